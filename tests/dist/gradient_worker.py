@@ -1,7 +1,14 @@
-"""Training steps in float64 on fixed batches: gradients of the first, weights after the last,
-written by rank 0.
+"""One rank of tests/parts/models/test_gradients.py: trains some steps on fixed batches in float64.
 
-Arguments: option file, output file, samples per rank, accumulation steps, training steps.
+gradient_worker.py OPTIONS OUT PER_RANK PARTS STEPS
+
+OPTIONS: an option file. PER_RANK: samples of a micro-batch on each rank. PARTS: micro-batches of a
+step (accumulation steps). STEPS: steps of training.
+
+Rank 0 writes to the file OUT:
+    gradients           parameter -> its gradient in the first step
+    weights             parameter -> its value after the last step
+    same_on_all_ranks   whether all ranks have these weights
 """
 
 import sys
@@ -18,7 +25,8 @@ options, out = sys.argv[1:3]
 per_rank, parts, steps = map(int, sys.argv[3:])
 
 with utils_dist.ranks(log=False):
-    opt, launch = read_options(["--opt", options]), RUN.launch
+    opt = read_options(["--opt", options])
+    launch = RUN.launch
     utils_dist.init_dist()
     model = ModelVRT(opt)
     model.netG.double()

@@ -1,5 +1,16 @@
-"""Starts real ranks for tests: each a process of its own with the variables of a platform launch,
-and a deadline.
+"""Starts real programs for tests: ranks, each a process of its own, and other commands.
+
+* `Ranks` starts ranks, which a test can watch, signal and wait for. `run_ranks` runs them to their
+  end. The ranks get the environment variables that torchrun would give them: RANK, WORLD_SIZE, ...
+* `run_command`, `started` and `run_into` start any other command.
+* Each wait has a limit, and no test leaves a process behind: all of them are killed at the end.
+
+E.g. two ranks that train:
+
+    result = run_ranks(2, "main_train_vrt.py", "--opt", options, limit_s=60)
+    assert result.exit_codes == [0, 0], result.text
+
+Tests: every test of several ranks uses this page; tests/dist/test_dist.py is the shortest.
 """
 
 from __future__ import annotations
@@ -45,12 +56,15 @@ class RankResult:
 
     @property
     def json(self) -> Any:
-        """The last JSON line of rank 0, or None."""
+        """The value of the last JSON line of rank 0, or None."""
         return self.jsons[0]
 
     @property
     def jsons(self) -> list[Any]:
-        """The last JSON line of each rank; None for a rank that wrote none."""
+        """The value of the last JSON line of each rank. None if a rank wrote no JSON line.
+
+        A JSON line is an object, e.g. {"steps": 4}, so it begins with a brace.
+        """
         found = []
         for text in self.stdout:
             lines = [line for line in text.splitlines() if line.startswith("{")]
@@ -59,7 +73,11 @@ class RankResult:
 
 
 class Ranks:
-    """Running ranks; use as a context manager, which leaves no process behind."""
+    """Running ranks. Use it in a `with` statement, which kills what still runs at its end.
+
+    Tests read `processes` (one for each rank, with pid, poll, wait and send_signal), `port`, at
+    which rank 0 listens, and `start`, the time of the start by time.monotonic().
+    """
 
     def __init__(
         self,
@@ -130,11 +148,16 @@ class Ranks:
             kill_session(process)
 
     def output(self, rank: int) -> str:
-        """What `rank` has written so far, stdout and stderr."""
+        """Return what `rank` has written so far: stdout, then stderr."""
         return "".join(_content(file) for file in self.files[rank])
 
     def wait_for(self, text: str, rank: int, limit_s: float) -> None:
-        """Wait until `rank` has written `text`. Fails if it ends first, or at the limit."""
+        """Wait until `rank` has written `text`.
+
+        limit_s: limit of an idle machine, see PATIENCE.
+
+        Raises AssertionError if the rank ends before, or at the limit.
+        """
         deadline = time.monotonic() + PATIENCE * limit_s
         while text not in self.output(rank):
             if time.monotonic() > deadline or self.processes[rank].poll() is not None:
@@ -165,7 +188,9 @@ def run_ranks(
 ) -> RankResult:
     """Run `script` on n ranks to the end. options: keyword arguments of Ranks.
 
-    limit_s: limit of an idle machine, see PATIENCE. A rank that still runs then is an error.
+    limit_s: limit of an idle machine, see PATIENCE.
+
+    Raises AssertionError if a rank still runs at the limit.
     """
     with Ranks(n, script, *args, **options) as ranks:
         result = ranks.wait(limit_s)
@@ -180,10 +205,12 @@ def run_command(
     env: Mapping[str, str] | None = None,
     cwd: Path = ROOT,
 ) -> RankResult:
-    """Run any command to its end. The result has one item, as of one rank.
+    """Run any command to its end. Return the result as of one rank: each list has one item.
 
-    env: further variables; an empty value removes one. cwd: the folder in which the command runs,
-    usually the repository's root.
+    limit_s: limit of an idle machine, see PATIENCE. env: further variables; an empty value removes
+    a variable. cwd: the folder in which the command runs, usually the root of the repository.
+
+    Raises AssertionError if the command still runs at the limit.
     """
     start = time.monotonic()
     variables = clean_env()
@@ -211,9 +238,10 @@ def _without_empty(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def run_into(stdout: Any, *arguments: object) -> tuple[int, str]:
-    """Run a script whose stdout is an open file. Return its exit code and what is in stderr.
+    """Run a script whose stdout is an open file. Return its exit code and the text of its stderr.
 
-    arguments: the script and its arguments.
+    stdout: e.g. /dev/full, which nothing can be written to. arguments: the script and its
+    arguments.
     """
     with tempfile.TemporaryFile("w+b") as stderr:
         process = fork_server().start(list(map(str, arguments)), clean_env(), stdout, stderr)
@@ -221,7 +249,10 @@ def run_into(stdout: Any, *arguments: object) -> tuple[int, str]:
 
 
 def write_command(path: Path, lines: str) -> Path:
-    """Write a program, in a folder that a test can put in PATH. lines: of a shell script."""
+    """Write a shell script that can be run, e.g. a false `srun`, whose folder a test puts in PATH.
+
+    lines: the lines of the script after the first. The folder of `path` is made. Returns `path`.
+    """
     path.parent.mkdir(exist_ok=True)
     path.write_text(f"#!/bin/sh\n{lines}\n")
     path.chmod(0o755)
@@ -230,9 +261,10 @@ def write_command(path: Path, lines: str) -> Path:
 
 @contextmanager
 def started(command: Sequence[object], log: Path, **env: str) -> Iterator[subprocess.Popen]:
-    """Give the process of a command whose output goes to `log`.
+    """Give the process of a command, whose stdout and stderr go to the file `log`.
 
-    Afterwards the process is killed, and all others of its session.
+    Afterwards the process is killed, and so are all processes that it started. env: further
+    environment variables.
     """
     process = subprocess.Popen(
         list(map(str, command)), cwd=ROOT, env={**clean_env(), **env}, stdout=log.open("wb"),
@@ -269,7 +301,8 @@ def _start(
 ) -> Any:
     """Start one rank: a fork that waits at the gate or, if it cannot be a fork, a new process.
 
-    arguments: the script and its arguments. env: the whole environment. See Ranks for the rest.
+    arguments: the script and its arguments. env: the whole environment. out, err: the files for
+    stdout and stderr. See Ranks for the rest.
     """
     if not prefix and fork_server().can_start(env):
         return fork_server().start(arguments, env, out, err, gate, cwd)
@@ -284,21 +317,21 @@ def _start(
 
 
 def free_port() -> int:
-    """Return the number of a port that no program listens at."""
+    """Return the number of a port at which no program listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def kill_session(process: subprocess.Popen | ForkedProcess) -> None:
-    """Kill a process and all others of its session. It may have ended before."""
+    """Kill a process that leads a session, and all other processes of this session."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def _content(file: Any) -> str:
-    """Return all that is in an open file. A process that writes to it is not disturbed."""
+    """Return the text of an open file. A process that writes to the file is not disturbed."""
     # Process and test share the position in the file, so this must not move it, as file.read would.
     descriptor = file.fileno()
     position = os.lseek(descriptor, 0, os.SEEK_CUR)

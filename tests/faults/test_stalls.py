@@ -1,5 +1,9 @@
-"""Steps that stand still or are suspended: a stall is named once, and all ranks go; what a run
-tells of its ranks.
+"""Steps that stand still or are suspended: a stall is named once, and all ranks go.
+
+The tests also read the status, in which a run tells of its ranks. They strike one rank of a real
+training: tests/faults/stall_worker.py is a short one, tests/dist/odd_worker.py runs
+main_train_vrt.py with a tiny network. The watchdog of the product then ends the run after `stall_s`
+seconds without progress.
 """
 
 import os
@@ -16,6 +20,7 @@ from tests.faults.stalls import run_stall
 from tests.helpers.train_files import experiment, odd, odd_command, write_odd
 from utils.dist.process import descendants_of, process_state
 
+# The option watchdog.stall_s of most runs below. It must be longer than a step on a busy machine.
 STALL_S = 3.0
 
 
@@ -25,8 +30,11 @@ STALL_S = 3.0
 ])  # fmt: skip
 def test_a_struck_rank_is_named_and_all_ranks_leave(kind, ranks, rank, most_s):
     trial = run_stall(kind, ranks, rank, stall_s=STALL_S)
-    assert trial.is_right and (ranks > 1 or "Timeout (" not in trial.text), trial.text
-    assert trial.gone_s < STALL_S + most_s and (kind != "forward" or trial.exit_codes == [70])
+
+    assert trial.is_right, trial.text
+    assert ranks > 1 or "Timeout (" not in trial.text, trial.text
+    assert trial.gone_s < STALL_S + most_s
+    assert kind != "forward" or trial.exit_codes == [70]
 
 
 def test_a_rank_that_stands_still_while_clips_are_restored_is_named(tmp_path):
@@ -39,11 +47,14 @@ def test_a_rank_that_stands_still_while_clips_are_restored_is_named(tmp_path):
     result = odd(
         write_odd(tmp_path), *places, *limits, case="stall", struck=(1, 1), program="test", ranks=2
     )
+
     assert result.exit_codes == [70, 70], result.text
-    assert result.text.count("rank 1 is STUCK") == 1 and 'in phase "restore: test' in result.text
+    assert result.text.count("rank 1 is STUCK") == 1
+    assert 'in phase "restore: test' in result.text
     assert "odd_worker.py" in result.text
 
 
+# How long a run is suspended: longer than any limit that follows from STALL_S.
 PAUSE_S = STALL_S + 6  # more than any limit that follows from it
 
 
@@ -79,8 +90,10 @@ def test_a_run_that_is_suspended_as_a_whole_goes_on_when_it_wakes(tmp_path, rank
         running.wait_for(f"Iter: {running.output(0).count('Iter: ') + 20},", 0, 60)
         _signal(pids, signal.SIGTERM)
         result = running.wait(60)
+
     assert result.exit_codes == [75] * ranks, result.text
-    assert "stopped by a signal at iter" in result.text and "StallError" not in result.text
+    assert "stopped by a signal at iter" in result.text
+    assert "StallError" not in result.text
 
 
 def _signal(pids: list[int], number: int) -> None:
@@ -115,19 +128,20 @@ def test_every_rank_stands_in_the_status_even_of_a_run_that_stands_still_and_no_
         ("0", pids[0], "0"),
         ("1", pids[1], "0"),
     ]
-    assert not set(at_start[0][6:]) & set(at_start[1][6:]) and at_start[0][4] == at_start[1][4]
+    assert not set(at_start[0][6:]) & set(at_start[1][6:])
+    assert at_start[0][4] == at_start[1][4]
     asked = LINE.findall(status.read_text())
+
     assert [(line[0], line[2], line[3], line[5]) for line in asked] == [
         ("0", "3", "backward", "2"), ("1", "3", "forward", "2"),
     ]  # fmt: skip
     assert asked[0][4] == asked[1][4] != at_start[0][4]
     # The run went on to end itself, with stacks.
-    assert (
-        result.exit_codes == [70, 70]
-        and "rank 1 is STUCK" in result.text
-        and "odd_worker.py" in result.text
-    )
-    assert KEY not in result.text and KEY_OF_OPTIONS not in result.text
+    assert result.exit_codes == [70, 70]
+    assert "rank 1 is STUCK" in result.text
+    assert "odd_worker.py" in result.text
+    assert KEY not in result.text
+    assert KEY_OF_OPTIONS not in result.text
     assert files_with_a_key(tmp_path / "experiments") == []
 
 
@@ -143,13 +157,13 @@ def test_networks_that_differ_between_the_ranks_or_drift_apart_end_the_run(
 ):
     changes = ("datasets.test={}", "debug.compare_every=2", "train.total_iter=8")
     result = odd(write_odd(tmp_path), *changes, case=case, struck=(1, step), ranks=2)
-    assert result.exit_codes == [2, 2] and "Traceback" not in result.text, result.text
+
+    assert result.exit_codes == [2, 2], result.text
+    assert "Traceback" not in result.text, result.text
     assert result.text.count(f"DistError: {said} between the ranks") == 1
     assert not last or re.search(r"rank 0: '[0-9a-f]{12}'; rank 1: '[0-9a-f]{12}'", result.text)
-    assert (
-        result.text.count(f"Iter: {last},") == bool(last)
-        and f"Iter: {last + 1}," not in result.text
-    )
+    assert result.text.count(f"Iter: {last},") == bool(last)
+    assert f"Iter: {last + 1}," not in result.text
 
 
 def test_other_programs_of_the_same_parent_do_not_delay_the_end_of_a_run(tmp_path):
@@ -159,4 +173,6 @@ def test_other_programs_of_the_same_parent_do_not_delay_the_end_of_a_run(tmp_pat
         other.wait_for("Iter: 1,", 0, 60)
         trial = run_stall("kill", 3, 0, stall_s=STALL_S)
         assert other.processes[0].poll() is None
-    assert trial.is_right and trial.gone_s < STALL_S + 6, trial.text
+
+    assert trial.is_right, trial.text
+    assert trial.gone_s < STALL_S + 6, trial.text

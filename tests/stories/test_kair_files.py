@@ -1,5 +1,9 @@
-"""KAIR's nine option files for training VRT, each kind trained, resumed and tested; septuplets;
-clips with noise.
+"""KAIR's nine option files for training VRT, each kind trained, resumed and tested.
+
+The option files are written from tests/data/kair_options.json, and small data sets in KAIR's
+layouts beside them (tests/helpers/kair_files.py). The second half of this page is about two kinds
+of data that only these files have: septuplets (clips of seven frames, Vimeo-90K) and clips to which
+noise is added.
 """
 
 import json
@@ -37,12 +41,15 @@ from tests.helpers.weights_files import save_weights
 from utils.errors import DataError, OptionError
 from utils.options.models import KAIR_ONLY
 
+# Where messages send a user for published weights.
 ADDRESS = "https://github.com/JingyunLiang/VRT/releases/tag/v0.0"
+# Weights of the optical flow that KAIR's files name. They are not in this project.
 SPYNET = "model_zoo/vrt/spynet_sintel_final-3d2a1287.pth"
 NO_EFFECT = {f"{where}.{key}" for where, keys in KAIR_ONLY.items() for key in keys}
 
 
 def read(path: Path, *overrides: str) -> Any:
+    """Return the options of a file as main_train_vrt.py reads them."""
     return main_train_vrt.read_options(["--opt", str(path), *overrides])
 
 
@@ -56,14 +63,21 @@ def test_the_files_of_kair_load_unchanged(tmp_path):
 
 
 def prepare(folder: Path, number: str, **changes: Any) -> Path:
-    """The option file with this number, with small data and a small network; its task is "run"."""
+    """Write the option file with this number for a short run, and its data. Return its path.
+
+    The data and the network are small. The task, and so the folder of results, is "run". No weights
+    are loaded. changes: dotted keys of the options to replace.
+    """
     options = small(options_of(number)) | {"task": "run", "path.pretrained_netG": None} | changes
     write_data(folder, options)
     return write_file(folder / "options.json", in_folder(folder, options))
 
 
 def results(out: Path, options: Path, *arguments: str) -> dict[str, Any]:
-    """metrics.json of main_test_vrt.py, by default with the best checkpoint."""
+    """Run main_test_vrt.py. Return its metrics.json.
+
+    arguments: further arguments. By default the best checkpoint of the training is tested.
+    """
     assert (
         main_test_vrt.main(
             ["--opt", str(options), "--output", str(out), "--save", "frames", *arguments]
@@ -84,19 +98,18 @@ def test_deblurring_on_two_ranks_takes_the_folders_for_a_missing_list_of_kair_an
 ):
     options = prepare(tmp_path, "006")
     lists = "datasets.train.meta_info_file=data/meta_info/meta_info_GoPro_%s_GT.txt"
-    no_flow, no_list = (
-        train(options, f"netG.spynet_path={SPYNET}.pht"),
-        train(options, lists % "trian"),
-    )
-    assert (
-        no_flow.exit_codes == [2]
-        and f"no file {SPYNET}.pht" in no_flow.text
-        and ADDRESS in no_flow.text
-    )
-    assert no_list.exit_codes == [3] and "cannot read the meta file" in no_list.text
+    no_flow = train(options, f"netG.spynet_path={SPYNET}.pht")
+    no_list = train(options, lists % "trian")
+    assert no_flow.exit_codes == [2]
+    assert f"no file {SPYNET}.pht" in no_flow.text
+    assert ADDRESS in no_flow.text
+    assert no_list.exit_codes == [3]
+    assert "cannot read the meta file" in no_list.text
     good = check_kind(options, 6, 2, lists % "train")
     told = "the list of the clips is missing: all 2 in the folders are used, KAIR's list has 22"
-    assert good.text.count(told) == 1 and "2 clips, 12 frames of 64 x 80" in good.text
+
+    assert good.text.count(told) == 1
+    assert "2 clips, 12 frames of 64 x 80" in good.text
 
 
 def test_vimeo_x4_starts_from_weights_of_another_deformable_convolution(tmp_path):
@@ -104,21 +117,24 @@ def test_vimeo_x4_starts_from_weights_of_another_deformable_convolution(tmp_path
     published = "002_VRT_videosr_bi_REDS_16frames.pth"
     options = prepare(tmp_path, "003", **{"path.pretrained_netG": published})
     missing = train(options)
-    assert missing.exit_codes == [3] and missing.text.count("no such weights file") == 1, (
-        missing.text
-    )
+    assert missing.exit_codes == [3], missing.text
+    assert missing.text.count("no such weights file") == 1, missing.text
     assert f"download: {ADDRESS}" in missing.text.partition("no such weights file")[2]
     net = define_G(read(options, "netG.deformable_groups=2"))
     torch.save({"params": net.state_dict()}, tmp_path / published)
     first = check_kind(options, 6)
-    assert "mismatched (14): stage" in first.text and "tensors matched" in first.text
+
+    assert "mismatched (14): stage" in first.text
+    assert "tensors matched" in first.text
 
 
 def test_frames_of_another_scale_than_the_network_are_named_before_the_first_step(tmp_path):
     gt = options_of("001")["datasets.train.dataroot_gt"]
     said = train(prepare(tmp_path, "001", **{"datasets.train.dataroot_lq": gt}))
     words = "gt of 64 x 80 for lq of 64 x 80 in clip 001, but scale is 4"
-    assert said.exit_codes == [3] and said.text.count(words) == 1
+
+    assert said.exit_codes == [3]
+    assert said.text.count(words) == 1
 
 
 def check_kind(options: Path, frames: int, ranks: int = 1, *overrides: str) -> RankResult:
@@ -201,15 +217,18 @@ def test_pad_sequence_of_a_test_clip_restores_with_an_eighth_frame_and_scores_se
 
 def test_what_is_said_of_totals_follows_the_file_and_the_command_line(tmp_path):
     options = prepare(tmp_path, "006", **{"datasets.train.dataloader_batch_size": 8})
-    batch, workers = "datasets.train.dataloader_batch_size", "datasets.train.dataloader_num_workers"
+    batch = "datasets.train.dataloader_batch_size"
+    workers = "datasets.train.dataloader_num_workers"
     assert read(options).note_on_totals(1) == ""
     assert f"{batch}=2 {workers}=1" in read(options).note_on_totals(4)
     assert "a batch of 8 cannot be divided evenly among 3 ranks" in read(options).note_on_totals(3)
     one = read(options, f"{workers}=4").note_on_totals(4)
-    assert f"{batch}=2" in one and workers not in one
+    assert f"{batch}=2" in one
+    assert workers not in one
     assert read(options, f"{workers}=4", f"{batch}=2").note_on_totals(4) == ""
     # Keys that older versions of this project saved are no sign of KAIR.
     own = {key: value for key, value in small(options_of("006")).items() if key not in NO_EFFECT}
+
     assert (
         read(write_file(options, own | {"datasets.train.spike_channels": 0})).note_on_totals(4)
         == ""
@@ -219,7 +238,8 @@ def test_what_is_said_of_totals_follows_the_file_and_the_command_line(tmp_path):
 def test_missing_data_are_named_all_at_once_with_the_layout_expected(tmp_path):
     options = small(options_of("009")) | {"task": "run"}
     result = train(write_file(tmp_path / "options.json", in_folder(tmp_path, options)))
-    assert result.exit_codes == [3] and result.text.count("DataError") == 1, result.text
+    assert result.exit_codes == [3], result.text
+    assert result.text.count("DataError") == 1, result.text
     for line in (
         "trainsets/vimeo90k/vimeo90k_train_GT_all.lmdb/data.mdb  a file under each key "
         "00001/0001/im1",
@@ -235,6 +255,7 @@ def test_missing_data_are_named_all_at_once_with_the_layout_expected(tmp_path):
     do += "download: https://github.com/cszn/KAIR/tree/master/data/meta_info; "
     do += "correct the dataroot in the options, or make or copy the data (docs/data_format.md); "
     do += "download: http://toflow.csail.mit.edu/"
+
     assert result.text.partition("\n  do ")[2].splitlines()[0].strip() == do
 
 
@@ -258,7 +279,8 @@ def test_a_network_and_datasets_for_different_tasks_are_refused(tmp_path):
             read(path, *overrides)
 
 
-CLIPS, STEMS = ["00001/0001", "00001/0002", "00096/0936"], [f"im{i}" for i in range(1, 8)]
+CLIPS = ["00001/0001", "00001/0002", "00096/0936"]
+STEMS = [f"im{i}" for i in range(1, 8)]
 
 
 def grey(frame: int, size: tuple[int, int]) -> bytes:
@@ -268,8 +290,9 @@ def grey(frame: int, size: tuple[int, int]) -> bytes:
 
 @pytest.fixture
 def root(tmp_path):
-    """Septuplets x 1 and x 4, in folders and LMDBs; the meta file lists the first and the last
-    clip.
+    """Give a folder with sharp septuplets (gt) and a quarter as large ones (lq), and the meta file.
+
+    Both are there as folders and as LMDBs: gt, gt.lmdb, lq, lq.lmdb.
     """
     for kind, size in (("gt", (96, 128)), ("lq", (24, 32))):
         files = {
@@ -297,6 +320,7 @@ def build(root, *args, split="train", **changes):
 
 
 def numbers(frames: torch.Tensor) -> list[int]:
+    """Return the number of each frame (n, 3, H, W), by its grey level: 1 for im1, 2 for im2, ..."""
     assert all(frame.unique().numel() == 1 for frame in frames)
     return [round(float(frame.mean()) * 255 / 30) for frame in frames]
 
@@ -308,7 +332,8 @@ def test_a_listed_septuplet_is_one_sample_and_is_padded_to_eight_frames(root, en
     for index, clip in enumerate((CLIPS[0], CLIPS[2])):
         item = dataset[(0, index)]
         assert item["key"] == f"{clip}/im1"
-        assert item["lq"].shape == (8, 3, 8, 8) and item["gt"].shape == (8, 3, 32, 32)
+        assert item["lq"].shape == (8, 3, 8, 8)
+        assert item["gt"].shape == (8, 3, 32, 32)
         assert numbers(item["lq"]) == numbers(item["gt"]) == [1, 2, 3, 4, 5, 6, 7, 7]
     assert numbers(build(root, end=end, num_frame=5)[(0, 0)]["lq"]) == [2, 3, 4, 5, 6]
     # In reversed time, the frame that is played last is repeated.
@@ -325,6 +350,7 @@ def test_a_listed_septuplet_is_one_sample_and_is_padded_to_eight_frames(root, en
         random_reverse=True,
     )
     items = [dataset[(epoch, 1)] for epoch in range(12)]
+
     assert {tuple(numbers(item["lq"])) for item in items} == {(1, 3, 5, 7), (7, 5, 3, 1)}
     assert all(numbers(item["gt"]) == [4] for item in items)
 
@@ -334,7 +360,8 @@ def test_folders_that_the_meta_file_does_not_list_are_not_looked_at_and_a_test_c
 ):
     dataset = build(root, "VideoTestVimeo90KDataset", split="test", lq="gt", temporal_scale=2)
     clips = dataset.readers()
-    assert [clip.name for clip in clips] == [CLIPS[0], CLIPS[2]] and dataset.count_folders() == 0
+    assert [clip.name for clip in clips] == [CLIPS[0], CLIPS[2]]
+    assert dataset.count_folders() == 0
     assert list(clips[1].stems) == STEMS
     assert numbers(torch.stack([clips[1].frame(i)["gt"] for i in range(7)])) == [
         1,
@@ -366,7 +393,9 @@ def test_a_listed_septuplet_without_data_is_named_with_its_frames_and_the_meta_l
     with pytest.raises(DataError) as error:
         build(root, end=end)
     text = str(error.value)
-    assert f"lq has no {missing}" in text and f"gt has no {missing}" in text
+
+    assert f"lq has no {missing}" in text
+    assert f"gt has no {missing}" in text
     assert "im1 ... im7 of every listed clip, each with its lq and gt file" in text
     assert f"00001/0001/im1{'' if end else '.png'}" in text.partition("expected")[2]
     assert f"restore these files, or remove the clips from the meta list {root}/meta.txt" in text
@@ -380,6 +409,7 @@ def test_a_picture_of_another_size_than_the_first_clip_is_refused_when_it_is_rea
     with pytest.raises(DataError, match="frame of 12 x 16"):
         build(root)[(0, 1)]
     report = check(section_of(root))
+
     assert [problem.what for problem in report.problems] == [
         "lq frame of 12 x 16, the first of the clip has 24 x 32"
     ]
@@ -388,15 +418,18 @@ def test_a_picture_of_another_size_than_the_first_clip_is_refused_when_it_is_rea
 def test_color_jitter_is_small_alike_in_all_frames_and_a_function_of_the_sample(root):
     picture = torch.rand(3, 8, 8, generator=torch.Generator().manual_seed(0)) * 0.6 + 0.2
     frames = jitter_colors(picture.expand(3, -1, -1, -1), np.random.default_rng(1))
-    assert torch.equal(frames[0], frames[1]) and torch.equal(frames[1], frames[2])
+    assert torch.equal(frames[0], frames[1])
+    assert torch.equal(frames[1], frames[2])
     assert 0 < float((frames[0] - picture).abs().max()) < 0.3
     dataset = build(root, "VideoRecurrentTrainVimeoVFIDataset", lq="gt", color_jitter=True)
+
     assert torch.equal(dataset[(0, 0)]["lq"], dataset[(0, 0)]["lq"])
     assert not torch.equal(dataset[(0, 0)]["lq"], dataset[(1, 0)]["lq"])
 
 
 @pytest.fixture
 def clean(tmp_path):
+    """Give a folder with two clips of three sharp frames of 48 x 48, as .jpg files."""
     write_files(
         tmp_path / "clean", clip_pictures(["a", "b"], ["00000", "00001", "00002"], (48, 48), "jpg")
     )
@@ -410,6 +443,7 @@ def frames_of(clean, name, split="train", seed=7, **changes):
 
 
 def denoising(clean, **changes):
+    """Return a dataset of training that adds noise of 10 to 50 grey levels."""
     name = "VideoRecurrentTrainNonblindDenoisingDataset"
     return frames_of(clean, name, **{"sigma_min": 10, "sigma_max": 50, **changes})
 
@@ -421,16 +455,17 @@ def test_a_denoising_sample_has_noise_of_its_own_level_and_the_noise_map(clean):
         item = dataset[(epoch, 0)]
         again = denoising(clean)[(epoch, 0)]
         assert torch.equal(item["lq"], again["lq"])
-        noisy, noise_map = item["lq"][:, :3], item["lq"][:, 3:]
+        noisy = item["lq"][:, :3]
+        noise_map = item["lq"][:, 3:]
         assert noise_map.unique().numel() == 1
         levels.append(255 * float(noise_map[0, 0, 0, 0]))
         noise = 255 * (noisy - item["gt"])
-        assert (
-            float(noise.std()) == pytest.approx(levels[-1], rel=0.05)
-            and abs(float(noise.mean())) < 1.5
-        )
+        assert float(noise.std()) == pytest.approx(levels[-1], rel=0.05)
+        assert abs(float(noise.mean())) < 1.5
         assert not torch.equal(noise[0], noise[1])
-    assert len(set(levels)) == 6 and min(levels) >= 10 and max(levels) <= 50
+    assert len(set(levels)) == 6
+    assert min(levels) >= 10
+    assert max(levels) <= 50
     # The crop is that of a sample without noise.
     assert torch.equal(
         frames_of(clean, "VideoRecurrentTrainDataset")[(2, 0)]["gt"], dataset[(2, 0)]["gt"]

@@ -1,5 +1,8 @@
-"""Training from the front door: what a run leaves, resume, several ranks, the phases and the modes
-of a step.
+"""Training from the front door: what a run leaves, resume, several ranks, the modes of a step.
+
+Each test starts main_train_vrt.py as a user does, with a tiny network on clips of 32 x 32 pixels
+(tests/helpers/train_files.py). Then it reads the files and the output of the run. The tests of the
+first part share one finished run.
 """
 
 import json
@@ -29,7 +32,10 @@ from utils.run.history import newest_options
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run of four steps on one rank, with every writer, and its output."""
+    """Give the option file of a finished run, and its output.
+
+    The run has four steps on one rank, with a validation and a checkpoint after steps 2 and 4.
+    """
     options = write_options(tmp_path_factory.mktemp("finished"))
     result = train(
         options,
@@ -57,18 +63,19 @@ def test_a_run_leaves_log_weights_checkpoints_curves_and_pictures(finished):
     }
     assert left >= weights | pictures | checkpoints | overview | {"log/train.log"}
     page = (folder / "report.html").read_text()
-    assert page.count('type="range"') == 3 and f"main_train_vrt.py --opt {options}" in page
+    assert page.count('type="range"') == 3
+    assert f"main_train_vrt.py --opt {options}" in page
     assert any(name.startswith("tb_logger/events") for name in left)
     assert any(name.startswith("options/") for name in left)
     log = (folder / "log" / "train.log").read_text()
     line = (
         r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] Epoch: 1, Iter: 3, Loss: \d\.\d{4}, lr: .*, it/s: \d"
     )
+
     assert re.search(line, log, re.MULTILINE)
     assert result.text.count("validating 3 clips, tiles of 12 frames x 256 px, ") == 2
-    assert "Finished at iter 4" in result.text and re.search(
-        r"^mean over clips  ", result.text, re.MULTILINE
-    )
+    assert "Finished at iter 4" in result.text
+    assert re.search(r"^mean over clips  ", result.text, re.MULTILINE)
 
 
 def test_the_version_of_the_project_is_in_all_that_a_run_leaves(finished):
@@ -84,6 +91,7 @@ def test_the_version_of_the_project_is_in_all_that_a_run_leaves(finished):
     assert latest(finished[0])["version"] == version
     assert f"<dt>SpikeVRT</dt><dd>{version}</dd>" in (folder / "report.html").read_text()
     record = present(newest_options(folder / "options"))
+
     assert json.loads(record.read_text())["$version"] == version
     assert read_options(["--opt", str(record)]).task == "run"
 
@@ -114,11 +122,10 @@ def test_event_files_hold_options_hyperparameters_strips_and_the_scores_of_each_
     read = messages.HParamsPluginData.FromString
     about = {name: read(content) for name, content in contents.items()}
     values = about["_hparams_/session_start_info"].session_start_info.hparams
-    assert (
-        values["train.G_optimizer_lr"].number_value == 1e-3
-        and values["netG.net_type"].string_value == "vrt"
-    )
+    assert values["train.G_optimizer_lr"].number_value == 1e-3
+    assert values["netG.net_type"].string_value == "vrt"
     metrics = {info.name.tag for info in about["_hparams_/experiment"].experiment.metric_infos}
+
     assert metrics == {"val/psnr", "val/ssim", "train/loss"} <= set(tags["scalars"])
 
 
@@ -130,8 +137,10 @@ def test_saved_weights_load_into_the_network_without_trust(finished):
     previous = torch.load(
         folder / "checkpoints" / "checkpoint_latest_previous.pth", weights_only=True
     )
+
     assert previous["step"] == 2  # the last step is saved before and after its validation
-    assert weights["iter"] == state["step"] == 4 and weights["options"]["netG"]["net_type"] == "vrt"
+    assert weights["iter"] == state["step"] == 4
+    assert weights["options"]["netG"]["net_type"] == "vrt"
     assert same(weights["params"], state["model_state_dict"])
 
 
@@ -155,7 +164,8 @@ def test_weights_and_biases_runs_offline_and_the_key_reaches_no_file(tmp_path):
         options, "train.total_iter=2", *wandb, "datasets.test={}", env={"WANDB_MODE": "offline"}
     )
     first = written.decode()
-    assert code == 0 and second.exit_codes == [0], first + second.text
+    assert code == 0, first + second.text
+    assert second.exit_codes == [0], first + second.text
     assert "this run is recorded offline; upload it later with: wandb sync" in first
     runs = {path.name.split("-")[-1] for path in experiment(options).glob("wandb/offline-run-*")}
     assert runs == {latest(options)["wandb_id"]}
@@ -163,10 +173,13 @@ def test_weights_and_biases_runs_offline_and_the_key_reaches_no_file(tmp_path):
     found = {
         path: path.read_bytes() for path in (tmp_path / "experiments").rglob("*") if path.is_file()
     }
-    assert found and not [path for path, content in found.items() if key.encode() in content]
+    assert found
+    assert not [path for path, content in found.items() if key.encode() in content]
     records = [content for path, content in found.items() if path.suffix == ".wandb"]
+
     # The options, as W&B's config
-    assert records and all(b"G_optimizer_lr" in content for content in records)
+    assert records
+    assert all(b"G_optimizer_lr" in content for content in records)
 
 
 def test_resume_gives_the_same_weights_as_no_interruption(tmp_path):
@@ -182,20 +195,20 @@ def test_resume_gives_the_same_weights_as_no_interruption(tmp_path):
     second = train(options, "task=parts", "train.total_iter=5", "datasets.test={}", prefix=("env",))
     assert "at iter 2" in second.text, second.text
     assert same(state_of(options, "whole"), state_of(options, "parts"))
-    whole_loss, parts_loss = (
-        history(options, "whole")["train/loss"],
-        history(options, "parts")["train/loss"],
-    )
+    whole_loss = history(options, "whole")["train/loss"]
+    parts_loss = history(options, "parts")["train/loss"]
+
     assert whole_loss == parts_loss
 
 
 def test_impossible_tiles_are_refused_before_the_first_step(tmp_path):
     options = write_options(tmp_path)
     result = train(options, "val.size_patch_testing=7")
-    assert result.exit_codes == [2] and "tiles of 7 that overlap by 20" in result.text, result.text
-    assert (
-        not (experiment(options) / "checkpoints").exists() and "starting at iter" not in result.text
-    )
+
+    assert result.exit_codes == [2], result.text
+    assert "tiles of 7 that overlap by 20" in result.text, result.text
+    assert not (experiment(options) / "checkpoints").exists()
+    assert "starting at iter" not in result.text
 
 
 def test_validation_writes_the_middle_frames_where_asked(finished):
@@ -205,6 +218,7 @@ def test_validation_writes_the_middle_frames_where_asked(finished):
     written = {
         f"{path.parent.name}/{path.name}" for path in experiment(options).glob("images/*/0*.png")
     }
+
     assert written == {"test0/000001.png", "test1/000001.png", "test2/000002.png"}
 
 
@@ -214,11 +228,13 @@ def test_two_ranks_train_on_different_samples_and_only_rank_0_writes(tmp_path):
     assert result.exit_codes == [0, 0], result.text
     line = r"\[Rank (\d)/2\] Step (\d), Batch size: 1, Loss: \d+\.\d+, Samples: (\S+)"
     seen = [re.findall(line, out) for out in result.stdout]
+
     assert [[(rank, step) for rank, step, _ in found] for found in seen] == [
         [("0", "1"), ("0", "2")], [("1", "1"), ("1", "2")],
     ]  # fmt: skip
     assert [key for _, _, key in seen[0]] != [key for _, _, key in seen[1]]
-    assert "Iter:" in result.stdout[0] and "Iter:" not in result.stdout[1] + result.stderr[1]
+    assert "Iter:" in result.stdout[0]
+    assert "Iter:" not in result.stdout[1] + result.stderr[1]
 
 
 @pytest.mark.parametrize("overrides", [
@@ -228,9 +244,11 @@ def test_two_ranks_train_on_different_samples_and_only_rank_0_writes(tmp_path):
     "train.G_optimizer_clipgrad=0.1 train.accumulation_steps=2",
 ])  # fmt: skip
 def test_the_modes_of_a_step_train_and_resume(tmp_path, overrides):
-    options, overrides = write_options(tmp_path), overrides.split()
+    options = write_options(tmp_path)
+    overrides = overrides.split()
     first = train(options, "train.total_iter=1", *overrides, "datasets.test={}")
     second = train(options, "train.total_iter=2", *overrides)
+
     assert first.exit_codes == second.exit_codes == [0], first.text + second.text
     assert [step for step, _ in history(options)["train/loss"]] == [1, 2]
     assert all(
@@ -259,5 +277,7 @@ def test_frozen_parts_are_released_on_all_ranks_without_a_restart(tmp_path, over
     files = [experiment(options) / f"models/{step}_G.pth" for step in (1, 2, 4)]
     weights = [torch.load(file, weights_only=True)["params"] for file in files]
     slow = [key for key in weights[0] if "deform" in key and key.endswith("weight")]
-    assert slow and all(torch.equal(weights[0][key], weights[1][key]) for key in slow)
+
+    assert slow
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in slow)
     assert any(not torch.equal(weights[1][key], weights[2][key]) for key in slow)

@@ -1,5 +1,8 @@
-"""metric.values and metric.mean, and the protocols of published numbers, on miniatures of their
-data sets.
+"""The options metric.values and metric.mean, and the protocols of published numbers.
+
+metric.values says whether frames are rounded or clamped before they are scored, and metric.mean
+whether all clips or all frames count alike. The second half runs the commands of
+docs/benchmarks/published.md, on small data in the layout of the published data sets.
 """
 
 import re
@@ -30,6 +33,7 @@ FLOAT = ("metric.values=float", "metric.mean=frames")
 
 
 def psnr_of(image, sharp):
+    """Return the PSNR of two pictures with values from 0 to 1, in dB."""
     return -10 * np.log10(
         np.mean((np.asarray(image, np.float64) - np.asarray(sharp, np.float64)) ** 2)
     )
@@ -37,7 +41,7 @@ def psnr_of(image, sharp):
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """As `make_home`, with weights that brighten the frames beyond 1."""
+    """Give the folder of `make_home`, with weights that brighten the frames beyond 1."""
     home = make_home(tmp_path_factory.mktemp("home"))
     saved = torch.load(home / "spike.pth", weights_only=True)
     saved["params"]["conv_last.bias"] += 0.5
@@ -47,7 +51,7 @@ def home(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def scored(home):
-    """metric.values -> the folder of a test with it and metric.mean=frames."""
+    """Give the folders of three tests with metric.mean=frames: metric.values -> folder."""
     for values in ("uint8", "clamped", "float"):
         run_test(*of(home, home / values), *FLOAT[1:], f"metric.values={values}")
     return {values: home / values for values in ("uint8", "clamped", "float")}
@@ -69,7 +73,8 @@ def of(home, out):
 @pytest.mark.parametrize("values", ["clamped", "float"])
 def test_values_that_are_not_rounded_are_those_of_the_network(home, scored, values):
     rgb = home / "GOPRO_Large/test/test2"
-    spikes, saved = home / "GOPRO_Large_spike_seq/test/test2/spike", read_saved(home / "spike.pth")
+    spikes = home / "GOPRO_Large_spike_seq/test/test2/spike"
+    saved = read_saved(home / "spike.pth")
     clip = user_clips(rgb / "blur", spikes, rgb / "sharp", saved.spike)[0]
     items = [clip.frame(i) for i in range(4)]
     lq, spike = (torch.stack([item[kind] for item in items])[None] for kind in ("lq", "spike"))
@@ -78,13 +83,15 @@ def test_values_that_are_not_rounded_are_those_of_the_network(home, scored, valu
     restored = restored.clamp(0, 1) if values == "clamped" else restored
     by_hand = [psnr_of(image, item["gt"]) for image, item in zip(restored, items, strict=True)]
     found = metrics(scored[values])["clips"]["test2"]["per_frame"]["restored"]["psnr"]
+
     assert found == pytest.approx(by_hand, abs=1e-4)
 
 
 def test_a_figure_names_its_protocol_and_the_mean_over_frames_is_the_figure(scored, capsys):
     found = {values: metrics(folder) for values, folder in scored.items()}
     psnr = {values: results["averages"]["restored"]["psnr"] for values, results in found.items()}
-    assert psnr["float"] < psnr["clamped"] - 0.5 and 0 < abs(psnr["clamped"] - psnr["uint8"]) < 0.05
+    assert psnr["float"] < psnr["clamped"] - 0.5
+    assert 0 < abs(psnr["clamped"] - psnr["uint8"]) < 0.05
     said = {
         values: results["protocol"]["metrics"].split("; ")[0] for values, results in found.items()
     }
@@ -92,9 +99,11 @@ def test_a_figure_names_its_protocol_and_the_mean_over_frames_is_the_figure(scor
         "uint8": "clamp 0..1, x255, round to uint8", "clamped": "clamp 0..1, x255, not rounded",
         "float": "x255, neither clamped nor rounded",
     }  # fmt: skip
-    clips, total = found["float"]["clips"].values(), found["float"]["averages"]["restored"]
+    clips = found["float"]["clips"].values()
+    total = found["float"]["averages"]["restored"]
     every = [value for clip in clips for value in clip["per_frame"]["restored"]["psnr"]]
-    assert total["psnr"] == pytest.approx(np.mean(every)) and total["mean"] == "frames"
+    assert total["psnr"] == pytest.approx(np.mean(every))
+    assert total["mean"] == "frames"
     assert total["psnr_clip_mean"] == pytest.approx(
         np.mean([clip["restored"]["psnr"] for clip in clips])
     )
@@ -104,6 +113,7 @@ def test_a_figure_names_its_protocol_and_the_mean_over_frames_is_the_figure(scor
     ]
     assert rows[4:6] == ["mean over frames", "mean over clips"]
     page = (scored["float"] / "report.html").read_text()
+
     assert re.search('<tr class="mean"><td[^>]*>mean over frames</td>', page)
     assert compare_runs.main([str(scored["float"]), str(scored["uint8"])]) == 3
     assert "scored differently" in capsys.readouterr().err
@@ -112,12 +122,15 @@ def test_a_figure_names_its_protocol_and_the_mean_over_frames_is_the_figure(scor
 def test_a_test_of_exact_values_goes_on_and_leaves_no_other_files(home, scored, capfd):
     folder = scored["float"]
     before = metrics(folder)
-    assert not (folder / ".work").exists() and len(list((folder / "test2").iterdir())) == 4
+    assert not (folder / ".work").exists()
+    assert len(list((folder / "test2").iterdir())) == 4
     (folder / "clips/test2.json").unlink()  # the values of its frames are gone, too
     run_test(*of(home, folder), *FLOAT)
     assert metrics(folder)["averages"] == before["averages"]
     text, code = message(capfd, *of(home, folder), *FLOAT[1:])
-    assert code == 2 and "metric.values was float, is uint8" in text
+
+    assert code == 2
+    assert "metric.values was float, is uint8" in text
 
 
 def test_validation_scores_as_the_test_does(tmp_path):
@@ -130,17 +143,25 @@ def test_validation_scores_as_the_test_does(tmp_path):
     for tag, kind in (("val/psnr", "restored"), ("val/psnr_input", "input")):
         assert history[tag][-1][1] == pytest.approx(means[kind]["psnr"], abs=1e-5)
     again = train(options, "train.total_iter=2", *steps[1:], FLOAT[0])
+
     assert re.search(r"best PSNR so far, .* does not count: metric.mean changed", again.text)
 
 
 def commands(heading):
-    """The commands of a section of docs/benchmarks/published.md."""
+    """Return the commands of a section of the page, each in one line.
+
+    heading: the heading of the section, e.g. "Spk-GoPro".
+    """
     section = PAGE.read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
     return "\n".join(re.findall(r"```bash\n(.*?)```", section, re.DOTALL)).replace("\\\n", "")
 
 
 def run_tests(heading, *changes, factor=1):
-    """Run each main_test_vrt.py of a section, at this threshold, with these changes."""
+    """Run each command of a section that starts main_test_vrt.py, in the current folder.
+
+    changes: further arguments. factor: what stands for T in the commands, the factor of the
+    threshold of the spike camera.
+    """
     text = commands(heading).replace("options/protocols", str(ROOT / "options/protocols"))
     text = text.replace("weights/operator", str(ROOT / "weights/operator")).replace(
         "[T, T]", f"[{factor}, {factor}]"
@@ -161,7 +182,8 @@ def write_exposure(blur, sharp, spikes, frames, ratio, planes, noise):
         light = ((frames / 255.0) ** gamma).mean(axis=0) ** (1 / gamma)
         imwrite_rgb(path, np.rint(255 * light).astype(np.uint8))
     imwrite_rgb(sharp, frames[middle])
-    size, grey = 32 // ratio, frames.mean(axis=3, dtype=np.float32) / 255
+    size = 32 // ratio
+    grey = frames.mean(axis=3, dtype=np.float32) / 255
     grey = grey.reshape(len(frames), size, ratio, size, ratio).mean(axis=(2, 4))
     stream = IntegrateAndFire(size, size, rate=0.9925, rng=np.random.default_rng(0)).run(list(grey))
     outside = np.random.default_rng(noise).random((before + after, size, size)) < 0.5
@@ -170,8 +192,9 @@ def write_exposure(blur, sharp, spikes, frames, ratio, planes, noise):
 
 
 def grey_frames(count, seed):
-    """(count, 32, 32, 3) uint8: grey clouds that move by 12 pixels, so that their spikes tell all
-    of them.
+    """Return frames (count, 32, 32, 3) uint8 of grey clouds that move by 12 pixels in all.
+
+    Spikes see no colours. So they tell all of a grey scene.
     """
     return moving_frames(count, seed, step=12 / count)[..., :1].repeat(3, axis=-1)
 
@@ -192,10 +215,8 @@ def write_spk_gopro(noise):
                 kind: rgb / kind / f"{i + 1:06d}.png" for kind in ("blur", "blur_gamma", "sharp")
             }
             spikes = Path("trainsets/GOPRO_Large_spike_seq/test", clip, "spike", f"{i + 1:06d}.dat")
-            blur, frames = (
-                {kinds["blur"]: 1, kinds["blur_gamma"]: 2.2},
-                grey_frames(56, seed=count + i),
-            )
+            blur = {kinds["blur"]: 1, kinds["blur_gamma"]: 2.2}
+            frames = grey_frames(56, seed=count + i)
             write_exposure(blur, kinds["sharp"], spikes, frames, 2, (16, 16, 24), noise + i)
             pairs.append((kinds["blur_gamma"], kinds["sharp"]))
     return pairs
@@ -215,12 +236,11 @@ def test_the_test_of_spk_gopro(tmp_path, monkeypatch):
     for first, second in zip(*found, strict=True):
         assert first["averages"] == second["averages"]  # only the central 56 planes are read
         restored, blurry = (first["averages"][kind]["psnr"] for kind in ("restored", "input"))
-        assert blurry == pytest.approx(frame_mean(pairs), abs=1e-4) and restored > blurry + 3
+        assert blurry == pytest.approx(frame_mean(pairs), abs=1e-4)
+        assert restored > blurry + 3
         assert first["averages"]["restored"]["frames"] == 5
-        assert (
-            first["protocol"]["metrics"].startswith("x255, neither")
-            and "all frames" in first["protocol"]["metrics"]
-        )
+        assert first["protocol"]["metrics"].startswith("x255, neither")
+        assert "all frames" in first["protocol"]["metrics"]
 
 
 def test_the_test_of_s_sdm(tmp_path, monkeypatch):
@@ -249,13 +269,14 @@ def test_the_test_of_s_sdm(tmp_path, monkeypatch):
         found[factor] = metrics(Path(f"experiments/s_sdm_{factor}"))
     psnr = {factor: results["averages"]["restored"]["psnr"] for factor, results in found.items()}
     blurry = found[1]["averages"]["input"]["psnr"]
-    assert (
-        blurry == pytest.approx(frame_mean(pairs), abs=1e-4)
-        and found[1]["averages"]["input"]["frames"] == 5
-    )
-    assert len(set(psnr.values())) == 3 and min(psnr.values()) > blurry + 4
+    assert blurry == pytest.approx(frame_mean(pairs), abs=1e-4)
+    assert found[1]["averages"]["input"]["frames"] == 5
+    assert len(set(psnr.values())) == 3
+    assert min(psnr.values()) > blurry + 4
     said = found[1]["protocol"]["metrics"]
-    assert said.startswith("clamp 0..1, x255, not rounded") and said.endswith("all frames")
+
+    assert said.startswith("clamp 0..1, x255, not rounded")
+    assert said.endswith("all frames")
 
 
 def test_similar_data_made_from_raw_frames_are_scored_too(tmp_path, monkeypatch):
@@ -289,7 +310,5 @@ def test_similar_data_made_from_raw_frames_are_scored_too(tmp_path, monkeypatch)
             *changes,
         )
         total = metrics(Path(name))["averages"]
-        assert (
-            total["restored"]["frames"] == 3
-            and total["restored"]["psnr"] > total["input"]["psnr"] + 1
-        ), name
+        assert total["restored"]["frames"] == 3, name
+        assert total["restored"]["psnr"] > total["input"]["psnr"] + 1, name

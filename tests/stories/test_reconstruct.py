@@ -1,4 +1,10 @@
-"""main_test_vrt.py --method: frames from spikes without weights, on made clips."""
+"""main_test_vrt.py --method: frames from spikes without weights, on made clips.
+
+The methods tfp, tfi and tfstp compute a grey frame from the spikes alone. The method exposure
+computes a frame in colour from a blurry frame and its spikes. Three test clips of 2, 3 and 4 frames
+of 32 x 32 pixels are restored; a frame has 24 planes of 16 x 16 spikes, and plane 12 is the sharp
+instant.
+"""
 
 import shutil
 from typing import Any
@@ -19,6 +25,7 @@ from utils.image import imread_rgb
 
 MAIN = "main_test_vrt.py"
 TEST2 = "GOPRO_Large/test/test2"
+# Methods that make grey frames.
 GREY = ("tfp", "tfi", "tfstp")
 # What a network reads of the spikes is nothing to a method: it has a representation of its own.
 RELATIVE = [
@@ -34,9 +41,7 @@ RELATIVE = [
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Three test clips of 2, 3 and 4 frames of 32 x 32 and an option file; spikes of 24 planes,
-    sharp at plane 12.
-    """
+    """Give a folder with the three test clips and an option file."""
     folder = tmp_path_factory.mktemp("home")
     write_options(folder)
     return folder
@@ -44,7 +49,7 @@ def home(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tested(home):
-    """method -> its output folder in the form with --opt."""
+    """Give the results of each method with an option file: method -> its output folder."""
     folders = {method: home / f"test_{method}" for method in (*GREY, "exposure")}
     for method, out in folders.items():
         args = [
@@ -64,7 +69,8 @@ def tested(home):
 
 def by_hand(home, method, index=2):
     """Frame `index` of clip test2: (made, blurry, sharp), each (32, 32, 3) uint8."""
-    clip, stem = home / TEST2, f"{index:06d}"
+    clip = home / TEST2
+    stem = f"{index:06d}"
     blurry, sharp = (imread_rgb(clip / kind / f"{stem}.png") for kind in ("blur", "sharp"))
     stream = read_spikes(
         home / f"GOPRO_Large_spike_seq/test/test2/spike/{stem}.dat", SpikeGeometry(16, 16)
@@ -101,7 +107,9 @@ def test_frames_and_scores_are_those_made_by_hand(home, tested, method):
     )
     assert found["protocol"]["method"].startswith(method)
     page = (tested[method] / "report.html").read_text()
-    assert ("PSNR-Y of each frame" in page) == (method in GREY) and page.count('type="range"') == 3
+
+    assert ("PSNR-Y of each frame" in page) == (method in GREY)
+    assert page.count('type="range"') == 3
 
 
 def test_methods_stand_in_one_table_and_a_foreign_test_is_refused(home, tested, tmp_path, capfd):
@@ -115,7 +123,8 @@ def test_methods_stand_in_one_table_and_a_foreign_test_is_refused(home, tested, 
     rows = {row[0]: row for row in lines[2:]}
     names = [folder.name for folder in tested.values()]
     assert list(rows) == ["input", *names]
-    assert rows[names[0]][2:4] == ["-", "-"] and "-" not in rows["input"] + rows[names[3]]
+    assert rows[names[0]][2:4] == ["-", "-"]
+    assert "-" not in rows["input"] + rows[names[3]]
     total = metrics(tested["exposure"])["averages"]
     assert [rows[name][2] for name in ("input", names[3])] == [
         f"{total[k]['psnr']:.2f}" for k in ("input", "restored")
@@ -129,11 +138,11 @@ def test_methods_stand_in_one_table_and_a_foreign_test_is_refused(home, tested, 
         tmp_path,
         "datasets.test.num_frame=2",
     )
+
     assert compare_runs([folders[0], str(tmp_path)]) == 3
     assert "not scored on the same frames" in capfd.readouterr().err
-    assert (
-        compare_runs([folders[0], str(home)]) == 3 and f"in        {home}" in capfd.readouterr().err
-    )
+    assert compare_runs([folders[0], str(home)]) == 3
+    assert f"in        {home}" in capfd.readouterr().err
 
 
 def test_results_of_other_windows_are_refused_or_overwritten(home, tested, tmp_path, capfd):
@@ -149,13 +158,16 @@ def test_results_of_other_windows_are_refused_or_overwritten(home, tested, tmp_p
         folder,
     ]
     text, code = message(capfd, *args, "--save", "frames")
-    assert code == 2 and "method.half_window was 5, is 4" in text
+    assert code == 2
+    assert "method.half_window was 5, is 4" in text
     restore(*args, "--save", "frames", "--overwrite")
+
     assert metrics(folder)["protocol"]["method"] == "tfp (half_window 4)"
 
 
 def test_the_direct_form_gives_what_the_dataset_gives_on_two_ranks(home, tested, tmp_path):
-    rgb, spikes = home / "GOPRO_Large/test", home / "GOPRO_Large_spike_seq/test"
+    rgb = home / "GOPRO_Large/test"
+    spikes = home / "GOPRO_Large_spike_seq/test"
     args = [
         "--method",
         "exposure",
@@ -169,13 +181,15 @@ def test_the_direct_form_gives_what_the_dataset_gives_on_two_ranks(home, tested,
         tmp_path / "out",
     ]
     done = run_ranks(2, MAIN, *args, "method.half_window=5", limit_s=300)
+
     assert done.exit_codes == [0, 0], done.text
     assert metrics(tmp_path / "out")["averages"] == metrics(tested["exposure"])["averages"]
 
 
 def test_both_forms_measure_a_rate_that_nobody_gives(tmp_path, capfd):
     options = write_options(tmp_path)
-    rgb, spikes = tmp_path / "GOPRO_Large/test", tmp_path / "GOPRO_Large_spike_seq/test"
+    rgb = tmp_path / "GOPRO_Large/test"
+    spikes = tmp_path / "GOPRO_Large_spike_seq/test"
     direct = ["--input", rgb, "--spike", spikes, "--gt", rgb]
     known = {"h": 16, "w": 16, "rate": None}
     # A dataset.json of another size does not describe these files; nor does its rate.
@@ -190,6 +204,7 @@ def test_both_forms_measure_a_rate_that_nobody_gives(tmp_path, capfd):
         said = capfd.readouterr()
         assert (said.out + said.err).count("firing rate at full light is not known") == 1
     found = [metrics(tmp_path / f"out{number}")["averages"] for number in (0, 1, 2)]
+
     assert found[0] == found[1] == found[2]
 
 
@@ -209,6 +224,7 @@ def test_spikes_alone_give_frames_of_their_own_size(home, tmp_path, capfd):
     ]
     restore(*args, "--save", "frames")
     said = capfd.readouterr()
+
     assert "firing rate at full light is not known" in said.out + said.err
     assert sorted(p.name for p in (tmp_path / "out/in").iterdir()) == [
         f"{i:06d}.png" for i in range(4)
@@ -222,7 +238,8 @@ def test_one_spike_file_gives_a_frame_for_each_of_its_exposures(home, tmp_path):
     # The four files of a clip in one, with 8 dark planes between them: the frames are those of the
     # four files.
     files = sorted((home / "GOPRO_Large_spike_seq/test/test2/spike").iterdir())
-    geometry, dark = SpikeGeometry(16, 16), np.zeros((8, 16, 16), np.uint8)
+    geometry = SpikeGeometry(16, 16)
+    dark = np.zeros((8, 16, 16), np.uint8)
     parts = [part for file in files for part in (read_spikes(file, geometry), dark)]
     (tmp_path / "clip").mkdir()
     for file in files:
@@ -252,19 +269,19 @@ def test_one_spike_file_gives_a_frame_for_each_of_its_exposures(home, tmp_path):
         found.append({path.relative_to(out): path.read_bytes() for path in out.rglob("*.png")})
         assert len(list((out / "clip").iterdir())) == 4
         assert ("each exposure" in metrics(out)["protocol"]["frames"]) == bool(exposure)
+
     assert found[0] == found[1] == found[2]
 
 
 def test_what_a_method_cannot_do_is_refused_with_one_message(home, tmp_path, capfd):
-    options, spikes = (
-        ["--opt", home / "options.json"],
-        home / "GOPRO_Large_spike_seq/test/test2/spike",
-    )
+    options = ["--opt", home / "options.json"]
+    spikes = home / "GOPRO_Large_spike_seq/test/test2/spike"
     network = ["--weights", "w.pth", "--tile", "2,2", "--flip-seq"]
     colour = [
         f"datasets.{s.lower()}.dataset_type=VideoRecurrent{s}Dataset" for s in ("Train", "Test")
     ]
-    alone, colour = ["--spike", spikes, "--output", tmp_path / "o"], ["netG.fusion=none", *colour]
+    alone = ["--spike", spikes, "--output", tmp_path / "o"]
+    colour = ["netG.fusion=none", *colour]
     short = ["--spike", spikes / "000000.dat", "--output", tmp_path / "o"]
     short += ['spike.exposure={"start": 0, "length": 50, "period": 100}']
     none = ["--spike", tmp_path / "none", "--spike-size", 16, 16, "--output", tmp_path / "o"]
@@ -295,5 +312,7 @@ def test_what_a_method_cannot_do_is_refused_with_one_message(home, tmp_path, cap
     }  # fmt: skip
     for expected, (code, args) in cases.items():
         text, found = message(capfd, "--method", *args)
-        assert expected in text and found == code, (expected, text)
+        assert expected in text, (expected, text)
+        assert found == code, (expected, text)
+
     assert not (tmp_path / "o").exists()

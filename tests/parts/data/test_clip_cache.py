@@ -1,3 +1,10 @@
+"""The clip cache: arrays of decoded frames and spikes, which are read in place of the files.
+
+`build_cache` writes a folder with index.json and, for each clip, its arrays. The samples from a
+cache must be those from the files. A cache that does not fit its files is refused, and nothing that
+somebody else put into its folder is removed.
+"""
+
 import json
 import os
 import shutil
@@ -15,6 +22,7 @@ TURNS: dict[str, Any] = {"use_hflip": True, "use_rot": True, "random_reverse": T
 
 @pytest.fixture
 def root(tmp_path):
+    """Give a folder with the clips clip0 and clip1. Frames are twice as large as spike planes."""
     write_clip(tmp_path, "clip1", frames=4, scale=2, seed=1)
     return write_clips(tmp_path, "clip0", frames=6, scale=2)
 
@@ -26,23 +34,27 @@ def cached(root, **changes):
 
 
 def make_cache(root, **changes):
+    """Write the cache of the clips to root/cache. changes: keys of the section datasets.train."""
     return build_cache(source_of(section(root, **changes)), str(root / "cache"))
 
 
 def test_samples_from_the_cache_are_those_from_the_files_also_from_an_earlier_version(root):
     (root / "cache").mkdir()  # an empty folder may be there
     make_cache(root)
-    files, cache = build(root, gt_size=16, **TURNS), cached(root, **TURNS)
+    files = build(root, gt_size=16, **TURNS)
+    cache = cached(root, **TURNS)
     assert len(files) == len(cache)
     assert all(same(files[(e, i)], cache[(e, i)]) for e in range(3) for i in range(len(files)))
     rgb = {"dataset_type": "VideoRecurrentTrainDataset", "dataroot_spike": None, "spike": None}
     item = cached(root, **rgb)[(0, 0)]
-    assert "spike" not in item and item["gt"].shape[-1] == 16
+    assert "spike" not in item
+    assert item["gt"].shape[-1] == 16
     index = json.loads((root / "cache/index.json").read_text())
     for key in ("bit_order", "layout"):  # caches of an earlier version lack them
         del index["spike"][key]
     (root / "cache/index.json").write_text(json.dumps(index))
     os.rename(root / "GOPRO_Large", root / "elsewhere")
+
     assert same(cached(root, **TURNS)[(0, 3)], cache[(0, 3)])
 
 
@@ -52,13 +64,15 @@ def test_a_cache_of_chosen_clips_holds_only_these_and_an_array_that_is_gone_duri
     meta = {"meta_info_file": str(root / "meta.txt")}
     (root / "meta.txt").write_text("clip1 3 0 000001\n")
     make_cache(root, **meta)
-    dataset, gone = cached(root, **meta), root / "cache/clip1/gt.u8"
+    dataset = cached(root, **meta)
+    gone = root / "cache/clip1/gt.u8"
     assert len(dataset) == 3
     with pytest.raises(DataError, match="another selection of clips"):
         cached(root)
     gone.unlink()
     with pytest.raises(DataError, match="cannot map cached clip") as error:
         dataset[(0, 0)]
+
     assert str(gone) in str(error.value)
 
 
@@ -68,6 +82,7 @@ def in_index(root, old, new):
     index.write_text(index.read_text().replace(old, new))
 
 
+# A file of the source. Clip clip0 has six frames, clip1 has four.
 FRAME = "GOPRO_Large/train/clip0/blur/000002.png"
 CHANGED = "lq files of the source have changed since"
 FAULTS = {
@@ -103,6 +118,7 @@ def test_a_cache_that_does_not_fit_its_source_or_is_broken_is_refused(root, name
 
 def test_an_interrupted_build_goes_on_where_it_stopped(root):
     def interrupt(clips):
+        """Give the first clip, then stop as by Ctrl-C."""
         yield clips[0]
         raise KeyboardInterrupt
 
@@ -141,7 +157,9 @@ def test_nothing_foreign_makes_room_for_a_cache(root, path, is_cache):
     before = files(root)
     with pytest.raises(DataError) as error:
         make_cache(root)
-    assert files(root) == before and "build it" not in str(error.value)
+
+    assert files(root) == before
+    assert "build it" not in str(error.value)
 
 
 def test_a_source_that_is_here_in_part_is_checked_in_part_and_wrong_data_make_no_cache(root):

@@ -1,4 +1,10 @@
-"""What the check of a data set keeps: it makes the same clips, and never other ones."""
+"""The record that the check of a data set keeps: it makes the same clips, and never other ones.
+
+The check of a training writes what it found into the folder .preflight of the experiments: a file
+.npz with arrays (the columns: names, sizes, ...) and a file .json with a digest of the arrays. The
+next start takes the clips from this record, if the files are unchanged. The record may also be
+damaged, or written by a stranger. Then the check must read the files again.
+"""
 
 import dataclasses
 import hashlib
@@ -29,6 +35,7 @@ from tests.helpers.clip_files import (
 from tests.helpers.train_files import latest, train, write_options
 
 RELATIVE = {"type": "relative", "half_windows": [2, 6]}
+# Options of a training on frames alone.
 RGB: dict[str, Any] = {
     "dataset_type": "VideoRecurrentTrainDataset",
     "dataroot_spike": None,
@@ -38,15 +45,20 @@ RGB: dict[str, Any] = {
 
 @pytest.fixture
 def root(tmp_path):
+    """Give a folder with the clips clip0 and clip10, each of six frames with spikes."""
     return write_clips(tmp_path, "clip0", "clip10")
 
 
 def start(values, folder):
-    """The report of a start whose record is below the folder."""
+    """Check the data as a start of a training does. Return the report.
+
+    values: the section datasets.train. folder: where the record is, in .preflight.
+    """
     return check_source(source_of(values), "train", folder / ".preflight")
 
 
 def is_known(report):
+    """Return whether a start took the clips from the record."""
     return report.note.endswith("as checked before")
 
 
@@ -104,9 +116,12 @@ def test_the_clips_of_a_record_are_those_of_the_files(root, name):
     values = section(root, **changes_of(root, name))
     expected, _ = manifest.scan(source_of(values))
 
-    first, again = start(values, root), start(values, root)
+    first = start(values, root)
+    again = start(values, root)
 
-    assert not is_known(first) and is_known(again) and first.counts() == again.counts()
+    assert not is_known(first)
+    assert is_known(again)
+    assert first.counts() == again.counts()
     for report in (first, again):
         assert [said_of(clip) for clip in report.clips] == [said_of(clip) for clip in expected]
 
@@ -172,6 +187,7 @@ def write_record(folder, columns, **about):
 
 
 def text(*parts):
+    """Return a text column of these texts."""
     return np.frombuffer("".join(f"{part}\0" for part in parts).encode(), np.uint8)
 
 
@@ -230,7 +246,8 @@ def test_a_record_that_does_not_fit_is_as_good_as_none(root, name):
     write_record(folder, columns | LIES[name](columns))
     report = start(values, root)
 
-    assert not is_known(report) and not report.problems
+    assert not is_known(report)
+    assert not report.problems
     expected, _ = manifest.scan(source_of(values))
     assert [clip.lq for clip in report.clips] == [clip.lq for clip in expected]
     assert is_known(start(values, root))
@@ -250,7 +267,8 @@ def test_a_record_without_one_of_the_clips_is_as_good_as_none(root):
 
     report = start(values, root)
 
-    assert not is_known(report) and len(report.clips) == 2
+    assert not is_known(report)
+    assert len(report.clips) == 2
 
 
 DAMAGES = {
@@ -271,7 +289,8 @@ def test_a_damaged_record_is_as_good_as_none(root, name, suffix):
     (record,) = (root / ".preflight").glob(f"*{suffix}")
     record.write_bytes(DAMAGES[name](record.read_bytes()))
 
-    assert not is_known(start(values, root)) and is_known(start(values, root))
+    assert not is_known(start(values, root))
+    assert is_known(start(values, root))
 
 
 def test_a_compressed_record_is_as_good_as_none(root):
@@ -296,12 +315,14 @@ def test_a_folder_that_cannot_be_written_costs_the_record_alone(root, caplog):
 
     report = start(section(root), root)
 
-    assert not report.problems and len(report.clips) == 2
+    assert not report.problems
+    assert len(report.clips) == 2
     assert "the result of the data check cannot be stored" in caplog.text
 
 
 # ---- Calls -----------------------------------------------------------------------------------
 
+# The system calls that ask for the state of a file. A question mark: this kernel may not have it.
 STATES = "?stat,?lstat,fstat,newfstatat,?statx"
 CHECK = """
 import sys
@@ -321,7 +342,8 @@ def calls_for(root, ending):
     ran = subprocess.run(
         [*command, sys.executable, "-c", CHECK, str(root)], cwd=ROOT, capture_output=True, text=True
     )
-    assert ran.returncode == 0 and ran.stdout.startswith("[]"), ran.stderr
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("[]"), ran.stderr
     lines = table.read_text(errors="replace").splitlines()
     return sum(str(root) in line and f"{ending}" in line for line in lines)
 

@@ -1,3 +1,10 @@
+"""The check of the data before a run: what it finds, what it says, and what it does not read again.
+
+Two training clips and a test clip of six frames are written, in the layout of GoPro, and one thing
+is wrong with them. `preflight` is the check of a training. `check` (tests/helpers/clip_files.py) is
+the same check of one section of the options, and returns its report.
+"""
+
 import os
 import shutil
 import zlib
@@ -29,6 +36,10 @@ from utils.options.models import DatasetsOptions
 
 @pytest.fixture
 def root(tmp_path):
+    """Give a folder with the training clips clip0 and clip1, and the test clip clip9.
+
+    Frames have 16 x 24 pixels, and a spike file has 24 planes of 8 x 12.
+    """
     write_clip(tmp_path, "clip9", split="test", seed=9)
     return write_clips(tmp_path, "clip0", "clip1")
 
@@ -40,10 +51,12 @@ def options(root, **changes):
 
 
 def frame(root, name="blur/000003.png", clip="clip0"):
+    """Return the path of a picture of a training clip."""
     return root / "GOPRO_Large/train" / clip / name
 
 
 def complaint(root, **changes):
+    """Run the check of a training, which must refuse the data. Return its message."""
     with pytest.raises(DataError) as error:
         preflight(*options(root, **changes))
     return str(error.value)
@@ -74,7 +87,8 @@ def test_a_missing_root_hides_no_problem_of_the_other_split(root, capsys):
     wrong: dict[str, Any] = {"dataroot_gt": str(root / "nowhere")}
     assert doctor_of_data(root, train=section(root, **wrong), test=section(root, "test")) == 3
     for said in (capsys.readouterr().err, complaint(root, **wrong)):
-        assert str(root / "nowhere") in said and "clip9 | lq lacks 1 of 6 frames" in said
+        assert str(root / "nowhere") in said
+        assert "clip9 | lq lacks 1 of 6 frames" in said
 
 
 @pytest.mark.parametrize("damage", ["huge size in the header", "flipped bits"])
@@ -87,7 +101,9 @@ def test_a_picture_with_damaged_content_is_found_by_decoding(root, damage):
         content[29:33] = zlib.crc32(content[12:29]).to_bytes(4, "big")
     frame(root).write_bytes(bytes(content))
     (problem,) = check(section(root), decode=True).problems
-    assert "cannot read image" in str(problem) and problem.where == str(frame(root))
+
+    assert "cannot read image" in str(problem)
+    assert problem.where == str(frame(root))
     assert damage != "flipped bits" or check(section(root)).problems == []
 
 
@@ -106,12 +122,14 @@ def test_spikes_that_look_upside_down_are_a_warning(root, caplog):
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
     write_info(root, flip=None)
     warnings = check(section(root, spike={"type": "dat", "flip": False})).warnings
-    assert len(warnings) == 2 and "look upside down" in str(warnings[0])
+    assert len(warnings) == 2
+    assert "look upside down" in str(warnings[0])
     caplog.set_level("INFO")
     for _ in range(2):  # the second time from the stored result
         caplog.clear()
         preflight(*options(root, spike={"type": "dat", "flip": False}))
         assert caplog.text.count("look upside down") == 2
+
     assert "as checked before" in caplog.text
 
 
@@ -147,7 +165,8 @@ def test_ratios_that_do_not_fit_the_frames_are_a_warning(root):
 def test_clips_that_are_held_out_and_pictures_that_lose_bits_are_told_once(root, caplog):
     for number in ("011", "020", "100"):
         write_clip(root, number, seed=int(number))
-    deep, grey = frame(root, "sharp/000000.png", "100"), frame(root, "blur/000000.png", "100")
+    deep = frame(root, "sharp/000000.png", "100")
+    grey = frame(root, "blur/000000.png", "100")
     cv2.imwrite(str(deep), read_picture(deep).astype(np.uint16) * 257)
     cv2.imwrite(str(grey), read_picture(grey, cv2.IMREAD_GRAYSCALE))
     rgb = {"dataset_type": "VideoRecurrentTrainDataset", "dataroot_spike": None, "spike": None}
@@ -171,6 +190,7 @@ def test_a_cache_is_checked_for_its_freshness(root, caplog):
     preflight(*options(root, io_backend=backend))
     assert "data train: 2 cached clips" in caplog.text
     os.utime(frame(root), (1, 1))
+
     assert "the clip cache does not fit the data" in complaint(root, io_backend=backend)
 
 
@@ -204,7 +224,8 @@ def test_the_doctor_refuses_frames_that_are_their_own_sharp_ones(root, capsys):
     assert doctor_of_data(root, train=section(root, lq_folder="sharp")) == 3
 
     said = capsys.readouterr()
-    assert "gt and lq are the same files" in said.err and "no problem found" not in said.out
+    assert "gt and lq are the same files" in said.err
+    assert "no problem found" not in said.out
 
 
 def test_copies_of_the_blurry_frames_as_sharp_ones_are_said(root, caplog):
@@ -250,7 +271,8 @@ def test_spikes_that_count_from_another_number_are_one_problem(root):
 
     said = complaint(root)
 
-    assert "1 problem " in said and "spike counts from 000001, lq from 000000" in said
+    assert "1 problem " in said
+    assert "spike counts from 000001, lq from 000000" in said
     assert "give the files of one frame the same name" in said
 
 
@@ -261,7 +283,8 @@ def test_names_with_another_text_are_one_problem(root):
 
     said = complaint(root)
 
-    assert "1 problem " in said and "gt has the name gt_000000 where lq has 000000" in said
+    assert "1 problem " in said
+    assert "gt has the name gt_000000 where lq has 000000" in said
 
 
 def test_one_spike_file_for_several_frames_asks_for_exposures(root):
@@ -360,7 +383,8 @@ def test_a_denoising_test_may_have_one_folder_for_both(root):
 
     denoising = check(values | {"sigma": 30.0})
 
-    assert not denoising.problems and not denoising.warnings
+    assert not denoising.problems
+    assert not denoising.warnings
     assert len(check(values).problems) == 2
 
 
@@ -378,10 +402,12 @@ def test_the_progress_of_the_check_counts_every_file(root):
 
     @contextmanager
     def show(total, name, unit):
+        """Note the arguments of the bar, then 1 for each file."""
         seen.append((total, name, unit))
         yield SimpleNamespace(update=lambda: seen.append(1))
 
     check(section(root), show=show)
 
     # Two clips of six frames, each with a blurry and a sharp picture and a spike file.
-    assert seen[0] == (36, "checking train", "files") and seen[1:] == [1] * 36
+    assert seen[0] == (36, "checking train", "files")
+    assert seen[1:] == [1] * 36

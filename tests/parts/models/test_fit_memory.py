@@ -1,5 +1,9 @@
-"""Memory of a step: checkpoint = "auto" keeps to its budget, and a step that does not fit says what
-to change.
+"""Memory of a training step: checkpoint = "auto" keeps to its budget, and what an error advises.
+
+With checkpoint "auto", the network decides which blocks compute their activations again in the
+backward pass (they are "checkpointed"), so that a step fits into a budget. The decision counts
+bytes (models/vrt/fit_memory.py), and the tests compare the count with what torch allocates. The
+last part is about a step that does not fit: the error names options that make it smaller.
 """
 
 import logging
@@ -30,6 +34,7 @@ TINY: dict[str, Any] = SMALL | {
 
 
 def tiny_vrt(**changes: Any) -> VRT:
+    """Return a network TINY. changes: arguments to replace."""
     return VRT(**(TINY | changes))
 
 
@@ -39,7 +44,8 @@ def step(budget_gb: float | None):
     auto: dict[str, Any] = (
         {} if budget_gb is None else {"checkpoint": "auto", "memory_budget_gb": budget_gb}
     )
-    net, x = tiny_vrt(**auto), torch.rand(1, 2, 3, 32, 32)
+    net = tiny_vrt(**auto)
+    x = torch.rand(1, 2, 3, 32, 32)
     torch.manual_seed(1)
     net.conv_last.weight.data.normal_()
     net.fit(x)
@@ -52,23 +58,28 @@ def recomputed(net: VRT) -> int:
 
 
 def test_a_smaller_budget_recomputes_more_and_keeps_less():
-    net, x = tiny_vrt(), torch.rand(1, 2, 3, 32, 32)
+    net = tiny_vrt()
+    x = torch.rand(1, 2, 3, 32, 32)
     least = fit_memory(net, lambda: net(x), 0.001)
-    counts, kept = [], []
+    counts = []
+    kept = []
     for budget in (0.001, least + 0.002, 10.0):
         fit_memory(net, lambda: net(x), budget)
         counts.append(recomputed(net))
         with saved_bytes(net) as sizes:
             net(x)
         kept.append(sum(sizes.values()))
+
     assert counts[0] == 2 * sum(isinstance(m, Block) for m in net.modules())
     assert counts[0] > counts[1] > counts[2] == 0
     assert kept[0] < kept[1] < kept[2]
 
 
 def allocated_bytes(run):
-    """The most that torch holds at once during `run`, beyond what it held before: every single
-    allocation, summed.
+    """Return the most that torch holds at once during `run`, beyond what it held before.
+
+    The profiler tells each allocation (bytes above 0) and each release (below 0) with its time. So
+    the sum up to a time is what is held then.
     """
     kinds = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=kinds, profile_memory=True) as profiled:
@@ -81,10 +92,8 @@ def allocated_bytes(run):
 @pytest.mark.parametrize("kernels", ["plain", "auto"])
 @pytest.mark.parametrize("flags", [{}, {"use_checkpoint_attn": True, "use_checkpoint_ffn": True}])
 def test_the_count_is_what_a_step_allocates(kernels, flags):
-    net, x = (
-        tiny_vrt(kernels=kernels, drop_path_rate=0.0, **flags),
-        torch.rand(1, 4, 3, 64, 64),
-    )
+    net = tiny_vrt(kernels=kernels, drop_path_rate=0.0, **flags)
+    x = torch.rand(1, 4, 3, 64, 64)
     optimizer = torch.optim.Adam(net.parameters())
 
     def step(clip):
@@ -104,10 +113,8 @@ def test_the_count_is_what_a_step_allocates(kernels, flags):
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_the_count_is_what_a_step_allocates_on_a_gpu():
-    net, x = (
-        tiny_vrt(drop_path_rate=0.0).cuda(),
-        torch.rand(1, 4, 3, 64, 64, device="cuda"),
-    )
+    net = tiny_vrt(drop_path_rate=0.0).cuda()
+    x = torch.rand(1, 4, 3, 64, 64, device="cuda")
     optimizer = torch.optim.Adam(net.parameters(), fused=True)
     for _ in range(2):
         torch.cuda.reset_peak_memory_stats()
@@ -115,11 +122,13 @@ def test_the_count_is_what_a_step_allocates_on_a_gpu():
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     measured = torch.cuda.max_memory_allocated()
+
     assert fit_memory(net, lambda: net(x), math.inf) == pytest.approx(measured / 1e9, rel=0.15)
 
 
 def test_measuring_changes_neither_the_gradients_nor_the_random_numbers():
-    plain, measured = step(None)[1], step(10.0)[1]
+    plain = step(None)[1]
+    measured = step(10.0)[1]
     for a, b in zip(plain, measured, strict=True):
         assert torch.equal(a, b)
 
@@ -127,7 +136,8 @@ def test_measuring_changes_neither_the_gradients_nor_the_random_numbers():
 def test_a_budget_that_cannot_be_met_is_said_with_a_way_out(caplog):
     with caplog.at_level(logging.WARNING):
         step(0.001)
-    assert "even with every block checkpointed" in caplog.text and "gt_size" in caplog.text
+    assert "even with every block checkpointed" in caplog.text
+    assert "gt_size" in caplog.text
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU knows its own memory")
@@ -141,7 +151,7 @@ PIXELS = 2 * 2 * 3 * 64 * 64
 
 @NETWORKS.register("cramped_vrt", given=("spike_channels",))
 class CrampedVRT(VRT):
-    """On a device too small for clips of more than PIXELS values."""
+    """A VRT on a device that is too small for larger clips."""
 
     def forward(self, lq, spike=None):
         if lq.numel() > PIXELS:
@@ -150,6 +160,8 @@ class CrampedVRT(VRT):
 
 
 class Data(LoaderOptions):
+    """The keys of datasets.train that the advice reads."""
+
     gt_size: int
     num_frame: int
 
@@ -185,6 +197,7 @@ def test_every_way_out_is_an_option_line():
         scale=4,
         no_checkpoint_attn_blocks=[9],
     )
+
     assert found == ["netG.no_checkpoint_attn_blocks=[]"]
 
 
@@ -214,10 +227,13 @@ def test_a_step_without_room_names_option_lines(tmp_path, amp):
     with pytest.raises(SpikeVRTError, match="out of memory on rank 0") as caught:
         cramped.optimize_parameters(1, [batch_for(cramped)])
     error = caught.value
-    assert "iteration 1" in error.where and "(2, 2, 3, 128, 128)" in error.where
+
+    assert "iteration 1" in error.where
+    assert "(2, 2, 3, 128, 128)" in error.where
     assert "GB of the device" in error.expected
     assert "datasets.train.dataloader_batch_size=1 train.accumulation_steps=2" in error.do
-    assert "netG.use_checkpoint_attn=true" in error.do and "datasets.train.gt_size=96" in error.do
+    assert "netG.use_checkpoint_attn=true" in error.do
+    assert "datasets.train.gt_size=96" in error.do
     assert ("train.amp.enable=true" in error.do) is not amp
     assert isinstance(error.__cause__, torch.OutOfMemoryError)
 
@@ -239,6 +255,7 @@ def test_an_optimizer_without_room_names_option_lines(tmp_path):
 def test_out_of_memory_is_told_from_other_errors():
     with pytest.raises(RuntimeError) as host:
         torch.empty(2**60, dtype=torch.uint8)
+
     assert devices.is_out_of_memory(host.value)
     assert devices.is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
     assert not devices.is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))

@@ -1,4 +1,8 @@
-"""Weights files of other programs: what is taken from them, and files that are something else."""
+"""Weights files of other programs: what is taken from them, and files that are something else.
+
+The front door is main_test_vrt.py, which restores a clip of four frames with the weights. A file
+that is no weights file is refused with what it is, and with what to do.
+"""
 
 import gzip
 import threading
@@ -18,13 +22,14 @@ from tests.helpers.weights_files import make_home, metrics, restore
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory) -> Path:
-    """Weights "rgb.pth" and a clip of four frames to restore."""
+    """Give a folder with the weights "rgb.pth" and a clip of four frames to restore."""
     folder = make_home(tmp_path_factory.mktemp("home"))
     write_clip(folder, "mine", split="test", frames=4, h=16, w=16)
     return folder
 
 
 def clip_of(home: Path) -> tuple[str, ...]:
+    """Return the arguments that name the clip."""
     frames = home / "GOPRO_Large/test/mine"
     return "--input", str(frames / "blur"), "--gt", str(frames / "sharp")
 
@@ -93,11 +98,15 @@ def test_a_file_of_something_else_is_named_for_what_it_is(kind, home, tmp_path):
 
     assert result.exit_codes == [3], result.text
     first, *_, last = result.text.strip().splitlines()
-    assert first.startswith("CheckpointError: not a weights file: ") and what in first
-    assert last.startswith("  do ") and do in last
+    assert first.startswith("CheckpointError: not a weights file: ")
+    assert what in first
+    assert last.startswith("  do ")
+    assert do in last
     assert not (tmp_path / "out").exists()
 
 
+# Training programs save such numbers beside the weights, e.g. the best PSNR. torch refuses them as
+# it refuses any object, although they are harmless.
 SCALARS = [
     np.float64(31.25), np.float32(0.5), np.float16(2), np.int64(-7), np.uint8(200), np.bool_(True),
     np.dtype(">f8").type(3),

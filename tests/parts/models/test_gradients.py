@@ -1,5 +1,9 @@
-"""Several ranks compute what one process computes on the joint batch; a compiled network what the
-plain one does.
+"""Gradients of several ranks, of accumulated micro-batches, and of a compiled network.
+
+Several ranks must compute what one process computes on the joint batch. Gradients and weights are
+compared in float64, so that the order of a sum changes nothing that counts. The ranks run
+tests/dist/gradient_worker.py, which gives each step the same samples for any number of ranks. A
+compiled network must train as the plain network does, which tests/dist/compile_worker.py compares.
 """
 
 import json
@@ -35,6 +39,11 @@ def changed(options, **values):
 
 
 def assert_close(found, expected):
+    """Check that two sets of tensors are equal, but for the rounding of float64.
+
+    The largest difference counts relative to the largest value of all tensors, because rounding in
+    a sum is relative to the largest terms.
+    """
     assert found.keys() == expected.keys()
     scale = max(value.abs().max() for value in expected.values())
     worst = max(float((found[name] - expected[name]).abs().max() / scale) for name in expected)
@@ -43,7 +52,7 @@ def assert_close(found, expected):
 
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory):
-    """Options without randomness in the network, and the step of one process on a batch of 2."""
+    """Give options without randomness in the network, and the step of one process on 2 samples."""
     folder = tmp_path_factory.mktemp("gradients")
     options = write_options(folder, netG=network(drop_path_rate=0.0))
     return options, steps(options, folder / "one.pth", ranks=1, per_rank=2)
@@ -70,7 +79,7 @@ def test_accumulation_has_the_gradients_of_the_whole_batch(one_rank, tmp_path):
 
 @pytest.fixture(scope="module")
 def frozen(one_rank, tmp_path_factory):
-    """Options that freeze parts for one step, and the steps of one process with them."""
+    """Give the result of two steps of one process: the first with frozen parts, then without."""
     freeze = {"fix_iter": 2, "fix_keys": ["spynet", "deform"]}
     folder = tmp_path_factory.mktemp("frozen")
     options = changed(one_rank[0], train=freeze)
@@ -89,7 +98,9 @@ def test_parts_released_at_fix_iter_are_reduced_over_the_ranks(one_rank, frozen,
     assert_close(double["weights"], single["weights"])
 
 
-# As few kinds of blocks as show all that is compiled.
+# Networks of one stage with one block of each kind, so that as little as possible is compiled. The
+# first share `mul_attn_ratio` of the blocks, rounded down, has mutual attention, the rest has self
+# attention alone. Of the self blocks, the second one shifts its windows.
 TWO_KINDS = {"depths": [2] + [0] * 7, "mul_attn_ratio": 0.5}  # a mutual block and a self block
 THREE_KINDS = {"depths": [3] + [0] * 7, "mul_attn_ratio": 0.4}  # and a shifted one
 # The same graphs, run as they stand: making code of them takes minutes.
@@ -106,10 +117,8 @@ needs_patience = pytest.mark.skipif(
     ids=["graphs", "code"],
 )
 def test_a_compiled_network_trains_as_the_plain_one_does(tmp_path, blocks, backend, graphs):
-    options, recomputed = (
-        tmp_path / "options.json",
-        {"use_checkpoint_attn": True, "use_checkpoint_ffn": True},
-    )
+    options = tmp_path / "options.json"
+    recomputed = {"use_checkpoint_attn": True, "use_checkpoint_ffn": True}
     netG = network(**blocks, kernels="plain", fusion="none", drop_path_rate=0.0, **recomputed)
     options.write_text(
         json.dumps({"task": "run", "netG": netG, "train": {"G_lossfn_type": "charbonnier"}})

@@ -1,4 +1,9 @@
-"""The network against the reference vectors: outputs, inner activations, flows, gradients."""
+"""The network against reference vectors: outputs, inner activations, flows, gradients.
+
+The vectors were made with the published network (tests/helpers/golden.py, tests/data/golden). A
+vector has weights and an input, and what the published network makes of them. Our network gets the
+same weights and the same input, in float64, and must give the same.
+"""
 
 from typing import Any
 
@@ -60,7 +65,7 @@ def activation(seen: dict[str, Any], name: str, batch: int) -> Tensor:
 
 
 # Networks that `make slow` compares: each takes 7 to 30 seconds of a core. What they have, smaller
-# vectors have too: `net_sr4_pa6_5f` enlarges by 4, and three others align pairs of frames (pa2).
+# vectors have too: `net_sr4_pa6_5f` enlarges by 4, and three vectors align pairs of frames (pa2).
 LARGE = ("net_deblur_pa2_5f_b2", "net_deblur_pa2_6f", "net_sr4_pa2_6f")
 
 
@@ -115,6 +120,7 @@ def test_state_dict_of_a_released_model_has_its_keys_in_order(name):
         for key, m in net.named_modules()
         if getattr(m, "drop_path", 0)
     }
+
     assert state == manifest["keys"]
     assert sum(p.numel() for p in parameters.values()) == manifest["n_params"]
     assert rates == pytest.approx(manifest["drop_path_prob"])
@@ -143,6 +149,7 @@ def test_the_plain_transcription_gives_the_reference_output(name):
     stride = vector.config["output_stride"]
     with torch.no_grad():
         y = net.double()(vector.input)[..., ::stride, ::stride]
+
     assert (
         golden.difference(vector.sampled("output", y), vector.samples["output"]) < golden.TOLERANCE
     )

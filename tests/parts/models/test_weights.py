@@ -1,5 +1,7 @@
-"""Weights files: what is read, how RGB weights start an RGB+spike network, what a file says of its
-network.
+"""Files of weights: what is read, what starts which network, what a file says of its network.
+
+The networks are tiny, and most weights are random. The last part reads files in the form in which
+this project writes them, with a description of the network and of its spikes.
 """
 
 from pathlib import Path
@@ -33,6 +35,7 @@ S = 4
 
 @pytest.fixture(scope="module")
 def rgb_net() -> VRT:
+    """Give a tiny VRT without spikes. No test changes its weights."""
     torch.manual_seed(0)
     net = VRT(**SMALL).eval()
     net.conv_last.weight.data.normal_(std=0.1)
@@ -58,10 +61,13 @@ def test_rgb_weights_start_a_concat_network_that_gives_the_same_output(tmp_path,
 
     report = present(load_pretrained(wide, tmp_path / "rgb.pth", strict=False))
 
-    lq, spike = torch.rand(1, 3, 3 + noise, 32, 32).double(), torch.rand(1, 3, S, 32, 32).double()
+    lq = torch.rand(1, 3, 3 + noise, 32, 32).double()
+    spike = torch.rand(1, 3, S, 32, 32).double()
     # In float64: a wider convolution may sum in another order.
     assert torch.allclose(wide.double()(lq, spike), rgb.double()(lq), atol=1e-12)
-    assert len(report.widened) == 1 and not report.missing and not report.unexpected
+    assert len(report.widened) == 1
+    assert not report.missing
+    assert not report.unexpected
     assert "1 widened" in str(report)
 
 
@@ -69,7 +75,9 @@ def test_rgb_weights_start_a_gated_network_whose_operator_is_reported_missing(tm
     net = VRT(**SMALL, fusion="gated", spike_channels=S).eval()
     torch.save(rgb_net.state_dict(), tmp_path / "rgb.pth")
     report = present(load_pretrained(net, tmp_path / "rgb.pth", strict=False))
-    assert report.missing and all(k.startswith("fusion.") for k in report.missing)
+
+    assert report.missing
+    assert all(k.startswith("fusion.") for k in report.missing)
     assert report.share == 1.0
 
 
@@ -93,14 +101,14 @@ def test_an_operator_trained_alone_starts_the_fusion_of_a_network(tmp_path):
 @pytest.mark.parametrize("name", ["operator", "motion", "vrt_small"])
 def test_shipped_weights_hold_their_network_and_restore_in_float32(name):
     saved = read_saved(ROOT / f"weights/{name}.pth")
-    frames, ratios = (
-        torch.full((1, 2, 3, 32, 32), 0.5),
-        torch.ones(1, 2, saved.spike_channels, 32, 32),
-    )
+    frames = torch.full((1, 2, 3, 32, 32), 0.5)
+    ratios = torch.ones(1, 2, saved.spike_channels, 32, 32)
     with torch.no_grad():
         restored = saved.build()(frames, ratios)
+
     # Nothing moves
-    assert restored.dtype == torch.float32 and (restored - frames).abs().max() < 0.1
+    assert restored.dtype == torch.float32
+    assert (restored - frames).abs().max() < 0.1
 
 
 def test_an_operator_alone_is_not_begun_with_half_of_its_tensors():
@@ -119,6 +127,7 @@ def test_weights_of_another_network_are_refused_and_change_nothing(rgb_net):
     before = {k: v.clone() for k, v in other.state_dict().items()}
     with pytest.raises(CheckpointError, match="do not fit"):
         load_weights(other, rgb_net.state_dict(), "rgb.pth")
+
     assert all(torch.equal(v, before[k]) for k, v in other.state_dict().items())
 
 
@@ -143,6 +152,7 @@ def test_strict_refuses_a_single_missing_tensor(tmp_path, rgb_net):
     with pytest.raises(CheckpointError, match=r"missing \(1\): norm\.weight"):
         load_pretrained(VRT(**SMALL), tmp_path / "w.pth", strict=True)
     report = present(load_pretrained(VRT(**SMALL), tmp_path / "w.pth", strict=False))
+
     assert report.missing == ["norm.weight"]
 
 
@@ -152,6 +162,7 @@ def test_spynet_weights_are_read_with_or_without_the_normalisation(tmp_path, rgb
     learned = {k: v for k, v in donor.state_dict().items() if k not in ("mean", "std")}
     torch.save({"params": learned}, tmp_path / "spynet.pth")
     net = VRT(**SMALL, spynet_path=str(tmp_path / "spynet.pth"))
+
     assert all(
         torch.equal(v, learned[k]) for k, v in net.spynet.state_dict().items() if k in learned
     )
@@ -172,7 +183,7 @@ KNOWN = {"rate": 0.9, "light": "linear", "center": "gt", "planes": 88, "gt_plane
 
 @pytest.fixture
 def described(tmp_path):
-    """A folder whose dataset.json holds what KNOWN says."""
+    """Give a folder whose dataset.json says what KNOWN has."""
     (tmp_path / "GOPRO_Large_spike_seq").mkdir()
     write_info(tmp_path, **KNOWN)
     return tmp_path
@@ -207,7 +218,10 @@ def test_a_file_as_released_loads_strictly_and_gives_the_reference_output(tmp_pa
 
 
 def saved_as(path, released):
-    """A file `path` with tensors of the shapes of a released network, as `read_saved` takes it."""
+    """Return what `read_saved` finds in a file with tensors of the shapes of a released network.
+
+    path: the file to write. released: name of the network, a key of golden.manifests().
+    """
     # The options are those of another program
     torch.save({"params": released_tensors(released), "options": {"lr": 1e-4}}, path)
     return read_saved(path)
@@ -226,7 +240,9 @@ def test_released_weights_take_their_name_from_the_file(tmp_path):
         tmp_path / "006_VRT_videodeblurring_GoPro.pth", "006_VRT_videodeblurring_GoPro"
     )
     assert saved.released == "006_VRT_videodeblurring_GoPro"
-    assert saved.netG["deformable_groups"] == 16 and saved.scale == 1 and saved.spike is None
+    assert saved.netG["deformable_groups"] == 16
+    assert saved.scale == 1
+    assert saved.spike is None
     saved.build()
 
 
@@ -249,7 +265,8 @@ def test_what_is_no_tensor_by_name_is_no_weight(tmp_path, content):
 
 def test_our_weights_and_checkpoints_say_what_they_are(described, tmp_path):
     opt = options(described)
-    net, about = define_G(opt), opt.portable()
+    net = define_G(opt)
+    about = opt.portable()
     full = {
         "model_state_dict": net.state_dict(),
         "ema_state_dict": None,
@@ -301,4 +318,5 @@ def test_the_weights_know_their_spikes_better_than_an_option_file_without_its_da
     # Files of before have no such entry.
     old = {key: value for key, value in opt.portable().items() if key != "spike_data"}
     torch.save({"params": define_G(opt).state_dict(), "options": old}, tmp_path / "old.pth")
+
     assert read_saved(tmp_path / "old.pth").spike_data is None

@@ -1,4 +1,8 @@
-"""scripts/convert_options.py from its command line, on files in the forms of S-VRT and KAIR."""
+"""scripts/convert_options.py from its command line, on option files in the forms of S-VRT and KAIR.
+
+tests/data/options/svrt_006.json is the option file that S-VRT published. The tests convert it,
+changed or as it is, and read the new file, the output, and the training with it.
+"""
 
 import json
 import re
@@ -22,7 +26,8 @@ from tests.helpers.train_files import history, train
 from utils.options.load import load_options
 
 FILES = ROOT / "tests/data/options"
-# What a person changes for data and a network of a test's size; every other key stays as it is.
+# What a person changes to train on data and with a network of the size of a test. Every other key
+# stays as it is.
 SMALL = {
     "netG.img_size": [2, 32, 32], "netG.window_size": [2, 4, 4], "netG.depths": [1] * 11,
     "netG.embed_dims": [8] * 11, "netG.num_heads": [2] * 11, "netG.deformable_groups": 2,
@@ -38,8 +43,9 @@ PLACES = {
 
 
 def write_data(root: Path) -> None:
-    """Clips in S-VRT's layout: planes of 16 x 16, 56 or 88 of them a file, beside pictures of 32 x
-    32.
+    """Write clips in the layout of S-VRT: two for training, one for testing.
+
+    A clip has six frames of 32 x 32 and six files of spikes of 16 x 16. A file has 56 or 88 planes.
     """
     how = {"frames": 6, "h": 16, "w": 16, "first": 47, "regrouped": True}
     for name, split, planes in (
@@ -54,8 +60,9 @@ def write_data(root: Path) -> None:
 
 
 def write_svrt(root: Path, **changes: object) -> Path:
-    """The published file with its data below `root`. changes: dotted keys with __ for the dots;
-    None removes one.
+    """Write the published file, with its data below `root`. Return its path.
+
+    changes: keys to replace, with two underscores for each dot, e.g. train__total_iter.
     """
     text = (FILES / "svrt_006.json").read_text()
     for old, new in PLACES.items():
@@ -75,6 +82,10 @@ def write_svrt(root: Path, **changes: object) -> Path:
 
 
 def convert(path: Path, *more: str) -> tuple[int, Path]:
+    """Convert an option file. Return the exit code, and the path of the new file.
+
+    more: further arguments.
+    """
     out = path.parent / "ours.json"
     return main([str(path), "--out", str(out), *more]), out
 
@@ -87,25 +98,28 @@ def test_the_reference_file_of_s_vrt_is_converted_and_trains_on_data_of_its_layo
     code, out = convert(path, "--spike-size", "16", "16")
     said = capsys.readouterr().out
     text = out.read_text()
-    assert code == 0 and "k3y" not in text + said and "t0ken" not in text + said
+    assert code == 0
+    assert "k3y" not in text + said
+    assert "t0ken" not in text + said
     for key in (
         "swanlab", "logfire", "logging.use_swanlab", "logging.wandb_api_key",
         "datasets.train.keep_legacy_l", "datasets.train.spike_normalize",
         "datasets.train.middle_tfp_center", "netG.init_gain",
     ):  # fmt: skip
         assert f"\n  {key}: " in said.split("dropped")[1].split("cannot be said")[0], key
-    assert "'imagenet'" in said.split("cannot be said")[1] and "0.002 higher on average" in said
+    assert "'imagenet'" in said.split("cannot be said")[1]
+    assert "0.002 higher on average" in said
     assert "datasets.train.dataloader_batch_size: 3 for 3 GPUs in all -> 1 per GPU" in said
-    assert (
-        "  // It cannot say: datasets.train.rgb_normalize" in text
-        and '    "img_size": [6, 224, 224],\n' in text
-    )
+    assert "  // It cannot say: datasets.train.rgb_normalize" in text
+    assert '    "img_size": [6, 224, 224],\n' in text
     result = train(
         out, *(f"{key}={json.dumps(value)}" for key, value in SMALL.items()), limit_s=300
     )
     assert result.exit_codes == [0], result.text
     steps = history(out, "006_train_vrt_videodeblurring_gopro_rgbspike")
-    assert [step for step, _ in steps["train/loss"]] == [1, 2] and "val/psnr" in steps
+
+    assert [step for step, _ in steps["train/loss"]] == [1, 2]
+    assert "val/psnr" in steps
 
 
 def test_the_converted_channels_are_those_of_s_vrt_but_for_its_rounding(tmp_path, capsys):
@@ -113,7 +127,8 @@ def test_the_converted_channels_are_those_of_s_vrt_but_for_its_rounding(tmp_path
     code, out = convert(write_svrt(tmp_path), "--spike-size", "16", "16", "netG.spynet_path=null")
     opt = load_options(out, [], parts=PARTS)
     with torch.device("meta"):
-        assert code == 0 and (opt.spike_channels, define_G(opt).in_chans) == (4, 7)
+        assert code == 0
+        assert (opt.spike_channels, define_G(opt).in_chans) == (4, 7)
     section = present(opt.datasets.train).model_copy(
         update={"use_hflip": False, "use_rot": False, "gt_size": 32}
     )
@@ -132,7 +147,8 @@ def test_the_converted_channels_are_those_of_s_vrt_but_for_its_rounding(tmp_path
 
     rates = np.arange(42) / 41  # all values of a window of 41 planes
     lost = rates - np.floor(255 * rates) / 255
-    assert lost.mean() == pytest.approx(0.002, abs=2e-4) and lost.max() < 0.004
+    assert lost.mean() == pytest.approx(0.002, abs=2e-4)
+    assert lost.max() < 0.004
     # The size of a plane comes from dataset.json, and firing rates stay.
     write_info(tmp_path, h=16, w=16, light="display", rate=0.5, planes=None, gt_plane=None)
     capsys.readouterr()
@@ -141,8 +157,10 @@ def test_the_converted_channels_are_those_of_s_vrt_but_for_its_rounding(tmp_path
     said = capsys.readouterr().out
     opt = load_options(out, ["netG.spynet_path=null"], parts=PARTS)
     spike = of_part(opt.datasets.train).spike
-    assert code == 0 and (spike.h, spike.w, spike.gamma) == (None, None, 2.2)
-    assert "16 x 16; the file says 250 x 400" in said and "2 times those of S-VRT" in said
+    assert code == 0
+    assert (spike.h, spike.w, spike.gamma) == (None, None, 2.2)
+    assert "16 x 16; the file says 250 x 400" in said
+    assert "2 times those of S-VRT" in said
 
 
 def test_the_problems_of_a_file_are_named_at_once_and_what_they_advise_is_enough(tmp_path, capsys):
@@ -161,10 +179,11 @@ def test_the_problems_of_a_file_are_named_at_once_and_what_they_advise_is_enough
         "netG.depth", "datasets.train.spike.cache", "datasets.train.spike.reconstruction.theta",
         "datasets.train.spike_channels", "in_memory",
     ]  # fmt: skip
-    assert code == 2 and not out.exists() and said.count("OptionError") == 1
-    assert (
-        all(f"    {key}" in said for key in wrong) and "11 problems in the option file" in said
-    ), said
+    assert code == 2
+    assert not out.exists()
+    assert said.count("OptionError") == 1
+    assert all(f"    {key}" in said for key in wrong), said
+    assert "11 problems in the option file" in said, said
     advice = "\n".join(line for line in said.splitlines() if line.startswith("      do: "))
     given = {
         "train.total_iter": 10,
@@ -179,7 +198,9 @@ def test_the_problems_of_a_file_are_named_at_once_and_what_they_advise_is_enough
     )
     assert code == 0, capsys.readouterr().err
     opt = load_options(out, [], parts=PARTS)
-    data, net = of_part(opt.datasets.train), of_part(opt.netG)
+    data = of_part(opt.datasets.train)
+    net = of_part(opt.netG)
+
     assert (opt.train.total_iter, data.gt_size, net.fusion.type) == (
         10,
         192,
@@ -205,7 +226,9 @@ def test_the_other_representations_of_s_vrt_have_ours_and_totals_that_cannot_be_
     code, out = convert(write_svrt(tmp_path, gpu_ids=[0, 1, 2, 3, 4], **values))
     unsaid = capsys.readouterr().out.split("cannot be said")[1]
     train = json5.loads(out.read_text())["datasets"]["train"]
-    assert code == 0 and train["spike"]["representation"] == expected
+
+    assert code == 0
+    assert train["spike"]["representation"] == expected
     assert train["spike"].get("center") == (44 if kind == "middle_tfp" else None)
     assert (train["dataloader_batch_size"], train["dataloader_num_workers"]) == each
     assert unsaid.count("in all is no multiple of 5 GPUs") == (2 if batch == 3 else 0)
@@ -215,42 +238,40 @@ def test_a_yaml_file_is_read_with_its_numbers_or_pyyaml_is_asked_for(tmp_path, c
     (tmp_path / "theirs.yml").write_text("netG: {}")
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "yaml", None)
-        assert (
-            convert(tmp_path / "theirs.yml")[0] == 2
-            and "pip install pyyaml" in capsys.readouterr().err
-        )
+        assert convert(tmp_path / "theirs.yml")[0] == 2
+        assert "pip install pyyaml" in capsys.readouterr().err
     yaml = pytest.importorskip("yaml")
     values = json.loads(write_svrt(tmp_path, train__E_decay=0.9).read_text())
     text = yaml.safe_dump(values).replace("G_optimizer_lr: 0.0004", "G_optimizer_lr: 4e-4")
     (tmp_path / "theirs.yml").write_text(text)
     code, out = convert(tmp_path / "theirs.yml")
-    assert (
-        "4e-4" in text
-        and code == 0
-        and json5.loads(out.read_text())["train"]["G_optimizer_lr"] == 4e-4
-    )
+
+    assert "4e-4" in text
+    assert code == 0
+    assert json5.loads(out.read_text())["train"]["G_optimizer_lr"] == 4e-4
 
 
 def test_files_of_kair_need_no_conversion_and_no_file_is_overwritten(tmp_path, capsys):
     options = options_of("006")
     path = write_file(tmp_path / "kair.json", options)
     code, out = convert(path)
-    assert code == 0 and not out.exists() and "needs no conversion" in capsys.readouterr().out
+    assert code == 0
+    assert not out.exists()
+    assert "needs no conversion" in capsys.readouterr().out
     write_file(path, {**options, "train.G_optimiser_lr": 1e-4, "datasets.train.size_gt": 192})
     code, _ = convert(path)
     said = capsys.readouterr().err
-    assert code == 2 and "train.G_optimiser_lr" in said and "datasets.train.size_gt" in said
-    assert (
-        main([str(path), "--out", str(tmp_path / "ours.txt")]) == 2
-        and "another ending" in capsys.readouterr().err
-    )
+    assert code == 2
+    assert "train.G_optimiser_lr" in said
+    assert "datasets.train.size_gt" in said
+    assert main([str(path), "--out", str(tmp_path / "ours.txt")]) == 2
+    assert "another ending" in capsys.readouterr().err
     out.write_text("mine")
     code, _ = convert(write_svrt(tmp_path))
-    assert (
-        code == 2
-        and out.read_text() == "mine"
-        and "no file is overwritten" in capsys.readouterr().err
-    )
+
+    assert code == 2
+    assert out.read_text() == "mine"
+    assert "no file is overwritten" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -259,4 +280,7 @@ def test_files_of_kair_need_no_conversion_and_no_file_is_overwritten(tmp_path, c
 def test_what_is_no_option_file_is_refused(tmp_path, capsys, name, text):
     (tmp_path / name).write_text(text)
     code, out = convert(tmp_path / name)
-    assert code == 2 and not out.exists() and "OptionError" in capsys.readouterr().err
+
+    assert code == 2
+    assert not out.exists()
+    assert "OptionError" in capsys.readouterr().err

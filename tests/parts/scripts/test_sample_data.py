@@ -1,3 +1,9 @@
+"""scripts/make_sample_data.py: what the sample set shows, and what happens to a set that is there.
+
+The script renders clips of a moving scene for an RGB camera and a spike camera, in the layout of
+GoPro. Most tests read one small set, or a copy of it.
+"""
+
 import dataclasses
 import json
 import shutil
@@ -27,7 +33,10 @@ from utils.image import imread_rgb, panels_of
 
 
 def smaller(frames, **clips):
-    """A sample of one clip of each split, or of `clips`."""
+    """Return a description of a small sample set.
+
+    frames: frames of a clip. clips: split -> number of its clips, by default one of each split.
+    """
     return dataclasses.replace(
         make_sample_data.SAMPLE, clips=clips or {"train": 1, "test": 1}, frames=frames
     )
@@ -35,6 +44,7 @@ def smaller(frames, **clips):
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory):
+    """Give a set with one clip of two frames for training, and one for testing."""
     root = tmp_path_factory.mktemp("sets") / "sample"
     make_sample(root, smaller(2))
     return root
@@ -61,7 +71,9 @@ def test_the_image_of_the_spikes_shows_the_scene(sample, tmp_path, representatio
     strip = imread_rgb(next((out / "strips").rglob("000000.png")))
     panels = panels_of(strip, ["blurry", "spikes", "restored", "sharp", "error x5"])
     spikes, sharp = (panels[name][..., 0].astype(float) for name in ("spikes", "sharp"))
-    assert (spikes > 230).mean() < 0.3 and spikes.std() > 25
+
+    assert (spikes > 230).mean() < 0.3
+    assert spikes.std() > 25
     assert np.corrcoef(spikes.ravel(), sharp.ravel())[0, 1] > 0.8
 
 
@@ -77,7 +89,8 @@ def test_the_gopro_layout_is_read_with_blur_that_matters_and_spikes_upright_at_t
     }
     spike = {"type": "dat", "gamma": 2.2, "representation": {"type": "tfi", "half_window": 30}}
     item = build_dataset(section(sample, "test", spike=spike), "test", 0)[0]
-    assert item["lq"].shape == (2, 3, 128, 128) and item["spike"].shape == (2, 1, 128, 128)
+    assert item["lq"].shape == (2, 3, 128, 128)
+    assert item["spike"].shape == (2, 1, 128, 128)
 
     seen = item["spike"][:, 0].numpy()
     blurry, sharp = (
@@ -98,7 +111,9 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(sample, tmp_
         make_sample(tmp_path / name, smaller(1, train=1), seed)
     one, same, other = (files(tmp_path / name) for name in ("one", "same", "other"))
     spikes = "GOPRO_Large_spike_seq/train/SAMPLE00_train/spike/000000.dat"
-    assert one == same and one[spikes] != other[spikes]
+
+    assert one == same
+    assert one[spikes] != other[spikes]
 
 
 def test_ctrl_c_ends_with_one_line_and_leaves_no_half_set(tmp_path):
@@ -111,7 +126,9 @@ def test_ctrl_c_ends_with_one_line_and_leaves_no_half_set(tmp_path):
         making.send_signal(signal.SIGINT)
         said = present(making.stderr).read()
 
-    assert making.returncode == 130 and len(said.split("\n")) == 2 and "Ctrl-C" in said, said
+    assert making.returncode == 130, said
+    assert len(said.split("\n")) == 2, said
+    assert "Ctrl-C" in said, said
     assert list(tmp_path.iterdir()) == []
 
 
@@ -130,10 +147,8 @@ def test_ctrl_c_while_an_older_set_is_removed_leaves_the_new_one(older, monkeypa
         json.loads((older / make_sample_data.INFO).read_text())["version"]
         == make_sample_data.SAMPLE.version
     )
-    assert (
-        make_sample_data.main(["--root", str(older)]) == 0
-        and "nothing to do" in capsys.readouterr().out
-    )
+    assert make_sample_data.main(["--root", str(older)]) == 0
+    assert "nothing to do" in capsys.readouterr().out
 
 
 def test_the_sharp_instants_stand_beside_the_same_frames_and_spikes(
@@ -142,11 +157,10 @@ def test_the_sharp_instants_stand_beside_the_same_frames_and_spikes(
     monkeypatch.setattr(make_sample_data, "SAMPLE", smaller(2))
     with_them = ["--root", str(tmp_path / "sample"), "--instants", "5"]
     shutil.copytree(sample, tmp_path / "sample")
-    assert (
-        make_sample_data.main(with_them) == 0
-        and "without these instants" in capsys.readouterr().out
-    )
-    before, after = files(sample), files(tmp_path / "sample")
+    assert make_sample_data.main(with_them) == 0
+    assert "without these instants" in capsys.readouterr().out
+    before = files(sample)
+    after = files(tmp_path / "sample")
     assert all(
         after[name] == content
         for name, content in before.items()
@@ -157,29 +171,31 @@ def test_the_sharp_instants_stand_beside_the_same_frames_and_spikes(
     assert sorted(path.name for path in (clip / "instants").iterdir()) == names
     assert (clip / "instants/000001_2.png").read_bytes() == (clip / "sharp/000001.png").read_bytes()
     planes = json.loads((tmp_path / "sample" / make_sample_data.INFO).read_text())["instants"]
+
     assert planes == [9, 26, 44, 62, 79]
-    assert make_sample_data.main(with_them) == 0 and "nothing to do" in capsys.readouterr().out
+    assert make_sample_data.main(with_them) == 0
+    assert "nothing to do" in capsys.readouterr().out
     assert make_sample_data.main(["--root", str(tmp_path / "even"), "--instants", "4"]) == 2
-    assert "an odd number" in capsys.readouterr().err and not (tmp_path / "even").exists()
+    assert "an odd number" in capsys.readouterr().err
+    assert not (tmp_path / "even").exists()
 
 
 def test_a_set_of_another_kind_is_refused_by_its_name(tmp_path, capsys):
     make_sample(tmp_path / "demo", dataclasses.replace(DEMO, clips={"test": 1}, frames=1))
-    assert (
-        make_sample_data.main(["--root", str(tmp_path / "demo")]) == 3
-        and "size demo" in capsys.readouterr().err
-    )
+    assert make_sample_data.main(["--root", str(tmp_path / "demo")]) == 3
+    assert "size demo" in capsys.readouterr().err
 
 
 @pytest.fixture
 def copy(sample, tmp_path):
+    """Give a copy of the set, which a test may change."""
     shutil.copytree(sample, tmp_path / "sample")
     return tmp_path / "sample"
 
 
 @pytest.fixture
 def older(copy, monkeypatch):
-    """A copy that another version of the script has made, which now makes less."""
+    """Give a copy that another version of the script has made. The script now makes less."""
     monkeypatch.setattr(make_sample_data, "SAMPLE", smaller(1))
     info = copy / make_sample_data.INFO
     info.write_text(json.dumps(json.loads(info.read_text()) | {"version": 1}))
@@ -207,6 +223,7 @@ def test_a_set_that_is_there_is_left_alone_and_refused_where_it_is_something_els
     before = snapshot(copy.parent)
     code = make_sample_data.main(["--root", str(copy), "--seed", "1" if change == "seed" else "0"])
     said = capsys.readouterr()
+
     assert (code, "nothing to do" in said.out, "move" in said.err) == (
         (0, 1, 0) if change == "none" else (3, 0, 1)
     )

@@ -1,4 +1,9 @@
-"""scripts/show_sample.py: the page shows the sample of training, and names a wrong geometry."""
+"""scripts/show_sample.py: the page shows the sample of training, and names a wrong geometry.
+
+The data are clips of moving textures (tests/helpers/textured_clips.py), whose spikes fit their
+frames. Frames have 96 x 96 pixels, spike planes 48 x 48, so one spike pixel sees 2 x 2 pixels. The
+tests read the text of the page, its pictures, and its verdict: whether spikes and frames agree.
+"""
 
 import base64
 import json
@@ -20,6 +25,7 @@ from utils.image import tensor_to_uint8
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
+    """Give a folder with the clips and the option file. No test changes it."""
     return make_textured_home(tmp_path_factory.mktemp("home"))
 
 
@@ -34,6 +40,7 @@ def changed_spikes(home, root, change):
 
 
 def page_of(home, out, *arguments):
+    """Write the page of sample 2 to `out`. Return its text. arguments: further arguments."""
     args = ["--opt", home / "options.json", "--index", 2, "--out", out, *arguments]
     assert show_sample.main([str(a) for a in args]) == 0
     return out.read_text(encoding="utf-8")
@@ -54,12 +61,12 @@ def test_the_page_shows_the_sample_of_training(home, tmp_path, epoch):
     page = page_of(home, tmp_path / "a.html", "--epoch", epoch)
     options = json.loads((home / "options.json").read_text())["datasets"]["train"]
     dataset = set_for_training(options, seed=5)
-    draw, item = dataset.draw((epoch, 2)), dataset[(epoch, 2)]
+    draw = dataset.draw((epoch, 2))
+    item = dataset[(epoch, 2)]
 
     kind, sentence = verdict(page)
-    assert kind == "right" and re.fullmatch(r"Spikes and frame agree to 0\.[1-5] px\.", sentence), (
-        sentence
-    )
+    assert kind == "right", sentence
+    assert re.fullmatch(r"Spikes and frame agree to 0\.[1-5] px\.", sentence), sentence
     aug = draw.aug
     assert (
         f"rows {aug.top} to {aug.top + 47}, columns {aug.left} to {aug.left + 47} of 96 x 96"
@@ -75,14 +82,14 @@ def test_the_page_shows_the_sample_of_training(home, tmp_path, epoch):
     # Enlarged 6 times; the first picture named so is the alignment, of the frame in the middle.
     stem = draw.clip.stems[draw.frames[0]]
     for number, name in enumerate(("lq", "gt")):
-        shown, expected = picture(page, stem, number), tensor_to_uint8(item[name][0])
-        assert (
-            shown.shape == (288, 288, 3)
-            and np.abs(shown[3::6, 3::6].astype(int) - expected).mean() < 3
-        )
+        shown = picture(page, stem, number)
+        expected = tensor_to_uint8(item[name][0])
+        assert shown.shape == (288, 288, 3)
+        assert np.abs(shown[3::6, 3::6].astype(int) - expected).mean() < 3
     # Alt and caption of every channel of 3 frames
     assert len(re.findall(r"channel [012]: ", page)) == 2 * 3 * 3
-    assert not re.findall(r"""(?:src|href)=["'](?!data:)""", page) and "http" not in page
+    assert not re.findall(r"""(?:src|href)=["'](?!data:)""", page)
+    assert "http" not in page
 
 
 def test_a_wrong_geometry_is_named(home, tmp_path, capfd):
@@ -103,7 +110,8 @@ def test_a_wrong_geometry_is_named(home, tmp_path, capfd):
         ("other", other, r"check spike\.flip, spike\.h and spike\.w"),
     ):
         kind, said = verdict(page_of(home, tmp_path / f"{name}.html", *size, override))
-        assert kind == "wrong" and re.search(sentence, said), (name, said)
+        assert kind == "wrong", (name, said)
+        assert re.search(sentence, said), (name, said)
         assert said in capfd.readouterr().out.replace("'", "&#x27;")
 
 
@@ -120,8 +128,10 @@ def test_a_calibration_is_shown_and_a_wrong_one_is_named(home, tmp_path):
         kind, said = verdict(
             page := page_of(home, tmp_path / f"{name}.html", spikes, *size, calibration)
         )
-        assert kind == name and ("agree to" in said or "spike.calibration" in said), said
-        assert f"the spikes cover {76 / 96:.1%} of the frame" in page and "blue: the region" in page
+        assert kind == name, said
+        assert "agree to" in said or "spike.calibration" in said, said
+        assert f"the spikes cover {76 / 96:.1%} of the frame" in page
+        assert "blue: the region" in page
 
 
 def test_a_small_shift_beside_a_large_one_is_named(home, tmp_path):
@@ -135,17 +145,15 @@ def test_a_small_shift_beside_a_large_one_is_named(home, tmp_path):
 
 def test_a_test_clip_and_a_set_without_spikes(home, tmp_path):
     page = page_of(home, tmp_path / "test.html", "--split", "test", "--index", 0)
-    assert (
-        verdict(page)[0] == "right"
-        and "rows 0 to 95, columns 0 to 95" in page
-        and "lq: 4 x 3 x 96 x 96" in page
-    )
+    assert verdict(page)[0] == "right"
+    assert "rows 0 to 95, columns 0 to 95" in page
+    assert "lq: 4 x 3 x 96 x 96" in page
     page = page_of(
         home, tmp_path / "rgb.html", "datasets.train.dataset_type=VideoRecurrentTrainDataset"
     )
-    assert (
-        verdict(page) == ("none", "This data set has no spikes.") and "lq: 3 x 3 x 48 x 48" in page
-    )
+
+    assert verdict(page) == ("none", "This data set has no spikes.")
+    assert "lq: 3 x 3 x 48 x 48" in page
 
 
 def test_the_motion_within_the_exposure_is_shown_if_asked_for(home, tmp_path):
@@ -188,7 +196,8 @@ def test_the_first_sample_is_shown_by_default_and_wrong_indices_are_named(
         == 0
     )
     page = (tmp_path / "sample_train_0.html").read_text(encoding="utf-8")
-    assert re.search(r"threshold \d\.\d\d?, drop 0, ", page) and "bottom row first" in page
+    assert re.search(r"threshold \d\.\d\d?, drop 0, ", page)
+    assert "bottom row first" in page
     assert not re.search(r"SpikeGeometry\(|CameraDraw\(|\w+=\w+, \w+=", page)
     cases = {
         "the file exists already": ["--out", "sample_train_0.html"],
@@ -198,9 +207,9 @@ def test_the_first_sample_is_shown_by_default_and_wrong_indices_are_named(
     for words, arguments in cases.items():
         assert show_sample.main([*opt, *arguments]) == 2
         assert words in capfd.readouterr().err
-    assert (tmp_path / "sample_train_0.html").read_text(encoding="utf-8") == page and not (
-        tmp_path / "b.html"
-    ).exists()
+
+    assert (tmp_path / "sample_train_0.html").read_text(encoding="utf-8") == page
+    assert not (tmp_path / "b.html").exists()
 
 
 def test_the_page_is_whole_in_a_browser(home, tmp_path, browser):
@@ -215,6 +224,7 @@ def test_the_page_is_whole_in_a_browser(home, tmp_path, browser):
     colour = browser.find_element("css selector", ".verdict").value_of_css_property(
         "background-color"
     )
+
     assert colour.startswith("rgba(30, 126, 52")
     assert [line for line in browser.get_log("browser") if line["level"] == "SEVERE"] == []
 
@@ -227,4 +237,5 @@ def test_the_page_of_a_sample_is_not_written_into_the_repository(home, tmp_path)
 
     assert result.exit_codes == [0], result.text
     (page,) = tmp_path.glob("*/sample_train_0.html")
-    assert str(page) in result.text and sorted(ROOT.iterdir()) == before
+    assert str(page) in result.text
+    assert sorted(ROOT.iterdir()) == before

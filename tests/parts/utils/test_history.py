@@ -1,4 +1,9 @@
-"""The curves of a run: its files after a resume, a kill, a full disk; scripts/compare_runs.py."""
+"""The curves of a run: their files after a resume, a kill and a full disk, and their comparison.
+
+A run writes a line for each step into training_history.jsonl (LINES_NAME), and at times all curves
+into training_history.json (HISTORY_NAME) and into a picture. scripts/compare_runs.py draws and
+compares the curves of several runs, and lab/compare_curves.py measures how far two curves differ.
+"""
 
 import json
 import math
@@ -16,6 +21,10 @@ from utils.run.history import HISTORY_NAME, LINES_NAME, HistoryWriter, read_hist
 
 
 def write(folder, steps, start=0, tag="train/loss", factor=1.0):
+    """Write the value factor * step for each step, as a start of a run does.
+
+    start: the step of the checkpoint from which the run resumes. tag: name of the curve.
+    """
     writer = HistoryWriter(folder, start)
     for step in steps:
         writer.scalars({tag: factor * step}, step)
@@ -28,6 +37,7 @@ def strict(text):
 
 
 def steps_of(folder, tag="train/loss"):
+    """Return the steps of a curve."""
     return [step for step, _ in read_history(folder)[tag]]
 
 
@@ -41,11 +51,9 @@ def test_values_that_are_not_finite_are_null_in_the_files_and_nan_for_readers(tm
         "c": 0.1,
     }
     history = read_history(tmp_path)
-    assert (
-        math.isnan(history["a"][0][1])
-        and math.isnan(history["b"][0][1])
-        and history["c"] == [[5, 0.1]]
-    )
+    assert math.isnan(history["a"][0][1])
+    assert math.isnan(history["b"][0][1])
+    assert history["c"] == [[5, 0.1]]
     HistoryWriter(tmp_path, 5).scalars({"val/psnr": math.nan}, 6)
     whole = {"a": [[5, None]], "b": [[5, None]], "c": [[5, 0.1]], "val/psnr": [[6, None]]}
     assert strict((tmp_path / HISTORY_NAME).read_text()) == whole
@@ -94,7 +102,8 @@ def test_a_broken_line_in_the_middle_is_an_error_to_readers_and_costs_a_run_only
         read_history(tmp_path)
     write(tmp_path, [4], start=3)
 
-    assert steps_of(tmp_path) == [1, 3, 4] and "1 lines are no entries" in caplog.text
+    assert steps_of(tmp_path) == [1, 3, 4]
+    assert "1 lines are no entries" in caplog.text
 
 
 def test_a_run_of_an_older_version_is_read_and_continued(tmp_path):
@@ -146,6 +155,7 @@ def write_run(folder, scalars, factor=1.0):
 
 
 def picture(path):
+    """Return a picture as numbers, (H, W, 3)."""
     return read_picture(path).astype(int)
 
 
@@ -158,7 +168,8 @@ def test_the_figure_of_one_run_is_its_own_and_scalars_that_are_named_get_a_panel
         assert main([str(run), *tags, "--out", str(out)]) == 0
 
     assert (picture(again) == picture(run / "curves.png")).all()  # their titles differ
-    assert picture(some).shape[1] == 2 * 450 and picture(one).shape[1] == 450
+    assert picture(some).shape[1] == 2 * 450
+    assert picture(one).shape[1] == 450
     assert json.loads((run / HISTORY_NAME).read_text())["val/psnr"] == [
         [1, 1.0],
         [2, 2.0],
@@ -168,18 +179,18 @@ def test_the_figure_of_one_run_is_its_own_and_scalars_that_are_named_get_a_panel
 
 def test_runs_of_one_folder_name_are_told_apart_and_drawn_in_the_same_panels(tmp_path, capsys):
     tags = ["train/loss", "val/psnr", "val/psnr_input", "train/it_per_s", "train/data_share"]
-    one, two = (
-        write_run(tmp_path / "a" / "run", tags),
-        write_run(tmp_path / "b" / "run", tags, factor=2.0),
-    )
+    one = write_run(tmp_path / "a" / "run", tags)
+    two = write_run(tmp_path / "b" / "run", tags, factor=2.0)
     (two / LINES_NAME).unlink()  # as an older version left it
     out = tmp_path / "both.png"
 
     assert main([str(one / LINES_NAME), str(two), "--out", str(out)]) == 0
 
     assert "a/run, b/run" in capsys.readouterr().out
-    both, single = picture(out), picture(one / "curves.png")
-    assert both.shape == single.shape and (both != single).any()
+    both = picture(out)
+    single = picture(one / "curves.png")
+    assert both.shape == single.shape
+    assert (both != single).any()
     assert main([str(one), str(two), "--out", str(out)]) == 2  # no file is overwritten
     assert "exists already" in capsys.readouterr().err
 
@@ -199,7 +210,8 @@ def test_what_cannot_be_drawn_is_refused_with_the_reason(tmp_path, capsys):
             main([*(str(tmp_path / run) for run in runs), "--out", str(tmp_path / "x.png"), *more])
             == code
         )
-        assert message in capsys.readouterr().err and not list(tmp_path.glob("x.*"))
+        assert message in capsys.readouterr().err
+        assert not list(tmp_path.glob("x.*"))
 
 
 def test_the_smoothed_curve_is_a_running_mean_that_leaves_nan_out():
@@ -207,9 +219,11 @@ def test_the_smoothed_curve_is_a_running_mean_that_leaves_nan_out():
     values[50] = np.nan
     mean, window = smoothed(values.tolist())
 
-    assert window == 5 and len(mean) == 100
+    assert window == 5
+    assert len(mean) == 100
     assert mean[10] == 10 and mean[0] == 1 and mean[99] == 98  # shorter at the ends
-    assert mean[50] == 50 and mean[51] == pytest.approx((49 + 51 + 52 + 53) / 4)
+    assert mean[50] == 50
+    assert mean[51] == pytest.approx((49 + 51 + 52 + 53) / 4)
     assert np.isnan(smoothed([np.nan] * 8)[0]).all()
 
 
@@ -263,9 +277,8 @@ def test_training_runs_give_a_table_of_scores_speed_size_and_the_options_that_di
     lines = capsys.readouterr().out.splitlines()
     rows = [line.strip("| ").replace(" | ", "  ").split() for line in lines]
     assert ["b", "31.25", "10", "0.25", "1.5", "1.23", "M"] in rows
-    assert ["train.G_optimizer_lr", "0.002", "0.001"] in rows and not any(
-        "total_iter" in row[:1] for row in rows
-    )
+    assert ["train.G_optimizer_lr", "0.002", "0.001"] in rows
+    assert not any("total_iter" in row[:1] for row in rows)
     assert is_md or max(map(len, lines)) <= 100
 
 
@@ -285,8 +298,10 @@ def test_tests_give_a_table_of_at_most_100_columns(tmp_path, capsys):
     assert main(list(map(str, folders))) == 0
 
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 4 and all(len(line) <= 100 for line in lines), lines
-    assert lines[2].startswith("test  ") and "30.00" in lines[2]
+    assert len(lines) == 4, lines
+    assert all(len(line) <= 100 for line in lines), lines
+    assert lines[2].startswith("test  ")
+    assert "30.00" in lines[2]
 
 
 @pytest.mark.parametrize(
@@ -342,4 +357,6 @@ def test_absent_files_files_of_another_form_and_a_run_given_twice_are_refused(tm
         given = [folders[0], folders["twice" not in said]]
         assert main(list(map(str, given))) == 3
         text = capsys.readouterr().err
-        assert said in text and text.count("Error: ") == 1 and "Traceback" not in text
+        assert said in text
+        assert text.count("Error: ") == 1
+        assert "Traceback" not in text

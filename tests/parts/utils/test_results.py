@@ -1,5 +1,8 @@
-"""Results of a test, averages, table and page, and the page of a training run; both work in a
-browser, offline.
+"""The results of a test: their files, averages, table and page. Then the page of a training run.
+
+The scores are made up, and each picture has one grey level. So each expected number and each
+expected pixel can be worked out on this page. The pages are also opened in a real browser, which
+may load nothing from outside.
 """
 
 import json
@@ -28,7 +31,8 @@ from utils.results import json_bytes
 from utils.run.history import HistoryWriter
 from utils.video import VideoWriter
 
-# Grey levels of the pictures of a clip: one of blurry, restored and sharp frames.
+# Grey levels of the three pictures of a clip. They lie so far apart that a pixel on the screen of a
+# browser tells which picture is shown.
 BLURRY = 40
 RESTORED = 120
 SHARP = 220
@@ -37,7 +41,7 @@ SHARP = 220
 def entry(name, values, bonus=3.0):
     """Return the scores of a clip, as a test stores them.
 
-    values: PSNR of the input frames. bonus: how many dB restored frames have more.
+    values: PSNR of the input frames, one each. bonus: PSNR of restored minus input frames, in dB.
     """
     given = {"psnr": values, "ssim": [0.5] * len(values)}
     restored = {"psnr": [v + bonus for v in values], "ssim": [0.75] * len(values)}
@@ -67,6 +71,7 @@ def test_the_averages_are_over_clips_and_over_frames_and_the_table_shows_both():
     results = collect([entry("b", [20.0] * 6), entry("a", [30.0, 32.0])], expected=2)
     total = results["averages"]["restored"]
     text = score_text(results)
+
     # Restored frames have 3 dB more: clip a has 33 and 35, so 34 in the mean, clip b has six of 23.
     assert total["psnr"] == pytest.approx((34 + 23) / 2)
     assert total["psnr_frame_mean"] == pytest.approx((33 + 35 + 6 * 23) / 8)
@@ -83,35 +88,37 @@ def test_the_averages_are_over_clips_and_over_frames_and_the_table_shows_both():
 
 def test_the_two_forms_of_the_command_line():
     args = read_request(["--opt", "x.json", "val.save_img=true", "--tile", "12,256", "scale=1"], "")
-    assert (
-        not args.is_of_own_clips
-        and args.tiles.tile == (12, 256)
-        and args.overrides == ("val.save_img=true", "scale=1")
-    )
+    assert not args.is_of_own_clips
+    assert args.tiles.tile == (12, 256)
+    assert args.overrides == ("val.save_img=true", "scale=1")
     for line in (
         "--save frames datasets.test.x=y a=b --tile 2,2",
         "--tile 2,2 --save frames datasets.test.x=y a=b",
     ):
         args = read_request(["--opt", "x.json", *line.split()], "")
-        assert args.save == ("frames",) and args.overrides == ("datasets.test.x=y", "a=b")
+        assert args.save == ("frames",)
+        assert args.overrides == ("datasets.test.x=y", "a=b")
     args = read_request(
         ["--opt", "x", "--lpips", "a.pth", "b.pth", "val.save_img=true", "--overwrite"], ""
     )
-    assert (
-        args.lpips == ("a.pth", "b.pth")
-        and args.overrides == ("val.save_img=true",)
-        and args.overwrite
-    )
+    assert args.lpips == ("a.pth", "b.pth")
+    assert args.overrides == ("val.save_img=true",)
+    assert args.overwrite
     line = "--weights w --input i --output o --spike s --spike-size 250 400 --tile auto"
     args = read_request(line.split(), "")
-    assert args.is_of_own_clips and args.spike_size == (250, 400) and args.tiles.tile == "auto"
+
+    assert args.is_of_own_clips
+    assert args.spike_size == (250, 400)
+    assert args.tiles.tile == "auto"
 
 
 def results(clips=("a&b", "c"), with_gt=True):
     """Return the results of clips with three frames each.
 
-    Input frames have a PSNR of 25, 26 and 27 dB, restored ones of 30, 31 and 32 dB. Other metrics
-    are 0.8. with_gt: the clips have sharp frames. Without them there are no scores.
+    Input frames have a PSNR of 25, 26 and 27 dB, so the mean is 26. Restored frames have 30, 31 and
+    32 dB, so the mean is 31 and the gain is 5. All other metrics are 0.8.
+
+    with_gt: the clips have sharp frames. Without sharp frames there are no scores.
     """
     psnr = {"input": [25.0, 26.0, 27.0], "restored": [30.0, 31.0, 32.0]} if with_gt else {}
     scores = {}
@@ -127,7 +134,7 @@ def results(clips=("a&b", "c"), with_gt=True):
 
 
 def pictures(names=("a&b", "c"), with_gt=True):
-    """Return the pictures of each clip, each of one grey level: clip -> kind -> (60, 100, 3)."""
+    """Return the pictures of each clip: clip -> "blurry", "restored", "sharp" -> (60, 100, 3)."""
     levels = {"blurry": BLURRY, "restored": RESTORED}
     if with_gt:
         levels["sharp"] = SHARP
@@ -136,12 +143,17 @@ def pictures(names=("a&b", "c"), with_gt=True):
 
 
 def addresses(page):
-    """Return the places where a page names a file or an address: src or href without "data:"."""
+    """Return the places at which a page names a file or an address outside itself.
+
+    E.g. the page `<img src="a.png"><img src="data:image/png;base64,...">` -> ['src="']: the second
+    picture is a part of the page.
+    """
     return re.findall(r"""(?:src|href)=["'](?!data:)""", page)
 
 
 def test_the_page_is_self_contained_and_escaped():
     page = build_report("T <1>", results(), pictures())
+
     assert "{{" not in page  # no place of the template is left
     assert "T &lt;1&gt;" in page
     assert "blur &lt;1&gt;" in page
@@ -159,12 +171,15 @@ def test_the_page_is_self_contained_and_escaped():
 
 def test_a_clip_without_reference_has_a_slider_and_no_numbers():
     page = build_report("T", results(with_gt=False), pictures(with_gt=False))
-    assert 'type="range"' in page and "<svg" not in page and "dB" not in page
+    assert 'type="range"' in page
+    assert "<svg" not in page
+    assert "dB" not in page
 
 
 def test_infinite_psnr_is_cut_not_drawn_outside():
     drawing = psnr_plot({"restored": [30.0, float("inf"), 32.0]})
-    assert "inf" not in drawing["lines"]["restored"] and "nan" not in drawing["lines"]["restored"]
+    assert "inf" not in drawing["lines"]["restored"]
+    assert "nan" not in drawing["lines"]["restored"]
 
 
 def pixel(browser, element, x, y):
@@ -221,7 +236,7 @@ def test_the_slider_works_in_a_browser(browser, tmp_path):
 # pushed from side to side.
 PHONE_WIDTH = 390
 PHONE = {"width": PHONE_WIDTH, "height": 844, "deviceScaleFactor": 2, "mobile": True}
-# The width that a page takes.
+# Returns the width that a page takes.
 PAGE_WIDTH = "return document.documentElement.scrollWidth"
 
 
@@ -253,7 +268,8 @@ def test_a_telephone_shows_every_score_by_name_and_curves_that_can_be_read(phone
     first = rows[0]
     mean = rows[-1]
     assert first["gain dB"] == mean["gain dB"] == "+5.00"
-    assert first["PSNR dB"] == "31.00" and first["PSNR dB of the input"] == "26.00"
+    assert first["PSNR dB"] == "31.00"
+    assert first["PSNR dB of the input"] == "26.00"
     assert len(first) == 11  # with the number of frames
     assert phone.execute_script(PAGE_WIDTH) == PHONE_WIDTH
     height = "return document.querySelector('svg text').getBoundingClientRect().height"
@@ -290,18 +306,27 @@ def test_the_controls_of_a_video_lie_below_its_pictures_on_a_telephone(phone, tm
 
 # ---- The page of a training run ----
 
+# Clips of the validation. The page must escape the name of the first one. The second one is in a
+# subfolder.
 CLIPS = ("clip<0>", "group/clip1")
+# What the pictures of a strip show, from left to right.
 PANELS = ["blurry", "spikes", "restored", "sharp", "error x5"]
 
 
 def strip(blurry, restored, sharp):
-    """Return the strip of three pictures (H, W, 3). The light of the spikes is that of `blurry`."""
+    """Return the strip that a validation saves: five pictures (H, W, 3) side by side, see PANELS.
+
+    The picture of the spikes shows the light of the blurry picture.
+    """
     spikes = blurry[..., 0] / 255
     return comparison_strip(comparison(blurry, spikes, restored, sharp))
 
 
 def grey_strip(restored):
-    """Return a strip of pictures of one grey level each. restored: level of the restored one."""
+    """Return a strip of pictures of one grey level each. restored: level of the restored picture.
+
+    The levels of the blurry and of the sharp picture are BLURRY and SHARP.
+    """
     levels = (BLURRY, restored, SHARP)
     return strip(*[np.full((64, 96, 3), level, np.uint8) for level in levels])
 
@@ -319,9 +344,9 @@ PSNR_OF_INPUT = 25.0
 
 @pytest.fixture
 def run(tmp_path):
-    """Give the folder of a run of 200 iterations.
+    """Give the folder of a run of 200 iterations, written as a training writes it.
 
-    It has two validations, a log with warnings, and options.
+    It has two validations with a strip of each clip, a log with two equal warnings, and options.
     """
     folder = tmp_path / "experiments" / "first run"
     # `setup_logging` is for a whole program. It is undone below, so that other tests do not log
@@ -464,5 +489,8 @@ def test_the_command_holds_no_secret():
 
     shown = " ".join(map(shown_argument, command))
 
-    assert "abc" not in shown and "key" not in shown.replace("api_key", "") and "***" in shown
-    assert shown.endswith("token_dim=5 x=a token") and "task=a" in shown
+    assert "abc" not in shown
+    assert "key" not in shown.replace("api_key", "")
+    assert "***" in shown
+    assert shown.endswith("token_dim=5 x=a token")
+    assert "task=a" in shown
