@@ -150,7 +150,7 @@ def saved_per_pixel(net: VRT) -> float:
                 channels = block.attn.proj.out_features
                 values += (SAVED_OF_BLOCK + of_attention) * channels / pixels_per_token
         if isinstance(stage, Stage) and stage.aligns:
-            of_alignment = SAVED_OF_ALIGNMENT + SAVED_OF_SOURCE * stage.pa_deform.sources
+            of_alignment = SAVED_OF_ALIGNMENT + SAVED_OF_SOURCE * stage.pa_deform.source_count
             channels = stage.linear1.out_features
             values += of_alignment * channels / pixels_per_token
     if net.upscale > 1:

@@ -1,17 +1,28 @@
 """Parallel warping: aligns the features of neighbouring frames to each frame of a clip.
 
 A deformable convolution samples the neighbour at shifted positions. The shift (offset) is the
-optical flow plus a small correction, which a conv net estimates. `align_clip` does this for all
-frames of a clip, `DeformAlign` for a batch of frames, and `deform_conv` is the convolution itself.
+optical flow plus a small correction, which a conv net estimates. The functions of this file, from
+the inside to the outside:
 
-Layout of the offsets of a deformable convolution: the input channels are divided into g offset
-groups. Each group has nine taps (positions of a 3x3 kernel, row by row), and each tap has an offset
-(dy, dx). Channel 2 * (group * 9 + tap) is dy, the next channel is dx, in pixels. E.g. channels 0
-and 1 shift the upper left tap of group 0.
+    deform_conv   the convolution itself
+    DeformAlign   aligns the neighbours of a batch of frames: offsets, then the convolution
+    align_clip    aligns the neighbours of all frames of a clip. block.Stage calls it
 
-What must stay: this layout and the names of modules, because the released weights rely on them.
+Letters of a deformable convolution: n images of h x w pixels, c input channels, c' output channels.
+The input channels are divided twice: into g offset groups, whose channels have the same offsets,
+and into k weight groups (`groups` of torch's convolutions). E.g. two neighbours of 120 channels:
+c = 240, g = 16, k = 2.
 
-Tests: tests/parts/models/test_vrt_modules.py, test_gradients.py, test_fake_gpu.py (memory)
+Layout of the offsets: each offset group has nine taps (positions of a 3x3 kernel, row by row), and
+each tap has an offset (dy, dx). Channel 2 * (group * 9 + tap) is dy, the next channel is dx, in
+pixels. E.g. channels 0 and 1 shift the upper left tap of group 0.
+
+What must stay: this layout, the names of modules, and the order of the conv net's inputs, because
+the released weights rely on them. Free to change: how `deform_conv` computes its result, as long as
+the tests find the same result up to rounding.
+
+Tests: tests/parts/models/test_vrt_modules.py and test_block.py (results), test_gradients.py,
+test_fake_gpu.py (memory)
 """
 
 import math
@@ -33,11 +44,15 @@ TAPS = 9  # positions of a 3x3 kernel
 def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Compute a 3x3 convolution that samples x at shifted positions.
 
+        out(p) = bias + sum over the taps t of   weight_t (mask_t(p) x(p + tap_t + offset_t(p)))
+
+    p is an output pixel, and tap_t the position of tap t relative to p, e.g. (-1, -1) for t = 0.
+
     x: (n, c, h, w). Outside the image it is zero.
     offset: shift of each sample, (n, 18 g, h, w), float32 or float64, whatever the dtype of x is.
         For the layout see the top of this file.
     mask: factor of each sample, (n, 9 g, h, w).
-    weight: (c', c / k, 3, 3), with k weight groups. bias: (c',).
+    weight: (c', c / k, 3, 3). bias: (c',).
 
     Returns (n, c', h, w), under autocast in the dtype of autocast. All tensors get gradients.
     """
@@ -67,41 +82,61 @@ def _deform_conv_by_sampling(
     On a CPU this is 3 times faster than torchvision's scalar loops, 7 times with gradients.
     """
     n, c, h, w = x.shape
-    groups = mask.shape[1] // TAPS
+    columns = _columns(x, offset, mask)  # (n, c, 9, h w)
+
+    # The convolution is a matrix product for each weight group. A weight group reads c/k channels
+    # with nine taps each, and makes c'/k channels: (k, c'/k, 9 c/k) @ (n, k, 9 c/k, h w).
+    weight_groups = c // weight.shape[1]  # k
+    outputs_of_group = len(weight) // weight_groups  # c'/k
+    matrices = weight.view(weight_groups, outputs_of_group, -1)
+    columns = columns.view(n, weight_groups, -1, h * w)
+    out = matrices @ columns  # (n, k, c'/k, h w)
+    return out.view(n, -1, h, w) + bias.view(-1, 1, 1)
+
+
+def _columns(x: Tensor, offset: Tensor, mask: Tensor) -> Tensor:
+    """Return what each output pixel reads: nine samples of each channel, times their masks.
+
+    The arguments are as in `deform_conv`. Returns (n, c, 9, h w) in the dtype of the offsets.
+    """
+    n, _, h, w = x.shape
+    groups = mask.shape[1] // TAPS  # g
     mask = mask.to(offset.dtype)  # a product of two dtypes is five times as slow
 
-    # Positions of the samples. grid_sample counts from -1 (first pixel) to 1 (last pixel). So
-    # multiply pixels by 2 / (pixels - 1), and subtract 1. An axis of one pixel has no length, so
-    # divide by at least 1.
-    dy, dx = offset.view(n * groups, TAPS, 2, h, w).unbind(2)  # (n groups, TAPS, h, w) each
-    base_y, base_x = _tap_positions(h, w, offset.dtype, x.device)
-    scale_y = 2.0 / max(h - 1, 1)
-    scale_x = 2.0 / max(w - 1, 1)
-    sample_x = (dx + base_x) * scale_x - 1.0
-    sample_y = (dy + base_y) * scale_y - 1.0
-    # grid_sample takes pairs (x, y), in any layout in memory. Writing the pairs side by side is
-    # slower, so write all x, then all y, and permute.
-    grid = torch.stack((sample_x, sample_y), dim=1)
-    del sample_x, sample_y  # they are as large as the offsets
-    grid = grid.view(n * groups, 2, TAPS * h, w).permute(0, 2, 3, 1)  # (n groups, TAPS h, w, 2)
-
-    # Each offset group is one image for grid_sample. Its nine taps are sampled below one another.
-    images = x.reshape(n * groups, -1, h, w).to(grid.dtype)
-    samples = nn.functional.grid_sample(images, grid, align_corners=True)
-    samples = samples.view(n, groups, -1, TAPS, h * w)  # (n, groups, c / groups, TAPS, h w)
-    factors = mask.view(n, groups, 1, TAPS, h * w)
+    # Each offset group is one image for grid_sample. Its nine taps are sampled below one another,
+    # as if the output had 9 h rows.
+    images = x.reshape(n * groups, -1, h, w).to(offset.dtype)  # (n g, c/g, h, w)
+    grid = _sampling_grid(offset, groups)  # (n g, 9 h, w, 2)
+    samples = nn.functional.grid_sample(images, grid, align_corners=True)  # (n g, c/g, 9 h, w)
+    samples = samples.view(n, groups, -1, TAPS, h * w)  # (n, g, c/g, 9, h w)
+    factors = mask.view(n, groups, 1, TAPS, h * w)  # one factor for all channels of a group
     if torch.is_grad_enabled():
         columns = samples * factors
     else:
         columns = samples.mul_(factors)  # in place: without a graph nobody needs the samples
+    return columns.flatten(1, 2)  # the offset groups, one after the other, are the c channels
 
-    # The convolution is a matrix product: (k, c'/k, 9 c/k) @ (n, k, 9 c/k, h w).
-    weight_groups = c // weight.shape[1]
-    columns = columns.view(n, weight_groups, -1, h * w)
-    outputs_of_group = len(weight) // weight_groups
-    matrices = weight.view(weight_groups, outputs_of_group, -1)
-    out = matrices @ columns  # (n, k, c'/k, h w)
-    return out.view(n, -1, h, w) + bias.view(-1, 1, 1)
+
+def _sampling_grid(offset: Tensor, groups: int) -> Tensor:
+    """Return where grid_sample samples each tap of each offset group, (n g, 9 h, w, 2).
+
+    offset: (n, 18 g, h, w). groups: number of offset groups, g.
+
+    The last axis is (x, y). grid_sample counts from -1 (first pixel) to 1 (last pixel).
+    """
+    n, _, h, w = offset.shape
+    dy, dx = offset.view(n * groups, TAPS, 2, h, w).unbind(2)  # (n g, 9, h, w) each
+    base_y, base_x = _tap_positions(h, w, offset.dtype, offset.device)
+    # From pixels to grid_sample's units: multiply by 2 / (pixels - 1), and subtract 1. E.g. 5
+    # pixels: 0 -> -1, 2 -> 0, 4 -> 1. An axis of one pixel has no length, so divide by at least 1.
+    scale_y = 2.0 / max(h - 1, 1)
+    scale_x = 2.0 / max(w - 1, 1)
+    sample_x = (dx + base_x) * scale_x - 1.0
+    sample_y = (dy + base_y) * scale_y - 1.0
+    # grid_sample takes pairs (x, y), in any layout in memory. Writing the pairs next to each other
+    # is slower, so write all x, then all y, and permute.
+    grid = torch.stack((sample_x, sample_y), dim=1)  # (n g, 2, 9, h, w)
+    return grid.view(n * groups, 2, TAPS * h, w).permute(0, 2, 3, 1)
 
 
 # 32 results: training and validation together have a few sizes of frames, each at four scales.
@@ -126,34 +161,40 @@ def _tap_positions(
 
 # ---- Alignment of frames ---------------------------------------------------------------------
 
-# torchvision's kernel for GPUs samples at most this many frames at a time (kMaxParallelImgs). It
-# takes the largest divisor of the number of frames up to this limit, e.g. 20 of 40 frames.
+# torchvision's kernel for GPUs samples at most this many frames at a time (kMaxParallelImgs in its
+# source). This number is only used to estimate memory.
 MOST_FRAMES_OF_TORCHVISION = 32
 
 
 class DeformAlign(nn.Module):
     """Flow-guided deformable convolution: offsets are the flow plus a correction.
 
+    A conv net sees the target frame, the source frames warped to it, and the flows. For each sample
+    it estimates a correction of the flow, and a factor (mask). Then the sources are sampled.
+
     dim: channels of a frame. deformable_groups: number of offset groups, see the top of this file.
     sources: number of source frames that are aligned to a target. Each source has one weight group
         and an equal number of the offset groups.
     max_residual: largest correction, in pixels.
+
+    `weight`, `bias`, `conv_offset` and the positions of its layers are names in the released
+    weights. The order in which the parameters are drawn decides the initial weights of a seed.
     """
 
     def __init__(self, dim: int, deformable_groups: int, sources: int, max_residual: float) -> None:
         super().__init__()
-        self.groups = deformable_groups
-        self.sources = sources  # a number
+        self.offset_groups = deformable_groups
+        self.source_count = sources
         self.max_residual = max_residual
         self.weight = nn.Parameter(torch.empty(dim, dim, 3, 3))
         self.bias = nn.Parameter(torch.zeros(dim))
-        # The published initial weights, as torch's convolutions have them: 9 dim inputs for each
-        # output.
+        # The published initial weights. torch's convolutions begin with the same range: an output
+        # has 9 dim inputs.
         limit = 1.0 / math.sqrt(9 * dim)
         nn.init.uniform_(self.weight, -limit, limit)
 
-        # The conv net takes the warped sources, the target, and the flows. For each group and tap
-        # it returns an offset (2 numbers) and a factor.
+        # The conv net takes the warped sources, the target, and the flows (2 numbers each). For
+        # each group and tap it returns a correction (2 numbers) and a factor: 3 numbers.
         inputs = (1 + sources) * dim + 2 * sources
         outputs = 3 * TAPS * deformable_groups
         self.conv_offset = nn.Sequential(
@@ -165,8 +206,8 @@ class DeformAlign(nn.Module):
             nn.LeakyReLU(0.1, inplace=True),
             nn.Conv2d(dim, outputs, kernel_size=3, padding=1),
         )
-        # With a last layer of zeros, the offsets are the flow at first, and the factors are
-        # sigmoid(0) = 0.5.
+        # The last layer begins with zeros. So at first the corrections are tanh(0) = 0, which makes
+        # the offsets the flow, and the factors are sigmoid(0) = 0.5.
         last_layer: Any = self.conv_offset[-1]
         nn.init.zeros_(last_layer.weight)
         nn.init.zeros_(last_layer.bias)
@@ -177,29 +218,34 @@ class DeformAlign(nn.Module):
         sources: nearest first, each (n, d, h, w). target: (n, d, h, w). flows: for each source the
         flow that warps it to the target, (n, 2, h, w).
         """
-        # From here each tensor is one argument, because autograd finds no tensors within lists.
-        others = (*sources, *flows)
+        # There are two steps: `_estimated` runs the conv net, `_sampled` runs the convolution. In
+        # both, each source and flow is an argument of its own, because autograd finds no tensors
+        # within lists.
+        neighbours = (*sources, *flows)
         is_compiling = torch.compiler.is_compiling()
         if not in_cpu_form(target) and not is_compiling:
-            # On a GPU recompute both steps, because a GPU has time for the convolutions, but no
-            # memory for their inputs.
-            def both_steps(x: Tensor, *rest: Tensor) -> Tensor:
-                return self._sampled(self._estimated(x, *rest), *rest)
+            # On a GPU recompute both steps in backward, because a GPU has time for the
+            # convolutions, but no memory for their inputs.
+            def both_steps(target: Tensor, *neighbours: Tensor) -> Tensor:
+                return self._sampled(self._estimated(target, *neighbours), *neighbours)
 
-            return recomputed(both_steps, target, *others, weights=self.parameters())
+            return recomputed(both_steps, target, *neighbours, weights=self.parameters())
         # On a CPU recompute the second step alone. Its offsets are three times as large as the
         # input, and its samples nine times, and both cost little to recompute.
-        estimated = self._estimated(target, *others)
+        estimated = self._estimated(target, *neighbours)
         weights = (self.weight, self.bias)
-        return recomputed(self._sampled, estimated, *others, weights=weights, when=not is_compiling)
+        return recomputed(
+            self._sampled, estimated, *neighbours, weights=weights, when=not is_compiling
+        )
 
-    def _estimated(self, target: Tensor, *others: Tensor) -> Tensor:
-        """Estimate corrections before tanh, and factors before the sigmoid: (n, 27 g, h, w).
+    def _estimated(self, target: Tensor, *neighbours: Tensor) -> Tensor:
+        """Run the conv net: corrections before tanh, and factors before the sigmoid.
 
-        others: the sources, then the flows. They are single arguments and not two lists, because
-        `recomputed` must find the tensors, see `forward`.
+        neighbours: the sources, then their flows.
+
+        Returns (n, 27 g, h, w): 18 g corrections, then 9 g factors.
         """
-        sources, flows = self._sources_and_flows(others)
+        sources, flows = self._sources_and_flows(neighbours)
         # The input of the conv net: warped sources, target, flows. The order is part of the
         # released weights.
         inputs = []
@@ -211,39 +257,47 @@ class DeformAlign(nn.Module):
         x = torch.cat(inputs, dim=1)
         del inputs  # frees the tensors before the convolutions
         # channels_last is the fastest layout for convolutions, on a CPU and on tensor cores. The
-        # sampling needs the usual layout again.
+        # sampling needs the usual layout, so the result is converted back.
         x = x.contiguous(memory_format=torch.channels_last)
         return self.conv_offset(x).contiguous()
 
-    def _sources_and_flows(
-        self, others: tuple[Tensor, ...]
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Divide the arguments `others` of a step into the sources and their flows."""
-        return others[: self.sources], others[self.sources :]
+    def _sampled(self, estimated: Tensor, *neighbours: Tensor) -> Tensor:
+        """Compute the deformable convolution of the sources, (n, d, h, w).
 
-    def _sampled(self, estimated: Tensor, *others: Tensor) -> Tensor:
-        """Compute the deformable convolution of the sources.
-
-        estimated: result of `_estimated`. others: the sources, then the flows.
+        estimated: result of `_estimated`. neighbours: the sources, then their flows.
         """
-        sources, flows = self._sources_and_flows(others)
-        x = sources[0] if self.sources == 1 else torch.cat(sources, dim=1)
-        n, _, h, w = estimated.shape
-        corrections, factors = estimated.split((18 * self.groups, 9 * self.groups), dim=1)
+        sources, flows = self._sources_and_flows(neighbours)
+        x = sources[0] if self.source_count == 1 else torch.cat(sources, dim=1)
+        corrections, factors = estimated.split(
+            (2 * TAPS * self.offset_groups, TAPS * self.offset_groups), dim=1
+        )
+        offset = self._offsets(corrections, flows)
+        mask = torch.sigmoid(factors)
+        return deform_conv(x, offset, mask, self.weight, self.bias)
 
-        # offset = flow + max_residual * tanh(correction), in float32 or float64, also under
-        # autocast. The taps and groups of a source share its flow.
-        precise = torch.promote_types(estimated.dtype, torch.float32)
+    def _offsets(self, corrections: Tensor, flows: tuple[Tensor, ...]) -> Tensor:
+        """Return offset = flow + max_residual * tanh(correction), (n, 18 g, h, w).
+
+        The result is float32 or float64, also under autocast. corrections: (n, 18 g, h, w). flows:
+        one for each source, (n, 2, h, w), in the order x, y.
+        """
+        n, _, h, w = corrections.shape
+        precise = torch.promote_types(corrections.dtype, torch.float32)
         residual = torch.tanh(corrections.to(precise))
-        # (n, source, group and tap, dy dx, h, w). With 8 groups for each source: 8 x 9 offsets.
-        residual = residual.view(n, self.sources, -1, 2, h, w)
+        # (n, source, group and tap, dy dx, h, w). E.g. 16 groups, 2 sources: a source has 8 groups
+        # of 9 taps, so the third axis has 72 entries.
+        residual = residual.view(n, self.source_count, -1, 2, h, w)
         flow = torch.stack(flows, dim=1)  # (n, source, x y, h, w)
         flow = flow.flip(2)  # (n, source, y x, h, w): the order of dy and dx
         flow = flow.unsqueeze(2)  # (n, source, 1, y x, h, w): one flow for all groups and taps
         offset = torch.add(flow, residual, alpha=self.max_residual)
-        offset = offset.view(n, -1, h, w)  # (n, 18 g, h, w)
-        mask = torch.sigmoid(factors)
-        return deform_conv(x, offset, mask, self.weight, self.bias)
+        return offset.view(n, -1, h, w)
+
+    def _sources_and_flows(
+        self, neighbours: tuple[Tensor, ...]
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Divide the arguments of a step into the sources and their flows."""
+        return neighbours[: self.source_count], neighbours[self.source_count :]
 
     def transient(self, target: Tensor) -> int:
         """Estimate the memory that the backward pass takes on a GPU, in bytes.
@@ -259,36 +313,43 @@ class DeformAlign(nn.Module):
             return 0
         n, d, h, w = target.shape
         # Numbers per pixel of a frame.
-        offsets = 27 * self.groups  # 18 offsets and 9 factors of each group
-        inputs = (1 + self.sources) * d  # of the conv net
-        samples = TAPS * self.sources * d
-        # Frames whose samples are in memory at a time, and how many copies of the samples.
+        offsets_and_masks = 3 * TAPS * self.offset_groups
+        inputs_of_conv_net = (1 + self.source_count) * d
+        samples = TAPS * self.source_count * d
+
+        # What is in memory for all frames: three copies of offsets and masks (themselves, their
+        # gradients, and a float32 form), four copies of the conv net's input, and the gradient of
+        # the result (d numbers).
+        for_all_frames = n * (3 * offsets_and_masks + 4 * inputs_of_conv_net + d)
+        # What is in memory for the frames that are sampled at a time.
         if has_deform_conv(target):
-            # torchvision takes equal batches of frames, so their size divides n. It takes the
-            # largest such size up to its limit.
-            copies = 1
-            frames_at_once = 1
-            for count in range(1, MOST_FRAMES_OF_TORCHVISION + 1):
-                if n % count == 0:
-                    frames_at_once = count
+            for_sampled_frames = _frames_at_once_in_torchvision(n) * samples
         else:
-            # All frames, and four copies: the samples, their products with the factors, and the
-            # gradients of both.
-            copies = 4
-            frames_at_once = n
-        # Numbers per pixel of all frames. Three copies of the offsets: themselves, their gradients,
-        # and a float32 form. The input of the conv net is there in four copies. `d` is the gradient
-        # of the result.
-        numbers_of_frames = n * (3 * offsets + 4 * inputs + d)
-        numbers_of_samples = copies * frames_at_once * samples
+            # `_columns` samples all frames at once, and there are four copies of the samples: the
+            # samples, their products with the masks, and the gradients of both.
+            for_sampled_frames = n * 4 * samples
         bytes_per_number = 4  # float32
-        return h * w * bytes_per_number * (numbers_of_frames + numbers_of_samples)
+        return h * w * bytes_per_number * (for_all_frames + for_sampled_frames)
+
+
+def _frames_at_once_in_torchvision(n: int) -> int:
+    """Return how many of n frames torchvision's kernel for GPUs samples at a time.
+
+    It divides the frames into batches of equal size. So the size is the largest divisor of n up to
+    its limit, e.g. 20 of 40 frames.
+    """
+    largest = 1
+    for count in range(1, MOST_FRAMES_OF_TORCHVISION + 1):
+        if n % count == 0:
+            largest = count
+    return largest
 
 
 # ---- Alignment of a clip ---------------------------------------------------------------------
 
-# Most pixels in one batch of a deformable convolution on a CPU, because larger batches do not fit
-# the cache. A batch has at least one frame. A GPU takes all frames at once.
+# Most pixels in one batch of a deformable convolution on a CPU. Larger batches would not fit the
+# cache, smaller batches would need more calls. A batch has at least one frame, even if the frame is
+# larger. A GPU takes all frames at once.
 MOST_PIXELS_ON_CPU = 1024
 
 
@@ -298,12 +359,13 @@ def align_clip(
     """Align to every frame its later neighbours, and its earlier neighbours.
 
     x: (B, N, C, H, W). backward, forward: flows of the distances 1, 2, ..., see flow.Flows.
-    A backward flow warps a later frame back to an earlier one, a forward flow the other way round.
+    A backward flow warps a later frame to an earlier frame. A forward flow warps an earlier frame
+    to a later frame.
 
-    Returns two clips of the shape of x: the aligned later neighbours, the aligned earlier
-    neighbours. A neighbour outside the clip counts as zero with zero flow. If all neighbours on a
-    side are outside, the result is zero: later neighbours of the last frame, earlier neighbours of
-    the first frame.
+    Returns two clips of the shape of x: the aligned later neighbours, and the aligned earlier
+    neighbours. A neighbour outside the clip counts as a frame of zeros with a flow of zero. The
+    last frame has no later neighbour, so its result is zero in the first clip. The first frame has
+    no earlier neighbour, so its result is zero in the second clip.
     """
     frames = x.transpose(0, 1)  # (N, B, C, H, W): consecutive frames form a batch without a copy
     backward = [flow.transpose(0, 1) for flow in backward]
@@ -320,41 +382,56 @@ def _aligned(module: DeformAlign, frames: Tensor, flows: list[Tensor], is_later:
     flows: for the distances 1, 2, ..., each (N - distance, B, 2, H, W).
     is_later: whether the neighbours are later than the frame, or earlier.
     """
-    n, b, _, h, w = frames.shape
+    n = len(frames)
+    targets = frames[:-1] if is_later else frames[1:]  # all frames with a neighbour on this side
 
-    # Targets are all frames with a neighbour on this side. For each distance, find the neighbour of
-    # each target, and the flow to it. If a far neighbour is missing near the end of the clip, the
-    # source and its flow are zeros. E.g. 4 frames, later neighbours at distance 2: the targets
-    # 0 1 2 have the sources 2 3 and zero.
-    targets = frames[:-1] if is_later else frames[1:]
+    # For each distance, find the neighbour of each target, and the flow to it. Near an end of the
+    # clip a far neighbour is missing. So put zeros in its place, and a flow of zeros. E.g. 4
+    # frames, later neighbours: the targets are 0 1 2. The sources at distance 1 are 1 2 3, at
+    # distance 2 they are 2 3 and zeros.
     sources = []
     source_flows = []
     for distance, flow in enumerate(flows, start=1):
+        missing = distance - 1
         if is_later:
             source = frames[distance:]
-            sources.append(_with_zeros_behind(source, distance - 1))
-            source_flows.append(_with_zeros_behind(flow, distance - 1))
+            sources.append(_with_zeros_behind(source, missing))
+            source_flows.append(_with_zeros_behind(flow, missing))
         else:
             source = frames[: n - distance]
-            sources.append(_with_zeros_before(source, distance - 1))
-            source_flows.append(_with_zeros_before(flow, distance - 1))
+            sources.append(_with_zeros_before(source, missing))
+            source_flows.append(_with_zeros_before(flow, missing))
 
-    # Align some targets at a time: (targets, B, C, H, W) -> one batch (targets B, C, H, W).
-    targets_at_a_time = n
-    if in_cpu_form(frames):
-        targets_at_a_time = max(1, MOST_PIXELS_ON_CPU // (b * h * w))
-    results = []
-    for first in range(0, n - 1, targets_at_a_time):
-        now = slice(first, first + targets_at_a_time)
-        sources_now = [source[now].flatten(0, 1) for source in sources]
-        flows_now = [flow[now].flatten(0, 1) for flow in source_flows]
-        targets_now = targets[now].flatten(0, 1)
-        results.append(module(sources_now, targets_now, flows_now))
-    aligned = torch.cat(results).view(n - 1, *frames.shape[1:])
+    aligned = _aligned_targets(module, targets, sources, source_flows)
     # Add zeros for the frame without a neighbour on this side.
     if is_later:
         return _with_zeros_behind(aligned, 1)
     return _with_zeros_before(aligned, 1)
+
+
+def _aligned_targets(
+    module: DeformAlign, targets: Tensor, sources: list[Tensor], flows: list[Tensor]
+) -> Tensor:
+    """Align the sources to the targets, some targets at a time.
+
+    targets: (targets, B, C, H, W). sources: the same shape, one tensor for each distance. flows:
+    (targets, B, 2, H, W), one tensor for each distance.
+
+    Returns the shape of `targets`.
+    """
+    count, b, _, h, w = targets.shape
+    targets_at_a_time = count
+    if in_cpu_form(targets):
+        targets_at_a_time = max(1, MOST_PIXELS_ON_CPU // (b * h * w))
+    results = []
+    for first in range(0, count, targets_at_a_time):
+        now = slice(first, first + targets_at_a_time)
+        # Join the targets and the clips to one batch: (targets, B, ...) -> (targets B, ...).
+        sources_now = [source[now].flatten(0, 1) for source in sources]
+        flows_now = [flow[now].flatten(0, 1) for flow in flows]
+        targets_now = targets[now].flatten(0, 1)
+        results.append(module(sources_now, targets_now, flows_now))
+    return torch.cat(results).view(targets.shape)
 
 
 def _with_zeros_behind(x: Tensor, count: int) -> Tensor:
