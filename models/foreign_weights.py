@@ -1,8 +1,9 @@
 """Reads weights files that other programs wrote, and says what a file is that holds no weights.
 
-`load_content` reads what torch.save wrote, without running code from the file: it accepts plain
-types, tensors and NumPy scalars. `no_weights` makes the error for every other file. The error says
-what the file is, e.g. an HTML page in place of a download.
+`load_content`, which models/portable.py calls, reads what torch.save wrote. It accepts plain types,
+tensors and NumPy scalars, and runs no code from the file. `no_weights` makes the error for every
+other file. The error says what the file is, e.g. "an HTML page, as a browser shows it" in place of
+a download. A .pth is a zip file, or a pickle if torch was older than 1.6.
 
 What must stay: a weights file may come from anywhere, so reading it must run no code from the file.
 A type may be added to the types that are read only if making it runs no such code.
@@ -25,20 +26,22 @@ from utils.run.torch_file import RefusedFile, load_plain
 
 # Advice in several errors.
 DOWNLOAD = "download it again"
-# First bytes of a file (a regular expression) -> what the file is, and what to do. The first
-# expression that matches wins, so an empty file (`$`) comes last. A .pth is a zip file, or a pickle
-# if torch was older than 1.6.
+# First bytes of a file, as a regular expression -> what the file is, and what to do. The first
+# expression that matches wins, so an empty file (`$`) comes last.
 MARKS = {
     rb"version https://git-lfs": (
         "a pointer of Git LFS, whose file was not fetched",
         "run `git lfs pull` in its repository, or download the file itself",
     ),
+    # Perhaps the three bytes that mark UTF-8, perhaps spaces, then a tag.
     rb"(\xef\xbb\xbf)?\s*<(!doctype|html|\?xml|head)": (
         "an HTML page, as a browser shows it",
         "download the file that the page shows or links to: at GitHub it has /raw/ or "
         "/releases/download/ in it",
     ),
+    # A bracket, then a quotation mark or a closing bracket: {"a..., ["a..., {} or [].
     rb"\s*[{\[]\s*[\"}\]]": ("JSON text", DOWNLOAD),
+    # Eight bytes with the length of the header, then the header, which is JSON.
     rb".{8}\{\"": ("a safetensors file", "save its tensors with torch.save as a .pth"),
     rb"\x93NUMPY": ("a NumPy array (.npy)", "give the .pth"),
     rb"\x1f\x8b": ("a file compressed with gzip", "unpack it and give the .pth in it"),
@@ -58,16 +61,19 @@ SCALAR_NAMES = ("numpy._core.multiarray.scalar", "numpy.core.multiarray.scalar")
 NOT_ALLOWED = re.compile(r"GLOBAL (\S+) was not an allowed global")
 
 # A lock that is held while a file is read, because torch's list of allowed names belongs to the
-# whole process. See load_content.
+# whole process. See `load_content`.
 _taking_scalars = threading.Lock()
 
 
 class _ScalarType:
-    """Stands for numpy.dtype in a pickle: the type of a scalar by its name and byte order."""
+    """Takes the place of numpy.dtype in a pickle: the type of a scalar, by name and byte order.
+
+    torch.load makes it with the arguments that the pickle has for numpy.dtype.
+    """
 
     def __init__(self, name: str, *_: object) -> None:
-        self.name = name  # e.g. "f8"
-        # Byte order: "=" that of this machine, "<" little, ">" big, "|" none.
+        self.name = name  # e.g. "f8", a float of 8 bytes
+        # Byte order: "=" as on this machine, "<" little, ">" big, "|" none.
         self.order = "="
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
@@ -76,9 +82,14 @@ class _ScalarType:
 
 
 def _scalar(kind: _ScalarType, data: bytes) -> float | int | bool:
-    """Stand for the function in a pickle that makes a NumPy scalar, and return a Python number.
+    """Return the Python number of a NumPy scalar in a pickle.
 
-    NumPy's own functions are never called with the state of a pickle.
+    torch.load calls this in place of NumPy's function, so that NumPy's own functions are never
+    called with the state of a pickle.
+
+    data: the bytes of the scalar.
+
+    Raises ValueError for a scalar that is no number, e.g. an object.
     """
     type_name = kind.order + kind.name  # e.g. "<f8"
     # Bool, integers and floats. Other types, such as objects, are refused.

@@ -35,17 +35,17 @@ Score = Callable[..., float]  # (restored, sharp, **options) -> value
 # {"restored": {"psnr": [30.1, 30.4]}, "input": {"psnr": [28.8, 28.9]}, "instant 0": {...}}.
 Scores = dict[str, dict[str, list[float]]]
 
-# The window of SSIM along one axis: 11 pixels, Gaussian of sigma 1.5, as its authors have it.
+# The window of SSIM along one axis: a Gaussian of sigma 1.5 over 11 pixels, as in its paper.
 _SSIM_KERNEL = cv2.getGaussianKernel(11, 1.5)
 
 
 @dataclass(frozen=True)
 class Column:
-    """How a metric is shown in tables, and on what it is computed.
+    """How a metric is shown in tables, and on which values it is computed.
 
     title: header of the column. digits: decimals of the values.
-    on_luma: whether the metric compares the luma, (H, W) float64 in 16..235, instead of RGB. Grey
-    frames are scored by such metrics alone.
+    on_luma: whether the metric compares the luma, (H, W) float64 in 16..235, instead of RGB. Only
+        such metrics score grey frames.
     """
 
     title: str
@@ -55,7 +55,10 @@ class Column:
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric with its options filled in. score: function (restored, sharp) -> value."""
+    """A metric with its options filled in.
+
+    score: function (restored, sharp) -> value. on_luma: see `Column`.
+    """
 
     name: str
     score: Callable[[np.ndarray, np.ndarray], float]
@@ -100,13 +103,14 @@ def psnr(restored: np.ndarray, sharp: np.ndarray) -> float:
 def ssim(restored: np.ndarray, sharp: np.ndarray) -> float:
     """Return the structural similarity of two images (H, W) or (H, W, C), the mean over channels.
 
-    It is at most 1, the mean over channels and pixels of
+    The value is at most 1. It is the mean over channels and pixels of
 
         SSIM = (2 mx my + c1) (2 cov + c2) / ((mx^2 + my^2 + c1) (vx + vy + c2))
 
-    with the means m, variances v and covariance cov within a Gaussian window of 11 x 11 pixels and
-    sigma 1.5 (population, not sample), and c1 = (0.01 * 255)^2, c2 = (0.03 * 255)^2. Only pixels
-    count whose window lies inside the image.
+    mx, my: means. vx, vy: variances. cov: covariance. All are within a Gaussian window of 11 x 11
+    pixels and sigma 1.5, and the variances are of the population, not of a sample.
+    c1 = (0.01 * 255)^2, c2 = (0.03 * 255)^2. A pixel counts only if its window lies inside the
+    image.
 
     Source: Wang, Bovik, Sheikh, Simoncelli, "Image quality assessment: from error visibility to
     structural similarity", IEEE TIP 13(4), 2004, eq. 13 with the authors' constants and window.
@@ -149,8 +153,8 @@ OF_VALIDATIONS = ("psnr", "ssim")
 def chosen_metrics(names: Sequence[str], more: Sequence[str | dict[str, Any]]) -> list[Metric]:
     """Return the metrics `names`, then the metrics of `more` (the option metric.more).
 
-    A metric of `names` may be in `more`, too. Then it keeps its place, and gets the options that
-    `more` gives.
+    If a metric of `names` is in `more` too, it keeps its place, and gets the options of `more`.
+    E.g. names ("psnr", "ssim") and more ["mae"]: psnr, ssim, mae.
 
     Raises OptionError for an unknown metric, for wrong options of a metric, and if `more` has a
     metric twice.
@@ -206,9 +210,9 @@ def add_scores(
     metrics: Sequence[Metric],
     more: Callable[[np.ndarray, np.ndarray], dict[str, float]] | None = None,
 ) -> None:
-    """Score one frame of a clip, and append the values to `scores`.
+    """Score one frame of a clip, and append the values to `scores`, in place.
 
-    Validation and tests both use this function.
+    Validation and tests both use this function, so that they agree.
 
     kind: what the image is, the key in `scores`, e.g. "restored".
     image, sharp: (H, W, 3) RGB in 0..255, see `utils.image.scored_values`. If the network gave NaN
@@ -251,7 +255,10 @@ def format_score(metric: str, value: float | str | None) -> str:
 
 
 def _ssim_window(image: np.ndarray) -> np.ndarray:
-    """Return the mean over the window around each pixel whose window lies inside the image."""
+    """Return the mean over the window of each pixel, without the pixels near the border.
+
+    Near the border the window would reach beyond the image.
+    """
     filtered = cv2.sepFilter2D(image, cv2.CV_64F, _SSIM_KERNEL, _SSIM_KERNEL)
     # The window of 11 x 11 pixels reaches 5 pixels to each side, so 5 pixels of the border go.
     return filtered[5:-5, 5:-5]

@@ -71,27 +71,30 @@ class VRT(nn.Module):
     sW).
 
     upscale: 1 (restoration), 3 or a power of two (super-resolution).
-    in_chans: input channels of the trunk, without a noise map (null: those of the fusion operator).
-    img_size: its first number is the clip length if pa_frames is 0.
+    in_chans: number of input channels of the trunk, without a noise map. With null the fusion
+    operator gives the number.
+    img_size: [frames, height, width]. If pa_frames is 0, each clip must have this number of frames.
     window_size: [frames, height, width] of an attention window.
-    depths, embed_dims, num_heads: entries 0 to 6 are stages 1 to 7, the rest the layers of stage 8.
-    indep_reconsts: layers that process each frame separately.
-    mul_attn_ratio: share of blocks with mutual attention.
-    pa_frames: neighbours that are aligned, 2, 4 or 6; 0: frame interpolation.
-    spynet_path: weights of the flow network; null starts from zero flow.
-    use_checkpoint_attn, use_checkpoint_ffn: recompute this branch of every block in backward,
+    depths, embed_dims, num_heads: number of blocks, of channels, and of attention heads. Entries 0
+    to 6 are for stages 1 to 7. All further entries are for the layers of stage 8.
+    indep_reconsts: indices into depths of the layers that process each frame separately.
+    mul_attn_ratio: share of the blocks of a stage that have mutual attention.
+    pa_frames: number of neighbours that are aligned to each frame, 2, 4 or 6. With 0 the network
+    interpolates frames.
+    spynet_path: file with the weights of the flow network. With null the flow is zero at first.
+    use_checkpoint_attn, use_checkpoint_ffn: whether backward recomputes this branch of every block,
     except in the stages of no_checkpoint_attn_blocks, no_checkpoint_ffn_blocks (indices into
     depths).
-    checkpoint: "auto" chooses the recomputed branches so that a step fits memory_budget_gb (null:
-    90 % of the GPU); null: the four keys above decide.
-    kernels: "auto" runs blocks in chunks that backward recomputes, "plain" as a whole under torch's
-    autograd.
+    checkpoint: "auto" chooses the recomputed branches so that a step fits memory_budget_gb. If the
+    budget is null, it is 90 % of the GPU. With checkpoint null, the four keys above decide.
+    kernels: "auto" runs blocks in chunks that backward recomputes. "plain" runs each block as a
+    whole under torch's autograd.
     fusion: how the spikes enter.
-    out_instants: K sharp frames for each blurry one, at the middles of K equal parts of the
-    exposure; K is odd. 1: as published.
+    out_instants: number K of sharp frames for each blurry frame, at the middles of K equal parts of
+    the exposure. K is odd. The published network has 1.
 
-    With out_instants K the output is (B, N, K out_chans, sH, sW) in the order of time; the middle
-    one is the frame of gt.
+    With out_instants K the output is (B, N, K out_chans, sH, sW) in the order of time. The frame in
+    the middle is the frame of gt.
     """
 
     # Options of former versions, which weights files still name -> their only value that has a

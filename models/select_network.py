@@ -2,7 +2,11 @@
 
 `NETWORKS` lists the networks by their name in the option netG.net_type. A new network is a new file
 models/network_<net_type>.py, which this module imports by itself. `define_G` builds a network.
-`check_options` is called when an option file is read, before any data are opened.
+`check_options` is called when an option file is read, before any data are opened. So a wrong option
+ends a run within seconds, and not after the data were prepared.
+
+To add a check, add a function that raises an OptionError with its four parts by name, and call it
+in `check_options`. If several options are wrong, the user sees the error of the first check only.
 
 Terms: netG is the section of the network. `spec` is an InputSpec, which says what the network
 requires of its input (utils/contract.py). train and test are datasets.train and datasets.test. They
@@ -33,8 +37,9 @@ def define_G(
     """Build the network of opt.netG with initial weights.
 
     opt: the options, or in notebooks a mapping in the form of KAIR's files, {"netG": {...}}.
-    spike_channels: number of spike channels per frame of the batches. None takes the number from
-    the datasets in `opt`, or 0 if `opt` is a mapping, because its datasets are not read.
+    spike_channels: number of spike channels per frame of the batches. With None the number comes
+        from the datasets in `opt`. If `opt` is a mapping, its datasets are not read, and the number
+        is 0.
 
     Raises OptionError if the options do not fit together.
     """
@@ -92,7 +97,8 @@ def other_kinds(learned: dict[str, Any], given: dict[str, Any]) -> Iterator[Kind
 
     E.g. the representations "voxel" and "tfp", or gamma 1.0 and 2.2. A network that was trained
     with one kind gives wrong frames with another kind. If both kinds have the same number of
-    channels, no other check finds the difference.
+    channels, no other check finds the difference. models/portable.py calls this too, for weights
+    and an option file.
 
     learned, given: the sections. A key that is missing has its default value.
     """
