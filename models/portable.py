@@ -16,8 +16,8 @@ A file of ours describes its network in a table with the keys of DESCRIPTION:
     {"scale": 1, "netG": {...}, "spike_channels": 9, "spike": {...}, "spike_data": {...}}
 
 Files may be downloads from anywhere, so nothing in them is trusted. The functions whose names begin
-with "refuse" stop before this program runs out of memory. No check may be loosened, and each check
-must come before what it protects.
+with "refuse" raise an error before this program would run out of memory. No check may be loosened,
+and each check must come before the code that it protects.
 
 Tests: tests/parts/models/test_weights.py, test_any_weights.py; for the checks
 test_hostile_weights.py
@@ -189,7 +189,9 @@ def file_of(weights: str | Path) -> Path:
     Raises CheckpointError if there are no published weights of this name, or if they cannot be
     fetched.
     """
-    return released.local_file(str(weights), RELEASED, _most_bytes, _refuse_other_tensors)
+    return released.local_file(
+        str(weights), released=RELEASED, most_bytes=_most_bytes, check=_refuse_other_tensors
+    )
 
 
 def _refuse_odd_tensors(weights: dict[str, Tensor], path: Path) -> None:
@@ -303,15 +305,17 @@ def _is_of_fusion(name: str) -> bool:
 def load_weights(
     net: nn.Module, weights: dict[str, Tensor], where: str, strict: bool = False
 ) -> LoadReport:
-    """Load `weights` into `net` by name, and return what happened to each tensor.
+    """Load `weights` into `net` by name, in place. Returns what happened to each tensor.
 
     If conv_first of the network has more input channels than in the file, the weights of the
-    further channels are zero: see `widen_first`.
+    further channels are zero, see `widen_first`.
 
-    where: the source of the weights, for the error. strict: whether all names and shapes must
-    match. Otherwise 90 % of the network's tensors must match (`LEAST_MATCHED`).
+    where: the source of the weights, for the error.
+    strict: whether all names and shapes must match. Otherwise 90 % of the network's tensors must
+        match (`LEAST_MATCHED`).
 
-    Raises CheckpointError if the weights do not fit, and leaves the network unchanged.
+    Raises CheckpointError if the weights do not fit. Then the network is unchanged: callers rely on
+    this.
     """
     report, fitting = compare_weights(net, weights, where, strict)
     of_network = net.state_dict()
@@ -390,6 +394,7 @@ def widen_first(given: Tensor, wanted: Tensor, net: nn.Module) -> Tensor | None:
     differs_elsewhere = given.shape[0] != wanted.shape[0] or given.shape[2:] != wanted.shape[2:]
     if differs_elsewhere:
         return None
+    # A network of a user may have neither of these attributes.
     groups = 9 if getattr(net, "pa_frames", 0) else 1
     noise_channels = int(getattr(net, "nonblind", False))  # 0 or 1
     inputs_given = given.shape[1] - noise_channels
@@ -400,8 +405,8 @@ def widen_first(given: Tensor, wanted: Tensor, net: nn.Module) -> Tensor | None:
     if not has_more_inputs:
         return None
 
-    width_given = inputs_given // groups  # channels of a group
-    width_wanted = inputs_wanted // groups
+    width_given = inputs_given // groups  # channels of a group in the file
+    width_wanted = inputs_wanted // groups  # channels of a group in the network
     wide = given.new_zeros(wanted.shape)
     for group in range(groups):
         source = slice(group * width_given, (group + 1) * width_given)
@@ -542,28 +547,21 @@ def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> Saved
     if options is not None:
         return SavedNetwork(path, weights, **options, known_from=FROM_FILE)
 
-    # Some published networks have the same shapes, and differ in their training data only. So try
-    # the networks first whose number is at the beginning of the file's name.
-    number = path.name[:4]  # e.g. "006_"
-    of_number = [name for name in sorted(RELEASED) if name[:4] == number]
-    others = [name for name in sorted(RELEASED) if name[:4] != number]
-    shapes = _shapes_of(weights)
-    for name in of_number + others:
-        saved = _released(name, path, weights)
-        if shapes == _shapes_of(_tensors_of(saved)):
-            return saved
-    raise CheckpointError(
-        what=f"the file does not say what network its {len(weights)} tensors belong to",
-        where=str(path),
-        expected="weights saved by this project, or a published VRT network, 001 to 009",
-        do="give the option file of the training: --opt FILE",
-    )
+    saved = _recognised(path, weights)
+    if saved is None:
+        raise CheckpointError(
+            what=f"the file does not say what network its {len(weights)} tensors belong to",
+            where=str(path),
+            expected="weights saved by this project, or a published VRT network, 001 to 009",
+            do="give the option file of the training: --opt FILE",
+        )
+    return saved
 
 
 def _options_in(path: Path) -> dict[str, Any] | None:
     """Return what one of our files says of its network: a table with the keys of DESCRIPTION.
 
-    Returns None if the file is not ours.
+    Returns None if the file was not written by this program.
     """
     # mmap reads no tensors, only the tables. torch can map zip files alone.
     content = load_content(path, mmap=is_zip(path))
@@ -708,6 +706,23 @@ def _numbers_in(value: Any) -> Iterator[float]:
 
 
 # ---- Recognising a published network ---------------------------------------------------------
+
+
+def _recognised(path: Path, weights: dict[str, Tensor]) -> SavedNetwork | None:
+    """Return the published network that has tensors of the same names and shapes, or None.
+
+    Some published networks have the same shapes, and differ in their training data only. So the
+    networks are tried first whose number is at the beginning of the file's name.
+    """
+    number = path.name[:4]  # e.g. "006_"
+    of_number = [name for name in sorted(RELEASED) if name[:4] == number]
+    others = [name for name in sorted(RELEASED) if name[:4] != number]
+    shapes = _shapes_of(weights)
+    for name in of_number + others:
+        saved = _released(name, path, weights)
+        if shapes == _shapes_of(_tensors_of(saved)):
+            return saved
+    return None
 
 
 def _released(name: str, path: Path, weights: dict[str, Tensor]) -> SavedNetwork:

@@ -21,6 +21,7 @@ Tests: tests/parts/models/test_block.py, test_gradients.py (compare the forms), 
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -52,9 +53,10 @@ def window_attention(
 ) -> Tensor:
     """Compute the attention among the tokens of each window, or between its two frames.
 
-    qkv: packed heads, (n, T, 3, heads, hd). bias: (heads, T, T) or None.
+    qkv: packed heads, (n, T, 3, heads, hd).
+    bias: (heads, T, T), added to the logits, or None.
     spans: ranges of the n windows. The windows of a span have the same mask.
-    mutual: attention between the two frames, without bias.
+    mutual: whether the attention is between the two frames of a window. Then `bias` is None.
     tape: where `CpuAttention` keeps its results. None: `CpuAttention` is not used.
     is_plain: whether torch's attention is used on every device.
 
@@ -163,7 +165,8 @@ class CpuAttention(torch.autograd.Function):
     """The same as `attend`, on packed heads of windows that share one mask.
 
     Forward saves the output and the log-sum-exp of each row of logits, but no T x T matrices. It
-    takes and fills a `Tape`, see chunks.py.
+    reads and fills a `Tape` (chunks.py) in place: what it adds to `offsets` and `recorded` is used
+    by later calls.
     """
 
     @staticmethod
@@ -239,27 +242,15 @@ class CpuAttention(torch.autograd.Function):
         # Memory for P and X of the windows at a time, used again in each round.
         p_memory, x_memory = q.new_empty(2, min(windows, n) * heads, t, t)
 
-        # Subtract a number from each row of two matrices: the log-sum-exp from the logits, and
-        # sum(G * O) from G v^T. The matrix products can do this without another pass: append the
-        # numbers to q and G as further channels, and ones to k and v. `_with_column` needs two
-        # channels for a number.
-        # The product multiplies by scale * LOG2_E, so divide by this factor before.
-        minus_sums = sums / (-scale * LOG2_E)  # (n, heads, T, 1)
-        minus_dots = -(grad.to(precise) * out).sum(3, keepdim=True)  # (n, heads, T, 1)
-        ones = q.new_ones(()).expand(n, heads, t, 2)
-        wide_q = _with_column(q, minus_sums)  # (n, heads, T, hd + 2), as the next three
-        wide_g = _with_column(grad, minus_dots)
-        wide_k = torch.cat((k, ones), dim=3)
-        wide_v = torch.cat((v, ones), dim=3)
-
+        wide = _widened(q, k, v, grad, out, sums, scale)
         for first in range(0, n, windows):
             now = slice(first, first + windows)
             # The windows of this round and their heads become one batch axis,
             # (windows * heads, T, hd + 2).
-            q_now = wide_q[now].reshape(-1, t, hd + 2)
-            g_now = wide_g[now].reshape(-1, t, hd + 2)
-            k_now = wide_k[now].reshape(-1, t, hd + 2)
-            v_now = wide_v[now].reshape(-1, t, hd + 2)
+            q_now = wide.q[now].reshape(-1, t, hd + 2)
+            k_now = wide.k[now].reshape(-1, t, hd + 2)
+            v_now = wide.v[now].reshape(-1, t, hd + 2)
+            g_now = wide.g[now].reshape(-1, t, hd + 2)
             batch = len(q_now)
 
             # P = 2^(scale log2(e) q k^T + offset - log-sum-exp), (windows * heads, T, T).
@@ -286,13 +277,59 @@ class CpuAttention(torch.autograd.Function):
                     grad_bias += x.view(-1, heads, t, t).sum(0)
 
         if ctx.mutual:
-            # Here grad_q is a copy, and holds the gradients of the queries of the other frame. Swap
-            # the frames, and write the gradients to the place of q (0) in grad_qkv.
-            by_frame = grad_q.unflatten(0, (-1, 2)).flip(1)  # (n, 2, heads, T / 2, hd)
-            target = grad_qkv.unflatten(1, (2, -1))[:, :, :, 0]  # (n, 2, T / 2, heads, hd)
-            target[:] = by_frame.transpose(2, 3)
+            _put_queries_of_other_frames(grad_q, grad_qkv)
         # One result for each argument of forward: qkv, bias, mask, scale, mutual, tape.
         return grad_qkv, grad_bias, None, None, None, None
+
+
+class _Widened(NamedTuple):
+    """q, k, v and G with two further channels each, (n, heads, T, hd + 2).
+
+    The channels make two matrix products subtract a number from each row:
+
+        q k^T is then    q k^T - log-sum-exp / (scale log2(e))
+        G v^T is then    G v^T - sum(G * O)
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+
+
+def _widened(
+    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, out: Tensor, sums: Tensor, scale: float
+) -> _Widened:
+    """Append the channels of `_Widened`, so that no further pass over the T x T matrices is needed.
+
+    The numbers to subtract are appended to q and G, and ones are appended to k and v.
+    `_with_column` needs two channels for a number.
+
+    grad: G. out: O. sums: the log-sum-exp of each row. All other arguments: see `cpu_attention`.
+    """
+    n, heads, t, _ = q.shape
+    # The caller multiplies the product by scale * LOG2_E, so divide by this factor before.
+    minus_sums = sums / (-scale * LOG2_E)  # (n, heads, T, 1)
+    minus_dots = -(grad.to(sums.dtype) * out).sum(3, keepdim=True)  # (n, heads, T, 1)
+    ones = q.new_ones(()).expand(n, heads, t, 2)
+    return _Widened(
+        q=_with_column(q, minus_sums),
+        k=torch.cat((k, ones), dim=3),
+        v=torch.cat((v, ones), dim=3),
+        g=_with_column(grad, minus_dots),
+    )
+
+
+def _put_queries_of_other_frames(grad_q: Tensor, grad_qkv: Tensor) -> None:
+    """Write the gradients of the queries of mutual attention into grad_qkv, in place.
+
+    grad_q: (2 n, heads, T / 2, hd). Each window of grad_q is a frame, and holds the gradients of
+    the queries of the other frame, see `heads_of`. So swap the two frames of each pair.
+    """
+    by_frame = grad_q.unflatten(0, (-1, 2)).flip(1)  # (n, 2, heads, T / 2, hd)
+    queries = grad_qkv[:, :, 0]  # (n, T, heads, hd): the place of q
+    queries = queries.unflatten(1, (2, -1))  # (n, 2, T / 2, heads, hd)
+    queries[:] = by_frame.transpose(2, 3)
 
 
 def _with_column(x: Tensor, column: Tensor) -> Tensor:

@@ -39,9 +39,11 @@ Kernels = Literal["auto", "plain"]
 Weights = dict[str, Any]  # name -> Tensor, or None for a bias that the layer lacks
 
 # Tokens of a chunk on a CPU. The widest intermediate tensor of a chunk should fit the last-level
-# cache: e.g. 2048 tokens x 360 channels x 4 bytes are 3 MB.
+# cache: e.g. 2048 tokens x 360 channels x 4 bytes are 3 MB. Another number changes the last bits of
+# a training.
 CPU_TOKENS = 2048
-# Tokens of a chunk on a GPU: enough to keep the GPU busy, see `gpu_tokens`.
+# Tokens of a chunk on a GPU. Fewer tokens would not keep the GPU busy, more tokens need more memory
+# for the intermediate tensors of a chunk. See `gpu_tokens`.
 GPU_TOKENS = 1 << 17
 # Names of weights that keep float32, whatever the dtype of the tokens is. They are added to float32
 # values, or the operator that uses them casts them. For the names see Block.weights.
@@ -69,7 +71,7 @@ def gpu_tokens(x: Tensor) -> int:
 
 
 def cast(weights: Weights, dtype: torch.dtype) -> Weights:
-    """Return a table with the weights of linear layers in `dtype`.
+    """Return a new table, with the weights of linear layers in `dtype`.
 
     The weights named in FLOAT32 stay as they are. A weight that has the dtype already is not
     copied.
@@ -166,10 +168,13 @@ class Work(NamedTuple):
 
 
 class InChunks(torch.autograd.Function):
-    """Computes `work` on x (samples, tokens, C).
+    """Computes `work` on x (samples, tokens, C). Forward returns (samples, tokens, outputs of fc2).
 
     Call `InChunks.apply(x, work, *weights)` without autocast. The weights have the order of
     work.names. Each weight is an argument, because autograd finds no tensors within other objects.
+
+    Forward and backward go through the chunks in the order of work.pieces, because the tape is read
+    in the order in which it was written. The last bits of the gradients depend on this order too.
     """
 
     @staticmethod
@@ -243,26 +248,9 @@ class InChunks(torch.autograd.Function):
             with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
                 y, h = work.hidden(tokens, chunk, factors, w, tape)
 
-            # 2. Compute the gradients of fc2, of y and of h by hand. With the gradient G of the
-            # output y + factor * (h fc2^T + fc2_bias):
-            #     gradient of y          G
-            #     gradient of fc2        (factor G)^T h
-            #     gradient of fc2_bias   the sum of factor G over the tokens
-            #     gradient of h          (factor G) fc2
+            # 2. Compute the gradients of fc2, of y and of h by hand. This adds to `sums`.
             grad_y = take(grad[sample], chunk.results)
-            outputs: list[Tensor] = []
-            gradients: list[Tensor] = []
-            if y is not None:
-                outputs.append(y)
-                gradients.append(grad_y)
-            if h is not None:
-                grad_branch = scaled(grad_y, mlp_factor)
-                if "fc2" in sums:
-                    sums["fc2"] += grad_branch.t() @ h.detach()
-                if "fc2_bias" in sums:
-                    sums["fc2_bias"] += grad_branch.sum(0)
-                outputs.append(h)
-                gradients.append(grad_branch @ w["fc2"])
+            outputs, gradients = _gradients_of_last_layer(y, h, grad_y, mlp_factor, w, sums)
 
             # 3. Run backward through the graph of this chunk, to its tokens and to the weights.
             inputs = [tokens] + [w[name] for name in with_graph]
@@ -278,6 +266,45 @@ class InChunks(torch.autograd.Function):
         # One result for each argument of forward: x, work, then the weights.
         grad_weights = [sums.get(name) for name in work.names]
         return (grad_x, None, *grad_weights)
+
+
+def _gradients_of_last_layer(
+    y: Tensor | None,
+    h: Tensor | None,
+    grad_y: Tensor,
+    factor: float | Tensor | None,
+    w: Weights,
+    sums: dict[str, Tensor],
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Run backward through the last layer of a chunk, y + factor * (h fc2^T + fc2_bias).
+
+    With the gradient G of the result:
+
+        gradient of y          G
+        gradient of fc2        (factor G)^T h
+        gradient of fc2_bias   the sum of factor G over the tokens
+        gradient of h          (factor G) fc2
+
+    grad_y: G, (results, C). factor: factor of the MLP branch. w: the weights by name.
+    sums: gradients of the weights so far. The gradients of fc2 and fc2_bias are added in place, if
+        `sums` has these names.
+
+    Returns the list of y and h without None, and the list of their gradients.
+    """
+    outputs: list[Tensor] = []
+    gradients: list[Tensor] = []
+    if y is not None:
+        outputs.append(y)
+        gradients.append(grad_y)
+    if h is not None:
+        grad_branch = scaled(grad_y, factor)
+        if "fc2" in sums:
+            sums["fc2"] += grad_branch.t() @ h.detach()
+        if "fc2_bias" in sums:
+            sums["fc2_bias"] += grad_branch.sum(0)
+        outputs.append(h)
+        gradients.append(grad_branch @ w["fc2"])
+    return outputs, gradients
 
 
 def scaled(x: Tensor, factor: float | Tensor | None) -> Tensor:

@@ -127,18 +127,26 @@ def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> floa
         parameter_bytes / GB,
     )  # fmt: skip
     if need > budget:
-        # The share of the present activations that would fit. Activations grow with the area of a
-        # crop, so the side of the crop shrinks by the square root of the share.
-        room_for_activations = budget / MARGIN - parameter_bytes
-        activations = need / MARGIN - parameter_bytes
-        share = max(0.0, room_for_activations / activations)
-        logger.warning(
-            "netG.memory_budget_gb is %.2f, but a step needs about %.2f GB even with every "
-            "block checkpointed: "
-            "reduce gt_size to %.0f %%, or reduce num_frame or the batch", budget_gb, need / GB,
-            100 * share**0.5,
-        )  # fmt: skip
+        _warn_of_small_budget(budget_gb, need, parameter_bytes)
     return need / GB
+
+
+def _warn_of_small_budget(budget_gb: float, need: float, parameter_bytes: int) -> None:
+    """Warn that a step does not fit the budget, and say how small a crop would fit.
+
+    need: the estimate for a step with every branch recomputed, in bytes.
+    """
+    # The share of the present activations that would fit. Activations grow with the area of a crop,
+    # so the side of the crop shrinks by the square root of the share.
+    room_for_activations = budget_gb * GB / MARGIN - parameter_bytes
+    activations = need / MARGIN - parameter_bytes
+    share = max(0.0, room_for_activations / activations)
+    logger.warning(
+        "netG.memory_budget_gb is %.2f, but a step needs about %.2f GB even with every "
+        "block checkpointed: "
+        "reduce gt_size to %.0f %%, or reduce num_frame or the batch", budget_gb, need / GB,
+        100 * share**0.5,
+    )  # fmt: skip
 
 
 def _activations(moments: list[Moment]) -> Activations:
@@ -339,9 +347,10 @@ def out_of_memory_error(
     netG: Section,
     spec: InputSpec,
 ) -> SpikeVRTError:
-    """Make the error for a training step without room, with option lines that make it smaller.
+    """Make the error for a training step that ran out of memory. It says how to make it smaller.
 
-    where: the step, for the error. The other arguments: see `suggest_changes`.
+    where: the step, for the error. device: the rank's GPU. The other arguments: see
+    `suggest_changes`.
     """
     peak_gb = devices.peak_gb(device)
     peak = "" if peak_gb is None else f", {peak_gb:.1f} GB at the peak"
@@ -353,7 +362,7 @@ def out_of_memory_error(
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment, against "
             "fragmentation"
         )
-    # The lines stand below one another, as deep as the text of an error in the terminal.
+    # The lines are printed below one another, indented like the text of an error in the terminal.
     indent = " " * 12
     return SpikeVRTError(
         what=f"out of memory on rank {utils_dist.get_rank()}{peak}",
@@ -373,21 +382,38 @@ def suggest_changes(
 
     data: datasets.train, or None in a notebook without datasets. spec: what the network requires.
     """
-    lines = []
+    lines = [
+        _fewer_clips_at_a_time(train, data),
+        _checkpointing_everywhere(netG),
+        "" if train.amp.enable else "train.amp.enable=true",  # 16 bits change the numbers a little
+        _smaller_crops(data, spec),
+        _one_frame_less(data, spec),
+    ]
+    return [line for line in lines if line]
 
-    # Fewer clips at a time, and as many more micro-batches, give the same step. Of the divisors of
-    # the batch, take the largest up to its half, e.g. 9 -> 3.
+
+# Each function below returns an option line, or "" if its change is not possible. A dataset of a
+# user, or data None, may lack an option. Then the function takes a default that gives "".
+
+
+def _fewer_clips_at_a_time(train: TrainOptions, data: LoaderOptions | None) -> str:
+    """Return a smaller batch with as many more micro-batches, which give the same step.
+
+    E.g. a batch of 9 clips: 3 clips, three times as many micro-batches.
+    """
     batch = getattr(data, "dataloader_batch_size", 1)
-    if batch > 1:
-        fewer = batch // 2
-        while batch % fewer != 0:
-            fewer -= 1
-        micro_batches = train.accumulation_steps * batch // fewer
-        lines.append(
-            f"datasets.train.dataloader_batch_size={fewer} train.accumulation_steps={micro_batches}"
-        )
+    if batch <= 1:
+        return ""
+    # Of the divisors of the batch, take the largest up to its half.
+    fewer = batch // 2
+    while batch % fewer != 0:
+        fewer -= 1
+    micro_batches = train.accumulation_steps * batch // fewer
+    return f"datasets.train.dataloader_batch_size={fewer} train.accumulation_steps={micro_batches}"
 
-    # Checkpointing everywhere gives the same numbers, and takes more time.
+
+def _checkpointing_everywhere(netG: Section) -> str:
+    """Return the keys that recompute every branch. The numbers stay, but a step takes more time."""
     keys = []
     for key in ("use_checkpoint_attn", "use_checkpoint_ffn"):
         if getattr(netG, key, None) is False:
@@ -395,24 +421,29 @@ def suggest_changes(
     for key in ("no_checkpoint_attn_blocks", "no_checkpoint_ffn_blocks"):
         if getattr(netG, key, []):
             keys.append(f"netG.{key}=[]")
-    if keys:
-        lines.append(" ".join(keys))
+    return " ".join(keys)
 
-    # 16 bits change the numbers a little.
-    if not train.amp.enable:
-        lines.append("train.amp.enable=true")
 
-    # Crops of at most three quarters of the side, rounded down to a multiple that the network
-    # takes.
+def _smaller_crops(data: LoaderOptions | None, spec: InputSpec) -> str:
+    """Return crops of at most three quarters of the side.
+
+    The side is rounded down to a multiple that the network takes.
+    """
     side = getattr(data, "gt_size", 0) // spec.scale  # of the input
     smaller_side = side * 3 // 4
     smaller_side = smaller_side // spec.multiple * spec.multiple
-    if smaller_side >= max(spec.least_size):
-        lines.append(f"datasets.train.gt_size={smaller_side * spec.scale}")
+    if smaller_side < max(spec.least_size):
+        return ""
+    return f"datasets.train.gt_size={smaller_side * spec.scale}"
 
-    # One frame less, but at least one frame more than the network requires, so that attention
-    # between frames has several frames to use.
+
+def _one_frame_less(data: LoaderOptions | None, spec: InputSpec) -> str:
+    """Return one frame less, but at least one frame more than the network requires.
+
+    So the attention between frames still has several frames to use. A network that interpolates
+    needs a certain number of frames.
+    """
     fewer_frames = getattr(data, "num_frame", 0) - 1
-    if fewer_frames > spec.least_frames and not spec.interpolates:
-        lines.append(f"datasets.train.num_frame={fewer_frames}")
-    return lines
+    if fewer_frames <= spec.least_frames or spec.interpolates:
+        return ""
+    return f"datasets.train.num_frame={fewer_frames}"

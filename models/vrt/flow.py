@@ -52,7 +52,7 @@ def pixel_grid(height: int, width: int, dtype: torch.dtype, device: torch.device
 def _positions(flow: Tensor) -> Tensor:
     """Return each pixel plus its flow, (n, 2, h, w), in float32 or float64.
 
-    bfloat16 would not do: it cannot represent each pixel number of a row, e.g. 257.
+    bfloat16 is not exact enough: it cannot represent each pixel number of a row, e.g. 257.
     """
     if flow.dtype != torch.float64:
         flow = flow.float()
@@ -63,8 +63,10 @@ def _positions(flow: Tensor) -> Tensor:
 def flow_warp(x: Tensor, flow: Tensor, mode: str = "bilinear", padding: str = "zeros") -> Tensor:
     """Sample x at each pixel plus `flow`: (n, c, h, w) -> the same shape.
 
-    mode: "bilinear" or "nearest", see torch's grid_sample. padding: with "zeros" pixels outside the
-    image are 0, with "border" they have the value of the nearest border pixel.
+    flow: (n, 2, h, w), in pixels.
+    mode: "bilinear" or "nearest", see torch's grid_sample.
+    padding: with "zeros" pixels outside the image are 0, with "border" they have the value of the
+        nearest border pixel.
 
     x and the flow get gradients, but in mode "nearest" the flow gets none.
     """
@@ -122,10 +124,10 @@ def nearest4(x: Tensor, flow: Tensor) -> Tensor:
 
 # ---- The flow network ------------------------------------------------------------------------
 
-# Number of scales: 1/32 to 1 of the resolution.
+# Number of scales: 1/32 to 1 of the resolution. Part of the published network.
 LEVELS = 6
-# Channels before and after each convolution of a level. 8 inputs: the reference (3), the warped
-# neighbour (3) and the upsampled flow (2).
+# Channels before and after each convolution of a level. The 8 inputs are the reference (3), the
+# warped neighbour (3) and the upsampled flow (2). Part of the published network.
 WIDTHS = (8, 32, 64, 32, 16, 2)
 
 
@@ -151,7 +153,7 @@ class SpyNet(nn.Module):
             for inputs, outputs in pairwise(WIDTHS):  # (8, 32), (32, 64), ...
                 layers.append(nn.Conv2d(inputs, outputs, kernel_size=7, stride=1, padding=3))
                 layers.append(nn.ReLU())
-            del layers[-1]  # no ReLU behind the last convolution, because a flow has both signs
+            del layers[-1]  # no ReLU after the last convolution, because a flow has both signs
             # The weights files name each tensor basic_module.<level>.basic_module.<layer>.
             level = nn.ModuleDict({"basic_module": nn.Sequential(*layers)})
             self.basic_module.append(level)
@@ -251,10 +253,10 @@ def estimate_flows(spynet: SpyNet, frames: Tensor, distance: int) -> Flows:
     levels = []
     for level in spynet.pyramid(frames.flatten(0, 1)):
         levels.append(level.view(b, n, *level.shape[1:]))  # (B, N, 3, h, w)
-    # Backward flows warp the second frame of a pair to the first frame, forward flows the first
-    # frame to the second. Both are one batch, (2 B (N - 1), 3, h, w). Do not share slices between
-    # the two loops, and do not join the loops: autograd sums the gradients of a frame in this
-    # order, and another order changes the last bits.
+    # A backward flow warps the second frame of a pair to the first frame, and a forward flow warps
+    # the first frame to the second. Both kinds are one batch, (2 B (N - 1), 3, h, w). Do not share
+    # slices between the two loops, and do not join the loops, because autograd sums the gradients
+    # of a frame in this order. Another order changes the last bits.
     references = []
     for level in levels:
         first_then_second = torch.stack((level[:, :-1], level[:, 1:]))  # (2, B, N - 1, 3, h, w)
@@ -270,11 +272,15 @@ def estimate_flows(spynet: SpyNet, frames: Tensor, distance: int) -> Flows:
         backward, forward = both.view(2, b, n - 1, *both.shape[1:])
         far_backward = [backward]
         far_forward = [forward]
-        # Extend the flows by one frame at a time. E.g. from frame i to i + 2: follow the flow from
-        # i to i + 1, and add the flow from i + 1 to i + 2 at the position that is reached.
+        # Extend the flows by one frame at a time. A backward flow is read at frame i, and leads to
+        # a later frame. E.g. to reach i + 2: follow the flow from i to i + 1, and add the flow from
+        # i + 1 to i + 2 at the position that is reached. 4 frames have 3 flows of distance 1, and 2
+        # flows of distance 2: flows 0 and 1, extended by flows 1 and 2.
         for reach in range(1, distance):
-            last = far_backward[-1][:, :-1]
+            last = far_backward[-1][:, :-1]  # its last flow ends at the last frame already
             far_backward.append(_chained(last, backward[:, reach:]))
+            # A forward flow is read at a frame, and leads to an earlier frame. So extend the flows
+            # without the first one, which ends at frame 0.
             last = far_forward[-1][:, 1:]
             far_forward.append(_chained(last, forward[:, :-reach]))
         flows.append((far_backward, far_forward))
@@ -288,7 +294,7 @@ def _chained(first: Tensor, second: Tensor) -> Tensor:
 
 
 def aligned_input(frames: Tensor, backward: Tensor, forward: Tensor) -> Tensor:
-    """Put beside each frame its two neighbours, warped to it by `nearest4`.
+    """Join each frame with its two neighbours, which are warped to it by `nearest4`.
 
     frames: (B, N, C, H, W). backward, forward: flows between adjacent frames, (B, N - 1, 2, H, W).
 

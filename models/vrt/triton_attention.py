@@ -577,18 +577,18 @@ def _gradient_of_bias(
 
 
 class _BackwardPass(NamedTuple):
-    """The tensors and numbers that all backward kernels take, see "Backward" above."""
+    """What all backward kernels take. The comments above the backward kernels explain the names."""
 
-    qkv: Tensor
-    region_row: Tensor | None
+    qkv: Tensor  # (n, T, 3, heads, channels of a head)
+    region_row: Tensor | None  # the masks, or None
     regions: Tensor | None
-    out: Tensor
-    grad: Tensor
-    log_sums: Tensor
-    delta: Tensor | None
-    grad_qkv: Tensor
-    scale: float
-    constants: dict[str, Any]
+    out: Tensor  # the output of the forward pass
+    grad: Tensor  # the gradient of the output, in a layout that `_with_even_rows` makes
+    log_sums: Tensor  # (n, heads, T)
+    delta: Tensor | None  # (n, heads, T), None for `_all_gradients`
+    grad_qkv: Tensor  # the result: memory that the kernels fill
+    scale: float  # factor of the logits
+    constants: dict[str, Any]  # T ... HAS_MASK, see "Names in all kernels"
 
     def launch(
         self,
@@ -602,8 +602,10 @@ class _BackwardPass(NamedTuple):
 
         The kernel writes its results into grad_qkv, delta and grad_bias.
 
-        bias: the bias as this kernel takes it, some kernels transposed.
+        bias: the bias as this kernel takes it. Most kernels take it transposed.
         tiles: number of tiles of a head in one window.
+        group_size: number of windows of a program.
+        grad_bias: memory for the sums of dS, one sum for each group.
         """
         n, heads, t = self.log_sums.shape
         tile = backward_tile(t)
@@ -716,23 +718,30 @@ class WindowAttention(torch.autograd.Function):
             transposed_bias = scaled_bias.transpose(1, 2).contiguous()
 
         tile = backward_tile(t)
+        group_size = 1
+        sums = None  # the gradient of the bias, one sum for each group of windows
         if is_one_pass:
-            group_size = 1
-            sums = None  # the gradient of the bias, one sum for each group of windows
             if scaled_bias is not None:
                 group_size = _windows_of_group(log_sums, tiles=1)
                 sums = _memory_for_sums(log_sums, group_size)
-            work.launch(_all_gradients, transposed_bias, 1, group_size, sums)
+            work.launch(
+                _all_gradients, transposed_bias, tiles=1, group_size=group_size, grad_bias=sums
+            )
         else:
             # `_gradient_of_queries` first, because it writes delta, which the other kernels read.
             work.launch(_gradient_of_queries, scaled_bias, tiles=t // tile.queries)
             work.launch(_gradients_of_keys, transposed_bias, tiles=t // tile.keys)
-            sums = None
             if scaled_bias is not None:
                 tiles = (t // tile.queries) * (t // tile.keys)
                 group_size = _windows_of_group(log_sums, tiles)
                 sums = _memory_for_sums(log_sums, group_size)
-                work.launch(_gradient_of_bias, transposed_bias, tiles, group_size, sums)
+                work.launch(
+                    _gradient_of_bias,
+                    transposed_bias,
+                    tiles=tiles,
+                    group_size=group_size,
+                    grad_bias=sums,
+                )
         grad_bias = None
         if sums is not None:
             grad_bias = sums.sum(0).transpose(1, 2)  # (heads, queries, keys)

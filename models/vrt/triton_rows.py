@@ -5,19 +5,27 @@ torch's LayerNorm gives one row to a block of threads, which is slow for 96 chan
 and biases are float32. In backward each program sums these gradients over its rows, and then the
 sums of the programs are added in a fixed order. So a step gives the same numbers each time.
 
+models.vrt.layers calls `layer_norm`, and models.vrt.chunks calls `gated`.
+
 Names in the kernels:
 
     n              number of rows
     C or H, PAD    channels of a row; the same, padded to a power of two
     ROWS           rows of a tile
-    inside         false for padding and for rows beyond n
-    at             numbers of the values of a tile in memory, (ROWS, PAD)
+    row            (ROWS,)      numbers of the rows of the tile
+    channel        (PAD,)       numbers of the channels
+    is_channel     (PAD,)       false for padding
+    is_inside      (ROWS, PAD)  false for padding and for rows beyond n
+    index          (ROWS, PAD)  positions of the numbers of the tile in memory
+    program_sums   the sums of each program, one row per program
 
 Forward has one program per tile. In backward, program p of P takes the tiles p, p + P, p + 2 P, ...
 
 What must stay: the order of the sums, because another order changes the last bits of a training.
+Free to change: names, comments, and how an index is computed.
 
-Tests: tests/parts/models/test_triton.py (on a CPU, by Triton's interpreter), test_cuda.py (a GPU)
+Tests: tests/parts/models/test_triton.py compares all results with float64 (on a CPU, by Triton's
+interpreter), and test_cuda.py does so on a GPU.
 """
 
 import math
@@ -35,17 +43,19 @@ from torch.autograd.function import once_differentiable
 tl: Any = triton.language
 jit: Any = triton.jit
 # Largest number of programs of a backward pass: 4 for each of the 132 multiprocessors of an H100.
+# Fewer programs would keep fewer multiprocessors busy, more programs would write more sums. Another
+# number changes the last bits of the gradients of weights and biases.
 PROGRAMS = 528
-# Values in a tile. They must fit into the registers of a program.
+# Numbers in a tile. They must fit into the registers of a program.
 ELEMENTS = 4096
 INVERSE_ROOT_2 = tl.constexpr(0.7071067811865476)
 INVERSE_ROOT_2_PI = tl.constexpr(0.3989422804014327)
 
 
 def tile(channels: int, elements: int = ELEMENTS) -> dict[str, int]:
-    """Return the tile of a kernel: {"PAD": padded channels, "ROWS": rows of a tile}.
+    """Return the tile of a kernel as its constants: {"ROWS": rows, "PAD": padded channels}.
 
-    elements: values of a tile. E.g. 96 channels -> PAD 128, ROWS 32.
+    elements: numbers in the tile. E.g. 96 channels, 4096 numbers -> ROWS 32, PAD 128.
     """
     padded = 1 << (channels - 1).bit_length()  # the next power of two
     return {"ROWS": max(1, elements // padded), "PAD": padded}
@@ -55,9 +65,12 @@ def tile(channels: int, elements: int = ELEMENTS) -> dict[str, int]:
 
 
 @jit
-def _normalized(x, C: tl.constexpr, inside, eps):
-    """Return (x - mean) / sqrt(var + eps) of each row, and the factor 1 / sqrt(var + eps)."""
-    centred = tl.where(inside, x - tl.sum(x, 1)[:, None] / C, 0.0)
+def _normalized(x, C: tl.constexpr, is_inside, eps):
+    """Return u = (x - mean) factor, (ROWS, PAD), and factor = 1 / sqrt(var + eps), (ROWS,).
+
+    Mean and variance are over the channels of a row. x must be 0 for padding.
+    """
+    centred = tl.where(is_inside, x - tl.sum(x, 1)[:, None] / C, 0.0)
     factor = 1 / tl.sqrt(tl.sum(centred * centred, 1) / C + eps)
     return centred * factor[:, None], factor
 
@@ -66,60 +79,76 @@ def _normalized(x, C: tl.constexpr, inside, eps):
 def _norm_forward(
     x, weight, bias, y, n, eps, C: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr
 ):
-    """Compute y = u weight + bias of one tile, where u are the normalized rows. x, y: (n, C)."""
+    """Write y = u weight + bias for one tile, where u are the normalized rows. x, y: (n, C)."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, PAD)
-    known = channel < C
-    inside = (row < n)[:, None] & known[None, :]
-    at = row[:, None].to(tl.int64) * C + channel[None, :]
+    is_channel = channel < C
+    is_inside = (row < n)[:, None] & is_channel[None, :]
+    index = row[:, None].to(tl.int64) * C + channel[None, :]
 
-    values = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    u, _ = _normalized(values, C, inside, eps)
-    w = tl.load(weight + channel, mask=known, other=0.0)
-    b = tl.load(bias + channel, mask=known, other=0.0)
+    values = tl.load(x + index, mask=is_inside, other=0.0).to(tl.float32)
+    u, _ = _normalized(values, C, is_inside, eps)
+    w = tl.load(weight + channel, mask=is_channel, other=0.0)
+    b = tl.load(bias + channel, mask=is_channel, other=0.0)
     result = u * w[None, :] + b[None, :]
-    tl.store(y + at, result.to(y.dtype.element_ty), mask=inside)
+    tl.store(y + index, result.to(y.dtype.element_ty), mask=is_inside)
 
 
 @jit(do_not_specialize=["n"])
 def _norm_backward(
-    x, weight, grad, grad_x, partial, n, eps, C: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr
+    x,
+    weight,
+    grad,
+    grad_x,
+    program_sums,
+    n,
+    eps,
+    C: tl.constexpr,
+    ROWS: tl.constexpr,
+    PAD: tl.constexpr,
 ):
-    """Compute the gradients of x, and of weight and bias, with the normalized rows u:
+    """Write the gradients of x, and the sums of this program for the gradients of weight and bias.
+
+    With the normalized rows u, and `factor` as in `_normalized`:
 
         g = grad weight
-        dx = (g - mean(g) - u mean(g u)) factor      factor: see `_normalized`
-        dweight = sum of grad u over the rows,   dbias = sum of grad over the rows
+        dx = (g - mean(g) - u mean(g u)) factor
+        dweight = sum of grad u over the rows
+        dbias = sum of grad over the rows
 
-    partial: (programs, 2, C), the sums of each program for dweight and dbias. The statistics of a
-    row are computed again, because the row is read anyway.
+    grad: the gradient of y, (n, C). grad_x: dx, (n, C).
+    program_sums: (programs, 2, C), the sums of each program: dweight, then dbias.
+
+    Mean and variance of a row are computed again, because the row is read anyway.
     """
     channel = tl.arange(0, PAD)
-    known = channel < C
-    w = tl.load(weight + channel, mask=known, other=0.0)[None, :]
+    is_channel = channel < C
+    w = tl.load(weight + channel, mask=is_channel, other=0.0)[None, :]
     grad_w = tl.zeros((ROWS, PAD), tl.float32)
     grad_b = tl.zeros((ROWS, PAD), tl.float32)
     for start in range(tl.program_id(0) * ROWS, n, tl.num_programs(0) * ROWS):
         row = start + tl.arange(0, ROWS)
-        inside = (row < n)[:, None] & known[None, :]
-        at = row[:, None].to(tl.int64) * C + channel[None, :]
-        values = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-        u, factor = _normalized(values, C, inside, eps)
-        g = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
+        is_inside = (row < n)[:, None] & is_channel[None, :]
+        index = row[:, None].to(tl.int64) * C + channel[None, :]
+        values = tl.load(x + index, mask=is_inside, other=0.0).to(tl.float32)
+        u, factor = _normalized(values, C, is_inside, eps)
+        g = tl.load(grad + index, mask=is_inside, other=0.0).to(tl.float32)
         grad_w += g * u
         grad_b += g
-        g *= w
+
+        g *= w  # from here g is grad weight, as in the equations
         mean_g = tl.sum(g, 1) / C
         mean_gu = tl.sum(g * u, 1) / C
         result = (g - mean_g[:, None] - u * mean_gu[:, None]) * factor[:, None]
-        tl.store(grad_x + at, result.to(grad_x.dtype.element_ty), mask=inside)
-    sums_of_program = partial + tl.program_id(0) * 2 * C + channel
-    tl.store(sums_of_program, tl.sum(grad_w, 0), mask=known)
-    tl.store(sums_of_program + C, tl.sum(grad_b, 0), mask=known)
+        tl.store(grad_x + index, result.to(grad_x.dtype.element_ty), mask=is_inside)
+    # The sums over the rows of all tiles of this program: dweight, and C numbers later dbias.
+    sums_of_program = program_sums + tl.program_id(0) * 2 * C + channel
+    tl.store(sums_of_program, tl.sum(grad_w, 0), mask=is_channel)
+    tl.store(sums_of_program + C, tl.sum(grad_b, 0), mask=is_channel)
 
 
 class _LayerNorm(torch.autograd.Function):
-    """Layer norm of x (..., C) over the last axis, see `layer_norm`."""
+    """Layer norm of x (..., C) over the last axis, see `layer_norm`. A row is one token."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -143,14 +172,14 @@ class _LayerNorm(torch.autograd.Function):
         shape = tile(channels)
         grad = grad.contiguous()
         grad_x = torch.empty_like(x)
-        # No more programs than tiles. Each program writes its sums to one row of `partial`.
+        # No more programs than tiles. Each program writes its sums to one row of program_sums.
         tiles = math.ceil(n / shape["ROWS"])
         programs = min(PROGRAMS, tiles)
-        partial = x.new_empty(programs, 2, channels, dtype=torch.float32)
+        program_sums = x.new_empty(programs, 2, channels, dtype=torch.float32)
         _norm_backward[(programs,)](
-            x, weight, grad, grad_x, partial, n, ctx.eps, C=channels, **shape
+            x, weight, grad, grad_x, program_sums, n, ctx.eps, C=channels, **shape
         )
-        grad_weight, grad_bias = partial.sum(0).unbind(0)
+        grad_weight, grad_bias = program_sums.sum(0).unbind(0)
         return grad_x, grad_weight, grad_bias, None
 
 
@@ -164,64 +193,65 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 
 @jit(do_not_specialize=["n"])
 def _geglu_forward(z, y, n, H: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr):
-    """Compute y = gelu(a) b of one tile, with the exact erf GELU.
+    """Write y = gelu(a) b for one tile, with gelu(a) = a / 2 (1 + erf(a / sqrt(2))).
 
     z: (n, 2 H). A row holds a (H numbers), then b (H numbers). y: (n, H).
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, PAD)
-    inside = (row < n)[:, None] & (channel < H)[None, :]
-    at = row[:, None].to(tl.int64) * (2 * H) + channel[None, :]
-    a = tl.load(z + at, mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(z + at + H, mask=inside, other=0.0).to(tl.float32)
+    is_inside = (row < n)[:, None] & (channel < H)[None, :]
+    index = row[:, None].to(tl.int64) * (2 * H) + channel[None, :]
+    a = tl.load(z + index, mask=is_inside, other=0.0).to(tl.float32)
+    b = tl.load(z + index + H, mask=is_inside, other=0.0).to(tl.float32)
     result = 0.5 * a * (1 + tl.erf(a * INVERSE_ROOT_2)) * b
-    at_y = row[:, None].to(tl.int64) * H + channel[None, :]
-    tl.store(y + at_y, result.to(y.dtype.element_ty), mask=inside)
+    index_y = row[:, None].to(tl.int64) * H + channel[None, :]
+    tl.store(y + index_y, result.to(y.dtype.element_ty), mask=is_inside)
 
 
 @jit(do_not_specialize=["n"])
 def _geglu_backward(
-    z, grad, grad_z, partial, n, H: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr
+    z, grad, grad_z, program_sums, n, H: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr
 ):
-    """Compute the gradients of a and b in y = gelu(a) b:
+    """Write the gradients of a and b in y = gelu(a) b, and their sums over the rows.
 
+        gelu(a) = a Phi(a)
         da = grad b (Phi(a) + a phi(a))
         db = grad a Phi(a)
 
-    where gelu(a) = a Phi(a), and Phi and phi are distribution function and density of the normal
-    distribution.
+    Phi is the distribution function of the normal distribution, and phi is its density.
 
-    grad: the gradient of y, (n, H). grad_z: the result, da, then db, (n, 2 H).
-    partial: (programs, 2 H), the sum of each program over its rows of grad_z. The sum over the
-    programs is the gradient of the two biases.
+    z: (n, 2 H), a and b of each row. grad: the gradient of y, (n, H).
+    grad_z: the result, (n, 2 H): da and db of each row.
+    program_sums: (programs, 2 H), the sum of each program over its rows of grad_z. The sum over the
+        programs is the gradient of the two biases.
     """
     channel = tl.arange(0, PAD)
-    known = channel < H
+    is_channel = channel < H
     sum_a = tl.zeros((ROWS, PAD), tl.float32)
     sum_b = tl.zeros((ROWS, PAD), tl.float32)
     for start in range(tl.program_id(0) * ROWS, n, tl.num_programs(0) * ROWS):
         row = start + tl.arange(0, ROWS)
-        inside = (row < n)[:, None] & known[None, :]
-        at = row[:, None].to(tl.int64) * (2 * H) + channel[None, :]
-        at_grad = row[:, None].to(tl.int64) * H + channel[None, :]
-        a = tl.load(z + at, mask=inside, other=0.0).to(tl.float32)
-        b = tl.load(z + at + H, mask=inside, other=0.0).to(tl.float32)
-        g = tl.load(grad + at_grad, mask=inside, other=0.0).to(tl.float32)
+        is_inside = (row < n)[:, None] & is_channel[None, :]
+        index = row[:, None].to(tl.int64) * (2 * H) + channel[None, :]
+        index_grad = row[:, None].to(tl.int64) * H + channel[None, :]
+        a = tl.load(z + index, mask=is_inside, other=0.0).to(tl.float32)
+        b = tl.load(z + index + H, mask=is_inside, other=0.0).to(tl.float32)
+        g = tl.load(grad + index_grad, mask=is_inside, other=0.0).to(tl.float32)
         Phi = 0.5 * (1 + tl.erf(a * INVERSE_ROOT_2))
         phi = INVERSE_ROOT_2_PI * tl.exp(-0.5 * a * a)
         of_a = g * b * (Phi + a * phi)
         of_b = g * a * Phi
         sum_a += of_a
         sum_b += of_b
-        tl.store(grad_z + at, of_a.to(grad_z.dtype.element_ty), mask=inside)
-        tl.store(grad_z + at + H, of_b.to(grad_z.dtype.element_ty), mask=inside)
-    sums_of_program = partial + tl.program_id(0) * (2 * H) + channel
-    tl.store(sums_of_program, tl.sum(sum_a, 0), mask=known)
-    tl.store(sums_of_program + H, tl.sum(sum_b, 0), mask=known)
+        tl.store(grad_z + index, of_a.to(grad_z.dtype.element_ty), mask=is_inside)
+        tl.store(grad_z + index + H, of_b.to(grad_z.dtype.element_ty), mask=is_inside)
+    sums_of_program = program_sums + tl.program_id(0) * (2 * H) + channel
+    tl.store(sums_of_program, tl.sum(sum_a, 0), mask=is_channel)
+    tl.store(sums_of_program + H, tl.sum(sum_b, 0), mask=is_channel)
 
 
 class _GatedLinear(torch.autograd.Function):
-    """Both linear layers and the product of the gated MLP, see `gated`."""
+    """Both linear layers and the product of the gated MLP, see `gated`. H is called `hidden`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w11: Tensor, b11: Tensor, w12: Tensor, b12: Tensor) -> Tensor:
@@ -248,10 +278,10 @@ class _GatedLinear(torch.autograd.Function):
         shape = tile(hidden, ELEMENTS // 2)
         tiles = math.ceil(n / shape["ROWS"])
         programs = min(PROGRAMS, tiles)
-        partial = z.new_empty(programs, 2 * hidden, dtype=torch.float32)
-        _geglu_backward[(programs,)](z, grad, grad_z, partial, n, H=hidden, **shape)
+        program_sums = z.new_empty(programs, 2 * hidden, dtype=torch.float32)
+        _geglu_backward[(programs,)](z, grad, grad_z, program_sums, n, H=hidden, **shape)
         grad_weight = grad_z.t() @ x  # (2 H, C)
-        grad_bias = partial.sum(0).to(weight.dtype)  # (2 H,)
+        grad_bias = program_sums.sum(0).to(weight.dtype)  # (2 H,)
         grad_w11, grad_w12 = grad_weight.chunk(2)
         grad_b11, grad_b12 = grad_bias.chunk(2)
         grad_x = grad_z @ weight

@@ -22,6 +22,7 @@ Tests: tests/parts/models/test_block.py, test_shared_tables.py, test_vrt_modules
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -149,8 +150,10 @@ def window_chunks(
 ) -> tuple[Chunk, ...]:
     """Pad, shift and partition the tokens of a clip into windows, and the windows into chunks.
 
-    size: tokens of a clip (D, H, W). window: the largest window. shift: by how many tokens the
-    windows are shifted. An axis that is not longer than the window is one window, without a shift.
+    size: tokens of a clip (D, H, W).
+    window: the largest window. An axis that is not longer than the window is one window, without a
+        shift.
+    shift: by how many tokens the windows are shifted along each axis.
     batch: number of clips in the batch. The tokens are numbered through all clips, clip after clip.
     most: largest number of windows in a chunk. None: one chunk holds all windows.
 
@@ -161,50 +164,23 @@ def window_chunks(
     """
     window, shift = _fitted(size, window, shift)
     clip = _partition(size, window, shift)  # token numbers, (windows along D, along H, along W, T)
-    windows_along = clip.shape[:3]
-    positions_of_window = math.prod(window)
     tokens_of_clip = math.prod(size)
 
-    # Along each shifted axis, only the last window needs a mask. So each axis is one or two ranges
-    # of windows: all but the last, and the last.
-    ranges_of_axes = []
-    for count, shift_of_axis in zip(windows_along, shift, strict=True):
-        if shift_of_axis == 0:
-            ranges_of_axes.append([_WindowRange(0, count, wrapped=0)])
-        else:
-            all_but_last = _WindowRange(0, count - 1, wrapped=0)
-            last = _WindowRange(count - 1, count, wrapped=shift_of_axis)
-            ranges_of_axes.append([all_but_last, last])
-
-    # Each combination of ranges is a group of windows with one mask. Take the windows of a group
-    # first from clip 0, then from clip 1, and so on.
+    # List the windows, sorted by mask. The windows with one mask are one span.
     groups = []
     spans = []
     start = 0
-    for ranges in itertools.product(*ranges_of_axes):
-        in_time, in_height, in_width = (slice(axis.first, axis.end) for axis in ranges)
-        of_first_clip = clip[in_time, in_height, in_width].reshape(-1, positions_of_window)
-        # If an axis has one window only, "all but the last" is empty.
-        if not len(of_first_clip):
-            continue
-        is_padding = of_first_clip < 0
-        of_clips = []
-        for clip_index in range(batch):
-            numbers = of_first_clip + clip_index * tokens_of_clip
-            of_clips.append(torch.where(is_padding, of_first_clip, numbers))  # padding stays -1
-        group = torch.cat(of_clips)  # (windows with this mask, T)
-        mask = _mask(window, tuple(axis.wrapped for axis in ranges))
-        if mask is not None:
-            mask = mask.to(device)
-        stop = start + len(group)
+    for group in _groups_of_mask(clip, window, shift):
+        numbers = _in_all_clips(group.numbers, batch, tokens_of_clip)
+        mask = None if group.mask is None else group.mask.to(device)
+        stop = start + len(numbers)
         spans.append(Span(start, stop, mask))
-        groups.append(group)
+        groups.append(numbers)
         start = stop
     windows = torch.cat(groups)  # (windows of all clips, T): token numbers
 
     # Cut the list of windows into chunks.
-    positions_of_clip = math.prod(windows_along) * positions_of_window
-    has_padding = positions_of_clip != tokens_of_clip
+    has_padding = clip.numel() != tokens_of_clip  # some position holds no token
     if most is None:
         most = len(windows)
     chunks = []
@@ -213,6 +189,58 @@ def window_chunks(
         spans_of_chunk = _cut_spans(spans, first, len(numbers))
         chunks.append(_chunk(numbers.flatten(), spans_of_chunk, has_padding, device))
     return tuple(chunks)
+
+
+class _Group(NamedTuple):
+    """The windows of a clip that have the same mask."""
+
+    numbers: Tensor  # token numbers, (windows, T), -1 at padding
+    mask: Tensor | None  # (T, T), on the CPU, or None for no mask
+
+
+def _groups_of_mask(clip: Tensor, window: Triple, shift: Triple) -> Iterator[_Group]:
+    """Yield the windows of one clip, group by group. The order is part of every training result.
+
+    clip: result of `_partition`.
+
+    Along each shifted axis, only the last window needs a mask. So each axis is one or two ranges of
+    windows: all but the last, and the last. Each combination of ranges is a group. E.g. a shift
+    along height and width, but not along time: four groups.
+    """
+    ranges_of_axes = []
+    for count, shift_of_axis in zip(clip.shape[:3], shift, strict=True):
+        if shift_of_axis == 0:
+            ranges_of_axes.append([_WindowRange(0, count, wrapped=0)])
+        else:
+            all_but_last = _WindowRange(0, count - 1, wrapped=0)
+            last = _WindowRange(count - 1, count, wrapped=shift_of_axis)
+            ranges_of_axes.append([all_but_last, last])
+
+    for in_time, in_height, in_width in itertools.product(*ranges_of_axes):
+        numbers = clip[
+            in_time.first : in_time.end,
+            in_height.first : in_height.end,
+            in_width.first : in_width.end,
+        ]
+        numbers = numbers.reshape(-1, clip.shape[3])  # (windows, T)
+        # If an axis has one window only, "all but the last" is empty.
+        if len(numbers):
+            wrapped = (in_time.wrapped, in_height.wrapped, in_width.wrapped)
+            yield _Group(numbers, _mask(window, wrapped))
+
+
+def _in_all_clips(numbers: Tensor, batch: int, tokens_of_clip: int) -> Tensor:
+    """Return the windows (windows, T) of clip 0, then the same windows of clip 1, and so on.
+
+    numbers: token numbers in clip 0, -1 at padding. E.g. clips of 7 tokens: the window 5 6 -1 of
+    clip 0 is 12 13 -1 in clip 1.
+    """
+    is_padding = numbers < 0
+    of_clips = []
+    for clip_index in range(batch):
+        in_clip = numbers + clip_index * tokens_of_clip
+        of_clips.append(torch.where(is_padding, numbers, in_clip))  # padding stays -1
+    return torch.cat(of_clips)
 
 
 def _fitted(size: Triple, window: Triple, shift: Triple) -> tuple[Triple, Triple]:
@@ -250,7 +278,7 @@ def _partition(size: Triple, window: Triple, shift: Triple) -> Tensor:
     backwards = [-tokens for tokens in shift]
     numbers = numbers.roll(backwards, dims=(0, 1, 2))
 
-    # Partition. n: number of windows along an axis, w: tokens of a window along it.
+    # Partition. Along each axis: nd, nh, nw windows of wd, wh, ww tokens.
     nd, nh, nw = window_counts
     wd, wh, ww = window
     numbers = numbers.view(nd, wd, nh, wh, nw, ww)
