@@ -1,4 +1,9 @@
-"""What the documents name must be there, and the two READMEs must say the same."""
+"""What the documents name must be there, and both languages must say the same.
+
+The tests read README.md and all pages below docs/, in English and in Chinese (docs/zh). They follow
+links, run the code and the commands of a few pages, read their options, and compute their tables
+again.
+"""
 
 import json
 import os
@@ -22,14 +27,21 @@ from tests.helpers.documents import PAGES, ROOT
 from tests.helpers.gopro_files import moving_frames, write_folder
 
 FOLDERS = "scripts|lab|tests|docs|models|data|utils|options"
+# A file of the project, e.g. "docs/ddp.md".
 PATH = re.compile(rf"(?<![\w/.])((?:{FOLDERS})/[\w./-]+\.(?:py|md|sh|json|png))\b")
+# A block of code between two lines of three backticks.
 FENCED = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
+# A number, e.g. "12", "1,111" or "0.9.1".
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+# The target of a link without its heading, e.g. "ddp.md" of "[memory](ddp.md#memory)".
 LINK = re.compile(r"\]\(([^)#]+?)(?:#[^)]*)?\)")
 
 
 def anchors(page: Path) -> set[str]:
-    """The names by which links lead to the headings of a page, as GitHub makes them."""
+    """Return the names by which links lead to the headings of a page, as GitHub makes them.
+
+    E.g. the heading "## Time limits" -> "time-limits".
+    """
     titles = re.findall(r"(?m)^#+ (.*)$", FENCED.sub("", page.read_text(encoding="utf-8")))
     return {re.sub(r"[^\w -]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
@@ -39,7 +51,8 @@ def test_links_to_headings_lead_to_headings_and_files_that_a_page_names_exist(pa
     text = page.read_text(encoding="utf-8")
     for file, anchor in re.findall(r"\]\(([^):]*)#([^)]+)\)", text):
         assert anchor in anchors(page.parent / file if file else page), f"{file}#{anchor}"
-    # The change log also names what has left since. Pages name files that their reader writes.
+    # A page also names files that its reader writes, e.g. "Save this as `a.py`". The change log
+    # names files that have left since.
     given = set(re.findall(r"(?m)^# (\S+\.py)$", text))
     given |= set(re.findall(r"(?:Save this as|保存为) `(\S+)`", text))
     named = set(PATH.findall(text)) - given if page.name != "CHANGELOG.md" else set()
@@ -47,14 +60,17 @@ def test_links_to_headings_lead_to_headings_and_files_that_a_page_names_exist(pa
     missing |= {
         link for link in LINK.findall(text) if ":" not in link and not (page.parent / link).exists()
     }
+
     assert not missing
 
 
+# Data sets, programs and methods that the pages name, and whose addresses docs/links.md must have.
 PLACES = (
     "GoPro", "Spk-GoPro", "REDS", "Vimeo-90K", "DVD", "DAVIS", "X4K1000FPS", "Spk-X4K", "S-SDM",
     "Spike-Zoo", "SpikeCV", "VRT", "SpyNet", "SpkDeblurNet", "SCFlow", "TFSTP", "LPIPS", "SSIM",
     "KAIR", "S-VRT", "BasicSR", "coffee", "park",
 )  # fmt: skip
+# An address, with the bracket before it if it has one.
 ADDRESS = re.compile(r"<?\bhttps?://[^\s<>()\]`\"']+")
 
 
@@ -100,6 +116,7 @@ def test_the_notebook_alone_fetches_the_project_as_on_colab(tmp_path):
         pytest.skip("no repository to clone from")
     book = json.loads((ROOT / "notebooks/restore.ipynb").read_text(encoding="utf-8"))
     cells = ["".join(cell["source"]) for cell in book["cells"] if cell["cell_type"] == "code"]
+    # git takes this repository in place of the address on GitHub.
     env = {**os.environ, "MPLBACKEND": "Agg", "GIT_CONFIG_COUNT": "1"}
     env |= {"GIT_CONFIG_KEY_0": f"url.file://{ROOT}.insteadOf"}
     env |= {"GIT_CONFIG_VALUE_0": "https://github.com/OWNER/SpikeVRT.git"}
@@ -107,6 +124,7 @@ def test_the_notebook_alone_fetches_the_project_as_on_colab(tmp_path):
     code = f"{fetched}\nfrom models.portable import read_saved\nprint(ROOT)"
     command = [sys.executable, "-c", code]
     said = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+
     assert said.stdout.split() == [str(tmp_path / "SpikeVRT")], said.stderr
 
 
@@ -135,9 +153,8 @@ def test_the_tests_that_make_quick_names_exist():
     named = re.findall(r"(tests/[\w/]+\.py)(?:::(\w+))?", command)
     assert len(named) > 20
     for file, test in named:
-        assert (ROOT / file).is_file() and (
-            not test or f"def {test}(" in (ROOT / file).read_text()
-        ), (file, test)
+        assert (ROOT / file).is_file(), (file, test)
+        assert not test or f"def {test}(" in (ROOT / file).read_text(), (file, test)
 
 
 def read_dataset(file: Path, section: dict[str, object]) -> Any:
@@ -179,6 +196,7 @@ def test_the_options_in_the_pages_are_valid(tmp_path):
             0.1,
         )
         assert len(read.dataroot_lq) == len(read.dataroot_spike) == len(read.dataroot_share)
+
     assert len(exposures) == 3
 
 
@@ -186,7 +204,7 @@ def test_the_table_of_memory_per_rank_follows_from_the_bytes_of_a_parameter():
     text = (ROOT / "docs/ddp.md").read_text(encoding="utf-8")
     P = int(found(r"\bP is (\d+) M\b", text)[1])
     N = int(found(r"\bN = (\d+) ranks", text)[1])
-    # Millions of bytes, as P is millions of parameters.
+    # P is in millions of parameters, so A is in millions of bytes.
     A = 1000 * float(found(r"\bA = ([\d.]+) GB", text)[1])
     rows = re.findall(r"^\| (?:DDP|ZeRO|FSDP).*`\d+ P.*$", text, re.MULTILINE)
     assert len(rows) == 4
@@ -194,7 +212,8 @@ def test_the_table_of_memory_per_rank_follows_from_the_bytes_of_a_parameter():
         _, *parts, formula, total, saved, sent = [
             cell.strip() for cell in row.strip("|").split("|")
         ]
-        expected = BYTES_PER_PARAMETER - sum(divided) * (1 - 1 / N)  # bytes per parameter
+        # Bytes for each parameter: those of `divided` are shared out among N ranks.
+        expected = BYTES_PER_PARAMETER - sum(divided) * (1 - 1 / N)
         assert eval(re.sub(r"(\d) P", r"\1 * P", formula.strip("`"))) == pytest.approx(
             P * expected + A
         )
@@ -206,30 +225,37 @@ def test_the_table_of_memory_per_rank_follows_from_the_bytes_of_a_parameter():
             (1.5 if len(divided) == 3 else 1) * P * 8 * (N - 1) / N / 1000, abs=6e-4
         )
     of_all = float(found(r"([\d.]+) % of this sum", text)[1])
+
     assert of_all == pytest.approx(
         100 * float(saved) / (P * BYTES_PER_PARAMETER + A) * 1000, abs=0.06
     )
 
 
 def english(page: Path) -> Path:
+    """Return the English page of a Chinese page."""
     return (
         page.parent.parent / page.name if page.parent.name == "zh" else page.with_name("README.md")
     )
 
 
+# The Chinese pages.
 TRANSLATED = [ROOT / "README_zh-CN.md", *sorted((ROOT / "docs/zh").glob("*.md"))]
 
 
 def skeleton(page: Path) -> list[dict[str, object]]:
-    """What is equal in both languages, section by section; links as the files that they lead to, in
-    English.
+    """Return what must be equal in both languages, for each section of a page.
+
+    This is its heading, its code, its table without the words, its numbers and its links. A link is
+    the file to which it leads, or the English page of this file.
     """
-    text, sections = page.read_text(encoding="utf-8"), []
+    text = page.read_text(encoding="utf-8")
+    sections = []
     own = english(page) if page in TRANSLATED else page
     for part in re.split(
         r"(?m)^(?=#+ )", FENCED.sub(lambda block: block[0].replace("\n#", "\n\\#"), text)
     ):
-        blocks, prose = FENCED.findall(part), FENCED.sub("", part)
+        blocks = FENCED.findall(part)
+        prose = FENCED.sub("", part)
         rows = [line for line in prose.splitlines() if line.lstrip().startswith("|")]
         links = [(page.parent / link).resolve() for link in LINK.findall(prose) if ":" not in link]
         links = [english(link) if link in TRANSLATED else link for link in links]

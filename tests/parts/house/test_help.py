@@ -1,5 +1,7 @@
-"""Every program and launcher explains itself with --help: usage, two examples; their flags and
-those of pages exist.
+"""Every program and launcher explains itself with --help: usage, and two examples.
+
+The flags in these examples, and the flags in the commands of all pages, must be flags that the
+programs have. tests/dist/help_worker.py asks many programs for their help in one process.
 """
 
 import re
@@ -10,6 +12,7 @@ from torch.distributed import run
 from tests.dist.launching import ROOT, run_command, run_ranks
 from tests.helpers.documents import PAGES
 
+# Programs end with this line.
 IS_PROGRAM = re.compile(r'^if __name__ == "__main__":', re.MULTILINE)
 PROGRAMS = [
     str(path.relative_to(ROOT))
@@ -25,33 +28,41 @@ LAUNCHERS = [
     for path in [*sorted(ROOT.glob("*.sh")), *sorted(ROOT.glob("scripts/*.sh"))]
     if path.read_text(encoding="utf-8").startswith("#!")  # the others are sourced
 ]
+# A call of a program in a page: the program, then its arguments.
 CALL = re.compile(r"((?:scripts|lab)/\w+\.py|(?:main|\./launch)_(?:train|test)\w*\.\w+)(.*)")
-WITH_PARTS = ("lab/benchmark.py", "scripts/spike_tool.py")  # programs with subcommands
+# Programs with subcommands, e.g. `spike_tool.py view`.
+WITH_PARTS = ("lab/benchmark.py", "scripts/spike_tool.py")
 TRAIN = "main_train_vrt.py"
+# Launcher -> the program that it starts, and whose flags it hands over.
 MAIN_OF = {"launch_train.sh": TRAIN, "launch_test.sh": "main_test_vrt.py", "submit_job.sh": TRAIN}
 
 
 def examples(program: str, text: str) -> list[str]:
-    """The arguments of the example lines, which are indented; the synopsis has brackets."""
+    """Return the arguments of each example in the help of a program.
+
+    text: the help. An example is an indented line. So is the usage, but it has brackets.
+    """
     name = (
         program.removesuffix(".py").replace("/", ".") if program.startswith("tests/") else program
     )
-    joined, called = (
-        re.sub(r" *\\\n +", " ", text),
-        re.compile(rf"(?<![\w.]){re.escape(name)}(?!\w)(.*)"),
-    )
+    joined = re.sub(r" *\\\n +", " ", text)
+    called = re.compile(rf"(?<![\w.]){re.escape(name)}(?!\w)(.*)")
     lines = [line for line in joined.splitlines() if line.startswith("  ") and "[" not in line]
     return [found[1].split("  ")[0] for line in lines if (found := called.search(line))]
 
 
 def flags(text: str) -> set[str]:
-    """The flags in a text. torchrun takes its own with hyphens and with underscores."""
+    """Return the flags in a text, e.g. {"__nproc_per_node"}.
+
+    Hyphens become underscores, because torchrun takes its flags in both forms.
+    """
     return {flag.replace("-", "_") for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", text)}
 
 
 def flags_in_pages() -> dict[str, set[str]]:
-    """Program, with its subcommand where it has one -> the flags that blocks and sentences of the
-    pages give it.
+    """Return the flags that the pages give to programs, in blocks of code and in sentences.
+
+    E.g. "scripts/spike_tool.py view" -> {"--size", "--out"}, a program with its subcommand.
     """
     found: dict[str, set[str]] = {}
     for page in PAGES:
@@ -72,8 +83,9 @@ def flags_in_pages() -> dict[str, set[str]]:
 
 @pytest.fixture(scope="module")
 def shown():
-    """Command line -> [exit code, text of --help]: programs, subcommands in their examples and in
-    pages, launchers.
+    """Give the help of all programs, subcommands and launchers: name -> [exit code, text].
+
+    The subcommands are those in examples and in pages.
     """
     called = sorted({*PROGRAMS, *flags_in_pages()})
     found = run_ranks(1, "tests/dist/help_worker.py", *called, limit_s=120).json
@@ -91,7 +103,8 @@ def shown():
 @pytest.mark.parametrize("program", [*PROGRAMS, *LAUNCHERS])
 def test_help_shows_usage_and_two_examples_with_flags_that_exist(shown, program):
     code, text = shown[program]
-    assert code == 0 and "usage:" in text.lower(), text
+    assert code == 0, text
+    assert "usage:" in text.lower(), text
     given = examples(program, text)
     assert len(given) >= 2, text
     for arguments in given:
@@ -108,9 +121,11 @@ def test_help_shows_usage_and_two_examples_with_flags_that_exist(shown, program)
 
 def test_the_flags_in_the_pages_are_flags_of_the_programs(shown):
     found = flags_in_pages()
-    assert len(found) > 10 and sum(map(len, found.values())) > 30
+    assert len(found) > 10
+    assert sum(map(len, found.values())) > 30
     unknown = {
         name: given - set(re.findall(r"--[a-z][\w-]*", shown[name][1]))
         for name, given in found.items()
     }
+
     assert not any(unknown.values()), unknown

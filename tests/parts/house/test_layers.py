@@ -1,7 +1,8 @@
 """Imports run down only, between folders and within them. data/spike/ is a library on numpy.
 
-Not by import-linter: it takes no module outside of a package, and looks for circles within one
-folder only.
+The tests read the source of all modules (tests/helpers/imports.py), and import nothing. The program
+import-linter is not used, because it takes no module outside of a package, and looks for circles
+within one folder only.
 """
 
 import shutil
@@ -16,13 +17,17 @@ from tests.helpers.imports import circle, imports_of, modules_below
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = {"utils", "data", "models", "scripts"}
+# Dotted name of a module -> its file.
 MODULES = modules_below(ROOT, FOLDERS)
+# Everything that belongs to the project, and the part of it that users run.
 OWN = FOLDERS | {"tests", "lab", "main_train_vrt", "main_test_vrt", "app"}
 PRODUCT = OWN - {"tests", "lab", "app"}
+# Folder or program -> what it may import.
 MAY_IMPORT = {"utils": {"utils"}, "data": {"data", "utils"}, "models": {"models", "utils"}}
-# lab/ may import all
+# lab/ and tests/ may import everything.
 MAY_IMPORT |= dict.fromkeys(("scripts", "main_train_vrt", "main_test_vrt", "app"), PRODUCT)
-# Lowest first; a module belongs to the longest of these names that it begins with.
+# The layers of each folder, the lowest first. A module may import its own layer and lower ones. It
+# belongs to the longest of these names with which it begins, e.g. utils.run.folder to "utils.run".
 LAYERS = [
     [{"utils"}, {"utils.options"}, {"utils.dist", "utils.utils_dist"}, {"utils.run"}],
     [{"models.vrt", "models.fusion"}, {"models"}, {"models.restore"}],
@@ -35,7 +40,10 @@ HEIGHT = {
 
 @cache
 def graph():
-    """Not made where tests are only collected, which every process of a parallel run does."""
+    """Return what each module imports: name of a module -> names.
+
+    This takes a second, so it is done when a test asks, and not when the tests are collected.
+    """
     return {name: imports_of(path, ROOT, MODULES) for name, path in MODULES.items()}
 
 
@@ -47,10 +55,12 @@ def test_imports_between_folders_run_down_only(folder):
         for name in names
         if module.split(".")[0] == folder and name.split(".")[0] in OWN - MAY_IMPORT[folder]
     }
+
     assert not wrong
 
 
 def layer_of(module: str) -> str:
+    """Return the layer of a module, a name in LAYERS, or "" if it has none."""
     return max(
         (name for name in HEIGHT if f"{module}.".startswith(f"{name}.")), key=len, default=""
     )
@@ -65,6 +75,7 @@ def test_imports_within_a_folder_run_down_only():
         # Every module runs the __init__.py of the packages around it.
         if not module.startswith(f"{name}.") and HEIGHT[layer] < HEIGHT[layer_of(name)]
     }
+
     assert not wrong
 
 

@@ -41,7 +41,8 @@ def sample(tmp_path_factory):
     )
     clip = RecordedClip(reader, None)
     gain, is_good = clip.gain()
-    frame, recording = reader.frame(1), clip.read(1)
+    frame = reader.frame(1)
+    recording = clip.read(1)
     motion = motion_of(recording, clip.view, gain)
     z_0 = frame["lq"].clone()
     found = Sample(recording, clip.view, motion, gain, is_good, z_0, z_0, frame["gt"].clone())
@@ -64,7 +65,9 @@ def test_training_lowers_the_loss_and_is_repeated_by_its_seed(sample):
         with torch.no_grad():
             frames = net.steps.all_steps(sample.z_0, sample.proposal, equations)
         after, gain = loss_of(frames, sample.z_0, sample.sharp)
-        assert after < before and gain > 0.5
+        assert after < before
+        assert gain > 0.5
+
     assert all(torch.equal(saved["first"][key], saved["again"][key]) for key in saved["first"])
 
 
@@ -73,18 +76,23 @@ def test_the_weights_are_read_again_and_begin_as_the_operator(tmp_path):
     saved, net = motion_network(operator)
     write_weights(tmp_path / "motion.pth", saved, net, 3)
     again = read_saved(tmp_path / "motion.pth")
-    assert again.spike == operator.spike and again.netG["fusion"]["type"] == "motion"
+    assert again.spike == operator.spike
+    assert again.netG["fusion"]["type"] == "motion"
     built = again.build().state_dict()
+
     assert all(torch.equal(built[key], value) for key, value in operator.weights.items())
 
 
 def test_a_loss_counts_a_square_that_became_worse_more_than_one_that_became_better(sample):
-    sharp, z_0 = torch.full((3, 24, 24), 0.5), torch.full((3, 24, 24), 0.6)
-    better, mixed = torch.full_like(z_0, 0.55), torch.full_like(z_0, 0.5)
+    sharp = torch.full((3, 24, 24), 0.5)
+    z_0 = torch.full((3, 24, 24), 0.6)
+    better = torch.full_like(z_0, 0.55)
+    mixed = torch.full_like(z_0, 0.5)
     mixed[:, :12, :12] = 0.6 + 0.02
     error = [float(((each - sharp) ** 2).mean()) for each in (better, mixed)]
     assert error[0] < error[1] * 1.05
     losses = [float(loss_of([each] * STEP_COUNT, z_0, sharp)[0]) for each in (better, mixed)]
+
     assert losses[0] < losses[1]
 
 
@@ -93,7 +101,8 @@ def test_wrong_motion_differs_and_keeps_its_expected_error(sample):
     for _ in range(20):
         wrong = wrong_motion(sample.motion, sample.motion, rng)
         assert wrong.shifts.shape == sample.motion.shifts.shape
-        assert wrong.shifts.dtype == np.float32 and np.isfinite(wrong.shifts).all()
+        assert wrong.shifts.dtype == np.float32
+        assert np.isfinite(wrong.shifts).all()
         assert wrong.errors is sample.motion.errors
 
 
@@ -103,9 +112,11 @@ def test_a_network_that_finds_the_motion_is_taken_over_with_the_weights_of_the_s
     saved, net = motion_network(read_saved(OPERATOR), tmp_path / "network.pt")
     write_weights(tmp_path / "motion.pth", saved, net, 3)
     again = motion_fusion_of(read_saved(tmp_path / "motion.pth").build())
-    assert again is not None and again.motion_by == "both"
+    assert again is not None
+    assert again.motion_by == "both"
     wanted = torch.load(tmp_path / "network.pt")
     found = present(again.motion_net).state_dict()
+
     assert wanted.keys() == found.keys()
     assert all(torch.equal(found[key], value) for key, value in wanted.items())
 
@@ -120,6 +131,7 @@ def test_steps_for_few_spikes_begin_at_those_of_weights_without_them(tmp_path):
     begin_at(net, tmp_path / "motion.pth")
     for part in ("good", "few"):
         assert torch.equal(steps_of(net, part).tail.weight, by_dis.steps.tail.weight)
+
     assert steps_of(net, "good") is not steps_of(net, "few")
 
 
@@ -129,6 +141,7 @@ def test_the_control_sees_neither_the_motion_nor_its_equations(sample):
     still = replace(sample.motion, shifts=np.zeros_like(sample.motion.shifts))
     hidden, hidden_still = (plain.equations_along(m, SOLVER) for m in (sample.motion, still))
     z_0 = sample.z_0
+
     assert torch.equal(hidden.proposal(z_0), z_0)
     assert not torch.equal(known.pulls(z_0), hidden.pulls(z_0))
     assert torch.equal(hidden.evidence(), hidden_still.evidence())
