@@ -296,7 +296,7 @@ def test_conjugate_gradients_solve_the_normal_equations():
 
 
 def motion_over(way: float) -> Motion:
-    """Return a motion of all pixels to the right by `way` pixels within an exposure of 40 planes."""
+    """Return a motion by `way` pixels to the right within an exposure of 40 planes."""
     times = np.array([-20.0, 0.0, 20.0])
     shifts = np.zeros((3, 16, 16, 2), np.float32)
     shifts[0, ..., 0] = -way / 2
