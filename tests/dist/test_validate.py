@@ -114,7 +114,8 @@ def test_epochs_turn_without_a_hang_and_progress_opens_when_all_ranks_have_their
     first, second = result.jsons
     assert len(first["progress"]) == 6
     assert len(second["progress"]) == 6
-    assert len(first["loader"]) == len(second["loader"]) == 6
+    assert len(first["loader"]) == 6
+    assert len(second["loader"]) == 6
     for epoch in range(6):
         all_started = max(first["loader"][epoch], second["loader"][epoch])
         assert first["progress"][epoch] >= all_started

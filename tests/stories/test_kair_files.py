@@ -141,22 +141,21 @@ def check_kind(options: Path, frames: int, ranks: int = 1, *overrides: str) -> R
     """Two starts of one step each, each with a validation, then a test; gives the first start."""
     first = train(options, "train.total_iter=1", *overrides, ranks=ranks)
     second = train(options, *overrides, ranks=ranks)
-    assert first.exit_codes == second.exit_codes == [0] * ranks, first.text + second.text
+    assert first.exit_codes == [0] * ranks, first.text + second.text
+    assert second.exit_codes == [0] * ranks, first.text + second.text
     stands_in = f"WARNING: netG.spynet_path: no file {SPYNET}; "
     stands_in += "models/vrt/spynet_scenes.pth of this project stands in"
     has_flow = 1 if read(options).netG.pa_frames else 0
-    assert (
-        first.text.count(stands_in)
-        == second.text.count(stands_in)
-        == first.text.count(ADDRESS)
-        == has_flow
-    )
+    assert first.text.count(stands_in) == has_flow
+    assert second.text.count(stands_in) == has_flow
+    assert first.text.count(ADDRESS) == has_flow
     assert (stands_in in (options.parent / "experiments/run/log/train.log").read_text()) == bool(
         has_flow
     )
     assert "at iter 1" in second.text
     told = "dataloader_batch_size 1 x 2 ranks = 2 in all, in KAIR 1"
-    assert first.text.count(told) == first.text.count("keys that only KAIR has") == ranks - 1
+    assert first.text.count(told) == ranks - 1
+    assert first.text.count("keys that only KAIR has") == ranks - 1
     curves = history(options)
     assert (
         [step for step, _ in curves["train/loss"]]

@@ -391,7 +391,8 @@ def test_a_denoising_test_may_have_one_folder_for_both(root):
 def test_a_clip_beyond_the_last_one_is_none(root):
     clips = set_for_testing(section(root, "test"))
 
-    assert len([*clips]) == len(clips) == 1
+    assert len([*clips]) == 1
+    assert len(clips) == 1
     for index in (-1, 1):
         with pytest.raises(IndexError):
             clips[index]
