@@ -218,6 +218,8 @@ def plane_light(stream: np.ndarray) -> np.ndarray:
 def _until_end(stream: np.ndarray, end: np.ndarray, number_type: type[np.integer]) -> np.ndarray:
     """Return until_b = 2 T + 1 - b of each plane (T, h, w), see `plane_light`.
 
+    In the example there, the planes 0 ... 9 get 17 17 17 17 13 13 13 13 9 9.
+
     end: (h, w), when the interval after the last spike ends.
     number_type: a type that holds 3 T + 1.
     """
@@ -239,6 +241,8 @@ def _since_begin(
     stream: np.ndarray, begin: np.ndarray, number_type: type[np.integer]
 ) -> np.ndarray:
     """Return since_a = a + T of each plane (T, h, w), see `plane_light`.
+
+    In the example there, the planes 0 ... 9 get 10 10 10 10 14 14 14 14 18 18.
 
     begin: (h, w), when the interval of the first spike begins.
     number_type: a type that holds 3 T + 1.
