@@ -58,8 +58,8 @@ def test_a_rank_that_stands_still_while_clips_are_restored_is_named(tmp_path):
 PAUSE_S = STALL_S + 6  # more than any limit that follows from it
 
 
-# The last process to wake is the first to stop, so many seconds before the others, which then wait
-# for it.
+# last_ones: the process that wakes last -> by how many seconds it stops earlier than the others.
+# The others then wait for this process while they are awake.
 @pytest.mark.parametrize(
     ("ranks", "last_ones"),
     [(1, {"its loader process": 1}), (2, {"rank 0": 0, "rank 1": 1, "rank 0 again": 1})],
@@ -97,10 +97,15 @@ def test_a_run_that_is_suspended_as_a_whole_goes_on_when_it_wakes(tmp_path, rank
 
 
 def _signal(pids: list[int], number: int) -> None:
+    """Send a signal to processes. A negative number is a rank with all that it started."""
     for pid in pids:
         os.kill(pid, number)
 
 
+# The line of a rank in the status, e.g. (in one line)
+# rank 1 of 2 on host, cpu, pid 71; step 3, 1.2 s in phase "forward"; loss finite;
+# weights 0123456789ab at step 2; 4 samples an epoch, first 1, 3, 0
+# The groups are: 0 rank, 1 pid, 2 step, 3 phase, 4 weights, 5 step of the weights, 6 to 8 samples.
 LINE = re.compile(
     r"rank (\d) of 2 on \S+, cpu, pid (\d+); step (\d+), "
     r"[\d.]+ s in phase \"([^\"]+)\"; loss finite; "
@@ -120,9 +125,11 @@ def test_every_rank_stands_in_the_status_even_of_a_run_that_stands_still_and_no_
     status = experiment(options) / "status"
     with Ranks(2, *odd_command(options, *changes, case="stall", struck=(1, 4)), env=ENV) as running:
         running.wait_for("Iter: 3,", 0, 120)
+        # An empty file asks the run for its status.
         status.touch()
         pids = [process.pid for process in running.processes]
         result = running.wait(60)
+    # A run also prints its status at the start. The ranks have the same weights and other samples.
     at_start = LINE.findall(result.stdout[0])
     assert [(rank, int(pid), step) for rank, pid, step, *_ in at_start] == [
         ("0", pids[0], "0"),
@@ -130,6 +137,8 @@ def test_every_rank_stands_in_the_status_even_of_a_run_that_stands_still_and_no_
     ]
     assert not set(at_start[0][6:]) & set(at_start[1][6:])
     assert at_start[0][4] == at_start[1][4]
+    # In the status that was asked for, three steps are finished. Rank 1 stands still in its forward
+    # pass, and rank 0 waits in its backward pass for the gradients of rank 1.
     asked = LINE.findall(status.read_text())
 
     assert [(line[0], line[2], line[3], line[5]) for line in asked] == [
@@ -167,7 +176,7 @@ def test_networks_that_differ_between_the_ranks_or_drift_apart_end_the_run(
 
 
 def test_other_programs_of_the_same_parent_do_not_delay_the_end_of_a_run(tmp_path):
-    # A queue that starts two runs, for example: the second one goes on.
+    # E.g. a queue of jobs starts two runs. The first run ends, and the second goes on.
     command = odd_command(write_odd(tmp_path), "train.total_iter=100000", "datasets.test={}")
     with Ranks(1, *command) as other:
         other.wait_for("Iter: 1,", 0, 60)

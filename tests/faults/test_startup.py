@@ -43,6 +43,8 @@ def test_a_port_in_use_is_named_by_rank_0_and_the_other_program_by_the_others():
 
 
 def test_a_port_that_may_not_be_opened_is_not_said_to_be_in_use():
+    # The kernel reserves the ports below the number in this file for root. From root, setpriv takes
+    # the right to open them.
     reserved = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
     if not reserved.exists() or int(reserved.read_text()) <= 81:
         pytest.skip("this machine reserves no port")
@@ -83,6 +85,8 @@ def test_a_world_that_does_not_come_together_ends_all_ranks_with_the_reason(
     assert result.text.count(message) == 1
 
 
+# A training in which the system takes ten minutes to find the address of the host "slow.invalid".
+# Arguments: the repository, and the option file.
 SLOW_NAME_SERVER = """
 import socket, sys, time
 sys.path.insert(0, sys.argv[1])
@@ -148,7 +152,8 @@ def test_a_time_out_of_the_group_before_the_watchdog_is_refused_and_a_longer_one
     ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR is missing"),
 ])  # fmt: skip
 def test_each_command_of_a_shell_reports_its_own_error(tmp_path, launch, said):
-    # The fork server is the shell: both have the same parent.
+    # Ranks of one launch report an error once. Two commands of one shell are two launches, although
+    # they have the same parent. Here the fork server of the tests is the shell.
     for _ in range(2):
         result = run_ranks(
             1, MAIN, "--opt", "nothere.json", env={**launch, "TMPDIR": str(tmp_path)}
@@ -160,7 +165,7 @@ def test_each_command_of_a_shell_reports_its_own_error(tmp_path, launch, said):
     assert not list(tmp_path.glob("spikevrt-*"))
 
 
-# Of torchrun: tests/dist/test_torchrun.py
+# tests/dist/test_torchrun.py has the same claim for ranks that torchrun started.
 def test_ranks_of_one_launch_report_the_same_error_once(
     tmp_path,
 ):
@@ -208,7 +213,8 @@ def test_the_limits_of_time_follow_from_one_number(values, limits, timeout_s):
     budgets = WatchdogOptions(**values)
 
     assert [budgets.of(phase) for phase in ("data", "start", "validate: a clip", "save")] == limits
-    # A clip may be called what it likes.
+    # The name of a clip, behind the colon, does not count. It may have the word "in", which comes
+    # between a phase and the phase around it, and it may have the name of a phase.
     assert (
         budgets.of("restore: cat in hat")
         == budgets.of("barrier in validate: clip in save")

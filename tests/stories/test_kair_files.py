@@ -138,7 +138,10 @@ def test_frames_of_another_scale_than_the_network_are_named_before_the_first_ste
 
 
 def check_kind(options: Path, frames: int, ranks: int = 1, *overrides: str) -> RankResult:
-    """Two starts of one step each, each with a validation, then a test; gives the first start."""
+    """Train one step, resume for a second step, then test. Check all three; return the first.
+
+    frames: number of restored frames of the two test clips. overrides: options of the command line.
+    """
     first = train(options, "train.total_iter=1", *overrides, ranks=ranks)
     second = train(options, *overrides, ranks=ranks)
     assert first.exit_codes == [0] * ranks, first.text + second.text
@@ -225,7 +228,8 @@ def test_what_is_said_of_totals_follows_the_file_and_the_command_line(tmp_path):
     assert f"{batch}=2" in one
     assert workers not in one
     assert read(options, f"{workers}=4", f"{batch}=2").note_on_totals(4) == ""
-    # Keys that older versions of this project saved are no sign of KAIR.
+    # Older versions of this project saved spike_channels. So this key is no sign of KAIR, whose
+    # numbers are totals.
     own = {key: value for key, value in small(options_of("006")).items() if key not in NO_EFFECT}
 
     assert (
@@ -283,7 +287,7 @@ STEMS = [f"im{i}" for i in range(1, 8)]
 
 
 def grey(frame: int, size: tuple[int, int]) -> bytes:
-    """A picture whose value says which frame it is: 30 for im1, 60 for im2, ..."""
+    """Return the picture of a frame, whose value says which frame it is: 30 for im1, 60 for im2."""
     return cv2.imencode(".png", np.full((*size, 3), 30 * (frame + 1), np.uint8))[1].tobytes()
 
 
@@ -315,6 +319,7 @@ def section_of(
 
 
 def build(root, *args, split="train", **changes):
+    """Return the dataset of `section_of`."""
     return build_dataset(section_of(root, *args, split=split, **changes), split, 0)
 
 
@@ -402,8 +407,8 @@ def test_a_listed_septuplet_without_data_is_named_with_its_frames_and_the_meta_l
 
 
 def test_a_picture_of_another_size_than_the_first_clip_is_refused_when_it_is_read(root):
-    # Sizes are those of the first clip: the headers of 64,612 clips are read by the check before a
-    # run alone.
+    # Opening a dataset reads the size of the first clip alone, because reading the headers of all
+    # 64,612 septuplets would take minutes. The check before a run reads them.
     (root / "lq" / CLIPS[2] / "im2.png").write_bytes(grey(1, (12, 16)))
     with pytest.raises(DataError, match="frame of 12 x 16"):
         build(root)[(0, 1)]

@@ -155,8 +155,8 @@ def test_weights_and_biases_runs_offline_and_the_key_reaches_no_file(tmp_path):
         f"logging.wandb_api_key={key}",
         "logging.use_tensorboard=true",
     )
-    # Without a key, on a terminal, where wandb would ask for one: offline, whether asked for or
-    # not.
+    # The first start is on a terminal and has no key, for which wandb itself would ask there. The
+    # second start has a key, and asks for an offline run. Both are offline.
     env = {"HOME": str(tmp_path), "WANDB_MODE": ""}
     code, written = in_terminal(
         MAIN, "--opt", str(options), "train.total_iter=1", wandb[0], env=env
@@ -178,19 +178,19 @@ def test_weights_and_biases_runs_offline_and_the_key_reaches_no_file(tmp_path):
     assert not [path for path, content in found.items() if key.encode() in content]
     records = [content for path, content in found.items() if path.suffix == ".wandb"]
 
-    # The options, as W&B's config
+    # The records of wandb have the options.
     assert records
     assert all(b"G_optimizer_lr" in content for content in records)
 
 
 def test_resume_gives_the_same_weights_as_no_interruption(tmp_path):
-    # 4 samples an epoch: the stop at step 2 lies in the middle of the first one, the end in the
-    # second.
+    # One training clip is left, which makes an epoch of 4 steps. So the stop after step 2 is in the
+    # middle of the first epoch, and the end after step 5 is in the second one.
     options = write_options(tmp_path)
     for root in ("GOPRO_Large", "GOPRO_Large_spike_seq"):
         shutil.rmtree(tmp_path / root / "train/train1")
-    # The last process is a fresh one, so that nothing may depend on what differs then, such as
-    # hash() of a string.
+    # With a prefix, the last start is a new Python and no fork. So the result must not depend on
+    # what differs between two Pythons, e.g. the hash of a string.
     train(options, "task=whole", "train.total_iter=5", "datasets.test={}")
     train(options, "task=parts", "train.total_iter=2", "datasets.test={}")
     second = train(options, "task=parts", "train.total_iter=5", "datasets.test={}", prefix=("env",))
