@@ -1,4 +1,9 @@
-"""One rank of tests/dist/test_dist.py: runs the case that its first argument names."""
+"""One rank of tests/dist/test_dist.py: runs the case that its first argument names.
+
+A case is a function of this page, e.g. `collectives`. Before it, the ranks meet, unless the case
+does this itself. Several cases make one rank fail or stand still. The test then reads what the
+ranks say, and their exit codes.
+"""
 
 import json
 import os
@@ -15,6 +20,8 @@ from utils.dist.state import RUN
 from utils.errors import DataError, OptionError
 from utils.options.models import WatchdogOptions
 
+# What torch says when NCCL, the library by which GPUs exchange tensors, has failed. Tests have no
+# GPUs, so the cases raise these errors themselves.
 NCCL = (
     "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:94, {}\n"
     "Last error:\n{}"
@@ -32,6 +39,7 @@ FULL = "/dev/shm/nccl-x, error: No space left on device"
 
 
 def collectives() -> None:
+    """Call each collective once, and print what the rank got."""
     rank = utils_dist.get_rank()
     assert utils_dist.is_main_process() == (rank == 0)
     assert rank < utils_dist.get_world_size()
@@ -47,6 +55,7 @@ def collectives() -> None:
 
 
 def four_beats() -> None:
+    """Live under the watchdog for two seconds, in which each rank writes four beats."""
     utils_dist.begin(WatchdogOptions(stall_s=5, start_s=60, validate_s=1, save_s=1), 60)
     time.sleep(2)
     utils_dist.barrier()
@@ -83,48 +92,59 @@ def nccl_of_a_peer_and_of_its_own_host() -> None:
 
 
 def nccl_of_a_peer() -> None:
+    """Rank 0 hears that a peer has gone. The peer itself says nothing for ten minutes."""
     if utils_dist.get_rank() == 0:
         raise DistBackendError(NCCL.format(REMOTE, CLOSED))
     time.sleep(600)
 
 
 def second_life() -> None:
-    """Rank 1 dies in its first life, before it meets the others; argument: a file that it leaves
-    behind.
+    """Meet the other ranks, and say so.
+
+    Rank 1 died in its first life, before it met the others, see `main`. The second argument is a
+    file that it left behind, so that its second life knows of the first.
     """
     utils_dist.barrier()
     print(f"second life of rank {utils_dist.get_rank()}", flush=True)
 
 
 def different_values() -> None:
+    """Compare a value that differs between pairs of ranks."""
     utils_dist.check_same_on_all_ranks("the seeds", utils_dist.get_rank() // 2)
 
 
 def same_option_error() -> None:
+    """Fail on all ranks with the same error, which must be reported once."""
     with utils_dist.all_ranks_or_none():
         raise OptionError("unknown option x", "file", "y", "z")
 
 
 def error_on_last_rank() -> None:
+    """Fail on the last rank, in a block that all ranks leave together."""
     with utils_dist.all_ranks_or_none():
         if utils_dist.get_rank() == utils_dist.get_world_size() - 1:
             raise DataError("clip 7 is short", "7.dat", "100 bytes", "copy it again")
 
 
 def exception_while_others_stand_in_a_collective() -> None:
+    """Fail on the last rank, while the other ranks wait for it."""
     if utils_dist.get_rank() == utils_dist.get_world_size() - 1:
         raise ValueError("a plain mistake")
     utils_dist.barrier()
 
 
 def exception_while_others_compute() -> None:
+    """Fail on rank 0, while the other ranks compute for ten minutes and notice nothing."""
     if utils_dist.get_rank() == 0:
         raise DataError("clip 8 is short", "8.dat", "100 bytes", "copy it again")
     time.sleep(600)
 
 
 def two_threads_leave() -> None:
-    """On rank 1. Rank 0 waits until its process is gone, and tells how often it signed off."""
+    """Let two threads of rank 1 end the process at the same time.
+
+    Rank 0 waits until this process is gone, and tells how often it signed off.
+    """
     pids = utils_dist.gather_objects(os.getpid())
     if utils_dist.get_rank():
         for _ in range(2):
@@ -137,12 +157,15 @@ def two_threads_leave() -> None:
 
 
 def barrier_without_the_last_rank() -> None:
+    """Wait for the last rank, which does not come for ten minutes."""
     if utils_dist.get_rank() == utils_dist.get_world_size() - 1:
         time.sleep(600)
     utils_dist.barrier()
 
 
 def main() -> None:
+    """Run the case of the first argument."""
+    # The first life of rank 1 in `second_life`.
     if (
         sys.argv[1] == "second_life"
         and os.environ["RANK"] == "1"
@@ -151,6 +174,7 @@ def main() -> None:
         Path(sys.argv[2]).touch()
         sys.exit(1)
     with utils_dist.ranks(log=False):
+        # These cases meet by `begin`, which also starts the watchdog.
         if sys.argv[1] not in ("four_beats", "work", "write_much"):
             utils_dist.init_dist(60)
         globals()[sys.argv[1]]()

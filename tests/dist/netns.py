@@ -1,7 +1,7 @@
-"""Two hosts on one machine: namespaces with a network, a name and processes of their own.
+"""Two hosts on one machine: namespaces of Linux with a network, a name and processes of their own.
 
-A host does not see the processes of the other one. Else a rank of one host could end a rank of the
-other, which real hosts cannot do.
+A host does not see the processes of the other host. If it did, a rank could end a rank of the other
+host, which it cannot do on real hosts.
 """
 
 import os
@@ -10,7 +10,7 @@ import subprocess
 
 
 def missing() -> str:
-    """Why there can be no namespaces here, or ''."""
+    """Return why there can be no namespaces here, or "" if there can."""
     if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "unshare"))):
         return "needs root, ip and unshare"
     name = f"probe{os.getpid()}"
@@ -20,7 +20,10 @@ def missing() -> str:
 
 
 class TwoHosts:
-    """Hosts 0 and 1 at 10.77.0.1 and 10.77.0.2, joined by the devices cable0 and cable1."""
+    """Hosts 0 and 1 at the addresses 10.77.0.1 and 10.77.0.2. Use it in a `with` statement.
+
+    The devices cable0 and cable1 are the two ends of the cable between them.
+    """
 
     def __init__(self) -> None:
         self.names = [f"svrt{os.getpid()}n{i}" for i in range(2)]
@@ -42,13 +45,14 @@ class TwoHosts:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
     def command(self, host: int, *command: str) -> list[str]:
+        """Return the command that runs a command on host 0 or 1."""
         inner = f'hostname host{host}; exec "$@"'
         enter = ["ip", "netns", "exec", self.names[host]]
         own = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
         return [*enter, *own, "sh", "-c", inner, "sh", *command]
 
     def cut(self) -> None:
-        """Swallow every packet, without a word to either side."""
+        """Cut the cable: every packet is lost, and neither side is told."""
         for i, name in enumerate(self.names):
             _ip("-n", name, "link", "set", f"cable{i}", "down")
 

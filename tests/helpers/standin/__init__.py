@@ -12,12 +12,15 @@ PACKAGE = "spikevrt_standin"
 
 
 def missing() -> str:
-    """Why it cannot be built here, or ""."""
+    """Return why it cannot be built here, or "" if it can."""
     return "" if shutil.which("g++") else "needs g++, which compiles the accelerator"
 
 
 def install(folder: Path) -> dict[str, str]:
-    """Compile it into the folder; returns variables with which a process finds it there."""
+    """Compile the accelerator, and write it into the folder as an installed package.
+
+    Returns environment variables with which a process finds it there.
+    """
     from torch.utils.cpp_extension import include_paths  # it imports setuptools
 
     torch_folder = Path(torch.__file__).parent

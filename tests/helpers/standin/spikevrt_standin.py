@@ -1,7 +1,8 @@
-"""The accelerator "standin" of `device.cpp`, registered as packages such as torch_npu register
-theirs: torch imports this module by its entry point.
+"""The accelerator "standin" of `device.cpp`, registered as a vendor's package would do it.
 
-Its ranks exchange by the backend "standccl": gloo on copies.
+torch imports this module by its entry point and calls `register`, as it does for packages such as
+torch_npu. The memory of the device is memory of this machine. Its ranks exchange tensors by the
+backend "standccl", which copies them to the CPU and uses gloo.
 """
 
 import ctypes
@@ -17,7 +18,11 @@ FOLDER = os.path.dirname(__file__)
 
 
 def device_module(library: ctypes.CDLL) -> types.ModuleType:
-    """What torch and programs ask of an accelerator, as far as this one has it."""
+    """Return torch.standin: what torch and programs ask of an accelerator, as of torch.cuda.
+
+    The names are those of torch. "waits" alone is of this project: it tells how often the program
+    has waited for the device. library: the compiled `device.cpp`.
+    """
     module = types.ModuleType("torch.standin")
     for name in ("standin_allocated", "standin_peak", "standin_waits"):
         getattr(library, name).restype = ctypes.c_longlong
@@ -56,7 +61,7 @@ def device_module(library: ctypes.CDLL) -> types.ModuleType:
 
 
 class Done(dist._Work):
-    """Work that is finished."""
+    """Work of a process group that is finished, so that wait() returns at once."""
 
     def __init__(self, result: Any) -> None:
         super().__init__()
@@ -71,6 +76,10 @@ class Done(dist._Work):
 
 
 def on_copies(group: Any, name: str, tensors: list[torch.Tensor], opts: Any) -> Done:
+    """Run a collective of gloo on copies of `tensors`, and write the results into `tensors`.
+
+    name: the collective, e.g. "allreduce".
+    """
     if any(tensor.device.type != "standin" for tensor in tensors):
         raise RuntimeError("standccl takes tensors of the stand-in")
     copies = [tensor.cpu() for tensor in tensors]
@@ -81,6 +90,7 @@ def on_copies(group: Any, name: str, tensors: list[torch.Tensor], opts: Any) -> 
 
 
 def allgather(group: Any, outputs: Any, inputs: list[torch.Tensor], opts: Any = None) -> Done:
+    """Write the inputs of all ranks into `outputs`, a list of tensors for each input."""
     copies = [[tensor.cpu() for tensor in tensors] for tensors in outputs]
     group.gloo.allgather(copies, [tensor.cpu() for tensor in inputs]).wait()
     for tensors, found in zip(outputs, copies, strict=True):
@@ -90,12 +100,13 @@ def allgather(group: Any, outputs: Any, inputs: list[torch.Tensor], opts: Any = 
 
 
 def barrier(group: Any, opts: Any = None) -> Done:
+    """Wait for all ranks."""
     group.gloo.barrier().wait()
     return Done([])
 
 
 def make_group(store: Any, rank: int, size: int, timeout: Any) -> Any:
-    """A process group of gloo on copies of the device's tensors."""
+    """Return a process group, which runs gloo on copies of the tensors of the device."""
     kind: Any = type(
         "Group",
         (dist.ProcessGroup,),
@@ -117,7 +128,7 @@ def make_group(store: Any, rank: int, size: int, timeout: Any) -> Any:
 
 
 def register() -> None:
-    """Register device, module and backend. torch calls it while it is imported."""
+    """Register device, module and backend. torch calls this function while it is imported."""
     library = ctypes.CDLL(os.path.join(FOLDER, "standin.so"))
     torch.utils.rename_privateuse1_backend("standin")
     library.standin_register()
