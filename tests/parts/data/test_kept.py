@@ -139,6 +139,7 @@ def touch(path):
 
 
 def copy(path):
+    """Copy the whole clip of a picture, so that there is one more clip."""
     shutil.copytree(path.parent.parent, path.parent.parent.with_name("clip2"))
 
 
@@ -153,7 +154,8 @@ def test_files_that_changed_are_checked_anew(root, change):
 
 
 def test_a_folder_with_another_name_in_it_is_noticed_without_a_look_at_its_files(tmp_path):
-    # More files than a repeated start looks at, of one picture.
+    # 9902 files, all of one picture. A repeated start looks at no more than 4096 files, but it looks
+    # at every folder.
     write_clips(tmp_path, "c0", frames=1)
     train = tmp_path / "GOPRO_Large/train"
     for number in range(1, 100):
@@ -176,7 +178,10 @@ def test_a_folder_with_another_name_in_it_is_noticed_without_a_look_at_its_files
 
 
 def write_record(folder, columns, **about):
-    """Put other columns into the record, and the digest that belongs to them."""
+    """Replace the arrays of the record in a folder, and its digest, which then fits the arrays.
+
+    about: further keys of the description.
+    """
     (arrays,) = folder.glob("*.npz")
     file = io.BytesIO()
     np.savez(file, **columns)
@@ -192,18 +197,23 @@ def text(*parts):
 
 
 def doubled(columns, name):
+    """Return a column with all its values twice."""
     return np.concatenate((columns[name], columns[name]))
 
 
 def names(*frames):
-    """The names of these frames, for each of two clips."""
+    """Return the text column with the names of these frames, once for each of the two clips."""
     return text(*[f"{frame:06d}.png" for frame in frames] * 2)
 
 
 def plus(columns, name, value):
+    """Return a column with `value` added to each number, in the same type."""
     return columns[name] + np.array(value, columns[name].dtype)
 
 
+# What is wrong -> a function from the columns of a true record to the columns that it replaces. A
+# text column has all texts one after another, each with a zero byte at its end. The two clips have
+# six frames each, so a column of names has 12 texts.
 LIES = {
     "a file above the root": lambda c: {"lq_places": text("/../../x/", "/clip10/blur/")},
     "another folder": lambda c: {"lq_places": text("/clip0/sharp/", "/clip10/blur/")},
@@ -271,6 +281,7 @@ def test_a_record_without_one_of_the_clips_is_as_good_as_none(root):
     assert len(report.clips) == 2
 
 
+# Kind of damage -> a function from the content of a file to its new content.
 DAMAGES = {
     "empty": lambda content: b"",
     "cut short": lambda content: content[:-50],
@@ -324,6 +335,7 @@ def test_a_folder_that_cannot_be_written_costs_the_record_alone(root, caplog):
 
 # The system calls that ask for the state of a file. A question mark: this kernel may not have it.
 STATES = "?stat,?lstat,fstat,newfstatat,?statx"
+# A program that checks the data in the folder of its argument.
 CHECK = """
 import sys
 from pathlib import Path
@@ -358,6 +370,8 @@ def test_a_first_start_asks_for_the_state_of_each_file_once(root, ending, again)
     assert calls_for(root, ending) == files + again
 
 
+# A rank of a training: it prints which files and folders it opens to make its data set, and whether
+# the data set has the same samples as one that was made from the files.
 RANK = """
 import pickle
 import sys

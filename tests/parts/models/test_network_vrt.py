@@ -20,18 +20,21 @@ from tests.helpers.naive_vrt import NaiveVRT
 
 
 def load_net(name: str, **more) -> tuple[golden.NetVector, VRT]:
+    """Return a vector, and our network with its weights in float64. more: further arguments."""
     vector = golden.load_net(name)
     net = VRT(**vector.config["network"], **more).eval()
     missing = net.load_state_dict(vector.weights, strict=False).missing_keys
-    # The tables that are computed, not learned, are left out of the files.
+    # The vectors leave out the tables that are computed and not learned.
     computed = ("relative_position_index", "position_bias", "spynet.mean", "spynet.std")
     assert all(any(name in key for name in computed) for key in missing)
     return vector, net.double()
 
 
 def watch(net: VRT) -> dict[str, Any]:
-    """Fills a dict with activations under the names of the vectors, in their layout (B, C, N, H,
-    W), and the flows.
+    """Return a dict which a forward pass fills with activations, under the names of the vectors.
+
+    The vectors have activations as (B, C, N, H, W): batch, channels, frames, height, width. Most
+    parts of our network have (B, N, H, W, C). "flows" are the flows of all levels.
     """
     seen: dict[str, Any] = {}
     estimate = net.estimate_flows
@@ -53,6 +56,12 @@ def watch(net: VRT) -> dict[str, Any]:
 
 
 def activation(seen: dict[str, Any], name: str, batch: int) -> Tensor:
+    """Return an activation by its name in the vectors.
+
+    To keep the files small, some activations are parts, as the end of the name says: pixels 8 to 23
+    ("_crop8_24"), or each second pixel ("_stride2"). A flow is e.g. "flow_backward/dist2/level3":
+    between frames at a distance of 2, at 1 / 2^3 of the resolution. batch: number of clips.
+    """
     if name.startswith("flow_"):
         kind, distance, level = name.removeprefix("flow_").split("/")
         return seen["flows"][int(level[-1])][kind == "forward"][int(distance[-1]) - 1].detach()
