@@ -68,35 +68,35 @@ LARGEST_NUMBER = 1e30
 # ---- The published networks ------------------------------------------------------------------
 #
 # Arguments of models/network_vrt.VRT. `[8] * 7 + [4] * 6` are the seven stages and the six layers
-# of stage 8.
+# of stage 8. The values decide the names and shapes of the tensors, by which a file is recognised,
+# so they must stay.
 
 # Super-resolution: four times the height and width.
-_BIG: dict[str, Any] = {
+_SUPER_RESOLUTION: dict[str, Any] = {
     "upscale": 4, "depths": [8] * 7 + [4] * 6, "indep_reconsts": [11, 12],
     "embed_dims": [120] * 7 + [180] * 6,
     "num_heads": [6] * 13,
 }  # fmt: skip
 # The size of the frames stays. Stage 8 has four layers.
-_SMALL: dict[str, Any] = {
+_SAME_SIZE: dict[str, Any] = {
     "upscale": 1, "img_size": [6, 192, 192], "window_size": [6, 8, 8], "depths": [8] * 7 + [4] * 4,
     "indep_reconsts": [9, 10], "embed_dims": [96] * 7 + [120] * 4, "num_heads": [6] * 11,
 }  # fmt: skip
-_DEBLUR: dict[str, Any] = {**_SMALL, "pa_frames": 2, "deformable_groups": 16}
+_DEBLUR: dict[str, Any] = {**_SAME_SIZE, "pa_frames": 2, "deformable_groups": 16}
 _VIMEO: dict[str, Any] = {
-    **_BIG, "img_size": [8, 64, 64], "window_size": [8, 8, 8], "pa_frames": 4,
+    **_SUPER_RESOLUTION, "img_size": [8, 64, 64], "window_size": [8, 8, 8], "pa_frames": 4,
     "deformable_groups": 16,
 }  # fmt: skip
 
 # Name of a published file, without .pth -> arguments of its network. 002 follows the tensors of its
-# released file; the option file of KAIR has other values. The values decide the names and shapes of
-# the tensors, by which a file is recognised, so they must stay.
+# released file. The option file of KAIR has other values.
 RELEASED: dict[str, dict[str, Any]] = {
     "001_VRT_videosr_bi_REDS_6frames": {
-        **_BIG, "img_size": [6, 64, 64], "window_size": [6, 8, 8], "pa_frames": 2,
+        **_SUPER_RESOLUTION, "img_size": [6, 64, 64], "window_size": [6, 8, 8], "pa_frames": 2,
         "deformable_groups": 12,
     },
     "002_VRT_videosr_bi_REDS_16frames": {
-        **_BIG, "img_size": [16, 64, 64], "window_size": [8, 8, 8], "pa_frames": 6,
+        **_SUPER_RESOLUTION, "img_size": [16, 64, 64], "window_size": [8, 8, 8], "pa_frames": 6,
         "deformable_groups": 24,
     },
     "003_VRT_videosr_bi_Vimeo_7frames": _VIMEO,
@@ -106,7 +106,7 @@ RELEASED: dict[str, dict[str, Any]] = {
     "007_VRT_videodeblurring_REDS": _DEBLUR,
     "008_VRT_videodenoising_DAVIS": {**_DEBLUR, "nonblind_denoising": True},
     "009_VRT_videofi_Vimeo_4frames": {
-        **_SMALL, "img_size": [4, 192, 192], "window_size": [4, 8, 8], "indep_reconsts": [],
+        **_SAME_SIZE, "img_size": [4, 192, 192], "window_size": [4, 8, 8], "indep_reconsts": [],
         "pa_frames": 0,
     },
 }  # fmt: skip

@@ -121,41 +121,62 @@ def _check_spikes(
     netG: Section, train: LoaderOptions | None, test: LoaderOptions | None, spec: InputSpec
 ) -> None:
     """Raise OptionError if a dataset gives spike channels that the network cannot use."""
-    if spec.spike_channels and train and test and train.spike_channels != test.spike_channels:
-        raise OptionError(
-            what=f"datasets.test gives {test.spike_channels} spike channels, datasets.train "
-            f"{train.spike_channels}",
-            where="datasets.test.spike",
-            expected="the same number, because one network takes both",
-            do="copy the representation of datasets.train.spike to datasets.test.spike",
-        )
-
-    # Some fusion operators understand one representation alone. Their class names it. Networks that
-    # a user adds may have no fusion operator, and datasets may have no spikes.
+    takes_spikes = spec.spike_channels > 0
+    if takes_spikes and train and test:
+        _check_equal_channels(train, test)
+    # Datasets may have no spikes.
     train_spike: Any = getattr(train, "spike", None)
     test_spike: Any = getattr(test, "spike", None)
-    operator: Any = getattr(netG, "fusion", None)
-    wanted = operator.constructor.representation if operator else None
-    for name, spike in (("train", train_spike), ("test", test_spike)):
-        if not spike or wanted is None:
-            continue
-        if spike.representation.type != wanted:
-            raise OptionError(
-                what=f"netG.fusion {operator.type} cannot use {spike.representation.type} channels",
-                where=f"datasets.{name}.spike.representation",
-                expected=wanted,
-                do="set it, or choose another netG.fusion",
-            )
+    _check_representation(netG, train_spike, "train")
+    _check_representation(netG, test_spike, "test")
+    if takes_spikes and train_spike and test_spike:
+        _check_equal_kinds(train_spike, test_spike)
 
-    if spec.spike_channels and train_spike and test_spike:
-        for difference in other_kinds(train_spike.plain(), test_spike.plain()):
-            key, learned, given = difference
-            raise OptionError(
-                what=f"datasets.test.spike has the {key} {given}, datasets.train.spike {learned}",
-                where=f"datasets.test.spike.{key}",
-                expected=f"{learned}, because one network takes both",
-                do="set it to that",
-            )
+
+def _check_equal_channels(train: LoaderOptions, test: LoaderOptions) -> None:
+    """Raise OptionError if the two datasets give different numbers of spike channels."""
+    if train.spike_channels == test.spike_channels:
+        return
+    raise OptionError(
+        what=f"datasets.test gives {test.spike_channels} spike channels, datasets.train "
+        f"{train.spike_channels}",
+        where="datasets.test.spike",
+        expected="the same number, because one network takes both",
+        do="copy the representation of datasets.train.spike to datasets.test.spike",
+    )
+
+
+def _check_representation(netG: Section, spike: Any, dataset: str) -> None:
+    """Raise OptionError if the fusion operator cannot use the spike representation of a dataset.
+
+    spike: the section `spike` of the dataset, or None. dataset: "train" or "test".
+    """
+    # Some fusion operators understand one representation alone. Their class names it. Networks that
+    # a user adds may have no fusion operator.
+    operator: Any = getattr(netG, "fusion", None)
+    if not operator or not spike:
+        return
+    wanted = operator.constructor.representation
+    if wanted is None or spike.representation.type == wanted:
+        return
+    raise OptionError(
+        what=f"netG.fusion {operator.type} cannot use {spike.representation.type} channels",
+        where=f"datasets.{dataset}.spike.representation",
+        expected=wanted,
+        do="set it, or choose another netG.fusion",
+    )
+
+
+def _check_equal_kinds(train_spike: Section, test_spike: Section) -> None:
+    """Raise OptionError if the spike channels of the two datasets mean something else."""
+    for difference in other_kinds(train_spike.plain(), test_spike.plain()):
+        key, learned, given = difference
+        raise OptionError(  # the first difference is enough
+            what=f"datasets.test.spike has the {key} {given}, datasets.train.spike {learned}",
+            where=f"datasets.test.spike.{key}",
+            expected=f"{learned}, because one network takes both",
+            do="set it to that",
+        )
 
 
 def _check_crop(gt_size: int, spec: InputSpec, scale: int) -> None:

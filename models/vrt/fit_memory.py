@@ -176,19 +176,12 @@ def _is_recomputed(branch: Branch) -> bool:
 
 
 def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> list[Moment]:
-    """Set every checkpoint flag, and count what a step then saves.
+    """Set every checkpoint flag of the network, in place, and count what a step then saves.
 
     Returns the moments in the order of the forward pass. The last moment is the end of the forward
     pass, and has no branches.
     """
-    # The modules with branches that may be recomputed, and the modules that align frames.
-    owners: list[Any] = []
-    for module in net.modules():
-        if isinstance(module, Block):
-            owners.append(module)
-    for module in net.modules():
-        if isinstance(module, Stage) and module.aligns:
-            owners.append(module.pa_fuse)
+    owners = _owners_of_branches(net)
     aligns = [module for module in net.modules() if isinstance(module, DeformAlign)]
     # For each module that has run: the module, its input, and the bytes saved so far.
     seen: list[tuple[Any, Tensor, int]] = []
@@ -199,7 +192,8 @@ def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> list[Moment]:
         x = args[1] if module in aligns else args[0]
         seen.append((module, x.detach(), sum(sizes.values())))
 
-    # Forked generators: the random numbers that are drawn here are drawn again in the training.
+    # With forked generators, the numbers that are drawn here change nothing: the training draws the
+    # same numbers as without this run.
     first_parameter = next(net.parameters())
     with devices.forked_generators(first_parameter.device), torch.enable_grad():
         # 1. Run the network once with all flags set and with the hooks.
@@ -222,6 +216,22 @@ def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> list[Moment]:
                 moments.append(_moment(net, module, x, saved, known))
         end_of_forward = Moment([], sum(sizes.values()))
         return [*moments, end_of_forward]
+
+
+def _owners_of_branches(net: nn.Module) -> list[Any]:
+    """Return the modules with branches that backward may recompute.
+
+    They are all blocks, then the fusion of each stage that aligns frames. Each has the attribute
+    FLAGS: the names of its checkpoint flags.
+    """
+    owners: list[Any] = []
+    for module in net.modules():
+        if isinstance(module, Block):
+            owners.append(module)
+    for module in net.modules():
+        if isinstance(module, Stage) and module.aligns:
+            owners.append(module.pa_fuse)
+    return owners
 
 
 @contextmanager
