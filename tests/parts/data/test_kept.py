@@ -154,8 +154,8 @@ def test_files_that_changed_are_checked_anew(root, change):
 
 
 def test_a_folder_with_another_name_in_it_is_noticed_without_a_look_at_its_files(tmp_path):
-    # 9902 files, all of one picture. A repeated start looks at no more than 4096 files, but it looks
-    # at every folder.
+    # 9902 files, all of one picture. A repeated start looks at 4096 files at most, but it looks at
+    # every folder.
     write_clips(tmp_path, "c0", frames=1)
     train = tmp_path / "GOPRO_Large/train"
     for number in range(1, 100):
