@@ -58,4 +58,5 @@ class TwoHosts:
 
 
 def _ip(*arguments: str) -> None:
+    """Run the program `ip`, which makes and changes network devices."""
     subprocess.run(["ip", *arguments], check=True, capture_output=True)

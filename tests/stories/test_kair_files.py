@@ -310,6 +310,7 @@ def root(tmp_path):
 def section_of(
     root, name="VideoRecurrentTrainVimeoDataset", end="", split="train", lq="lq", **changes
 ):
+    """Return a section of `datasets` on the septuplets. end: ".lmdb" for LMDBs, "" for folders."""
     section = {
         "dataset_type": name, "dataroot_gt": f"{root}/gt{end}", "dataroot_lq": f"{root}/{lq}{end}",
         "meta_info_file": f"{root}/meta.txt", "num_frame": 7,
@@ -441,6 +442,7 @@ def clean(tmp_path):
 
 
 def frames_of(clean, name, split="train", seed=7, **changes):
+    """Return a dataset on the sharp frames, with crops for training."""
     section = {"dataset_type": name, "dataroot_gt": clean, "dataroot_lq": clean, **changes}
     crops = {"filename_ext": "jpg", "num_frame": 3, "gt_size": 40} if split == "train" else {}
     return build_dataset(crops | section, split, seed)

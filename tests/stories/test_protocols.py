@@ -58,6 +58,7 @@ def scored(home):
 
 
 def of(home, out):
+    """Return the command of a test that writes its results to `out`."""
     return (
         "--opt",
         home / "options.json",
@@ -200,6 +201,7 @@ def grey_frames(count, seed):
 
 
 def frame_mean(pairs):
+    """Return the mean PSNR of pairs (blurry frame, sharp frame), each a path."""
     return np.mean([psnr_of(imread_rgb(a) / 255, imread_rgb(b) / 255) for a, b in pairs])
 
 

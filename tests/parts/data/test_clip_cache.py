@@ -28,6 +28,7 @@ def root(tmp_path):
 
 
 def cached(root, **changes):
+    """Return a data set that reads root/cache. changes: keys of the section datasets.train."""
     return build(
         root, gt_size=16, io_backend={"type": "cache", "path": str(root / "cache")}, **changes
     )
@@ -77,6 +78,7 @@ def test_a_cache_of_chosen_clips_holds_only_these_and_an_array_that_is_gone_duri
 
 
 def in_index(root, old, new):
+    """Replace a text in the index of the cache."""
     index = root / "cache/index.json"
     assert old in index.read_text()
     index.write_text(index.read_text().replace(old, new))

@@ -71,6 +71,7 @@ def said_of(clip):
 
 
 def one_file_of_each_clip(root):
+    """Join the spike files of each clip to one file. Return the section `spike` for them."""
     spikes = root / "GOPRO_Large_spike_seq/train"
     for clip in list(spikes.iterdir()):
         planes = [path.read_bytes() for path in sorted((clip / "spike").iterdir())]

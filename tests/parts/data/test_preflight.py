@@ -45,6 +45,7 @@ def root(tmp_path):
 
 
 def options(root, **changes):
+    """Return the sections of the options, and the folder of stored results, for `preflight`."""
     train = section(root, **changes)
     datasets = DatasetsOptions(train=resolved(train), test=resolved(section(root, "test")))
     return datasets, root / "experiments/.preflight"

@@ -14,6 +14,7 @@ from utils.errors import DataError
 
 
 def write_gif(path):
+    """Write a GIF of three pictures, one each 40 ms."""
     frames = [Image.fromarray(picture(seed=seed)) for seed in range(3)]
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=40)
 

@@ -54,6 +54,7 @@ def step(budget_gb: float | None):
 
 
 def recomputed(net: VRT) -> int:
+    """Return how many branches (attention, MLP) of blocks are computed again in backward."""
     return sum(b.checkpoint_attn + b.checkpoint_ffn for b in net.modules() if isinstance(b, Block))
 
 
@@ -175,6 +176,7 @@ class AnyNetwork(Section):
 def ways(
     batch=4, accumulation=1, gt_size=192, frames=6, amp=False, least_frames=2, scale=1, **netG
 ):
+    """Return the option lines that would make a step with these options smaller."""
     data = Data(dataloader_batch_size=batch, gt_size=gt_size, num_frame=frames)
     train = TrainOptions(accumulation_steps=accumulation, amp=AmpOptions(enable=amp))
     spec = InputSpec(stride=8, least_size=(64, 64), least_frames=least_frames, scale=scale)
@@ -202,6 +204,7 @@ def test_every_way_out_is_an_option_line():
 
 
 def model(tmp_path, *overrides, **netG):
+    """Return a model for clips of 128 x 128 in batches of two. netG: section of the network."""
     argv = [
         "--opt",
         str(write_options(tmp_path, netG=netG)),
@@ -214,6 +217,7 @@ def model(tmp_path, *overrides, **netG):
 
 
 def batch_for(model):
+    """Return a batch of two clips of two frames."""
     spikes = model.opt.datasets.train.spike_channels
     lq = torch.rand(2, 2, 3, 128, 128)
     return {"lq": lq, "gt": lq, "spike": torch.rand(2, 2, spikes, 128, 128), "key": ["a", "b"]}

@@ -35,12 +35,14 @@ def clip_of(home: Path) -> tuple[str, ...]:
 
 
 def zip_of(path: Path, *names: str) -> None:
+    """Write a zip file with files of these names."""
     with zipfile.ZipFile(path, "w") as archive:
         for name in names:
             archive.writestr(name, b"content")
 
 
 def cut_in_half(path: Path) -> None:
+    """Write weights, and keep the first 2000 bytes of the file."""
     torch.save({"params": {"a": torch.zeros(1000)}}, path)
     path.write_bytes(path.read_bytes()[:2000])
 

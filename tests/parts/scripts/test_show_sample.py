@@ -47,10 +47,12 @@ def page_of(home, out, *arguments):
 
 
 def verdict(page):
+    """Return what the page says of the geometry: "right", "wrong" or "none", and a sentence."""
     return found(r'class="verdict (\w+)">([^<]*)', page).groups()
 
 
 def picture(page, alt, number=0):
+    """Return a picture of a page whose `alt` text fits. number: which one, from 0."""
     jpegs = re.findall(rf'<img alt="{alt}" src="data:image/jpeg;base64,([^"]*)"', page)
     content = np.frombuffer(base64.b64decode(jpegs[number]), np.uint8)
     return present(cv2.imdecode(content, cv2.IMREAD_COLOR))[..., ::-1]

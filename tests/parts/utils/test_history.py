@@ -146,6 +146,7 @@ def test_curves_that_cannot_be_drawn_cost_no_entry_of_the_history(tmp_path, monk
 
 
 def write_run(folder, scalars, factor=1.0):
+    """Write a run of three steps with these curves. Return its folder."""
     folder.mkdir(parents=True)
     history = HistoryWriter(folder, 0)
     for step in (1, 2, 3):
