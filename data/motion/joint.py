@@ -170,8 +170,8 @@ class Solver:
     """
 
     groups: int = 20
-    linearisations: int = 2
-    steps: int = 8
+    linearisations: int = 3
+    steps: int = 5
     noise: float = 0.01
     guard: float = 2.5
 
