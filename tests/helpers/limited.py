@@ -52,6 +52,7 @@ def assert_refused(function: str, *arguments: object, by: str, saying: str) -> E
 
 
 def _main(module: str, name: str, *arguments: str) -> None:
+    """Call a function with limited memory, in this process. Print an `Ended` as JSON."""
     function = getattr(importlib.import_module(module), name)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + MOST_MB * 2**20
@@ -65,13 +66,15 @@ def _main(module: str, name: str, *arguments: str) -> None:
     except Exception as e:
         error = type(e).__name__
         text = str(e)
-    # Time of this process; and all time, if it waits: on a busy machine up to PATIENCE times.
+    # The time in which this process computed. If it waits, all time counts, but on a busy machine
+    # it may take PATIENCE times as long.
     seconds = max(time.process_time() - start, (time.monotonic() - begin) / PATIENCE)
     ended = Ended(error, text, seconds, _peak_mb() - before)
     print("\n" + json.dumps(ended._asdict()))
 
 
 def _peak_mb() -> float:
+    """Return the most memory that this process has used so far, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

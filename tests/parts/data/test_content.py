@@ -23,14 +23,17 @@ from tests.helpers.clip_files import (
 
 @pytest.fixture
 def root(tmp_path):
+    """Give a folder with the test clips clip0 and clip1."""
     return write_clips(tmp_path / "data", "clip0", "clip1", split="test", first=47)
 
 
 def digest(root, **changes):
+    """Return the digest of the content of all clips. changes: keys of datasets.test."""
     return digest_of_clips(set_for_testing(section(root, "test", **changes)).readers())
 
 
 def of_frame(root, kind, name):
+    """Return the path of a file of clip1. kind: e.g. "blur", "sharp" or "spike"."""
     base = "GOPRO_Large_spike_seq" if kind == "spike" else "GOPRO_Large"
     return root / base / "test/clip1" / kind / name
 

@@ -14,18 +14,22 @@ from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
 from tests.helpers.moving_scene import Scene, reader_of
 from utils.errors import DataError
 
-FRAME = 1  # with recorded planes before and after it
-EDGE = 12  # pixels at the edges, where the scene comes and goes
+# The frame of the tests. It has recorded planes before and after it.
+FRAME = 1
+# Pixels at each edge that are left out, because the scene comes and goes there.
+EDGE = 12
 
 
 def motion(clip: RecordedClip, frame: int = FRAME) -> Motion:
+    """Estimate the motion within the exposure of a frame, by optical flow."""
     gain, _ = clip.gain()
     return motion_of(clip.read(frame), clip.view, gain)
 
 
 def errors(scene: Scene, found: Motion, frame: int = FRAME) -> np.ndarray:
-    """(K, H, W) the lengths of the errors in pixels, without the edges; the sharp instant itself
-    left out.
+    """Return the lengths of the errors of the shifts (K, H, W), in pixels, without the edges.
+
+    The sharp instant is left out, because nothing has moved there.
     """
     moments = [k for k, time in enumerate(found.times) if time]
     lengths = [

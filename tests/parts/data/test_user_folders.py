@@ -21,7 +21,7 @@ def write_gif(path):
 
 @pytest.fixture(scope="module")
 def films(tmp_path_factory):
-    """A folder of films of three frames, named after their endings."""
+    """Give a folder of films of three frames, each named after its ending."""
     folder = tmp_path_factory.mktemp("films")
     noise_film(folder / "ts.ts", 3)
     shutil.copy(folder / "ts.ts", folder / "MTS.MTS")

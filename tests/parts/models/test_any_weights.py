@@ -82,9 +82,11 @@ KEYS = ("net_type", "depths", "embed_dims", "window_size", "num_heads", "mlp_rat
 
 @pytest.fixture(scope="module")
 def small():
+    """Give the content of the shipped weights vrt_small.pth."""
     return torch.load(ROOT / "weights" / "vrt_small.pth", weights_only=True)
 
 
+# Keys of the description that the file holds beside its weights.
 OUTER = ("scale", "netG", "spike_channels", "spike", "spike_data", "datasets")
 
 

@@ -50,6 +50,7 @@ def poison() -> None:
 
 
 def limit_of(name: str, dtype: torch.dtype) -> float:
+    """Return the largest difference that is accepted for an output or a gradient."""
     for (of_dtype, part), limit in OWN_LIMITS.items():
         if dtype is of_dtype and part in name:
             return limit

@@ -36,6 +36,7 @@ LOAD = f"{__name__}.load_checkpoint"
 
 
 def members_of(content):
+    """Return the files within the zip file that torch.save makes: name -> bytes."""
     file = io.BytesIO()
     torch.save(content, file)
     with zipfile.ZipFile(file) as archive:
@@ -43,13 +44,14 @@ def members_of(content):
 
 
 def write_zip(path, members, packing=zipfile.ZIP_STORED):
+    """Write a zip file. members: name -> bytes."""
     with zipfile.ZipFile(path, "w", packing) as archive:
         for name, data in members.items():
             archive.writestr(name, data)
 
 
 def with_pickle(path, data):
-    """A file of torch.save whose pickle is `data`."""
+    """Write a file as torch.save does, but with `data` in place of its pickle."""
     members = members_of({"a": torch.zeros(4)})
     name = next(name for name in members if name.endswith("data.pkl"))
     write_zip(path, {**members, name: data})

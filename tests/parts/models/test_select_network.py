@@ -20,6 +20,7 @@ BINS = {"type": "voxel", "num_bins": 4}
 
 
 def options(size=32, representation=BINS, gamma=1.0, test=None, **netG):
+    """Return the options of a training with spikes. size: side of the crops. netG: its keys."""
     spike = {"type": "dat", "h": 8, "w": 8, "gamma": gamma, "representation": representation}
     spikes = {"dataroot_spike": "none", "spike": spike}
     files = {"dataroot_lq": "none", "dataroot_gt": "none", "num_frame": 2, "gt_size": size}
@@ -34,6 +35,7 @@ def options(size=32, representation=BINS, gamma=1.0, test=None, **netG):
 
 
 def check(opt):
+    """Check the options as a program does before it builds the network."""
     check_options(opt.netG, opt.datasets, opt.val, opt.scale)
 
 

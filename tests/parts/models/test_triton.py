@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def errors_of(*arguments: str, **env: str) -> dict[str, list[float]]:
+    """Run tests/helpers/triton_errors.py. Return the differences that it measures."""
     command = [sys.executable, "-m", "tests.helpers.triton_errors", *arguments]
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ | env, capture_output=True, text=True, check=False

@@ -11,11 +11,13 @@ from tests.helpers.moving_scene import Scene
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory):
+    """Give a clip of three frames, whose scene moves by 10.8 pixels in an exposure."""
     scene = Scene(velocity=(10.0, -4.0), size=(96, 96))
     return scene.write(tmp_path_factory.mktemp("clip") / "a")
 
 
 def run(clip, *arguments):
+    """Run scripts/show_motion.py on the clip. Return its exit code."""
     places = ["--input", clip / "blur", "--spike", clip / "spike"]
     return show_motion.main([str(word) for word in (*places, *arguments)])
 

@@ -129,10 +129,12 @@ def test_the_doctor_counts_and_names_it(accelerator):
 
 
 def reasons(root):
+    """Return what is said of devices below `root` that a run on the CPU does not use."""
     return devices.unused(torch.device("cpu"), root)
 
 
 def made(root, *files):
+    """Make empty files below `root`, in place of devices. Return `root`."""
     for file in files:
         (root / file).parent.mkdir(parents=True, exist_ok=True)
         (root / file).touch()
@@ -141,6 +143,7 @@ def made(root, *files):
 
 @pytest.fixture
 def nobody_asks_for_the_cpu(monkeypatch):
+    """Remove the variable by which the tests ask for the CPU."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 

@@ -78,6 +78,7 @@ def _places(value, at=()):
 
 
 def _changed(value, where, new):
+    """Return a copy of nested dicts with one value replaced. where: its keys, from outside."""
     key = next(key for key in value if str(key) == where[0])
     inner = new if len(where) == 1 else _changed(value[key], where[1:], new)
     return {**value, key: inner}
