@@ -57,6 +57,8 @@ def entry(name, values, bonus=3.0):
 def test_a_finished_clip_comes_back_with_infinite_values_and_a_damaged_one_is_named(tmp_path):
     outputs = Outputs(tmp_path)
     write_whole(outputs.file("clip", "a"), json_bytes(entry("a", [30.0, math.inf])))
+    # JSON has no infinite number. So the file has the word "inf", and not Python's own "Infinity",
+    # for which json.loads would call `parse_constant`.
     stored = json.loads(outputs.file("clip", "a").read_text(), parse_constant=pytest.fail)
     assert stored["per_frame"]["input"]["psnr"] == [30.0, "inf"]
     assert present(outputs.load_clip("a"))["per_frame"]["input"]["psnr"] == [30.0, math.inf]
@@ -72,7 +74,8 @@ def test_the_averages_are_over_clips_and_over_frames_and_the_table_shows_both():
     total = results["averages"]["restored"]
     text = score_text(results)
 
-    # Restored frames have 3 dB more: clip a has 33 and 35, so 34 in the mean, clip b has six of 23.
+    # Restored frames have 3 dB more. So clip a has 33 and 35 dB, in the mean 34. Clip b has six
+    # frames of 23 dB.
     assert total["psnr"] == pytest.approx((34 + 23) / 2)
     assert total["psnr_frame_mean"] == pytest.approx((33 + 35 + 6 * 23) / 8)
     assert (total["clips_found"], total["frames"], total["complete"]) == (2, 8, True)
@@ -87,10 +90,12 @@ def test_the_averages_are_over_clips_and_over_frames_and_the_table_shows_both():
 
 
 def test_the_two_forms_of_the_command_line():
+    # First, tests of an option file. Values of options may stand on both sides of a flag.
     args = read_request(["--opt", "x.json", "val.save_img=true", "--tile", "12,256", "scale=1"], "")
     assert not args.is_of_own_clips
     assert args.tiles.tile == (12, 256)
     assert args.overrides == ("val.save_img=true", "scale=1")
+    # The list of --save ends at the first value of an option.
     for line in (
         "--save frames datasets.test.x=y a=b --tile 2,2",
         "--tile 2,2 --save frames datasets.test.x=y a=b",
@@ -98,12 +103,14 @@ def test_the_two_forms_of_the_command_line():
         args = read_request(["--opt", "x.json", *line.split()], "")
         assert args.save == ("frames",)
         assert args.overrides == ("datasets.test.x=y", "a=b")
+    # So does the list of --lpips, which has two files.
     args = read_request(
         ["--opt", "x", "--lpips", "a.pth", "b.pth", "val.save_img=true", "--overwrite"], ""
     )
     assert args.lpips == ("a.pth", "b.pth")
     assert args.overrides == ("val.save_img=true",)
     assert args.overwrite
+    # Second, clips of a user, without an option file.
     line = "--weights w --input i --output o --spike s --spike-size 250 400 --tile auto"
     args = read_request(line.split(), "")
 
@@ -154,7 +161,9 @@ def addresses(page):
 def test_the_page_is_self_contained_and_escaped():
     page = build_report("T <1>", results(), pictures())
 
-    assert "{{" not in page  # no place of the template is left
+    # The template of the page has "{{name}}" wherever a value is filled in.
+    assert "{{" not in page
+    # Title, folder and first clip, with their signs <, > and & escaped.
     assert "T &lt;1&gt;" in page
     assert "blur &lt;1&gt;" in page
     assert "a&amp;b" in page
@@ -177,6 +186,7 @@ def test_a_clip_without_reference_has_a_slider_and_no_numbers():
 
 
 def test_infinite_psnr_is_cut_not_drawn_outside():
+    # The points of a curve are a text: "x,y x,y ...".
     drawing = psnr_plot({"restored": [30.0, float("inf"), 32.0]})
     assert "inf" not in drawing["lines"]["restored"]
     assert "nan" not in drawing["lines"]["restored"]
@@ -218,7 +228,7 @@ def test_the_slider_works_in_a_browser(browser, tmp_path):
         "arguments[0].value = 90; arguments[0].dispatchEvent(new Event('input', {bubbles: true}))",
         handle,
     )
-    # The bar is at 90 % of the width.
+    # The handle of the bar was moved to 90 % of the width, and the page was told, as by a mouse.
     assert shows(browser, slider, 0.75, BLURRY)
     handle.send_keys("\ue010")  # the key End: the bar goes fully to the right
     assert shows(browser, slider, 0.95, BLURRY)
@@ -249,7 +259,12 @@ def phone(browser):
 
 
 def shown_scores(phone):
-    """Return the rows of the table of scores: name -> text of each cell that lies on the screen."""
+    """Return the rows of the table of scores, each as a dict: name of a cell -> its text.
+
+    Only cells that lie fully on the screen are in it, and only rows that have such a cell. On a
+    narrow screen the table has no head. So the style sheet puts the name, in quotes, before each
+    cell ("::before").
+    """
     return phone.execute_script("""
         return Array.from(document.querySelectorAll(".scores tr")).map(row => Object.fromEntries(
             Array.from(row.querySelectorAll("td[data-name]"))
@@ -271,7 +286,7 @@ def test_a_telephone_shows_every_score_by_name_and_curves_that_can_be_read(phone
     assert mean["gain dB"] == "+5.00"
     assert first["PSNR dB"] == "31.00"
     assert first["PSNR dB of the input"] == "26.00"
-    assert len(first) == 11  # with the number of frames
+    assert len(first) == 11  # ten scores, and the number of frames
     assert phone.execute_script(PAGE_WIDTH) == PHONE_WIDTH
     height = "return document.querySelector('svg text').getBoundingClientRect().height"
     # Letters below 10 pixels are hard to read.
@@ -289,6 +304,7 @@ def test_the_controls_of_a_video_lie_below_its_pictures_on_a_telephone(phone, tm
 
     phone.get(f"file://{page}")
     video = phone.find_element("css selector", "video")
+    # Wait until the browser knows the size of the pictures of the video.
     phone.set_script_timeout(20)
     phone.execute_async_script(
         "const [v, done] = arguments; "
@@ -301,7 +317,8 @@ def test_the_controls_of_a_video_lie_below_its_pictures_on_a_telephone(phone, tm
         "return v.clientHeight - v.clientWidth * v.videoHeight / v.videoWidth",
         video,
     )
-    assert below > 72  # the bar of the controls, and the line of the time above it
+    # The bar of the controls, and the line of the time above it, take 72 pixels.
+    assert below > 72
     assert phone.execute_script(PAGE_WIDTH) == PHONE_WIDTH
 
 
@@ -375,7 +392,7 @@ def run(tmp_path):
         }
         if step in PSNR:
             log.warning("the data wait is <20> %\n  raise the workers")
-            # The last strips, which the page shows, differ from the first ones.
+            # The page shows the last strips. The first strips differ, with another level.
             restored = RESTORED if step == 200 else 90
             for clip in CLIPS:
                 imwrite_rgb(folder / "images" / clip / f"{step}.png", grey_strip(restored))
@@ -450,14 +467,14 @@ def test_a_telephone_shows_the_scores_and_curves_of_a_run(phone, run):
         assert {"PSNR dB", "gain dB", "SSIM"} <= row.keys()
     curves = phone.find_element("css selector", "img.wide")
     share = "return arguments[0].clientWidth / arguments[0].naturalWidth"
-    # A telephone shows the curves at 0.6 of their size, and they can be scrolled. Made as narrow as
-    # the screen, they had letters of 4 pixels.
+    # A telephone shows the curves at 0.6 of their size, and they can be scrolled. If they were made
+    # as narrow as the screen, their letters would be 4 pixels high.
     assert phone.execute_script(share, curves) > 0.55
     assert phone.execute_script(PAGE_WIDTH) == PHONE_WIDTH
 
 
 def test_twelve_large_clips_make_a_page_of_bounded_size(tmp_path):
-    # Noise does not compress: no other picture takes more. Real clips take a third of it.
+    # Noise does not compress, so no other picture takes more bytes. Real pictures take a third.
     imwrite_rgb(tmp_path / "images" / "0" / "1.png", noise_strip())
     (tmp_path / "images" / "panels.json").write_text(json.dumps(PANELS))
     # The other eleven clips have the same strip.
