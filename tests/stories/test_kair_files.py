@@ -212,18 +212,22 @@ def test_pad_sequence_of_a_test_clip_restores_with_an_eighth_frame_and_scores_se
         found = results(tmp_path / name, options, "--weights", weights, *arguments)
         return found["clips"]["00002/0008"]["per_frame"]
 
+    # Our own option val.pad_seq does the same. Without the eighth frame the scores differ.
     padded = scores("a", "datasets.test.pad_sequence=true")
     assert len(padded["restored"]["psnr"]) == 7
     assert padded == scores("b", "val.pad_seq=true") != scores("c")
 
 
 def test_what_is_said_of_totals_follows_the_file_and_the_command_line(tmp_path):
+    # In KAIR, the batch and the number of loader processes are totals of all GPUs: here 8 and 1.
     options = prepare(tmp_path, "006", **{"datasets.train.dataloader_batch_size": 8})
     batch = "datasets.train.dataloader_batch_size"
     workers = "datasets.train.dataloader_num_workers"
+    # One rank: a total is a number for each rank. Four ranks: the note gives the numbers for each.
     assert read(options).note_on_totals(1) == ""
     assert f"{batch}=2 {workers}=1" in read(options).note_on_totals(4)
     assert "a batch of 8 cannot be divided evenly among 3 ranks" in read(options).note_on_totals(3)
+    # A number from the command line is no total.
     one = read(options, f"{workers}=4").note_on_totals(4)
     assert f"{batch}=2" in one
     assert workers not in one
@@ -254,6 +258,7 @@ def test_missing_data_are_named_all_at_once_with_the_layout_expected(tmp_path):
         "meta_info_Vimeo90K_test_GT.txt  a line for each clip",
     ):
         assert line in result.text
+    # The line of the message that says what to do.
     do = "correct meta_info_file; "
     do += "download: https://github.com/cszn/KAIR/tree/master/data/meta_info; "
     do += "correct the dataroot in the options, or make or copy the data (docs/data_format.md); "
@@ -282,6 +287,10 @@ def test_a_network_and_datasets_for_different_tasks_are_refused(tmp_path):
             read(path, *overrides)
 
 
+# ---- Septuplets, and clips with noise ----
+
+# The septuplets that there are, of which the meta file lists the first and the last, and the names
+# of their frames.
 CLIPS = ["00001/0001", "00001/0002", "00096/0936"]
 STEMS = [f"im{i}" for i in range(1, 8)]
 
