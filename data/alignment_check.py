@@ -1,18 +1,21 @@
 """Check on a few samples, before training, that spikes and frames show the same at the same place.
 
 The spikes around the sharp instant are compared with the sharp frame. If there is no sharp frame,
-the spikes of the whole exposure are compared with the blurry frame, because a frame blurred by
-strong motion shows nothing of a sharp instant.
+the spikes of the whole exposure are compared with the blurry frame. The reason: strong motion blurs
+the frame, and then the frame shows no edges of the sharp instant.
 
     warning_of   compares some samples, and returns a warning. The main programs call it.
     compare      compares one sample. scripts/show_sample.py shows the result.
 
-A comparison turns the picture of the spikes and the frame into gradients (edges) on the grid of the
-spike pixels. If the two show the same, their edges correlate. If they show the same at another
-place, a phase correlation finds the shift between them.
+A comparison has three steps:
 
-What must stay: the result is only said and never stops a run, because a clip without texture looks
-wrong, too. What may change: the thresholds, if they are measured anew.
+1. The spikes become a picture. The picture and the frame are reduced to their gradients (edges), on
+   the grid of the spike pixels.
+2. If picture and frame show the same, their edges correlate.
+3. If they show the same at another place, a phase correlation finds the shift between them.
+
+What must stay: a bad result only gives a warning and never stops a run, because a clip without
+texture gives a bad result, too. What may change: the thresholds, if they are measured anew.
 
 Tests: tests/parts/data/test_two_cameras.py, tests/parts/data/test_dataset_video_rgbspike.py
 """
@@ -23,6 +26,7 @@ from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
+import torch
 
 from data.augment import Augment
 from data.clip import Exposure
@@ -30,40 +34,60 @@ from data.clip_dataset import Draw, TrainClips
 from data.spike.simulate import to_grey
 from utils.image import tensor_to_uint8
 
-# Measured on 8 clips of the sample set, 5 frames each, with voxel and tfi. If spikes lie in place,
-# gradients correlate with 0.86 and more (blurry frames: 0.65). If they are flipped, mirrored,
-# transposed or foreign, the correlation is 0.28 and less.
+# The next two limits were measured on 8 clips of the sample set, 5 frames each, with the
+# representations voxel and tfi. Each limit lies between the values of right and of wrong data:
+#
+#                                                  correlation       response
+#     right place, sharp frames                    0.86 and more     0.80 and more
+#     right place, blurry frames                   0.65 and more     0.44 and more
+#     right picture, but shifted                                     0.53 and more
+#     flipped, mirrored, transposed, other scene   0.28 and less     0.39 and less
+#
+# A lower limit would miss wrong data, and a higher limit would warn of right data.
+# Correlation of the gradients of spikes and frame, at most 1.
 LEAST_CORRELATION = 0.4
-# The phase correlation responds with 0.80 and more in place (blurry: 0.44), with 0.53 and more if
-# the spikes are shifted, and else with 0.39 and less.
+# Height of the peak of the phase correlation, at most about 1.
 LEAST_RESPONSE = 0.42
-# Largest shift in spike pixels that counts as agreement, for a sharp and for a blurry frame. A
-# frame blurred by motion may lie a little beside the sharp instant.
+# Largest shift in spike pixels that counts as agreement. A blurry frame may differ more, because
+# the middle of its blur need not be the sharp instant.
 MOST_SHIFT_OF_SHARP = 0.5
 MOST_SHIFT_OF_BLURRY = 2.0
-# Number of samples that are compared, and of frames in each. With these numbers, a check takes
-# about a second with frames of 720p.
+# Number of samples that are compared, and number of frames in each sample. With these numbers, a
+# check takes about a second with frames of 720p. The time grows with their product.
 SAMPLES = 4
 FRAMES = 2
-# Share of the samples that must be wrong for a warning. A clip without texture cannot be judged and
-# looks wrong.
+# Share of the samples that must be wrong for a warning, e.g. 3 of 4. It is below 1, so that one
+# sample that fits by chance does not hide wrong data. It is large, because samples without texture
+# look wrong although their data are right.
 LEAST_WRONG = 0.75
 # Fewest samples for a warning. A single sample proves nothing, because it may lack texture.
 LEAST_SAMPLES = 2
-# Samples of this epoch are compared. Any epoch would do; the first one needs no other state.
+# Samples of this epoch are compared. All epochs show the same clips, so any epoch would do.
 EPOCH = 0
-# Standard deviation of gradients below which a picture has no texture, of values 0 to 1.
+# A picture has no texture if its gradients have a smaller standard deviation, for values 0 to 1.
+# The limit only excludes uniform pictures, for which a correlation would be 0 / 0.
 NO_TEXTURE = 1e-6
-# Smallest shift along one axis that the sentence names, in RGB pixels. Smaller shifts are noise.
+# Smallest shift along one axis that the warning names, in RGB pixels. Smaller shifts are noise.
 SMALLEST_NAMED_SHIFT = 0.35
-# Pixels to cut off at each border of a gradient. There the gradient is 0 in every image, and equal
-# borders would correlate.
+# Pixels to cut off at each border of a picture of gradients. The gradient is 0 at the border of
+# every picture, so the borders of any two pictures would correlate.
 BORDER = 2
-# A picture of gradients is not cut below this side, because fewer pixels tell nothing.
+# A picture of gradients is not cut below this side, because fewer pixels prove nothing.
 LEAST_SIDE = 8
+# The flips that are tried on the spikes, as an index into (H, W): np.s_[::-1] reverses the rows.
+# The words are part of the warning.
+FLIPS = {
+    "upside down (spike.flip)": np.s_[::-1],
+    "mirrored left to right (spike.calibration, key mirror)": np.s_[:, ::-1],
+    "turned by 180 degrees (spike.calibration, key mirror, and spike.flip)": np.s_[::-1, ::-1],
+}
 
-# Display values (H, W) float32 of the spikes and of the frame.
-Pair = tuple[np.ndarray, np.ndarray]
+
+class Pair(NamedTuple):
+    """The two pictures that are compared: display values (H, W) float32."""
+
+    spikes: np.ndarray
+    frame: np.ndarray
 
 
 class Measures(NamedTuple):
@@ -71,7 +95,8 @@ class Measures(NamedTuple):
 
     correlation: correlation of the gradients, mean over the frames.
     shift: (right, down) offset of the spikes from the frame in RGB pixels, median over the frames.
-    response: height of the peak of the phase correlation, at most about 1, mean over the frames.
+    response: height of the peak of the phase correlation, mean over the frames. A high peak means
+    that spikes and frames show the same, maybe at another place.
     """
 
     correlation: float
@@ -80,7 +105,7 @@ class Measures(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """The middle frame of a sample, to show.
+    """The middle frame of a sample and its spikes, for the page of scripts/show_sample.py.
 
     name: kind and stem of the frame, such as "gt 000012".
     frame: the frame, (sH, sW, 3) uint8; s is the scale.
@@ -96,7 +121,9 @@ class Shown(NamedTuple):
 class Comparison:
     """How well the frames of a sample fit their spikes. Whole frames are compared, no crops.
 
-    With a calibration, only the region is compared that both cameras see.
+    With two cameras, only the region is compared that both of them see. scripts/show_sample.py
+    reads the fields.
+
     correlation, shift, response: see `Measures`.
     is_right: whether spikes and frames show the same at the same place.
     sentence: the result in words.
@@ -133,7 +160,10 @@ class _Sample(NamedTuple):
 def warning_of(source: Any, option_file: str = "") -> str | None:
     """Return a warning if the spikes of nearly all compared samples lie at a wrong place.
 
-    Returns None if they lie at the right place, or if nothing can be compared.
+    Returns None if they lie at the right place, or if nothing can be compared. E.g. "spikes and
+    frames of 4 of 4 training samples do not show the same. Sample 0: They do not agree: the spikes
+    are upside down (spike.flip); ..."
+
     source: a training set, or the list of the readers of a user's own clips.
     option_file: the option file of the training set, for the advice.
     """
@@ -153,29 +183,35 @@ def warning_of(source: Any, option_file: str = "") -> str | None:
 
     # The warning describes the first wrong sample.
     sample, sentence = wrong[0]
-    draw = sample.draw
-    frame = draw.frames[0]
-    if sample.index is None:
-        name = f"{draw.clip.name}/{draw.clip.stems[frame]}"
-        advice = (
-            f"To see which formats fit: python scripts/spike_tool.py info {draw.clip.spike[frame]}"
-        )
-    else:
-        name = f"Sample {sample.index}"
-        advice = (
-            f"Look at it: python scripts/show_sample.py --opt {option_file} --index {sample.index} "
-            "--out page.html"
-        )
+    name, advice = _name_and_advice(sample, option_file)
     return (
         f"spikes and frames of {len(wrong)} of {len(samples)} {plural} do not show the same. "
         f"{name}: {sentence} {advice}"
     )
 
 
+def _name_and_advice(sample: _Sample, option_file: str) -> tuple[str, str]:
+    """Return how a warning names a sample, and the command with which a user can look at it."""
+    draw = sample.draw
+    if sample.index is None:
+        frame = draw.frames[0]
+        name = f"{draw.clip.name}/{draw.clip.stems[frame]}"
+        command = f"python scripts/spike_tool.py info {draw.clip.spike[frame]}"
+        return name, f"To see which formats fit: {command}"
+    name = f"Sample {sample.index}"
+    command = (
+        f"python scripts/show_sample.py --opt {option_file} --index {sample.index} --out page.html"
+    )
+    return name, f"Look at it: {command}"
+
+
 def _samples_of_training(dataset: Any) -> list[_Sample]:
     """Return some samples of the first epoch of a training set, none if it has no spikes."""
-    # A user's dataset of another kind has no draws that could be compared.
-    if not isinstance(dataset, TrainClips) or not dataset.clips[0].spikes:
+    # A user's dataset of another class has no method `draw`, so nothing can be compared.
+    if not isinstance(dataset, TrainClips):
+        return []
+    # An RGB dataset has no spikes. All clips of a dataset have spikes, or none has.
+    if not dataset.clips[0].spikes:
         return []
     samples = []
     for index in _spread(len(dataset), SAMPLES):
@@ -217,52 +253,37 @@ def _spread(count: int, wanted: int) -> list[int]:
 def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
     """Compare the spikes of a sample with its frames.
 
-    dataset: the dataset of the draw. count: number of frames of the sample to measure. The middle
-    frame is measured in any case.
+    dataset: the dataset of the draw. It reads the frames and spikes.
+    count: number of frames of the sample to measure. The middle frame is measured in any case.
     """
-    grid = draw.clip.grid
-    # Compare the whole region that both cameras see, because a crop has less texture.
-    top, left, height, width = grid.region
-    region = Augment(top, left, height, width)
     kind = "gt" if draw.clip.gt else "lq"
     if kind == "lq":
         draw = _with_mean_of_exposure(draw)
-    spikes = draw.clip.spikes
 
-    # The pictures of the spikes and of the frames.
+    # E.g. for a sample of 6 frames and count 2, the positions 0, 3 (the middle) and 5.
     frame_count = len(draw.frames)
     middle = frame_count // 2
-    positions = {middle, *_spread(frame_count, wanted=count)}  # in the sample
+    positions = {middle, *_spread(frame_count, wanted=count)}
     pairs = []
     for position in sorted(positions):
-        frame = draw.frames[position]
-        is_backwards = draw.backwards[position]
-        one_frame = dataclasses.replace(draw, frames=[frame], backwards=[is_backwards], aug=region)
-        item = dataset.read(one_frame)
-        exposure = draw.clip.exposures[frame]
-        channels = item["spike"][0].numpy()  # (S, H, W)
-        spike_picture = spikes.sharp_image(channels, exposure, is_backwards)  # (H, W)
-        image = item[kind][0, :3]  # (3, sH, sW), without the noise map that lq may have
-        grey = to_grey(image.permute(1, 2, 0).numpy())  # (sH, sW)
-        size = (width, height)  # OpenCV's order
-        frame_picture = cv2.resize(grey, size, interpolation=cv2.INTER_AREA)  # (H, W)
-        pairs.append((spike_picture, frame_picture))
+        image, pair = _read_pair(dataset, draw, position, kind)
+        pairs.append(pair)
         if position == middle:
-            name = f"{kind} {draw.clip.stems[frame]}"
-            shown = Shown(name, tensor_to_uint8(image), spike_picture)
+            stem = draw.clip.stems[draw.frames[position]]
+            shown = Shown(f"{kind} {stem}", tensor_to_uint8(image), pair.spikes)
 
-    measures = measure(pairs, grid.pixel)
+    pixel = draw.clip.grid.pixel  # number of RGB pixels along a spike pixel
+    measures = measure(pairs, pixel)
     distance = float(np.hypot(*measures.shift))  # RGB pixels
     most_spike_pixels = MOST_SHIFT_OF_SHARP if kind == "gt" else MOST_SHIFT_OF_BLURRY
-    # `grid.pixel` is the number of RGB pixels along a spike pixel.
-    is_near = distance <= grid.pixel * most_spike_pixels
+    is_near = distance <= pixel * most_spike_pixels
     is_right = measures.correlation >= LEAST_CORRELATION and is_near
     if is_right:
-        # Without the limit, the text would say 0.0 px for a very small distance.
+        # A very small distance would be printed as 0.0 px. So the text says at least 0.1 px.
         sentence = f"Spikes and frame agree to {max(distance, 0.1):.1f} px."
     else:
-        is_calibrated = spikes.calibration is not None
-        wrong = _what_differs(pairs, measures, grid.pixel, is_calibrated)
+        is_calibrated = draw.clip.spikes.calibration is not None
+        wrong = _what_differs(pairs, measures, pixel, is_calibrated)
         sentence = f"They do not agree: {wrong}."
     return Comparison(
         correlation=measures.correlation,
@@ -276,18 +297,43 @@ def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
     )
 
 
+def _read_pair(dataset: Any, draw: Draw, position: int, kind: str) -> tuple[torch.Tensor, Pair]:
+    """Read one frame of a sample: the frame (3, sH, sW), and the pair of pictures to compare.
+
+    position: number of the frame in the sample. kind: "gt" or "lq".
+    """
+    # Read the whole region that both cameras see, because a crop has less texture.
+    top, left, height, width = draw.clip.grid.region
+    region = Augment(top, left, height, width)
+    frame = draw.frames[position]  # number of the frame in the clip
+    is_backwards = draw.backwards[position]
+    one_frame = dataclasses.replace(draw, frames=[frame], backwards=[is_backwards], aug=region)
+    item = dataset.read(one_frame)  # (1, channels, height, width) for each kind
+
+    channels = item["spike"][0].numpy()  # (S, H, W)
+    exposure = draw.clip.exposures[frame]
+    spike_picture = draw.clip.spikes.sharp_image(channels, exposure, is_backwards)  # (H, W)
+
+    image = item[kind][0, :3]  # (3, sH, sW), without the noise map that lq may have
+    grey = to_grey(image.permute(1, 2, 0).numpy())  # (sH, sW)
+    size = (width, height)  # OpenCV's order
+    frame_picture = cv2.resize(grey, size, interpolation=cv2.INTER_AREA)  # (H, W)
+    return image, Pair(spike_picture, frame_picture)
+
+
 def _with_mean_of_exposure(draw: Draw) -> Draw:
     """Return the draw with one spike channel: the mean of all planes of the exposure.
 
     This mean is as blurry as the blurry frame, so their edges can be compared.
     """
-    # One bin of the representation "voxel" is the mean of its planes.
+    # One bin of the representation "voxel" is the mean of its planes. Rate 1: the mean is not
+    # divided by a rate, because a constant factor would change no correlation.
     spikes = draw.clip.spikes.changed(
         name="voxel", options={"num_bins": 1}, channels=1, ignored=frozenset(), rate=1.0
     )
     exposures = []
     for exposure in draw.clip.exposures:
-        # Only the planes of the exposure, without context, and the sharp instant in their middle.
+        # Read the planes of the exposure without context. The sharp instant is set to their middle.
         planes = exposure.own
         exposures.append(
             Exposure(
@@ -305,37 +351,41 @@ def _with_mean_of_exposure(draw: Draw) -> Draw:
 def _what_differs(
     pairs: Sequence[Pair], measures: Measures, pixel: int, is_calibrated: bool
 ) -> str:
-    """Return in words what may be wrong with the geometry.
+    """Return in words why spikes and frames do not agree. The text names the options to check.
 
-    pixel: see `measure`. is_calibrated: whether a calibration says where the spikes lie.
+    Three causes are tried one after the other: the spikes are flipped, they are shifted, or nothing
+    is known.
+
+    pairs, pixel: see `measure`. measures: what `measure` found for them.
+    is_calibrated: whether a calibration says where the spikes lie.
     """
-    # Do the spikes fit if they are turned? A turn is an index: np.s_[::-1] reverses the rows.
-    turns = {
-        "upside down (spike.flip)": np.s_[::-1],
-        "mirrored left to right (spike.calibration, key mirror)": np.s_[:, ::-1],
-        "turned by 180 degrees (spike.calibration, key mirror, and spike.flip)": np.s_[::-1, ::-1],
-    }
-    correlation = measures.correlation
-    for name, turn in turns.items():
-        turned_pairs = [(spikes[turn], frame) for spikes, frame in pairs]
-        if_turned = measure(turned_pairs, pixel).correlation
-        if correlation < LEAST_CORRELATION <= if_turned:
-            return f"the spikes are {name}; correlation {correlation:.2f}, turned {if_turned:.2f}"
+    # Flipped: some flip of the spikes gives a correlation, and the spikes as they are give none.
+    if measures.correlation < LEAST_CORRELATION:
+        for flip, index in FLIPS.items():
+            flipped_pairs = [Pair(pair.spikes[index], pair.frame) for pair in pairs]
+            if_flipped = measure(flipped_pairs, pixel).correlation
+            if if_flipped >= LEAST_CORRELATION:
+                return (
+                    f"the spikes are {flip}; correlation {measures.correlation:.2f}, turned "
+                    f"{if_flipped:.2f}"
+                )
 
-    # If the phase correlation has a clear peak, the spikes fit after a shift.
+    # Shifted: the phase correlation has a clear peak.
     if measures.response >= LEAST_RESPONSE:
-        keys = (
-            "two cameras, spike.head_columns, and the planes (spike.first, spike.exposure, "
-            "spike.center)"
-        )
         shift = _shift_in_words(measures.shift)
-        return f"the spikes are shifted by {shift}: check spike.calibration of {keys}"
+        return (
+            f"the spikes are shifted by {shift}: check spike.calibration of two cameras, "
+            "spike.head_columns, and the planes (spike.first, spike.exposure, spike.center)"
+        )
 
+    # With a calibration, the sizes spike.h and spike.w come from its file.
     keys = "spike.flip, spike.h and spike.w, spike.calibration"
     if is_calibrated:
         keys = "spike.calibration, spike.flip"
-    text = "and that these are the spikes of this frame. Without texture, no geometry can be judged"
-    return f"check {keys}, {text}: look at other samples"
+    return (
+        f"check {keys}, and that these are the spikes of this frame. Without texture, no geometry "
+        "can be judged: look at other samples"
+    )
 
 
 def _shift_in_words(shift: tuple[float, float]) -> str:
@@ -353,41 +403,45 @@ def _shift_in_words(shift: tuple[float, float]) -> str:
 
 
 def measure(pairs: Sequence[Pair], pixel: int) -> Measures:
-    """Measure how well spikes and frames fit.
+    """Measure how well spikes and frames fit. The order of `pairs` does not matter.
 
-    pairs: for each frame, what the spikes show and the frame, both (H, W).
-    pixel: number of RGB pixels along a spike pixel.
+    pairs: the pictures of each measured frame. pixel: number of RGB pixels along a spike pixel.
     """
-    values = []  # (correlation, right, down, response) of each frame
-    for spike_picture, frame_picture in pairs:
-        spikes = _gradients(spike_picture, pixel)
-        frame = _gradients(frame_picture, pixel)
-        # Nothing correlates with a picture without texture.
-        if spikes.std() < NO_TEXTURE or frame.std() < NO_TEXTURE:
-            values.append((0.0, 0.0, 0.0, 0.0))
-            continue
-        # corrcoef returns a matrix (2, 2) with 1 on its diagonal.
-        correlation = np.corrcoef(spikes.ravel(), frame.ravel())[0, 1]
-        # The window fades out the borders, because a phase correlation takes the picture as
-        # periodic. `phaseCorrelate` multiplies its arguments by the window, in place.
-        height, width = spikes.shape
-        window = cv2.createHanningWindow((width, height), cv2.CV_32F)
-        shift_of_frame, response = cv2.phaseCorrelate(spikes, frame, window)
-        # `shift_of_frame` is the offset of the frame from the spikes, in spike pixels. `Measures`
-        # has the offset of the spikes from the frame, in RGB pixels.
-        right, down = shift_of_frame
-        values.append((correlation, -pixel * right, -pixel * down, response))
+    rows = [_measure_frame(pair, pixel) for pair in pairs]
+    values = np.array(rows)  # (frames, 4): correlation, right, down, response
     correlation, _, _, response = np.mean(values, axis=0).tolist()
-    # A median, because one frame may give a wrong peak.
+    # A median for the shift, because one frame may give a wrong peak far away.
     _, right, down, _ = np.median(values, axis=0).tolist()
     return Measures(correlation, (right, down), response)
+
+
+def _measure_frame(pair: Pair, pixel: int) -> list[float]:
+    """Return [correlation, right, down, response] of one frame, as explained in `Measures`."""
+    spikes = _gradients(pair.spikes, pixel)
+    frame = _gradients(pair.frame, pixel)
+    # Nothing correlates with a picture without texture.
+    if spikes.std() < NO_TEXTURE or frame.std() < NO_TEXTURE:
+        return [0.0, 0.0, 0.0, 0.0]
+    # corrcoef returns a matrix (2, 2) with 1 on its diagonal.
+    correlation = np.corrcoef(spikes.ravel(), frame.ravel())[0, 1]
+    # The window fades out the borders, because a phase correlation takes the picture as periodic.
+    # In place: `phaseCorrelate` multiplies `spikes` and `frame` by the window. So the correlation
+    # must be computed before.
+    height, width = spikes.shape
+    window = cv2.createHanningWindow((width, height), cv2.CV_32F)
+    shift_of_frame, response = cv2.phaseCorrelate(spikes, frame, window)
+    # OpenCV gives the offset of the frame from the spikes, in spike pixels. `Measures` has the
+    # offset of the spikes from the frame, in RGB pixels. So the sign and the unit change.
+    right, down = shift_of_frame
+    return [correlation, -pixel * right, -pixel * down, response]
 
 
 def _gradients(image: np.ndarray, pixel: int) -> np.ndarray:
     """Return the magnitude of the gradient of a picture, on the grid of the spike pixels.
 
-    image: (H, W). pixel: see `measure`.
-    Returns about (H / pixel, W / pixel) float32, without the border.
+    image: (H, W). pixel: number of RGB pixels along a spike pixel.
+    Returns a new array of about (H / pixel, W / pixel) float32, without the border. `measure` may
+    overwrite it.
     """
     rgb_height, rgb_width = image.shape
     height = max(1, rgb_height // pixel)
@@ -407,14 +461,16 @@ def _gradients(image: np.ndarray, pixel: int) -> np.ndarray:
 def _inner(side: int) -> slice:
     """Return the middle part of a side, without the border, as a slice.
 
-    The length of the part suits the Fourier transform: cv2.phaseCorrelate pads other lengths, and
-    its result is half a pixel off if the padded length is odd. So the length must be even and need
-    no padding. A side that is too short is kept whole.
+    E.g. of 105 pixels, the border leaves 101. The part has 100 of them: slice(2, 102).
+
+    The length suits the Fourier transform in cv2.phaseCorrelate. The function pads lengths that do
+    not suit, and the shift is half a pixel off if the padded length is odd. So the length must be
+    even and must need no padding. A side that is too short is kept whole.
     """
-    length = side
     longest = side - 2 * BORDER
     shortest = min(side, LEAST_SIDE)
-    # Take the longest such length.
+    length = side
+    # Try the longest length first.
     for candidate in range(longest, shortest - 1, -1):
         needs_no_padding = cv2.getOptimalDFTSize(candidate) == candidate
         if candidate % 2 == 0 and needs_no_padding:

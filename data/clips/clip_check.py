@@ -13,9 +13,11 @@ Everything that is wrong becomes a `Problem` in `problems`, so that one run can 
 The check reads names, file sizes, and the header of the first image, but no whole file.
 
 Callers are data/clips/manifest.py and data/clips/preflight.py (data sets), data/clips/kept.py
-(stored results) and data/clips/clip_reader.py (a user's own files). If `problems` is empty, they
-rely on a complete clip: every tuple of the `Clip` has an entry for each frame. A new rule must also
-raise FORMAT in data/clips/kept.py, because results that were stored before do not know the rule.
+(stored results) and data/clips/clip_reader.py (a user's own files).
+
+What must stay: if `problems` is empty, the clip is complete. Every tuple of the `Clip` then has an
+entry for each frame, and callers rely on this. If you add a rule, raise FORMAT in
+data/clips/kept.py, because results that are already stored were not checked for it.
 
 Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_preflight.py,
 tests/parts/data/test_user_folders.py
@@ -55,7 +57,8 @@ MOST_NAMES = 5
 class FrameKey(NamedTuple):
     """What a name says of its frame. Files with equal keys belong to one frame.
 
-    Leading zeros do not count, so 47.png and 000047.dat belong to one frame.
+    E.g. "frame_0047" -> ("frame_", 47, ""). Leading zeros do not count, so 47.png and 000047.dat
+    belong to one frame.
     before, after: the text before and after the number, e.g. "frame_" and "".
     number: the number. -1 if the name has no number, or if names are compared as a whole: then
     `before` is the whole name.
@@ -73,10 +76,13 @@ class ClipCheck:
     name: name of the clip. source: where its data set is, and how its spikes are read.
     files: {kind: {stem: file}}; None in place of the files if the folder is missing.
     sizes: sizes of lq and gt, if they are known. None: the sizes of the first frames are looked up.
-    size_of: a function path -> size of the picture in this file.
+    size_of: a function: path -> size of the picture in this file.
+
+    The methods fill three fields as they go on:
     problems: what is wrong with the clip.
-    stems: {kind: {frame: stem}}, filled by `run`. Two kinds of files are not matched by their names
-    and have no entry: gt_instants, and one spike file for all frames.
+    found: `files` without the missing folders. `_find_files` fills it.
+    stems: {kind: {frame: stem}}. `_find_stems` fills it. Two kinds of files are not matched by
+    their names and have no entry: gt_instants, and one spike file for all frames.
     """
 
     name: str
@@ -93,7 +99,6 @@ class ClipCheck:
         self.has_one_spike_file: bool = self.source.has_one_spike_file
         # How the spikes of this clip are read. None: the data set has no spikes.
         self.spikes: DatSpikes | None = self.source.own_spikes.get(self.name, self.source.spikes)
-        # `files` without the missing folders, which are reported.
         self.found: dict[str, dict[str, FileEntry]] = {}
 
     def run(self, listed: Sequence[Any] | None) -> Clip | None:
@@ -102,8 +107,9 @@ class ClipCheck:
         listed: (number of frames, number of the first frame) from the meta file, e.g. (100, 0).
         None: there is no meta file, so all frames of the folder belong to the clip.
 
-        A returned clip is usable only if `problems` is empty: it may lack frames otherwise. The
-        order of the steps is the order of the problems in the report, which tests compare.
+        A returned clip is usable only if `problems` is empty, because it may lack frames otherwise.
+        Each step adds its problems to the report. So the order of the steps is the order of the
+        problems, and tests compare the order.
         """
         self._find_files()
         if self.problems:
@@ -118,11 +124,13 @@ class ClipCheck:
         if not keys:
             return None
 
-        # The files of each frame, and which planes belong to it.
+        # The files of each frame.
         paths = {kind: self._paths(kind, keys) for kind in self.stems}
         stems = tuple(self.stems["lq"][key] for key in keys)
-        # If one file holds the planes of all frames, the times of the frames divide the file. A
-        # user's clip may bring its times; otherwise the names of the frames may be times.
+
+        # The planes of each frame. If one file holds the planes of all frames, the times of the
+        # frames say which planes belong to a frame. A user's clip may have known times. Otherwise
+        # the names of the frames may be times, e.g. "432.033333".
         times = None
         if self.has_one_spike_file:
             times = self.source.times or times_of_names(stems)
@@ -131,6 +139,8 @@ class ClipCheck:
         exposures: Exposures = ()
         if spike_files and self.spikes:
             planes, exposures = self._planes(spike_files, self.spikes, times)
+
+        # Sharp frames and sizes.
         instants: tuple[str, ...] = ()
         if "gt_instants" in self.kinds:
             instants = self._instants(keys)
@@ -138,6 +148,8 @@ class ClipCheck:
             size, gt_size = self.sizes
         else:
             size, gt_size = self._sizes(paths)
+
+        # `_planes` may have changed `self.spikes`, see `_exposures`. So read it only here.
         return Clip(
             name=self.name,
             stems=stems,
@@ -154,14 +166,14 @@ class ClipCheck:
         )
 
     def _is_complete(self, key: FrameKey) -> bool:
-        """Whether a frame has a file of each kind that is matched by names."""
+        """Whether a frame has a file of each kind that is matched by names, see `stems`."""
         return all(key in stems for stems in self.stems.values())
 
     def _report(self, what: str, where: str, do: str = "") -> None:
         """Add a problem.
 
-        where: a path, or a kind such as "lq". A kind stands for the folder of its files.
-        do: advice, see `Problem`.
+        where: a path, or a kind such as "lq". For a kind, the report names the folder of the clip,
+        e.g. "/data/train/clip_a". do: advice, see `Problem`.
         """
         if where in self.kinds:
             root = self.kinds[where].root.rstrip("/")
@@ -188,30 +200,33 @@ class ClipCheck:
                 self._report(f"{name} has no {missing}", name)
             else:
                 self._report(f"{name} holds no {' or '.join(kind.endings)} file", name)
-        if self.problems or self.has_one_spike_file or "spike" not in self.found:
-            return
+        if not self.problems and not self.has_one_spike_file and "spike" in self.found:
+            self._report_unexpected_single_spike_file()
 
-        # If there are many frames and one spike file, this file probably holds the planes of the
-        # whole clip, and the option spike.exposure is missing. This message helps more than a
-        # message about missing spike files would.
+    def _report_unexpected_single_spike_file(self) -> None:
+        """Report one spike file for many frames, if the options expect a file for each frame.
+
+        The file probably holds the planes of the whole clip, and the user forgot the option
+        spike.exposure. This message helps more than a message about missing spike files would.
+        """
         frames = len(self.found["lq"])
         spike_files = list(self.found["spike"].values())
-        if len(spike_files) == 1 and frames > 1:
-            what = (
-                f"one spike file for {frames} frames: spike.exposure would say which planes are "
-                "whose"
-            )
-            do = "restore the other spike files, or give spike.exposure (docs/data_format.md)"
-            if self.source.is_user_clip:
-                path = spike_files[0].path
-                do += f"; --spike {path} takes it as one file that begins and ends with the clip"
-            self._report(what, "spike", do)
+        if len(spike_files) != 1 or frames == 1:
+            return
+        what = (
+            f"one spike file for {frames} frames: spike.exposure would say which planes are whose"
+        )
+        do = "restore the other spike files, or give spike.exposure (docs/data_format.md)"
+        if self.source.is_user_clip:
+            path = spike_files[0].path
+            do += f"; --spike {path} takes it as one file that begins and ends with the clip"
+        self._report(what, "spike", do)
 
     def _find_stems(self) -> None:
         """Fill `stems`. Report two files of one kind for a frame."""
-        # The names of a user's files must be equal as a whole. In a data set, equal numbers are
-        # enough. But names may be times such as 432.033333: the digits after the point are no
-        # number of a frame, so these names must be equal as a whole, too.
+        # In a data set, the files of a frame need only have the same number, e.g. 47.png and
+        # 000047.dat. In two cases the whole names must be equal: in a user's own files, and in
+        # names that are times, e.g. 432.033333, because the last digits are no frame number.
         compares_whole_names = self.source.is_user_clip or are_values(self.found["lq"])
         for kind, files in self.found.items():
             # Not matched: the instants of a frame have names <frame>_0, <frame>_1, ..., and one
@@ -232,7 +247,7 @@ class ClipCheck:
             self.stems[kind] = stems
 
     def _paths(self, kind: str, keys: Sequence[FrameKey]) -> tuple[str, ...]:
-        """Return the path of one kind of file for each frame."""
+        """Return the path of one kind of file for each frame. keys: the frames."""
         files = self.found[kind]
         stems = self.stems[kind]
         return tuple(files[stems[key]].path for key in keys)
@@ -242,26 +257,27 @@ class ClipCheck:
 
         listed: see `run`.
         """
-        # The name of each frame that has any file. If the names differ between kinds, the name in
-        # lq is used. lq is the first kind. In reversed order it comes last, so its names overwrite
-        # the names of the other kinds.
+        # The name of each frame that has any file. Names may differ between kinds, e.g. 47.png and
+        # 000047.dat. Then the name in lq is used. lq is the first kind, so it comes last in the
+        # reversed order, and its names overwrite the names of all other kinds.
         name_of: dict[FrameKey, str] = {}
         for stems in reversed(self.stems.values()):
             name_of.update(stems)
-        # All frames that the clip should have. Without a meta file: all that have any file.
+        # All frames that the clip should have. Without a meta file, these are all frames that have
+        # any file.
         wanted = set(name_of)
         if listed is not None:
             wanted = self._listed_frames(listed)
         names = self._names(wanted, name_of)
 
-        # If files are missing, the files of a kind may only have other numbers or other names. Then
-        # this is reported, and no missing files.
+        # A file may seem to be missing because all files of its kind have other numbers or other
+        # names than lq. Then only this is reported, because "missing" would mislead.
         is_any_missing = any(not self._is_complete(key) for key in wanted)
         if is_any_missing and self._report_other_numbers():
             return [key for key in self.stems["lq"] if self._is_complete(key)]
         self._report_missing(wanted, names)
-        # The order of the frames in time: 2 before 10, and names that are times by their value.
-        # `order` is a function name -> sort key.
+        # Sort the frames by time: "2" before "10", and names that are times by their value.
+        # `order` is a function: name -> sort key.
         order = order_of(names.values())
         keys = sorted(wanted, key=lambda key: order(names[key]))
         self._report_gaps(keys, names)
@@ -383,17 +399,24 @@ class ClipCheck:
                 return False
             if first_keys[kind] != first_keys["lq"]:
                 others.append(kind)
-        # Say what differs: the first number, or the text around the numbers.
         for kind in others:
-            name = min(self.stems[kind].values(), key=natural_key)
-            lq_name = min(self.stems["lq"].values(), key=natural_key)
-            if first_keys[kind].number != first_keys["lq"].number:
-                what = f"{kind} counts from {name}, lq from {lq_name}"
-            else:
-                what = f"{kind} has the name {name} where lq has {lq_name}"
-            do = "give the files of one frame the same name, if both begin with the same frame"
-            self._report(what, kind, do)
+            is_other_number = first_keys[kind].number != first_keys["lq"].number
+            self._report_other_first_name(kind, is_other_number)
         return bool(others)
+
+    def _report_other_first_name(self, kind: str, is_other_number: bool) -> None:
+        """Report that the first file of a kind has another name than the first file of lq.
+
+        is_other_number: whether the numbers in the names differ. False: the text around them does.
+        """
+        name = min(self.stems[kind].values(), key=natural_key)
+        lq_name = min(self.stems["lq"].values(), key=natural_key)
+        if is_other_number:
+            what = f"{kind} counts from {name}, lq from {lq_name}"
+        else:
+            what = f"{kind} has the name {name} where lq has {lq_name}"
+        do = "give the files of one frame the same name, if both begin with the same frame"
+        self._report(what, kind, do)
 
     # ---- Spikes -----------------------------------------------------------------------------
 
@@ -401,16 +424,19 @@ class ClipCheck:
         """Return the spike file of each frame.
 
         A file with the planes of all frames is listed for each frame. Returns [] if there are no
-        spikes, or if it is not clear which planes belong to which frame.
+        spikes, or if it is not clear which planes belong to which frame. keys: the frames.
         """
+        # A file for each frame: the files were matched by their names.
         if "spike" in self.stems:
             stems = self.stems["spike"]
             return [self.found["spike"][stems[key]] for key in keys]
         if not self.has_one_spike_file:
             return []
+
+        # One file for all frames. Its planes are counted from the first frame of the folder. So a
+        # meta file that lists only later frames is reported. `order` is a function: name -> sort
+        # key.
         files = list(self.found["spike"].values())
-        # The first frame of the folder. A meta file may list only later frames. `order` is a
-        # function name -> sort key.
         lq_stems = self.stems["lq"]
         order = order_of(lq_stems.values())
         first_of_folder = min(lq_stems, key=lambda key: order(lq_stems[key]))
@@ -424,8 +450,8 @@ class ClipCheck:
                 "counts"
             )
             self._report(what, "lq")
-        # The planes cannot be assigned to frames safely if there is any problem. An earlier problem
-        # such as a missing frame counts, too.
+        # Any problem, e.g. a missing frame, may shift the planes of all later frames. So no planes
+        # are assigned then. Problems of earlier steps count as well.
         if self.problems:
             return []
         return files * len(keys)
@@ -445,7 +471,8 @@ class ClipCheck:
                 count = count_planes(file.path, spikes.geometry, spikes.remainder, file.size)
                 planes[file] = count
             except SpikeFileError as e:
-                # A user's single clip needs no table of problems, so its error is raised at once.
+                # The problems of a data set are shown together in a table. A user's single clip
+                # needs no table, so its error is raised at once.
                 if self.source.is_user_clip:
                     raise
                 self._report(f"{e.what}; {e.expected}", file.path)
@@ -471,8 +498,8 @@ class ClipCheck:
         """Report files that do not have as many planes as the other files.
 
         planes: {file: its number of planes}. spikes: how these files are read.
-        last: the file of the last frame. Planes between two raw frames of a made clip are
-        interpolated. After the last raw frame they cannot be, so this file may have fewer planes.
+        last: the file of the last frame. It may have fewer planes in a clip that was made from a
+        video, because no planes can be interpolated after the last frame of the video.
         """
         usual = most_frequent(planes.values())
         # dataset.json may say the numbers of planes. Otherwise, `usual` is expected of each file.
@@ -497,11 +524,12 @@ class ClipCheck:
         spikes, times: see `_planes`.
 
         A user's spikes may come without the plane of the sharp frame (`center`). Then a center is
-        assumed, a warning says which, and `self.spikes` changes. Raises OptionError, DataError.
+        assumed, and a warning says which. In this case `self.spikes` is replaced, and `run` puts
+        the new value into the clip. Raises OptionError, DataError.
         """
         try:
             return spikes.exposures(self.name, planes_of_paths, frames, times)
-        except OptionError:
+        except OptionError:  # e.g. the center is unknown
             if not self.source.is_user_clip:
                 raise
         center, used = self._assumed_center(planes_of_paths, spikes, times)
@@ -517,8 +545,9 @@ class ClipCheck:
     ) -> tuple[int | float | str, str]:
         """Return the option `center` for a user's spikes without one, and words for the warning.
 
-        This is the center of the training spikes if the exposures have as many planes, else "file",
-        the middle plane. Arguments: see `_exposures`.
+        The center of the training spikes is returned if the exposures have as many planes as in
+        training. Otherwise "file" is returned, which means the middle plane.
+        planes_of_paths, spikes, times: see `_exposures`.
         """
         # All exposures have about the same number of planes, so the first exposure is enough.
         _, planes = planes_of_paths[0]
@@ -551,7 +580,7 @@ class ClipCheck:
 
         # K is the number that most frames have. Every frame must have the instants 0 ... K - 1.
         K = most_frequent(len(paths) for paths in found.values())
-        incomplete_frames = []
+        incomplete_frames = []  # their names
         for key, paths in found.items():
             if sorted(paths) != list(range(K)):
                 incomplete_frames.append(self.stems["lq"][key])
@@ -582,7 +611,7 @@ class ClipCheck:
         except DataError as e:
             self._report(e.what, e.where)
             return lq, gt
-        # gt must be lq times a whole number, which is the same in height and width.
+        # gt must be larger than lq by a whole number, which is the same in height and width.
         scale_of_height, rest_of_height = divmod(gt[0], lq[0])
         scale_of_width, rest_of_width = divmod(gt[1], lq[1])
         if rest_of_height or rest_of_width or scale_of_height != scale_of_width:

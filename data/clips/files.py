@@ -13,10 +13,18 @@ projects whose data many users already have:
     train.lmdb/meta_info.txt   a line for each key: "<clip>/<frame>.png (720,1280,3) 1"
 
 Files in an LMDB have paths as well, for example "/data/train.lmdb::clip_a/000000". The text before
-"::" is the root, the text after "::" is the key. These paths are stored (records of checked data
-sets, indexes of clip caches), so their form must stay.
+"::" is the root, the text after "::" is the key.
 
 The stem of a frame is the name of its file without the ending: "000000" for "000000.png".
+
+What must stay:
+
+* The form of the paths, because they are stored in records of checked data sets and in clip caches.
+* Names and order of clips and frames. Samples are numbered in this order, and results have these
+  names.
+* Every refusal. A damaged file must give an error and never a wrong picture.
+
+What may change: how the files are found and read.
 
 Tests: tests/parts/data/test_files.py, tests/parts/data/test_pictures.py,
 tests/parts/data/test_any_bytes.py
@@ -32,7 +40,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -91,7 +99,7 @@ SLOW_FROM_START = (
 CLIP_FOLDERS = frozenset({"blur", "blur_gamma", "sharp", "instants", "spike"})
 # The end of a line of meta_info.txt after the ending of the file: "720,1280,3) 1" or "720,1280,3)".
 _LMDB_END = re.compile(r"\)(?: \d+)?$")
-# Advice for a missing root.
+# What an error tells the user to do if a data root is missing.
 _ADVICE_FOR_MISSING_ROOT = (
     "correct the dataroot in the options, or make or copy the data (docs/data_format.md)"
 )
@@ -109,23 +117,30 @@ _opening = threading.Lock()
 
 
 def _close_environments() -> None:
-    """Close all LMDBs before a fork. The parent opens them again when it needs them."""
-    # The lock is released after the fork, so that no thread opens an LMDB during the fork.
+    """Close all LMDBs before a fork. The parent opens them again when it needs them.
+
+    Leaves `_opening` locked, so that no thread opens an LMDB during the fork. After the fork, the
+    parent and the child each release their copy of the lock, see below.
+    """
     _opening.acquire()
     for environment in _environments.values():
         environment.close()
     _environments.clear()
 
 
-# LMDB forbids two things to a child process: to use an environment of its parent, and to open the
-# same LMDB while the parent's environment is open in the child. So no LMDB is open during a fork.
-# Loader workers are such children. Windows has no fork, and no `register_at_fork`.
+# This registration acts on every fork of the process, e.g. when a loader worker is started. LMDB
+# forbids two things to a child process: to use an environment of its parent, and to open the same
+# LMDB while the parent's environment is open in the child. So no LMDB is open during a fork.
+# Windows has no fork, and no `register_at_fork`.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_close_environments,
         after_in_parent=_opening.release,
         after_in_child=_opening.release,
     )
+
+
+# ---- Files and folders of a data root --------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +150,8 @@ class FileEntry:
     path: path for `read_bytes`. size: size in bytes.
     mtime_ns: time of change in ns. For a file in an LMDB: time of change of the whole LMDB.
 
-    Digests in clip caches are made from size and mtime_ns of every file (data/clips/manifest.py),
-    so these two values must keep their meaning.
+    What must stay: the meaning of size and mtime_ns. The digests in clip caches are made from them
+    (data/clips/manifest.py), so another meaning would make every existing cache look outdated.
     """
 
     path: str
@@ -215,14 +230,18 @@ def stem_of(path: str) -> str:
 
 
 def list_clip(root: str, folder: str, suffixes: tuple[str, ...], name: str) -> Folder | None:
-    """Return the files of one clip, or None if it has no folder. Arguments: see `list_root`."""
+    """Return the files of the clip `name`, or None if it has no folder.
+
+    root, folder, suffixes: see `list_root`.
+    """
     clips, _ = _list_clip(root, folder, suffixes, name)
     return clips.get(name)
 
 
 # State of a folder, or of a file of an LMDB: (mtime, ctime) in ns. mtime changes when an entry is
-# added, removed or renamed, but a program can set it back. The system sets ctime, and no program
-# can choose it. So a stored state that came together with copied data never fits.
+# added, removed or renamed. But a program can set mtime back, e.g. `cp -a` does. The system alone
+# sets ctime, so copied data have another ctime. So a stored state that was copied together with the
+# data never equals the state of the copy.
 State = tuple[int, int]
 
 
@@ -328,11 +347,12 @@ def list_root(
         listing = _list_lmdb(root, names)
     else:
         listing = _list_folders(root, folder, suffixes, single_files, names)
+    # Results are written to files with these names, so every name must pass `checked_name`.
     for clip, files in listing.items():
         checked_name(clip, root)
-        # Each stem is tested by itself only if the test can fail, because the tests of a million
-        # stems take long. A name in a folder has no slash, so only an unprintable character could
-        # be refused, and one test of the joined names finds it. Keys of an LMDB can hold anything.
+        # The tests of a million stems take long. So the stems are only tested if a test can fail.
+        # Keys of an LMDB can hold anything. A name in a folder has no slash, so only an unprintable
+        # character could be refused, and one test of the joined names finds it.
         is_in_lmdb = files.lmdb_entries is not None
         if is_in_lmdb or not files.joined_names.isprintable():
             for stem in files.stems:
@@ -452,7 +472,9 @@ def _list_files(
 ) -> tuple[Folder, list[str]] | None:
     """Return the files of a clip, and the names of the folders in it that are clips themselves.
 
-    There are such folders only if `clip` holds no file. Returns None if `clip` is no folder.
+    There are folders that are clips only if nothing shows that `clip` itself is a clip. Returns
+    None if `clip` is no folder.
+
     clip: path of the folder. folder, suffixes: see `list_root`.
     states: the state of the listed folder is added to this dict.
     """
@@ -466,38 +488,63 @@ def _list_files(
             entries = _entries_in(clip, states)
         if entries is None:
             return None
+        sorted_out = _sort_out(entries, suffixes, find_folders=not has_inner_folder)
 
-        names_with: dict[str, list[str]] = {suffix: [] for suffix in suffixes}
-        folders = []
-        # Whether anything shows that `clip` is a clip, and not a folder of clips. A file of another
-        # kind, such as a text, shows it as well.
-        is_clip = has_inner_folder
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            suffix = _suffix_of(entry.name, suffixes)
-            if suffix is not None:
-                names_with[suffix].append(entry.name)
-            elif not has_inner_folder and entry.is_dir():
-                folders.append(entry.name)
-            else:
-                is_clip = True
-
-    # Take the files with the first ending that any file has: .png before .jpg. A folder with both
-    # endings would have two files for a frame.
-    names: list[str] = []
-    for suffix in suffixes:
-        if names_with[suffix]:
-            names = sorted(names_with[suffix])
-            break
+    names = _names_with_first_suffix(sorted_out.names_with)
     joined_names = "".join(f"{name}/" for name in names)
     files = Folder(os.path.join(listed_folder, ""), joined_names)
-    # A folder with a name such as "blur" or "sharp" also shows that `clip` is a clip. Its folders
-    # then hold kinds of files, and are no clips.
-    has_kinds_of_files = any(name in CLIP_FOLDERS for name in folders)
-    if names or is_clip or has_kinds_of_files:
+    # Four things show that `clip` is a clip, and not a folder of clips: its folder `folder`, its
+    # files, a file of another kind, e.g. a text, and a folder with a name such as "blur" or
+    # "sharp", because this folder holds one kind of the files of a clip.
+    has_kinds_of_files = any(name in CLIP_FOLDERS for name in sorted_out.folders)
+    is_clip = has_inner_folder or names or sorted_out.has_other_files or has_kinds_of_files
+    if is_clip:
         return files, []
-    return files, folders
+    return files, sorted_out.folders
+
+
+class _SortedOut(NamedTuple):
+    """The entries of a folder, without hidden ones."""
+
+    names_with: dict[str, list[str]]  # {suffix: names of the files with it}
+    folders: list[str]  # names of the folders
+    has_other_files: bool  # whether there is a file with another suffix
+
+
+def _sort_out(
+    entries: Iterable[os.DirEntry[str]], suffixes: tuple[str, ...], find_folders: bool
+) -> _SortedOut:
+    """Sort the entries of a folder into files with a suffix, folders, and other files.
+
+    find_folders: whether to tell folders from other files. This is slow on some file systems. If
+    False, a folder counts as another file.
+    """
+    names_with: dict[str, list[str]] = {suffix: [] for suffix in suffixes}
+    folders = []
+    has_other_files = False
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        suffix = _suffix_of(entry.name, suffixes)
+        if suffix is not None:
+            names_with[suffix].append(entry.name)
+        elif find_folders and entry.is_dir():
+            folders.append(entry.name)
+        else:
+            has_other_files = True
+    return _SortedOut(names_with, folders, has_other_files)
+
+
+def _names_with_first_suffix(names_with: dict[str, list[str]]) -> list[str]:
+    """Return the sorted names with the first suffix that any file has, e.g. .png before .jpg.
+
+    The names with all suffixes would give two files for a frame, if a folder has both "0.png" and
+    "0.jpg". names_with: {suffix: names}, in the order of preference.
+    """
+    for names in names_with.values():
+        if names:
+            return sorted(names)
+    return []
 
 
 def _suffix_of(name: str, suffixes: tuple[str, ...]) -> str | None:
@@ -525,6 +572,9 @@ def _entries_in(folder: str, states: dict[str, State]) -> list[os.DirEntry[str]]
     return found
 
 
+# ---- LMDB ------------------------------------------------------------------------------------
+
+
 def _list_lmdb(root: str, names: Collection[str] | None) -> Listing:
     """List the clips of an LMDB. names, errors: see `list_root`."""
     listing = Listing()
@@ -542,22 +592,7 @@ def _list_lmdb(root: str, names: Collection[str] | None) -> Listing:
     keys = _keys_in(lines, names)
 
     root = root.rstrip("/")
-    # Opening the database finds damage of the file as a whole, and says what is wrong. The sizes
-    # are then read by another process, because damage within the file can end the process.
-    _environment(root)
-    try:
-        sizes = lmdb_sizes.sizes(root, keys)
-    except lmdb_sizes.DamagedLmdbError as e:
-        raise _damaged_lmdb(root, e) from e
-    clips: dict[str, dict[str, FileEntry]] = {}  # {clip: {stem: file}}
-    for key, size in zip(keys, sizes, strict=True):
-        clip, _, stem = key.rpartition("/")
-        entries = clips.setdefault(clip, {})
-        # The size of a listed key without a value is negative. The key becomes an empty file, which
-        # every check refuses.
-        entries[stem] = FileEntry(f"{root}::{key}", max(0, size), changed_ns)
-
-    for clip, entries in clips.items():
+    for clip, entries in _entries_of_keys(root, keys, changed_ns).items():
         prefix = f"{root}::{clip}/" if clip else f"{root}::"
         # Keys without a clip form one clip, which is named after the LMDB.
         name = clip or Path(root).stem
@@ -571,6 +606,31 @@ def _list_lmdb(root: str, names: Collection[str] | None) -> Listing:
             do="correct the dataroot",
         )
     return listing
+
+
+def _entries_of_keys(
+    root: str, keys: Sequence[str], changed_ns: int
+) -> dict[str, dict[str, FileEntry]]:
+    """Return {clip: {stem: file}} of the keys of an LMDB, in the order of the keys.
+
+    E.g. the key "clip_a/000000" is the file "000000" of "clip_a". The clip of a key without a slash
+    is "". changed_ns: time of change of the LMDB.
+    """
+    # Opening the database finds damage of the file as a whole, and says what is wrong. Damage
+    # within the file can end the process that reads it. So another process reads the sizes.
+    _environment(root)
+    try:
+        sizes = lmdb_sizes.sizes(root, keys)
+    except lmdb_sizes.DamagedLmdbError as e:
+        raise _damaged_lmdb(root, e) from e
+    clips: dict[str, dict[str, FileEntry]] = {}
+    for key, size in zip(keys, sizes, strict=True):
+        clip, _, stem = key.rpartition("/")
+        entries = clips.setdefault(clip, {})
+        # The size of a listed key without a value is negative. The key becomes an empty file, which
+        # every check refuses.
+        entries[stem] = FileEntry(f"{root}::{key}", max(0, size), changed_ns)
+    return clips
 
 
 def _lines_of_meta_info(root: str) -> list[str]:
@@ -643,45 +703,59 @@ def _environment(root: str) -> Any:
     Raises OptionError if the package lmdb is not installed, DataError for a damaged file.
     """
     with _opening:
-        if root in _environments:
-            return _environments[root]
-        try:
-            import lmdb  # an optional package
-        except ImportError as e:
-            raise OptionError(
-                what='io_backend.type "lmdb" needs the package lmdb',
-                where="io_backend.type",
-                expected="an installed lmdb",
-                do="pip install lmdb",
-            ) from e
-        try:
-            # Without a lock, nothing is written into the folder, which may be read-only. Without
-            # readahead, the system reads only the pages of a sample. `meminit` matters only for
-            # writing. data/clips/lmdb_sizes.py opens an LMDB with the same settings.
-            environment = lmdb.open(root, readonly=True, lock=False, readahead=False, meminit=False)
-        except lmdb.Error as e:
-            raise DataError(
-                what=f"cannot open the LMDB: {e}",
-                where=root,
-                expected="a folder with data.mdb",
-                do="make it again, or correct the dataroot",
-            ) from e
-        # LMDB maps the file: reading a page after its end would kill the process (SIGBUS). Opening
-        # reads only the first two pages, so we compare the size with the last page in use.
-        size = os.path.getsize(os.path.join(root, "data.mdb"))
-        number_of_last_page = environment.info()["last_pgno"]
-        bytes_per_page = environment.stat()["psize"]
-        need = (number_of_last_page + 1) * bytes_per_page  # page numbers begin at 0
-        if size < need:
-            environment.close()
-            raise DataError(
-                what=f"the LMDB is cut short: data.mdb has {size} bytes",
-                where=root,
-                expected=f"{need} bytes, as its first pages say",
-                do="copy it again (mdb_copy -c compacts it)",
-            )
-        _environments[root] = environment
-        return environment
+        if root not in _environments:
+            environment = _open_lmdb(root)
+            _refuse_short_lmdb(root, environment)
+            _environments[root] = environment
+        return _environments[root]
+
+
+def _open_lmdb(root: str) -> Any:
+    """Open an LMDB to read. Only `_environment` may call this, because it holds the lock."""
+    try:
+        import lmdb  # an optional package
+    except ImportError as e:
+        raise OptionError(
+            what='io_backend.type "lmdb" needs the package lmdb',
+            where="io_backend.type",
+            expected="an installed lmdb",
+            do="pip install lmdb",
+        ) from e
+    try:
+        # Without a lock, nothing is written into the folder, which may be read-only. Without
+        # readahead, the system reads only the pages of a sample. `meminit` matters only for
+        # writing. data/clips/lmdb_sizes.py opens an LMDB with the same settings.
+        return lmdb.open(root, readonly=True, lock=False, readahead=False, meminit=False)
+    except lmdb.Error as e:
+        raise DataError(
+            what=f"cannot open the LMDB: {e}",
+            where=root,
+            expected="a folder with data.mdb",
+            do="make it again, or correct the dataroot",
+        ) from e
+
+
+def _refuse_short_lmdb(root: str, environment: Any) -> None:
+    """Close and refuse an LMDB whose file has fewer bytes than its first pages say.
+
+    LMDB maps the file into memory. A read behind the end of the file would kill the process
+    (SIGBUS). Opening an LMDB reads only its first two pages, so it does not notice a short file.
+    """
+    size = os.path.getsize(os.path.join(root, "data.mdb"))
+    number_of_last_page = environment.info()["last_pgno"]  # the last page in use
+    bytes_per_page = environment.stat()["psize"]
+    need = (number_of_last_page + 1) * bytes_per_page  # page numbers begin at 0
+    if size < need:
+        environment.close()
+        raise DataError(
+            what=f"the LMDB is cut short: data.mdb has {size} bytes",
+            where=root,
+            expected=f"{need} bytes, as its first pages say",
+            do="copy it again (mdb_copy -c compacts it)",
+        )
+
+
+# ---- Reading a file --------------------------------------------------------------------------
 
 
 def read_bytes(path: str, count: int = -1) -> bytes:
@@ -748,19 +822,11 @@ def decode_bgr(encoded: bytes, path: str, size: tuple[int, int] | None = None) -
         refuse_header(header, path)
         _refuse_other_size(header.size, size, path)
 
-    # Each case gives either the image or the reason why there is none. OpenCV would decode a part
-    # of a JPEG or PNG that is cut short, so these two are tested before it sees them.
+    # OpenCV would decode a part of a picture that is cut short. So OpenCV gets only pictures in
+    # which nothing is known to be wrong.
     image = None
-    reason = ""
-    is_jpeg = encoded.startswith(JPEG_START)
-    if is_jpeg and not _has_end(encoded):
-        # OpenCV fills the missing part of a truncated JPEG with grey and reports it on stderr only.
-        reason = f"JPEG of {len(encoded)} bytes is cut short"
-    elif header is None:
-        reason = _other_kind(encoded)
-    elif header.kind == "PNG" and not has_whole_chunks(encoded):
-        reason = f"PNG of {len(encoded)} bytes is damaged or cut short"
-    else:
+    reason = _why_not_whole(encoded, header)
+    if header is not None and not reason:
         try:
             image = cv2.imdecode(np.frombuffer(encoded, np.uint8), AS_STORED)
         except cv2.error as e:
@@ -778,6 +844,22 @@ def decode_bgr(encoded: bytes, path: str, size: tuple[int, int] | None = None) -
         image = np.ascontiguousarray(upright(image, header.orientation))
     _refuse_other_size(image.shape[:2], size, path)
     return image
+
+
+def _why_not_whole(encoded: bytes, header: Header | None) -> str:
+    """Return why a picture cannot be decoded, as far as this is known without decoding; else "".
+
+    encoded: the content of the file. header: its header; None for a file of an unknown kind.
+    """
+    is_jpeg = encoded.startswith(JPEG_START)
+    if is_jpeg and not _has_end(encoded):
+        # OpenCV fills the missing part of a truncated JPEG with grey and reports it on stderr only.
+        return f"JPEG of {len(encoded)} bytes is cut short"
+    if header is None:
+        return _other_kind(encoded)
+    if header.kind == "PNG" and not has_whole_chunks(encoded):
+        return f"PNG of {len(encoded)} bytes is damaged or cut short"
+    return ""
 
 
 def refuse_header(header: Header, path: str) -> None:
@@ -880,10 +962,7 @@ def _png_header(path: str) -> Header | None:
 def what_is_lost(path: str) -> str:
     """Return in words what is lost when a picture is read as 8-bit RGB; "" if nothing is lost.
 
-    The words follow the name of the file, e.g. "has 16 bits: they are cut to 8".
-
-    Cameras often use only 10, 12 or 14 of 16 bits. The header does not tell how many, so all pixels
-    of a 16-bit picture are read.
+    The caller writes the words behind the name of the file, e.g. "has 16 bits: they are cut to 8".
     """
     header = _png_header(path)
     content = b""  # the whole file, once it has been read
@@ -896,19 +975,28 @@ def what_is_lost(path: str) -> str:
     if header.bits > 8:
         if not content:
             content = read_bytes(path)
-        bits = _bits_in_use(content)
-        if 0 < bits < 16:
-            # E.g. 12 bits: the largest value is 4095, and 16 times as much fills 16 bits.
-            largest = 2**bits - 1
-            factor = 2 ** (16 - bits)
-            return (
-                f"has 16 bits, but no value is above {largest}: {bits} bits? They are cut to "
-                f"the upper 8 of 16, which makes it dark; multiply the values by {factor}"
-            )
-        return "has 16 bits: they are cut to 8"
+        return _loss_of_16_bits(content)
     if header.is_grey:
         return "is a grey image: its value is used for R, G and B"
     return ""
+
+
+def _loss_of_16_bits(content: bytes) -> str:
+    """Return in words what is lost of a 16-bit picture. content: the content of its file.
+
+    Cameras often use only 10, 12 or 14 of 16 bits. The header does not tell how many, so all pixels
+    are read.
+    """
+    bits = _bits_in_use(content)
+    if bits in (0, 16):  # unknown, or all of them
+        return "has 16 bits: they are cut to 8"
+    # E.g. 12 bits: the largest value is 4095, and 16 times as much fills 16 bits.
+    largest = 2**bits - 1
+    factor = 2 ** (16 - bits)
+    return (
+        f"has 16 bits, but no value is above {largest}: {bits} bits? They are cut to "
+        f"the upper 8 of 16, which makes it dark; multiply the values by {factor}"
+    )
 
 
 def _bits_in_use(content: bytes) -> int:
@@ -937,6 +1025,9 @@ def _bits_in_use(content: bytes) -> int:
     return 16
 
 
+# ---- Frames of a user ------------------------------------------------------------------------
+
+
 class FrameSource:
     """The frames of a user: a folder of images, a single image, or a video.
 
@@ -948,8 +1039,8 @@ class FrameSource:
     pixel_aspect: width / height of a pixel. 1 for images.
     go_on: called while a video is read, so that the watchdog sees progress.
 
-    The names of results come from the stems, so the stems of a source must stay. A new kind of
-    source needs `files`, `stems`, `size` and `read`.
+    What must stay: the stems, because the results of a user have these names. `LongExposures` in
+    data/reconstruct.py has the same attributes, and so must any other kind of source.
     """
 
     def __init__(self, path: Path, go_on: Callable[[], object] = lambda: None) -> None:

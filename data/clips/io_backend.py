@@ -5,11 +5,15 @@
 * "cache" (`CacheReader`) reads a clip cache: every clip as raw arrays on disk. A sample then reads
   only its frames and its crop, and decodes nothing. `build_cache` makes a clip cache.
 
-Each class has three methods, which data/clip_dataset.py calls: `clips(source)` lists the clips of a
-data root, `images(...)` reads crops of frames, and `stream(...)` reads planes of a spike file. All
-classes return the same numbers for the same data, so a run can change its io_backend. A new backend
-needs these three methods and the decorator `IO_BACKENDS.register`; test_io_backend.py compares the
-numbers of all of them.
+Each class has three methods, which data/clip_dataset.py calls:
+
+    clips(source)   lists the clips of a data root
+    images(...)     reads crops of frames
+    stream(...)     reads planes of a spike file
+
+What must stay: all classes return the same numbers for the same data, because a run may be resumed
+with another io_backend. test_io_backend.py compares the numbers. A new backend needs these three
+methods and the decorator `IO_BACKENDS.register`.
 
 Files of a clip cache:
 
@@ -22,7 +26,7 @@ Files of a clip cache:
     <path>/<clip>/spike.u8         (planes, bytes of a plane) uint8: the planes of all spike files
                                    of the clip one after the other, packed as in a .dat
 
-Whoever changes these files must raise `FORMAT`, so that old caches are refused.
+Whoever changes the content of these files must raise `FORMAT`, so that old caches are refused.
 
 Tests: tests/parts/data/test_io_backend.py, tests/parts/data/test_clip_cache.py
 """
@@ -64,11 +68,11 @@ logger = logging.getLogger(__name__)
 
 IO_BACKENDS = Registry("io backend", "type")
 
-# Version of the files of a clip cache. Raise it if they change, so that old caches are refused.
+# Version of the files of a clip cache, see above.
 FORMAT = 1
 INDEX = "index.json"
 # Fields of a `Clip` that the index stores. The other fields follow from the options at each start.
-# The names are keys of the index, so a change also needs another FORMAT.
+# These names are keys of the index, so a change needs another FORMAT.
 STORED = (
     "name",
     "stems",
@@ -87,7 +91,7 @@ LARGEST_INDEX = 2**32
 LARGEST_MEMORY_FRACTION = 0.8
 # Largest fraction of the free space that a new clip cache may take, so that the disk is never full.
 LARGEST_DISK_FRACTION = 0.95
-# The command that messages advise.
+# The command that error messages advise.
 BUILD = "python scripts/build_clip_cache.py --opt FILE --split SPLIT"
 
 
@@ -109,19 +113,21 @@ class DiskFiles:
     _decoded: dict[tuple[str, str], np.ndarray] = field(default_factory=dict, init=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Only forked processes share memory. A process that gets a pickled copy reads the files.
+        # A loader worker that is not forked gets a pickled copy of this object. Only forked
+        # processes share memory, so the copy keeps no images and reads the files.
         return {
             "cache_data": False,
             "_decoded": {},
         }
 
     def clips(self, source: Source) -> Sequence[Clip]:
-        """Return the clips of the source.
+        """Return the clips of the source. Raises DataError with all problems.
 
         If this run has checked the data already, the result of the check is used. Otherwise the
-        files are checked now. With cache_data, call this before loader workers are forked, because
-        it reserves the memory that they share.
-        Raises DataError with all problems.
+        files are checked now.
+
+        With cache_data, call this before loader workers are forked, because the method reserves the
+        memory that they share. A later call would give each worker memory of its own.
         """
         clips: Sequence[Clip] | None = checked_clips(source)
         if clips is None:
@@ -135,6 +141,8 @@ class DiskFiles:
     def _allocate_memory(self, clips: Sequence[Clip]) -> None:
         """Reserve memory for the decoded images of these clips, if the host has enough.
 
+        If not, this sets `cache_data` to False, and a warning says so.
+
         The system gives the memory page by page, when an image is written. Forked loader workers
         inherit the memory, so all workers fill and read one copy.
         """
@@ -145,9 +153,10 @@ class DiskFiles:
                 frames = len(getattr(clip, kind))
                 height, width = clip.size_of(kind)
                 shapes[clip.name, kind] = (frames, 1 + height * width * 3)
-        bytes_needed = sum(math.prod(shape) for shape in shapes.values())
-        # `clips` is called once for each root. Add the images of the roots before this root.
-        bytes_needed += sum(images.size for images in self._decoded.values())
+        bytes_of_root = sum(math.prod(shape) for shape in shapes.values())
+        # `clips` is called once for each root, so the images of earlier roots count as well.
+        bytes_of_earlier_roots = sum(images.size for images in self._decoded.values())
+        bytes_needed = bytes_of_root + bytes_of_earlier_roots
         bytes_of_host = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
         if bytes_needed > LARGEST_MEMORY_FRACTION * bytes_of_host:
             text = (
@@ -219,8 +228,9 @@ class DiskFiles:
 
 @IO_BACKENDS.register("lmdb", given=("cache_data",))
 class LmdbFiles(DiskFiles):
-    """As "disk", but each dataroot whose name ends in .lmdb is a database, in the layout of KAIR
-    and BasicSR.
+    """As "disk", but a dataroot whose name ends in .lmdb is read as a database.
+
+    The databases have the layout of KAIR and BasicSR, see data/clips/files.py, which reads them.
     """
 
 
@@ -241,8 +251,9 @@ class CacheReader:
     def clips(self, source: Source) -> list[Clip]:
         """Return the cached clips, after a check that the cache still matches the source.
 
-        Source folders that are not on this machine are not compared. Raises DataError for a stale
-        or broken cache.
+        Source folders that are not on this machine are not compared. Raises DataError for a cache
+        that does not match or is broken. Add a test if a change of the data or of the options would
+        make the cached frames wrong; leave out none (test_clip_cache.py).
         """
         index = _load_index(os.path.join(self.path, source.name_prefix))
         self._refuse_other_options(index, source)
@@ -266,7 +277,7 @@ class CacheReader:
         if missing:
             raise self._stale(f"it holds no {', '.join(missing)}")
         if source.spikes:
-            # A cache stores planes row by row ("raster"), whatever the order in the spike files is.
+            # A cache stores planes row by row ("raster"), also if the spike files do not.
             stored_geometry = SpikeGeometry(**index["spike"])
             if stored_geometry != source.spikes.geometry.stored_as_raster:
                 raise self._stale(f"its spikes are {index['spike']}")
@@ -278,7 +289,7 @@ class CacheReader:
     def _refuse_changed_source(self, index: dict[str, Any], source: Source) -> None:
         """Refuse a cache if files of its source have changed since it was built.
 
-        Kinds of files whose root is not on this machine are not compared. The log says so.
+        A kind of files is not compared if its root is not on this machine. The log says so.
         """
         kinds = source.kinds()
         kinds_here = [name for name, kind in kinds.items() if os.path.exists(kind.root)]
@@ -321,8 +332,8 @@ class CacheReader:
     def _with_exposures(self, clip: Clip, source: Source) -> Clip:
         """Return the clip with the planes of each frame, which follow from the spike options."""
         is_one_file = len(clip.spike_files) < len(clip)
-        # The cache and the options must agree whether a clip has one spike file. A clip of one
-        # frame has one file in either case, so the two cases cannot differ.
+        # The cache and the options must agree whether a clip has one spike file, or a file for each
+        # frame. For a clip of one frame, this is the same.
         if len(clip) > 1 and is_one_file != source.has_one_spike_file:
             held = "one spike file" if is_one_file else "a spike file of each frame"
             raise self._stale(f"it holds {held} of clip {clip.name} (spike.exposure)")
@@ -344,13 +355,13 @@ class CacheReader:
         stored = self._map(clip, "spike")  # (planes of all files of the clip, bytes of a plane)
         # Skip the planes of the files before this file. For example, plane 5 of the second file is
         # plane 45 of the array if the first file has 40 planes.
-        first = piece.first
+        planes_before = 0
         for file, planes in clip.spike_files.items():
             if file == piece.file:
                 break
-            first += planes
-        file_in_cache = SpikeFile(piece.file, geometry, len(stored), stored)
-        return file_in_cache.read(first, piece.count, crop)
+            planes_before += planes
+        file_in_cache = SpikeFile(piece.file, geometry, planes=len(stored), packed=stored)
+        return file_in_cache.read(planes_before + piece.first, piece.count, crop)
 
     def paths_of(self, clip: Clip) -> list[str]:
         """Return the paths of the files of the cache that hold a clip."""
@@ -372,7 +383,10 @@ class CacheReader:
             ) from e
 
     def _stale(self, why: str) -> DataError:
-        """Return the error for a cache that must be built again."""
+        """Return the error for a cache that must be built again.
+
+        why: a clause for the message, e.g. "it holds no gt".
+        """
         return DataError(
             what=f"the clip cache does not fit the data: {why}",
             where=self.path,
@@ -392,10 +406,10 @@ def build_cache(
     The folder appears complete or not at all. After an interruption, a second call writes only the
     missing clips.
     track: a function that yields the clips that it gets, and shows the progress.
-    Raises DataError for wrong data and, before anything is written, for a disk without enough room.
+    Raises DataError for wrong data, and for a disk without enough room.
 
-    All refusals must stay before the first write, and the old cache must stay until the new cache
-    is complete. test_clip_cache.py tests both.
+    What must stay: every refusal comes before the first clip is written, and the old cache is only
+    removed when the new cache is complete. test_clip_cache.py tests both.
     """
     target = Path(os.path.abspath(path))
     refuse_overlap(target, source.roots(), "--out")
@@ -407,7 +421,8 @@ def build_cache(
     # The clips are written into this folder, which gets its final name at the end.
     partial = target.with_name(f".{target.name}.partial")
     index = json.dumps(_index_of(source, clips))
-    # Continue an interrupted build only if it was for the same clips and files.
+    # Continue an interrupted build only if it was for the same clips and files. Otherwise
+    # `scratch_folder` removes the old folder and makes an empty one.
     if not _has_begun(partial, index):
         scratch_folder(partial)
         write_whole(partial / INDEX, index.encode())
@@ -466,8 +481,9 @@ def _has_begun(partial: Path, index: str) -> bool:
 def _refuse_cache_of_others(cached: set[str], clips: Sequence[Clip], target: Path) -> None:
     """Refuse to replace a cache that has no clip in common with the new one.
 
-    Such a cache is probably the cache of the other split ("train" or "test").
-    cached: names of the clips in the cache.
+    If no clip is the same, the folder is probably the cache of another split, e.g. "test", and the
+    user has named it by mistake.
+    cached: names of the clips in the cache. clips: the clips of the new cache.
     """
     names = {clip.name for clip in clips}
     if cached and cached.isdisjoint(names):
@@ -501,7 +517,7 @@ def _cached_clips(target: Path) -> set[str]:
     Raises DataError if the folder holds anything but a clip cache, because the folder is going to
     be replaced.
     """
-    # lexists: a link whose target is gone is something that must not be replaced, too.
+    # lexists is also true for a link whose target is gone. Such a link must not be replaced either.
     if not os.path.lexists(target):
         return set()
     clips = set()
@@ -523,7 +539,8 @@ def _cached_clips(target: Path) -> set[str]:
 
 def _write_clip(clip: Clip, folder: Path) -> None:
     """Write the arrays of a clip to <folder>/<clip>, which appears complete or not at all."""
-    temporary = folder / ".clip.tmp"  # left by a build that was interrupted here
+    temporary = folder / ".clip.tmp"
+    # An interrupted build may have left this folder.
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     for kind in clip.image_kinds:
@@ -532,27 +549,33 @@ def _write_clip(clip: Clip, folder: Path) -> None:
                 image = files.read_bgr(path, clip.size_of(kind))
                 file.write(image.tobytes())
     if clip.spike:
-        geometry = clip.spikes.geometry
-        raster = geometry.stored_as_raster  # the geometry of the cache: row by row
-        with open(temporary / "spike.u8", "wb") as file, spike_errors_as_data_errors():
-            for path in clip.spike_files:
-                spike_file = files.open_spike_file(path, geometry, clip.spikes.remainder)
-                if spike_file.packed is not None and geometry == raster:
-                    # The file has the form of the cache already.
-                    file.write(spike_file.packed.data)
-                else:
-                    # Unpack and pack again, some planes at a time, to bound the memory.
-                    for some_planes in spike_file.parts(0, spike_file.planes):
-                        file.write(pack(some_planes, raster).data)
+        _write_planes(clip, temporary / "spike.u8")
     # A clip "a/b" lies in a folder "a".
     (folder / clip.name).parent.mkdir(parents=True, exist_ok=True)
     os.replace(temporary, folder / clip.name)
 
 
+def _write_planes(clip: Clip, target: Path) -> None:
+    """Write the planes of all spike files of a clip to one file, packed row by row."""
+    geometry = clip.spikes.geometry
+    raster = geometry.stored_as_raster  # the geometry of the cache: row by row
+    with open(target, "wb") as file, spike_errors_as_data_errors():
+        for path in clip.spike_files:
+            spike_file = files.open_spike_file(path, geometry, clip.spikes.remainder)
+            if spike_file.packed is not None and geometry == raster:
+                # The file has the form of the cache already.
+                file.write(spike_file.packed.data)
+            else:
+                # Unpack and pack again, some planes at a time, to bound the memory.
+                for some_planes in spike_file.parts(0, spike_file.planes):
+                    file.write(pack(some_planes, raster).data)
+
+
 def _arrays(clip: Clip) -> dict[str, tuple[int, ...]]:
     """Return {kind: shape of its array in a cache}. All arrays are uint8.
 
-    {"lq": (40, 720, 1280, 3), "spike": (1600, 28800)}, for example.
+    E.g. {"lq": (40, 720, 1280, 3), "spike": (1600, 28800)} for 40 frames with 40 planes each. The
+    result is compared with the sizes of the files, so it is part of the format (FORMAT).
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for kind in clip.image_kinds:

@@ -1,4 +1,4 @@
-"""The stored result of the data check, called a record. Later starts read it instead of all files.
+"""The stored result of the data check, called a record. Later starts read it in place of all files.
 
 A record is two files in <path.root>/.preflight. Their names begin with a digest of all options that
 the check depends on (`question`), and the scale of the network:
@@ -10,10 +10,15 @@ the check depends on (`question`), and the scale of the network:
 `Record` reads and writes the record of one data root. `checked_clips` gives the clips of a record
 to other ranks and to loader workers.
 
-Anybody may have written these files. So their sizes and values are bounded, nothing in them is
-executed, and they are compared with the data set: the state of every folder, and the files of some
-clips. A record that does not fit is ignored, and the check runs again. None of these tests may be
-left out; test_kept.py forges records.
+Anybody may have written these files. So three kinds of tests come before a record is used:
+
+* Its sizes and values are bounded, and nothing in it is executed (`_columns_in`, `refuse_columns`).
+* The state of every folder is the same as at the check (`Record._is_as_before`).
+* The files of some clips give the same clip again (`_SameClip`).
+
+If any test fails, the record is ignored and the data check runs again. So a wrong record costs time
+but is never used. What must stay: every one of these tests, and a higher FORMAT for every change of
+the check. test_kept.py forges records and notices a missing test.
 
 Tests: tests/parts/data/test_kept.py, tests/parts/data/test_preflight.py
 """
@@ -64,17 +69,20 @@ from utils.json_file import read_json
 
 logger = logging.getLogger(__name__)
 
-# Raise it if the check finds more than before, or if the arrays change. Then records of older
-# versions are ignored.
+# Version of a record. Raise it if the check finds more than before, or if the arrays change. Then
+# records of older versions are ignored, and the data are checked anew.
 FORMAT = 7
-# Largest size of the arrays of a record in bytes. A record of 32,000 clips has 36 million.
+# Largest size of the arrays of a record in bytes, so that a forged file cannot fill the memory. A
+# record of 32,000 clips has 36 million bytes.
 LARGEST_RECORD_BYTES = 2**30
-# Smallest number of files that a repeated start looks at. It looks at all files of smaller sets.
+# Smallest number of files that a repeated start looks at. So it looks at all files of a data set
+# that has no more. A larger number would find more changes, but the start would take longer.
 LEAST_FILES = 4096
 # Default of the option checked_share: the fraction of the files that a repeated start looks at. A
-# larger fraction finds changed files sooner, a smaller one makes starts faster.
+# larger fraction finds changed files sooner, and a smaller fraction makes starts faster.
 SHARE = 0.01
-# Number of folders whose states are compared at once. It bounds the memory for their paths.
+# Number of folders whose states are compared at once. It bounds the memory for their paths. A much
+# smaller number would leave threads without work.
 FOLDERS_AT_ONCE = 2**14
 # Columns that tell whether the data are still the same: the paths of all listed folders, and the
 # two numbers of the state of each.
@@ -94,17 +102,17 @@ class Result:
     clips: Sequence[Clip]
 
 
-# What other ranks are told of a record: its name, and the SHA-256 of its arrays. The digest makes
-# sure that all ranks read the same record.
+# What rank 0 tells the other ranks of a record: its name, and the SHA-256 of its arrays. The digest
+# makes sure that all ranks read the same record.
 Mark = tuple[str, str]
 
 
 def question(source: Source) -> str:
     """Return 16 hex digits that change with every option of the check, but not with the files.
 
-    Whoever adds an option to the check must add it here. Otherwise the record of another value of
-    the option would be used. The order of the values decides the digits, so a change of the order
-    only makes existing records useless.
+    Whoever adds an option to the check must add it here. Otherwise a record would also be used for
+    another value of the option. Another order of the values gives other digits. This does no harm,
+    but all existing records are then ignored.
     """
     spikes = source.spikes
     options: list[Any] = [
@@ -132,7 +140,7 @@ def question(source: Source) -> str:
             ]
         )
         # `own_spikes` has the ways of reading of single clips. They follow from dataset.json, which
-        # is in `spikes.info`, but for their calibrations.
+        # is in `spikes.info`. Only their calibrations come from other files.
         for way_of_reading in (spikes, *source.own_spikes.values()):
             if way_of_reading.calibration:
                 options.append(way_of_reading.calibration.digest())
@@ -145,9 +153,10 @@ def checked_clips(source: Source) -> ClipTable | None:
     """Return the clips of a source from its record, if this run has checked the source.
 
     Any rank and any loader worker may call this. Returns None if the run has not checked the
-    source, or if the record cannot be read here: the caller must then check the files itself.
+    source, or if this machine cannot read the record. Then the caller must check the files itself.
     """
-    # Both are set at the start of a run: {question: mark}, and the folder of the records.
+    # The start of a run sets two values in RUN, the state of the run: {question: mark}, and the
+    # folder of the records.
     marks: Mapping[str, Sequence[str]] = RUN.checked
     folder = RUN.kept
     if folder is None or not marks:
@@ -189,27 +198,16 @@ class Record:
 
         share: fraction of the files that are looked at, 0 to 1.
         """
-        types = types_of(kinds_of(self.source))
         try:
-            # Read the two files of the record. A warning is stored as a list of its four texts.
+            # A warning is stored as a list of its four texts.
             about = read_json(self.json)
             warnings = []
             for texts in about["warnings"]:
                 warnings.append(Problem(*map(str, texts)))
             counts = str(about["counts"])
-            content = _read(self.arrays)
-            digest = hashlib.sha256(content).hexdigest()
-            # If the digests differ, the two files of the record come from different checks.
-            if about["arrays"] != digest:
-                return None
-            # The arrays must be a correct table of this source. This also makes sure that the paths
-            # below are paths of the source.
-            columns = _columns_in(content, types | STATE_COLUMNS)
-            # The columns are copies, so free the content, which may have a gigabyte.
-            del content
-            refuse_columns({name: columns[name] for name in types}, self.source)
+            digest = str(about["arrays"])
+            columns = self._read_columns(digest)
             table = ClipTable(self.source, columns)
-            # The files must be the same as at the check.
             if not self._is_as_before(table, columns, share):
                 return None
         # The files are no correct record, so the check must run again.
@@ -221,10 +219,29 @@ class Record:
         self.mark = (self.name, digest)
         return Result(counts, warnings, table)
 
+    def _read_columns(self, digest: str) -> Columns:
+        """Return the columns of the record. They are a correct table of the source.
+
+        So the paths in the table are paths of the source, and may be opened.
+        digest: SHA-256 that the .json has for the arrays. Another digest means that the two files
+        of the record come from different checks.
+        Raises OSError, and ValueError for any other content.
+        """
+        content = _read(self.arrays)
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise ValueError("the arrays of another check")
+        types = types_of(kinds_of(self.source))
+        columns = _columns_in(content, types | STATE_COLUMNS)
+        # The columns are copies. So free the content, which may have a gigabyte.
+        del content
+        refuse_columns({name: columns[name] for name in types}, self.source)
+        return columns
+
     def write(self, result: Result, columns: Columns, states: Mapping[str, State]) -> None:
         """Store a result. If the folder cannot be written, only the log says so.
 
-        columns: the clips as arrays. states: {path: state} of all folders, see `Listing`.
+        columns: the clips as arrays. states: {path: state} of all folders, see `Listing` in
+        data/clips/files.py.
 
         The names of the arrays are part of the format of a record (FORMAT).
         """
@@ -273,16 +290,17 @@ class Record:
                     return False
         if not self._has_all_clips(table):
             return False
-        # Look at the files of some clips. The state of a folder does not change if the content of a
-        # file in it changes. Four clips for a thread, and not the usual 32 items, because a clip
-        # takes long.
+        # Look at the files of some clips, because the state of a folder does not change if the
+        # content of a file in it changes. A thread gets four clips at once and not the usual 32
+        # items, because one clip takes long and all threads should be busy.
         is_same_clip = _SameClip(table, columns)
         return all(mapped(is_same_clip, _chosen(table, share), at_once=4))
 
     def _has_all_folders(self, folders: Texts, table: ClipTable) -> bool:
         """Whether the record has a state of each root and of each folder of a clip.
 
-        A forged record could leave out a folder, whose changes would then stay unseen.
+        A forged record could leave out a folder. Then no later start would notice that this folder
+        has changed.
         """
         recorded = set(folders.all())
         for name, kind in kinds_of(self.source).items():  # e.g. "lq", Kind(root="/data/blur", ...)
@@ -303,9 +321,11 @@ class Record:
     def _has_all_clips(self, table: ClipTable) -> bool:
         """Whether the record has all folders of the lq root as clips, and no others."""
         root = self.source.dataroot_lq
-        # If the clips of an LMDB change, its state changes. If there is a meta file, it says which
-        # clips belong to the data set, and `refuse_columns` has compared them.
-        if is_lmdb(root) or self.source.listed is not None:
+        # If the clips of an LMDB change, its state changes.
+        if is_lmdb(root):
+            return True
+        # A meta file says which clips belong to the data set. `refuse_columns` has compared them.
+        if self.source.listed is not None:
             return True
         # A clip "a/b" lies in the folder "a" of the root.
         recorded = {name.split("/")[0] for name in table.clip_names.all()}
@@ -318,9 +338,10 @@ class Record:
 
 
 class _SameClip:
-    """A function number of a clip -> whether its files are the same as in the record.
+    """A function: number of a clip -> whether its files are the same as in the record.
 
-    The files must also make the same clip again, because a forged record may hold a wrong clip.
+    The check of the files must also give the same clip again, because a forged record may hold a
+    wrong clip. The object is called in several threads and changes nothing in itself.
     """
 
     def __init__(self, table: ClipTable, columns: Columns) -> None:
@@ -343,9 +364,10 @@ class _SameClip:
                 else:
                     # The clip has no folder: its one spike file lies in the root.
                     files_now = [entry_of(entry.path) for entry in recorded]
-            # There may be more files than the check has used, e.g. if a meta file lists only some
-            # frames.
-            if not set(recorded) <= set(files_now):
+            # Every recorded file must still be there, with the same size and time. There may be
+            # further files, e.g. if a meta file lists only some frames of a folder.
+            has_all_recorded = set(recorded) <= set(files_now)
+            if not has_all_recorded:
                 return False
             found[name] = {stem_of(entry.path): entry for entry in files_now}
         # The usual sizes are the recorded sizes of the first clip. So the sizes of the first clip
@@ -368,10 +390,13 @@ class _SameClip:
 
 
 def _chosen(table: ClipTable, share: float) -> range:
-    """Return the numbers of the clips that are looked at: evenly spaced, others at each start.
+    """Return the numbers of the clips that are looked at. Each start looks at other clips.
 
-    share: fraction of the files to look at. With 100,000 files and share 0.01, every 24th clip is
-    looked at: 1000 files are fewer than LEAST_FILES, and 100,000 / 4096 is 24.4.
+    The numbers are evenly spaced. E.g. with 100,000 files and share 0.01, 1000 files would be
+    looked at. These are fewer than LEAST_FILES, so 4096 files are wanted. 100,000 / 4096 is 24.4,
+    so every 24th clip is looked at: 5, 29, 53, ... at one start, and 17, 41, 65, ... at another.
+
+    share: fraction of the files to look at, 0 to 1.
     """
     # The last entry of `first_files` is the number of all files of a kind.
     files = sum(int(first_files[-1]) for first_files in table.first_files.values())
@@ -387,7 +412,7 @@ def _chosen(table: ClipTable, share: float) -> range:
 
 def _read(path: Path) -> bytes:
     """Return the content of a file. Raises OSError, and ValueError if it is too large."""
-    # One byte more than allowed shows that the file is too large.
+    # Ask for one byte more than allowed. If it comes, the file is too large.
     content = read_plain(path, LARGEST_RECORD_BYTES + 1)
     if len(content) > LARGEST_RECORD_BYTES:
         raise ValueError(f"it has more than {LARGEST_RECORD_BYTES} bytes")
@@ -395,10 +420,11 @@ def _read(path: Path) -> bytes:
 
 
 def _columns_in(content: bytes, types: Mapping[str, Any]) -> Columns:
-    """Return columns of an .npz file. types: {column: its dtype}.
+    """Return columns of an .npz file. Raises ValueError if they are not there in this form.
 
+    content: the file. types: {column: its dtype}.
     We do not use np.load, because nothing in the file may be executed. Arrays must not be
-    compressed, because a small compressed file could fill the memory. Raises ValueError.
+    compressed, because a small compressed file could fill the memory.
     """
     columns = {}
     try:

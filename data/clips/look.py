@@ -9,9 +9,16 @@ possible is read:
     packed spike planes    the first 64 bytes
     spike arrays (.npy)    nothing: only size and time of change are looked up
 
-data/clips/preflight.py calls `look_at_picture` and `look_at_spikes` in threads. So the functions
-here must share no state, and must not raise for a single bad file: the error becomes the `flaw` of
-its look. If a function finds more than before, FORMAT in data/clips/kept.py must be raised.
+data/clips/preflight.py calls `look_at_picture` and `look_at_spikes` in threads.
+
+What must stay:
+
+* The functions share no state, because several threads call them at once.
+* One bad file raises no error, because an error would end the check of all other files. Instead,
+  the text of the error becomes the `flaw` of the look.
+* The result for a file. The looks of a finished check are stored on disk, and a later start reads
+  them instead of the files. If a function finds more faults than before, raise FORMAT in
+  data/clips/kept.py, so that the stored looks are not used.
 
 Tests: tests/parts/data/test_preflight.py, tests/parts/data/test_manifest.py
 """
@@ -27,7 +34,7 @@ from data.spike import formats
 from data.spike.formats import SpikeGeometry
 from utils.errors import DataError
 from utils.files import plain_descriptor, rest_of
-from utils.picture import read_header
+from utils.picture import Header, read_header
 
 # The last bytes of every complete PNG: its chunk IEND and the checksum of this chunk.
 PNG_END = b"IEND\xaeB`\x82"
@@ -45,9 +52,10 @@ class Look(NamedTuple):
     shape: (H, W) of a picture. None for a spike file, and for a picture that cannot be read.
     flaw: why the file cannot be read; "" if it can.
     cut: a message if the end of a PNG is missing, else "". It is not in `flaw`, because the header
-    can be read: the data check reports a wrong size first, and `cut` only if the size is right.
-    is_reduced: whether reading the picture as 8-bit RGB may lose something. `files.what_is_lost`
-    then says what.
+    can be read. The data check uses the size from the header, and reports a wrong size first. It
+    reports `cut` only if the size is right.
+    is_reduced: whether reading the picture as 8-bit RGB may lose something, e.g. the lower 8 bits
+    of a 16-bit picture. `files.what_is_lost` then says what.
     """
 
     entry: FileEntry
@@ -110,49 +118,55 @@ def _look_at_open_picture(descriptor: int, look: Look, decode: bool) -> Look:
 def _with_shape(look: Look, head: bytes, read_all: Callable[[], bytes], decode: bool) -> Look:
     """Return the look with `shape` and `is_reduced`, and with `flaw` if pixels are damaged.
 
-    head: the beginning of the file. read_all: a function that returns the content of the file.
+    head: the beginning of the file. read_all: a function that returns the content of the file. It
+    is called at most once, because reading a whole file takes most of the time.
     decode: see `look_at_picture`.
-    Raises DataError if the picture cannot be read and its size is not known either.
+    Raises DataError if the picture cannot be read and its size is not known either. Both callers
+    turn this error into the flaw.
     """
     if head.startswith(files.PNG_SIGNATURE):
         return _with_shape_of_png(look, head, read_all, decode)
-    # Damage of these formats shows only when the whole picture is decoded.
+    # In other formats, damage is only found when the whole picture is decoded.
     content = read_all()
     header = read_header(content)
     shape = files.decode_bgr(content, look.entry.path).shape[:2]
-    is_reduced = header is not None and (header.bits > 8 or header.is_grey)
+    is_reduced = header is not None and _loses_something(header)
     return look._replace(shape=shape, is_reduced=is_reduced)
+
+
+def _loses_something(header: Header) -> bool:
+    """Return whether reading a picture as 8-bit RGB may lose something."""
+    return header.bits > 8 or header.is_grey
 
 
 def _with_shape_of_png(
     look: Look, head: bytes, read_all: Callable[[], bytes], decode: bool
 ) -> Look:
-    """Do the work of `_with_shape` for a PNG. Arguments and result: see there."""
+    """Do the work of `_with_shape` for a PNG, with the same arguments and result."""
     content = b""  # the whole file, once it has been read
     header = read_header(head)
-    # A long text or colour profile may stand before the pixels, so that the header does not end
-    # within `head`. Then look for the header in the whole file.
+    # A PNG may have a long text or colour profile before its pixels. Then `head` ends before the
+    # header ends, and the whole file is needed to find the header.
     if header is None or decode:
         content = read_all()
         header = read_header(content)
 
     path = look.entry.path
-    flaw = ""
     if header is None:
-        # There is no header, so decoding fails, and its error says why.
+        # Without a header, decoding fails, and its error says why. The next line raises it.
         shape = files.decode_bgr(content, path).shape[:2]
         return look._replace(shape=shape)
     files.refuse_header(header, path)
     shape = header.size
+    flaw = ""
     if decode:
-        # The header tells the size even if the pixels are damaged. So the shape stays, and the
+        # The header gives the size even if the pixels are damaged. So `shape` is kept, and the
         # error becomes the flaw.
         try:
             shape = files.decode_bgr(content, path).shape[:2]
         except DataError as e:
             flaw = e.what
-    is_reduced = header.bits > 8 or header.is_grey
-    return look._replace(shape=shape, flaw=flaw, is_reduced=is_reduced)
+    return look._replace(shape=shape, flaw=flaw, is_reduced=_loses_something(header))
 
 
 # ---- Spike files -----------------------------------------------------------------------------
@@ -161,9 +175,11 @@ def _with_shape_of_png(
 def look_at_spikes(
     path: str, geometry: SpikeGeometry, remainder: str, lmdb_entry: FileEntry | None = None
 ) -> Look:
-    """Look at a spike file: at the beginning of packed planes.
+    """Look at a spike file. Of packed planes, the first bytes are read.
 
-    Only size and time of other formats are looked up, because `ClipCheck` reads their headers.
+    Of other formats, only size and time are looked up, because `ClipCheck` in
+    data/clips/clip_check.py reads their headers later.
+
     geometry: size and layout of a plane, as the options say.
     remainder: the option spike.remainder, "error" or "truncate": what to do with bytes after the
     last whole plane.
@@ -173,30 +189,38 @@ def look_at_spikes(
     """
     if lmdb_entry is not None:
         return Look(lmdb_entry)
-    # "raster": a plane is stored row by row. Arrays (.npy, .npz) and files of other layouts are
-    # left to `ClipCheck`.
+    # "raster": a plane is stored row by row. `ClipCheck` opens arrays (.npy, .npz) and files of
+    # other layouts.
     is_raster = geometry.layout == "raster"
     if formats.is_array(path) or not is_raster:
         return Look(files.entry_of(path))
     if formats.SPS100_SIDE in (geometry.height, geometry.width):
-        # Planes of 1000 pixels may come from an SPS100 sensor. Its files are not raster planes,
-        # because each line ends with a word of the sensor. Opening such a file as raster planes
-        # fails, and the error names the option to change.
-        look = Look(files.entry_of(path))
-        try:
-            formats.open_spikes(path, geometry, remainder)
-        except formats.SpikeFileError as e:
-            return look._replace(flaw=e.what)
-        return look
+        return _look_at_planes_of_1000(path, geometry, remainder)
     return _inspect_file(path, _look_at_open_planes, cannot="cannot read spike file")
+
+
+def _look_at_planes_of_1000(path: str, geometry: SpikeGeometry, remainder: str) -> Look:
+    """Look at a file of planes with a side of 1000 pixels, which may come from an SPS100 sensor.
+
+    A file of this sensor has no raster planes, because each of its lines ends with a word of the
+    sensor. The header does not show this. So the file is opened as raster planes: for a file of the
+    sensor this fails, and the error names the option to change.
+    """
+    look = Look(files.entry_of(path))
+    try:
+        formats.open_spikes(path, geometry, remainder)
+    except formats.SpikeFileError as e:
+        return look._replace(flaw=e.what)
+    return look
 
 
 def _look_at_open_planes(descriptor: int, look: Look) -> Look:
     """Return the look at an open file of packed planes. Raises SpikeFileError for other formats.
 
-    Arguments: see `_look_at_open_picture`.
+    descriptor, look: see `_look_at_open_picture`.
     """
     head = os.read(descriptor, SPIKE_HEAD_BYTES)
+    # Packed planes have no header. So a header is a sign of another format, e.g. of a .npy.
     formats.refuse_header(head, look.entry.path)
     return look
 
@@ -210,11 +234,13 @@ def _inspect_file(
     """Open a file, look up its size and time, and let `inspect` look into it. Returns the look.
 
     inspect: called with the descriptor of the open file and the look so far; returns the full look.
-    cannot: beginning of the flaw if the system refuses to read.
-    Errors become the `flaw` of the look, so that one bad file does not end the check of other
-    files. Only a link whose target is gone raises DataError.
+    cannot: beginning of the flaw if the system refuses to read, e.g. "cannot read: Permission
+    denied".
+    An error becomes the `flaw` of the look, see the module. Only a link whose target is gone raises
+    DataError.
     """
     try:
+        # about: size, time and inode of the file, an os.stat_result
         descriptor, about = plain_descriptor(path)
     except OSError as e:
         # `entry_of` raises DataError if there is no file at all.

@@ -29,6 +29,11 @@ A column of texts is an array of bytes: the texts in UTF-8, with a zero byte aft
 "Kind" means a kind of file here: "lq", "gt", "gt_instants" or "spike". A "root" is the folder of
 all files of one kind, e.g. "/data/train".
 
+What must stay: a clip that goes into a table comes out as an equal clip, and the clips keep their
+order, because training samples are numbered through all clips. Names and types of the columns are
+the format of the record. Whoever changes them must raise FORMAT in data/clips/kept.py. What may
+change: how the arrays are filled and read.
+
 Tests: tests/parts/data/test_kept.py, tests/parts/data/test_preflight.py
 """
 
@@ -50,8 +55,7 @@ Columns = dict[str, np.ndarray]  # {name of a column: its values}
 # The byte after each text of a column. No path and no name can hold it.
 END = b"\0"
 
-# Columns and the types of their values. The names and types are the format of a stored record.
-# Whoever changes them must raise FORMAT in data/clips/kept.py.
+# Columns and the types of their values. They are the format of a stored record, see above.
 CLIP_COLUMNS = {"clips": np.uint8, "frames": np.int32, "sizes": np.int32, "stems": np.uint8}
 # Columns for each kind of file, e.g. "lq_places". A kind is "lq", "gt", "gt_instants" or "spike".
 FILE_COLUMNS = {
@@ -74,18 +78,26 @@ SPIKE_COLUMNS = {
 ARRAY_CODES = {np.int32: "i", np.int64: "q", np.float64: "d"}
 
 # An `Exposure` is stored as a row of integers. Most frames have equal rows, so each different row
-# is stored once. If rows named files, all rows would differ. So a row holds three pairs of numbers
-# instead: for the previous file, the own file and the next file of a frame. Planes are read from no
-# other file. A frame that reads planes 0 ... 39 of its own file and the last 8 of the 40 planes of
-# the previous file has the row (0, 40, 8, 0, 1,  32, 8,  0, 40,  0, 0).
-ROW = 11  # numbers in a row
-# Where the numbers are in a row. The order is part of the format of a stored record.
+# is stored once. If rows named files, all rows would differ. So a row has numbers of planes
+# instead, for three files: the own file of the frame, which has its exposure, and the files of the
+# frame before and the frame after. A frame reads planes of no further file.
+#
+# E.g. each file has 40 planes, and a frame reads all of them and the last 8 planes of the file
+# before. The numbers of its row are
+#
+#     0, 40, 8, 0, 1    FIRST, COUNT, BEFORE, ORIGIN, IS_WHOLE
+#     32, 8             the file before: from plane 32, 8 planes
+#     0, 40             the own file: from plane 0, 40 planes
+#     0, 0              the file after: no plane
+ROW = 11  # number of numbers in a row
+# The indices of the numbers in a row. The order is part of the format of a stored record.
 FIRST = 0  # first plane of the frame in its own file
 COUNT = 1  # number of planes of the frame
 BEFORE = 2  # `Exposure.before`: number of planes that are read before the frame's own planes
 ORIGIN = 3  # `Exposure.origin`: number of the first own plane, as options count planes
 IS_WHOLE = 4  # 1 if `Exposure.center` is an int, 0 if it is a float
-PIECES = 5  # from here on: (first plane, number of planes) read from previous, own and next file
+PIECES = 5  # from here on three pairs (first plane, number of planes) that are read
+PREVIOUS_FILE, OWN_FILE, NEXT_FILE = 0, 1, 2  # numbers of the pairs: pair k is at PIECES + 2 k
 
 # `TableBuilder` looks for an equal row only among this many first rows, which bounds the memory for
 # a dataset in which every row differs. A later row may be stored twice, which is correct, too.
@@ -210,8 +222,8 @@ class ClipTable(_Clips):
     e.g. "0/". The check of a data root makes its tables without a prefix.
 
     A clip that was added to `TableBuilder` must come out of the table as an equal clip. So a new
-    field of `Clip` needs either a column or a value that follows from the source. The tests
-    test_kept.py and test_preflight.py in tests/parts/data compare the clips.
+    field of `Clip` needs either a column, or a value that follows from `source`. The tests compare
+    the clips.
     """
 
     def __init__(
@@ -296,6 +308,7 @@ class ClipTable(_Clips):
         """
         first, end = first_and_end(self.first_files["spike"], number)
         planes = self.spike_columns["planes"][first:end].tolist()
+        # A clip has a file for each frame, or one file for all frames.
         is_one_file = len(files) < len(frames)
 
         # The row of each frame, and its center. Frames with equal exposures have the same row.
@@ -321,8 +334,8 @@ class ClipTable(_Clips):
         reading spikes are equal. Whoever checks another property with `one_of_each_form` must add
         the property here. Otherwise a clip that differs only in it would not be checked.
         """
-        # Each property is an array with a number for each clip. The first four are the columns of
-        # `sizes`.
+        # Each property is an array with a number for each clip. `sizes` has four of them: height
+        # and width of lq, height and width of gt.
         properties = list(self.sizes.T)
         if "gt_instants" in self.kinds:
             instants_per_frame = self.file_counts["gt_instants"] // self.frame_counts
@@ -360,13 +373,13 @@ def _exposure_of(row: list[int], center: float, files: Sequence[str], own_file: 
     files: spike files of the clip. own_file: index of the frame's own file in `files`.
     """
     pieces = []
-    # The pairs in the row are pieces of the previous, the own and the next file.
-    for pair, file in enumerate((own_file - 1, own_file, own_file + 1)):
+    for pair in (PREVIOUS_FILE, OWN_FILE, NEXT_FILE):
         first = row[PIECES + 2 * pair]
         count = row[PIECES + 2 * pair + 1]
-        # With count 0, no plane is read from this file. The file may then not exist: the first
+        # With count 0, no plane is read from this file. The file need not exist then: the first
         # frame of a clip has no previous file.
         if count:
+            file = own_file + pair - OWN_FILE  # one before, the same, or one after
             pieces.append(Piece(files[file], first, count))
     return Exposure(
         own=Piece(files[own_file], row[FIRST], row[COUNT]),
@@ -535,18 +548,17 @@ class TableBuilder:
         index_of_file = {file: index for index, file in enumerate(clip.spike_files)}
         for exposure in clip.exposures:
             own_file = index_of_file[exposure.own.file]
-            # (first plane, number of planes) of previous, own and next file, one after the other.
-            # A file from which nothing is read has 0, 0.
+            # Three pairs (first plane, number of planes). A file that is not read keeps 0, 0.
             pieces = [0, 0, 0, 0, 0, 0]
             for piece in exposure.pieces:
-                # The pair 0 is for the previous file, 1 for the own file, 2 for the next file.
-                pair = index_of_file[piece.file] - own_file + 1
+                steps_from_own = index_of_file[piece.file] - own_file  # -1, 0 or 1
+                pair = OWN_FILE + steps_from_own
                 pieces[2 * pair] = piece.first
                 pieces[2 * pair + 1] = piece.count
             # A stored center is a float. If it was an int, it must become an int again, because
             # messages say "plane 20" and not "plane 20.0".
             is_whole = isinstance(exposure.center, int)
-            # The numbers stand at FIRST, COUNT, BEFORE, ORIGIN, IS_WHOLE, and from PIECES on.
+            # The order is FIRST, COUNT, BEFORE, ORIGIN, IS_WHOLE, and the pairs from PIECES on.
             row = (
                 exposure.own.first,
                 exposure.own.count,
@@ -609,20 +621,13 @@ def refuse_columns(columns: Columns, source: Source) -> None:
     pass, their table names only files below the roots, and only planes that these files have.
 
     The order of the tests matters: a later test indexes arrays with values that an earlier test
-    has accepted. A test may be added, none may be left out. tests/parts/data/test_kept.py forges
-    columns.
+    has accepted. You may add a test, but leave out none. tests/parts/data/test_kept.py forges
+    columns, one after the other, and notices a missing test.
     """
     kinds = kinds_of(source)
     types = types_of(kinds)
     _demand(columns.keys() == types.keys(), "other columns")
-    for name, dtype in types.items():
-        column = columns[name]
-        _demand(column.dtype == dtype and column.ndim == 1, name)
-        if dtype is np.uint8:
-            last_byte = bytes(column[-1:])
-            _demand(last_byte == END, name)
-            # Raises UnicodeDecodeError, which is a ValueError, if the texts are not UTF-8.
-            column.tobytes().decode()
+    _refuse_types(columns, types)
 
     # int64, because sums of int32 columns could overflow.
     frame_counts = columns["frames"].astype(np.int64)
@@ -631,9 +636,10 @@ def refuse_columns(columns: Columns, source: Source) -> None:
     _demand(number_of_clips == len(Texts(columns["clips"])), "clips")
     _demand_all((frame_counts >= 1) & (frame_counts <= MOST_FRAMES), "frames")
     sizes = columns["sizes"]
-    _demand(len(sizes) == 4 * number_of_clips, "sizes")
+    _demand(len(sizes) == 4 * number_of_clips, "sizes")  # height and width of lq, of gt
     _demand_all((sizes >= 1) & (sizes <= LARGEST_SIDE), "sizes")
-    _refuse_names(columns["stems"], int(frame_counts.sum()))
+    number_of_frames = int(frame_counts.sum())
+    _refuse_names(columns["stems"], number_of_frames)
     _refuse_clips(columns, source)
     for kind in kinds:
         root = kinds[kind].root
@@ -643,24 +649,41 @@ def refuse_columns(columns: Columns, source: Source) -> None:
         _refuse_planes_outside_of_files(columns, frame_counts)
 
 
-def _demand(is_so: bool, what: str) -> None:
-    """Raise ValueError if a demand is not met. what: name of what is wrong."""
-    if not is_so:
+def _refuse_types(columns: Columns, types: Mapping[str, Any]) -> None:
+    """Refuse columns with other types of values, and columns of texts that are no texts.
+
+    types: result of `types_of`.
+    """
+    for name, dtype in types.items():
+        column = columns[name]
+        _demand(column.dtype == dtype and column.ndim == 1, name)
+        if dtype is np.uint8:
+            last_byte = bytes(column[-1:])
+            _demand(last_byte == END, name)
+            # Raises UnicodeDecodeError, which is a ValueError, if the texts are not UTF-8.
+            column.tobytes().decode()
+
+
+def _demand(is_met: bool, what: str) -> None:
+    """Raise ValueError if a demand is not met. what: name of the wrong column, or what is wrong."""
+    if not is_met:
         raise ValueError(f"the kept record is wrong: {what}")
 
 
-def _demand_all(are_so: np.ndarray, what: str) -> None:
-    """Raise ValueError unless all values of a boolean array are true."""
-    _demand(bool(are_so.all()), what)
+def _demand_all(are_met: np.ndarray, what: str) -> None:
+    """Raise ValueError unless all values of a boolean array are true. what: see `_demand`."""
+    _demand(bool(are_met.all()), what)
 
 
 def _refuse_names(column: np.ndarray, count: int) -> None:
-    """Refuse a column of names that does not hold `count` plain names of files."""
-    # A zero byte is put before the first name, so that every name stands between zero bytes.
+    """Refuse a column of names unless it holds `count` plain names of files.
+
+    With a slash, an empty name, "." or "..", the path of a file could leave its folder.
+    """
+    # A zero byte is put before the first name. So every name is between two zero bytes, and the
+    # names "a" and "b" are b"\0a\0b\0".
     content = END + column.tobytes()
     _demand(content.count(END) == count + 1, "the number of names")
-    # Refused are a slash, an empty name, "." and "..", because a path with them could leave its
-    # folder.
     for forbidden in (b"/", b"\0\0", b"\0.\0", b"\0..\0"):
         _demand(forbidden not in content, "names")
 
@@ -687,7 +710,7 @@ def _refuse_clips(columns: Columns, source: Source) -> None:
 
 
 def _refuse_files(columns: Columns, kind: str, frame_counts: np.ndarray, in_lmdb: bool) -> None:
-    """Refuse files that are not below the root, or not as many as the frames need.
+    """Refuse files that are not below the root, and a wrong number of files.
 
     frame_counts: number of frames of each clip. in_lmdb: whether the root is an LMDB.
     """
@@ -720,7 +743,10 @@ def _refuse_files(columns: Columns, kind: str, frame_counts: np.ndarray, in_lmdb
 
 
 def _refuse_exposures(columns: Columns) -> None:
-    """Refuse rows of exposures whose numbers contradict one another."""
+    """Refuse rows of exposures whose numbers contradict one another.
+
+    `_refuse_planes_outside_of_files` then compares the rows with the files.
+    """
     centers = columns["centers"]
     _demand(len(columns["rows"]) == ROW * len(centers), "exposures")
     rows = columns["rows"].reshape(-1, ROW)  # (rows, ROW)
@@ -738,7 +764,8 @@ def _refuse_exposures(columns: Columns) -> None:
     _demand_all(has_no_fraction[is_whole == 1], "centers")
 
     # The planes before the frame are among the planes that are read.
-    counts_of_pieces = rows[:, [PIECES + 1, PIECES + 3, PIECES + 5]]  # previous, own, next file
+    # `counts_of_pieces` is (rows, 3): number of planes from the previous, own and next file.
+    counts_of_pieces = rows[:, [PIECES + 1, PIECES + 3, PIECES + 5]]
     _demand_all(rows[:, BEFORE] <= counts_of_pieces.sum(axis=1), "exposures")
 
 
@@ -758,29 +785,49 @@ def _refuse_planes_outside_of_files(columns: Columns, frame_counts: np.ndarray) 
     _demand_all(has_row, "exposures")
     rows = columns["rows"].reshape(-1, ROW)[row_of_frame]  # (frames of all clips, ROW)
 
-    # Below, each array has one value for each frame of all clips. The examples are for two clips of
-    # 2 and 3 frames with a spike file for each frame.
-    clip = np.repeat(np.arange(len(frame_counts)), frame_counts)  # its clip: 0 0 1 1 1
-    first_frame_of_clip = begins_of(frame_counts)[clip]  # 0 0 2 2 2
-    number_in_clip = np.arange(len(row_of_frame)) - first_frame_of_clip  # 0 1 0 1 2
-    # Index of the frame's own file among the files of its clip. If a clip has one file for all
-    # frames, this is file 0.
-    is_one_file = file_counts[clip] < frame_counts[clip]
-    own_file = np.where(is_one_file, 0, number_in_clip)  # 0 1 0 1 2
-    # Index of the frame's own file among the files of all clips.
-    first_file_of_clip = begins_of(file_counts)[clip]  # 0 0 2 2 2
-    file = first_file_of_clip + own_file  # 0 1 2 3 4
-
-    _demand_all(rows[:, FIRST] + rows[:, COUNT] <= planes[file], "exposures")
-    for pair, step in enumerate((-1, 0, 1)):  # previous, own and next file
+    # Below, each array has one value for each frame of all clips.
+    own = _own_files(frame_counts, file_counts)
+    _demand_all(rows[:, FIRST] + rows[:, COUNT] <= planes[own.file], "exposures")
+    for pair in (PREVIOUS_FILE, OWN_FILE, NEXT_FILE):
         first = rows[:, PIECES + 2 * pair]
         count = rows[:, PIECES + 2 * pair + 1]
+        step = pair - OWN_FILE  # -1, 0 or 1: from the own file to the file of this pair
         # The first frame of a clip has no previous file, and the last frame has no next file. A
         # missing file counts as a file without planes.
-        exists = (own_file + step >= 0) & (own_file + step < file_counts[clip])
-        # np.clip keeps the index of a missing file within the array. Its value is not used.
-        neighbour = np.clip(file + step, 0, len(planes) - 1)
-        planes_of_neighbour = np.where(exists, planes[neighbour], 0)
+        file_in_clip = own.file_in_clip + step
+        exists = (file_in_clip >= 0) & (file_in_clip < own.files_of_clip)
+        # np.clip keeps the index of a missing file within the array, because NumPy would raise. The
+        # planes of this wrong file are replaced by 0 in the next line.
+        file = np.clip(own.file + step, 0, len(planes) - 1)
+        planes_of_file = np.where(exists, planes[file], 0)
         reads_nothing = count == 0
-        is_within = first + count <= planes_of_neighbour
+        is_within = first + count <= planes_of_file
         _demand_all(reads_nothing | is_within, "exposures")
+
+
+class _OwnFiles(NamedTuple):
+    """The own spike file of each frame. Each array is (frames of all clips,).
+
+    The examples are for two clips of 2 and 3 frames with a spike file for each frame.
+    """
+
+    file_in_clip: np.ndarray  # index among the files of the clip: 0 1 0 1 2
+    file: np.ndarray  # index among the files of all clips: 0 1 2 3 4
+    files_of_clip: np.ndarray  # number of files of the clip: 2 2 3 3 3
+
+
+def _own_files(frame_counts: np.ndarray, file_counts: np.ndarray) -> _OwnFiles:
+    """Return the own spike file of each frame.
+
+    frame_counts: number of frames of each clip, e.g. 2 3. file_counts: number of its spike files.
+    """
+    clip = np.repeat(
+        np.arange(len(frame_counts)), frame_counts
+    )  # the clip of each frame: 0 0 1 1 1
+    first_frame_of_clip = begins_of(frame_counts)[clip]  # 0 0 2 2 2
+    number_in_clip = np.arange(len(clip)) - first_frame_of_clip  # 0 1 0 1 2
+    # If a clip has one file for all frames, this is file 0 of the clip.
+    is_one_file = file_counts[clip] < frame_counts[clip]
+    file_in_clip = np.where(is_one_file, 0, number_in_clip)
+    first_file_of_clip = begins_of(file_counts)[clip]  # 0 0 2 2 2
+    return _OwnFiles(file_in_clip, first_file_of_clip + file_in_clip, file_counts[clip])

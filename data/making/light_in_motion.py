@@ -1,7 +1,7 @@
 """Give the light at any instant: of a video by optical flow, or of a photograph in motion.
 
-A spike camera reads out thousands of planes a second, a video has tens or hundreds of frames. So
-the light between two frames must be interpolated. `data/making/prepare.py` and
+A spike camera reads out thousands of planes a second, but a video has only tens or hundreds of
+frames a second. So the light between two frames must be interpolated. `data/making/prepare.py` and
 `scripts/spike_tool.py` use
 
     LightPath      gives the light at any time between the frames of a video
@@ -13,9 +13,10 @@ Light is linear, float32, 1 at full scale. A "plane" is one read-out of the spik
 interval" is the time from one frame of the made clip to the next. It has a number of planes, and
 may have several frames of the video.
 
-The same source and seed must give the same light, because made data sets are continued and
-published. So the order of the random draws must not change. If the light must change, raise VERSION
-in data/making/prepare.py.
+What must stay: every bit of the light, for the same source and seed. The reason: made data sets are
+published, and an interrupted data set is continued later. So neither the order of the random draws
+nor the order of the arithmetic may change. If the light must change, raise VERSION in
+data/making/prepare.py. What may change freely: speed and memory.
 
 Tests: tests/parts/scripts/test_prepare_gopro_spike.py
 """
@@ -44,9 +45,14 @@ SCENE_CHANGE = 40.0
 MOST_FRAMES_PER_INTERVAL = 4
 # Linear light of each display value 0 ... 255, at gamma 2.2. cv2.LUT looks pixels up in this table.
 LIGHT_OF_DISPLAY_VALUE = to_linear(np.arange(256, dtype=np.float32) / 255.0)
-# A photograph has this many pixels along one RGB pixel. Frames are scaled down from them, so that
-# no single pixels of the photograph are visible when it moves.
+# A photograph has this many pixels along one RGB pixel of the made frame. So each RGB pixel is a
+# mean of FINE x FINE pixels. With 1, the pixels of the photograph would be visible when it moves.
 FINE = 2
+# Weights of the four sines of a random motion. Their sum is 1. The motion is irregular, because the
+# sines have different periods. A single sine would repeat itself.
+WALK_WEIGHTS = (0.4, 0.3, 0.2, 0.1)
+# Number of pieces of a photograph that are nearer than the rest. More of them would hide the rest.
+NEAR_LAYERS = 2
 
 
 def smooth_walk(
@@ -64,7 +70,7 @@ def smooth_walk(
     log_shortest, log_longest = np.log(periods)
     t = np.arange(planes)
     walk = np.zeros(planes)
-    for weight in (0.4, 0.3, 0.2, 0.1):
+    for weight in WALK_WEIGHTS:
         period = np.exp(rng.uniform(log_shortest, log_longest))
         phase = rng.uniform()
         walk += weight * np.sin(2 * np.pi * (t / period + phase))
@@ -79,8 +85,8 @@ class LightPath:
 
         light(x) = (1 - p) A(x - p f(x)) + p B(x - (1 - p) g(x)).
 
-    Ask for times in their order: only the flows of the last pair of frames are stored. Made data
-    sets depend on every bit of the light (VERSION in data/making/prepare.py).
+    Call `at` with increasing times. Only the flows of the last pair of frames are stored, so times
+    in another order would give the same light, but would compute the flows again and again.
     """
 
     def __init__(
@@ -108,11 +114,13 @@ class LightPath:
         """
         last_frame = self.count - 1
         time = min(max(time, 0.0), float(last_frame))
-        # A is frame `index`, B the next frame. At the time of the last frame, B is the last frame.
-        index = min(int(time), max(last_frame - 1, 0))
-        fraction = time - index
-        # Some times are computed and miss the time of a frame by a rounding error. They must show
-        # the frame itself, without interpolation.
+        # A is frame `index`, and B is the next frame. No frame follows the last frame. So at its
+        # time, A is the frame before it, and B is the last frame.
+        last_A = max(last_frame - 1, 0)
+        index = min(int(time), last_A)
+        fraction = time - index  # p: 0 at A, 1 at B
+        # Some times are computed, and a rounding error moves them away from the time of a frame,
+        # e.g. 2.9999999999. They must show the frame itself, without interpolation.
         is_at_frame = min(fraction, 1 - fraction) < 1e-9
         if is_at_frame:
             return self.light(round(time))
@@ -121,10 +129,10 @@ class LightPath:
         if self.method == "linear":
             return (1 - fraction) * A + fraction * B
         # light(x) = (1 - p) A(x - p f(x)) + p B(x - (1 - p) g(x))
-        f, g = self._flows_from(index)
+        f, g = self._flows_from(index)  # (h, w, 2) each
         p = np.float32(fraction)
-        moved_A = _moved(A, -p * f)
-        moved_B = _moved(B, (p - 1) * g)
+        moved_A = _moved(A, shift=-p * f)  # A(x - p f(x))
+        moved_B = _moved(B, shift=(p - 1) * g)  # B(x - (1 - p) g(x))
         return (1 - p) * moved_A + p * moved_B
 
     def _flows_from(self, index: int) -> tuple[np.ndarray, np.ndarray]:
@@ -233,7 +241,7 @@ def find_cuts(
     In smaller frames, a motion has fewer pixels, so more parts can be interpolated.
     frames_per_interval: number of frames of the video in an interval. None: the number is drawn for
     each part, 1 to MOST_FRAMES_PER_INTERVAL.
-    rng: one number is drawn for each part that is tried. The order belongs to the made data sets.
+    rng: see `_frames_of_interval`.
     """
     least_side, most_side = sides
     side = min(most_side, *frames.size)
@@ -244,23 +252,20 @@ def find_cuts(
     cuts = []
     first = 0
     while True:
-        # Try a part that begins at frame `first`. How many frames can each interval have?
-        frames_for_intervals = len(frames) - first - 2  # without the frames before and after
+        # Try a part that begins at frame `first`. Its frames are one frame before the intervals,
+        # the frames of the intervals, and one frame after them.
+        frames_for_intervals = len(frames) - first - 2
         most = frames_for_intervals // intervals
-        least = 1 if frames_per_interval is None else frames_per_interval
-        if most < least:
+        average = _frames_of_interval(frames_per_interval, most, rng)
+        if average is None:  # too few frames are left
             return cuts
-        if frames_per_interval is None:
-            drawn = rng.integers(1, min(most, MOST_FRAMES_PER_INTERVAL), endpoint=True)
-            average = int(drawn)
-        else:
-            average = frames_per_interval
         number_of_frames = average * intervals + 2
         number_of_steps = number_of_frames - 1
         steps_of_part = np.array(steps[first : first + number_of_steps])
 
-        # If a step is longer than allowed, or is a change of the scene (inf), no part contains this
-        # step. Go on after the last such step: step i leads to frame first + i + 1.
+        # No part may contain a step that is longer than allowed, or a change of the scene (inf). So
+        # the next part begins behind the last of these steps. Step i of this part leads to frame
+        # first + i + 1.
         too_long = np.flatnonzero(steps_of_part > most_step).tolist()
         if too_long:
             first += too_long[-1] + 1
@@ -272,6 +277,21 @@ def find_cuts(
         side_of_part = max(least_side, int(side * MOST_STEP / longest_step))
         cuts.append(Cut(first, average, side_of_part))
         first += average * intervals
+
+
+def _frames_of_interval(wanted: int | None, most: int, rng: np.random.Generator) -> int | None:
+    """Return how many frames of the video each interval of a part has. None: too few are left.
+
+    wanted: the number that the user gave; None to draw it. most: the largest possible number.
+    rng: one number is drawn for each part that is tried, also if the part is rejected later. The
+    order belongs to the made data sets.
+    """
+    if wanted is not None:
+        return wanted if wanted <= most else None
+    if most < 1:
+        return None
+    drawn = rng.integers(1, min(most, MOST_FRAMES_PER_INTERVAL), endpoint=True)
+    return int(drawn)
 
 
 def _steps(frames: FrameSource, side: int) -> list[float]:
@@ -304,10 +324,10 @@ def video_scene(
 ) -> Iterator[np.ndarray]:
     """Yield the light (crop, crop, 3) float32 of each plane of a cut.
 
-    The crop moves smoothly, as in a video from the hand. The sharp instant of each interval is its
-    middle plane, planes // 2. At this instant, the light must be a crop of one scaled frame of the
-    video, and nothing may be interpolated, because it becomes the sharp frame of the made clip. So
-    the sharp instant has the time of a frame, and the corner of the crop is then a whole pixel.
+    The crop moves smoothly, as if a person held the camera. The sharp instant of each interval is
+    its middle plane, planes // 2. The light of this plane becomes the sharp frame of the made clip,
+    so nothing in it may be interpolated. Two things ensure this: the sharp instant has the time of
+    a frame of the video, and the corner of the crop is on a whole pixel then.
 
     count: number of frame intervals. planes: number of planes in an interval. crop: side in pixels.
     rng: generator of the motion. The order of its draws belongs to the made data sets.
@@ -382,6 +402,21 @@ class _Layer:
     border: int
 
 
+@dataclass(frozen=True)
+class _Camera:
+    """The motion of the camera over a photograph, for each of the `planes` planes.
+
+    shake: (planes, 2), x and y in pixels of the view. angles: (planes,) in radians.
+    zooms: (planes,) factors. Above 1, objects look larger.
+    tilts: (planes, 2), the beginning of the third row of the homography, see `_view`.
+    """
+
+    shake: np.ndarray
+    angles: np.ndarray
+    zooms: np.ndarray
+    tilts: np.ndarray
+
+
 def photo_scene(
     picture: np.ndarray, side: int, count: int, planes: int, crop: int, rng: np.random.Generator
 ) -> Iterator[np.ndarray]:
@@ -392,52 +427,71 @@ def photo_scene(
 
     picture: (H, W, 3) uint8. It is scaled down to a shorter side of FINE x side.
     count, planes, crop: see `video_scene`.
-    rng: the order of its draws decides which scene a seed gives, so it must not change. The ranges
-    that are drawn from bound the motion. Wider ranges give faster motion, and other data sets: then
+    rng: the order of its draws decides which scene a seed gives, so it must not change: first the
+    camera (`_draw_camera`), then the layers from the farthest to the nearest (`_layer`). The ranges
+    of the draws bound the motion. Wider ranges would give faster motion, and other data sets: then
     raise VERSION in data/making/prepare.py.
     """
     light = cv2.LUT(scaled(picture, FINE * side), LIGHT_OF_DISPLAY_VALUE)
     number_of_planes = count * planes
     view_side = FINE * crop  # side of the view in pixels of the photograph
-    walk = partial(smooth_walk, rng, number_of_planes, periods=(2.0 * planes, 8.0 * planes))
 
-    # The camera in each plane: its shake, angle and zoom, and its tilt, which is the beginning of
-    # the third row of a homography.
-    shake_x = walk(rng.uniform(2, crop / 6))  # in RGB pixels
-    shake_y = walk(rng.uniform(2, crop / 6))
-    shake = FINE * np.stack([shake_x, shake_y], axis=1)  # (count planes, 2), in pixels of the view
-    angles = walk(0.1)  # in radians
-    zooms = rng.uniform(1.0, 1.3) * np.exp(walk(0.08))  # factors
-    # At most 0.1 / view_side in x and y: at an edge of the view, view_side / 2 from its middle, a
-    # tilt changes the scale by at most 5 %.
-    tilts = np.stack([walk(0.1), walk(0.1)], axis=1) / view_side
+    # All random numbers are drawn here, before the first plane is painted.
+    camera = _draw_camera(number_of_planes, planes, crop, rng)
     # Time in frame intervals, 0 in the middle of the clip, as a column (count planes, 1).
     time = (np.arange(number_of_planes) / number_of_planes - 0.5)[:, None] * count
-    # The whole photograph, and the two nearer pieces, each nearer than the one before it.
-    layers = [_layer(light, depth, shake, time, view_side, rng) for depth in range(3)]
+    layers = []
+    for depth in range(1 + NEAR_LAYERS):  # 0 is the whole photograph
+        layers.append(_layer(light, depth, camera.shake, time, view_side, rng))
 
+    for plane in range(number_of_planes):
+        view = _view(camera.angles[plane], camera.zooms[plane], camera.tilts[plane])
+        canvas = _painted(layers, plane, view, view_side)
+        yield cv2.resize(canvas, (crop, crop), interpolation=cv2.INTER_AREA)
+
+
+def _draw_camera(
+    number_of_planes: int, planes: int, crop: int, rng: np.random.Generator
+) -> _Camera:
+    """Draw the motion of the camera. planes, crop: see `video_scene`.
+
+    rng: the order of its draws must not change, see `photo_scene`.
+    """
+    view_side = FINE * crop
+    walk = partial(smooth_walk, rng, number_of_planes, periods=(2.0 * planes, 8.0 * planes))
+    shake_x = walk(rng.uniform(2, crop / 6))  # in RGB pixels
+    shake_y = walk(rng.uniform(2, crop / 6))
+    shake = FINE * np.stack([shake_x, shake_y], axis=1)  # in pixels of the view
+    angles = walk(0.1)
+    zooms = rng.uniform(1.0, 1.3) * np.exp(walk(0.08))
+    # At most 0.1 / view_side in x and y. An edge of the view is view_side / 2 from its middle, so a
+    # tilt changes the scale there by at most 0.1 / 2 = 5 %.
+    tilts = np.stack([walk(0.1), walk(0.1)], axis=1) / view_side
+    return _Camera(shake, angles, zooms, tilts)
+
+
+def _painted(layers: list[_Layer], plane: int, view: np.ndarray, view_side: int) -> np.ndarray:
+    """Return the light that the camera sees in a plane, (view_side, view_side, 3).
+
+    layers: the farthest one first. They are painted in this order, and each layer covers what is
+    behind it by its opacity: light = (1 - opacity) light_behind + light_of_layer.
+    view: see `_view`.
+    """
     middle_to_origin = _translation(-view_side / 2, -view_side / 2)
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-    for plane in range(number_of_planes):
-        # Paint the layers, the farthest one first. Each layer covers what is behind it by its
-        # opacity.
-        view = _view(angles[plane], zooms[plane], tilts[plane])
-        canvas = np.zeros((view_side, view_side, 3), np.float32)
-        for layer in layers:
-            # The matrix leads from a pixel of the view to a point of the sheet. From right to left:
-            # move the middle of the view to 0, turn, zoom and tilt, move 0 to the layer's center.
-            x, y = layer.centers[plane]
-            to_sheet = _translation(x, y) @ view @ middle_to_origin
-            seen = cv2.warpPerspective(
-                layer.sheet,
-                to_sheet,
-                (view_side, view_side),
-                flags=flags,
-                borderMode=layer.border,
-            )  # (view_side, view_side, 4)
-            opacity = seen[..., 3:]
-            canvas = canvas * (1 - opacity) + seen[..., :3]
-        yield cv2.resize(canvas, (crop, crop), interpolation=cv2.INTER_AREA)
+    canvas = np.zeros((view_side, view_side, 3), np.float32)
+    for layer in layers:
+        # The matrix leads from a pixel of the view to a point of the sheet. From right to left:
+        # move the middle of the view to 0, turn, zoom and tilt, move 0 to the layer's center.
+        x, y = layer.centers[plane]
+        to_sheet = _translation(x, y) @ view @ middle_to_origin
+        seen = cv2.warpPerspective(
+            layer.sheet, to_sheet, (view_side, view_side), flags=flags, borderMode=layer.border
+        )  # (view_side, view_side, 4)
+        light_of_layer = seen[..., :3]  # multiplied by the opacity already, see `_Layer`
+        opacity = seen[..., 3:]
+        canvas = canvas * (1 - opacity) + light_of_layer
+    return canvas
 
 
 def _layer(
@@ -448,7 +502,7 @@ def _layer(
     view_side: int,
     rng: np.random.Generator,
 ) -> _Layer:
-    """Draw a layer. depth: 0 for the whole photograph, 1 and 2 for the nearer pieces.
+    """Draw a layer. depth: 0 for the whole photograph; 1 and 2 for its pieces, 2 is the nearest.
 
     light: (H, W, 3) of the photograph. shake: (planes, 2) motion of the camera in pixels.
     time: (planes, 1) in frame intervals. view_side: side of the view in pixels.
@@ -458,7 +512,8 @@ def _layer(
     size = np.array((width, height))  # x before y, as in all points here
     opaque = np.ones((height, width, 1), np.float32)
     if depth == 0:
-        # The whole photograph. Beyond its edges it is mirrored, so that it always fills the view.
+        # The whole photograph. Nothing is drawn for it. Beyond its edges it is mirrored, so that it
+        # always fills the view.
         centers = size / 2 + shake
         sheet = np.concatenate((light * opaque, opaque), axis=2)
         return _Layer(sheet, centers, cv2.BORDER_REFLECT_101)
@@ -475,7 +530,8 @@ def _layer(
     mask = cv2.fillPoly(0 * opaque, [hull], 1.0, cv2.LINE_AA)
     opacity = cv2.GaussianBlur(mask, (0, 0), 0.8)[..., None]  # (H, W, 1)
     sheet = np.concatenate((light * opacity, opacity), axis=2)
-    # The nearer the layer, the more it moves with the camera.
+    # The nearer the layer, the more it moves with the camera: 1.35 and 1.7 times as much as the
+    # whole photograph.
     parallax = 1 + 0.35 * depth
     centers = center_at_time_0 + parallax * shake + speed * time
     return _Layer(sheet, centers, cv2.BORDER_CONSTANT)
