@@ -1,13 +1,16 @@
 """Random changes of a training sample: crop, flips, time reversal, and a simulated spike camera.
 
-`Augment` is one crop with flips. It is drawn once for a sample and applied to lq, gt and spikes.
-`CameraPerturb` (option `camera`) draws a simulated camera, a `CameraDraw`. It changes the spikes of
-a sample, and maybe its blurry frames, as another camera would have recorded them. Another simulated
-camera is a new file data/camera_<name>.py whose class registers itself in `CAMERAS`.
+    Augment         one crop with flips; it is drawn once for a sample, for lq, gt and spikes
+    CameraPerturb   the option `camera`: draws a simulated spike camera for each sample
+    CameraDraw      the camera that was drawn; it changes the spikes of a sample, and maybe its
+                    blurry frames, as if this camera had recorded them
+
+data/clip_dataset.py calls them. To add another simulated camera, write a file
+data/camera_<name>.py whose class registers itself in `CAMERAS`.
 
 What must stay: the random numbers that are drawn, and their order, because they decide every sample
 of a seed, and a resumed run must see the same samples. So a new draw takes its numbers from a new
-generator, and never stands between two existing draws.
+generator, and never from an existing one. `CameraPerturb.draw` shows an example.
 
 Tests: tests/parts/data/test_dataset_video_rgbspike.py, tests/parts/data/test_spike_simulate.py
 """
@@ -39,8 +42,8 @@ class Augment(Crop):
     transpose: the two axes are swapped. With the flips this gives all rotations by 90 degrees.
     reverse: the clip is played backwards, its spikes too.
 
-    What must stay: the order crop, hflip, vflip, transpose, because lq, gt and spikes are changed
-    one after the other and must agree.
+    What must stay: the order crop, hflip, vflip, transpose. Another order would give other samples
+    to a resumed run. E.g. hflip before transpose is the same as transpose before vflip.
     """
 
     hflip: bool = False
@@ -72,8 +75,8 @@ class Augment(Crop):
         """
         height, width = size
         origin_top, origin_left = origin
-        # All random numbers are drawn in any case and in this order, so that switching one flip off
-        # does not change the others.
+        # All random numbers are drawn in this order, also for flips that are not allowed. So if a
+        # user forbids one flip, the crops and the other flips of all samples stay the same.
         top = origin_top + _random_start(rng, height - patch, step)
         left = origin_left + _random_start(rng, width - patch, step)
         wants_hflip, wants_vflip, wants_transpose, wants_reverse = (rng.random(4) < 0.5).tolist()
@@ -113,13 +116,17 @@ class Augment(Crop):
             frames = frames[..., ::-1, :]
         if self.transpose:
             frames = frames.swapaxes(-1, -2)
-        # The steps above make views. torch takes no array with a negative stride.
+        # The lines above make views. torch takes no array with a negative stride, so copy it.
         return np.ascontiguousarray(frames)
 
 
 @dataclass(frozen=True)
 class CameraDraw:
-    """A simulated camera, the same for all frames of a sample."""
+    """A simulated camera, the same for all frames of a sample.
+
+    The dataset and the spike source call `apply` and `photograph`, and read known_rate_factor and
+    rgb. A user's own camera may lack later fields, so read them with `getattr` and a default.
+    """
 
     # Seed of the random numbers of this camera, such as (seed of the dataset, epoch, index).
     seed: tuple[int, ...]
@@ -242,26 +249,27 @@ class CameraPerturb:
         For each change, one random number decides whether it happens, and another one how large it
         is. All numbers are drawn in any case, so that one option does not change another draw.
         """
-        # The order of the random numbers fixes the samples of existing runs: do not change it.
-        # The first four decide whether a change happens, the next four how large it is.
+        # The order of the random numbers fixes the samples of existing runs, so it must stay. The
+        # first four numbers decide whether a change happens, the next four how large it is.
         rng = random_stream("camera", *seed)
         threshold_chance, drop_chance, hot_chance, dead_chance = rng.random(4)
         threshold_size, drop_size, hot_size, dead_size = rng.random(4)
         threshold = 1.0
         if threshold_chance < self.threshold_prob:
+            # Uniform in the logarithm: half and double the threshold are equally likely.
             low, high = np.log(self.threshold_range)
             threshold = float(np.exp(low + threshold_size * (high - low)))
         drop = _amount(drop_chance, self.drop_prob, drop_size, self.drop_max)
         hot = _amount(hot_chance, self.hot_prob, hot_size, self.hot_max)
         dead = _amount(dead_chance, self.dead_prob, dead_size, self.dead_max)
 
-        # These options came later. They have a second generator, so that the draws above stayed the
-        # same.
+        # These options were added later. They take their numbers from a second generator, so that
+        # the draws above stayed the same.
         rng = random_stream("dark current and frames of a camera", *seed)
         dark_chance, rgb_chance, jpeg_chance = rng.random(3)
         dark_size, shot_size, read_size, jpeg_size = rng.random(4)
         dark = _amount(dark_chance, self.dark_prob, dark_size, self.dark_max)
-        # Both kinds of noise come together, so they share one chance.
+        # A camera with one kind of noise has the other kind, too. So one chance decides on both.
         shot = _amount(rgb_chance, self.rgb_prob, shot_size, self.rgb_shot_max)
         read = _amount(rgb_chance, self.rgb_prob, read_size, self.rgb_read_max)
         jpeg = 0  # quality; 0: no JPEG
@@ -270,13 +278,15 @@ class CameraPerturb:
         rgb = None
         if shot or read or jpeg:
             rgb = RgbCamera(shot=shot, read=read, jpeg=jpeg)
+        # A pixel with twice the threshold fires half as often.
+        known_rate_factor = 1.0 / threshold if self.known_rate else 1.0
         return CameraDraw(
             seed=tuple(seed),
             threshold=threshold,
             drop=drop,
             hot=hot,
             dead=dead,
-            known_rate_factor=1.0 / threshold if self.known_rate else 1.0,
+            known_rate_factor=known_rate_factor,
             dark=dark,
             rgb=rgb,
         )

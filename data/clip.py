@@ -68,8 +68,10 @@ class Clip:
     spike: path of the spike file of each frame. If one file holds the planes of all frames, the
     same path is listed for each frame.
     planes: number of planes in the spike file of each frame.
-    size: (height, width) in pixels of the first lq frame. gt_size: the same of the first gt frame.
-    gt_instants: K sharp frames of each exposure in the order of time, frame after frame.
+    size: (height, width) in pixels of the lq frames. gt_size: (height, width) of the gt frames, or
+    of the lq frames if there is no gt.
+    gt_instants: paths of the K sharp frames of each exposure in the order of time. The K paths of
+    the first frame come first.
     exposures: the planes of each frame; () without spikes.
     spikes: how the spikes are read, a data.cameras.spike_source.DatSpikes; None without spikes.
     times: when the frames were taken, if one spike file holds the planes of all frames; else None.
@@ -103,8 +105,8 @@ class Clip:
     @cached_property
     def spike_files(self) -> dict[str, int]:
         """{spike file: number of planes in it}, each file once, in the order of the frames."""
-        # strict=False: a clip of a cache has `planes` even if the options read no spikes. Then
-        # `spike` is empty, and so is the result.
+        # A clip of a cache has `planes` even if the options read no spikes. Then `spike` is empty,
+        # and so is the result. So the two may have different lengths (strict=False).
         return dict(zip(self.spike, self.planes, strict=False))
 
     @cached_property
@@ -114,12 +116,12 @@ class Clip:
 
     @property
     def croppable(self) -> tuple[tuple[int, int, int, int], int]:
-        """The region in which crops of lq frames may lie, and the step of their corners.
+        """(region, step): where crops of lq frames may lie, in lq pixels.
 
         region: (top, left, height, width). With spikes, the region is what both cameras see.
-        step: the upper left corner of a crop is a multiple of the step away from (top, left). With
-        spikes, the step is the number of lq pixels along a spike pixel, so that no spike pixel is
-        cut.
+        step: the distance of a crop from the top and from the left of the region is a multiple of
+        this number. With spikes, the step is the number of lq pixels along a spike pixel, so that
+        no spike pixel is cut. E.g. with step 4 the crops begin 0, 4, 8, ... pixels from the left.
         """
         if self.spikes:
             return self.grid.region, self.grid.step
@@ -139,7 +141,7 @@ class Clip:
 
     @property
     def scale(self) -> int:
-        """How many times as large as the blurry frames the sharp frames are, 1 for deblurring."""
+        """Height of a sharp frame over height of a blurry frame, e.g. 4; 1 for deblurring."""
         return self.gt_size[0] // self.size[0]
 
     @property
@@ -164,14 +166,17 @@ class Clip:
 def checked_name(name: str, where: str) -> str:
     """Return `name` if it can be the name of a clip or of a frame.
 
-    Results are written under this name, so it must not lead to another folder.
+    Results are written under this name, so the name must not lead to another folder. Every reader
+    of names must call this, because names come from files that anybody may have written.
+
     where: where the name was read, for the message.
     Raises DataError for names that lead out of their folder, for control characters, and for bytes
     that are not UTF-8. "a/b" is a correct name; "a//b", "../b" and "/b" are not.
     """
-    parts = name.split("/")
+    parts = name.split("/")  # "/b" -> "", "b"
     stays_below = "" not in parts and "." not in parts and ".." not in parts
-    if not stays_below or _UNPRINTABLE.search(name):
+    is_unprintable = _UNPRINTABLE.search(name) is not None
+    if not stays_below or is_unprintable:
         raise DataError(
             what=f"{name!r} cannot be the name of a clip or frame",
             where=where,

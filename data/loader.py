@@ -5,10 +5,12 @@
       -> loader workers (_Batches)          read the samples of a micro-batch
       -> TrainLoader                        yields the micro-batches of one optimizer step
 
-A loader worker is a process. It hands over its batches through shared memory, /dev/shm. The module
-also names the sample at which a worker hangs or dies. main_train_vrt.py makes the `TrainLoader`.
+A micro-batch is what one rank puts through the network at once. An optimizer step uses one or more
+micro-batches (accumulation_steps). A loader worker is a process, which hands over its batches
+through shared memory, /dev/shm. If a worker hangs or dies, the error of this module names its
+samples. main_train_vrt.py makes the `TrainLoader`.
 
-What must stay: the order of samples depends only on seed, epoch and position, because a run may
+What must stay: the order of the samples depends only on seed, epoch and position, because a run may
 resume with other numbers of ranks and workers. What may change: how the workers read.
 
 Tests: tests/dist/test_resume.py (the order after a resume),
@@ -43,7 +45,7 @@ from utils.errors import DataError, OptionError, SpikeVRTError
 from utils.options.models import LoaderOptions
 from utils.run.checkpoint import DataOrder
 
-# What torch says if /dev/shm has no room for a batch.
+# Texts of torch's errors if /dev/shm has no room for a batch.
 OUT_OF_SHM = re.compile(r"</torch_\w+>|shared memory|[Bb]us error")
 # Advice in the errors of this module.
 USE_LESS_MEMORY = "lower dataloader_num_workers or dataloader_prefetch_factor"
@@ -65,17 +67,19 @@ SHARE_OF_STALL = 0.8
 class ResumableDistributedSampler(Sampler[tuple[int, int]]):
     """Yields (epoch, index) of the samples of one rank.
 
-    The order of an epoch is one permutation P of all samples, drawn from (seed, epoch). A global
-    batch has the samples of all ranks in one step, G = world_size * batch_size samples. Global
-    batch b is P[b G : (b + 1) G]. Rank r takes every world_size-th sample of a global batch,
-    beginning with number r. So a step has the same samples for any number of ranks with the same G.
-    An incomplete last batch is dropped.
+    A global batch has the samples of all ranks in one step: G = world_size * batch_size samples.
+    The samples of an epoch are chosen in three steps:
 
-    With 2 ranks, batch_size 2 and P = 5 3 0 4 2 1, there is one global batch, 5 3 0 4. Rank 0 gets
-    5 and 0, rank 1 gets 3 and 4.
+    1. P is a permutation of all samples. It depends only on (seed, epoch).
+    2. Global batch b is P[b G : (b + 1) G]. An incomplete last batch is dropped.
+    3. Rank r takes every world_size-th sample of a global batch, beginning with number r.
 
-    Each index comes with `epoch`, because persistent workers have a copy of the dataset and do not
-    see later changes of it.
+    So a step has the same samples for any number of ranks, if G is the same. E.g. 2 ranks,
+    batch_size 2 and P = 5 3 0 4 2 1: G is 4, so there is one global batch, 5 3 0 4. Rank 0 gets 5
+    and 0, rank 1 gets 3 and 4.
+
+    Each index comes with its epoch. The reason: persistent workers have a copy of the dataset, and
+    would not see an epoch that is set later in the dataset of the main process.
 
     What must stay: the result for each seed, epoch and G, because runs resume within an epoch.
 
@@ -147,9 +151,9 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
 class TrainLoader:
     """Yields the micro-batches of one optimizer step at a time.
 
-    A position in the data is (epoch, batch), where a batch has all samples of an optimizer step:
+    A position in the data is (epoch, batch). A batch means here all samples of an optimizer step:
     batch_size * accumulation_steps * world_size. So a run that resumes at a position continues with
-    the next sample, whatever its number of workers.
+    the next sample. The number of workers does not matter.
 
     dataset: a torch Dataset with a length. section: the section `datasets.train`.
     accumulation_steps: number of micro-batches of a step. seed: seed of the shuffling.
@@ -181,8 +185,8 @@ class TrainLoader:
         if workers:
             _refuse_long_folder_for_sockets(tempfile.gettempdir())
         self.timeout_s = section.dataloader_timeout_s or SHARE_OF_STALL * stall_s
-        # A digest of the names of all samples. A resumed run compares it with its checkpoint. A
-        # user's dataset need not have names.
+        # A digest of the names of all samples. A resumed run compares the digest with the one in
+        # its checkpoint. A user's dataset need not have names.
         names = dataset.sample_names() if hasattr(dataset, "sample_names") else []
         self.sample_list = hashlib.sha256("\n".join(names).encode()).hexdigest()[:12]
         # Any, because torch's annotation of BatchSampler allows only plain numbers.
@@ -194,8 +198,9 @@ class TrainLoader:
             sampler=BatchSampler(samples, section.dataloader_batch_size, drop_last=False),
             num_workers=workers,
             pin_memory=devices.pins_memory(utils_dist.get_device()),
-            # This also limits the wait between two epochs with persistent workers. By default,
-            # torch would wait there for ever. torch allows no time-out without workers.
+            # Longest wait for a batch in seconds. Persistent workers also begin a new epoch within
+            # this time. With torch's default, the wait for a dead worker would never end.
+            # Without workers, torch demands 0 here and None in the next line.
             timeout=self.timeout_s if workers else 0,
             prefetch_factor=section.dataloader_prefetch_factor if workers else None,
             persistent_workers=section.dataloader_persistent_workers and workers > 0,
@@ -214,8 +219,9 @@ class TrainLoader:
         A step is the list of its micro-batches.
         """
         self.sampler.seek(epoch, batch)
-        # The workers start here and not in `_steps`, because the code of a generator begins to run
-        # at its first next(). A signal waits meanwhile, so that it does not stop us half-way.
+        # Start the workers here and not in `_steps`, which is a generator: its code begins to run
+        # only when the first step is asked for. Meanwhile signals wait, because a signal at this
+        # moment would leave only a part of the workers started.
         with process.signals_held():
             iterator = self._answer_of(lambda: iter(self.loader), micro_batch=0)
         return self._steps(iterator)
@@ -228,15 +234,14 @@ class TrainLoader:
         step = []
         for micro_batch in itertools.count():
             batch = self._answer_of(lambda: next(iterator, None), micro_batch)
-            # None at the end of the epoch.
-            if batch is None:
+            if batch is None:  # the end of the epoch
                 return
             # `_Batches` returns an error in place of a batch.
             if isinstance(batch, SpikeVRTError):
                 batch.where += f", rank {self.rank}"
                 raise batch
-            # Tell the watchdog of each batch: a step may take several of them, and each may take up
-            # to dataloader_timeout_s.
+            # Tell the watchdog of each micro-batch, and not only of each step. The reason: each of
+            # the micro-batches of a step may take up to dataloader_timeout_s.
             watchdog.go_on()
             step.append(batch)
             if len(step) == self.accumulation_steps:
@@ -247,11 +252,11 @@ class TrainLoader:
 
     @contextmanager
     def deaths_named(self) -> Generator[None]:
-        """Name a loader worker that dies while the main process does something else.
+        """Turn torch's error for a dead loader worker into a DataError, within a `with` block.
 
-        If a worker dies, torch's signal handler raises a RuntimeError wherever the main thread is
-        at this moment, for example within a step. In the `with` block, this error becomes a
-        DataError.
+        If a worker dies, torch's signal handler raises a RuntimeError in the main thread, wherever
+        it is at this moment. E.g. it may be within a training step. So the training loop runs in
+        this block.
         """
         try:
             yield
@@ -273,31 +278,33 @@ class TrainLoader:
             ) from e
 
     def _answer_of(self, read: Callable[[], Any], micro_batch: int) -> Any:
-        """Return read(), which waits for the loader workers.
+        """Return read(), a function that waits for the loader workers.
 
-        Reads again after a time-out during which the run was suspended, for example by Ctrl-Z. The
-        clock of the time-out goes on while a run is suspended, although no worker can work.
+        If the run was suspended while it waited, e.g. by Ctrl-Z, a time-out proves nothing: its
+        clock goes on, although no worker can work. So `read` is then called again. The watchdog
+        limits the time of all calls together.
+
         micro_batch: number of the micro-batch in this iterator, for the message.
         Raises DataError if a loader worker hangs or dies.
         """
         while True:
-            asleep_s = watchdog.asleep_s()
+            # The difference to a later value is the time for which the run was suspended.
+            asleep_before_s = watchdog.asleep_s()
             try:
                 return read()
             except RuntimeError as e:
-                # torch keeps the iterator of persistent workers. These workers did not answer, so
-                # drop the iterator: then the next one starts other workers.
+                # torch keeps the iterator of persistent workers, and would use it in the next
+                # epoch. These workers do not answer. Without the iterator, torch starts new ones.
                 self.loader._iterator = None
                 is_late = "timed out" in str(e)
-                # A short sleep is no reason to wait again, because a thread that waits for a core
-                # looks asleep too. Repeating cannot go on for ever, because the watchdog limits all
-                # waits.
-                slept_s = watchdog.asleep_s() - asleep_s
+                # A thread that waits for a core also looks asleep for a short time. So only a long
+                # sleep is a reason to wait again.
+                slept_s = watchdog.asleep_s() - asleep_before_s
                 if is_late and slept_s > self.timeout_s / 2:
                     continue
                 is_out_of_shm = OUT_OF_SHM.search(str(e)) is not None
                 was_killed = "killed by signal" in str(e)
-                # Any other error is a mistake in the code, whose traceback is wanted.
+                # Any other error is a mistake in the code. Its traceback helps more than a message.
                 if not is_late and not is_out_of_shm and not was_killed:
                     raise
                 raise self._no_batch(e, micro_batch, is_out_of_shm) from e
@@ -309,9 +316,10 @@ class TrainLoader:
         /dev/shm has no room.
         """
         size = self.section.dataloader_batch_size
-        # torch gives the micro-batches to the workers in turn.
+        # torch gives the micro-batches to the workers in turn: 0, 1, 2, 0, 1, 2, ...
         worker = micro_batch % self.section.dataloader_num_workers
-        # The sampler yields the same samples again, so skip those of earlier micro-batches.
+        # A new iterator over the sampler yields the same samples from the beginning. Skip the
+        # samples of the micro-batches before this one.
         first = micro_batch * size
         samples = list(itertools.islice(self.sampler, first, first + size))
         expected = f"a batch within datasets.train.dataloader_timeout_s = {self.timeout_s:g} s"
@@ -319,8 +327,9 @@ class TrainLoader:
         if is_out_of_shm:
             expected = "room in /dev/shm for the batches of all workers"
             do = ENLARGE_SHM
+        # If an error comes from a worker, its first line is "Caught ...", then comes the traceback,
+        # and the error itself is the last line. Otherwise the first line says most.
         lines = str(error).strip().splitlines()
-        # torch wraps an error of a worker in "Caught ...". Then the error itself is the last line.
         reason = lines[-1] if "Caught" in lines[0] else lines[0]
         return DataError(
             what=f"no batch: {reason}",
@@ -334,8 +343,9 @@ class TrainLoader:
 class _Batches(Dataset):
     """A dataset whose items are micro-batches. Its index is a list of (epoch, index).
 
-    An error of this project is returned in place of the batch. If it was raised in a worker, torch
-    would hide its message in the worker's traceback.
+    If a sample raises an error of this project, the error is returned in place of the batch, and
+    `TrainLoader._steps` raises it. If it were raised here, in a worker, torch would hide its
+    message in a traceback.
     """
 
     dataset: Dataset
@@ -350,7 +360,8 @@ class _Batches(Dataset):
                 worker = get_worker_info()  # None in the main process
                 if worker:
                     where += f", loader worker {worker.id}"
-                # A new error of these four texts alone, which can be sent to the main process.
+                # Make a new error of the four texts alone, because the old error may refer to
+                # objects that cannot be sent to the main process.
                 return type(e)(e.what, where, e.expected, e.do)
         return default_collate(items)
 
@@ -360,8 +371,8 @@ def _init_worker(worker_id: int) -> None:
     process.die_with_parent()
     # Ctrl-C reaches all processes of a terminal. The parent decides when the workers end.
     process.leave_signals_to_parent()
-    # OpenCV's threads would compete with the other workers for the cores, and can deadlock after a
-    # fork.
+    # OpenCV's threads would compete with the other workers for the cores. After a fork they can
+    # also wait for each other for ever.
     cv2.setNumThreads(0)
 
 

@@ -1,7 +1,10 @@
 """Datasets by name.
 
 A new dataset is a new file data/dataset_<name>.py, whose class registers itself in `DATASETS`
-(docs/extending.md). `build_dataset` makes the dataset of a section of the option file.
+(docs/extending.md). `build_dataset` makes the dataset of a section of the option file. The main
+programs and users' scripts call it, so its arguments and its errors must stay.
+
+Tests: tests/parts/data/test_dataset_video_rgbspike.py, tests/stories/test_extending.py
 """
 
 from typing import Any
@@ -18,16 +21,15 @@ DATASETS = Registry("dataset", "dataset_type", base=LoaderOptions)
 def build_dataset(section: LoaderOptions | dict[str, Any], split: str, seed: int) -> Dataset:
     """Return the dataset of a section `datasets.<split>`, or of a mapping with its keys.
 
-    split: "train" or "test". seed: the random numbers of a sample depend only on (seed, epoch,
-    index).
-    Raises OptionError for a dataset of the other split, DataError (with all problems) for wrong
-    files.
+    split: "train" or "test". seed: seed of the random numbers. A sample depends only on (seed,
+    epoch, index).
+    Raises OptionError if the dataset is not for this split, e.g. a test set as datasets.train, and
+    DataError (with all problems) for wrong files.
     """
     where = f"datasets.{split}"
     resolved: Any = DATASETS.resolve(section, where)
     is_training = split == "train"
-    # Names of the datasets for this split.
-    fitting = []
+    fitting = []  # names of the datasets for this split
     for name in DATASETS.names():
         dataset_class = DATASETS.model(name).constructor
         if _is_for_training(dataset_class) == is_training:
@@ -44,10 +46,10 @@ def build_dataset(section: LoaderOptions | dict[str, Any], split: str, seed: int
 
 
 def _is_for_training(dataset_class: Any) -> bool:
-    """Whether a dataset class is for training, not for testing.
+    """Return whether a dataset class is for training. If not, it is for testing.
 
-    A class with the attribute `is_training` says it there. Any other class is for testing if it has
-    the method `readers`, else (a plain torch Dataset) for training.
+    The attribute `is_training` decides, if the class has it. A user's class may lack it. Then the
+    class is for testing if it has the method `readers`, and a plain torch Dataset is for training.
     """
     if hasattr(dataset_class, "is_training"):
         return dataset_class.is_training

@@ -1,9 +1,15 @@
 """The clips of a user's own files: frames or a film, with their spikes and their sharp frames.
 
-`main_test_vrt.py --input` calls `user_clips`, which finds the clips below a path. For each clip,
-`user_clip` matches the files of frames, spikes and sharp frames. `ClipCheck` then checks the clip
-as if it were a clip of a data set. The result is a list of readers (data/clips/readers.py), one for
-each clip.
+`main_test_vrt.py --input` calls `user_clips`, which works in these steps:
+
+    _find_clips   finds the clips below a path
+    user_clip     matches the files of frames, spikes and sharp frames of a clip
+    ClipCheck     checks the clip as if it were a clip of a data set (data/clips/clip_check.py)
+
+The result is a list of readers (data/clips/readers.py), one for each clip.
+
+What must stay: the names of clips and frames, because the results of users have these names, and
+every refusal, because files that do not belong together would give a wrong result without an error.
 
 Tests: tests/parts/data/test_user_folders.py, tests/stories/test_foreign_files.py,
 tests/stories/test_main_test.py
@@ -36,8 +42,8 @@ from utils.video import FILM_SUFFIXES
 
 logger = logging.getLogger(__name__)
 
-# Warnings about one spike file whose planes were divided by the times of the frames: if the frames
-# last for different times, and if frames are missing.
+# Two warnings for spikes in one file, if the times of the frames say which planes belong to which
+# frame. The first is for frames that last for different times, the second for missing frames.
 FRAMES_OF_DIFFERENT_TIMES = (
     "the frames last for different times, so each has the planes of its own time. The last one is "
     "taken to last as long as the one before it; give spike.exposure if it does not"
@@ -62,15 +68,15 @@ class ClipPaths(NamedTuple):
 class UserClips(TestClips):
     """The clips of a user's files, read as a test set.
 
-    `TestClips` reads more attributes, which a data set has from its options. A new attribute there
-    needs a value here.
+    The constructor of `TestClips`, which reads options and lists folders, is not called. So each
+    attribute that the methods of `TestClips` read needs a value here.
     """
 
     clips: Sequence[Clip]
     files: io_backend.DiskFiles = dataclasses.field(default_factory=io_backend.DiskFiles)
 
     camera = None  # no simulated camera
-    seed = 0  # of the camera, so it has no effect
+    seed = 0  # only a simulated camera would use the seed
     num_frame = -1  # all frames of a clip are tested
 
 
@@ -87,9 +93,9 @@ def user_clips(
     spike, gt: paths of the spikes and the sharp frames. If `path` has a folder for each clip, these
     paths need a folder for each clip, too.
     spike_options: a `spike` section of the options. None: the network takes no spikes.
-    scale: how many times as large as the input the sharp frames are.
-    trained: properties of the training spikes (ClipDataset.spike_data). These are assumed if
-    nothing is known of the user's spikes.
+    scale: scale of the network, the side of a sharp frame over the side of a frame.
+    trained: properties of the training spikes (ClipDataset.spike_data). If nothing is known of the
+    user's spikes, they are assumed to have these properties.
     Raises DataError, naming the files, if frames, spikes and sharp frames do not belong together.
     """
     root = Path(expanded(str(path)))
@@ -124,17 +130,18 @@ def user_clips(
             )
             clips.append(clip)
         except spike_info.UnknownPlanes as e:
-            # It is not known which planes of the spike file belong to which frame.
+            # It is not known which planes of the spike file belong to which frame. Go on, so that
+            # one error names all clips, and the user can correct them with one spike.exposure.
             refused.append(e)
     if refused:
-        # One error for all clips, so that one spike.exposure can answer it.
         raise spike_info.joined(refused)
 
     # With spike.calibration "auto", this estimates where the spike pixels lie on the frames.
     clips = calibrated(clips, io_backend.DiskFiles())
     for clip in clips:
         if clip.spikes:
-            warn_uncovered(clip.grid, f"clip {clip.name}", str(clip.opened["lq"].path))
+            path = str(clip.opened["lq"].path)
+            warn_uncovered(clip.grid, what=f"clip {clip.name}", where=path)
     return UserClips(clips).readers()
 
 
@@ -144,9 +151,9 @@ def _as_path(path: str | Path | None) -> Path | None:
 
 
 def _find_clips(root: Path, spike: Path | None, gt: Path | None) -> dict[str, ClipPaths]:
-    """Return {name of a clip: its paths}. Arguments: see `user_clips`.
+    """Return {name of a clip: its paths}. spike, gt: see `user_clips`.
 
-    Four layouts are known. `root` is one of:
+    `root` may have four layouts. It is one of:
 
         <film>, or a folder of images          a single clip
         <clip>, with <clip>/blur/<frame>       a single clip in the layout of GoPro
@@ -155,11 +162,11 @@ def _find_clips(root: Path, spike: Path | None, gt: Path | None) -> dict[str, Cl
 
     Raises DataError if two clips have one name.
     """
-    # The first layout.
+    # The first layout: a film or an image, or a folder of images.
     if not root.is_dir() or files.files_in(root):
         return {_name_of(root): ClipPaths(root, spike, gt)}
-    # The second and the third layout have a folder <root>/blur, and `spike` and `gt` may have
-    # folders of their kind, too. `clip_path` returns <root>/blur if it exists, else `root` itself.
+    # The second and the third layout have a folder <root>/blur. Then `spike` and `gt` may have
+    # folders "spike" and "sharp". `clip_path` returns <root>/blur if it exists, else `root` itself.
     blur = files.clip_path(root, "blur")
     if blur != root:
         spike = _spike_path(spike)
@@ -183,7 +190,8 @@ def _find_clips(root: Path, spike: Path | None, gt: Path | None) -> dict[str, Cl
         gt_of_clip = None if gt is None else _gt_path(gt / name)
         found[name] = ClipPaths(frames, spike_of_clip, gt_of_clip)
     if not found:
-        # Take the root as a folder of frames. `FrameSource` raises the error for an empty folder.
+        # Nothing was found. Return the root as a folder of frames, so that `FrameSource` raises its
+        # error for an empty folder.
         return {_name_of(root): ClipPaths(root, spike, gt)}
     return found
 
@@ -232,30 +240,24 @@ def user_clip(
     data/reconstruct.py).
     gt: a folder of sharp frames, or a film.
     spike: a folder with one file per frame, or one file for the clip.
-    spikes: how the spikes are read. `Timing.plane_ranges` says which planes of one file belong to
-    which frame.
+    spikes: how the spikes are read. If one file holds the planes of all frames, its
+    `Timing.plane_ranges` says which planes belong to which frame.
     trained, scale: see `user_clips`.
     Raises DataError if frames, sharp frames and spikes do not belong together.
     """
+    # Match the files of each kind with the frames.
     opened = {"lq": frames}  # {kind: its frames}
     paths = {"lq": str(frames.path)}  # {kind: folder or file, as the user gave it}
     if gt is not None:
         opened["gt"] = files.FrameSource(Path(gt), watchdog.go_on)
         paths["gt"] = str(gt)
-    # {kind: {stem: file}}, the form that `ClipCheck` takes.
-    listing = {}
+    listing = {}  # {kind: {stem: file}}, the form that `ClipCheck` takes
     for kind, images in opened.items():
         in_order = frames.is_video or images.is_video
         stems = _matched_stems(frames.stems, images.stems, in_order)
         listing[kind] = _listing(name, stems, images.files, paths[kind])
-
-    # Say what is doubtful about the times of the frames, which may divide the planes.
     times = times_of(frames)
-    if times.missing:
-        logger.warning("frames of %s: %s", name, times.described())
-    elif times.doubt and not frames.is_video:
-        text = "frames of %s: taken in the order of their names: %s"
-        logger.warning(text, name, times.doubt)
+    _warn_of_doubtful_times(name, times, frames.is_video)
     if spikes and spike is not None:
         # Planes of another size than the frames are stretched over the whole frame.
         spikes = spikes.changed(is_stretched=True)
@@ -282,7 +284,8 @@ def user_clip(
         _refuse_other_size(gt_size, frames.size, scale, str(gt))
     if spikes:
         _check_spikes(clip, spikes, times, str(spike))
-    # The report calls the frames "input", as the option --input does.
+
+    # The report calls the frames "input", because the option is --input.
     origin = {"input": paths["lq"]}
     for kind in ("gt", "spike"):
         if kind in paths:
@@ -290,17 +293,31 @@ def user_clip(
     return dataclasses.replace(clip, opened=opened, origin=origin)
 
 
+def _warn_of_doubtful_times(clip: str, times: FrameTimes, is_film: bool) -> None:
+    """Warn if frames are missing, or if the names of images do not tell their order for sure.
+
+    The times matter because they may say which planes of a spike file belong to which frame.
+    clip: name of the clip. times: times of its frames.
+    """
+    if times.missing:
+        logger.warning("frames of %s: %s", clip, times.described())
+    elif times.doubt and not is_film:
+        text = "frames of %s: taken in the order of their names: %s"
+        logger.warning(text, clip, times.doubt)
+
+
 def _listing_of_spikes(
     name: str, frames: Any, times: FrameTimes, spike: Path
 ) -> dict[str, files.FileEntry]:
-    """Return {stem: spike file} of a clip.
+    """Return {stem: spike file} of a clip. Raises DataError.
 
-    times: times of the frames. Other arguments: see `user_clip`. Raises DataError.
+    name, frames, spike: see `user_clip`. times: times of the frames.
     """
     paths = spike_files(spike)
-    # Decoders leave out damaged frames of a film. File number i then does not belong to frame
-    # number i, so files that would be matched by their order are refused. Two cases are accepted:
-    # one file for the whole clip, which is divided by the times of the frames, and as many files as
+    # Spike files beside a film are matched with its frames by their order. But decoders leave out
+    # damaged frames of a film, and then file number i does not belong to frame number i. So files
+    # beside a film with missing frames are refused. Two numbers of files are accepted: one file for
+    # the whole clip, because the times say which planes belong to which frame, and as many files as
     # decoded frames.
     has_accepted_number = len(paths) in (1, len(frames))
     if frames.is_video and times.missing and not has_accepted_number:
@@ -315,11 +332,11 @@ def _matched_stems(
     """Return the names under which files are matched with the frames.
 
     frame_stems: names of the frames. stems: names of the files.
-    in_order: whether file number i belongs to frame number i, whatever its name. This is so beside
-    a film, because its frames have no names. The files then get the names of the frames.
+    in_order: whether file number i belongs to frame number i. This is so beside a film, because the
+    frames of a film have no names. The files then get the names of the frames.
 
-    Frames "000000", "000001" and files "a", "b", "c" in order -> "000000", "000001", "c". Files
-    beyond the last frame keep their names, so that the check reports them.
+    E.g. frames "000000", "000001" and files "a", "b", "c" in order -> "000000", "000001", "c".
+    Files beyond the last frame keep their names, so that the check reports them.
     """
     if not in_order:
         return stems
@@ -337,7 +354,7 @@ def _listing(
     where: the folder or film, for messages.
     Raises DataError for names that cannot be used, and for equal names.
     """
-    # The names become names of output files.
+    # Results are written to files with these names, so the names must be usable.
     for name in (clip, *stems):
         checked_name(name, where)
     twice = [stem for stem, count in Counter(stems).items() if count > 1]
@@ -356,15 +373,17 @@ def _listing(
 def _check_spikes(
     clip: Clip, spikes: spike_source.DatSpikes, times: FrameTimes, where: str
 ) -> None:
-    """Warn of slow files and of planes that were divided by time. Refuse planes of another shape.
+    """Warn of slow files and of uneven times. Refuse planes of another shape than the frames.
 
-    times: times of the frames. where: path of the spikes, for messages.
+    spikes: how the spikes are read. times: times of the frames.
+    where: path of the spikes, for messages.
     """
     is_one_file = len(clip) > 1 and len(clip.spike_files) == 1
     if is_one_file and files.is_read_from_start(clip.spike[0]):
         logger.warning("spikes of %s: %s", clip.name, files.SLOW_FROM_START)
-    # Without spike.exposure, the times of the frames divide the planes. Say so if the frames last
-    # for different times, because the user may not expect planes of different numbers.
+    # Without spike.exposure, the times of the frames say which planes belong to which frame. If the
+    # frames last for different times, they have different numbers of planes. The user may not
+    # expect this, so warn.
     is_divided_by_times = is_one_file and not spikes.timing.is_one_file
     if is_divided_by_times and not times.is_even:
         text = MISSING_FRAMES if times.missing else FRAMES_OF_DIFFERENT_TIMES
@@ -437,9 +456,11 @@ def described(section: Any, spike: Path, clip: str = "") -> tuple[Any, spike_inf
     """Return the spike section for a clip, and what the nearest dataset.json says of the clip.
 
     section: the section `spike` of the options. spike: path of the spikes. clip: name of the clip.
-    If neither the section nor dataset.json has the size of a plane, the section gets the size of
-    the arrays (.npy, .npz). A dataset.json that gives another size than the section describes other
-    files. Then an empty description is returned in its place.
+
+    Two cases are special. If neither the section nor dataset.json has the size of a plane, the
+    returned section has the size of the arrays (.npy, .npz). If dataset.json and the section have
+    different sizes, this dataset.json describes other files, and an empty description is returned
+    in its place.
     """
     info = spike_info.nearest_info(spike).of_clip(clip)
     paths = spike_files(spike)
@@ -450,6 +471,7 @@ def described(section: Any, spike: Path, clip: str = "") -> tuple[Any, spike_inf
         if shape and len(shape) == 3:
             _, h, w = shape  # (planes, h, w)
             section = section.model_copy(update={"h": h, "w": w})
+    # Does dataset.json describe these files?
     for side_of_section, side_of_info in ((section.h, info.h), (section.w, info.w)):
         are_both_known = side_of_section is not None and side_of_info is not None
         if are_both_known and side_of_section != side_of_info:

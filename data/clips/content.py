@@ -1,7 +1,11 @@
 """A digest of the clips on which a score was measured: names, sizes and content.
 
-A best score of one set of clips says nothing about another set, so a checkpoint keeps this digest
-beside the score. Times of change are left out, because a copy of the data is the same data.
+A best score of one set of clips says nothing about another set. So a checkpoint has this digest
+together with the score. Times of change are not hashed, because a copy of the data is the same
+data.
+
+What must stay: every hashed text and byte, and their order. Otherwise the scores in all existing
+checkpoints would count as scores of other clips.
 
 Tests: tests/parts/data/test_content.py
 """
@@ -14,8 +18,7 @@ from typing import Any
 
 from data.clips import files
 
-# All constants decide the digest. A change would make the scores of existing checkpoints count as
-# scores of other clips.
+# All constants decide the digest, so they must stay, too.
 LARGEST_WHOLE_FILE = 2**16  # largest file, in bytes, that is read as a whole
 BLOCK_BYTES = 2**12  # size of each block that is read of a larger file
 BLOCKS = 8  # number of blocks of a larger file, evenly spaced from its beginning to its end
@@ -40,8 +43,7 @@ def digest_of_clips(readers: Sequence[Any]) -> str:
     For a reader of another kind, its name, its stems, and its first, middle and last frame are
     hashed.
 
-    The digest is compared with digests in existing checkpoints, so the hashed texts and their order
-    must not change. Raises DataError if a file cannot be read.
+    Raises DataError if a file cannot be read.
     """
     sha256 = hashlib.sha256()
     paths: list[str] = []
@@ -57,8 +59,8 @@ def digest_of_clips(readers: Sequence[Any]) -> str:
     for path in paths:
         size, _ = files.stamp(path)
         sha256.update(f"{os.path.basename(path)} {size}\n".encode())
-    # Every `step`-th file is read: with 10,000 files, every third. The step is at least 1, also if
-    # there are no files.
+    # Every `step`-th file is read, e.g. every third of 10,000 files. If there are no files, the
+    # formula gives 0, which is no step.
     step = max(1, math.ceil(len(paths) / MOST_FILES))
     for path in paths[::step]:
         for block in _blocks_of(path):
@@ -87,8 +89,8 @@ def _blocks_of(path: str) -> Iterable[bytes]:
         if size <= LARGEST_WHOLE_FILE:
             yield file.read()
             return
-        # The first block begins at 0, the last block at `last_begin`, and the others at equal
-        # distances between.
+        # The first block begins at 0 and the last block at `last_begin`. All distances between
+        # neighbours are equal.
         last_begin = size - BLOCK_BYTES
         for block in range(BLOCKS):
             file.seek(block * last_begin // (BLOCKS - 1))

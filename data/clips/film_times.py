@@ -5,6 +5,10 @@ stores each encoded frame as a packet with a time, and packets can be read witho
 frame was decoded at the time of a packet, a frame is missing. `film_times` compares the times of
 packets with the times of decoded frames. data/clips/clip_reader.py calls it for a user's film.
 
+What must stay: a missing frame is found. The times say which planes of a spike file belong to which
+frame. If a missing frame were not found, all later frames would get the planes of other frames.
+tests/parts/data/test_frame_times.py cuts films and notices.
+
 Tests: tests/parts/data/test_frame_times.py, tests/stories/test_foreign_files.py
 """
 
@@ -28,8 +32,9 @@ from utils.video import FFMPEG_ERRORS, open_container
 
 logger = logging.getLogger(__name__)
 
-# Containers in which packets follow one another without a pause, so a gap is a lost packet. In
-# other containers, such as MP4 and Matroska, a gap without a packet is a frame that lasts longer.
+# Containers in which packets follow one another without a pause. A gap in their times proves that a
+# packet is lost. In other containers, e.g. MP4 and Matroska, a frame may last longer than usual,
+# and a gap proves nothing.
 CONTAINERS_WITHOUT_PAUSES = ("mpegts", "mpeg", "rtp", "rtsp")
 
 # Number of packets that are read between two calls of `go_on`. A packet is read within
@@ -64,14 +69,12 @@ def film_times(
 
     times: time in seconds of each decoded frame, in order. go_on: called now and then, as a sign of
     life for the watchdog. Warns of damaged frames.
-
-    The times divide one spike file among the frames. If a missing frame is not found, all later
-    frames get the planes of other frames: tests/parts/data/test_frame_times.py cuts films.
     """
     packets = _packets_of(path, times, go_on)
     if packets is None:
         # No stream has these times. So the reader has computed them from the frame rate, because
-        # the time stamps could not be used. The time of a single frame does not matter.
+        # the time stamps could not be used. This is a doubt, unless the film has a single frame,
+        # whose time does not matter.
         doubt = "the film does not tell the times of its frames" if len(times) > 1 else ""
         return times_of_film(times, doubt=doubt)
     if packets.damaged:
@@ -84,7 +87,8 @@ def film_times(
         return times_of_film(times)
     step = usual_step(times)  # the usual distance of two frames in seconds
     missing = _lost_between(packets, times, step)
-    # The number that the next frame after the last decoded frame has in the whole film.
+    # Number of the frame after the last decoded frame, if missing frames are counted: 6 if four
+    # frames were decoded and two are missing between them.
     next_number = len(times) + sum(gap.count for gap in missing)
     missing += _lost_at_end(packets, times[-1], step, next_number)
     return times_of_film(times, missing)
@@ -105,7 +109,7 @@ def _packets_of(
             has_pauses = not any(name in CONTAINERS_WITHOUT_PAUSES for name in names)
             for stream in container.streams.video:
                 found[stream.index] = Packets(stream.frames, has_pauses)
-            # `demux` takes the numbers of the video streams among the video streams: 0, 1, ...
+            # `demux` wants the video streams by number. It counts video streams only: 0, 1, ...
             every_video_stream = tuple(range(len(found)))
             for number, packet in enumerate(container.demux(video=every_video_stream), 1):
                 if number % PACKETS_PER_CALL == 0:
@@ -114,8 +118,8 @@ def _packets_of(
                 if packet.size:
                     _add(packet, found[packet.stream.index])
     except FFMPEG_ERRORS as e:
-        # The file is damaged at this point. The packets before it were read. They are the packets
-        # of the decoded frames.
+        # The file is damaged at some point. The decoder ended there, too. So the packets that were
+        # read so far are enough.
         logger.debug("%s: its packets cannot be read to the end: %s", path, e)
     # A film may have several video streams, e.g. a cover. The decoded frames belong to the stream
     # that has a packet at the time of each frame.
@@ -142,13 +146,13 @@ def _lost_between(packets: Packets, times: Sequence[Fraction], step: Fraction) -
     """Return the frames that are missing before the first decoded frame and between frames.
 
     times: times of the decoded frames. step: the usual distance of two frames in seconds.
-    With frames at 0, 1, 4 and 5 s, packets at 2 and 3 s, and step 1 s: two frames are missing, from
-    number 2 on.
+    E.g. there are packets at 0, 1, 2, 3, 4 and 5 s, and frames were decoded at 0, 1, 4 and 5 s.
+    Then two frames are missing, the numbers 2 and 3.
     """
     # Times of packets whose frames were not decoded, in order.
     lost = sorted(set(packets.times) - set(times))
     missing = []
-    # Number that the next frame has in the whole film. Missing frames are counted.
+    # Number of the next frame in the whole film. Missing frames are counted.
     next_number = 0
     lost_before_first = [time for time in lost if time < times[0]]
     if lost_before_first:
@@ -158,18 +162,20 @@ def _lost_between(packets: Packets, times: Sequence[Fraction], step: Fraction) -
     for before, after in itertools.pairwise(times):
         next_number += 1  # the frame at `before`
         distance = after - before
-        # `lost` is sorted, so the packets between the two frames stand side by side in it.
+        # Count the lost packets between the two frames. `lost` is sorted, so their times are
+        # lost[first_between], ..., lost[end_between - 1].
         first_between = bisect.bisect_right(lost, before)
         end_between = bisect.bisect_left(lost, after)
         lost_packets = end_between - first_between
-        # `is_long` says that the distance is nearer to two steps than to one. A long distance alone
-        # proves nothing if the container may have pauses.
+        # A frame is missing if two things are true. First, the distance is nearer to two steps than
+        # to one. Second, there is a lost packet, or the container has no pauses. Otherwise a frame
+        # may only last longer than usual.
         is_long = distance > MOST_DISTANCES_WITHOUT_GAP * step
         has_proof = lost_packets > 0 or not packets.has_pauses
-        if not (is_long and has_proof):
+        if not is_long or not has_proof:
             continue
-        # The packets of some frames may be lost, too, so the distance counts as well. With a
-        # distance of 3 steps, two frames are missing.
+        # Some packets may be missing in the file, too. So the number also follows from the
+        # distance: with a distance of 3 steps, two frames are missing.
         lost_by_distance = round(distance / step) - 1
         count = max(lost_by_distance, lost_packets)
         if count:
@@ -187,7 +193,7 @@ def _lost_at_end(
     next_number: number of the first missing frame in the whole film.
     """
     count = sum(1 for time in packets.times if time > last)
-    # If a file is cut short, its table of contents may still state all frames.
+    # A file that is cut short may still state the number of all its frames in its header.
     if packets.stated > packets.count:
         count += packets.stated - packets.count
     if not count:

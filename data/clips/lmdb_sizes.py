@@ -2,14 +2,16 @@
 
 In a damaged file, a number may point to a byte outside of the file. The library of LMDB reads this
 byte, and the system ends the process with the signal SIGBUS or SIGSEGV. So `sizes` starts another
-process, and only this process ends if the file is damaged:
+process. If the file is damaged, only the other process ends:
 
     python lmdb_sizes.py ROOT
 
     stdin    clip_a/000000      a key in each line
     stdout   81234              the number of bytes under the key, or NONE
 
-This file must import nothing of the project, so that the process starts fast.
+data/clips/files.py calls `sizes` when it lists an LMDB. What must stay: this file imports nothing
+of the project, so that the process starts fast, and it writes one line for each key, in the order
+of the keys.
 
 Tests: tests/parts/data/test_any_bytes.py, tests/parts/data/test_io_backend.py
 """
@@ -53,8 +55,8 @@ def _main(root: str) -> int:
     import lmdb
 
     try:
-        # The same settings as in data/clips/files.py, so that both read the same. An environment is
-        # an open database.
+        # The same settings as in `_open_lmdb` of data/clips/files.py, so that both read the same.
+        # An environment is an open database.
         environment = lmdb.open(root, readonly=True, lock=False, readahead=False, meminit=False)
         with environment.begin(buffers=True) as transaction:
             for line in sys.stdin.buffer:
@@ -62,7 +64,8 @@ def _main(root: str) -> int:
                 if value is None:
                     print(NONE)
                     continue
-                # Read the last byte. If it is outside of the file, the process ends here.
+                # Read the last byte, and do nothing with it. If it is outside of the file, the
+                # system ends the process here.
                 value[-1:].tobytes()
                 print(len(value))
     except lmdb.Error as e:

@@ -1,11 +1,20 @@
 """Make the clips of a data root from its files, and collect everything that is wrong with them.
 
-Two layouts are read. GoPro is published as <root>/<clip>/{blur,sharp,spike}/<frame>. KAIR has one
-root for each kind of file, with <root>/<clip>/<frame>. Each root may have either layout.
+Two layouts are read:
 
-`scan` checks a data root by names and sizes alone, with `ClipCheck` for each clip. The data check
-before a run (data/clips/preflight.py) uses the same functions and also looks into the files.
-`raise_problems` makes one error of all problems, with a table.
+    <root>/<clip>/<kind>/<frame>   GoPro as published: a clip has the folders blur, sharp and spike
+    <root>/<clip>/<frame>          KAIR: each kind of file has a root of its own
+
+Each root may have either layout. "lq" are the blurry frames, "gt" the sharp frames.
+
+    scan             checks a data root by names and sizes alone, with `ClipCheck` for each clip
+    raise_problems   makes one error of all problems, with a table
+
+The data check before a run (data/clips/preflight.py) calls the other functions, and also looks into
+the files.
+
+What must stay: the order of the clips (`names_of`), because the numbers of training samples depend
+on it, and the hashed texts in `digest`, because clip caches store the result.
 
 Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_preflight.py
 """
@@ -68,8 +77,8 @@ def names_of(source: Source, listings: Mapping[str, Listing]) -> list[str]:
     files of any kind.
     listings: {kind: {clip: its files}}.
 
-    The order must stay, because the numbers of training samples count through the clips in this
-    order: another order would give a resumed run other samples.
+    The order must stay. Training samples are numbered in this order, so a resumed run would get
+    other samples with another order.
     """
     if source.listed:
         names = set(source.listed)
@@ -120,10 +129,11 @@ def gone_error(source: Source, listings: Mapping[str, Listing]) -> DataError:
 
 
 def usual_sizes(source: Source, clips: Sequence[Clip]) -> tuple[Size, Size] | None:
-    """Return the (height, width) of lq and gt of the next clip. None: they must be read.
+    """Return the sizes (height, width) of lq and gt that the next clip has, without reading it.
 
-    Vimeo-90K has 64,612 clips of one size. Reading a header of each would take minutes, so all
-    clips are assumed to have the sizes of the first clip.
+    Returns None if the sizes are not known, so that they must be read. They are known only for
+    Vimeo-90K (septuplets), whose 64,612 clips have one size: reading a header of each would take
+    minutes, so all clips are assumed to have the sizes of the first clip.
     clips: the clips without problems so far.
     """
     if source.septuplets and clips:
@@ -132,17 +142,18 @@ def usual_sizes(source: Source, clips: Sequence[Clip]) -> tuple[Size, Size] | No
 
 
 def other_scales(clips: Sequence[Clip]) -> list[Problem]:
-    """Find clips whose scale differs from the scale of most clips, because a network has one scale.
+    """Return a problem for each clip whose scale differs from the scale of most clips.
 
-    The scale is the side of gt over the side of lq.
+    The scale is the side of gt over the side of lq. A network has one scale, so all clips must have
+    the same.
     """
     if not clips:
         return []
     scales = [clip.scale for clip in clips]
     usual_scale = most_frequent(scales)
     problems = []
-    # `clips` may be a table, which makes a clip when it is asked for. So only the clips with
-    # another scale are asked for again.
+    # `clips` may be a table, which makes a clip anew each time it is asked for. So only the clips
+    # with another scale are asked for again.
     for number, scale in enumerate(scales):
         if scale != usual_scale:
             clip = clips[number]
@@ -189,6 +200,26 @@ def problems_error(
 
     shown: see `raise_problems`.
     """
+    roots: list[str] = []
+    lists_of_clips: list[str] = []  # from which the user can remove a clip
+    for source in sources:
+        roots += source.roots().values()
+        lists_of_clips.append(f"the meta list {source.meta}" if source.meta else "the folders")
+    # A problem may have advice of its own (`do`). The usual advice is for all other problems.
+    advice = [problem.do for problem in problems if problem.do]
+    if len(advice) < len(problems):
+        joined_lists = " and ".join(_without_repeats(lists_of_clips))
+        advice.append(f"restore these files, or remove the clips from {joined_lists}")
+    return DataError(
+        what=_table_of(problems, shown),
+        where=", ".join(_without_repeats(roots)),
+        expected=joined_texts(source.wanted() for source in sources),
+        do=joined_texts(advice),
+    )
+
+
+def _table_of(problems: Sequence[Problem], shown: int) -> str:
+    """Return the table in `problems_error`. shown: largest number of problems in the table."""
     shown_problems = problems[:shown]
     width = max(len(problem.clip) for problem in shown_problems)  # of the column of the clips
     plural = "s" if len(problems) > 1 else ""
@@ -199,30 +230,19 @@ def problems_error(
     left = len(problems) - len(shown_problems)
     if left:
         lines.append(f"    ... and {left} more; scripts/doctor.py --data --opt FILE lists all")
+    return "\n".join(lines)
 
-    roots: list[str] = []
-    lists_of_clips: list[str] = []  # from which the user can remove a clip
-    for source in sources:
-        roots += source.roots().values()
-        lists_of_clips.append(f"the meta list {source.meta}" if source.meta else "the folders")
-    # A problem may have advice of its own (`do`). The usual advice is for all other problems.
-    advice = [problem.do for problem in problems if problem.do]
-    if len(advice) < len(problems):
-        # dict.fromkeys leaves out what comes again, and keeps the order.
-        joined_lists = " and ".join(dict.fromkeys(lists_of_clips))
-        advice.append(f"restore these files, or remove the clips from {joined_lists}")
-    return DataError(
-        what="\n".join(lines),
-        where=", ".join(dict.fromkeys(roots)),
-        expected=joined_texts(source.wanted() for source in sources),
-        do=joined_texts(advice),
-    )
+
+def _without_repeats(texts: Iterable[str]) -> list[str]:
+    """Return each text once, in the order in which it comes first."""
+    return list(dict.fromkeys(texts))
 
 
 def same_files(source: Source, clips: Sequence[Clip]) -> list[Problem]:
-    """Find clips whose blurry and sharp frames are the same files.
+    """Return a problem for each clip whose blurry and sharp frames are the same files.
 
-    Paths are compared after links are followed. The first frame of a clip is enough.
+    Paths are compared after links are followed. The first frame of a clip is enough, because lq and
+    gt come from one folder then.
     """
     if source.may_share_frames or not source.dataroot_gt:
         return []
@@ -235,10 +255,11 @@ def same_files(source: Source, clips: Sequence[Clip]) -> list[Problem]:
 
 
 def have_same_content(source: Source, clips: Sequence[Clip]) -> bool:
-    """Whether the sharp frames of all clips are copies of the blurry frames.
+    """Return whether the sharp frames of all clips are copies of the blurry frames.
 
-    Only the first and the last frame of each clip are compared, because in a clip with real blur
-    every frame differs from its sharp frame. The first clip that differs ends the comparison.
+    Only the first and the last frame of each clip are compared. This is enough, because every frame
+    with real blur differs from its sharp frame. The comparison ends with the first frame that
+    differs, so it is fast for usual data.
     """
     if source.may_share_frames or not source.dataroot_gt or not clips:
         return False
@@ -253,8 +274,8 @@ def digest(listings: dict[str, Listing]) -> str:
     """Return 16 hex digits that change with the name, size or time of change of any file.
 
     listings: {kind: {clip: its files}}.
-    A clip cache stores the digits. A change of the hashed texts or of their order would make all
-    existing caches useless.
+    A clip cache stores the digits. If the hashed texts or their order changed, all existing caches
+    would look outdated.
     """
     sha256 = hashlib.sha256()
     for kind, listing in sorted(listings.items()):

@@ -9,15 +9,15 @@ The flow of a first start:
           _check_clips      do the names, sizes and numbers of files fit (ClipCheck)?
           _warn             what is lost in reading, do spikes and frames fit (spike_check)?
 
-Each file is opened once. What was seen of it then is a `Look` (data/clips/look.py): its size, its
-time of change, the size of the picture, and what is wrong with it. All later steps read the looks
-and not the file.
+Each file is opened once. The result is a `Look` (data/clips/look.py): size and time of change of
+the file, size of the picture, and what is wrong. All later steps read the looks and not the file.
 
-The result is stored under <path.root>/.preflight (data/clips/kept.py). While no folder changes, a
-repeated start reads the stored result and looks at only some of the files.
+The result of the check is stored under <path.root>/.preflight (data/clips/kept.py). While no folder
+changes, a repeated start reads the stored result and looks at only some of the files.
 
-The order of problems and warnings is part of the output, which tests compare. A new rule needs a
-higher FORMAT in data/clips/kept.py, because stored results were made without the rule.
+What must stay: every rule, and the order of problems and warnings, because the order is part of the
+output and tests compare it. If you add a rule, raise FORMAT in data/clips/kept.py, because results
+that are already stored were not checked for it.
 
 Tests: tests/parts/data/test_preflight.py, tests/parts/data/test_kept.py,
 tests/stories/test_bad_input.py
@@ -56,9 +56,10 @@ from utils.run.progress import open_progress
 
 logger = logging.getLogger(__name__)
 
-# A function (total, name, unit) that opens a progress bar, for a `with` block.
+# A function (total, name, unit) that opens a progress bar for a `with` block, e.g. with the
+# arguments (2103, "checking train", "files").
 OpenProgress = Callable[[int, str, str], Any]
-# Shows no progress.
+# The default of the functions below: no progress is shown.
 HIDDEN: OpenProgress = partial(open_progress, "none")
 
 # Number of files that are looked at before their clips are checked. A group ends with the clip that
@@ -98,7 +99,7 @@ class Report:
         """
         frames = sum(frame_counts(self.clips))
         sizes = set()
-        # All sizes occur among these clips, so the other clips need not be made.
+        # These clips have all sizes that occur. A table need not make any further clips.
         for clip in one_of_each_form(self.clips):
             height, width = clip.size
             sizes.add(f"{height} x {width}")
@@ -136,7 +137,8 @@ def preflight(
                 section, split, stored=stored, show=show, scale=scale
             )
         except DataError as e:
-            # A whole root is missing. Check the other split too, so that one error names all.
+            # A whole root is missing. Go on with the next split, so that one error at the end names
+            # the problems of all splits.
             unreadable.append(e)
             continue
         reports += reports_of_split
@@ -165,11 +167,13 @@ def check_source(
     scale: int = 1,
     share: float = SHARE,
 ) -> Report:
-    """Check clips in folders or LMDBs. Returns the report.
+    """Check clips in folders or LMDBs. Returns the report. Problems raise no error here.
+
+    `ClipDataset.check` calls this, for `preflight` and for scripts/doctor.py.
 
     source: the data root. name: see `Report`.
-    stored: folder of stored results. A data set that has not changed since its result was stored is
-    not read again. None: read everything, and store nothing.
+    stored: folder of stored results. If a data set has not changed since its result was stored, the
+    stored result is returned. None: read everything, and store nothing.
     decode: whether to decode every image, which also finds flipped bits. Otherwise only header and
     end of a PNG are read.
     show: opens a progress bar over the number of files.
@@ -273,7 +277,7 @@ class _Check:
         return self._report(name, clips, scale)
 
     def _report(self, name: str, clips: ClipTable, scale: int) -> Report:
-        """Return all problems and warnings. Their order is part of the output and must stay."""
+        """Return the report: all problems and warnings, in the order in which users see them."""
         source = self.source
         report = Report(
             name,
@@ -283,8 +287,9 @@ class _Check:
             warnings=source.notes(len(clips)),
         )
         report.problems += manifest.other_scales(clips)
-        # With a scale of 4, gt that is the same files as lq has the wrong size. This problem is
-        # reported already, and its message says more about the cause.
+        # If the scale is 4 and gt and lq are the same files, gt has the wrong size. The wrong size
+        # is reported already, and its message says more about the cause. So the next two tests only
+        # matter if the scale is 1.
         if scale == 1:
             report.problems += self.same_files
             if not report.problems and manifest.have_same_content(source, clips):
@@ -328,8 +333,8 @@ class _Check:
                 looks[job.path] = look
                 progress.update()
         except DataError as e:
-            # There is a link whose target is gone. The new error names the first such link of each
-            # kind of file.
+            # A link has no target. The new error names the first such link of each kind of file, so
+            # that the user sees all kinds at once.
             raise manifest.gone_error(self.source, self.listings) from e
         return looks
 
@@ -389,8 +394,8 @@ class _Check:
             flaw = looks[path].flaw
             if flaw:
                 self.spike_problems.append(Problem(clip.name, flaw, path))
-        # If lq and gt are one file, they have one file id. Only then call `same_files`, which
-        # follows links, because this takes a call to the system for each folder of the path.
+        # `same_files` is slow: it follows links, which takes a call to the system for each folder
+        # of the path. So it is only called if lq and gt have one file id. This is so for one file.
         if clip.gt and looks[clip.lq[0]].file_id == looks[clip.gt[0]].file_id:
             self.same_files += manifest.same_files(self.source, [clip])
 
@@ -400,7 +405,8 @@ class _Check:
         def warnings_of(clip: Clip) -> tuple[list[Problem], list[Problem]]:
             """Return warnings about pictures, and about spikes. Runs in a thread."""
             lossy_pictures = []
-            # The first picture of each kind is enough, because one program made all of a clip.
+            # The first picture of each kind is enough, because one program has made all pictures of
+            # a clip.
             for kind in clip.image_kinds:
                 path = getattr(clip, kind)[0]
                 lost = files.what_is_lost(path) if looks[path].is_reduced else ""
@@ -411,12 +417,13 @@ class _Check:
                 spike_warnings = check_spikes(clip, is_first=clip is self.first_clip)
             return lossy_pictures, spike_warnings
 
-        # Two clips for a thread, and not the usual 32 items, because a clip takes long.
+        # A thread gets two clips at once and not the usual 32 items, because one clip takes long
+        # and all threads should be busy.
         found = mapped(warnings_of, clips, at_once=2, go_on=watchdog.go_on)
         for lossy_pictures, spike_warnings in found:
             for warning in lossy_pictures:
-                # "lq has 16 bits, ..." and "gt has 16 bits, ..." are one warning, so the kind (the
-                # first word) is left out of the key.
+                # "lq has 16 bits, ..." and "gt has 16 bits, ..." count as one warning, and only the
+                # first one is kept. So the key is the text without its first word, the kind.
                 _, _, lost = warning.what.partition(" ")
                 self.lossy_pictures.setdefault(lost, warning)
             self.spike_warnings += spike_warnings
@@ -452,9 +459,9 @@ def _seen_size(looks: Mapping[str, Look], path: str) -> Size:
 
 
 def _flaw(look: Look, kind: str, size: Size) -> str:
-    """Return what is wrong with a picture, or "" if nothing is.
+    """Return what is wrong with a picture, e.g. "gt frame of 720 x 1280, ...", or "".
 
-    kind: "lq", ..., for the text. size: (height, width) of the first picture of its clip.
+    kind: "lq", "gt" or "gt_instants". size: (height, width) of the first picture of its clip.
     A wrong size is reported before a missing end, because it says more about the cause.
     """
     if look.flaw:
@@ -467,10 +474,11 @@ def _flaw(look: Look, kind: str, size: Size) -> str:
 
 
 def _slow_files(source: Source, clips: Sequence[Clip]) -> list[Problem]:
-    """Warn once of files in which a plane is reached only through all planes before it.
+    """Return a warning if spike files are slow to read, because every read begins at their start.
 
-    This matters only if one file holds the planes of all frames of a clip.
+    E.g. an .npz, which is compressed. The list has at most one warning.
     """
+    # A file for each frame is short, so reading it from its start is fast.
     if not source.has_one_spike_file:
         return []
     for clip in clips:

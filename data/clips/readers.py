@@ -26,11 +26,12 @@ from data.clips.content import digest_of_clips
 class Reader:
     """One clip to test on (utils.contract.ClipReader).
 
-    A subclass sets `name` and `stems`, the names of the frames, and defines `frame`. Everything
-    else follows from these three. A subclass may override a property to answer it faster, for
-    example `size`, for which this class reads a frame.
-    Users derive from this class, so names and meanings of its methods must stay. A new property
-    needs an answer here that is right for every subclass (tests/stories/test_extending.py).
+    A subclass sets `name` and `stems`, the names of the frames, and defines `frame`. All other
+    members follow from these three. A subclass may override a property to answer it faster, e.g.
+    `size`, for which this class reads a frame.
+
+    What must stay: names and meanings of all members, because users derive from this class. A new
+    property needs an answer here that is right for every subclass: tests/stories/test_extending.py.
 
     origin: paths that the report shows, e.g. {"input": "/data/a", "gt": ..., "spike": ...}.
     fps: frames a second of a film. None for other frames.
@@ -60,9 +61,9 @@ class Reader:
     def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
         """Return a picture of what the spikes of a frame show at its sharp instant.
 
+        Returns display values (H, W), at least 0. The picture is shown beside the frame. This class
+        does not know what the channels mean, so the picture is their mean.
         spike: channels (S, H, W) of frame `index`.
-        Returns display values (H, W), at least 0, which are shown beside the frame. This class
-        knows nothing of the channels, so it shows their mean.
         """
         return np.maximum(spike.numpy().mean(axis=0), 0)
 
@@ -133,8 +134,8 @@ class DatasetClip(Reader):
         self.name = clip.name
         # The dataset may test only the first frames of a clip.
         self.stems = clip.stems[: dataset.frame_count(clip_index)]
-        # A user's clip has {"lq": FrameSource, ...}, which knows times and pixel aspect of a film.
-        # `opened` is empty for the clips of a data set.
+        # A user's clip has `opened`, {"lq": FrameSource, ...}. A FrameSource knows the times and
+        # the pixel aspect of a film. For the clips of a data set, `opened` is None.
         if clip.opened:
             frames = clip.opened["lq"]
             self.fps = frames.fps
@@ -142,8 +143,7 @@ class DatasetClip(Reader):
             self.pixel_aspect = frames.pixel_aspect
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
-        one_frame = 1  # number of frames to read
-        item = self.dataset.read_frames(self.clip_index, index, one_frame, reverse)
+        item = self.dataset.read_frames(self.clip_index, first=index, count=1, reverse=reverse)
         tensors = {}
         for kind in ("lq", "spike", "gt", "gt_instants"):
             if kind in item:
@@ -156,8 +156,8 @@ class DatasetClip(Reader):
     def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
         """Return the picture that the spikes show of frame `index`: display values (H, W).
 
-        Here the representation of the spikes is known. `sharp_image` computes the light at the
-        sharp instant from its channels.
+        This class knows how the spikes became channels. So the picture is not their mean, but the
+        light at the sharp instant.
         """
         return self.clip.spikes.sharp_image(spike.numpy(), self.clip.exposures[index])
 
@@ -193,8 +193,9 @@ class DatasetClip(Reader):
     def described(self) -> str:
         """Return sizes and stems of the clip, and how its spikes are read, in one line.
 
-        The line becomes part of a digest that is stored with scores (data/clips/content.py). So the
-        values and their order must not change: stored scores would count as scores of other clips.
+        The line is hashed for a digest that is stored with scores (data/clips/content.py). So the
+        values and their order must not change. Otherwise stored scores would count as scores of
+        other clips.
         """
         clip = self.clip
         values: list[Any] = [clip.size, clip.gt_size, clip.planes, list(self.stems)]
@@ -211,8 +212,8 @@ class DatasetClip(Reader):
     def paths(self) -> list[str]:
         """Return the files of the tested frames, each once.
 
-        If the frames are read from a clip cache and their files are not on this machine, this
-        returns the files of the cache that hold the clip.
+        If the frames are read from a clip cache, their files need not be on this machine. Then the
+        files of the cache that hold the clip are returned.
         """
         clip = self.clip
         count = len(self.stems)  # number of tested frames
@@ -233,8 +234,8 @@ class DatasetClip(Reader):
         """Return 16 hex digits that change with names, sizes and times of change of the files.
 
         The digits also change with the stems and with how the spikes are read. A test stores the
-        digest with its results. If the hashed texts or their order changed, the data of all old
-        results would seem to have changed.
+        digest with its results, and a repeated test compares it. If the hashed texts or their order
+        changed, the data of all old results would seem to have changed.
         """
         clip = self.clip
         spikes = clip.spikes

@@ -4,8 +4,9 @@ A data root is a set of folders, one for each kind of file: blurry frames ("lq")
 ("gt"), several sharp frames of each exposure ("gt_instants"), and spike files ("spike"). A dataset
 makes a `Source` of its options (data/clip_dataset.py). `list_source` lists the files.
 
-A new field of `Source` that changes the result of the data check must also be added to `question`
-in data/clips/kept.py. Otherwise a result that was stored for another value would be used.
+What must stay: the order of `Source.kinds`, and the texts of errors, which tests compare. If a new
+field of `Source` changes the result of the data check, add the field to `question` in
+data/clips/kept.py. Otherwise a result that was stored for another value would be used.
 
 Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_preflight.py
 """
@@ -36,11 +37,13 @@ KAIR_LISTS = {
     "data/meta_info/meta_info_GoPro_train_GT.txt": 22,
     "data/meta_info/meta_info_DAVIS_train_GT.txt": 90,
 }
-# A line of a meta file: clip, frames, shape, first frame, such as "000 100 (720,1280,3) 0". The
-# shape may hold blanks, "(720, 1280, 3)", or be a number: S-VRT writes 0. After a shape in
-# brackets, the first frame may be left out. Groups: 1 clip, 2 frames, 3 first frame or None.
+# A line of a meta file: clip, number of frames, shape, number of the first frame. Three forms:
+#     000 100 (720, 1280, 3) 0   KAIR and BasicSR, with or without blanks in the shape
+#     000 100 (720,1280,3)       the first frame may be left out after a shape in brackets
+#     000 100 0 0                S-VRT has a number in place of the shape
+# Groups of the pattern: 1 clip, 2 number of frames, 3 number of the first frame, or None.
 _LINE_OF_META = re.compile(r"(\S+)\s+(\d{1,7})\s+(?:\(.*\)|\d+(?=\s))(?:\s+(\d{1,18}))?", re.ASCII)
-# The same in words, for the error message.
+# The form of a line in words, for the error message.
 _FORM_OF_LINE = (
     "<clip> <frames> <shape or 0> <first frame>; after a shape the first frame may be left out"
 )
@@ -89,8 +92,8 @@ class Source:
     other_images: whether pictures with another ending than `filename_ext` are read, for clips that
     have no picture with this ending.
     spikes: how the spikes are read. None for a dataset without spikes.
-    own_spikes: {clip: how its spikes are read}, for clips of which dataset.json says something else
-    than of the other clips.
+    own_spikes: {clip: how its spikes are read}, only for clips for which dataset.json has other
+    values than for the rest, e.g. another firing rate.
     left_out: clips in the folders that are not part of the data set.
     may_share_frames: whether lq and gt may be the same files. They may if noise is added to lq, or
     if lq and gt are different frames of the same folders.
@@ -128,12 +131,12 @@ class Source:
     def kinds(self) -> dict[str, Kind]:
         """Return {name of the kind: where its files are}, e.g. {"lq": Kind(...), "gt": Kind(...)}.
 
-        Kinds without a root are left out. The order is lq, gt, gt_instants, spike. It must stay,
-        because `ClipCheck` takes the names of frames from the first kind, and because names of
-        stored results depend on it (`question` in data/clips/kept.py).
+        Kinds without a root are left out. The order is lq, gt, gt_instants, spike. It must stay for
+        two reasons: `ClipCheck` takes the names of frames from the first kind, and the names of
+        stored results depend on the order (`question` in data/clips/kept.py).
         """
-        # The ending of the options comes first, because a clip has the files with the first ending
-        # that fits.
+        # The ending in the options comes first, because the first ending that fits is used, see
+        # `Kind`.
         first_ending = f".{self.filename_ext.lstrip('.')}".lower()
         image_endings = [first_ending]
         if self.other_images:
@@ -163,7 +166,8 @@ class Source:
         """Whether the planes of all frames of a clip are in one file.
 
         The option `spike.exposure` then says which planes belong to which frame. A user may give
-        one file without this option. Then the times of the frames divide the file.
+        one file without this option. Then the times of the frames say which planes belong to which
+        frame.
         """
         if self.spikes is None or not self.dataroot_spike:
             return False
@@ -189,10 +193,12 @@ class Source:
     def listed(self) -> dict[str, list[Any]] | None:
         """{clip: [number of frames, number of the first frame]} of the meta file.
 
-        None if there is no meta file. {"000": [100, "0"]}, for example: the number of the first
-        frame is a text, as it is written. It is "0" if it is left out.
-        The values are lists and not tuples, because the index of a clip cache (JSON) has lists, and
-        the two are compared. Raises DataError, which names the line.
+        None if there is no meta file. E.g. {"000": [100, "0"]}. The number of the first frame is a
+        text, as it is written in the file. It is "0" if it is left out.
+
+        The result is stored in the index of a clip cache and compared with it. The index is JSON,
+        which has lists and no tuples. So the values must be lists, in this form.
+        Raises DataError, which names the line.
         """
         path = self.meta
         if path is None:
@@ -201,18 +207,7 @@ class Source:
         for number, line in enumerate(self._meta_lines(path), 1):
             if not line.strip():
                 continue
-            values = _LINE_OF_META.fullmatch(line.strip())
-            if not values or not 1 <= int(values[2]) <= MOST_FRAMES:
-                raise DataError(
-                    what=f"line {number} is {reprlib.repr(line)}",
-                    where=path,
-                    expected=_FORM_OF_LINE,
-                    do="correct the line",
-                )
-            # The name becomes a name of output files.
-            name = checked_name(values[1], f"{path}, line {number}")
-            frames = int(values[2])
-            first_frame = values[3] or "0"
+            name, frames, first_frame = _values_of_line(line, path, number)
             if name in clips:
                 raise DataError(
                     what=f"line {number} lists clip {name} again",
@@ -234,7 +229,7 @@ class Source:
         """Return the lines of the meta file. Raises DataError."""
         try:
             with open_plain(path) as file:
-                # utf-8-sig: editors of Windows put a mark before the first line.
+                # "utf-8-sig" removes the mark that editors of Windows put before the first line.
                 return file.read().decode("utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as e:
             if isinstance(e, OSError):
@@ -243,7 +238,7 @@ class Source:
             else:
                 why = "it is not UTF-8 text"
                 do = "save it as UTF-8"
-            # Vimeo-90K is read only with a list.
+            # Vimeo-90K cannot be read without a list, so this advice would be wrong for it.
             if not self.septuplets:
                 do += ", or set meta_info_file to null to use all folders"
             raise DataError(
@@ -262,7 +257,7 @@ class Source:
         """
         warnings = []
         path = self.meta_info_file
-        # `meta` is None although a path is given: the file is one of KAIR's lists, and is missing.
+        # A path is given, but `meta` is None. So the file is one of KAIR's lists, and is missing.
         if path and not self.meta:
             what = (
                 f"the list of the clips is missing: all {clips} in the folders are used, "
@@ -270,7 +265,7 @@ class Source:
             )
             warnings.append(Problem("meta_info_file", what, path))
         if self.left_out:
-            # Clips that are left out, and would be read otherwise.
+            # Name the clips that are left out. `left_out` may have clips that are not in the data.
             names = self.listed or list_source(self, ("lq",))["lq"]
             left_out = sorted(self.left_out & names.keys())
             if left_out:
@@ -301,35 +296,57 @@ class Source:
         A line for each kind of file, for example "\\n    <root>/<clip>/[spike/]<frame>.dat". The
         folder in brackets may be left out.
         """
-        # Names of a clip and a frame, and what stands behind the path.
+        # The name of a clip, the name of a frame, and a remark behind the path.
         clip = "<clip>"
         frame = "<frame>"
         if self.filename_tmpl:
             frame = format(0, self.filename_tmpl)  # "08d" -> "00000000"
-        more = ""
+        remark = ""
         if self.septuplets:
             clip = "00001/0001"
             frame = "im1"
-            more = "... im7"
-        # {path: what stands behind it}
-        lines = {}
+            remark = "... im7"
+        lines = {}  # {path: its remark}
         for kind_name, kind in self.kinds().items():  # e.g. "lq", Kind(root="/data/blur", ...)
             root = kind.root
             ending = kind.endings[0]
             file_name = f"{frame}_<instant>" if kind_name == "gt_instants" else frame
             key = f"{clip}/{file_name}"
             if is_lmdb(root):
-                lines[f"{root}/data.mdb"] = f"a file under each key {key} {more}"
-                about = f"a line for each key: {key}{ending} (<height>,<width>,3) 1"
-                lines[f"{root}/meta_info.txt"] = about
+                lines[f"{root}/data.mdb"] = f"a file under each key {key} {remark}"
+                form = f"a line for each key: {key}{ending} (<height>,<width>,3) 1"
+                lines[f"{root}/meta_info.txt"] = form
             elif self.dataroot_spike:
                 # Clips with spikes are in the layout of GoPro, with a folder for each kind.
-                lines[f"{root}/{clip}/[{kind.folder}/]{file_name}{ending}"] = more
+                lines[f"{root}/{clip}/[{kind.folder}/]{file_name}{ending}"] = remark
             else:
-                lines[f"{root}/{key}{ending}"] = more
+                lines[f"{root}/{key}{ending}"] = remark
         if self.meta:
             lines[self.meta] = f"a line for each clip: {clip} <frames> (<height>,<width>,3)"
-        return "".join(f"\n    {path}  {what}".rstrip() for path, what in lines.items())
+        text = ""
+        for path, remark_on_path in lines.items():
+            # rstrip removes the two spaces if there is no remark.
+            text += f"\n    {path}  {remark_on_path}".rstrip()
+        return text
+
+
+def _values_of_line(line: str, path: str, number: int) -> tuple[str, int, str]:
+    """Return clip, number of frames and number of the first frame of a line of a meta file.
+
+    E.g. "000 100 (720,1280,3) 0" -> ("000", 100, "0"). path, number: the file, and the number of
+    the line in it, for the message. Raises DataError for a line of another form.
+    """
+    values = _LINE_OF_META.fullmatch(line.strip())
+    if not values or not 1 <= int(values[2]) <= MOST_FRAMES:
+        raise DataError(
+            what=f"line {number} is {reprlib.repr(line)}",
+            where=path,
+            expected=_FORM_OF_LINE,
+            do="correct the line",
+        )
+    # Results are written to files with the name of the clip, so the name must be usable.
+    name = checked_name(values[1], f"{path}, line {number}")
+    return name, int(values[2]), values[3] or "0"
 
 
 def list_source(source: Source, kinds: Collection[str] | None = None) -> dict[str, Listing]:
@@ -341,8 +358,8 @@ def list_source(source: Source, kinds: Collection[str] | None = None) -> dict[st
     """
     found = {}
     errors = []
-    # With `names` None, every clip in the folders is listed. The folders of Vimeo-90K have more
-    # clips than a meta file lists, so only the listed clips are looked up.
+    # names: the clips to look up. None: every clip in the folders. The folders of Vimeo-90K
+    # (septuplets) have more clips than a meta file lists, so only the listed clips are looked up.
     names = None
     try:
         listed = source.listed
@@ -401,7 +418,7 @@ def _refuse_folders_of_a_clip(kind: str, root: str, listing: Listing) -> None:
 
 
 def joined_errors(errors: Sequence[DataError], layout: str = "") -> DataError:
-    """Return one error for several errors. A text that several errors have is said once.
+    """Return one error for several errors. If several errors have one text, it appears once.
 
     layout: lines to add to what is expected, see `Source.layout`.
     """
@@ -414,12 +431,12 @@ def joined_errors(errors: Sequence[DataError], layout: str = "") -> DataError:
 
 
 def joined_texts(texts: Iterable[str]) -> str:
-    """Join the first lines of texts to one line, and put the other lines of the texts below it.
+    """Join the first lines of texts to one line, and put the further lines of the texts below it.
 
-    First lines are split at semicolons. Pieces and other lines that come again are left out:
-    "a; b" and "b; c\\nd" -> "a; b; c\\nd".
+    E.g. "a; b" and "b; c\\nd" -> "a; b; c\\nd". First lines are split at semicolons. A piece or a
+    further line that comes a second time is left out.
     """
-    # Dicts instead of sets, because they keep the order.
+    # Dicts in place of sets, because dicts keep the order.
     pieces: dict[str, None] = {}
     below: dict[str, None] = {}
     for text in texts:

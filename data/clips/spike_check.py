@@ -1,12 +1,17 @@
 """Compare the spikes of a clip with its frames, for errors that sizes alone cannot show.
 
-For example, the rows may be stored in the opposite order of what spike.flip says, the spikes may
-have integrated another kind of light than is assumed, or they may belong to other frames.
-The data check calls `check_spikes` for each clip. All findings are warnings, because unusual scenes
-can look like these errors.
+    _wrong_position   the rows have the opposite order (spike.flip), or the spikes belong to
+                      another frame
+    _wrong_light      the spikes have integrated another kind of light than is assumed
+    _wrong_frames     the blurry frames are means of another kind of light than the spikes
+    _narrow_windows   the windows of the representation are too short for this firing rate
 
-The picture of the spikes is their firing rate, the spikes per plane of each pixel. The blurry frame
-shows the same scene during the same exposure, so the two must correlate.
+The spikes are compared as a picture: their firing rate, the spikes per plane of each pixel. The
+blurry frame shows the same scene during the same exposure, so the two must correlate.
+
+The data check (data/clips/preflight.py) calls `check_spikes` for each clip. What must stay: every
+finding is a warning and stops no run, because unusual scenes can look like these errors. If you add
+a comparison, raise FORMAT in data/clips/kept.py. A threshold may change if it is measured anew.
 
 Tests: tests/parts/data/test_preflight.py, tests/parts/data/test_two_cameras.py
 """
@@ -26,14 +31,16 @@ from data.spike import formats, represent, simulate
 from utils.errors import DataError
 
 # There are two kinds of light: linear light, and display values (the values of a picture file).
-# Spikes integrate one kind, and a blurry frame is the mean of one kind. {kind: folder of the frames
-# that are its means}, with the names of GoPro and scripts/prepare_gopro_spike.py.
+# Spikes integrate one kind, and a blurry frame is the mean of one kind. This is {kind of light:
+# folder of the blurry frames that are its means}. GoPro and scripts/prepare_gopro_spike.py use
+# these names.
 FOLDER_OF_LIGHT = {"display": "blur", "linear": "blur_gamma"}
-# Smallest correlation of firing rates and frame at which they are taken to show the same scene. A
-# larger value would warn of strongly blurred frames, a smaller value would accept other scenes.
+# Smallest correlation of firing rates and frame at which they count as the same scene. A larger
+# value would warn of strongly blurred frames, and a smaller value would accept other scenes.
 LEAST_CORRELATION = 0.5
-# If the correlation of flipped spikes is larger by this, the spikes are reported as upside down. A
-# texture such as a wall correlates with its mirror image, too, so a small gain proves nothing.
+# If the correlation of flipped spikes is larger by this value, the spikes are reported as upside
+# down. A wall with a regular texture correlates with its mirror image, too. So a smaller value
+# would warn of right data, and a larger value would miss flipped spikes.
 LEAST_GAIN_OF_FLIP = 0.3
 
 
@@ -51,14 +58,16 @@ class Views(NamedTuple):
 
 
 def check_spikes(clip: Clip, is_first: bool) -> list[Problem]:
-    """Return warnings from comparing the spikes of the first frame of a clip with the frame.
+    """Compare the spikes of the first frame of a clip with this frame. Returns warnings.
 
     is_first: whether this is the first clip of a data set. The kind of light and the windows of the
     representation are the same for all clips, so only the first clip is checked for them.
+
+    Several threads call this at once, so it changes nothing outside.
     """
     spikes = clip.spikes  # how the spikes are read
     piece = clip.exposures[0].own  # the planes of the first exposure, without context
-    # `read_spikes` reads files on disk, and not values of an LMDB.
+    # `read_spikes` can read files on disk only, and no values of an LMDB.
     if files.LMDB_MARK in piece.file:
         return []
     try:
@@ -77,8 +86,8 @@ def check_spikes(clip: Clip, is_first: bool) -> list[Problem]:
     warnings = _wrong_position(views, is_calibrated=spikes.calibration is not None)
     if is_first:
         warnings += _wrong_light(views, spikes)
-        # Channels of such a representation are ratios to the light of the exposure, which is the
-        # blurry frame. So the frame must be the mean of the same light.
+        # The channels of some representations are ratios to the light of the exposure, which is the
+        # blurry frame. For them, the frame must be the mean of the same kind of light.
         if represent.REPRESENTATIONS[spikes.name].is_ratio:
             warnings += _wrong_frames(clip)
             mean_rate = float(views.rates.mean())
@@ -87,7 +96,10 @@ def check_spikes(clip: Clip, is_first: bool) -> list[Problem]:
 
 
 def _common_view(clip: Clip, grey: np.ndarray, rates: np.ndarray) -> Views:
-    """Bring frame (H, W) and firing rates (h, w) to one grid, within the view of both cameras."""
+    """Bring frame and firing rates to one grid, within the view of both cameras.
+
+    grey: the blurry frame (H, W). rates: firing rates (h, w).
+    """
     flipped_rates = rates[::-1]
     if not clip.spikes.calibration:
         # Without a calibration, both cameras see the same view. So the frame only needs the size of
@@ -110,15 +122,16 @@ def _common_view(clip: Clip, grey: np.ndarray, rates: np.ndarray) -> Views:
 
 
 def _wrong_position(views: Views, is_calibrated: bool) -> list[str]:
-    """Find spikes that are upside down, or that show something else than the frame.
+    """Return a warning if the spikes are upside down or show something else than the frame.
 
     is_calibrated: whether a calibration says where the spikes lie on the frame.
+    Returns a list of at most one text.
     """
-    images = [image.ravel() for image in views]
-    # A frame of one colour has the correlation NaN with everything, which becomes 0.
+    images = [image.ravel() for image in views]  # grey, rates, flipped_rates
+    # The correlation of a frame of one colour is 0 / 0. NumPy returns NaN, which is replaced by 0.
     with np.errstate(invalid="ignore"):
         matrix = np.nan_to_num(np.corrcoef(images))  # (3, 3)
-    # The row of the frame: its correlation with itself, with the rates, with the flipped rates.
+    # Row 0 has the correlation of the frame with itself, with the rates, with the flipped rates.
     _, as_read, flipped = matrix[0]
     if flipped > LEAST_CORRELATION and flipped > as_read + LEAST_GAIN_OF_FLIP:
         correlations = f"correlation with the frame {as_read:.2f}, flipped {flipped:.2f}"
@@ -132,9 +145,10 @@ def _wrong_position(views: Views, is_calibrated: bool) -> list[str]:
 
 
 def _wrong_light(views: Views, spikes: DatSpikes) -> list[str]:
-    """Find spikes of another kind of light than is assumed.
+    """Return a warning if the spikes have integrated another kind of light than is assumed.
 
-    Nothing is assumed, and so nothing is compared, if the options or dataset.json give the kind.
+    If the options or dataset.json give the kind, nothing is assumed. Then nothing is compared.
+    Returns a list of at most one text.
     """
     if spikes.is_light_known:
         return []
@@ -147,16 +161,18 @@ def _wrong_light(views: Views, spikes: DatSpikes) -> list[str]:
 
 
 def _wrong_frames(clip: Clip) -> list[str]:
-    """Find frames that are means of another kind of light than the spikes integrate.
+    """Return a warning if the frames are means of another kind of light than the spikes integrate.
 
-    The name of the folder tells the kind, see `FOLDER_OF_LIGHT`.
+    The name of the folder of the frames tells the kind, see `FOLDER_OF_LIGHT`. Returns a list of at
+    most one text.
     """
     light = clip.spikes.light
     folder = Path(clip.lq[0]).parent
     right_name = FOLDER_OF_LIGHT[light]
     is_wrong = folder.name in FOLDER_OF_LIGHT.values() and folder.name != right_name
-    # The advice helps only if the right frames exist beside these frames.
-    if not is_wrong or not folder.with_name(right_name).is_dir():
+    # The warning advises another folder, so it helps only if this folder exists.
+    has_right_folder = folder.with_name(right_name).is_dir()
+    if not is_wrong or not has_right_folder:
         return []
     return [
         f"{folder.name} is not the mean of the {light} values that the spikes integrate, so frame "
@@ -165,11 +181,15 @@ def _wrong_frames(clip: Clip) -> list[str]:
 
 
 def _narrow_windows(spikes: DatSpikes, count: int, rate: float) -> list[str]:
-    """Find windows that are shorter than the time between two spikes.
+    """Return a warning if all windows are shorter than the usual time between two spikes.
 
-    The representation counts spikes in several windows around the sharp instant. Windows that lie
-    between the same two spikes all have the same count, so several windows tell no more than one.
+    The representation counts spikes in several windows around the sharp instant. If all windows lie
+    between the same two spikes, their counts are the same, so several windows tell no more than
+    one. E.g. at 0.02 spikes per plane, 50 planes lie between two spikes, and windows of 9 and 21
+    planes usually see none.
+
     count: number of planes of an exposure. rate: mean number of spikes per plane.
+    Returns a list of at most one text.
     """
     half_windows = spikes.options.get("half_windows", ())
     if len(half_windows) < 2:
@@ -181,9 +201,9 @@ def _narrow_windows(spikes: DatSpikes, count: int, rate: float) -> list[str]:
             half_windows_in_planes.append(half_window * count / 2)
         else:
             half_windows_in_planes.append(half_window)
-    # A window is a half window on both sides of the middle plane, and the middle plane.
+    # A window has a half window on each side of the middle plane, and the middle plane.
     longest_window = 2 * max(half_windows_in_planes) + 1
-    # If a window has one spike or more on average, it reaches beyond an interval.
+    # If a window has one spike or more on average, it is longer than the time between two spikes.
     if longest_window * rate >= 1:
         return []
     return [

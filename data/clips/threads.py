@@ -12,11 +12,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 # Number of threads. The threads wait for the file system and compute little, so there may be more
-# threads than cores. Fewer threads make a check on a network file system slower, more threads take
-# more memory.
+# threads than cores. Fewer threads would make a check on a network file system slower, and more
+# threads would take more memory.
 THREADS = 16
-# Number of items that a thread takes at once. Handing over items takes time. With one item at once,
-# it would take long for a million files.
+# Number of items that a thread takes at once. Each handing over takes some microseconds, so a
+# smaller number would be slow for a million files. With a larger number, the last threads would
+# work alone at the end.
 ITEMS_AT_ONCE = 32
 
 Item = TypeVar("Item")
@@ -31,12 +32,13 @@ def mapped(
 ) -> Iterator[Result]:
     """Yield function(item) for each item, computed in threads.
 
-    The results come in the order of the items, whichever thread is faster. Callers zip them with
-    the items, so this order must stay.
+    The results come in the order of the items. Callers zip them with the items, so this order must
+    stay. The first error of an item is raised here. Items that no thread has begun are then left
+    out.
+
     function: must not change shared values, because several threads call it at the same time.
     at_once: number of items that a thread takes at once.
     go_on: called after each item, by the thread that computed it.
-    The first error of an item is raised here. Items that no thread has begun are then left out.
     """
     remaining_items = iter(items)
 
@@ -56,8 +58,9 @@ def mapped(
         return pool.submit(results_of, some_items)
 
     with ThreadPoolExecutor(THREADS) as pool:
-        # There are two jobs for each thread: one in progress, and one that waits. So no thread is
-        # idle, and only the results of a few jobs are in memory. `jobs` has the oldest job first.
+        # There are two jobs for each thread: one in progress, and one that waits. With one job, a
+        # thread would be idle until the next job is given out. With more jobs, more results would
+        # be in memory. `jobs` has the oldest job first.
         jobs: deque[Future[list[Result]]] = deque()
         try:
             for _ in range(2 * THREADS):
