@@ -2,10 +2,12 @@
 
 The datasets without spikes have the names and keys of KAIR, so that its option files work here.
 
-Each dataset is a class registered under the name that `dataset_type` in an option file gives. A
-class named ...Keys holds the keys of its section; the keys are collected from the base classes in
-data/clip_dataset.py. The datasets derive from `TrainClips` (random crops) or `TestClips` (whole
-clips) there, and override only what differs:
+Each dataset is a class, and `dataset_type` in an option file names it. A class named ...Keys holds
+the keys of the section of this dataset. The keys come from the base classes in
+data/clip_dataset.py. E.g. `TrainKeys` has the keys of `Crops`, `Spikes` and `ClipFiles`.
+
+The datasets derive from `TrainClips` (random crops) or `TestClips` (whole clips) in
+data/clip_dataset.py, and override only what differs:
 
 * `places`: which keys name the folders,
 * `frames_of`: which frames of the clip are read,
@@ -13,7 +15,7 @@ clips) there, and override only what differs:
 * `may_share_frames`: whether lq and gt may be the same files.
 
 What must stay: names, keys and the order of random draws, because option files and runs of users
-depend on them. A new key needs a default that changes nothing.
+depend on them. A new key needs a default with which all samples stay the same.
 
 Tests: tests/parts/data/test_dataset_video_rgbspike.py, tests/stories/test_kair_files.py (KAIR's
 datasets), tests/stories/test_protocols.py (published test protocols)
@@ -42,7 +44,8 @@ from utils.errors import OptionError
 from utils.random_streams import published_stream
 
 # Option color_jitter: largest relative change of brightness, contrast and saturation, and the
-# largest turn of the hue as a fraction of the colour circle.
+# largest turn of the hue as a fraction of the colour circle. The value decides the samples of
+# existing runs.
 JITTER = 0.05
 
 
@@ -73,7 +76,8 @@ class TrainDatasetRGBSpike(TrainClips):
     in the order of time.
     """
 
-    # A key of former versions. Its default is accepted without effect, as in network VRT.
+    # {key of former versions: its old default}. An old option file with this value is accepted, and
+    # the key has no effect. Another value is refused.
     GONE: ClassVar[dict[str, Any]] = {"rate_windows": 0}
 
 
@@ -123,9 +127,10 @@ class DenoisingTrainKeys(Crops, SharpFiles, FrameFiles):
 class VideoRecurrentTrainNonblindDenoisingDataset(TrainClips):
     """As VideoRecurrentTrainDataset, with noise added to the sharp frames; KAIR's name and keys.
 
-    The noise level sigma is drawn uniformly for each sample, the noise for each pixel and channel.
-    lq (T, 4, h, w) are the noisy frames, not clipped, and the noise map sigma / 255 that a network
-    with netG.nonblind_denoising takes. Sigma and noise depend only on (seed, epoch, index).
+    lq (T, 4, h, w) has the noisy frames in the channels 0 ... 2, and in channel 3 the noise map,
+    which a network with netG.nonblind_denoising takes. The noise level sigma is drawn uniformly for
+    each sample, and the noise for each pixel and channel. The noise map is sigma / 255 everywhere.
+    Noisy values are not clipped to [0, 1]. Sigma and noise depend only on (seed, epoch, index).
     """
 
     @classmethod
@@ -143,12 +148,11 @@ class VideoRecurrentTrainNonblindDenoisingDataset(TrainClips):
         return places
 
     def transform(self, item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        """Make lq (T, 4, h, w) of the sharp frames (T, 3, h, w), which become gt.
-
-        Channels 0 ... 2 of lq are the noisy frames, channel 3 is the noise map.
-        """
+        """Make lq (T, 4, h, w) of the sharp frames. The sharp frames (T, 3, h, w) become gt."""
+        # `places` gives the sharp frames as lq.
         gt = item["lq"]
-        # What must stay: first sigma is drawn, then the noise.
+        # What must stay: first sigma is drawn, then the noise. Another order would give other
+        # samples.
         sigma = rng.uniform(self.options["sigma_min"], self.options["sigma_max"])
         noisy = add_noise(gt, sigma, rng)
         noise_map = torch.full_like(gt[:, :1], sigma / 255)  # (T, 1, h, w)
@@ -168,8 +172,8 @@ class RecurrentTestKeys(WholeClips, ClipFiles):
 class VideoRecurrentTestDataset(TestClips):
     """As TestDatasetRGBSpike, without spikes; KAIR's name and keys.
 
-    The noise of sigma is white and Gaussian, and is added to the frames of dataroot_lq. It depends
-    only on the seed and the names of clip and frame, so that scores are the same for any number of
+    If sigma is given, Gaussian noise is added to the frames of dataroot_lq. The noise depends only
+    on the seed and on the names of clip and frame, so that scores are the same for any number of
     ranks and any tiles.
     """
 
@@ -191,8 +195,8 @@ class VideoRecurrentTestDataset(TestClips):
             return item
         noisy = []
         for stem, frame in zip(item["frames"], item["lq"], strict=True):
-            # The generator depends on the name of the frame, so that a frame has the same noise in
-            # each tile that reads it. crc32 turns the name into a number.
+            # The generator depends on the name of the frame, because several tiles may read one
+            # frame and must see the same noise. crc32 turns the name into a number.
             name = f"{item['key']}/{stem}"
             number = zlib.crc32(name.encode())
             rng = published_stream(self.seed, number)
@@ -212,7 +216,10 @@ def add_noise(frames: torch.Tensor, sigma: float, rng: np.random.Generator) -> t
 
 
 def _refuse_other_blurry_frames(section: DenoisingTrainKeys) -> None:
-    """Refuse a dataroot_lq that differs from dataroot_gt: the noisy frames are made, not read."""
+    """Refuse a dataroot_lq that differs from dataroot_gt.
+
+    The noisy frames are made of the sharp frames. So frames in another folder would never be read.
+    """
     if section.dataroot_lq in (None, section.dataroot_gt):
         return
     raise OptionError(
@@ -241,7 +248,7 @@ def _refuse_empty_range(section: DenoisingTrainKeys) -> None:
 
 
 class Septuplets(ClipFiles):
-    """Folders of Vimeo-90K. Its clips have seven frames, im1 ... im7, hence the name."""
+    """Folders of Vimeo-90K. A clip has seven frames, im1 ... im7, and is called a septuplet."""
 
     meta_info_file: Root = Field(description="List of the clips to use.")
 
@@ -284,8 +291,9 @@ class VFIKeys(Crops, SharpFiles, Septuplets):
 class VideoRecurrentTrainVimeoVFIDataset(TrainClips):
     """Samples for frame interpolation from Vimeo-90K, one for each clip; KAIR's name and keys.
 
-    lq (n, 3, h, w): every second of num_frame frames, im1, im3, im5, im7 of seven; gt (1, 3, h, w):
-    the one in the middle, im4. n is netG.img_size[0].
+    lq (n, 3, h, w): every second frame of num_frame frames, e.g. im1, im3, im5 and im7 of seven. n
+    is netG.img_size[0].
+    gt (1, 3, h, w): the frame in the middle, im4.
     """
 
     septuplets = True
@@ -309,7 +317,8 @@ class VideoRecurrentTrainVimeoVFIDataset(TrainClips):
         """Change the colours of lq and gt in the same way, if color_jitter is set."""
         if not self.options["color_jitter"]:
             return item
-        # gt becomes the last frame, so that all frames get the same change, and is split off again.
+        # All frames must get the same change. So gt becomes the last of the frames, and afterwards
+        # it is split off.
         frames = torch.cat((item["lq"], item["gt"]))  # (n + 1, 3, h, w)
         changed = jitter_colors(frames, rng)
         return {"lq": changed[:-1], "gt": changed[-1:]}
@@ -318,13 +327,14 @@ class VideoRecurrentTrainVimeoVFIDataset(TrainClips):
 def jitter_colors(frames: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
     """Change brightness, contrast, saturation and hue of frames (T, 3, h, w) in [0, 1].
 
-    The changes are the same for all frames, and are made in random order.
+    The changes are the same for all frames, and are made in random order. Returns new frames.
     """
     # Imported here and not at the top, because torchvision imports torch's compiler, which takes
     # seconds.
     from torchvision.transforms import functional as F
 
-    # Do not change the order of these draws: each takes the next numbers of rng.
+    # What must stay: the order of these draws. Each takes the next numbers of rng, so another order
+    # would give other samples.
     brightness, contrast, saturation = rng.uniform(1 - JITTER, 1 + JITTER, size=3)
     hue = rng.uniform(-JITTER, JITTER)
     changes = (
@@ -352,8 +362,9 @@ class VimeoTestKeys(WholeClips, Septuplets):
 class VideoTestVimeo90KDataset(TestClips):
     """Whole Vimeo-90K clips; KAIR's name and keys.
 
-    With temporal_scale 2 the network gets im1, im3, im5, im7 and its frame is compared with im4.
-    For super-resolution set val.center_frame_only to score im4 alone, as published.
+    With temporal_scale 2 the network gets im1, im3, im5 and im7, and its frame is compared with
+    im4. For super-resolution, set val.center_frame_only to score im4 alone, because published
+    scores are of im4.
     """
 
     septuplets = True

@@ -1,16 +1,17 @@
-"""Restore frames from spikes by a formula, without weights: the baselines beside a network.
+"""Restore frames from spikes by a formula, without weights. A network is compared with the result.
 
-main_test_vrt.py --method NAME uses them. A method consists of two things of the same name: a spike
-representation (data/spike/represent.py), which turns spikes into channels, and an entry in
-`METHODS`, which says how the channels become a frame.
+main_test_vrt.py --method NAME uses this module. A method consists of two things of the same name: a
+spike representation (data/spike/represent.py), which turns spikes into channels, and an entry in
+`METHODS`, which says how the channels become a frame. E.g. --method tfp: the representation "tfp"
+counts the spikes of each pixel, and the frame shows the counts.
 
     Reconstruction   the method as the test programs call it (`utils.contract.Method`)
     section_for      the options of a test set, so that its spikes are read for a method
     spike_section    the same for the section `spike` alone, of a user's clip
     spike_clip       a clip of spikes for which there are no frames
 
-What must stay: the frames of each method, because published scores belong to them. A user adds a
-method as docs/extending.md says. What may change: everything else.
+What must stay: every bit of the frames of each method, because published scores belong to them, and
+the interface `utils.contract.Method`. docs/extending.md says how a user adds a method.
 
 Tests: tests/stories/test_reconstruct.py
 """
@@ -39,13 +40,18 @@ from utils.options.models import LoaderOptions
 from utils.user_path import expanded
 
 # Keys of the spike section that a method sets itself, so a user cannot set them.
+# main_test_vrt.py refuses them.
 SET_BY_METHOD = ("representation", "gamma", "resize", "context")
 # Keys with which a representation makes several pictures of a frame. A method makes one picture, so
 # a user cannot set these keys.
 KEYS_OF_SEVERAL_PICTURES = ("offsets", "num_bins")
-# If the rate of full light is unknown, this percentage of the pixels is darker than white. It is
-# below 100, so that a few bright or defective pixels do not make the picture dark.
+# If the firing rate at full light is unknown, this percentage of the pixels is darker than white.
+# With 100, one bright or defective pixel could make the whole picture dark. With a much smaller
+# value, bright parts of the scene would all become white.
 WHITE_PERCENTILE = 99.5
+# Smallest firing rate that counts as white, in spikes per plane. All rates are divided by it, so it
+# must not be 0. It only has an effect if a clip has nearly no spikes.
+LEAST_WHITE = 1e-6
 
 logger = logging.getLogger(__name__)
 
@@ -57,10 +63,11 @@ logger = logging.getLogger(__name__)
 class Formula:
     """How the channels of the representation of the same name become a frame.
 
-    picture: function (blurry, channels) -> frame. blurry is (H, W, 3), display values in [0, 1].
-    channels are (S, H, W). The frame is (H, W, 3) float32 in [0, 1].
-    is_grey: whether the frame has no colour.
-    gamma: `spike.gamma` with which the channels are made: 1 for linear light.
+    picture: function (blurry, channels) -> frame. blurry is the blurry frame (H, W, 3), display
+    values in [0, 1]. channels are (S, H, W). The frame is (H, W, 3) float32 in [0, 1].
+    is_grey: whether the frame has no colour. It is then scored on grey values.
+    gamma: `spike.gamma` with which the channels are made: light^(1 / gamma). 1 means linear light,
+    and DISPLAY_GAMMA (2.2) means display values.
     """
 
     picture: Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -74,10 +81,10 @@ def _first_channel(_: np.ndarray, channels: np.ndarray) -> np.ndarray:
     return np.repeat(grey[..., None], 3, axis=2)
 
 
-GREY = Formula(_first_channel, is_grey=True, gamma=DISPLAY_GAMMA)
+GREY = Formula(picture=_first_channel, is_grey=True, gamma=DISPLAY_GAMMA)
 # `exposure_estimate` multiplies the linear light of the blurry frame by a ratio of two channels. So
 # the channels must be linear light, too: gamma 1.
-EXPOSURE = Formula(exposure_estimate, is_grey=False, gamma=1.0)
+EXPOSURE = Formula(picture=exposure_estimate, is_grey=False, gamma=1.0)
 METHODS = {"tfp": GREY, "tfi": GREY, "tfstp": GREY, "exposure": EXPOSURE}
 
 
@@ -87,8 +94,8 @@ def method_options(section: Mapping[str, Any]) -> dict[str, Any]:
     section: {"type": name of the method, ...}.
     Raises OptionError for an unknown method, and for options that make several pictures.
     """
-    # `joint` is not in METHODS, because data/motion/joint.py has this method. The message names all
-    # methods that a user can choose.
+    # The message names all methods that a user can choose. `joint` is not in METHODS, because it is
+    # no formula. data/motion/joint.py has this method.
     name = section["type"]
     if name not in METHODS:
         raise OptionError(
@@ -106,10 +113,10 @@ def method_options(section: Mapping[str, Any]) -> dict[str, Any]:
             do="remove it",
         )
     options = REPRESENTATIONS.resolve(section, "method").plain()
-    # Only for its check: the call raises an error for options that contradict one another.
+    # The result is not needed. The call raises an error if options contradict one another.
     channels_of(options)
-    # `resolve` has added the defaults of these keys. A user cannot set the keys, so `protocol` and
-    # `settings` must not list them.
+    # `resolve` has added the defaults of these keys. A user cannot set the keys, so the report and
+    # the stored settings must not list them.
     for key in KEYS_OF_SEVERAL_PICTURES:
         options.pop(key, None)
     return options
@@ -121,8 +128,8 @@ class Reconstruction:
     representation: the result of `method_options`.
     center_frame_only: whether only the middle frame of a clip is restored.
 
-    Names and results of the methods belong to the interface, so they stay: the program that
-    restores clips calls them, whether the frames come from a network or from a formula.
+    main_test_vrt.py calls a formula and a network in the same way. So the members of the interface
+    must stay. The keys of `settings` are stored with results and compared, so they must stay, too.
     """
 
     # Any range of frames can be restored alone, because each frame is restored by itself.
@@ -137,11 +144,15 @@ class Reconstruction:
         self.is_grey = self.formula.is_grey
 
     def settings(self) -> dict[str, Any]:
-        """Return everything that the frames depend on."""
+        """Return all options that change the frames. They are stored with the results.
+
+        E.g. {"method": {"type": "tfp", "half_window": 10, ...}, ...}. A repeated test
+        continues stored results only if they are equal.
+        """
         return {"method": self.representation, "center_frame_only": self.center_frame_only}
 
     def protocol(self) -> dict[str, str]:
-        """Return the method in words, for the report."""
+        """Return the method in words, for the report, e.g. {"method": "tfp (half_window 10)"}."""
         options = []
         for key, value in self.representation.items():
             if key != "type" and value is not None:
@@ -154,11 +165,11 @@ class Reconstruction:
         return words
 
     def restorer(self, device: torch.device) -> "Reconstruction":
-        """Return this object, which restores on the CPU whatever the device is."""
+        """Return the restorer: this object itself. It always works on the CPU."""
         return self
 
     def describe(self) -> str:
-        """Return the tiles in words: a formula needs none."""
+        """Return in words into which tiles a frame is divided. A formula needs no tiles."""
         return "none: each pixel by itself"
 
     def frames(self, reader: FrameReader, wanted: range, tick: Tick) -> Iterator[torch.Tensor]:
@@ -187,16 +198,17 @@ def spike_section(section: Any, method: Reconstruction, recorded: float | None) 
 
     section: the section `spike` of the options.
     recorded: the firing rate at full light in dataset.json. If neither dataset.json nor the section
-    has a rate, the rate is measured from the brightness of the frames ("match").
+    has a rate, the rate is measured from the brightness of the frames (spike.rate "match"), and a
+    warning says so.
     """
-    # The last four keys are those of `SET_BY_METHOD`.
-    values = {
-        **section.plain(),
+    set_by_method = {
         "representation": method.representation,
         "gamma": method.formula.gamma,
         "resize": "bilinear",  # smooth pictures; "nearest" is for raw planes of 0 and 1
         "context": 0,  # no method uses planes outside of the exposure
     }
+    # A key of the method replaces the key of the section.
+    values = {**section.plain(), **set_by_method}
     spike: Any = SPIKE_SOURCES.resolve(values, "spike")
     if spike.rate is not None or recorded is not None:
         return spike
@@ -239,12 +251,13 @@ def section_for(method: Reconstruction, section: Any, path: str, scale: int) -> 
 class LongExposures:
     """Frames that are made of spikes, for a clip that has spikes but no frames.
 
-    A frame is the mean of its planes, in grey. There is a frame for each spike file or, with
-    spike.exposure, for each exposure in the one file. The object has the attributes of
-    data.clips.files.FrameSource, so it can be used like one.
+    A frame is the mean of its planes, in grey. Each spike file gives a frame. With spike.exposure,
+    there is one file, and each exposure in it gives a frame.
 
     The brightness follows from the rate, the spikes per plane at full light. If the rate is
     unknown, the brightest pixels of the first frame are white.
+
+    The object is used in place of a data.clips.files.FrameSource, so it needs all its attributes.
 
     path: the spike file or the folder of spike files. clip: name of the clip.
     source: how the spikes are read.
@@ -270,13 +283,14 @@ class LongExposures:
             )
         self.stems = [file.stem for file in self.files]
         if source.timing.is_one_file:
-            # List the one file once for each of its exposures.
+            # The frames of one file are named by their numbers: "000000", "000001", ...
             with spike_errors_as_data_errors():
                 planes = count_planes(self.files[0], source.geometry, source.remainder)
             frame_count = source.timing.frames(clip, planes)
             self.stems = [f"{frame:06d}" for frame in range(frame_count)]
-            self.files = self.files * frame_count
+            self.files = self.files * frame_count  # the file of each frame
         self.size = (source.geometry.height, source.geometry.width)
+        # This may read the first frame, so it must come after all other attributes.
         self._white = self._rate_of_white()
 
     def __len__(self) -> int:
@@ -285,12 +299,11 @@ class LongExposures:
     def _rate_of_white(self) -> float:
         """Return the spikes per plane of a white pixel."""
         rate = self._source.rate
-        if rate == "match":
-            rates_of_first_frame = self._rates(0)
-            brightest = float(np.percentile(rates_of_first_frame, WHITE_PERCENTILE))
-            # Not 0, because the rates of all frames are divided by the result.
-            return max(brightest, 1e-6)
-        return rate
+        if rate != "match":  # the rate is known
+            return rate
+        rates_of_first_frame = self._rates(0)
+        brightest = float(np.percentile(rates_of_first_frame, WHITE_PERCENTILE))
+        return max(brightest, LEAST_WHITE)
 
     def _rates(self, index: int) -> np.ndarray:
         """Return the spikes per plane of each pixel of frame `index`, (H, W) float32."""
@@ -304,7 +317,8 @@ class LongExposures:
     def read(self, index: int) -> np.ndarray:
         """Return frame `index` as (H, W, 3) uint8 RGB."""
         values = self._rates(index) / self._white  # 1 is white
-        # Simulated spikes may have integrated display values. Light is turned into display values.
+        # The frame has display values. Spikes of a real camera have integrated linear light, which
+        # is converted. Simulated spikes may have integrated display values already.
         if self._source.light == "linear":
             values = to_display(values)
         grey = to_uint8(values)  # (H, W)
@@ -315,10 +329,12 @@ def spike_clip(path: str | Path, gt: str | Path | None, section: Any) -> Dataset
     """Return the reader of a clip of spikes without frames. Its blurry frames are `LongExposures`.
 
     path: a folder with one spike file per frame, or one file. One file is a single frame. With
-    spike.exposure, the file has as many frames as the table of exposures lists, or as many periods
-    as fit into the file.
+    spike.exposure, one file has several frames: a frame for each exposure that the table of
+    exposures lists, or for each period that fits into the file.
     gt: a sharp picture for each frame. section: the section `spike` of the options.
     Raises DataError if spikes and sharp pictures do not belong together.
+
+    main_test_vrt.py calls this if --spike is given without --input.
     """
     path = Path(expanded(str(path)))
     if not path.exists():

@@ -16,17 +16,18 @@ The steps, in the order in which the program takes them:
     plan_clip        checks a clip before anything is written, and says what the clip needs
     make_clip        writes the pictures and the spikes of a clip
 
-The program runs the last three in several processes. So they take and return values that can be
-pickled. `cuts_of` and `plan_clip` return an expected error instead of raising it: the other clips
-go on, and all errors are shown.
+The program runs the last three steps in several processes. So they take and return values that can
+be pickled. If a source cannot be used, `cuts_of` and `plan_clip` return the error and do not raise
+it. So the program goes on with the other clips, and shows all errors at the end.
 
 A finished clip has two folders, each with a record (made.json) of its settings and source:
 
     <out>/GOPRO_Large/<split>/<clip>/blur, sharp, ...       000000.png, ...
     <out>/GOPRO_Large_spike_seq/<split>/<clip>/spike        000000.dat, ...
 
-A recipe (the settings, `Recipe`) and a source give the same files on every machine, so that a data
-set can be continued and published. Whoever changes the files must raise VERSION.
+What must stay: a recipe (the settings, `Recipe`) and a source give the same files on every machine,
+because data sets are continued and published. So neither the order of random draws nor the
+arithmetic may change. Whoever changes the files must raise VERSION.
 
 Tests: tests/parts/scripts/test_prepare_gopro_spike.py
 """
@@ -66,13 +67,14 @@ from utils.options.section import Section
 from utils.random_streams import published_stream, random_stream
 
 SPLITS = ("train", "test")
-# Raise it if the same recipe and source give other files than before. A data set with clips of
-# another version is then refused instead of continued. Version 2 came with the modulo reset of the
-# sensor.
+# Raise it if the same recipe and source give other files than before. The program then refuses to
+# continue a data set of another version, because its clips would be of two kinds. Since version 2,
+# a pixel of the simulated sensor that fires keeps its charge modulo the threshold.
 VERSION = 2
 # Name of the record in each folder of a clip.
 RECORD = "made.json"
-# Settings that have an effect only without a rig.
+# Settings that have an effect only without a rig. If a new setting is in neither of the two sets,
+# it is recorded in both cases, and old data sets cannot be continued.
 ONLY_WITHOUT_RIG = {
     "interpolate", "method", "gamma", "light", "rate", "threshold", "initial_charge", "shot_noise",
     "dark_rate", "threshold_mismatch", "instants",
@@ -91,10 +93,11 @@ LEAST_SIDE_PER_CROP = 1.1
 class Recipe(Section):
     """The settings with which clips are made: flags of the program, and recorded in dataset.json.
 
-    The first group has an effect without a rig, the second group with a rig (ONLY_WITHOUT_RIG and
-    ONLY_WITH_RIG list them). `average`, `ratio` and `seed` always have an effect.
-    A new setting that has an effect in only one of the two cases needs an entry in its set. For its
-    default, see `record`.
+    ONLY_WITHOUT_RIG and ONLY_WITH_RIG list the settings that have an effect in one case only. The
+    settings `average`, `ratio` and `seed` always have an effect.
+
+    What must stay: names and defaults, because users' commands and the records of made clips have
+    them. `record` says what a new setting needs.
     """
 
     average: int | None = Field(
@@ -159,9 +162,10 @@ class Recipe(Section):
     def record(self) -> dict[str, Any]:
         """Return the settings with an effect, as JSON.
 
-        Two recipes with equal records give equal clips. The record is stored with each clip and
-        compared when a data set is continued. So a new setting must be left out while it has its
-        default, as `instants` is. Otherwise data sets of older versions could not be continued.
+        Two recipes with equal records give equal clips. The record is stored with each clip. When a
+        data set is continued, the records are compared. An older data set has no record of a new
+        setting. So a new setting must be left out here while it has its default, e.g. as `instants`
+        is. Otherwise older data sets could not be continued.
         """
         without_effect = set(ONLY_WITHOUT_RIG if self.has_rig else ONLY_WITH_RIG)
         if not self.instants:
@@ -171,8 +175,8 @@ class Recipe(Section):
     def rig_of(self, clip: str) -> Rig:
         """Return the rig that records a clip.
 
-        Without --rig, there is no second camera. The result then describes the simulated sensor
-        alone: only its fields `rate` and `light` are used, for dataset.json.
+        Without --rig, there is no second camera. Then the result describes the simulated sensor
+        alone. The program reads only the fields `rate` and `light` of it, for dataset.json.
         Raises OptionError if --rig names no rig.
         """
         if self.has_rig:
@@ -182,8 +186,8 @@ class Recipe(Section):
     def raw_frames_per_exposure(self, clip: str) -> int:
         """Return the number of raw frames that are averaged to a blurry frame of a clip.
 
-        It is the setting `average` if the user gave one; else the number in the name of the clip
-        (GOPR0372_07_00 has 7); else 7.
+        The first of these that is known: the setting `average`, the number in a name of GoPro
+        (GOPR0372_07_00 has 7), 7.
         """
         if self.average:
             return self.average
@@ -228,12 +232,16 @@ def find_raw_clips(source: Path, photos: bool = False) -> list[RawClip]:
     if source.is_file():
         return [RawClip(source.stem, source, split="")]
     # The folders to search, as (folder, name of the split).
-    roots = [(source / split, split) for split in SPLITS if (source / split).is_dir()]
+    roots = []
+    for split in SPLITS:
+        folder = source / split
+        if folder.is_dir():
+            roots.append((folder, split))
     if not roots and source.is_dir():
         roots = [(source, "")]
 
-    # Folders of images and videos come first, then photographs. The order is the order in which
-    # clips are made and shown.
+    # Folders of images and videos come first, then photographs. Clips are made and shown in this
+    # order.
     clips = []
     for root, split in roots:
         for name, path in clips_in(root):
@@ -255,6 +263,12 @@ def find_raw_clips(source: Path, photos: bool = False) -> list[RawClip]:
             expected="folders of images or video files, with or without train/ and test/",
             do="correct --source",
         )
+    _refuse_equal_names(clips, source)
+    return clips
+
+
+def _refuse_equal_names(clips: list[RawClip], source: Path) -> None:
+    """Refuse two sources of one name, because their clips would have one folder."""
     counts = Counter(clip.name for clip in clips)
     twice = [name for name, count in counts.items() if count > 1]
     if twice:
@@ -264,19 +278,20 @@ def find_raw_clips(source: Path, photos: bool = False) -> list[RawClip]:
             expected="one clip per name",
             do="rename one",
         )
-    return clips
 
 
 def cuts_of(raw: RawClip, recipe: Recipe) -> list[Cut] | DataError:
     """Return the parts of a source that a rig records, at most `recipe.clips`.
 
     raw: the source. recipe: the settings.
-    An expected DataError is returned, not raised, so that the other sources are still made.
+    A DataError is returned and not raised, so that the program goes on with the other sources.
 
-    The parts depend only on the source and the recipe: `random_stream` gives the same numbers on
+    What must stay: the parts for a source and a recipe. `random_stream` gives the same numbers on
     every machine. Another order of the draws would give other data sets (VERSION).
     """
-    cv2.setNumThreads(1)  # the program runs as many processes as there are cores
+    # This changes OpenCV in the whole process. The program runs as many processes as there are
+    # cores, so more threads would compete for them.
+    cv2.setNumThreads(1)
     try:
         frames = FrameSource(raw.path)
         if min(frames.size) < recipe.crop:
@@ -290,9 +305,8 @@ def cuts_of(raw: RawClip, recipe: Recipe) -> list[Cut] | DataError:
         if raw.is_photo:
             # A photograph has no parts. Each clip is another motion over the same photograph, and
             # `first` is only the number of the clip.
-            return [
-                Cut(first=number, average=1, side=recipe.side) for number in range(recipe.clips)
-            ]
+            numbers = range(recipe.clips)
+            return [Cut(first=number, average=1, side=recipe.side) for number in numbers]
         least_side = min(round(LEAST_SIDE_PER_CROP * recipe.crop), recipe.side)
         cuts = find_cuts(
             frames,
@@ -366,9 +380,9 @@ class Plan:
 def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
     """Check a clip before it is made. Nothing is written.
 
-    An expected DataError is returned, not raised, so that the errors of all clips can be shown.
+    A DataError is returned and not raised, so that the program can show the errors of all clips.
     """
-    cv2.setNumThreads(1)  # the program runs as many processes as there are cores
+    cv2.setNumThreads(1)  # for the whole process, see `cuts_of`
     try:
         return _plan(job, recipe)
     except DataError as e:
@@ -387,24 +401,10 @@ def _plan(job: Job, recipe: Recipe) -> Plan:
     else:
         size = source.size
         frames = len(source)
-        exposures = frames // raw_frames
+        exposures = frames // raw_frames  # raw frames after the last whole exposure are left out
 
     _refuse_ratio(size, recipe.ratio, job.raw.path)
-    if recipe.instants > raw_frames:
-        raise DataError(
-            what=f"clip {job.name} averages {raw_frames} raw frames, fewer than --instants "
-            f"{recipe.instants}",
-            where=str(job.raw.path),
-            expected="a raw frame for each instant",
-            do="lower --instants, or raise --average",
-        )
-    if exposures == 0:
-        raise DataError(
-            what=f"clip {job.name} has {frames} frames",
-            where=str(job.raw.path),
-            expected=f"at least {raw_frames}, for one exposure",
-            do="lower --average, or remove the clip",
-        )
+    _refuse_too_few_frames(job, recipe, frames, exposures)
 
     files = _files_of(job.raw.path, source)
     record = {
@@ -425,11 +425,34 @@ def _plan(job: Job, recipe: Recipe) -> Plan:
     )
 
 
-def _refuse_ratio(size: tuple[int, int], ratio: int, path: Path) -> None:
-    """Refuse frames whose spike planes would have no whole pixels, or no whole bytes.
+def _refuse_too_few_frames(job: Job, recipe: Recipe, frames: int, exposures: int) -> None:
+    """Refuse a clip with fewer raw frames than an exposure needs, or than it has instants.
 
-    size: (height, width) of the frames. ratio: RGB pixels along a spike pixel. path: the source.
+    frames, exposures: number of frames and of whole exposures of the clip.
+    """
+    raw_frames = recipe.raw_frames_per_exposure(job.name)
+    if recipe.instants > raw_frames:
+        raise DataError(
+            what=f"clip {job.name} averages {raw_frames} raw frames, fewer than --instants "
+            f"{recipe.instants}",
+            where=str(job.raw.path),
+            expected="a raw frame for each instant",
+            do="lower --instants, or raise --average",
+        )
+    if exposures == 0:
+        raise DataError(
+            what=f"clip {job.name} has {frames} frames",
+            where=str(job.raw.path),
+            expected=f"at least {raw_frames}, for one exposure",
+            do="lower --average, or remove the clip",
+        )
+
+
+def _refuse_ratio(size: tuple[int, int], ratio: int, path: Path) -> None:
+    """Refuse frames whose spike planes would not have whole pixels and whole bytes.
+
     A plane of a .dat has one bit for each spike pixel, so its number of pixels must divide by 8.
+    size: (height, width) of the frames. ratio: RGB pixels along a spike pixel. path: the source.
     """
     height = size[0] // ratio
     width = size[1] // ratio
@@ -462,15 +485,16 @@ def _bytes_per_exposure(
         _, first_png = cv2.imencode(".png", source.read(0))
         image_bytes = len(first_png) * (3 + recipe.instants)
     else:
-        # No frame exists yet. blur and sharp together have 6 bytes a pixel before they are
-        # compressed. We assume that PNG halves them.
+        # No frame exists yet. A pixel has 3 bytes in blur and 3 bytes in sharp. We assume that PNG
+        # halves these 6 bytes.
         image_bytes = 3 * recipe.crop**2
     return spike_bytes + image_bytes
 
 
 def _files_of(path: Path, source: FrameSource | None) -> list[Path]:
-    """Return the files of a source, each once. source: its frames; None with a rig.
+    """Return the files of a source, each once.
 
+    path: the source. source: its frames; None with a rig.
     The order is part of the digest of the source (`_digest_of`), so it must stay.
     """
     if source:
@@ -498,10 +522,10 @@ def _digest_of(files: list[Path]) -> str:
 
 
 def _refuse_other_sizes(clip: str, files: list[Path], size: tuple[int, int]) -> None:
-    """Raise DataError if an image has another size (height, width) than the first one.
+    """Raise DataError if an image has another size (height, width) than the first image.
 
-    Only the headers of PNGs are read. Frames of other formats are checked when they are decoded,
-    because finding their size would decode them here already.
+    Only PNGs are checked, because their header tells the size. To find the size of another format,
+    the image would have to be decoded. So these images are checked later, when they are read.
     """
     for file in files:
         if file.suffix.lower() != ".png":
@@ -523,7 +547,7 @@ def _is_made(job: Job, record: dict[str, Any]) -> bool:
     Raises DataError if a folder was not made from this source with this recipe. Such a folder is
     never overwritten.
     """
-    # lexists: a link whose target is gone is something that must not be replaced, too.
+    # lexists is also true for a link whose target is gone. Such a link must not be replaced either.
     folders = [folder for folder in job.folders if os.path.lexists(folder)]
     for folder in folders:
         try:
@@ -550,8 +574,9 @@ def make_clip(job: Job, recipe: Recipe, record: dict[str, Any]) -> None:
     """Make the pictures and the spikes of one clip. Each folder appears when it is complete.
 
     record: `Plan.record` of the clip. It is written last, so a folder with a record is complete.
+    `plan_clip` must have accepted the clip before, because nothing is checked here.
     """
-    cv2.setNumThreads(1)  # the program runs as many processes as there are cores
+    cv2.setNumThreads(1)  # for the whole process, see `cuts_of`
     frames = FrameSource(job.raw.path)
     # Everything is written into two hidden folders beside the final folders.
     scratch_folders = []
@@ -569,9 +594,9 @@ def make_clip(job: Job, recipe: Recipe, record: dict[str, Any]) -> None:
     text = json.dumps(record, indent=2) + "\n"
     for folder, scratch in zip(job.folders, scratch_folders, strict=True):
         write_whole(scratch / RECORD, text.encode())
-        # An earlier run may have been killed after it had finished one of the two folders.
-        # `plan_clip` has checked that this folder was made from the same source with the same
-        # recipe, so it stays.
+        # An earlier run may have been killed after it had finished one of the two folders. This
+        # folder stays, because `plan_clip` has checked that it was made from the same source with
+        # the same recipe.
         if os.path.lexists(folder):
             shutil.rmtree(scratch)
         else:
@@ -586,7 +611,7 @@ def _record_with_rig(
     cut: the part of the source. frames: the source.
     pictures: folder in which the folders blur and sharp are made. spikes: folder of the .dat files.
     """
-    # The light of each plane, one after the other: (crop, crop, 3).
+    # lights: an iterator over the light of each plane, (crop, crop, 3).
     rng = random_stream(f"scene of clip {job.name}", recipe.seed)
     crop = recipe.crop
     if job.raw.is_photo:
@@ -614,47 +639,74 @@ def make_images(average: int, recipe: Recipe, frames: FrameSource, folder: Path)
     instants: the raw frames nearest to the middles of equal parts of the exposure.
 
     average: number of raw frames in an exposure. frames: all raw frames of the clip.
-    The images must stay the same to the last bit, else VERSION must be raised.
+    Every bit of the images must stay, else VERSION must be raised.
     """
     middle = average // 2
     instant_indexes = _instant_indexes(average, recipe.instants)
-    # Linear light of each display value 0 ... 255, as float32.
-    curve = to_linear(np.arange(256, dtype=np.float32) / 255.0, recipe.gamma)
 
     # Raw frames after the last whole exposure are left out.
     first_raw_frames = range(0, len(frames) - average + 1, average)
     for number, first in enumerate(first_raw_frames):
-        display_sum = np.float32(0.0)
-        light_sum = np.float32(0.0)
-        written_raw_frames = {}  # {index in the exposure: raw frame that is written as it is}
-        for index in range(average):
-            image = frames.read(first + index)  # (H, W, 3) uint8
-            if index == middle or index in instant_indexes:
-                written_raw_frames[index] = np.ascontiguousarray(image)
-            display_sum = display_sum + image.astype(np.float32)
-            light_sum = light_sum + cv2.LUT(image, curve)
-        blur = display_sum / average
-        # The mean light as a display value: 255 light^(1 / gamma).
-        mean_light = light_sum / average
-        blur_gamma = 255.0 * np.power(mean_light, np.float32(1.0 / recipe.gamma))
-
+        written_indexes = {middle, *instant_indexes}
+        exposure = _expose(frames, range(first, first + average), recipe.gamma, written_indexes)
         images = {
-            f"blur/{number:06d}": np.rint(blur).astype(np.uint8),
-            f"blur_gamma/{number:06d}": np.rint(blur_gamma).astype(np.uint8),
-            f"sharp/{number:06d}": written_raw_frames[middle],
+            f"blur/{number:06d}": exposure.blur,
+            f"blur_gamma/{number:06d}": exposure.blur_gamma,
+            f"sharp/{number:06d}": exposure.raw_frames[middle],
         }
         for instant, index in enumerate(instant_indexes):
-            images[f"instants/{number:06d}_{instant}"] = written_raw_frames[index]
+            images[f"instants/{number:06d}_{instant}"] = exposure.raw_frames[index]
         for name, image in images.items():
             imwrite_rgb(folder / f"{name}.png", image)
+
+
+class _Exposure(NamedTuple):
+    """The pictures of one exposure, (H, W, 3) uint8 each."""
+
+    blur: np.ndarray
+    blur_gamma: np.ndarray
+    raw_frames: dict[int, np.ndarray]  # {index in the exposure: raw frame}, the written ones only
+
+
+def _expose(frames: FrameSource, numbers: range, gamma: float, written: set[int]) -> _Exposure:
+    """Average the raw frames of one exposure.
+
+    numbers: numbers of the raw frames. gamma: exponent from display values to light.
+    written: indices in the exposure of the raw frames to keep, e.g. {3}. The other raw frames are
+    dropped at once, because an exposure of a fast video would take much memory.
+
+    The order of the sums must stay, because it decides the last bits.
+    """
+    # Linear light of each display value 0 ... 255, as float32.
+    curve = to_linear(np.arange(256, dtype=np.float32) / 255.0, gamma)
+    display_sum = np.float32(0.0)
+    light_sum = np.float32(0.0)
+    raw_frames = {}
+    for index, number in enumerate(numbers):
+        image = frames.read(number)  # (H, W, 3) uint8
+        if index in written:
+            raw_frames[index] = np.ascontiguousarray(image)
+        display_sum = display_sum + image.astype(np.float32)
+        light_sum = light_sum + cv2.LUT(image, curve)
+    blur = display_sum / len(numbers)
+    # The mean light as a display value: 255 light^(1 / gamma).
+    mean_light = light_sum / len(numbers)
+    blur_gamma = 255.0 * np.power(mean_light, np.float32(1.0 / gamma))
+    return _Exposure(
+        blur=np.rint(blur).astype(np.uint8),
+        blur_gamma=np.rint(blur_gamma).astype(np.uint8),
+        raw_frames=raw_frames,
+    )
 
 
 def _instant_indexes(average: int, instants: int) -> list[int]:
     """Return the raw frame of each instant, as its index in the exposure.
 
+        index(k) = average // 2 + round((k - K // 2) average / K),   k = 0 ... K - 1
+
+    For average 7 and K = 3, these are 3 + round(-7 / 3) = 1, 3 and 5.
+
     average: number of raw frames in an exposure. instants: number of instants K, odd or 0.
-    Instant k is the raw frame average // 2 + round((k - K // 2) average / K). For average 7 and
-    3 instants, these are 3 + round(-7 / 3) = 1, 3 and 5.
 
     The instants must be symmetric about the middle, so that reversed time has the same instants.
     Python's round() keeps the symmetry, because it rounds 0.5 to 0 and -0.5 to 0.
@@ -663,15 +715,17 @@ def _instant_indexes(average: int, instants: int) -> list[int]:
     indexes = []
     for k in range(instants):
         instants_from_middle = k - instants // 2
-        indexes.append(middle + round(instants_from_middle * average / instants))
+        frames_from_middle = round(instants_from_middle * average / instants)
+        indexes.append(middle + frames_from_middle)
     return indexes
 
 
 def make_spikes(clip: str, recipe: Recipe, frames: FrameSource, folder: Path) -> None:
-    """Write one .dat per exposure.
+    """Write the spikes of a clip, one .dat for each exposure.
 
-    After the last raw frame the light is unknown, so the last file may have fewer planes. The
-    planes must stay the same to the last bit, else VERSION must be raised.
+    clip: name of the clip. frames: its raw frames. folder: folder of the .dat files.
+    After the last raw frame the light is unknown, so the last file may have fewer planes. Every
+    spike must stay, else VERSION must be raised.
     """
     average = recipe.raw_frames_per_exposure(clip)
     planes = recipe.planes_of(clip)
@@ -701,8 +755,8 @@ def make_spikes(clip: str, recipe: Recipe, frames: FrameSource, folder: Path) ->
             if time <= len(frames) - 1:
                 yield sensor.step(path.at(time))[None]
 
-    # The exposures must be made in the order of time, because a pixel carries its charge from one
-    # exposure to the next.
+    # The exposures must be made in the order of time, because the sensor is changed by each plane:
+    # the charge of a pixel goes on from one exposure to the next.
     for number in range(len(frames) // average):
         geometry = SpikeGeometry(height, width)
         write_spikes(folder / f"{number:06d}.dat", planes_in(number), geometry)
