@@ -317,7 +317,7 @@ def stamp(file: str) -> tuple[int, int]:
 
 
 def is_lmdb(root: str) -> bool:
-    """Whether a data root is an LMDB, by its name."""
+    """Return whether a data root is an LMDB. The name decides, e.g. "/data/train.lmdb"."""
     return root.rstrip("/").endswith(".lmdb")
 
 
@@ -337,11 +337,14 @@ def list_root(
     folder: name of the folder within a clip, e.g. "blur".
     suffixes: endings of the files' names, e.g. (".png", ".jpg"). A clip has files with the first
     ending that fits any of them.
-    single_files: whether the file <root>/<clip><suffix> is a clip, too, if it has no folder.
+    single_files: whether a file directly in the root is a clip, too, e.g. <root>/clip_a.dat. A
+    folder of the same name with files counts more.
     names: list only these clips. A name such as "a/b" is looked up in the folder "a" of the root.
     None: every clip.
     Raises DataError if the root cannot be read or holds no clip, and for names that cannot be used
     as names of output files.
+
+    Clips and files come in an order that is the same on every machine. Callers rely on it.
     """
     if is_lmdb(root):
         listing = _list_lmdb(root, names)
@@ -367,11 +370,12 @@ def _list_folders(
     single_files: bool,
     names: Collection[str] | None,
 ) -> Listing:
-    """List a root on disk. Arguments and errors: see `list_root`."""
+    """List a root on disk. All arguments and errors are those of `list_root`."""
     listing = Listing()
-    with reading(root, "a folder with one folder per clip", _ADVICE_FOR_MISSING_ROOT):
-        # The state is read before the list. If the folder changes in between, the stored state is
-        # too old, and the folder is listed again at the next start.
+    expected = "a folder with one folder per clip"
+    with reading(root, expected=expected, do=_ADVICE_FOR_MISSING_ROOT):
+        # Read the state before the list. If the folder changes in between, the stored state is too
+        # old. So the next start notices the change and lists the folder again.
         listing.states[root] = state_of(root)
         with os.scandir(root) as entries:
             visible = [entry for entry in entries if not entry.name.startswith(".")]
@@ -411,7 +415,7 @@ def _add_single_files(
             if not name.lower().endswith(suffix):
                 continue
             stem = name[: -len(suffix)]
-            # A folder without files is replaced, too.
+            # A clip with files stays. The entry of a folder without files is replaced.
             has_files = bool(listing.get(stem))
             if not has_files:
                 listing[stem] = Folder(prefix, f"{name}/")
@@ -431,7 +435,8 @@ def _no_clip(root: str, folder: str, names_in_root: Sequence[str]) -> DataError:
             shown += ", ..."
         what += f", but {len(names_in_root)} files ({shown})"
         do = "put the files of each clip into a folder of its own, or correct the dataroot"
-        # One spike file for a whole clip is read only if spike.exposure divides it.
+        # Spike files directly in the root may hold a whole clip each. They are only read if
+        # spike.exposure says which planes belong to which frame.
         if folder == "spike":
             advice = (
                 "if each file holds all planes of a clip, give spike.exposure (docs/data_format.md)"
@@ -447,7 +452,7 @@ def _list_clip(
 
     Returns {clip: its files}, and {path: state} of the folders that were listed. The first dict is
     empty if there is no such folder. If the folder "a" holds folders "b" and "c" and no files, the
-    clips are "a/b" and "a/c". Arguments: see `list_root`.
+    clips are "a/b" and "a/c". folder, suffixes: see `list_root`. Several threads call this at once.
     """
     states: dict[str, State] = {}
     path = os.path.join(root, name)
@@ -460,9 +465,10 @@ def _list_clip(
     clips = {}
     for inner in sorted(inner_clips, key=natural_key):
         listed = _list_files(os.path.join(path, inner), folder, suffixes, states)
-        # None: the folder was removed a moment ago.
+        # None means that the folder was removed a moment ago.
         if listed is not None:
-            files, _ = listed  # folders in the folder of an inner clip are never clips
+            # The folders in an inner clip are not searched for further clips.
+            files, _ = listed
             clips[f"{name}/{inner}"] = files
     return clips, states
 
@@ -478,7 +484,7 @@ def _list_files(
     clip: path of the folder. folder, suffixes: see `list_root`.
     states: the state of the listed folder is added to this dict.
     """
-    with reading(clip, "a readable folder"):
+    with reading(clip, expected="a readable folder"):
         # The files are in <clip>/<folder> if this folder exists, else in <clip>.
         listed_folder = os.path.join(clip, folder)
         entries = _entries_in(listed_folder, states)
@@ -582,7 +588,7 @@ def _list_lmdb(root: str, names: Collection[str] | None) -> Listing:
     do = _ADVICE_FOR_MISSING_ROOT
     if os.path.isdir(root):
         do = "make the LMDB again, or correct the dataroot"
-    with reading(root, expected, do):
+    with reading(root, expected=expected, do=do):
         # The states are read before the list, for the reason in `_list_folders`.
         for name in LMDB_FILES:
             path = os.path.join(root, name)
@@ -671,15 +677,16 @@ def _lmdb_key(line: str) -> str:
 
 @contextmanager
 def _transaction(root: str) -> Generator[Any]:
-    """Open a transaction that reads an LMDB.
+    """Open a transaction that reads an LMDB, for a `with` block.
 
+    Values are views of the mapped file. They are not valid after the block, so copy them.
     Raises DataError, also if the `with` block finds the LMDB damaged.
     """
     environment = _environment(root)
     import lmdb
 
     try:
-        # With buffers, a value is a view of the mapped file, and not a copy.
+        # buffers=True makes each value a view of the mapped file, and no copy.
         with environment.begin(buffers=True) as transaction:
             yield transaction
     except lmdb.Error as e:

@@ -228,10 +228,11 @@ class DiskFiles:
 
 @IO_BACKENDS.register("lmdb", given=("cache_data",))
 class LmdbFiles(DiskFiles):
-    """As "disk", but a dataroot whose name ends in .lmdb is read as a database.
-
-    The databases have the layout of KAIR and BasicSR, see data/clips/files.py, which reads them.
+    """As "disk", but each dataroot whose name ends in .lmdb is a database, in the layout of KAIR
+    and BasicSR.
     """
+
+    # All methods are inherited, because data/clips/files.py reads both files and databases.
 
 
 # ---- Read a clip cache -----------------------------------------------------------------------
