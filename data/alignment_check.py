@@ -214,7 +214,7 @@ def _samples_of_training(dataset: Any) -> list[_Sample]:
     if not dataset.clips[0].spikes:
         return []
     samples = []
-    for index in _spread(len(dataset), SAMPLES):
+    for index in _evenly_spaced(len(dataset), SAMPLES):
         draw = dataset.draw((EPOCH, index))
         samples.append(_Sample(dataset, draw, index))
     return samples
@@ -228,14 +228,14 @@ def _samples_of_user(readers: Sequence[Any]) -> list[_Sample]:
             for frame in range(len(reader.stems)):
                 frames.append((reader, frame))
     samples = []
-    for number in _spread(len(frames), SAMPLES):
+    for number in _evenly_spaced(len(frames), SAMPLES):
         reader, frame = frames[number]
         draw = reader.dataset.draw(reader.clip_index, first=frame, count=1)
         samples.append(_Sample(reader.dataset, draw, None))
     return samples
 
 
-def _spread(count: int, wanted: int) -> list[int]:
+def _evenly_spaced(count: int, wanted: int) -> list[int]:
     """Return about `wanted` of the numbers 0 ... count - 1, the first and the last among them.
 
     Of 10 numbers, 4 wanted: 0, 3, 6, 9. Returns [] if count is 0.
@@ -263,7 +263,7 @@ def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
     # E.g. for a sample of 6 frames and count 2, the positions 0, 3 (the middle) and 5.
     frame_count = len(draw.frames)
     middle = frame_count // 2
-    positions = {middle, *_spread(frame_count, wanted=count)}
+    positions = {middle, *_evenly_spaced(frame_count, wanted=count)}
     pairs = []
     for position in sorted(positions):
         image, pair = _read_pair(dataset, draw, position, kind)
@@ -455,10 +455,10 @@ def _gradients(image: np.ndarray, pixel: int) -> np.ndarray:
     across = cv2.Sobel(smooth, cv2.CV_32F, dx=1, dy=0)
     down = cv2.Sobel(smooth, cv2.CV_32F, dx=0, dy=1)
     magnitude = cv2.magnitude(across, down)
-    return np.ascontiguousarray(magnitude[_inner(height), _inner(width)])
+    return np.ascontiguousarray(magnitude[_without_border(height), _without_border(width)])
 
 
-def _inner(side: int) -> slice:
+def _without_border(side: int) -> slice:
     """Return the middle part of a side, without the border, as a slice.
 
     E.g. of 105 pixels, the border leaves 101. The part has 100 of them: slice(2, 102).

@@ -223,7 +223,7 @@ class TrainLoader:
         # only when the first step is asked for. Meanwhile signals wait, because a signal at this
         # moment would leave only a part of the workers started.
         with process.signals_held():
-            iterator = self._answer_of(lambda: iter(self.loader), micro_batch=0)
+            iterator = self._wait_for_workers(lambda: iter(self.loader), micro_batch=0)
         return self._steps(iterator)
 
     def _steps(self, iterator: Iterator[Any]) -> Iterator[list[dict[str, Any]]]:
@@ -233,7 +233,7 @@ class TrainLoader:
         """
         step = []
         for micro_batch in itertools.count():
-            batch = self._answer_of(lambda: next(iterator, None), micro_batch)
+            batch = self._wait_for_workers(lambda: next(iterator, None), micro_batch)
             if batch is None:  # the end of the epoch
                 return
             # `_Batches` returns an error in place of a batch.
@@ -277,7 +277,7 @@ class TrainLoader:
                 do=do,
             ) from e
 
-    def _answer_of(self, read: Callable[[], Any], micro_batch: int) -> Any:
+    def _wait_for_workers(self, read: Callable[[], Any], micro_batch: int) -> Any:
         """Return read(), a function that waits for the loader workers.
 
         If the run was suspended while it waited, e.g. by Ctrl-Z, a time-out proves nothing: its
@@ -307,9 +307,11 @@ class TrainLoader:
                 # Any other error is a mistake in the code. Its traceback helps more than a message.
                 if not is_late and not is_out_of_shm and not was_killed:
                     raise
-                raise self._no_batch(e, micro_batch, is_out_of_shm) from e
+                raise self._missing_batch_error(e, micro_batch, is_out_of_shm) from e
 
-    def _no_batch(self, error: RuntimeError, micro_batch: int, is_out_of_shm: bool) -> DataError:
+    def _missing_batch_error(
+        self, error: RuntimeError, micro_batch: int, is_out_of_shm: bool
+    ) -> DataError:
         """Return the error for a micro-batch that did not come, naming its samples and worker.
 
         error: torch's error. micro_batch: number of the micro-batch. is_out_of_shm: whether

@@ -291,7 +291,7 @@ class LongExposures:
             self.files = self.files * frame_count  # the file of each frame
         self.size = (source.geometry.height, source.geometry.width)
         # This may read the first frame, so it must come after all other attributes.
-        self._white = self._rate_of_white()
+        self._white_rate = self._rate_of_white()
 
     def __len__(self) -> int:
         return len(self.stems)
@@ -301,11 +301,11 @@ class LongExposures:
         rate = self._source.rate
         if rate != "match":  # the rate is known
             return rate
-        rates_of_first_frame = self._rates(0)
+        rates_of_first_frame = self._firing_rates(0)
         brightest = float(np.percentile(rates_of_first_frame, WHITE_PERCENTILE))
         return max(brightest, LEAST_WHITE)
 
-    def _rates(self, index: int) -> np.ndarray:
+    def _firing_rates(self, index: int) -> np.ndarray:
         """Return the spikes per plane of each pixel of frame `index`, (H, W) float32."""
         source = self._source
         with spike_errors_as_data_errors():
@@ -316,7 +316,7 @@ class LongExposures:
 
     def read(self, index: int) -> np.ndarray:
         """Return frame `index` as (H, W, 3) uint8 RGB."""
-        values = self._rates(index) / self._white  # 1 is white
+        values = self._firing_rates(index) / self._white_rate  # 1 is white
         # The frame has display values. Spikes of a real camera have integrated linear light, which
         # is converted. Simulated spikes may have integrated display values already.
         if self._source.light == "linear":

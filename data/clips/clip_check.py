@@ -118,7 +118,7 @@ class ClipCheck:
         # Complete frames of an incomplete clip are checked as well, so that one run shows all
         # problems.
         keys = []
-        for key in self._frames(listed):
+        for key in self._find_frames(listed):
             if self._is_complete(key):
                 keys.append(key)
         if not keys:
@@ -134,22 +134,22 @@ class ClipCheck:
         times = None
         if self.has_one_spike_file:
             times = self.source.times or times_of_names(stems)
-        spike_files = self._spike_files(keys)
+        spike_files = self._find_spike_files(keys)
         planes: tuple[int, ...] = ()
         exposures: Exposures = ()
         if spike_files and self.spikes:
-            planes, exposures = self._planes(spike_files, self.spikes, times)
+            planes, exposures = self._find_planes(spike_files, self.spikes, times)
 
         # Sharp frames and sizes.
         instants: tuple[str, ...] = ()
         if "gt_instants" in self.kinds:
-            instants = self._instants(keys)
+            instants = self._find_instants(keys)
         if self.sizes:
             size, gt_size = self.sizes
         else:
-            size, gt_size = self._sizes(paths)
+            size, gt_size = self._find_sizes(paths)
 
-        # `_planes` may have changed `self.spikes`, see `_exposures`. So read it only here.
+        # `_find_planes` may have changed `self.spikes`, see `_exposures`. So read it only here.
         return Clip(
             name=self.name,
             stems=stems,
@@ -252,7 +252,7 @@ class ClipCheck:
         stems = self.stems[kind]
         return tuple(files[stems[key]].path for key in keys)
 
-    def _frames(self, listed: Sequence[Any] | None) -> list[FrameKey]:
+    def _find_frames(self, listed: Sequence[Any] | None) -> list[FrameKey]:
         """Return the frames of the clip in order. Report missing files, gaps and wrong names.
 
         listed: see `run`.
@@ -268,7 +268,7 @@ class ClipCheck:
         wanted = set(name_of)
         if listed is not None:
             wanted = self._listed_frames(listed)
-        names = self._names(wanted, name_of)
+        names = self._names_of_frames(wanted, name_of)
 
         # A file may seem to be missing because all files of its kind have other numbers or other
         # names than lq. Then only this is reported, because "missing" would mislead.
@@ -300,7 +300,9 @@ class ClipCheck:
             [(before, after)] = texts
         return {FrameKey(before, number, after) for number in range(first, first + count)}
 
-    def _names(self, wanted: set[FrameKey], name_of: Mapping[FrameKey, str]) -> dict[FrameKey, str]:
+    def _names_of_frames(
+        self, wanted: set[FrameKey], name_of: Mapping[FrameKey, str]
+    ) -> dict[FrameKey, str]:
         """Return the name of each wanted frame. name_of: names of the frames that have a file.
 
         The name of a missing frame has as many digits as the longest name with leading zeros:
@@ -420,7 +422,7 @@ class ClipCheck:
 
     # ---- Spikes -----------------------------------------------------------------------------
 
-    def _spike_files(self, keys: Sequence[FrameKey]) -> list[FileEntry]:
+    def _find_spike_files(self, keys: Sequence[FrameKey]) -> list[FileEntry]:
         """Return the spike file of each frame.
 
         A file with the planes of all frames is listed for each frame. Returns [] if there are no
@@ -456,7 +458,7 @@ class ClipCheck:
             return []
         return files * len(keys)
 
-    def _planes(
+    def _find_planes(
         self, files: list[FileEntry], spikes: DatSpikes, times: FrameTimes | None
     ) -> tuple[tuple[int, ...], Exposures]:
         """Return the number of planes in the file of each frame, and the planes of each frame.
@@ -521,7 +523,7 @@ class ClipCheck:
         """Return the planes of each frame.
 
         planes_of_paths: (path, number of planes) of each spike file. frames: number of frames.
-        spikes, times: see `_planes`.
+        spikes, times: see `_find_planes`.
 
         A user's spikes may come without the plane of the sharp frame (`center`). Then a center is
         assumed, and a warning says which. In this case `self.spikes` is replaced, and `run` puts
@@ -565,7 +567,7 @@ class ClipCheck:
 
     # ---- Sharp frames and sizes -------------------------------------------------------------
 
-    def _instants(self, keys: Sequence[FrameKey]) -> tuple[str, ...]:
+    def _find_instants(self, keys: Sequence[FrameKey]) -> tuple[str, ...]:
         """Return the paths of the sharp frames <frame>_0, <frame>_1, ... of each frame in turn.
 
         Each frame must have the same odd number K of sharp frames, because the middle one is gt.
@@ -597,7 +599,7 @@ class ClipCheck:
             in_order += [paths[number] for number in sorted(paths)]
         return tuple(in_order)
 
-    def _sizes(self, paths: Mapping[str, tuple[str, ...]]) -> tuple[Size, Size]:
+    def _find_sizes(self, paths: Mapping[str, tuple[str, ...]]) -> tuple[Size, Size]:
         """Return (height, width) of the first lq frame and of the first gt frame.
 
         Without gt, both are the size of lq. Reports a gt that is not lq enlarged by a whole number,

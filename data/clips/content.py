@@ -54,7 +54,7 @@ def digest_of_clips(readers: Sequence[Any]) -> str:
             sha256.update(reader.described().encode())
             paths.extend(reader.paths())
         else:
-            _add_frames(sha256, reader)
+            _hash_frames(sha256, reader)
 
     for path in paths:
         size, _ = files.stamp(path)
@@ -68,7 +68,7 @@ def digest_of_clips(readers: Sequence[Any]) -> str:
     return sha256.hexdigest()[:16]
 
 
-def _add_frames(sha256: Any, reader: Any) -> None:
+def _hash_frames(sha256: Any, reader: Any) -> None:
     """Hash three frames of a reader that has no files. sha256: a hash object of hashlib."""
     last = len(reader.stems) - 1
     # A set, because a short clip has fewer than three different frames.

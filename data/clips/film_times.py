@@ -116,7 +116,7 @@ def _packets_of(
                     go_on()
                 # PyAV yields an empty packet at the end of each stream.
                 if packet.size:
-                    _add(packet, found[packet.stream.index])
+                    _add_packet(packet, found[packet.stream.index])
     except FFMPEG_ERRORS as e:
         # The file is damaged at some point. The decoder ended there, too. So the packets that were
         # read so far are enough.
@@ -130,7 +130,7 @@ def _packets_of(
     return None
 
 
-def _add(packet: Any, packets: Packets) -> None:
+def _add_packet(packet: Any, packets: Packets) -> None:
     """Add a packet of PyAV to the packets of its stream."""
     packets.count += 1
     # Leave out packets without a time, and packets that are decoded but never shown.

@@ -92,7 +92,7 @@ LARGEST_MEMORY_FRACTION = 0.8
 # Largest fraction of the free space that a new clip cache may take, so that the disk is never full.
 LARGEST_DISK_FRACTION = 0.95
 # The command that error messages advise.
-BUILD = "python scripts/build_clip_cache.py --opt FILE --split SPLIT"
+BUILD_COMMAND = "python scripts/build_clip_cache.py --opt FILE --split SPLIT"
 
 
 # ---- Files on disk ---------------------------------------------------------------------------
@@ -276,14 +276,14 @@ class CacheReader:
         # Kinds of files ("lq", ...) that the data set needs and the cache does not have.
         missing = sorted(source.kinds().keys() - index["source"].keys())
         if missing:
-            raise self._stale(f"it holds no {', '.join(missing)}")
+            raise self._does_not_fit(f"it holds no {', '.join(missing)}")
         if source.spikes:
             # A cache stores planes row by row ("raster"), also if the spike files do not.
             stored_geometry = SpikeGeometry(**index["spike"])
             if stored_geometry != source.spikes.geometry.stored_as_raster:
-                raise self._stale(f"its spikes are {index['spike']}")
+                raise self._does_not_fit(f"its spikes are {index['spike']}")
         if index["selection"] != _selection_of(source):
-            raise self._stale(
+            raise self._does_not_fit(
                 "it was built for another selection of clips (meta_info_file, val_partition)"
             )
 
@@ -299,7 +299,7 @@ class CacheReader:
             if index["source"][kind] != manifest.digest({kind: listing}):
                 changed.append(kind)
         if changed:
-            raise self._stale(f"{', '.join(changed)} files of the source have changed since")
+            raise self._does_not_fit(f"{', '.join(changed)} files of the source have changed since")
         if len(kinds_here) < len(kinds):
             logger.info(
                 "the source of cache %s is not on this machine: not checked for changes", self.path
@@ -323,12 +323,12 @@ class CacheReader:
 
     def _refuse_other_arrays(self, clip: Clip, source: Source) -> None:
         """Refuse a cache in which a file of a clip is missing or has another size."""
-        for kind, shape in _arrays(clip).items():
+        for kind, shape in _shapes_of_arrays(clip).items():
             path = Path(self.path, source.name_prefix, clip.name, f"{kind}.u8")
             size = path.stat().st_size if path.exists() else 0
             expected_size = math.prod(shape)
             if size != expected_size:
-                raise self._stale(f"{path} has {size} bytes, expected {expected_size}")
+                raise self._does_not_fit(f"{path} has {size} bytes, expected {expected_size}")
 
     def _with_exposures(self, clip: Clip, source: Source) -> Clip:
         """Return the clip with the planes of each frame, which follow from the spike options."""
@@ -337,14 +337,14 @@ class CacheReader:
         # frame. For a clip of one frame, this is the same.
         if len(clip) > 1 and is_one_file != source.has_one_spike_file:
             held = "one spike file" if is_one_file else "a spike file of each frame"
-            raise self._stale(f"it holds {held} of clip {clip.name} (spike.exposure)")
+            raise self._does_not_fit(f"it holds {held} of clip {clip.name} (spike.exposure)")
         planes_of_files = list(clip.spike_files.items())  # (path, number of planes) each
         exposures = clip.spikes.exposures(clip.name, planes_of_files, len(clip))
         return replace(clip, exposures=exposures)
 
     def images(self, clip: Clip, kind: str, frames: Sequence[int], augment: Augment) -> np.ndarray:
         """Return crops of some images of one kind, see `DiskFiles.images`."""
-        stored = self._map(clip, kind)  # (frames, H, W, 3)
+        stored = self._map_array(clip, kind)  # (frames, H, W, 3)
         height, _ = clip.size_of(kind)
         height_of_lq, _ = clip.size
         scale = height // height_of_lq
@@ -353,7 +353,9 @@ class CacheReader:
     def stream(self, clip: Clip, piece: Piece, crop: Crop) -> np.ndarray:
         """Return planes of one spike file within the crop, see `DiskFiles.stream`."""
         geometry = clip.spikes.geometry.stored_as_raster
-        stored = self._map(clip, "spike")  # (planes of all files of the clip, bytes of a plane)
+        stored = self._map_array(
+            clip, "spike"
+        )  # (planes of all files of the clip, bytes of a plane)
         # Skip the planes of the files before this file. For example, plane 5 of the second file is
         # plane 45 of the array if the first file has 40 planes.
         planes_before = 0
@@ -366,12 +368,12 @@ class CacheReader:
 
     def paths_of(self, clip: Clip) -> list[str]:
         """Return the paths of the files of the cache that hold a clip."""
-        return [str(Path(self.path, clip.name, f"{kind}.u8")) for kind in _arrays(clip)]
+        return [str(Path(self.path, clip.name, f"{kind}.u8")) for kind in _shapes_of_arrays(clip)]
 
-    def _map(self, clip: Clip, kind: str) -> np.ndarray:
+    def _map_array(self, clip: Clip, kind: str) -> np.ndarray:
         """Map an array of the cache into memory. Raises DataError."""
         path = Path(self.path, clip.name, f"{kind}.u8")
-        shape = _arrays(clip)[kind]
+        shape = _shapes_of_arrays(clip)[kind]
         try:
             return np.memmap(path, np.uint8, mode="r", shape=shape)
         # np.memmap raises ValueError if the file has fewer bytes than the array.
@@ -380,10 +382,10 @@ class CacheReader:
                 what=f"cannot map cached clip: {e}",
                 where=str(path),
                 expected=f"{math.prod(shape)} bytes",
-                do=f"build the cache again: {BUILD}",
+                do=f"build the cache again: {BUILD_COMMAND}",
             ) from e
 
-    def _stale(self, why: str) -> DataError:
+    def _does_not_fit(self, why: str) -> DataError:
         """Return the error for a cache that must be built again.
 
         why: a clause for the message, e.g. "it holds no gt".
@@ -392,7 +394,7 @@ class CacheReader:
             what=f"the clip cache does not fit the data: {why}",
             where=self.path,
             expected="a cache built from the data as they are now",
-            do=f"build it again: {BUILD}",
+            do=f"build it again: {BUILD_COMMAND}",
         )
 
 
@@ -501,7 +503,7 @@ def _refuse_full_disk(clips: Sequence[Clip], partial: Path) -> None:
     """Refuse to write these clips if the disk has too little room."""
     need = 0  # bytes
     for clip in clips:
-        need += sum(math.prod(shape) for shape in _arrays(clip).values())
+        need += sum(math.prod(shape) for shape in _shapes_of_arrays(clip).values())
     free = free_bytes(partial)
     if need > LARGEST_DISK_FRACTION * free:
         raise DataError(
@@ -572,7 +574,7 @@ def _write_planes(clip: Clip, target: Path) -> None:
                     file.write(pack(some_planes, raster).data)
 
 
-def _arrays(clip: Clip) -> dict[str, tuple[int, ...]]:
+def _shapes_of_arrays(clip: Clip) -> dict[str, tuple[int, ...]]:
     """Return {kind: shape of its array in a cache}. All arrays are uint8.
 
     E.g. {"lq": (40, 720, 1280, 3), "spike": (1600, 28800)} for 40 frames with 40 planes each. The
@@ -590,7 +592,7 @@ def _arrays(clip: Clip) -> dict[str, tuple[int, ...]]:
 
 
 def _load_index(
-    path: str, do: str = f"move it away, if there is one, and build it: {BUILD}"
+    path: str, do: str = f"move it away, if there is one, and build it: {BUILD_COMMAND}"
 ) -> dict[str, Any]:
     """Read the index of a cache. Raises DataError.
 

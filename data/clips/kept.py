@@ -166,7 +166,7 @@ def checked_clips(source: Source) -> ClipTable | None:
         return None
     name, digest = mark
     try:
-        content = _read(folder / f"{name}.npz")
+        content = _read_bounded(folder / f"{name}.npz")
         # Another run may have replaced the record since this run has checked the data.
         if hashlib.sha256(content).hexdigest() != digest:
             return None
@@ -227,7 +227,7 @@ class Record:
         of the record come from different checks.
         Raises OSError, and ValueError for any other content.
         """
-        content = _read(self.arrays)
+        content = _read_bounded(self.arrays)
         if hashlib.sha256(content).hexdigest() != digest:
             raise ValueError("the arrays of another check")
         types = types_of(kinds_of(self.source))
@@ -294,7 +294,7 @@ class Record:
         # content of a file in it changes. A thread gets four clips at once and not the usual 32
         # items, because one clip takes long and all threads should be busy.
         is_same_clip = _SameClip(table, columns)
-        return all(mapped(is_same_clip, _chosen(table, share), at_once=4))
+        return all(mapped(is_same_clip, _clips_to_look_at(table, share), at_once=4))
 
     def _has_all_folders(self, folders: Texts, table: ClipTable) -> bool:
         """Whether the record has a state of each root and of each folder of a clip.
@@ -389,7 +389,7 @@ class _SameClip:
         return entries
 
 
-def _chosen(table: ClipTable, share: float) -> range:
+def _clips_to_look_at(table: ClipTable, share: float) -> range:
     """Return the numbers of the clips that are looked at. Each start looks at other clips.
 
     The numbers are evenly spaced. E.g. with 100,000 files and share 0.01, 1000 files would be
@@ -410,7 +410,7 @@ def _chosen(table: ClipTable, share: float) -> range:
 # ---- Arrays in a file ------------------------------------------------------------------------
 
 
-def _read(path: Path) -> bytes:
+def _read_bounded(path: Path) -> bytes:
     """Return the content of a file. Raises OSError, and ValueError if it is too large."""
     # Ask for one byte more than allowed. If it comes, the file is too large.
     content = read_plain(path, LARGEST_RECORD_BYTES + 1)
@@ -434,13 +434,13 @@ def _columns_in(content: bytes, types: Mapping[str, Any]) -> Columns:
                 is_encrypted = member.flag_bits & 1  # bit 0 in the format of zip
                 if member.compress_type != zipfile.ZIP_STORED or is_encrypted:
                     raise ValueError(f"{name} is compressed")
-                columns[name] = _column(archive.read(member), dtype)
+                columns[name] = _array_in_npy(archive.read(member), dtype)
     except (zipfile.BadZipFile, KeyError, EOFError, NotImplementedError, SyntaxError) as e:
         raise ValueError(f"no arrays: {e}") from e
     return columns
 
 
-def _column(content: bytes, expected: Any) -> np.ndarray:
+def _array_in_npy(content: bytes, expected: Any) -> np.ndarray:
     """Return the one-dimensional array in the content of a .npy file.
 
     expected: dtype of the array. Raises ValueError for any other array.

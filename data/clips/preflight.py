@@ -2,12 +2,12 @@
 
 The flow of a first start:
 
-    preflight             each split (train, test) of the option file
-      check_source        each data root of a split
-        _Check.run        list all files, then look at them in groups of some thousand:
-          _look             open each file once, in threads
+    preflight               each split (train, test) of the option file
+      check_source          each data root of a split
+        _Check.run          list all files, then look at them in groups of some thousand:
+          _look_at_files    open each file once, in threads
           _check_clips      do the names, sizes and numbers of files fit (ClipCheck)?
-          _warn             what is lost in reading, do spikes and frames fit (spike_check)?
+          _warn_of_content  what is lost in reading, do spikes and frames fit (spike_check)?
 
 Each file is opened once. The result is a `Look` (data/clips/look.py): size and time of change of
 the file, size of the picture, and what is wrong. All later steps read the looks and not the file.
@@ -267,12 +267,12 @@ class _Check:
         total = sum(file_counts.values())
         with show(total, f"checking {name}", "files") as progress:
             for names in _groups(file_counts):
-                looks = self._look(names, progress)
+                looks = self._look_at_files(names, progress)
                 # Clips with problems are reported, and are not in the table.
                 good_clips = self._check_clips(names, looks)
                 for clip in good_clips:
                     builder.add(clip, looks)
-                self._warn(good_clips, looks)
+                self._warn_of_content(good_clips, looks)
         clips, self.columns = builder.table()
         return self._report(name, clips, scale)
 
@@ -311,7 +311,7 @@ class _Check:
 
     # ---- Look at the files ------------------------------------------------------------------
 
-    def _look(self, clips: Sequence[str], progress: Any) -> dict[str, Look]:
+    def _look_at_files(self, clips: Sequence[str], progress: Any) -> dict[str, Look]:
         """Look at all files of some clips, in threads. Returns {path: look}.
 
         clips: names of the clips. progress: the progress bar.
@@ -387,7 +387,7 @@ class _Check:
         for kind in IMAGE_KINDS:
             size = clip.size_of(kind)
             for path in getattr(clip, kind):
-                what = _flaw(looks[path], kind, size)
+                what = _what_is_wrong(looks[path], kind, size)
                 if what:
                     self.picture_problems.append(Problem(clip.name, what, path))
         for path in clip.spike_files:
@@ -399,7 +399,7 @@ class _Check:
         if clip.gt and looks[clip.lq[0]].file_id == looks[clip.gt[0]].file_id:
             self.same_files += manifest.same_files(self.source, [clip])
 
-    def _warn(self, clips: Sequence[Clip], looks: Mapping[str, Look]) -> None:
+    def _warn_of_content(self, clips: Sequence[Clip], looks: Mapping[str, Look]) -> None:
         """Warn of what reading loses, and of spikes that do not fit their frames, in threads."""
 
         def warnings_of(clip: Clip) -> tuple[list[Problem], list[Problem]]:
@@ -458,7 +458,7 @@ def _seen_size(looks: Mapping[str, Look], path: str) -> Size:
     return look.shape
 
 
-def _flaw(look: Look, kind: str, size: Size) -> str:
+def _what_is_wrong(look: Look, kind: str, size: Size) -> str:
     """Return what is wrong with a picture, e.g. "gt frame of 720 x 1280, ...", or "".
 
     kind: "lq", "gt" or "gt_instants". size: (height, width) of the first picture of its clip.
