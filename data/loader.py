@@ -189,10 +189,16 @@ class TrainLoader:
         # its checkpoint. A user's dataset need not have names.
         names = dataset.sample_names() if hasattr(dataset, "sample_names") else []
         self.sample_list = hashlib.sha256("\n".join(names).encode()).hexdigest()[:12]
+        self.loader = self._loader_of_torch()
+
+    def _loader_of_torch(self) -> DataLoader:
+        """Return torch's loader, which yields one micro-batch after the other."""
+        section = self.section
+        workers = section.dataloader_num_workers
         # Any, because torch's annotation of BatchSampler allows only plain numbers.
         samples: Any = self.sampler
-        self.loader = DataLoader(
-            _Batches(dataset),
+        return DataLoader(
+            _Batches(self.dataset),
             # No batching by torch: an item of `_Batches` is a whole micro-batch.
             batch_size=None,
             sampler=BatchSampler(samples, section.dataloader_batch_size, drop_last=False),

@@ -69,6 +69,20 @@ class FrameKey(NamedTuple):
     after: str
 
 
+class _FoundSpikes(NamedTuple):
+    """The spikes of the frames of a clip.
+
+    files: the spike file of each frame; [] if there are no spikes, or if it is not clear which file
+    belongs to which frame. planes: number of planes in each of these files.
+    exposures: the planes of each frame. times: when the frames were taken, see `Clip`.
+    """
+
+    files: list[FileEntry]
+    planes: tuple[int, ...]
+    exposures: Exposures
+    times: FrameTimes | None
+
+
 @dataclass
 class ClipCheck:
     """The check of one clip. Call `run` once, then read `problems`.
@@ -111,6 +125,7 @@ class ClipCheck:
         Each step adds its problems to the report. So the order of the steps is the order of the
         problems, and tests compare the order.
         """
+        # Which file belongs to which frame?
         self._find_files()
         if self.problems:
             return None
@@ -123,24 +138,11 @@ class ClipCheck:
                 keys.append(key)
         if not keys:
             return None
-
-        # The files of each frame.
         paths = {kind: self._paths(kind, keys) for kind in self.stems}
         stems = tuple(self.stems["lq"][key] for key in keys)
 
-        # The planes of each frame. If one file holds the planes of all frames, the times of the
-        # frames say which planes belong to a frame. A user's clip may have known times. Otherwise
-        # the names of the frames may be times, e.g. "432.033333".
-        times = None
-        if self.has_one_spike_file:
-            times = self.source.times or times_of_names(stems)
-        spike_files = self._find_spike_files(keys)
-        planes: tuple[int, ...] = ()
-        exposures: Exposures = ()
-        if spike_files and self.spikes:
-            planes, exposures = self._find_planes(spike_files, self.spikes, times)
-
-        # Sharp frames and sizes.
+        # The planes of each frame, its sharp frames, and the sizes.
+        found = self._find_spikes(keys, stems)
         instants: tuple[str, ...] = ()
         if "gt_instants" in self.kinds:
             instants = self._find_instants(keys)
@@ -149,20 +151,20 @@ class ClipCheck:
         else:
             size, gt_size = self._find_sizes(paths)
 
-        # `_find_planes` may have changed `self.spikes`, see `_exposures`. So read it only here.
+        # `_find_spikes` may have replaced `self.spikes`, see `_exposures`. So read it only here.
         return Clip(
             name=self.name,
             stems=stems,
             lq=paths["lq"],
             gt=paths.get("gt", ()),
-            spike=tuple(file.path for file in spike_files),
-            planes=planes,
+            spike=tuple(file.path for file in found.files),
+            planes=found.planes,
             size=size,
             gt_size=gt_size,
             gt_instants=instants,
-            exposures=exposures,
+            exposures=found.exposures,
             spikes=self.spikes,
-            times=times,
+            times=found.times,
         )
 
     def _is_complete(self, key: FrameKey) -> bool:
@@ -421,6 +423,22 @@ class ClipCheck:
         self._report(what, kind, do)
 
     # ---- Spikes -----------------------------------------------------------------------------
+
+    def _find_spikes(self, keys: Sequence[FrameKey], stems: Sequence[str]) -> _FoundSpikes:
+        """Return the spike files and the planes of the frames. keys, stems: the frames.
+
+        If one file holds the planes of all frames, the times of the frames say which planes belong
+        to which frame. A user's clip may have known times. Otherwise the names of the frames may be
+        times, e.g. "432.033333".
+        """
+        times = None
+        if self.has_one_spike_file:
+            times = self.source.times or times_of_names(stems)
+        files = self._find_spike_files(keys)
+        if not files or self.spikes is None:
+            return _FoundSpikes(files, planes=(), exposures=(), times=times)
+        planes, exposures = self._find_planes(files, self.spikes, times)
+        return _FoundSpikes(files, planes, exposures, times)
 
     def _find_spike_files(self, keys: Sequence[FrameKey]) -> list[FileEntry]:
         """Return the spike file of each frame.

@@ -113,22 +113,8 @@ def user_clips(
     clips = []
     refused = []
     for name, paths in _find_clips(root, _as_path(spike), _as_path(gt)).items():
-        frames = files.FrameSource(paths.frames, watchdog.go_on)
-        spikes = None  # how the spikes of this clip are read
-        if section is not None and paths.spike is not None:
-            section_of_clip, info = described(section, paths.spike, name)
-            spikes = spike_source.user_spikes(section_of_clip, trained, info, name)
         try:
-            clip = user_clip(
-                name,
-                frames,
-                gt=paths.gt,
-                spike=paths.spike,
-                spikes=spikes,
-                trained=trained,
-                scale=scale,
-            )
-            clips.append(clip)
+            clips.append(_open_clip(name, paths, section, trained, scale))
         except spike_info.UnknownPlanes as e:
             # It is not known which planes of the spike file belong to which frame. Go on, so that
             # one error names all clips, and the user can correct them with one spike.exposure.
@@ -143,6 +129,30 @@ def user_clips(
             path = str(clip.opened["lq"].path)
             warn_uncovered(clip.grid, what=f"clip {clip.name}", where=path)
     return UserClips(clips).readers()
+
+
+def _open_clip(
+    name: str, paths: ClipPaths, section: Any, trained: dict[str, Any] | None, scale: int
+) -> Clip:
+    """Open the frames of a clip, and match its other files with them.
+
+    section: the section `spike` of the options. None: the network takes no spikes.
+    trained, scale: see `user_clips`. Raises UnknownPlanes and other DataErrors.
+    """
+    frames = files.FrameSource(paths.frames, watchdog.go_on)
+    spikes = None  # how the spikes of this clip are read
+    if section is not None and paths.spike is not None:
+        section_of_clip, info = described(section, paths.spike, name)
+        spikes = spike_source.user_spikes(section_of_clip, trained, info, name)
+    return user_clip(
+        name,
+        frames,
+        gt=paths.gt,
+        spike=paths.spike,
+        spikes=spikes,
+        trained=trained,
+        scale=scale,
+    )
 
 
 def _as_path(path: str | Path | None) -> Path | None:
@@ -284,13 +294,20 @@ def user_clip(
         _refuse_other_size(gt_size, frames.size, scale, str(gt))
     if spikes:
         _check_spikes(clip, spikes, times, str(spike))
+    return dataclasses.replace(clip, opened=opened, origin=_origin_of(paths))
 
-    # The report calls the frames "input", because the option is --input.
+
+def _origin_of(paths: dict[str, str]) -> dict[str, str]:
+    """Return `Clip.origin`: the paths under the names that the report shows.
+
+    The report calls the frames "input", because the option is --input.
+    paths: {"lq", "gt" or "spike": path}.
+    """
     origin = {"input": paths["lq"]}
     for kind in ("gt", "spike"):
         if kind in paths:
             origin[kind] = paths[kind]
-    return dataclasses.replace(clip, opened=opened, origin=origin)
+    return origin
 
 
 def _warn_of_doubtful_times(clip: str, times: FrameTimes, is_film: bool) -> None:
