@@ -10,7 +10,7 @@ data/camera_<name>.py whose class registers itself in `CAMERAS`.
 
 What must stay: the random numbers that are drawn, and their order, because they decide every sample
 of a seed, and a resumed run must see the same samples. So a new draw takes its numbers from a new
-generator, and never from an existing one. `CameraPerturb.draw` shows an example.
+generator, and never from an existing one. `CameraPerturb._draw_dark_and_rgb` is an example.
 
 Tests: tests/parts/data/test_dataset_video_rgbspike.py, tests/parts/data/test_spike_simulate.py
 """
@@ -263,23 +263,9 @@ class CameraPerturb:
         hot = _amount(hot_chance, self.hot_prob, hot_size, self.hot_max)
         dead = _amount(dead_chance, self.dead_prob, dead_size, self.dead_max)
 
-        # These options were added later. They take their numbers from a second generator, so that
-        # the draws above stayed the same.
-        rng = random_stream("dark current and frames of a camera", *seed)
-        dark_chance, rgb_chance, jpeg_chance = rng.random(3)
-        dark_size, shot_size, read_size, jpeg_size = rng.random(4)
-        dark = _amount(dark_chance, self.dark_prob, dark_size, self.dark_max)
-        # A camera with one kind of noise has the other kind, too. So one chance decides on both.
-        shot = _amount(rgb_chance, self.rgb_prob, shot_size, self.rgb_shot_max)
-        read = _amount(rgb_chance, self.rgb_prob, read_size, self.rgb_read_max)
-        jpeg = 0  # quality; 0: no JPEG
-        if jpeg_chance < self.jpeg_prob:
-            jpeg = round(self.jpeg_min + jpeg_size * (100 - self.jpeg_min))
-        rgb = None
-        if shot or read or jpeg:
-            rgb = RgbCamera(shot=shot, read=read, jpeg=jpeg)
         # A pixel with twice the threshold fires half as often.
         known_rate_factor = 1.0 / threshold if self.known_rate else 1.0
+        dark, rgb = self._draw_dark_and_rgb(seed)
         return CameraDraw(
             seed=tuple(seed),
             threshold=threshold,
@@ -290,6 +276,26 @@ class CameraPerturb:
             dark=dark,
             rgb=rgb,
         )
+
+    def _draw_dark_and_rgb(self, seed: list[int]) -> tuple[float, RgbCamera | None]:
+        """Draw the dark current, and the noise and JPEG of the blurry frames (None: neither).
+
+        These options were added later. They take their numbers from a generator of their own, so
+        that the draws of `draw` stayed the same. The order of the numbers must stay here, too.
+        """
+        rng = random_stream("dark current and frames of a camera", *seed)
+        dark_chance, rgb_chance, jpeg_chance = rng.random(3)
+        dark_size, shot_size, read_size, jpeg_size = rng.random(4)
+        dark = _amount(dark_chance, self.dark_prob, dark_size, self.dark_max)
+        # A camera with one kind of noise has the other kind, too. So one chance decides on both.
+        shot = _amount(rgb_chance, self.rgb_prob, shot_size, self.rgb_shot_max)
+        read = _amount(rgb_chance, self.rgb_prob, read_size, self.rgb_read_max)
+        jpeg = 0  # quality; 0: no JPEG
+        if jpeg_chance < self.jpeg_prob:
+            jpeg = round(self.jpeg_min + jpeg_size * (100 - self.jpeg_min))
+        if shot or read or jpeg:
+            return dark, RgbCamera(shot=shot, read=read, jpeg=jpeg)
+        return dark, None
 
 
 def _random_start(rng: np.random.Generator, largest: int, step: int) -> int:
