@@ -167,7 +167,8 @@ def checked_clips(source: Source) -> ClipTable | None:
     name, digest = mark
     try:
         content = _read_bounded(folder / f"{name}.npz")
-        # Another run may have replaced the record since this run has checked the data.
+        # Another run may have replaced the record since this run has checked the data. If the
+        # digest is the same, rank 0 has checked these very arrays. So they are not checked again.
         if hashlib.sha256(content).hexdigest() != digest:
             return None
         columns = _columns_in(content, types_of(kinds_of(source)))
@@ -273,21 +274,16 @@ class Record:
     # ---- Compare with the data --------------------------------------------------------------
 
     def _is_as_before(self, table: ClipTable, columns: Columns, share: float) -> bool:
-        """Whether no folder has changed since the check, and no file of some clips.
+        """Return whether no folder has changed since the check, and no file of some clips.
 
         share: see `read`. Raises OSError if a folder is gone, and the errors of the check.
         """
         folders = Texts(columns["folders"])
-        states = columns["folder_states"].reshape(-1, 2)  # (folders, 2)
+        states = columns["folder_states"].reshape(-1, 2)  # (folders, 2): mtime, ctime
         if len(folders) != len(states) or not self._has_all_folders(folders, table):
             return False
-        # Compare the states, some thousand folders at a time.
-        for first in range(0, len(folders), FOLDERS_AT_ONCE):
-            end = min(first + FOLDERS_AT_ONCE, len(folders))
-            states_now = mapped(state_of, folders.between(first, end))
-            for then, now in zip(states[first:end].tolist(), states_now, strict=True):
-                if tuple(then) != now:
-                    return False
+        if not _have_states(folders, states):
+            return False
         if not self._has_all_clips(table):
             return False
         # Look at the files of some clips, because the state of a folder does not change if the
@@ -297,7 +293,7 @@ class Record:
         return all(mapped(is_same_clip, _clips_to_look_at(table, share), at_once=4))
 
     def _has_all_folders(self, folders: Texts, table: ClipTable) -> bool:
-        """Whether the record has a state of each root and of each folder of a clip.
+        """Return whether the record has a state of each root and of each folder of a clip.
 
         A forged record could leave out a folder. Then no later start would notice that this folder
         has changed.
@@ -319,7 +315,7 @@ class Record:
         return True
 
     def _has_all_clips(self, table: ClipTable) -> bool:
-        """Whether the record has all folders of the lq root as clips, and no others."""
+        """Return whether the clips of the record are exactly the folders of the lq root."""
         root = self.source.dataroot_lq
         # If the clips of an LMDB change, its state changes.
         if is_lmdb(root):
@@ -335,6 +331,21 @@ class Record:
                 if not entry.name.startswith(".") and entry.is_dir():
                     folders.add(entry.name)
         return recorded == folders - self.source.left_out
+
+
+def _have_states(folders: Texts, states: np.ndarray) -> bool:
+    """Return whether all folders still have the states that were stored.
+
+    folders: their paths. states: (folders, 2), the two numbers of each `State`.
+    """
+    # Some thousand folders at a time, because `between` makes a text of each path.
+    for first in range(0, len(folders), FOLDERS_AT_ONCE):
+        end = min(first + FOLDERS_AT_ONCE, len(folders))
+        states_now = mapped(state_of, folders.between(first, end))
+        for then, now in zip(states[first:end].tolist(), states_now, strict=True):
+            if tuple(then) != now:
+                return False
+    return True
 
 
 class _SameClip:
