@@ -345,6 +345,7 @@ class CacheReader:
     def images(self, clip: Clip, kind: str, frames: Sequence[int], augment: Augment) -> np.ndarray:
         """Return crops of some images of one kind, see `DiskFiles.images`."""
         stored = self._map_array(clip, kind)  # (frames, H, W, 3)
+        # `crop` multiplies its pixel numbers by the scale, because they are in pixels of lq.
         height, _ = clip.size_of(kind)
         height_of_lq, _ = clip.size
         scale = height // height_of_lq
@@ -353,9 +354,8 @@ class CacheReader:
     def stream(self, clip: Clip, piece: Piece, crop: Crop) -> np.ndarray:
         """Return planes of one spike file within the crop, see `DiskFiles.stream`."""
         geometry = clip.spikes.geometry.stored_as_raster
-        stored = self._map_array(
-            clip, "spike"
-        )  # (planes of all files of the clip, bytes of a plane)
+        # (planes of all files of the clip, bytes of a plane)
+        stored = self._map_array(clip, "spike")
         # Skip the planes of the files before this file. For example, plane 5 of the second file is
         # plane 45 of the array if the first file has 40 planes.
         planes_before = 0
