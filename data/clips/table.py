@@ -95,7 +95,7 @@ FIRST = 0  # first plane of the frame in its own file
 COUNT = 1  # number of planes of the frame
 BEFORE = 2  # `Exposure.before`: number of planes that are read before the frame's own planes
 ORIGIN = 3  # `Exposure.origin`: number of the first own plane, as options count planes
-IS_WHOLE = 4  # 1 if `Exposure.center` is an int, 0 if it is a float
+IS_WHOLE = 4  # 1 if `Exposure.center` is an int, 0 if it is a float; messages show the difference
 PIECES = 5  # from here on three pairs (first plane, number of planes) that are read
 PREVIOUS_FILE, OWN_FILE, NEXT_FILE = 0, 1, 2  # numbers of the pairs: pair k is at PIECES + 2 k
 
@@ -128,8 +128,8 @@ class Texts:
         """Return the texts first ... last - 1."""
         if last <= first:
             return []
-        # A text begins after the zero byte of the text before it. In b"ab\0c\0" the text 1 begins
-        # at byte 3, behind the zero byte 2, and ends at the zero byte 4.
+        # A text begins after the zero byte of the text before it. E.g. in b"ab\0c\0", text 1 is
+        # "c": byte 2 is the zero byte before it, so it begins at byte 3 and ends before byte 4.
         begin = 0
         if first > 0:
             begin = int(self.ends[first - 1]) + 1
@@ -821,9 +821,8 @@ def _own_files(frame_counts: np.ndarray, file_counts: np.ndarray) -> _OwnFiles:
 
     frame_counts: number of frames of each clip, e.g. 2 3. file_counts: number of its spike files.
     """
-    clip = np.repeat(
-        np.arange(len(frame_counts)), frame_counts
-    )  # the clip of each frame: 0 0 1 1 1
+    # The numbers behind the lines are for the example in `_OwnFiles`.
+    clip = np.repeat(np.arange(len(frame_counts)), frame_counts)  # of each frame: 0 0 1 1 1
     first_frame_of_clip = begins_of(frame_counts)[clip]  # 0 0 2 2 2
     number_in_clip = np.arange(len(clip)) - first_frame_of_clip  # 0 1 0 1 2
     # If a clip has one file for all frames, this is file 0 of the clip.
