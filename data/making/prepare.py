@@ -100,6 +100,7 @@ class Recipe(Section):
     them. `record` says what a new setting needs.
     """
 
+    # Settings of clips without a rig. With a rig, only `average`, `ratio` and `seed` have an effect.
     average: int | None = Field(
         None,
         ge=1,
@@ -138,6 +139,7 @@ class Recipe(Section):
         0, ge=0, description="number of sharp instants of each exposure to write as well, odd"
     )
 
+    # Settings of clips with a rig.
     rig: str = Field(
         "none",
         description="two cameras record any video or photograph: ideal, rig, dim, other, or random "
@@ -167,7 +169,10 @@ class Recipe(Section):
         setting. So a new setting must be left out here while it has its default, e.g. as `instants`
         is. Otherwise older data sets could not be continued.
         """
-        without_effect = set(ONLY_WITHOUT_RIG if self.has_rig else ONLY_WITH_RIG)
+        if self.has_rig:
+            without_effect = set(ONLY_WITHOUT_RIG)
+        else:
+            without_effect = set(ONLY_WITH_RIG)
         if not self.instants:
             without_effect.add("instants")
         return {key: value for key, value in self.plain().items() if key not in without_effect}
@@ -186,8 +191,8 @@ class Recipe(Section):
     def raw_frames_per_exposure(self, clip: str) -> int:
         """Return the number of raw frames that are averaged to a blurry frame of a clip.
 
-        The first of these that is known: the setting `average`, the number in a name of GoPro
-        (GOPR0372_07_00 has 7), 7.
+        The setting `average` counts first. Without this setting, the number in a name of GoPro is
+        used, e.g. 7 for GOPR0372_07_00. Clips with other names have 7.
         """
         if self.average:
             return self.average
