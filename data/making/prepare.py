@@ -100,7 +100,7 @@ class Recipe(Section):
     them. `record` says what a new setting needs.
     """
 
-    # Settings of clips without a rig. With a rig, only `average`, `ratio` and `seed` have an effect.
+    # Settings of clips without a rig. Of these, `average`, `ratio` and `seed` also act with a rig.
     average: int | None = Field(
         None,
         ge=1,
