@@ -171,7 +171,7 @@ class Solver:
 
     groups: int = 20
     linearisations: int = 3
-    steps: int = 5
+    steps: int = 4
     noise: float = 0.01
     guard: float = 2.5
 

@@ -220,7 +220,7 @@ class MotionFusion(ExposureFusion):
         colour_radius: Positive = 4,
         groups: Positive = 20,
         linearisations: Positive = 3,
-        proposal_steps: Positive = 5,
+        proposal_steps: Positive = 4,
         step_features: Positive = 40,
         step_layers: Positive = 3,
         step_count: Positive = 2,
