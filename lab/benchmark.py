@@ -164,19 +164,12 @@ def run_network(args: argparse.Namespace) -> dict[str, Any]:
         )
     numbers["runs"] = compared(jobs, clip.device, args.repeats, warmup)
 
-    # Which share of the device's speed a run uses. `flops` counts each product once, also if
-    # --checkpoint computes it again, because the second time is no useful work.
     model_flops = flops(options, clip.size)
     if is_training:
         # For each matrix product of the forward pass, the backward pass has two: one gives the
         # gradient of the input, and one gives the gradient of the weights.
         model_flops *= 3
-    matmul_flops_per_s = matmul_rate(clip.device, clip.amp)
-    numbers["model_flops"] = model_flops
-    numbers["matmul_flops_per_s"] = matmul_flops_per_s
-    for figures in numbers["runs"].values():
-        figures["flops_per_s"] = model_flops / figures["median_s"]
-        figures["share_of_matmul_rate"] = figures["flops_per_s"] / matmul_flops_per_s
+    _add_share_of_speed(numbers, model_flops, matmul_rate(clip.device, clip.amp))
 
     _print_network_figures(args, numbers)
     if args.against:
@@ -188,6 +181,22 @@ def run_network(args: argparse.Namespace) -> dict[str, Any]:
         numbers["ratio"] = ratio
         print("ours / naive:", ratio, "largest difference", numbers["largest_difference"])
     return numbers
+
+
+def _add_share_of_speed(
+    numbers: dict[str, Any], model_flops: int, matmul_flops_per_s: float
+) -> None:
+    """Add to `numbers` which share of the device's speed each run uses. Changes `numbers`.
+
+    model_flops: floating-point operations of a run. Each product counts once. With --checkpoint a
+    product is computed twice, but the second time is no useful work.
+    matmul_flops_per_s: speed of the device in a large matrix product.
+    """
+    numbers["model_flops"] = model_flops
+    numbers["matmul_flops_per_s"] = matmul_flops_per_s
+    for figures in numbers["runs"].values():
+        figures["flops_per_s"] = model_flops / figures["median_s"]
+        figures["share_of_matmul_rate"] = figures["flops_per_s"] / matmul_flops_per_s
 
 
 def _print_network_figures(args: argparse.Namespace, numbers: dict[str, Any]) -> None:
@@ -360,7 +369,7 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
         runs: dict[str, Callable[[], Any]] = {
             "OpenCV decodes the PNGs": lambda: [cv2.imread(path) for path in pngs]
         }
-        # All ways count with the same counter, so that no sample is read twice in succession: the
+        # The counter is shared by all ways, so that no sample is read twice in succession. The
         # second time its files would be in the cache of the system.
         counter = count()
         for name, dataset in datasets.items():
@@ -368,6 +377,12 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
         figures_of_ways = compared(runs, torch.device("cpu"), args.repeats, warmup=2)
 
     ms = {name: 1e3 * figures["median_s"] for name, figures in figures_of_ways.items()}
+    _print_ways(args, ms)
+    return {"samples": ms}
+
+
+def _print_ways(args: argparse.Namespace, ms: dict[str, float]) -> None:
+    """Print a table with a row for each way. ms: way -> milliseconds of a sample."""
     decoding_ms = ms["OpenCV decodes the PNGs"]
     print(
         f"\n{args.frames} frames of {WIDTH} x {HEIGHT}, crop {args.crop}, "
@@ -375,11 +390,12 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
     )
     rows = []
     for name, way_ms in ms.items():
-        rows.append([name, f"{way_ms:.1f}", f"{1e3 / way_ms:.1f}", f"{way_ms / decoding_ms:.3f}"])
+        samples_per_s = 1e3 / way_ms
+        of_decoding = way_ms / decoding_ms
+        rows.append([name, f"{way_ms:.1f}", f"{samples_per_s:.1f}", f"{of_decoding:.3f}"])
     print(table(rows, ["", "ms", "samples/s", "of decoding"]))
     added_share = ms["png + .dat"] / ms["png"] - 1
     print(f"spikes add {100 * added_share:.1f} % to the PNG path")
-    return {"samples": ms}
 
 
 def _read_next_sample(dataset: TrainClips, counter: Iterator[int]) -> Any:

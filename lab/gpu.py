@@ -339,20 +339,7 @@ def curve(device: str, dtype: str, seed: int) -> Figures:
     generator = torch.Generator().manual_seed(seed)
     losses = []
     for _ in range(300 if device == "cuda" else 2):
-        # A random texture of squares of 4 x 4 pixels.
-        coarse = torch.rand(1, 3, 20, 20, generator=generator)
-        texture = torch.nn.functional.interpolate(coarse, scale_factor=4)  # (1, 3, 80, 80)
-        texture = texture[..., :64, :64].to(device)
-        # In each of 48 moments it moves by 1 row and 2 columns. A frame has 8 moments.
-        shifted = []
-        for moment in range(48):
-            shifted.append(texture.roll((moment, 2 * moment), dims=(2, 3)))
-        moments = torch.stack(shifted, dim=1)  # (1, 48, 3, 64, 64)
-        moments = moments.unflatten(1, (6, 8))  # (1, frame, moment, 3, 64, 64)
-
-        # A frame is exposed for 7 of its 8 moments. Its target is the moment in the middle.
-        blurry = moments[:, :, :7].mean(2)  # (1, 6, 3, 64, 64)
-        sharp = moments[:, :, 3]
+        blurry, sharp = moving_texture(generator, device)
         with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
             restored = net(blurry)
         loss = (restored.float() - sharp).square().add(1e-6).sqrt().mean()  # Charbonnier
@@ -365,6 +352,27 @@ def curve(device: str, dtype: str, seed: int) -> Figures:
     for losses_of_25_steps in torch.stack(losses).split(25):
         means.append(round(float(losses_of_25_steps.mean()), 5))
     return {"loss": means}
+
+
+def moving_texture(generator: torch.Generator, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a blurry clip and its sharp clip, (1, 6, 3, 64, 64) each, of a random texture.
+
+    The curves of docs/gpu.md depend on the clips, so motion and exposure must stay as they are.
+    """
+    # Squares of 4 x 4 pixels.
+    coarse = torch.rand(1, 3, 20, 20, generator=generator)
+    texture = torch.nn.functional.interpolate(coarse, scale_factor=4)  # (1, 3, 80, 80)
+    texture = texture[..., :64, :64].to(device)
+    # In each of 48 moments the texture moves by 1 row and 2 columns. A frame has 8 moments.
+    shifted = []
+    for moment in range(48):
+        shifted.append(texture.roll((moment, 2 * moment), dims=(2, 3)))
+    moments = torch.stack(shifted, dim=1)  # (1, 48, 3, 64, 64)
+    moments = moments.unflatten(1, (6, 8))  # (1, frame, moment, 3, 64, 64)
+    # A frame is exposed for 7 of its 8 moments, 0 to 6. Its target is the middle moment, 3.
+    blurry = moments[:, :, :7].mean(dim=2)
+    sharp = moments[:, :, 3]
+    return blurry, sharp
 
 
 # Name of a measurement -> function of the device. The order is the order of measuring. The first

@@ -107,8 +107,8 @@ MOVING_AROUND = 7
 # A frame without at least this share of moving pixels has no score of moving pixels, because a few
 # pixels would decide it.
 LEAST_MOVING = 0.01
-# Methods are alike if the numbers of their parameters differ by this share at most. Others are
-# marked in the table, because more parameters alone may be better.
+# Methods are alike if the numbers of their parameters differ by this share at most. Other methods
+# are marked in the table, because more parameters alone may restore better.
 ALIKE = 0.05
 # 97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom. The last one serves for all
 # larger numbers of degrees. Their intervals are a little too wide then.
@@ -120,6 +120,31 @@ def main(argv: list[str]) -> int:
 
     Returns the exit code 0. An error ends the program before, with a message.
     """
+    args = parse(argv)
+    out = args.out
+    (out / "results").mkdir(parents=True, exist_ok=True)
+    data = make_real(out, args) if args.suite == "real" else make_made(out)
+    methods = []
+    for steps in args.steps:
+        for file in args.opt:
+            methods.append(read_method(file, data, steps))
+    refuse_unequal_steps(methods)
+
+    # The seeds are the outer loop, so that after a stop all methods have the same finished seeds.
+    for seed in args.seeds:
+        for method in methods:
+            is_asked = args.only is None or method.file.stem in args.only
+            if is_asked and not finished(out, data, method, seed):
+                run_one(out, data, method, seed)
+
+    text = report(out, data, methods, args.seeds)
+    (out / f"table_{args.part}.md").write_text(text)
+    print(text)
+    return 0
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Return the command line, with the defaults of `out` and `opt` filled in."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -148,16 +173,16 @@ def main(argv: list[str]) -> int:
     )
     add("--out", type=Path, help="results folder (default experiments/quality/SUITE)")
     args = parser.parse_args(argv)
-    out = (args.out or ROOT / "experiments/quality" / args.suite).resolve()
-    (out / "results").mkdir(parents=True, exist_ok=True)
-    data = make_real(out, args) if args.suite == "real" else make_made(out)
-    files = args.opt or sorted((ROOT / "options/benchmark").glob("*.json"))
-    methods = []
-    for steps in args.steps:
-        for file in files:
-            methods.append(read_method(file, data, steps))
+    args.out = (args.out or ROOT / "experiments/quality" / args.suite).resolve()
+    args.opt = args.opt or sorted((ROOT / "options/benchmark").glob("*.json"))
+    return args
 
-    # A step of each method must see as many pixels, because otherwise one method sees more data.
+
+def refuse_unequal_steps(methods: Sequence["Method"]) -> None:
+    """End the program if a step of one method sees more pixels than a step of another method.
+
+    Otherwise one method would be trained on more data than another in the same number of steps.
+    """
     first = methods[0]
     for method in methods:
         if method.pixels_per_step != first.pixels_per_step:
@@ -165,18 +190,6 @@ def main(argv: list[str]) -> int:
                 f"a step of {method.name} sees {method.pixels_per_step} pixels, "
                 f"one of {first.name} {first.pixels_per_step}"
             )
-
-    # The seeds are the outer loop, so that after a stop all methods have the same finished seeds.
-    for seed in args.seeds:
-        for method in methods:
-            is_asked = args.only is None or method.file.stem in args.only
-            if is_asked and not finished(out, data, method, seed):
-                run_one(out, data, method, seed)
-
-    text = report(out, data, methods, args.seeds)
-    (out / f"table_{args.part}.md").write_text(text)
-    print(text)
-    return 0
 
 
 @dataclass(frozen=True)
@@ -290,9 +303,10 @@ def link_sources(out: Path, videos_folder: Path | None) -> dict[str, Path]:
     for package, photos in PHOTOS.items():
         package_folder = _folder_of(package)
         for photo in photos:
-            # The whole package is searched, because each package has another folder for them.
-            found = next(package_folder.rglob(photo))
-            files["photos"].append(found)
+            # The whole package is searched, because each package has its photographs in another
+            # folder. The first file of this name is taken.
+            first_found = next(package_folder.rglob(photo))
+            files["photos"].append(first_found)
 
     folders = {}
     for part, files_of_part in files.items():
@@ -375,11 +389,11 @@ def overrides_of(raw: Mapping[str, Any], data: Data, steps: int) -> tuple[str, .
 
     raw: the option file as it is written.
     """
-    # Key -> a list with the folder of each training set.
+    # Each of the three keys of `roots` gets a list with the folder of each training set.
     roots_of_sets = [roots(folder, "train") for folder in data.train]
     changes: dict[str, Any] = {}
     for key in roots_of_sets[0]:
-        changes[f"datasets.train.{key}"] = [each[key] for each in roots_of_sets]
+        changes[f"datasets.train.{key}"] = [roots_of_set[key] for roots_of_set in roots_of_sets]
     changes |= {
         "datasets.train.dataroot_share": list(data.train.values()),
         "datasets.train.spike.calibration": "recorded",
@@ -392,7 +406,7 @@ def overrides_of(raw: Mapping[str, Any], data: Data, steps: int) -> tuple[str, .
         "logging.use_tensorboard": False,
         "logging.use_wandb": False,
     }
-    # A file that freezes parameters for its whole run does so here, too, for any number of steps.
+    # If a file freezes parameters for all of its steps, they stay frozen for all steps here, too.
     train = raw.get("train") or {}
     frozen_steps = train.get("fix_iter") or 0
     all_steps = train.get("total_iter") or 0
@@ -548,15 +562,20 @@ def moving_psnr(restored: Path, clip: Path) -> dict[str, float]:
         blurry = read_bgr(str(clip / "blur" / file.name)).astype(np.float32)
         frame = read_bgr(str(restored / file.name)).astype(np.float32)
 
-        # Where the frame moves, (H, W): a large difference in any colour, and the pixels around.
-        difference_of_colours = np.abs(blurry - sharp).max(axis=2)
-        moves = (difference_of_colours > MOVING_LEVELS).astype(np.uint8)
-        side = 2 * MOVING_AROUND + 1
-        moves = cv2.dilate(moves, np.ones((side, side))).astype(bool)
-        if moves.mean() > LEAST_MOVING:
-            scores["restored"].append(_psnr((frame - sharp)[moves]))
-            scores["input"].append(_psnr((blurry - sharp)[moves]))
+        is_moving = _moving_pixels(blurry, sharp)
+        if is_moving.mean() > LEAST_MOVING:
+            scores["restored"].append(_psnr((frame - sharp)[is_moving]))
+            scores["input"].append(_psnr((blurry - sharp)[is_moving]))
     return {kind: float(np.mean(values)) for kind, values in scores.items()}
+
+
+def _moving_pixels(blurry: np.ndarray, sharp: np.ndarray) -> np.ndarray:
+    """Return (H, W) bool: where a frame moves. blurry, sharp: (H, W, 3) in levels of 8 bits."""
+    largest_difference = np.abs(blurry - sharp).max(axis=2)  # of the three colours, (H, W)
+    differs = (largest_difference > MOVING_LEVELS).astype(np.uint8)
+    # Dilation sets each pixel with a moving pixel in the square around it.
+    side = 2 * MOVING_AROUND + 1
+    return cv2.dilate(differs, np.ones((side, side))).astype(bool)
 
 
 def _psnr(errors: np.ndarray) -> float:
@@ -655,7 +674,7 @@ def difference(mine: Mapping[Any, float], reference: Mapping[Any, float]) -> Spr
 
         half width = t(n - 1) * standard deviation of the n differences / sqrt(n)
 
-    The half width is None if there is only one common key. Returns None if there is none.
+    The half width is None if there is only one common key. Returns None if there is no common key.
 
     mine, reference: clip or seed -> score.
     """

@@ -467,7 +467,21 @@ def thing(rng: np.random.Generator, textures: Sequence[np.ndarray], camera: Came
     shear = rng.normal(0, 0.03, size=2)
     light = surface(rng, textures)
 
-    # The outline: a polygon of 4 to 8 random corners. Seven in ten are made convex.
+    cover = polygon(rng, center)
+
+    # Three in ten things have nearly one light everywhere, so that only their edges show motion.
+    if rng.random() < 0.3:
+        light = light * 0.15 + rng.uniform(0.01, 0.7)
+    return Layer(light, cover, center, way, turn, zoom, shear)
+
+
+def polygon(rng: np.random.Generator, center: np.ndarray) -> np.ndarray:
+    """Draw a polygon of 4 to 8 random corners: (n, n), 1 within it and 0 elsewhere.
+
+    n = SIDE + 2 MARGIN. Seven in ten polygons are convex.
+
+    center: x and y of its middle, in pixels of the scene.
+    """
     radius = log_uniform(rng, 3, 18)
     number_of_corners = int(rng.integers(4, 9))
     from_center = radius * rng.uniform(-1, 1, (number_of_corners, 2))
@@ -477,14 +491,10 @@ def thing(rng: np.random.Generator, textures: Sequence[np.ndarray], camera: Came
         outline = cv2.convexHull(corners.astype(np.float32))
     else:
         outline = corners[:, None]  # (corners, 1, 2), as convexHull returns it
-    cover = np.zeros_like(light)
+    n = SIDE + 2 * MARGIN
+    cover = np.zeros((n, n), np.float32)
     cv2.fillPoly(cover, [outline.astype(np.int32)], 1.0, cv2.LINE_AA)
-
-    # Three in ten things have nearly one light everywhere, so that only their edges show motion.
-    if rng.random() < 0.3:
-        light = light * 0.15 + rng.uniform(0.01, 0.7)
-    cover = cv2.GaussianBlur(cover, (0, 0), 0.5)  # soft edges, as behind a lens
-    return Layer(light, cover, center, way, turn, zoom, shear)
+    return cv2.GaussianBlur(cover, (0, 0), 0.5)  # soft edges, as behind a lens
 
 
 def surface(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> np.ndarray:
@@ -536,7 +546,7 @@ class Sample:
 def samples_of(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> list[Sample]:
     """Draw a scene, and record it twice, by different cameras in different light.
 
-    Returns two samples.
+    Returns two samples. Drawing a scene takes time, so each scene is used twice.
     """
     scene = random_scene(rng, textures)
     return [recorded(rng, scene) for _ in range(2)]
@@ -548,35 +558,8 @@ def recorded(rng: np.random.Generator, scene: Scene) -> Sample:
     Everything that a user does not know is drawn: light, lens, noise, exposure, the shift between
     the cameras, and the curve from light to display values.
     """
-    # The spike camera. A quarter of the spike cameras integrate display values instead of light.
-    rate = log_uniform(rng, 0.02, 0.95)
-    is_display = rng.random() < 0.25
-    light = np.clip(scene.light * rng.uniform(0.6, 1.6), 0, 1)  # (N, SIDE, SIDE)
-    blur = rng.uniform(0, 0.6)  # of the lens: sigma in spike pixels
-    jitter = rng.uniform(0, 0.05)
-    pattern = rng.uniform(0, 0.05)
-    dark = rng.uniform(0, 0.02 if is_display else 0.002)
-    sensor = Sensor(rate, is_display, jitter, pattern, dark)
-    on_sensor = light
-    if blur > 0.25:  # a smaller sigma changes almost nothing
-        on_sensor = np.stack([cv2.GaussianBlur(each, (0, 0), blur) for each in light])
-    stream = spikes_of(rng, on_sensor, sensor)
-
-    # The blurry frame is the mean light over the exposed part of the planes, plus noise. A third of
-    # the frames are exposed for all planes, a third for 80 %, and a third for 50 to 100 %.
-    random_share = rng.uniform(0.5, 1)
-    share = rng.choice([1.0, 0.8, random_share])
-    from_middle = INSTANTS + SHARP - HALF  # planes after the middle of the exposure
-    is_exposed = np.abs(from_middle) < HALF * share
-    noise = 0.004 * rng.standard_normal((SIDE, SIDE))
-    blurry = light[is_exposed].mean(0) + noise
-    # The frame lies beside the spikes by some tenths of a pixel, as after an imperfect calibration.
-    beside_x = rng.normal(0, 0.2)
-    beside_y = rng.normal(0, 0.2)
-    beside = np.array([[1, 0, beside_x], [0, 1, beside_y]])
-    blurry = cv2.warpAffine(
-        blurry.astype(np.float32), beside, (SIDE, SIDE), borderMode=cv2.BORDER_REFLECT_101
-    )
+    light, stream = recorded_stream(rng, scene)
+    blurry = blurry_frame(rng, light)
 
     # The windows of the network. EDGES are in elevenths of an exposure from its middle, and the
     # edges here are planes of the stream.
@@ -597,6 +580,50 @@ def recorded(rng: np.random.Generator, scene: Scene) -> Sample:
         pictures=pictures.astype(np.float16),
         scene=about_scene.astype(np.float16),
         shifts=scene.shifts.astype(np.float16),
+    )
+
+
+def recorded_stream(rng: np.random.Generator, scene: Scene) -> tuple[np.ndarray, np.ndarray]:
+    """Record a scene by a random spike camera in random light.
+
+    Returns the light (N, SIDE, SIDE), which the RGB camera sees as well, and the spikes
+    (T, SIDE, SIDE).
+    """
+    rate = log_uniform(rng, 0.02, 0.95)
+    # A quarter of the spike cameras integrate display values instead of light.
+    is_display = rng.random() < 0.25
+    light = np.clip(scene.light * rng.uniform(0.6, 1.6), 0, 1)
+    blur = rng.uniform(0, 0.6)  # of the lens: sigma in spike pixels
+    jitter = rng.uniform(0, 0.05)
+    pattern = rng.uniform(0, 0.05)
+    dark = rng.uniform(0, 0.02 if is_display else 0.002)
+    sensor = Sensor(rate, is_display, jitter, pattern, dark)
+    on_sensor = light
+    if blur > 0.25:  # a smaller sigma changes almost nothing
+        on_sensor = np.stack([cv2.GaussianBlur(picture, (0, 0), blur) for picture in light])
+    return light, spikes_of(rng, on_sensor, sensor)
+
+
+def blurry_frame(rng: np.random.Generator, light: np.ndarray) -> np.ndarray:
+    """Record light (N, SIDE, SIDE) by a random RGB camera. Returns linear light (SIDE, SIDE).
+
+    The frame is the mean light over the exposed part of the planes, plus noise.
+    """
+    # A third of the frames are exposed for all planes, a third for 80 %, and a third for 50 to
+    # 100 %.
+    random_share = rng.uniform(0.5, 1)
+    share = rng.choice([1.0, 0.8, random_share])
+    from_middle = INSTANTS + SHARP - HALF  # planes after the middle of the exposure
+    is_exposed = np.abs(from_middle) < HALF * share
+    noise = 0.004 * rng.standard_normal((SIDE, SIDE))
+    blurry = light[is_exposed].mean(0) + noise
+    # After an imperfect calibration, the frame is shifted against the spikes by some tenths of a
+    # pixel.
+    shift_x = rng.normal(0, 0.2)
+    shift_y = rng.normal(0, 0.2)
+    shift = np.array([[1, 0, shift_x], [0, 1, shift_y]])
+    return cv2.warpAffine(
+        blurry.astype(np.float32), shift, (SIDE, SIDE), borderMode=cv2.BORDER_REFLECT_101
     )
 
 
@@ -702,12 +729,8 @@ def train(textures: Sequence[np.ndarray], out: Path, seconds: float, seed: int) 
         old = [pool[index] for index in old_indices]
         pictures, scene, shifts = turned(batch_of(new + old), rng)
 
-        # The learning rate: warm-up by steps, then a cosine by time.
-        warm_up = min(1, (step + 1) / WARM_STEPS)
-        cosine = 0.5 + 0.5 * np.cos(np.pi * elapsed_share)
-        optimizer.param_groups[0]["lr"] = RATE * warm_up * cosine + LAST_RATE
-
         # One step.
+        optimizer.param_groups[0]["lr"] = learning_rate(step, elapsed_share)
         levels = len(LEVEL_WEIGHTS)
         if elapsed_share < SHARE_WITHOUT_FINEST:
             levels -= 1
@@ -717,15 +740,10 @@ def train(textures: Sequence[np.ndarray], out: Path, seconds: float, seed: int) 
         nn.utils.clip_grad_norm_(net.parameters(), LARGEST_GRADIENT)
         optimizer.step()
         step += 1
+        update_average(averaged, net, step)
 
-        # The average follows the weights fast at first: after step 1 it takes 20/21 of the new
-        # weights, after step 20 a half, and from step 3980 on 1 - MOST_OLD.
-        share_of_old = min(MOST_OLD, step / (step + 20))
-        for name, newest in net.state_dict().items():
-            averaged[name].lerp_(newest, 1 - share_of_old)
-
-        # Print the mean error beside the mean length of the shifts: an error as large as the length
-        # means that the network finds nothing.
+        # Print the mean error beside the mean length of the shifts. If the error is as large as the
+        # length, the network finds nothing.
         length = float(shifts.norm(dim=2).mean())
         errors_and_lengths.append((error, length))
         if time.time() - last_print > PRINT_EVERY:
@@ -741,11 +759,33 @@ def train(textures: Sequence[np.ndarray], out: Path, seconds: float, seed: int) 
     torch.save(averaged, out)
 
 
+def learning_rate(step: int, elapsed_share: float) -> float:
+    """Return the learning rate: a rise over the first steps, and a cosine over the time.
+
+    step: number of steps so far. elapsed_share: share of the time of the training, 0 to 1.
+    """
+    warm_up = min(1, (step + 1) / WARM_STEPS)
+    cosine = 0.5 + 0.5 * np.cos(np.pi * elapsed_share)  # from 1 to 0
+    return RATE * warm_up * cosine + LAST_RATE
+
+
+def update_average(averaged: dict[str, Tensor], net: nn.Module, step: int) -> None:
+    """Move the averaged weights towards the weights of the network. Changes `averaged`.
+
+    step: number of steps so far, the newest included.
+    """
+    # The average follows the weights fast at first. After step 1 it takes 20/21 of the new weights,
+    # after step 20 a half, and from step 3980 on 1 - MOST_OLD.
+    share_of_old = min(MOST_OLD, step / (step + 20))
+    for name, newest in net.state_dict().items():
+        averaged[name].lerp_(newest, 1 - share_of_old)
+
+
 def batch_of(samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor]:
     """Join samples: pictures (B, 15, 2, h, w), scenes (B, 3, h, w) and shifts (B, 11, 2, h, w).
 
-    The result has only the shifts of the eleven windows of the exposure, because the loss uses no
-    others.
+    The loss uses only the shifts of the eleven windows of the exposure. So the result has only
+    these shifts.
     """
     pictures = torch.from_numpy(np.stack([sample.pictures for sample in samples])).float()
     scenes = torch.from_numpy(np.stack([sample.scene for sample in samples])).float()

@@ -52,17 +52,26 @@ from utils.image import encode_rgb, imwrite_rgb
 
 TILE = 64  # RGB pixels of a square of the overlay
 FEATURE_WIDTH = 1200  # wider frames are reduced to find features
+# How far a feature may lie from the place where the matrix puts it, as a share of the longer side
+# of the frame: e.g. 10 pixels of 1280. This is wide, because an affine matrix cannot follow the
+# perspective of a homography. A larger share would count wrong matches.
+FEATURE_TOLERANCE = 0.008
+# A match counts if the nearest feature is nearer than this share of the distance to the second
+# nearest. With a share of 1, features that resemble many others would count, and most are wrong.
+CLEAR_MATCH = 0.85
 # A calibration with fewer features that agree, or fewer parts of the plane to measure, is refused.
+# Smaller numbers would accept matrices that agree by chance.
 LEAST_INLIERS = 15
 LEAST_PATCHES = 6
-# Largest error that is accepted: the median over the parts of the plane, in the larger of the two
-# cameras' pixels; and the error of a time offset, in planes.
+# Largest error that is accepted: the median over the parts of the plane, in pixels of the coarser
+# camera; and the error of a time offset, in planes.
 MOST_RESIDUAL = 1.0
 MOST_OFFSET_ERROR = 1.0
 
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
+    """Calibrate, and write the file and the overlay. Returns the exit code 0."""
     command = parse(arguments)
     refuse_existing(command.out, "--out")
     refuse_existing(command.overlay, "--overlay")
@@ -79,7 +88,8 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             calibration = with_geometry(geometry, views, command)
 
-    # The region is the part of the frame that the spike camera sees.
+    # The region is the part of the frame that the spike camera sees. The grid finds it from the
+    # matrix, so it can be added only now.
     grid = CalibratedGrid(calibration, geometry, str(command.out))
     calibration = calibration.model_copy(update={"region": list(grid.region)})
     save_calibration(command.out, calibration)
@@ -189,16 +199,8 @@ def view_of(
     path: the spike file; frame: an image, or a folder or video, whose mean is taken
     """
     if command.search_planes:
-        # To find the time, the planes are read one by one, and planes before and after the
-        # exposure as well: the offsets that are searched, and MOST_REACH planes to measure the
-        # change with time.
         first, count = command.planes  # given, as `parse` makes sure
-        end = first + count
-        around = command.search_planes + registration.MOST_REACH
-        begin = max(first - around, 0)
-        last = max(min(end + around, count_planes(path, geometry)), end)
-        stream = read_spikes(path, geometry, begin, last - begin)
-        before = first - begin
+        stream, before = _stream_around(path, geometry, first, count, command.search_planes)
     else:
         # To find the geometry, the sum of the planes is enough. It is a stream of one plane
         # (1, h, w), and this plane is the exposure.
@@ -209,7 +211,28 @@ def view_of(
     frames = FrameSource(frame)
     image = np.mean([frames.read(i) for i in range(len(frames))], axis=0, dtype=np.float32)
     rounded = (image + 0.5).astype(np.uint8)
-    return registration.View(rounded, stream, before, count)
+    return registration.View(frame=rounded, stream=stream, before=before, count=count)
+
+
+def _stream_around(
+    path: Path, geometry: SpikeGeometry, first: int, count: int, search_planes: int
+) -> tuple[np.ndarray, int]:
+    """Read the planes of an exposure, and planes before and after it, to find the time.
+
+    Returns the planes (T, h, w), and how many of them lie before the exposure.
+
+    first, count: the planes of the exposure. search_planes: largest offset that is searched.
+    """
+    # An exposure with any searched offset must lie within the stream. The fit measures the change
+    # with time over MOST_REACH further planes on each side.
+    end = first + count
+    around = search_planes + registration.MOST_REACH
+    begin = max(first - around, 0)
+    # The stream ends with the file. If the file ends before the exposure, reading to `end` raises
+    # the error that names the missing planes.
+    stop = max(min(end + around, count_planes(path, geometry)), end)
+    stream = read_spikes(path, geometry, begin, stop - begin)
+    return stream, first - begin
 
 
 # ---- The geometry -----------------------------------------------------------------------------
@@ -220,66 +243,39 @@ def with_geometry(
 ) -> Calibration:
     """Return the calibration that fits all views: one matrix, and whether the image is mirrored.
 
-    `made` of the calibration notes how well it fits:
+    `made` of the calibration notes how well it fits, for the person who opens the file:
     features: number of features that agree with the matrix, and number of all features.
-    correlation: of the details of both images.
-    patches: number of parts of the plane that were found in the frame one by one.
-    residual_px: distance in RGB pixels between the place where a part was found and the place where
-        the matrix puts it, the median of all parts.
-    residual_p90_px: the 90th percentile of the same distances.
+    correlation, patches, residual_px, residual_p90_px: the fields of `Quality`.
 
     Raises DataError if the images do not show the same, or give too little to judge by.
     """
     where = ", ".join(f"{spikes} and {frame}" for spikes, frame in command.pairs)
     model = command.model
 
-    # Try the image as it is and mirrored, and take the way in which more features agree. Mirrored
-    # rows need no trial: they are mirrored columns and a turn by 180 degrees.
-    mirrors: tuple[Any, ...] = (command.mirror,)
-    if command.mirror == "auto":
-        mirrors = ("none", "columns")
-    starts = {mirror: _from_features(mirrored(views, mirror), command.light) for mirror in mirrors}
-    mirror: Any = max(starts, key=lambda name: starts[name].inliers)
-    start = starts[mirror]
+    # 1. A rough position, from features.
+    mirror, start = _best_start(views, command)
     if start.inliers < LEAST_INLIERS:
         raise _wrong(
             f"only {start.inliers} of {start.matches} features match in one position", where
         )
-
-    # Make it exact. most_offset 0: the time is known.
+    # 2. The exact position. most_offset 0: the time is known.
     found = registration.fit(
         mirrored(views, mirror), start.matrix, command.light, model, most_offset=0.0
     )
-    matrix = found.matrix
-    # `explained` is the squared correlation. It is below 0 if the frame explains less than a
-    # constant would.
-    correlation = float(np.sqrt(max(found.explained, 0)))
-    distances = found.residuals  # one for each part of the plane that could be matched
-    if found.explained < registration.LEAST_EXPLAINED:
-        raise _wrong(f"the correlation of the aligned images is {correlation:.2f}", where)
-    if len(distances) < LEAST_PATCHES:
-        raise _wrong(
-            f"only {len(distances)} patches have enough texture to measure the residual", where
-        )
-    residual = float(np.median(distances))
-    p90 = float(np.percentile(distances, 90))
-    scale = scale_of(matrix)  # RGB pixels per spike pixel
-    # The limit is in pixels of the coarser camera. If a spike pixel is smaller than an RGB pixel
-    # (scale below 1), the RGB camera is the coarser one.
-    if residual > MOST_RESIDUAL * max(1.0, scale):
-        raise _wrong(
-            f"single patches lie {residual:.2f} RGB pixels from where the {model} maps them", where
-        )
+    # 3. Is it good enough?
+    quality = _quality_of(found, model, where)
 
+    matrix = found.matrix
     angle = np.degrees(np.arctan2(matrix[1, 0], matrix[0, 0]))
     print(
-        f"{start.inliers} of {start.matches} features agree; correlation {correlation:.3f}; "
-        f"mirrored: {mirror}; turned by "
-        f"{angle:.2f} degrees, {scale:.3f} RGB pixels per spike pixel\n"
-        f"residual of {len(distances)} single patches: median {residual:.2f}, 90 % below "
-        f"{p90:.2f} RGB pixels"
+        f"{start.inliers} of {start.matches} features agree; correlation "
+        f"{quality.correlation:.3f}; mirrored: {mirror}; turned by "
+        f"{angle:.2f} degrees, {scale_of(matrix):.3f} RGB pixels per spike pixel\n"
+        f"residual of {quality.patches} single patches: median {quality.residual:.2f}, 90 % below "
+        f"{quality.p90:.2f} RGB pixels"
     )
-    rows = 3 if model == "homography" else 2  # the third row of the others is 0, 0, 1
+    # Only a homography needs its third row. The third row of the other models is 0, 0, 1.
+    rows = 3 if model == "homography" else 2
     frame_height, frame_width = views[0].frame.shape[:2]
     return Calibration(
         matrix=matrix[:rows].tolist(),
@@ -293,12 +289,50 @@ def with_geometry(
             "pairs": len(views),
             "frames": [frame.name for _, frame in command.pairs],
             "features": [start.inliers, start.matches],
-            "correlation": round(correlation, 4),
-            "residual_px": round(residual, 3),
-            "residual_p90_px": round(p90, 3),
-            "patches": len(distances),
+            "correlation": round(quality.correlation, 4),
+            "residual_px": round(quality.residual, 3),
+            "residual_p90_px": round(quality.p90, 3),
+            "patches": quality.patches,
         },
     )
+
+
+class Quality(NamedTuple):
+    """How well a matrix fits."""
+
+    correlation: float  # of the details of both images
+    patches: int  # parts of the plane that were found in the frame one by one
+    # Distance in RGB pixels between the place where a part was found and the place where the matrix
+    # puts the part: the median of all parts, and the 90th percentile.
+    residual: float
+    p90: float
+
+
+def _quality_of(found: registration.Found, model: str, where: str) -> Quality:
+    """Return how well the matrix of a fit suits. Raises DataError if it is not good enough.
+
+    where: the files, for the error
+    """
+    # `explained` is the squared correlation. It is below 0 if the frame explains less than a
+    # constant would.
+    correlation = float(np.sqrt(max(found.explained, 0)))
+    distances = found.residuals  # one for each part of the plane that could be matched
+    if found.explained < registration.LEAST_EXPLAINED:
+        raise _wrong(f"the correlation of the aligned images is {correlation:.2f}", where)
+    if len(distances) < LEAST_PATCHES:
+        raise _wrong(
+            f"only {len(distances)} patches have enough texture to measure the residual", where
+        )
+    residual = float(np.median(distances))
+    p90 = float(np.percentile(distances, 90))
+    # The limit is in pixels of the coarser camera. If a spike pixel is smaller than an RGB pixel
+    # (scale below 1), the RGB camera is the coarser one.
+    scale = scale_of(found.matrix)  # RGB pixels per spike pixel
+    if residual > MOST_RESIDUAL * max(1.0, scale):
+        raise _wrong(
+            f"single patches lie {residual:.2f} RGB pixels from where the {model} maps them", where
+        )
+    return Quality(correlation, len(distances), residual, p90)
 
 
 def mirrored(views: Sequence[registration.View], mirror: str) -> list[registration.View]:
@@ -333,20 +367,39 @@ class Start(NamedTuple):
     matches: int  # features that were found in both images
 
 
+def _best_start(
+    views: Sequence[registration.View], command: argparse.Namespace
+) -> tuple[Any, Start]:
+    """Return how the spike image is mirrored, e.g. "columns", and its rough position.
+
+    With --mirror auto, the image is tried as it is and mirrored. The way in which more features
+    agree is returned.
+    """
+    # Mirrored rows need no trial. They are mirrored columns and a turn by 180 degrees, and a
+    # position may have any turn.
+    mirrors: tuple[Any, ...] = (command.mirror,)
+    if command.mirror == "auto":
+        mirrors = ("none", "columns")
+    starts = {mirror: _from_features(mirrored(views, mirror), command.light) for mirror in mirrors}
+    best = max(starts, key=lambda mirror: starts[mirror].inliers)
+    return best, starts[best]
+
+
 def _from_features(views: Sequence[registration.View], light: str) -> Start:
     """Return the affine matrix with which most features of all views together agree."""
-    places = []  # (place in the spike image, place in the frame) of each match
+    matches: list[Match] = []
     for view in views:
         spikes, frame = images_of(view, light)
-        places += _matches(spikes, frame)
-    nothing = Start(np.eye(3), 0, len(places))
-    if len(places) < 4:  # three matches always agree with some affine matrix
+        matches += _matches(spikes, frame)
+    nothing = Start(np.eye(3), inliers=0, matches=len(matches))
+    if len(matches) < 4:  # three matches always agree with some affine matrix
         return nothing
-    # In pixels. So wide, because an affine matrix cannot follow the perspective of a homography.
-    tolerance = 0.008 * max(views[0].frame.shape[:2])
-    cv2.setRNGSeed(0)  # RANSAC draws at random; the same pairs give the same matrix
-    in_spikes, in_frame = np.array(places, np.float64).swapaxes(0, 1).copy()  # (matches, 2) each
-    found, used = cv2.estimateAffine2D(
+    in_spikes = np.array([match.in_spikes for match in matches], np.float64)  # (matches, 2)
+    in_frame = np.array([match.in_frame for match in matches], np.float64)  # (matches, 2)
+    tolerance = FEATURE_TOLERANCE * max(views[0].frame.shape[:2])  # in pixels
+    # RANSAC draws at random. With this seed the same pairs give the same matrix.
+    cv2.setRNGSeed(0)
+    affine, is_inlier = cv2.estimateAffine2D(  # (2, 3); (matches, 1), 0 or 1
         in_spikes,
         in_frame,
         method=cv2.RANSAC,
@@ -354,44 +407,69 @@ def _from_features(views: Sequence[registration.View], light: str) -> Start:
         maxIters=20000,
         confidence=0.9999,
     )
-    # A determinant below 0 mirrors, and mirrored images are tried on their own. A very small or
-    # large one is no view of the same scene.
-    if found is None or not 1e-3 < np.linalg.det(found[:, :2]) < 1e3:
+    if affine is None:
         return nothing
-    return Start(np.vstack((found, (0, 0, 1))), int(used.sum()), len(places))
+    # The determinant says by how much an area grows. Below 0 the matrix mirrors, and mirrored
+    # images are tried on their own. If an area grows 1000 times, or shrinks so much, the two images
+    # are no views of the same scene.
+    determinant = np.linalg.det(affine[:, :2])
+    if not 1e-3 < determinant < 1e3:
+        return nothing
+    matrix = np.vstack((affine, (0, 0, 1)))
+    return Start(matrix, inliers=int(is_inlier.sum()), matches=len(matches))
 
 
-def _matches(spikes: np.ndarray, frame: np.ndarray) -> list[tuple[Any, np.ndarray]]:
-    """Return (place in the spikes, place in the frame) of features that are in both images.
+class Match(NamedTuple):
+    """A feature that is in both images. The places are (x, y)."""
+
+    in_spikes: Sequence[float]  # place in the spike image, in spike pixels
+    in_frame: np.ndarray  # place in the frame, in RGB pixels
+
+
+def _matches(spikes: np.ndarray, frame: np.ndarray) -> list[Match]:
+    """Return the features that are in both images.
 
     Two features match if each is the nearest of the other, and clearly nearer than the second
-    nearest.
+    nearest (CLEAR_MATCH). "Near" compares their descriptors, which say what a feature looks like.
     """
     # A wide frame is reduced, because the spike image has few pixels.
     factor = max(1, round(frame.shape[1] / FEATURE_WIDTH))
     small = cv2.resize(frame, None, fx=1 / factor, fy=1 / factor, interpolation=cv2.INTER_AREA)
     smooth = cv2.GaussianBlur(spikes, (0, 0), 0.8)  # less of the noise of single spikes
+    # At most 5000 features of each image. OpenCV's default for the least contrast is 0.04. The
+    # lower value finds features of low contrast as well.
     sift = cv2.SIFT.create(nfeatures=5000, contrastThreshold=0.02)
-    of_spikes, a = sift.detectAndCompute(_stretched(smooth), None)
-    of_frame, b = sift.detectAndCompute(_stretched(small), None)
-    if a is None or b is None or len(b) < 2:
+    points_of_spikes, spike_descriptors = sift.detectAndCompute(_stretched(smooth), None)
+    points_of_frame, frame_descriptors = sift.detectAndCompute(_stretched(small), None)
+    if spike_descriptors is None or frame_descriptors is None:
+        return []
+    if len(frame_descriptors) < 2:  # there is no second nearest
         return []
     matcher = cv2.BFMatcher(cv2.NORM_L2)
-    back = {match.queryIdx: match.trainIdx for match in matcher.match(b, a)}  # frame -> spikes
+    # For each feature of the frame, the nearest feature of the spikes. OpenCV's queryIdx is the
+    # index of the feature that was asked for, and trainIdx the index of the answer.
+    nearest_in_spikes = {}
+    for answer in matcher.match(frame_descriptors, spike_descriptors):
+        nearest_in_spikes[answer.queryIdx] = answer.trainIdx
     found = []
-    for first, second in matcher.knnMatch(a, b, k=2):
-        is_clear = first.distance < 0.85 * second.distance
-        if is_clear and back[first.trainIdx] == first.queryIdx:
+    # For each feature of the spikes, the nearest and the second nearest feature of the frame.
+    for first, second in matcher.knnMatch(spike_descriptors, frame_descriptors, k=2):
+        is_clear = first.distance < CLEAR_MATCH * second.distance
+        is_mutual = nearest_in_spikes[first.trainIdx] == first.queryIdx
+        if is_clear and is_mutual:
             # Pixel centres are at whole numbers, so the corner of the image is at -0.5.
-            in_frame = (np.array(of_frame[first.trainIdx].pt) + 0.5) * factor - 0.5
-            found.append((of_spikes[first.queryIdx].pt, in_frame))
+            in_small = np.array(points_of_frame[first.trainIdx].pt)
+            in_frame = (in_small + 0.5) * factor - 0.5
+            found.append(Match(points_of_spikes[first.queryIdx].pt, in_frame))
     return found
 
 
 def _stretched(image: np.ndarray) -> np.ndarray:
-    """Return an image as uint8, stretched so that 0.5 % of the pixels are black and white each."""
+    """Return an image as uint8, with more contrast: 0.5 % of its pixels are black, 0.5 % white."""
     low, high = np.percentile(image, (0.5, 99.5))
-    return (255 * np.clip((image - low) / max(high - low, 1e-6), 0, 1)).astype(np.uint8)
+    contrast = max(high - low, 1e-6)  # above 0, for an image of one value
+    stretched = np.clip((image - low) / contrast, 0, 1)
+    return (255 * stretched).astype(np.uint8)
 
 
 # ---- The time ---------------------------------------------------------------------------------
@@ -414,9 +492,15 @@ def with_offset(
     where = ", ".join(str(frame) for _, frame in command.pairs)
     # The views are mirrored here, so the matrix must not mirror them again.
     matrix = known.model_copy(update={"mirror": "none"}).to_rgb()
-    found = registration.fit(mirrored(views, known.mirror), matrix, command.light, None, search)
+    found = registration.fit(
+        mirrored(views, known.mirror),
+        matrix,
+        command.light,
+        model=None,  # the matrix stays as it is
+        most_offset=search,
+    )
     offset = found.offset
-    error = found.errors[1]  # of the offset, in planes
+    _, error, share_error = found.errors  # of the matrix, of the offset in planes, of the share
     if found.explained < registration.LEAST_EXPLAINED or error > MOST_OFFSET_ERROR:
         raise _wrong(
             f"the scene moves too little: the offset would be {offset:.1f} planes, error "
@@ -428,7 +512,7 @@ def with_offset(
         raise _wrong(f"the best offset, {offset:.1f} planes, is the last one searched", where)
     print(
         f"the exposures are {offset:+.2f} planes later than --planes says, error {error:.2f}; "
-        f"exposed for {found.share:.0%} of these planes, error {found.errors[2]:.1%}"
+        f"exposed for {found.share:.0%} of these planes, error {share_error:.1%}"
     )
     changes = {
         "time_offset_planes": round(offset, 3),
@@ -441,10 +525,10 @@ def with_offset(
 def share_of(found: registration.Found, known: Calibration) -> float:
     """Return the share of the planes of --planes during which the frames were exposed.
 
-    It is 1 if the found share differs from 1 by less than its error allows. It is the share of the
-    known calibration if the pairs do not tell it.
+    The share is 1 if the found share differs from 1 by less than its error allows. If the pairs do
+    not show the share, it is the share of the known calibration.
     """
-    error = found.errors[2]
+    _, _, error = found.errors  # the third error is the error of the share
     if error > registration.MOST_SHARE:
         print(f"the share is not sure: it stays {known.exposure_share:g}")
         return known.exposure_share
@@ -476,18 +560,22 @@ def overlay(view: registration.View, light: str, grid: CalibratedGrid) -> np.nda
     The upper half has the frame in magenta and the spikes in green. Both are grey where they agree.
     The lower half shows squares of the frame and of the spikes in turn.
     """
-    rates, frame = images_of(view, light)
+    rates, frame = images_of(view, light)  # (h, w) of the spike camera, (H, W) of the frame
     height, width = frame.shape
-    window = grid.window(Crop(0, 0, height, width))  # the whole frame
+    # Bring the spikes to the pixels of the whole frame. `to_rgb` takes and returns channels; here
+    # it is one channel.
+    window = grid.window(Crop(top=0, left=0, height=height, width=width))
     seen = window.covered  # (H, W): the pixels that the spike camera sees
-    spikes = window.to_rgb(rates[window.crop.slices][None])[0]
+    needed_rates = rates[window.crop.slices]
+    spikes = window.to_rgb(needed_rates[None])[0]  # (H, W)
     # Give the spikes the mean and the contrast of the frame, where both see.
     normal = (spikes - spikes[seen].mean()) / max(spikes[seen].std(), 1e-6)
     spikes = normal * frame[seen].std() + frame[seen].mean()
     spikes = np.where(seen, np.clip(spikes, 0, 1), 0)
 
     upper = np.stack((frame, spikes, frame), axis=2)  # red and blue make magenta
-    y, x = np.mgrid[:height, :width] // TILE  # the number of the square of each pixel
+    # Squares as on a chessboard. y and x: the row and the column of squares of each pixel.
+    y, x = np.mgrid[:height, :width] // TILE
     is_frame = (x + y) % 2 == 0
     squares = np.where(is_frame, frame, spikes)
     lower = np.repeat(squares[..., None], 3, axis=2)

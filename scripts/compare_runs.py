@@ -181,6 +181,7 @@ def write_report(
             do="correct the path",
         )
     (scalars,) = histories.values()
+    # A run without a name, because the curves of one run need no legend.
     curves = history.encoded(history.draw_panels({"": scalars}))
     write_whole(out, history.build_report(paths[0], scalars, curves).encode())
 
@@ -239,7 +240,10 @@ def check_gain(run: Path, at_least: float) -> int:
 
 
 def runs_tables(runs: Mapping[str, Path]) -> list[Table]:
-    """Return a table of the scores of training runs, and one of the options that differ, if any."""
+    """Return a table of the scores of training runs.
+
+    If options of the runs differ, a second table has a row for each of these options.
+    """
     rows = []
     options_of_runs = []  # of each run: dotted key -> value, e.g. ".netG.depths" -> [8, 8]
     for name, run in runs.items():
@@ -251,19 +255,25 @@ def runs_tables(runs: Mapping[str, Path]) -> list[Table]:
         options_of_runs.append(options)
     tables = [Table(rows, ["run", "best PSNR dB", "at iter", "loss", "it/s", "parameters"])]
 
+    rows_of_options = different_options(options_of_runs)
+    if rows_of_options:
+        tables.append(Table(rows_of_options, ["option", *runs]))
+    return tables
+
+
+def different_options(options_of_runs: list[dict[str, Any]]) -> list[list[str]]:
+    """Return a row for each option that differs: its key, and its value in each run or "-"."""
     # All keys of any run, in the order in which they appear first. A dict is an ordered set here.
     keys: dict[str, None] = {}
     for options in options_of_runs:
         keys.update(dict.fromkeys(options))
-    rows_of_options = []
+    rows = []
     for key in keys:
         values = [str(options.get(key, "-")) for options in options_of_runs]
         is_equal = len(set(values)) == 1
         if not is_equal and key not in ALWAYS_DIFFERENT:
-            rows_of_options.append([key.removeprefix("."), *values])
-    if rows_of_options:
-        tables.append(Table(rows_of_options, ["option", *runs]))
-    return tables
+            rows.append([key.removeprefix("."), *values])
+    return rows
 
 
 def run_cells(run: Path) -> list[Any]:
@@ -313,22 +323,15 @@ def tests_table(folders: Mapping[str, Path]) -> Table:
     first: ScoredTest | None = None
     for name, folder in folders.items():
         result = read_test(name, folder)
-        about = result["protocol"]
         averages = result["averages"]
-        # If LPIPS was computed, the text goes on with its weights, e.g. "...; LPIPS by ...". Tests
-        # with other weights of LPIPS may be compared.
-        scoring = about.get("metrics", "").partition("; LPIPS")[0]
-        # The frames of each clip and the scores of its input tell two test sets apart.
-        clips = {}
-        for clip, of_clip in result["clips"].items():
-            clips[clip] = InputOfClip(of_clip.get("stems"), of_clip.get("input", {}))
-        test = ScoredTest(name, scoring, clips)
-
+        test = scored_test(name, result)
+        # All tests have the same input, so the first test says its scores.
         if first is None:
             first = test
             table_rows["input"] = TestRow("", averages.get("input", {}))
         refuse_other_scoring(first, test)
         refuse_other_frames(first, test)
+        about = result["protocol"]
         method = about.get("method") or f"network, {about.get('weights', '')}"
         table_rows[name] = TestRow(method, averages["restored"])
 
@@ -342,6 +345,21 @@ def tests_table(folders: Mapping[str, Path]) -> Table:
         scores = [format_score(metric, row.averages.get(metric)) for metric in metrics]
         rows.append([name, row.method, *scores])
     return Table(rows, ["test", "method", *(COLUMNS[metric].title for metric in metrics)])
+
+
+def scored_test(name: str, result: dict[str, Any]) -> ScoredTest:
+    """Return what a test must have in common with another test.
+
+    result: the content of its metrics.json
+    """
+    # If LPIPS was computed, the text goes on with its weights, e.g. "...; LPIPS by ...". Tests with
+    # other weights of LPIPS may be compared, so this part is cut off.
+    scoring, _, _ = result["protocol"].get("metrics", "").partition("; LPIPS")
+    # The frames of each clip and the scores of its input tell two test sets apart.
+    clips = {}
+    for clip, of_clip in result["clips"].items():
+        clips[clip] = InputOfClip(of_clip.get("stems"), of_clip.get("input", {}))
+    return ScoredTest(name, scoring, clips)
 
 
 def read_test(name: str, folder: Path) -> dict[str, Any]:

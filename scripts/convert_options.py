@@ -61,14 +61,18 @@ MOST_YAML_VALUES = 20_000
 
 SPLITS = ("datasets.train", "datasets.test")
 
-# Matches the beginning of a key that only S-VRT has. A file with such a key is a file of S-VRT.
+# Matches the beginning of a key that only S-VRT has, e.g. `netG.input_mode`,
+# `datasets.train.spike_h` or `swanlab.project`. A file with one such key is a file of S-VRT. A key
+# that KAIR has as well must not be here, or files of KAIR would be converted.
 OF_SVRT = re.compile(
     r"(swanlab|logfire|netG\.(input_mode|optical_flow)|datasets\.\w+\.(spike_(h|w|flipud|reconstruction|normalize)"
     r"|spike\.reconstruction|middle_tfp_center|rgb_normalize|input_pack_mode|keep_legacy_l))(\.|$)"
 )
 
 # Keys of S-VRT without a counterpart that are left out although no --drop names them. Each pattern
-# must match the whole key of an option or of a section. The text is the reason, for the report.
+# must match the whole key of an option or of a section. E.g. the first pattern matches
+# `use_swanlab` and `train.logfire`. The text is the reason, for the report. Add only keys that
+# change no result: a key that changes a result must be a problem, so that the user decides.
 DROPPED_UNASKED = {
     r"(?i)(.*\.)?(use_)?(swanlab|logfire)(_.*)?": "reports go to TensorBoard and Weights & "
     "Biases; nothing is copied",
@@ -134,17 +138,19 @@ class Conversion:
     def take(self, where: str) -> Any:
         """Remove an option and return its value, or remove a section and return {key: value}.
 
-        The keys of a returned section are relative to it. Returns None if there is neither.
+        The keys of a returned section are relative to it. E.g. the section `netG.optical_flow` is
+        returned as {"module": "spynet"}. Returns None if there is neither.
         """
+        keys = self.at_or_below(where)
         if where in self.values:
             taken = self.values[where]
-            for key in self.at_or_below(where):
+            for key in keys:
                 del self.values[key]
             return taken
         section = {}
-        for key in self.at_or_below(where):
-            relative = key.removeprefix(f"{where}.")
-            section[relative] = self.values.pop(key)
+        for key in keys:
+            relative_key = key.removeprefix(f"{where}.")
+            section[relative_key] = self.values.pop(key)
         if not section:
             return None
         return section
@@ -158,7 +164,7 @@ class Conversion:
         self.renamed[old] = note or f"{new} = {json.dumps(value)}"
 
     def drop(self, where: str, why: str) -> None:
-        """Leave out an option or a section, and report the reason. Without it, do nothing."""
+        """Leave out an option or a section, and report why. If there is neither, do nothing."""
         if self.at_or_below(where):
             self.take(where)
             self.dropped[where] = why
@@ -176,16 +182,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     source = Path(command.file)
     out = Path(command.out)
-    refuse_existing(out, "--out")
-    # .json5 is accepted too. The error advises .json, because the option files of this project and
-    # the examples in launch_train.sh have this ending.
-    if out.suffix not in (".json", ".json5"):
-        raise OptionError(
-            what="another ending",  # than .json and .json5
-            where=f"--out {out}",
-            expected=".json, as launch_train.sh expects",
-            do="add it",
-        )
+    refuse_unfit_out(out)
 
     # Read the file and tell its kind.
     is_yaml = source.suffix.lower() in (".yml", ".yaml")
@@ -195,6 +192,7 @@ def main(arguments: list[str] | None = None) -> int:
         # A JSON file may name a base file, whose options it changes. `Sources` records for messages
         # which file each option came from.
         values = read_with_base(source, Sources(main_file=str(source)))
+    # `redact` replaces the values of secrets, so that no secret gets into the report or the file.
     conversion = Conversion(flattened(redact(values)))
     is_svrt = any(OF_SVRT.match(key) for key in conversion.values)
     if not is_svrt:
@@ -204,6 +202,7 @@ def main(arguments: list[str] | None = None) -> int:
     is_converted = is_svrt or is_yaml
     if is_converted:
         values = convert(conversion, command, PARTS)
+    # The check comes before the write, so that a refused file leaves nothing behind.
     refuse_problems(conversion, values, source, PARTS)
     if not is_converted:
         print(f"{source} is in the form that this program reads, KAIR's, and needs no conversion.")
@@ -215,14 +214,34 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
 
     write_whole(out, file_text(values, source, conversion).encode() + b"\n")
-    # The command to train: one process, or with `dist` one process for each entry of gpu_ids. If
-    # gpu_ids is missing or empty, it counts as [0], the first GPU.
-    gpus = 1
-    if values.get("dist"):
-        gpu_ids = values.get("gpu_ids") or [0]
-        gpus = len(gpu_ids)
-    print(f"written: {out}\ntrain with: ./launch_train.sh {gpus} {out}")
+    print(f"written: {out}\ntrain with: ./launch_train.sh {process_count(values)} {out}")
     return 0
+
+
+def refuse_unfit_out(out: Path) -> None:
+    """Raise an error if the new file exists already, or has an ending that is not JSON's."""
+    refuse_existing(out, "--out")
+    # .json5 is accepted too. The error advises .json, because the option files of this project and
+    # the examples in launch_train.sh have this ending.
+    if out.suffix not in (".json", ".json5"):
+        raise OptionError(
+            what="another ending",  # than .json and .json5
+            where=f"--out {out}",
+            expected=".json, as launch_train.sh expects",
+            do="add it",
+        )
+
+
+def process_count(values: dict[str, Any]) -> int:
+    """Return the number of processes that the options ask for. values: sections of the new file.
+
+    It is 1, or with `dist` the number of gpu_ids. If gpu_ids is missing or empty, it counts as [0],
+    the first GPU.
+    """
+    if not values.get("dist"):
+        return 1
+    gpu_ids = values.get("gpu_ids") or [0]
+    return len(gpu_ids)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -312,8 +331,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
             do="pip install pyyaml",
         ) from e
 
+    # In YAML 1.1 a number needs a point: 4e-4 is text. This loader reads 4e-4 as a number, too.
+    # add_implicit_resolver changes a class, so a class of our own keeps the change out of PyYAML.
     class Loader(yaml.SafeLoader):
-        """Reads 4e-4, without a point, as a number. In YAML 1.1 it is text."""
+        pass
 
     number = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+$")
     first_characters = list("+-0123456789")
@@ -434,6 +455,9 @@ def convert(conversion: Conversion, command: argparse.Namespace, parts: Any) -> 
     keys_to_drop = [word for word in command.drop if "=" not in word]
     overrides = command.overrides + [word for word in command.drop if "=" in word]
 
+    # The order matters in three places. Keys are dropped before the rest could call them problems.
+    # `convert_test_split` copies the section `spike` that `convert_spikes` has made. The overrides
+    # are keys of ours, so they come after all conversions.
     drop_without_counterpart(conversion)
     drop_as_asked(conversion, keys_to_drop, command.file)
     for split in SPLITS:
@@ -450,9 +474,12 @@ def convert(conversion: Conversion, command: argparse.Namespace, parts: Any) -> 
 
     # From here on the options are sections again, as the functions of utils/options expect.
     values = nested(conversion.values)
-    for key in drop_without_effect(values, parts):
+    # Removes from `values` the keys of KAIR that have no effect here, and returns these keys.
+    keys_without_effect = drop_without_effect(values, parts)
+    for key in keys_without_effect:
         section, _, name = key.rpartition(".")
-        conversion.dropped[key] = KAIR_ONLY[section][name]
+        why = KAIR_ONLY[section][name]
+        conversion.dropped[key] = why
     for text in overrides:
         apply_override(values, text, Sources(command.file))
     print_report(conversion, command.file)
@@ -461,11 +488,11 @@ def convert(conversion: Conversion, command: argparse.Namespace, parts: Any) -> 
 
 def drop_without_counterpart(conversion: Conversion) -> None:
     """Leave out the options and sections that DROPPED_UNASKED names."""
-    for key in list(conversion.values):
-        for place in prefixes(key):  # a whole section may be dropped
+    for key in list(conversion.values):  # a copy, because `drop` removes keys
+        for section_or_key in prefixes(key):
             for pattern, why in DROPPED_UNASKED.items():
-                if re.fullmatch(pattern, place):
-                    conversion.drop(place, why)
+                if re.fullmatch(pattern, section_or_key):
+                    conversion.drop(section_or_key, why)
 
 
 def drop_as_asked(conversion: Conversion, keys: list[str], file: str) -> None:
@@ -484,8 +511,8 @@ def drop_as_asked(conversion: Conversion, keys: list[str], file: str) -> None:
 
 def convert_frames(conversion: Conversion, split: str) -> None:
     """Convert the options of a split that concern its RGB frames: crop size and normalization."""
-    # S-VRT gives height and width of the crop. Ours is square, so it is one number. Unequal sides
-    # stay as they are, and `refuse_problems` names the key.
+    # S-VRT gives height and width of the crop. Our crop is square, so it is one number. A crop of
+    # unequal sides stays as it is, and `refuse_problems` names the key.
     key = f"{split}.gt_size"
     sizes = conversion.values.get(key)
     if isinstance(sizes, list) and sizes and all(size == sizes[0] for size in sizes):
@@ -647,79 +674,49 @@ def convert_spike_scale(conversion: Conversion, split: str) -> None:
         conversion.dropped[key] = "null, or mean 0 and std 1, change nothing"
 
 
-class Counterpart(NamedTuple):
-    """Our representation that replaces a representation of S-VRT."""
-
-    representation: dict[str, Any]  # the section spike.representation
-    channels: int | None  # channels that it makes; None: not compared with the file's
-    difference: str  # what differs in effect, or ""
-
-
 def convert_representation(conversion: Conversion, split: str) -> None:
     """Set `spike.representation`, and `spike.center` if it has an effect.
 
-    The versions of S-VRT say the representation in three different keys. A file may have several of
-    them, and the keys may contradict one another.
+    The versions of S-VRT have the representation in three different keys. A file may have several
+    of these keys, and they may contradict one another.
     """
     key = f"{split}.spike.reconstruction"
     center_key = f"{split}.middle_tfp_center"
-    all_places = (key, f"{split}.spike_reconstruction", center_key)
-    places = [place for place in all_places if conversion.at_or_below(place)]
-    known = _joined_reconstruction(conversion, places, key, center_key)
+    possible_keys = (key, f"{split}.spike_reconstruction", center_key)
+    given_keys = [given for given in possible_keys if conversion.at_or_below(given)]
+    # The parameters of the representation, e.g. {"type": "middle_tfp", "half_win_length": 20}. Each
+    # `pop` below takes out a parameter that this function knows.
+    parameters = _joined_reconstruction(conversion, given_keys, key, center_key)
 
     # The values that a file of S-VRT means if it lacks a key, see docs/coming_from.md: TFP of 20
     # planes on each side, 4 bins, a window of 21 planes.
-    kind = known.pop("type", "spikecv_tfp")
-    center = known.pop("middle_tfp_center", None)
+    kind = parameters.pop("type", "spikecv_tfp")
+    center = parameters.pop("middle_tfp_center", None)
     channels = conversion.take(f"{split}.spike_channels")
     # If a file has both names of this key, `half_win_length` wins.
-    half_window = known.pop("half_window", 20)
-    half_window = known.pop("half_win_length", half_window)
-    bins = known.pop("num_bins", channels or 4)
-    window = known.pop("window", 21)
+    half_window = parameters.pop("half_window", 20)
+    half_window = parameters.pop("half_win_length", half_window)
+    bins = parameters.pop("num_bins", channels or 4)
+    window = parameters.pop("window", 21)
 
-    tfp = {"type": "tfp", "half_window": half_window}
-    tfp_of_bins = Counterpart({**tfp, "num_bins": bins}, bins, ROUNDED)
-    tfi = Counterpart({"type": "tfi", "half_window": half_window}, 1, ROUNDED)
-    raw = Counterpart({"type": "raw", "window": window}, window, "")
-    counterparts = {
-        "spikecv_tfp": tfp_of_bins,
-        "tfp": tfp_of_bins,
-        "spikecv_tfi": tfi,
-        "tfi": tfi,
-        "middle_tfi": tfi,
-        "raw_window": raw,
-        "raw": raw,
-        "middle_tfp": Counterpart(tfp, 1, f"{STRETCHED}, h = {half_window}"),
-        "encoding25": Counterpart({"type": "encoding25", "num_windows": bins}, None, ""),
-    }
+    counterparts = _counterparts(half_window, bins, window)
     # As text, because a file may hold a list or a number here.
     if str(kind) not in counterparts:
         conversion.problems[key] = Problem(
             what=f"{kind!r} has no counterpart; those of tfp, middle_tfp, tfi, raw_window and "
             "encoding25 do",
-            do=f"--drop {' '.join(places)}, to write tfp with {bins} bins instead",
+            do=f"--drop {' '.join(given_keys)}, to write tfp with {bins} bins instead",
         )
         return
     counterpart = counterparts[kind]
 
-    # The keys that are left in `known` are keys that this function does not know.
-    for name in known:
+    # The parameters that are left are parameters that this function does not know.
+    for name in parameters:
         conversion.problems[f"{key}.{name}"] = Problem(
             what="unknown to this script",
             do=f"--drop {key}.{name}, if it may be left out",
         )
-
-    # Our number of channels follows from the representation. The number in the file must agree.
-    channels_key = f"{split}.spike_channels"
-    if counterpart.channels and channels not in (None, counterpart.channels):
-        section = json.dumps(counterpart.representation)
-        conversion.problems[channels_key] = Problem(
-            what=f"{channels}, but {section} has {counterpart.channels} channels",
-            do=f"--drop {channels_key}, or correct the reconstruction",
-        )
-    elif channels is not None:
-        conversion.dropped[channels_key] = "it follows from the representation"
+    _compare_channels(conversion, f"{split}.spike_channels", channels, counterpart)
 
     conversion.rename(key, f"{split}.spike.representation", counterpart.representation)
     if counterpart.difference:
@@ -730,30 +727,88 @@ def convert_representation(conversion: Conversion, split: str) -> None:
         conversion.dropped[center_key] = f"only middle_tfp uses it, not {kind}"
 
 
-def _joined_reconstruction(
-    conversion: Conversion, places: list[str], key: str, center_key: str
-) -> dict[str, Any]:
-    """Remove the keys `places` and return what they say, as one section of S-VRT.
+class Counterpart(NamedTuple):
+    """Our representation that replaces a representation of S-VRT."""
 
-    A contradiction becomes a problem.
+    representation: dict[str, Any]  # the section spike.representation
+    channels: int | None  # channels that it makes; None: not compared with the file's
+    difference: str  # what differs in effect, or ""
 
-    key: of the section spike.reconstruction, for the message
-    center_key: of the option that holds the center. Each other place holds a section, or the type
+
+def _counterparts(half_window: Any, bins: Any, window: Any) -> dict[str, Counterpart]:
+    """Return the representations of S-VRT, each with its counterpart for these parameters.
+
+    Only `convert_representation` calls this. The values come from the user's file and are not
+    checked here: `refuse_problems` checks the new file as a whole.
     """
-    known: dict[str, Any] = {}
-    for place in places:
-        section = conversion.take(place)
+    tfp = {"type": "tfp", "half_window": half_window}
+    tfp_of_bins = Counterpart({**tfp, "num_bins": bins}, channels=bins, difference=ROUNDED)
+    stretched = f"{STRETCHED}, h = {half_window}"
+    middle_tfp = Counterpart(tfp, channels=1, difference=stretched)
+    tfi = Counterpart({"type": "tfi", "half_window": half_window}, channels=1, difference=ROUNDED)
+    raw = Counterpart({"type": "raw", "window": window}, channels=window, difference="")
+    encoding25 = Counterpart(
+        {"type": "encoding25", "num_windows": bins}, channels=None, difference=""
+    )
+    return {
+        "spikecv_tfp": tfp_of_bins,
+        "tfp": tfp_of_bins,
+        "spikecv_tfi": tfi,
+        "tfi": tfi,
+        "middle_tfi": tfi,
+        "raw_window": raw,
+        "raw": raw,
+        "middle_tfp": middle_tfp,
+        "encoding25": encoding25,
+    }
+
+
+def _compare_channels(
+    conversion: Conversion, channels_key: str, channels: Any, counterpart: Counterpart
+) -> None:
+    """Report what became of `spike_channels`, or a problem if it contradicts the representation.
+
+    Our number of channels follows from the representation, so the new file has no such key.
+
+    channels: the value in the file of S-VRT, or None.
+    """
+    if counterpart.channels and channels not in (None, counterpart.channels):
+        section = json.dumps(counterpart.representation)
+        conversion.problems[channels_key] = Problem(
+            what=f"{channels}, but {section} has {counterpart.channels} channels",
+            do=f"--drop {channels_key}, or correct the reconstruction",
+        )
+    elif channels is not None:
+        conversion.dropped[channels_key] = "it follows from the representation"
+
+
+def _joined_reconstruction(
+    conversion: Conversion, given_keys: list[str], key: str, center_key: str
+) -> dict[str, Any]:
+    """Remove the keys `given_keys` and return what they say, as one section of S-VRT.
+
+    E.g. `spike_reconstruction` "middle_tfp" and `middle_tfp_center` 44 -> {"type": "middle_tfp",
+    "middle_tfp_center": 44}. A contradiction becomes a problem.
+
+    key: `spike.reconstruction` of the split, for the message.
+    center_key: the key that holds the center. Each of the other keys holds a section, or the type
+    alone.
+    """
+    joined: dict[str, Any] = {}
+    for given_key in given_keys:
+        section = conversion.take(given_key)
         if not isinstance(section, dict):
-            name = "middle_tfp_center" if place == center_key else "type"
+            name = "middle_tfp_center" if given_key == center_key else "type"
             section = {name: section}
         for name, value in section.items():
             if value is None:
                 continue
-            first = known.setdefault(name, value)
+            first = joined.setdefault(name, value)  # the value that an earlier key gave, if any
             if first != value:
-                what = f"{value!r} and {first!r} are given"
-                conversion.problems[f"{place}, {key}.{name}"] = Problem(what, do=f"--drop {place}")
-    return known
+                conversion.problems[f"{given_key}, {key}.{name}"] = Problem(
+                    what=f"{value!r} and {first!r} are given", do=f"--drop {given_key}"
+                )
+    return joined
 
 
 # ---- Conversion of the test split and the network ---------------------------------------------
@@ -774,7 +829,8 @@ def convert_test_split(conversion: Conversion) -> None:
             conversion.rename(key, key, "VideoRecurrentTestDataset")
         return
 
-    # Without a test split there is nothing to do. An empty split is a value: {} or null.
+    # Without a test split there is nothing to do. A split without any option is one value: {} or
+    # null.
     is_empty = test in conversion.values and not conversion.values[test]
     if is_empty or not conversion.at_or_below(test):
         return
@@ -817,20 +873,28 @@ def convert_network(conversion: Conversion) -> None:
                 do=f"--drop {key}, and give netG.fusion=exposure, gated, concat or none",
             )
 
+    convert_optical_flow(conversion)
+
+
+def convert_optical_flow(conversion: Conversion) -> None:
+    """Convert the section of the optical flow network to `netG.spynet_path`."""
     key = "netG.optical_flow"
     do = "give netG.spynet_path=FILE"
     if key in conversion.dropped:
         # The user left out the whole section with --drop.
         conversion.differences[key] = f"its weights went with it: {do}"
+    # E.g. {"module": "spynet", "checkpoint": "spynet.pth"}.
     flow = conversion.take(key)
     if not isinstance(flow, dict):
         return
-    if flow.pop("module", "spynet") != "spynet":
+    module = flow.pop("module", "spynet")
+    if module != "spynet":
         conversion.problems[f"{key}.module"] = Problem(
             what="the only flow network here is SpyNet", do=f"--drop {key}, and {do}"
         )
         return
-    conversion.rename(key, "netG.spynet_path", flow.pop("checkpoint", None))
+    weights_file = flow.pop("checkpoint", None)
+    conversion.rename(key, "netG.spynet_path", weights_file)
     # Any other parameter is a problem, unless it is unset: null, false, 0 or empty.
     for name, value in flow.items():
         if value:

@@ -108,23 +108,25 @@ def _clouds(rng: np.random.Generator, n: int) -> np.ndarray:
     frequency_x = np.fft.rfftfreq(n)[None]  # (1, n / 2 + 1)
     frequency = np.hypot(frequency_y, frequency_x)
     frequency[0, 0] = 1.0  # instead of 0, because 0 ** -a is infinite
-    spectrum = frequency ** -rng.uniform(1.2, 1.6)
+    a = rng.uniform(1.2, 1.6)
+    spectrum = frequency**-a
     spectrum[0, 0] = 0.0  # the mean is 0
 
-    # Three channels of white noise, times the spectrum. Each has the standard deviation 1.
+    # Three channels of white noise, times the spectrum.
     channels = []
     for _ in range(3):
         white_noise = np.fft.rfft2(rng.standard_normal((n, n)))
         channels.append(np.fft.irfft2(spectrum * white_noise, (n, n)))
     clouds = np.stack(channels)  # (3, n, n)
-    clouds /= clouds.std(axis=(1, 2), keepdims=True)
+    clouds /= clouds.std(axis=(1, 2), keepdims=True)  # each channel has the standard deviation 1
 
     # The first channel is brightness. The second moves the colour between red and blue, and the
     # third between green and purple. Tints are weak, as in natural images.
     brightness, red_minus_blue, green = clouds
     tints = np.stack((red_minus_blue, green, -red_minus_blue), axis=2)  # (n, n, 3)
     mean_colour = rng.uniform(0.35, 0.65, 3)
-    return mean_colour + 0.13 * brightness[..., None] + 0.04 * tints
+    brightness_of_colours = brightness[..., None]  # (n, n, 1), the same for the three colours
+    return mean_colour + 0.13 * brightness_of_colours + 0.04 * tints
 
 
 def _paint_shape(rng: np.random.Generator, picture: np.ndarray) -> None:
@@ -218,9 +220,12 @@ def render(layers: list[Layer], plane: int) -> np.ndarray:
         cos = np.cos(angle)
         sin = np.sin(angle)
         middle = layer.sheet.shape[0] / 2
-        # With R the rotation by the angle, a pixel p of the camera shows the pixel
-        #     R (p - centre) + middle + shift
-        # of the sheet. The last column is what remains at p = 0.
+        # The pixel p of the camera shows the pixel q of the sheet. R is the rotation by the angle:
+        #     q = R (p - centre) + middle + shift
+        #       = R p + (middle + shift - R centre)
+        # The first two columns of the matrix are R, and its last column is the term in brackets. x
+        # and y of the centre are the same number, so
+        #     R centre = (cos centre - sin centre, sin centre + cos centre).
         to_sheet = np.array([
             [cos, -sin, middle + shift_x - centre * cos + centre * sin],
             [sin, cos, middle + shift_y - centre * sin - centre * cos],
@@ -244,8 +249,11 @@ def instant_planes(count: int) -> list[int]:
 
     count: an odd number, or 0. The middle instant is the plane of the sharp frame
     """
-    middle = count // 2
-    return [round(GT_PLANE + (k - middle) * PLANES / count) for k in range(count)]
+    planes = []
+    for k in range(count):
+        from_middle = k - count // 2  # e.g. of 5 instants: -2, -1, 0, 1, 2
+        planes.append(round(GT_PLANE + from_middle * PLANES / count))
+    return planes
 
 
 # ---- The data set -----------------------------------------------------------------------------
@@ -301,14 +309,7 @@ def make_sample(root: Path, size: Size = SAMPLE, seed: int = 0, instants: int = 
         prefix=f".{root.name}.", dir=root.parent, ignore_cleanup_errors=True
     ) as temporary:
         new = Path(temporary, "new")
-        jobs = []
-        for split_number, (split, count) in enumerate(size.clips.items()):
-            for index in range(count):
-                jobs.append((split_number, split, index))
-        for split_number, split, index in tracked(jobs, len(jobs), "making", "clips"):
-            # A generator for each clip, so that a clip does not depend on the other clips.
-            rng = published_stream(seed, split_number, index)
-            write_clip(new, size, split, index, rng, instants)
+        write_clips(new, size, seed, instants)
         write_info(new, size, seed, instants)
 
         if _has_content(root):
@@ -316,6 +317,18 @@ def make_sample(root: Path, size: Size = SAMPLE, seed: int = 0, instants: int = 
             root.rename(Path(temporary, "old"))
         new.rename(root)
     return True
+
+
+def write_clips(root: Path, size: Size, seed: int, instants: int) -> None:
+    """Write all clips of the set, with a progress line."""
+    clips = []  # (number of the split, name of the split, number of the clip in the split)
+    for split_number, (split, count) in enumerate(size.clips.items()):
+        for index in range(count):
+            clips.append((split_number, split, index))
+    for split_number, split, index in tracked(clips, len(clips), "making", "clips"):
+        # A generator for each clip, so that a clip does not depend on the other clips.
+        rng = published_stream(seed, split_number, index)
+        write_clip(root, size, split, index, rng, instants)
 
 
 def _has_content(folder: Path) -> bool:

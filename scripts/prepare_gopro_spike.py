@@ -41,6 +41,15 @@ from utils.errors import DataError, OptionError
 from utils.files import free_bytes, refuse_overlap, write_whole
 from utils.options.section import read_section
 
+# The checks come before the first write, in this order:
+#
+#     parse        the settings
+#     find_jobs    the clips to make, and their splits
+#     read_info    dataset.json of an earlier run
+#     plan_all     each clip
+#
+# A new check belongs to one of these functions, so that a refused command leaves nothing behind.
+#
 # Words of this file. Their classes are in data/making/prepare.py:
 #   Recipe    the settings of a data set, one flag for each
 #   RawClip   a video, a folder of frames or a photograph of the source
@@ -212,7 +221,7 @@ def read_recipe(command: argparse.Namespace) -> Recipe:
 
 
 def refuse_numbers(command: argparse.Namespace) -> None:
-    """Raise OptionError for a number that is out of range, or does not fit the others."""
+    """Raise OptionError for a number that is out of range, or does not fit another number."""
     # The sharp frame is the middle one of the averaged frames, so their number is odd. A rig needs
     # no middle frame, because it has the light between the frames, too. Without --average the
     # recipe chooses the number.
@@ -327,41 +336,60 @@ def choose_splits(raw: list[RawClip], share: float, out: Path) -> dict[str, str]
     share: --test-share. out: --out, with the clips of an earlier start.
     """
     names = [clip.name for clip in raw if not clip.split]
+    earlier = earlier_splits(names, out)
 
-    # The splits of an earlier start: by the folders that it made, and by its dataset.json. With a
-    # rig, a source becomes several clips. dataset.json lists them by their own names, and the name
-    # of the source is their key "source".
+    # How many test clips are wanted, and how many are still missing.
+    wanted = 0
+    if share > 0 and len(names) > 1:
+        rounded = round(share * len(names))
+        wanted = min(max(1, rounded), len(names) - 1)
+    existing = sum(split == "test" for split in earlier.values())
+    undecided = [name for name in names if name not in earlier]
+    missing = min(max(0, wanted - existing), len(undecided))
+    new_test_names = evenly_chosen(undecided, missing)
+
+    splits = {}
+    for clip in raw:
+        new_split = "test" if clip.name in new_test_names else "train"
+        splits[clip.name] = clip.split or earlier.get(clip.name) or new_split
+    return splits
+
+
+def earlier_splits(names: Sequence[str], out: Path) -> dict[str, str]:
+    """Return source name -> split, for the sources that an earlier start has put into a split.
+
+    names: the sources that have no split by their folder. out: --out.
+    """
+    # By the folders of the clips. Without a rig, a clip has the name of its source.
     earlier = {}
     for split in prepare.SPLITS:
         for name in names:
             if (out / "GOPRO_Large" / split / name).is_dir():
                 earlier[name] = split
+    # By dataset.json. With a rig, a source becomes several clips. dataset.json lists them by their
+    # own names, e.g. camel_00, and the name of the source is their key "source".
     recorded = {}
     for name, clip in read_info(out)["clips"].items():
-        recorded[clip.get("source", name)] = clip.get("split")
+        source = clip.get("source", name)
+        recorded[source] = clip.get("split")
     for name in names:
         if recorded.get(name):
             earlier[name] = recorded[name]
+    return earlier
 
-    # How many more test clips are needed.
-    free = [name for name in names if name not in earlier]
-    wanted = 0
-    if share > 0 and len(names) > 1:
-        wanted = min(max(1, round(share * len(names))), len(names) - 1)
-    test_clips = sum(split == "test" for split in earlier.values())
-    count = min(max(0, wanted - test_clips), len(free))
-    # Choose them at equal distances, so that they differ: the last one of each of `count` equal
-    # groups. E.g. 2 of 6: the groups are 0 to 2 and 3 to 5, so indices 2 and 5.
+
+def evenly_chosen(names: Sequence[str], count: int) -> set[str]:
+    """Choose `count` names at equal distances, because neighbours in the list are often alike.
+
+    The last name of each of `count` equal groups is chosen. E.g. 2 of 6 names: the groups are 0 to
+    2 and 3 to 5, so the names 2 and 5. A second start must choose the same names, so there is no
+    random choice here.
+    """
     chosen = set()
     for group in range(count):
-        end_of_group = (group + 1) * len(free) // count
-        chosen.add(free[end_of_group - 1])
-
-    splits = {}
-    for clip in raw:
-        new_split = "test" if clip.name in chosen else "train"
-        splits[clip.name] = clip.split or earlier.get(clip.name) or new_split
-    return splits
+        end_of_group = (group + 1) * len(names) // count
+        chosen.add(names[end_of_group - 1])
+    return chosen
 
 
 # ---- Checks of all clips ----------------------------------------------------------------------
@@ -379,22 +407,34 @@ def plan_all(jobs: list[Job], recipe: Recipe, workers: int) -> dict[Job, Plan]:
         else:
             plans[job] = plan
 
-    # All clips of a data set have frames of one size. Clips of another size than most are errors.
-    sizes = Counter(plan.size for plan in plans.values())
-    for job, plan in plans.items():
-        most_common_size, _ = sizes.most_common(1)[0]
-        if plan.size != most_common_size:
-            height, width = plan.size
-            usual_height, usual_width = most_common_size
-            errors[job] = DataError(
-                what=f"clip {job.name} has another size than the others: {height} x {width}",
-                where=str(job.raw.path),
-                expected=f"frames of one size, as {usual_height} x {usual_width}",
-                do="make clips of another size in a run of their own, with another --out",
-            )
+    errors |= errors_of_size(plans)
     if errors:
         raise joined_errors(errors, len(jobs))
     return plans
+
+
+def errors_of_size(plans: dict[Job, Plan]) -> dict[Job, DataError]:
+    """Return an error for each clip whose frames have another size than the most common size.
+
+    All clips of a data set must have frames of one size.
+    """
+    if not plans:  # there is no most common size
+        return {}
+    sizes = Counter(plan.size for plan in plans.values())
+    most_common_size, _ = sizes.most_common(1)[0]
+    usual_height, usual_width = most_common_size
+    errors = {}
+    for job, plan in plans.items():
+        if plan.size == most_common_size:
+            continue
+        height, width = plan.size
+        errors[job] = DataError(
+            what=f"clip {job.name} has another size than the others: {height} x {width}",
+            where=str(job.raw.path),
+            expected=f"frames of one size, as {usual_height} x {usual_width}",
+            do="make clips of another size in a run of their own, with another --out",
+        )
+    return errors
 
 
 def joined_errors(errors: dict[Job, DataError], count: int) -> DataError:
@@ -487,7 +527,8 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
     most_common_planes, _ = counts.most_common(1)[0]
     usual_clips = [clip for clip in clips.values() if clip["planes"] == most_common_planes]
     usual_clip = usual_clips[0]
-    # Random cameras differ from clip to clip, so the set as a whole has no rate. Each clip has.
+    # Random cameras differ from clip to clip. So the set as a whole has no rate, but each clip has
+    # a rate.
     rig = None if recipe.rig.startswith("random") else recipe.rig_of("")
     about: dict[str, Any] = {
         "format": FORMAT,
@@ -552,44 +593,59 @@ def run_counted(
     counts = counts or [1] * len(calls)
     workers = min(workers, len(calls))
     with shown(sum(counts), name, unit, quiet_s=0) as progress:
-        if workers <= 1:
-            for call_index, call in enumerate(calls):
-                results[call_index] = function(*call)
-                progress.update(counts[call_index])
-            return results
 
-        # The start method is spawn, because OpenCV's threads do not survive a fork.
-        # die_with_parent: a process ends with its parent, because otherwise it would write into the
-        # folders of the next run.
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(workers, context, die_with_parent) as pool:
-            # Ctrl-C reaches all processes. Only the parent shall answer, by ending the others. So
-            # SIGINT is blocked while the processes start (at the first `submit`): they inherit it.
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-            try:
-                index_of_call = {}  # future -> index of its call
-                for call_index, call in enumerate(calls):
-                    future = pool.submit(function, *call)
-                    index_of_call[future] = call_index
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            try:
-                for future in as_completed(index_of_call):
-                    call_index = index_of_call[future]
-                    results[call_index] = future.result()
-                    progress.update(counts[call_index])
-            except BrokenProcessPool as e:
-                raise DataError(
-                    what="a process of the pool died",
-                    where=getattr(function, "__name__", ""),
-                    expected=f"memory for {workers} of them",
-                    do="lower --workers, then start the same command again",
-                ) from e
-            except BaseException:  # an error of a call, or Ctrl-C
-                for process in multiprocessing.active_children():
-                    process.terminate()
-                raise
+        def on_result(call_index: int, result: Any) -> None:
+            results[call_index] = result
+            progress.update(counts[call_index])
+
+        if workers > 1:
+            _run_in_processes(workers, function, calls, on_result)
+        else:
+            for call_index, call in enumerate(calls):
+                on_result(call_index, function(*call))
     return results
+
+
+def _run_in_processes(
+    workers: int,
+    function: Callable[..., Any],
+    calls: Sequence[Any],
+    on_result: Callable[[int, Any], None],
+) -> None:
+    """Run function(*call) for each call in a pool of processes. See `run_counted`.
+
+    on_result: is called with (index of the call, its result) as soon as a call has ended.
+    """
+    # The start method is spawn, because OpenCV's threads do not survive a fork.
+    # die_with_parent: a process ends with its parent, because otherwise it would write into the
+    # folders of the next run.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, die_with_parent) as pool:
+        # Ctrl-C sends SIGINT to all processes. Only the parent shall react, and end the other
+        # processes. A process inherits the blocked signals of its parent, and the pool starts its
+        # processes in `submit`. So SIGINT is blocked during `submit`.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            index_of_call = {}  # future -> index of its call
+            for call_index, call in enumerate(calls):
+                future = pool.submit(function, *call)
+                index_of_call[future] = call_index
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        try:
+            for future in as_completed(index_of_call):
+                on_result(index_of_call[future], future.result())
+        except BrokenProcessPool as e:
+            raise DataError(
+                what="a process of the pool died",
+                where=getattr(function, "__name__", ""),
+                expected=f"memory for {workers} of them",
+                do="lower --workers, then start the same command again",
+            ) from e
+        except BaseException:  # an error of a call, or Ctrl-C
+            for process in multiprocessing.active_children():
+                process.terminate()
+            raise
 
 
 if __name__ == "__main__":

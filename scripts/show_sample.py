@@ -14,6 +14,7 @@ where it is not trusted. It takes seconds for large frames. Nothing is overwritt
 """
 
 import argparse
+import math
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,9 +36,12 @@ from utils.options.load import load_options
 # Three kinds of images stand in a sample: "lq" (low quality) is the blurry frame, "gt" (ground
 # truth) is the sharp frame, and "spike" has the channels that are computed from the spikes.
 
-SHOWN = 6  # frames of a test clip
-MEASURED = 5  # frames of which the alignment is measured, and the middle one
-LEAST_WIDTH = 256  # smaller images are enlarged by repetition
+# Frames that are shown of a test clip. The page holds every image, so more frames make it larger.
+SHOWN = 6
+# Frames of which the alignment is measured, besides the middle frame. More frames make the measured
+# shift less noisy, and take more time.
+MEASURED = 5
+LEAST_WIDTH = 256  # narrower images are enlarged by repeating pixels, so that one can see them
 YELLOW = (255, 220, 0)
 CYAN = (0, 220, 255)
 GREEN = (0, 255, 60)
@@ -51,8 +55,12 @@ class Sample(NamedTuple):
     item: dict[str, Any]  # "lq", "gt", "spike" -> (frames, channels, H, W); "key" -> name
 
 
+# `RecordedClip`, which measures the motion, reads a test clip and its data set. The next two
+# classes give the clip of any sample this form. They have only the members that it uses.
+
+
 class OneSample(NamedTuple):
-    """Stands in for a data set of test clips: `RecordedClip` reads the clip of a sample from it."""
+    """Takes the place of a data set of test clips. It holds the clip of one sample."""
 
     files: Any  # an io backend
     of_sample: Any  # data.clip_dataset.Draw: its clip and its camera are used
@@ -63,7 +71,7 @@ class OneSample(NamedTuple):
 
 
 class SampleReader(NamedTuple):
-    """Stands in for the reader of a test clip (data.clips.readers.DatasetClip)."""
+    """Takes the place of the reader of a test clip (data.clips.readers.DatasetClip)."""
 
     clip: Any  # data.clip.Clip
     stems: tuple[str, ...]  # names of the frames of the clip
@@ -92,11 +100,20 @@ class Section(NamedTuple):
     rows: list[Row]
 
 
+class Verdict(NamedTuple):
+    """Whether the spikes lie where the frames show the same."""
+
+    sentence: str  # the first sentence of the page
+    style: str  # class of the style sheet of the page: "none", "right" or "wrong"
+    numbers: str  # what was measured, in words; "" without spikes
+    comparison: Any  # data.alignment_check.Comparison; None without spikes
+
+
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
+    """Write the page of one sample, and print the verdict. Returns the exit code 0."""
     command = parse(arguments)
-    from data.alignment_check import compare  # not before --help: they bring torch
-    from data.select_dataset import build_dataset
+    from data.select_dataset import build_dataset  # not before --help: both bring torch
     from main_train_vrt import PARTS
 
     command.out = command.out or default_output(f"sample_{command.split}_{command.index}.html")
@@ -105,7 +122,10 @@ def main(arguments: list[str] | None = None) -> int:
     section = getattr(opt.datasets, command.split)
     if section is None:
         raise OptionError(
-            f"no datasets.{command.split}", command.opt, "a data set", "choose another --split"
+            what=f"no datasets.{command.split}",
+            where=command.opt,
+            expected="a data set",
+            do="choose another --split",
         )
     dataset: Any = build_dataset(section, command.split, opt.train.manual_seed)
     refuse_missing_sample(dataset, command)
@@ -119,23 +139,8 @@ def main(arguments: list[str] | None = None) -> int:
             do="leave out --motion",
         )
 
-    # Compare the edges of the spikes with the edges of the frames.
-    found = None
-    verdict = "This data set has no spikes."
-    verdict_class = "none"  # of the style sheet: "none", "right" or "wrong"
-    numbers = ""
-    if draw.clip.spikes:
-        found = compare(dataset, draw, MEASURED)
-        verdict = found.sentence
-        verdict_class = "right" if found.is_right else "wrong"
-        right, down = found.shift
-        numbers = (
-            f"Gradients correlate with {found.correlation:.2f}; shift {right:+.2f} px in "
-            f"x, {down:+.2f} px in y (phase correlation, response {found.response:.2f}), "
-            f"over {found.measured} {found.kind} frames before the crop."
-        )
-
-    chosen = sections(dataset, sample, found)
+    verdict = verdict_of(dataset, draw)
+    chosen = sections(dataset, sample, verdict.comparison)
     if command.motion:
         chosen.append(motion_within_exposure(dataset, sample))
     title = f"{sample.title}: {sample.item['key']}"
@@ -143,15 +148,35 @@ def main(arguments: list[str] | None = None) -> int:
     page = render(
         "sample",
         title=title,
-        verdict=verdict,
-        verdict_class=verdict_class,
-        numbers=numbers,
+        verdict=verdict.sentence,
+        verdict_class=verdict.style,
+        numbers=verdict.numbers,
         about=about,
         sections=chosen,
     )
     write_whole(command.out, page.encode())
-    print(f"{command.out}: {title}\n{verdict}")
+    print(f"{command.out}: {title}\n{verdict.sentence}")
     return 0
+
+
+def verdict_of(dataset: Any, draw: Any) -> Verdict:
+    """Compare the edges of the spikes with the edges of the frames.
+
+    draw: data.clip_dataset.Draw, the clip and its frames
+    """
+    if not draw.clip.spikes:
+        return Verdict("This data set has no spikes.", style="none", numbers="", comparison=None)
+    from data.alignment_check import compare  # not before --help: it brings torch
+
+    found = compare(dataset, draw, MEASURED)
+    right, down = found.shift
+    numbers = (
+        f"Gradients correlate with {found.correlation:.2f}; shift {right:+.2f} px in "
+        f"x, {down:+.2f} px in y (phase correlation, response {found.response:.2f}), "
+        f"over {found.measured} {found.kind} frames before the crop."
+    )
+    style = "right" if found.is_right else "wrong"
+    return Verdict(found.sentence, style, numbers, comparison=found)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -444,26 +469,34 @@ def edges_over(image: np.ndarray, spikes: np.ndarray, pixel: int) -> np.ndarray:
     """
     shown = enlarged(image)
     height, width = shown.shape[:2]
-    # Bring the spikes to the size of the image, and smooth over one spike pixel.
+    # Bring the spikes to the size of the image, and smooth over one spike pixel. Without smoothing,
+    # the noise of single spikes would have the strongest edges.
     large = cv2.resize(spikes.astype(np.float32), (width, height), interpolation=cv2.INTER_CUBIC)
-    sigma = max(1.0, pixel * width / spikes.shape[1])
+    enlargement = width / spikes.shape[1]
+    sigma = max(1.0, pixel * enlargement)  # one spike pixel, in pixels of the shown image
     smooth = cv2.GaussianBlur(large, (0, 0), sigma)
-    x = cv2.Sobel(smooth, cv2.CV_32F, 1, 0)
-    y = cv2.Sobel(smooth, cv2.CV_32F, 0, 1)
-    # Canny takes gradients as int16, whose largest value is 32767. |x| + |y| stays below that.
-    scale = 10000 / max(float(np.abs(x).max()), float(np.abs(y).max()), 1e-6)
+    # The gradient in x and in y, (height, width) each.
+    gradient_x = cv2.Sobel(smooth, cv2.CV_32F, 1, 0)
+    gradient_y = cv2.Sobel(smooth, cv2.CV_32F, 0, 1)
+    # Canny takes gradients as int16, whose largest value is 32767. So scale the largest gradient to
+    # 10000: then |x| + |y| is at most 20000.
+    largest = max(float(np.abs(gradient_x).max()), float(np.abs(gradient_y).max()), 1e-6)
+    scale = 10000 / largest
     # An edge begins among the strongest 8 % of gradients, and goes on among the strongest 20 %.
-    strength = scale * (abs(x) + abs(y))
+    # With larger shares, weak texture would be painted as well.
+    strength = scale * (abs(gradient_x) + abs(gradient_y))
     high = float(np.percentile(strength, 92))
     low = float(np.percentile(strength, 80))
-    lines = cv2.Canny((scale * x).astype(np.int16), (scale * y).astype(np.int16), low, high)
+    lines = cv2.Canny(
+        (scale * gradient_x).astype(np.int16), (scale * gradient_y).astype(np.int16), low, high
+    )
     shown[lines > 0] = GREEN
     return shown
 
 
 def enlarged(image: np.ndarray) -> np.ndarray:
     """Return a copy of an image (H, W, 3), at least LEAST_WIDTH wide, with each pixel repeated."""
-    factor = -(-LEAST_WIDTH // image.shape[1])  # rounded up
+    factor = math.ceil(LEAST_WIDTH / image.shape[1])
     return cv2.resize(image, None, fx=factor, fy=factor, interpolation=cv2.INTER_NEAREST)
 
 

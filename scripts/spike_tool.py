@@ -96,19 +96,21 @@ ALLOWED_SUFFIXES = {
 AVERAGED_PLANES = 64
 # Smoothness is the correlation of neighbouring pixels, from -1 to 1 (scripts/parts/spike_sizes.py).
 # The smoothest size is taken for the right one only if its smoothness is larger than the smoothness
-# of each other size by more than this.
+# of each other size by more than this. A larger value leaves more files undecided, so the user must
+# give --size. A smaller value would sometimes decide for a wrong size.
 CLEAR_LEAD = 0.05
 # The same for two bit orders. The difference is smaller, because a wrong bit order changes the
 # correlation along the rows only.
 CLEAR_ORDER = 0.01
-# Below this smoothness an image is hardly better than noise.
+# Below this smoothness an image is hardly better than noise, for which the smoothness is 0.
 LEAST_SMOOTHNESS = 0.3
 # Real streams fire in this range: mean spikes per plane and pixel. A wrong geometry may read a
 # header or an array of other numbers as spikes.
 USUAL_RATES = (0.001, 0.98)
-# The sizes that are derived from the length of the file: the smoothest ones are shown as rows with
-# what speaks against them. Of the others this number is named.
+# Hundreds of sizes may fit the length of a file. The smoothest ones, this number of them, are shown
+# as rows of a table. For each of these rows an image is made, so a larger number takes more time.
 SHOWN_DERIVED = 8
+# Of the sizes that are not shown, at most this number is named in one line below the table.
 MOST_NAMED = 40
 
 # Value of --bit-order -> its meaning, for sentences that are printed.
@@ -338,7 +340,7 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
 #
 #     given_geometry     the array itself, else the options, else dataset.json, else None
 #     known_geometries   the cameras whose planes fit the length of the file
-#     Ranking._derived   any size that fits the length of the file (`info` only)
+#     Ranking            any size that fits the length of the file (`info` only)
 
 
 def the_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry:
@@ -578,7 +580,7 @@ class Ranking:
     def __init__(self, command: argparse.Namespace, picture: tuple[int, int] | None) -> None:
         path = command.file
         self.picture = picture
-        self.others: list[tuple[int, int]] = []  # filled by `_derived`
+        self.others: list[tuple[int, int]] = []
 
         given = given_geometry(path, command)
         self.is_given = given is not None
@@ -593,7 +595,11 @@ class Ranking:
         # pattern, its size is known, so no other size is tried.
         has_sps100_lines = any(geometry.layout == "sps100" for geometry in geometries)
         if not has_sps100_lines:
-            geometries += self._derived(command, geometries)
+            sizes = self._derived_sizes(command, known=geometries)
+            self.others = sizes[SHOWN_DERIVED:]
+            flip = is_flipped(path, command)
+            for height, width in sizes[:SHOWN_DERIVED]:
+                geometries.append(SpikeGeometry(height, width, flip, bit_order=command.bit_order))
         if not geometries:
             raise self._nothing_fits(path)
         candidates = [Candidate(path, geometry) for geometry in geometries]
@@ -648,13 +654,12 @@ class Ranking:
         limits = TRIED.split(", not")[0]
         return f"the sizes of the shape of the picture, {height} x {width}; {limits}"
 
-    def _derived(
+    def _derived_sizes(
         self, command: argparse.Namespace, known: Sequence[SpikeGeometry]
-    ) -> list[SpikeGeometry]:
-        """Return the smoothest sizes that the length of the file allows.
+    ) -> list[tuple[int, int]]:
+        """Return the sizes (h, w) that the length of the file allows, the smoothest first.
 
-        Sizes of `known` are left out. The first SHOWN_DERIVED sizes are returned, and the others go
-        to `self.others`.
+        known: geometries of known cameras that fit the file. Their sizes are left out.
         """
         path = command.file
         # A file of another format, e.g. a picture, is refused by its first bytes.
@@ -667,13 +672,7 @@ class Ranking:
         known_sizes = {(g.height, g.width + g.head_columns) for g in known}
         sizes = sizes_that_fit(length, self.picture)
         new_sizes = [size for size in sizes if size not in known_sizes]
-        ranked = smoothest_first(path, new_sizes, command.bit_order)
-        self.others = ranked[SHOWN_DERIVED:]
-        flip = is_flipped(path, command)
-        derived = []
-        for height, width in ranked[:SHOWN_DERIVED]:
-            derived.append(SpikeGeometry(height, width, flip, bit_order=command.bit_order))
-        return derived
+        return smoothest_first(path, new_sizes, command.bit_order)
 
     def _nothing_fits(self, path: Path) -> DataError:
         """Return the error for a file that no size fits."""
@@ -755,9 +754,9 @@ def print_intervals(spikes: np.ndarray) -> None:
     spikes: (planes, h, w), 0 or 1
     """
     spikes_of_pixels = spikes.reshape(len(spikes), -1).T  # (pixels, planes)
-    # The spikes of pixel 0 in the order of time, then the spikes of pixel 1, and so on. An interval
-    # lies between two spikes in a row, unless the second one is the first of the next pixel.
-    pixels, times = np.nonzero(spikes_of_pixels)
+    # The spikes of pixel 0 in the order of time, then the spikes of pixel 1, and so on. Two spikes
+    # in a row make an interval if they belong to the same pixel.
+    pixels, times = np.nonzero(spikes_of_pixels)  # pixel and plane of each spike
     is_same_pixel = np.diff(pixels) == 0
     intervals = np.diff(times)[is_same_pixel]
     if intervals.size:
@@ -808,7 +807,7 @@ class Rendering:
     not known, the brightest half percent of the pixels is white.
 
     name: of the method, e.g. "tfp". label: the name with its options. file: the open spike file.
-    size: of a plane in words. last: the last plane that has an image.
+    size: of a plane in words, e.g. "250 x 400". last: the last plane that has an image.
 
     command: the parsed command line of view, recon or play
     method: the options of the method, e.g. type="tfp". If there are none, the method is
@@ -833,17 +832,7 @@ class Rendering:
         self.file = best.file
         height, width = best.file.size
         self.size = f"{height} x {width}"
-
-        # The brightness: the options, else dataset.json, else a guess from the spikes.
-        about = nearest_info(command.file)
-        brightest_rate = float(np.percentile(best.rates, 99.5))
-        white = max(brightest_rate, 1e-6)  # above 0, because the rates are divided by it
-        self.how: dict[str, Any] = {  # arguments of `represent`
-            "rate": command.rate or about.rate or white,
-            "light": command.light or about.light or "linear",
-            "gamma": simulate.DISPLAY_GAMMA,
-            **self.options,
-        }
+        self.brightness = brightness(command, best.rates)
 
         # The image of some methods shows the time half a plane after the center (their lag is above
         # 0). Such an image needs the next plane, too.
@@ -867,22 +856,15 @@ class Rendering:
         half = self.options.get("half_window", HISTORY)
         first_needed = max(centers[0] - half, 0)
         end_needed = min(centers[-1] + half + 1, self.file.planes)
-        blocks = self.file.parts(first_needed, end_needed - first_needed)  # some planes each
-        # The planes in memory: in_memory[i] is the plane first_in_memory + i of the file.
-        in_memory = np.empty((0, *self.file.size), np.uint8)
-        first_in_memory = first_needed
+        reader = PlaneReader(self.file, first_needed, end_needed)
+        arguments = {**self.brightness, **self.options}
         for center in centers:
-            # The window of this center: planes begin ... end - 1 of the file.
             begin = max(center - half, 0)
             end = min(center + half + 1, end_needed)
-            # Read on until the window is complete, and forget the planes before the window.
-            while first_in_memory + len(in_memory) < end:
-                too_early = min(max(begin - first_in_memory, 0), len(in_memory))
-                in_memory = np.concatenate((in_memory[too_early:], next(blocks)))
-                first_in_memory += too_early
-            window = in_memory[begin - first_in_memory : end - first_in_memory]
+            window = reader.planes(begin, end)
+            center_in_window = center - begin
             try:
-                values = represent(self.name, window, center - begin, **self.how)
+                values = represent(self.name, window, center_in_window, **arguments)
             except ValueError as e:
                 raise DataError(
                     what=f"no {self.name} of these planes: {e}",
@@ -890,8 +872,57 @@ class Rendering:
                     expected="planes on both sides",
                     do="choose others",
                 ) from e
-            plane = in_memory[center - first_in_memory]
-            yield center, plane, simulate.to_uint8(values[0])
+            image = simulate.to_uint8(values[0])  # grey methods return one channel
+            yield center, window[center_in_window], image
+
+
+def brightness(command: argparse.Namespace, rates: np.ndarray) -> dict[str, Any]:
+    """Return what `represent` needs to know of the brightness: its arguments rate, light, gamma.
+
+    Rate and light come from the options, else from dataset.json, else from a guess.
+
+    rates: (h, w), spikes per plane of each pixel
+    """
+    about = nearest_info(command.file)
+    # The guess for the rate at full light: all pixels but the brightest 0.5 % are at most white.
+    brightest_rate = float(np.percentile(rates, 99.5))
+    white = max(brightest_rate, 1e-6)  # above 0, because the rates are divided by it
+    return {
+        "rate": command.rate or about.rate or white,
+        "light": command.light or about.light or "linear",
+        "gamma": simulate.DISPLAY_GAMMA,
+    }
+
+
+class PlaneReader:
+    """Reads a spike file once from front to back, and gives windows of its planes.
+
+    Only `Rendering.images` uses it. The memory holds the latest window and the block of planes that
+    was read last.
+
+    in_memory: planes (n, h, w). first_in_memory: number of the first of them in the file.
+    """
+
+    def __init__(self, file: formats.SpikeFile, first: int, end: int) -> None:
+        """first, end: the windows lie within the planes first ... end - 1 of the file."""
+        self.blocks = file.parts(first, end - first)  # yields some planes at a time
+        self.in_memory = np.empty((0, *file.size), np.uint8)
+        self.first_in_memory = first
+
+    def planes(self, begin: int, end: int) -> np.ndarray:
+        """Return the planes begin ... end - 1 of the file, (end - begin, h, w).
+
+        A window must not begin before the window of the call before, because the planes before a
+        window are forgotten.
+        """
+        while self.first_in_memory + len(self.in_memory) < end:
+            # Forget the planes before the window, and read the next block.
+            before_window = max(begin - self.first_in_memory, 0)
+            forgotten = min(before_window, len(self.in_memory))
+            kept = self.in_memory[forgotten:]
+            self.in_memory = np.concatenate((kept, next(self.blocks)))
+            self.first_in_memory += forgotten
+        return self.in_memory[begin - self.first_in_memory : end - self.first_in_memory]
 
 
 def view(command: argparse.Namespace) -> None:
@@ -918,34 +949,62 @@ def recon(command: argparse.Namespace) -> None:
             do="correct them",
         )
 
+    # Each image is made only when it is written. So a video or a folder of many planes needs the
+    # memory of one image. `_` is the plane itself, which recon does not show.
     images = tracked(rendering.images(planes), len(planes), name, "planes")
-    suffix = command.out.suffix.lower()
+    out = command.out
+    suffix = out.suffix.lower()
     if suffix in VIDEO_SUFFIXES:
-        with VideoWriter(command.out, command.fps) as video:
+        with VideoWriter(out, command.fps) as video:
             for plane, _, image in images:
-                video.write(panels({f"{name}  {moment(plane, command.tick_hz)}": image}))
-    elif suffix and len(planes) > 1:
-        side_by_side = {moment(plane, command.tick_hz): image for plane, _, image in images}
-        imwrite_rgb(command.out, panels(side_by_side))
-    elif suffix:
-        for _, _, image in images:  # there is one plane
-            imwrite_rgb(command.out, cv2.cvtColor(image, cv2.COLOR_GRAY2RGB))
-    else:
+                title = f"{name}  {moment(plane, command.tick_hz)}"
+                video.write(panels({title: image}))
+    elif suffix == "":
         # A folder appears under its name only when it is complete.
-        scratch = scratch_folder(command.out.with_name(f".{command.out.name}.partial"))
+        scratch = scratch_folder(out.with_name(f".{out.name}.partial"))
         for plane, _, image in images:
             imwrite_rgb(scratch / f"{plane:06d}.png", cv2.cvtColor(image, cv2.COLOR_GRAY2RGB))
-        publish_folder(scratch, command.out)
-    print(f"{command.out}: {rendering.label} at {len(planes)} planes of {rendering.size}")
+        publish_folder(scratch, out)
+    elif len(planes) == 1:
+        for _, _, image in images:
+            imwrite_rgb(out, cv2.cvtColor(image, cv2.COLOR_GRAY2RGB))
+    else:  # one picture of several planes
+        side_by_side = {moment(plane, command.tick_hz): image for plane, _, image in images}
+        imwrite_rgb(out, panels(side_by_side))
+    print(f"{out}: {rendering.label} at {len(planes)} planes of {rendering.size}")
 
 
 def play(command: argparse.Namespace) -> None:
     """Write a video: each plane, white where a pixel fired, beside its reconstruction."""
     rendering = Rendering(command)
-    last = rendering.last
     label = rendering.label
+    centers = planes_to_play(command, rendering.last)
+    images = tracked(rendering.images(centers), len(centers), "video", "frames")
+    with VideoWriter(command.out, command.fps) as video:
+        for center, plane, image in images:
+            title = f"spikes  {moment(center, command.tick_hz)}"
+            black_and_white = 255 * plane
+            video.write(panels({title: black_and_white, label: image}))
 
-    # The planes first, first + step, ... below `stop`.
+    step = centers.step
+    slowness = ""
+    if command.tick_hz:
+        planes_per_second_of_video = step * command.fps
+        slowness = f", {command.tick_hz / planes_per_second_of_video:.4g} x slower"
+    planes = "planes" if step > 1 else "plane"
+    print(
+        f"{command.out}: {len(centers)} video frames of {rendering.size}, planes {centers[0]} to "
+        f"{centers[-1]}, {step} {planes} per video frame{slowness}; right: {label}"
+    )
+
+
+def planes_to_play(command: argparse.Namespace, last: int) -> range:
+    """Return the planes that --first, --count and --step choose, one for each video frame.
+
+    Raises OptionError if one of them does not exist.
+
+    last: the last plane that has an image
+    """
     first = command.first
     stop = last + 1
     if command.count is not None:
@@ -963,23 +1022,7 @@ def play(command: argparse.Namespace) -> None:
     step = command.step
     if not step:
         step = math.ceil((stop - first) / MOST_FRAMES)
-    centers = range(first, stop, step)
-
-    images = tracked(rendering.images(centers), len(centers), "video", "frames")
-    with VideoWriter(command.out, command.fps) as video:
-        for center, plane, image in images:
-            title = f"spikes  {moment(center, command.tick_hz)}"
-            video.write(panels({title: 255 * plane, label: image}))
-
-    slowness = ""
-    if command.tick_hz:
-        planes_per_second_of_video = step * command.fps
-        slowness = f", {command.tick_hz / planes_per_second_of_video:.4g} x slower"
-    planes = "planes" if step > 1 else "plane"
-    print(
-        f"{command.out}: {len(centers)} video frames of {rendering.size}, planes {centers[0]} to "
-        f"{centers[-1]}, {step} {planes} per video frame{slowness}; right: {label}"
-    )
+    return range(first, stop, step)
 
 
 def moment(plane: int, tick_hz: float | None) -> str:
@@ -992,7 +1035,7 @@ def moment(plane: int, tick_hz: float | None) -> str:
 def panels(images: dict[str, np.ndarray]) -> np.ndarray:
     """Return grey images side by side under their names, as one RGB image (H, W, 3) uint8.
 
-    images: name -> (h, w) uint8, all of one size. Small ones are enlarged by a whole factor
+    images: name -> (h, w) uint8, all of one size. Small images are enlarged by a whole factor
     """
     first_image = next(iter(images.values()))
     height, width = first_image.shape

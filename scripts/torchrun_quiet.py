@@ -47,8 +47,11 @@ GRACE_S = 180
 def main(argv: list[str]) -> int:
     """Start the ranks as torchrun does, wait for them, and return the exit code of the run.
 
-    Three environment variables tell the ranks what they need to know: SPIKEVRT_EXIT_FILE,
-    SPIKEVRT_JOB_KEY and OMP_NUM_THREADS.
+    The ranks read three environment variables that this program sets:
+
+        SPIKEVRT_EXIT_FILE    the file for the exit code of the rank that fails first
+        SPIKEVRT_JOB_KEY      a secret, with which the ranks recognise one another
+        OMP_NUM_THREADS       the number of threads of each rank
     """
     if argv[:1] in (["-h"], ["--help"]):
         print(__doc__)
@@ -59,7 +62,7 @@ def main(argv: list[str]) -> int:
     args = run.parse_args([*signal_flags(), *argv])
 
     # The number of ranks of this host. torchrun also takes "gpu", "cpu" and "auto" in place of a
-    # number, and chooses it later.
+    # number, and chooses the number later. Then it is None here.
     ranks = int(args.nproc_per_node) if args.nproc_per_node.isdigit() else None
     # More ranks than GPUs would fail much later, with a message of CUDA. Without any GPU the ranks
     # run on the CPU.
@@ -79,8 +82,8 @@ def main(argv: list[str]) -> int:
 
         # Let the ranks meet on this host without a server that other machines can reach.
         one_host.use(args)
-        # One launcher starts all ranks, so it can give them a secret. The ranks prove with it that
-        # they belong to one run, see "Trust" in docs/ddp.md.
+        # One launcher starts all ranks, so it can give them a secret. With this secret a rank
+        # proves that a message comes from this run, see "Trust" in docs/ddp.md.
         os.environ.setdefault("SPIKEVRT_JOB_KEY", secrets.token_hex(32))
     if ranks is not None:
         # Each rank gets its share of the cores. Otherwise torchrun would set 1, with a warning.
@@ -92,47 +95,67 @@ def main(argv: list[str]) -> int:
 def signal_flags() -> list[str]:
     """Return torchrun's flags for SIGNALS and GRACE_S.
 
-    An older torchrun does not have these flags. Then this function changes torchrun within this
-    process instead, so it must be called before the agent starts.
+    torch 2.8 does not have these flags. Then this function changes torchrun within this process
+    instead, so it must be called before the agent starts. The agent is the part of torchrun that
+    starts and watches the ranks. When torch 2.8 is no longer supported, both functions that this
+    function calls may go.
     """
     from torch.distributed import run
-    from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
 
-    known = run.get_args_parser().format_help()
-    # Under nohup, closing the terminal must not end the run. nohup makes this process and its ranks
-    # ignore SIGHUP. If torchrun handled SIGHUP, this would have no effect. So torchrun must leave
-    # SIGHUP alone if it is ignored.
+    help_text = run.get_args_parser().format_help()  # names every flag of this torchrun
+    # nohup makes this process and its ranks ignore SIGHUP, so that the run goes on after the
+    # terminal is closed. If torchrun handled SIGHUP, closing the terminal would end the run. So
+    # under nohup, SIGHUP is not among the handled signals.
     is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     handled = SIGNALS if is_nohup else f"{SIGNALS},SIGHUP"
     flags = []
-
-    if "--signals-to-handle" in known:
+    if "--signals-to-handle" in help_text:
         flags.append(f"--signals-to-handle={handled}")
-    else:  # torch 2.8: torchrun handles all of them except SIGUSR1
-
-        def on_signal(number: int, _: FrameType | None) -> None:
-            # torchrun's own handlers raise this, too: the agent passes the signal on to the ranks
-            # and waits.
-            raise SignalException(
-                f"process {os.getpid()} got signal {number}", signal.Signals(number)
-            )
-
-        signal.signal(signal.SIGUSR1, on_signal)
-        # torch 2.8 handles SIGHUP in any case. So under nohup SIGHUP is blocked: then it does not
-        # arrive.
-        if is_nohup:
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-        # Newer versions tell the ranks in this variable which signals arrive.
-        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = handled
-
-    if "--shutdown-timeout" in known:
+    else:
+        handle_signals_in_torch_2_8(handled, is_nohup)
+    if "--shutdown-timeout" in help_text:
         flags.append(f"--shutdown-timeout={GRACE_S}")
     else:
-        # torch 2.8 has PContext.close(self, death_sig=None, timeout=30), and its agent never gives
-        # the timeout, the seconds until SIGKILL. The line below replaces the two defaults of the
-        # function, as if torch had written close(self, death_sig=None, timeout=GRACE_S).
-        PContext.close.__defaults__ = (None, GRACE_S)
+        set_grace_in_torch_2_8()
     return flags
+
+
+def handle_signals_in_torch_2_8(handled: str, is_nohup: bool) -> None:
+    """Make the torchrun of torch 2.8 pass SIGUSR1 on, and leave SIGHUP alone under nohup.
+
+    torch 2.8 handles all other signals of `handled` already. This changes the signal handlers and
+    the environment of this process.
+
+    handled: names of the signals, e.g. "SIGTERM,SIGUSR1".
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        # torchrun's own handlers raise this error as well. Then the agent passes the signal on to
+        # the ranks, and waits for them.
+        raise SignalException(f"process {os.getpid()} got signal {number}", signal.Signals(number))
+
+    signal.signal(signal.SIGUSR1, on_signal)
+    # torch 2.8 always installs a handler for SIGHUP. A blocked signal does not reach its handler.
+    # So block SIGHUP under nohup.
+    if is_nohup:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    # Newer versions tell the ranks in this variable which signals arrive.
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = handled
+
+
+def set_grace_in_torch_2_8() -> None:
+    """Make the agent of torch 2.8 wait for GRACE_S before it kills the ranks.
+
+    torch 2.8 has the function PContext.close(self, death_sig=None, timeout=30). The timeout is the
+    number of seconds until SIGKILL. The agent never passes a timeout, so its default decides. The
+    defaults of a Python function are a tuple, and this function replaces it for the whole process.
+    """
+    from torch.distributed.elastic.multiprocessing.api import PContext
+
+    default_of_death_sig = None
+    default_of_timeout = GRACE_S
+    PContext.close.__defaults__ = (default_of_death_sig, default_of_timeout)
 
 
 def run_ranks(args: Namespace) -> int:
@@ -153,10 +176,10 @@ def run_ranks(args: Namespace) -> int:
         exit_file.write("\n")
         exit_file.flush()
         os.environ["SPIKEVRT_EXIT_FILE"] = exit_file.name
-        # With --max-restarts, torchrun starts the ranks again after any fault. After this call it
-        # does not if another start would end in the same way, e.g. with wrong options. Instead it
-        # raises FinalError.
-        restarts.only_after_faults_that_pass(Path(exit_file.name))
+        # With --max-restarts, torchrun starts the ranks again after any fault. After wrong options,
+        # for example, the next start would end in the same way. So this call makes torchrun raise
+        # FinalError after exit codes that are final.
+        restarts.never_restart_after_final_codes(Path(exit_file.name))
         try:
             run.run(args)
             return 0

@@ -62,17 +62,20 @@ LEAST_SQUARES = 8
 
 # Dilations of the inner convolutions of a conv net, repeated from the first.
 DILATIONS = (2, 1, 3, 1)
+# The trained weights fit these values. With another value the network runs without an error, but
+# its motion is worse until it is trained anew.
+
 # A conv net sees coefficients divided by this usual size, so that the inputs are about 1. Its
 # output is not multiplied by this value: a change is in pixels of the level, see `forward`.
 USUAL_SHIFT = 4.0
 # Least squares: added to the squared gradients, so that a flat place has no motion instead of the
-# noise divided by almost 0.
+# noise divided by almost 0. A larger value also makes the motion of weak texture too small.
 FLAT = 2e-3
 # Least squares: the largest motion that is believed, in pixels of the level. A gradient describes a
 # picture only within a pixel or two.
 FARTHEST = 2.0
 # Side of the squares of pixels over which least squares are taken. It is odd, so a square has a
-# middle pixel.
+# middle pixel. Larger squares average over more noise, and mix the motions of more objects.
 AROUND = 5
 # Factor of the initial weights of the last convolution: the curves begin near no motion.
 SMALL_WEIGHTS = 0.2
@@ -161,25 +164,33 @@ class MotionNet(nn.Module):
                 curve = F.interpolate(curve, shape, mode="bilinear", align_corners=False)
                 log_error = F.interpolate(log_error, shape, mode="bilinear", align_corners=False)
 
-            # Correct the motion. The inputs are detached: no gradient flows from one correction
-            # into the correction before it through the shifts.
             for _ in range(level.rounds):
-                # (B, 15, 2, h, w), in pixels of the level
-                shifts = displacements(curve.detach(), self.tau) / level.size
-                moved = moved_back(small_pictures, shifts)  # (B, 30, h, w)
-                inputs = (
-                    moved,
-                    self._least_squares(moved, small_scene),
-                    small_scene,
-                    curve.detach() / USUAL_SHIFT,
-                    log_error.detach(),
-                )
-                change = with_shared(net(torch.cat(inputs, dim=1)))  # (B, 7, h, w)
-                # Pixels of the level -> spike pixels
-                curve = curve + change[:, :-1] * level.size
-                log_error = log_error + change[:, -1:]
+                inputs = self._inputs(small_pictures, small_scene, curve, log_error, level.size)
+                change = with_shared(net(inputs))  # (B, 7, h, w)
+                change_of_curve, change_of_log_error = change.split((COEFFICIENTS, 1), dim=1)
+                # The conv net gives pixels of the level. The curve is in spike pixels.
+                curve = curve + change_of_curve * level.size
+                log_error = log_error + change_of_log_error
             found.append(Curves(level.size, curve, log_error))
         return found
+
+    def _inputs(
+        self, pictures: Tensor, scene: Tensor, curve: Tensor, log_error: Tensor, size: int
+    ) -> Tensor:
+        """Return the input channels of the conv net of a level, (B, 48, h, w).
+
+        The order of the channels belongs to the trained weights.
+
+        pictures: (B 15, 2, h, w) and scene: (B, 3, h, w), both of the level. curve, log_error: the
+        motion so far. size: side of a pixel of the level, in spike pixels.
+        """
+        # Detached, so that no gradient flows through the shifts into the corrections before.
+        curve = curve.detach()
+        log_error = log_error.detach()
+        shifts = displacements(curve, self.tau) / size  # (B, 15, 2, h, w), in pixels of the level
+        moved = moved_back(pictures, shifts)  # (B, 30, h, w)
+        motion_left = self._least_squares(moved, scene)  # (B, 8, h, w)
+        return torch.cat((moved, motion_left, scene, curve / USUAL_SHIFT, log_error), dim=1)
 
     @torch.no_grad()
     def _least_squares(self, moved: Tensor, scene: Tensor) -> Tensor:
@@ -206,22 +217,10 @@ class MotionNet(nn.Module):
         of_exposure = pictures[:, INSIDE]  # (B, 11, 2, h, w)
         light = of_exposure[:, :, 0]  # (B, 11, h, w)
         count = of_exposure[:, :, 1]  # (B, 11, h, w)
+        change = self._changes_in_time(light, count, scene)  # (B, 4, h, w)
+        g_x, g_y = _gradient(light.mean(1, keepdim=True))  # (B, 1, h, w) each
 
-        # The change in time: slope and curvature (d: 2) from the windows (k: 11), by `fit`.
-        change_of_light = torch.einsum("dk,bkhw->bdhw", self.fit, light)  # (B, 2, h, w)
-        # Both changes must have the same unit. `light` is the square root of relative light, so a
-        # relative change N' / N of the number N of spikes is a change of N' / (2 N) in `light`.
-        # `count` is N' / sqrt(N), so it is divided by 2 sqrt(N). Channel 1 of the scene is log(N).
-        two_roots = 2 * torch.exp(scene[:, 1:2] / 2)
-        change_of_count = torch.einsum("dk,bkhw->bdhw", self.fit, count) / two_roots
-        change = torch.cat((change_of_light, change_of_count), dim=1)  # (B, 4, h, w)
-
-        # The gradient of the mean picture: half the difference of the two neighbours, (B, 1, h, w).
-        mean = F.pad(light.mean(1, keepdim=True), (1, 1, 1, 1), mode="replicate")
-        g_x = (mean[..., 1:-1, 2:] - mean[..., 1:-1, :-2]) / 2
-        g_y = (mean[..., 2:, 1:-1] - mean[..., :-2, 1:-1]) / 2
-
-        # Means of the products over squares of pixels, (B, 11, h, w) in all.
+        # Means of the products over squares of pixels: 1 + 1 + 1 + 4 + 4 channels, (B, 11, h, w).
         products = (g_x * g_x, g_x * g_y, g_y * g_y, g_x * change, g_y * change)
         means = F.avg_pool2d(
             torch.cat(products, dim=1),
@@ -240,6 +239,33 @@ class MotionNet(nn.Module):
         x = -(yy * x_change - xy * y_change) / determinant  # (B, 4, h, w)
         y = -(xx * y_change - xy * x_change) / determinant  # (B, 4, h, w)
         return torch.cat((x, y), dim=1).clamp(-FARTHEST, FARTHEST)
+
+    def _changes_in_time(self, light: Tensor, count: Tensor, scene: Tensor) -> Tensor:
+        """Return slope and curvature of `light`, then of `count`, (B, 4, h, w).
+
+        light, count: pictures of the windows of the exposure, (B, 11, h, w). scene: (B, 3, h, w).
+        """
+        # `fit` turns the values of the windows (k: 11) into slope and curvature (d: 2).
+        change_of_light = torch.einsum("dk,bkhw->bdhw", self.fit, light)  # (B, 2, h, w)
+        # Both changes must have the same unit. `light` is the square root of relative light, so a
+        # relative change N' / N of the number N of spikes is a change of N' / (2 N) in `light`.
+        # `count` is N' / sqrt(N), so it is divided by 2 sqrt(N). Channel 1 of the scene is log(N).
+        two_roots = 2 * torch.exp(scene[:, 1:2] / 2)
+        change_of_count = torch.einsum("dk,bkhw->bdhw", self.fit, count) / two_roots
+        return torch.cat((change_of_light, change_of_count), dim=1)
+
+
+def _gradient(picture: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradient in x and in y of a picture (B, 1, h, w), each of the same shape.
+
+    It is half the difference of the two neighbours. Beyond the edge, the outermost pixel repeats.
+    """
+    padded = F.pad(picture, (1, 1, 1, 1), mode="replicate")  # (B, 1, h + 2, w + 2)
+    left = padded[..., 1:-1, :-2]
+    right = padded[..., 1:-1, 2:]
+    above = padded[..., :-2, 1:-1]
+    below = padded[..., 2:, 1:-1]
+    return (right - left) / 2, (below - above) / 2
 
 
 def conv_net(inputs: int, features: int, layers: int, outputs: int) -> nn.Sequential:
@@ -274,13 +300,12 @@ def with_shared(changes: Tensor) -> Tensor:
     """
     if changes.shape[1] == CHANGES:
         return changes
-    of_pixel, of_all = changes.split(CHANGES, dim=1)
-    estimates = of_all[:, :-1]  # (B, 6, h, w)
+    channels = (COEFFICIENTS, 1, COEFFICIENTS, 1)
+    of_pixel, log_error, estimates, log_weight = changes.split(channels, dim=1)
     # Weights that add up to 1 over all pixels, (B, 1, h, w).
-    weight = torch.softmax(of_all[:, -1].flatten(1), dim=1)
-    weight = weight.view(len(changes), 1, *changes.shape[2:])
+    weight = torch.softmax(log_weight.flatten(1), dim=1).view_as(log_weight)
     shared_motion = (weight * estimates).sum((2, 3), keepdim=True)  # (B, 6, 1, 1)
-    return torch.cat((of_pixel[:, :-1] + shared_motion, of_pixel[:, -1:]), dim=1)
+    return torch.cat((of_pixel + shared_motion, log_error), dim=1)
 
 
 def displacements(curve: Tensor, tau: Tensor) -> Tensor:
@@ -307,9 +332,9 @@ def moved_back(pictures: Tensor, shifts: Tensor) -> Tensor:
     batch, _, _, height, width = shifts.shape
     y = torch.arange(height, dtype=shifts.dtype, device=shifts.device)
     x = torch.arange(width, dtype=shifts.dtype, device=shifts.device)
-    # The positions where each pixel of the sharp instant lies in the windows. grid_sample counts
-    # from -1 (first pixel) to 1 (last pixel).
-    x = (x + shifts[:, :, 0]) * 2 / max(width - 1, 1) - 1  # (B, 15, h, w)
+    # The positions where each pixel of the sharp instant lies in the windows, (B, 15, h, w).
+    # grid_sample counts from -1 (first pixel) to 1 (last pixel).
+    x = (x + shifts[:, :, 0]) * 2 / max(width - 1, 1) - 1
     y = (y[:, None] + shifts[:, :, 1]) * 2 / max(height - 1, 1) - 1
     positions = torch.stack((x, y), dim=-1).flatten(0, 1)  # (B 15, h, w, 2)
     moved = F.grid_sample(pictures, positions, padding_mode="border", align_corners=True)

@@ -43,7 +43,8 @@ class Fusion(nn.Module):
 
     Two arguments of a constructor come from the network: `spike_channels` (S of the data) and
     `feature_channels` (channels of the first features, then of stages 1 to 7). If a constructor
-    takes one of them, its class says so in `register(..., given=...)`.
+    takes one of them, its class says so in `register(..., given=...)`. All other arguments are
+    option keys of netG.fusion, with the defaults of the constructor.
     """
 
     # Whether the network must be given spikes.
@@ -112,8 +113,8 @@ class ImageFusion(Fusion):
     They have a small residual conv net, `features_of`, whose modules are `head` and `body`.
 
     base: see `Base`.
-    inputs, features: channels before and after the conv net. layers: number of its residual
-    convolutions.
+    inputs: channels before the conv net. features: channels after it.
+    layers: number of its residual convolutions.
     """
 
     def __init__(self, base: Base, inputs: int, features: int, layers: int) -> None:
@@ -170,9 +171,9 @@ class GatedFusion(ImageFusion):
     """Adds to each RGB frame the output of a small conv net on RGB and spikes, times a learned gate
     in (0, 1).
 
-    features: width of the conv net; layers: number of its residual convolutions, applied per frame.
-    gate_bias: -4 starts with an almost closed gate, for training from published RGB weights; for
-    training from scratch 0 is better: the spikes then contribute from the first step.
+    features: width of the conv net. layers: number of its residual convolutions, applied per frame.
+    gate_bias: -4 starts with an almost closed gate, for training from published RGB weights. For
+    training from scratch 0 is better, because the spikes then contribute from the first step.
     base: the frame to which the network adds its output: "blurry", as published, or "fused".
     """
 
@@ -240,26 +241,37 @@ PIXELS_AT_A_TIME = 2**16
 
 @FUSIONS.register("exposure", given=("spike_channels",))
 class ExposureFusion(ImageFusion):
-    """Mixes the blurry frame and its estimates of the sharp one, pixel by pixel, and adds a
+    """Mixes the blurry frame with estimates of the sharp frame, pixel by pixel, and adds a
     correction.
 
-    The spikes come in the representation "relative", in the domain of the frames: S - 1 ratios and
-    a confidence. A ratio is the light in a part of the exposure over the light of the whole
-    exposure. So the luma of the frame times a ratio estimates the luma of the scene around the
-    sharp instant. Over a short part the estimate is noisy, over a long part motion blurs it.
+    The spikes come in the representation "relative": S - 1 ratios and a confidence. A ratio is the
+    light in a part of the exposure, divided by the light of the whole exposure. E.g. a ratio of 1.2
+    says that the pixel was 20 % brighter around the sharp instant than in the mean. So each ratio
+    gives an estimate of the sharp frame:
 
-    Spikes do not see colour. Where objects of two colours are blurred together, the mixed colours
-    lie on a line between the two colours. The slope of the line over luma is fitted to the frame,
-    in windows of 2 colour_radius + 1 pixels on a side. A small conv net gives the weights of the
-    mixture, which sum to 1, and the correction, which starts at 0.
+        sharp luma = ratio x blurry luma
 
-    estimates: so many of the ratios, from the first, are around the sharp instant (null: all).
-    features: width of the conv net; layers: number of its residual convolutions. colour_radius:
-    radius of the windows in which colours are fitted. base: the frame to which the network adds its
-    output: "blurry", as published, or "fused".
+    A ratio over a short part of the exposure is noisy. A ratio over a long part is blurred by
+    motion. So several ratios are given, and the network chooses between their estimates.
 
-    Source: this project; short and long rates also in S-SDM, lines of colour in Omer and Werman
-    (CVPR 2004), their fit in the guided filter (He et al., ECCV 2010).
+    Spikes do not see colour. Where motion blurs objects of two colours together, the blurry colours
+    lie on a line between the two colours. So a change of luma tells the change of each colour, once
+    the slope of this line is known. The slope is fitted to the blurry frame, see `colour_changes`.
+
+    A small conv net gives the weights of the mixture, which sum to 1, and the correction, which is
+    0 at the start of a training.
+
+    `MotionFusion` inherits from this class, and its first estimate is the result of `on_input`.
+    Another order of the channels of `pictures` or `inputs` in `mixture` would change what trained
+    weights compute, without an error.
+
+    The method is of this project. Short and long rates are also in S-SDM, lines of colour in Omer
+    and Werman (CVPR 2004), and their fit in the guided filter (He et al., ECCV 2010).
+
+    estimates: number of the ratios, from the first, that are around the sharp instant (null: all).
+    features: width of the conv net. layers: number of its residual convolutions.
+    colour_radius: radius in pixels of the windows in which colours are fitted.
+    base: the frame to which the network adds its output: "blurry", as published, or "fused".
     """
 
     representation = "relative"
@@ -284,7 +296,7 @@ class ExposureFusion(ImageFusion):
                 expected="a ratio for each and a confidence, as the representation relative gives",
                 do=f"set spike.representation to relative, or correct {key}",
             )
-        pictures = 1 + estimate_count  # the blurry frame and its estimates
+        pictures = 1 + estimate_count  # the blurry frame and the estimates, 3 colours each
         super().__init__(base, 3 * pictures + spike_channels, features, layers)
         self.spike_channels = spike_channels
         self.estimates = estimate_count
@@ -312,11 +324,16 @@ class ExposureFusion(ImageFusion):
         return torch.cat(mixtures).view_as(image)
 
     def mixture(self, image: Tensor, spike: Tensor) -> Tensor:
-        """Return the sharp estimates (N, 3, H, W) of frames (N, 3, H, W) with their spikes
-        (N, S, H, W).
+        """Return an estimate of the sharp frames, (N, 3, H, W).
+
+            mixture = sum over the pictures (weight x picture) + correction
+
+        The pictures are the blurry frame and an estimate for each ratio. N counts frames.
+
+        image: blurry frames (N, 3, H, W). spike: their spike channels (N, S, H, W).
         """
-        # The pictures are the frame, and an estimate for each ratio. If luma changes by the factor
-        # `ratio`, each colour changes by colour_changes * (ratio - 1):
+        # If luma changes by the factor `ratio`, each colour changes by
+        # colour_changes * (ratio - 1):
         #     estimate = frame + colour_changes * (ratio - 1)
         frame = image.unsqueeze(1)  # (N, 1, 3, H, W)
         changes = self.colour_changes(image).unsqueeze(1)  # (N, 1, 3, H, W)
@@ -324,24 +341,28 @@ class ExposureFusion(ImageFusion):
         estimates = (frame + changes * (ratios - 1)).clamp(0, 1)  # (N, estimates, 3, H, W)
         pictures = torch.cat((frame, estimates), dim=1)  # (N, pictures, 3, H, W)
 
-        # The conv net sees all pictures and spikes. It gives a weight for each picture, and a
+        # The conv net sees all pictures and spikes. It gives a weight for each picture, and the
         # correction.
         inputs = torch.cat((pictures.flatten(1, 2), spike), dim=1)  # (N, 3 pictures + S, H, W)
-        x = self.features_of(inputs)
+        x = self.features_of(inputs)  # (N, features, H, W)
         weights = torch.softmax(self.weight(x), dim=1)  # (N, pictures, H, W); they sum to 1
-        weighted = weights.unsqueeze(2) * pictures
-        return weighted.sum(dim=1) + self.value(x)
+        correction = self.value(x)  # (N, 3, H, W)
+        weighted = weights.unsqueeze(2) * pictures  # (N, pictures, 3, H, W)
+        return weighted.sum(dim=1) + correction
 
     def colour_changes(self, image: Tensor) -> Tensor:
         """Return how much each colour changes where luma doubles, (N, 3, H, W).
 
-        Within a window, each colour is fitted by a line over luma. If luma doubles, it grows by
-        luma, and the colour grows by luma x slope. The slope of the line is
+        Around each pixel is a window of 2 colour_radius + 1 pixels on a side. Within the window,
+        each colour is fitted by a line over luma:
 
             slope = covariance(colour, luma) / variance(luma)
 
-        In a flat window both are noise. So the ratio of the mean colour to the mean luma is mixed
-        in, as if the whole window became brighter. With f = VARIANCE_OF_FLAT_WINDOW:
+        If luma doubles, luma grows by luma. So the colour grows by luma x slope.
+
+        In a flat window, covariance and variance are noise. There the colour should grow as if the
+        whole window became brighter: slope = mean(colour) / mean(luma). So this slope is mixed in,
+        with the weight f = VARIANCE_OF_FLAT_WINDOW:
 
             slope = (covariance + f mean(colour) / mean(luma)) / (variance + f)
 
@@ -349,27 +370,35 @@ class ExposureFusion(ImageFusion):
         """
         luma: Any = 0
         for weight, channel in zip(LUMA, image.split(1, dim=1), strict=True):
-            luma = luma + weight * channel
+            luma = luma + weight * channel  # (N, 1, H, W)
 
-        # Means over the window around each pixel: first along the columns, then along the rows.
-        # Pixels outside the image do not count.
+        # colour, colour x luma, luma, luma^2: 3 + 3 + 1 + 1 channels
         channels = torch.cat((image, image * luma, luma, luma * luma), dim=1)  # (N, 8, H, W)
+        means = self._window_means(channels)
+        mean_colour, mean_product, mean_luma, mean_square = means.split((3, 3, 1, 1), dim=1)
+
+        slope_of_flat_window = mean_colour / mean_luma.clamp(min=LEAST_LUMA)  # (N, 3, H, W)
+        covariance = mean_product - mean_colour * mean_luma  # (N, 3, H, W)
+        variance = mean_square - mean_luma * mean_luma  # (N, 1, H, W)
+        f = VARIANCE_OF_FLAT_WINDOW
+        slope = (covariance + f * slope_of_flat_window) / (variance + f)
+        return luma * slope
+
+    def _window_means(self, channels: Tensor) -> Tensor:
+        """Return the mean over the window around each pixel, (N, C, H, W) -> the same shape.
+
+        Pixels outside the image do not count.
+        """
         radius = self.colour_radius
         side = 2 * radius + 1
+        # First along the columns, then along the rows. This takes 2 side additions for a pixel,
+        # where a pool over the square takes side^2.
         means = F.avg_pool2d(
             channels, kernel_size=(side, 1), stride=1, padding=(radius, 0), count_include_pad=False
         )
-        means = F.avg_pool2d(
+        return F.avg_pool2d(
             means, kernel_size=(1, side), stride=1, padding=(0, radius), count_include_pad=False
         )
-        mean_colour, mean_product, mean_luma, mean_square = means.split((3, 3, 1, 1), dim=1)
-
-        ratio = mean_colour / mean_luma.clamp(min=LEAST_LUMA)
-        covariance = mean_product - mean_colour * mean_luma
-        variance = mean_square - mean_luma * mean_luma
-        f = VARIANCE_OF_FLAT_WINDOW
-        slope = (covariance + f * ratio) / (variance + f)
-        return luma * slope
 
 
 import_parts("models.fusion", "fusion_*")

@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -224,26 +224,13 @@ def stream_clip(
     count = len(there_and_back)
     # Each frame has two results, and the second result of frame 0 comes last. So all results wait
     # in a file.
-    with tempfile.TemporaryFile() as store:
-        # All results have one shape, which `stored` needs. It is known after the first result.
-        shape = torch.Size()
-        dtype = torch.float32
-        bytes_of_frame = 0
+    with tempfile.TemporaryFile() as file:
+        results = _FrameStore(file)
         for frame in _stream_moments(net, read, there_and_back, tiling, range(count), tick):
-            shape = frame.shape
-            dtype = frame.dtype
-            bytes_of_frame = frame.nbytes
-            store.write(frame.numpy().tobytes())
-
-        def stored(position: int) -> Tensor:
-            # Read the result at this position of `there_and_back`.
-            store.seek(position * bytes_of_frame)
-            content = bytearray(store.read(bytes_of_frame))
-            return torch.frombuffer(content, dtype=dtype).reshape(shape)
-
+            results.append(frame)
         for index in wanted:
-            forward = stored(index)
-            backward = stored(count - 1 - index)  # e.g. frame 0 of 6 positions: also at 5
+            forward = results.read(index)
+            backward = results.read(count - 1 - index)  # e.g. frame 0 of 6 positions: also at 5
             # In the reversed clip, the K instants of a frame are in the opposite order. The
             # instants are groups of channels.
             instants = backward.unflatten(-3, (tiling.spec.out_instants, -1))  # (B, K, C, H, W)
@@ -252,13 +239,43 @@ def stream_clip(
             yield (forward + backward) / 2
 
 
+class _FrameStore:
+    """Frames of one shape and dtype in a file, to be read in any order.
+
+    Only `stream_clip` uses it, so that the memory does not hold all frames of a clip.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        """file: an empty file, open for writing and reading."""
+        self.file = file
+        # Shape, dtype and size of every frame. `append` sets them.
+        self.shape = torch.Size()
+        self.dtype = torch.float32
+        self.bytes_of_frame = 0
+
+    def append(self, frame: Tensor) -> None:
+        """Write a frame on the CPU behind the frames so far. Append all frames before you read."""
+        self.shape = frame.shape
+        self.dtype = frame.dtype
+        self.bytes_of_frame = frame.nbytes
+        self.file.write(frame.numpy().tobytes())
+
+    def read(self, position: int) -> Tensor:
+        """Return the frame that was appended as number `position`, from 0."""
+        self.file.seek(position * self.bytes_of_frame)
+        # torch takes only a buffer that it may write to, so copy the bytes into a bytearray.
+        content = bytearray(self.file.read(self.bytes_of_frame))
+        return torch.frombuffer(content, dtype=self.dtype).reshape(self.shape)
+
+
 def tile_starts(length: int, size: int, overlap: int) -> list[int]:
     """Return the starts of the tiles along one axis, in time or in space.
 
     The last tile ends with the axis, so it may overlap its neighbour by more than `overlap`. E.g.
     length 10, size 4, overlap 1 -> 0, 3, 6; length 9 -> 0, 3, 5.
 
-    The starts are part of the published result. Change nothing here.
+    The published code has these starts. With other starts the published numbers are no longer
+    reproduced (test_published_tiling_is_reproduced). So change nothing here.
     """
     if length <= size:
         return [0]
@@ -290,32 +307,48 @@ def _stream_moments(
         if start + size > wanted.start and start < wanted.stop:
             needed_tiles.append((tile_index, start))
 
-    # For each frame from the start of the present tile on, a pair: the weighted sum over the tiles
-    # so far, and the sum of the weights. A frame is complete if the next tile begins behind it.
-    pending: deque[tuple[Tensor, float]] = deque()
+    # The sums of the frames from the start of the present tile on, in the order of time. A frame is
+    # complete if the next tile begins behind it.
+    pending: deque[_WeightedSum] = deque()
     for tile_index, start in needed_tiles:
         inputs = read(moments[start : start + size])
         clip = restore_space(net, inputs, tiling, lambda done: tick(done / len(needed_tiles)))
         del inputs  # the tile in time is restored, so its input can leave the memory
 
-        # Add the frames of the tile to the sums. total.add_ changes the sum in place.
         weights = _blend_weights(starts, tile_index, size, overlap, tiling.blend)
-        for frame_index, weight in enumerate(weights.tolist()):  # 0 is the first frame of the tile
-            frame = clip[:, frame_index] * weight  # (B, C', sH, sW)
-            if frame_index < len(pending):  # an earlier tile contains this frame, too
-                total, total_weight = pending[frame_index]
-                pending[frame_index] = (total.add_(frame), total_weight + weight)
-            else:
-                pending.append((frame, weight))
+        _add_frames(pending, clip, weights.tolist())
         del clip  # the next tile is computed without this tile in memory
 
         # Yield the frames before the next tile, because no further tile contains them.
         is_last_tile = tile_index + 1 == len(starts)
         next_start = length if is_last_tile else starts[tile_index + 1]
         for position in range(start, next_start):
-            total, total_weight = pending.popleft()
+            finished = pending.popleft()
             if position in wanted:
-                yield total / total_weight
+                yield finished.total / finished.weight
+
+
+class _WeightedSum(NamedTuple):
+    """The results for one frame, summed over the tiles in time that contain this frame."""
+
+    total: Tensor  # sum of the results times their weights, (B, C', sH, sW)
+    weight: float  # sum of the weights, by which the total is divided at the end
+
+
+def _add_frames(pending: deque[_WeightedSum], clip: Tensor, weights: Sequence[float]) -> None:
+    """Add the frames of a restored tile to the sums `pending`, which is changed in place.
+
+    pending: its first sum belongs to the first frame of the tile.
+    clip: the tile (B, n, C', sH, sW). weights: weight of each of its n frames.
+    """
+    for frame_index, weight in enumerate(weights):
+        frame = clip[:, frame_index] * weight  # (B, C', sH, sW)
+        if frame_index < len(pending):  # an earlier tile contains this frame, too
+            so_far = pending[frame_index]
+            total = so_far.total.add_(frame)  # in place, which saves the memory of a frame
+            pending[frame_index] = _WeightedSum(total, so_far.weight + weight)
+        else:
+            pending.append(_WeightedSum(frame, weight))
 
 
 # ---- Tiles in space --------------------------------------------------------------------------
@@ -369,13 +402,6 @@ def restore_space(
         tick(1)  # all of the work is done
         return whole
 
-    # The overlap in output pixels. "kair": the published rule takes the number of input pixels as
-    # output pixels, at any scale. "smooth": the weights rise over the whole overlap, which is
-    # `scale` times as many output pixels as input pixels.
-    overlap = tiling.size_patch_overlapping
-    if tiling.blend == "smooth":
-        overlap *= scale
-
     # The tiles in the order of reading: row by row, from left to right.
     patches = []
     for row, top in enumerate(tops):
@@ -390,21 +416,33 @@ def restore_space(
         if first == 0:
             leading_axes = results[0].shape[:-2]  # (B, n, C')
             total = results[0].new_zeros(*leading_axes, height * scale, width * scale)
-        # Add each result, times its weight, to the sum at the place of its tile.
+        # Add each result, times its weight, to the sum at the place of its tile. Both sums are
+        # changed in place.
         for patch, result in zip(batch, results, strict=True):
-            along_height = _blend_weights(
-                tops, patch.row, tile_height * scale, overlap, tiling.blend
-            )
-            along_width = _blend_weights(
-                lefts, patch.column, tile_width * scale, overlap, tiling.blend
-            )
-            weight = along_height[:, None] * along_width  # (s tile_height, s tile_width)
+            weight = _patch_weight(patch, tops, lefts, tiling)
             rows, columns = patch.area(scale)
             total[..., rows, columns] += result * weight.to(result.dtype)
             total_weight[rows, columns] += weight
         share_done = len(batch) / len(patches)
         tick(share_done)
     return total.div_(total_weight.to(total.dtype))
+
+
+def _patch_weight(patch: _Patch, tops: list[int], lefts: list[int], tiling: Tiling) -> Tensor:
+    """Return the weight of each output pixel of a tile, (s tile height, s tile width).
+
+    tops, lefts: first rows and first columns of all tiles, in pixels of the input.
+    """
+    scale = tiling.spec.scale
+    # The overlap in output pixels. "kair": the published rule takes the number of input pixels as
+    # output pixels, at any scale. "smooth": the weights rise over the whole overlap, which is
+    # `scale` times as many output pixels as input pixels.
+    overlap = tiling.size_patch_overlapping
+    if tiling.blend == "smooth":
+        overlap *= scale
+    along_height = _blend_weights(tops, patch.row, patch.height * scale, overlap, tiling.blend)
+    along_width = _blend_weights(lefts, patch.column, patch.width * scale, overlap, tiling.blend)
+    return along_height[:, None] * along_width
 
 
 def _restore_patches(
@@ -433,9 +471,11 @@ def _restore_patches(
 def _blend_weights(
     starts: list[int], tile_index: int, size: int, overlap: int, blend: str
 ) -> Tensor:
-    """Return the weights (size,) of one tile along one axis.
+    """Return the weights (size,) of one tile along one axis, in time or in space.
 
-    The weights are 1, except where the tile overlaps a neighbour:
+    The caller adds the weighted tiles, and divides by the sum of the weights. So weights need not
+    sum to 1, but every pixel needs a tile with a weight above 0. The weights are 1, except where
+    the tile overlaps a neighbour:
 
     "kair"      0 over half of the overlap. Half of an odd overlap is rounded down at the start of
                 a tile and up at its end, so that one of two neighbours has 1 and the other one 0.
@@ -470,30 +510,12 @@ def _run(net: Callable[..., Tensor], inputs: tuple[Tensor, ...], tiling: Tiling)
     """Run the network once over a tile, which is padded to a size that the network takes.
 
     The padding mirrors the tile at its end, as often as needed. The result is cropped to the tile,
-    and on the CPU.
+    and on the CPU. Every pass of the network goes through this function.
     """
-    spec = tiling.spec
+    scale = tiling.spec.scale
     _, frames, _, height, width = inputs[0].shape
-    window_frames, window_height, window_width = spec.window_size
-
-    # Length in time. A clip that is restored whole is padded to whole windows of the network. A
-    # tile of the length that the options ask for is not padded: the length for "auto" is a multiple
-    # of the window already. If the clip is shorter than a tile, the blend "smooth" pads the clip
-    # like a whole clip, and "kair" runs the clip as it is, as in the published tiling.
-    is_whole_clip = tiling.num_frame_testing == WHOLE
-    is_shorter_than_tile = frames < tiling.num_frame_testing
-    if is_whole_clip or (is_shorter_than_tile and tiling.blend == "smooth"):
-        step_in_time = window_frames
-    else:
-        step_in_time = 1
-    padded_frames = max(_rounded_up(frames, step_in_time), spec.least_frames)
-    # Height and width become multiples of the window and of the stride of the network.
-    step_in_height = math.lcm(window_height, spec.stride)
-    step_in_width = math.lcm(window_width, spec.stride)
-    least_height, least_width = spec.least_size
-    padded_height = max(_rounded_up(height, step_in_height), least_height)
-    padded_width = max(_rounded_up(width, step_in_width), least_width)
-
+    padded_height, padded_width = _padded_size(height, width, tiling.spec)
+    padded_frames = _padded_length(frames, tiling)
     padded = []
     for x in inputs:  # (B, n, channels, H, W)
         x = _mirrored(x, axis=1, size=padded_frames)
@@ -501,13 +523,45 @@ def _run(net: Callable[..., Tensor], inputs: tuple[Tensor, ...], tiling: Tiling)
         x = _mirrored(x, axis=4, size=padded_width)
         padded.append(x)
     out = net(*padded)  # (B, n, C', sH, sW), of the padded tile
-    out = out[:, :frames, :, : height * spec.scale, : width * spec.scale]
+    out = out[:, :frames, :, : height * scale, : width * scale]
     out = out.cpu()
     # Tests compare in float64, so this dtype is kept. Any other dtype becomes float32, because the
     # weighted tiles are summed in it.
     if out.dtype == torch.float64:
         return out
     return out.float()
+
+
+def _padded_length(frames: int, tiling: Tiling) -> int:
+    """Return the number of frames with which the network runs on a tile of `frames` frames.
+
+    Windows of 6 frames: a whole clip of 7 frames runs with 12. A tile of the length that the
+    options ask for runs as it is, because the length for "auto" is a multiple of the window.
+    """
+    is_whole_clip = tiling.num_frame_testing == WHOLE
+    # If the clip is shorter than a tile, the blend "smooth" pads the clip like a whole clip. "kair"
+    # runs the clip as it is, because the published tiling does.
+    is_short_clip = frames < tiling.num_frame_testing
+    needs_whole_windows = is_whole_clip or (is_short_clip and tiling.blend == "smooth")
+    if needs_whole_windows:
+        window_frames = tiling.spec.window_size[0]
+        frames = _rounded_up(frames, window_frames)
+    return max(frames, tiling.spec.least_frames)
+
+
+def _padded_size(height: int, width: int, spec: InputSpec) -> tuple[int, int]:
+    """Return height and width with which the network runs on a tile of this height and width.
+
+    They are multiples of the window and of the stride of the network. E.g. windows of 8 x 8 pixels
+    and stride 1: 20 x 64 becomes 24 x 64.
+    """
+    _, window_height, window_width = spec.window_size
+    least_height, least_width = spec.least_size
+    height_step = math.lcm(window_height, spec.stride)
+    width_step = math.lcm(window_width, spec.stride)
+    padded_height = max(_rounded_up(height, height_step), least_height)
+    padded_width = max(_rounded_up(width, width_step), least_width)
+    return padded_height, padded_width
 
 
 def _mirrored(x: Tensor, axis: int, size: int) -> Tensor:
@@ -528,7 +582,8 @@ def smaller(tiling: Tiling, height: int, width: int) -> Tiling | None:
     """Return the next tiling to try after an out-of-memory error, or None after the smallest.
 
     First fewer tiles per pass, then half the side, then half the length. E.g. 12 frames x 256 px
-    -> 12 x 128 -> 12 x 64 -> 6 x 64, for a network whose smallest side is 64.
+    -> 12 x 128 -> 12 x 64 -> 6 x 64, for a network whose smallest side is 64. The order may change,
+    but the result must be smaller, because `Restorer._restored` repeats until None.
 
     height, width: size of a frame of the input.
     """
@@ -648,25 +703,14 @@ class Restorer:
 
     def _interpolated(self, reader: Any, wanted: range, tick: Tick) -> Iterator[Tensor]:
         """Yield the frames `wanted` of a clip with gaps, see `frames`."""
-        # Gap g lies between the given frames g and g + 1. For each gap the network takes `length`
-        # given frames, half of them before the gap. E.g. gap 1, length 4: the given frames 0, 1
-        # before the gap and 2, 3 after it.
-        length = self.tiling.spec.least_frames
-        last_given = len(reader.given) - 1
-        selection = []  # indices of frames of the clip, `length` for each gap
-        for index in wanted:
-            gap = reader.gaps[index]
-            if gap is not None:
-                first = gap + 1 - length // 2
-                for position in range(first, first + length):
-                    # Beyond the ends of the clip, the first or the last given frame is repeated.
-                    inside = min(max(position, 0), last_given)
-                    selection.append(reader.given[inside])
+        length = self.tiling.spec.least_frames  # given frames that the network takes for a gap
+        selection = _frames_around_gaps(reader, wanted, length)
         # The frames of neighbouring gaps are the same but for one. So a cache of little more than
         # `length` frames reads each frame once.
-        frames_of_gaps = FrameCache(reader.clip, length + 2, selection)
+        frames_of_gaps = FrameCache(reader.clip, capacity=length + 2, selection=selection)
 
         def tick_of_wanted(done: float) -> None:
+            # `_restored` counts the frames of the selection. The caller counts the wanted frames.
             tick(done * len(wanted) / len(selection))
 
         restored = self._restored(frames_of_gaps, range(len(selection)), tick_of_wanted)
@@ -688,7 +732,8 @@ class Restorer:
         """
         cache = self.cached(reader)
         has_yielded = False
-        while wanted:  # an empty range needs no frame
+        # Each round tries all of the clip with `self.tiling`. An empty range needs no frame.
+        while wanted:
             frames = stream_clip(
                 net=self._run,
                 read=lambda moments: self._read(cache, moments),
@@ -706,11 +751,8 @@ class Restorer:
             except (RuntimeError, MemoryError) as e:
                 if not devices.is_out_of_memory(e):
                     raise
-                shrunk = None
-                if self.tiling.is_halved and not has_yielded:
-                    height, width = cache.frame(0)["lq"].shape[-2:]
-                    shrunk = smaller(self.tiling, height, width)
-                if shrunk is None:  # the smallest tiles, or smaller tiles were not asked for
+                smaller_tiling = None if has_yielded else self._smaller_tiling(cache)
+                if smaller_tiling is None:
                     raise DataError(
                         what="out of memory",
                         where=f"the network with {self.tiling.describe()}",
@@ -720,8 +762,18 @@ class Restorer:
             # Free the memory only here, behind the except block. Within the block, the traceback of
             # the error still holds the tensors that filled the memory.
             devices.free_kept_memory(self.device)
-            self.tiling = shrunk
-            logger.warning("out of memory; trying again with %s", shrunk.describe())
+            self.tiling = smaller_tiling
+            logger.warning("out of memory; trying again with %s", smaller_tiling.describe())
+
+    def _smaller_tiling(self, cache: FrameReader) -> Tiling | None:
+        """Return the tiling to try after an out-of-memory error in this clip.
+
+        Returns None if smaller tiles were not asked for, or if the tiles are the smallest already.
+        """
+        if not self.tiling.is_halved:
+            return None
+        height, width = cache.frame(0)["lq"].shape[-2:]
+        return smaller(self.tiling, height, width)
 
     def _read(self, cache: FrameReader, moments: Sequence[Moment]) -> tuple[Tensor, ...]:
         """Return lq (1, n, C, H, W) and, if the clip has spikes, spike (1, n, S, H, W).
@@ -767,6 +819,29 @@ class Restorer:
 
 
 # ---- Clips with new frames in the gaps -------------------------------------------------------
+
+
+def _frames_around_gaps(reader: Any, wanted: range, length: int) -> list[int]:
+    """Return the frames from which the network makes the new frames, `length` for each gap.
+
+    Half of them lie before the gap. E.g. gap 1 and length 4: the given frames 0, 1 before the gap
+    and 2, 3 after it. Gap g lies between the given frames g and g + 1.
+
+    reader: an InterpolatedClip or LeftOutFrames. wanted: frames of the reader. A given frame has no
+    gap, and is left out. The result counts frames of the clip inside the reader.
+    """
+    last_given = len(reader.given) - 1
+    selection = []
+    for index in wanted:
+        gap = reader.gaps[index]
+        if gap is None:
+            continue
+        first = gap + 1 - length // 2
+        for position in range(first, first + length):
+            # Beyond the ends of the clip, the first or the last given frame is repeated.
+            inside = min(max(position, 0), last_given)
+            selection.append(reader.given[inside])
+    return selection
 
 
 class InterpolatedClip:
@@ -832,7 +907,8 @@ class LeftOutFrames:
     given, gaps: see InterpolatedClip. Each frame of this clip lies in a gap.
     """
 
-    # As for a folder of frames, see ClipReader: a film of these frames alone is not made.
+    # None as for a folder of frames, see ClipReader. The left-out frames alone are scored; no film
+    # is made of them.
     fps = None
     times = None
 

@@ -4,8 +4,8 @@ A restart mends a host that failed, a lost connection or a rank that hung. It me
 no wrong file and no NaN. A run that a signal stopped waits for its queue, so it is not started
 again either.
 
-scripts/torchrun_quiet.py calls `only_after_faults_that_pass` before it starts torchrun's agent, the
-process that starts and watches the ranks of a host.
+scripts/torchrun_quiet.py calls `never_restart_after_final_codes` before it starts torchrun's agent,
+the process that starts and watches the ranks of a host.
 """
 
 from pathlib import Path
@@ -34,10 +34,11 @@ class FinalError(Exception):
         self.code = code
 
 
-def only_after_faults_that_pass(exit_file: Path) -> None:
+def never_restart_after_final_codes(exit_file: Path) -> None:
     """Make torchrun's agent look at the run's exit code before it restarts the ranks.
 
-    If the code is one of FINAL_CODES, the agent stops the ranks and raises FinalError.
+    If the code is one of FINAL_CODES, the agent stops the ranks and raises FinalError. The change
+    holds for the rest of this process, because it replaces a class in a module of torch.
 
     exit_file: file into which the first rank that ends writes its exit code. The agent empties the
     file before each restart.
