@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -241,11 +241,14 @@ def claim_folder(
     stems: name of a clip -> names of the frames to restore.
     overwrite: whether existing results are removed.
 
-    Raises OptionError if the folder is that of a training run, or
+    Raises OptionError if the folder is the folder of a training run, or
                        if it holds results of other settings or inputs.
     Raises DataError   if the folder holds files that no test wrote,
                        if a result would replace a symbolic link, or
                        if two results would have one name.
+
+    Rank 0 calls this before any rank restores a frame (job.py).
+    tests/parts/utils/test_output_folder.py tests each refusal.
     """
     folder = outputs.folder
     run_json = folder / RESULTS
@@ -259,7 +262,8 @@ def claim_folder(
         owners[f"clip {name}"] = files
 
     files_of_clips = {}  # name of a clip -> names of its files, for run.json
-    if earlier is None:  # without a run.json of ours, the folder must be new or empty
+    if earlier is None:
+        # Without a run.json of ours, the folder must be new or empty.
         if folder.is_dir():
             _refuse_foreign(sorted(path.name for path in folder.iterdir()), folder)
         _refuse_occupied(owners, written=set(), folder=folder)
@@ -271,16 +275,15 @@ def claim_folder(
             # folder that is still marked as ours.
             remove_files(folder, written - {run_json})
         else:
+            # Go on with the earlier test. Its clips stay in run.json, also if this test does not
+            # restore them.
             _refuse_another_test(earlier, settings, inputs, folder)
-            # Clips of the earlier test that this test does not restore stay in the folder. So no
-            # file of this test may have the name of one of their files.
-            clips_that_stay = earlier["inputs"].keys() - stems
-            for name in sorted(clips_that_stay):
-                owners[f"clip {name}, which is there already"] = outputs.planned(name, ())
-            _refuse_same_names(owners, folder)
+            clips_that_stay = sorted(earlier["inputs"].keys() - stems)
+            _refuse_names_of_kept_clips(owners, clips_that_stay, outputs)
             inputs = earlier["inputs"] | inputs  # for a clip of both, the digest of this test
             files_of_clips = earlier.get("files", {})
 
+    # From here on nothing is refused.
     for name, files in planned.items():
         files_of_clips[name] = [str(path.relative_to(folder)) for path in files]
     content = {"settings": settings, "inputs": inputs, "files": files_of_clips}
@@ -371,7 +374,7 @@ def _refuse_foreign(foreign: Sequence[str], folder: Path) -> None:
 def _refuse_another_test(
     earlier: dict[str, Any], settings: dict[str, Any], inputs: dict[str, str], folder: Path
 ) -> None:
-    """Raise OptionError if settings or input files are not those of the earlier test."""
+    """Raise OptionError if this test has other settings or input files than the earlier test."""
     # Older versions of SpikeVRT did not record these settings. They always had these values.
     defaults = {"metric.values": "uint8", "metric.more": []}
     changed = _differences(defaults | earlier["settings"], defaults | settings)
@@ -416,6 +419,20 @@ def _refuse_same_names(planned: Mapping[str, Sequence[Path]], folder: Path) -> N
             expected="one file for every name",
             do="rename one of the clips, or save less of them",
         )
+
+
+def _refuse_names_of_kept_clips(
+    owners: Mapping[str, Sequence[Path]], kept_clips: Sequence[str], outputs: Outputs
+) -> None:
+    """Raise DataError if a file of this test has the name of a file that stays in the folder.
+
+    owners: owner, e.g. "clip street" -> its files. kept_clips: clips of the earlier test that this
+    test does not restore, so that their files stay.
+    """
+    all_owners = dict(owners)
+    for name in kept_clips:
+        all_owners[f"clip {name}, which is there already"] = outputs.planned(name, stems=())
+    _refuse_same_names(all_owners, outputs.folder)
 
 
 def _differences(old: Any, new: Any, key: str = "") -> list[str]:
@@ -466,36 +483,26 @@ def finish_clip(
         videos = _open_videos(clip, outputs, len(indices), stack)
         for index in indices:
             stem = clip.stems[index]
-            item = clip.frame(index)
-            # If a frame has several instants, their files come first. The frame comes last.
-            files = outputs.frame_files(clip.name, [stem])
-            images = [imread_rgb(path) for path in files]
-            instants = images[:-1]
-            restored = images[-1]
-            scored: Any = instants if instants else [restored]
-            # If values that are not rounded are scored, there is one file of these values, and they
-            # replace the images. Otherwise there is no such file.
-            for path in outputs.exact_files(clip.name, [stem]):
-                exact = torch.from_numpy(np.load(path))  # (K, 3, H, W)
-                scored = scored_values(exact, outputs.metric.values)
+            item = clip.frame(index)  # input, spikes and sharp frames
+            frame = _read_frame(outputs, clip.name, stem)
             watchdog.go_on()
-            scorer.add(item, scored)
+            scorer.add(item, frame.scored)
             watchdog.go_on()
 
             if "video" in videos:
-                videos["video"].write(restored)
+                videos["video"].write(frame.restored)
             if "slowmotion" in videos:
-                for image in instants:
+                for image in frame.instants:
                     videos["slowmotion"].write(image)
             if "comparison" in videos or index in indices_of_strips:
-                panels = comparison_of(clip, index, item, restored)
+                panels = comparison_of(clip, index, item, frame.restored)
                 if index in indices_of_strips:
                     imwrite_rgb(outputs.file("strip", clip.name, stem), comparison_strip(panels))
                 if "comparison" in videos:
                     panels.pop(ERROR, None)  # a video has no panel of the error
                     videos["comparison"].write(comparison_strip(panels))
             if index == middle_index:
-                imwrite_rgb(outputs.file("example", clip.name), restored)
+                imwrite_rgb(outputs.file("example", clip.name), frame.restored)
 
     content = {
         "name": clip.name,
@@ -512,6 +519,31 @@ def finish_clip(
     if "frames" not in outputs.save:
         temporary += outputs.frame_files(clip.name, clip.stems)
     remove_files(outputs.folder, temporary)
+
+
+class _RestoredFrame(NamedTuple):
+    """What the files of a restored frame hold."""
+
+    restored: np.ndarray  # (H, W, 3) uint8
+    instants: list[np.ndarray]  # the K instants, (H, W, 3) uint8 each; [] if K is 1
+    # What is scored: the K instants, or the frame alone. uint8, or float values that were not
+    # rounded, as metric.values says.
+    scored: Any
+
+
+def _read_frame(outputs: Outputs, clip: str, stem: str) -> _RestoredFrame:
+    """Read what `Outputs.write_frame` wrote for the frame `stem` of a clip."""
+    # If a frame has several instants, their files come first. The frame comes last.
+    images = [imread_rgb(path) for path in outputs.frame_files(clip, [stem])]
+    instants = images[:-1]
+    restored = images[-1]
+    scored: Any = instants if instants else [restored]
+    # With metric.values "uint8" there is no exact file. Otherwise there is one, and its values
+    # replace the images.
+    for path in outputs.exact_files(clip, [stem]):
+        exact = torch.from_numpy(np.load(path))  # (K, 3, H, W)
+        scored = scored_values(exact, outputs.metric.values)
+    return _RestoredFrame(restored, instants, scored)
 
 
 def example_of(indices: Sequence[int]) -> int:
@@ -547,10 +579,11 @@ class _Scorer:
         """
         if "gt" in item:
             sharp = scored_values(item["gt"], self.values)
-            middle = images[len(images) // 2]
+            middle = images[len(images) // 2]  # the only image if there is one
             self._add("restored", middle, sharp, self.of_restored)
             watchdog.go_on()
-            blurry = item["lq"][:3]
+            blurry = item["lq"][:3]  # without the noise map, which may be a fourth channel
+            # In super-resolution the input is smaller, so it has no score.
             if blurry.shape == item["gt"].shape:
                 self._add("input", scored_values(blurry, self.values), sharp, self.of_input)
         if len(images) > 1 and "gt_instants" in item:
@@ -623,7 +656,7 @@ def _slow_times(times: Sequence[Fraction], instants: int) -> list[Fraction]:
     """Return the times of the instants in slow motion, or [] if there are fewer than two times.
 
     Each instant is shown for as long as its frame was shown in the film. E.g. frames at 0 s and
-    1 s with 2 instants each: instants at 0, 1, 2, 3 s.
+    1 s with 2 instants each: each frame was shown for 1 s, so the instants are at 0, 1, 2, 3 s.
     """
     if len(times) < 2:  # one time does not say how long a frame is shown
         return []
