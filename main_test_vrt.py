@@ -26,7 +26,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -178,23 +178,36 @@ def read_options(request: TestRequest) -> Options | None:
 # ---- The clips of datasets.test --------------------------------------------------------------
 
 
-def job_on_test_set(request: TestRequest, asked: MethodRequest, opt: Options) -> Job:
-    """Restore the clips of datasets.test by a network with the tiles of `val`, or by a formula."""
-    # `start` makes the frames, or the first estimates of the joint solution. A formula reads its
-    # spikes in another form than the option file says, so it changes the section. `saved` is the
-    # network with its weights, or None for a formula.
+class MethodOfTestSet(NamedTuple):
+    """What restores the clips of datasets.test, and how the clips are read."""
+
+    method: Method
+    # The network with its weights. None if a formula makes the frames.
+    saved: SavedNetwork | None
+    # datasets.test. A formula reads its spikes in another form than the option file says, so it
+    # changes the section.
+    section: LoaderOptions
+
+
+def method_of_test_set(request: TestRequest, asked: MethodRequest, opt: Options) -> MethodOfTestSet:
+    """Return the method for the clips of datasets.test. Reads the weights of a network."""
     section = section_of_test_set(opt)
+    # `start` makes the frames, or the first estimates of the joint solution.
     start: Method
-    formula = asked.formula
-    if formula is not None:
+    if asked.formula is not None:
         saved = None
-        section = section_for(formula, section, opt.opt_path, opt.scale)
-        start = formula
+        section = section_for(asked.formula, section, opt.opt_path, opt.scale)
+        start = asked.formula
     else:
         weights_file = find_weights(opt.path, opt.folder, request.weights)
         saved = read_saved(weights_file, opt.portable())
         start = network_for_test_set(saved, request, opt.val, section)
-    method = improved(start, asked.joint, saved)
+    return MethodOfTestSet(improved(start, asked.joint, saved), saved, section)
+
+
+def job_on_test_set(request: TestRequest, asked: MethodRequest, opt: Options) -> Job:
+    """Restore the clips of datasets.test by a network with the tiles of `val`, or by a formula."""
+    method, saved, section = method_of_test_set(request, asked, opt)
 
     # The clips. check_clips looks at the files before the first frame is restored. It compares the
     # number of sharp frames of each exposure with the instants that a network restores. A formula
@@ -213,20 +226,14 @@ def job_on_test_set(request: TestRequest, asked: MethodRequest, opt: Options) ->
         refuse_overlap(folder, source.roots())
     # What the report says: title, number of clips, which keys the scores depend on.
     title = f"Test of {request.method_name or opt.task}"
-    if formula is not None:
+    if asked.formula is not None:
         title += f" on the test set of {opt.task}"
     # A clip that the meta file does not list is counted as expected, so that the report shows that
     # the clip was not restored.
     expected = len(clips)
     if hasattr(dataset, "count_folders"):
         expected = max(expected, dataset.count_folders())
-    # What is saved: as --save says, else as val.save_img says.
-    if request.save:
-        save = request.save
-    elif opt.val.save_img:
-        save = ("frames",)
-    else:
-        save = ()
+    save = forms_of_test_set(request, opt)
     return Job(
         method=method,
         clips=clips,
@@ -241,6 +248,15 @@ def job_on_test_set(request: TestRequest, asked: MethodRequest, opt: Options) ->
         },
         frames_note=frames_of_test_set(section, saved),
     )
+
+
+def forms_of_test_set(request: TestRequest, opt: Options) -> Sequence[str]:
+    """Return the forms in which the results are saved: as --save says, else as val.save_img."""
+    if request.save:
+        return request.save
+    if opt.val.save_img:
+        return ("frames",)
+    return ()
 
 
 def section_of_test_set(opt: Options) -> LoaderOptions:
@@ -288,7 +304,8 @@ def frames_of_test_set(section: LoaderOptions, saved: SavedNetwork | None) -> st
     # num_frame: -1 is all frames. A data set that a user has registered may lack the key.
     num_frame = getattr(section, "num_frame", -1)
     frames = f"the first {num_frame} of each clip" if num_frame > 0 else "all"
-    # The blurry frame to compare with does not exist between two frames, so their mean stands in.
+    # A frame that is made between two given frames has no blurry frame to compare with. So it is
+    # compared with the mean of the two given frames.
     if saved is not None and saved.spec.interpolates:
         return f"made between every second of {frames}; input: mean of both neighbours"
     return frames

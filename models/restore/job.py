@@ -189,7 +189,7 @@ def claim_folder_of(job: Job) -> None:
 def shared_plan(job: Job) -> list[Work]:
     """Return the plan of rank 0 on every rank. Collective."""
     # Only rank 0 looks at the files, because another rank might see the folder in another state.
-    # Plain numbers are sent, because objects of our own classes are not sent between ranks.
+    # `from_rank` sends plain values only, so the plan is sent as rows of numbers.
     rows = []
     if utils_dist.is_main_process():
         for work in plan_work(job):
@@ -233,17 +233,24 @@ def plan_work(job: Job) -> list[Work]:
             to_restore = range(missing[0], missing[-1] + 1)
         else:
             to_restore = range(0)
-        length = max(1, math.ceil(len(to_restore) / pieces_of_clip))  # frames of a piece
-        pieces = []
-        for first in range(0, len(to_restore), length):
-            pieces.append(to_restore[first : first + length])
-        if not pieces:  # all frames are there, and the clip only has to be scored
-            pieces = [to_restore]
+        pieces = _pieces(to_restore, pieces_of_clip)
         is_whole = len(pieces) == 1
         plan += [Work(clip_index, piece, is_whole) for piece in pieces]
     # Pieces of the same length are in the order of clips and frames, which is the same in every
     # run.
     return sorted(plan, key=lambda work: (-len(work.frames), work.clip, work.frames.start))
+
+
+def _pieces(frames: range, most: int) -> list[range]:
+    """Cut frames into at most `most` pieces of nearly the same length.
+
+    E.g. frames 10 to 19 in 3 pieces: 10 to 13, 14 to 17, 18 to 19. Without frames there is one
+    empty piece, because the clip still has to be scored.
+    """
+    if not frames:
+        return [frames]
+    length = math.ceil(len(frames) / most)
+    return [frames[first : first + length] for first in range(0, len(frames), length)]
 
 
 def _missing_frames(job: Job, clip: ClipReader) -> list[int]:
@@ -501,7 +508,7 @@ def psnr_plot(lines: Mapping[str, Sequence[float]]) -> dict[str, Any]:
         y = above + plot_height * (1 - level)  # pixels are counted from the top
         # The form of an SVG polyline: "44.0,75.2 58.6,70.1 ..."
         polylines[kind] = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
-    # The keys are names in the template.
+    # The keys are names in the template of the report.
     return {
         "width": width,
         "height": height,
