@@ -214,12 +214,22 @@ def make_schema() -> str:
         "$schema": "http://json-schema.org/draft-07/schema#", "$comment": f"{MARK} {MADE_WITH}",
         "$defs": shared, "type": "object", "properties": keys, "additionalProperties": False,
     }  # fmt: skip
+    return in_lines(schema)
+
+
+def in_lines(schema: Schema) -> str:
+    """Return a schema as JSON: a line for each entry, and for each entry of an object in it.
+
+    With one line for each key, a difference in git shows which key has changed.
+    """
     lines = []
     for name, value in schema.items():
         text = json.dumps(value)
-        if isinstance(value, dict):  # a line for each of its keys
-            inner = [f" {json.dumps(key)}: {json.dumps(one)}" for key, one in value.items()]
-            text = "{\n" + ",\n".join(inner) + "\n}"
+        if isinstance(value, dict):
+            entries = []
+            for key, schema_of_key in value.items():
+                entries.append(f" {json.dumps(key)}: {json.dumps(schema_of_key)}")
+            text = "{\n" + ",\n".join(entries) + "\n}"
         lines.append(f"{json.dumps(name)}: {text}")
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
@@ -296,23 +306,29 @@ def keys_of(model: type[Section], shared: Schema, text: str = "", where: str = "
             continue
         schema = plain[key]
         keys[key] = schema
-        # A nested part is an object, or the name of a part alone, or null if this is the default.
-        for nested in field.metadata:
-            if not isinstance(nested, Registry):
-                continue
-            name = nested.kind.replace(" ", "_")
-            section = reference(name, part_of(nested, nested.names(), shared), shared)
-            others: list[str | None] = list(nested.names())
-            if field.default is None:
-                others.append(None)
-            schema |= {"if": {"type": "object"}, "then": section, "else": {"enum": others}}
-            break
+        # A key that names a registered part, e.g. netG.fusion, has its registry in the metadata.
+        registries = [entry for entry in field.metadata if isinstance(entry, Registry)]
+        if registries:
+            schema |= schema_of_nested_part(registries[0], field, shared)
         if key in notes:
             schema.setdefault("description", notes[key])
     for key in sorted(KAIR_ONLY.get(where, {})):
         if key not in keys:
             keys[key] = SCHEMA_OF_KAIR_KEY
     return keys
+
+
+def schema_of_nested_part(registry: Registry, field: FieldInfo, shared: Schema) -> Schema:
+    """Return the schema of a key that names a part, e.g. `fusion`. shared: see `reference`.
+
+    The value is an object, or the name of a part alone. It may be null if this is the default.
+    """
+    name = registry.kind.replace(" ", "_")
+    section = reference(name, part_of(registry, registry.names(), shared), shared)
+    names: list[str | None] = list(registry.names())
+    if field.default is None:
+        names.append(None)
+    return {"if": {"type": "object"}, "then": section, "else": {"enum": names}}
 
 
 def notes_on_keys(text: str, model: type[Section]) -> dict[str, str]:

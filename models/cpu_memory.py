@@ -94,27 +94,17 @@ def check_memory(
     if used_and_size is None or not isinstance(net, VRT):
         return
     used, size = used_and_size
-    clips, frames, _, height, width = lq.shape
-
-    parameter_count = sum(parameter.numel() for parameter in net.parameters())
-    bytes_per_parameter = BYTES_PER_PARAMETER
-    if has_average:
-        bytes_per_parameter += BYTES_PER_AVERAGED
-    fixed = parameter_count * bytes_per_parameter
-    pixels = clips * frames * height * width
-    saved = pixels * saved_per_pixel(net)
-    if is_half:
-        saved //= 2  # 2 bytes per value instead of 4
-    need = Need(fixed, int(saved), ranks)
+    need = need_of_step(net, lq, is_half, has_average, ranks)
     free = size - used
     if need.total < free:
         return
 
+    clips, frames, _, height, width = lq.shape
     processes = f"; {ranks} processes" if ranks > 1 else ""
     figures = (
         f"a step on {clips} clips of {frames} x {height} x {width} needs about "
         f"{need.total:.1f} GB on the CPU ({ranks * need.saved / GB:.1f} GB of activations, "
-        f"{ranks * fixed / GB:.1f} GB of weights, gradients and moments{processes})"
+        f"{ranks * need.fixed / GB:.1f} GB of weights, gradients and moments{processes})"
     )
     if need.certain > size + swap_gb():
         # The lines stand below one another in the error: its text begins in column 12.
@@ -131,6 +121,23 @@ def check_memory(
         "These need less: %s",
         figures, free, size, ", or ".join(changes()) or "a smaller network",
     )  # fmt: skip
+
+
+def need_of_step(net: VRT, lq: Tensor, is_half: bool, has_average: bool, ranks: int) -> Need:
+    """Estimate the memory of a step. ranks: number of processes on this host.
+
+    The other arguments are those of `check_memory`.
+    """
+    parameter_count = sum(parameter.numel() for parameter in net.parameters())
+    bytes_per_parameter = BYTES_PER_PARAMETER
+    if has_average:
+        bytes_per_parameter += BYTES_PER_AVERAGED
+    clips, frames, _, height, width = lq.shape
+    pixels = clips * frames * height * width
+    saved = pixels * saved_per_pixel(net)
+    if is_half:
+        saved //= 2  # 2 bytes per value instead of 4
+    return Need(parameter_count * bytes_per_parameter, int(saved), ranks)
 
 
 def saved_per_pixel(net: VRT) -> float:

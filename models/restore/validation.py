@@ -35,8 +35,8 @@ from utils.image import comparison, imwrite_rgb, scored_values, tensor_to_uint8
 from utils.logger import best_effort
 from utils.run.progress import open_progress
 
-# Most clips whose pictures a validation shows. Few, because the pictures are sent to rank 0, which
-# takes time.
+# Most clips whose pictures a validation shows. The pictures are sent to rank 0, so a larger number
+# makes each validation take longer.
 MAX_STRIPS = 12
 
 logger = logging.getLogger(__name__)
@@ -109,17 +109,32 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
     for scores in utils_dist.gather_objects(scores_of_rank):
         all_scores += scores
     results = collect(all_scores, len(clips), model.opt.metric.mean)
+    shown_panels = _gathered_panels(clips, shown_indices, panels_of_rank)
+    metrics = [metric.name for metric in scorer.metrics]
+    scalars = _scalars(results, metrics, list(shown_panels))
+    return Validation(scalars, score_text(results), shown_panels)
+
+
+def _gathered_panels(
+    clips: Sequence[ClipReader],
+    shown_indices: Sequence[int],
+    panels_of_rank: dict[int, dict[str, np.ndarray]],
+) -> dict[str, dict[str, np.ndarray]]:
+    """Return the pictures of all shown clips on rank 0, and {} on the other ranks. Collective.
+
+    shown_indices: indices of the clips that are shown, the same on every rank.
+    panels_of_rank: index of a clip -> its pictures, for the clips that this rank has scored.
+    """
+    world = utils_dist.get_world_size()
+    shown_panels = {}
     # The pictures are sent one clip after the other, and only rank 0 keeps them. `from_rank` is
     # collective, so every rank calls it for each clip.
-    shown_panels = {}
     for index in shown_indices:
         rank_of_clip = index % world
         panels = utils_dist.from_rank(rank_of_clip, panels_of_rank.get(index))
         if utils_dist.is_main_process():
             shown_panels[clips[index].name] = panels
-    metrics = [metric.name for metric in scorer.metrics]
-    scalars = _scalars(results, metrics, list(shown_panels))
-    return Validation(scalars, score_text(results), shown_panels)
+    return shown_panels
 
 
 def _restorer(model: ModelVRT, net: nn.Module) -> Restorer:
@@ -206,13 +221,14 @@ class _Scorer:
             # With several instants, the middle instant is compared with gt.
             frame = middle_instant(frame, restorer.tiling.spec.out_instants)
             self._add_scores(scores, frame if is_finite else None, lq, gt)
-            if is_shown and index == len(clip.stems) // 2:
+            is_middle = index == len(clip.stems) // 2
+            if is_shown and is_middle:
                 spikes = clip.spike_light(index, item["spike"]) if "spike" in item else None
                 panels = comparison(
                     tensor_to_uint8(lq[:3]), spikes, tensor_to_uint8(frame), tensor_to_uint8(gt)
                 )
             if self.out is not None:
-                # A full disk must not end the training: then the frame is not written.
+                # A full disk must not end the training. Then the frame is not written.
                 with best_effort("restored frames"):
                     path = self.out / clip.name / f"{clip.stems[index]}.png"
                     imwrite_rgb(path, tensor_to_uint8(frame))
