@@ -289,7 +289,7 @@ def compare(work: Work | None, number: int | None) -> tuple[Any, Any] | None:
     restored = work.restored()
     if not restored:
         return None
-    # The last restored frame stands for frames that are not restored yet.
+    # A frame that is not restored yet shows the last restored frame instead.
     index = min(number or 1, len(restored)) - 1
     return work.frames.read(index), imread_rgb(restored[index])
 

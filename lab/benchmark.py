@@ -150,7 +150,7 @@ def run_network(args: argparse.Namespace) -> dict[str, Any]:
         else:
             jobs[name] = partial(clip.restore, net)
 
-    # The keys are those of the file --json, which docs/benchmarks cites, so they must stay.
+    # These are the keys of the file --json. docs/benchmarks cites them, so they must stay.
     numbers: dict[str, Any] = {
         "config": args.config,
         "dtype": args.dtype,

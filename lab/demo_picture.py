@@ -52,7 +52,7 @@ SAMPLE_STRIP = SAMPLE_RUN / "images/SAMPLE00_test/500.png"
 
 
 def main() -> None:
-    """Make all pictures. They replace those in docs/images."""
+    """Make all pictures. They replace the pictures in docs/images."""
     make_demo_animation(OUT / "demo.webp")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

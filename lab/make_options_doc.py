@@ -167,7 +167,7 @@ def marks_of(text: str, model: type[Section]) -> list[re.Match[str]]:
 
 
 def to_read(registry: Registry, name: str) -> str:
-    """Return the docstring of a part for the page: its first paragraph, and those about keys.
+    """Return the docstring of a part for the page: first paragraph, and paragraphs about keys.
 
     The other paragraphs are for readers of the code.
     """

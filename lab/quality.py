@@ -719,7 +719,7 @@ def tables(outcomes: Sequence[Outcome], conditions: Sequence[str]) -> str:
     """Return the tables as Markdown: one row for each method, one column for each condition.
 
     outcomes: methods with results. If names begin with "concat", the last of these methods is the
-    base, with which the others are compared.
+    base, with which the other methods are compared.
     """
     base = None
     for outcome in outcomes:
@@ -785,7 +785,7 @@ def _table_of_scores(outcomes: Sequence[Outcome], conditions: Sequence[str], met
 
 
 def _table_against(base: Outcome, outcomes: Sequence[Outcome], conditions: Sequence[str]) -> str:
-    """Return the last table: the PSNR of networks minus that of the base, over common seeds."""
+    """Return the last table: the PSNR of networks minus the PSNR of the base, over common seeds."""
     rows = []
     for outcome in outcomes:
         common_seeds = sorted(outcome.runs.keys() & base.runs.keys())

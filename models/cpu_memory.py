@@ -107,7 +107,7 @@ def check_memory(
         f"{ranks * need.fixed / GB:.1f} GB of weights, gradients and moments{processes})"
     )
     if need.certain > size + swap_gb():
-        # The lines stand below one another in the error: its text begins in column 12.
+        # Each change is a line of its own in the error. The text of an error begins in column 12.
         indent = " " * 12
         lines = [f"{indent}{line}" for line in changes()]
         raise OptionError(

@@ -8,11 +8,11 @@ moments.
         --geometry calibration.json --search-planes 30 --out synchronised.json
 
 The first form finds the geometry. Capture flat or distant scenes with much texture. Cameras and
-scene are at rest, or the planes are exactly those of the frame's exposure. The second form takes
-the geometry from a file, and finds by how many planes the exposure is later than --planes says, and
-during which share of these planes the frame was exposed. The scene has to move. Each form writes
-the file for `spike.calibration`, and an overlay image beside it to look at. Nothing is overwritten.
-docs/data_format.md, section "Two cameras".
+scene are at rest, or the planes are exactly the planes of the frame's exposure. The second form
+takes the geometry from a file, and finds by how many planes the exposure is later than --planes
+says, and during which share of these planes the frame was exposed. The scene has to move. Each form
+writes the file for `spike.calibration`, and an overlay image beside it to look at. Nothing is
+overwritten. docs/data_format.md, section "Two cameras".
 
 Features (SIFT, RANSAC) give an affine start for any turn, scale and mirroring. The fit of
 `spike.calibration` "auto" (data/cameras/registration.py) makes it exact, and finds the time. Parts
@@ -483,9 +483,9 @@ def with_offset(
 ) -> Calibration:
     """Return the known calibration with the time offset and the exposure share.
 
-    The offset is the number of planes by which the middle of the exposures is later than that of
-    --planes. Raises DataError if the scene moves too little to tell, or if the offset is at the end
-    of what is searched.
+    The offset is the number of planes by which the middle of the exposures is later than the middle
+    of --planes. Raises DataError if the scene moves too little to tell, or if the offset is at the
+    end of what is searched.
     """
     CalibratedGrid(known, geometry, str(command.geometry)).check_size(views[0].frame.shape[:2])
     search = command.search_planes
@@ -532,7 +532,7 @@ def share_of(found: registration.Found, known: Calibration) -> float:
     if error > registration.MOST_SHARE:
         print(f"the share is not sure: it stays {known.exposure_share:g}")
         return known.exposure_share
-    # The limits are those of `spike.calibration` "auto", see `registration.Found.is_changed`.
+    # The same limits as for `spike.calibration` "auto", see `registration.Found.is_changed`.
     shortened_by = 1 - found.share
     if shortened_by < max(registration.LEAST_SHARE, registration.LEAST_ERRORS * error):
         return 1.0

@@ -262,7 +262,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="options of ours to set in the new file"
     )
-    # Intermixed, so that key=value may also stand between the options.
+    # Intermixed, so that key=value may also be given between the options.
     return parser.parse_intermixed_args(arguments)
 
 
@@ -305,7 +305,7 @@ def file_text(values: dict[str, Any], source: Path, conversion: Conversion) -> s
     for paragraph in paragraphs:
         for line in textwrap.wrap(paragraph, 115):  # with "  // " 120 columns
             comment += f"  // {line}\n"
-    # The comment stands below the first bracket of the file.
+    # The comment comes below the first bracket of the file.
     return text.replace("{\n", "{\n" + comment, 1)
 
 

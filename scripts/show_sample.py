@@ -33,7 +33,7 @@ from utils.files import refuse_existing, write_whole
 from utils.image import render, tensor_to_uint8
 from utils.options.load import load_options
 
-# Three kinds of images stand in a sample: "lq" (low quality) is the blurry frame, "gt" (ground
+# A sample has three kinds of images: "lq" (low quality) is the blurry frame, "gt" (ground
 # truth) is the sharp frame, and "spike" has the channels that are computed from the spikes.
 
 # Frames that are shown of a test clip. The page holds every image, so more frames make it larger.
@@ -87,7 +87,7 @@ class Picture(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Pictures of the page that stand side by side."""
+    """Pictures that the page shows side by side."""
 
     title: str  # "" for no title
     pictures: list[Picture]
@@ -267,7 +267,7 @@ def facts(draw: Any) -> dict[str, str]:
 
 
 def spike_facts(draw: Any) -> dict[str, str]:
-    """Return the rows of the table that concern spikes. The planes are those of the first frame."""
+    """Return the rows of the table that concern spikes. Its planes are of the first frame."""
     clip = draw.clip
     spikes = clip.spikes  # how this data set reads its spikes
     frame = draw.frames[0]

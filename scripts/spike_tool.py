@@ -516,7 +516,7 @@ class Candidate:
         self.smooth = smoothness(self.rates)
         self.score = min(self.smooth.values())
 
-        # The name, e.g. "250 x 400"; "250 x 400 + 16" if 16 columns without image stand at the end
+        # The name, e.g. "250 x 400"; "250 x 400 + 16" if 16 columns without image are at the end
         # of each row; or "1000 x 1000 (SPS100)" for the camera of this name.
         extra = ""
         if geometry.head_columns:
@@ -728,7 +728,7 @@ def print_candidates(shown: Sequence[Candidate]) -> None:
             f"  {candidate.score:10.3f}  {candidate.name:>14}  {candidate.file.planes:6}  "
             f"{rates.mean():.4f} (pixels {rates.min():.3f} to {rates.max():.3f})"
         )
-        # Below the last column: the widths are those of the first three.
+        # Below the last column. So each line begins with the widths of the first three columns.
         for doubt in candidate.doubts(best):
             print(f"  {'':10}  {'':>14}  {'':6}  against it: {doubt}")
 

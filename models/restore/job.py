@@ -271,7 +271,7 @@ def restore_share(
     """Restore the pieces of clips that this rank has.
 
     Each frame is written as soon as it is restored, so that an interrupted test loses one frame. If
-    the restorer has pictures of how it restores, those of the example frame are written as well. A
+    the restorer has pictures of how it restores, they are written for the example frame, too. A
     clip that was not cut between ranks is scored at once.
 
     share: the pieces of this rank. more_scores: see outputs.MoreScores.

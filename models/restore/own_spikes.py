@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def spikes_for_network(saved: SavedNetwork, request: TestRequest) -> dict[str, Any] | None:
-    """Return the spike section for a user's clips: that of the training, with the user's changes.
+    """Return the spike section of the training, with the user's changes, for a user's clips.
 
     Returns None if no spikes are read.
 

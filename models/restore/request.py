@@ -65,8 +65,7 @@ FLAGS_OF_CLIPS = ("spike", "gt", "sigma", "spike_size")
 class TileRequest:
     """Flags that change how a clip is cut into tiles, see `models.restore.tiling.Tiling`.
 
-    None stands for the default: the section `val` of the option file, or the tiles that fit the
-    weights.
+    None is the default: the section `val` of the option file, or the tiles that fit the weights.
     """
 
     # "auto", or (frames, side in pixels) of a tile, e.g. (12, 256). A 0 is the whole clip or frame.
@@ -77,7 +76,7 @@ class TileRequest:
     batch_tiles: int | None
     # "kair" or "smooth": how tiles are blended where they overlap.
     blend: str | None
-    # Whether the result is averaged with that of the time-reversed clip.
+    # Whether the result is averaged with the result of the time-reversed clip.
     flip_seq: bool
     # Whether the last frame is repeated once before restoring.
     pad_seq: bool
@@ -87,9 +86,9 @@ class TileRequest:
 
 @dataclass(frozen=True)
 class TestRequest:
-    """The values of a command line. Paths are as the user gave them. None stands for a default."""
+    """The values of a command line. Paths are as the user gave them. None is the default."""
 
-    # The option file. Without --input, the clips are those of its datasets.test.
+    # The option file. Without --input, the clips are the clips of its datasets.test.
     opt: str | None
     # The weights: a file, or the name of released weights such as "vrt/006".
     weights: str | None
@@ -108,7 +107,7 @@ class TestRequest:
     sigma: float | None
     # The folder of the results.
     output: str | None
-    # What is saved, e.g. ("frames", "comparison"). () stands for the default, which depends on the
+    # What is saved, e.g. ("frames", "comparison"). () is the default, which depends on the
     # input: see --save in `_parser`.
     save: tuple[str, ...]
     # Frames per second of a video that is made from single frames.
@@ -162,8 +161,8 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
     # argparse would only say that they are unknown.
     parser = _parser(description)
     refuse_kair_test_flags(argv)
-    # "Intermixed" means that key=value may stand between flags. After a flag with a list, argparse
-    # would still take key=value as an entry of the list, so we move it to the front.
+    # "Intermixed" means that key=value may be given between flags. After a flag with a list,
+    # argparse would still take key=value as an entry of the list, so we move it to the front.
     args = parser.parse_intermixed_args(_options_before_lists(argv))
     # --local-rank, --launcher and --dist, which old launch scripts give, must agree with what
     # torchrun or srun says in the environment.

@@ -255,7 +255,7 @@ def check_ranks() -> Iterator[Finding]:
 
 
 def from_all_ranks(findings: list[Finding]) -> list[Finding]:
-    """Return the findings of rank 0, and those of other ranks that are not "ok". Collective.
+    """Return the findings of rank 0, and of other ranks the findings that are not "ok". Collective.
 
     A finding that several ranks have is returned once, with the numbers of these ranks.
 
@@ -308,7 +308,7 @@ def check_training(argv: list[str]) -> list[Finding]:
             of_this_rank = Finding(OK, check, what)
         except SpikeVRTError as e:
             of_this_rank = Finding(FAIL, check, f"{e.what} (in {e.where})", e.expected, e.do)
-        # All ranks stop if one rank failed. Otherwise the others would wait for it forever.
+        # All ranks stop if one rank failed. Otherwise the other ranks would wait for it forever.
         merged = from_all_ranks([of_this_rank])
         findings += merged
         if any(finding.status == FAIL for finding in merged):

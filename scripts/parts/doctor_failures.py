@@ -2,7 +2,7 @@
 
 doctor.py calls `read_log` for its option --log, and `table` for its output. A `Finding` is a row of
 this table. known_failures.json has a row for each known failure: add a row there to explain a new
-one. The first row that matches a line counts, so a special row stands before a general row.
+one. The first row that matches a line counts, so a special row comes before a general row.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 from utils.errors import printable
 
 # Rows of [name, pattern, meaning, cure]. The pattern is a regular expression for a line of a log.
-# {0} in a meaning stands for the first group of the pattern.
+# {0} in a meaning is replaced by the first group of the pattern.
 KNOWN_FAILURES = Path(__file__).with_name("known_failures.json")
 # States of a rank in the log -> words for a meaning.
 STATE_WORDS = {"STUCK": "stuck", "SILENT": "silent", "DEAD": "dead"}
