@@ -40,7 +40,7 @@ from utils.errors import OptionError
 from utils.options.foreign_flags import add_launch_flags, check_launch_flags, refuse_train_flags
 from utils.options.models import FORMERLY_OURS, KAIR_ONLY, Options
 from utils.options.secrets import redact
-from utils.options.section import SHORT_FLAGS, Registry, joined, nearest, read_section
+from utils.options.section import SHORT_FLAGS, Registry, joined, nearest_hint, read_section
 
 logger = logging.getLogger(__name__)
 
@@ -474,7 +474,7 @@ def _read_text(path: Path) -> str:
         raise OptionError(
             what=f"cannot read the option file: {e.strerror}",
             where=str(path),
-            expected=f"a JSON file{nearest(str(path), siblings)}",
+            expected=f"a JSON file{nearest_hint(str(path), siblings)}",
             do="give its path with --opt (a base is relative to the file that names it)",
         ) from e
     # No name of a file can have this character, written out or as an escape of JSON.

@@ -1,11 +1,13 @@
 """Groups of options, and registries of parts whose parameters are options.
 
     Section     a frozen pydantic model: the keys of one section of an option file
-    Registry    names -> networks, datasets, losses, ...; a part's parameters are its keys
+    Registry    names -> parts of one kind; the parameters of a part are its option keys
 
-A researcher who adds a network, a dataset, a representation or a fusion operator registers one
-class or function. Its parameters are its option keys, its annotations are their types, and its
-defaults are their defaults:
+A part is a class or function that an option file chooses by its name, e.g. the network "vrt". The
+kinds of parts are networks, datasets, losses, fusion operators, and more.
+
+A researcher who adds a part registers one class or function. Its parameters are its option keys,
+its annotations are their types, and its defaults are their defaults:
 
     NETWORKS = Registry("network", type_key="net_type")
 
@@ -49,8 +51,8 @@ from pydantic_core import ErrorDetails
 from utils.errors import OptionError
 from utils.options.secrets import MASK, redact
 
-# The type of a class or function that is registered. `Registry.register` returns it unchanged, so
-# a type checker must know that input and output have one type.
+# The type of a part. `Registry.register` returns the part unchanged, so a type checker must know
+# that input and output have one type.
 Part = TypeVar("Part", bound=Callable[..., Any])
 
 # Flag of the command line, without "--" -> the option that it sets, e.g. --batch_size 8.
@@ -111,12 +113,18 @@ def read_section(
 def joined(errors: Collection[OptionError]) -> OptionError:
     """Return one error for several: the text of the first error, and the keys of the others.
 
+    E.g. "unknown option train.epoch" and "netG.width is -1" give the first error, whose advice ends
+    with "; then also: netG.width".
+
     Errors of unknown keys come before all others, because a missing key may be just the unknown
-    key, misspelt. `found` of the result has every single error.
+    key, misspelt. `found` of the result must hold every single error, because
+    scripts/convert_options.py reports each of them. The order and the words are free to change,
+    with the tests of several wrong keys in test_option.py.
     """
     singles: list[OptionError] = []
     for error in errors:
-        singles += error.found or (error,)  # an error that is itself joined counts as its parts
+        # `found` of an error that was joined before holds its single errors. Else it is empty.
+        singles += error.found or (error,)
 
     unknown_keys = [e for e in singles if e.what.startswith("unknown option")]
     other_errors = [e for e in singles if not e.what.startswith("unknown option")]
@@ -135,6 +143,48 @@ def joined(errors: Collection[OptionError]) -> OptionError:
     return error
 
 
+class _FailedKey(NamedTuple):
+    """The key that an error of pydantic is about, and the section that has the key.
+
+    E.g. for ("train", "G_optimizer_betas", 0) read by the model Options: the key
+    "G_optimizer_betas" of the section "train", whose model is TrainOptions.
+    """
+
+    key: str  # name of the key within its section
+    section: str  # dotted key of the section, "" for the whole file
+    model: type[Section]  # the model of the section
+    values: Mapping[str, Any]  # the values that were given for the section
+    is_in_outer_section: bool  # whether it is the section that `read_section` was called for
+
+    @property
+    def dotted(self) -> str:
+        """The whole name of the key, e.g. "train.G_optimizer_betas"."""
+        return f"{self.section}.{self.key}".strip(".")
+
+
+def _failed_key(
+    loc: Sequence[str | int], model: type[Section], values: Mapping[str, Any], where: str
+) -> _FailedKey:
+    """Return the key that an error of pydantic is about.
+
+    loc: the path to the wrong value, as pydantic gives it, e.g. ("train", "G_optimizer_betas", 0).
+        The first names are sections within one another. Then comes the key. Whatever follows the
+        key is a position within its value, here item 0 of a list, and is left out.
+    model, values, where: arguments of `read_section`
+    """
+    names = [str(name) for name in loc]
+    depth = 0  # number of sections on the path
+    while depth < len(names) - 1:
+        inner = _section_type(model, names[depth])
+        if inner is None:
+            break  # names[depth] is no section, so it is the key
+        model = inner
+        values = values[names[depth]]
+        depth += 1
+    section = ".".join([where, *names[:depth]]).strip(".")
+    return _FailedKey(names[depth], section, model, values, is_in_outer_section=depth == 0)
+
+
 def _error_of(
     error: ErrorDetails, model: type[Section], values: Mapping[str, Any], where: str, kind: str
 ) -> OptionError:
@@ -142,37 +192,26 @@ def _error_of(
 
     model, values, where, kind: arguments of `read_section`
     """
-    # pydantic names the path to the wrong key, e.g. ("train", "G_optimizer_betas", 0). The first
-    # names are sections within one another, here "train". Then comes the key. What follows the key
-    # is a position within its value, here item 0 of a list, and is left out of the message.
-    names = [str(name) for name in error["loc"]]
-    owner = model  # the model of the section that has the key
-    owner_values = values  # the values of this section
-    depth = 0  # number of sections on the path
-    while depth < len(names) - 1:
-        inner = _model_of(owner, names[depth])
-        if inner is None:
-            break  # names[depth] is no section, so it is the key
-        owner = inner
-        owner_values = owner_values[names[depth]]
-        depth += 1
-    key = names[depth]
-    section = ".".join([where, *names[:depth]]).strip(".")  # "" for the whole file
-    dotted = f"{section}.{key}".strip(".")
+    failed = _failed_key(error["loc"], model, values, where)
+    dotted = failed.dotted
 
-    # A key that the section does not know, or a key that is missing.
+    # First case: the section does not know the key.
     if error["type"] == "extra_forbidden":
-        # `kind` describes the outer section only.
-        return _unknown_key(key, section, owner, kind if depth == 0 else "")
-    field = owner.model_fields[key]
-    expected = "an object { ... }" if _model_of(owner, key) else describe(field)
+        # `kind` describes the outer section. A section within it has no kind.
+        return _unknown_key(failed, kind if failed.is_in_outer_section else "")
+
+    # Second case: the key is missing.
+    field = failed.model.model_fields[failed.key]
+    is_section = _section_type(failed.model, failed.key) is not None
+    expected = "an object { ... }" if is_section else describe(field)
     if error["type"] == "missing":
         return OptionError(f"{dotted} is missing", dotted, expected, f"add {dotted}")
-    # The value is wrong. The error shows the value, unless the value is a secret.
+
+    # Third case: the value is wrong. The error shows the value, unless the value is a secret.
     if "SecretStr" in str(field.annotation):
         shown = MASK
     else:
-        shown = repr(redact(owner_values.get(key), key, MASK))
+        shown = repr(redact(failed.values.get(failed.key), failed.key, MASK))
     return OptionError(
         what=f"{dotted} is {shown}",
         where=dotted,
@@ -181,152 +220,193 @@ def _error_of(
     )
 
 
-def _unknown_key(key: str, section: str, owner: type[Section], kind: str) -> OptionError:
-    """Return the error for a key that a section does not have.
+def _unknown_key(failed: _FailedKey, kind: str) -> OptionError:
+    """Return the error for a key that its section does not have.
 
-    section: dotted key of the section, "" for the whole file
-    owner: the model of the section
+    E.g. "unknown option train.epoch; expected one of the keys of "train"; the nearest is epochs
+    (int > 0 or null); do: rename it".
+
     kind: what the section describes, e.g. 'network "vrt"', or ""
     """
     # Fields with `exclude` are no options: the program itself sets them.
-    valid = [name for name, field in owner.model_fields.items() if not field.exclude]
-    hint = nearest(key, valid)  # "; the nearest is NAME", or ""
-    if key in OTHER_NAMES:
-        do = f"rename it: {OTHER_NAMES[key]}"
-    elif hint:
+    fields = failed.model.model_fields
+    valid = [name for name, field in fields.items() if not field.exclude]
+    similar = _nearest_name(failed.key, valid)
+
+    valid_keys = f'one of the keys of "{failed.section}"' if failed.section else "a section"
+    if kind:
+        valid_keys += f" with {kind}"
+    if similar is not None:
+        valid_keys += f"; the nearest is {similar} ({describe(fields[similar])})"
+
+    if failed.key in OTHER_NAMES:
+        do = f"rename it: {OTHER_NAMES[failed.key]}"
+    elif similar is not None:
         do = "rename it"
     else:
         do = f"remove it; the keys are {', '.join(valid)}"
-    # Say the type and range of the nearest key, too, e.g. "; the nearest is lr (float > 0)".
-    name = hint.rpartition(" ")[2]  # the last word; "" without a hint
-    if name in valid:
-        hint += f" ({describe(owner.model_fields[name])})"
-    valid_keys = f'one of the keys of "{section}"' if section else "a section"
-    if kind:
-        valid_keys += f" with {kind}"
-    dotted = f"{section}.{key}".strip(".")
+
     return OptionError(
-        what=f"unknown option {dotted}",  # `joined` looks for these two words
-        where=dotted,
-        expected=f"{valid_keys}{hint}",
+        what=f"unknown option {failed.dotted}",  # `joined` looks for these two words
+        where=failed.dotted,
+        expected=valid_keys,
         do=do,
     )
 
 
-def _model_of(model: type[BaseModel], name: str) -> type[Section] | None:
+def _section_type(model: type[BaseModel], name: str) -> type[Section] | None:
     """Return the type of a field if it is a Section, e.g. PathOptions for the field `path`.
 
-    This also holds for a field that may be null. Returns None for a field of another type, and for
-    an unknown name.
+    A field that may be null counts, too, e.g. `PathOptions | None`. Returns None for a field of
+    another type, and for an unknown name.
 
-    name: of the field
+    name: name of the field
     """
     field = model.model_fields.get(name)
     if field is None:
         return None
-    # The arguments of `Section | None` are Section and None.
+    # The arguments of `PathOptions | None` are PathOptions and None.
     for candidate in (field.annotation, *get_args(field.annotation)):
         if isinstance(candidate, type) and issubclass(candidate, Section):
             return candidate
     return None
 
 
-def nearest(name: str, valid: Collection[str]) -> str:
+def nearest_hint(name: str, valid: Collection[str]) -> str:
     """Return "; the nearest is X" for an error message, or "" if nothing resembles `name`.
 
-    valid: the names that would be right.
+    valid: the names that would be right
     """
-    # 0.6 is the usual cutoff of difflib: about six of ten letters agree.
+    similar = _nearest_name(name, valid)
+    return "" if similar is None else f"; the nearest is {similar}"
+
+
+def _nearest_name(name: str, valid: Collection[str]) -> str | None:
+    """Return the name of `valid` that resembles `name` most, or None if nothing resembles it."""
+    # 0.6 is the usual cutoff of difflib: about six of ten letters agree. A smaller one would
+    # propose names that have little in common, a larger one would miss misspellings of short names.
     matches = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.6)
-    return f"; the nearest is {matches[0]}" if matches else ""
+    return matches[0] if matches else None
 
 
-def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+# ---- Types in words ---------------------------------------------------------------------------
+
+
+def describe(annotation: Any, limits: Sequence[Any] = ()) -> str:
     """Return type and range of a field in words, e.g. "float > 0" or "list of 2 int or null".
 
-    Errors and docs/options.md show these words. After a change run lab/make_options_doc.py, which
-    writes the page anew. A type without a branch of its own gets its Python name.
+    Errors and docs/options.md show these words. So the words may change, but then run
+    lab/make_options_doc.py, which writes the page again. test_option_files.py notices if the page
+    was not written again. A new kind of type gets a branch here and a function below.
 
     annotation: a type, or a field of a model
-    metadata: the limits that pydantic knows, e.g. Gt(gt=0)
+    limits: the objects with which pydantic holds the range of the type, e.g. [Gt(gt=0)]
     """
-    # A field of pydantic: take type and limits out of it.
+    # First unwrap the two forms that hold a type together with limits.
     if isinstance(annotation, FieldInfo):
-        metadata = annotation.metadata
-        annotation = annotation.annotation
-    # Annotated[int, Field(ge=0)]: the type, and more limits.
-    if get_origin(annotation) is Annotated:
+        return describe(annotation.annotation, annotation.metadata)
+    kind = get_origin(annotation)  # e.g. list for list[int], None for int
+    if kind is Annotated:
         inner_type, *extra = get_args(annotation)
-        limits = []
-        for item in extra:
-            limits += item.metadata if isinstance(item, FieldInfo) else [item]
-        return describe(inner_type, [*limits, *metadata])
+        return describe(inner_type, [*_limits_in(extra), *limits])
 
-    # `int | None`, or `float | list[float]`.
-    if get_origin(annotation) in (Union, types.UnionType):
-        alternatives = [each for each in get_args(annotation) if each is not type(None)]
-        # The limits belong to the only type beside None. With several types they are left out.
-        limits = list(metadata) if len(alternatives) == 1 else []
-        texts = []
-        for alternative in alternatives:
-            text = describe(alternative, limits)
-            # A tuple is a list in JSON, so `list[int] | tuple[int, ...]` gives one text.
-            if text not in texts:
-                texts.append(text)
-        if type(None) in get_args(annotation):
-            texts.append("null")
-        return " or ".join(texts)
-
-    # Literal["adam", "adamw"] -> "adam" | "adamw".
-    if get_origin(annotation) is Literal:
-        values = get_args(annotation)
-        return " | ".join(f'"{v}"' if isinstance(v, str) else str(v) for v in values)
-
-    # list[float] of fixed length -> "list of 2 float".
-    if get_origin(annotation) in (list, tuple):
-        size = ""
-        for limit in metadata:
-            if getattr(limit, "max_length", None):
-                size = f"{limit.max_length} "
-                break
-        item_type = get_args(annotation)[0]
-        return f"list of {size}{describe(item_type)}"
-
+    if kind in (Union, types.UnionType):
+        return _describe_union(get_args(annotation), limits)
+    if kind is Literal:
+        return _describe_literal(get_args(annotation))
+    if kind in (list, tuple):
+        return _describe_list(get_args(annotation)[0], limits)
     # A Section, or dict[str, ...], is an object in JSON.
-    origin = get_origin(annotation) or annotation
-    if isinstance(origin, type) and issubclass(origin, (BaseModel, dict)):
+    plain_type = annotation if kind is None else kind
+    if isinstance(plain_type, type) and issubclass(plain_type, (BaseModel, dict)):
         return "object"
-
-    # A plain type: int, float, str, ... E.g. "float" with Gt(gt=0) -> "float > 0".
+    # Any other type has its Python name. E.g. float with [Gt(gt=0)] -> "float > 0".
     name = getattr(annotation, "__name__", str(annotation))
-    return f"{name} {_bounds(metadata)}".strip()
+    return f"{name} {_bounds(limits)}".strip()
 
 
-def _bounds(metadata: Sequence[Any]) -> str:
+def _limits_in(extra: Sequence[Any]) -> list[Any]:
+    """Return the limits that follow the type in an annotation.
+
+    E.g. Annotated[int, Field(ge=0, lt=9)] has the limits [Ge(ge=0), Lt(lt=9)]. They are the
+    `metadata` of the Field. Anything else that follows the type is a limit itself.
+    """
+    limits = []
+    for item in extra:
+        if isinstance(item, FieldInfo):
+            limits += item.metadata
+        else:
+            limits.append(item)
+    return limits
+
+
+def _describe_union(alternatives: Sequence[Any], limits: Sequence[Any]) -> str:
+    """Return `int | None` as "int or null", and `float | list[float]` as "float or list of float".
+
+    alternatives: the types, e.g. (int, NoneType)
+    limits: limits of the union. They belong to the only type that is not None. If there are several
+        types, pydantic does not say which of them is limited, so the text has no limits.
+    """
+    not_none = [each for each in alternatives if each is not type(None)]
+    if len(not_none) > 1:
+        limits = ()
+    texts = []
+    for alternative in not_none:
+        text = describe(alternative, limits)
+        # A tuple is a list in JSON, so `list[int] | tuple[int, ...]` gives one text.
+        if text not in texts:
+            texts.append(text)
+    if type(None) in alternatives:
+        texts.append("null")
+    return " or ".join(texts)
+
+
+def _describe_literal(values: Sequence[Any]) -> str:
+    """Return the values as JSON has them, e.g. ("adam", "adamw") -> '"adam" | "adamw"'."""
+    texts = []
+    for value in values:
+        texts.append(f'"{value}"' if isinstance(value, str) else str(value))
+    return " | ".join(texts)
+
+
+def _describe_list(item_type: Any, limits: Sequence[Any]) -> str:
+    """Return a list in words, e.g. "list of float", or "list of 2 float" with a largest length 2.
+
+    The text leaves out a smallest length: nearly all lists of this project have one fixed length.
+    """
+    size = ""
+    for limit in limits:
+        if getattr(limit, "max_length", None):
+            size = f"{limit.max_length} "
+            break
+    return f"list of {size}{describe(item_type)}"
+
+
+def _bounds(limits: Sequence[Any]) -> str:
     """Return the limits of a plain type in words, e.g. ">= 0, < 1", or "" without limits.
 
-    metadata: objects of pydantic, e.g. Ge(ge=0). An object may have several limits as attributes. A
-        limit that it does not have is missing or None.
+    limits: objects of pydantic, e.g. Ge(ge=0). One object may have several limits as attributes,
+        e.g. `ge` and `lt`. A limit that the object does not have is missing or None.
     """
-    ranges = {}  # sign -> value; of two limits with the same sign, the last counts
-    for limit in metadata:
+    bounds = {}  # sign -> value; of two limits with the same sign, the last counts
+    pattern = ""  # the regular expression of a text, of the first object that has one
+    for limit in limits:
         for attribute, sign in (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<=")):
             value = getattr(limit, attribute, None)
             if value is not None:
-                ranges[sign] = value
-    text = ", ".join(f"{sign} {value}" for sign, value in ranges.items())
-    for limit in metadata:
-        if getattr(limit, "pattern", None):
-            text += f"that matches {limit.pattern}"
-            break
+                bounds[sign] = value
+        pattern = pattern or getattr(limit, "pattern", None) or ""
+    text = ", ".join(f"{sign} {value}" for sign, value in bounds.items())
+    if pattern:
+        text += f"that matches {pattern}"
     return text
 
 
 def flat(value: Any, name: str) -> Iterator[tuple[str, bool | int | float | str]]:
     """Yield (dotted key, value) of all options below `name`, e.g. ("train.epochs", 3).
 
-    TensorBoard takes the options of a run as such pairs. A list is given as its JSON, e.g.
-    "[0.9, 0.99]". Options that are null are left out.
+    TensorBoard and scripts/compare_runs.py take the options of a run as these pairs. A list is
+    given as its JSON, e.g. "[0.9, 0.99]". Options that are null are left out.
 
     value: a section as plain types, or the value of one option
     name: dotted key of `value`
@@ -336,7 +416,7 @@ def flat(value: Any, name: str) -> Iterator[tuple[str, bool | int | float | str]
             yield from flat(inner, f"{name}.{key}")
     elif isinstance(value, (bool, int, float, str)):
         yield name, value
-    elif value is not None:
+    elif value is not None:  # a list
         yield name, json.dumps(value)
 
 
@@ -344,10 +424,10 @@ def flat(value: Any, name: str) -> Iterator[tuple[str, bool | int | float | str]
 
 
 class Registered(NamedTuple):
-    """What a registry knows of one part."""
+    """What a registry knows of one part, from the arguments of `Registry.register`."""
 
     constructor: Callable[..., Any]  # the class or function
-    given: frozenset[str]  # parameters that code supplies to `build`; they are no option keys
+    given: frozenset[str]  # parameters that the caller of `build` supplies; they are no option keys
     annotations: dict[str, type[Section]]  # parameter -> type that replaces its annotation
 
 
@@ -369,12 +449,13 @@ class Registry:
     A constructor may have an attribute `GONE`: key of a former version -> the value with which the
     key is accepted and has no effect, e.g. GONE = {"rate_windows": 0}.
 
-    These rules are promised in docs/extending.md: parts of other people rely on them. Tests:
-    test_extending.py.
+    These rules must stay, because docs/extending.md promises them and parts of other people rely on
+    them. Tests: test_extending.py. How the models are made is free to change.
 
     kind: what the parts are, for messages, e.g. "network"
     type_key: the key of a section that names the part, e.g. "net_type"
-    base: a Section with keys that every part of this kind has in addition
+    base: a Section with keys that every part of this kind has in addition. E.g. every dataset has
+        the keys of LoaderOptions, such as dataloader_batch_size
     """
 
     def __init__(self, kind: str, type_key: str = "type", base: type[Section] = Section) -> None:
@@ -382,14 +463,15 @@ class Registry:
         self.type_key = type_key
         self.base = base
         self._parts: dict[str, Registered] = {}
-        self._models: dict[str, type[Section]] = {}  # made when they are asked for first
+        # Name of a part -> model of its section. Each model is made when it is asked for first.
+        self._models: dict[str, type[Section]] = {}
 
     def register(
         self, name: str, given: Collection[str] = (), **annotations: type[Section]
     ) -> Callable[[Part], Part]:
         """Return a decorator that registers a class or function as `name`.
 
-        given: parameters that code supplies to `build`. They are no option keys
+        given: parameters that the caller of `build` supplies, e.g. "seed". They are no option keys
         annotations: types of parameters that the constructor annotates too loosely, because a class
             inherits it. E.g. section=OwnKeys, if the inherited constructor says section: Section
         """
@@ -419,8 +501,15 @@ class Registry:
         """Return the model of a part's section.
 
         Its keys are the type key, the keys of `base` (which every part of this kind has), and the
-        parameters of the constructor. The model is made once and kept, so no part may change after
-        its first use.
+        parameters of the constructor. The model is made once and kept. So a part that changes after
+        its first use keeps its old keys.
+        """
+        if name not in self._models:
+            self._models[name] = self._make_model(name)
+        return self._models[name]
+
+    def _make_model(self, name: str) -> type[Section]:
+        """Make the model of a part's section.
 
         The three kinds of parameters, as in the example of `Registry`:
 
@@ -428,87 +517,78 @@ class Registry:
             window: WindowOptions                        the keys of this Section
             fusion: Annotated[dict | str, FUSIONS] = "none"  a key with the section of a nested part
         """
-        if name not in self._models:
-            # The form of pydantic's create_model: key -> (type, default). A default of `...` means
-            # that the key is required. The type key accepts only the name of this part.
-            fields: dict[str, Any] = {self.type_key: (literal_of(name), ...)}
-            sections = []  # e.g. WindowOptions: the model inherits the keys of these sections
-            for key, parameter in self._parameters(name).items():
-                annotation = parameter.annotation
-                # Like `window`.
-                if isinstance(annotation, type) and issubclass(annotation, Section):
-                    sections.append(annotation)
-                    continue
-                # Like `fusion`. What follows the type in Annotated[...] is its `__metadata__`, here
-                # (FUSIONS,). `resolve` checks the section of a nested part before the model sees
-                # it, so the model takes any value: Annotated[Any, FUSIONS]. The registry stays in
-                # the annotation, where `resolve` and lab/make_options_doc.py find it.
-                nested = _registry_in(getattr(annotation, "__metadata__", ()))
-                if nested is not None:
-                    annotation = Annotated[Any, nested]
-                default = parameter.default
-                if default is inspect.Parameter.empty:
-                    default = ...  # required
-                fields[key] = (annotation, default)
-            model = create_model(name, __base__=(*sections, self.base), **fields)
-            model.constructor = self.constructor(name)
-            self._models[name] = model
-        return self._models[name]
+        # The form of pydantic's create_model: key -> (type, default). A default of `...` means that
+        # the key is required. The type key accepts only the name of this part.
+        fields: dict[str, Any] = {self.type_key: (literal_of(name), ...)}
+        sections = []  # e.g. WindowOptions: the model inherits the keys of these sections
+        for key, parameter in self._parameters(name).items():
+            annotation = parameter.annotation
+            # Like `window`.
+            if isinstance(annotation, type) and issubclass(annotation, Section):
+                sections.append(annotation)
+                continue
+            # Like `fusion`. What follows the type in Annotated[...] is its `__metadata__`, here
+            # (FUSIONS,). `resolve` checks the section of a nested part before the model sees it, so
+            # the model takes any value: Annotated[Any, FUSIONS]. The registry stays in the
+            # annotation, where `resolve` and lab/make_options_doc.py find it.
+            nested_registry = _registry_in(getattr(annotation, "__metadata__", ()))
+            if nested_registry is not None:
+                annotation = Annotated[Any, nested_registry]
+            default = parameter.default
+            if default is inspect.Parameter.empty:
+                default = ...  # required
+            fields[key] = (annotation, default)
+        model = create_model(name, __base__=(*sections, self.base), **fields)
+        model.constructor = self.constructor(name)
+        return model
 
     def resolve(self, section: Section | Mapping[str, Any] | str, where: str) -> Any:
         """Return a section checked and completed with the constructor's defaults.
 
-        A section that is resolved already stays as it is. Raises OptionError for an unknown part,
-        an unknown or missing key, or a value of the wrong type.
+        A section that is resolved already stays as it is, so a caller may resolve twice. Raises
+        OptionError for an unknown part, an unknown or missing key, or a value of the wrong type.
+        The argument is not changed.
 
         section: the section of an option file, or the name of a part alone
         where: dotted key of the section, e.g. "netG" (the caller adds the file's name)
         """
-        # Bring all forms of a section into one: key -> value.
         if isinstance(section, Section):
             return section
-        if isinstance(section, str):
-            values: dict[str, Any] = {self.type_key: section}
-        elif isinstance(section, Mapping):
-            values = dict(section)
-        else:
-            # A wrong value may be a secret in the wrong place, so `redact` hides it.
-            raise OptionError(
-                what=f"{where} is {redact(section, where, '***')!r}",
-                where=where,
-                expected=f"an object {{ ... }}, or the name of a {self.kind}",
-                do=f"correct {where}",
-            )
+        values = self._values_of(section, where)
         name = values.get(self.type_key)
         if name not in self.names():
             raise self._unknown_part(name, where)
         model = self.model(name)
+        _drop_gone_keys(values, model)
 
-        # Leave out keys of former versions, if they have the value without effect. With another
-        # value the key stays, and is refused below as unknown.
-        for key, harmless_value in getattr(model.constructor, "GONE", {}).items():
-            if key in values and values[key] == harmless_value:
-                del values[key]
-
-        # Resolve the nested parts first. All errors are collected.
-        errors = []
-        for key, field in model.model_fields.items():
-            nested = _registry_in(field.metadata)
-            default = None if field.is_required() else field.default
-            value = values.get(key, default)
-            if nested is not None and value is not None:
-                try:
-                    values[key] = nested.resolve(value, f"{where}.{key}")
-                except OptionError as e:
-                    errors.append(e)
+        # Resolve the nested parts first, because the model of this section does not check them. All
+        # errors are collected.
+        errors = _resolve_nested_parts(values, model, where)
         # Then this section. Its own errors come before the errors of its nested parts.
         try:
-            resolved = read_section(model, values, where, f'{self.kind} "{name}"')
+            resolved = read_section(model, values, where, kind=f'{self.kind} "{name}"')
         except OptionError as e:
             errors.insert(0, e)
         if errors:
             raise joined(errors)
         return resolved
+
+    def _values_of(self, section: Mapping[str, Any] | str, where: str) -> dict[str, Any]:
+        """Return a section as a new dict key -> value.
+
+        E.g. "concat" -> {"type": "concat"}. Raises OptionError if the value is no section.
+        """
+        if isinstance(section, str):
+            return {self.type_key: section}
+        if isinstance(section, Mapping):
+            return dict(section)
+        # A wrong value may be a secret in the wrong place, so `redact` hides it.
+        raise OptionError(
+            what=f"{where} is {redact(section, where, '***')!r}",
+            where=where,
+            expected=f"an object {{ ... }}, or the name of a {self.kind}",
+            do=f"correct {where}",
+        )
 
     def _unknown_part(self, name: Any, where: str) -> OptionError:
         """Return the error for a section that names no registered part."""
@@ -517,19 +597,21 @@ class Registry:
         if name is None:
             what = f"{key} is missing"
         names = self.names()
+        hint = nearest_hint(str(name), names)
         return OptionError(
             what=what,
             where=key,
-            expected=f"a registered {self.kind}: {', '.join(names)}{nearest(str(name), names)}",
+            expected=f"a registered {self.kind}: {', '.join(names)}{hint}",
             do="choose one of these, or register your own",
         )
 
     def build(self, section: Section | Mapping[str, Any] | str, where: str, **given: Any) -> Any:
-        """Return the part that a section describes.
+        """Make the part that a section describes, e.g. the network of "netG".
 
         section, where: see `resolve`
-        given: parameters that code supplies, e.g. the number of channels. A parameter that this
-            part does not take is left out, so callers can offer all of them to each part of a kind
+        given: parameters that code supplies, e.g. the number of channels. A parameter is left out
+            if the part was not registered with this parameter in `given`. So a caller can offer all
+            of them to each part of a kind
         """
         options = self.resolve(section, where)
         name = getattr(options, self.type_key)
@@ -549,11 +631,13 @@ class Registry:
         return part.constructor(**arguments)
 
     def _parameters(self, name: str) -> dict[str, inspect.Parameter]:
-        """Return the parameters of a constructor that are option keys, or stand for some.
+        """Return the parameters of a constructor that come from the option file.
 
-        Their annotations are types, also if the source has them as text ("int | None").
+        A parameter is an option key (`width: int`), or gets a section of keys (`window:
+        WindowOptions`). The annotations of the result are types, also if the source has them as
+        text ("int | None").
 
-        name: of the part
+        name: name of the part
         """
         part = self._parts[name]
         function = part.constructor
@@ -571,11 +655,51 @@ class Registry:
         return option_parameters
 
 
+# ---- Steps of `Registry.resolve` --------------------------------------------------------------
+
+
+def _drop_gone_keys(values: dict[str, Any], model: type[Section]) -> None:
+    """Remove the keys of former versions from `values`, if they have the value without effect.
+
+    With another value the key stays, and `read_section` refuses it as unknown.
+    """
+    gone_keys = getattr(model.constructor, "GONE", {})  # e.g. {"rate_windows": 0}
+    for key, harmless_value in gone_keys.items():
+        if key in values and values[key] == harmless_value:
+            del values[key]
+
+
+def _resolve_nested_parts(
+    values: dict[str, Any], model: type[Section], where: str
+) -> list[OptionError]:
+    """Replace each section of a nested part in `values` by the resolved section.
+
+    E.g. the value "gated" of the key `fusion` becomes a Section with all keys of this fusion. If
+    the key is missing, its default is resolved. Returns the errors; a wrong section stays as it is.
+
+    where: dotted key of the section that holds `values`
+    """
+    errors = []
+    for key, field in model.model_fields.items():
+        nested_registry = _registry_in(field.metadata)
+        default = None if field.is_required() else field.default
+        value = values.get(key, default)
+        if nested_registry is None or value is None:
+            continue
+        try:
+            values[key] = nested_registry.resolve(value, f"{where}.{key}")
+        except OptionError as e:
+            errors.append(e)
+    return errors
+
+
 def _registry_in(metadata: Sequence[Any]) -> Registry | None:
-    """Return the registry in an annotation, if it describes a nested part. Else return None.
+    """Return the registry in an annotation, or None if the annotation has no registry.
+
+    An annotation with a registry means a nested part, see `Registry`.
 
     metadata: what follows the type in Annotated[type, ...], e.g. (FUSIONS,) of
-    Annotated[dict, FUSIONS].
+        Annotated[dict, FUSIONS]
     """
     for item in metadata:
         if isinstance(item, Registry):
@@ -585,6 +709,7 @@ def _registry_in(metadata: Sequence[Any]) -> Registry | None:
 
 def literal_of(*values: str) -> Any:
     """Return the type Literal["a", "b"] of values that are only known when the program runs."""
+    # Any, because a type checker accepts only values that are written in Literal[...].
     literal: Any = Literal
     return literal[values]
 
@@ -595,7 +720,8 @@ def import_parts(package: str, pattern: str) -> None:
     For example, ("models", "network_*") imports models/network_vrt.py. So a researcher adds a part
     by adding a file.
 
-    package: name of the package; pattern: of the names of its modules, "*" for any letters
+    package: name of the package
+    pattern: pattern of the names of its modules, with "*" for any letters
     """
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
         if fnmatch.fnmatch(module.name, pattern):
