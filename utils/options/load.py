@@ -1,18 +1,19 @@
 """Read the options of a run: file -> base -> command line -> a frozen, typed tree.
 
     sources = Sources("train.json")           notes where each key comes from, for messages
-    raw = read_with_base(path, sources)       the file, laid over the file that its key `base` names
-    apply_override(raw, "a.b=1", sources)     each section.key=value of the command line
-    read_options(raw, parts, sources)         checked, with all defaults: an `Options`
+    raw = read_with_base(path, sources)       reads the file and its base, the file that its key
+                                              `base` names. A key of the file wins over the base
+    apply_override(raw, "a.b=1", sources)     sets one section.key=value of the command line
+    read_options(raw, parts, sources)         checks all keys, adds the defaults: an `Options`
 
 `raw` is a dict as JSON gives it: key -> value, and a section is a dict within it.
 
-`load_options` does all three. A wrong key, type or value is an OptionError that names the file and
-line, the dotted key, what was expected and the nearest valid key.
+`load_options` takes these four steps. A wrong key, type or value is an OptionError that names the
+file and line, the dotted key, what was expected and the nearest valid key.
 
-An option file is JSON with // comments. The keys are the models of utils/options/models.py. A
-section can also name a registered part: a network, a dataset or a loss. Then the parameters of the
-part are keys of the section, too:
+An option file is JSON with // comments. Its keys are the fields of the models in
+utils/options/models.py. A section can also name a registered part: a network, a dataset or a loss.
+Then the parameters of the part are keys of the section, too. E.g. `depths` is a parameter of vrt:
 
     "netG": {"net_type": "vrt", "depths": [8, 8, ...]}
 
@@ -46,22 +47,23 @@ logger = logging.getLogger(__name__)
 
 # Keys that name a registered part. The parameters of the part stand beside this key.
 TYPE_KEYS = ("net_type", "dataset_type", "G_lossfn_type")
-# Limits of an option file. A user may have given the path of another file, or of a hostile one.
-# tests/parts/utils/test_hostile_options.py goes beyond each of them.
+
+# Limits of an option file. A user may have given the path of another file by mistake, or of a
+# hostile file. tests/parts/utils/test_hostile_options.py goes beyond each limit.
 #
-# Bytes of an option file. The longest file of this project has 10,000. A larger one is no option
-# file.
+# Number of bytes. The longest option file of this project has 10,000. So a larger file is refused
+# as no option file. A larger limit would let a hostile file take more time and memory.
 MOST_FILE_BYTES = 2**20
-# Characters of a file that may use all of JSON5. The package json5 reads some 10 kB a second, so
-# twice as many characters would take 3 s.
+# Number of characters of a file that may use all of JSON5. The package json5 reads some 10 kB a
+# second, so twice as many characters would take 3 s. A longer file may have comments only.
 MOST_JSON5_CHARACTERS = 2**14
-# Brackets within one another. Files of this project need 6. json and json5 call themselves for each
-# bracket, so many brackets would exhaust Python's stack.
+# Number of brackets within one another. Files of this project need 6. json and json5 call
+# themselves for each bracket, so without this limit many brackets would exhaust Python's stack.
 DEEPEST = 64
-# Characters of a dotted key, such as "netG.fusion.type". Our longest key has some 50. Each key
-# holds the names of the sections around it. Without this limit, 20,000 keys in a section whose name
-# has 500,000 characters would take 10 GB.
-LONGEST_KEY = 500
+# Number of characters of a dotted key, such as "netG.fusion.type". Our longest key has some 50.
+# Each key holds the names of the sections around it. Without this limit, 20,000 keys in a section
+# whose name has 500,000 characters would take 10 GB.
+MOST_KEY_CHARACTERS = 500
 
 # Keys of a file that are no options: the JSON Schema for editors, and the version of this project
 # that wrote a record of options.
@@ -83,23 +85,28 @@ PART_SECTIONS = {
 
 @dataclass
 class Sources:
-    """Where each option came from, for messages."""
+    """Where each option came from, for messages.
+
+    The functions of this file fill it in place: `read_with_base` sets the places of a file, and
+    `apply_override` adds the place of an override.
+    """
 
     main_file: str
     # Dotted key -> "FILE, line N", or the override of the command line.
     places: dict[str, str] = field(default_factory=dict)
     # Dotted keys that the command line gives.
     overridden: set[str] = field(default_factory=set)
-    # Dotted keys that were meant for another part. If a file or an override replaces the network of
-    # its base by another network, the keys of the old network are left in the section. An unknown
-    # key of this set is dropped; any other unknown key is an error.
+    # Dotted keys that were meant for another part. E.g. the base has {"net_type": "vrt", "depths":
+    # [8]}, and the file says "net_type": "tiny". Then "netG.depths" is left in the section,
+    # although it belongs to vrt. An unknown key of this set is dropped. Any other unknown key is an
+    # error.
     inherited: set[str] = field(default_factory=set)
 
     def place(self, where: str) -> str:
         """Return where a dotted key was given, e.g. "train.epochs" -> "a.json, line 3".
 
-        If the key itself was not given, this is the place of a key within it, or of the nearest
-        section around it, with the key in brackets, e.g. "a.json, line 2 (train.epochs)".
+        If the key itself was not given, the place is that of a key within it, or of the nearest
+        section around it. Then the key follows in brackets, e.g. "a.json, line 2 (train.epochs)".
         """
         # First choice: the key itself. Second choice: the first key within it.
         key = where
@@ -118,7 +125,7 @@ class Sources:
         return f"{place} ({where})"
 
 
-# ---- The whole way ----------------------------------------------------------------------------
+# ---- All steps --------------------------------------------------------------------------------
 
 
 def load_options(
@@ -129,12 +136,13 @@ def load_options(
 ) -> Options:
     """Return the options of a file, completed with every default.
 
-    Raises OptionError with file and line.
+    The two main programs and several scripts call this. Raises OptionError with file and line.
 
     overrides: "section.key=value" of the command line; the value is JSON, else a string
     parts: the registries of "netG" (networks), "datasets" and "train" (losses)
-    check: further checks. Each raises OptionError with the dotted key in `where`. This function
-        replaces the key by the place where the key was given
+    check: further checks, e.g. that the folders of the clips exist. Each raises OptionError with
+        the dotted key in `where`. This function replaces the key by the place where the key was
+        given
     """
     # This order must stay, because the later source wins: an override replaces the value of the
     # file, and the file replaces the value of its base.
@@ -161,12 +169,25 @@ def parse_command_line(argv: Sequence[str], usage: str | None = None) -> tuple[s
     Raises OptionError for anything else. Flags become overrides, e.g. `--use_amp` ->
     "train.amp.enable=true".
 
-    usage: what `--help` says before the arguments
+    usage: the text that `--help` prints before the arguments
     """
+    refuse_train_flags(argv)  # flags of other programs, with the advice what to use here
+    args = _train_parser(usage).parse_intermixed_args(list(argv))
+    check_launch_flags(args)
+    # The flags come last, because the last override of a key wins.
+    overrides = [*args.overrides, *args.flags]
+    if _asks_for_epochs_only(overrides):
+        # Otherwise the total_iter of the file could end the run before these epochs.
+        overrides.append("train.total_iter=null")
+    return args.opt, overrides
+
+
+def _train_parser(usage: str | None) -> "OptionParser":
+    """Return the parser of main_train_vrt.py's command line. usage: see `parse_command_line`."""
     parser = OptionParser("--opt FILE [section.key=value ...]", "see --help", description=usage)
     parser.add_argument("--version", action="version", version=f"SpikeVRT {VERSION}")
     parser.add_argument("--opt", "-opt", required=True, metavar="FILE", help="option file")
-    # All flags below add an override to the list `flags`.
+    # All flags below add an override to the same list, `flags`.
     parser.add_argument(
         "--resume",
         dest="flags",
@@ -196,20 +217,17 @@ def parse_command_line(argv: Sequence[str], usage: str | None = None) -> tuple[s
         )
     add_launch_flags(parser)
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="any option")
-    refuse_train_flags(argv)
-    args = parser.parse_intermixed_args(list(argv))
-    check_launch_flags(args)
+    return parser
 
-    overrides = [*args.overrides, *args.flags]
+
+def _asks_for_epochs_only(overrides: Sequence[str]) -> bool:
+    """Whether the overrides give `train.epochs` a number, and do not mention `train.total_iter`."""
     given = {}
     for override in overrides:
         key, _, value = override.partition("=")
         given[key] = value
-    # If the user asks for epochs, the total_iter of the file must not end the run earlier.
     has_epochs = given.get("train.epochs", "null") != "null"
-    if has_epochs and "train.total_iter" not in given:
-        overrides.append("train.total_iter=null")
-    return args.opt, overrides
+    return has_epochs and "train.total_iter" not in given
 
 
 def _resume_override(path: str) -> str:
@@ -220,7 +238,7 @@ def _resume_override(path: str) -> str:
 class OptionParser(argparse.ArgumentParser):
     """A parser that raises OptionError. argparse itself would print and exit, once on every rank.
 
-    expected, do: parts of the error
+    expected, do: two of the four parts of the error, see utils/errors.py
     """
 
     def __init__(self, expected: str, do: str, description: str | None) -> None:
@@ -261,10 +279,12 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
     *section_names, last_name = key.split(".")
     section = _section_to_change(raw, section_names, shown)
 
-    # If the override names another part, the parameters of the old part no longer fit. The section
-    # of a nested part (`type`) holds nothing but its parameters, so it becomes empty. The section
-    # of a network, dataset or loss (TYPE_KEYS) also holds keys that every such part has, e.g.
-    # `total_iter` beside the loss. So its keys stay, and are marked as inherited.
+    # If the override names another part, the parameters of the old part no longer fit. There are
+    # two cases:
+    # * `type`, e.g. of netG.fusion: the section holds only parameters of the old part, so it
+    #   becomes empty.
+    # * TYPE_KEYS, e.g. G_lossfn_type in "train": the section also holds keys that every part of
+    #   this kind has, e.g. total_iter. So all keys stay, and are marked as inherited.
     is_new_part = section.get(last_name) != value
     if last_name == "type" and is_new_part:
         section.clear()
@@ -280,17 +300,19 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
 
 
 def _section_to_change(raw: dict[str, Any], names: Sequence[str], shown: str) -> dict[str, Any]:
-    """Return the section of `raw` with these names, e.g. ["train", "amp"]. Missing ones are made.
+    """Return the section of `raw` with these names, e.g. ["train", "amp"] -> raw["train"]["amp"].
 
-    shown: the override without secrets, for the error.
+    Changes `raw`: a section that is missing is added as {}, and the name of a part alone becomes a
+    section, e.g. "concat" -> {"type": "concat"}. Raises OptionError if a name belongs to an option
+    that is no section.
 
-    Raises OptionError if a name stands for an option and not for a section.
+    shown: the override without secrets, for the error
     """
     section = raw
     for depth, name in enumerate(names):
         given: Any = section.get(name, {})
-        # A part may be given by its name alone: "fusion": "concat" is "fusion": {"type": "concat"}.
-        inner: Any = {"type": given} if isinstance(given, str) else given
+        is_name_of_part = isinstance(given, str)
+        inner: Any = {"type": given} if is_name_of_part else given
         if not isinstance(inner, dict):
             dotted = ".".join(names[: depth + 1])  # up to this name
             raise OptionError(
@@ -324,7 +346,8 @@ def shown_argument(argument: str) -> str:
     value = _value_of(text)
     name = key.lstrip("-").replace("-", "_")  # `--api-key=...` counts as the key api_key
     clean = redact(value, name, "***")
-    # The value holds no secret. The argument as a whole may still have the form of one.
+    # The value holds no secret. The argument as a whole may still look like a secret, e.g. like a
+    # URL with a password.
     if not equals or clean == value:
         return redact(argument, shown="***")
     clean_text = clean if isinstance(clean, str) else json.dumps(clean)
@@ -335,11 +358,12 @@ def shown_argument(argument: str) -> str:
 
 
 def read_with_base(path: Path, sources: Sources) -> dict[str, Any]:
-    """Return the sections of a file. If it has the key `base`, they are laid over its base file.
+    """Return the sections of a file, completed with the sections of its base.
 
-    E.g. with {"base": "a.json", "train": {"epochs": 3}}, all other keys come from a.json.
+    The base is the file that the key `base` names. E.g. with {"base": "a.json", "train":
+    {"epochs": 3}}, the file gives train.epochs, and a.json gives all other keys.
 
-    Raises OptionError. Sets the places of `sources`, and marks inherited keys in it.
+    Raises OptionError. Changes `sources`: it gets the places of all keys, and the inherited keys.
     """
     raw, sources.places = _read_file(path)
     if "base" not in raw:
@@ -354,7 +378,7 @@ def read_with_base(path: Path, sources: Sources) -> dict[str, Any]:
     base_path = path.parent / raw.pop("base")
     if base_path.is_fifo():  # reading would wait for whoever writes into it
         raise OptionError("the base is a pipe", str(base_path), "an option file", "correct base")
-    # One level only, so that a reader needs to open two files at most.
+    # A base may have no base. So whoever reads an option file has to open two files at most.
     base, base_places = _read_file(base_path)
     if "base" in base:
         raise OptionError(
@@ -370,15 +394,19 @@ def read_with_base(path: Path, sources: Sources) -> dict[str, Any]:
 def _merge(
     base: dict[str, Any], file: dict[str, Any], where: str, sources: Sources
 ) -> dict[str, Any]:
-    """Return a section of a file laid over the same section of its base.
+    """Return the keys of a section from a file and from its base. A key of the file wins.
 
-    A key of the file wins. Sections within are merged likewise, a list is replaced as a whole. E.g.
-    base {"a": 1, "b": {"c": 2, "d": 3}} and file {"b": {"c": 9}} give {"a": 1, "b": {"c": 9,
-    "d": 3}}. The two arguments are not changed.
+    Sections within the section are merged in the same way. A list is replaced as a whole. E.g.
 
-    where: dotted key of the section with a dot at its end, "" for the whole file
+        base    {"a": 1, "b": {"c": 2, "d": 3}}
+        file    {"b": {"c": 9}}
+        result  {"a": 1, "b": {"c": 9, "d": 3}}
+
+    `base` and `file` are not changed. `sources` gets the inherited keys.
+
+    where: dotted key of the section with a dot at its end, e.g. "train.", or "" for the whole file
     """
-    # The file names another nested part than the base: no key of the old part fits.
+    # The file names another nested part than the base. No key of the old part fits the new part.
     if "type" in file and file["type"] != base.get("type"):
         return copy.deepcopy(file)
     # The file names another network, dataset or loss: mark the keys that come from the base, see
@@ -399,11 +427,26 @@ def _merge(
 
 
 def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the sections of one file, and dotted key -> place. Raises OptionError."""
-    text = _read_text(path)
+    """Return the sections of one file, and dotted key -> place. Raises OptionError.
 
-    # First find the line of each key. A key that is given twice is refused here, because json would
-    # silently keep the last of its values.
+    E.g. {"task": "a"} gives {"task": "a"} and {"task": "train.json, line 1"}.
+    """
+    text = _read_text(path)
+    # The places come first, because this step refuses too many brackets, which json could not read.
+    places = _places_of_keys(text, path)
+    values = _values_of_text(text, path)
+    options = {}
+    for key, value in values.items():
+        if key not in NO_OPTIONS:
+            options[key] = value
+    return options, places
+
+
+def _places_of_keys(text: str, path: Path) -> dict[str, str]:
+    """Return dotted key -> place of an option file, e.g. "train.epochs" -> "a.json, line 3".
+
+    Raises OptionError if a key is given twice, because json would silently keep the last value.
+    """
     places: dict[str, str] = {}
     for key, line in _key_lines(text, str(path)):
         if key in places:
@@ -415,8 +458,11 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
                 do="remove one of the two",
             )
         places[key] = f"{path}, line {line}"
+    return places
 
-    # Then read the values.
+
+def _values_of_text(text: str, path: Path) -> dict[str, Any]:
+    """Return the JSON object that an option file holds. Raises OptionError."""
     try:
         raw = _with_whole_characters(_parse(text))
     except (ValueError, RecursionError) as e:
@@ -438,27 +484,26 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
             expected='{ "task": ..., ... }',
             do="correct the file",
         )
-    options = {}
-    for key, value in raw.items():
-        if key not in NO_OPTIONS:
-            options[key] = value
-    return options, places
+    return raw
 
 
 def _read_text(path: Path) -> str:
     """Return the text of a file. Raises OptionError if it is too large or no text."""
     try:
-        # Read one byte more than allowed: if it exists, the file is too large. So a file of many GB
-        # is not read whole.
         with open(path, "rb") as file:
+            # Read one byte more than allowed: if it exists, the file is too large. So a file of
+            # many GB is not read whole.
             content = file.read(MOST_FILE_BYTES + 1)
-        if len(content) > MOST_FILE_BYTES:
-            raise OptionError(
-                what=f"the option file has more than {MOST_FILE_BYTES} bytes",
-                where=str(path),
-                expected="an option file; long lists of exposures may have a file of their own",
-                do="correct the path (a base is relative to the file that names it)",
-            )
+    except OSError as e:
+        raise _cannot_read(path, e) from e
+    if len(content) > MOST_FILE_BYTES:
+        raise OptionError(
+            what=f"the option file has more than {MOST_FILE_BYTES} bytes",
+            where=str(path),
+            expected="an option file; long lists of exposures may have a file of their own",
+            do="correct the path (a base is relative to the file that names it)",
+        )
+    try:
         text = content.decode("utf-8-sig")  # "-sig": some editors put a mark of UTF-8 in front
     except UnicodeDecodeError as e:
         raise OptionError(
@@ -467,17 +512,8 @@ def _read_text(path: Path) -> str:
             expected="a JSON file in UTF-8",
             do="save it as UTF-8",
         ) from e
-    except OSError as e:
-        siblings = []
-        if path.parent.is_dir():
-            siblings = [str(sibling) for sibling in path.parent.glob("*.json")]
-        raise OptionError(
-            what=f"cannot read the option file: {e.strerror}",
-            where=str(path),
-            expected=f"a JSON file{nearest_hint(str(path), siblings)}",
-            do="give its path with --opt (a base is relative to the file that names it)",
-        ) from e
-    # No name of a file can have this character, written out or as an escape of JSON.
+    # NUL would reach the names of files, and no name of a file can have it. A text holds it as one
+    # character, or as the escape of JSON.
     if "\0" in text or "\\u0000" in text:
         raise OptionError(
             what="the option file holds the character NUL",
@@ -486,6 +522,19 @@ def _read_text(path: Path) -> str:
             do="remove the character, or bring the file back",
         )
     return text
+
+
+def _cannot_read(path: Path, error: OSError) -> OptionError:
+    """Return the error for a file that cannot be read. It names a similar file of its folder."""
+    siblings = []
+    if path.parent.is_dir():
+        siblings = [str(sibling) for sibling in path.parent.glob("*.json")]
+    return OptionError(
+        what=f"cannot read the option file: {error.strerror}",
+        where=str(path),
+        expected=f"a JSON file{nearest_hint(str(path), siblings)}",
+        do="give its path with --opt (a base is relative to the file that names it)",
+    )
 
 
 def _parse(text: str) -> Any:
@@ -502,7 +551,7 @@ def _parse(text: str) -> Any:
         return json.loads(plain)
     except json.JSONDecodeError as e:
         note = f"; beyond {MOST_JSON5_CHARACTERS} bytes it must be JSON, with comments alone added"
-        # "<string>:LINE" is how json5 begins its messages, see `_read_file`.
+        # "<string>:LINE" is how json5 begins its messages, see `_values_of_text`.
         raise ValueError(f"<string>:{e.lineno} {e.msg} at column {e.colno}{note}") from e
 
 
@@ -514,13 +563,18 @@ def _blank_comment(token: re.Match[str]) -> str:
     return token[0]
 
 
-def _with_whole_characters(value: Any) -> Any:
-    """Return the value with each pair of surrogates joined to the character that it stands for.
+# One half of a pair of surrogates.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
-    json.dumps writes an emoji as two escapes, a pair of surrogates. json5 leaves the pair as two
-    characters, which cannot be encoded. Raises ValueError for half a pair.
+
+def _with_whole_characters(value: Any) -> Any:
+    """Return a value of JSON in which no text has surrogates. Raises ValueError for half a pair.
+
+    json.dumps writes an emoji as two escapes, a pair of surrogates: "\\ud83d\\ude00" is one emoji.
+    json5 leaves the pair as two characters, and Python cannot write them to a file. So each pair is
+    joined to one character.
     """
-    if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+    if isinstance(value, str) and _SURROGATE.search(value):
         # UTF-16 writes the two halves one after the other, and reads them as one character.
         try:
             return value.encode("utf-16", "surrogatepass").decode("utf-16")
@@ -536,14 +590,22 @@ def _with_whole_characters(value: Any) -> Any:
     return value
 
 
-# The tokens of JSON5 as far as needed to find the keys: comments, texts in either quotes, words and
-# numbers, brackets and signs. A comment or text without its closing mark ends at the end of the
-# file or line. If the closing mark were required, a file of many opening marks would be searched
-# to its end for each of them.
+# ---- The line of each key ---------------------------------------------------------------------
+
+# The tokens of JSON5, as far as needed to find the keys. The group of a match says its kind. A
+# comment or text without its closing mark ends at the end of the file or line. If the closing mark
+# were required, a file of many opening marks would be searched to its end for each mark.
 _TOKEN = re.compile(
-    r"""(?P<skip>//[^\n]*|/\*(?:[^*]|\*(?!/))*(?:\*/)?)
-        | (?P<text>"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?)
-        | (?P<word>[\w$.+\-]+) | (?P<mark>[{}\[\],:])""",
+    r"""
+    (?P<skip> // [^\n]*                                # a comment up to the end of the line
+        | /\* (?: [^*] | \* (?!/) )* (?: \*/ )?         # /* a comment */
+    )
+    | (?P<text> " (?: \\. | [^"\\\n] )* "?             # "a text", which may have escapes: \"
+        | ' (?: \\. | [^'\\\n] )* '?                   # 'a text'
+    )
+    | (?P<word> [\w$.+\-]+ )                           # a name without quotes, or a number
+    | (?P<mark> [{}\[\],:] )
+    """,
     re.VERBOSE | re.DOTALL,
 )
 
@@ -576,8 +638,8 @@ def _dotted(section: str, key: str) -> str:
 def _key_lines(text: str, where: str) -> list[tuple[str, int]]:
     """Return (dotted key, line) of every key of an option file, in the order of the file.
 
-    A key that is given twice is in the list twice. Keys in a list are named with the index of their
-    item. For example, these two lines
+    A key that is given twice is in the list twice. The name of a key within a list has the index of
+    the item. For example, these two lines
 
         {"logging": {"progress": "bar",
                      "writers": [{"type": "table"}]}}
@@ -585,11 +647,13 @@ def _key_lines(text: str, where: str) -> list[tuple[str, int]]:
     give ("logging", 1), ("logging.progress", 1), ("logging.writers", 2) and
     ("logging.writers.0.type", 2).
 
-    We look for the keys ourselves, because json and json5 do not say on which line a key is. A text
-    that is no valid JSON gives some keys or other; `_parse` refuses this text afterwards.
+    This function looks for the keys itself, because json and json5 do not say on which line a key
+    is. For a text that is no valid JSON the result is meaningless, but `_parse` refuses this text
+    afterwards.
 
-    Raises OptionError if too many brackets are open at once. One pass over the text must be enough,
-    because hostile files of a megabyte are read, too (test_hostile_options.py).
+    Raises OptionError if too many brackets are open at once. The time must stay in proportion to
+    the length of the text, because hostile files of a megabyte are read, too. Test:
+    test_hostile_options.py.
 
     where: the file, for the message
     """
@@ -599,10 +663,11 @@ def _key_lines(text: str, where: str) -> list[tuple[str, int]]:
     word = ""  # the last text, word or number. It is a key if a colon follows.
     word_line = 1
     line = 1  # line of the current token
-    counted = 0  # number of characters whose line ends are counted in `line`
+    counted_to = 0  # position in the text; the line ends before it are counted in `line`
     for token in _TOKEN.finditer(text):
-        line += text.count("\n", counted, token.start())
-        counted = token.start()
+        # Count only the line ends since the last token, so that the text is read once in all.
+        line += text.count("\n", counted_to, token.start())
+        counted_to = token.start()
         bracket = open_brackets[-1]  # the innermost one
         mark = token["mark"]
         if token["word"]:
@@ -628,7 +693,7 @@ def _key_lines(text: str, where: str) -> list[tuple[str, int]]:
 
 
 def _refuse_depth(depth: int, line: int, where: str) -> None:
-    """Raise OptionError if a bracket on this line stands within DEEPEST others.
+    """Raise OptionError if more than DEEPEST brackets are open on this line.
 
     depth: number of brackets within one another, with this one
     where: the file, for the message
@@ -644,13 +709,13 @@ def _refuse_depth(depth: int, line: int, where: str) -> None:
 
 
 def _refuse_long_key(key: str, line: int, where: str) -> None:
-    """Raise OptionError if a dotted key has more than LONGEST_KEY characters.
+    """Raise OptionError if a dotted key has more than MOST_KEY_CHARACTERS characters.
 
     where: the file, for the message
     """
-    if len(key) > LONGEST_KEY:
+    if len(key) > MOST_KEY_CHARACTERS:
         raise OptionError(
-            what=f"a key has more than {LONGEST_KEY} characters: {key[:40]}...",
+            what=f"a key has more than {MOST_KEY_CHARACTERS} characters: {key[:40]}...",
             where=f"{where}, line {line}",
             expected="a key, with the names of its sections, as in docs/options.md",
             do="correct the key",
@@ -666,33 +731,39 @@ def read_options(
     """Return the typed options, completed with every default. The argument is not changed.
 
     All wrong keys are collected, and one OptionError names them. Its `where` is the dotted key of
-    the first one.
+    the first wrong key.
+
+    `load_options` calls this with the keys of a file. Whoever restores a network calls it with the
+    options that a checkpoint holds. So a key of an older version must still be accepted here.
 
     values: the sections as an option file holds them, e.g. {"task": "a", "netG": {...}}
     sources: where the values came from; None if they come from no file
     """
-    # Work on a copy, because keys are removed and sections replaced.
     sources = sources or Sources("")
+    # Work on a copy, because the steps below remove keys and replace sections.
     raw = copy.deepcopy(dict(values))
     dropped = drop_without_effect(raw, parts)
-    # Every rank reads the options. Only rank 0 warns.
+    # Every rank reads the options. Only rank 0 warns. The ranks are not connected yet, so the
+    # number
+    # of this rank comes from the environment: torchrun sets RANK, Slurm sets SLURM_PROCID.
     rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
     if dropped and rank == "0":
         logger.warning("Options that have no effect here: %s", ", ".join(dropped))
 
     totals = _totals_of_kair(raw, dropped, sources)
 
-    # Each part is checked by its registry and replaced by a typed section. A wrong part is replaced
-    # by an unchecked section, so that the other sections are checked as well.
+    # First the sections that name a part. The registry of the part checks the section and gives a
+    # typed section, which replaces the dict in `raw`.
     errors: list[OptionError] = []
     for where, kind in PART_SECTIONS.items():
         try:
             _resolve_part(raw, where, parts, kind, sources)
         except OptionError as e:
             errors.append(e)
+    # Then the whole tree.
     try:
-        values = {**raw, "opt_path": sources.main_file, "kair_totals": totals}
-        opt = read_section(Options, values, "")
+        all_values = {**raw, "opt_path": sources.main_file, "kair_totals": totals}
+        opt = read_section(Options, all_values, where="")
     except OptionError as e:
         errors.insert(0, e)  # a wrong section of the file is named before a wrong parameter
     if errors:
@@ -705,7 +776,8 @@ def _resolve_part(
 ) -> None:
     """Replace the section `where` of `raw` by the typed section of the part that it names.
 
-    If the section is wrong, replace it by a section without the part's keys, and raise OptionError.
+    If the section is wrong, replace it by unchecked defaults, and raise OptionError. So the caller
+    can collect the error, and check the other sections as well.
 
     where: dotted key of the section, e.g. "netG" or "datasets.train"
     kind: kind of part, a key of `parts`
@@ -725,20 +797,35 @@ def _resolve_part(
         holder[name] = section or None
         return
 
-    # Leave out inherited keys that the new part does not have, see `Sources.inherited`. If the part
-    # itself is unknown, leave out none: `resolve` refuses the part.
     registry = parts[kind]
-    part = section.get(registry.type_key)
-    known_keys = registry.model(part).model_fields if part in registry.names() else section
-    remaining = {}
-    for key, value in section.items():
-        if key in known_keys or f"{where}.{key}" not in sources.inherited:
-            remaining[key] = value
+    own_values = _without_keys_of_other_part(section, where, registry, sources)
     try:
-        holder[name] = registry.resolve(remaining, where)
+        holder[name] = registry.resolve(own_values, where)
     except OptionError:
         holder[name] = registry.base.model_construct()  # unchecked defaults
         raise
+
+
+def _without_keys_of_other_part(
+    section: Mapping[str, Any], where: str, registry: Registry, sources: Sources
+) -> Mapping[str, Any]:
+    """Return the section without inherited keys that its part does not have.
+
+    See `Sources.inherited` for an example. A section whose part is unknown is returned as it is,
+    because `Registry.resolve` refuses its part anyway.
+
+    where: dotted key of the section
+    """
+    part = section.get(registry.type_key)  # name of the part, e.g. "vrt"
+    if part not in registry.names():
+        return section
+    known_keys = registry.model(part).model_fields
+    remaining = {}
+    for key, value in section.items():
+        is_inherited = f"{where}.{key}" in sources.inherited
+        if key in known_keys or not is_inherited:
+            remaining[key] = value
+    return remaining
 
 
 def _totals_of_kair(raw: Mapping[str, Any], dropped: Sequence[str], sources: Sources) -> list[str]:
@@ -765,7 +852,8 @@ def _totals_of_kair(raw: Mapping[str, Any], dropped: Sequence[str], sources: Sou
 def drop_without_effect(raw: dict[str, Any], parts: Parts) -> list[str]:
     """Remove from `raw` the keys that only KAIR has. Return their dotted names, for a warning.
 
-    A key stays if the part of its section has a parameter of this name.
+    A key stays if the part of its section has a parameter of this name. E.g. "netG.init_type" goes,
+    unless the network has a parameter `init_type`.
     """
     dropped = []
     for where, keys in KAIR_ONLY.items():
@@ -785,9 +873,10 @@ def drop_without_effect(raw: dict[str, Any], parts: Parts) -> list[str]:
 
 
 def _section_of(raw: Mapping[str, Any], where: str) -> dict[str, Any] | None:
-    """Return the section at a dotted key, e.g. "datasets.train", or the whole for "".
+    """Return the section at a dotted key, e.g. "datasets.train", or the whole file for "".
 
-    Returns None if there is no such section, or if the value there is no section.
+    Returns None if the key is missing, or if its value is no section. The result is part of `raw`,
+    so a change of the result changes `raw`.
     """
     section: Any = raw
     names = where.split(".") if where else []
