@@ -48,7 +48,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -61,7 +61,7 @@ from utils.dist import gpu, message, process, rendezvous, watchdog
 from utils.dist.beats import FAILURE, claim_failure, read_states, where
 from utils.dist.launchers import process_count, with_standard_names
 from utils.dist.platforms import node_variables, read_launch
-from utils.dist.rendezvous import Round
+from utils.dist.rendezvous import FailedRank, Round
 from utils.dist.state import RUN, LaunchInfo
 from utils.dist.store_values import Failure, ForeignValueError, read_state
 from utils.dist.watchdog import Watchdog
@@ -149,8 +149,12 @@ def ranks(log: bool = True) -> Generator[None]:
 
     Collective. At the start the ranks meet. From then on, an error on one rank ends all ranks, with
     one message and one exit code. After an error the ranks end by os._exit, because destroying a
-    broken process group can block for ever. The order of the lines at start and end must stay; each
-    comment says what would go wrong otherwise. tests/faults and tests/dist/test_life.py notice it.
+    broken process group can block for ever.
+
+    Callers rely on two facts: no rank is left over after the block, and RUN is empty again, so that
+    a notebook may start the next run. The order of the lines in `_start`, `_end_without_error` and
+    `_end_after_error` must stay; each comment says what would go wrong otherwise. Tests:
+    tests/faults and tests/dist/test_life.py.
 
     A cloud platform may have started one process for all GPUs of a node. This process then becomes
     torchrun, which starts this program again, once for each GPU.
@@ -162,58 +166,71 @@ def ranks(log: bool = True) -> Generator[None]:
     """
     process.open_closed_streams()
     try:
-        # Find out which rank this is. Another library, e.g. Ray Train, may have made a process
-        # group already. Then this run uses that group, and the library destroys the group later.
-        launch = _read_own_launch()
+        # Another library, e.g. Ray Train, may have made a process group already. Then this run uses
+        # that group, and the library destroys the group later.
         is_group_of_others = dist.is_initialized()
-        if is_group_of_others:
-            launch = _launch_of_group(launch)
-        if log:
-            setup_logging(launch.rank)
-        RUN.launch = launch
-        # `pop` takes the key out of the environment, so that no child process and no report has it.
-        RUN.job_key = os.environ.pop(JOB_KEY, "").encode() or RUN.job_key
-        if launch.mode == "torchrun":
-            # If somebody kills torchrun, no rank is left over.
-            process.die_with_parent()
-        if launch.world_size > 1:
-            # The watchdog writes its first beat (its record in the store) when it is made. It is
-            # made before the meeting, so that every rank that has arrived has a beat.
-            RUN.store = rendezvous.open_store(launch)
-            RUN.watchdog = Watchdog()
-            rendezvous.meet(RUN.store, launch)
-            # Rank 0 and its store may be lost before the watchdog has read the first beat of rank
-            # 0. With the state that is read here, the watchdog can still name rank 0.
-            RUN.watchdog.beats.states.setdefault(0, read_state(0, RUN.store.get("beat/0")))
-
+        _start(is_group_of_others, log)
         yield
-
-        # The end without an error. From here on, the watchdog does not take a rank whose process is
-        # gone for a failure. After the barrier no rank needs another rank.
-        if RUN.watchdog is not None:
-            RUN.watchdog.ending = True
-            barrier()
-            RUN.watchdog.stop()
-        if dist.is_initialized() and not is_group_of_others:
-            dist.destroy_process_group()
-        RUN.watchdog = None
-        _forget_run()
+        _end_without_error(is_group_of_others)
     except SystemExit:
         # The program ends on purpose, and has written why.
         _forget_run()
         raise
     except BaseException as e:
-        code = _report(e)
-        # RUN.reported holds the error, whose traceback holds the tensors of the run. Free them.
-        RUN.reported = None
-        if get_world_size() > 1:
-            watchdog.leave(code, RUN.store)  # ends this process
-        # This is a single process, or one of several that failed before it knew its rank.
-        process.write_exit_file(code)
-        process.outlast_siblings()
-        process.kill_trees()
-        _forget_run()
-        sys.exit(code)
+        _end_after_error(e)
+
+
+def _start(is_group_of_others: bool, log: bool) -> None:
+    """Find out which rank this is, and meet the other ranks. Collective. Sets the fields of RUN."""
+    launch = _read_own_launch()
+    if is_group_of_others:
+        launch = _launch_of_group(launch)
+    if log:
+        setup_logging(launch.rank)
+    RUN.launch = launch
+    # `pop` takes the key out of the environment, so that no child process and no report has it.
+    RUN.job_key = os.environ.pop(JOB_KEY, "").encode() or RUN.job_key
+    if launch.mode == "torchrun":
+        # If somebody kills torchrun, no rank is left over.
+        process.die_with_parent()
+    if launch.world_size == 1:
+        return
+    # The watchdog writes its first beat (its record in the store) when it is made. It is made
+    # before the meeting, so that every rank that has arrived has a beat.
+    RUN.store = rendezvous.open_store(launch)
+    RUN.watchdog = Watchdog()
+    rendezvous.meet(RUN.store, launch)
+    # Rank 0 and its store may be lost before the watchdog has read the first beat of rank 0. With
+    # the state that is read here, the watchdog can still name rank 0.
+    RUN.watchdog.beats.states.setdefault(0, read_state(0, RUN.store.get("beat/0")))
+
+
+def _end_without_error(is_group_of_others: bool) -> None:
+    """Leave the other ranks when all have finished. Collective. Empties RUN."""
+    if RUN.watchdog is not None:
+        # From here on, the watchdog does not take a rank whose process is gone for a failure.
+        RUN.watchdog.ending = True
+        barrier()  # after the barrier no rank needs another rank
+        RUN.watchdog.stop()
+    if dist.is_initialized() and not is_group_of_others:
+        dist.destroy_process_group()
+    RUN.watchdog = None
+    _forget_run()
+
+
+def _end_after_error(error: BaseException) -> NoReturn:
+    """Report the error, unless another rank reports, and end this process with its exit code."""
+    code = _report(error)
+    # RUN.reported holds the error, whose traceback holds the tensors of the run. Free them.
+    RUN.reported = None
+    if get_world_size() > 1:
+        watchdog.leave(code, RUN.store)  # ends this process
+    # This is a single process, or one of several that failed before it knew its rank.
+    process.write_exit_file(code)
+    process.outlast_siblings()
+    process.kill_trees()
+    _forget_run()
+    sys.exit(code)
 
 
 def _read_own_launch() -> LaunchInfo:
@@ -226,13 +243,13 @@ def _read_own_launch() -> LaunchInfo:
     # What the user typed, for the advice in errors. `shown_argument` hides secrets.
     command = shlex.join(["python", "-u", *map(shown_argument, sys.argv)])
     env = with_standard_names(os.environ, gpu_count, command)
-    # If this process stands for a node, `node` has torchrun's variables for the ranks of the node.
-    # execve replaces this program by torchrun, in the same process.
-    node = node_variables(env, gpu_count)
-    if node:
+    # `variables_for_torchrun` is empty unless this is the only process of a node with several GPUs.
+    # execve replaces this program by torchrun, in the same process, so it does not return.
+    variables_for_torchrun = node_variables(env, gpu_count)
+    if variables_for_torchrun:
         torchrun = str(Path(__file__).parents[1] / "scripts/torchrun_quiet.py")
         arguments = [sys.executable, "-u", torchrun, *sys.argv]
-        os.execve(sys.executable, arguments, os.environ | node)
+        os.execve(sys.executable, arguments, os.environ | variables_for_torchrun)
     # Otherwise this process is a rank, or alone. Several ranks need /proc, e.g. to see which
     # process of the host is a rank.
     launch = read_launch(env, gpu_count, command)
@@ -288,20 +305,10 @@ def _fitted_to_timeout(budgets: WatchdogOptions) -> WatchdogOptions:
     budgets: the options `watchdog`. `stall_s` is the limit of most phases. The names of MULTIPLES
         (start_s, validate_s, save_s) are the limits of the slow phases. All are in seconds.
     """
-    # launch.timeout_s is NCCL_TIMEOUT if the user has set it. RUN.timeout_s is what counts.
+    # launch.timeout_s is NCCL_TIMEOUT if the user has set it. RUN.timeout_s is the time-out of the
+    # process group.
     if RUN.launch.timeout_s:
-        # A user sets NCCL_TIMEOUT if a rank may be slow while the others wait for it. So raise the
-        # limits of the phases to 90 % of the time-out, which is still before the time-out. A limit
-        # that the user has set (not None) stays.
-        raised = {}
-        for name in MULTIPLES:
-            if getattr(budgets, name) is None:
-                raised[name] = max(budgets.limit(name), 0.9 * RUN.timeout_s)
-        budgets = budgets.model_copy(update=raised)
-        limits = ", ".join(f"{name} {budgets.limit(name):g}" for name in ("stall_s", *MULTIPLES))
-        logger.info(
-            "NCCL_TIMEOUT is %g s; the limits of the watchdog are then: %s", RUN.timeout_s, limits
-        )
+        budgets = _raised_to_timeout(budgets)
 
     # Find the limits that are not shorter than the time-out. For them, the time-out comes first.
     late_limits = []
@@ -322,6 +329,25 @@ def _fitted_to_timeout(budgets: WatchdogOptions) -> WatchdogOptions:
         )
     if is_main_process():
         logger.warning("%s: a rank that takes so long is ended without a name", what)
+    return budgets
+
+
+def _raised_to_timeout(budgets: WatchdogOptions) -> WatchdogOptions:
+    """Return the limits of the watchdog, with longer limits of the slow phases. Logs all limits.
+
+    A user sets NCCL_TIMEOUT if a rank may be slow while the other ranks wait for it. So each limit
+    of a slow phase becomes at least 90 % of the time-out. A larger share would leave the watchdog
+    too little time to come first. A limit that the user has set (not None) stays.
+    """
+    raised = {}
+    for name in MULTIPLES:
+        if getattr(budgets, name) is None:
+            raised[name] = max(budgets.limit(name), 0.9 * RUN.timeout_s)
+    budgets = budgets.model_copy(update=raised)
+    limits = ", ".join(f"{name} {budgets.limit(name):g}" for name in ("stall_s", *MULTIPLES))
+    logger.info(
+        "NCCL_TIMEOUT is %g s; the limits of the watchdog are then: %s", RUN.timeout_s, limits
+    )
     return budgets
 
 
@@ -346,17 +372,7 @@ def init_dist(timeout_s: float = 1800) -> None:
         devices.make_current(device)
         gpu.claim(RUN.store, launch.rank, gpu.identity(device))
 
-    # Scripts, libraries and DDP itself read these variables. SLURM sets none of them.
-    os.environ["RANK"] = str(launch.rank)
-    os.environ["LOCAL_RANK"] = str(launch.local_rank)
-    os.environ["WORLD_SIZE"] = str(launch.world_size)
-    os.environ["MASTER_ADDR"] = launch.master_addr
-    os.environ["MASTER_PORT"] = str(launch.master_port)
-    if rendezvous.is_loopback_name(launch.master_addr):
-        # All ranks are on this host, so gloo uses the loopback network "lo", which no other host
-        # reaches.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-
+    _set_launch_variables(launch)
     # NCCL exchanges its ids through the store, and slow ranks may come late. The time-out that the
     # store has had so far, 10 s, would be too short.
     RUN.store.set_timeout(timedelta(seconds=RUN.timeout_s))
@@ -369,6 +385,28 @@ def init_dist(timeout_s: float = 1800) -> None:
             timeout=timedelta(seconds=RUN.timeout_s),
             device_id=device if gpu.is_cuda(device) else None,  # NCCL connects at once with it
         )
+    _print_setup(launch)
+
+
+def _set_launch_variables(launch: LaunchInfo) -> None:
+    """Set the variables of torchrun in the environment of this process.
+
+    Scripts, libraries and DDP itself read these variables. Some launchers, e.g. Slurm, set none of
+    them.
+    """
+    os.environ["RANK"] = str(launch.rank)
+    os.environ["LOCAL_RANK"] = str(launch.local_rank)
+    os.environ["WORLD_SIZE"] = str(launch.world_size)
+    os.environ["MASTER_ADDR"] = launch.master_addr
+    os.environ["MASTER_PORT"] = str(launch.master_port)
+    if rendezvous.is_loopback_name(launch.master_addr):
+        # All ranks are on this host, so gloo uses the loopback network "lo", which no other host
+        # reaches.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
+def _print_setup(launch: LaunchInfo) -> None:
+    """Print which rank this is, and where the ranks have met."""
     line = "=" * 40
     text = (
         f"{line}\nDistributed Training Setup\n{line}\n"
@@ -630,10 +668,10 @@ def all_ranks_or_none() -> Generator[None]:
     if get_world_size() == 1 or RUN.store is None:
         yield
         return
-    # A Round is one meeting of all ranks in the store: each rank arrives with an exit code, 0 for
-    # success, and can wait until all have arrived. The number of the call makes the keys of this
-    # round different from the keys of earlier rounds. All ranks make the same calls, so the number
-    # is the same on all ranks.
+    # A Round is one meeting of all ranks in the store: each rank arrives, with its exit code if it
+    # has failed, and can wait until all ranks have arrived. The number of the call makes the keys
+    # of this round different from the keys of earlier rounds. All ranks make the same calls, so the
+    # number is the same on all ranks.
     RUN.rounds += 1
     meeting = Round(RUN.store, f"round/{RUN.rounds}", get_rank(), get_world_size())
     try:
@@ -644,14 +682,10 @@ def all_ranks_or_none() -> Generator[None]:
         # A lower rank may have failed as well, and then the lower rank reports. So wait a while
         # until all ranks have arrived. Rank 0 has no lower rank, so it need not wait.
         if get_rank() > 0:
-            # `wait` returns the lowest rank that failed, or None.
+            # `wait` returns the lowest rank that failed, with its exit code.
             lowest_failure = meeting.wait(WAIT_FOR_LOWER_RANKS_S)
-            is_lowest = (
-                lowest_failure is not None
-                and lowest_failure.rank == get_rank()
-                and lowest_failure.code == code
-            )
-            if not is_lowest:
+            own_failure = FailedRank(get_rank(), code)
+            if lowest_failure != own_failure:
                 raise _PeerFailed(code) from e
         raise
     meeting.arrive()
