@@ -69,7 +69,8 @@ GREY = "0.35"  # matplotlib's name for a dark grey: 0 is black, 1 is white
 # Width of a strip on the report page, in pixels. At most 12 clips have strips. At this width a page
 # has about 5 MB, and never more than 16 MB.
 STRIP_WIDTH = 640
-# The numbers of newest validations and of newest warnings that the page shows.
+# The numbers of newest validations and of newest warnings that the page shows. With larger numbers
+# a reader would have to scroll to the figures below them.
 SHOWN_ROWS = 50
 SHOWN_WARNINGS = 40
 
@@ -615,30 +616,24 @@ def _by_step(history: History, tag: str) -> dict[float, float]:
 def build_report(folder: Path, history: History, curves: bytes) -> str:
     """Return the report of a run as one HTML page, which needs no other file.
 
+    The page is made from templates/run.html. A new argument of `render` is a new variable there.
+
     folder: the folder of the run.
     history: the history of the run.
     curves: the figure of `draw_panels` as the bytes of a PNG.
     """
-    # The table of validations has two columns for each metric: one for the restored frames, one for
-    # the blurry input.
     further = further_metrics(history)
-    columns = []
-    for name in ("psnr", "ssim", *further):
-        columns.append(_by_step(history, f"val/{name}"))
-        columns.append(_by_step(history, f"val/{name}_input"))
-    psnr_at = columns[0]  # step -> PSNR
-    steps = list(psnr_at)
+    psnr_at = _by_step(history, "val/psnr")
+    steps = list(psnr_at)  # the steps with a validation
     finite_psnr_at = {step: psnr for step, psnr in psnr_at.items() if math.isfinite(psnr)}
     best_step = None
     if finite_psnr_at:
         best_step = max(finite_psnr_at, key=lambda step: finite_psnr_at[step])
 
     # The rows: the newest validations, and the best one. The newest comes first.
-    rows = []
     shown_steps = {best_step, *steps[-SHOWN_ROWS:]}
-    for step in reversed(steps):
-        if step in shown_steps:
-            rows.append([step, *(column.get(step, math.nan) for column in columns)])
+    newest_first = [step for step in reversed(steps) if step in shown_steps]
+    rows = _validation_rows(history, newest_first, metrics=("psnr", "ssim", *further))
 
     environment: dict[str, Any] = {}
     with suppress(OSError, ValueError):  # without this file, the page is made without its table
@@ -659,6 +654,28 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
         environment=environment,
         options=newest_options(folder / "options"),
     )
+
+
+def _validation_rows(
+    history: History, steps: Sequence[float], metrics: Sequence[str]
+) -> list[list[float]]:
+    """Return a row of the table of validations for each step.
+
+    A row has the step, and two numbers for each metric: of the restored frames and of the blurry
+    input. E.g. [4000, 31.2, 25.0, 0.91, 0.78] for PSNR and SSIM. A missing number is NaN. The page
+    templates/run.html relies on this order.
+    """
+    columns = []
+    for name in metrics:
+        columns.append(_by_step(history, f"val/{name}"))
+        columns.append(_by_step(history, f"val/{name}_input"))
+    rows = []
+    for step in steps:
+        row = [step]
+        for column in columns:
+            row.append(column.get(step, math.nan))
+        rows.append(row)
+    return rows
 
 
 def _state(history: History, psnr_at: Mapping[float, float], best_step: float | None) -> str:
@@ -687,7 +704,8 @@ def _state(history: History, psnr_at: Mapping[float, float], best_step: float | 
 def _warnings(recorded: Path) -> list[tuple[str, tuple[str, int]]]:
     """Return (text, (time of its last occurrence, number of occurrences)) of each warning.
 
-    The warning with the newest occurrence comes last. The page of the report reads these tuples.
+    E.g. ("the disk is nearly full", ("12:03:55", 4)). The warning with the newest occurrence comes
+    last. templates/run.html reads these tuples.
 
     recorded: the file of warnings of the run. Each line is a record {"time": ..., "text": ...}.
     """

@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -158,7 +158,7 @@ class StepTimer:
         self.epoch_begin = time.perf_counter()
         self.pauses: dict[str, list[float]] = defaultdict(list)  # "save" -> seconds of each save
         self._is_warm = False  # whether the first step is done
-        # Result of `_faded` at the last log line: (steps, seconds). Older steps count less in it.
+        # (steps, seconds) that `_faded` returned at the last log line.
         self._faded_at_line = (0.0, 0.0)
 
     @contextmanager
@@ -287,13 +287,14 @@ def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
     """Return (used, total) in GB of the fullest memory that this process may use.
 
     A process is in control groups of Linux, one within another. Containers and SLURM jobs limit the
-    memory of such a group. So a group may be full while the host has much free memory. Of the host
-    and these groups, the one with the largest used / total is returned, or None if none is known.
+    memory of a control group. So a group may be full while the host has much free memory. E.g. with
+    (40, 500) for the host and (15, 16) for a container, this function returns (15, 16). Returns
+    None if no memory is known.
 
     `used` is the memory of all processes of a group. Files that the kernel keeps in memory (the
     file cache) do not count, because the kernel drops them when memory is short.
 
-    proc, groups: where the kernel mounts its files.
+    proc, groups: where the kernel mounts its files. Only test_health.py gives other folders.
     """
     uses: list[Use] = []  # of the host and of each group
     with suppress(OSError, KeyError, ValueError):  # a system without /proc, or with another form
@@ -331,22 +332,18 @@ def _uses_of_groups(line: str, groups: Path) -> list[Use]:
     """Return (used, total) of a control group and of the groups around it, the innermost first.
 
     line: a line of /proc/self/cgroup, "<number>:<what the group counts>:<path>". Linux has two
-        versions of groups: "4:memory:/slurm/job_7" is one of version 1, "0::/user.slice" of
-        version 2.
+        versions of groups: "4:memory:/slurm/job_7" is a group of version 1, "0::/user.slice" is a
+        group of version 2.
 
     Returns [] if the group counts no memory, or has no limit.
     """
     _, controllers, path = line.split(":", 2)
     if "memory" in controllers.split(","):  # version 1
         root = groups / "memory"
-        used_file = "memory.usage_in_bytes"
-        limit_file = "memory.limit_in_bytes"
-        prefix = "total_"
+        names = _GroupFiles("memory.usage_in_bytes", "memory.limit_in_bytes", "total_")
     elif not controllers:  # version 2
         root = groups
-        used_file = "memory.current"
-        limit_file = "memory.max"
-        prefix = ""
+        names = _GroupFiles("memory.current", "memory.max", "")
     else:
         return []
     inner = root / path.lstrip("/")
@@ -360,18 +357,34 @@ def _uses_of_groups(line: str, groups: Path) -> list[Use]:
     for folder in folders:
         # A folder above the root has no such files. A file with "max" says that there is no limit.
         with suppress(OSError, ValueError, KeyError):
-            total_bytes = int((folder / limit_file).read_text())
-            # Lines such as "active_file 1048576". The file cache is in two lists of the kernel.
-            texts = {}
-            for stat_line in (folder / "memory.stat").read_text().splitlines():
-                name, text = stat_line.split(" ", 1)
-                texts[name] = text
-            active_bytes = int(texts[f"{prefix}active_file"])
-            inactive_bytes = int(texts[f"{prefix}inactive_file"])
-            cache_bytes = active_bytes + inactive_bytes
-            used_bytes = int((folder / used_file).read_text()) - cache_bytes
-            uses.append((used_bytes / GB, total_bytes / GB))
+            uses.append(_use_of_group(folder, names))
     return uses
+
+
+class _GroupFiles(NamedTuple):
+    """How a version of control groups names what this program reads."""
+
+    used: str  # name of the file with the used bytes
+    limit: str  # name of the file with the largest number of bytes
+    prefix: str  # what the names in memory.stat begin with, e.g. "total_" in "total_active_file"
+
+
+def _use_of_group(folder: Path, names: _GroupFiles) -> Use:
+    """Return (used, total) in GB of one control group, whose files are in `folder`.
+
+    Raises OSError, ValueError or KeyError if a file is missing or has another form.
+    """
+    total_bytes = int((folder / names.limit).read_text())
+    # Lines such as "active_file 1048576". The file cache is in two lists of the kernel.
+    texts = {}
+    for stat_line in (folder / "memory.stat").read_text().splitlines():
+        name, text = stat_line.split(" ", 1)
+        texts[name] = text
+    active_bytes = int(texts[f"{names.prefix}active_file"])
+    inactive_bytes = int(texts[f"{names.prefix}inactive_file"])
+    cache_bytes = active_bytes + inactive_bytes
+    used_bytes = int((folder / names.used).read_text()) - cache_bytes
+    return used_bytes / GB, total_bytes / GB
 
 
 # ---- What a rank measured, and the numbers of the log line -----------------------------------
@@ -476,8 +489,9 @@ def log_values(ranks: list[Measured]) -> dict[str, float]:
 class Health:
     """Judges a run at its log lines, saves and validations. All ranks may call it; rank 0 warns.
 
-    A new warning is a new `_check_...` method with a name of its own for `_warn`. It must contain
-    no collective, because the other ranks leave `logged` and `saved` at once.
+    A new warning is a new `_check_...` method, which gives `_warn` a name that no other warning
+    has. The method must contain no collective, because only rank 0 comes so far: the other ranks
+    leave `logged` and `saved` at once, and rank 0 would wait for them for ever.
     """
 
     def __init__(
@@ -587,18 +601,12 @@ class Health:
     def _check_memory(self, ranks: list[Measured]) -> None:
         """Warn if the memory of a GPU or of a host is nearly full."""
         for kind in ("GPU", "host"):
-            # Find the rank with the fullest memory of this kind.
-            fullest_rank = None
-            fullest_share = -math.inf
-            for rank, measured_on_rank in enumerate(ranks):
-                if kind in measured_on_rank.memory:
-                    used, total = measured_on_rank.memory[kind]
-                    if used / total > fullest_share:
-                        fullest_rank = rank
-                        fullest_share = used / total
-            if fullest_rank is None or fullest_share <= MOST_MEMORY_SHARE:
+            fullest_rank = _fullest_rank(ranks, kind)
+            if fullest_rank is None:
                 continue
             used, total = ranks[fullest_rank].memory[kind]
+            if used / total <= MOST_MEMORY_SHARE:
+                continue
             self._warn(
                 f"memory {kind}",
                 "the memory of the %s is nearly full on rank %d, host %s: %.1f of %.1f GB: %s",
@@ -718,8 +726,8 @@ class Health:
 
         psnr: mean PSNR of the validation, in dB.
         """
-        # Without a loss since the last validation (a repeated one), or with perfect or broken
-        # frames, there is nothing to compare.
+        # There is nothing to compare in two cases. A resumed run may repeat a validation, so there
+        # is no loss since the last one. Perfect frames have the PSNR Inf, and broken frames NaN.
         if not self.losses or not math.isfinite(psnr):
             return
         self.validations.append((psnr, statistics.fmean(self.losses)))
@@ -799,6 +807,24 @@ class Health:
         if name not in self.warned and utils_dist.is_main_process():
             self.warned.add(name)
             logger.warning(text, *values)
+
+
+def _fullest_rank(ranks: list[Measured], kind: str) -> int | None:
+    """Return the number of the rank whose memory is fullest, or None if no rank reports it.
+
+    Of several equally full memories, the rank with the lowest number is returned.
+
+    kind: "GPU" or "host"
+    """
+    fullest_rank = None
+    fullest_share = -math.inf
+    for rank, measured_on_rank in enumerate(ranks):
+        if kind in measured_on_rank.memory:
+            used, total = measured_on_rank.memory[kind]
+            if used / total > fullest_share:
+                fullest_rank = rank
+                fullest_share = used / total
+    return fullest_rank
 
 
 def _seconds_per_step(lines: list[list[Measured]], name: str) -> list[float]:
