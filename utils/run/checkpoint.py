@@ -39,7 +39,7 @@ import re
 import shutil
 import struct
 import uuid
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -77,7 +77,9 @@ OPTIONS_WITHOUT_PSNR = (
 # The advice of the errors about a full disk.
 ROOM = "free some space or quota, or set path.root to another disk, then resume"
 
-# The errors of torch.load for a file that is no checkpoint, or that cannot be read.
+# The errors of torch.load for a file that is no checkpoint, or that cannot be read. torch.load has
+# no error class for this, so a damaged file can raise any of these. `load` then reads a former
+# version. An error that is missing here would end the run, although a former version may be good.
 UNREADABLE = (
     UnpicklingError,
     RuntimeError,
@@ -394,12 +396,8 @@ def restore_progress(
 
     Raises OptionError or DataError if the run cannot continue from here.
     """
-    # A field that an earlier version did not save has its default.
     state = resumed.state
-    values = {}
-    for field in fields(Progress):
-        values[field.name] = state.get(field.name, field.default)
-    progress = Progress(**values)
+    progress = _progress_in(state)
 
     # If the position is the end of an epoch, move it to the start of the next epoch. Here and below
     # `..._then` is a value of the checkpoint. Its epochs may have had another length.
@@ -413,33 +411,53 @@ def restore_progress(
     if changes and utils_dist.is_main_process():
         _log_changed_options(changes)
 
-    # A checkpoint of another run also records files and validations of that run. This run has none
-    # of them.
+    # The steps below change `progress` in place.
     own_folder = own_checkpoint(folder, "latest").parent
     is_own = resumed.path.parent.resolve() == own_folder.resolve()
     if is_own:
         progress.saved = progress.step
     else:
-        progress.saved = -1
-        progress.wandb_id = None
-        progress.validated = 0
-        progress.validation_stops = 0
+        _forget_files_of_other_run(progress)
     # W&B knows a run by its task and not by its folder. If a folder was copied and got another
     # task, it is another run for W&B.
     if state["options"].get("task") != options.get("task"):
         progress.wandb_id = None
-
-    # The best PSNR counts only if the options that it depends on are the same.
-    changed_psnr_options = []
-    for key in changes:
-        if key.startswith(OPTIONS_OF_PSNR) and not key.startswith(OPTIONS_WITHOUT_PSNR):
-            changed_psnr_options.append(key)
-    _forget_incomparable_best(progress, folder, changed_psnr_options, scored_on)
+    _forget_incomparable_best(progress, folder, _options_of_psnr(changes), scored_on)
 
     # A finished run reads no more samples, so its data may have changed.
     if progress.step < planned_steps(train, steps_per_epoch_then, progress):
         _fit_position_to_data(progress, order_then, order, resumed, options)
     return progress
+
+
+def _progress_in(state: dict[str, Any]) -> Progress:
+    """Return the position in a checkpoint. A field that an earlier version did not save has its
+    default.
+    """
+    values = {}
+    for field in fields(Progress):
+        values[field.name] = state.get(field.name, field.default)
+    return Progress(**values)
+
+
+def _forget_files_of_other_run(progress: Progress) -> None:
+    """Forget the files and validations that `progress` records. Changes `progress`.
+
+    The checkpoint comes from another run, and this run has none of its files and validations.
+    """
+    progress.saved = -1
+    progress.wandb_id = None
+    progress.validated = 0
+    progress.validation_stops = 0
+
+
+def _options_of_psnr(keys: Iterable[str]) -> list[str]:
+    """Return the dotted keys among `keys` that the PSNR of a validation depends on."""
+    chosen = []
+    for key in keys:
+        if key.startswith(OPTIONS_OF_PSNR) and not key.startswith(OPTIONS_WITHOUT_PSNR):
+            chosen.append(key)
+    return chosen
 
 
 def _order_in(state: dict[str, Any]) -> DataOrder | None:
@@ -551,21 +569,16 @@ def _fit_position_to_data(
     per_step = _samples_per_step(ranks, options)
     per_step_then = _samples_per_step(ranks_then, resumed.state["options"])
 
-    # What has changed, in words.
+    # What has changed, in words, e.g. ["samples a step 8 -> 4"].
     changed = []
     if per_step_then != per_step:
         changed.append(f"samples a step {per_step_then} -> {per_step}")
     is_other_data = False
     if order_then is not None:
-        if order_then.samples != order.samples:
-            changed.append(f"samples an epoch {order_then.samples} -> {order.samples}")
-        if order_then.seed != order.seed:
-            changed.append(f"seed of the order {order_then.seed} -> {order.seed}")
+        changed += _changes_of_order(order_then, order)
         is_other_data = order_then.sample_list != order.sample_list
-        if is_other_data:
-            changed.append("other clips, frames or spikes")
-
-    if (is_other_data or per_step != per_step_then) and not resumed.is_named:
+    is_intended = resumed.is_named
+    if (is_other_data or per_step != per_step_then) and not is_intended:
         raise _other_data_or_batch(is_other_data, changed, per_step_then, resumed.path)
 
     # The number of steps in an epoch follows from the numbers above. If none of them has changed, a
@@ -592,6 +605,18 @@ def _fit_position_to_data(
             ranks,
             ranks_then,
         )
+
+
+def _changes_of_order(order_then: DataOrder, order: DataOrder) -> list[str]:
+    """Return in words how two orders of the data differ, e.g. ["samples an epoch 90 -> 80"]."""
+    changed = []
+    if order_then.samples != order.samples:
+        changed.append(f"samples an epoch {order_then.samples} -> {order.samples}")
+    if order_then.seed != order.seed:
+        changed.append(f"seed of the order {order_then.seed} -> {order.seed}")
+    if order_then.sample_list != order.sample_list:
+        changed.append("other clips, frames or spikes")
+    return changed
 
 
 def _samples_per_step(ranks: int, options: dict[str, Any]) -> int:
@@ -650,14 +675,7 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
     new_sidecar = _temporary_name(sidecar)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        free_mb = free_bytes(path.parent) / 2**20
-        if free_mb < need_mb:
-            raise CheckpointError(
-                what=f"the disk is too full for a checkpoint: {free_mb:.0f} MB free",
-                where=str(path),
-                expected=f"at least {need_mb:.0f} MB",
-                do=ROOM,
-            )
+        _refuse_full_disk(path, need_mb)
         _remove_temporary_files(path)
 
         # Write the file. Mode "x" creates a new file. It raises an error if there is a file of this
@@ -695,6 +713,18 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
         # If the folder cannot be written, this fails as well. The error above names the folder.
         with suppress(OSError):
             _remove_temporary_files(path)
+
+
+def _refuse_full_disk(path: Path, need_mb: float) -> None:
+    """Raise CheckpointError if the disk of `path` has less than `need_mb` MB free."""
+    free_mb = free_bytes(path.parent) / 2**20
+    if free_mb < need_mb:
+        raise CheckpointError(
+            what=f"the disk is too full for a checkpoint: {free_mb:.0f} MB free",
+            where=str(path),
+            expected=f"at least {need_mb:.0f} MB",
+            do=ROOM,
+        )
 
 
 def _plain_bytes(value: Any, where: str = "state") -> int:
