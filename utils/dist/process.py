@@ -18,8 +18,8 @@ process beside the rank. It ends the rank if the rank cannot run Python code any
 code holds Python's lock (the GIL). The timer of faulthandler could do this too. But this timer also
 counts the time in which the process is suspended, and it reports only "Timeout (0:00:10)!".
 
-The guard starts with `python -S`, so this module imports only the standard library and our own
-modules that do the same.
+The guard starts with `python -S`, which knows no installed packages. So this module may import only
+the standard library, and modules of this project that do the same.
 
 Tests: tests/parts/utils/test_process.py, tests/faults/test_stalls.py, tests/dist/test_life.py.
 """
@@ -260,6 +260,7 @@ def _is_ours(address: str) -> bool:
     listens at an address (SO_PEERCRED of unix(7)).
     """
     # A process that has just bound the address may not listen yet. So try 20 times, 10 ms apart.
+    # With fewer tries, both ranks could report.
     for _ in range(20):
         with suppress(OSError), socket.socket(socket.AF_UNIX) as other:
             other.settimeout(1.0)
@@ -448,27 +449,12 @@ def guard(
 
     pid: process id of the rank. `start_guard` explains the other arguments.
     """
-    # With at most a third of the limit, one late turn of the loop does not end a rank.
-    clock = AwakeClock(slice_s=min(1.0, limit_s / 3))
-    heard_at = 0.0  # time of the last heartbeat, on `clock`
-    while True:
-        if os.getppid() != pid:  # the rank has ended, so the system gave the guard another parent
-            return
-        # Wait for a byte on stdin (file 0), but at most half a slice, so that the clock is asked
-        # often enough.
-        readable, _, _ = select.select([0], [], [], clock.slice_s / 2)
-        is_heard = bool(readable)
-        if is_heard and not os.read(0, 4096):  # end of the file: the rank has closed the pipe
-            return
-        now = clock.now()
-        if is_heard or process_state(pid) in ("T", "t"):  # stopped, by a signal or a debugger
-            heard_at = now
-        elif now - heard_at > limit_s:
-            break
-    silent_s = now - heard_at
+    silent_s = _wait_for_silence(pid, limit_s)
+    if silent_s is None:
+        return  # the rank has ended
 
-    # The order of these three matters. Read the stacks first, while the rank lives. Then end the
-    # rank. Write the report last, because the terminal may be paused. For the report the guard
+    # The order of these three steps matters. Read the stacks first, while the rank lives. Then end
+    # the rank. Write the report last, because the terminal may be paused. For the report the guard
     # outlives the rank, but at most LAST_WORDS_S.
     stacks = ""
     if is_alone:
@@ -487,7 +473,39 @@ def guard(
         expected="a beat each half second (option watchdog.stall_s)",
         do="see its stack below",
     )
-    words = f"{error}\n\nStacks of rank {rank}:\n{stacks}\n".encode()
+    _write_last_words(f"{error}\n\nStacks of rank {rank}:\n{stacks}\n".encode(), log_file)
+
+
+def _wait_for_silence(pid: int, limit_s: float) -> float | None:
+    """Wait until the rank has sent no heartbeat for limit_s seconds. Returns these seconds.
+
+    Returns None if the rank ends before. Each byte on stdin is a heartbeat.
+
+    pid: process id of the rank, which is the parent of this process
+    """
+    # With at most a third of the limit, one late turn of the loop does not end a rank.
+    clock = AwakeClock(slice_s=min(1.0, limit_s / 3))
+    heard_at = 0.0  # time of the last heartbeat, on `clock`
+    while True:
+        if os.getppid() != pid:  # the rank has ended, so the system gave the guard another parent
+            return None
+        # Wait for a byte on stdin (file 0), but at most half a slice, so that the clock is asked
+        # often enough.
+        readable, _, _ = select.select([0], [], [], clock.slice_s / 2)
+        is_heard = bool(readable)
+        if is_heard and not os.read(0, 4096):  # end of the file: the rank has closed the pipe
+            return None
+        now = clock.now()
+        if is_heard:
+            heard_at = now
+        elif process_state(pid) in ("T", "t"):  # stopped, by a signal or a debugger
+            heard_at = now
+        elif now - heard_at > limit_s:
+            return now - heard_at
+
+
+def _write_last_words(words: bytes, log_file: str | None) -> None:
+    """Write the report of the guard into the log and to the terminal, as far as they take it."""
     if log_file is not None:
         with suppress(OSError):
             # O_NOFOLLOW: if somebody has put a link in place of the log, do not write to its
@@ -622,7 +640,8 @@ def _wait_for_growth(file: Any, size_before: int) -> None:
     deadline = time.monotonic() + 0.5
     while os.fstat(file.fileno()).st_size == size_before and time.monotonic() < deadline:
         time.sleep(0.02)
-    time.sleep(0.05)  # for the rest of the stacks, after their first line
+    # The first line is there. Leave time for the other lines; a shorter time could cut the stacks.
+    time.sleep(0.05)
 
 
 def _handles(status: str, number: signal.Signals) -> bool:

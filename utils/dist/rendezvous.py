@@ -203,31 +203,10 @@ def is_loopback_name(name: str) -> bool:
 
 def _connect(launch: LaunchInfo) -> TCPStore:
     """Wait until the store is open, and connect to it. Returns a client of the store."""
+    _wait_until_open(launch)
     host = launch.master_addr
     port = launch.master_port
-    clock = AwakeClock()
     check_s = min(CHECK_S, launch.join_s)
-    is_told = False
-    while True:
-        # First a plain connection, whose errors tell more than torch's.
-        try:
-            socket.create_connection((host, port), timeout=5).close()
-            break
-        except OSError as e:
-            waited = clock.now()
-            if waited > launch.join_s:
-                reason = errno.errorcode.get(e.errno, e)  # e.g. "ECONNREFUSED"
-                raise DistError(
-                    what=f"nobody answers at {host}:{port} after {waited:.0f} s ({reason})",
-                    where=_place(launch),
-                    expected="rank 0 listening on MASTER_ADDR:MASTER_PORT",
-                    do="check that rank 0 was started, that MASTER_ADDR is its host, "
-                    "and that no firewall blocks the port",
-                ) from e
-            if waited > check_s and not is_told:
-                is_told = True
-                logger.warning("rank %d waits for rank 0 at %s:%d", launch.rank, host, port)
-        time.sleep(0.1)
     try:
         # Another program may listen at the port, accept the connection and never answer. In this
         # case torch ignores its own time-out.
@@ -242,6 +221,37 @@ def _connect(launch: LaunchInfo) -> TCPStore:
             expected="rank 0 of the same run on that port",
             do="choose another MASTER_PORT, the same on all ranks",
         ) from e
+
+
+def _wait_until_open(launch: LaunchInfo) -> None:
+    """Wait until somebody accepts connections at MASTER_ADDR:MASTER_PORT.
+
+    This tries plain connections, because their errors tell more than the errors of torch. Raises
+    DistError after SPIKEVRT_JOIN_TIMEOUT seconds. A line in the log tells of a long wait.
+    """
+    host = launch.master_addr
+    port = launch.master_port
+    clock = AwakeClock()
+    is_told = False
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=5).close()
+            return
+        except OSError as e:
+            waited = clock.now()
+            if waited > launch.join_s:
+                reason = errno.errorcode.get(e.errno, e)  # e.g. "ECONNREFUSED"
+                raise DistError(
+                    what=f"nobody answers at {host}:{port} after {waited:.0f} s ({reason})",
+                    where=_place(launch),
+                    expected="rank 0 listening on MASTER_ADDR:MASTER_PORT",
+                    do="check that rank 0 was started, that MASTER_ADDR is its host, "
+                    "and that no firewall blocks the port",
+                ) from e
+            if waited > min(CHECK_S, launch.join_s) and not is_told:
+                is_told = True
+                logger.warning("rank %d waits for rank 0 at %s:%d", launch.rank, host, port)
+        time.sleep(0.1)
 
 
 # ---- Several starts in one store -------------------------------------------------------------
@@ -318,6 +328,20 @@ def meet(store: Store, launch: LaunchInfo) -> None:
     Raises DistError if not all ranks have arrived after SPIKEVRT_JOIN_TIMEOUT seconds (default
     300), or if two processes have the same rank.
     """
+    _note_arrival(store, launch)
+    _wait_for_all(store, launch)
+    if RUN.job_key:
+        # Rank 0 checks the proof of every rank. Every other rank checks the proof of rank 0.
+        ranks_to_check = range(launch.world_size) if launch.rank == 0 else [0]
+        _refuse_strangers(store, ranks_to_check, launch)
+
+
+def _note_arrival(store: Store, launch: LaunchInfo) -> None:
+    """Write into the store that this rank has arrived. The last rank writes MET.
+
+    The order of the requests must stay. E.g. the proof must be in the store before MET, because the
+    other ranks read it as soon as they see MET.
+    """
     store.add(JOINED, 1)
     # `sealed` adds a signature that only a process with the job key can make.
     if RUN.job_key:
@@ -334,6 +358,9 @@ def meet(store: Store, launch: LaunchInfo) -> None:
     if store.add("arrived", 1) == launch.world_size:  # this rank is the last one
         store.set(MET, "1")
 
+
+def _wait_for_all(store: Store, launch: LaunchInfo) -> None:
+    """Wait until the last rank has written MET. Raises DistError after SPIKEVRT_JOIN_TIMEOUT s."""
     if launch.rank == 0:
         # Only rank 0 looks up the missing ranks, with one request for each rank.
         def missing() -> str:
@@ -346,11 +373,6 @@ def meet(store: Store, launch: LaunchInfo) -> None:
         # run has not ended then, rank 0 is missing.
         if not wait_for(store, MET, launch.join_s + 3):
             raise _not_arrived("rank 0", launch)
-
-    if RUN.job_key:
-        # Rank 0 checks the proof of every rank. Every other rank checks the proof of rank 0.
-        ranks_to_check = range(launch.world_size) if launch.rank == 0 else [0]
-        _refuse_strangers(store, ranks_to_check, launch)
 
 
 def _missing_ranks(store: Store, world_size: int) -> str:

@@ -388,8 +388,10 @@ class Watchdog(threading.Thread):
         while not self.stopped.wait(self.interval_s):
             clock.slice_s = 2 * self.interval_s  # `watch` may have changed the interval
             now = clock.now()
-            # The watchdog thread has made a pass. Before `watch`, and at the end, silence is none.
-            if seen_passes != self.passes or self.budgets is None or self.ending:
+            # The silence begins again if the watchdog thread has made a pass. Before `watch`, and
+            # at the end of the run, the thread may be silent for any time.
+            has_passed = seen_passes != self.passes
+            if has_passed or self.budgets is None or self.ending:
                 seen_passes = self.passes
                 changed_at = now
                 is_told = False
@@ -438,7 +440,7 @@ class Watchdog(threading.Thread):
             self.store.set(REPORTED, "1")
             if rank != self.rank and verdict.kind != "DEAD":
                 # A stuck rank reads the failure with its next beat, half a second later, and ends
-                # itself. A rank that cannot is killed.
+                # itself. A silent rank cannot end itself, so it is killed.
                 time.sleep(0.5)
                 process.kill_rank(self.beats.states[rank]["pid"], stack_file_name(rank))
         leave(STALL_CODE, self.store)
@@ -471,21 +473,28 @@ class Watchdog(threading.Thread):
         lines.append("rank  host              pid  step  seconds  collectives  phase")
         now = self.beats.clock.now()
         for other, state in sorted(self.beats.states.items()):
-            # `age` is the age of the phase when the rank wrote its last beat. This rank watches a
-            # few other ranks, and `heard` knows when their last beats came. So add the seconds
-            # since then.
-            age = state["age"]
-            if other in self.beats.heard:
-                age += now - self.beats.heard[other].when
-            # ">4" is four characters wide, to the right; "<12" is twelve, to the left.
-            host = f"{other:>4}  {state['host'][:12]:<12}"
-            numbers = f"{state['pid']:>8} {state['step']:>5} {age:>8.1f} {state['syncs']:>12}"
-            lines.append(f"{host} {numbers}  {state['phase']}")
+            lines.append(self._row_of_table(other, state, now))
         if stacks:
             lines.append(f"\nStacks of rank {verdict.rank}:")
             lines.append(stacks)
         lines.append("")
         say("\n".join(lines))
+
+    def _row_of_table(self, rank: int, state: State, now: float) -> str:
+        """Return the row of a rank in the table of `_say`.
+
+        state: the last beat of the rank
+        now: time of the clock of the beats
+        """
+        # `age` is the age of the phase when the rank wrote its last beat. This rank watches a few
+        # other ranks, and `heard` knows when their last beats came. So add the seconds since then.
+        age = state["age"]
+        if rank in self.beats.heard:
+            age += now - self.beats.heard[rank].when
+        # ">4" is four characters wide, to the right; "<12" is twelve, to the left.
+        host = f"{rank:>4}  {state['host'][:12]:<12}"
+        numbers = f"{state['pid']:>8} {state['step']:>5} {age:>8.1f} {state['syncs']:>12}"
+        return f"{host} {numbers}  {state['phase']}"
 
     def _stall_error(self, verdict: Verdict, stacks: str) -> StallError:
         """Return the error that names the rank, its phase and its host.
