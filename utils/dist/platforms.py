@@ -97,17 +97,12 @@ def read_launch(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> Launc
     Raises one DistError that lists every variable that is missing, no number or out of range.
     """
     faults: list[str] = []
-    # torchrun sets TORCHELASTIC_RUN_ID for its ranks. If torchrun runs within a SLURM job, its
-    # ranks have the variables of SLURM too, but these describe the whole job and no rank.
-    is_slurm_task = "SLURM_PROCID" in env and "TORCHELASTIC_RUN_ID" not in env
-    if _is_batch_script(env) and env.get("WORLD_SIZE") == "1":
-        is_slurm_task = False  # the user has set WORLD_SIZE=1 to get a single process
-    task_count = 1
-    if is_slurm_task:
-        task_count = _number(env, "SLURM_NTASKS", faults, default=1, low=1)
+    task_count = _task_count(env, faults)
     # With tasks of SLURM, WORLD_SIZE may be missing. Else it alone tells the number of ranks.
     is_required = task_count == 1
     world_size = _count_of_members(env, "WORLD_SIZE", faults, is_required)
+
+    # The number of this rank, and the host and port of rank 0.
 
     if world_size > 1:
         mode = "torchrun" if "TORCHELASTIC_RUN_ID" in env else "platform"
@@ -130,6 +125,7 @@ def read_launch(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> Launc
     # Time-out of a collective. 0 means that the user has set none.
     timeout_s = _seconds(env, "NCCL_TIMEOUT", default=0.0)
     local_name = "LOCAL_RANK" if env.get("LOCAL_RANK") else "SLURM_LOCALID"
+    has_local_rank = bool(env.get(local_name))
     local_rank = _number(
         env,
         local_name,
@@ -139,9 +135,8 @@ def read_launch(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> Launc
         high=gpu_count - 1 if gpu_count > 1 else None,
         high_is_from="the number of GPUs on this host",
     )
-    # Two ranks on one GPU would be slow or run out of memory. So if there are several GPUs, a
-    # missing LOCAL_RANK must not count as 0. torchrun and SLURM always set it.
-    has_local_rank = bool(env.get(local_name))
+    # With several GPUs, a missing LOCAL_RANK must not count as 0. Otherwise all ranks of a host
+    # would take GPU 0, be slow, and run out of memory. torchrun and SLURM always set it.
     if mode == "platform" and gpu_count > 1 and not has_local_rank and not faults:
         raise _unknown_local_rank(world_size, member.number, gpu_count, command)
     _refuse(faults, env)
@@ -156,6 +151,18 @@ def read_launch(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> Launc
         join_s=join_s,
         timeout_s=timeout_s,
     )
+
+
+def _task_count(env: Env, faults: list[str]) -> int:
+    """Return the number of tasks of SLURM if this process is one of them, or else 1."""
+    # torchrun sets TORCHELASTIC_RUN_ID for its ranks. If torchrun runs within a SLURM job, its
+    # ranks have the variables of SLURM too, but these describe the whole job and no rank.
+    is_slurm_task = "SLURM_PROCID" in env and "TORCHELASTIC_RUN_ID" not in env
+    if _is_batch_script(env) and env.get("WORLD_SIZE") == "1":
+        is_slurm_task = False  # the user has set WORLD_SIZE=1 to get a single process
+    if not is_slurm_task:
+        return 1
+    return _number(env, "SLURM_NTASKS", faults, default=1, low=1)
 
 
 def _is_store_of_agent(env: Env) -> bool:
@@ -226,15 +233,7 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
         name_of[torchruns_name] = name
         if env.get(name):
             values[torchruns_name] = env[name].strip()
-
-    # A process that is a rank itself, or that is alone, needs no torchrun.
-    if "PET_NPROC_PER_NODE" not in values:
-        return {}  # no variable tells the number of ranks on a node
-    if env.get("LOCAL_RANK"):
-        return {}  # this process has a number among the ranks of its node
-    # srun sets SLURM_PROCID, and starts one process for each rank. A platform on top of SLURM that
-    # starts one process for each node sets WORLD_SIZE as well, and srun does not.
-    if "SLURM_PROCID" in env and "WORLD_SIZE" not in env:
+    if "PET_NPROC_PER_NODE" not in values or _is_rank(env):
         return {}
 
     # torchrun takes these three words in place of a number.
@@ -268,6 +267,15 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
     if ranks_per_node == 1 and env.get("WORLD_SIZE", "1") == str(node_count):
         return {}
     return values
+
+
+def _is_rank(env: Env) -> bool:
+    """Whether this process is a rank itself, so that it needs no torchrun."""
+    if env.get("LOCAL_RANK"):
+        return True  # this process has a number among the ranks of its node
+    # srun sets SLURM_PROCID, and starts one process for each rank. A platform on top of SLURM that
+    # starts one process for each node sets WORLD_SIZE as well, and srun does not.
+    return "SLURM_PROCID" in env and "WORLD_SIZE" not in env
 
 
 # ---- Lists of hosts --------------------------------------------------------------------------
@@ -403,7 +411,7 @@ def _seconds(env: Env, name: str, default: float) -> float:
         return default
     with suppress(ValueError):
         seconds = float(text)
-        # Above a million seconds, 11 days, the value is taken for a mistake, e.g. milliseconds.
+        # A value above a million seconds, 11 days, counts as a mistake, e.g. as milliseconds.
         if 0 < seconds < 10**6:
             return seconds
     raise DistError(

@@ -154,13 +154,7 @@ class Experiment:
         )
 
         scalars = {f"train/{name}": value for name, value in values.items()}
-        # The seconds per step of each rank show which rank is slow. If no step was measured, there
-        # are no seconds to divide. All ranks have made the same number of steps.
-        if ranks[0].steps:
-            for name in ("data_s", "forward_s", "compute_s"):
-                for number, rank in enumerate(ranks):
-                    seconds = getattr(rank, name)
-                    scalars[f"ranks/{name}/{number}"] = seconds / rank.steps
+        scalars |= _scalars_of_ranks(ranks)
         self.to_writers("scalars", scalars, progress.step)
         self.health.logged(ranks, grad_norms)
 
@@ -251,18 +245,9 @@ class Experiment:
         if not self.is_main:
             return
 
-        # If somebody has moved the folder, write the checkpoint into the moved folder.
         begin = time.perf_counter()
-        path = checkpoint.own_checkpoint(self.folder, name)
-        moved = None
-        try:
-            self.check_folder()
-        except FolderMovedError as e:
-            if e.now is None:  # the new place of the folder is not known
-                raise
-            path = checkpoint.own_checkpoint(e.now, name)
-            moved = e
-
+        new_place = self._new_place()
+        path = checkpoint.own_checkpoint(new_place or self.folder, name)
         state = {
             **state_of(),
             **asdict(progress),
@@ -277,10 +262,23 @@ class Experiment:
         checkpoint.save(state, path, keep)
         seconds = time.perf_counter() - begin
         logger.info("saved %s at iter %d (%.1f s)", path, progress.step, seconds)
-        if moved is not None:
+        if new_place is not None:
             # The run ends here: its other files would go to the old place. `saved` tells the user
             # which file the run can resume from.
-            raise FolderMovedError(self.folder, moved.now, saved=path)
+            raise FolderMovedError(self.folder, new_place, saved=path)
+
+    def _new_place(self) -> Path | None:
+        """Return where somebody has moved the folder of the run, or None if it is in its place.
+
+        Raises FolderMovedError if the folder was moved and its new place is not known.
+        """
+        try:
+            self.check_folder()
+        except FolderMovedError as e:
+            if e.now is None:
+                raise
+            return e.now
+        return None
 
     def check_folder(self) -> None:
         """Raise FolderMovedError if the folder is not the one that this run has locked."""
@@ -338,6 +336,22 @@ class Experiment:
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
                 logger.warning("%s did not end within %.0f s and is left behind", name, limit_s)
+
+
+def _scalars_of_ranks(ranks: list[Measured]) -> dict[str, float]:
+    """Return the seconds per step of each rank, which show the slow rank.
+
+    E.g. {"ranks/data_s/0": 0.02, "ranks/data_s/1": 0.31, ...}. Returns {} if no step was measured,
+    because there are no seconds to divide.
+    """
+    scalars: dict[str, float] = {}
+    if not ranks[0].steps:  # all ranks have made the same number of steps
+        return scalars
+    for name in ("data_s", "forward_s", "compute_s"):
+        for number, rank in enumerate(ranks):
+            seconds = getattr(rank, name)
+            scalars[f"ranks/{name}/{number}"] = seconds / rank.steps
+    return scalars
 
 
 def write_environment(folder: Path, parameters: int) -> None:
@@ -417,9 +431,8 @@ class TensorBoardWriter:
         """
         from torch.utils.tensorboard import SummaryWriter, summary
 
-        # SummaryWriter starts a thread of its own. Find it by comparing the threads before and
-        # after.
         first_hidden_step = step + 1 if repeated is None else step
+        # SummaryWriter starts a thread. Find it by comparing the threads before and after.
         threads_before = set(threading.enumerate())
         with writing(folder, OTHER_ROOT):
             put_before_now(folder)
@@ -430,18 +443,17 @@ class TensorBoardWriter:
         self.image = partial(self.writer.add_image, dataformats="HWC")  # height, width, channels
         self.close = self.writer.close
 
-        lines = json.dumps(options, indent=2).splitlines()
-        # "train.G_optimizer_lr" -> 0.0004, ...
-        hyperparameters: dict[str, Any] = {}
-        for name in HYPERPARAMETER_SECTIONS:
-            hyperparameters.update(flat(options.get(name), name))
         with best_effort(str(folder)):
             # TensorBoard shows text as Markdown, which leaves indented lines as they are.
+            lines = json.dumps(options, indent=2).splitlines()
             text = "\n".join(f"    {line}" for line in lines)
             self.writer.add_text("options", text, step)
             # `SummaryWriter.add_hparams` would write the hyperparameters into a second run. So
             # these lines do its work in this run. TensorBoard takes the values of the metrics from
             # the scalars of this run.
+            hyperparameters: dict[str, Any] = {}  # e.g. "train.G_optimizer_lr" -> 0.0004
+            for name in HYPERPARAMETER_SECTIONS:
+                hyperparameters.update(flat(options.get(name), name))
             file_writer: Any = self.writer.file_writer  # open until `close`
             metrics = dict.fromkeys(TAGS_BESIDE_HYPERPARAMETERS)  # tag -> None
             for entry in summary.hparams(hyperparameters, metrics):
