@@ -9,7 +9,13 @@ that fills the memory. So every reader here must bear any bytes: it returns None
 is cut short or contradicts itself, and never loops without an end.
 
 Each format has one reader below, `_read_png` and so on. Its docstring shows the layout of the file.
-A layout such as "8 length, 12 kind" gives the number of the byte at which a value begins.
+A layout such as "8 length, 12 kind" gives the number of the byte at which a value begins: the
+length begins at byte 8, and the kind at byte 12. A number of several bytes is big endian (the
+highest byte first) or little endian (the lowest byte first). In the code, `..._at` or `at` is the
+number of a byte of the file.
+
+A new format is a new reader and a new row of READERS. `data/` calls `read_header` for each frame,
+so a reader must be fast and must not copy the pixels.
 
 What must stay: no reader may trust a number in the file without a limit, and each turn of a loop
 must move on. tests/stories/test_foreign_files.py reads damaged files.
@@ -27,15 +33,19 @@ MOST_PIXELS = 2**26
 
 
 class Orientation(NamedTuple):
-    """What makes a stored picture upright: first rows and columns are exchanged, then reversed."""
+    """What makes a stored picture upright: first rows and columns are exchanged, then reversed.
 
-    is_transposed: bool = False
-    has_reversed_columns: bool = False
-    has_reversed_rows: bool = False
+    `upright` does these steps. The order of the three fields is the order of the steps.
+    """
+
+    is_transposed: bool = False  # whether rows and columns are exchanged
+    has_reversed_columns: bool = False  # whether left and right are exchanged
+    has_reversed_rows: bool = False  # whether top and bottom are exchanged
 
 
 UPRIGHT = Orientation()
-# Values of the tag "orientation" (Exif 2.32, 4.6.4; TIFF 6.0, page 36). 1 is upright.
+# Value of the tag "orientation" -> what makes the picture upright (Exif 2.32, 4.6.4; TIFF 6.0, page
+# 36). The value 1 is upright already. E.g. a telephone that was held upright writes 6.
 EXIF_ORIENTATIONS = {
     2: Orientation(is_transposed=False, has_reversed_columns=True, has_reversed_rows=False),
     3: Orientation(is_transposed=False, has_reversed_columns=True, has_reversed_rows=True),
@@ -48,9 +58,12 @@ EXIF_ORIENTATIONS = {
 
 
 def upright(image: np.ndarray, orientation: Orientation) -> np.ndarray:
-    """Return an image (H, W, ...) as it is shown, (H, W, ...) or (W, H, ...), without a copy."""
+    """Return an image (H, W, ...) as it is shown, (H, W, ...) or (W, H, ...), without a copy.
+
+    The result shares memory with `image`. So a caller that changes one changes both.
+    """
     if orientation.is_transposed:
-        image = image.swapaxes(0, 1)
+        image = image.swapaxes(0, 1)  # (W, H, ...)
     if orientation.has_reversed_columns:
         image = image[:, ::-1]
     if orientation.has_reversed_rows:
@@ -118,19 +131,17 @@ def has_whole_chunks(png: bytes) -> bool:
     See `_read_png` for the layout.
     """
     size_of_picture = png[16:24]  # width and height in the first chunk, 4 bytes each
-    at = PNG_FIRST_CHUNK  # the byte at which the chunk begins
+    at = PNG_FIRST_CHUNK
     while at + PNG_CHUNK_OVERHEAD <= len(png):
-        length = int.from_bytes(png[at : at + 4], "big")
-        kind = png[at + 4 : at + 8]
-        data = png[at + 8 : at + 8 + length]
-        next_chunk = at + PNG_CHUNK_OVERHEAD + length
-        if next_chunk > len(png):
-            return False
-        if kind == b"IEND":  # the last chunk
+        chunk = _png_chunk(png, at)
+        if chunk.next_at > len(png):
+            return False  # the chunk ends behind the end of the file
+        if chunk.kind == b"IEND":  # the last chunk
             return True
-        if kind == b"fcTL" and not _lies_within(data, size_of_picture):  # a frame of an animation
-            return False
-        at = next_chunk
+        if chunk.kind == b"fcTL":  # a frame of an animation
+            if not _lies_within(png[chunk.data], size_of_picture):
+                return False
+        at = chunk.next_at
     return False  # the file ends before the last chunk
 
 
@@ -140,19 +151,35 @@ def _lies_within(frame: bytes, size_of_picture: bytes) -> bool:
     frame: data of a chunk fcTL: 0 number, 4 width, 8 height, 12 left, 16 top.
     size_of_picture: the first bytes of the chunk IHDR: 0 width, 4 height.
     """
-
-    def number(data: bytes, at: int) -> int:
-        return int.from_bytes(data[at : at + 4], "big")
-
-    width = number(frame, 4)
-    height = number(frame, 8)
-    left = number(frame, 12)
-    top = number(frame, 16)
-    whole_width = number(size_of_picture, 0)
-    whole_height = number(size_of_picture, 4)
+    width = _big_endian(frame, at=4, length=4)
+    height = _big_endian(frame, at=8, length=4)
+    left = _big_endian(frame, at=12, length=4)
+    top = _big_endian(frame, at=16, length=4)
+    whole_width = _big_endian(size_of_picture, at=0, length=4)
+    whole_height = _big_endian(size_of_picture, at=4, length=4)
     fits_width = 0 < width <= whole_width - left
     fits_height = 0 < height <= whole_height - top
     return fits_width and fits_height
+
+
+# ---- Numbers in bytes --------------------------------------------------------------------------
+
+
+def _big_endian(content: bytes, at: int, length: int) -> int:
+    """Return the number in `length` bytes from byte `at` on, the highest byte first.
+
+    E.g. the bytes 1, 2 are the number 1 * 256 + 2. If the content ends before, the number has fewer
+    bytes; it is 0 without any byte.
+    """
+    return int.from_bytes(content[at : at + length], "big")
+
+
+def _little_endian(content: bytes, at: int, length: int) -> int:
+    """Return the number in `length` bytes from byte `at` on, the lowest byte first.
+
+    E.g. the bytes 1, 2 are the number 1 + 2 * 256. A cut content is treated as in `_big_endian`.
+    """
+    return int.from_bytes(content[at : at + length], "little")
 
 
 # ---- PNG, JPEG and TIFF ------------------------------------------------------------------------
@@ -163,6 +190,24 @@ PNG_FIRST_CHUNK = 8
 PNG_CHUNK_OVERHEAD = 12
 # Colour types of a PNG that are grey: without and with opacity.
 PNG_GREY = (0, 4)
+
+
+class _PngChunk(NamedTuple):
+    """A chunk of a PNG."""
+
+    kind: bytes  # e.g. b"IDAT"
+    data: slice  # the bytes of the file that are the data of the chunk
+    next_at: int  # the byte at which the next chunk begins
+
+
+def _png_chunk(content: bytes, at: int) -> _PngChunk:
+    """Return the chunk that begins at byte `at`. Its data may end behind the end of the content."""
+    length = _big_endian(content, at, length=4)
+    return _PngChunk(
+        kind=content[at + 4 : at + 8],
+        data=slice(at + 8, at + 8 + length),  # no copy: the data may be all pixels
+        next_at=at + PNG_CHUNK_OVERHEAD + length,
+    )
 
 
 def _read_png(content: bytes) -> Header | None:
@@ -176,25 +221,28 @@ def _read_png(content: bytes) -> Header | None:
     # 26: the bytes up to the colour type, with it.
     if len(content) < 26 or content[12:16] != b"IHDR":
         return None
-    width = int.from_bytes(content[16:20], "big")
-    height = int.from_bytes(content[20:24], "big")
+    width = _big_endian(content, at=16, length=4)
+    height = _big_endian(content, at=20, length=4)
     bits = content[24]
     is_grey = content[25] in PNG_GREY
 
     # Look for the orientation in the chunks before the pixels.
     orientation = UPRIGHT
     at = PNG_FIRST_CHUNK
-    while content[at + 4 : at + 8] != b"IDAT":
+    while True:
         if len(content) < at + 8:  # the content ends before the pixels
             return None
-        length = int.from_bytes(content[at : at + 4], "big")
-        if content[at + 4 : at + 8] == b"eXIf":
-            data = content[at + 8 : at + 8 + length]
-            orientation = _exif_orientation(data)
-        at += PNG_CHUNK_OVERHEAD + length
+        chunk = _png_chunk(content, at)
+        if chunk.kind == b"IDAT":
+            break
+        if chunk.kind == b"eXIf":
+            orientation = _exif_orientation(content[chunk.data])
+        at = chunk.next_at
     return Header("PNG", height, width, bits, is_grey=is_grey, orientation=orientation)
 
 
+# The bytes before Exif data in a JPEG, and in some WebP.
+EXIF_BEGIN = b"Exif\0\0"
 # Markers of a JPEG: the second byte of a segment, after 0xFF.
 JPEG_END = 0xD9  # end of the picture
 JPEG_PIXELS = 0xDA  # the pixels follow
@@ -227,17 +275,17 @@ def _read_jpeg(content: bytes) -> Header | None:
             at += 2
         elif 0xC0 <= marker <= 0xCF and marker not in JPEG_NO_FRAME_HEADER:
             bits = content[at + 4]
-            height = int.from_bytes(content[at + 5 : at + 7], "big")
-            width = int.from_bytes(content[at + 7 : at + 9], "big")
+            height = _big_endian(content, at + 5, length=2)
+            width = _big_endian(content, at + 7, length=2)
             is_grey = content[at + 9] == 1
             return Header("JPEG", height, width, bits, is_grey=is_grey, orientation=orientation)
         elif marker in (JPEG_END, JPEG_PIXELS):
             return None  # the frame header must come before
         else:
-            length = int.from_bytes(content[at + 2 : at + 4], "big")
+            length = _big_endian(content, at + 2, length=2)  # of its own 2 bytes and the data
             data = content[at + 4 : at + 2 + length]
-            if marker == JPEG_EXIF and data.startswith(b"Exif\0\0"):
-                orientation = _exif_orientation(data[6:])  # without the 6 bytes "Exif\0\0"
+            if marker == JPEG_EXIF and data.startswith(EXIF_BEGIN):
+                orientation = _exif_orientation(data.removeprefix(EXIF_BEGIN))
             # A length below 2 is wrong. With 2 instead, the loop still moves on, and ends.
             at += 2 + max(length, 2)
     return None
@@ -299,18 +347,18 @@ def _read_webp(content: bytes) -> Header | None:
     first_kind = content[12:16]
     if first_kind == b"VP8X":
         # Extended: 24 width - 1 and 27 height - 1, of 3 bytes.
-        width = 1 + int.from_bytes(content[24:27], "little")
-        height = 1 + int.from_bytes(content[27:30], "little")
+        width = 1 + _little_endian(content, at=24, length=3)
+        height = 1 + _little_endian(content, at=27, length=3)
     elif first_kind == b"VP8L":
         # Lossless: from 21 on, 14 bits of width - 1 and 14 bits of height - 1. "& LOW_14_BITS"
         # keeps the lowest 14 bits of a number; ">> 14" moves the next bits down to them.
-        packed = int.from_bytes(content[21:25], "little")
+        packed = _little_endian(content, at=21, length=4)
         width = 1 + (packed & LOW_14_BITS)
         height = 1 + ((packed >> 14) & LOW_14_BITS)
     elif first_kind == b"VP8 ":
         # Lossy: 26 width and 28 height, of 14 bits. The two high bits ask for scaling.
-        width = int.from_bytes(content[26:28], "little") & LOW_14_BITS
-        height = int.from_bytes(content[28:30], "little") & LOW_14_BITS
+        width = _little_endian(content, at=26, length=2) & LOW_14_BITS
+        height = _little_endian(content, at=28, length=2) & LOW_14_BITS
     else:
         return None
 
@@ -319,10 +367,10 @@ def _read_webp(content: bytes) -> Header | None:
     at = 12
     while at + 8 <= len(content):
         kind = content[at : at + 4]
-        length = int.from_bytes(content[at + 4 : at + 8], "little")
+        length = _little_endian(content, at + 4, length=4)
         if kind == b"EXIF":
             data = content[at + 8 : at + 8 + length]
-            orientation = _exif_orientation(data.removeprefix(b"Exif\0\0"))
+            orientation = _exif_orientation(data.removeprefix(EXIF_BEGIN))
         at += 8 + length + length % 2  # a byte more if the length is odd
     return Header("WebP", height, width, orientation=orientation)
 
@@ -335,11 +383,12 @@ def _read_bmp(content: bytes) -> Header | None:
     """
     if len(content) < 30:
         return None
-    header_size = int.from_bytes(content[14:18], "little")
+    header_size = _little_endian(content, at=14, length=4)
     if header_size == 12:
-        width = int.from_bytes(content[18:20], "little")
-        height = int.from_bytes(content[20:22], "little")
+        width = _little_endian(content, at=18, length=2)
+        height = _little_endian(content, at=20, length=2)
     else:
+        # These two numbers have a sign.
         width = int.from_bytes(content[18:22], "little", signed=True)
         height = abs(int.from_bytes(content[22:26], "little", signed=True))
     return Header("BMP", height, width)
