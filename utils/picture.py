@@ -15,7 +15,7 @@ highest byte first) or little endian (the lowest byte first). In the code, `..._
 number of a byte of the file.
 
 A new format is a new reader and a new row of READERS. `data/` calls `read_header` for each frame,
-so a reader must be fast and must not copy the pixels.
+so a reader must not copy the pixels.
 
 What must stay: no reader may trust a number in the file without a limit, and each turn of a loop
 must move on. tests/stories/test_foreign_files.py reads damaged files.

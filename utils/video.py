@@ -25,7 +25,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import av.logging
 import cv2
@@ -156,30 +156,12 @@ class VideoReader:
         """
         self.path = Path(path)
         self._go_on = go_on
-        # The time stamps in seconds. None: the container has no time stamp for this frame.
-        stamps: list[Fraction | None] = []
         with self._errors("not a video"), open_container(str(self.path)) as container:
-            stream = _film_in(container)
-            first = None
-            is_interlaced = False
-            for frame in container.decode(stream):
-                if first is None:
-                    first = frame
-                elif _upright_size(frame) != _upright_size(first):
-                    raise _other_size(path, len(stamps), frame, first)
-                is_interlaced = is_interlaced or frame.interlaced_frame
-                has_stamp = frame.pts is not None
-                stamps.append(frame.pts * frame.time_base if has_stamp else None)
-                go_on()
-            if first is None:
-                raise OSError(0, "no frame can be decoded")
-            # If neither the container nor the codec gives a rate, take 25 frames a second.
-            fps = Fraction(stream.average_rate or stream.guessed_rate or 25)
-            self.pixel_aspect = _upright_aspect(stream, first)
-            _warn_of_kind(path, stream, is_interlaced)
-        self.num_frames = len(stamps)
-        self.fps = float(fps)
-        self.times = _usable_times(path, stamps, fps)
+            found = _read_through(container, path, go_on)
+        self.num_frames = len(found.stamps)
+        self.fps = float(found.fps)
+        self.times = _usable_times(path, found.stamps, found.fps)
+        self.pixel_aspect = found.pixel_aspect
 
         # The decoded frames from number `_next_index` on. None: the film was not opened yet.
         self._frames: Iterator[np.ndarray] | None = None
@@ -202,28 +184,40 @@ class VideoReader:
 
         # Index of the first frame that is kept. Frames before it are decoded but not converted.
         first_kept = index
-        if self._frames is None or index < self._next_index:
-            # Decode from the start again. If frames were read before, the caller reads backwards,
-            # and will want the frames before `index` next: keep them, too.
-            if self._kept:
-                frame_bytes = max(frame.nbytes for frame in self._kept.values())
-                frames_before = max(1, MOST_KEPT_BYTES // frame_bytes)
-                first_kept = index - frames_before
-            self._frames = _decoded(self.path, first_kept)
+        is_behind = index < self._next_index  # the decoder has passed this frame already
+        if self._frames is None or is_behind:
+            first_kept = index - self._frames_to_keep_before()
+            self._frames = _decoded(self.path, first_kept)  # from the start of the film
             self._next_index = 0
 
         # Decode up to frame `index`.
         self._kept = {}
         while self._next_index <= index:
-            with self._errors(f"frame {self._next_index} of {self.num_frames} cannot be decoded"):
-                frame = next(self._frames, None)  # None at the end of the film
-                if frame is None:
-                    raise OSError(0, "the video ends there")
-            self._go_on()
+            frame = self._next_frame(self._frames)
             if self._next_index >= first_kept:
                 self._kept[self._next_index] = frame
             self._next_index += 1
         return self._kept[index]
+
+    def _frames_to_keep_before(self) -> int:
+        """Return how many frames before the wanted frame are kept when decoding begins again.
+
+        If frames were read before, the caller reads backwards, and will ask for the frames before
+        the wanted frame next. E.g. 48 frames of 720p fit into MOST_KEPT_BYTES.
+        """
+        if not self._kept:
+            return 0  # the first call of `read`
+        frame_bytes = max(frame.nbytes for frame in self._kept.values())
+        return max(1, MOST_KEPT_BYTES // frame_bytes)
+
+    def _next_frame(self, frames: Iterator[np.ndarray]) -> np.ndarray:
+        """Return the next frame of the decoder. Raises DataError if there is none."""
+        with self._errors(f"frame {self._next_index} of {self.num_frames} cannot be decoded"):
+            frame = next(frames, None)  # None at the end of the film
+            if frame is None:
+                raise OSError(0, "the video ends there")
+        self._go_on()
+        return frame
 
     @contextmanager
     def _errors(self, what: str) -> Generator[None]:
@@ -244,6 +238,44 @@ class VideoReader:
                 expected="a video that FFmpeg can decode",
                 do="play it in a player, or give its frames as a folder",
             ) from e
+
+
+class _Found(NamedTuple):
+    """What `_read_through` finds in a film."""
+
+    stamps: list[Fraction | None]  # seconds of each frame; None if the container has no time stamp
+    fps: Fraction  # mean number of frames a second
+    pixel_aspect: Fraction  # width over height of a pixel of the upright frame
+
+
+def _read_through(container: Any, path: str | Path, go_on: Callable[[], object]) -> _Found:
+    """Decode all frames of a film once. Returns what `VideoReader` must know of it.
+
+    Logs a warning for a film that looks different here than in a player. Raises OSError or
+    FFmpegError if no frame can be decoded, and DataError for frames of different sizes.
+
+    go_on: called after each decoded frame
+    """
+    stream = _film_in(container)
+    stamps: list[Fraction | None] = []
+    first = None  # the first frame, whose size all others must have
+    is_interlaced = False
+    for frame in container.decode(stream):
+        if first is None:
+            first = frame
+        elif _upright_size(frame) != _upright_size(first):
+            raise _other_size(path, len(stamps), frame, first)
+        is_interlaced = is_interlaced or frame.interlaced_frame
+        # `pts` counts ticks, and time_base is the seconds of a tick.
+        has_stamp = frame.pts is not None
+        stamps.append(frame.pts * frame.time_base if has_stamp else None)
+        go_on()
+    if first is None:
+        raise OSError(0, "no frame can be decoded")
+    _warn_of_kind(path, stream, is_interlaced)
+    # If neither the container nor the codec gives a rate, take 25 frames a second.
+    fps = Fraction(stream.average_rate or stream.guessed_rate or 25)
+    return _Found(stamps, fps, _upright_aspect(stream, first))
 
 
 def _decoded(path: Path, first_kept: int) -> Iterator[np.ndarray]:
@@ -454,7 +486,7 @@ class VideoWriter(AbstractContextManager):
                 beside = width - frame.shape[1]
                 frame = cv2.copyMakeBorder(frame, 0, below, 0, beside, cv2.BORDER_REPLICATE)
 
-            rgb: Any = frame  # PyAV's types do not know that it is uint8
+            rgb: Any = frame  # Any, because the types of PyAV do not know uint8 arrays
             image = av.VideoFrame.from_ndarray(rgb, format="rgb24")
             image = image.reformat(
                 format=self._stream.pix_fmt, dst_colorspace="ITU709", dst_color_range="MPEG"
