@@ -46,9 +46,15 @@ READ_AT_ONCE = 2**24
 OTHER_ROOT = "free some space, or set path.root to another disk"
 
 _DIGITS = re.compile(r"(\d+)")
-# A number as Python and C print it: sign, digits, digits behind the point, exponent. An exponent
-# must have a sign, because "2e5" may also be a checksum.
-_VALUE = re.compile(r"([+-]?)(\d{1,100})(?:\.(\d{0,200}))?([eE][+-]\d{1,3})?", re.ASCII)
+# A number as Python and C print it, e.g. "-1.50e+3". The limits of the lengths keep a long name of
+# a file from taking much time.
+_VALUE = re.compile(
+    r"([+-]?)"  # sign
+    r"(\d{1,100})"  # digits before the point
+    r"(?:\.(\d{0,200}))?"  # the point, and digits behind it
+    r"([eE][+-]\d{1,3})?",  # exponent; it must have a sign, because "2e5" may also be a checksum
+    re.ASCII,
+)
 
 
 # ---- Names -------------------------------------------------------------------------------------
@@ -63,7 +69,8 @@ def natural_key(path: str | PurePath) -> tuple[tuple[int, int, str], ...]:
     """
     key = []
     # With a group in the pattern, split returns text and digits in turn, beginning with text: "a12"
-    # becomes "a", "12", "". So each second part is digits.
+    # becomes "a", "12", "". So each second part is digits. Tuples are compared item by item, so 0
+    # (digits) comes before 1 (text).
     for index, part in enumerate(_DIGITS.split(str(path))):
         is_digits = index % 2 == 1
         if is_digits:

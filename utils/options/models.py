@@ -515,7 +515,9 @@ class Options(Section):
         """
         self._refuse_task()
         self._refuse_static_graph()
-        self._refuse_steps()
+        self._refuse_endless_run()
+        self._refuse_slow_loader()
+        self._refuse_milestones()
         # VRT has its scale as a parameter of its own. A network without the parameter passes.
         upscale = getattr(self.netG, "upscale", self.scale)
         if upscale != self.scale:
@@ -567,19 +569,21 @@ class Options(Section):
                 do="set use_static_graph to false",
             )
 
-    def _refuse_steps(self) -> None:
-        """Raise OptionError for a run without an end, a slow loader, or wrong milestones."""
-        # A run without an end has neither a number of steps nor a number of epochs.
-        train = self.train
-        if train.total_iter is None and train.epochs is None:
+    def _refuse_endless_run(self) -> None:
+        """Raise OptionError if neither a number of steps nor a number of epochs ends the run."""
+        if self.train.total_iter is None and self.train.epochs is None:
             raise OptionError(
                 what="train.total_iter and train.epochs are both null",
                 where="train.total_iter",
                 expected="steps or epochs",
                 do="set one of them",
             )
-        # The time-out of the loader must come before the watchdog. A time-out of null is not
-        # checked, because it becomes 4/5 of stall_s.
+
+    def _refuse_slow_loader(self) -> None:
+        """Raise OptionError if the time-out of the loader does not come before the watchdog.
+
+        A time-out of null is not checked, because it becomes 4/5 of stall_s.
+        """
         loader = self.datasets.train
         timeout_s = loader.dataloader_timeout_s if loader else None
         stall_s = self.watchdog.stall_s
@@ -592,11 +596,14 @@ class Options(Section):
                 "watchdog cannot",
                 do="lower or remove it, or raise watchdog.stall_s",
             )
+
+    def _refuse_milestones(self) -> None:
+        """Raise OptionError if MultiStepLR has no milestones, or milestones that do not rise."""
         # Milestones rise if sorting them and removing repeated ones changes nothing: [10, 20]
         # rises, [20, 10] and [10, 10] do not.
-        steps = train.G_scheduler_milestones
+        steps = self.train.G_scheduler_milestones
         rise = bool(steps) and steps == sorted(set(steps))
-        if train.G_scheduler_type == "MultiStepLR" and not rise:
+        if self.train.G_scheduler_type == "MultiStepLR" and not rise:
             raise OptionError(
                 what=f"train.G_scheduler_milestones is {steps}",
                 where="train.G_scheduler_milestones",

@@ -21,14 +21,17 @@ MASK = "***"  # what stands in place of a secret that is recognised by its form
 
 # ---- Keys of secrets ----------------------------------------------------------------------------
 
-# The last words of a key that holds a secret: "wandb_api_key", "db_pwd", but not "token_dim".
-# [_-]? allows "apikey", "api_key" and "api-key". (?i: ...) ignores upper and lower case.
-_NAME = (
-    r"(?i:(?:api|access|secret|private|ssh|signing|encryption|license|account|shared)[_-]?keys?|"
-    r"(?:auth|access|bearer|refresh)?[_-]?tokens?|passwords?|passwd|passphrases?|pwd|secrets?|"
-    r"auth|authorization|bearer|credentials?|webhooks?(?:[_-]?url)?|dsn|cookies?|session(?:[_-]?id)?|"
-    r"pat|jwt|sas|otp|connection[_-]?string)"
-)
+# The last words of a key that holds a secret, as regular expressions: "wandb_api_key" and "db_pwd"
+# end with one of them, "token_dim" does not. [_-]? allows "apikey", "api_key" and "api-key".
+_LAST_WORDS = (
+    r"(?:api|access|secret|private|ssh|signing|encryption|license|account|shared)[_-]?keys?",
+    r"(?:auth|access|bearer|refresh)?[_-]?tokens?",
+    r"passwords?", r"passwd", r"passphrases?", r"pwd", r"secrets?", r"auth", r"authorization",
+    r"bearer", r"credentials?", r"webhooks?(?:[_-]?url)?", r"dsn", r"cookies?",
+    r"session(?:[_-]?id)?", r"pat", r"jwt", r"sas", r"otp", r"connection[_-]?string",
+)  # fmt: skip
+# Any of them. (?i: ...) ignores upper and lower case.
+_NAME = f"(?i:{'|'.join(_LAST_WORDS)})"
 # The name must begin a word: at the begin of the key, after a sign or a digit, or at a capital
 # letter. So "wandb_api_key" and "hfToken" match. "compat" does not, although it ends in "pat".
 KEY = re.compile(rf"(?:^|[\W_\d]|[a-z](?=[A-Z])){_NAME}$")
@@ -58,24 +61,31 @@ _URL_PARAMETER = re.compile(
 )
 # "Authorization: Bearer VALUE". 12 characters at least, so that "token of the run" stays.
 _BEARER = re.compile(r"(?i)\b((?:bearer|basic|token)\s+)[A-Za-z0-9._~+/=-]{12,2000}")
-# Tokens that begin as their service writes them: GitHub ("ghp_..."), GitLab, Hugging Face
-# ("hf_..."), OpenAI ("sk-..."), Slack, Amazon ("AKIA..."), Google ("AIza..."), JSON web tokens
-# ("eyJ..."), PyPI and Docker. The whole token is replaced.
-_TOKEN = re.compile(
-    r"\b(?:gh[opsur]_\w{20,255}|github_pat_\w{20,255}|glpat-[\w-]{16,64}|hf_[A-Za-z0-9]{20,64}|"
-    r"sk-[\w-]{16,200}|xox[abeoprs]-[\w-]{10,200}|(?:AKIA|ASIA)[0-9A-Z]{16}|AIza[\w-]{30,40}|"
-    r"eyJ[\w-]{10,2000}\.[\w-]{10,4000}\.[\w-]{0,1000}|pypi-[\w-]{16,300}|dckr_pat_[\w-]{16,64})"
-)
+# Tokens that begin as their service writes them: service -> form. The whole token is replaced.
+_TOKEN_FORMS = {
+    "GitHub": r"gh[opsur]_\w{20,255}|github_pat_\w{20,255}",
+    "GitLab": r"glpat-[\w-]{16,64}",
+    "Hugging Face": r"hf_[A-Za-z0-9]{20,64}",
+    "OpenAI": r"sk-[\w-]{16,200}",
+    "Slack": r"xox[abeoprs]-[\w-]{10,200}",
+    "Amazon": r"(?:AKIA|ASIA)[0-9A-Z]{16}",
+    "Google": r"AIza[\w-]{30,40}",
+    "JSON web token": r"eyJ[\w-]{10,2000}\.[\w-]{10,4000}\.[\w-]{0,1000}",
+    "PyPI": r"pypi-[\w-]{16,300}",
+    "Docker": r"dckr_pat_[\w-]{16,64}",
+}
+_TOKEN = re.compile(rf"\b(?:{'|'.join(_TOKEN_FORMS.values())})")
 # A private key as OpenSSL and SSH write it to a file, also if its end is cut off.
 _PEM = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]{0,20000}?(?:-----END|$)")
 # "token: value" in text that is no JSON, or "--token value" on a command line; for messages.
-# Line 1 is the first form, with ":" or "=". Line 2 is the flag. Line 3 is the value, group 2: a
-# text in quotes, or all up to a blank, a comma or a closing bracket.
-_IN_TEXT = re.compile(
-    rf"""(?<![^\W_])({_NAME}["']?\s{{0,9}}[:=]\s{{0,9}}|"""
-    rf"""--(?:[\w-]{{0,40}}(?:[_-]|[a-z](?=[A-Z])))?{_NAME}[ =])"""
-    r"""("(?:\\.|[^"\\])*"?|'[^']*'?|[^\s,;&}\]]+)"""
-)
+# A name with ":" or "=" behind it, e.g. "password = ".
+_NAME_IN_TEXT = rf"""{_NAME}["']?\s{{0,9}}[:=]\s{{0,9}}"""
+# A flag with "=" or a blank behind it, e.g. "--wandb-api-key=" or "--hfToken ".
+_FLAG = rf"--(?:[\w-]{{0,40}}(?:[_-]|[a-z](?=[A-Z])))?{_NAME}[ =]"
+# A text in quotes, or all up to a blank, a comma or a closing bracket.
+_VALUE_IN_TEXT = r""""(?:\\.|[^"\\])*"?|'[^']*'?|[^\s,;&}\]]+"""
+# Group 1 stays in the text, group 2 is the value. (?<! ...): no letter or digit stands before.
+_IN_TEXT = re.compile(rf"(?<![^\W_])({_NAME_IN_TEXT}|{_FLAG})({_VALUE_IN_TEXT})")
 
 
 def redact(value: Any, key: str = "", shown: str | None = None) -> Any:
