@@ -136,18 +136,27 @@ def _value(outline: Any, message: bytes, begin: int) -> tuple[Any, int]:
         return Path(rest[0]), begin
     # All other kinds are arrays and tensors, e.g. ["tensor", "uint8", [2, 3]]. `rest` is the name
     # of the type, and the shape.
-    name, shape = rest
+    type_name, shape = rest
     if kind == "array":
-        return _array(np.dtype(name), shape, message, begin)
+        return _array(np.dtype(type_name), shape, message, begin)
+    if kind == "shape":
+        return torch.empty(shape, dtype=_torch_type(type_name), device="meta"), begin
+    if kind == "tensor":
+        return _tensor(_torch_type(type_name), shape, message, begin)
+    raise ValueError(f"{kind} is no kind of value")
+
+
+def _torch_type(name: str) -> torch.dtype:
+    """Return the type of torch with this name, e.g. "uint8". Raises ValueError for another name."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{name} is no type of a tensor")
-    if kind == "shape":
-        return torch.empty(shape, dtype=dtype, device="meta"), begin
-    if kind != "tensor":
-        raise ValueError(f"{kind} is no kind of value")
-    # Read the bytes of a tensor as a flat array of uint8, and then take them as numbers of its
-    # type.
+    return dtype
+
+
+def _tensor(dtype: torch.dtype, shape: list[int], message: bytes, begin: int) -> tuple[Tensor, int]:
+    """Return the tensor whose bytes begin at position `begin`, and the position behind them."""
+    # Read the bytes as a flat array of uint8, and then take them as numbers of the tensor's type.
     byte_count = _bytes_of(dtype, shape)
     content, end = _array(np.dtype(np.uint8), [-1], message, begin, byte_count)
     return torch.from_numpy(content).view(dtype).reshape(shape), end

@@ -260,6 +260,9 @@ class OptionParser(argparse.ArgumentParser):
 def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None:
     """Set one option as the command line says. Raises OptionError if it cannot be read.
 
+    `load_options` calls this for the overrides. Programs whose flags set options call it as well,
+    e.g. main_test_vrt.py.
+
     raw: sections and options, changed in place
     override: "section.key=value"; the value is JSON, else a string
     """

@@ -32,7 +32,7 @@ _LAST_WORDS = (
 )  # fmt: skip
 # Any of them. (?i: ...) ignores upper and lower case.
 _NAME = f"(?i:{'|'.join(_LAST_WORDS)})"
-# The name must begin a word: at the begin of the key, after a sign or a digit, or at a capital
+# The name must begin a word: at the beginning of the key, after a sign or a digit, or at a capital
 # letter. So "wandb_api_key" and "hfToken" match. "compat" does not, although it ends in "pat".
 KEY = re.compile(rf"(?:^|[\W_\d]|[a-z](?=[A-Z])){_NAME}$")
 # Names that a person may misspell, e.g. "wandb_api_kye". A misspelt key is refused, and a message

@@ -177,9 +177,8 @@ def _take_lock(path: Path) -> BinaryIO:
     Raises OptionError if somebody else keeps the lock. If the file system has no locks, logs a
     warning, and returns the file without a lock.
     """
-    # `writing` turns an OSError into a DataError with the advice
-    # OTHER_ROOT ("free some space, ...").
-    # `open_kept` opens a file that the run keeps open, and follows no link.
+    # `writing` turns an OSError into a DataError with the advice OTHER_ROOT ("free some space,
+    # ..."). `open_kept` opens a file that the run keeps open, and follows no link.
     with writing(path, OTHER_ROOT):
         # 0o600: only the owner may open the file, because whoever can read a file can lock it.
         file = open_kept(path, "a+b", 0o600)
@@ -198,11 +197,8 @@ def _take_lock(path: Path) -> BinaryIO:
             )
             return file
 
-        # The lock says who holds it, e.g. "process 4711 on host7, since Fri Nov 27 15:20:46 2026".
-        # 1000 bytes are enough for it, and a file of somebody else may be of any size. Each round
-        # of the loop reads from the begin of the file.
-        file.seek(0)
-        holder = file.read(1000).decode(errors="replace").strip()
+        # Wait longer for a process of another host, see the two constants.
+        holder = _holder_of(file)
         is_on_this_host = f" on {socket.gethostname()}," in holder
         is_elsewhere = holder.startswith("process ") and not is_on_this_host
         if is_elsewhere and not is_told:
@@ -223,6 +219,13 @@ def _take_lock(path: Path) -> BinaryIO:
         time.sleep(0.1)
     _sign(file, path)
     return file
+
+
+def _holder_of(file: BinaryIO) -> str:
+    """Return the text of a lock, e.g. "process 4711 on host7, since Fri Nov 27 15:20:46 2026"."""
+    # 1000 bytes are enough for the text. A file that no run wrote may be of any size.
+    file.seek(0)
+    return file.read(1000).decode(errors="replace").strip()
 
 
 def _sign(file: BinaryIO, path: Path) -> None:
