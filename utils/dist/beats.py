@@ -290,22 +290,30 @@ class Beats:
             # The others wait only for ranks with as few collectives as `rank`.
             if state["syncs"] != self.states[rank]["syncs"]:
                 continue
-            if other in self.heard:
-                last = self.heard[other]
-            else:
-                # This rank does not watch the other rank, and has read its state for the first time
-                # just now, or some passes ago. Only a beat with a new number shows that the other
-                # rank is alive.
-                last = self.first_look.setdefault(other, Heard(state["beat"], now))
-                if last.beat != state["beat"]:
-                    continue  # heard since the first look
-                all_are_heard = False
+            last = self._last_beat_of(other, now)
+            is_alive = other not in self.heard and last.beat != state["beat"]
+            if is_alive:
+                continue  # it has beaten since this rank began to look
             silent_s = now - last.when
             if silent_s > quiet_s:
                 return Verdict(other, "SILENT", f"no beat for {silent_s:.1f} s")
+            if other not in self.heard:
+                all_are_heard = False  # ask again in the next pass
         if all_are_heard:
             return Verdict(rank, "STUCK", f"{self.states[rank]['age']:.1f} s")
         return None
+
+    def _last_beat_of(self, other: int, now: float) -> Heard:
+        """Return a beat of another rank, and since when this rank knows it.
+
+        For a watched rank this is its last beat. For any other rank it is the beat that was read
+        when this rank began to look, and the first call notes this beat in `first_look`. Only a
+        later beat with another number then shows that the other rank is alive.
+        """
+        if other in self.heard:
+            return self.heard[other]
+        newest = Heard(self.states[other]["beat"], now)
+        return self.first_look.setdefault(other, newest)
 
     def stop_looking(self) -> None:
         """Let another rank look for the cause."""
