@@ -670,9 +670,8 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
     # The file is a little larger than its tensors. A fifth more is ample. A call of `_plain_bytes`
     # also refuses a state that could not be loaded again, before anything is written.
     need_mb = 1.2 * _plain_bytes(state) / 2**20
-    sidecar = _sidecar_of(path)
     new_file = _temporary_name(path)
-    new_sidecar = _temporary_name(sidecar)
+    new_sidecar = _temporary_name(_sidecar_of(path))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _refuse_full_disk(path, need_mb)
@@ -694,13 +693,7 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
         if keep and path.exists() and _fault(path) is None:
             _rename_versions(path, keep)
 
-        # The order of these three lines matters, because the process may die between them. A file
-        # without a sidecar is read without a check. So at any time a reader finds the old or the
-        # new file, and never compares one file with the digest of the other.
-        sidecar.unlink(missing_ok=True)
-        os.replace(new_file, path)
-        os.replace(new_sidecar, sidecar)
-        _wait_for_disk(path.parent)
+        _put_in_place(new_file, new_sidecar, path)
     except (OSError, RuntimeError) as e:  # torch.save raises a RuntimeError if the disk is full
         raise CheckpointError(
             what=f"cannot write the checkpoint: {e}",
@@ -713,6 +706,21 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
         # If the folder cannot be written, this fails as well. The error above names the folder.
         with suppress(OSError):
             _remove_temporary_files(path)
+
+
+def _put_in_place(new_file: Path, new_sidecar: Path, path: Path) -> None:
+    """Give a new file the name `path`, and its sidecar the name of the sidecar of `path`.
+
+    The order of the lines must stay, because the process may die between two of them. A file
+    without a sidecar is read without a check. So at any time a reader finds the old or the new
+    file, and never compares one file with the digest of the other.
+    tests/faults/test_interruptions.py kills runs while they save.
+    """
+    sidecar = _sidecar_of(path)
+    sidecar.unlink(missing_ok=True)
+    os.replace(new_file, path)
+    os.replace(new_sidecar, sidecar)
+    _wait_for_disk(path.parent)
 
 
 def _refuse_full_disk(path: Path, need_mb: float) -> None:
