@@ -714,7 +714,7 @@ def _put_in_place(new_file: Path, new_sidecar: Path, path: Path) -> None:
     The order of the lines must stay, because the process may die between two of them. A file
     without a sidecar is read without a check. So at any time a reader finds the old or the new
     file, and never compares one file with the digest of the other.
-    tests/faults/test_interruptions.py kills runs while they save.
+    tests/stories/test_checkpoint.py kills runs while they save.
     """
     sidecar = _sidecar_of(path)
     sidecar.unlink(missing_ok=True)
