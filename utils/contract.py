@@ -124,7 +124,7 @@ class FrameReader(Protocol):
 
         index: number of the frame, from 0.
         reverse: whether the spikes are played backwards, for a clip that is restored from its end
-        to its begin.
+        to its beginning.
         """
         ...
 

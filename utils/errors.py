@@ -11,7 +11,7 @@ For example:
 
 import re
 
-# The weights of the authors of VRT, with those of its flow network SpyNet.
+# The address of the weights of VRT and of its flow network SpyNet, from the authors of VRT.
 PUBLISHED = "https://github.com/JingyunLiang/VRT/releases/tag/v0.0"
 # A word in the path of a released file or data set -> where it can be downloaded. docs/links.md
 # names the papers, too.

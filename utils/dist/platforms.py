@@ -124,19 +124,10 @@ def read_launch(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> Launc
     join_s = _seconds(env, "SPIKEVRT_JOIN_TIMEOUT", default=300.0)
     # Time-out of a collective. 0 means that the user has set none.
     timeout_s = _seconds(env, "NCCL_TIMEOUT", default=0.0)
-    local_name = "LOCAL_RANK" if env.get("LOCAL_RANK") else "SLURM_LOCALID"
-    has_local_rank = bool(env.get(local_name))
-    local_rank = _number(
-        env,
-        local_name,
-        faults,
-        default=0,
-        low=0,
-        high=gpu_count - 1 if gpu_count > 1 else None,
-        high_is_from="the number of GPUs on this host",
-    )
+    local_rank = _local_rank(env, gpu_count, faults)
     # With several GPUs, a missing LOCAL_RANK must not count as 0. Otherwise all ranks of a host
     # would take GPU 0, be slow, and run out of memory. torchrun and SLURM always set it.
+    has_local_rank = bool(env.get(_name_of_local_rank(env)))
     if mode == "platform" and gpu_count > 1 and not has_local_rank and not faults:
         raise _unknown_local_rank(world_size, member.number, gpu_count, command)
     _refuse(faults, env)
@@ -163,6 +154,24 @@ def _task_count(env: Env, faults: list[str]) -> int:
     if not is_slurm_task:
         return 1
     return _number(env, "SLURM_NTASKS", faults, default=1, low=1)
+
+
+def _name_of_local_rank(env: Env) -> str:
+    """Return the variable that has the number of this rank among the ranks of its host."""
+    return "LOCAL_RANK" if env.get("LOCAL_RANK") else "SLURM_LOCALID"
+
+
+def _local_rank(env: Env, gpu_count: int, faults: list[str]) -> int:
+    """Return the number of this rank among the ranks of its host, or 0 if no variable has it."""
+    return _number(
+        env,
+        _name_of_local_rank(env),
+        faults,
+        default=0,
+        low=0,
+        high=gpu_count - 1 if gpu_count > 1 else None,
+        high_is_from="the number of GPUs on this host",
+    )
 
 
 def _is_store_of_agent(env: Env) -> bool:

@@ -105,8 +105,9 @@ class Sources:
     def place(self, where: str) -> str:
         """Return where a dotted key was given, e.g. "train.epochs" -> "a.json, line 3".
 
-        If the key itself was not given, the place is that of a key within it, or of the nearest
-        section around it. Then the key follows in brackets, e.g. "a.json, line 2 (train.epochs)".
+        If the key itself was not given, this is the place of a key within it, or the place of the
+        nearest section around it. Then the key follows in brackets, e.g. "a.json, line 2
+        (train.epochs)".
         """
         # First choice: the key itself. Second choice: the first key within it.
         key = where

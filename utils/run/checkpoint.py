@@ -256,14 +256,23 @@ def _find(resume: str | None, folder: Path) -> Resumed | None:
             do="--resume auto resumes it; for a new run set another task name or move the folder "
             "away",
         )
-    if resume in (None, "auto"):
-        if has_own:
-            return Resumed(latest, _read_state(latest))
-        _refuse_if_only_best_is_left(folder, latest)
-        return None
+    if resume is not None and resume != "auto":
+        return _find_named(_named_file(Path(resume)), latest, has_own)
+    if has_own:
+        return Resumed(latest, _read_state(latest))
+    _refuse_if_only_best_is_left(folder, latest)
+    return None
 
-    # From here on the user has named a file or a folder.
-    named = _named_file(Path(resume))
+
+def _find_named(named: Path, latest: Path, has_own: bool) -> Resumed:
+    """Return the checkpoint to resume from if the user has named a file.
+
+    The last two rows of the table of `find_checkpoint` say which file is used.
+
+    named: the file that the user has named
+    latest: where the checkpoint_latest of this run is, if it exists
+    has_own: whether this run has a checkpoint_latest, or a former version of it
+    """
     if has_own and named.parent.resolve() != latest.parent.resolve():  # a file of another run
         state = _read_state(latest)
         _warn_not_used(named, state)
@@ -296,7 +305,7 @@ def _find(resume: str | None, folder: Path) -> Resumed | None:
 def _named_file(named: Path) -> Path:
     """Return the file that `--resume` names.
 
-    A folder may be the folder of a run, or the folder `checkpoints` in it. Both stand for the
+    `--resume` may name the folder of a run, or the folder `checkpoints` in it. Then the file is the
     latest checkpoint of the run.
     """
     if not named.is_dir():
@@ -589,14 +598,22 @@ def _fit_position_to_data(
     if changed and progress.batch:
         progress.next_epoch()
 
-    if not utils_dist.is_main_process():
-        return
+    if utils_dist.is_main_process():
+        _warn_of_changes(changed, progress.epoch, ranks, ranks_then)
+
+
+def _warn_of_changes(changed: list[str], epoch: int, ranks: int, ranks_then: int) -> None:
+    """Warn if the data, the batch or the number of ranks changed since the checkpoint.
+
+    changed: what has changed, e.g. ["samples a step 8 -> 4"]
+    epoch: number of the epoch that begins, from 0
+    """
     if changed:
         logger.warning(
             "the training data or the batch changed since the checkpoint (%s): epoch %d begins "
             "with its first sample",
             ", ".join(changed),
-            progress.epoch + 1,
+            epoch + 1,
         )
     elif ranks != ranks_then:
         logger.warning(

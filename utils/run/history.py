@@ -101,7 +101,7 @@ class HistoryWriter:
         """Append an entry. values: tag -> value, e.g. "train/loss" -> 0.0234."""
         self.is_report_old = True
         with best_effort(str(self.file)):
-            # Before the first entry of this run of the program, remove those that it repeats.
+            # Before its first entry, this run of the program removes the entries that it repeats.
             if not self.are_repeated_removed:
                 earlier = self._entries_that_stay(values, step)
                 write_whole(self.file, b"".join(map(_line, earlier)))

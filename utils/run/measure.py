@@ -578,7 +578,8 @@ class Health:
 
         grad_norms: gradient norms of the steps since the last log line.
         """
-        # The newest steps are those of this log line, or a few more if the line has few steps.
+        # The newest steps are the steps of this log line. If the line has few steps, a few steps
+        # before it count as well.
         all_norms = [*self.norms, *grad_norms]
         newest_count = max(NEW_NORM_STEPS, len(grad_norms))
         self.norms.extend(grad_norms)
