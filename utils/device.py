@@ -9,6 +9,10 @@ and which random generators it has. So no other module needs to name a kind: a n
 accelerator needs changes here alone. Two things are elsewhere: what only CUDA has is in
 `utils.dist.gpu`, and which form of a computation runs on which kind is in `models.vrt.forms`.
 
+What must stay: `kind`, `count`, `visible_by` and `is_cpu_wanted` start no accelerator. They are
+called before `utils.dist.gpu.choose_gpus` sets CUDA_VISIBLE_DEVICES, and CUDA reads this variable
+only once, at its start. The texts for the log may change, together with test_device.py.
+
 Tests: tests/parts/utils/test_device.py, tests/parts/utils/test_gpu.py
 """
 

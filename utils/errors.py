@@ -7,6 +7,10 @@ For example:
       in        trainsets/gopro/clip0
       expected  frames of one size
       do        leave out the others
+
+What must stay: the exit codes, because launchers and users' scripts decide by them whether a run is
+started again (docs/ddp.md). A new kind of error is a new class here, with an exit code of the table
+there.
 """
 
 import re

@@ -1,4 +1,8 @@
-"""Read JSON files of data: dataset.json, exposures, calibrations, the index of a clip cache."""
+"""Read JSON files of data: dataset.json, exposures, calibrations, the index of a clip cache.
+
+A file may come from anybody, so size and depth are limited before Python reads it. A limit may be
+raised if a true file needs more, but none may be left out.
+"""
 
 import json
 from pathlib import Path

@@ -7,6 +7,9 @@ write warnings only, to stderr, e.g. "[rank 2] the disk is slow".
 If something cannot be written, for example on a full disk, this is reported once and the run goes
 on. Only a checkpoint that cannot be saved ends the run.
 
+What must stay: the names of the two files, the form of a line, and the keys of warnings.jsonl. The
+report, the documents and users' scripts read them.
+
 Tests: tests/parts/utils/test_process.py, tests/stories/test_main_train.py
 """
 

@@ -3,6 +3,9 @@
 One process needs none of it. Several ranks do: they look at one another through /proc, so that a
 rank that has died or stands still is found and named.
 
+Callers rely on the results of these functions, and not on how a system is asked. So a branch for
+another system may be added.
+
 Tests: tests/parts/utils/test_system.py
 """
 

@@ -1,6 +1,7 @@
 """Paths as users write them: ~ for the home folder, $NAME or ${NAME} for a variable.
 
-Paths of data in option files and in flags go through `expanded`.
+Paths of data in option files and in flags go through `expanded`. An existing file whose name has a
+"$" or begins with "~" must still be found under its own name.
 """
 
 import os

@@ -9,7 +9,8 @@ the run (utils.dist.beats). A thread of rank 0, with its own connection to the s
 beats and writes the lines into the file that was touched. The main threads do nothing for this. So
 the answer comes while the ranks compute, wait for one another or hang, and slows none of them.
 
-Users and scripts read these lines: docs/ddp.md shows one.
+Users and scripts read these lines: docs/ddp.md shows one. So a new fact goes to the end of a line,
+and no fact is removed.
 
 Tests: tests/faults/test_stalls.py.
 """

@@ -8,7 +8,8 @@ A user who comes from one of them types its flags out of habit. There are three 
     flags of KAIR's main_test_vrt.py         refused. The error has the whole command for our
                                              main_test_vrt.py.
 
-docs/coming_from.md has the table. After a change here, change the table in both languages.
+docs/coming_from.md has the table. A flag may be added to a table below; no flag of this project may
+have its name. After a change here, change the table of the document in both languages.
 utils/options/load.py and models/restore/request.py call this module.
 
 Tests: tests/stories/test_coming_from.py
