@@ -65,7 +65,7 @@ def test_it_is_better_than_the_formulas_and_improves_the_frames_of_a_network(sco
 
 def test_the_report_names_the_method_its_options_and_where_it_began(scores):
     alone = scores["joint"]["protocol"]
-    assert alone["method"].startswith("joint (groups 16,")
+    assert alone["method"].startswith("joint (groups 20,")
     assert "exposure" in alone["method"]
     assert "weights" not in alone
     begun = scores["joint from operator"]["protocol"]
