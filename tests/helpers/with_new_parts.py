@@ -19,6 +19,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.dist.fork_server import forget_project
+
 # Values of secrets begin with "canary". The test looks for this word in files and messages.
 SECRETS = (
     'logging={"use_tensorboard":false,"wandb_api_key":"canary-1"}',
@@ -33,6 +35,9 @@ SQUARES: dict[str, Any] = NOISE | {"test": {"dataset_type": "Squares", "clips": 
 
 def add_folder(folder: Path) -> None:
     """Let Python find the files of `folder` as if a user had put them into the project."""
+    # The project looks for new files while it is imported. This process is a fork of one that has
+    # imported it, so import it anew.
+    forget_project()
     for name in ("data", "data.spike", "models", "models.fusion", "utils"):
         package = importlib.import_module(name)
         package.__path__.append(str(folder / name.replace(".", "/")))
