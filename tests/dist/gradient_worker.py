@@ -14,6 +14,7 @@ Rank 0 writes to the file OUT:
 import sys
 
 import torch
+from torch import Tensor
 
 from main_train_vrt import read_options
 from models.model_vrt import ModelVRT, unwrap_ddp
@@ -21,45 +22,87 @@ from utils import utils_dist
 from utils.dist import process
 from utils.dist.state import RUN
 
-options, out = sys.argv[1:3]
-per_rank, parts, steps = map(int, sys.argv[3:])
+OPTIONS = sys.argv[1]
+OUT = sys.argv[2]
+PER_RANK = int(sys.argv[3])
+PARTS = int(sys.argv[4])
+STEPS = int(sys.argv[5])
 
-with utils_dist.ranks(log=False):
-    opt = read_options(["--opt", options])
-    launch = RUN.launch
-    utils_dist.init_dist()
-    model = ModelVRT(opt)
-    model.netG.double()
-    # The tail starts at zero, where most gradients vanish: fixed values let every parameter speak.
-    draw = torch.Generator().manual_seed(1)
-    for parameter in model.netG.parameters():
-        parameter.data = 0.05 * torch.randn(parameter.shape, generator=draw, dtype=torch.float64)
-    model.init_train()
-    gradients = {}
-    for step in range(1, steps + 1):
-        # Samples 0 ... 3 of the step, shared out as the sampler does: rank, rank + world, ...
-        draw = torch.Generator().manual_seed(step)
-        sizes = {
-            name: (4, 2, channels, 32, 32)
-            for name, channels in (("lq", 3), ("spike", 2), ("gt", 3))
-        }
-        clips = {
-            name: torch.rand(size, generator=draw, dtype=torch.float64)
-            for name, size in sizes.items()
-        }
-        mine = range(launch.rank, per_rank * parts * launch.world_size, launch.world_size)
-        batches = [mine[part * per_rank : (part + 1) * per_rank] for part in range(parts)]
-        feed = [
-            {k: v[list(rows)] for k, v in clips.items()} | {"key": [str(r) for r in rows]}
-            for rows in batches
-        ]
-        model.optimize_parameters(step, feed)
-        if step == 1:
-            named = unwrap_ddp(model.netG).named_parameters()
-            gradients = {name: p.grad.clone() for name, p in named if p.grad is not None}
-    weights = {name: p.detach().clone() for name, p in unwrap_ddp(model.netG).named_parameters()}
-    found = utils_dist.gather_objects({name: float(value.sum()) for name, value in weights.items()})
-    if launch.rank == 0:
-        same = all(f == found[0] for f in found)
-        torch.save({"gradients": gradients, "weights": weights, "same_on_all_ranks": same}, out)
-process.end(0)
+# Shape of what the samples of a step have: 4 samples, 2 frames, channels, height, width. No step
+# takes more than 4 samples.
+SHAPES = {"lq": (4, 2, 3, 32, 32), "spike": (4, 2, 2, 32, 32), "gt": (4, 2, 3, 32, 32)}
+
+
+def set_weights(net: torch.nn.Module) -> None:
+    """Give each parameter fixed values.
+
+    The last layer begins with zeros, so most gradients would be zero in the first step. With these
+    values the gradient of every parameter is checked.
+    """
+    generator = torch.Generator().manual_seed(1)
+    for parameter in net.parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        parameter.data = 0.05 * noise
+
+
+def samples_of(step: int) -> dict[str, Tensor]:
+    """Return the samples of a step. They do not depend on the number of ranks."""
+    generator = torch.Generator().manual_seed(step)
+    samples = {}
+    for name, shape in SHAPES.items():
+        samples[name] = torch.rand(shape, generator=generator, dtype=torch.float64)
+    return samples
+
+
+def micro_batches(step: int) -> list[dict[str, object]]:
+    """Return the micro-batches of this rank in a step.
+
+    The samples are shared out as the sampler of a training does: rank, rank + world size, ... E.g.
+    rank 1 of 2 takes the samples 1 and 3.
+    """
+    samples = samples_of(step)
+    world_size = RUN.launch.world_size
+    own = range(RUN.launch.rank, PER_RANK * PARTS * world_size, world_size)
+    batches = []
+    for part in range(PARTS):
+        rows = list(own[part * PER_RANK : (part + 1) * PER_RANK])
+        batch: dict[str, object] = {name: values[rows] for name, values in samples.items()}
+        batch["key"] = [str(row) for row in rows]
+        batches.append(batch)
+    return batches
+
+
+def main() -> None:
+    """Train, and let rank 0 write the results. Every rank must run this: it has collectives."""
+    with utils_dist.ranks(log=False):
+        opt = read_options(["--opt", OPTIONS])
+        utils_dist.init_dist()
+        model = ModelVRT(opt)
+        model.netG.double()
+        set_weights(model.netG)
+        model.init_train()
+
+        gradients = {}
+        for step in range(1, STEPS + 1):
+            model.optimize_parameters(step, micro_batches(step))
+            if step == 1:
+                for name, parameter in unwrap_ddp(model.netG).named_parameters():
+                    if parameter.grad is not None:
+                        gradients[name] = parameter.grad.clone()
+
+        weights = {}
+        for name, parameter in unwrap_ddp(model.netG).named_parameters():
+            weights[name] = parameter.detach().clone()
+        own_sums = {name: float(value.sum()) for name, value in weights.items()}
+        sums_of_ranks = utils_dist.gather_objects(own_sums)
+        if RUN.launch.rank == 0:
+            is_same = all(sums == own_sums for sums in sums_of_ranks)
+            report = {"gradients": gradients, "weights": weights, "same_on_all_ranks": is_same}
+            torch.save(report, OUT)
+
+
+# A test runs this file as a program, perhaps in a fork of a process that has imported torch.
+if __name__ == "__main__":
+    main()
+    # sys.exit would run Python's own shutdown, in which a thread of torch may abort the process.
+    process.end(0)

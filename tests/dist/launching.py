@@ -101,42 +101,43 @@ class Ranks:
         cwd: the folder in which the ranks run. If it is given, `script` must be a whole path.
         """
         self.start = time.monotonic()
-        self.port = port = free_port()
+        self.port = free_port()
         # What ranks write can be read as long as this object is there.
         self.opened = contextlib.ExitStack()
         # stdout and stderr of each rank.
-        self.files = [(self._file(), self._file()) for _ in range(n)]
+        self.files = [(self._open_file(), self._open_file()) for _ in range(n)]
         self.processes = []
-        # Real ranks first import torch, and before they are done all ranks are started. A forked
-        # rank has torch and would begin at once. So it waits until nobody can write to `gate`, that
-        # is until `gate_writer` is closed, below. A rank that is a new process does not wait.
+
+        # All ranks must begin together. Usual ranks need seconds to import torch, and meanwhile all
+        # of them are started. But a forked rank has torch already, and would begin at once. So a
+        # forked rank first reads from a pipe, the gate. Nobody writes into this pipe. The read ends
+        # when `gate_writer` is closed, after the last rank was started.
         gate, gate_writer = os.pipe()
         for rank in range(n):
             variables = clean_env()
             if n > 1:
-                variables["RANK"] = str(rank)
-                variables["LOCAL_RANK"] = str(rank)
-                variables["WORLD_SIZE"] = str(n)
-                variables["MASTER_ADDR"] = "127.0.0.1"
-                variables["MASTER_PORT"] = str(port)
-            # The test may replace variables of the launch.
+                variables.update(_variables_of_launch(rank, n, self.port))
+            # A test may replace variables of the launch.
             if env is not None:
                 variables.update(env)
-            if env_of is not None:
-                variables.update(env_of.get(rank, {}))
+            if env_of is not None and rank in env_of:
+                variables.update(env_of[rank])
             variables = _without_empty(variables)
 
-            own_args = args
-            if args_of is not None:
-                own_args = args_of.get(rank, args)
-            arguments = [str(script)] + [str(argument) for argument in own_args]
+            args_of_rank = args
+            if args_of is not None and rank in args_of:
+                args_of_rank = args_of[rank]
+            arguments = [str(script)]
+            for argument in args_of_rank:
+                arguments.append(str(argument))
 
             stdout, stderr = self.files[rank]
-            self.processes.append(_start(arguments, variables, stdout, stderr, prefix, gate, cwd))
+            process = _start(arguments, variables, stdout, stderr, prefix, gate, cwd)
+            self.processes.append(process)
         os.close(gate)
-        os.close(gate_writer)
+        os.close(gate_writer)  # now the forked ranks begin
 
-    def _file(self) -> IO[bytes]:
+    def _open_file(self) -> IO[bytes]:
         """Open a file without a name."""
         return self.opened.enter_context(tempfile.TemporaryFile("w+b"))
 
@@ -160,7 +161,9 @@ class Ranks:
         """
         deadline = time.monotonic() + PATIENCE * limit_s
         while text not in self.output(rank):
-            if time.monotonic() > deadline or self.processes[rank].poll() is not None:
+            is_late = time.monotonic() > deadline
+            has_ended = self.processes[rank].poll() is not None
+            if is_late or has_ended:
                 raise AssertionError(f"rank {rank} never wrote {text!r}:\n{self.output(rank)}")
             time.sleep(0.02)
 
@@ -172,8 +175,9 @@ class Ranks:
         """
         deadline = time.monotonic() + PATIENCE * limit_s
         for process in self.processes:
+            seconds_left = max(0.0, deadline - time.monotonic())
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
+                process.wait(seconds_left)
         seconds = time.monotonic() - self.start
         self.__exit__()  # kills what still runs
 
@@ -218,9 +222,15 @@ def run_command(
         variables.update(env)
     variables = _without_empty(variables)
     process = subprocess.Popen(
-        list(map(str, command)), cwd=cwd, env=variables, text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        [str(word) for word in command],
+        cwd=cwd,
+        env=variables,
+        text=True,
+        # With a session of its own, `kill_session` reaches all processes that the command starts.
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     try:
         out, err = process.communicate(timeout=PATIENCE * limit_s)
     except subprocess.TimeoutExpired as e:
@@ -230,6 +240,17 @@ def run_command(
             f"{command} still running after {PATIENCE * limit_s} s:\n{out}{err}"
         ) from e
     return RankResult([process.returncode], [out], [err], time.monotonic() - start)
+
+
+def _variables_of_launch(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """Return the environment variables that torchrun gives to a rank, on one host."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
 
 
 def _without_empty(variables: Mapping[str, str]) -> dict[str, str]:
@@ -243,9 +264,11 @@ def run_into(stdout: Any, *arguments: object) -> tuple[int, str]:
     stdout: e.g. /dev/full, which nothing can be written to. arguments: the script and its
     arguments.
     """
+    command = [str(argument) for argument in arguments]
     with tempfile.TemporaryFile("w+b") as stderr:
-        process = fork_server().start(list(map(str, arguments)), clean_env(), stdout, stderr)
-        return process.wait(600), _content(stderr)
+        process = fork_server().start(command, clean_env(), stdout, stderr)
+        exit_code = process.wait(600)
+        return exit_code, _content(stderr)
 
 
 def write_command(path: Path, lines: str) -> Path:
@@ -267,9 +290,13 @@ def started(command: Sequence[object], log: Path, **env: str) -> Iterator[subpro
     environment variables.
     """
     process = subprocess.Popen(
-        list(map(str, command)), cwd=ROOT, env={**clean_env(), **env}, stdout=log.open("wb"),
-        stderr=subprocess.STDOUT, start_new_session=True,
-    )  # fmt: skip
+        [str(word) for word in command],
+        cwd=ROOT,
+        env={**clean_env(), **env},
+        stdout=log.open("wb"),
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
     try:
         yield process
     finally:
@@ -277,13 +304,15 @@ def started(command: Sequence[object], log: Path, **env: str) -> Iterator[subpro
 
 
 def wait_for(log: Path, pattern: str, limit_s: float = 600) -> str:
-    """Wait until the text of `log` has a regular expression. Return the text.
+    """Wait until a regular expression matches in the text of `log`. Return the text.
 
-    The file need not exist at first.
+    The file need not exist at first. Raises AssertionError at the limit.
     """
     deadline = time.monotonic() + limit_s
     while True:
-        text = log.read_text(errors="replace") if log.exists() else ""
+        text = ""
+        if log.exists():
+            text = log.read_text(errors="replace")
         if re.search(pattern, text):
             return text
         assert time.monotonic() < deadline, text
@@ -304,7 +333,10 @@ def _start(
     arguments: the script and its arguments. env: the whole environment. out, err: the files for
     stdout and stderr. See Ranks for the rest.
     """
-    if not prefix and fork_server().can_start(env):
+    # A fork has the libraries of the fork server. So it cannot have variables that libraries read
+    # when they are loaded, and no command can come before it.
+    can_fork = not prefix and fork_server().can_start(env)
+    if can_fork:
         return fork_server().start(arguments, env, out, err, gate, cwd)
     return subprocess.Popen(
         [*prefix, sys.executable, *arguments],
@@ -319,12 +351,14 @@ def _start(
 def free_port() -> int:
     """Return the number of a port at which no program listens."""
     with socket.socket() as probe:
+        # For port 0 the system chooses a free port.
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def kill_session(process: subprocess.Popen | ForkedProcess) -> None:
     """Kill a process that leads a session, and all other processes of this session."""
+    # All of them may have ended before.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -332,8 +366,10 @@ def kill_session(process: subprocess.Popen | ForkedProcess) -> None:
 
 def _content(file: Any) -> str:
     """Return the text of an open file. A process that writes to the file is not disturbed."""
-    # Process and test share the position in the file, so this must not move it, as file.read would.
+    # The process and the test share the position in the file, at which the process writes next. So
+    # this function must not move it, as file.read would. os.pread does not move it.
     descriptor = file.fileno()
     position = os.lseek(descriptor, 0, os.SEEK_CUR)
-    length = max(position, os.fstat(descriptor).st_size)
-    return os.pread(descriptor, length, 0).decode(errors="replace")
+    size = os.fstat(descriptor).st_size
+    content = os.pread(descriptor, max(position, size), 0)
+    return content.decode(errors="replace")

@@ -36,7 +36,36 @@ from utils.run.measure import Health
 from utils.run.writers import Experiment
 
 NAME = "checkpoint_latest.pth"
-ORDER = DataOrder(8, "", 0, 8)
+# The order of the samples of a run, which a checkpoint stores. Nothing here depends on it.
+ORDER = DataOrder(samples=8, sample_list="", seed=0, steps=8)
+
+
+def no_validation(*changes):
+    """Return options of a run that validates nothing. changes: further options."""
+    return (*changes, "datasets.test={}")
+
+
+def make_folder_of_earlier_run(options):
+    """Make the folder of a run with the mark that says that this program made it.
+
+    A run refuses a folder without the mark. The tests mount a disk in the folder before the run.
+    """
+    folder = experiment(options)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MARK).touch()
+
+
+def fill(folder: Path) -> None:
+    """Fill the file system of a folder to the last block."""
+    with open(folder / "filler", "wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+
+
+# ---- One checkpoint ----
+
+# Each function takes most of a disk of 5 MB, on which a checkpoint of 2 MB is. It returns the
+# content of a second checkpoint, which has no room.
 
 
 def state(step: int, floats: int = 500_000) -> dict[str, object]:
@@ -55,76 +84,105 @@ def full_in_the_middle(folder):
 
     torch.save writes the whole storage of a slice: 4 MB for ten numbers.
     """
-    # torch.save writes the whole storage of a slice, far more than the slice needs.
     return {"step": 2, "weights": torch.zeros(10**6)[:10]}
 
 
 def full_at_the_sidecar(folder):
     """Leave room for one more file. The sidecar of a checkpoint, with its checksum, has no room."""
-    # One file more is allowed: the checkpoint itself
-    for number in range(os.statvfs(folder).f_ffree - 1):
+    free_files = os.statvfs(folder).f_ffree
+    for number in range(free_files - 1):
         (folder / f"other{number}").touch()
     return state(2)
 
 
-@pytest.mark.parametrize(("fill", "message"), [
-    (full_at_the_start, r"too full for a checkpoint: 1 MB free\n.*\n +expected  at least 2 MB"),
-    (full_in_the_middle,
-     r"cannot write the checkpoint: .*\n.*\n +expected .* room for 0 MB \(\d MB are free\)"),
-    (full_at_the_sidecar, r"cannot write the checkpoint: .*No space left"),
-])  # fmt: skip
-def test_a_full_disk_is_said_with_numbers_and_the_former_file_stays(tmp_path, fill, message):
+@pytest.mark.parametrize(
+    ("fill_disk", "message"),
+    [
+        (
+            full_at_the_start,
+            r"too full for a checkpoint: 1 MB free\n.*\n +expected  at least 2 MB",
+        ),
+        (
+            full_in_the_middle,
+            r"cannot write the checkpoint: .*\n.*\n +expected .* room for 0 MB \(\d MB are free\)",
+        ),
+        (
+            full_at_the_sidecar,
+            r"cannot write the checkpoint: .*No space left",
+        ),
+    ],
+)
+def test_a_full_disk_is_said_with_numbers_and_the_former_file_stays(tmp_path, fill_disk, message):
     with disk(tmp_path / "disk", "5m", files=40) as folder:
         checkpoint.save(state(1), folder / NAME)
-        content = fill(folder)
+        content = fill_disk(folder)
+
         with pytest.raises(CheckpointError) as error:
             checkpoint.save(content, folder / NAME)
+
         assert re.search(message, str(error.value)), str(error.value)
         assert checkpoint.load(folder / NAME)["step"] == 1
+        # No unfinished file is left. Such a file has a dot before its name.
         assert not list(folder.glob(".*"))
+
+
+# ---- The checkpoints of a run ----
 
 
 def test_two_ranks_stop_with_one_message_when_the_disk_is_full_and_go_on_from_the_last_save(
     tmp_path,
 ):
     options = write_options(tmp_path)
-    # Room for one checkpoint of 25 MB with its weights, 13 MB, not for a second.
+    changes = no_validation("train.checkpoint_save=1")
+    # A checkpoint has 25 MB, and its weights have 13 MB. So there is no room for a second one.
     with disk(experiment(options).parent, "50m"):
-        result = train(options, "train.checkpoint_save=1", "datasets.test={}", ranks=2)
+        result = train(options, *changes, ranks=2)
+
         assert result.exit_codes == [3, 3], result.text
         assert result.text.count("CheckpointError: ") == 1
         assert "Traceback" not in result.text
         assert re.search(
             r"too full for a checkpoint: \d+ MB free\n.*\n +expected  at least \d\d MB", result.text
         )
+        # The next start goes on from this checkpoint.
         assert latest(options)["step"] == 1
-
-
-def fill(folder: Path) -> None:
-    """Fill the file system of a folder to the last block."""
-    with open(folder / "filler", "wb", buffering=0) as file, suppress(OSError):
-        while file.write(bytes(4096)):
-            pass
 
 
 def test_log_lines_go_on_on_a_full_disk_and_the_save_ends_the_run(tmp_path):
     options = write_options(tmp_path)
-    overrides = ("train.total_iter=24", "datasets.test={}")
+    changes = no_validation("train.total_iter=24")
+    history = experiment(options) / "training_history.jsonl"
     with disk(experiment(options).parent, "50m") as folder:
-        with Ranks(1, MAIN, "--opt", str(options), *overrides) as running:
-            running.wait_for("Iter: 2,", 0, 120)
+        with Ranks(1, MAIN, "--opt", str(options), *changes) as running:
+            running.wait_for("Iter: 2,", rank=0, limit_s=120)
             fill(folder)
-            result = running.wait(120)
+            result = running.wait(limit_s=120)
+
+        # All steps were taken. The run ended at its last one, with the checkpoint.
         assert result.exit_codes == [3], result.text
         assert "Iter: 24," in result.text
         assert "Traceback" not in result.text
-        history = re.escape(str(experiment(options) / "training_history.jsonl"))
-        for said in (rf"cannot write {history}", "CheckpointError: "):
-            assert len(re.findall(said, result.text)) == 1, (said, result.text)
+        assert result.text.count(f"cannot write {history}") == 1, result.text
+        assert result.text.count("CheckpointError: ") == 1, result.text
         assert re.search(r"too full for a checkpoint: \d+ MB free", result.text)
-        # No half line: the entries that fitted.
-        lines = (experiment(options) / "training_history.jsonl").read_text().splitlines()
-        assert [json.loads(line)["step"] for line in lines][:2] == [1, 2]
+        # The curves have the entries for which there was room, and no half line.
+        entries = [json.loads(line) for line in history.read_text().splitlines()]
+        assert [entry["step"] for entry in entries][:2] == [1, 2]
+
+
+def test_a_run_does_not_start_on_a_full_disk(tmp_path):
+    options = write_options(tmp_path)
+    with disk(experiment(options).parent, "1m") as folder:
+        fill(folder)
+
+        result = train(options)
+
+    assert result.exit_codes == [3]
+    assert "DataError: cannot write: No space left on device" in result.text
+    assert "Traceback" not in result.text
+
+
+# ---- What a run writes beside its checkpoints ----
 
 
 def test_a_validation_that_no_checkpoint_records_stands_once_in_tensorboard_after_the_next_start(
@@ -133,72 +191,78 @@ def test_a_validation_that_no_checkpoint_records_stands_once_in_tensorboard_afte
     options = write_odd(tmp_path)
     changes = ("train.total_iter=2", "logging.use_tensorboard=true")
     with disk(experiment(options) / "checkpoints", "5m") as checkpoints:
-        (experiment(options) / MARK).touch()  # as if an earlier run had made the folder
+        make_folder_of_earlier_run(options)
+        # The writer "filling" of odd_worker.py fills the disk after the validation of step 2. So
+        # the checkpoint of this step fails, and the next start validates again.
         failed = odd(options, *changes, 'logging.writers=["filling"]')
-        assert failed.exit_codes == [3]
-        assert "Iter: 2, validation" in failed.text
         (checkpoints / "filler").unlink()
         again = odd(options, *changes)
+
+    assert failed.exit_codes == [3]
+    assert "Iter: 2, validation" in failed.text
     assert again.exit_codes == [0], again.text
     assert "Iter: 2, validation" in again.text, again.text
     events = events_of(options)
-    for tag in ("val/psnr", "val/ssim"):
-        assert [event.step for event in events.Scalars(tag)] == [2]
+    assert steps_of(events, "val/psnr") == [2]
+    assert steps_of(events, "val/ssim") == [2]
+    assert steps_of(events, "train/loss") == [1, 2]
 
-    assert [event.step for event in events.Scalars("train/loss")] == [1, 2]
+
+def steps_of(events, tag):
+    """Return the steps of a curve in TensorBoard."""
+    return [event.step for event in events.Scalars(tag)]
 
 
 def test_a_full_disk_under_tensorboard_is_said_once_and_the_run_goes_on(tmp_path):
     options = write_odd(tmp_path)
-    changes = ("train.total_iter=40", "datasets.test={}", "logging.use_tensorboard=true")
+    changes = no_validation("train.total_iter=40", "logging.use_tensorboard=true")
+    # 16 kB have room for the first steps.
     with disk(experiment(options) / "tb_logger", "16k"):
-        (experiment(options) / MARK).touch()
+        make_folder_of_earlier_run(options)
+
         result = odd(options, *changes)
 
     assert result.exit_codes == [0], result.text
     assert "Finished at iter 40" in result.text, result.text
     assert result.text.count("TensorBoardWriter failed and is left out from now on") == 1
     assert "Traceback" not in result.text
+    # TensorBoard writes in a thread of its own.
     assert "Exception in thread" not in result.text
 
 
 def test_a_full_disk_under_the_logs_changes_no_exit_code(tmp_path):
     options = write_options(tmp_path)
-    experiment(options).mkdir(parents=True)
-    (experiment(options) / MARK).touch()  # as if an earlier run had made the folder
-    changes = ("train.total_iter=2", "datasets.test={}", "debug.every=1")
+    make_folder_of_earlier_run(options)
+    changes = no_validation("train.total_iter=2", "debug.every=1")
+    # Neither the log files nor stdout can be written: /dev/full is a device that is always full.
     with disk(experiment(options) / "log", "4k") as logs, open("/dev/full", "wb") as full:
         (logs / "other").write_bytes(bytes(4096))
-        code, said = run_into(full, MAIN, "--opt", options, *changes)
+        code, errors = run_into(full, MAIN, "--opt", options, *changes)
 
-    assert code == 0, said
-    assert latest(options)["step"] == 2, said
-    assert said.count("cannot write the log") == 2
-    assert "Traceback" not in said
+    assert code == 0, errors
+    assert latest(options)["step"] == 2
+    # One message for each of the two log files.
+    assert errors.count("cannot write the log") == 2
+    assert "Traceback" not in errors
 
 
 def test_pictures_without_room_are_said_once_and_end_nothing(tmp_path, caplog):
-    options = write_options(tmp_path)
-    opt = read_options(["--opt", str(options)])
-    run = Experiment(opt.folder, opt.plain(), ORDER, Health(opt.folder, opt.train, opt.datasets, 4))
+    opt = read_options(["--opt", str(write_options(tmp_path))])
+    health = Health(opt.folder, opt.train, opt.datasets, 4)
+    run = Experiment(opt.folder, opt.plain(), ORDER, health)
     run.folder.mkdir(parents=True, exist_ok=True)
+    # Nothing can be written to /dev/full.
     (run.folder / "images").symlink_to("/dev/full")
-    scalars = {f"val/{name}{into}": 1.0 for name in ("psnr", "ssim") for into in ("", "_input")}
+    scalars = {
+        "val/psnr": 1.0,
+        "val/psnr_input": 1.0,
+        "val/ssim": 1.0,
+        "val/ssim_input": 1.0,
+    }
+    pictures = {"clip": {"restored": np.zeros((8, 8, 3), np.uint8)}}
+
     for _ in range(2):
-        run.log_validation(
-            Progress(), scalars, {"clip": {"restored": np.zeros((8, 8, 3), np.uint8)}}
-        )
+        run.log_validation(Progress(), scalars, pictures)
     run.close()
 
     assert caplog.text.count("cannot write images") == 1
-
-
-def test_a_run_does_not_start_on_a_full_disk(tmp_path):
-    options = write_options(tmp_path)
-    with disk(experiment(options).parent, "1m") as folder:
-        fill(folder)
-        result = train(options)
-
-    assert result.exit_codes == [3]
-    assert "DataError: cannot write: No space left on device" in result.text
-    assert "Traceback" not in result.text

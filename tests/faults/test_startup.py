@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,8 @@ WORKER = ("tests/dist/helpers_worker.py", "collectives")
 # would be slow.
 SOON = {"SPIKEVRT_JOIN_TIMEOUT": "3"}
 
+# ---- Ranks that do not come together ----
+
 
 def test_a_port_in_use_is_named_by_rank_0_and_the_other_program_by_the_others():
     with closing(stranger()) as foreign:
@@ -42,18 +45,27 @@ def test_a_port_in_use_is_named_by_rank_0_and_the_other_program_by_the_others():
     assert "is not the store of this run" in result.stderr[1]
 
 
-def test_a_port_that_may_not_be_opened_is_not_said_to_be_in_use():
-    # The kernel reserves the ports below the number in this file for root. From root, setpriv takes
-    # the right to open them.
-    reserved = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
-    if not reserved.exists() or int(reserved.read_text()) <= 81:
+def command_without_right_to_reserved_ports():
+    """Return a command that takes from a program the right to open a reserved port.
+
+    Only root has this right, so for another user the command is empty. Skips the test if this
+    machine cannot show the fault.
+    """
+    # The kernel reserves the ports below the number in this file for root.
+    first_free = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
+    if not first_free.exists() or int(first_free.read_text()) <= 81:
         pytest.skip("this machine reserves no port")
-    prefix = ()
-    if os.getuid() == 0:
-        if shutil.which("setpriv") is None:
-            pytest.skip("no setpriv, which takes from root the right to open any port")
-        capability = "-net_bind_service"
-        prefix = ("setpriv", f"--bounding-set={capability}", f"--inh-caps={capability}")
+    is_root = os.getuid() == 0
+    if not is_root:
+        return ()
+    if shutil.which("setpriv") is None:
+        pytest.skip("no setpriv, which takes from root the right to open any port")
+    capability = "-net_bind_service"
+    return ("setpriv", f"--bounding-set={capability}", f"--inh-caps={capability}")
+
+
+def test_a_port_that_may_not_be_opened_is_not_said_to_be_in_use():
+    prefix = command_without_right_to_reserved_ports()
 
     result = run_ranks(2, *WORKER, env={"MASTER_PORT": "81", **SOON}, prefix=prefix)
 
@@ -63,113 +75,203 @@ def test_a_port_that_may_not_be_opened_is_not_said_to_be_in_use():
     assert "torch says: " in result.stderr[0]
 
 
-@pytest.mark.parametrize(("ranks", "env", "env_of", "message"), [
-    (2, {"MASTER_ADDR": "no-such-host.invalid"}, {},
-     "MASTER_ADDR does not resolve: no-such-host.invalid"),
-    (2, {}, {1: {"RANK": "0"}}, "is in use"),
-    (2, {}, {1: {"RANK": "7"}}, "RANK is 7, expected 0 to 1"),
-    (2, {"WORLD_SIZE": "5"}, {}, "ranks 2, 3, 4 of 5 did not arrive"),
-    (3, {}, {2: {"RANK": "1"}}, "rank 1 arrived twice"),
-    (1, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}, {},
-     "nobody answers at 127.0.0.1"),
-])  # fmt: skip
-def test_a_world_that_does_not_come_together_ends_all_ranks_with_the_reason(
-    ranks, env, env_of, message
-):
-    port = {"MASTER_PORT": str(free_port())}
-    result = run_ranks(ranks, *WORKER, env=env | SOON | port, env_of=env_of)
-    lost = {70} if env_of else set()  # to ranks that had met already
+@dataclass(frozen=True)
+class World:
+    """A launch whose ranks do not come together."""
 
-    assert {2} <= set(result.exit_codes) <= {2} | lost, result.text
-    assert "Traceback" not in result.text, result.text
-    assert result.text.count(message) == 1
+    # Words of the message, which one rank must print once.
+    message: str
+    # Number of processes that are started.
+    ranks: int = 2
+    # Further environment variables of all processes.
+    env: dict[str, str] = field(default_factory=dict)
+    # Rank -> further environment variables of this process.
+    env_of: dict[int, dict[str, str]] = field(default_factory=dict)
+
+
+WORLDS = {
+    "a name that does not resolve": World(
+        "MASTER_ADDR does not resolve: no-such-host.invalid",
+        env={"MASTER_ADDR": "no-such-host.invalid"},
+    ),
+    "two ranks 0": World("is in use", env_of={1: {"RANK": "0"}}),
+    "a rank beyond the last": World("RANK is 7, expected 0 to 1", env_of={1: {"RANK": "7"}}),
+    "ranks that were not started": World(
+        "ranks 2, 3, 4 of 5 did not arrive", env={"WORLD_SIZE": "5"}
+    ),
+    "two ranks 1": World("rank 1 arrived twice", ranks=3, env_of={2: {"RANK": "1"}}),
+    "rank 1 alone": World(
+        "nobody answers at 127.0.0.1",
+        ranks=1,
+        env={"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"},
+    ),
+}
+
+
+@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
+def test_a_world_that_does_not_come_together_ends_all_ranks_with_the_reason(world):
+    port = {"MASTER_PORT": str(free_port())}
+
+    result = run_ranks(world.ranks, *WORKER, env={**world.env, **SOON, **port}, env_of=world.env_of)
+
+    # The rank that finds the reason ends with code 2. If the ranks have different variables, two
+    # ranks may have met before. Then one of the two loses the other, which is code 70.
+    allowed = {2, 70} if world.env_of else {2}
+    assert 2 in result.exit_codes, result.text
+    assert set(result.exit_codes) <= allowed, result.text
+    assert "Traceback" not in result.text
+    assert result.text.count(world.message) == 1
 
 
 # A training in which the system takes ten minutes to find the address of the host "slow.invalid".
 # Arguments: the repository, and the option file.
 SLOW_NAME_SERVER = """
 import socket, sys, time
+
 sys.path.insert(0, sys.argv[1])
-answer = socket.getaddrinfo
-def slow(host, *rest):
+usual_getaddrinfo = socket.getaddrinfo
+
+def slow_getaddrinfo(host, *arguments):
     if host == "slow.invalid":
         time.sleep(600)
-    return answer(host, *rest)
-socket.getaddrinfo = slow
+    return usual_getaddrinfo(host, *arguments)
+
+socket.getaddrinfo = slow_getaddrinfo
 import main_train_vrt
 main_train_vrt.main(["--opt", sys.argv[2]])
 """
 
 
 def test_a_name_server_that_does_not_answer_is_not_waited_for(tmp_path):
-    (tmp_path / "program.py").write_text(SLOW_NAME_SERVER)
-    env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "slow.invalid", "MASTER_PORT": "29500"}
+    program = tmp_path / "program.py"
+    program.write_text(SLOW_NAME_SERVER)
+    launch = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "slow.invalid", "MASTER_PORT": "29500"}
 
     result = run_ranks(
-        1, tmp_path / "program.py", ROOT, write_options(tmp_path), env=env | SOON, limit_s=20
+        1, program, ROOT, write_options(tmp_path), env={**launch, **SOON}, limit_s=20
     )
 
     assert result.exit_codes == [2], result.text
     assert "MASTER_ADDR does not resolve: slow.invalid" in result.text
 
 
+# ---- Ranks that do not fit together ----
+
+
 def test_options_that_differ_between_ranks_are_refused(tmp_path):
     options = write_options(tmp_path)
     other = tmp_path / "other.json"
     other.write_text(options.read_text().replace('"total_iter": 4', '"total_iter": 5'))
+
     result = train(options, ranks=2, args_of={1: ("--opt", str(other))})
 
     assert result.exit_codes == [2, 2]
     assert result.text.count("the options differ between the ranks") == 1
 
 
-def test_a_time_out_of_the_group_before_the_watchdog_is_refused_and_a_longer_one_lasts_longer(
-    tmp_path,
-):
-    options = write_options(tmp_path)
-    changes = ("train.total_iter=1", "datasets.test={}")
-    result = train(options, ranks=2, env={"NCCL_TIMEOUT": "200"})
-    assert result.exit_codes == [2, 2]
-    assert (
-        result.text.count(
-            "stall_s is 300 s, start_s is 900 s, validate_s is 1500 s, save_s is 900 s; the"
-        )
-        == 1
-    )
-    result = train(options, *changes, ranks=2, env={"NCCL_TIMEOUT": "7200"})
+# The next two tests are about two clocks. The watchdog ends a run that hangs, and names the rank
+# and the phase. The process group of torch also has a time-out, NCCL_TIMEOUT seconds, but it cannot
+# name them. So each limit of the watchdog (one for each kind of phase) must be shorter.
 
+
+def test_a_time_out_of_the_group_before_the_watchdog_is_refused(tmp_path):
+    result = train(write_options(tmp_path), ranks=2, env={"NCCL_TIMEOUT": "200"})
+
+    limits = "stall_s is 300 s, start_s is 900 s, validate_s is 1500 s, save_s is 900 s; the"
+    assert result.exit_codes == [2, 2]
+    assert result.text.count(limits) == 1
+
+
+def test_a_longer_time_out_of_the_group_makes_limits_of_the_watchdog_longer(tmp_path):
+    changes = ("train.total_iter=1", "datasets.test={}")
+
+    result = train(write_options(tmp_path), *changes, ranks=2, env={"NCCL_TIMEOUT": "7200"})
+
+    # The limits of long phases become 0.9 x 7200 s. The limit of a step, stall_s, stays.
     assert result.exit_codes == [0, 0], result.text
     assert result.text.count("stall_s 300, start_s 6480, validate_s 6480, save_s 6480") == 1
 
 
-@pytest.mark.parametrize(("launch", "said"), [
-    ({"RANK": "0", "WORLD_SIZE": "1"}, "nothere.json"),
-    # `srun --pty bash`
-    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "7"}, "nothere.json"),
-    # The same in an allocation of 8 tasks.
-    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "x"},
-     "SLURM_JOB_NODELIST is missing"),
-    ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR is missing"),
-])  # fmt: skip
-def test_each_command_of_a_shell_reports_its_own_error(tmp_path, launch, said):
+@dataclass(frozen=True)
+class Limits:
+    """What the watchdog makes of its options, in seconds."""
+
+    options: dict[str, int]  # the options that are given; the others have their defaults
+    step: int
+    start: int
+    validate: int
+    save: int
+    group: int  # time-out of the process group
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        Limits({}, step=300, start=900, validate=1500, save=900, group=1800),
+        Limits({"stall_s": 5}, step=5, start=900, validate=1500, save=900, group=1800),
+        Limits({"stall_s": 1000}, step=1000, start=3000, validate=5000, save=3000, group=6000),
+        Limits(
+            {"stall_s": 5, "start_s": 60, "validate_s": 1, "save_s": 1},
+            step=5,
+            start=60,
+            validate=5,
+            save=5,
+            group=1800,
+        ),
+    ],
+    ids=["defaults", "a shorter step", "a longer step", "no phase is shorter than a step"],
+)
+def test_the_limits_of_time_follow_from_one_number(limits):
+    budgets = WatchdogOptions(**limits.options)
+
+    assert budgets.of("data") == limits.step
+    assert budgets.of("start") == limits.start
+    assert budgets.of("validate: a clip") == limits.validate
+    assert budgets.of("save") == limits.save
+    # Ranks that wait at the turn of an epoch wait as long as in a step.
+    assert budgets.of("barrier in epoch turn") == limits.step
+    assert budgets.timeout_s(1800) == limits.group
+    # The name of a clip, behind the colon, does not count. It may have the word "in", which comes
+    # between a phase and the phase around it, and it may have the name of a phase.
+    assert budgets.of("restore: cat in hat") == limits.validate
+    assert budgets.of("barrier in validate: clip in save") == limits.validate
+
+
+# ---- Who reports an error ----
+
+
+@pytest.mark.parametrize(
+    ("launch", "message"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "1"}, "nothere.json"),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "7"}, "nothere.json"),
+        (
+            {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "x"},
+            "SLURM_JOB_NODELIST is missing",
+        ),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR is missing"),
+    ],
+    ids=["one rank", "srun --pty bash", "srun --pty bash in a job of 8 tasks", "no address"],
+)
+def test_each_command_of_a_shell_reports_its_own_error(tmp_path, launch, message):
+    env = {**launch, "TMPDIR": str(tmp_path)}
+
     # Ranks of one launch report an error once. Two commands of one shell are two launches, although
     # they have the same parent. Here the fork server of the tests is the shell.
     for _ in range(2):
-        result = run_ranks(
-            1, MAIN, "--opt", "nothere.json", env={**launch, "TMPDIR": str(tmp_path)}
-        )
+        result = run_ranks(1, MAIN, "--opt", "nothere.json", env=env)
+
         assert result.exit_codes == [2], result.text
         assert result.text.count("Error: ") == 1, result.text
-        assert said in result.text, result.text
-
+        assert message in result.text, result.text
+    # The file by which ranks of one launch agree who reports is gone.
     assert not list(tmp_path.glob("spikevrt-*"))
 
 
 # tests/dist/test_torchrun.py has the same claim for ranks that torchrun started.
-def test_ranks_of_one_launch_report_the_same_error_once(
-    tmp_path,
-):
+def test_ranks_of_one_launch_report_the_same_error_once(tmp_path):
     env = {"SPIKEVRT_JOIN_TIMEOUT": "abc", "TMPDIR": str(tmp_path)}
+
     result = run_ranks(2, MAIN, "--opt", "nothere.json", env=env)
 
     assert set(result.exit_codes) == {2}
@@ -179,9 +281,14 @@ def test_ranks_of_one_launch_report_the_same_error_once(
 
 
 def test_an_error_in_bytes_that_are_no_text_is_reported(tmp_path):
+    # The byte fc is a letter in an old encoding of Western Europe. In UTF-8 it is an error.
+    python = sys.executable.encode()
+    options = bytes(write_options(tmp_path))
     command = b"LC_ALL=C exec %s main_train_vrt.py --opt %s train.nothere=h\xfcbsch" % (
-        sys.executable.encode(), bytes(write_options(tmp_path)),
-    )  # fmt: skip
+        python,
+        options,
+    )
+
     ended = subprocess.run(
         [b"bash", b"-c", command], capture_output=True, timeout=600, env=clean_env(), cwd=ROOT
     )
@@ -192,40 +299,22 @@ def test_an_error_in_bytes_that_are_no_text_is_reported(tmp_path):
 
 
 def test_a_run_that_is_killed_leaves_no_file_of_its_watchdog(tmp_path):
-    options = write_options(tmp_path)
-    # Not below tmp_path: the sockets of loader processes need a short path.
+    command = (MAIN, "--opt", str(write_options(tmp_path)), "datasets.test={}")
+    # Not a folder below tmp_path: the sockets of loader processes need a short path.
     with tempfile.TemporaryDirectory() as temporary:
-        command = (MAIN, "--opt", str(options), "datasets.test={}")
         with Ranks(1, *command, env={"TMPDIR": temporary}) as running:
-            running.wait_for("Iter: 1,", 0, 120)
+            running.wait_for("Iter: 1,", rank=0, limit_s=120)
             running.processes[0].send_signal(signal.SIGKILL)
-            running.wait(20)
+            running.wait(limit_s=20)
+
         assert not list(Path(temporary).glob("spikevrt-*"))
 
 
-@pytest.mark.parametrize(("values", "limits", "timeout_s"), [
-    ({}, [300, 900, 1500, 900], 1800),
-    ({"stall_s": 5}, [5, 900, 1500, 900], 1800),
-    ({"stall_s": 1000}, [1000, 3000, 5000, 3000], 6000),
-    ({"stall_s": 5, "start_s": 60, "validate_s": 1, "save_s": 1}, [5, 60, 5, 5], 1800),
-])  # fmt: skip
-def test_the_limits_of_time_follow_from_one_number(values, limits, timeout_s):
-    budgets = WatchdogOptions(**values)
-
-    assert [budgets.of(phase) for phase in ("data", "start", "validate: a clip", "save")] == limits
-    # The name of a clip, behind the colon, does not count. It may have the word "in", which comes
-    # between a phase and the phase around it, and it may have the name of a phase.
-    assert (
-        budgets.of("restore: cat in hat")
-        == budgets.of("barrier in validate: clip in save")
-        == limits[2]
-    )
-    assert budgets.of("barrier in epoch turn") == limits[0]
-    assert budgets.timeout_s(1800) == timeout_s
+# ---- Broken files ----
 
 
+# Other damages: tests/parts/data/test_io_backend.py, tests/faults/trials.py
 def test_a_file_that_breaks_during_training_ends_both_ranks_with_its_name():
-    # Other damages: tests/parts/data/test_io_backend.py, tests/faults/trials.py
     trial = break_file("cut spikes", ranks=2)
 
     assert trial.is_named, trial.text
@@ -235,12 +324,21 @@ def test_a_file_that_breaks_during_training_ends_both_ranks_with_its_name():
 
 
 def test_a_loader_process_that_stands_still_at_the_epoch_turn_ends_the_run_with_its_name(tmp_path):
-    # The last step of the first epoch waits until the worker hangs, so the hang is noticed between
-    # the epochs.
-    loader = {"persistent_workers": "true", "timeout_s": 3, "batch_size": 4}
-    changes = [f"datasets.train.dataloader_{key}={value}" for key, value in loader.items()]
-    changes += ["datasets.test={}", "train.total_iter=100000"]
-    with Ranks(1, *odd_command(write_odd(tmp_path), *changes, case="wait", struck=(0, 2))) as ranks:
+    changes = (
+        # The same loader process serves the next epoch.
+        "datasets.train.dataloader_persistent_workers=true",
+        # The main process waits so many seconds for a batch.
+        "datasets.train.dataloader_timeout_s=3",
+        # Two batches of 4 samples are an epoch.
+        "datasets.train.dataloader_batch_size=4",
+        "datasets.test={}",
+        "train.total_iter=100000",
+    )
+    # Step 2 is the last step of the first epoch. It waits until the loader process stands still, so
+    # that this is noticed between the epochs.
+    command = odd_command(write_odd(tmp_path), *changes, case="wait", struck=(0, 2))
+
+    with Ranks(1, *command) as ranks:
         ranks.wait_for("waiting", rank=0, limit_s=90)
         for process in descendants_of(ranks.processes[0].pid):
             os.kill(process, signal.SIGSTOP)
@@ -248,30 +346,34 @@ def test_a_loader_process_that_stands_still_at_the_epoch_turn_ends_the_run_with_
 
     assert result.exit_codes == [3], result.text
     assert result.text.count("DataError: no batch: DataLoader timed out after 3.0 seconds") == 1
+    # E.g. "(epoch, index) [(1, 0), (1, 5)], loader worker 0, rank 0".
     assert re.search(r"\(epoch, index\) \[\(\d+, \d\),.*\], loader worker 0, rank 0", result.text)
     assert "Traceback" not in result.text
 
 
-def test_everything_that_is_broken_at_the_start_is_listed_once_for_both_ranks(tmp_path):
-    options = write_options(tmp_path)
-    spikes = tmp_path / "GOPRO_Large_spike_seq/train/train0/spike"
-    os.truncate(spikes / "000000.dat", 100)
-    os.truncate(spikes / "000001.dat", 0)
-    (spikes / "000002.dat").write_bytes(2 * (spikes / "000002.dat").read_bytes())
-    (spikes / "000003.dat").unlink()
-    other = tmp_path / "GOPRO_Large_spike_seq/test"
-    (other / "test1/spike/000001.dat").write_bytes(
-        (b"no spikes, but 768 bytes of text; " * 23)[:768]
-    )
-    os.truncate(other / "test0/spike/000001.dat", 30)
-    (tmp_path / "GOPRO_Large/train/train1/blur/000000.png").write_bytes(b"<html>moved</html>")
-    write_clip(tmp_path, "train2", frames=4, h=8, w=12)  # another camera than the others
-    result = train(options, ranks=2, limit_s=60)
+def break_files(folder):
+    """Break files of the data of `write_options`, each in another way.
 
-    assert result.exit_codes == [3, 3], result.text
-    assert result.text.count("DataError: ") == 1
-    assert "Traceback" not in result.text
-    for words in (
+    Return the words of the messages. Files of spikes have 24 planes of 16 x 16, one bit each, which
+    are 24 x 32 = 768 bytes.
+    """
+    train_spikes = folder / "GOPRO_Large_spike_seq/train/train0/spike"
+    test_spikes = folder / "GOPRO_Large_spike_seq/test"
+    doubled = train_spikes / "000002.dat"
+    text = test_spikes / "test1/spike/000001.dat"
+
+    os.truncate(train_spikes / "000000.dat", 100)
+    os.truncate(train_spikes / "000001.dat", 0)
+    doubled.write_bytes(2 * doubled.read_bytes())
+    (train_spikes / "000003.dat").unlink()
+    # Bytes of a text, as many as a file of spikes has.
+    text.write_bytes((b"no spikes, but 768 bytes of text; " * 23)[:768])
+    os.truncate(test_spikes / "test0/spike/000001.dat", 30)
+    (folder / "GOPRO_Large/train/train1/blur/000000.png").write_bytes(b"<html>moved</html>")
+    # A clip of another camera: its spikes have 8 x 12 pixels.
+    write_clip(folder, "train2", frames=4, h=8, w=12)
+
+    return (
         "train0 | spike lacks 1 of 4 frames: 000003.dat",
         "train1 | cannot read image: its content is a web page",
         "train0 | spike file of 100 bytes holds 3 planes of 16 x 16 and 4 bytes more",
@@ -281,6 +383,18 @@ def test_everything_that_is_broken_at_the_start_is_listed_once_for_both_ranks(tm
         "train2 | lq is 16 x 24, spikes 16 x 16: no whole multiple",
         "test0  | spike file of 30 bytes holds",
         "begins with text: b'no spikes, but",
-        str(other / "test1/spike/000001.dat"),
-    ):
-        assert words in result.text, result.text
+        str(text),
+    )
+
+
+def test_everything_that_is_broken_at_the_start_is_listed_once_for_both_ranks(tmp_path):
+    options = write_options(tmp_path)
+    messages = break_files(tmp_path)
+
+    result = train(options, ranks=2, limit_s=60)
+
+    assert result.exit_codes == [3, 3], result.text
+    assert result.text.count("DataError: ") == 1
+    assert "Traceback" not in result.text
+    for message in messages:
+        assert message in result.text, result.text

@@ -8,8 +8,6 @@ noise is added.
 
 import json
 import shutil
-from functools import reduce
-from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +43,11 @@ from utils.options.models import KAIR_ONLY
 ADDRESS = "https://github.com/JingyunLiang/VRT/releases/tag/v0.0"
 # Weights of the optical flow that KAIR's files name. They are not in this project.
 SPYNET = "model_zoo/vrt/spynet_sintel_final-3d2a1287.pth"
-NO_EFFECT = {f"{where}.{key}" for where, keys in KAIR_ONLY.items() for key in keys}
+# Dotted keys of KAIR's files that have no effect here, and are left out.
+NO_EFFECT = {f"{section}.{key}" for section, keys in KAIR_ONLY.items() for key in keys}
+
+
+# ---- Reading the files ----
 
 
 def read(path: Path, *overrides: str) -> Any:
@@ -53,13 +55,26 @@ def read(path: Path, *overrides: str) -> Any:
     return main_train_vrt.read_options(["--opt", str(path), *overrides])
 
 
-def test_the_files_of_kair_load_unchanged(tmp_path):
+def value_at(tree: dict[str, Any], dotted_key: str) -> Any:
+    """Return a value of nested sections, e.g. "netG.img_size" -> tree["netG"]["img_size"]."""
+    value: Any = tree
+    for name in dotted_key.split("."):
+        value = value[name]
+    return value
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_files_of_kair_load_unchanged(tmp_path, name):
     assert not Path(SPYNET).exists()
-    for name in NAMES:
-        options = options_of(name)
-        found = read(write_file(tmp_path / f"{name}.json", options)).plain()
-        for key in options.keys() - (NO_EFFECT - {"datasets.train.val_partition"}):
-            assert reduce(getitem, key.split("."), found) == options[key], (name, key)
+    options = options_of(name)
+
+    found = read(write_file(tmp_path / f"{name}.json", options)).plain()
+
+    # val_partition is a name of KAIR that datasets of this project read as well.
+    left_out = NO_EFFECT - {"datasets.train.val_partition"}
+    for key, value in options.items():
+        if key not in left_out:
+            assert value_at(found, key) == value, key
 
 
 def prepare(folder: Path, number: str, **changes: Any) -> Path:
@@ -68,9 +83,15 @@ def prepare(folder: Path, number: str, **changes: Any) -> Path:
     The data and the network are small. The task, and so the folder of results, is "run". No weights
     are loaded. changes: dotted keys of the options to replace.
     """
-    options = small(options_of(number)) | {"task": "run", "path.pretrained_netG": None} | changes
+    options = small(options_of(number))
+    options["task"] = "run"
+    options["path.pretrained_netG"] = None
+    options.update(changes)
     write_data(folder, options)
     return write_file(folder / "options.json", in_folder(folder, options))
+
+
+# ---- Training, resuming and testing ----
 
 
 def results(out: Path, options: Path, *arguments: str) -> dict[str, Any]:
@@ -78,175 +99,274 @@ def results(out: Path, options: Path, *arguments: str) -> dict[str, Any]:
 
     arguments: further arguments. By default the best checkpoint of the training is tested.
     """
-    assert (
-        main_test_vrt.main(
-            ["--opt", str(options), "--output", str(out), "--save", "frames", *arguments]
-        )
-        == 0
-    )
+    command = ["--opt", str(options), "--output", str(out), "--save", "frames", *arguments]
+    assert main_test_vrt.main(command) == 0
     return json.loads((out / "metrics.json").read_text())
 
 
-# REDS x4, noise, interpolation
-@pytest.mark.parametrize(("number", "frames"), [("001", 6), ("008", 6), ("009", 2)])
-def test_each_kind_trains_validates_resumes_and_is_tested(number, frames, tmp_path):
-    check_kind(prepare(tmp_path, number), frames)
-
-
-def test_deblurring_on_two_ranks_takes_the_folders_for_a_missing_list_of_kair_and_no_misspelt_path(
-    tmp_path,
-):
-    options = prepare(tmp_path, "006")
-    lists = "datasets.train.meta_info_file=data/meta_info/meta_info_GoPro_%s_GT.txt"
-    no_flow = train(options, f"netG.spynet_path={SPYNET}.pht")
-    no_list = train(options, lists % "trian")
-    assert no_flow.exit_codes == [2]
-    assert f"no file {SPYNET}.pht" in no_flow.text
-    assert ADDRESS in no_flow.text
-    assert no_list.exit_codes == [3]
-    assert "cannot read the meta file" in no_list.text
-    good = check_kind(options, 6, 2, lists % "train")
-    told = "the list of the clips is missing: all 2 in the folders are used, KAIR's list has 22"
-
-    assert good.text.count(told) == 1
-    assert "2 clips, 12 frames of 64 x 80" in good.text
-
-
-def test_vimeo_x4_starts_from_weights_of_another_deformable_convolution(tmp_path):
-    # 003 starts from 002, whose network has other deformable groups; G_param_strict is false.
-    published = "002_VRT_videosr_bi_REDS_16frames.pth"
-    options = prepare(tmp_path, "003", **{"path.pretrained_netG": published})
-    missing = train(options)
-    assert missing.exit_codes == [3], missing.text
-    assert missing.text.count("no such weights file") == 1, missing.text
-    assert f"download: {ADDRESS}" in missing.text.partition("no such weights file")[2]
-    net = define_G(read(options, "netG.deformable_groups=2"))
-    torch.save({"params": net.state_dict()}, tmp_path / published)
-    first = check_kind(options, 6)
-
-    assert "mismatched (14): stage" in first.text
-    assert "tensors matched" in first.text
-
-
-def test_frames_of_another_scale_than_the_network_are_named_before_the_first_step(tmp_path):
-    gt = options_of("001")["datasets.train.dataroot_gt"]
-    said = train(prepare(tmp_path, "001", **{"datasets.train.dataroot_lq": gt}))
-    words = "gt of 64 x 80 for lq of 64 x 80 in clip 001, but scale is 4"
-
-    assert said.exit_codes == [3]
-    assert said.text.count(words) == 1
-
-
-def check_kind(options: Path, frames: int, ranks: int = 1, *overrides: str) -> RankResult:
+def check_kind(options: Path, frames: int, *overrides: str, ranks: int = 1) -> RankResult:
     """Train one step, resume for a second step, then test. Check all three; return the first.
 
     frames: number of restored frames of the two test clips. overrides: options of the command line.
     """
     first = train(options, "train.total_iter=1", *overrides, ranks=ranks)
     second = train(options, *overrides, ranks=ranks)
-    assert first.exit_codes == [0] * ranks, first.text + second.text
-    assert second.exit_codes == [0] * ranks, first.text + second.text
-    stands_in = f"WARNING: netG.spynet_path: no file {SPYNET}; "
-    stands_in += "models/vrt/spynet_scenes.pth of this project stands in"
-    has_flow = 1 if read(options).netG.pa_frames else 0
-    assert first.text.count(stands_in) == has_flow
-    assert second.text.count(stands_in) == has_flow
-    assert first.text.count(ADDRESS) == has_flow
-    assert (stands_in in (options.parent / "experiments/run/log/train.log").read_text()) == bool(
-        has_flow
-    )
+    tested = results(options.parent / "tested", options)
+
+    assert first.exit_codes == [0] * ranks, first.text
+    assert second.exit_codes == [0] * ranks, second.text
     assert "at iter 1" in second.text
-    told = "dataloader_batch_size 1 x 2 ranks = 2 in all, in KAIR 1"
-    assert first.text.count(told) == ranks - 1
-    assert first.text.count("keys that only KAIR has") == ranks - 1
+    check_stand_in_of_the_flow(options, first, second)
+    # On several ranks, a warning says that KAIR's numbers of the loader are totals.
+    number_of_warnings = 1 if ranks > 1 else 0
+    total = f"dataloader_batch_size 1 x {ranks} ranks = {ranks} in all, in KAIR 1"
+    assert first.text.count(total) == number_of_warnings
+    assert first.text.count("keys that only KAIR has") == number_of_warnings
+
+    # Each step has a loss and a validation. The best validation is found again by the test.
     curves = history(options)
-    assert (
-        [step for step, _ in curves["train/loss"]]
-        == [step for step, _ in curves["val/psnr"]]
-        == [1, 2]
-    )
-    scores = results(options.parent / "tested", options)["averages"]["restored"]
-    assert scores["psnr"] == pytest.approx(max(psnr for _, psnr in curves["val/psnr"]), abs=1e-6)
-    assert (scores["clips_found"], scores["complete"], scores["frames"]) == (2, True, frames)
+    assert steps_of(curves["train/loss"]) == [1, 2]
+    assert steps_of(curves["val/psnr"]) == [1, 2]
+    best = max(psnr for _, psnr in curves["val/psnr"])
+    scores = tested["averages"]["restored"]
+    assert scores["psnr"] == pytest.approx(best, abs=1e-6)
+    assert scores["clips_found"] == 2
+    assert scores["complete"] is True
+    assert scores["frames"] == frames
     return first
+
+
+def steps_of(curve: list[list[float]]) -> list[float]:
+    """Return the steps of a curve, a list of [step, value]."""
+    return [step for step, _ in curve]
+
+
+def check_stand_in_of_the_flow(options: Path, *runs: RankResult) -> None:
+    """Check that each run says once that the flow network of this project replaces KAIR's.
+
+    A network without parallel warping (pa_frames 0) has no flow network, so nothing is said.
+    """
+    times = 1 if read(options).netG.pa_frames else 0
+    warning = (
+        f"WARNING: netG.spynet_path: no file {SPYNET}; "
+        "models/vrt/spynet_scenes.pth of this project stands in"
+    )
+    for run in runs:
+        assert run.text.count(warning) == times
+    assert runs[0].text.count(ADDRESS) == times
+    log = (options.parent / "experiments/run/log/train.log").read_text()
+    assert (warning in log) == (times == 1)
+
+
+@pytest.mark.parametrize(
+    ("number", "frames"),
+    [("001", 6), ("008", 6), ("009", 2)],
+    ids=["REDS x4", "noise", "interpolation"],
+)
+def test_each_kind_trains_validates_resumes_and_is_tested(number, frames, tmp_path):
+    check_kind(prepare(tmp_path, number), frames)
+
+
+# KAIR's lists of the clips of GoPro, which are not in this project. %s: "train" in the name of the
+# list that KAIR has.
+LISTS = "datasets.train.meta_info_file=data/meta_info/meta_info_GoPro_%s_GT.txt"
+
+
+def test_deblurring_on_two_ranks_takes_the_folders_for_a_missing_list_of_kair(tmp_path):
+    options = prepare(tmp_path, "006")
+
+    run = check_kind(options, 6, LISTS % "train", ranks=2)
+
+    message = "the list of the clips is missing: all 2 in the folders are used, KAIR's list has 22"
+    assert run.text.count(message) == 1
+    assert "2 clips, 12 frames of 64 x 80" in run.text
+
+
+def test_a_list_of_clips_that_kair_does_not_have_is_refused(tmp_path):
+    run = train(prepare(tmp_path, "006"), LISTS % "trian")
+
+    assert run.exit_codes == [3]
+    assert "cannot read the meta file" in run.text
+
+
+def test_weights_of_the_flow_that_kair_does_not_have_are_refused(tmp_path):
+    run = train(prepare(tmp_path, "006"), f"netG.spynet_path={SPYNET}.pht")
+
+    assert run.exit_codes == [2]
+    assert f"no file {SPYNET}.pht" in run.text
+    assert ADDRESS in run.text
+
+
+# File 003 starts from the weights that file 002 trained.
+PUBLISHED = "002_VRT_videosr_bi_REDS_16frames.pth"
+
+
+def test_missing_published_weights_are_named_with_their_address(tmp_path):
+    run = train(prepare(tmp_path, "003", **{"path.pretrained_netG": PUBLISHED}))
+
+    assert run.exit_codes == [3]
+    assert run.text.count("no such weights file") == 1, run.text
+    _, _, rest = run.text.partition("no such weights file")
+    assert f"download: {ADDRESS}" in rest
+
+
+def test_vimeo_x4_starts_from_weights_of_another_deformable_convolution(tmp_path):
+    options = prepare(tmp_path, "003", **{"path.pretrained_netG": PUBLISHED})
+    # The network of 002 has another number of deformable groups. File 003 allows this, because it
+    # has G_param_strict false.
+    net = define_G(read(options, "netG.deformable_groups=2"))
+    torch.save({"params": net.state_dict()}, tmp_path / PUBLISHED)
+
+    run = check_kind(options, 6)
+
+    assert "mismatched (14): stage" in run.text
+    assert "tensors matched" in run.text
+
+
+def test_frames_of_another_scale_than_the_network_are_named_before_the_first_step(tmp_path):
+    # The sharp frames as blurry frames: they are not a quarter as large.
+    gt = options_of("001")["datasets.train.dataroot_gt"]
+
+    run = train(prepare(tmp_path, "001", **{"datasets.train.dataroot_lq": gt}))
+
+    assert run.exit_codes == [3]
+    assert run.text.count("gt of 64 x 80 for lq of 64 x 80 in clip 001, but scale is 4") == 1
+
+
+# ---- Testing ----
+
+
+def psnr_by_hand(image: torch.Tensor, reference: torch.Tensor) -> float:
+    """Return the PSNR of an image (3, H, W). Both images have values from 0 to 1.
+
+    The image is rounded to 8 bits, as it is written.
+    """
+    error = (image * 255).round() - reference * 255
+    root_mean_square = (error.double() ** 2).mean().sqrt()
+    return float(20 * torch.log10(255 / root_mean_square))
 
 
 def test_the_interpolated_frame_is_the_fourth_of_seven_and_is_compared_with_it(tmp_path):
     options = prepare(tmp_path, "009")
     opt = read(options)
     net = define_G(opt).eval()
+    # The last layer begins with zeros. With noise in it, the output is no plain mean of the input.
     torch.nn.init.normal_(net.get_parameter("conv_last.weight"), 0, 0.02)
-    torch.save({"params": net.state_dict()}, tmp_path / "G.pth")
-    found = results(tmp_path / "out", options, "--weights", str(tmp_path / "G.pth"))["clips"][
-        "00001/0266"
-    ]
+    weights = tmp_path / "G.pth"
+    torch.save({"params": net.state_dict()}, weights)
+
+    found = results(tmp_path / "out", options, "--weights", str(weights))
+
+    # Frames 1, 3, 5 and 7 by hand through the network.
     clip = Path(of_part(opt.datasets.test).dataroot_gt) / "00001/0266"
-    pictures = [
-        torch.from_numpy(read_picture(clip / f"im{i}.png")[..., ::-1].copy()) for i in range(1, 8)
-    ]
-    frames = torch.stack(pictures).permute(0, 3, 1, 2)[None] / 255
+    pictures = [read_rgb(clip / f"im{number}.png") for number in range(1, 8)]
+    frames = torch.stack(pictures) / 255  # (7, 3, H, W)
     with torch.no_grad():
-        made = net(frames[:, ::2])[0, 0].clamp(0, 1)
-    written = read_picture(tmp_path / "out/00001/0266/im4.png")[..., ::-1]
-    assert [path.name for path in (tmp_path / "out/00001/0266").iterdir()] == ["im4.png"]
-    assert abs(torch.from_numpy(written.copy()).permute(2, 0, 1) - 255 * made).max() <= 1
-    # The input column has the simplest interpolation.
-    for name, image, limit in (
-        ("restored", made, 0.01),
-        ("input", (frames[0, 2] + frames[0, 4]) / 2, 0.1),
-    ):
-        error = (image * 255).round() - frames[0, 3] * 255
-        by_hand = 20 * torch.log10(255 / (error.double() ** 2).mean().sqrt())
-        assert found[name]["psnr"] == pytest.approx(float(by_hand), abs=limit)
+        interpolated = net(frames[None, ::2])[0, 0].clamp(0, 1)
+    # One picture is written. Rounding may change a value by 1.
+    out = tmp_path / "out/00001/0266"
+    assert [path.name for path in out.iterdir()] == ["im4.png"]
+    assert abs(read_rgb(out / "im4.png") - 255 * interpolated).max() <= 1
+    # The input column has the simplest interpolation, the mean of the two neighbours.
+    scores = found["clips"]["00001/0266"]
+    mean = (frames[2] + frames[4]) / 2
+    sharp = frames[3]
+    assert scores["restored"]["psnr"] == pytest.approx(psnr_by_hand(interpolated, sharp), abs=0.01)
+    assert scores["input"]["psnr"] == pytest.approx(psnr_by_hand(mean, sharp), abs=0.1)
 
 
-def test_pad_sequence_of_a_test_clip_restores_with_an_eighth_frame_and_scores_seven(tmp_path):
-    vimeo = {
-        key: value for key, value in options_of("009").items() if key.startswith("datasets.test.")
-    }
-    roots = {f"datasets.test.dataroot_{kind}": f"testsets/vimeo90k/{kind}" for kind in ("gt", "lq")}
-    options = prepare(tmp_path, "003", **vimeo | roots | {"datasets.test.temporal_scale": 1})
-    weights = save_weights(options, tmp_path / "G.pth")
+def read_rgb(path: Path) -> torch.Tensor:
+    """Return a picture as (3, H, W) in RGB, with values from 0 to 255."""
+    bgr = read_picture(path)
+    rgb = torch.from_numpy(bgr[..., ::-1].copy())  # (H, W, 3)
+    return rgb.permute(2, 0, 1)
 
-    def scores(name: str, *arguments: str) -> dict[str, Any]:
-        found = results(tmp_path / name, options, "--weights", weights, *arguments)
+
+@pytest.fixture
+def septuplet_test(tmp_path):
+    """Give options of file 003 that test on clips of seven frames, and weights of its network."""
+    changes = {}
+    for key, value in options_of("009").items():
+        if key.startswith("datasets.test."):
+            changes[key] = value
+    changes["datasets.test.dataroot_gt"] = "testsets/vimeo90k/gt"
+    changes["datasets.test.dataroot_lq"] = "testsets/vimeo90k/lq"
+    changes["datasets.test.temporal_scale"] = 1
+    options = prepare(tmp_path, "003", **changes)
+    return options, save_weights(options, tmp_path / "G.pth")
+
+
+def test_pad_sequence_of_a_test_clip_restores_with_an_eighth_frame_and_scores_seven(
+    septuplet_test, tmp_path
+):
+    options, weights = septuplet_test
+
+    def scores(name: str, *overrides: str) -> dict[str, Any]:
+        found = results(tmp_path / name, options, "--weights", weights, *overrides)
         return found["clips"]["00002/0008"]["per_frame"]
 
-    # Our own option val.pad_seq does the same. Without the eighth frame the scores differ.
     padded = scores("a", "datasets.test.pad_sequence=true")
+
     assert len(padded["restored"]["psnr"]) == 7
-    assert padded == scores("b", "val.pad_seq=true") != scores("c")
+    # Our own option does the same. Without the eighth frame the scores differ.
+    assert padded == scores("b", "val.pad_seq=true")
+    assert padded != scores("c")
 
 
-def test_what_is_said_of_totals_follows_the_file_and_the_command_line(tmp_path):
-    # In KAIR, the batch and the number of loader processes are totals of all GPUs: here 8 and 1.
-    options = prepare(tmp_path, "006", **{"datasets.train.dataloader_batch_size": 8})
-    batch = "datasets.train.dataloader_batch_size"
-    workers = "datasets.train.dataloader_num_workers"
-    # One rank: a total is a number for each rank. Four ranks: the note gives the numbers for each.
-    assert read(options).note_on_totals(1) == ""
-    assert f"{batch}=2 {workers}=1" in read(options).note_on_totals(4)
-    assert "a batch of 8 cannot be divided evenly among 3 ranks" in read(options).note_on_totals(3)
-    # A number from the command line is no total.
-    one = read(options, f"{workers}=4").note_on_totals(4)
-    assert f"{batch}=2" in one
-    assert workers not in one
-    assert read(options, f"{workers}=4", f"{batch}=2").note_on_totals(4) == ""
-    # Older versions of this project saved spike_channels. So this key is no sign of KAIR, whose
-    # numbers are totals.
-    own = {key: value for key, value in small(options_of("006")).items() if key not in NO_EFFECT}
+# ---- What is said and refused ----
 
-    assert (
-        read(write_file(options, own | {"datasets.train.spike_channels": 0})).note_on_totals(4)
-        == ""
-    )
+BATCH = "datasets.train.dataloader_batch_size"
+WORKERS = "datasets.train.dataloader_num_workers"
+
+
+@pytest.fixture
+def totals(tmp_path):
+    """Give file 006 with a batch of 8 and 1 loader process, in KAIR totals of all GPUs."""
+    return prepare(tmp_path, "006", **{BATCH: 8})
+
+
+def test_totals_of_kair_are_named_with_the_numbers_for_each_rank(totals):
+    assert f"{BATCH}=2 {WORKERS}=1" in read(totals).note_on_totals(ranks=4)
+
+
+def test_one_rank_needs_no_word_on_totals(totals):
+    assert read(totals).note_on_totals(ranks=1) == ""
+
+
+def test_a_total_that_the_ranks_cannot_share_evenly_is_named(totals):
+    message = "a batch of 8 cannot be divided evenly among 3 ranks"
+    assert message in read(totals).note_on_totals(ranks=3)
+
+
+def test_a_number_from_the_command_line_is_no_total(totals):
+    note = read(totals, f"{WORKERS}=4").note_on_totals(ranks=4)
+
+    assert f"{BATCH}=2" in note
+    assert WORKERS not in note
+    assert read(totals, f"{WORKERS}=4", f"{BATCH}=2").note_on_totals(ranks=4) == ""
+
+
+def test_keys_that_older_versions_of_this_project_saved_are_no_sign_of_kair(tmp_path):
+    options = small(options_of("006"))
+    without_keys_of_kair = {}
+    for key, value in options.items():
+        if key not in NO_EFFECT:
+            without_keys_of_kair[key] = value
+    without_keys_of_kair["datasets.train.spike_channels"] = 0
+
+    path = write_file(tmp_path / "options.json", without_keys_of_kair)
+
+    assert read(path).note_on_totals(ranks=4) == ""
 
 
 def test_missing_data_are_named_all_at_once_with_the_layout_expected(tmp_path):
-    options = small(options_of("009")) | {"task": "run"}
-    result = train(write_file(tmp_path / "options.json", in_folder(tmp_path, options)))
-    assert result.exit_codes == [3], result.text
-    assert result.text.count("DataError") == 1, result.text
+    options = small(options_of("009"))
+    options["task"] = "run"
+
+    run = train(write_file(tmp_path / "options.json", in_folder(tmp_path, options)))
+
+    assert run.exit_codes == [3], run.text
+    assert run.text.count("DataError") == 1, run.text
     for line in (
         "trainsets/vimeo90k/vimeo90k_train_GT_all.lmdb/data.mdb  a file under each key "
         "00001/0001/im1",
@@ -257,47 +377,63 @@ def test_missing_data_are_named_all_at_once_with_the_layout_expected(tmp_path):
         "00001/0001 <frames> (<height>,<width>,3)",
         "meta_info_Vimeo90K_test_GT.txt  a line for each clip",
     ):
-        assert line in result.text
+        assert line in run.text
+    expected = (
+        "correct meta_info_file; "
+        "download: https://github.com/cszn/KAIR/tree/master/data/meta_info; "
+        "correct the dataroot in the options, or make or copy the data (docs/data_format.md); "
+        "download: http://toflow.csail.mit.edu/"
+    )
     # The line of the message that says what to do.
-    do = "correct meta_info_file; "
-    do += "download: https://github.com/cszn/KAIR/tree/master/data/meta_info; "
-    do += "correct the dataroot in the options, or make or copy the data (docs/data_format.md); "
-    do += "download: http://toflow.csail.mit.edu/"
-
-    assert result.text.partition("\n  do ")[2].splitlines()[0].strip() == do
+    _, _, rest = run.text.partition("\n  do ")
+    assert rest.splitlines()[0].strip() == expected
 
 
-def test_a_network_and_datasets_for_different_tasks_are_refused(tmp_path):
-    for number, overrides, text in (
+@pytest.mark.parametrize(
+    ("number", "overrides", "message"),
+    [
         ("009", ["datasets.train.num_frame=5"], "datasets.train.num_frame is 5"),
         ("009", ["datasets.test.temporal_scale=1"], "datasets.test is VideoTestVimeo90KDataset"),
         ("009", ["val.flip_seq=true"], "val.flip_seq"),
-        (
-            "009",
-            ["netG.pa_frames=2", "netG.deformable_groups=2"],
-            "the network restores every frame",
-        ),
+        ("009", ["netG.pa_frames=2", "netG.deformable_groups=2"], "restores every frame"),
         ("009", ["netG.out_chans=6"], "netG.out_chans is 6"),
         ("006", ["netG.pa_frames=0", "netG.spynet_path=null"], "the network makes new frames"),
         ("008", ["netG.nonblind_denoising=false"], "gives a noise map"),
         ("008", ["datasets.test.sigma=null"], "the test clips have no noise"),
-    ):
-        path = write_file(tmp_path / "options.json", small(options_of(number)))
-        with pytest.raises(OptionError, match=text):
-            read(path, *overrides)
+    ],
+)
+def test_a_network_and_datasets_for_different_tasks_are_refused(
+    tmp_path, number, overrides, message
+):
+    path = write_file(tmp_path / "options.json", small(options_of(number)))
+
+    with pytest.raises(OptionError, match=message):
+        read(path, *overrides)
 
 
-# ---- Septuplets, and clips with noise ----
+# ---- Septuplets ----
 
-# The septuplets that there are, of which the meta file lists the first and the last, and the names
-# of their frames.
-CLIPS = ["00001/0001", "00001/0002", "00096/0936"]
-STEMS = [f"im{i}" for i in range(1, 8)]
+# The septuplets that there are. The meta file lists the first and the last.
+FIRST = "00001/0001"
+NOT_LISTED = "00001/0002"
+LAST = "00096/0936"
+STEMS = ["im1", "im2", "im3", "im4", "im5", "im6", "im7"]
 
 
-def grey(frame: int, size: tuple[int, int]) -> bytes:
-    """Return the picture of a frame, whose value says which frame it is: 30 for im1, 60 for im2."""
-    return cv2.imencode(".png", np.full((*size, 3), 30 * (frame + 1), np.uint8))[1].tobytes()
+def grey(number: int, size: tuple[int, int]) -> bytes:
+    """Return the picture of a frame, whose grey level says its number: 30 for im1, 60 for im2."""
+    picture = np.full((*size, 3), 30 * number, np.uint8)
+    _, encoded = cv2.imencode(".png", picture)
+    return encoded.tobytes()
+
+
+def septuplets(size: tuple[int, int]) -> dict[str, bytes]:
+    """Return the pictures of all septuplets by their path, e.g. "00001/0001/im1.png"."""
+    files = {}
+    for clip in (FIRST, NOT_LISTED, LAST):
+        for number, stem in enumerate(STEMS, start=1):
+            files[f"{clip}/{stem}.png"] = grey(number, size)
+    return files
 
 
 @pytest.fixture
@@ -307,201 +443,333 @@ def root(tmp_path):
     Both are there as folders and as LMDBs: gt, gt.lmdb, lq, lq.lmdb.
     """
     for kind, size in (("gt", (96, 128)), ("lq", (24, 32))):
-        files = {
-            f"{clip}/{stem}.png": grey(i, size) for clip in CLIPS for i, stem in enumerate(STEMS)
-        }
+        files = septuplets(size)
         write_files(tmp_path / kind, files)
         write_files(tmp_path / f"{kind}.lmdb", files)
-    (tmp_path / "meta.txt").write_text(f"{CLIPS[0]} 7 (96,128,3)\n{CLIPS[2]} 7 (96,128,3)\n")
+    (tmp_path / "meta.txt").write_text(f"{FIRST} 7 (96,128,3)\n{LAST} 7 (96,128,3)\n")
     return tmp_path
 
 
-def section_of(
-    root, name="VideoRecurrentTrainVimeoDataset", end="", split="train", lq="lq", **changes
-):
-    """Return a section of `datasets` on the septuplets. end: ".lmdb" for LMDBs, "" for folders."""
+# Classes of KAIR, by which its files name a dataset.
+SUPER_RESOLUTION = "VideoRecurrentTrainVimeoDataset"
+INTERPOLATION = "VideoRecurrentTrainVimeoVFIDataset"
+TEST = "VideoTestVimeo90KDataset"
+
+
+def section_of(root, name=SUPER_RESOLUTION, end="", lq="lq", **changes):
+    """Return a section `datasets.train` or `datasets.test` on the septuplets of `root`.
+
+    name: class of the dataset. end: "" for folders, ".lmdb" for LMDBs. lq: folder of the input.
+    changes: further keys.
+    """
     section = {
-        "dataset_type": name, "dataroot_gt": f"{root}/gt{end}", "dataroot_lq": f"{root}/{lq}{end}",
-        "meta_info_file": f"{root}/meta.txt", "num_frame": 7,
-        **({"gt_size": 32} if split == "train" else {}),
-    }  # fmt: skip
-    return section | ({"io_backend": {"type": "lmdb"}} if end else {}) | changes
+        "dataset_type": name,
+        "dataroot_gt": f"{root}/gt{end}",
+        "dataroot_lq": f"{root}/{lq}{end}",
+        "meta_info_file": f"{root}/meta.txt",
+        "num_frame": 7,
+    }
+    if name != TEST:
+        section["gt_size"] = 32  # side of the crops
+    if end:
+        section["io_backend"] = {"type": "lmdb"}
+    return section | changes
 
 
-def build(root, *args, split="train", **changes):
+def build(root, name=SUPER_RESOLUTION, **changes):
     """Return the dataset of `section_of`."""
-    return build_dataset(section_of(root, *args, split=split, **changes), split, 0)
+    split = "test" if name == TEST else "train"
+    return build_dataset(section_of(root, name, **changes), split, seed=0)
 
 
 def numbers(frames: torch.Tensor) -> list[int]:
     """Return the number of each frame (n, 3, H, W), by its grey level: 1 for im1, 2 for im2, ..."""
-    assert all(frame.unique().numel() == 1 for frame in frames)
-    return [round(float(frame.mean()) * 255 / 30) for frame in frames]
+    found = []
+    for frame in frames:
+        assert frame.unique().numel() == 1  # one grey level
+        found.append(round(float(frame.mean()) * 255 / 30))
+    return found
 
 
-@pytest.mark.parametrize("end", ["", ".lmdb"])
+@pytest.fixture(params=["", ".lmdb"], ids=["folders", "LMDB"])
+def end(request):
+    """Give the end of the names of the data: each test runs on folders and on LMDBs."""
+    return request.param
+
+
 def test_a_listed_septuplet_is_one_sample_and_is_padded_to_eight_frames(root, end):
     dataset = build(root, end=end, pad_sequence=True)
+
     assert len(dataset) == 2
-    for index, clip in enumerate((CLIPS[0], CLIPS[2])):
-        item = dataset[(0, index)]
-        assert item["key"] == f"{clip}/im1"
-        assert item["lq"].shape == (8, 3, 8, 8)
-        assert item["gt"].shape == (8, 3, 32, 32)
-        assert numbers(item["lq"]) == numbers(item["gt"]) == [1, 2, 3, 4, 5, 6, 7, 7]
-    assert numbers(build(root, end=end, num_frame=5)[(0, 0)]["lq"]) == [2, 3, 4, 5, 6]
-    # In reversed time, the frame that is played last is repeated.
+    for index, clip in enumerate((FIRST, LAST)):
+        sample = dataset[(0, index)]  # epoch, index
+        assert sample["key"] == f"{clip}/im1"
+        assert sample["lq"].shape == (8, 3, 8, 8)
+        assert sample["gt"].shape == (8, 3, 32, 32)
+        # The last frame comes twice.
+        assert numbers(sample["lq"]) == [1, 2, 3, 4, 5, 6, 7, 7]
+        assert numbers(sample["gt"]) == [1, 2, 3, 4, 5, 6, 7, 7]
+
+
+def test_fewer_frames_are_the_middle_ones_of_a_septuplet(root, end):
+    sample = build(root, end=end, num_frame=5)[(0, 0)]
+
+    assert numbers(sample["lq"]) == [2, 3, 4, 5, 6]
+
+
+# Epochs until a random choice between two orders of the frames has surely shown both: 12 equal
+# choices would happen once in 2000 seeds, and the seed is fixed.
+EPOCHS = range(12)
+
+
+def test_in_reversed_time_the_frame_that_is_played_last_is_repeated(root, end):
     dataset = build(root, end=end, pad_sequence=True, random_reverse=True)
-    orders = {tuple(numbers(dataset[(epoch, 0)]["lq"])) for epoch in range(12)}
+
+    orders = {tuple(numbers(dataset[(epoch, 0)]["lq"])) for epoch in EPOCHS}
+
     assert orders == {(1, 2, 3, 4, 5, 6, 7, 7), (7, 6, 5, 4, 3, 2, 1, 1)}
-    # Interpolation gets every second frame, and the one in the middle.
-    dataset = build(
-        root,
-        "VideoRecurrentTrainVimeoVFIDataset",
-        end,
-        lq="gt",
-        temporal_scale=2,
-        random_reverse=True,
-    )
-    items = [dataset[(epoch, 1)] for epoch in range(12)]
-
-    assert {tuple(numbers(item["lq"])) for item in items} == {(1, 3, 5, 7), (7, 5, 3, 1)}
-    assert all(numbers(item["gt"]) == [4] for item in items)
 
 
-def test_folders_that_the_meta_file_does_not_list_are_not_looked_at_and_a_test_clip_has_all_frames(
-    root,
-):
-    dataset = build(root, "VideoTestVimeo90KDataset", split="test", lq="gt", temporal_scale=2)
+def test_interpolation_gets_every_second_frame_and_the_one_in_the_middle(root, end):
+    dataset = build(root, INTERPOLATION, end=end, lq="gt", temporal_scale=2, random_reverse=True)
+
+    samples = [dataset[(epoch, 1)] for epoch in EPOCHS]
+
+    orders = {tuple(numbers(sample["lq"])) for sample in samples}
+    assert orders == {(1, 3, 5, 7), (7, 5, 3, 1)}
+    for sample in samples:
+        assert numbers(sample["gt"]) == [4]
+
+
+def test_a_test_clip_has_all_seven_frames(root):
+    dataset = build(root, TEST, lq="gt", temporal_scale=2)
+
     clips = dataset.readers()
-    assert [clip.name for clip in clips] == [CLIPS[0], CLIPS[2]]
-    assert dataset.count_folders() == 0
+
+    assert [clip.name for clip in clips] == [FIRST, LAST]
     assert list(clips[1].stems) == STEMS
-    assert numbers(torch.stack([clips[1].frame(i)["gt"] for i in range(7)])) == [
-        1,
-        2,
-        3,
-        4,
-        5,
-        6,
-        7,
-    ]
-    shutil.rmtree(root / "lq" / CLIPS[1])
+    frames = [clips[1].frame(index)["gt"] for index in range(7)]
+    assert numbers(torch.stack(frames)) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_folders_that_the_meta_file_does_not_list_are_not_looked_at(root):
+    shutil.rmtree(root / "lq" / NOT_LISTED)
+
     assert len(build(root)) == 2
-    (root / "lq" / CLIPS[2] / "im4.png").unlink()
+    assert build(root, TEST, lq="gt", temporal_scale=2).count_folders() == 0
+
+
+def test_a_missing_frame_of_a_listed_septuplet_is_named(root):
+    (root / "lq" / LAST / "im4.png").unlink()
+
     with pytest.raises(DataError, match=r"00096/0936 +\| lq lacks 1 of 7 frames: im4\.png"):
         build(root)
-    shutil.rmtree(root / "lq" / CLIPS[2])
+
+
+def test_a_missing_folder_of_a_listed_septuplet_is_named(root):
+    shutil.rmtree(root / "lq" / LAST)
+
     with pytest.raises(DataError, match=r"00096/0936 .*lq has no folder"):
         build(root)
 
 
 @pytest.mark.parametrize(
-    ("end", "missing"), [("", "folder 00009/0009"), (".lmdb", "key 00009/0009/<frame>")]
+    ("end", "missing", "expected"),
+    [
+        ("", "folder 00009/0009", "00001/0001/im1.png"),
+        (".lmdb", "key 00009/0009/<frame>", "00001/0001/im1"),
+    ],
+    ids=["folders", "LMDB"],
 )
 def test_a_listed_septuplet_without_data_is_named_with_its_frames_and_the_meta_list(
-    root, end, missing
+    root, end, missing, expected
 ):
     with (root / "meta.txt").open("a") as file:
         file.write("00009/0009 7 (96,128,3)\n")
+
     with pytest.raises(DataError) as error:
         build(root, end=end)
-    text = str(error.value)
 
+    text = str(error.value)
     assert f"lq has no {missing}" in text
     assert f"gt has no {missing}" in text
     assert "im1 ... im7 of every listed clip, each with its lq and gt file" in text
-    assert f"00001/0001/im1{'' if end else '.png'}" in text.partition("expected")[2]
+    assert expected in text.partition("expected")[2]
     assert f"restore these files, or remove the clips from the meta list {root}/meta.txt" in text
-    assert not any(word in text for word in ("blur", "sharp", "spike", "from the folders"))
+    # The words of other datasets do not occur.
+    for word in ("blur", "sharp", "spike", "from the folders"):
+        assert word not in text
 
 
-def test_a_picture_of_another_size_than_the_first_clip_is_refused_when_it_is_read(root):
-    # Opening a dataset reads the size of the first clip alone, because reading the headers of all
-    # 64,612 septuplets would take minutes. The check before a run reads them.
-    (root / "lq" / CLIPS[2] / "im2.png").write_bytes(grey(1, (12, 16)))
+@pytest.fixture
+def root_with_a_small_frame(root):
+    """Give `root`, with a frame of the last septuplet half as large as the other frames."""
+    (root / "lq" / LAST / "im2.png").write_bytes(grey(2, (12, 16)))
+    return root
+
+
+# Opening a dataset reads the size of the first clip alone, because reading the headers of 64,612
+# septuplets would take minutes.
+def test_a_frame_of_another_size_is_refused_when_it_is_read(root_with_a_small_frame):
+    dataset = build(root_with_a_small_frame)
+
     with pytest.raises(DataError, match="frame of 12 x 16"):
-        build(root)[(0, 1)]
-    report = check(section_of(root))
-
-    assert [problem.what for problem in report.problems] == [
-        "lq frame of 12 x 16, the first of the clip has 24 x 32"
-    ]
+        dataset[(0, 1)]
 
 
-def test_color_jitter_is_small_alike_in_all_frames_and_a_function_of_the_sample(root):
-    picture = torch.rand(3, 8, 8, generator=torch.Generator().manual_seed(0)) * 0.6 + 0.2
+def test_the_check_of_all_files_finds_a_frame_of_another_size(root_with_a_small_frame):
+    report = check(section_of(root_with_a_small_frame))
+
+    (problem,) = report.problems
+    assert problem.what == "lq frame of 12 x 16, the first of the clip has 24 x 32"
+
+
+# ---- Changed colours ----
+
+
+def test_color_jitter_is_small_and_alike_in_all_frames():
+    # Values from 0.2 to 0.8, so that no change is cut off at 0 or 1.
+    generator = torch.Generator().manual_seed(0)
+    picture = torch.rand(3, 8, 8, generator=generator) * 0.6 + 0.2
+
     frames = jitter_colors(picture.expand(3, -1, -1, -1), np.random.default_rng(1))
+
     assert torch.equal(frames[0], frames[1])
     assert torch.equal(frames[1], frames[2])
-    assert 0 < float((frames[0] - picture).abs().max()) < 0.3
-    dataset = build(root, "VideoRecurrentTrainVimeoVFIDataset", lq="gt", color_jitter=True)
+    change = float((frames[0] - picture).abs().max())
+    assert 0 < change < 0.3
 
-    assert torch.equal(dataset[(0, 0)]["lq"], dataset[(0, 0)]["lq"])
-    assert not torch.equal(dataset[(0, 0)]["lq"], dataset[(1, 0)]["lq"])
+
+def test_color_jitter_is_a_function_of_the_sample(root):
+    dataset = build(root, INTERPOLATION, lq="gt", color_jitter=True)
+
+    first = dataset[(0, 0)]["lq"]
+
+    assert torch.equal(first, dataset[(0, 0)]["lq"])
+    # Another epoch has other colours.
+    assert not torch.equal(first, dataset[(1, 0)]["lq"])
+
+
+# ---- Clips with noise ----
 
 
 @pytest.fixture
 def clean(tmp_path):
     """Give a folder with two clips of three sharp frames of 48 x 48, as .jpg files."""
-    write_files(
-        tmp_path / "clean", clip_pictures(["a", "b"], ["00000", "00001", "00002"], (48, 48), "jpg")
-    )
+    stems = ["00000", "00001", "00002"]
+    write_files(tmp_path / "clean", clip_pictures(["a", "b"], stems, (48, 48), "jpg"))
     return str(tmp_path / "clean")
 
 
-def frames_of(clean, name, split="train", seed=7, **changes):
-    """Return a dataset on the sharp frames, with crops for training."""
-    section = {"dataset_type": name, "dataroot_gt": clean, "dataroot_lq": clean, **changes}
-    crops = {"filename_ext": "jpg", "num_frame": 3, "gt_size": 40} if split == "train" else {}
-    return build_dataset(crops | section, split, seed)
+def training_set(clean, name, **changes):
+    """Return a dataset of training on crops of the sharp frames. changes: further keys."""
+    section = {
+        "dataset_type": name,
+        "dataroot_gt": clean,
+        "dataroot_lq": clean,
+        "filename_ext": "jpg",
+        "num_frame": 3,
+        "gt_size": 40,
+    }
+    return build_dataset(section | changes, "train", seed=7)
 
 
 def denoising(clean, **changes):
     """Return a dataset of training that adds noise of 10 to 50 grey levels."""
-    name = "VideoRecurrentTrainNonblindDenoisingDataset"
-    return frames_of(clean, name, **{"sigma_min": 10, "sigma_max": 50, **changes})
+    noise = {"sigma_min": 10, "sigma_max": 50}
+    return training_set(clean, "VideoRecurrentTrainNonblindDenoisingDataset", **noise | changes)
 
 
-def test_a_denoising_sample_has_noise_of_its_own_level_and_the_noise_map(clean):
+@pytest.mark.parametrize("epoch", range(6))
+def test_a_denoising_sample_has_noise_of_its_own_level_and_the_noise_map(clean, epoch):
+    sample = denoising(clean)[(epoch, 0)]
+
+    # Three channels of colours and one with the level of the noise.
+    noisy = sample["lq"][:, :3]
+    noise_map = sample["lq"][:, 3:]
+    level = level_of(sample)
+    noise = 255 * (noisy - sample["gt"])
+    assert 10 <= level <= 50
+    assert noise_map.unique().numel() == 1
+    # A sample of 3 x 3 x 40 x 40 values has this deviation but for a few percent.
+    assert float(noise.std()) == pytest.approx(level, rel=0.05)
+    assert abs(float(noise.mean())) < 1.5
+    # Each frame has noise of its own.
+    assert not torch.equal(noise[0], noise[1])
+
+
+def level_of(sample):
+    """Return the level of the noise of a sample, in grey levels (0 ... 255)."""
+    noise_map = sample["lq"][:, 3:]
+    return 255 * float(noise_map[0, 0, 0, 0])
+
+
+def test_each_epoch_has_another_level_of_noise(clean):
     dataset = denoising(clean)
-    levels = []
+
+    levels = {level_of(dataset[(epoch, 0)]) for epoch in range(6)}
+
+    assert len(levels) == 6
+
+
+def test_a_denoising_sample_is_a_function_of_epoch_and_index(clean):
+    dataset = denoising(clean)
     for epoch in range(6):
-        item = dataset[(epoch, 0)]
+        # Another dataset has drawn no earlier sample.
         again = denoising(clean)[(epoch, 0)]
-        assert torch.equal(item["lq"], again["lq"])
-        noisy = item["lq"][:, :3]
-        noise_map = item["lq"][:, 3:]
-        assert noise_map.unique().numel() == 1
-        levels.append(255 * float(noise_map[0, 0, 0, 0]))
-        noise = 255 * (noisy - item["gt"])
-        assert float(noise.std()) == pytest.approx(levels[-1], rel=0.05)
-        assert abs(float(noise.mean())) < 1.5
-        assert not torch.equal(noise[0], noise[1])
-    assert len(set(levels)) == 6
-    assert min(levels) >= 10
-    assert max(levels) <= 50
-    # The crop is that of a sample without noise.
-    assert torch.equal(
-        frames_of(clean, "VideoRecurrentTrainDataset")[(2, 0)]["gt"], dataset[(2, 0)]["gt"]
-    )
-    for changes, error, words in (
-        ({"dataroot_lq": f"{clean}/a"}, OptionError, "the same as dataroot_gt"),
-        ({"sigma_min": 60}, OptionError, "sigma_min is 60, sigma_max 50"),
-        ({"gt_size": 64}, DataError, r"crops of 64 do not fit into clip a\n.*00000\.jpg"),
-    ):
-        with pytest.raises(error, match=words):
-            denoising(clean, **changes)
+        assert torch.equal(dataset[(epoch, 0)]["lq"], again["lq"])
+
+
+def test_noise_does_not_change_the_crop(clean):
+    without_noise = training_set(clean, "VideoRecurrentTrainDataset")
+
+    assert torch.equal(denoising(clean)[(2, 0)]["gt"], without_noise[(2, 0)]["gt"])
+
+
+def test_noise_on_other_frames_than_the_sharp_ones_is_refused(clean):
+    with pytest.raises(OptionError, match="the same as dataroot_gt"):
+        denoising(clean, dataroot_lq=f"{clean}/a")
+
+
+def test_a_least_level_of_noise_above_the_highest_is_refused(clean):
+    with pytest.raises(OptionError, match="sigma_min is 60, sigma_max 50"):
+        denoising(clean, sigma_min=60)
+
+
+def test_crops_larger_than_a_clip_are_refused_with_its_first_file(clean):
+    with pytest.raises(DataError, match=r"crops of 64 do not fit into clip a\n.*00000\.jpg"):
+        denoising(clean, gt_size=64)
+
+
+def noisy_test_set(clean, seed, **changes):
+    """Return a dataset of testing that adds noise of 30 grey levels.
+
+    It has no filename_ext, as in KAIR's files, although the frames are .jpg files.
+    """
+    section = {"dataset_type": "VideoRecurrentTestDataset", "sigma": 30}
+    section["dataroot_gt"] = clean
+    section["dataroot_lq"] = clean
+    return build_dataset(section | changes, "test", seed)
+
+
+def test_test_noise_has_the_level_of_the_options(clean):
+    clip = noisy_test_set(clean, seed=0)[1]
+
+    assert float((255 * (clip["lq"] - clip["gt"])).std()) == pytest.approx(30, rel=0.05)
 
 
 def test_test_noise_depends_on_the_names_of_clip_and_frame_alone(clean):
-    def noisy(seed, **changes):  # without filename_ext, as in KAIR's files: the images are .jpg
-        return frames_of(clean, "VideoRecurrentTestDataset", "test", seed, sigma=30, **changes)
-
-    whole = noisy(0)[1]
-    assert float((255 * (whole["lq"] - whole["gt"])).std()) == pytest.approx(30, rel=0.05)
+    whole = noisy_test_set(clean, seed=0)[1]["lq"]
+    # Now clip b is the first clip, and it is read in parts of two frames.
     shutil.rmtree(f"{clean}/a")
-    alone = noisy(0, num_frame=2)
-    assert torch.equal(alone[0]["lq"], whole["lq"][:2])
-    assert torch.equal(alone.readers()[0].frame(1, reverse=True)["lq"], whole["lq"][1])
-    assert not torch.equal(noisy(1)[0]["lq"][0], whole["lq"][0])
+    alone = noisy_test_set(clean, seed=0, num_frame=2)
+
+    assert torch.equal(alone[0]["lq"], whole[:2])
+    assert torch.equal(alone.readers()[0].frame(1, reverse=True)["lq"], whole[1])
+
+
+def test_test_noise_of_another_seed_is_another(clean):
+    first = noisy_test_set(clean, seed=0)[1]["lq"]
+    second = noisy_test_set(clean, seed=1)[1]["lq"]
+
+    assert not torch.equal(first[0], second[0])

@@ -8,6 +8,7 @@ docs/benchmarks/published.md, on small data in the layout of the published data 
 import re
 import shlex
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,25 +19,30 @@ from data.clips.clip_reader import user_clips
 from data.spike.simulate import IntegrateAndFire
 from models.portable import read_saved
 from scripts import compare_runs, prepare_gopro_spike
+from tests.dist.fork_server import ROOT
 from tests.helpers.clip_files import write_dat
 from tests.helpers.gopro_files import moving_frames, write_folder
 from tests.helpers.tensor_clip import restore_clip
 from tests.helpers.train_files import experiment, train, write_options
-from tests.helpers.weights_files import make_home, message, metrics
-from tests.helpers.weights_files import restore as run_test
+from tests.helpers.weights_files import make_home, message, metrics, restore
 from utils.image import imread_rgb, imwrite_rgb
 from utils.run.history import read_history
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/benchmarks/published.md"
-FLOAT = ("metric.values=float", "metric.mean=frames")
 
 
 def psnr_of(image, sharp):
     """Return the PSNR of two pictures with values from 0 to 1, in dB."""
-    return -10 * np.log10(
-        np.mean((np.asarray(image, np.float64) - np.asarray(sharp, np.float64)) ** 2)
-    )
+    difference = np.asarray(image, np.float64) - np.asarray(sharp, np.float64)
+    return -10 * np.log10(np.mean(difference**2))
+
+
+# ---- metric.values and metric.mean ----
+
+FLOAT = "metric.values=float"
+OVER_FRAMES = "metric.mean=frames"
+# What the values of a frame are before they are scored.
+VALUES = ("uint8", "clamped", "float")
 
 
 @pytest.fixture(scope="module")
@@ -49,103 +55,162 @@ def home(tmp_path_factory):
     return home
 
 
+def command_of_test(home, out):
+    """Return the command of a test that writes its results to `out`."""
+    return [
+        *["--opt", home / "options.json"],
+        *["--weights", home / "spike.pth"],
+        *["--output", out],
+        *["--save", "frames"],
+    ]
+
+
 @pytest.fixture(scope="module")
 def scored(home):
     """Give the folders of three tests with metric.mean=frames: metric.values -> folder."""
-    for values in ("uint8", "clamped", "float"):
-        run_test(*of(home, home / values), *FLOAT[1:], f"metric.values={values}")
-    return {values: home / values for values in ("uint8", "clamped", "float")}
+    folders = {}
+    for values in VALUES:
+        folders[values] = home / values
+        restore(*command_of_test(home, home / values), OVER_FRAMES, f"metric.values={values}")
+    return folders
 
 
-def of(home, out):
-    """Return the command of a test that writes its results to `out`."""
-    return (
-        "--opt",
-        home / "options.json",
-        "--weights",
-        home / "spike.pth",
-        "--output",
-        out,
-        "--save",
-        "frames",
-    )
+def restored_by_hand(home):
+    """Restore clip test2 with the network alone. Return frames and sharp frames (4, 3, H, W)."""
+    frames = home / "GOPRO_Large/test/test2"
+    spikes = home / "GOPRO_Large_spike_seq/test/test2/spike"
+    saved = read_saved(home / "spike.pth")
+    (clip,) = user_clips(frames / "blur", spikes, frames / "sharp", saved.spike)
+    read = [clip.frame(index) for index in range(4)]
+    lq = torch.stack([frame["lq"] for frame in read])[None]
+    spike = torch.stack([frame["spike"] for frame in read])[None]
+    restored = restore_clip(saved.build(), lq, spike, window_size=(2, 4, 4), least_size=(8, 8))
+    return restored[0], [frame["gt"] for frame in read]
 
 
 @pytest.mark.parametrize("values", ["clamped", "float"])
 def test_values_that_are_not_rounded_are_those_of_the_network(home, scored, values):
-    rgb = home / "GOPRO_Large/test/test2"
-    spikes = home / "GOPRO_Large_spike_seq/test/test2/spike"
-    saved = read_saved(home / "spike.pth")
-    clip = user_clips(rgb / "blur", spikes, rgb / "sharp", saved.spike)[0]
-    items = [clip.frame(i) for i in range(4)]
-    lq, spike = (torch.stack([item[kind] for item in items])[None] for kind in ("lq", "spike"))
-    restored = restore_clip(saved.build(), lq, spike, window_size=(2, 4, 4), least_size=(8, 8))[0]
+    restored, sharp = restored_by_hand(home)
+    # Else clamping would change nothing.
     assert restored.max() > 1.1
-    restored = restored.clamp(0, 1) if values == "clamped" else restored
-    by_hand = [psnr_of(image, item["gt"]) for image, item in zip(restored, items, strict=True)]
+    if values == "clamped":
+        restored = restored.clamp(0, 1)
+    expected = [psnr_of(restored[index], sharp[index]) for index in range(4)]
+
     found = metrics(scored[values])["clips"]["test2"]["per_frame"]["restored"]["psnr"]
 
-    assert found == pytest.approx(by_hand, abs=1e-4)
+    assert found == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_figure_names_its_protocol_and_the_mean_over_frames_is_the_figure(scored, capsys):
-    found = {values: metrics(folder) for values, folder in scored.items()}
-    psnr = {values: results["averages"]["restored"]["psnr"] for values, results in found.items()}
+def test_clamping_changes_the_score_much_and_rounding_little(scored):
+    psnr = {}
+    for values in VALUES:
+        psnr[values] = metrics(scored[values])["averages"]["restored"]["psnr"]
+
     assert psnr["float"] < psnr["clamped"] - 0.5
     assert 0 < abs(psnr["clamped"] - psnr["uint8"]) < 0.05
-    said = {
-        values: results["protocol"]["metrics"].split("; ")[0] for values, results in found.items()
-    }
-    assert said == {
-        "uint8": "clamp 0..1, x255, round to uint8", "clamped": "clamp 0..1, x255, not rounded",
-        "float": "x255, neither clamped nor rounded",
-    }  # fmt: skip
-    clips = found["float"]["clips"].values()
-    total = found["float"]["averages"]["restored"]
-    every = [value for clip in clips for value in clip["per_frame"]["restored"]["psnr"]]
-    assert total["psnr"] == pytest.approx(np.mean(every))
+
+
+@pytest.mark.parametrize(
+    ("values", "protocol"),
+    [
+        ("uint8", "clamp 0..1, x255, round to uint8"),
+        ("clamped", "clamp 0..1, x255, not rounded"),
+        ("float", "x255, neither clamped nor rounded"),
+    ],
+)
+def test_a_figure_names_its_protocol(scored, values, protocol):
+    parts = metrics(scored[values])["protocol"]["metrics"].split("; ")
+
+    assert parts[0] == protocol
+    assert parts[-1] == "mean over all frames"
+
+
+def test_the_mean_over_frames_is_the_figure(scored):
+    results = metrics(scored["float"])
+    of_frames = []
+    of_clips = []
+    for clip in results["clips"].values():
+        of_frames += clip["per_frame"]["restored"]["psnr"]
+        of_clips.append(clip["restored"]["psnr"])
+
+    total = results["averages"]["restored"]
+
     assert total["mean"] == "frames"
-    assert total["psnr_clip_mean"] == pytest.approx(
-        np.mean([clip["restored"]["psnr"] for clip in clips])
-    )
-    assert found["float"]["protocol"]["metrics"].endswith("mean over all frames")
-    rows = [
-        line.split("  ")[0] for line in (scored["float"] / "table.txt").read_text().splitlines()
-    ]
-    assert rows[4:6] == ["mean over frames", "mean over clips"]
+    assert total["psnr"] == pytest.approx(np.mean(of_frames))
+    assert total["psnr_clip_mean"] == pytest.approx(np.mean(of_clips))
+
+
+def test_the_mean_over_frames_comes_first_in_table_and_page(scored):
+    table = (scored["float"] / "table.txt").read_text().splitlines()
     page = (scored["float"] / "report.html").read_text()
 
+    # Below the head and three clips.
+    assert table[4].startswith("mean over frames  ")
+    assert table[5].startswith("mean over clips  ")
     assert re.search('<tr class="mean"><td[^>]*>mean over frames</td>', page)
+
+
+def test_results_of_different_protocols_are_not_compared(scored, capsys):
     assert compare_runs.main([str(scored["float"]), str(scored["uint8"])]) == 3
+
     assert "scored differently" in capsys.readouterr().err
 
 
-def test_a_test_of_exact_values_goes_on_and_leaves_no_other_files(home, scored, capfd):
+def test_a_test_of_exact_values_leaves_no_other_files(scored):
     folder = scored["float"]
-    before = metrics(folder)
+
+    # The values that are not rounded are in .work while the test runs.
     assert not (folder / ".work").exists()
     assert len(list((folder / "test2").iterdir())) == 4
-    (folder / "clips/test2.json").unlink()  # the values of its frames are gone, too
-    run_test(*of(home, folder), *FLOAT)
+
+
+def test_a_test_of_exact_values_goes_on(home, scored):
+    folder = scored["float"]
+    before = metrics(folder)
+    # As if the test had been interrupted. The exact values of the frames of this clip are gone.
+    (folder / "clips/test2.json").unlink()
+
+    restore(*command_of_test(home, folder), FLOAT, OVER_FRAMES)
+
     assert metrics(folder)["averages"] == before["averages"]
-    text, code = message(capfd, *of(home, folder), *FLOAT[1:])
+
+
+def test_a_test_does_not_go_on_with_other_values(home, scored, capfd):
+    text, code = message(capfd, *command_of_test(home, scored["float"]), OVER_FRAMES)
 
     assert code == 2
     assert "metric.values was float, is uint8" in text
 
 
+# ---- Validation ----
+
+
 def test_validation_scores_as_the_test_does(tmp_path):
     options = write_options(tmp_path)
-    steps = [f"train.{key}=1" for key in ("total_iter", "checkpoint_test", "checkpoint_save")]
-    assert train(options, *steps, *FLOAT).exit_codes == [0]
-    run_test("--opt", options, "--output", tmp_path / "out", *FLOAT)
+    each_step = ("train.checkpoint_test=1", "train.checkpoint_save=1")
+
+    first = train(options, "train.total_iter=1", *each_step, FLOAT, OVER_FRAMES)
+    restore("--opt", options, "--output", tmp_path / "out", FLOAT, OVER_FRAMES)
+
+    assert first.exit_codes == [0], first.text
     means = metrics(tmp_path / "out")["averages"]
     history = read_history(experiment(options))
-    for tag, kind in (("val/psnr", "restored"), ("val/psnr_input", "input")):
-        assert history[tag][-1][1] == pytest.approx(means[kind]["psnr"], abs=1e-5)
-    again = train(options, "train.total_iter=2", *steps[1:], FLOAT[0])
+    assert last_value(history["val/psnr"]) == pytest.approx(means["restored"]["psnr"], abs=1e-5)
+    assert last_value(history["val/psnr_input"]) == pytest.approx(means["input"]["psnr"], abs=1e-5)
 
-    assert re.search(r"best PSNR so far, .* does not count: metric.mean changed", again.text)
+    # With another mean, the best score until now cannot be compared with new scores.
+    second = train(options, "train.total_iter=2", *each_step, FLOAT)
+    assert re.search(r"best PSNR so far, .* does not count: metric.mean changed", second.text)
+
+
+def last_value(curve):
+    """Return the last value of a curve, a list of [step, value]."""
+    _, value = curve[-1]
+    return value
+
+
+# ---- The commands of the page ----
 
 
 def commands(heading):
@@ -153,8 +218,12 @@ def commands(heading):
 
     heading: the heading of the section, e.g. "Spk-GoPro".
     """
-    section = PAGE.read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    return "\n".join(re.findall(r"```bash\n(.*?)```", section, re.DOTALL)).replace("\\\n", "")
+    page = PAGE.read_text(encoding="utf-8")
+    _, _, rest = page.partition(f"\n## {heading}\n")
+    section, _, _ = rest.partition("\n## ")
+    blocks = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
+    # A backslash at the end of a line continues the command.
+    return "\n".join(blocks).replace("\\\n", "")
 
 
 def run_tests(heading, *changes, factor=1):
@@ -163,33 +232,61 @@ def run_tests(heading, *changes, factor=1):
     changes: further arguments. factor: what stands for T in the commands, the factor of the
     threshold of the spike camera.
     """
-    text = commands(heading).replace("options/protocols", str(ROOT / "options/protocols"))
-    text = text.replace("weights/operator", str(ROOT / "weights/operator")).replace(
-        "[T, T]", f"[{factor}, {factor}]"
-    )
-    for line in re.findall(r"(?m)^python main_test_vrt\.py (.*)$", text):
-        run_test(*shlex.split(line.replace("_T ", f"_{factor} ")), *changes)
+    text = commands(heading)
+    # The page names files of the repository, which is not the current folder.
+    text = text.replace("options/protocols", str(ROOT / "options/protocols"))
+    text = text.replace("weights/operator", str(ROOT / "weights/operator"))
+    # T occurs in a range, and in the name of the output folder.
+    text = text.replace("[T, T]", f"[{factor}, {factor}]")
+    text = text.replace("_T ", f"_{factor} ")
+    for arguments in re.findall(r"(?m)^python main_test_vrt\.py (.*)$", text):
+        restore(*shlex.split(arguments), *changes)
 
 
-def write_exposure(blur, sharp, spikes, frames, ratio, planes, noise):
-    """The pictures of one exposure in display values, and its spikes.
+# ---- Small data in the layout of published data ----
 
-    frames: (T, 32, 32, 3) uint8, a plane each. blur: path -> exponent of the light that is
-    averaged. planes: how many of the file are before the exposure, after it, and of it before the
-    sharp frame. noise: seed of those outside.
+
+@dataclass(frozen=True)
+class Exposure:
+    """How one exposure is written: a blurry frame, a sharp frame and spikes.
+
+    An exposure has `inside` planes. The file of spikes also has planes before and after it, which
+    hold noise. If a test reads only the planes of the exposure, the noise changes nothing.
     """
-    before, after, middle = planes
-    for path, gamma in blur.items():
-        light = ((frames / 255.0) ** gamma).mean(axis=0) ** (1 / gamma)
-        imwrite_rgb(path, np.rint(255 * light).astype(np.uint8))
-    imwrite_rgb(sharp, frames[middle])
-    size = 32 // ratio
-    grey = frames.mean(axis=3, dtype=np.float32) / 255
-    grey = grey.reshape(len(frames), size, ratio, size, ratio).mean(axis=(2, 4))
-    stream = IntegrateAndFire(size, size, rate=0.9925, rng=np.random.default_rng(0)).run(list(grey))
-    outside = np.random.default_rng(noise).random((before + after, size, size)) < 0.5
-    stream = np.concatenate([outside[:before], stream, outside[before:]]).astype(np.uint8)
-    write_dat(spikes, stream)
+
+    before: int
+    inside: int
+    after: int
+    # Plane of the exposure at which the sharp frame is taken.
+    sharp_plane: int
+    # How many pixels of a frame make a pixel of the spike camera, along each side.
+    ratio: int
+
+    def write(self, frames, blurry, sharp, spikes, noise_seed):
+        """Write the files.
+
+        frames: the scene at each plane of the exposure, (inside, 32, 32, 3) uint8, display values.
+        blurry: path -> gamma; a frame is averaged as display value ** gamma. sharp, spikes: paths.
+        """
+        for path, gamma in blurry.items():
+            light = ((frames / 255.0) ** gamma).mean(axis=0)
+            imwrite_rgb(path, np.rint(255 * light ** (1 / gamma)).astype(np.uint8))
+        imwrite_rgb(sharp, frames[self.sharp_plane])
+
+        stream = self.stream(frames)
+        rng = np.random.default_rng(noise_seed)
+        noise = rng.random((self.before + self.after, *stream.shape[1:])) < 0.5
+        parts = [noise[: self.before], stream, noise[self.before :]]
+        write_dat(spikes, np.concatenate(parts).astype(np.uint8))
+
+    def stream(self, frames):
+        """Return the spikes of the exposure (inside, h, w): a pixel integrates grey values."""
+        side = 32 // self.ratio
+        grey = frames.mean(axis=3, dtype=np.float32) / 255  # (inside, 32, 32)
+        # Each pixel of the spike camera sees ratio x ratio pixels of a frame.
+        grey = grey.reshape(len(frames), side, self.ratio, side, self.ratio).mean(axis=(2, 4))
+        rng = np.random.default_rng(0)
+        return IntegrateAndFire(side, side, rate=0.9925, rng=rng).run(list(grey))
 
 
 def grey_frames(count, seed):
@@ -197,120 +294,175 @@ def grey_frames(count, seed):
 
     Spikes see no colours. So they tell all of a grey scene.
     """
-    return moving_frames(count, seed, step=12 / count)[..., :1].repeat(3, axis=-1)
+    frames = moving_frames(count, seed, step=12 / count)
+    return frames[..., :1].repeat(3, axis=-1)
 
 
-def frame_mean(pairs):
+def mean_psnr_of_frames(pairs):
     """Return the mean PSNR of pairs (blurry frame, sharp frame), each a path."""
-    return np.mean([psnr_of(imread_rgb(a) / 255, imread_rgb(b) / 255) for a, b in pairs])
+    values = []
+    for blurry, sharp in pairs:
+        values.append(psnr_of(imread_rgb(blurry) / 255, imread_rgb(sharp) / 255))
+    return np.mean(values)
 
 
-def write_spk_gopro(noise):
-    """Two clips of 3 and 2 exposures of 88 planes, 56 of them of the light; (blur_gamma, sharp) of
-    each frame.
+# The clips of both data sets, and the number of exposures that count.
+CLIPS = {"GOPR0384_11_00": 3, "GOPR0385_11_01": 2}
+
+SPK_GOPRO = Exposure(before=16, inside=56, after=16, sharp_plane=24, ratio=2)
+S_SDM = Exposure(before=20, inside=97, after=20, sharp_plane=48, ratio=4)
+
+
+def write_spk_gopro(noise_seed):
+    """Write clips in the layout of Spk-GoPro. Return the pairs (blurry, sharp) that are scored.
+
+    A clip has two blurry frames of each exposure: blur, a mean of display values, and blur_gamma, a
+    mean of linear light. The test reads blur_gamma.
     """
     pairs = []
-    for clip, count in (("GOPR0384_11_00", 3), ("GOPR0385_11_01", 2)):
-        rgb = Path("trainsets/GOPRO_Large/test", clip)
-        for i in range(count):
-            kinds = {
-                kind: rgb / kind / f"{i + 1:06d}.png" for kind in ("blur", "blur_gamma", "sharp")
-            }
-            spikes = Path("trainsets/GOPRO_Large_spike_seq/test", clip, "spike", f"{i + 1:06d}.dat")
-            blur = {kinds["blur"]: 1, kinds["blur_gamma"]: 2.2}
-            frames = grey_frames(56, seed=count + i)
-            write_exposure(blur, kinds["sharp"], spikes, frames, 2, (16, 16, 24), noise + i)
-            pairs.append((kinds["blur_gamma"], kinds["sharp"]))
+    for clip, count in CLIPS.items():
+        folder = Path("trainsets/GOPRO_Large/test", clip)
+        spikes = Path("trainsets/GOPRO_Large_spike_seq/test", clip, "spike")
+        for index in range(count):
+            name = f"{index + 1:06d}"
+            of_display = folder / "blur" / f"{name}.png"
+            of_light = folder / "blur_gamma" / f"{name}.png"
+            sharp = folder / "sharp" / f"{name}.png"
+            SPK_GOPRO.write(
+                grey_frames(SPK_GOPRO.inside, seed=count + index),
+                blurry={of_display: 1, of_light: 2.2},
+                sharp=sharp,
+                spikes=spikes / f"{name}.dat",
+                noise_seed=noise_seed + index,
+            )
+            pairs.append((of_light, sharp))
     return pairs
+
+
+def results_on_spk_gopro(noise_seed):
+    """Run both tests of the page on new data. Return the pairs of frames, and both results."""
+    pairs = write_spk_gopro(noise_seed)
+    # The real spikes are larger than these.
+    size = ("datasets.test.spike.h=16", "datasets.test.spike.w=16")
+    run_tests("Spk-GoPro", *size, "--overwrite")
+    of_method = metrics(Path("experiments/spk_gopro/test_exposure"))
+    of_operator = metrics(Path("experiments/operator"))
+    return pairs, [of_method, of_operator]
 
 
 def test_the_test_of_spk_gopro(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = []
-    for noise in (0, 10):
-        pairs = write_spk_gopro(noise)
-        run_tests(
-            "Spk-GoPro", "datasets.test.spike.h=16", "datasets.test.spike.w=16", "--overwrite"
-        )
-        found.append(
-            [metrics(Path("experiments", name)) for name in ("spk_gopro/test_exposure", "operator")]
-        )
-    for first, second in zip(*found, strict=True):
-        assert first["averages"] == second["averages"]  # only the central 56 planes are read
-        restored, blurry = (first["averages"][kind]["psnr"] for kind in ("restored", "input"))
-        assert blurry == pytest.approx(frame_mean(pairs), abs=1e-4)
-        assert restored > blurry + 3
-        assert first["averages"]["restored"]["frames"] == 5
+
+    pairs, first_results = results_on_spk_gopro(noise_seed=0)
+    _, results_with_other_noise = results_on_spk_gopro(noise_seed=10)
+
+    for first, second in zip(first_results, results_with_other_noise, strict=True):
+        # The planes of noise are not read: only the central 56 planes count.
+        assert first["averages"] == second["averages"]
+        restored = first["averages"]["restored"]
+        blurry = first["averages"]["input"]
+        assert blurry["psnr"] == pytest.approx(mean_psnr_of_frames(pairs), abs=1e-4)
+        assert restored["psnr"] > blurry["psnr"] + 3
+        assert restored["frames"] == 5
         assert first["protocol"]["metrics"].startswith("x255, neither")
         assert "all frames" in first["protocol"]["metrics"]
 
 
+def write_s_sdm():
+    """Write clips in the layout of S-SDM's GOPRO. Return the pairs (blurry, sharp) that are scored.
+
+    Names are 13 apart: 000006, 000019, ... The first exposure of a clip has no spikes, so it does
+    not count.
+    """
+    pairs = []
+    for clip, count in CLIPS.items():
+        for index in range(count + 1):
+            name = f"{13 * index + 6:06d}"
+            blurry = Path("GOPRO/test/blur_data", clip, f"{name}.png")
+            sharp = Path("GOPRO/test/sharp_data", clip, f"{name}.png")
+            spikes = Path("GOPRO/test/spike_data", clip, f"{name}.dat")
+            S_SDM.write(
+                grey_frames(S_SDM.inside, seed=count + index),
+                blurry={blurry: 1},
+                sharp=sharp,
+                spikes=spikes,
+                noise_seed=index,
+            )
+            if index == 0:
+                spikes.unlink()
+            else:
+                pairs.append((blurry, sharp))
+    return pairs
+
+
 def test_the_test_of_s_sdm(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    pairs = []
-    for clip, count in (("GOPR0384_11_00", 3), ("GOPR0385_11_01", 2)):
-        for i in range(count + 1):
-            blur, sharp, spikes = (
-                Path(
-                    f"GOPRO/test/{kind}_data",
-                    clip,
-                    f"{13 * i + 6:06d}.{'dat' if kind == 'spike' else 'png'}",
-                )
-                for kind in ("blur", "sharp", "spike")
-            )
-            frames = grey_frames(97, seed=count + i)
-            write_exposure({blur: 1}, sharp, spikes, frames, 4, (20, 20, 48), noise=i)
-            pairs += [(blur, sharp)] if i else []
-        Path("GOPRO/test/spike_data", clip, "000006.dat").unlink()
-    subprocess.run(["bash", "-ec", commands("S-SDM's GOPRO").split("python ")[0]], check=True)
-    found = {}
+    pairs = write_s_sdm()
+    # The commands before the first test are a loop of the shell, which makes links.
+    links, _, _ = commands("S-SDM's GOPRO").partition("python ")
+    subprocess.run(["bash", "-ec", links], check=True)
+
+    # The test at the threshold of the data, at twice and at four times this threshold.
+    results = {}
     for factor in (1, 2, 4):
-        run_tests(
-            "S-SDM's GOPRO", "datasets.test.spike.h=8", "datasets.test.spike.w=8", factor=factor
-        )
-        found[factor] = metrics(Path(f"experiments/s_sdm_{factor}"))
-    psnr = {factor: results["averages"]["restored"]["psnr"] for factor, results in found.items()}
-    blurry = found[1]["averages"]["input"]["psnr"]
-    assert blurry == pytest.approx(frame_mean(pairs), abs=1e-4)
-    assert found[1]["averages"]["input"]["frames"] == 5
-    assert len(set(psnr.values())) == 3
-    assert min(psnr.values()) > blurry + 4
-    said = found[1]["protocol"]["metrics"]
+        size = ("datasets.test.spike.h=8", "datasets.test.spike.w=8")
+        run_tests("S-SDM's GOPRO", *size, factor=factor)
+        results[factor] = metrics(Path(f"experiments/s_sdm_{factor}"))
 
-    assert said.startswith("clamp 0..1, x255, not rounded")
-    assert said.endswith("all frames")
+    blurry = results[1]["averages"]["input"]
+    assert blurry["psnr"] == pytest.approx(mean_psnr_of_frames(pairs), abs=1e-4)
+    assert blurry["frames"] == 5
+    restored = {each["averages"]["restored"]["psnr"] for each in results.values()}
+    assert len(restored) == 3  # the threshold changes the result
+    assert min(restored) > blurry["psnr"] + 4
+    protocol = results[1]["protocol"]["metrics"]
+    assert protocol.startswith("clamp 0..1, x255, not rounded")
+    assert protocol.endswith("all frames")
 
 
-def test_similar_data_made_from_raw_frames_are_scored_too(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    frames = (
-        moving_frames(39, step=1)[..., :1].repeat(3, axis=3).repeat(2, axis=1).repeat(2, axis=2)
+# ---- Similar data from raw frames ----
+
+
+@pytest.fixture(scope="module")
+def similar_data(tmp_path_factory):
+    """Give a folder with both data sets that the page makes of raw frames."""
+    folder = tmp_path_factory.mktemp("similar")
+    frames = moving_frames(39, step=1)
+    grey = frames[..., :1].repeat(3, axis=3)
+    # Twice as large, so that a quarter of the size is 16.
+    larger = grey.repeat(2, axis=1).repeat(2, axis=2)
+    write_folder(folder / "GOPRO_Large_all/test/GOPR0384_11_00", larger)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for line in commands("Similar data").splitlines():
+            # "python scripts/prepare_gopro_spike.py ARGUMENTS"
+            arguments = shlex.split(line)[2:]
+            assert prepare_gopro_spike.main([*arguments, "--workers", "1"]) == 0
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("protocol", "data", "spike"),
+    [
+        ("spk_gopro", "like_spk_gopro", ["h=32", "w=32"]),
+        ("s_sdm_gopro", "like_s_sdm", ["h=16", "w=16", "first=0", "center=48"]),
+    ],
+)
+def test_similar_data_made_from_raw_frames_are_scored_too(
+    similar_data, tmp_path, protocol, data, spike
+):
+    made = similar_data / "trainsets" / data
+
+    restore(
+        *["--opt", ROOT / f"options/protocols/{protocol}.json"],
+        *["--method", "exposure"],
+        *["--output", tmp_path / "out"],
+        f"datasets.test.dataroot_lq={made}/GOPRO_Large/test",
+        f"datasets.test.dataroot_gt={made}/GOPRO_Large/test",
+        f"datasets.test.dataroot_spike={made}/GOPRO_Large_spike_seq/test",
+        *[f"datasets.test.spike.{change}" for change in spike],
     )
-    write_folder(tmp_path / "GOPRO_Large_all/test/GOPR0384_11_00", frames)
-    for line in commands("Similar data").splitlines():
-        assert prepare_gopro_spike.main([*shlex.split(line)[2:], "--workers", "1"]) == 0
-    for name, size, planes in (
-        ("spk_gopro", 32, ()),
-        ("s_sdm_gopro", 16, ("first=0", "center=48")),
-    ):
-        made = Path("trainsets", f"like_{name.removesuffix('_gopro') if planes else name}")
-        ends = {"lq": "", "gt": "", "spike": "_spike_seq"}
-        changes = [
-            f"datasets.test.dataroot_{kind}={made}/GOPRO_Large{end}/test"
-            for kind, end in ends.items()
-        ]
-        changes += [
-            f"datasets.test.spike.{change}" for change in (f"h={size}", f"w={size}", *planes)
-        ]
-        run_test(
-            "--opt",
-            ROOT / f"options/protocols/{name}.json",
-            "--method",
-            "exposure",
-            "--output",
-            name,
-            *changes,
-        )
-        total = metrics(Path(name))["averages"]
-        assert total["restored"]["frames"] == 3, name
-        assert total["restored"]["psnr"] > total["input"]["psnr"] + 1, name
+
+    total = metrics(tmp_path / "out")["averages"]
+    assert total["restored"]["frames"] == 3
+    assert total["restored"]["psnr"] > total["input"]["psnr"] + 1

@@ -7,7 +7,7 @@ instant.
 """
 
 import shutil
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -23,20 +23,25 @@ from tests.helpers.train_files import write_options
 from tests.helpers.weights_files import message, metrics, restore
 from utils.image import imread_rgb
 
-MAIN = "main_test_vrt.py"
-TEST2 = "GOPRO_Large/test/test2"
+# Folders below that of `home`: frames and spikes of the test clips.
+FRAMES = "GOPRO_Large/test"
+SPIKES = "GOPRO_Large_spike_seq/test"
+GEOMETRY = SpikeGeometry(16, 16)
+
 # Methods that make grey frames.
 GREY = ("tfp", "tfi", "tfstp")
-# What a network reads of the spikes is nothing to a method: it has a representation of its own.
-RELATIVE = [
-    f"datasets.{split}.spike.{change}"
-    for split in ("train", "test")
-    for change in (
-        'representation={"type": "relative", "half_windows": [2, 6]}',
-        "context=8",
-        "gamma=2.2",
-    )
-]
+METHODS = (*GREY, "exposure")
+
+# What a network reads of the spikes. A method has a representation of its own, so these options
+# must change nothing.
+OPTIONS_OF_NETWORKS = []
+for split in ("train", "test"):
+    spike = f"datasets.{split}.spike"
+    OPTIONS_OF_NETWORKS += [
+        f'{spike}.representation={{"type": "relative", "half_windows": [2, 6]}}',
+        f"{spike}.context=8",
+        f"{spike}.gamma=2.2",
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -50,271 +55,400 @@ def home(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tested(home):
     """Give the results of each method with an option file: method -> its output folder."""
-    folders = {method: home / f"test_{method}" for method in (*GREY, "exposure")}
-    for method, out in folders.items():
-        args = [
-            "--method",
-            method,
-            "--opt",
-            home / "options.json",
-            "--output",
-            out,
-            "--save",
-            "frames",
-            *RELATIVE,
-        ]
-        restore(*args, *(["method.half_window=5"] if method != "tfstp" else []))
+    folders = {}
+    for method in METHODS:
+        out = home / f"test_{method}"
+        options = [] if method == "tfstp" else ["method.half_window=5"]
+        restore(
+            *["--method", method],
+            *["--opt", home / "options.json"],
+            *["--output", out],
+            *["--save", "frames"],
+            *OPTIONS_OF_NETWORKS,
+            *options,
+        )
+        folders[method] = out
     return folders
 
 
-def by_hand(home, method, index=2):
-    """Frame `index` of clip test2: (made, blurry, sharp), each (32, 32, 3) uint8."""
-    clip = home / TEST2
-    stem = f"{index:06d}"
-    blurry, sharp = (imread_rgb(clip / kind / f"{stem}.png") for kind in ("blur", "sharp"))
-    stream = read_spikes(
-        home / f"GOPRO_Large_spike_seq/test/test2/spike/{stem}.dat", SpikeGeometry(16, 16)
-    )
+# ---- Frames and scores ----
+
+
+class ByHand(NamedTuple):
+    """Frame 2 of clip test2. Each picture is (32, 32, 3) uint8."""
+
+    restored: np.ndarray
+    blurry: np.ndarray
+    sharp: np.ndarray
+
+
+def restored_by_hand(home, method):
+    """Restore frame 2 of clip test2 with the functions of the method alone, without the program."""
+    clip = home / FRAMES / "test2"
+    blurry = imread_rgb(clip / "blur/000002.png")
+    sharp = imread_rgb(clip / "sharp/000002.png")
+    stream = read_spikes(home / SPIKES / "test2/spike/000002.dat", GEOMETRY)
+
     options: dict[str, Any] = {} if method == "tfstp" else {"half_window": 5}
+    # The grey methods make display values. The method exposure works on linear light.
     gamma = 1.0 if method == "exposure" else 2.2
     planes = represent(method, stream, center=12, gamma=gamma, **options)
     channels = [cv2.resize(plane, (32, 32)) for plane in planes]
     if method == "exposure":
-        made = exposure_estimate(blurry.astype(np.float32) / 255, np.stack(channels))
+        restored = exposure_estimate(blurry.astype(np.float32) / 255, np.stack(channels))
     else:
-        made = np.repeat(np.clip(channels[0], 0, 1)[..., None], 3, axis=2)
-    return np.round(255 * made).astype(np.uint8), blurry, sharp
+        grey = np.clip(channels[0], 0, 1)
+        restored = np.repeat(grey[..., None], 3, axis=2)
+    return ByHand(np.round(255 * restored).astype(np.uint8), blurry, sharp)
 
 
-@pytest.mark.parametrize("method", [*GREY, "exposure"])
-def test_frames_and_scores_are_those_made_by_hand(home, tested, method):
-    made, blurry, sharp = by_hand(home, method)
-    found = metrics(tested[method])
-    scores = found["clips"]["test2"]["per_frame"]
-    assert np.abs(imread_rgb(tested[method] / "test2/000002.png").astype(int) - made).max() <= 1
-    assert scores["restored"]["psnr_y"][2] == pytest.approx(
-        psnr(rgb_to_y(made), rgb_to_y(sharp)), abs=0.05
-    )
-    assert scores["restored"]["ssim_y"][2] == pytest.approx(
-        ssim(rgb_to_y(made), rgb_to_y(sharp)), abs=2e-3
-    )
-    assert scores["input"]["psnr"][2] == pytest.approx(psnr(blurry, sharp))
-    # A picture without colour is not compared with one that has some.
-    assert (
-        ("psnr" in scores["restored"])
-        == (method == "exposure")
-        == ("colour" not in found["protocol"])
-    )
-    assert found["protocol"]["method"].startswith(method)
+def scores_of_test2(tested, method):
+    """Return the scores of each frame of clip test2: "restored" or "input" -> metric -> values."""
+    return metrics(tested[method])["clips"]["test2"]["per_frame"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_frames_are_those_made_by_hand(home, tested, method):
+    expected = restored_by_hand(home, method).restored
+
+    written = imread_rgb(tested[method] / "test2/000002.png")
+
+    # Rounding may change a value by 1.
+    assert np.abs(written.astype(int) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_scores_are_those_made_by_hand(home, tested, method):
+    expected = restored_by_hand(home, method)
+
+    scores = scores_of_test2(tested, method)
+
+    # The metrics of the luminance, Y.
+    restored_y = rgb_to_y(expected.restored)
+    sharp_y = rgb_to_y(expected.sharp)
+    restored = scores["restored"]
+    assert restored["psnr_y"][2] == pytest.approx(psnr(restored_y, sharp_y), abs=0.05)
+    assert restored["ssim_y"][2] == pytest.approx(ssim(restored_y, sharp_y), abs=2e-3)
+    of_input = psnr(expected.blurry, expected.sharp)
+    assert scores["input"]["psnr"][2] == pytest.approx(of_input)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_picture_without_colour_is_not_compared_in_colour(tested, method):
+    has_colour = method == "exposure"
+
+    assert ("psnr" in scores_of_test2(tested, method)["restored"]) == has_colour
+    # The protocol says it of grey pictures.
+    assert ("colour" in metrics(tested[method])["protocol"]) == (not has_colour)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_results_name_the_method(tested, method):
+    assert metrics(tested[method])["protocol"]["method"].startswith(method)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_page_has_a_slider_for_each_clip(tested, method):
     page = (tested[method] / "report.html").read_text()
 
-    assert ("PSNR-Y of each frame" in page) == (method in GREY)
     assert page.count('type="range"') == 3
+    # The curve of a grey method is that of the luminance.
+    assert ("PSNR-Y of each frame" in page) == (method in GREY)
 
 
-def test_methods_stand_in_one_table_and_a_foreign_test_is_refused(home, tested, tmp_path, capfd):
+# ---- The table of several methods ----
+
+
+def cells_of(line):
+    """Return the cells of a row of a Markdown table."""
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_methods_stand_in_one_table(tested, capfd):
     folders = [str(folder) for folder in tested.values()]
+
     assert compare_runs([*folders, "--md"]) == 0
-    lines = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in capfd.readouterr().out.splitlines()
-    ]
+
+    lines = [cells_of(line) for line in capfd.readouterr().out.splitlines()]
     assert lines[0] == ["test", "method", "PSNR dB", "SSIM", "PSNR-Y dB", "SSIM-Y"]
+    # Line 1 is the rule of the table. A row begins with the name of the folder.
     rows = {row[0]: row for row in lines[2:]}
-    names = [folder.name for folder in tested.values()]
-    assert list(rows) == ["input", *names]
-    assert rows[names[0]][2:4] == ["-", "-"]
-    assert "-" not in rows["input"] + rows[names[3]]
-    total = metrics(tested["exposure"])["averages"]
-    assert [rows[name][2] for name in ("input", names[3])] == [
-        f"{total[k]['psnr']:.2f}" for k in ("input", "restored")
-    ]
+    assert list(rows) == ["input", "test_tfp", "test_tfi", "test_tfstp", "test_exposure"]
+    # A grey method has no PSNR and no SSIM of colours.
+    assert rows["test_tfp"][2:4] == ["-", "-"]
+    assert "-" not in rows["input"]
+    assert "-" not in rows["test_exposure"]
+    averages = metrics(tested["exposure"])["averages"]
+    assert rows["input"][2] == f"{averages['input']['psnr']:.2f}"
+    assert rows["test_exposure"][2] == f"{averages['restored']['psnr']:.2f}"
+
+
+def test_a_test_on_other_frames_is_refused_in_the_table(home, tested, tmp_path, capfd):
     restore(
-        "--method",
-        "tfp",
-        "--opt",
-        home / "options.json",
-        "--output",
-        tmp_path,
+        *["--method", "tfp"],
+        *["--opt", home / "options.json"],
+        *["--output", tmp_path],
         "datasets.test.num_frame=2",
     )
 
-    assert compare_runs([folders[0], str(tmp_path)]) == 3
+    assert compare_runs([str(tested["tfp"]), str(tmp_path)]) == 3
+
     assert "not scored on the same frames" in capfd.readouterr().err
-    assert compare_runs([folders[0], str(home)]) == 3
+
+
+def test_a_folder_without_results_is_refused_in_the_table(home, tested, capfd):
+    assert compare_runs([str(tested["tfp"]), str(home)]) == 3
+
     assert f"in        {home}" in capfd.readouterr().err
 
 
-def test_results_of_other_windows_are_refused_or_overwritten(home, tested, tmp_path, capfd):
+# ---- Results that are there ----
+
+
+@pytest.fixture
+def copied(tested, tmp_path):
+    """Give a copy of the results of tfp, which were made with half_window 5."""
     folder = tmp_path / "again"
     shutil.copytree(tested["tfp"], folder)
-    args = [
+    return folder
+
+
+def command_with_another_window(home, out):
+    """Return a command of tfp that writes to `out` with half_window 4."""
+    return [
+        *["--method", "tfp"],
+        *["--opt", home / "options.json"],
+        *["--output", out],
+        *["--save", "frames"],
         "method.half_window=4",
-        "--method",
-        "tfp",
-        "--opt",
-        home / "options.json",
-        "--output",
-        folder,
     ]
-    text, code = message(capfd, *args, "--save", "frames")
+
+
+def test_results_of_other_windows_are_refused(home, copied, capfd):
+    text, code = message(capfd, *command_with_another_window(home, copied))
+
     assert code == 2
     assert "method.half_window was 5, is 4" in text
-    restore(*args, "--save", "frames", "--overwrite")
 
-    assert metrics(folder)["protocol"]["method"] == "tfp (half_window 4)"
+
+def test_results_of_other_windows_are_overwritten_if_asked(home, copied):
+    restore(*command_with_another_window(home, copied), "--overwrite")
+
+    assert metrics(copied)["protocol"]["method"] == "tfp (half_window 4)"
+
+
+# ---- Clips of a user ----
+
+
+def clips_of_user(folder):
+    """Return the arguments for the test clips as clips of a user, without an option file."""
+    frames = folder / FRAMES
+    return ["--input", frames, "--gt", frames, "--spike", folder / SPIKES]
 
 
 def test_the_direct_form_gives_what_the_dataset_gives_on_two_ranks(home, tested, tmp_path):
-    rgb = home / "GOPRO_Large/test"
-    spikes = home / "GOPRO_Large_spike_seq/test"
-    args = [
-        "--method",
-        "exposure",
-        "--input",
-        rgb,
-        "--spike",
-        spikes,
-        "--gt",
-        rgb,
-        "--output",
-        tmp_path / "out",
-    ]
-    done = run_ranks(2, MAIN, *args, "method.half_window=5", limit_s=300)
+    command = ["--method", "exposure", *clips_of_user(home), "--output", tmp_path / "out"]
+
+    done = run_ranks(2, "main_test_vrt.py", *command, "method.half_window=5", limit_s=300)
 
     assert done.exit_codes == [0, 0], done.text
     assert metrics(tmp_path / "out")["averages"] == metrics(tested["exposure"])["averages"]
 
 
+# The firing rate at full light scales the frames. If nobody gives it, it is measured.
+RATE_IS_UNKNOWN = "firing rate at full light is not known"
+
+
 def test_both_forms_measure_a_rate_that_nobody_gives(tmp_path, capfd):
     options = write_options(tmp_path)
-    rgb = tmp_path / "GOPRO_Large/test"
-    spikes = tmp_path / "GOPRO_Large_spike_seq/test"
-    direct = ["--input", rgb, "--spike", spikes, "--gt", rgb]
-    known = {"h": 16, "w": 16, "rate": None}
-    # A dataset.json of another size does not describe these files; nor does its rate.
-    forms = [
-        (["--opt", options], known),
-        (direct, known),
-        ([*direct, "--spike-size", 16, 16], {"rate": 0.5}),
-    ]
-    for number, (form, info) in enumerate(forms):
-        write_info(tmp_path, **info)
-        restore("--method", "tfp", *form, "--output", tmp_path / f"out{number}", "--save", "frames")
-        said = capfd.readouterr()
-        assert (said.out + said.err).count("firing rate at full light is not known") == 1
-    found = [metrics(tmp_path / f"out{number}")["averages"] for number in (0, 1, 2)]
+    without_rate = {"h": 16, "w": 16, "rate": None}
+    # Arguments, and what dataset.json says of the spikes.
+    forms = {
+        "option file": (["--opt", options], without_rate),
+        "direct": (clips_of_user(tmp_path), without_rate),
+        # This dataset.json has another size, so it does not describe these files. Then its rate
+        # does not count either.
+        "size": ([*clips_of_user(tmp_path), "--spike-size", 16, 16], {"rate": 0.5}),
+    }
 
-    assert found[0] == found[2]
-    assert found[1] == found[2]
+    averages = []
+    for name, (arguments, info) in forms.items():
+        write_info(tmp_path, **info)
+        out = tmp_path / name
+        restore("--method", "tfp", *arguments, "--output", out, "--save", "frames")
+        printed = capfd.readouterr()
+        assert (printed.out + printed.err).count(RATE_IS_UNKNOWN) == 1
+        averages.append(metrics(out)["averages"])
+
+    assert averages[0] == averages[1]
+    assert averages[0] == averages[2]
 
 
 def test_spikes_alone_give_frames_of_their_own_size(home, tmp_path, capfd):
-    spikes = home / "GOPRO_Large_spike_seq/test/test2/spike"
-    shutil.copytree(spikes, tmp_path / "in")  # away from dataset.json: the rate is unknown
-    args = [
-        "--method",
-        "tfi",
-        "--spike",
-        tmp_path / "in",
-        "--spike-size",
-        "16",
-        "16",
-        "--output",
-        tmp_path / "out",
-    ]
-    restore(*args, "--save", "frames")
-    said = capfd.readouterr()
+    # No dataset.json is near this copy, so the rate is unknown.
+    shutil.copytree(home / SPIKES / "test2/spike", tmp_path / "in")
+    out = tmp_path / "out"
 
-    assert "firing rate at full light is not known" in said.out + said.err
-    assert sorted(p.name for p in (tmp_path / "out/in").iterdir()) == [
-        f"{i:06d}.png" for i in range(4)
-    ]
-    assert imread_rgb(tmp_path / "out/in/000002.png").shape == (16, 16, 3)
-    assert metrics(tmp_path / "out")["averages"] == {}
-    assert "the mean of all planes" in metrics(tmp_path / "out")["protocol"]["frames"]
+    restore(
+        *["--method", "tfi"],
+        *["--spike", tmp_path / "in", "--spike-size", 16, 16],
+        *["--output", out, "--save", "frames"],
+    )
+
+    printed = capfd.readouterr()
+    assert RATE_IS_UNKNOWN in printed.out + printed.err
+    written = sorted(path.name for path in (out / "in").iterdir())
+    assert written == ["000000.png", "000001.png", "000002.png", "000003.png"]
+    assert imread_rgb(out / "in/000002.png").shape == (16, 16, 3)
+    # There is nothing to compare with.
+    assert metrics(out)["averages"] == {}
+    assert "the mean of all planes" in metrics(out)["protocol"]["frames"]
 
 
-def test_one_spike_file_gives_a_frame_for_each_of_its_exposures(home, tmp_path):
-    # The four files of a clip in one, with 8 dark planes between them: the frames are those of the
-    # four files.
-    files = sorted((home / "GOPRO_Large_spike_seq/test/test2/spike").iterdir())
-    geometry = SpikeGeometry(16, 16)
+@pytest.fixture
+def joined(home, tmp_path):
+    """Give a folder with the spikes of a clip twice: as four files, and as one file.
+
+    clip/ has four files of 24 planes. clip.dat has the same planes, with 8 dark planes between two
+    exposures. So an exposure begins every 32 planes.
+    """
     dark = np.zeros((8, 16, 16), np.uint8)
-    parts = [part for file in files for part in (read_spikes(file, geometry), dark)]
     (tmp_path / "clip").mkdir()
-    for file in files:
+    parts = []
+    for file in sorted((home / SPIKES / "test2/spike").iterdir()):
         shutil.copy(file, tmp_path / "clip")
-    write_spikes(tmp_path / "clip.dat", np.concatenate(parts[:-1]), geometry)
-    forms = {
-        "clip": [],
-        "clip.dat": ['spike.exposure={"start": 0, "length": 24, "period": 32}'],
-        "./clip.dat": ['spike.exposure={"clip": [[0, 24], [32, 24], [64, 24], [96, 24]]}'],
-    }
-    found = []
-    for number, (path, exposure) in enumerate(forms.items()):
-        args = [
-            "--method",
-            "tfp",
-            "--spike",
-            f"{tmp_path}/{path}",
-            "--spike-size",
-            16,
-            16,
-            "--save",
-            "frames",
-        ]
-        out = tmp_path / f"out{number}"
-        restore(*args, "--output", out, *exposure)
-        # Strips have the input
-        found.append({path.relative_to(out): path.read_bytes() for path in out.rglob("*.png")})
-        assert len(list((out / "clip").iterdir())) == 4
-        assert ("each exposure" in metrics(out)["protocol"]["frames"]) == bool(exposure)
-
-    assert found[0] == found[2]
-    assert found[1] == found[2]
+        parts += [read_spikes(file, GEOMETRY), dark]
+    without_last_dark = parts[:-1]
+    write_spikes(tmp_path / "clip.dat", np.concatenate(without_last_dark), GEOMETRY)
+    return tmp_path
 
 
-def test_what_a_method_cannot_do_is_refused_with_one_message(home, tmp_path, capfd):
-    options = ["--opt", home / "options.json"]
-    spikes = home / "GOPRO_Large_spike_seq/test/test2/spike"
-    network = ["--weights", "w.pth", "--tile", "2,2", "--flip-seq"]
-    colour = [
-        f"datasets.{s.lower()}.dataset_type=VideoRecurrent{s}Dataset" for s in ("Train", "Test")
-    ]
-    alone = ["--spike", spikes, "--output", tmp_path / "o"]
-    colour = ["netG.fusion=none", *colour]
-    short = ["--spike", spikes / "000000.dat", "--output", tmp_path / "o"]
-    short += ['spike.exposure={"start": 0, "length": 50, "period": 100}']
-    none = ["--spike", tmp_path / "none", "--spike-size", 16, 16, "--output", tmp_path / "o"]
-    half = "spike.representation.half_window=3"
-    cases = {
-        "--weights, --tile, --flip-seq with --method tfp": (2, ["tfp", *options, *network]),
-        "method.type is 'tfq'": (2, ["tfq", *options]),
-        "method.type=tfi with --method tfp": (2, ["tfp", *options, "method.type=tfi"]),
-        "the nearest is half_window": (2, ["tfp", *options, "method.half_windw=3"]),
-        "tau_d 0.0 and tau_f 10.0 are positive": (2, ["tfstp", *options, "method.tau_d=0"]),
-        "0 <= half_window 12 < half_exposure 11":
-            (3, ["exposure", *options, "method.half_window=12"]),
-        "datasets.test has no spikes": (2, ["tfp", *options, *colour]),
-        "scale is 2": (2, ["tfp", *options, "scale=2", "netG.upscale=2"]),
-        "--spike missing":
-            (2, ["tfp", "--input", home / f"{TEST2}/blur", "--output", tmp_path / "o"]),
-        "--lpips with --method tfi, whose frames are grey":
-            (2, ["tfi", *options, "--lpips", "w.pth"]),
-        "the nearest is offsets (list of int)\n": (2, ["tfp", *options, "method.offset=3"]),
-        "method.offsets would make several pictures":
-            (2, ["tfp", *options, "method.offsets=[0, 3]"]),
-        "needs planes 0 to 49 (spike.exposure), the file has 24 planes": (3, ["tfp", *short]),
-        "needs the blurry frames": (2, ["exposure", *alone]),
-        "no such file or folder": (3, ["tfp", *none]),
-        "spike.gamma=1.8 has no effect with --method tfp": (2, ["tfp", *alone, "spike.gamma=1.8"]),
-        f"{half} has no effect": (2, ["exposure", *alone, half]),
-        "cannot set val.pad_seq": (2, ["tfp", *alone, "val.pad_seq=true"]),
-    }  # fmt: skip
-    for expected, (code, args) in cases.items():
-        text, found = message(capfd, "--method", *args)
-        assert expected in text, (expected, text)
-        assert found == code, (expected, text)
+@pytest.mark.parametrize(
+    ("path", "exposure"),
+    [
+        ("clip.dat", '{"start": 0, "length": 24, "period": 32}'),
+        ("./clip.dat", '{"clip": [[0, 24], [32, 24], [64, 24], [96, 24]]}'),
+    ],
+    ids=["start, length, period", "a list for each clip"],
+)
+def test_one_spike_file_gives_a_frame_for_each_of_its_exposures(joined, path, exposure):
+    of_files = joined / "of files"
+    of_one = joined / "of one"
 
-    assert not (tmp_path / "o").exists()
+    restore_with_tfp(joined / "clip", of_files)
+    restore_with_tfp(f"{joined}/{path}", of_one, f"spike.exposure={exposure}")
+
+    assert len(list((of_one / "clip").iterdir())) == 4
+    assert pictures_below(of_one) == pictures_below(of_files)
+    assert "each exposure" in metrics(of_one)["protocol"]["frames"]
+    assert "each exposure" not in metrics(of_files)["protocol"]["frames"]
+
+
+def restore_with_tfp(spikes, out, *overrides):
+    """Restore frames from spikes of 16 x 16. overrides: further options."""
+    restore(
+        *["--method", "tfp"],
+        *["--spike", spikes, "--spike-size", 16, 16],
+        *["--output", out, "--save", "frames"],
+        *overrides,
+    )
+
+
+def pictures_below(folder):
+    """Return the content of each picture below a folder, by its path in the folder."""
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.png")}
+
+
+# ---- What a method cannot do ----
+
+# In the lists below, {home} is the folder of the clips, and {out} is an output folder.
+OPTIONS = ["--opt", "{home}/options.json"]
+SPIKES_ALONE = ["--spike", "{home}/GOPRO_Large_spike_seq/test/test2/spike", "--output", "{out}"]
+# 50 planes of a file that has 24.
+TOO_LONG = [
+    *["--spike", "{home}/GOPRO_Large_spike_seq/test/test2/spike/000000.dat"],
+    'spike.exposure={"start": 0, "length": 50, "period": 100}',
+    *["--output", "{out}"],
+]
+# Data sets and a network without spikes.
+COLOUR_ALONE = [
+    "netG.fusion=none",
+    "datasets.train.dataset_type=VideoRecurrentTrainDataset",
+    "datasets.test.dataset_type=VideoRecurrentTestDataset",
+]
+HALF_WINDOW_OF_NETWORK = "spike.representation.half_window=3"
+
+
+class Refusal(NamedTuple):
+    """A command that is refused: part of the message, exit code, and the words after --method."""
+
+    message: str
+    code: int
+    words: list[str]
+
+
+REFUSALS = [
+    # The method and its options.
+    Refusal("method.type is 'tfq'", 2, ["tfq", *OPTIONS]),
+    Refusal("method.type=tfi with --method tfp", 2, ["tfp", *OPTIONS, "method.type=tfi"]),
+    Refusal("the nearest is half_window", 2, ["tfp", *OPTIONS, "method.half_windw=3"]),
+    Refusal("the nearest is offsets (list of int)\n", 2, ["tfp", *OPTIONS, "method.offset=3"]),
+    Refusal(
+        "method.offsets would make several pictures", 2, ["tfp", *OPTIONS, "method.offsets=[0, 3]"]
+    ),
+    Refusal("tau_d 0.0 and tau_f 10.0 are positive", 2, ["tfstp", *OPTIONS, "method.tau_d=0"]),
+    Refusal(
+        "0 <= half_window 12 < half_exposure 11", 3, ["exposure", *OPTIONS, "method.half_window=12"]
+    ),
+    # What belongs to a network, or to colours.
+    Refusal(
+        "--weights, --tile, --flip-seq with --method tfp",
+        2,
+        ["tfp", *OPTIONS, "--weights", "w.pth", "--tile", "2,2", "--flip-seq"],
+    ),
+    Refusal("cannot set val.pad_seq", 2, ["tfp", *SPIKES_ALONE, "val.pad_seq=true"]),
+    Refusal("scale is 2", 2, ["tfp", *OPTIONS, "scale=2", "netG.upscale=2"]),
+    Refusal(
+        "--lpips with --method tfi, whose frames are grey",
+        2,
+        ["tfi", *OPTIONS, "--lpips", "w.pth"],
+    ),
+    Refusal(
+        "spike.gamma=1.8 has no effect with --method tfp",
+        2,
+        ["tfp", *SPIKES_ALONE, "spike.gamma=1.8"],
+    ),
+    Refusal(
+        f"{HALF_WINDOW_OF_NETWORK} has no effect",
+        2,
+        ["exposure", *SPIKES_ALONE, HALF_WINDOW_OF_NETWORK],
+    ),
+    # Data that are missing.
+    Refusal("datasets.test has no spikes", 2, ["tfp", *OPTIONS, *COLOUR_ALONE]),
+    Refusal(
+        "--spike missing",
+        2,
+        ["tfp", "--input", "{home}/GOPRO_Large/test/test2/blur", "--output", "{out}"],
+    ),
+    Refusal("needs the blurry frames", 2, ["exposure", *SPIKES_ALONE]),
+    Refusal(
+        "no such file or folder",
+        3,
+        ["tfp", "--spike", "{out}_none", "--spike-size", "16", "16", "--output", "{out}"],
+    ),
+    Refusal("needs planes 0 to 49 (spike.exposure), the file has 24 planes", 3, ["tfp", *TOO_LONG]),
+]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=[refusal.message for refusal in REFUSALS])
+def test_what_a_method_cannot_do_is_refused_with_one_message(home, tmp_path, capfd, refusal):
+    out = tmp_path / "out"
+    words = []
+    for word in refusal.words:
+        words.append(word.replace("{home}", str(home)).replace("{out}", str(out)))
+
+    text, code = message(capfd, "--method", *words)
+
+    assert refusal.message in text, text
+    assert code == refusal.code
+    assert not out.exists()

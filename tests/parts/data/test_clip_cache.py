@@ -18,6 +18,15 @@ from tests.helpers.gopro_files import files
 from utils.errors import DataError, OptionError
 
 TURNS: dict[str, Any] = {"use_hflip": True, "use_rot": True, "random_reverse": True}
+# Options of a training on frames alone.
+RGB: dict[str, Any] = {
+    "dataset_type": "VideoRecurrentTrainDataset",
+    "dataroot_spike": None,
+    "spike": None,
+}
+# A file of the source. Clip clip0 has six frames, clip1 has four.
+FRAME = "GOPRO_Large/train/clip0/blur/000002.png"
+NUMBER_OF_FRAMES = 10
 
 
 @pytest.fixture
@@ -27,95 +36,180 @@ def root(tmp_path):
     return write_clips(tmp_path, "clip0", frames=6, scale=2)
 
 
-def cached(root, **changes):
-    """Return a data set that reads root/cache. changes: keys of the section datasets.train."""
-    return build(
-        root, gt_size=16, io_backend={"type": "cache", "path": str(root / "cache")}, **changes
-    )
-
-
 def make_cache(root, **changes):
     """Write the cache of the clips to root/cache. changes: keys of the section datasets.train."""
     return build_cache(source_of(section(root, **changes)), str(root / "cache"))
 
 
-def test_samples_from_the_cache_are_those_from_the_files_also_from_an_earlier_version(root):
-    (root / "cache").mkdir()  # an empty folder may be there
-    make_cache(root)
-    files = build(root, gt_size=16, **TURNS)
-    cache = cached(root, **TURNS)
-    assert len(files) == len(cache)
-    assert all(same(files[(e, i)], cache[(e, i)]) for e in range(3) for i in range(len(files)))
-    rgb = {"dataset_type": "VideoRecurrentTrainDataset", "dataroot_spike": None, "spike": None}
-    item = cached(root, **rgb)[(0, 0)]
-    assert "spike" not in item
-    assert item["gt"].shape[-1] == 16
-    index = json.loads((root / "cache/index.json").read_text())
-    for key in ("bit_order", "layout"):  # caches of an earlier version lack them
-        del index["spike"][key]
-    (root / "cache/index.json").write_text(json.dumps(index))
-    os.rename(root / "GOPRO_Large", root / "elsewhere")
-
-    assert same(cached(root, **TURNS)[(0, 3)], cache[(0, 3)])
+def read_cache(root, **changes):
+    """Return a data set that reads root/cache. changes: keys of the section datasets.train."""
+    backend = {"type": "cache", "path": str(root / "cache")}
+    return build(root, gt_size=16, io_backend=backend, **changes)
 
 
-def test_a_cache_of_chosen_clips_holds_only_these_and_an_array_that_is_gone_during_the_run_is_named(
-    root,
-):
-    meta = {"meta_info_file": str(root / "meta.txt")}
-    (root / "meta.txt").write_text("clip1 3 0 000001\n")
-    make_cache(root, **meta)
-    dataset = cached(root, **meta)
-    gone = root / "cache/clip1/gt.u8"
-    assert len(dataset) == 3
-    with pytest.raises(DataError, match="another selection of clips"):
-        cached(root)
-    gone.unlink()
-    with pytest.raises(DataError, match="cannot map cached clip") as error:
-        dataset[(0, 0)]
-
-    assert str(gone) in str(error.value)
-
-
-def in_index(root, old, new):
+def replace_in_index(root, old, new):
     """Replace a text in the index of the cache."""
     index = root / "cache/index.json"
     assert old in index.read_text()
     index.write_text(index.read_text().replace(old, new))
 
 
-# A file of the source. Clip clip0 has six frames, clip1 has four.
-FRAME = "GOPRO_Large/train/clip0/blur/000002.png"
-CHANGED = "lq files of the source have changed since"
-FAULTS = {
-    "touched": (lambda root: os.utime(root / FRAME, (1, 1)), CHANGED),
-    "longer": (
-        lambda root: (root / FRAME).write_bytes((root / FRAME).read_bytes() + b"x"),
-        CHANGED,
-    ),
-    "new frame": (
-        lambda root: shutil.copy(root / FRAME, (root / FRAME).with_name("000006.png")),
-        CHANGED,
-    ),
-    "cut": (lambda root: os.truncate(root / "cache/clip0/gt.u8", 100), r"gt\.u8 has 100 bytes"),
-    "format": (lambda root: in_index(root, '"format": 1', '"format": 99'), "format 99"),
-    "no index": (lambda root: (root / "cache/index.json").unlink(), "cannot read the clip cache"),
-    "name": (
-        lambda root: in_index(root, '"name": "clip0"', '"name": "../../clip0"'),
-        "cannot be the name of a clip",
-    ),
-    "spikes": (lambda root: in_index(root, '"height": 8', '"height": 12'), "its spikes are"),
-}
+# ---- Samples ----
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_cache_that_does_not_fit_its_source_or_is_broken_is_refused(root, name):
-    damage, said = FAULTS[name]
+def test_samples_from_the_cache_are_those_from_the_files(root):
+    (root / "cache").mkdir()  # an empty folder may be there
     make_cache(root)
-    cached(root)
+
+    from_files = build(root, gt_size=16, **TURNS)
+    from_cache = read_cache(root, **TURNS)
+
+    assert len(from_files) == len(from_cache)
+    for epoch in range(3):
+        for index in range(len(from_files)):
+            assert same(from_files[(epoch, index)], from_cache[(epoch, index)])
+
+
+def test_a_cache_with_spikes_serves_a_training_without_spikes(root):
+    make_cache(root)
+
+    sample = read_cache(root, **RGB)[(0, 0)]
+
+    assert "spike" not in sample
+    assert sample["gt"].shape[-1] == 16
+
+
+def test_a_cache_serves_without_its_files(root):
+    make_cache(root)
+    before = read_cache(root, **TURNS)[(0, 3)]
+
+    os.rename(root / "GOPRO_Large", root / "elsewhere")
+
+    assert same(read_cache(root, **TURNS)[(0, 3)], before)
+
+
+def test_a_cache_of_an_earlier_version_is_read(root):
+    make_cache(root)
+    before = read_cache(root, **TURNS)[(0, 3)]
+    # Earlier versions did not write these keys.
+    index = json.loads((root / "cache/index.json").read_text())
+    for key in ("bit_order", "layout"):
+        del index["spike"][key]
+    (root / "cache/index.json").write_text(json.dumps(index))
+
+    assert same(read_cache(root, **TURNS)[(0, 3)], before)
+
+
+@pytest.fixture
+def chosen(root):
+    """Give the option that chooses three frames of clip1, of which a cache was made."""
+    (root / "meta.txt").write_text("clip1 3 0 000001\n")
+    choice = {"meta_info_file": str(root / "meta.txt")}
+    make_cache(root, **choice)
+    return choice
+
+
+def test_a_cache_of_chosen_clips_holds_only_these(root, chosen):
+    assert len(read_cache(root, **chosen)) == 3
+
+    with pytest.raises(DataError, match="another selection of clips"):
+        read_cache(root)
+
+
+def test_an_array_that_is_gone_during_the_run_is_named(root, chosen):
+    dataset = read_cache(root, **chosen)
+    gone = root / "cache/clip1/gt.u8"
+    gone.unlink()
+
+    with pytest.raises(DataError, match="cannot map cached clip") as error:
+        dataset[(0, 0)]
+
+    assert str(gone) in str(error.value)
+
+
+# ---- A cache that does not fit ----
+
+# Each function damages the cache, or changes a file of its source.
+
+
+def touch(root):
+    os.utime(root / FRAME, (1, 1))  # another time of change
+
+
+def lengthen(root):
+    (root / FRAME).write_bytes((root / FRAME).read_bytes() + b"x")
+
+
+def add_a_frame(root):
+    shutil.copy(root / FRAME, (root / FRAME).with_name("000006.png"))
+
+
+def cut_an_array(root):
+    os.truncate(root / "cache/clip0/gt.u8", 100)
+
+
+def change_the_format(root):
+    replace_in_index(root, '"format": 1', '"format": 99')
+
+
+def remove_the_index(root):
+    (root / "cache/index.json").unlink()
+
+
+def lead_out_of_the_folder(root):
+    replace_in_index(root, '"name": "clip0"', '"name": "../../clip0"')
+
+
+def change_the_size_of_spikes(root):
+    replace_in_index(root, '"height": 8', '"height": 12')
+
+
+CHANGED = "lq files of the source have changed since"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (touch, CHANGED),
+        (lengthen, CHANGED),
+        (add_a_frame, CHANGED),
+        (cut_an_array, r"gt\.u8 has 100 bytes"),
+        (change_the_format, "format 99"),
+        (remove_the_index, "cannot read the clip cache"),
+        (lead_out_of_the_folder, "cannot be the name of a clip"),
+        (change_the_size_of_spikes, "its spikes are"),
+    ],
+)
+def test_a_cache_that_does_not_fit_its_source_or_is_broken_is_refused(root, damage, message):
+    make_cache(root)
+    read_cache(root)  # at first it fits
+
     damage(root)
-    with pytest.raises(DataError, match=said):
-        cached(root)
+
+    with pytest.raises(DataError, match=message):
+        read_cache(root)
+
+
+@pytest.fixture
+def without_spike_files(root):
+    """Give the section `spike` for a cache whose files of spikes are gone."""
+    make_cache(root)
+    os.rename(root / "GOPRO_Large_spike_seq/train", root / "elsewhere")
+    return {"type": "dat", "h": 8, "w": 12}
+
+
+def test_a_source_that_is_here_in_part_is_enough(root, without_spike_files):
+    assert len(read_cache(root, spike=without_spike_files)) == NUMBER_OF_FRAMES
+
+
+def test_the_part_of_a_source_that_is_here_is_checked(root, without_spike_files):
+    touch(root)
+
+    with pytest.raises(DataError, match="files of the source have changed since"):
+        read_cache(root, spike=without_spike_files)
+
+
+# ---- Making a cache ----
 
 
 def test_an_interrupted_build_goes_on_where_it_stopped(root):
@@ -124,58 +218,73 @@ def test_an_interrupted_build_goes_on_where_it_stopped(root):
         yield clips[0]
         raise KeyboardInterrupt
 
-    source = source_of(section(root))
     with pytest.raises(KeyboardInterrupt):
-        build_cache(source, str(root / "cache"), interrupt)
+        build_cache(source_of(section(root)), str(root / "cache"), interrupt)
     assert not (root / "cache").exists()
     made = root / ".cache.partial/clip0/lq.u8"
-    before = made.stat().st_mtime_ns
+    time_of_first_clip = made.stat().st_mtime_ns
+
     make_cache(root)
-    assert (root / "cache/clip0/lq.u8").stat().st_mtime_ns == before
-    assert same(cached(root)[(0, 7)], build(root, gt_size=16)[(0, 7)])
+
+    # The first clip was not written again.
+    assert (root / "cache/clip0/lq.u8").stat().st_mtime_ns == time_of_first_clip
+    assert same(read_cache(root)[(0, 7)], build(root, gt_size=16)[(0, 7)])
 
 
-def test_a_cache_is_replaced_by_a_newer_one_of_its_clips_and_not_of_another_split(root):
+def test_a_cache_is_replaced_by_a_newer_one_of_its_clips(root):
     make_cache(root)
-    os.utime(root / FRAME, (1, 1))
+    touch(root)
+
     make_cache(root)
-    assert len(cached(root)) == 10
+
+    assert len(read_cache(root)) == NUMBER_OF_FRAMES
+
+
+def test_a_cache_is_not_replaced_by_one_of_another_split(root):
+    make_cache(root)
     for kind in ("GOPRO_Large", "GOPRO_Large_spike_seq"):
         for clip in sorted((root / kind / "train").iterdir()):
             clip.rename(clip.with_name(f"other_{clip.name}"))
+
     with pytest.raises(DataError, match="the cache of other clips: clip0"):
         make_cache(root)
 
 
-@pytest.mark.parametrize(("path", "is_cache"), [
-    ("cache/clip0/photo.png", False), ("cache/clip0/notes.txt", True), ("cache/index.json", True),
-    ("cache", False), (".cache.partial/clip0/photo.png", False),
-])  # fmt: skip
-def test_nothing_foreign_makes_room_for_a_cache(root, path, is_cache):
-    if is_cache:
+@pytest.mark.parametrize(
+    ("path", "is_in_cache"),
+    [
+        ("cache/clip0/photo.png", False),
+        ("cache/clip0/notes.txt", True),
+        ("cache/index.json", True),
+        ("cache", False),
+        (".cache.partial/clip0/photo.png", False),
+    ],
+    ids=["no cache", "beside arrays", "the index", "a file in its place", "an unfinished cache"],
+)
+def test_nothing_foreign_makes_room_for_a_cache(root, path, is_in_cache):
+    if is_in_cache:
         make_cache(root)
     (root / path).parent.mkdir(parents=True, exist_ok=True)
     (root / path).write_text("[]")
     before = files(root)
+
     with pytest.raises(DataError) as error:
         make_cache(root)
 
     assert files(root) == before
+    # To build the cache is no advice here, because that is what failed.
     assert "build it" not in str(error.value)
 
 
-def test_a_source_that_is_here_in_part_is_checked_in_part_and_wrong_data_make_no_cache(root):
+def test_a_cache_within_its_source_is_refused(root):
     with pytest.raises(OptionError, match="lies in"):
         build_cache(source_of(section(root)), str(root / "GOPRO_Large/train/cache"))
-    os.rename(root / FRAME, root / "frame.png")
+
+
+def test_wrong_data_make_no_cache(root):
+    (root / FRAME).unlink()
+
     with pytest.raises(DataError, match="lq lacks 1 of 6 frames"):
         make_cache(root)
+
     assert not (root / "cache").exists()
-    os.rename(root / "frame.png", root / FRAME)
-    make_cache(root)
-    os.rename(root / "GOPRO_Large_spike_seq/train", root / "elsewhere")
-    spike = {"type": "dat", "h": 8, "w": 12}
-    assert len(cached(root, spike=spike)) == 10
-    os.utime(root / FRAME, (1, 1))
-    with pytest.raises(DataError, match="files of the source have changed since"):
-        cached(root, spike=spike)

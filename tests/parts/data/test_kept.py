@@ -34,7 +34,6 @@ from tests.helpers.clip_files import (
 )
 from tests.helpers.train_files import latest, train, write_options
 
-RELATIVE = {"type": "relative", "half_windows": [2, 6]}
 # Options of a training on frames alone.
 RGB: dict[str, Any] = {
     "dataset_type": "VideoRecurrentTrainDataset",
@@ -62,69 +61,117 @@ def is_known(report):
     return report.note.endswith("as checked before")
 
 
-def said_of(clip):
-    """All that a clip holds, with the types of its numbers."""
-    fields = dataclasses.fields(clip)
-    return {
-        field.name: repr(getattr(clip, field.name)) for field in fields if field.name != "spikes"
-    }
+def record_of(folder):
+    """Return the arrays of the record in a folder, by their names."""
+    (path,) = (folder / ".preflight").glob("*.npz")
+    with np.load(path) as file:
+        return dict(file)
 
 
-def one_file_of_each_clip(root):
-    """Join the spike files of each clip to one file. Return the section `spike` for them."""
+def write_record(folder, columns, save=np.savez):
+    """Replace the arrays of the record in a folder, and its digest, which then fits the arrays."""
+    (path,) = (folder / ".preflight").glob("*.npz")
+    file = io.BytesIO()
+    save(file, **columns)
+    path.write_bytes(file.getvalue())
+
+    description = path.with_suffix(".json")
+    content = json.loads(description.read_text())
+    content["arrays"] = hashlib.sha256(file.getvalue()).hexdigest()
+    description.write_text(json.dumps(content))
+
+
+# ---- The clips of a record ----
+
+
+# Each function below makes another kind of data set of the clips in `root`. It returns the keys of
+# the section that this kind needs.
+
+
+def frames_alone(root):
+    return RGB
+
+
+def sharp_instants(root):
+    write_clip(root, "clip0", instants=3)
+    write_clip(root, "clip10", instants=3, seed=1)
+    return {"dataroot_gt_instants": str(root / "GOPRO_Large/train")}
+
+
+def planes_of_the_files_beside(root):
+    # 30 planes before and after each file belong to it too.
+    representation = {"type": "relative", "half_windows": [2, 6]}
+    spike = {"type": "dat", "center": "file", "context": 30, "representation": representation}
+    return {"spike": spike}
+
+
+def one_spike_file_for_a_clip(root):
     spikes = root / "GOPRO_Large_spike_seq/train"
     for clip in list(spikes.iterdir()):
-        planes = [path.read_bytes() for path in sorted((clip / "spike").iterdir())]
+        files = sorted((clip / "spike").iterdir())
+        planes = [path.read_bytes() for path in files]
         clip.with_suffix(".dat").write_bytes(b"".join(planes))
         shutil.rmtree(clip)
+    # A frame has the planes of one of the former files.
     exposure = {"start": 0, "length": PLANES, "period": PLANES}
-    return {"type": "dat", "center": "file", "exposure": exposure, "representation": BINS}
+    spike = {"type": "dat", "center": "file", "exposure": exposure, "representation": BINS}
+    return {"spike": spike}
 
 
-def changes_of(root, name):
-    """The changes of the section that a kind of data set needs; its files are made of `root`."""
-    if name == "instants":
-        write_clip(root, "clip0", instants=3)
-        write_clip(root, "clip10", instants=3, seed=1)
-        return {"dataroot_gt_instants": str(root / "GOPRO_Large/train")}
-    if name == "planes of the files beside":
-        spike = {"type": "dat", "center": "file", "context": 30, "representation": RELATIVE}
-        return {"spike": spike}
-    if name == "one spike file":
-        return {"spike": one_file_of_each_clip(root)}
-    if name == "a rate of its own":
-        write_info(root, clips={"clip10": {"rate": 0.5}})
-        return {}
-    if name == "a listed part":
-        (root / "meta.txt").write_text("clip10 3 0 2\n")
-        return {"meta_info_file": str(root / "meta.txt")}
-    return {"RGB": RGB, "a slash at the end": {"dataroot_lq": f"{root}/GOPRO_Large/train/"}}[name]
+def a_rate_for_one_clip(root):
+    write_info(root, clips={"clip10": {"rate": 0.5}})
+    return {}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "instants",
-        "planes of the files beside",
-        "one spike file",
-        "a rate of its own",
-        "a listed part",
-        "RGB",
-        "a slash at the end",
-    ],
-)
-def test_the_clips_of_a_record_are_those_of_the_files(root, name):
-    values = section(root, **changes_of(root, name))
+def a_listed_part(root):
+    # Three frames of clip10, from its frame 2 on.
+    (root / "meta.txt").write_text("clip10 3 0 2\n")
+    return {"meta_info_file": str(root / "meta.txt")}
+
+
+def a_slash_at_the_end(root):
+    return {"dataroot_lq": f"{root}/GOPRO_Large/train/"}
+
+
+KINDS = [
+    frames_alone,
+    sharp_instants,
+    planes_of_the_files_beside,
+    one_spike_file_for_a_clip,
+    a_rate_for_one_clip,
+    a_listed_part,
+    a_slash_at_the_end,
+]
+
+
+def all_that_a_clip_holds(clip):
+    """Return each field of a clip as a text, which shows the types of numbers too."""
+    found = {}
+    for field in dataclasses.fields(clip):
+        # The reader of the spikes is made of the other fields.
+        if field.name != "spikes":
+            found[field.name] = repr(getattr(clip, field.name))
+    return found
+
+
+@pytest.mark.parametrize("change_kind", KINDS)
+def test_the_clips_of_a_record_are_those_of_the_files(root, change_kind):
+    changes = change_kind(root)
+    values = section(root, **changes)
     expected, _ = manifest.scan(source_of(values))
 
     first = start(values, root)
-    again = start(values, root)
+    second = start(values, root)
 
     assert not is_known(first)
-    assert is_known(again)
-    assert first.counts() == again.counts()
-    for report in (first, again):
-        assert [said_of(clip) for clip in report.clips] == [said_of(clip) for clip in expected]
+    assert is_known(second)
+    assert first.counts() == second.counts()
+    of_files = [all_that_a_clip_holds(clip) for clip in expected]
+    assert [all_that_a_clip_holds(clip) for clip in first.clips] == of_files
+    assert [all_that_a_clip_holds(clip) for clip in second.clips] == of_files
+
+
+# ---- Files that changed ----
 
 
 def remove(path):
@@ -136,15 +183,16 @@ def rewrite(path):
 
 
 def touch(path):
-    os.utime(path, (1, 1))
+    os.utime(path, (1, 1))  # another time of change
 
 
-def copy(path):
+def copy_clip(path):
     """Copy the whole clip of a picture, so that there is one more clip."""
-    shutil.copytree(path.parent.parent, path.parent.parent.with_name("clip2"))
+    clip = path.parent.parent
+    shutil.copytree(clip, clip.with_name("clip2"))
 
 
-@pytest.mark.parametrize("change", [remove, rewrite, touch, copy])
+@pytest.mark.parametrize("change", [remove, rewrite, touch, copy_clip])
 def test_files_that_changed_are_checked_anew(root, change):
     values = section(root, **RGB)
     start(values, root)
@@ -154,22 +202,27 @@ def test_files_that_changed_are_checked_anew(root, change):
     assert not is_known(start(values, root))
 
 
-def test_a_folder_with_another_name_in_it_is_noticed_without_a_look_at_its_files(tmp_path):
-    # 9902 files, all of one picture. A repeated start looks at 4096 files at most, but it looks at
-    # every folder.
-    write_clips(tmp_path, "c0", frames=1)
-    train = tmp_path / "GOPRO_Large/train"
+def write_many_clips(root):
+    """Write 100 clips, all but one with 50 frames. All frames are one picture."""
+    write_clips(root, "c0", frames=1)
+    clips = root / "GOPRO_Large/train"
     for number in range(1, 100):
         for kind in ("blur", "sharp"):
-            folder = train / f"c{number}" / kind
+            folder = clips / f"c{number}" / kind
             folder.mkdir(parents=True)
             for frame in range(50):
-                os.link(train / "c0" / kind / "000000.png", folder / f"{frame:06d}.png")
+                os.link(clips / "c0" / kind / "000000.png", folder / f"{frame:06d}.png")
+    return clips
+
+
+def test_a_folder_with_another_name_in_it_is_noticed_without_a_look_at_its_files(tmp_path):
+    # 9902 files. A repeated start looks at no more than 4096 files, but at every folder.
+    clips = write_many_clips(tmp_path)
     values = section(tmp_path, **RGB)
     start(values, tmp_path)
     assert is_known(start(values, tmp_path))
 
-    last = train / "c77/sharp/000049.png"
+    last = clips / "c77/sharp/000049.png"
     last.rename(last.with_name("000050.png"))
 
     assert "lacks" in str(start(values, tmp_path).problems)
@@ -177,116 +230,126 @@ def test_a_folder_with_another_name_in_it_is_noticed_without_a_look_at_its_files
 
 # ---- Records of a stranger -------------------------------------------------------------------
 
-
-def write_record(folder, columns, **about):
-    """Replace the arrays of the record in a folder, and its digest, which then fits the arrays.
-
-    about: further keys of the description.
-    """
-    (arrays,) = folder.glob("*.npz")
-    file = io.BytesIO()
-    np.savez(file, **columns)
-    arrays.write_bytes(file.getvalue())
-    digest = hashlib.sha256(file.getvalue()).hexdigest()
-    text = arrays.with_suffix(".json")
-    text.write_text(json.dumps(json.loads(text.read_text()) | {"arrays": digest} | about))
+# A text column has all texts one after another, each with a zero byte at its end. The two clips
+# have six frames each, so a column of names has 12 texts.
 
 
 def text(*parts):
     """Return a text column of these texts."""
-    return np.frombuffer("".join(f"{part}\0" for part in parts).encode(), np.uint8)
+    joined = "".join(f"{part}\0" for part in parts)
+    return np.frombuffer(joined.encode(), np.uint8)
 
 
-def doubled(columns, name):
-    """Return a column with all its values twice."""
-    return np.concatenate((columns[name], columns[name]))
-
-
-def names(*frames):
+def names_of_frames(*numbers):
     """Return the text column with the names of these frames, once for each of the two clips."""
-    return text(*[f"{frame:06d}.png" for frame in frames] * 2)
+    names = [f"{number:06d}.png" for number in numbers]
+    return text(*names, *names)
 
 
-def plus(columns, name, value):
+def plus(column, value):
     """Return a column with `value` added to each number, in the same type."""
-    return columns[name] + np.array(value, columns[name].dtype)
+    return column + np.array(value, column.dtype)
 
 
-# What is wrong -> a function from the columns of a true record to the columns that it replaces. A
-# text column has all texts one after another, each with a zero byte at its end. The two clips have
-# six frames each, so a column of names has 12 texts.
+# What is wrong -> a function from the columns of a true record to the columns that it replaces.
 LIES = {
+    # Paths.
     "a file above the root": lambda c: {"lq_places": text("/../../x/", "/clip10/blur/")},
     "another folder": lambda c: {"lq_places": text("/clip0/sharp/", "/clip10/blur/")},
     "a name with a folder": lambda c: {"lq_names": text(*["../x.png"] * 12)},
     "an empty name": lambda c: {"lq_names": text(*[""] * 12)},
-    "pictures of other frames": lambda c: {"gt_names": names(1, 0, 2, 3, 4, 5)},
+    "pictures of other frames": lambda c: {"gt_names": names_of_frames(1, 0, 2, 3, 4, 5)},
+    # Clips.
     "one clip less": lambda c: {"clips": text("clip0")},
     "a clip twice": lambda c: {"clips": text("clip0", "clip0")},
     "a clip of a bad name": lambda c: {"clips": text("clip0", "../clip10")},
     "bytes that are no text": lambda c: {"stems": np.full(len(c["stems"]), 0xFF, np.uint8)},
-    "no frames": lambda c: {"frames": plus(c, "frames", -6)},
+    # Numbers.
+    "no frames": lambda c: {"frames": plus(c["frames"], -6)},
     "2^31 frames": lambda c: {"frames": np.full(2, 2**31 - 1, np.int32)},
-    "another size": lambda c: {"sizes": plus(c, "sizes", 2)},
+    "another size": lambda c: {"sizes": plus(c["sizes"], 2)},
     "a size below zero": lambda c: {"sizes": -c["sizes"]},
-    "more planes": lambda c: {"planes": plus(c, "planes", 1)},
-    "planes outside of the file": lambda c: {"rows": plus(c, "rows", 1000)},
-    "no such exposure": lambda c: {"exposures": plus(c, "exposures", 5)},
-    "an exposure below zero": lambda c: {"exposures": plus(c, "exposures", -1)},
-    "another center": lambda c: {"centers": plus(c, "centers", 1)},
+    "more planes": lambda c: {"planes": plus(c["planes"], 1)},
+    "planes outside of the file": lambda c: {"rows": plus(c["rows"], 1000)},
+    "no such exposure": lambda c: {"exposures": plus(c["exposures"], 5)},
+    "an exposure below zero": lambda c: {"exposures": plus(c["exposures"], -1)},
+    "another center": lambda c: {"centers": plus(c["centers"], 1)},
     "a center that is no number": lambda c: {"centers": np.full(len(c["centers"]), np.nan)},
-    "twice as many values": lambda c: {"sizes": doubled(c, "sizes")},
+    # Shapes and types.
+    "twice as many values": lambda c: {"sizes": np.concatenate((c["sizes"], c["sizes"]))},
     "values of another type": lambda c: {"frames": c["frames"].astype(np.float32)},
     "a pickle": lambda c: {"clips": np.array([{"a": 1}], object)},
     "two dimensions": lambda c: {"sizes": c["sizes"].reshape(2, -1)},
+    # The states of folders, two numbers each, by which a start sees that files changed.
     "states of other folders": lambda c: {"folders": text(*["/"] * (len(c["folder_states"]) // 2))},
     "no states": lambda c: {"folders": text()[:0], "folder_states": c["folder_states"][:0]},
-}  # fmt: skip
+}
 
 
-@pytest.mark.parametrize("name", LIES)
-def test_a_record_that_does_not_fit_is_as_good_as_none(root, name):
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_a_record_that_does_not_fit_is_as_good_as_none(root, lie):
     values = section(root)
     start(values, root)
-    folder = root / ".preflight"
-    with np.load(next(folder.glob("*.npz"))) as file:
-        columns = dict(file)
-    write_record(folder, columns)
+    columns = record_of(root)
+    expected, _ = manifest.scan(source_of(values))
+    # Writing the same columns again changes nothing. So what follows is due to the lie.
+    write_record(root, columns)
     assert is_known(start(values, root))
 
-    write_record(folder, columns | LIES[name](columns))
+    write_record(root, columns | lie(columns))
     report = start(values, root)
 
     assert not is_known(report)
     assert not report.problems
-    expected, _ = manifest.scan(source_of(values))
     assert [clip.lq for clip in report.clips] == [clip.lq for clip in expected]
+    # This start has written a true record.
     assert is_known(start(values, root))
 
 
 def test_a_record_without_one_of_the_clips_is_as_good_as_none(root):
     values = section(root)
-    one = section(root, meta_info_file=str(root / "meta.txt"))
-    (root / "meta.txt").write_text("clip0 6 0 0\n")
     start(values, root)
-    start(one, root / "other")
-    (arrays,) = (root / ".preflight").glob("*.npz")
-    (of_one,) = (root / "other/.preflight").glob("*.npz")
-    with np.load(arrays) as every, np.load(of_one) as few:
-        columns = dict(few) | {name: every[name] for name in ("folders", "folder_states")}
-    write_record(root / ".preflight", columns)
+    # A second record, elsewhere, of one of the two clips.
+    (root / "meta.txt").write_text("clip0 6 0 0\n")
+    start(section(root, meta_info_file=str(root / "meta.txt")), root / "other")
+    columns = record_of(root / "other")
+    # The states of the folders are true, so that nothing seems to have changed.
+    true_columns = record_of(root)
+    columns["folders"] = true_columns["folders"]
+    columns["folder_states"] = true_columns["folder_states"]
 
+    write_record(root, columns)
     report = start(values, root)
 
     assert not is_known(report)
     assert len(report.clips) == 2
 
 
+def test_a_compressed_record_is_as_good_as_none(root):
+    # A small compressed file can hold arrays that fill all memory.
+    values = section(root)
+    start(values, root)
+
+    write_record(root, record_of(root), save=np.savez_compressed)
+
+    assert not is_known(start(values, root))
+
+
+# ---- Damaged records -------------------------------------------------------------------------
+
+
+def flip_bit(content):
+    """Return the content of a file with one bit flipped, 20 bytes before the end."""
+    changed = bytearray(content)
+    changed[-20] ^= 1
+    return bytes(changed)
+
+
 # Kind of damage -> a function from the content of a file to its new content.
 DAMAGES = {
     "empty": lambda content: b"",
     "cut short": lambda content: content[:-50],
-    "a flipped bit": lambda content: content[:-20] + bytes([content[-20] ^ 1]) + content[-19:],
+    "a flipped bit": flip_bit,
     "a pickle": lambda content: pickle.dumps({"clips": 1}),
     "a web page": lambda content: b"<html></html>",
     "many brackets": lambda content: b"[" * 100_000,
@@ -294,31 +357,17 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".json"])
-@pytest.mark.parametrize("name", DAMAGES)
-def test_a_damaged_record_is_as_good_as_none(root, name, suffix):
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_record_is_as_good_as_none(root, damage, suffix):
     values = section(root)
     start(values, root)
     (record,) = (root / ".preflight").glob(f"*{suffix}")
-    record.write_bytes(DAMAGES[name](record.read_bytes()))
+
+    record.write_bytes(damage(record.read_bytes()))
 
     assert not is_known(start(values, root))
+    # This start has written a sound record.
     assert is_known(start(values, root))
-
-
-def test_a_compressed_record_is_as_good_as_none(root):
-    values = section(root)
-    start(values, root)
-    (record,) = (root / ".preflight").glob("*.npz")
-    with np.load(record) as file:
-        columns = dict(file)
-    file = io.BytesIO()
-    np.savez_compressed(file, **columns)
-    record.write_bytes(file.getvalue())
-    about = json.loads(record.with_suffix(".json").read_text())
-    about["arrays"] = hashlib.sha256(file.getvalue()).hexdigest()
-    record.with_suffix(".json").write_text(json.dumps(about))
-
-    assert not is_known(start(values, root))
 
 
 def test_a_folder_that_cannot_be_written_costs_the_record_alone(root, caplog):
@@ -332,7 +381,7 @@ def test_a_folder_that_cannot_be_written_costs_the_record_alone(root, caplog):
     assert "the result of the data check cannot be stored" in caplog.text
 
 
-# ---- Calls -----------------------------------------------------------------------------------
+# ---- What a start asks of the system ---------------------------------------------------------
 
 # The system calls that ask for the state of a file. A question mark: this kernel may not have it.
 STATES = "?stat,?lstat,fstat,newfstatat,?statx"
@@ -342,33 +391,46 @@ import sys
 from pathlib import Path
 from tests.helpers.clip_files import section, source_of
 from data.clips.preflight import check_source
+
 root = Path(sys.argv[1])
 report = check_source(source_of(section(root)), "train", root / ".preflight")
 print(report.problems, report.note)
 """
 
 
-def calls_for(root, ending):
-    """How often a start asks for the state of files with this ending."""
+def run_python(program, root, *before):
+    """Run the text of a Python program with `root` as its argument. Return the ended process.
+
+    before: a command that runs the program, e.g. strace and its flags.
+    """
+    command = [*before, sys.executable, "-c", program, str(root)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    return ended
+
+
+def calls_for(root, suffix):
+    """Return how often a start asks for the state of a file with this suffix, below `root`."""
     table = root / "calls.txt"
-    command = ["strace", "-f", "-y", "-o", str(table), "-e", f"trace={STATES}"]
-    ran = subprocess.run(
-        [*command, sys.executable, "-c", CHECK, str(root)], cwd=ROOT, capture_output=True, text=True
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.startswith("[]"), ran.stderr
-    lines = table.read_text(errors="replace").splitlines()
-    return sum(str(root) in line and f"{ending}" in line for line in lines)
+    # -f: also of processes that the program starts. -y: with the names of open files.
+    strace = ["strace", "-f", "-y", "-o", str(table), "-e", f"trace={STATES}"]
+    ended = run_python(CHECK, root, *strace)
+    assert ended.stdout.startswith("[]"), ended.stdout  # no problems
+    count = 0
+    for line in table.read_text(errors="replace").splitlines():
+        if str(root) in line and suffix in line:
+            count += 1
+    return count
 
 
+# The first picture and the first spikes of each clip are opened once more, to compare their
+# contents. So are the first pictures of one clip.
 @pytest.mark.skipif(not shutil.which("strace"), reason="counts calls with strace")
-@pytest.mark.parametrize(("ending", "again"), [(".png", 4), (".dat", 2)])
-def test_a_first_start_asks_for_the_state_of_each_file_once(root, ending, again):
-    files = len(list(root.rglob(f"*{ending}")))
+@pytest.mark.parametrize(("suffix", "opened_again"), [(".png", 4), (".dat", 2)])
+def test_a_first_start_asks_for_the_state_of_each_file_once(root, suffix, opened_again):
+    files = len(list(root.rglob(f"*{suffix}")))
 
-    # The first picture and the first spikes of each clip are compared, which opens them again, and
-    # the content of the first pictures of one clip.
-    assert calls_for(root, ending) == files + again
+    assert calls_for(root, suffix) == files + opened_again
 
 
 # A rank of a training: it prints which files and folders it opens to make its data set, and whether
@@ -387,8 +449,12 @@ from utils.options.models import DatasetsOptions
 root = Path(sys.argv[1])
 values = section(root)
 expected = build_dataset(values, "train", 0)
+
+# The check, and its record, from which data sets are made from now on.
 RUN.kept = root / ".preflight"
 utils_dist.share_checked(preflight(DatasetsOptions(train=resolved(values)), RUN.kept))
+
+# Python calls `note` before it opens a file or a folder.
 opened = []
 
 def note(event, args):
@@ -398,6 +464,8 @@ def note(event, args):
 sys.addaudithook(note)
 dataset = build_dataset(values, "train", 0)
 print(sorted(opened))
+
+# A loader process gets a pickled copy.
 sent = pickle.loads(pickle.dumps(dataset))
 print(dataset.sample_names() == expected.sample_names())
 for index in range(len(expected)):
@@ -407,19 +475,21 @@ for index in range(len(expected)):
 
 
 def test_a_rank_reads_the_record_alone_and_makes_the_same_samples(root):
-    command = [sys.executable, "-c", RANK, str(root)]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    opened, is_same = run_python(RANK, root).stdout.splitlines()
 
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.splitlines() == ["['.json', '.npz']", "True"]
+    assert opened == "['.json', '.npz']"
+    assert is_same == "True"
 
 
 def test_two_ranks_train_as_before_on_what_one_of_them_has_checked(tmp_path):
     options = write_options(tmp_path)
-    short = ("train.total_iter=2", "datasets.test={}")
+    changes = ("train.total_iter=2", "datasets.test={}")
 
-    results = [train(options, *short, f"task={task}", ranks=2) for task in ("a", "b")]
+    first = train(options, *changes, "task=a", ranks=2)
+    second = train(options, *changes, "task=b", ranks=2)
 
-    assert all(result.exit_codes == [0, 0] for result in results), results[0].text
-    assert "as checked before" in results[1].text
-    assert latest(options, "a")["step"] == latest(options, "b")["step"] == 2
+    assert first.exit_codes == [0, 0], first.text
+    assert second.exit_codes == [0, 0], second.text
+    assert "as checked before" in second.text
+    assert latest(options, "a")["step"] == 2
+    assert latest(options, "b")["step"] == 2

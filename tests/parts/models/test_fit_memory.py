@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ConfigDict
+from torch import Tensor
 
 from main_train_vrt import read_options
 from models.model_vrt import ModelVRT
@@ -28,9 +29,13 @@ from utils.errors import OptionError, SpikeVRTError
 from utils.options.models import AmpOptions, LoaderOptions, TrainOptions
 from utils.options.section import Section
 
-TINY: dict[str, Any] = SMALL | {
-    "depths": [2, 1, 1, 1, 1, 1, 2, 1, 1], "drop_path_rate": 0.5, "kernels": "plain",
-}  # fmt: skip
+# A network with few blocks, and with randomness: blocks are dropped half of the time.
+TINY: dict[str, Any] = {
+    **SMALL,
+    "depths": [2, 1, 1, 1, 1, 1, 2, 1, 1],
+    "drop_path_rate": 0.5,
+    "kernels": "plain",
+}
 
 
 def tiny_vrt(**changes: Any) -> VRT:
@@ -38,105 +43,84 @@ def tiny_vrt(**changes: Any) -> VRT:
     return VRT(**(TINY | changes))
 
 
-def step(budget_gb: float | None):
-    """(network after one training step, its gradients) with this budget, or without "auto"."""
-    torch.manual_seed(0)
-    auto: dict[str, Any] = (
-        {} if budget_gb is None else {"checkpoint": "auto", "memory_budget_gb": budget_gb}
-    )
-    net = tiny_vrt(**auto)
-    x = torch.rand(1, 2, 3, 32, 32)
-    torch.manual_seed(1)
-    net.conv_last.weight.data.normal_()
-    net.fit(x)
-    net(x).square().mean().backward()
-    return net, [p.grad for p in net.parameters()]
+def blocks_of(net: VRT) -> list[Block]:
+    """Return the blocks of a network. Each has two branches: attention and MLP."""
+    return [module for module in net.modules() if isinstance(module, Block)]
 
 
-def recomputed(net: VRT) -> int:
-    """Return how many branches (attention, MLP) of blocks are computed again in backward."""
-    return sum(b.checkpoint_attn + b.checkpoint_ffn for b in net.modules() if isinstance(b, Block))
+def number_of_checkpointed_branches(net: VRT) -> int:
+    """Return how many branches compute their activations again in the backward pass."""
+    count = 0
+    for block in blocks_of(net):
+        count += block.checkpoint_attn + block.checkpoint_ffn
+    return count
 
 
-def test_a_smaller_budget_recomputes_more_and_keeps_less():
-    net = tiny_vrt()
-    x = torch.rand(1, 2, 3, 32, 32)
-    least = fit_memory(net, lambda: net(x), 0.001)
+# ---- The budget ----
+
+
+@pytest.fixture
+def net_and_clip() -> tuple[VRT, Tensor]:
+    """Give a network TINY and a clip (1, 2, 3, 32, 32)."""
+    return tiny_vrt(), torch.rand(1, 2, 3, 32, 32)
+
+
+def kept_bytes(net: VRT, clip: Tensor) -> int:
+    """Return how many bytes autograd keeps in a forward pass."""
+    with saved_bytes(net) as sizes:
+        net(clip)
+    return sum(sizes.values())
+
+
+def test_a_smaller_budget_recomputes_more_and_keeps_less(net_and_clip):
+    net, clip = net_and_clip
+    # A budget that cannot be met. The result says what a step needs with all branches checkpointed.
+    least_gb = fit_memory(net, lambda: net(clip), budget_gb=0.001)
     counts = []
     kept = []
-    for budget in (0.001, least + 0.002, 10.0):
-        fit_memory(net, lambda: net(x), budget)
-        counts.append(recomputed(net))
-        with saved_bytes(net) as sizes:
-            net(x)
-        kept.append(sum(sizes.values()))
 
-    assert counts[0] == 2 * sum(isinstance(m, Block) for m in net.modules())
-    assert counts[0] > counts[1] > counts[2] == 0
+    for budget_gb in (0.001, least_gb + 0.002, 10.0):
+        fit_memory(net, lambda: net(clip), budget_gb)
+        counts.append(number_of_checkpointed_branches(net))
+        kept.append(kept_bytes(net, clip))
+
+    all_branches = 2 * len(blocks_of(net))
+    assert counts[0] == all_branches
+    assert 0 < counts[1] < all_branches
+    assert counts[2] == 0
     assert kept[0] < kept[1] < kept[2]
 
 
-def allocated_bytes(run):
-    """Return the most that torch holds at once during `run`, beyond what it held before.
+def step_with_budget(budget_gb: float | None) -> list[Any]:
+    """Run a training step. Return the gradients of all parameters.
 
-    The profiler tells each allocation (bytes above 0) and each release (below 0) with its time. So
-    the sum up to a time is what is held then.
+    budget_gb: budget of checkpoint "auto". None: no checkpoint.
     """
-    kinds = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=kinds, profile_memory=True) as profiled:
-        run()
-    events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
-    sizes = torch.tensor([e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())])
-    return int(sizes.cumsum(0).max())
-
-
-@pytest.mark.parametrize("kernels", ["plain", "auto"])
-@pytest.mark.parametrize("flags", [{}, {"use_checkpoint_attn": True, "use_checkpoint_ffn": True}])
-def test_the_count_is_what_a_step_allocates(kernels, flags):
-    net = tiny_vrt(kernels=kernels, drop_path_rate=0.0, **flags)
-    x = torch.rand(1, 4, 3, 64, 64)
-    optimizer = torch.optim.Adam(net.parameters())
-
-    def step(clip):
-        net(clip).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    step(x[..., :32, :32])  # makes the moments
-    weights_and_moments = 12 * sum(p.numel() for p in net.parameters())
-    measured = weights_and_moments + allocated_bytes(lambda: step(x))
-    before = recomputed(net)
-    counted = fit_memory(net, lambda: net(x), 0.0 if flags else math.inf)
-    assert counted / MARGIN == pytest.approx(measured / 1e9, rel=0.05)
-    assert recomputed(net) == before
-
-
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_the_count_is_what_a_step_allocates_on_a_gpu():
-    net = tiny_vrt(drop_path_rate=0.0).cuda()
-    x = torch.rand(1, 4, 3, 64, 64, device="cuda")
-    optimizer = torch.optim.Adam(net.parameters(), fused=True)
-    for _ in range(2):
-        torch.cuda.reset_peak_memory_stats()
-        net(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    measured = torch.cuda.max_memory_allocated()
-
-    assert fit_memory(net, lambda: net(x), math.inf) == pytest.approx(measured / 1e9, rel=0.15)
+    torch.manual_seed(0)
+    auto: dict[str, Any] = {}
+    if budget_gb is not None:
+        auto = {"checkpoint": "auto", "memory_budget_gb": budget_gb}
+    net = tiny_vrt(**auto)
+    clip = torch.rand(1, 2, 3, 32, 32)
+    torch.manual_seed(1)
+    net.conv_last.weight.data.normal_()
+    net.fit(clip)
+    net(clip).square().mean().backward()
+    return [parameter.grad for parameter in net.parameters()]
 
 
 def test_measuring_changes_neither_the_gradients_nor_the_random_numbers():
-    plain = step(None)[1]
-    measured = step(10.0)[1]
+    plain = step_with_budget(None)
+    measured = step_with_budget(10.0)
+
     for a, b in zip(plain, measured, strict=True):
         assert torch.equal(a, b)
 
 
 def test_a_budget_that_cannot_be_met_is_said_with_a_way_out(caplog):
     with caplog.at_level(logging.WARNING):
-        step(0.001)
+        step_with_budget(0.001)
+
     assert "even with every block checkpointed" in caplog.text
     assert "gt_size" in caplog.text
 
@@ -147,17 +131,77 @@ def test_auto_without_a_gpu_needs_a_budget():
         tiny_vrt(checkpoint="auto")
 
 
-PIXELS = 2 * 2 * 3 * 64 * 64
+# ---- The count of bytes ----
 
 
-@NETWORKS.register("cramped_vrt", given=("spike_channels",))
-class CrampedVRT(VRT):
-    """A VRT on a device that is too small for larger clips."""
+def allocated_bytes(run) -> int:
+    """Return the most that torch holds at once during `run`, beyond what it held before.
 
-    def forward(self, lq, spike=None):
-        if lq.numel() > PIXELS:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return super().forward(lq, spike)
+    The profiler tells each allocation (bytes above 0) and each release (below 0) with its time. So
+    the sum up to a time is what is held then.
+    """
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=kinds, profile_memory=True) as profiled:
+        run()
+    events = []
+    for event in profiled.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            events.append(event)
+    events.sort(key=lambda event: event.start_ns())
+    sizes = torch.tensor([event.nbytes() for event in events])
+    return int(sizes.cumsum(0).max())
+
+
+def train_step(net: VRT, optimizer: torch.optim.Optimizer, clip: Tensor) -> None:
+    """Run a training step."""
+    net(clip).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+CHECKPOINTED = {"use_checkpoint_attn": True, "use_checkpoint_ffn": True}
+
+
+@pytest.mark.parametrize("kernels", ["plain", "auto"])
+@pytest.mark.parametrize("flags", [{}, CHECKPOINTED], ids=["kept", "checkpointed"])
+def test_the_count_is_what_a_step_allocates(kernels, flags):
+    net = tiny_vrt(kernels=kernels, drop_path_rate=0.0, **flags)
+    clip = torch.rand(1, 4, 3, 64, 64)
+    optimizer = torch.optim.Adam(net.parameters())
+    # The first step of Adam makes two moments of each weight, which stay.
+    train_step(net, optimizer, clip[..., :32, :32])
+    bytes_of_weight_and_moments = 3 * 4
+    parameters = sum(parameter.numel() for parameter in net.parameters())
+    flags_before = number_of_checkpointed_branches(net)
+
+    allocated = allocated_bytes(lambda: train_step(net, optimizer, clip))
+    # Without flags there is no limit. With flags the budget is 0, so all stay checkpointed.
+    budget_gb = 0.0 if flags else math.inf
+    counted_gb = fit_memory(net, lambda: net(clip), budget_gb)
+
+    measured_gb = (bytes_of_weight_and_moments * parameters + allocated) / 1e9
+    # The result has a margin for the error of the count. The count itself is compared.
+    assert counted_gb / MARGIN == pytest.approx(measured_gb, rel=0.05)
+    assert number_of_checkpointed_branches(net) == flags_before
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_count_is_what_a_step_allocates_on_a_gpu():
+    net = tiny_vrt(drop_path_rate=0.0).cuda()
+    clip = torch.rand(1, 4, 3, 64, 64, device="cuda")
+    optimizer = torch.optim.Adam(net.parameters(), fused=True)
+
+    # The first step makes the moments of Adam. The second step is measured.
+    for _ in range(2):
+        torch.cuda.reset_peak_memory_stats()
+        train_step(net, optimizer, clip)
+    measured_gb = torch.cuda.max_memory_allocated() / 1e9
+
+    assert fit_memory(net, lambda: net(clip), math.inf) == pytest.approx(measured_gb, rel=0.15)
+
+
+# ---- What an error advises ----
 
 
 class Data(LoaderOptions):
@@ -173,10 +217,13 @@ class AnyNetwork(Section):
     model_config = ConfigDict(extra="allow")
 
 
-def ways(
+def advice(
     batch=4, accumulation=1, gt_size=192, frames=6, amp=False, least_frames=2, scale=1, **netG
 ):
-    """Return the option lines that would make a step with these options smaller."""
+    """Return the option lines that would make a step with these options smaller.
+
+    least_frames: fewest frames that the network takes. netG: keys of the network.
+    """
     data = Data(dataloader_batch_size=batch, gt_size=gt_size, num_frame=frames)
     train = TrainOptions(accumulation_steps=accumulation, amp=AmpOptions(enable=amp))
     spec = InputSpec(stride=8, least_size=(64, 64), least_frames=least_frames, scale=scale)
@@ -184,82 +231,104 @@ def ways(
 
 
 def test_every_way_out_is_an_option_line():
-    assert ways(accumulation=3, use_checkpoint_attn=False, use_checkpoint_ffn=True) == [
+    assert advice(accumulation=3, use_checkpoint_attn=False, use_checkpoint_ffn=True) == [
         "datasets.train.dataloader_batch_size=2 train.accumulation_steps=6",
-        "netG.use_checkpoint_attn=true", "train.amp.enable=true", "datasets.train.gt_size=144",
+        "netG.use_checkpoint_attn=true",
+        "train.amp.enable=true",
+        "datasets.train.gt_size=144",
         "datasets.train.num_frame=5",
-    ]  # fmt: skip
-    # What is in use, or too small for the network, is not offered.
-    found = ways(
+    ]
+
+
+def test_what_is_in_use_or_too_small_for_the_network_is_not_offered():
+    found = advice(
+        # A smaller batch is not possible, and amp is in use.
         batch=1,
-        gt_size=256,
-        frames=4,
         amp=True,
-        least_frames=3,
+        # The network enlarges by 4, so its input has 64 x 64. It takes no smaller input.
+        gt_size=256,
         scale=4,
+        # One frame less would be the fewest that the network takes. The advice keeps one more.
+        frames=4,
+        least_frames=3,
         no_checkpoint_attn_blocks=[9],
     )
 
     assert found == ["netG.no_checkpoint_attn_blocks=[]"]
 
 
-def model(tmp_path, *overrides, **netG):
+# ---- A step that does not fit ----
+
+# The most values of a clip that fit on the device of CrampedVRT.
+MOST_VALUES = 2 * 2 * 3 * 64 * 64
+# What torch says on a GPU that is full.
+OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+@NETWORKS.register("cramped_vrt", given=("spike_channels",))
+class CrampedVRT(VRT):
+    """A VRT on a device that is too small for larger clips."""
+
+    def forward(self, lq, spike=None):
+        if lq.numel() > MOST_VALUES:
+            raise torch.OutOfMemoryError(OUT_OF_MEMORY)
+        return super().forward(lq, spike)
+
+
+def model_of(tmp_path, *overrides, **netG):
     """Return a model for clips of 128 x 128 in batches of two. netG: section of the network."""
-    argv = [
-        "--opt",
-        str(write_options(tmp_path, netG=netG)),
-        "datasets.train.gt_size=128",
-        *overrides,
-    ]
-    made = ModelVRT(read_options([*argv, "datasets.train.dataloader_batch_size=2"]))
-    made.init_train()
-    return made
+    options = write_options(tmp_path, netG=netG)
+    size = ("datasets.train.gt_size=128", "datasets.train.dataloader_batch_size=2")
+    model = ModelVRT(read_options(["--opt", str(options), *size, *overrides]))
+    model.init_train()
+    return model
 
 
-def batch_for(model):
+def batch_for(model, side=128):
     """Return a batch of two clips of two frames."""
-    spikes = model.opt.datasets.train.spike_channels
-    lq = torch.rand(2, 2, 3, 128, 128)
-    return {"lq": lq, "gt": lq, "spike": torch.rand(2, 2, spikes, 128, 128), "key": ["a", "b"]}
+    channels = model.opt.datasets.train.spike_channels
+    lq = torch.rand(2, 2, 3, side, side)
+    spike = torch.rand(2, 2, channels, side, side)
+    return {"lq": lq, "gt": lq, "spike": spike, "key": ["a", "b"]}
 
 
 @pytest.mark.parametrize("amp", [False, True])
 def test_a_step_without_room_names_option_lines(tmp_path, amp):
-    cramped = model(
-        tmp_path, f"train.amp.enable={str(amp).lower()}", **network(net_type="cramped_vrt")
-    )
+    enable = f"train.amp.enable={str(amp).lower()}"
+    cramped = model_of(tmp_path, enable, **network(net_type="cramped_vrt"))
+
     with pytest.raises(SpikeVRTError, match="out of memory on rank 0") as caught:
         cramped.optimize_parameters(1, [batch_for(cramped)])
-    error = caught.value
 
+    error = caught.value
     assert "iteration 1" in error.where
     assert "(2, 2, 3, 128, 128)" in error.where
     assert "GB of the device" in error.expected
     assert "datasets.train.dataloader_batch_size=1 train.accumulation_steps=2" in error.do
     assert "netG.use_checkpoint_attn=true" in error.do
     assert "datasets.train.gt_size=96" in error.do
+    # amp is offered unless it is in use.
     assert ("train.amp.enable=true" in error.do) is not amp
     assert isinstance(error.__cause__, torch.OutOfMemoryError)
 
 
 def test_an_optimizer_without_room_names_option_lines(tmp_path):
     def fail(*_):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        raise torch.OutOfMemoryError(OUT_OF_MEMORY)
 
-    full = model(tmp_path, **network())
-    full.optimizer.register_step_pre_hook(fail)  # there Adam allocates its moments
-    batch = {
-        key: value[..., :16, :16] if key != "key" else value
-        for key, value in batch_for(full).items()
-    }
+    model = model_of(tmp_path, **network())
+    # In its first step Adam allocates its moments. This function is called there.
+    model.optimizer.register_step_pre_hook(fail)
+
     with pytest.raises(SpikeVRTError, match="out of memory on rank 0"):
-        full.optimize_parameters(1, [batch])
+        model.optimize_parameters(1, [batch_for(model, side=16)])
 
 
 def test_out_of_memory_is_told_from_other_errors():
-    with pytest.raises(RuntimeError) as host:
+    # 2^60 bytes, which no machine has.
+    with pytest.raises(RuntimeError) as of_host:
         torch.empty(2**60, dtype=torch.uint8)
 
-    assert devices.is_out_of_memory(host.value)
+    assert devices.is_out_of_memory(of_host.value)
     assert devices.is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
     assert not devices.is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))

@@ -8,6 +8,7 @@ import gzip
 import threading
 import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -34,100 +35,154 @@ def clip_of(home: Path) -> tuple[str, ...]:
     return "--input", str(frames / "blur"), "--gt", str(frames / "sharp")
 
 
-def zip_of(path: Path, *names: str) -> None:
-    """Write a zip file with files of these names."""
+# ---- Files that are something else ----
+
+# Each function writes something else into the file of the weights.
+
+
+def write_page(path: Path) -> None:
+    path.write_bytes(b"\n\n<!DOCTYPE html>\n<html lang=en><head>")
+
+
+def write_pointer_of_git_lfs(path: Path) -> None:
+    path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0")
+
+
+def write_zip(path: Path, *names: str) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         for name in names:
             archive.writestr(name, b"content")
 
 
-def cut_in_half(path: Path) -> None:
-    """Write weights, and keep the first 2000 bytes of the file."""
+def write_zip_around_weights(path: Path) -> None:
+    write_zip(path, "release/readme.txt", "release/006_VRT.pth")
+
+
+def write_zip_of_pictures(path: Path) -> None:
+    write_zip(path, "a.png", "b.png")
+
+
+def write_half(path: Path) -> None:
     torch.save({"params": {"a": torch.zeros(1000)}}, path)
     path.write_bytes(path.read_bytes()[:2000])
 
 
-WRONG: dict[str, tuple[Callable[[Path], object], str, str]] = {
-    "page": (
-        lambda path: path.write_bytes(b"\n\n<!DOCTYPE html>\n<html lang=en><head>"),
-        "an HTML page", "/releases/download/",
-    ),
-    "pointer": (
-        lambda path: path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0"),
-        "a pointer of Git LFS", "git lfs pull",
-    ),
-    "zip": (
-        lambda path: zip_of(path, "release/readme.txt", "release/006_VRT.pth"),
-        "a zip file around release/006_VRT.pth", "unzip it and give release/006_VRT.pth",
-    ),
-    "other zip": (
-        lambda path: zip_of(path, "a.png", "b.png"),
-        "a zip file of 2 files, none of them weights", "give the .pth",
-    ),
-    "half": (cut_in_half, "its end is missing or damaged", "download it again"),
-    "json": (lambda path: path.write_text('{"message": "Not Found"}'), "JSON text", "download it"),
-    "empty": (lambda path: path.touch(), "an empty file", "download it again"),
-    "zeros": (lambda path: path.write_bytes(bytes(5000)), "a file of zeros", "download it again"),
-    "gzip": (lambda path: path.write_bytes(gzip.compress(b"x")), "compressed with gzip", "unpack"),
-    "safetensors": (
-        lambda path: path.write_bytes(b'\x08\0\0\0\0\0\0\0{"a":{}}'),
-        "a safetensors file", "torch.save",
-    ),
-    "object": (
-        lambda path: torch.save({"params": {}, "args": Path("x")}, path),
-        "it holds an object of pathlib.", "save its state dict alone",
-    ),
-    "array": (
-        lambda path: torch.save({"params": {}, "psnr": np.zeros(3)}, path),
-        "multiarray._reconstruct", "save its state dict alone",
-    ),
-    "text": (
-        lambda path: path.write_text("hello"),
-        "a file that torch.load does not read", "download or export it again",
-    ),
-}  # fmt: skip
+def write_json(path: Path) -> None:
+    path.write_text('{"message": "Not Found"}')
 
 
-@pytest.mark.parametrize("kind", WRONG)
-def test_a_file_of_something_else_is_named_for_what_it_is(kind, home, tmp_path):
-    write, what, do = WRONG[kind]
-    write(tmp_path / "006_VRT.pth")
+def write_nothing(path: Path) -> None:
+    path.touch()
 
-    weights = ("--weights", str(tmp_path / "006_VRT.pth"))
-    result = run_ranks(
-        1, "main_test_vrt.py", *weights, *clip_of(home), "--output", str(tmp_path / "out")
-    )
+
+def write_zeros(path: Path) -> None:
+    path.write_bytes(bytes(5000))
+
+
+def write_gzip(path: Path) -> None:
+    path.write_bytes(gzip.compress(b"x"))
+
+
+def write_safetensors(path: Path) -> None:
+    # The length of the header, 8, in eight bytes, then the header.
+    path.write_bytes(b'\x08\0\0\0\0\0\0\0{"a":{}}')
+
+
+def write_object_of_python(path: Path) -> None:
+    torch.save({"params": {}, "args": Path("x")}, path)
+
+
+def write_array_of_numpy(path: Path) -> None:
+    torch.save({"params": {}, "psnr": np.zeros(3)}, path)
+
+
+def write_text(path: Path) -> None:
+    path.write_text("hello")
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A file that is no weights file."""
+
+    write: Callable[[Path], None]
+    # What the message says that it is.
+    what: str
+    # What the message says to do.
+    do: str
+
+
+WRONG = {
+    "page": Wrong(write_page, "an HTML page", "/releases/download/"),
+    "pointer": Wrong(write_pointer_of_git_lfs, "a pointer of Git LFS", "git lfs pull"),
+    "zip": Wrong(
+        write_zip_around_weights,
+        "a zip file around release/006_VRT.pth",
+        "unzip it and give release/006_VRT.pth",
+    ),
+    "other zip": Wrong(
+        write_zip_of_pictures, "a zip file of 2 files, none of them weights", "give the .pth"
+    ),
+    "half": Wrong(write_half, "its end is missing or damaged", "download it again"),
+    "json": Wrong(write_json, "JSON text", "download it"),
+    "empty": Wrong(write_nothing, "an empty file", "download it again"),
+    "zeros": Wrong(write_zeros, "a file of zeros", "download it again"),
+    "gzip": Wrong(write_gzip, "compressed with gzip", "unpack"),
+    "safetensors": Wrong(write_safetensors, "a safetensors file", "torch.save"),
+    "object": Wrong(
+        write_object_of_python, "it holds an object of pathlib.", "save its state dict alone"
+    ),
+    "array": Wrong(write_array_of_numpy, "multiarray._reconstruct", "save its state dict alone"),
+    "text": Wrong(
+        write_text, "a file that torch.load does not read", "download or export it again"
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_a_file_of_something_else_is_named_for_what_it_is(wrong, home, tmp_path):
+    path = tmp_path / "006_VRT.pth"
+    out = tmp_path / "out"
+    wrong.write(path)
+
+    command = ["--weights", str(path), *clip_of(home), "--output", str(out)]
+    result = run_ranks(1, "main_test_vrt.py", *command)
 
     assert result.exit_codes == [3], result.text
-    first, *_, last = result.text.strip().splitlines()
-    assert first.startswith("CheckpointError: not a weights file: ")
-    assert what in first
-    assert last.startswith("  do ")
-    assert do in last
-    assert not (tmp_path / "out").exists()
+    lines = result.text.strip().splitlines()
+    assert lines[0].startswith("CheckpointError: not a weights file: ")
+    assert wrong.what in lines[0]
+    assert lines[-1].startswith("  do ")
+    assert wrong.do in lines[-1]
+    assert not out.exists()
 
+
+# ---- Numbers of NumPy ----
 
 # Training programs save such numbers beside the weights, e.g. the best PSNR. torch refuses them as
 # it refuses any object, although they are harmless.
 SCALARS = [
-    np.float64(31.25), np.float32(0.5), np.float16(2), np.int64(-7), np.uint8(200), np.bool_(True),
-    np.dtype(">f8").type(3),
-]  # fmt: skip
+    np.float64(31.25),
+    np.float32(0.5),
+    np.float16(2),
+    np.int64(-7),
+    np.uint8(200),
+    np.bool_(True),
+    np.dtype(">f8").type(3),  # most significant byte first
+]
 
 
-def test_numbers_of_numpy_beside_the_tensors_are_no_hindrance(home, tmp_path):
+@pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "form of torch before 1.6"])
+def test_numbers_of_numpy_beside_the_tensors_are_no_hindrance(home, tmp_path, is_zip):
     state = torch.load(home / "rgb.pth", weights_only=True)
-    torch.save({**state, "best": SCALARS, "iter": np.int64(5)}, tmp_path / "new.pth")
-    torch.save(
-        {**state, "best": SCALARS}, tmp_path / "old.pth", _use_new_zipfile_serialization=False
-    )
+    with_numbers = {**state, "best": SCALARS, "iter": np.int64(5)}
+    torch.save(with_numbers, tmp_path / "w.pth", _use_new_zipfile_serialization=is_zip)
 
-    restore("--weights", home / "rgb.pth", *clip_of(home), "--output", tmp_path / "own")
-    scores = metrics(tmp_path / "own")["clips"]["mine"]["per_frame"]
-    for name in ("new", "old"):
-        path = tmp_path / f"{name}.pth"
-        restore("--weights", path, *clip_of(home), "--output", tmp_path / name)
-        assert metrics(tmp_path / name)["clips"]["mine"]["per_frame"] == scores
+    scores = {}
+    for name, weights in (("without", home / "rgb.pth"), ("with", tmp_path / "w.pth")):
+        restore("--weights", weights, *clip_of(home), "--output", tmp_path / name)
+        scores[name] = metrics(tmp_path / name)["clips"]["mine"]["per_frame"]
+
+    assert scores["with"] == scores["without"]
     # What torch allows the rest of the process is as before.
     assert "numpy" not in str(torch.serialization.get_safe_globals())
 
@@ -140,6 +195,8 @@ def test_a_scalar_that_is_no_number_is_refused(value, tmp_path):
         read_weights(tmp_path / "w.pth")
 
 
+# torch has one list of what it allows for the whole process. Threads that changed it at the same
+# time would disturb one another.
 def test_two_threads_read_files_with_numbers_of_numpy_at_once(tmp_path):
     torch.save({"params": {"a": torch.ones(1)}, "best": SCALARS}, tmp_path / "w.pth")
     found: list[int] = []
@@ -153,15 +210,21 @@ def test_two_threads_read_files_with_numbers_of_numpy_at_once(tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
+
+    # Each of 400 reads found the one tensor.
     assert found == [1] * 400
 
 
-@pytest.mark.parametrize("around", [
-    "_orig_mod.{}", "module.{}", "module._orig_mod.{}", "_orig_mod.module.{}",
-])  # fmt: skip
-def test_names_of_compiled_and_distributed_networks_are_taken(around, home, tmp_path):
+# ---- Names of wrapped networks ----
+
+
+# torch.compile puts "_orig_mod." before each name, and DistributedDataParallel "module.".
+@pytest.mark.parametrize(
+    "prefix", ["_orig_mod.", "module.", "module._orig_mod.", "_orig_mod.module."]
+)
+def test_names_of_compiled_and_distributed_networks_are_taken(prefix, home, tmp_path):
     state = torch.load(home / "rgb.pth", weights_only=True)
-    state["params"] = {around.format(key): value for key, value in state["params"].items()}
+    state["params"] = {prefix + name: value for name, value in state["params"].items()}
     torch.save(state, tmp_path / "w.pth")
 
     restore("--weights", tmp_path / "w.pth", *clip_of(home), "--output", tmp_path / "out")
@@ -170,9 +233,11 @@ def test_names_of_compiled_and_distributed_networks_are_taken(around, home, tmp_
 
 
 def test_names_of_blocks_compiled_one_by_one_are_taken(home, tmp_path):
-    state = torch.load(home / "rgb.pth", weights_only=True)["params"]
-    named = {key.replace("stage1.", "stage1._orig_mod."): value for key, value in state.items()}
-    assert named.keys() != state.keys()
-    torch.save({"params": named}, tmp_path / "w.pth")
+    weights = torch.load(home / "rgb.pth", weights_only=True)["params"]
+    renamed = {}
+    for name, value in weights.items():
+        renamed[name.replace("stage1.", "stage1._orig_mod.")] = value
+    assert renamed.keys() != weights.keys()
+    torch.save({"params": renamed}, tmp_path / "w.pth")
 
-    assert read_weights(tmp_path / "w.pth").keys() == state.keys()
+    assert read_weights(tmp_path / "w.pth").keys() == weights.keys()

@@ -18,23 +18,29 @@ from tests.helpers.train_files import network, write_options
 WORKER = "tests/dist/gradient_worker.py"
 
 
-def steps(options, out, ranks, per_rank, parts=1, count=1):
-    """Train for `count` steps. Returns the gradients of the first, and the weights after the last.
+def train(options, out, ranks, per_rank, parts=1, steps=1):
+    """Train some steps. Return the gradients of the first step and the weights after the last.
 
-    per_rank: samples of a micro-batch on each rank. parts: micro-batches of a step.
+    out: the file that the worker writes. per_rank: samples of a micro-batch on each rank.
+    parts: micro-batches of a step.
     """
-    numbers = [str(number) for number in (per_rank, parts, count)]
+    numbers = [str(per_rank), str(parts), str(steps)]
     result = run_ranks(ranks, WORKER, str(options), str(out), *numbers, limit_s=120)
     assert result.exit_codes == [0] * ranks, result.text
     return torch.load(out, weights_only=True)
 
 
-def changed(options, **values):
-    """The option file with other top-level keys, train's keys merged."""
+def changed(options, train=None, **sections):
+    """Write another option file beside `options`. Return its path.
+
+    train: keys to add to the section "train". sections: whole sections to replace.
+    """
     content = json.loads(options.read_text())
-    content["train"] |= values.pop("train", {})
+    if train is not None:
+        content["train"].update(train)
+    content.update(sections)
     target = options.with_name("changed.json")
-    target.write_text(json.dumps(content | values))
+    target.write_text(json.dumps(content))
     return target
 
 
@@ -45,9 +51,13 @@ def assert_close(found, expected):
     a sum is relative to the largest terms.
     """
     assert found.keys() == expected.keys()
-    scale = max(value.abs().max() for value in expected.values())
-    worst = max(float((found[name] - expected[name]).abs().max() / scale) for name in expected)
-    assert worst < 1e-9
+    largest_value = max(value.abs().max() for value in expected.values())
+    for name, value in expected.items():
+        difference = (found[name] - value).abs().max()
+        assert difference / largest_value < 1e-9, name
+
+
+# ---- Several ranks, and several micro-batches ----
 
 
 @pytest.fixture(scope="module")
@@ -55,78 +65,119 @@ def one_rank(tmp_path_factory):
     """Give options without randomness in the network, and the step of one process on 2 samples."""
     folder = tmp_path_factory.mktemp("gradients")
     options = write_options(folder, netG=network(drop_path_rate=0.0))
-    return options, steps(options, folder / "one.pth", ranks=1, per_rank=2)
+    return options, train(options, folder / "one.pth", ranks=1, per_rank=2)
 
 
 @pytest.mark.parametrize(
-    "values", [{}, {"netG": network(drop_path_rate=0.0, use_checkpoint_attn=True)}]
+    "sections",
+    [
+        {},
+        {"netG": network(drop_path_rate=0.0, use_checkpoint_attn=True)},
+    ],
+    ids=["activations kept", "activations computed again"],
 )
-def test_two_ranks_have_the_gradients_of_one_rank_with_twice_the_batch(one_rank, tmp_path, values):
+def test_two_ranks_have_the_gradients_of_one_rank_with_twice_the_batch(
+    one_rank, tmp_path, sections
+):
     options, expected = one_rank
-    found = steps(changed(options, **values), tmp_path / "two.pth", ranks=2, per_rank=1)
+
+    found = train(changed(options, **sections), tmp_path / "two.pth", ranks=2, per_rank=1)
+
     assert found["same_on_all_ranks"]
     assert_close(found["gradients"], expected["gradients"])
 
 
 def test_accumulation_has_the_gradients_of_the_whole_batch(one_rank, tmp_path):
     options, _ = one_rank
-    whole = steps(options, tmp_path / "whole.pth", ranks=1, per_rank=4)
-    twice = changed(options, train={"accumulation_steps": 2})
-    parts = steps(twice, tmp_path / "parts.pth", ranks=2, per_rank=1, parts=2)
+    accumulating = changed(options, train={"accumulation_steps": 2})
+
+    # Both take 4 samples in a step: 1 x 4, and 2 ranks x 2 micro-batches x 1.
+    whole = train(options, tmp_path / "whole.pth", ranks=1, per_rank=4)
+    parts = train(accumulating, tmp_path / "parts.pth", ranks=2, per_rank=1, parts=2)
+
     assert parts["same_on_all_ranks"]
     assert_close(parts["gradients"], whole["gradients"])
+
+
+# ---- Frozen parts ----
+
+# The parts with these names are frozen in step 1, and trained from step 2 on.
+FREEZE = {"fix_iter": 2, "fix_keys": ["spynet", "deform"]}
 
 
 @pytest.fixture(scope="module")
 def frozen(one_rank, tmp_path_factory):
     """Give the result of two steps of one process: the first with frozen parts, then without."""
-    freeze = {"fix_iter": 2, "fix_keys": ["spynet", "deform"]}
+    options = changed(one_rank[0], train=FREEZE)
     folder = tmp_path_factory.mktemp("frozen")
-    options = changed(one_rank[0], train=freeze)
-    # The parts are released in the second step.
-    return freeze, steps(options, folder / "one.pth", ranks=1, per_rank=2, count=2)
+    return train(options, folder / "one.pth", ranks=1, per_rank=2, steps=2)
 
 
-@pytest.mark.parametrize("static", [False, True])
-def test_parts_released_at_fix_iter_are_reduced_over_the_ranks(one_rank, frozen, tmp_path, static):
-    # DDP forgets, without an error, what was frozen when it was built.
-    freeze, single = frozen
-    options = changed(one_rank[0], train=freeze, use_static_graph=static)
-    double = steps(options, tmp_path / "two.pth", ranks=2, per_rank=1, count=2)
-    assert not any("deform" in name for name in single["gradients"])
-    assert double["same_on_all_ranks"]
-    assert_close(double["weights"], single["weights"])
+def test_frozen_parts_have_no_gradient(frozen):
+    for name in frozen["gradients"]:
+        assert "deform" not in name
 
+
+# DDP sums the gradients of those parameters that were trained when it was built. It would forget
+# the others without an error, and the weights of the ranks would drift apart.
+@pytest.mark.parametrize("is_static", [False, True], ids=["any graph", "use_static_graph"])
+def test_parts_released_at_fix_iter_are_reduced_over_the_ranks(
+    one_rank, frozen, tmp_path, is_static
+):
+    options = changed(one_rank[0], train=FREEZE, use_static_graph=is_static)
+
+    found = train(options, tmp_path / "two.pth", ranks=2, per_rank=1, steps=2)
+
+    assert found["same_on_all_ranks"]
+    assert_close(found["weights"], frozen["weights"])
+
+
+# ---- torch.compile ----
 
 # Networks of one stage with one block of each kind, so that as little as possible is compiled. The
 # first share `mul_attn_ratio` of the blocks, rounded down, has mutual attention, the rest has self
 # attention alone. Of the self blocks, the second one shifts its windows.
-TWO_KINDS = {"depths": [2] + [0] * 7, "mul_attn_ratio": 0.5}  # a mutual block and a self block
-THREE_KINDS = {"depths": [3] + [0] * 7, "mul_attn_ratio": 0.4}  # and a shifted one
-# The same graphs, run as they stand: making code of them takes minutes.
-WITHOUT_CODE = ("eager",)
+TWO_KINDS = {"depths": [2] + [0] * 7, "mul_attn_ratio": 0.5}  # mutual, self
+THREE_KINDS = {"depths": [3] + [0] * 7, "mul_attn_ratio": 0.4}  # mutual, self, shifted self
 needs_patience = pytest.mark.skipif(
     not os.environ.get("SPIKEVRT_SLOW"), reason="five minutes; set SPIKEVRT_SLOW=1"
 )
 
 
+def write_options_to_compile(path, blocks):
+    """Write an option file for compile_worker.py. blocks: keys of netG that say which blocks."""
+    netG = network(
+        **blocks,
+        kernels="plain",
+        fusion="none",
+        drop_path_rate=0.0,
+        use_checkpoint_attn=True,
+        use_checkpoint_ffn=True,
+    )
+    options = {"task": "run", "netG": netG, "train": {"G_lossfn_type": "charbonnier"}}
+    path.write_text(json.dumps(options))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("blocks", "backend", "graphs"),
-    [(TWO_KINDS, WITHOUT_CODE, 4), pytest.param(THREE_KINDS, (), 6, marks=needs_patience)],
-    ids=["graphs", "code"],
+    ("blocks", "arguments", "graphs"),
+    [
+        # The graphs are run operation by operation, because making code of them takes minutes.
+        pytest.param(TWO_KINDS, ["eager"], 4, id="graphs"),
+        pytest.param(THREE_KINDS, [], 6, id="code", marks=needs_patience),
+    ],
 )
-def test_a_compiled_network_trains_as_the_plain_one_does(tmp_path, blocks, backend, graphs):
+def test_a_compiled_network_trains_as_the_plain_one_does(tmp_path, blocks, arguments, graphs):
     options = tmp_path / "options.json"
-    recomputed = {"use_checkpoint_attn": True, "use_checkpoint_ffn": True}
-    netG = network(**blocks, kernels="plain", fusion="none", drop_path_rate=0.0, **recomputed)
-    options.write_text(
-        json.dumps({"task": "run", "netG": netG, "train": {"G_lossfn_type": "charbonnier"}})
-    )
-    result = run_ranks(2, "tests/dist/compile_worker.py", str(options), *backend, limit_s=900)
+    write_options_to_compile(options, blocks)
+
+    result = run_ranks(2, "tests/dist/compile_worker.py", str(options), *arguments, limit_s=900)
+
     assert result.exit_codes == [0, 0], result.text
     for rank in result.jsons:
         assert rank["compiled"] == pytest.approx(rank["plain"], rel=1e-4)
         assert rank["gradient_error"] < 1e-4
-        # One for each kind of block; the second size makes one more, of any size; the third none.
+        # The plain steps make no graph. The first compiled step makes one for each kind of block,
+        # and the second step, of another size, makes one more of each, for any size. The third step
+        # makes none.
         assert rank["graphs"] == [0, graphs]

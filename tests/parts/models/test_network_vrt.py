@@ -18,67 +18,117 @@ from tests.helpers import golden
 from tests.helpers.checked import module_of, present
 from tests.helpers.naive_vrt import NaiveVRT
 
+# Parts of the names of tensors that are computed and not learned. The vectors leave them out.
+COMPUTED = ("relative_position_index", "position_bias", "spynet.mean", "spynet.std")
 
-def load_net(name: str, **more) -> tuple[golden.NetVector, VRT]:
+
+def load_net(name: str, **more: Any) -> tuple[golden.NetVector, VRT]:
     """Return a vector, and our network with its weights in float64. more: further arguments."""
     vector = golden.load_net(name)
     net = VRT(**vector.config["network"], **more).eval()
     missing = net.load_state_dict(vector.weights, strict=False).missing_keys
-    # The vectors leave out the tables that are computed and not learned.
-    computed = ("relative_position_index", "position_bias", "spynet.mean", "spynet.std")
-    assert all(any(name in key for name in computed) for key in missing)
+    for key in missing:
+        assert any(name in key for name in COMPUTED), key
     return vector, net.double()
 
 
-def watch(net: VRT) -> dict[str, Any]:
-    """Return a dict which a forward pass fills with activations, under the names of the vectors.
+# ---- Activations ----
 
-    The vectors have activations as (B, C, N, H, W): batch, channels, frames, height, width. Most
-    parts of our network have (B, N, H, W, C). "flows" are the flows of all levels.
+
+class Activations:
+    """What the parts of a network compute in a forward pass.
+
+    The vectors have activations as (B, C, N, H, W): batch, channels, frames, height, width. Our
+    network has other layouts, which `activation` turns into this one.
     """
-    seen: dict[str, Any] = {}
-    estimate = net.estimate_flows
 
-    def watched(frames: Tensor) -> Flows:
-        return seen.setdefault("flows", estimate(frames))
-
-    net.estimate_flows = watched
-    names = ["stage1.reshape", "stage1.residual_group1", *(f"stage{i}" for i in range(1, 8))]
-    tokens = {name: net.get_submodule(name) for name in names} | {"features": net.norm}
-    for name, module in tokens.items():
-        module.register_forward_hook(
-            lambda _, __, out, name=name: seen.update({name: out.permute(0, 4, 1, 2, 3)})
-        )
-    net.conv_first.register_forward_hook(
-        lambda _, ins, out: seen.update({"conv_first_in": ins[0], "conv_first": out})
+    # Parts of the network whose output is (B, N, H, W, C).
+    WITH_CHANNELS_LAST = (
+        "stage1.reshape",
+        "stage1.residual_group1",
+        "stage1",
+        "stage2",
+        "stage3",
+        "stage4",
+        "stage5",
+        "stage6",
+        "stage7",
+        "norm",
     )
-    return seen
 
+    def __init__(self, net: VRT, batch: int) -> None:
+        """Watch the next forward pass of `net`. batch: number of clips in it."""
+        self.batch = batch
+        # (B, C, N, H, W), by the names of the vectors.
+        self.outputs: dict[str, Tensor] = {}
+        self.flows: Flows = []
+        for name in self.WITH_CHANNELS_LAST:
+            self._keep_output(net, name)
+        self._keep_first_convolution(net)
+        self._keep_flows(net)
 
-def activation(seen: dict[str, Any], name: str, batch: int) -> Tensor:
-    """Return an activation by its name in the vectors.
+    def _keep_output(self, net: VRT, name: str) -> None:
+        # The vectors call the output of the last norm "features".
+        key = "features" if name == "norm" else name
 
-    To keep the files small, some activations are parts, as the end of the name says: pixels 8 to 23
-    ("_crop8_24"), or each second pixel ("_stride2"). A flow is e.g. "flow_backward/dist2/level3":
-    between frames at a distance of 2, at 1 / 2^3 of the resolution. batch: number of clips.
-    """
-    if name.startswith("flow_"):
+        def keep(module: Any, inputs: Any, output: Tensor) -> None:
+            self.outputs[key] = output.permute(0, 4, 1, 2, 3)
+
+        net.get_submodule(name).register_forward_hook(keep)
+
+    def _keep_first_convolution(self, net: VRT) -> None:
+        def keep(module: Any, inputs: Any, output: Tensor) -> None:
+            self.outputs["conv_first_in"] = self._with_clips(inputs[0])
+            self.outputs["conv_first"] = self._with_clips(output)
+
+        net.conv_first.register_forward_hook(keep)
+
+    def _with_clips(self, frames: Tensor) -> Tensor:
+        """Return frames (B * N, C, H, W) as clips (B, C, N, H, W)."""
+        return frames.unflatten(0, (self.batch, -1)).transpose(1, 2)
+
+    def _keep_flows(self, net: VRT) -> None:
+        estimate = net.estimate_flows
+
+        def estimate_and_keep(frames: Tensor) -> Flows:
+            self.flows = estimate(frames)
+            return self.flows
+
+        net.estimate_flows = estimate_and_keep
+
+    def activation(self, name: str) -> Tensor:
+        """Return an activation by its name in the vectors.
+
+        To keep the files small, some activations are parts, as the end of the name says: pixels 8
+        to 23 ("_crop8_24"), or each second pixel ("_stride2").
+        """
+        if name.startswith("flow_"):
+            return self._flow(name)
+        if name.endswith("_crop8_24"):
+            return self.outputs[name.removesuffix("_crop8_24")][..., 8:24, 8:24]
+        if name.endswith("_stride2"):
+            return self.outputs[name.removesuffix("_stride2")][..., ::2, ::2]
+        return self.outputs[name]
+
+    def _flow(self, name: str) -> Tensor:
+        """Return a flow by its name, e.g. "flow_backward/dist2/level3".
+
+        This is the flow between frames at a distance of 2, at 1 / 2^3 of the resolution.
+        """
         kind, distance, level = name.removeprefix("flow_").split("/")
-        return seen["flows"][int(level[-1])][kind == "forward"][int(distance[-1]) - 1].detach()
-    x = seen[name.removesuffix("_stride2").removesuffix("_crop8_24")]
-    if x.dim() == 4:  # frames (B * N, C, H, W)
-        x = x.unflatten(0, (batch, -1)).transpose(1, 2)
-    if name.endswith("_crop8_24"):
-        return x[..., 8:24, 8:24]
-    return x[..., ::2, ::2] if name.endswith("_stride2") else x
+        backward, forward = self.flows[int(level.removeprefix("level"))]
+        by_distance = forward if kind == "forward" else backward
+        return by_distance[int(distance.removeprefix("dist")) - 1].detach()
 
+
+# ---- The network and the vectors ----
 
 # Networks that `make slow` compares: each takes 7 to 30 seconds of a core. What they have, smaller
 # vectors have too: `net_sr4_pa6_5f` enlarges by 4, and three vectors align pairs of frames (pa2).
 LARGE = ("net_deblur_pa2_5f_b2", "net_deblur_pa2_6f", "net_sr4_pa2_6f")
 
 
-def networks():
+def networks() -> list[Any]:
     """Return the names of all vectors of whole networks. The large ones are marked `slow`."""
     found = []
     for path in sorted(golden.FOLDER.glob("net_*.npz")):
@@ -87,67 +137,34 @@ def networks():
     return found
 
 
+# One test for all values, because the forward and the backward pass take most of the time.
 @pytest.mark.parametrize("name", networks())
 def test_outputs_activations_flows_and_gradients_are_those_of_the_reference(name):
     vector, net = load_net(name)
-    seen = watch(net)
     x = vector.input.clone().requires_grad_()
+    seen = Activations(net, batch=len(x))
+
     y = net(x)
     (y * golden.cotangent(y)).sum().backward()
+
     assert list(y.shape) == vector.config["output_shape"]
+    parameters: dict[str, Tensor] = dict(net.named_parameters())
+    # The vectors also have the gradient of the input.
+    parameters["input"] = x
     stride = vector.config["output_stride"]
-    parameters = dict(net.named_parameters()) | {"input": x}
     for key, expected in vector.samples.items():
         if key == "output":
-            got = y[..., ::stride, ::stride]
+            value = y[..., ::stride, ::stride]
         elif key.startswith("grad/"):
-            got = present(parameters[key.removeprefix("grad/")].grad)
+            value = present(parameters[key.removeprefix("grad/")].grad)
         else:
-            got = activation(seen, key.removeprefix("act/"), len(x))
-        assert golden.difference(vector.sampled(key, got), expected) < golden.TOLERANCE, key
+            value = seen.activation(key.removeprefix("act/"))
+        difference = golden.difference(vector.sampled(key, value), expected)
+        assert difference < golden.TOLERANCE, key
+    # Of each further gradient, the vectors have the norm.
     for key, norm in vector.config["grad_norms"].items():
-        assert present(parameters[key].grad).norm().item() == pytest.approx(norm, rel=1e-8), key
-
-
-@pytest.mark.parametrize("name", sorted(golden.manifests()))
-def test_state_dict_of_a_released_model_has_its_keys_in_order(name):
-    manifest = golden.manifests()[name]
-    with torch.device("meta"):
-        net = VRT(**manifest["config"])
-    parameters = dict(net.named_parameters())
-    state = [
-        [
-            key,
-            list(value.shape),
-            str(value.dtype)[6:],
-            "parameter" if key in parameters else "buffer",
-        ]
-        for key, value in net.state_dict().items()
-    ]
-    rates = {
-        f"{key}.drop_path": m.drop_path
-        for key, m in net.named_modules()
-        if getattr(m, "drop_path", 0)
-    }
-
-    assert state == manifest["keys"]
-    assert sum(p.numel() for p in parameters.values()) == manifest["n_params"]
-    assert rates == pytest.approx(manifest["drop_path_prob"])
-
-
-def test_checkpointing_changes_memory_and_nothing_else():
-    vector, plain = load_net("net_fi_4f")
-    _, saving = load_net(
-        "net_fi_4f", use_checkpoint_attn=True, use_checkpoint_ffn=True, no_checkpoint_ffn_blocks=[1]
-    )
-    for net in (plain.float(), saving.float()):  # bits are compared, so that any precision will do
-        y = net(vector.input.float())
-        (y * golden.cotangent(y)).sum().backward()
-    first = module_of(saving, "stage2.residual_group1.blocks.0", Block)
-    assert first.checkpoint_attn
-    assert not first.checkpoint_ffn
-    for (key, a), b in zip(plain.named_parameters(), saving.parameters(), strict=True):
-        assert torch.equal(present(a.grad), present(b.grad)), key
+        found = present(parameters[key].grad).norm().item()
+        assert found == pytest.approx(norm, rel=1e-8), key
 
 
 @pytest.mark.parametrize("name", ["net_deblur_pa2_2f_w8", "net_deblur_pa4_4f", "net_gray_1ch"])
@@ -155,10 +172,71 @@ def test_the_plain_transcription_gives_the_reference_output(name):
     vector = golden.load_net(name)
     net = NaiveVRT(**vector.config["network"]).eval()
     net.load_state_dict(vector.weights, strict=False)
-    stride = vector.config["output_stride"]
-    with torch.no_grad():
-        y = net.double()(vector.input)[..., ::stride, ::stride]
 
-    assert (
-        golden.difference(vector.sampled("output", y), vector.samples["output"]) < golden.TOLERANCE
+    with torch.no_grad():
+        output = net.double()(vector.input)
+
+    stride = vector.config["output_stride"]
+    found = vector.sampled("output", output[..., ::stride, ::stride])
+    assert golden.difference(found, vector.samples["output"]) < golden.TOLERANCE
+
+
+def test_checkpointing_changes_memory_and_nothing_else():
+    vector, plain = load_net("net_fi_4f")
+    _, saving = load_net(
+        "net_fi_4f", use_checkpoint_attn=True, use_checkpoint_ffn=True, no_checkpoint_ffn_blocks=[1]
     )
+
+    # The gradients must be equal in each bit, which any dtype shows. float32 is faster.
+    for net in (plain.float(), saving.float()):
+        y = net(vector.input.float())
+        (y * golden.cotangent(y)).sum().backward()
+
+    # Stage 2 computes its attention again in the backward pass, but not its MLP, because
+    # no_checkpoint_ffn_blocks counts from 0, so its entry 1 is stage 2.
+    first_block = module_of(saving, "stage2.residual_group1.blocks.0", Block)
+    assert first_block.checkpoint_attn
+    assert not first_block.checkpoint_ffn
+    saving_parameters = dict(saving.named_parameters())
+    for name, parameter in plain.named_parameters():
+        gradient = present(saving_parameters[name].grad)
+        assert torch.equal(present(parameter.grad), gradient), name
+
+
+# ---- Released models ----
+
+# What is known of each released model: its options, and the names, shapes and order of its tensors.
+MANIFESTS = golden.manifests()
+
+
+def released_network(name: str) -> VRT:
+    """Return the network of a released model, without memory for its weights."""
+    with torch.device("meta"):
+        return VRT(**MANIFESTS[name]["config"])
+
+
+@pytest.mark.parametrize("name", sorted(MANIFESTS))
+def test_state_dict_of_a_released_model_has_its_keys_in_order(name):
+    net = released_network(name)
+
+    parameters = dict(net.named_parameters())
+    state = []
+    for key, value in net.state_dict().items():
+        dtype = str(value.dtype).removeprefix("torch.")
+        kind = "parameter" if key in parameters else "buffer"
+        state.append([key, list(value.shape), dtype, kind])
+    assert state == MANIFESTS[name]["keys"]
+    assert sum(value.numel() for value in parameters.values()) == MANIFESTS[name]["n_params"]
+
+
+@pytest.mark.parametrize("name", sorted(MANIFESTS))
+def test_a_released_model_drops_paths_with_its_probabilities(name):
+    net = released_network(name)
+
+    rates = {}
+    for key, module in net.named_modules():
+        # Modules without drop_path, and with the probability 0, are not in the table.
+        probability = getattr(module, "drop_path", 0)
+        if probability:
+            rates[f"{key}.drop_path"] = probability
+    assert rates == pytest.approx(MANIFESTS[name]["drop_path_prob"])

@@ -21,7 +21,7 @@ from data.select_dataset import build_dataset
 from data.spike import simulate
 from scripts import make_sample_data
 from scripts.demo import DEMO
-from scripts.make_sample_data import make_sample
+from scripts.make_sample_data import INFO, make_sample
 from tests.dist.launching import ROOT
 from tests.helpers.checked import present
 from tests.helpers.clip_files import section
@@ -37,9 +37,9 @@ def smaller(frames, **clips):
 
     frames: frames of a clip. clips: split -> number of its clips, by default one of each split.
     """
-    return dataclasses.replace(
-        make_sample_data.SAMPLE, clips=clips or {"train": 1, "test": 1}, frames=frames
-    )
+    if not clips:
+        clips = {"train": 1, "test": 1}
+    return dataclasses.replace(make_sample_data.SAMPLE, clips=clips, frames=frames)
 
 
 @pytest.fixture(scope="module")
@@ -48,142 +48,6 @@ def sample(tmp_path_factory):
     root = tmp_path_factory.mktemp("sets") / "sample"
     make_sample(root, smaller(2))
     return root
-
-
-RELATIVE = {"type": "relative", "half_windows": [2, 6, 12], "num_bins": 8}
-
-
-@pytest.mark.parametrize(
-    "representation", [RELATIVE, {"type": "voxel", "num_bins": 8}, {"type": "raw"}]
-)
-def test_the_image_of_the_spikes_shows_the_scene(sample, tmp_path, representation):
-    gamma = {} if representation["type"] == "raw" else {"gamma": 2.2}
-    spike = {"type": "dat", "center": "file", "representation": representation, **gamma}
-    opt = write_options(tmp_path, datasets={"test": section(sample, "test", spike=spike)})
-    weights = save_weights(opt, tmp_path / "w.pth", "netG.fusion=none")
-    out = tmp_path / "out"
-    assert (
-        main_test_vrt.main(
-            ["--opt", str(opt), "--weights", weights, "--output", str(out), "netG.fusion=none"]
-        )
-        == 0
-    )
-    strip = imread_rgb(next((out / "strips").rglob("000000.png")))
-    panels = panels_of(strip, ["blurry", "spikes", "restored", "sharp", "error x5"])
-    spikes, sharp = (panels[name][..., 0].astype(float) for name in ("spikes", "sharp"))
-
-    assert (spikes > 230).mean() < 0.3
-    assert spikes.std() > 25
-    assert np.corrcoef(spikes.ravel(), sharp.ravel())[0, 1] > 0.8
-
-
-def test_the_gopro_layout_is_read_with_blur_that_matters_and_spikes_upright_at_the_sharp_moment(
-    sample,
-):
-    about = json.loads((sample / "GOPRO_Large_spike_seq/dataset.json").read_text())
-    assert {key: about[key] for key in ("h", "w", "flip", "planes")} == {
-        "h": 64,
-        "w": 64,
-        "flip": True,
-        "planes": 88,
-    }
-    spike = {"type": "dat", "gamma": 2.2, "representation": {"type": "tfi", "half_window": 30}}
-    item = build_dataset(section(sample, "test", spike=spike), "test", 0)[0]
-    assert item["lq"].shape == (2, 3, 128, 128)
-    assert item["spike"].shape == (2, 1, 128, 128)
-
-    seen = item["spike"][:, 0].numpy()
-    blurry, sharp = (
-        simulate.to_grey(item[name].numpy().transpose(0, 2, 3, 1)) for name in ("lq", "gt")
-    )
-    assert (item["lq"] - item["gt"]).square().mean() > 10**-3.2  # a PSNR below 32 dB
-    # At half resolution and with the sensor's noise, the spikes are still nearer to the truth than
-    # the blur is.
-    assert np.square(seen - sharp).mean() < np.square(blurry - sharp).mean()
-    upright, flipped = (np.corrcoef(x.ravel(), sharp.ravel())[0, 1] for x in (seen, seen[:, ::-1]))
-    assert upright > 0.93 > 0.6 > flipped
-
-
-def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(sample, tmp_path):
-    # The path of the camera depends on the length of the clip, so the sample itself cannot be
-    # compared here.
-    for name, seed in (("one", 0), ("same", 0), ("other", 1)):
-        make_sample(tmp_path / name, smaller(1, train=1), seed)
-    one, same, other = (files(tmp_path / name) for name in ("one", "same", "other"))
-    spikes = "GOPRO_Large_spike_seq/train/SAMPLE00_train/spike/000000.dat"
-
-    assert one == same
-    assert one[spikes] != other[spikes]
-
-
-def test_ctrl_c_ends_with_one_line_and_leaves_no_half_set(tmp_path):
-    command = [sys.executable, "scripts/make_sample_data.py", "--root", str(tmp_path / "sample")]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    ) as making:
-        while making.poll() is None and not list(tmp_path.rglob("*.png")):
-            time.sleep(0.01)
-        making.send_signal(signal.SIGINT)
-        said = present(making.stderr).read()
-
-    assert making.returncode == 130, said
-    assert len(said.split("\n")) == 2, said
-    assert "Ctrl-C" in said, said
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_ctrl_c_while_an_older_set_is_removed_leaves_the_new_one(older, monkeypatch, capsys):
-    remove = shutil.rmtree
-
-    def interrupted(path, *how, **more):
-        next(Path(path).rglob("*.png")).unlink()
-        monkeypatch.setattr(shutil, "rmtree", remove)
-        signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(shutil, "rmtree", interrupted)
-    assert make_sample_data.main(["--root", str(older)]) == 130
-    assert "was made by another version of this script" in capsys.readouterr().out
-    assert (
-        json.loads((older / make_sample_data.INFO).read_text())["version"]
-        == make_sample_data.SAMPLE.version
-    )
-    assert make_sample_data.main(["--root", str(older)]) == 0
-    assert "nothing to do" in capsys.readouterr().out
-
-
-def test_the_sharp_instants_stand_beside_the_same_frames_and_spikes(
-    sample, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setattr(make_sample_data, "SAMPLE", smaller(2))
-    with_them = ["--root", str(tmp_path / "sample"), "--instants", "5"]
-    shutil.copytree(sample, tmp_path / "sample")
-    assert make_sample_data.main(with_them) == 0
-    assert "without these instants" in capsys.readouterr().out
-    before = files(sample)
-    after = files(tmp_path / "sample")
-    assert all(
-        after[name] == content
-        for name, content in before.items()
-        if name != str(make_sample_data.INFO)
-    )
-    clip = tmp_path / "sample/GOPRO_Large/test/SAMPLE00_test"
-    names = [f"00000{frame}_{k}.png" for frame in range(2) for k in range(5)]
-    assert sorted(path.name for path in (clip / "instants").iterdir()) == names
-    assert (clip / "instants/000001_2.png").read_bytes() == (clip / "sharp/000001.png").read_bytes()
-    planes = json.loads((tmp_path / "sample" / make_sample_data.INFO).read_text())["instants"]
-
-    assert planes == [9, 26, 44, 62, 79]
-    assert make_sample_data.main(with_them) == 0
-    assert "nothing to do" in capsys.readouterr().out
-    assert make_sample_data.main(["--root", str(tmp_path / "even"), "--instants", "4"]) == 2
-    assert "an odd number" in capsys.readouterr().err
-    assert not (tmp_path / "even").exists()
-
-
-def test_a_set_of_another_kind_is_refused_by_its_name(tmp_path, capsys):
-    make_sample(tmp_path / "demo", dataclasses.replace(DEMO, clips={"test": 1}, frames=1))
-    assert make_sample_data.main(["--root", str(tmp_path / "demo")]) == 3
-    assert "size demo" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -197,34 +61,300 @@ def copy(sample, tmp_path):
 def older(copy, monkeypatch):
     """Give a copy that another version of the script has made. The script now makes less."""
     monkeypatch.setattr(make_sample_data, "SAMPLE", smaller(1))
-    info = copy / make_sample_data.INFO
-    info.write_text(json.dumps(json.loads(info.read_text()) | {"version": 1}))
+    info = json.loads((copy / INFO).read_text())
+    info["version"] = 1
+    (copy / INFO).write_text(json.dumps(info))
     return copy
 
 
-@pytest.mark.parametrize(
-    "change", ["none", "foreign", "missing", "changed", "new", "link", "folder", "seed", "a file"]
-)
-def test_a_set_that_is_there_is_left_alone_and_refused_where_it_is_something_else(
-    copy, capsys, change
-):
-    picture = next(copy.rglob("*.png"))
-    if change in ("foreign", "missing"):
-        (picture if change == "missing" else copy / make_sample_data.INFO).unlink()
-    elif change in ("changed", "new"):
-        (picture if change == "changed" else copy / "notes.txt").write_bytes(b"mine")
-    elif change == "link":
-        (copy / "mine").symlink_to(copy.parent)
-    elif change == "folder":
-        (copy / "mine").mkdir()
-    elif change == "a file":
-        shutil.rmtree(copy)
-        copy.write_text("mine")
-    before = snapshot(copy.parent)
-    code = make_sample_data.main(["--root", str(copy), "--seed", "1" if change == "seed" else "0"])
-    said = capsys.readouterr()
+# ---- What the set shows ----
 
-    assert (code, "nothing to do" in said.out, "move" in said.err) == (
-        (0, 1, 0) if change == "none" else (3, 0, 1)
-    )
+
+def correlation(a, b):
+    """Return the correlation of two arrays of the same shape."""
+    return np.corrcoef(a.ravel(), b.ravel())[0, 1]
+
+
+@pytest.mark.parametrize(
+    "spike",
+    [
+        {
+            "gamma": 2.2,
+            "representation": {"type": "relative", "half_windows": [2, 6, 12], "num_bins": 8},
+        },
+        {"gamma": 2.2, "representation": {"type": "voxel", "num_bins": 8}},
+        {"representation": {"type": "raw"}},
+    ],
+    ids=["relative", "voxel", "raw"],
+)
+def test_the_image_of_the_spikes_shows_the_scene(sample, tmp_path, spike):
+    test_set = section(sample, "test", spike={"type": "dat", "center": "file", **spike})
+    options = write_options(tmp_path, datasets={"test": test_set})
+    weights = save_weights(options, tmp_path / "w.pth", "netG.fusion=none")
+    out = tmp_path / "out"
+
+    command = ["--opt", str(options), "--weights", weights, "--output", str(out)]
+    assert main_test_vrt.main([*command, "netG.fusion=none"]) == 0
+
+    # The strip of a frame has five pictures side by side.
+    (first_strip,) = (out / "strips").rglob("000000.png")
+    strip = imread_rgb(first_strip)
+    panels = panels_of(strip, ["blurry", "spikes", "restored", "sharp", "error x5"])
+    spikes = panels["spikes"][..., 0].astype(float)
+    sharp = panels["sharp"][..., 0].astype(float)
+    # The image of the spikes is neither mostly white nor flat.
+    assert (spikes > 230).mean() < 0.3
+    assert spikes.std() > 25
+    assert correlation(spikes, sharp) > 0.8
+
+
+def test_the_set_describes_its_spikes(sample):
+    about = json.loads((sample / "GOPRO_Large_spike_seq/dataset.json").read_text())
+
+    assert about["h"] == 64
+    assert about["w"] == 64
+    assert about["flip"] is True
+    assert about["planes"] == 88
+
+
+@pytest.fixture(scope="module")
+def clip_for_testing(sample):
+    """Give the test clip as a data set reads it, with intervals of spikes (tfi) as one channel."""
+    representation = {"type": "tfi", "half_window": 30}
+    spike = {"type": "dat", "gamma": 2.2, "representation": representation}
+    return build_dataset(section(sample, "test", spike=spike), "test", 0)[0]
+
+
+def grey(frames):
+    """Return frames (n, 3, H, W) in grey, (n, H, W)."""
+    return simulate.to_grey(frames.numpy().transpose(0, 2, 3, 1))
+
+
+def test_the_gopro_layout_is_read(clip_for_testing):
+    assert clip_for_testing["lq"].shape == (2, 3, 128, 128)
+    assert clip_for_testing["spike"].shape == (2, 1, 128, 128)
+
+
+def test_the_blur_matters(clip_for_testing):
+    # The PSNR of a blurry frame is below 32 dB.
+    assert (clip_for_testing["lq"] - clip_for_testing["gt"]).square().mean() > 10**-3.2
+
+
+def test_the_spikes_are_nearer_to_the_sharp_frame_than_the_blur_is(clip_for_testing):
+    spikes = clip_for_testing["spike"][:, 0].numpy()
+    sharp = grey(clip_for_testing["gt"])
+    blurry = grey(clip_for_testing["lq"])
+
+    # Although they have half of the resolution, and the noise of the sensor.
+    assert np.square(spikes - sharp).mean() < np.square(blurry - sharp).mean()
+
+
+def test_the_spikes_are_upright_at_the_sharp_moment(clip_for_testing):
+    spikes = clip_for_testing["spike"][:, 0].numpy()
+    upside_down = spikes[:, ::-1]
+    sharp = grey(clip_for_testing["gt"])
+
+    assert correlation(spikes, sharp) > 0.93
+    assert correlation(upside_down, sharp) < 0.6
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path):
+    # A clip of one frame has another path of the camera than a longer clip. So `sample` cannot be
+    # compared here.
+    short = smaller(1, train=1)
+    make_sample(tmp_path / "one", short, seed=0)
+    make_sample(tmp_path / "same", short, seed=0)
+    make_sample(tmp_path / "other", short, seed=1)
+
+    one = files(tmp_path / "one")
+    other = files(tmp_path / "other")
+
+    assert files(tmp_path / "same") == one
+    spikes = "GOPRO_Large_spike_seq/train/SAMPLE00_train/spike/000000.dat"
+    assert other[spikes] != one[spikes]
+
+
+# ---- Sharp instants ----
+
+
+@pytest.fixture
+def with_instants(copy, monkeypatch, capsys):
+    """Give a set with five sharp instants of each frame, and the arguments that added them."""
+    monkeypatch.setattr(make_sample_data, "SAMPLE", smaller(2))
+    arguments = ["--root", str(copy), "--instants", "5"]
+    assert make_sample_data.main(arguments) == 0
+    assert "without these instants" in capsys.readouterr().out
+    return copy, arguments
+
+
+def test_the_sharp_instants_stand_beside_the_same_frames_and_spikes(sample, with_instants):
+    root, _ = with_instants
+
+    before = files(sample)
+    after = files(root)
+
+    for name, content in before.items():
+        # Only the description of the set has changed.
+        if name != str(INFO):
+            assert after[name] == content, name
+
+
+def test_each_frame_has_its_sharp_instants(with_instants):
+    root, _ = with_instants
+    clip = root / "GOPRO_Large/test/SAMPLE00_test"
+
+    names = sorted(path.name for path in (clip / "instants").iterdir())
+
+    assert names == [
+        *["000000_0.png", "000000_1.png", "000000_2.png", "000000_3.png", "000000_4.png"],
+        *["000001_0.png", "000001_1.png", "000001_2.png", "000001_3.png", "000001_4.png"],
+    ]
+    # The instant in the middle is the sharp frame.
+    middle = (clip / "instants/000001_2.png").read_bytes()
+    assert middle == (clip / "sharp/000001.png").read_bytes()
+    # The planes of the instants, of 88.
+    assert json.loads((root / INFO).read_text())["instants"] == [9, 26, 44, 62, 79]
+
+
+def test_instants_that_are_there_are_not_made_again(with_instants, capsys):
+    _, arguments = with_instants
+
+    assert make_sample_data.main(arguments) == 0
+
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_an_even_number_of_instants_is_refused(tmp_path, capsys):
+    # None of them would be in the middle.
+    assert make_sample_data.main(["--root", str(tmp_path / "even"), "--instants", "4"]) == 2
+
+    assert "an odd number" in capsys.readouterr().err
+    assert not (tmp_path / "even").exists()
+
+
+# ---- Ctrl-C ----
+
+
+def test_ctrl_c_ends_with_one_line_and_leaves_no_half_set(tmp_path):
+    command = [sys.executable, "scripts/make_sample_data.py", "--root", str(tmp_path / "sample")]
+
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as making:
+        # Wait for the first picture.
+        while making.poll() is None and not list(tmp_path.rglob("*.png")):
+            time.sleep(0.01)
+        making.send_signal(signal.SIGINT)
+        errors = present(making.stderr).read()
+
+    assert making.returncode == 130
+    assert "Ctrl-C" in errors
+    assert errors.count("\n") == 1, errors
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_while_an_older_set_is_removed_leaves_the_new_one(older, monkeypatch, capsys):
+    remove_tree = shutil.rmtree
+
+    def interrupted(path, *arguments, **more):
+        """Remove one file of the folder, then stop as by Ctrl-C. The next call removes all."""
+        next(Path(path).rglob("*.png")).unlink()
+        monkeypatch.setattr(shutil, "rmtree", remove_tree)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(shutil, "rmtree", interrupted)
+    code = make_sample_data.main(["--root", str(older)])
+
+    assert code == 130
+    assert "was made by another version of this script" in capsys.readouterr().out
+    version = json.loads((older / INFO).read_text())["version"]
+    assert version == make_sample_data.SAMPLE.version
+    # The new set is whole.
+    assert make_sample_data.main(["--root", str(older)]) == 0
+    assert "nothing to do" in capsys.readouterr().out
+
+
+# ---- A set that is there ----
+
+
+def test_a_set_that_is_there_is_left_alone(copy, capsys):
+    before = snapshot(copy.parent)
+
+    assert make_sample_data.main(["--root", str(copy)]) == 0
+
+    assert "nothing to do" in capsys.readouterr().out
     assert snapshot(copy.parent) == before
+
+
+def test_a_set_of_another_kind_is_refused_by_its_name(tmp_path, capsys):
+    make_sample(tmp_path / "demo", dataclasses.replace(DEMO, clips={"test": 1}, frames=1))
+
+    assert make_sample_data.main(["--root", str(tmp_path / "demo")]) == 3
+
+    assert "size demo" in capsys.readouterr().err
+
+
+def first_picture(root):
+    """Return the path of a picture of a set."""
+    return next(root.rglob("*.png"))
+
+
+def without_description(root):
+    (root / INFO).unlink()
+
+
+def with_a_missing_picture(root):
+    first_picture(root).unlink()
+
+
+def with_a_changed_picture(root):
+    first_picture(root).write_bytes(b"mine")
+
+
+def with_another_file(root):
+    (root / "notes.txt").write_bytes(b"mine")
+
+
+def with_a_link(root):
+    (root / "mine").symlink_to(root.parent)
+
+
+def with_another_folder(root):
+    (root / "mine").mkdir()
+
+
+def a_file_in_its_place(root):
+    shutil.rmtree(root)
+    root.write_text("mine")
+
+
+def check_refusal(root, seed, capsys):
+    """Check that the script refuses what is at `root`, says what to do, and changes nothing."""
+    before = snapshot(root.parent)
+    assert make_sample_data.main(["--root", str(root), "--seed", seed]) == 3
+    printed = capsys.readouterr()
+    assert "nothing to do" not in printed.out
+    assert "move" in printed.err
+    assert snapshot(root.parent) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        without_description,
+        with_a_missing_picture,
+        with_a_changed_picture,
+        with_another_file,
+        with_a_link,
+        with_another_folder,
+        a_file_in_its_place,
+    ],
+)
+def test_what_is_no_unchanged_set_is_refused(copy, capsys, change):
+    change(copy)
+
+    check_refusal(copy, "0", capsys)
+
+
+def test_a_set_of_another_seed_is_refused(copy, capsys):
+    check_refusal(copy, "1", capsys)

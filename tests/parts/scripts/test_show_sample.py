@@ -8,6 +8,7 @@ tests read the text of the page, its pictures, and its verdict: whether spikes a
 import base64
 import json
 import re
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -29,133 +30,225 @@ def home(tmp_path_factory):
     return make_textured_home(tmp_path_factory.mktemp("home"))
 
 
-def changed_spikes(home, root, change):
-    """The spikes of training, changed, below another folder; the override that takes them."""
-    for path in (home / "GOPRO_Large_spike_seq").glob("train/*/spike/*.dat"):
-        write_dat(
-            root / path.relative_to(home / "GOPRO_Large_spike_seq"),
-            change(read_spikes(path, PLANE)),
-        )
-    return f"datasets.train.dataroot_spike={root}/train"
-
-
 def page_of(home, out, *arguments):
     """Write the page of sample 2 to `out`. Return its text. arguments: further arguments."""
-    args = ["--opt", home / "options.json", "--index", 2, "--out", out, *arguments]
-    assert show_sample.main([str(a) for a in args]) == 0
+    command = ["--opt", home / "options.json", "--index", 2, "--out", out, *arguments]
+    assert show_sample.main([str(word) for word in command]) == 0
     return out.read_text(encoding="utf-8")
 
 
-def verdict(page):
-    """Return what the page says of the geometry: "right", "wrong" or "none", and a sentence."""
-    return found(r'class="verdict (\w+)">([^<]*)', page).groups()
+class Verdict(NamedTuple):
+    """What the page says of the geometry of spikes and frames."""
+
+    kind: str  # "right", "wrong" or "none"
+    sentence: str
 
 
-def picture(page, alt, number=0):
-    """Return a picture of a page whose `alt` text fits. number: which one, from 0."""
-    jpegs = re.findall(rf'<img alt="{alt}" src="data:image/jpeg;base64,([^"]*)"', page)
-    content = np.frombuffer(base64.b64decode(jpegs[number]), np.uint8)
-    return present(cv2.imdecode(content, cv2.IMREAD_COLOR))[..., ::-1]
+def verdict_of(page):
+    """Return the verdict of a page."""
+    kind, sentence = found(r'class="verdict (\w+)">([^<]*)', page).groups()
+    return Verdict(kind, sentence)
 
 
-@pytest.mark.parametrize("epoch", [0, 1])
-def test_the_page_shows_the_sample_of_training(home, tmp_path, epoch):
-    page = page_of(home, tmp_path / "a.html", "--epoch", epoch)
+def pictures_of(page, alt):
+    """Return the pictures of a page whose `alt` text fits a regular expression, each (H, W, 3)."""
+    pictures = []
+    for encoded in re.findall(rf'<img alt="{alt}" src="data:image/jpeg;base64,([^"]*)"', page):
+        content = np.frombuffer(base64.b64decode(encoded), np.uint8)
+        bgr = present(cv2.imdecode(content, cv2.IMREAD_COLOR))
+        pictures.append(bgr[..., ::-1])
+    return pictures
+
+
+# ---- The sample of training ----
+
+
+class Shown(NamedTuple):
+    """A page, and the sample that it must show."""
+
+    page: str
+    draw: Any  # what was drawn for the sample: clip, frames, crop and flips
+    sample: dict
+
+
+@pytest.fixture(scope="module", params=[0, 1], ids=["epoch 0", "epoch 1"])
+def shown(request, home, tmp_path_factory):
+    """Give the page of sample 2 of an epoch, and this sample. The epochs have other flips."""
+    epoch = request.param
+    page = page_of(home, tmp_path_factory.mktemp("page") / "a.html", "--epoch", epoch)
     options = json.loads((home / "options.json").read_text())["datasets"]["train"]
-    dataset = set_for_training(options, seed=5)
-    draw = dataset.draw((epoch, 2))
-    item = dataset[(epoch, 2)]
+    dataset = set_for_training(options, seed=5)  # the seed of the option file
+    return Shown(page, dataset.draw((epoch, 2)), dataset[(epoch, 2)])
 
-    kind, sentence = verdict(page)
-    assert kind == "right", sentence
+
+def test_the_page_says_that_spikes_and_frame_agree(shown):
+    kind, sentence = verdict_of(shown.page)
+
+    assert kind == "right"
     assert re.fullmatch(r"Spikes and frame agree to 0\.[1-5] px\.", sentence), sentence
-    aug = draw.aug
-    assert (
-        f"rows {aug.top} to {aug.top + 47}, columns {aug.left} to {aug.left + 47} of 96 x 96"
-        in page
+
+
+def test_the_page_names_the_crop_and_the_flips(shown):
+    augment = shown.draw.aug
+    # The crop has 48 x 48 pixels.
+    rows = f"rows {augment.top} to {augment.top + 47}"
+    columns = f"columns {augment.left} to {augment.left + 47}"
+
+    assert f"{rows}, {columns} of 96 x 96" in shown.page
+    assert ("played backwards" in shown.page) == augment.reverse
+    assert ("mirrored left to right" in shown.page) == augment.hflip
+    assert ("mirrored top to bottom" in shown.page) == augment.vflip
+    assert ("axes swapped" in shown.page) == augment.transpose
+
+
+def test_the_page_shows_the_frames_of_the_sample(shown):
+    name_of_first_frame = shown.draw.clip.stems[shown.draw.frames[0]]
+
+    blurry, sharp, *_ = pictures_of(shown.page, name_of_first_frame)
+
+    for picture, name in ((blurry, "lq"), (sharp, "gt")):
+        expected = tensor_to_uint8(shown.sample[name][0])
+        # Pixels are enlarged 6 times. The pixel in the middle of each is compared. The compression
+        # of the picture changes values a little.
+        assert picture.shape == (6 * 48, 6 * 48, 3)
+        assert np.abs(picture[3::6, 3::6].astype(int) - expected).mean() < 3
+
+
+def test_the_page_shows_every_channel_of_the_spikes(shown):
+    # 3 channels of 3 frames, each named in its picture and in its caption.
+    assert len(re.findall(r"channel [012]: ", shown.page)) == 2 * 3 * 3
+
+
+def test_the_page_loads_nothing_from_outside(shown):
+    # No src or href but those of pictures in the page itself.
+    assert not re.findall(r"""(?:src|href)=["'](?!data:)""", shown.page)
+    assert "http" not in shown.page
+
+
+def test_a_test_clip_is_shown_whole(home, tmp_path):
+    page = page_of(home, tmp_path / "test.html", "--split", "test", "--index", 0)
+
+    assert verdict_of(page).kind == "right"
+    assert "rows 0 to 95, columns 0 to 95" in page
+    assert "lq: 4 x 3 x 96 x 96" in page
+
+
+WITHOUT_SPIKES = "datasets.train.dataset_type=VideoRecurrentTrainDataset"
+
+
+def test_a_set_without_spikes_has_no_verdict(home, tmp_path):
+    page = page_of(home, tmp_path / "rgb.html", WITHOUT_SPIKES)
+
+    assert verdict_of(page) == ("none", "This data set has no spikes.")
+    assert "lq: 3 x 3 x 48 x 48" in page
+
+
+# ---- A wrong geometry ----
+
+
+def write_changed_spikes(home, root, change):
+    """Write the spikes of training, changed, below `root`. Return the option that reads them.
+
+    change: a function from planes (T, 48, 48) to planes.
+    """
+    spikes = home / "GOPRO_Large_spike_seq"
+    for path in spikes.glob("train/*/spike/*.dat"):
+        write_dat(root / path.relative_to(spikes), change(read_spikes(path, PLANE)))
+    return f"datasets.train.dataroot_spike={root}/train"
+
+
+SIZE = ("datasets.train.spike.h=48", "datasets.train.spike.w=48")
+
+
+def check_wrong(home, out, override, pattern, capfd):
+    """Check that page and output say what is wrong. pattern: the sentence, a regular expression."""
+    kind, sentence = verdict_of(page_of(home, out, *SIZE, override))
+    assert kind == "wrong"
+    assert re.search(pattern, sentence), sentence
+    # The page writes an apostrophe in another way.
+    assert sentence in capfd.readouterr().out.replace("'", "&#x27;")
+
+
+def test_spikes_upside_down_are_named(home, tmp_path, capfd):
+    check_wrong(
+        home,
+        tmp_path / "a.html",
+        "datasets.train.spike.flip=false",
+        r"do not agree: the spikes are upside down \(spike\.flip\)",
+        capfd,
     )
-    assert ("played backwards" in page) == aug.reverse
-    words = {
-        "mirrored left to right": aug.hflip,
-        "mirrored top to bottom": aug.vflip,
-        "axes swapped": aug.transpose,
-    }
-    assert all((word in page) == is_on for word, is_on in words.items())
-    # Enlarged 6 times; the first picture named so is the alignment, of the frame in the middle.
-    stem = draw.clip.stems[draw.frames[0]]
-    for number, name in enumerate(("lq", "gt")):
-        shown = picture(page, stem, number)
-        expected = tensor_to_uint8(item[name][0])
-        assert shown.shape == (288, 288, 3)
-        assert np.abs(shown[3::6, 3::6].astype(int) - expected).mean() < 3
-    # Alt and caption of every channel of 3 frames
-    assert len(re.findall(r"channel [012]: ", page)) == 2 * 3 * 3
-    assert not re.findall(r"""(?:src|href)=["'](?!data:)""", page)
-    assert "http" not in page
 
 
-def test_a_wrong_geometry_is_named(home, tmp_path, capfd):
-    size = ("datasets.train.spike.h=48", "datasets.train.spike.w=48")
-    moved = changed_spikes(home, tmp_path / "moved", lambda spikes: np.roll(spikes, 4, axis=2))
-    other = f"datasets.train.dataroot_spike={home}/GOPRO_Large_spike_seq/test"
-    for name, override, sentence in (
-        (
-            "flip",
-            "datasets.train.spike.flip=false",
-            r"do not agree: the spikes are upside down \(spike\.flip\)",
-        ),
-        (
-            "moved",
-            moved,
-            r"the spikes are shifted by [78]\.\d px to the right: check spike\.calibration",
-        ),
-        ("other", other, r"check spike\.flip, spike\.h and spike\.w"),
-    ):
-        kind, said = verdict(page_of(home, tmp_path / f"{name}.html", *size, override))
-        assert kind == "wrong", (name, said)
-        assert re.search(sentence, said), (name, said)
-        assert said in capfd.readouterr().out.replace("'", "&#x27;")
+def test_spikes_that_are_shifted_are_named(home, tmp_path, capfd):
+    # 4 spike pixels are 8 pixels of a frame.
+    override = write_changed_spikes(
+        home, tmp_path / "moved", lambda spikes: np.roll(spikes, 4, axis=2)
+    )
+
+    check_wrong(
+        home,
+        tmp_path / "a.html",
+        override,
+        r"the spikes are shifted by [78]\.\d px to the right: check spike\.calibration",
+        capfd,
+    )
 
 
-def test_a_calibration_is_shown_and_a_wrong_one_is_named(home, tmp_path):
-    # A camera that sees the frame from column 20 on.
-    spikes = changed_spikes(home, tmp_path / "second", lambda spikes: spikes[:, :, 10:])
+def test_spikes_of_another_scene_are_named(home, tmp_path, capfd):
+    check_wrong(
+        home,
+        tmp_path / "a.html",
+        f"datasets.train.dataroot_spike={home}/GOPRO_Large_spike_seq/test",
+        r"check spike\.flip, spike\.h and spike\.w",
+        capfd,
+    )
+
+
+def write_calibration(path, left, top, width=48):
+    """Write a calibration: spike pixel (0, 0) is at (left, top) of the frame, and 2 pixels wide.
+
+    width: columns of a spike plane. Return the option that reads the calibration.
+    """
+    calibration = Calibration(
+        matrix=[[2, 0, left], [0, 2, top]], spike_size=[48, width], rgb_size=[96, 96]
+    )
+    save_calibration(path, calibration)
+    return f"datasets.train.spike.calibration={path}"
+
+
+@pytest.mark.parametrize(
+    ("left", "kind", "words"),
+    [(20.5, "right", "agree to"), (12.5, "wrong", "spike.calibration")],
+    ids=["right", "wrong"],
+)
+def test_a_calibration_is_shown_and_a_wrong_one_is_named(home, tmp_path, left, kind, words):
+    # The spike camera sees the frame from column 20 on, so its planes have 38 columns.
+    spikes = write_changed_spikes(home, tmp_path / "second", lambda spikes: spikes[:, :, 10:])
     size = ("datasets.train.spike.h=48", "datasets.train.spike.w=38")
-    for name, left in (("right", 20.5), ("wrong", 12.5)):
-        rig = Calibration(
-            matrix=[[2, 0, left], [0, 2, 0.5]], spike_size=[48, 38], rgb_size=[96, 96]
-        )
-        save_calibration(tmp_path / f"{name}.json", rig)
-        calibration = f"datasets.train.spike.calibration={tmp_path / f'{name}.json'}"
-        kind, said = verdict(
-            page := page_of(home, tmp_path / f"{name}.html", spikes, *size, calibration)
-        )
-        assert kind == name, said
-        assert "agree to" in said or "spike.calibration" in said, said
-        assert f"the spikes cover {76 / 96:.1%} of the frame" in page
-        assert "blue: the region" in page
+    calibration = write_calibration(tmp_path / "rig.json", left, top=0.5, width=38)
+
+    page = page_of(home, tmp_path / "a.html", spikes, *size, calibration)
+
+    verdict = verdict_of(page)
+    assert verdict.kind == kind
+    assert words in verdict.sentence
+    # 38 spike pixels are 76 columns of 96.
+    assert f"the spikes cover {76 / 96:.1%} of the frame" in page
+    assert "blue: the region" in page
 
 
 def test_a_small_shift_beside_a_large_one_is_named(home, tmp_path):
-    rig = Calibration(matrix=[[2, 0, 6.5], [0, 2, 1.15]], spike_size=[48, 48], rgb_size=[96, 96])
-    save_calibration(tmp_path / "a.json", rig)
+    # The right calibration has 0.5 twice. So the spikes seem to be 6 pixels to the right, and 0.65
+    # pixels down.
+    calibration = write_calibration(tmp_path / "a.json", left=6.5, top=1.15)
 
-    page = page_of(home, tmp_path / "a.html", f"datasets.train.spike.calibration={tmp_path}/a.json")
+    page = page_of(home, tmp_path / "a.html", calibration)
 
-    assert re.search(r"shifted by [56]\.\d px to the right and 0\.[456] px down", verdict(page)[1])
+    pattern = r"shifted by [56]\.\d px to the right and 0\.[456] px down"
+    assert re.search(pattern, verdict_of(page).sentence)
 
 
-def test_a_test_clip_and_a_set_without_spikes(home, tmp_path):
-    page = page_of(home, tmp_path / "test.html", "--split", "test", "--index", 0)
-    assert verdict(page)[0] == "right"
-    assert "rows 0 to 95, columns 0 to 95" in page
-    assert "lq: 4 x 3 x 96 x 96" in page
-    page = page_of(
-        home, tmp_path / "rgb.html", "datasets.train.dataset_type=VideoRecurrentTrainDataset"
-    )
-
-    assert verdict(page) == ("none", "This data set has no spikes.")
-    assert "lq: 3 x 3 x 48 x 48" in page
+# ---- Motion ----
 
 
 def test_the_motion_within_the_exposure_is_shown_if_asked_for(home, tmp_path):
@@ -163,8 +256,8 @@ def test_the_motion_within_the_exposure_is_shown_if_asked_for(home, tmp_path):
 
     assert "Motion within the exposure of" in page
     # The way of each pixel of the whole frame, 96 x 96 enlarged 3 times, and its expected error.
-    way = picture(page, 'way of each pixel[^"]*')
-    error = picture(page, 'expected error[^"]*')
+    way = pictures_of(page, 'way of each pixel[^"]*')[0]
+    error = pictures_of(page, 'expected error[^"]*')[0]
     assert way.shape == (288, 288, 3)
     assert error.shape == (288, 288, 3)
     assert "not trusted" in page
@@ -181,55 +274,55 @@ def test_no_motion_is_shown_if_it_is_not_asked_for(home, tmp_path):
 
 
 def test_no_motion_can_be_shown_without_spikes(home, tmp_path, capsys):
-    words = ["--opt", home / "options.json", "--motion", "--out", tmp_path / "a.html"]
-    words += ["datasets.train.dataset_type=VideoRecurrentTrainDataset"]
+    command = ["--opt", home / "options.json", "--motion", "--out", tmp_path / "a.html"]
 
-    assert show_sample.main([str(word) for word in words]) == 2
+    assert show_sample.main([str(word) for word in (*command, WITHOUT_SPIKES)]) == 2
 
     assert "no spikes" in capsys.readouterr().err
 
 
-def test_the_first_sample_is_shown_by_default_and_wrong_indices_are_named(
-    home, tmp_path, monkeypatch, capfd
-):
+# ---- Arguments and files ----
+
+
+def test_the_first_sample_is_shown_by_default(home, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    opt = ["--opt", str(home / "options.json")]
-    assert (
-        show_sample.main([*opt, 'datasets.train.camera={"type": "perturb", "threshold_prob": 1.0}'])
-        == 0
-    )
+    camera = 'datasets.train.camera={"type": "perturb", "threshold_prob": 1.0}'
+
+    assert show_sample.main(["--opt", str(home / "options.json"), camera]) == 0
+
     page = (tmp_path / "sample_train_0.html").read_text(encoding="utf-8")
+    # What was drawn for the camera, and the order of the rows of a file, in words.
     assert re.search(r"threshold \d\.\d\d?, drop 0, ", page)
     assert "bottom row first" in page
+    # No record of Python is printed as it is.
     assert not re.search(r"SpikeGeometry\(|CameraDraw\(|\w+=\w+, \w+=", page)
-    cases = {
-        "the file exists already": ["--out", "sample_train_0.html"],
-        "an index of 0 to 3": ["--index", "4", "--out", "b.html"],
-        "an epoch of at least 0": ["--epoch", "-1", "--out", "b.html"],
-    }
-    for words, arguments in cases.items():
-        assert show_sample.main([*opt, *arguments]) == 2
-        assert words in capfd.readouterr().err
-
-    assert (tmp_path / "sample_train_0.html").read_text(encoding="utf-8") == page
-    assert not (tmp_path / "b.html").exists()
 
 
-def test_the_page_is_whole_in_a_browser(home, tmp_path, browser):
-    page_of(home, tmp_path / "a.html")
-    browser.get(f"file://{tmp_path / 'a.html'}")
-    images = browser.find_elements("css selector", "img")
-    # The whole frame, 3 alignments, 3 frames of lq and gt, 3 channels of 3 frames.
-    assert len(images) == 1 + 3 + 6 + 9
-    assert all(
-        browser.execute_script("return arguments[0].naturalWidth", image) > 0 for image in images
-    )
-    colour = browser.find_element("css selector", ".verdict").value_of_css_property(
-        "background-color"
-    )
+def test_a_page_that_exists_is_not_overwritten(home, tmp_path, capfd):
+    page = tmp_path / "a.html"
+    page.write_text("mine")
 
-    assert colour.startswith("rgba(30, 126, 52")
-    assert [line for line in browser.get_log("browser") if line["level"] == "SEVERE"] == []
+    assert show_sample.main(["--opt", str(home / "options.json"), "--out", str(page)]) == 2
+
+    assert "the file exists already" in capfd.readouterr().err
+    assert page.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--index", "4"], "an index of 0 to 3"),
+        (["--epoch", "-1"], "an epoch of at least 0"),
+    ],
+)
+def test_wrong_indices_are_named(home, tmp_path, capfd, arguments, message):
+    page = tmp_path / "b.html"
+    command = ["--opt", str(home / "options.json"), "--out", str(page), *arguments]
+
+    assert show_sample.main(command) == 2
+
+    assert message in capfd.readouterr().err
+    assert not page.exists()
 
 
 def test_the_page_of_a_sample_is_not_written_into_the_repository(home, tmp_path):
@@ -239,6 +332,25 @@ def test_the_page_of_a_sample_is_not_written_into_the_repository(home, tmp_path)
     result = run_ranks(1, "scripts/show_sample.py", *options, env={"TMPDIR": str(tmp_path)})
 
     assert result.exit_codes == [0], result.text
+    # A start in the repository, without --out, writes to a temporary folder, and says where.
     (page,) = tmp_path.glob("*/sample_train_0.html")
     assert str(page) in result.text
     assert sorted(ROOT.iterdir()) == before
+
+
+def test_the_page_is_whole_in_a_browser(home, tmp_path, browser):
+    page_of(home, tmp_path / "a.html")
+
+    browser.get(f"file://{tmp_path / 'a.html'}")
+
+    images = browser.find_elements("css selector", "img")
+    # The whole frame, 3 alignments, 3 frames of lq and gt, 3 channels of 3 frames.
+    assert len(images) == 1 + 3 + 6 + 9
+    for image in images:
+        # A picture that was not loaded has the width 0.
+        assert browser.execute_script("return arguments[0].naturalWidth", image) > 0
+    verdict = browser.find_element("css selector", ".verdict")
+    # Green.
+    assert verdict.value_of_css_property("background-color").startswith("rgba(30, 126, 52")
+    errors = [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
+    assert errors == []

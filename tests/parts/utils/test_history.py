@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 
 from lab import compare_curves
-from scripts.compare_runs import main
+from scripts import compare_runs
 from tests.helpers.checked import read_picture
 from tests.helpers.clip_files import small_files
 from utils.errors import DataError
 from utils.run.history import HISTORY_NAME, LINES_NAME, HistoryWriter, read_history, smoothed
+
+# ---- The files of a run ----
 
 
 def write(folder, steps, start=0, tag="train/loss", factor=1.0):
@@ -31,9 +33,15 @@ def write(folder, steps, start=0, tag="train/loss", factor=1.0):
     writer.close()
 
 
-def strict(text):
-    """JSON as its standard has it: without NaN and Infinity."""
-    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+def read_strictly(text):
+    """Read JSON as its standard has it, without the words NaN and Infinity."""
+    return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+
+
+def entries_of(folder):
+    """Return the entries of a run, one for each line of its file."""
+    lines = (folder / LINES_NAME).read_text().splitlines()
+    return [read_strictly(line) for line in lines]
 
 
 def steps_of(folder, tag="train/loss"):
@@ -41,31 +49,50 @@ def steps_of(folder, tag="train/loss"):
     return [step for step, _ in read_history(folder)[tag]]
 
 
-def test_values_that_are_not_finite_are_null_in_the_files_and_nan_for_readers(tmp_path):
+def test_values_that_are_not_finite_are_null_in_the_file_of_lines(tmp_path):
     HistoryWriter(tmp_path, 0).scalars({"a": math.nan, "b": math.inf, "c": 0.1}, 5)
 
-    assert strict((tmp_path / LINES_NAME).read_text()) == {
-        "step": 5,
-        "a": None,
-        "b": None,
-        "c": 0.1,
-    }
+    assert entries_of(tmp_path) == [{"step": 5, "a": None, "b": None, "c": 0.1}]
+
+
+def test_values_that_are_not_finite_are_nan_for_readers(tmp_path):
+    HistoryWriter(tmp_path, 0).scalars({"a": math.nan, "b": math.inf, "c": 0.1}, 5)
+
     history = read_history(tmp_path)
-    assert math.isnan(history["a"][0][1])
-    assert math.isnan(history["b"][0][1])
+
+    (_, a), (_, b) = history["a"][0], history["b"][0]
+    assert math.isnan(a)
+    assert math.isnan(b)
     assert history["c"] == [[5, 0.1]]
+
+
+def test_values_that_are_not_finite_are_null_in_the_file_of_curves(tmp_path):
+    HistoryWriter(tmp_path, 0).scalars({"a": math.nan, "b": math.inf, "c": 0.1}, 5)
+    # A validation writes this file.
     HistoryWriter(tmp_path, 5).scalars({"val/psnr": math.nan}, 6)
-    whole = {"a": [[5, None]], "b": [[5, None]], "c": [[5, 0.1]], "val/psnr": [[6, None]]}
-    assert strict((tmp_path / HISTORY_NAME).read_text()) == whole
+
+    assert read_strictly((tmp_path / HISTORY_NAME).read_text()) == {
+        "a": [[5, None]],
+        "b": [[5, None]],
+        "c": [[5, 0.1]],
+        "val/psnr": [[6, None]],
+    }
 
 
 def test_a_resume_drops_later_entries_once_and_doubles_no_step(tmp_path):
+    # The run was killed after step 8. Its last checkpoint is of step 5.
     write(tmp_path, range(1, 9))
     write(tmp_path, range(6, 11), start=5, factor=2.0)
 
     assert steps_of(tmp_path) == list(range(1, 11))
+    # The value of step 6 comes from the second start.
     assert read_history(tmp_path)["train/loss"][5] == [6, 12.0]
-    write(tmp_path, [1])  # a fresh run in the folder begins an empty history
+
+
+def test_a_fresh_run_in_the_folder_begins_an_empty_history(tmp_path):
+    write(tmp_path, range(1, 9))
+    write(tmp_path, [1])
+
     assert steps_of(tmp_path) == [1]
 
 
@@ -81,77 +108,123 @@ def test_a_validation_that_is_repeated_at_the_step_of_the_resume_replaces_the_fo
 def test_a_last_line_that_is_cut_off_is_left_to_the_next_start(tmp_path, cut):
     write(tmp_path, [1, 2])
     file = tmp_path / LINES_NAME
+    # As after a kill in the middle of a write.
     file.write_bytes(file.read_bytes()[:-cut])
-    before = file.read_bytes()
+    content = file.read_bytes()
 
-    assert steps_of(tmp_path) == [1] and file.read_bytes() == before  # a reader changes nothing
+    # A reader leaves the line out, and changes nothing.
+    assert steps_of(tmp_path) == [1]
+    assert file.read_bytes() == content
     write(tmp_path, [2, 3], start=2)
-
     assert steps_of(tmp_path) == [1, 2, 3]
 
 
-def test_a_broken_line_in_the_middle_is_an_error_to_readers_and_costs_a_run_only_itself(
-    tmp_path, caplog
-):
+@pytest.fixture
+def broken_in_the_middle(tmp_path):
+    """Give a folder whose file of lines has zeros in place of its second line of three."""
     write(tmp_path, [1, 2, 3])
     file = tmp_path / LINES_NAME
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(lines[0] + b"\0" * 20 + b"\n" + lines[2])
+    return tmp_path
 
+
+def test_a_broken_line_in_the_middle_is_an_error_to_readers(broken_in_the_middle):
     with pytest.raises(DataError, match="line 2 is no entry"):
-        read_history(tmp_path)
-    write(tmp_path, [4], start=3)
+        read_history(broken_in_the_middle)
 
-    assert steps_of(tmp_path) == [1, 3, 4]
+
+def test_a_broken_line_in_the_middle_costs_a_run_only_this_line(broken_in_the_middle, caplog):
+    write(broken_in_the_middle, [4], start=3)
+
+    assert steps_of(broken_in_the_middle) == [1, 3, 4]
     assert "1 lines are no entries" in caplog.text
 
 
-def test_a_run_of_an_older_version_is_read_and_continued(tmp_path):
+@pytest.fixture
+def old_run(tmp_path):
+    """Give the folder of a run of an older version, which wrote the file of curves alone.
+
+    These versions wrote the word NaN, which is no JSON.
+    """
     old = {"train/loss": [[1, 0.5], [2, float("nan")], [3, 0.1]], "val/psnr": [[2, 30.0]]}
-    (tmp_path / HISTORY_NAME).write_text(json.dumps(old))  # with the word NaN, as these wrote it
+    (tmp_path / HISTORY_NAME).write_text(json.dumps(old))
+    return tmp_path
 
-    assert steps_of(tmp_path) == [1, 2, 3]
-    write(tmp_path, [3], start=2, factor=7.0)
 
-    assert read_history(tmp_path)["val/psnr"] == [[2, 30.0]]
-    assert [strict(line)["step"] for line in (tmp_path / LINES_NAME).read_text().splitlines()] == [
-        1,
-        2,
-        3,
-    ]
-    assert read_history(tmp_path)["train/loss"][2] == [3, 21.0]
+def test_a_run_of_an_older_version_is_read(old_run):
+    assert steps_of(old_run) == [1, 2, 3]
+
+
+def test_a_run_of_an_older_version_is_continued(old_run):
+    write(old_run, [3], start=2, factor=7.0)
+
+    assert read_history(old_run)["val/psnr"] == [[2, 30.0]]
+    assert [entry["step"] for entry in entries_of(old_run)] == [1, 2, 3]
+    assert read_history(old_run)["train/loss"][2] == [3, 21.0]
 
 
 def test_a_full_disk_cuts_no_line_and_later_entries_are_written_again(tmp_path, caplog):
     writer = HistoryWriter(tmp_path, 0)
     writer.scalars({"a": 1.0}, 1)
+    # A line has 20 bytes, so there is no room for a second one.
     with small_files(30):
         for step in (2, 3):
             writer.scalars({"a": 1.0}, step)
     writer.scalars({"a": 1.0}, 4)
 
     assert caplog.text.count("the run goes on without it") == 1
-    assert [strict(line)["step"] for line in (tmp_path / LINES_NAME).read_text().splitlines()] == [
-        1,
-        4,
-    ]
+    assert [entry["step"] for entry in entries_of(tmp_path)] == [1, 4]
 
 
 def test_curves_that_cannot_be_drawn_cost_no_entry_of_the_history(tmp_path, monkeypatch, caplog):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # not installed
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # as if it were not installed
+
     write(tmp_path, [1, 2], tag="val/psnr")
 
     assert steps_of(tmp_path, "val/psnr") == [1, 2]
     assert caplog.text.count("cannot write the report of the run") == 1
 
 
-def write_run(folder, scalars, factor=1.0):
-    """Write a run of three steps with these curves. Return its folder."""
+def test_the_smoothed_curve_is_a_running_mean_that_leaves_nan_out():
+    values = np.arange(100.0)
+    values[50] = np.nan
+
+    mean, window = smoothed(values.tolist())
+
+    assert window == 5
+    assert len(mean) == 100
+    assert mean[10] == 10
+    # At the ends the window is shorter: 0, 1, 2 and 97, 98, 99.
+    assert mean[0] == 1
+    assert mean[99] == 98
+    # Two values on each side of the missing one, and four of the next window.
+    assert mean[50] == 50
+    assert mean[51] == pytest.approx((49 + 51 + 52 + 53) / 4)
+
+
+def test_the_smoothed_curve_of_nan_alone_is_nan():
+    mean, _ = smoothed([np.nan] * 8)
+
+    assert np.isnan(mean).all()
+
+
+# ---- compare_runs: pictures of curves ----
+
+# Width of a panel in a picture of curves.
+PANEL_WIDTH = 450
+
+
+def write_run(folder, tags, factor=1.0):
+    """Write a run of three steps with these curves. Return its folder.
+
+    The picture and the file of curves are written at the end, because there is no validation.
+    """
     folder.mkdir(parents=True)
-    history = HistoryWriter(folder, 0)
+    writer = HistoryWriter(folder, 0)
     for step in (1, 2, 3):
-        history.scalars(dict.fromkeys(scalars, factor * step), step)
-    history.close()  # without a validation: the files are written at the end
+        writer.scalars(dict.fromkeys(tags, factor * step), step)
+    writer.close()
     return folder
 
 
@@ -160,204 +233,305 @@ def picture(path):
     return read_picture(path).astype(int)
 
 
-def test_the_figure_of_one_run_is_its_own_and_scalars_that_are_named_get_a_panel_each(
-    tmp_path,
-):
-    run = write_run(tmp_path / "run", ["train/loss", "train/lr", "val/psnr", "val/ssim"])
-    again, some, one = (tmp_path / "new" / name for name in ("again.png", "val.png", "ssim.png"))
-    for out, tags in ((again, []), (some, ["--tags", "val/"]), (one, ["--tags", "val/ssim"])):
-        assert main([str(run), *tags, "--out", str(out)]) == 0
-
-    assert (picture(again) == picture(run / "curves.png")).all()  # their titles differ
-    assert picture(some).shape[1] == 2 * 450
-    assert picture(one).shape[1] == 450
-    assert json.loads((run / HISTORY_NAME).read_text())["val/psnr"] == [
-        [1, 1.0],
-        [2, 2.0],
-        [3, 3.0],
-    ]
+@pytest.fixture
+def run_with_four_curves(tmp_path):
+    """Give the folder of a run with two curves of training and two of validation."""
+    return write_run(tmp_path / "run", ["train/loss", "train/lr", "val/psnr", "val/ssim"])
 
 
-def test_runs_of_one_folder_name_are_told_apart_and_drawn_in_the_same_panels(tmp_path, capsys):
+def test_the_figure_of_one_run_is_its_own(run_with_four_curves, tmp_path):
+    out = tmp_path / "new" / "again.png"
+
+    assert compare_runs.main([str(run_with_four_curves), "--out", str(out)]) == 0
+
+    # The picture has no title, in which the two could differ.
+    assert (picture(out) == picture(run_with_four_curves / "curves.png")).all()
+
+
+@pytest.mark.parametrize(("tags", "panels"), [("val/", 2), ("val/ssim", 1)])
+def test_scalars_that_are_named_get_a_panel_each(run_with_four_curves, tmp_path, tags, panels):
+    out = tmp_path / "new.png"
+
+    command = [str(run_with_four_curves), "--tags", tags, "--out", str(out)]
+    assert compare_runs.main(command) == 0
+
+    assert picture(out).shape[1] == panels * PANEL_WIDTH
+
+
+def test_the_end_of_a_run_writes_its_curves(run_with_four_curves):
+    curves = json.loads((run_with_four_curves / HISTORY_NAME).read_text())
+
+    assert curves["val/psnr"] == [[1, 1.0], [2, 2.0], [3, 3.0]]
+
+
+@pytest.fixture
+def two_runs(tmp_path):
+    """Give the folders of two runs with the same folder name, a/run and b/run."""
     tags = ["train/loss", "val/psnr", "val/psnr_input", "train/it_per_s", "train/data_share"]
     one = write_run(tmp_path / "a" / "run", tags)
     two = write_run(tmp_path / "b" / "run", tags, factor=2.0)
-    (two / LINES_NAME).unlink()  # as an older version left it
+    # An older version has no file of lines.
+    (two / LINES_NAME).unlink()
+    return one, two
+
+
+def test_runs_of_one_folder_name_are_told_apart_and_drawn_in_the_same_panels(
+    two_runs, tmp_path, capsys
+):
+    one, two = two_runs
     out = tmp_path / "both.png"
 
-    assert main([str(one / LINES_NAME), str(two), "--out", str(out)]) == 0
+    # A run may be named by its folder, or by a file of curves in it.
+    assert compare_runs.main([str(one / LINES_NAME), str(two), "--out", str(out)]) == 0
 
     assert "a/run, b/run" in capsys.readouterr().out
     both = picture(out)
     single = picture(one / "curves.png")
     assert both.shape == single.shape
     assert (both != single).any()
-    assert main([str(one), str(two), "--out", str(out)]) == 2  # no file is overwritten
+
+
+def test_a_picture_that_exists_is_not_overwritten(two_runs, tmp_path, capsys):
+    one, two = two_runs
+    out = tmp_path / "both.png"
+    out.write_bytes(b"a picture")
+
+    assert compare_runs.main([str(one), str(two), "--out", str(out)]) == 2
+
     assert "exists already" in capsys.readouterr().err
 
 
-def test_what_cannot_be_drawn_is_refused_with_the_reason(tmp_path, capsys):
-    write_run(tmp_path / "one", ["train/loss"])
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / HISTORY_NAME).write_text("{")
-    for runs, more, code, message in (
+@pytest.mark.parametrize(
+    ("runs", "flags", "code", "message"),
+    [
         (["one", "none"], [], 3, "none/training_history.jsonl"),
         (["one", "one"], [], 3, "a run is given twice"),
         (["one"], ["--tags", "loss"], 3, "train/loss"),
         (["broken"], [], 3, "no history"),
-        (["one"], ["--out", str(tmp_path / "x.xyz")], 2, "x.xyz"),
-    ):
-        assert (
-            main([*(str(tmp_path / run) for run in runs), "--out", str(tmp_path / "x.png"), *more])
-            == code
-        )
-        assert message in capsys.readouterr().err
-        assert not list(tmp_path.glob("x.*"))
+        (["one"], ["--out", "{folder}/x.xyz"], 2, "x.xyz"),
+    ],
+    ids=["no run", "a run twice", "no such curve", "a broken file", "no kind of picture"],
+)
+def test_what_cannot_be_drawn_is_refused_with_the_reason(
+    tmp_path, capsys, runs, flags, code, message
+):
+    write_run(tmp_path / "one", ["train/loss"])
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / HISTORY_NAME).write_text("{")
+    folders = [str(tmp_path / run) for run in runs]
+    further = [flag.format(folder=tmp_path) for flag in flags]
+
+    # The last --out counts.
+    command = [*folders, "--out", str(tmp_path / "x.png"), *further]
+    assert compare_runs.main(command) == code
+
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.glob("x.*"))
 
 
-def test_the_smoothed_curve_is_a_running_mean_that_leaves_nan_out():
-    values = np.arange(100.0)
-    values[50] = np.nan
-    mean, window = smoothed(values.tolist())
-
-    assert window == 5
-    assert len(mean) == 100
-    assert mean[10] == 10 and mean[0] == 1 and mean[99] == 98  # shorter at the ends
-    assert mean[50] == 50
-    assert mean[51] == pytest.approx((49 + 51 + 52 + 53) / 4)
-    assert np.isnan(smoothed([np.nan] * 8)[0]).all()
+# ---- compare_curves: how far two curves differ ----
 
 
-def write_curves(folder, **history):
-    """A run with this history, the first _ of each name for /; its folder."""
+def write_curves(folder, **curves):
+    """Write the file of curves of a run. Return its folder as a text.
+
+    curves: name -> list of [step, value]. The first _ of a name stands for the slash, e.g.
+    train_it_per_s for "train/it_per_s".
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "training_history.json").write_text(
-        json.dumps({k.replace("_", "/", 1): v for k, v in history.items()})
-    )
+    history = {name.replace("_", "/", 1): values for name, values in curves.items()}
+    (folder / HISTORY_NAME).write_text(json.dumps(history))
     return str(folder)
 
 
-@pytest.mark.parametrize(("factor", "code"), [(1.01, 0), (1.1, 1)])
+@pytest.mark.parametrize(("factor", "code"), [(1.01, 0), (1.1, 1)], ids=["small", "large"])
 def test_a_difference_is_judged_by_that_of_another_seed(tmp_path, factor, code):
-    losses = {"fp32": 1.0, "bf16": factor, "seed1": 0.96}
-    runs = [
-        write_curves(tmp_path / k, train_loss=[[i, f / i] for i in range(10, 210, 10)])
-        for k, f in losses.items()
-    ]
-    runs.insert(2, "--noise")
+    # The losses of three runs are multiples of 1 / step. Two seeds differ by 4 %.
+    runs = {}
+    for name, multiple in {"fp32": 1.0, "bf16": factor, "seed1": 0.96}.items():
+        loss = [[step, multiple / step] for step in range(10, 210, 10)]
+        runs[name] = write_curves(tmp_path / name, train_loss=loss)
+    out = tmp_path / "docs" / "amp"
 
-    assert compare_curves.main([*runs, "--out", str(tmp_path / "docs" / "amp")]) == code
+    command = [runs["fp32"], runs["bf16"], "--noise", runs["seed1"], "--out", str(out)]
+    assert compare_curves.main(command) == code
 
-    found = json.loads((tmp_path / "docs" / "amp.json").read_text())
+    found = json.loads(out.with_suffix(".json").read_text())
     assert found["difference"]["rms"] == pytest.approx(factor - 1)
     assert found["noise"] == pytest.approx({"rms": 0.04, "largest": 0.04, "last": 0.04})
     assert found["is_within_noise"] == (code == 0)
-    assert (tmp_path / "docs" / "amp.png").stat().st_size > 5000
+    # A picture with curves in it has more bytes than an empty one.
+    assert out.with_suffix(".png").stat().st_size > 5000
 
 
-@pytest.mark.parametrize("is_md", [False, True])
+# ---- compare_runs: tables ----
+
+
+def write_trained(folder, lr, psnr):
+    """Write the files of a run with curves, options and an environment. Return its folder.
+
+    lr: the learning rate. psnr: the best score, which is the score of step 10.
+    """
+    write_curves(
+        folder,
+        train_loss=[[10, 0.5], [20, 0.25]],
+        val_psnr=[[10, psnr], [20, psnr - 1]],
+        train_it_per_s=[[20, 1.5]],
+    )
+    options = {
+        "task": folder.name,
+        "train": {"G_optimizer_lr": lr, "total_iter": 20},
+        # A long list, which must not make the table wider.
+        "netG": {"depths": [2] * 40 + [lr]},
+    }
+    (folder / "options").mkdir()
+    (folder / "options" / "x.json").write_text(json.dumps(options))
+    (folder / "environment.json").write_text('{"parameters": "1.23 M"}')
+    return str(folder)
+
+
+def cells(line):
+    """Return the words of a row of a table, in the form of a terminal or of Markdown."""
+    return line.strip("| ").replace(" | ", "  ").split()
+
+
+@pytest.mark.parametrize("flags", [[], ["--md"]], ids=["terminal", "Markdown"])
 def test_training_runs_give_a_table_of_scores_speed_size_and_the_options_that_differ(
-    tmp_path, capsys, is_md
+    tmp_path, capsys, flags
 ):
-    folders = []
-    for name, lr, psnr in (("a_run_with_a_long_name", 2e-3, 30.5), ("b", 1e-3, 31.25)):
-        folder = tmp_path / "experiments" / name
-        (folder / "options").mkdir(parents=True)
-        curves = {"train_loss": [[10, 0.5], [20, 0.25]], "val_psnr": [[10, psnr], [20, psnr - 1]]}
-        folders.append(write_curves(folder, train_it_per_s=[[20, 1.5]], **curves))
-        options = {
-            "task": name,
-            "train": {"G_optimizer_lr": lr, "total_iter": 20},
-            "netG": {"depths": [2] * 40 + [lr]},
-        }
-        (folder / "options" / "x.json").write_text(json.dumps(options))
-        (folder / "environment.json").write_text('{"parameters": "1.23 M"}')
+    experiments = tmp_path / "experiments"
+    first = write_trained(experiments / "a_run_with_a_long_name", lr=2e-3, psnr=30.5)
+    second = write_trained(experiments / "b", lr=1e-3, psnr=31.25)
 
-    assert main([*folders, *(["--md"] if is_md else [])]) == 0
+    assert compare_runs.main([first, second, *flags]) == 0
 
     lines = capsys.readouterr().out.splitlines()
-    rows = [line.strip("| ").replace(" | ", "  ").split() for line in lines]
+    rows = [cells(line) for line in lines]
+    # Name, best score, its step, last loss, steps a second, parameters.
     assert ["b", "31.25", "10", "0.25", "1.5", "1.23", "M"] in rows
+    # The options that differ, with the value of each run.
     assert ["train.G_optimizer_lr", "0.002", "0.001"] in rows
-    assert not any("total_iter" in row[:1] for row in rows)
-    assert is_md or max(map(len, lines)) <= 100
+    for row in rows:
+        assert "total_iter" not in row[:1]
+    if not flags:
+        for line in lines:
+            assert len(line) <= 100, line
+
+
+def write_test(folder):
+    """Write the results of a test with the same scores in each folder. Return the folder."""
+    folder.mkdir(parents=True)
+    scores = {"psnr": 30.0, "ssim": 0.9, "psnr_y": 31.0, "ssim_y": 0.91}
+    checkpoint = f"{folder.parent}/checkpoints/checkpoint_best.pth"
+    content = {
+        "protocol": {"weights": f"{checkpoint} (sha256 0123), network from the file"},
+        "clips": {},
+        "averages": {"restored": scores, "input": scores},
+    }
+    (folder / "metrics.json").write_text(json.dumps(content))
+    return str(folder)
 
 
 def test_tests_give_a_table_of_at_most_100_columns(tmp_path, capsys):
-    folders = [tmp_path / ("long_" * 8) / name for name in ("test", "test_other")]
-    for folder in folders:
-        folder.mkdir(parents=True)
-        scores = {
-            kind: {"psnr": 30.0, "ssim": 0.9, "psnr_y": 31.0, "ssim_y": 0.91}
-            for kind in ("restored", "input")
-        }
-        best = f"{folder.parent}/checkpoints/checkpoint_best.pth"
-        weights = {"weights": f"{best} (sha256 0123), network from the file"}
-        content = {"protocol": weights, "clips": {}, "averages": scores}
-        (folder / "metrics.json").write_text(json.dumps(content))
+    long_name = "long_" * 8
+    first = write_test(tmp_path / long_name / "test")
+    second = write_test(tmp_path / long_name / "test_other")
 
-    assert main(list(map(str, folders))) == 0
+    assert compare_runs.main([first, second]) == 0
 
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4, lines
-    assert all(len(line) <= 100 for line in lines), lines
+    for line in lines:
+        assert len(line) <= 100, line
     assert lines[2].startswith("test  ")
     assert "30.00" in lines[2]
 
 
+# ---- compare_runs: the least gain ----
+
+
+def write_scores(folder, restored, given):
+    """Write a run with two validations. Return its folder.
+
+    restored: PSNR of the restored frames in the last validation. given: PSNR of the input frames.
+    """
+    return write_curves(
+        folder,
+        train_loss=[[1, 0.5]],
+        val_psnr=[[250, 30.0], [500, restored]],
+        val_psnr_input=[[250, given], [500, given]],
+    )
+
+
 @pytest.mark.parametrize(
-    ("restored", "code", "said"),
+    ("restored", "code", "message"),
     [
         (27.6, 0, "+3.00 dB, as expected"),
         (27.5, 1, "NOT as expected"),
         (float("nan"), 1, "NOT"),
-        (None, 3, ""),
     ],
 )
 def test_a_run_must_gain_three_decibels_in_its_last_validation(
-    tmp_path, capsys, restored, code, said
+    tmp_path, capsys, restored, code, message
 ):
-    scores = {
-        "val_psnr": [[250, 30.0], [500, restored]],
-        "val_psnr_input": [[250, 24.6], [500, 24.6 - 1e-9]],
-    }
-    run = write_curves(tmp_path, train_loss=[[1, 0.5]], **(scores if restored is not None else {}))
+    # A little less than 24.6, because 27.6 - 24.6 is a little less than 3 in float64.
+    run = write_scores(tmp_path, restored, given=24.6 - 1e-9)
 
-    assert main([run, "--at-least", "3"]) == code
+    assert compare_runs.main([run, "--at-least", "3"]) == code
 
-    printed = capsys.readouterr()
-    assert said in printed.out
-    assert code != 3 or "no validation" in printed.err
+    assert message in capsys.readouterr().out
+
+
+def test_a_run_without_a_validation_has_no_gain(tmp_path, capsys):
+    run = write_curves(tmp_path, train_loss=[[1, 0.5]])
+
+    assert compare_runs.main([run, "--at-least", "3"]) == 3
+
+    assert "no validation" in capsys.readouterr().err
 
 
 def test_every_run_that_is_named_must_gain_as_much(tmp_path):
-    runs = []
-    for name, restored in (("good", 28.0), ("poor", 25.0)):
-        scores = {"val_psnr": [[500, restored]], "val_psnr_input": [[500, 24.0]]}
-        runs.append(write_curves(tmp_path / name, train_loss=[[1, 0.5]], **scores))
+    good = write_scores(tmp_path / "good", restored=28.0, given=24.0)
+    poor = write_scores(tmp_path / "poor", restored=25.0, given=24.0)
 
-    assert main([runs[0], "--at-least", "3"]) == 0
-    assert main([*runs, "--at-least", "3"]) == 1
+    assert compare_runs.main([good, "--at-least", "3"]) == 0
+    assert compare_runs.main([good, poor, "--at-least", "3"]) == 1
 
 
-def test_absent_files_files_of_another_form_and_a_run_given_twice_are_refused(tmp_path, capsys):
-    for number, (name, content, said) in enumerate((
+# ---- compare_runs: what is refused ----
+
+
+def check_refusal(capsys, folders, message):
+    """Check that compare_runs refuses these folders with one message."""
+    assert compare_runs.main([str(folder) for folder in folders]) == 3
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.count("Error: ") == 1
+    assert "Traceback" not in printed
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
         ("metrics.json", "{", "cannot read results"),
         ("metrics.json", "[1, 2]", "no results of a test"),
-        ("training_history.json", '{"train/loss": [[10, "low"]]}',
-         "train/loss is 'low' at step 10"),
-        ("training_history.jsonl", '{"step": 10, "train/loss": [1]}\n',
-         "train/loss is [1] at step 10"),
-        ("training_history.json", '{"train/loss": [[10, 0.5]]}', "a run is given twice"),
+        (HISTORY_NAME, '{"train/loss": [[10, "low"]]}', "train/loss is 'low' at step 10"),
+        (LINES_NAME, '{"step": 10, "train/loss": [1]}\n', "train/loss is [1] at step 10"),
         ("log.txt", "", "the folder of a run, or its training_history.jsonl"),
-    )):  # fmt: skip
-        folders = [tmp_path / f"{number} {copy}" for copy in range(2)]
-        for folder in folders:
-            folder.mkdir()
-            (folder / name).write_text(content)
-        given = [folders[0], folders["twice" not in said]]
-        assert main(list(map(str, given))) == 3
-        text = capsys.readouterr().err
-        assert said in text
-        assert text.count("Error: ") == 1
-        assert "Traceback" not in text
+    ],
+)
+def test_absent_files_and_files_of_another_form_are_refused(
+    tmp_path, capsys, name, content, message
+):
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / name).write_text(content)
+
+    check_refusal(capsys, folders, message)
+
+
+def test_a_run_given_twice_is_refused(tmp_path, capsys):
+    run = write_curves(tmp_path / "run", train_loss=[[10, 0.5]])
+
+    check_refusal(capsys, [run, run], "a run is given twice")

@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import re
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -44,8 +45,8 @@ def entry(name, values, bonus=3.0):
     values: PSNR of the input frames, one each. bonus: PSNR of restored minus input frames, in dB.
     """
     given = {"psnr": values, "ssim": [0.5] * len(values)}
-    restored = {"psnr": [v + bonus for v in values], "ssim": [0.75] * len(values)}
-    stems = [f"{i:03d}" for i in range(len(values))]
+    restored = {"psnr": [value + bonus for value in values], "ssim": [0.75] * len(values)}
+    stems = [f"{index:03d}" for index in range(len(values))]
     return {
         "name": name,
         "frames": len(values),
@@ -54,32 +55,43 @@ def entry(name, values, bonus=3.0):
     }
 
 
-def test_a_finished_clip_comes_back_with_infinite_values_and_a_damaged_one_is_named(tmp_path):
+def test_an_infinite_score_of_a_finished_clip_comes_back(tmp_path):
     outputs = Outputs(tmp_path)
     write_whole(outputs.file("clip", "a"), json_bytes(entry("a", [30.0, math.inf])))
+
     # JSON has no infinite number. So the file has the word "inf", and not Python's own "Infinity",
     # for which json.loads would call `parse_constant`.
     stored = json.loads(outputs.file("clip", "a").read_text(), parse_constant=pytest.fail)
-    assert stored["per_frame"]["input"]["psnr"] == [30.0, "inf"]
-    assert present(outputs.load_clip("a"))["per_frame"]["input"]["psnr"] == [30.0, math.inf]
-    assert outputs.load_clip("b") is None
+    loaded = present(outputs.load_clip("a"))
 
-    outputs.file("clip", "b").write_text("{")
+    assert stored["per_frame"]["input"]["psnr"] == [30.0, "inf"]
+    assert loaded["per_frame"]["input"]["psnr"] == [30.0, math.inf]
+
+
+def test_a_clip_without_a_file_has_no_scores_yet(tmp_path):
+    assert Outputs(tmp_path).load_clip("b") is None
+
+
+def test_a_damaged_file_of_scores_is_named(tmp_path):
+    outputs = Outputs(tmp_path)
+    write_whole(outputs.file("clip", "b"), b"{")
+
     with pytest.raises(DataError, match=r"b\.json"):
         outputs.load_clip("b")
 
 
 def test_the_averages_are_over_clips_and_over_frames_and_the_table_shows_both():
     results = collect([entry("b", [20.0] * 6), entry("a", [30.0, 32.0])], expected=2)
-    total = results["averages"]["restored"]
-    text = score_text(results)
 
     # Restored frames have 3 dB more. So clip a has 33 and 35 dB, in the mean 34. Clip b has six
     # frames of 23 dB.
+    total = results["averages"]["restored"]
     assert total["psnr"] == pytest.approx((34 + 23) / 2)
     assert total["psnr_frame_mean"] == pytest.approx((33 + 35 + 6 * 23) / 8)
-    assert (total["clips_found"], total["frames"], total["complete"]) == (2, 8, True)
-    assert text.splitlines() == [
+    assert total["clips_found"] == 2
+    assert total["frames"] == 8
+    assert total["complete"] is True
+    assert score_text(results).splitlines() == [
         "clip              frames  PSNR dB  input    SSIM   input  gain dB",
         "a                      2    34.00  31.00  0.7500  0.5000    +3.00",
         "b                      6    23.00  20.00  0.7500  0.5000    +3.00",
@@ -89,34 +101,56 @@ def test_the_averages_are_over_clips_and_over_frames_and_the_table_shows_both():
     ]
 
 
-def test_the_two_forms_of_the_command_line():
-    # First, tests of an option file. Values of options may stand on both sides of a flag.
-    args = read_request(["--opt", "x.json", "val.save_img=true", "--tile", "12,256", "scale=1"], "")
-    assert not args.is_of_own_clips
-    assert args.tiles.tile == (12, 256)
-    assert args.overrides == ("val.save_img=true", "scale=1")
-    # The list of --save ends at the first value of an option.
-    for line in (
-        "--save frames datasets.test.x=y a=b --tile 2,2",
-        "--tile 2,2 --save frames datasets.test.x=y a=b",
-    ):
-        args = read_request(["--opt", "x.json", *line.split()], "")
-        assert args.save == ("frames",)
-        assert args.overrides == ("datasets.test.x=y", "a=b")
-    # So does the list of --lpips, which has two files.
-    args = read_request(
-        ["--opt", "x", "--lpips", "a.pth", "b.pth", "val.save_img=true", "--overwrite"], ""
-    )
-    assert args.lpips == ("a.pth", "b.pth")
-    assert args.overrides == ("val.save_img=true",)
-    assert args.overwrite
-    # Second, clips of a user, without an option file.
-    line = "--weights w --input i --output o --spike s --spike-size 250 400 --tile auto"
-    args = read_request(line.split(), "")
+# ---- The command line of main_test_vrt.py ----
 
-    assert args.is_of_own_clips
-    assert args.spike_size == (250, 400)
-    assert args.tiles.tile == "auto"
+
+def request_of(line):
+    """Return what a command line of main_test_vrt.py asks for. line: its arguments, one text."""
+    return read_request(line.split(), "")
+
+
+def test_option_values_may_stand_on_both_sides_of_a_flag():
+    request = request_of("--opt x.json val.save_img=true --tile 12,256 scale=1")
+
+    assert not request.is_of_own_clips
+    assert request.tiles.tile == (12, 256)
+    assert request.overrides == ("val.save_img=true", "scale=1")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--opt x.json --save frames datasets.test.x=y a=b --tile 2,2",
+        "--opt x.json --tile 2,2 --save frames datasets.test.x=y a=b",
+    ],
+    ids=["--save first", "--save last"],
+)
+def test_option_values_after_the_list_of_save_do_not_belong_to_it(line):
+    request = request_of(line)
+
+    assert request.save == ("frames",)
+    assert request.overrides == ("datasets.test.x=y", "a=b")
+
+
+def test_option_values_after_the_two_files_of_lpips_do_not_belong_to_them():
+    request = request_of("--opt x --lpips a.pth b.pth val.save_img=true --overwrite")
+
+    assert request.lpips == ("a.pth", "b.pth")
+    assert request.overrides == ("val.save_img=true",)
+    assert request.overwrite
+
+
+def test_a_command_line_with_weights_is_about_the_users_own_clips():
+    request = request_of(
+        "--weights w --input i --output o --spike s --spike-size 250 400 --tile auto"
+    )
+
+    assert request.is_of_own_clips
+    assert request.spike_size == (250, 400)
+    assert request.tiles.tile == "auto"
+
+
+# ---- The page of a test ----
 
 
 def results(clips=("a&b", "c"), with_gt=True):
@@ -127,7 +161,11 @@ def results(clips=("a&b", "c"), with_gt=True):
 
     with_gt: the clips have sharp frames. Without sharp frames there are no scores.
     """
-    psnr = {"input": [25.0, 26.0, 27.0], "restored": [30.0, 31.0, 32.0]} if with_gt else {}
+    psnr = {}
+    if with_gt:
+        psnr["input"] = [25.0, 26.0, 27.0]
+        psnr["restored"] = [30.0, 31.0, 32.0]
+    # "input" or "restored" -> metric -> value of each frame.
     scores = {}
     for kind, values in psnr.items():
         scores[kind] = {}
@@ -137,7 +175,9 @@ def results(clips=("a&b", "c"), with_gt=True):
     for name in clips:
         stems = ["1", "2", "3"]
         entries.append({"name": name, "frames": 3, "stems": stems, "per_frame": scores})
-    return {"protocol": {"folder": "blur <1>", "dtype": "float32"}, **collect(entries, 2)}
+    # The name of the folder has signs that a page must escape.
+    protocol = {"folder": "blur <1>", "dtype": "float32"}
+    return {"protocol": protocol, **collect(entries, expected=len(clips))}
 
 
 def pictures(names=("a&b", "c"), with_gt=True):
@@ -146,6 +186,7 @@ def pictures(names=("a&b", "c"), with_gt=True):
     if with_gt:
         levels["sharp"] = SHARP
     flat = {kind: np.full((60, 100, 3), level, np.uint8) for kind, level in levels.items()}
+    # All clips have the same pictures.
     return dict.fromkeys(names, flat)
 
 
@@ -169,76 +210,100 @@ def test_the_page_is_self_contained_and_escaped():
     assert "a&amp;b" in page
     assert addresses(page) == []
     assert "http" not in page
-    # Means of restored frames and of the input, and the gain.
+    # Means of restored frames and of the input, and the gain: see `results`.
     assert "31.00" in page
     assert "26.00" in page
     assert "+5.00" in page
-    # A curve of each clip.
+    # A drawing of the curves of each clip.
     assert page.count("<svg") == 2
+    # The page would say so if a clip had no results.
     assert "Incomplete" not in page
 
 
 def test_a_clip_without_reference_has_a_slider_and_no_numbers():
     page = build_report("T", results(with_gt=False), pictures(with_gt=False))
+
     assert 'type="range"' in page
     assert "<svg" not in page
     assert "dB" not in page
 
 
 def test_infinite_psnr_is_cut_not_drawn_outside():
-    # The points of a curve are a text: "x,y x,y ...".
     drawing = psnr_plot({"restored": [30.0, float("inf"), 32.0]})
-    assert "inf" not in drawing["lines"]["restored"]
-    assert "nan" not in drawing["lines"]["restored"]
+
+    # The points of the curve, as a text: "x,y x,y ...".
+    line = drawing["lines"]["restored"]
+    assert "inf" not in line
+    assert "nan" not in line
 
 
-def pixel(browser, element, x, y):
-    """Return the grey level of one pixel of what the browser really shows of `element`.
+# ---- The page of a test, in a browser ----
 
-    x, y: the place as shares of width and height, from the left and from the top.
+
+def write_page(folder, **further):
+    """Write the page of a test. Return its address for a browser. further: see `build_report`."""
+    path = folder / "report.html"
+    path.write_text(build_report("T", results(), pictures(), **further), encoding="utf-8")
+    return f"file://{path}"
+
+
+def shows(element, x, level):
+    """Return whether the browser shows a grey level in the middle row of an element.
+
+    The pixel is taken from a screenshot, so it is what a person sees. x: the place of the pixel,
+    as a share of the width from the left.
     """
     import cv2
 
     content = np.frombuffer(element.screenshot_as_png, np.uint8)
-    shown = present(cv2.imdecode(content, cv2.IMREAD_COLOR))
-    return int(shown[int(y * shown.shape[0]), int(x * shown.shape[1]), 0])
+    screenshot = present(cv2.imdecode(content, cv2.IMREAD_COLOR))  # (H, W, 3)
+    height, width, _ = screenshot.shape
+    pixel = int(screenshot[height // 2, int(x * width), 0])
+    # The pictures of a page are compressed, which may change a level a little.
+    return abs(pixel - level) < 4
 
 
-def shows(browser, element, x, level):
-    """Return whether the middle row of `element` has this grey level at x, a share of the width.
-
-    The pictures of a page are compressed, so a level may change a little.
-    """
-    return abs(pixel(browser, element, x, 0.5) - level) < 4
+# Moves the handle of a slider to 90 % of the width, and tells the page, as a mouse would.
+MOVE_TO_90_PERCENT = """
+    const handle = arguments[0];
+    handle.value = 90;
+    handle.dispatchEvent(new Event('input', {bubbles: true}));
+"""
+# The codes of these keys in the protocol that drives the browser.
+KEY_END = "\ue010"
+KEY_HOME = "\ue011"
 
 
 def test_the_slider_works_in_a_browser(browser, tmp_path):
-    (tmp_path / "report.html").write_text(
-        build_report("T", results(), pictures()), encoding="utf-8"
-    )
-    browser.get(f"file://{tmp_path / 'report.html'}")
-
+    browser.get(write_page(tmp_path))
     slider = browser.find_element("css selector", ".slider")
     handle = slider.find_element("tag name", "input")
-    # At first the bar is in the middle: blurry on its left, restored on its right.
-    assert shows(browser, slider, 0.25, BLURRY)
-    assert shows(browser, slider, 0.75, RESTORED)
 
-    browser.execute_script(
-        "arguments[0].value = 90; arguments[0].dispatchEvent(new Event('input', {bubbles: true}))",
-        handle,
-    )
-    # The handle of the bar was moved to 90 % of the width, and the page was told, as by a mouse.
-    assert shows(browser, slider, 0.75, BLURRY)
-    handle.send_keys("\ue010")  # the key End: the bar goes fully to the right
-    assert shows(browser, slider, 0.95, BLURRY)
-    handle.send_keys("\ue011")  # the key Home: the bar goes fully to the left
-    assert shows(browser, slider, 0.25, RESTORED)
+    # At first the bar is in the middle. Blurry is on its left, restored on its right.
+    assert shows(slider, 0.25, BLURRY)
+    assert shows(slider, 0.75, RESTORED)
+
+    browser.execute_script(MOVE_TO_90_PERCENT, handle)
+    assert shows(slider, 0.75, BLURRY)
+
+    # The key End moves the bar fully to the right, the key Home fully to the left.
+    handle.send_keys(KEY_END)
+    assert shows(slider, 0.95, BLURRY)
+    handle.send_keys(KEY_HOME)
+    assert shows(slider, 0.25, RESTORED)
+
+    # A button shows the sharp frame in place of the restored one.
     browser.find_element("css selector", "[data-show=sharp]").click()
-    assert shows(browser, slider, 0.25, SHARP)
+    assert shows(slider, 0.25, SHARP)
 
+    # None of this loaded anything from outside.
     check_offline(browser)
-    # Two clips, with a curve of the input and one of restored frames each.
+
+
+def test_a_browser_draws_two_curves_for_each_clip(browser, tmp_path):
+    browser.get(write_page(tmp_path))
+
+    # Two clips, each with a curve of the input frames and a curve of the restored frames.
     assert len(browser.find_elements("css selector", "svg polyline")) == 4
 
 
@@ -258,67 +323,76 @@ def phone(browser):
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def shown_scores(phone):
-    """Return the rows of the table of scores, each as a dict: name of a cell -> its text.
+# Returns the rows of the table of scores. Each row is an object, e.g. {"PSNR dB": "31.00"}, of the
+# cells that lie fully on the screen. A row without cells is left out. On a narrow screen the table
+# has no head, so the style sheet puts the name, in quotes, before each cell ("::before").
+SHOWN_SCORES = """
+    const rows = [];
+    for (const row of document.querySelectorAll(".scores tr")) {
+        const shown = {};
+        for (const cell of row.querySelectorAll("td[data-name]")) {
+            const is_on_screen = cell.getBoundingClientRect().right <= innerWidth;
+            const quoted_name = getComputedStyle(cell, "::before").content;
+            if (is_on_screen) shown[quoted_name.slice(1, -1)] = cell.innerText;
+        }
+        if (Object.keys(shown).length > 0) rows.push(shown);
+    }
+    return rows;
+"""
+# Returns the height of the letters of the first curve, in the pixels of a page.
+HEIGHT_OF_LETTERS = "return document.querySelector('svg text').getBoundingClientRect().height"
 
-    Only cells that lie fully on the screen are in it, and only rows that have such a cell. On a
-    narrow screen the table has no head. So the style sheet puts the name, in quotes, before each
-    cell ("::before").
-    """
-    return phone.execute_script("""
-        return Array.from(document.querySelectorAll(".scores tr")).map(row => Object.fromEntries(
-            Array.from(row.querySelectorAll("td[data-name]"))
-            .filter(cell => cell.getBoundingClientRect().right <= innerWidth)
-            .map(cell => [getComputedStyle(cell, "::before").content.slice(1, -1), cell.innerText])
-        )).filter(row => Object.keys(row).length)""")
 
+def test_a_telephone_shows_every_score_by_name(phone, tmp_path):
+    phone.get(write_page(tmp_path))
 
-def test_a_telephone_shows_every_score_by_name_and_curves_that_can_be_read(phone, tmp_path):
-    page = tmp_path / "report.html"
-    page.write_text(build_report("T", results(), pictures()), encoding="utf-8")
-
-    phone.get(f"file://{page}")
-
-    rows = shown_scores(phone)
+    rows = phone.execute_script(SHOWN_SCORES)
     first = rows[0]
-    mean = rows[-1]
     assert first["gain dB"] == "+5.00"
-    assert mean["gain dB"] == "+5.00"
     assert first["PSNR dB"] == "31.00"
     assert first["PSNR dB of the input"] == "26.00"
-    assert len(first) == 11  # ten scores, and the number of frames
+    # The number of frames, and ten scores.
+    assert len(first) == 11
+    # The last row has the means over frames.
+    assert rows[-1]["gain dB"] == "+5.00"
     assert phone.execute_script(PAGE_WIDTH) == PHONE_WIDTH
-    height = "return document.querySelector('svg text').getBoundingClientRect().height"
+
+
+def test_a_telephone_shows_curves_that_can_be_read(phone, tmp_path):
+    phone.get(write_page(tmp_path))
+
     # Letters below 10 pixels are hard to read.
-    assert phone.execute_script(height) > 10
+    assert phone.execute_script(HEIGHT_OF_LETTERS) > 10
+
+
+# Calls `done` as soon as the browser knows the size of the pictures of a video.
+WAIT_FOR_SIZE_OF_VIDEO = """
+    const [video, done] = arguments;
+    if (video.readyState > 0) done();
+    else video.addEventListener('loadedmetadata', done);
+"""
+# Returns how many pixels of the height of a video are free below its pictures.
+HEIGHT_BELOW_PICTURES = """
+    const video = arguments[0];
+    const height_of_pictures = video.clientWidth * video.videoHeight / video.videoWidth;
+    return video.clientHeight - height_of_pictures;
+"""
 
 
 def test_the_controls_of_a_video_lie_below_its_pictures_on_a_telephone(phone, tmp_path):
-    wide = np.zeros((64, 400, 3), np.uint8)
-    with VideoWriter(tmp_path / "clip.mp4", 10.0) as video:
+    wide_frame = np.zeros((64, 400, 3), np.uint8)
+    with VideoWriter(tmp_path / "clip.mp4", 10.0) as writer:
         for _ in range(3):
-            video.write(wide)
+            writer.write(wide_frame)
     uri = data_uri("video/mp4", (tmp_path / "clip.mp4").read_bytes())
-    page = tmp_path / "report.html"
-    page.write_text(build_report("T", results(), pictures(), {"c": uri}), encoding="utf-8")
 
-    phone.get(f"file://{page}")
+    phone.get(write_page(tmp_path, videos={"c": uri}))
     video = phone.find_element("css selector", "video")
-    # Wait until the browser knows the size of the pictures of the video.
     phone.set_script_timeout(20)
-    phone.execute_async_script(
-        "const [v, done] = arguments; "
-        "v.readyState ? done() : v.addEventListener('loadedmetadata', done)",
-        video,
-    )
+    phone.execute_async_script(WAIT_FOR_SIZE_OF_VIDEO, video)
 
-    below = phone.execute_script(
-        "const v = arguments[0]; "
-        "return v.clientHeight - v.clientWidth * v.videoHeight / v.videoWidth",
-        video,
-    )
     # The bar of the controls, and the line of the time above it, take 72 pixels.
-    assert below > 72
+    assert phone.execute_script(HEIGHT_BELOW_PICTURES, video) > 72
     assert phone.execute_script(PAGE_WIDTH) == PHONE_WIDTH
 
 
@@ -340,24 +414,70 @@ def strip(blurry, restored, sharp):
     return comparison_strip(comparison(blurry, spikes, restored, sharp))
 
 
+def flat_picture(level):
+    """Return a picture of one grey level."""
+    return np.full((64, 96, 3), level, np.uint8)
+
+
 def grey_strip(restored):
     """Return a strip of pictures of one grey level each. restored: level of the restored picture.
 
     The levels of the blurry and of the sharp picture are BLURRY and SHARP.
     """
-    levels = (BLURRY, restored, SHARP)
-    return strip(*[np.full((64, 96, 3), level, np.uint8) for level in levels])
+    return strip(
+        blurry=flat_picture(BLURRY),
+        restored=flat_picture(restored),
+        sharp=flat_picture(SHARP),
+    )
 
 
 def noise_strip():
     """Return a strip of large pictures of noise."""
     rng = np.random.default_rng(0)
-    return strip(*[rng.integers(0, 256, (720, 1280, 3), np.uint8) for _ in range(3)])
+    shape = (720, 1280, 3)
+    blurry = rng.integers(0, 256, shape, np.uint8)
+    restored = rng.integers(0, 256, shape, np.uint8)
+    sharp = rng.integers(0, 256, shape, np.uint8)
+    return strip(blurry, restored, sharp)
 
 
 # PSNR of the validations, by step: of restored frames, and of the input. The best is the first one.
 PSNR = {100: 30.0, 200: 29.0}
 PSNR_OF_INPUT = 25.0
+
+
+@contextmanager
+def logging_into(file):
+    """Write the log of a program to a file, and afterwards undo what `setup_logging` changed.
+
+    `setup_logging` is made for a whole program. It changes the handlers and the level of the root
+    logger, and sends Python's warnings to the log. Other tests must not log into this file.
+    """
+    root = logging.getLogger()
+    handlers_before = root.handlers[:]
+    level_before = root.level
+    setup_logging(0, file)
+    try:
+        yield
+    finally:
+        for handler in root.handlers:
+            handler.close()
+        root.handlers[:] = handlers_before
+        root.level = level_before
+        logging.captureWarnings(False)
+
+
+def write_description(folder):
+    """Write the files of a run that are there before its first step: options, environment, panels.
+
+    The texts have signs that a page must escape.
+    """
+    (folder / "options").mkdir()
+    (folder / "options" / "options.json").write_text(json.dumps({"task": "<first>"}))
+    environment = {"command": "main_train_vrt.py --opt <file>", "torch": "2"}
+    (folder / "environment.json").write_text(json.dumps(environment))
+    (folder / "images").mkdir()
+    (folder / "images" / "panels.json").write_text(json.dumps(PANELS))
 
 
 @pytest.fixture
@@ -367,148 +487,164 @@ def run(tmp_path):
     It has two validations with a strip of each clip, a log with two equal warnings, and options.
     """
     folder = tmp_path / "experiments" / "first run"
-    # `setup_logging` is for a whole program. It is undone below, so that other tests do not log
-    # into the file of this run.
-    root = logging.getLogger()
-    handlers_before = root.handlers[:]
-    level_before = root.level
-    setup_logging(0, folder / "log" / "train.log")
-    log = logging.getLogger("utils.run")
-    writer = HistoryWriter(folder, 0)
-    (folder / "options").mkdir()
-    (folder / "options" / "options.json").write_text(json.dumps({"task": "<first>"}))
-    (folder / "environment.json").write_text(
-        json.dumps({"command": "main_train_vrt.py --opt <file>", "torch": "2"})
-    )
-    (folder / "images").mkdir()
-    (folder / "images" / "panels.json").write_text(json.dumps(PANELS))
-    for step in range(10, 210, 10):
-        log.info("Epoch: 1, Iter: %d", step)
-        values = {
-            "train/loss": 1 / step,
-            "train/lr": 1e-3,
-            "train/it_per_s": 2.0,
-            "train/data_share": 0.2,
-        }
-        if step in PSNR:
-            log.warning("the data wait is <20> %\n  raise the workers")
-            # The page shows the last strips. The first strips differ, with another level.
-            restored = RESTORED if step == 200 else 90
-            for clip in CLIPS:
-                imwrite_rgb(folder / "images" / clip / f"{step}.png", grey_strip(restored))
-            values |= {
-                "val/psnr": PSNR[step],
-                "val/psnr_input": PSNR_OF_INPUT,
-                "val/ssim": 0.9,
-                "val/ssim_input": 0.7,
+    with logging_into(folder / "log" / "train.log"):
+        log = logging.getLogger("utils.run")
+        writer = HistoryWriter(folder, 0)
+        write_description(folder)
+        for step in range(10, 210, 10):
+            log.info("Epoch: 1, Iter: %d", step)
+            values = {
+                "train/loss": 1 / step,
+                "train/lr": 1e-3,
+                "train/it_per_s": 2.0,
+                "train/data_share": 0.2,
             }
-        writer.scalars(values, step)
-    # Undo `setup_logging`, which also sent Python's warnings to the log.
-    for handler in root.handlers:
-        handler.close()
-    root.handlers[:] = handlers_before
-    root.level = level_before
-    logging.captureWarnings(False)
+            if step in PSNR:
+                log.warning("the data wait is <20> %\n  raise the workers")
+                # The page shows the last strips. The first strips differ, with another level.
+                restored = RESTORED if step == 200 else 90
+                for clip in CLIPS:
+                    imwrite_rgb(folder / "images" / clip / f"{step}.png", grey_strip(restored))
+                values["val/psnr"] = PSNR[step]
+                values["val/psnr_input"] = PSNR_OF_INPUT
+                values["val/ssim"] = 0.9
+                values["val/ssim_input"] = 0.7
+            writer.scalars(values, step)
     return folder
 
 
-def test_the_page_shows_scores_warnings_environment_options_and_the_last_strips(run, tmp_path):
-    again = tmp_path / "again.html"
-    assert compare_runs.main([str(run), "--out", str(again)]) == 0
+def test_the_page_of_a_run_shows_its_scores(run):
+    page = (run / "report.html").read_text()
 
-    page = again.read_text()
-    assert page == (run / "report.html").read_text()
-    # The page loads nothing from outside. Its pictures are texts, which may have any letters.
-    assert addresses(page) == []
-    without_pictures = re.sub(r'data:[^"]*', "", page)
-    assert "http" not in without_pictures
-    assert "{{" not in without_pictures  # no place of the template is left
-    # Title, best validation, and the gains of both: 30 - 25 dB, 29 - 25 dB.
     assert "<title>Training: first run</title>" in page
     assert "iteration 200" in page
     assert "best 30.00 dB at iteration 100" in page
+    # The gains of the two validations: 30 - 25 dB and 29 - 25 dB.
     assert "+5.00" in page
     assert "+4.00" in page
-    # The warning, the command and the options.
+
+
+def test_the_page_of_a_run_shows_a_repeated_warning_once(run):
+    page = (run / "report.html").read_text()
+
     assert page.count("the data wait is &lt;20&gt; %\n  raise the workers (2 times)") == 1
+
+
+def test_the_page_of_a_run_shows_its_command_and_its_options(run):
+    page = (run / "report.html").read_text()
+
     assert "--opt &lt;file&gt;" in page
     assert "&lt;first&gt;" in page
-    # A slider for each clip.
+
+
+def test_the_page_of_a_run_has_a_slider_for_each_clip(run):
+    page = (run / "report.html").read_text()
+
     assert page.count('type="range"') == 2
     assert "clip&lt;0&gt;" in page
     assert "group/clip1" in page
 
-    # No file is overwritten.
-    assert compare_runs.main([str(run), "--out", str(again)]) == 2
+
+def test_the_page_of_a_run_is_self_contained(run):
+    page = (run / "report.html").read_text()
+
+    assert addresses(page) == []
+    # The pictures are parts of the page, as texts of any letters. The claim is about the rest.
+    without_pictures = re.sub(r'data:[^"]*', "", page)
+    assert "http" not in without_pictures
+    # The template of the page has "{{name}}" wherever a value is filled in.
+    assert "{{" not in without_pictures
 
 
-def test_the_page_works_in_a_browser(browser, run):
-    browser.get(f"file://{run / 'report.html'}".replace(" ", "%20"))
+def test_compare_runs_makes_the_same_page_again_and_overwrites_no_file(run, tmp_path):
+    again = tmp_path / "again.html"
+    command = [str(run), "--out", str(again)]
+
+    assert compare_runs.main(command) == 0
+    assert again.read_text() == (run / "report.html").read_text()
+    # The file exists now, so the same command is refused.
+    assert compare_runs.main(command) == 2
+
+
+def address_of_page(run):
+    """Return the address of the page of a run for a browser."""
+    return f"file://{run / 'report.html'}".replace(" ", "%20")
+
+
+def test_the_page_of_a_run_works_in_a_browser(browser, run):
+    browser.get(address_of_page(run))
 
     curves = browser.find_element("css selector", "img.wide")
-    # The picture of the curves was loaded: its own width is 1200 pixels. It would be 0 otherwise.
+    # The picture of the curves was loaded: it is 1200 pixels wide. If it were not, this would be 0.
     assert browser.execute_script("return arguments[0].naturalWidth", curves) == 1200
     slider = browser.find_element("css selector", ".slider")
-    # Blurry on the left of the bar, and on its right restored after 200 iterations.
-    assert shows(browser, slider, 0.25, BLURRY)
-    assert shows(browser, slider, 0.75, RESTORED)
+    # Blurry is on the left of the bar. On its right is the frame restored after 200 iterations.
+    assert shows(slider, 0.25, BLURRY)
+    assert shows(slider, 0.75, RESTORED)
+    # A button shows the sharp frame in place of the restored one.
     browser.find_element("css selector", "[data-show=sharp]").click()
-    assert shows(browser, slider, 0.75, SHARP)
+    assert shows(slider, 0.75, SHARP)
 
     check_offline(browser)
 
 
-def test_a_telephone_shows_the_scores_and_curves_of_a_run(phone, run):
-    phone.get(f"file://{run / 'report.html'}".replace(" ", "%20"))
+# Returns the width at which a picture is shown, as a share of its own width.
+SHOWN_SHARE_OF_WIDTH = "return arguments[0].clientWidth / arguments[0].naturalWidth"
 
-    rows = shown_scores(phone)
+
+def test_a_telephone_shows_the_scores_and_curves_of_a_run(phone, run):
+    phone.get(address_of_page(run))
+
+    rows = phone.execute_script(SHOWN_SCORES)
     assert rows
     for row in rows:
         assert {"PSNR dB", "gain dB", "SSIM"} <= row.keys()
     curves = phone.find_element("css selector", "img.wide")
-    share = "return arguments[0].clientWidth / arguments[0].naturalWidth"
     # A telephone shows the curves at 0.6 of their size, and they can be scrolled. If they were made
     # as narrow as the screen, their letters would be 4 pixels high.
-    assert phone.execute_script(share, curves) > 0.55
+    assert phone.execute_script(SHOWN_SHARE_OF_WIDTH, curves) > 0.55
     assert phone.execute_script(PAGE_WIDTH) == PHONE_WIDTH
 
 
 def test_twelve_large_clips_make_a_page_of_bounded_size(tmp_path):
     # Noise does not compress, so no other picture takes more bytes. Real pictures take a third.
-    imwrite_rgb(tmp_path / "images" / "0" / "1.png", noise_strip())
+    strip_file = tmp_path / "images" / "0" / "1.png"
+    imwrite_rgb(strip_file, noise_strip())
     (tmp_path / "images" / "panels.json").write_text(json.dumps(PANELS))
-    # The other eleven clips have the same strip.
+    # Eleven further clips have the same strip.
     for clip in range(1, 12):
         (tmp_path / "images" / str(clip)).mkdir()
-        os.link(tmp_path / "images" / "0" / "1.png", tmp_path / "images" / str(clip) / "1.png")
+        os.link(strip_file, tmp_path / "images" / str(clip) / "1.png")
+
     HistoryWriter(tmp_path, 0).scalars({"val/psnr": 30.0}, 1)
 
     report = tmp_path / "report.html"
     assert report.read_text().count('type="range"') == 12
-    # The largest page that utils/run/history.py promises: 16 MB.
+    # The largest page that utils/run/history.py promises has 16 MB.
     assert report.stat().st_size < 16e6
 
 
+# ---- The command line that the page of a run shows ----
+
+
 def test_the_command_holds_no_secret():
-    command = [
-        "main_train_vrt.py",
+    with_secrets = [
         "logging.wandb_api_key=abc",
         'logging={"wandb_api_key": "key1"}',
-        "task=a",
-    ]
-
-    command += [
         'logging={wandb_api_key: "key2"}',
         "--wandb-token=key3",
         "a.apiKey=key4",
-        "token_dim=5",
-        "x=a token",
     ]
 
-    shown = " ".join(map(shown_argument, command))
+    for argument in with_secrets:
+        shown = shown_argument(argument)
+        # The name of the option stays. It has the letters "key" as well.
+        value = shown.replace("api_key", "").replace("apiKey", "")
+        assert "abc" not in value
+        assert "key" not in value
+        assert "***" in value
 
-    assert "abc" not in shown
-    assert "key" not in shown.replace("api_key", "")
-    assert "***" in shown
-    assert shown.endswith("token_dim=5 x=a token")
-    assert "task=a" in shown
+
+@pytest.mark.parametrize("argument", ["main_train_vrt.py", "task=a", "token_dim=5", "x=a token"])
+def test_an_argument_without_a_secret_is_shown_as_it_is(argument):
+    assert shown_argument(argument) == argument
