@@ -117,7 +117,7 @@ class Converted:
     @property
     def dropped(self) -> str:
         """The part of the output with the keys that were left out."""
-        return self.output.split("dropped")[1].split("cannot be said")[0]
+        return self.output.split("\ndropped")[1].split("cannot be said")[0]
 
     @property
     def unsaid(self) -> str:
