@@ -229,6 +229,7 @@ class ClipCheck:
         # In a data set, the files of a frame need only have the same number, e.g. 47.png and
         # 000047.dat. In two cases the whole names must be equal: in a user's own files, and in
         # names that are times, e.g. 432.033333, because the last digits are no frame number.
+        # Such a key has the number -1, which means that it has none.
         compares_whole_names = self.source.is_user_clip or are_values(self.found["lq"])
         for kind, files in self.found.items():
             # Not matched: the instants of a frame have names <frame>_0, <frame>_1, ..., and one
@@ -257,11 +258,11 @@ class ClipCheck:
     def _find_frames(self, listed: Sequence[Any] | None) -> list[FrameKey]:
         """Return the frames of the clip in order. Report missing files, gaps and wrong names.
 
-        listed: see `run`.
+        listed: (number of frames, number of the first frame), or None without a meta file.
         """
-        # The name of each frame that has any file. Names may differ between kinds, e.g. 47.png and
-        # 000047.dat. Then the name in lq is used. lq is the first kind, so it comes last in the
-        # reversed order, and its names overwrite the names of all other kinds.
+        # The name of each frame that has any file. Names may differ between kinds, e.g. 47.png in
+        # "lq" and 000047.dat in "spike". Then the name in lq, the first kind, is used. So go
+        # through the kinds backwards, because a later `update` overwrites an earlier one.
         name_of: dict[FrameKey, str] = {}
         for stems in reversed(self.stems.values()):
             name_of.update(stems)
@@ -274,6 +275,7 @@ class ClipCheck:
 
         # A file may seem to be missing because all files of its kind have other numbers or other
         # names than lq. Then only this is reported, because "missing" would mislead.
+        # `_report_other_numbers` returns whether it has reported this.
         is_any_missing = any(not self._is_complete(key) for key in wanted)
         if is_any_missing and self._report_other_numbers():
             return [key for key in self.stems["lq"] if self._is_complete(key)]
@@ -287,7 +289,10 @@ class ClipCheck:
         return keys
 
     def _listed_frames(self, listed: Sequence[Any]) -> set[FrameKey]:
-        """Return the frames that the meta file lists. listed: see `run`."""
+        """Return the frames that the meta file lists.
+
+        listed: (number of frames, number of the first frame), e.g. (100, 0).
+        """
         count = listed[0]
         first = int(listed[1])
         # The frames of a septuplet (a clip of Vimeo-90K) are im1 ... im7. Its list does not say
@@ -313,6 +318,7 @@ class ClipCheck:
         digits = 1
         for stem in name_of.values():
             numbered = _NUMBERED.fullmatch(stem)
+            # Group 2 is the number with its leading zeros, e.g. "000046".
             if numbered and numbered[2].startswith("0"):
                 digits = max(digits, len(numbered[2]))
         names = {}
@@ -333,8 +339,9 @@ class ClipCheck:
             missing = [names[key] for key in wanted - stems.keys()]
             if not missing:
                 continue
-            # The message names each missing file with the ending of the first file. A key in an
-            # LMDB has no ending, so the first ending of the kind is shown.
+            # The message shows file names such as "000047.png". Their ending is the one that the
+            # first file has. An LMDB has keys without an ending. Then the ending is the first
+            # that this kind may have, e.g. ".png".
             first = next(iter(self.found[kind].values()))
             _, ending = os.path.splitext(first.path)
             if not ending:
