@@ -219,7 +219,9 @@ def network_options(config: str) -> dict[str, Any]:
     from main_train_vrt import read_options  # takes a second
 
     opt = read_options(["--opt", config])
+    # `plain` returns the section as a dict.
     options = {**opt.netG.plain(), "spike_channels": opt.spike_channels}
+    # VRT has no argument `net_type`, so `pop` removes this key. The line also checks its value.
     assert options.pop("net_type") == "vrt", "only vrt is measured"
     return options
 
@@ -231,8 +233,10 @@ def networks(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, nn.
     options: arguments of VRT.
     """
     torch.manual_seed(0)
-    # Stochastic depth skips branches on a CPU. Without it, all branches are measured.
+    # In training, stochastic depth drops branches at random. On a CPU a dropped branch is not
+    # computed, so the time would depend on chance. With the rate 0 all branches are computed.
     ours_options: dict[str, Any] = {**options, "drop_path_rate": 0.0}
+    # --checkpoint: compute activations again in the backward pass. It has no weights file.
     if args.checkpoint:
         ours_options |= CHECKPOINTED
     ours = VRT(**ours_options)
@@ -241,6 +245,8 @@ def networks(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, nn.
 
     nets: dict[str, nn.Module] = {"ours": ours}
     if args.against:
+        # The naive network has neither stochastic depth nor activation checkpointing. It accepts
+        # their arguments and ignores them.
         naive = NaiveVRT(**options)
         naive.load_state_dict(ours.state_dict())
         nets["naive"] = naive
@@ -314,8 +320,9 @@ def relative_difference(a: Tensor, b: Tensor) -> float:
 def flops(options: dict[str, Any], size: tuple[int, ...]) -> int:
     """Count the FLOPs of a forward pass: two for each multiplication with its addition.
 
-    The naive network is counted, because it computes each product once. Fusion and deformable
-    sampling are not counted.
+    The operations of the naive network are counted, because it computes each product of the
+    definition exactly once, whatever VRT does to be faster. Fusion and deformable sampling are not
+    counted.
 
     options: arguments of VRT. size: batch, frames, height, width.
     """

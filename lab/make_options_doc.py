@@ -45,7 +45,9 @@ SCHEMA_OF_KAIR_KEY = {
     "deprecationMessage": "A key of KAIR; no effect here.",
     "doNotSuggest": True,
 }
-# Where a docstring begins to explain keys, at the start of a sentence: "height, width: ...".
+# Where a docstring begins to explain keys, at the start of a sentence: "height, width: ...". The
+# first part stands for the begin of the text, or for a place after ". ", "; " or ") ". Group 1 is
+# the names with commas, e.g. "height, width".
 KEYS_IN_TEXT = re.compile(r"(?:^|(?<=[.;)] ))(\w+(?:, \w+)*): ")
 CHINESE = json.loads((ROOT / "docs/zh/options.json").read_text(encoding="utf-8"))
 Schema = dict[str, Any]  # a JSON Schema of something
@@ -67,6 +69,7 @@ def make_page(known: dict[str, str] | None = None) -> str:
 
     known: English text -> translation; None for the English page
     """
+    # A page with `known` is the translated one. The English page has no translations to look up.
     link_to_other_language = "[English](../options.md)" if known else "[简体中文](zh/options.md)"
     translations = known or {}
     texts: dict[str, str] = {}  # each text that the page has -> where it is, for the message
@@ -76,7 +79,9 @@ def make_page(known: dict[str, str] | None = None) -> str:
 
         The template calls this as the filter `say` for each text of the page.
         """
-        translated = {}  # paragraph in one line -> its translation, or the paragraph
+        # Paragraph in one line -> its translation, or the paragraph itself. The values are the
+        # result. A dict keeps their order, and has a repeated paragraph once.
+        translated = {}
         for paragraph in text.strip("\n").split("\n\n"):
             key = " ".join(paragraph.split())
             translated[key] = translations.get(key, paragraph)
@@ -89,6 +94,9 @@ def make_page(known: dict[str, str] | None = None) -> str:
         keep_trailing_newline=True,
     )  # fmt: skip
     pages.filters["say"] = translate
+    # What the template uses. `describe`, `dumps`, `key_rows`, `own_keys`, `to_read` and `is_model`
+    # are functions that it calls. `string` turns a default value into text if JSON has no form for
+    # it.
     page = pages.get_template("options.md.jinja").render(
         other=link_to_other_language, mark=MARK, options=Options, loader=LoaderOptions, parts=PARTS,
         describe=describe, dumps=json.dumps, string=str, key_rows=key_rows, own_keys=own_keys,
@@ -115,8 +123,9 @@ def _is_model(kind: object) -> bool:
 def key_rows(registry: Registry) -> list[tuple[str, FieldInfo]]:
     """Return the keys of all parts that have a description.
 
-    A key that means the same in several parts is returned once. If a description of a key is only
-    the begin of another description of this key, the longer description is returned.
+    A key that means the same in several parts is returned once. If one description of a key begins
+    with the whole text of another one, only the longer description is returned. E.g. of "Width."
+    and "Width in pixels." the second one.
     """
     rows: dict[tuple[str, str], FieldInfo] = {}  # (key, description) -> field
     for name in registry.names():
@@ -128,6 +137,7 @@ def key_rows(registry: Registry) -> list[tuple[str, FieldInfo]]:
 
     longest = []
     for (key, text), field in rows.items():
+        # Does another description of the same key begin with this one, apart from its last "."?
         has_longer = False
         for other_key, other_text in rows:
             is_longer = other_text.startswith(text.rstrip(".")) and other_text != text

@@ -607,7 +607,8 @@ def call(program: str, out: Path, name: str, *arguments: str) -> None:
 
 # ---- The tables --------------------------------------------------------------------------------
 
-# (mean, half the width of its interval, or its deviation). The second is None for a single value.
+# A mean, and how far it may be off. `difference` returns half the width of a confidence interval as
+# the second number. Means over seeds have their standard deviation there. None for a single value.
 Spread = tuple[float, float | None]
 
 
@@ -615,9 +616,11 @@ Spread = tuple[float, float | None]
 class Outcome:
     """The results of a method with all seeds."""
 
-    name: str  # e.g. "exposure 500", or the name of a formula
+    name: str  # e.g. "gated 500" (a network trained for 500 steps), or the name of a formula
     parameters: int  # number of parameters; 0 without a network
-    runs: Mapping[int, Mapping[str, Any]]  # seed -> result, see `run_one`
+    # Seed -> result of `run_one`, e.g. {"s_per_step": 0.8, "clips": {"rig/street":
+    # {"restored": {"psnr": 30.1}, "input": {"psnr": 28.8}}}}.
+    runs: Mapping[int, Mapping[str, Any]]
 
     def clips(
         self, condition: str, metric: str, kind: str = "restored", seeds: Collection[int] = ()
@@ -630,6 +633,7 @@ class Outcome:
         frames. seeds: () for all.
         """
         # The clips of each run that was tested under the condition. Names: "<condition>/<clip>".
+        # A run that was not tested under the condition is left out.
         prefix = f"{condition}/"
         tested = []
         for seed in seeds or self.runs:
@@ -639,7 +643,8 @@ class Outcome:
         if not tested:
             return {}
 
-        # All runs have the same clips, because `finished` asks for all conditions.
+        # The runs that are left have the same clips of this condition, because a run is always
+        # tested on all clips of a condition. So the names of the first run serve for all of them.
         means = {}
         for name in tested[0]:
             if name.startswith(prefix):
@@ -685,7 +690,8 @@ def difference(mine: Mapping[Any, float], reference: Mapping[Any, float]) -> Spr
         return None
     if n == 1:
         return differences[0], None
-    # T_QUANTILES begins with one degree of freedom, and n differences have n - 1 degrees.
+    # n differences have n - 1 degrees of freedom. The last quantile serves for all larger numbers
+    # of degrees. The first quantile (index 0) is for one degree, so 1 is taken off for the index.
     index = min(n - 1, len(T_QUANTILES)) - 1
     half_width = T_QUANTILES[index] * statistics.stdev(differences) / n**0.5
     return statistics.fmean(differences), half_width
