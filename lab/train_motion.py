@@ -232,16 +232,28 @@ class HiddenEquations:
         return z_0
 
     def evidence(self) -> Tensor:
-        """Return `Equations.evidence` (6, H, W) with 0 in the channels that show the motion."""
+        """Return `Equations.evidence` (6, H, W) with 0 in the channels that show the motion.
+
+        Only channel 3 (spikes per plane) and channel 4 (noise of the blurry frame) keep their
+        values.
+        """
         return self.known.evidence().masked_fill(SHOWS_MOTION[:, None, None], 0)
 
     def pulls(self, z: Tensor) -> Tensor:
-        """Return `Equations.pulls` (7, H, W) with 0 in all channels but the last."""
+        """Return `Equations.pulls` (7, H, W) with 0 in channels 0 to 5.
+
+        Channels 0 to 5 come from the equations. Channel 6 keeps its values: by how much the spikes
+        of the sharp instant are brighter than z.
+        """
         return self.known.pulls(z).masked_fill(SHOWS_EQUATIONS[:, None, None], 0)
 
 
 def hide_motion(samples: Mapping[str, list[Sample]]) -> None:
-    """Hide the motion and the equations of all samples. Changes the samples."""
+    """Hide the motion and the equations of all samples. Changes the samples.
+
+    `is_plain` hides them in all equations that are made from now on. The field `proposal` was
+    computed before, so it is replaced here.
+    """
     for samples_of_set in samples.values():
         for sample in samples_of_set:
             sample.is_plain = True
@@ -251,7 +263,8 @@ def hide_motion(samples: Mapping[str, list[Sample]]) -> None:
 def main(argv: Sequence[str]) -> int:
     """Make the samples, train the learned steps, and write their weights.
 
-    Returns the exit code 0. A failing program of the clips ends this one, see `call`.
+    Returns the exit code 0. Other programs of this project make the clips. If one of them fails,
+    this program ends, too (`call`).
     """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -261,9 +274,12 @@ def main(argv: Sequence[str]) -> int:
     add("--steps", type=int, default=2000, help="optimizer steps, default %(default)s")
     add("--seed", type=int, default=0)
     add("--network", type=Path, required=True, help="weights by lab/train_motion_net.py")
+    # The steps to train: for few spikes in an exposure, or for good light.
     add("--part", choices=("few", "good"), default="few", help="default %(default)s")
+    # A weights file with the fusion "motion". Its steps are the initial weights of the training.
     add("--begin", type=Path, help="weights with the fusion motion whose steps are trained on")
     add("--rate", type=float, default=RATE, help="learning rate at first, default %(default)s")
+    # A square is a block of SQUARE_SIDE x SQUARE_SIDE pixels of the frame, see `loss_of`.
     help_of_weight = "weight of squares that became worse in the loss, default %(default)s"
     add("--worse-weight", type=float, default=WORSE_WEIGHT, help=help_of_weight)
     add("--plain", action="store_true", help="hide the motion and its equations")
@@ -282,10 +298,11 @@ def main(argv: Sequence[str]) -> int:
         begin_at(net, args.begin)
     trained = steps_of(net, args.part)
 
-    # The clips, and of each frame of each clip a sample.
+    # The clips, and of each frame of each clip a sample. `find_motion` is a function:
+    # (recording, view, gain) -> motion.
     folders = made_sets(out, args.videos)
-    find = finder_of(net.motion_by, net.motion_net, CPU)
-    samples = {name: samples_of(out, name, folders[name], operator, find) for name in SETS}
+    find_motion = finder_of(net.motion_by, net.motion_net, CPU)
+    samples = {name: samples_of(out, name, folders[name], operator, find_motion) for name in SETS}
     samples = samples_of_part(samples, args.part)
     if args.plain:
         hide_motion(samples)
@@ -306,6 +323,7 @@ def main(argv: Sequence[str]) -> int:
         steps_of(averaged, args.part).load_state_dict(weights)
         write_weights(out / "motion.pth", saved, averaged, updates)
 
+    # SOLVER also solves the equations along the wrong motions that `train` draws.
     train(
         trained,
         samples,
@@ -338,6 +356,7 @@ def motion_network(
     }
     if network:
         fusion["motion_by"] = "both"  # the network and DIS
+    # `resolve` checks the options and adds the defaults of missing ones. `plain` makes them a dict.
     netG = NETWORKS.resolve({**operator.netG, "fusion": fusion}, "netG").plain()
     saved = replace(operator, netG=netG)
     net = NETWORKS.build(netG, "netG", spike_channels=saved.spike_channels)

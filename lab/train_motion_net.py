@@ -590,12 +590,15 @@ def recorded_stream(rng: np.random.Generator, scene: Scene) -> tuple[np.ndarray,
     (T, SIDE, SIDE).
     """
     rate = log_uniform(rng, 0.02, 0.95)
-    # A quarter of the spike cameras integrate display values instead of light.
+    # The camera. `Sensor`, below, explains each of these numbers. A quarter of the cameras
+    # integrate display values instead of light.
     is_display = rng.random() < 0.25
     light = np.clip(scene.light * rng.uniform(0.6, 1.6), 0, 1)
     blur = rng.uniform(0, 0.6)  # of the lens: sigma in spike pixels
     jitter = rng.uniform(0, 0.05)
     pattern = rng.uniform(0, 0.05)
+    # A camera of display values gets up to ten times the dark charge. Its charges in dim light are
+    # larger as well: 0.002 of full light has a display value of about 0.06.
     dark = rng.uniform(0, 0.02 if is_display else 0.002)
     sensor = Sensor(rate, is_display, jitter, pattern, dark)
     on_sensor = light
@@ -613,7 +616,9 @@ def blurry_frame(rng: np.random.Generator, light: np.ndarray) -> np.ndarray:
     # 100 %.
     random_share = rng.uniform(0.5, 1)
     share = rng.choice([1.0, 0.8, random_share])
-    from_middle = INSTANTS + SHARP - HALF  # planes after the middle of the exposure
+    # INSTANTS are in planes after the sharp instant, which is plane SHARP of the exposure. The
+    # middle of the exposure is plane HALF. So these are planes after the middle:
+    from_middle = INSTANTS + SHARP - HALF
     is_exposed = np.abs(from_middle) < HALF * share
     noise = 0.004 * rng.standard_normal((SIDE, SIDE))
     blurry = light[is_exposed].mean(0) + noise
@@ -646,8 +651,8 @@ def spikes_of(rng: np.random.Generator, light: np.ndarray, sensor: Sensor) -> np
     the scene stands still for WARM_UP planes. In half of the cameras a few pixels never fire, and a
     few always fire.
 
-    data/spike/simulate.py has the same sensor. This function is faster, because it simulates whole
-    planes of a small scene. It needs no more than one plane at a time.
+    data/spike/simulate.py has a similar sensor. This function draws evenly distributed noise, which
+    is faster than normal noise.
     """
     size = light.shape[1:]
 
@@ -656,13 +661,17 @@ def spikes_of(rng: np.random.Generator, light: np.ndarray, sensor: Sensor) -> np
     integrated = light
     if sensor.is_display:
         integrated = np.power(light, np.float32(1 / DISPLAY_GAMMA))
+    # The dark charge differs between pixels by 30 % (standard deviation), and is never negative. A
+    # threshold is at least 0.1, because a pixel with a threshold near 0 would fire in every plane.
     dark_charge = sensor.dark * np.maximum(1 + 0.3 * rng.standard_normal(size), 0)
     charge_of_plane = (sensor.rate * integrated + dark_charge).astype(np.float32)
     threshold = np.maximum(1 + sensor.pattern * rng.standard_normal(size), 0.1).astype(np.float32)
     charge = (rng.random(size) * threshold).astype(np.float32)
 
-    # Standard deviation of the noise in a plane, jitter sqrt(rate light). A sensor of display
-    # values has its dark charge in the root, too.
+    # Standard deviation of the noise in a plane: jitter * sqrt(charge). For a sensor of light, this
+    # charge is rate * light, without the dark charge. For a sensor of display values it is
+    # `charge_of_plane`, with the dark charge. `of_noise` is this charge divided by the rate. The
+    # square root below multiplies by the rate again.
     of_noise = charge_of_plane / sensor.rate if sensor.is_display else light
     noise = np.float32(sensor.jitter) * np.sqrt(np.float32(sensor.rate) * np.maximum(of_noise, 0))
 
