@@ -55,7 +55,11 @@ class Fusion(nn.Module):
 
     @classmethod
     def trunk_channels(cls, spike_channels: int) -> int:
-        """Return the number of channels per frame that `on_input` returns for RGB frames."""
+        """Return the number of channels per frame that `on_input` returns for RGB frames.
+
+        Override this method if `on_input` returns more than a picture. `channels` calls it, and
+        compares the number with netG.in_chans.
+        """
         return 3
 
     @classmethod
@@ -112,7 +116,8 @@ class ImageFusion(Fusion):
 
     They have a small residual conv net, `features_of`, whose modules are `head` and `body`.
 
-    base: see `Base`.
+    base: the frame to which the network adds its output: the "blurry" one, or the "fused" one,
+    which `on_input` has returned.
     inputs: channels before the conv net. features: channels after it.
     layers: number of its residual convolutions.
     """
@@ -146,9 +151,11 @@ class NoFusion(Fusion):
     @classmethod
     def channels(cls, in_chans: int | None, spike_channels: int) -> tuple[int, int]:
         image_channels = in_chans or 3  # RGB unless the option file says otherwise
+        # `on_input` returns the image itself, so both numbers of channels are the same.
         return image_channels, image_channels
 
 
+# given: the network passes this argument to the constructor. It is no key of the option file.
 @FUSIONS.register("concat", given=("spike_channels",))
 class ConcatFusion(Fusion):
     """Concatenates RGB and spike channels: in_chans = 3 + S."""
@@ -159,7 +166,7 @@ class ConcatFusion(Fusion):
 
     @classmethod
     def trunk_channels(cls, spike_channels: int) -> int:
-        return 3 + spike_channels
+        return 3 + spike_channels  # of the result of `on_input`
 
     def on_input(self, image: Tensor, spike: Tensor | None) -> Tensor:
         spike = checked_spike(image, spike, self.spike_channels)
