@@ -210,7 +210,8 @@ def plan_work(job: Job) -> list[Work]:
     """
     outputs = job.outputs
 
-    # Clips of which a result is missing.
+    # Clips of which a result is missing: the scores (e.g. clips/street.json), or a file that the
+    # user asked for by --save (e.g. street/000001.png, street.mp4).
     unfinished = []
     for clip_index, clip in enumerate(job.clips):
         files = [outputs.file("clip", clip.name), *outputs.results(clip.name, job.stems_of(clip))]
@@ -220,7 +221,8 @@ def plan_work(job: Job) -> list[Work]:
     if finished_count:
         logger.info("%d of %d clips are finished already", finished_count, len(job.clips))
 
-    # The number of pieces per clip, so that each rank has at least one piece.
+    # Into how many pieces each clip is cut, so that each rank has work. E.g. 2 unfinished clips on
+    # 8 ranks: 4 pieces of each clip. A clip with few missing frames may give fewer, see `_pieces`.
     pieces_of_clip = 1
     if unfinished and job.method.can_cut:
         pieces_of_clip = math.ceil(utils_dist.get_world_size() / len(unfinished))
@@ -232,8 +234,10 @@ def plan_work(job: Job) -> list[Work]:
         if missing:
             to_restore = range(missing[0], missing[-1] + 1)
         else:
+            # No frame is missing. The clip stays in the plan to be scored.
             to_restore = range(0)
         pieces = _pieces(to_restore, pieces_of_clip)
+        # "Whole" means that the missing frames were not cut into several pieces.
         is_whole = len(pieces) == 1
         plan += [Work(clip_index, piece, is_whole) for piece in pieces]
     # Pieces of the same length are in the order of clips and frames, which is the same in every
@@ -242,10 +246,11 @@ def plan_work(job: Job) -> list[Work]:
 
 
 def _pieces(frames: range, most: int) -> list[range]:
-    """Cut frames into at most `most` pieces of nearly the same length.
+    """Cut frames into at most `most` pieces. All have the same length, but the last may be shorter.
 
-    E.g. frames 10 to 19 in 3 pieces: 10 to 13, 14 to 17, 18 to 19. Without frames there is one
-    empty piece, because the clip still has to be scored.
+    E.g. frames 10 to 19 in 3 pieces: 10 to 13, 14 to 17, 18 to 19. There may be fewer pieces than
+    `most`: 9 frames in 4 pieces need pieces of 3 frames, and then three pieces are enough. Without
+    frames there is one empty piece, because the clip still has to be scored.
     """
     if not frames:
         return [frames]
@@ -254,7 +259,11 @@ def _pieces(frames: range, most: int) -> list[range]:
 
 
 def _missing_frames(job: Job, clip: ClipReader) -> list[int]:
-    """Return the indices of the frames of a clip of which a file is missing."""
+    """Return the indices of the frames of a clip of which a file is missing.
+
+    The files of a frame are its picture, e.g. street/000001.png, and its exact values, e.g.
+    .work/street/000001.npy, if scores are computed from values that are not rounded.
+    """
     missing = []
     for index in job.frames_of(clip):
         stem = clip.stems[index]
@@ -274,7 +283,9 @@ def restore_share(
     the restorer has pictures of how it restores, they are written for the example frame, too. A
     clip that was not cut between ranks is scored at once.
 
-    share: the pieces of this rank. more_scores: see outputs.MoreScores.
+    share: the pieces of this rank.
+    more_scores: a function (restored frame, sharp frame) -> scores, e.g. {"lpips": 0.12}. None: no
+    more scores than those of models/metrics.py.
     """
     total = sum(len(work.frames) for work in share)
     # Time and number of the frames restored so far, over all pieces of this rank.
@@ -289,7 +300,8 @@ def restore_share(
             restored = restorer.frames(clip, work.frames, bar.update)
             example = example_of(job.frames_of(clip))
             for index, frame in zip(work.frames, restored, strict=True):
-                # Before the frame, whose file says that the work on the frame is done.
+                # Write the pictures first. The file of the frame means that the frame is finished,
+                # so a continued test would not write the pictures any more.
                 if index == example and isinstance(restorer, ShowsPictures):
                     job.outputs.write_pictures(clip.name, restorer.pictures())
                 job.outputs.write_frame(clip.name, clip.stems[index], frame)

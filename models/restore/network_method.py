@@ -115,8 +115,9 @@ def network_for_test_set(
 
     section: datasets.test.
     """
-    tile_options = val.plain()
-    # `pad_sequence` and `sigma` exist only for some kinds of datasets.
+    tile_options = val.plain()  # a dict
+    # `pad_sequence` and `sigma` exist only for some kinds of datasets. The key `pad_sequence` of a
+    # dataset asks for the same as the key `pad_seq` of the section `val`: repeat the last frame.
     if getattr(section, "pad_sequence", False):
         tile_options["pad_seq"] = True
     if request.tiles.tile == "auto":
@@ -131,8 +132,10 @@ def network_for_own_clips(saved: SavedNetwork, request: TestRequest) -> NetworkM
 
     Published weights have the tiles of their authors. Other weights have large tiles.
     """
+    # The value of --tile: (frames, side), "auto", or None if the flag is not given. If frames and
+    # side are given, `_tiling` replaces the sizes that are chosen here.
     tile = request.tiles.tile
-    tile_options = ValOptions().plain()
+    tile_options = ValOptions().plain()  # the defaults, as a dict
     if saved.released and tile is None:
         number = saved.released[:3]  # e.g. "006"
         frames, side = RELEASED_TILES[number]
@@ -149,10 +152,12 @@ def network_for_own_clips(saved: SavedNetwork, request: TestRequest) -> NetworkM
 def _tiling(
     saved: SavedNetwork, tile_options: dict[str, Any], flags: TileRequest, **fields: Any
 ) -> Tiling:
-    """Return the tiles that options and flags ask for. A flag wins over an option and a field.
+    """Return the tiles that options and flags ask for.
+
+    A flag wins over `tile_options` and over `fields`.
 
     tile_options: keys and values of the section `val`; they are changed in place. flags: the flags
-    of the command line. fields: further fields of the Tiling.
+    of the command line. fields: fields of `Tiling` that `val` does not have, e.g. blend="smooth".
     """
     if isinstance(flags.tile, tuple):
         frames, side = flags.tile

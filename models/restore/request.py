@@ -239,6 +239,7 @@ def _parser(description: str | None) -> OptionParser:
 
     # Flags that launchers such as torchrun add, and the options, which are no flags.
     add_launch_flags(parser)
+    # E.g. netG.fusion=none; with --input: spike.key=value; with --method: method.half_window=8.
     add(
         "overrides",
         nargs="*",
@@ -249,16 +250,20 @@ def _parser(description: str | None) -> OptionParser:
 
 
 def _add_flags_of_network(add: Callable[..., Any]) -> None:
-    """Add what restores: the options of a network, its weights, or a method without a network.
+    """Add the flags that say what restores: a network's options and weights, or another method.
 
     add: parser.add_argument.
     """
+    # The form with one dash, -opt, means the same.
     add(
         "--opt",
         "-opt",
         metavar="FILE",
         help="option file: tests on datasets.test; with --input: names the network",
     )
+    # tfp, tfi, tfstp and exposure are formulas, which compute a frame directly. "joint" solves
+    # equations of the blurry frame and its spikes, and needs a first frame to begin with: of the
+    # formula exposure, or of a network.
     add(
         "--method",
         metavar="NAME",
@@ -274,7 +279,7 @@ def _add_flags_of_network(add: Callable[..., Any]) -> None:
 
 
 def _add_flags_of_clips(add: Callable[..., Any]) -> None:
-    """Add the user's clips, and the folder of the results."""
+    """Add the flags that name a user's clips, and the folder of the results."""
     add("--input", metavar="PATH", help="video, folder of frames, or folder of either")
     add(
         "--output",
@@ -289,7 +294,12 @@ def _add_flags_of_clips(add: Callable[..., Any]) -> None:
 
 
 def _add_flags_of_tiles(add: Callable[..., Any]) -> None:
-    """Add how the network is applied. See `TileRequest`."""
+    """Add the flags that say how the network is applied: tiles, precision and so on.
+
+    See `TileRequest`.
+    """
+    # T is a number of frames, and P a number of pixels (the side of a square tile). "auto": tiles
+    # are halved when the memory of a GPU runs out.
     add(
         "--tile",
         metavar="auto|T,P",
@@ -306,6 +316,8 @@ def _add_flags_of_tiles(add: Callable[..., Any]) -> None:
         metavar="N",
         help="tiles through the network at once (val.batch_tiles)",
     )
+    # "smooth": the weight of a tile falls towards its border, so no seam is visible. "kair": the
+    # borders are cut off, and what is left of each tile has the same weight.
     add(
         "--blend",
         choices=("kair", "smooth"),
@@ -330,7 +342,9 @@ def _add_flags_of_tiles(add: Callable[..., Any]) -> None:
 
 
 def _add_flags_of_results(add: Callable[..., Any]) -> None:
-    """Add what is saved, and what is scored."""
+    """Add the flags that say what is saved, and what is scored."""
+    # Without --save: the restored clip in the form of --input (frames or a video) and a comparison
+    # video. If the network restores several instants of a frame, also a slow-motion video.
     add(
         "--save",
         nargs="+",

@@ -26,8 +26,8 @@ VALUES = {
     "float": "x255, neither clamped nor rounded",
 }
 MEANS = {"clips": "frame -> clip mean -> mean over clips", "frames": "mean over all frames"}
-# Value of metric.mean -> the mean that metrics.json gives beside it. E.g. with "clips" also the
-# mean over frames, as "psnr_frame_mean".
+# Value of metric.mean -> the mean that metrics.json gives beside it, without its last "s". E.g.
+# with "clips" also the mean over "frames", under the key "psnr_frame_mean".
 OTHER_MEAN = {"clips": "frame", "frames": "clip"}
 
 
@@ -62,6 +62,8 @@ def collect(
     # The entries in natural order ("clip2" before "clip10"), with the mean of each metric.
     table: dict[str, dict[str, Any]] = {}
     for clip in sorted(clips, key=lambda clip: natural_key(clip["name"])):
+        # E.g. {"frames": 10, "per_frame": {"restored": {"psnr": [30.2, ...]}}, ...}. For each kind
+        # in "per_frame" the row gets a key: {"restored": {"psnr": 30.1}}.
         row = {key: value for key, value in clip.items() if key != "name"}
         for kind, scores in clip["per_frame"].items():
             means = {}
@@ -86,7 +88,7 @@ def _averages(rows: list[dict[str, Any]], kind: str, expected: int, mean: str) -
     averages: dict[str, Any] = {}
     values_of_frames: list[float] = []
     for metric in rows[0][kind]:
-        values_of_frames = []  # of all frames of all clips
+        values_of_frames = []  # values of this metric, of all frames of all clips
         for row in rows:
             values_of_frames += row["per_frame"][kind][metric]
         mean_over = {
@@ -95,10 +97,11 @@ def _averages(rows: list[dict[str, Any]], kind: str, expected: int, mean: str) -
         }
         other = OTHER_MEAN[mean]  # "frame" or "clip"
         averages[metric] = mean_over[mean]
-        averages[f"{metric}_{other}_mean"] = mean_over[f"{other}s"]
+        averages[f"{metric}_{other}_mean"] = mean_over[f"{other}s"]  # e.g. "psnr_frame_mean"
     return averages | {
         "mean": mean,
-        "frames": len(values_of_frames),  # the same for each metric
+        # The list of the last metric. Each metric has one value for each frame.
+        "frames": len(values_of_frames),
         "clips_found": len(rows),
         "clips_expected": expected,
         "complete": len(rows) == expected,
