@@ -76,10 +76,11 @@ def test_a_forged_beat_harms_no_file_or_process_that_it_names(run, tmp_path):
     bystander = subprocess.Popen(["sleep", "600"])
     store = store_of(run)
     beat = json.loads(store.get("beat/1"))
-    # Rank 1 falls silent, so that rank 0 acts on its beat: on a true beat, it ends the process that
-    # the beat names, and prints the file that holds its stack.
+    # Stop rank 1, so that rank 0 notices its silence. Rank 0 then reads the last beat of rank 1. If
+    # the beat is true, rank 0 ends the process `pid`, and prints the file `stack_file`.
     os.kill(beat["pid"], signal.SIGSTOP)
     time.sleep(0.6)  # so that no true beat follows the forged one
+    # "beat" counts the beats. 1000 is newer than every true one.
     forged = beat | {"pid": bystander.pid, "stack_file": str(precious), "beat": 1000}
 
     store.set("beat/1", json.dumps(forged))
@@ -90,7 +91,7 @@ def test_a_forged_beat_harms_no_file_or_process_that_it_names(run, tmp_path):
     assert precious.read_text() == "three weeks of work"
     assert bystander.poll() is None
     bystander.kill()
-    assert result.exit_codes[0] == 2
+    assert result.exit_codes[0] == 2  # of a ForeignValueError
     assert REPORT in result.stderr[0]
 
 
@@ -109,7 +110,7 @@ def test_a_forged_failure_ends_the_run_with_a_report(run, value):
     store_of(run).set("failure", value)
     result = run.wait(30)
 
-    # Not with the exit code of the forged value, e.g. 0.
+    # 2 is the exit code of a ForeignValueError. The forged value asks for other ones, e.g. 0.
     assert result.exit_codes == [2, 2]
     assert result.text.count(REPORT) == 1
     assert "key 'failure'" in result.text
@@ -155,7 +156,7 @@ def test_ranks_of_one_host_listen_on_the_loopback_alone(run):
                 address, _, _port = listening[inode].partition(":")
                 addresses.add(address)
 
-    assert addresses == {"0100007F"}  # 127.0.0.1
+    assert addresses == {"0100007F"}  # 127.0.0.1: its bytes 7F 00 00 01 in reverse order
 
 
 # ---- The job key --------------------------------------------------------------------------------
@@ -164,8 +165,9 @@ def test_ranks_of_one_host_listen_on_the_loopback_alone(run):
 def test_a_run_with_a_job_key_ends_as_a_run_without_one(tmp_path):
     with begin_work(tmp_path, env={"SPIKEVRT_JOB_KEY": KEY}) as ranks:
         ranks.wait_for("at work", rank=0, limit_s=60)
+        # The key is part of the environment of a rank. The file must be gone with the process.
         environment = Path(f"/proc/{ranks.processes[0].pid}/environ")
-        (tmp_path / "over").touch()
+        (tmp_path / "over").touch()  # ends the work of both ranks, see `begin_work`
         result = ranks.wait(30)
 
     assert result.exit_codes == [0, 0], result.text

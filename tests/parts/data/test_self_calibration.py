@@ -121,6 +121,7 @@ def test_a_moved_camera_is_found(home, tmp_path):
     ],
 )
 def test_nothing_is_changed_if_a_clip_does_not_tell(home, tmp_path, capsys, name, spikes_of):
+    # From these clips nobody could find how the cameras are mounted.
     found = restored_psnr(home, tmp_path / "auto", name, "auto", spikes_of)
     said = capsys.readouterr().out
 
@@ -129,10 +130,13 @@ def test_nothing_is_changed_if_a_clip_does_not_tell(home, tmp_path, capsys, name
 
 
 def test_a_clip_in_which_nothing_moves_tells_the_place_alone(home, tmp_path, capsys):
+    # The scene of "still" stands still, and its cameras are moved against one another (MOVED). One
+    # picture shows by how many pixels. The times need motion.
     restored_psnr(home, tmp_path / "still", "still", "auto")
 
     said = capsys.readouterr().out
-    assert "moved by 3.3" in said  # pixels: 2.6 along x and 2.1 along y
+    # In pixels: MOVED has 2.6 along x and -2.1 along y, and sqrt(2.6^2 + 2.1^2) = 3.3.
+    assert "moved by 3.3" in said
     # Neither the time offset nor the length of the exposure is sure.
     assert said.count("not sure: left") == 2
 
@@ -163,11 +167,13 @@ def dataset(section):
 def calibration_of(dataset, name):
     """Return the calibration that was found for a clip, or None."""
     clips = {clip.name: clip for clip in dataset.clips}
+    # `present` fails the test if its argument is None.
     return present(clips[name].spikes).calibration
 
 
 @pytest.mark.parametrize("name", ["aligned", "flat"])
 def test_training_leaves_a_clip_as_it_is_that_is_aligned_or_does_not_tell(dataset, name):
+    # "aligned" needs no calibration, and in "flat" there is nothing to find it by.
     assert calibration_of(dataset, name) is None
 
 
@@ -175,6 +181,7 @@ def test_training_finds_where_a_moved_camera_looks(home, dataset):
     found = present(calibration_of(dataset, "moved"))
 
     true = load_calibration(home / "moved.json")
+    # x and y of the corners of the spike plane, which has 64 x 64 pixels.
     corners = np.array([[[0, 0], [63, 0], [0, 63], [63, 63.0]]])
     places = cv2.perspectiveTransform(corners, found.to_rgb())
     expected = cv2.perspectiveTransform(corners, true.to_rgb())

@@ -493,6 +493,7 @@ def rgb_draws():
     make = camera(
         dark_prob=0.5, dark_max=0.1, rgb_prob=0.5, rgb_shot_max=0.2, jpeg_prob=0.5, jpeg_min=20
     )
+    # The list is the seed of a draw: seed of the dataset, epoch, and number of the sample.
     return [make.draw([0, 0, i]) for i in range(400)]
 
 
@@ -512,6 +513,7 @@ def test_a_frame_stays_as_it_is_as_often_as_asked(rgb_draws):
 def test_a_dark_current_fires_in_the_dark(rgb_draws):
     darkest = max(rgb_draws, key=lambda draw: draw.dark)
 
+    # 200 planes of a frame without any spike. The frame has the number 0.
     black = darkest.apply(np.zeros((200, 20, 20), np.uint8), 0)
 
     assert black.mean() == pytest.approx(darkest.dark, rel=0.05)
@@ -528,11 +530,12 @@ def test_a_frame_gets_noise_or_jpeg_or_both(rgb_draws, coloured_ramp):
     changes = {}  # (has noise, has JPEG) -> mean change of a value
     for draw in rgb_draws:
         if draw.rgb:
-            changed = draw.photograph(coloured_ramp, 3).astype(float)
+            changed = draw.photograph(coloured_ramp, 3).astype(float)  # 3: number of the frame
             kind = (bool(draw.rgb.shot), bool(draw.rgb.jpeg))
             changes[kind] = np.abs(changed - coloured_ramp).mean()
 
     assert set(changes) == {(True, False), (False, True), (True, True)}
+    # In levels of 8 bits, as a mean: each picture has changed, and is far from being destroyed.
     for change in changes.values():
         assert 0.1 < change < 40
 
@@ -540,6 +543,7 @@ def test_a_frame_gets_noise_or_jpeg_or_both(rgb_draws, coloured_ramp):
 def test_a_frame_gets_the_same_noise_each_time(rgb_draws, coloured_ramp):
     for draw in rgb_draws:
         if draw.rgb:
+            # 3 is the number of the frame, from which its noise follows.
             first = draw.photograph(coloured_ramp, 3)
             second = draw.photograph(coloured_ramp, 3)
             assert np.array_equal(first, second)
@@ -548,6 +552,7 @@ def test_a_frame_gets_the_same_noise_each_time(rgb_draws, coloured_ramp):
 def sample_with_camera(folder, camera):
     """Return the first sample of a training set. camera: the section `camera`, or None."""
     values = section(folder, gt_size=16, num_frame=3, camera=camera)
+    # The index of a training sample is (epoch, number of the sample).
     return build_dataset(values, "train", 0)[0, 0]
 
 
@@ -589,7 +594,8 @@ CAMERA = {
 def mean_place(is_true):
     """Return where the true values of an array lie on average, in [0, 1].
 
-    Without true values it is the middle, so the result does not depend on their number.
+    Without true values the result is the middle. True values at random places lie in the middle
+    on average, too. So the result does not tell how many true values there are.
     """
     places = np.flatnonzero(is_true)
     if len(places):

@@ -32,7 +32,9 @@ from utils.image import imwrite_rgb
 from utils.video import VideoReader
 
 # Without and with the flag --overwrite.
-BOTH = pytest.mark.parametrize("overwrite", [False, True], ids=["kept", "overwrite"])
+WITH_AND_WITHOUT_OVERWRITE = pytest.mark.parametrize(
+    "overwrite", [False, True], ids=["kept", "overwrite"]
+)
 # The error about files that are not ours. The names of the files follow.
 NOT_OURS = "no test of this program made"
 
@@ -343,7 +345,7 @@ def test_the_results_of_an_earlier_clip_are_not_replaced_by_those_of_another(tmp
     assert "clip x, which is there already" in str(error.value)
 
 
-@BOTH
+@WITH_AND_WITHOUT_OVERWRITE
 @pytest.mark.parametrize(
     ("name", "shown"),
     [
@@ -367,7 +369,7 @@ def test_a_foreign_file_under_any_name_that_is_written_is_refused_at_the_start(
     assert not (tmp_path / "run.json").exists()
 
 
-@BOTH
+@WITH_AND_WITHOUT_OVERWRITE
 def test_a_video_of_the_user_beside_our_results_is_not_taken_for_a_result(tmp_path, overwrite):
     claim(tmp_path, "x")
     (tmp_path / "mine.mp4").write_bytes(b"theirs")
@@ -379,7 +381,7 @@ def test_a_video_of_the_user_beside_our_results_is_not_taken_for_a_result(tmp_pa
 
 
 def test_a_frame_of_the_user_beside_our_results_is_not_taken_for_a_result(tmp_path):
-    # The first test saved only videos, so x/0.png is not its frame.
+    # By default `claim` stands for a test that saves only videos, so x/0.png is not its frame.
     claim(tmp_path, "x")
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "0.png").write_bytes(b"theirs")
@@ -394,6 +396,7 @@ def test_overwrite_leaves_a_file_of_the_user_that_no_test_would_write(tmp_path):
     claim(tmp_path, "x")
     (tmp_path / "mine.mp4").write_bytes(b"theirs")
 
+    # A test with other settings. A test with the same settings would continue the first one.
     claim(tmp_path, "x", overwrite=True, settings={"other": 1})
 
     assert names_of_files(tmp_path) == {"mine.mp4", "run.json"}
@@ -420,9 +423,12 @@ def test_a_damaged_run_json_marks_no_folder_as_ours(tmp_path, content):
 
 
 # ---- Results beside a training run --------------------------------------------------------------
+#
+# `claim_run_folder` takes a folder for a training run. ["log"] are the files that the run writes
+# there. The last argument is whether an earlier run is known to have made the folder.
 
 
-@BOTH
+@WITH_AND_WITHOUT_OVERWRITE
 def test_the_folder_of_a_training_run_is_refused_for_results(tmp_path, overwrite):
     claim_run_folder(tmp_path, ["log"], False)
 
@@ -450,7 +456,7 @@ def test_the_folder_of_results_is_refused_for_a_training_run(tmp_path):
 def test_a_training_run_whose_checkpoints_lie_beside_results_goes_on(tmp_path):
     claim(tmp_path, "x")
 
-    # True: checkpoints of this run are in the folder.
+    # True: an earlier run has made the folder, because checkpoints of this run are there.
     claim_run_folder(tmp_path, ["log"], True)
 
     assert (tmp_path / RESULTS).is_file()
@@ -458,14 +464,13 @@ def test_a_training_run_whose_checkpoints_lie_beside_results_goes_on(tmp_path):
 
 # ---- What --overwrite removes -------------------------------------------------------------------
 
-# Files of the user, under names that other tests would write: the video of these frames, the frames
-# of a test that does not save them.
+# Files of the user. The last three have names that this program would use in another test.
 FILES_OF_USER = (
-    "clip1/notes.txt",
-    "clips/mine.png",
-    "clip1.mp4",
-    "clip1_slowmotion.mp4",
-    ".work/clip1/000000.png",
+    "clip1/notes.txt",  # in the folder of the restored frames
+    "clips/mine.png",  # in the folder of the scores of each clip
+    "clip1.mp4",  # --save video would write it
+    "clip1_slowmotion.mp4",  # --save slowmotion would write it
+    ".work/clip1/000000.png",  # a test that does not save frames would write it
 )
 
 
@@ -475,6 +480,7 @@ def overwriting(home, clip, out) -> list[object]:
 
     `out` holds the frames and comparison of clip1, and files of the user.
     """
+    # `restoring` gives the arguments of a command line, and `restore` runs it.
     restore(*restoring(home, clip, out, "--gt", clip / "sharp", "--save", "frames", "comparison"))
     for name in FILES_OF_USER:
         (out / name).parent.mkdir(parents=True, exist_ok=True)
@@ -482,6 +488,7 @@ def overwriting(home, clip, out) -> list[object]:
 
     second = clip.parent / "second"
     shutil.copytree(clip / "blur", second / "blur")
+    # Another --dtype is another setting, so this test cannot continue the first one.
     return restoring(home, second, out, "--overwrite", "--save", "video", "--dtype", "bfloat16")
 
 
