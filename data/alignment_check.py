@@ -215,6 +215,7 @@ def _samples_of_training(dataset: Any) -> list[_Sample]:
         return []
     samples = []
     for index in _evenly_spaced(len(dataset), SAMPLES):
+        # A training set makes a `Draw` from the epoch and the number of the sample.
         draw = dataset.draw((EPOCH, index))
         samples.append(_Sample(dataset, draw, index))
     return samples
@@ -230,6 +231,7 @@ def _samples_of_user(readers: Sequence[Any]) -> list[_Sample]:
     samples = []
     for number in _evenly_spaced(len(frames), SAMPLES):
         reader, frame = frames[number]
+        # The dataset of a user's clips makes a `Draw` from the clip and its frames, here one frame.
         draw = reader.dataset.draw(reader.clip_index, first=frame, count=1)
         samples.append(_Sample(reader.dataset, draw, None))
     return samples
@@ -252,6 +254,8 @@ def _evenly_spaced(count: int, wanted: int) -> list[int]:
 
 def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
     """Compare the spikes of a sample with its frames.
+
+    A draw (class `Draw`) says which frames of which clip make a sample, and which crop is read.
 
     dataset: the dataset of the draw. It reads the frames and spikes.
     count: number of frames of the sample to measure. The middle frame is measured in any case.
@@ -302,18 +306,25 @@ def _read_pair(dataset: Any, draw: Draw, position: int, kind: str) -> tuple[torc
 
     position: number of the frame in the sample. kind: "gt" or "lq".
     """
-    # Read the whole region that both cameras see, because a crop has less texture.
+    # Read the whole region that both cameras see, because a crop has less texture. An `Augment`
+    # says which part of a frame is cut out, and how it is flipped; here it is not flipped.
     top, left, height, width = draw.clip.grid.region
-    region = Augment(top, left, height, width)
+    crop_of_region = Augment(top, left, height, width)
     frame = draw.frames[position]  # number of the frame in the clip
-    is_backwards = draw.backwards[position]
-    one_frame = dataclasses.replace(draw, frames=[frame], backwards=[is_backwards], aug=region)
+    is_backwards = draw.backwards[position]  # whether the spike planes come in reversed time
+    one_frame = dataclasses.replace(
+        draw, frames=[frame], backwards=[is_backwards], aug=crop_of_region
+    )
     item = dataset.read(one_frame)  # (1, channels, height, width) for each kind
 
+    # The picture of the spikes, from all spike channels (S of them). For "gt" it shows the sharp
+    # instant. For "lq" the only channel is the mean of the exposure, see `compare`.
     channels = item["spike"][0].numpy()  # (S, H, W)
     exposure = draw.clip.exposures[frame]
     spike_picture = draw.clip.spikes.sharp_image(channels, exposure, is_backwards)  # (H, W)
 
+    # The picture of the frame. s is the scale of the kind: 1 for "lq". A sharp frame of a data set
+    # for super-resolution has s times as many pixels along each side as a blurry frame.
     image = item[kind][0, :3]  # (3, sH, sW), without the noise map that lq may have
     grey = to_grey(image.permute(1, 2, 0).numpy())  # (sH, sW)
     size = (width, height)  # OpenCV's order

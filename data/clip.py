@@ -1,9 +1,11 @@
 """The record of one clip, `Clip`: its files, frame by frame.
 
 Clips come from the folders of a data set, from a clip cache, or from a user's own files. All of
-them become the same kind of record. The checks (data/clips/clip_check.py) make the record, and
-datasets and readers read the files that the record names. A record never changes:
-`dataclasses.replace` makes a changed copy.
+them become the same kind of record. Spikes are stored in planes. A plane has one bit for each spike
+pixel: whether the pixel fired in one short time step of the spike camera.
+
+The checks (data/clips/clip_check.py) make the record, and datasets and readers read the files that
+the record names. A record never changes: `dataclasses.replace` makes a changed copy.
 
 What must stay: the names of the fields, because clip caches and users' programs have them. A new
 field needs a default, so that other code can still make records without the field. If the field
@@ -46,10 +48,13 @@ class Exposure:
     before: number of planes of context that are read before the planes of the exposure.
     center: the plane of the sharp frame, counted from the first plane of the exposure. x.5 lies
     between two planes.
-    origin: number of the first plane of the exposure, as options and dataset.json count planes.
+    origin: number of the first plane of the exposure, as the option spike.center and the key
+    gt_plane of dataset.json count planes. They count from the first plane of the file if each frame
+    has a file, else from the first plane of the frame. (The `origin` of `Clip` is something else.)
 
-    E.g. the exposure has the planes 40 ... 79 of a file, and 8 planes of context are read before
-    and after it. Then `pieces` is one piece, the planes 32 ... 87, and before = 8.
+    E.g. each frame has a file, and the exposure has the planes 40 ... 79 of it. 8 planes of context
+    are read before and after it. Then `pieces` is one piece, the planes 32 ... 87, before = 8 and
+    origin = 40. If the sharp frame is at plane 60 of the file, then center = 20.
     """
 
     own: Piece
@@ -74,6 +79,7 @@ class Clip:
     the first frame come first.
     exposures: the planes of each frame; () without spikes.
     spikes: how the spikes are read, a data.cameras.spike_source.DatSpikes; None without spikes.
+    `spike` has the paths, and `spikes` is the object that reads them.
     times: when the frames were taken, if one spike file holds the planes of all frames; else None.
 
     Only for a user's clip, else None:

@@ -523,7 +523,8 @@ def _sort_out(
     """Sort the entries of a folder into files with a suffix, folders, and other files.
 
     find_folders: whether to tell folders from other files. This is slow on some file systems. If
-    False, a folder counts as another file.
+    False, the result has no folders, and a folder sets `has_other_files` like a file with another
+    suffix.
     """
     names_with: dict[str, list[str]] = {suffix: [] for suffix in suffixes}
     folders = []
@@ -568,7 +569,8 @@ def _entries_in(folder: str, states: dict[str, State]) -> list[os.DirEntry[str]]
     states: the state of the folder is added to this dict.
     """
     try:
-        # The state is read before the list, for the reason in `_list_folders`.
+        # Read the state before the list. If the folder changes in between, the stored state is too
+        # old, so the next start notices the change.
         state = state_of(folder)
         with os.scandir(folder) as entries:
             found = list(entries)
@@ -582,18 +584,23 @@ def _entries_in(folder: str, states: dict[str, State]) -> list[os.DirEntry[str]]
 
 
 def _list_lmdb(root: str, names: Collection[str] | None) -> Listing:
-    """List the clips of an LMDB. names, errors: see `list_root`."""
+    """List the clips of an LMDB. Raises the errors of `list_root`.
+
+    names: the clips that are wanted. None: all clips.
+    """
     listing = Listing()
     expected = "meta_info.txt as UTF-8 text beside data.mdb"
     do = _ADVICE_FOR_MISSING_ROOT
     if os.path.isdir(root):
         do = "make the LMDB again, or correct the dataroot"
     with reading(root, expected=expected, do=do):
-        # The states are read before the list, for the reason in `_list_folders`.
+        # Read the states before the list. If a file changes in between, its stored state is too
+        # old, so the next start notices the change.
         for name in LMDB_FILES:
             path = os.path.join(root, name)
             listing.states[path] = state_of(path)
         lines = _lines_of_meta_info(root)
+    # A state is the pair (mtime, ctime) in ns, see `state_of`. The first is the time of change.
     changed_ns, _ = listing.states[os.path.join(root, "data.mdb")]
     keys = _keys_in(lines, names)
 
@@ -602,6 +609,8 @@ def _list_lmdb(root: str, names: Collection[str] | None) -> Listing:
         prefix = f"{root}::{clip}/" if clip else f"{root}::"
         # Keys without a clip form one clip, which is named after the LMDB.
         name = clip or Path(root).stem
+        # `Folder` takes all names as one text, e.g. "000000/000001/", because one text takes less
+        # memory than a list of names.
         joined_names = "".join(f"{stem}/" for stem in entries)
         listing[name] = Folder(prefix, joined_names, tuple(entries.values()))
     if not listing:

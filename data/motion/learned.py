@@ -52,8 +52,10 @@ LEAST_ERROR = 1e-3
 
 # ---- Constants of the inputs of the network, which was trained with these values ----
 
-ELEVENTHS = 11  # windows that divide an exposure
-USUAL_PLANES = 8  # planes of an eleventh in training: an exposure had 88 planes
+# An exposure is divided into so many parts of equal length. Such a part is an "eleventh" here.
+ELEVENTHS = 11
+# Planes of an eleventh in training: an exposure had 11 x 8 = 88 planes.
+USUAL_PLANES = 8
 SMOOTH = 2.0  # sigma in spike pixels of the brightness around a pixel
 # Least mean spikes in an eleventh: relative light divides by the mean, which may be 0 in the dark.
 LEAST_MEAN = 8e-4
@@ -82,7 +84,9 @@ class Windows:
     """The spikes of an exposure in K windows of time."""
 
     counts: np.ndarray  # (K, h, w): number of spikes
-    light: np.ndarray  # (K, h, w): thresholds that passed, e.g. 0.5 for half of an interval
+    # (K, h, w): light in spikes. A pixel fires when it has collected a fixed amount of light. So
+    # half of an interval between two spikes is 0.5.
+    light: np.ndarray
     lengths: np.ndarray  # (K,): number of planes of each window
     are_recorded: np.ndarray  # (K,) bool: whether all planes of a window were recorded
 
@@ -186,8 +190,9 @@ def _on_frame(recording: Recording, view: View, curve: np.ndarray, log_error: np
         for number, c in enumerate(coefficients, 1):
             q = q + c * tau**number
         shifts.append(mapped(view.to_rgb, on_plane + q) - without_motion)
-        # The error grows with the time from the sharp instant. The mean of |tau| over the exposure
-        # is 1/2, so the mean of 2 |tau| times the error is the expected one.
+        # The error grows with the time from the sharp instant, in proportion to |tau|. The mean of
+        # |tau| over the exposure is 1/2, so the mean of 2 |tau| is 1. So the mean of these errors
+        # over the exposure is `mean_error`.
         errors.append((mean_error * 2 * abs(tau)).astype(np.float32))
     return Motion(np.array(times), np.stack(shifts), np.stack(errors))
 
@@ -199,11 +204,13 @@ def network_inputs(
     recording: Recording, view: View, network: MotionNetwork
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the pictures (K, 2, h, w) of all windows, and the scene (3, h, w)."""
+    # The network gives the edges of its windows in elevenths of an exposure. They count from the
+    # begin of the sharp plane. The sharp instant is the middle of this plane, half a plane later.
     planes_per_eleventh = recording.length / ELEVENTHS
-    # The windows lie around the begin of the sharp plane. The sharp instant is the middle of this
-    # plane, half a plane later.
-    middle = recording.sharp - 0.5
-    edges = np.array([round(middle + edge * planes_per_eleventh) for edge in network.edges])
+    begin_of_sharp_plane = recording.sharp - 0.5
+    edges = np.array(
+        [round(begin_of_sharp_plane + edge * planes_per_eleventh) for edge in network.edges]
+    )
     windows = spike_windows(recording.stream, edges)
 
     # The luma of the blurry frame in display values, as the spike pixels would see it, (h, w).
@@ -220,14 +227,17 @@ def spike_windows(stream: np.ndarray, edges: np.ndarray) -> Windows:
     """
     planes = len(stream)
     recorded_edges = np.clip(edges, 0, planes)
+    # Count from the begin of the stream to each edge. A window has the difference of two edges.
     spikes_before = []  # (h, w) for each edge
-    thresholds_before = []  # (h, w): the spikes, and the share of the interval around the edge
+    # (h, w) for each edge: the spikes, plus the share of the present interval that has passed. E.g.
+    # 3.6 after three spikes and 60 % of the interval up to the fourth spike.
+    light_before = []
     for edge in recorded_edges.tolist():
         spikes = stream[:edge].sum(axis=0, dtype=np.int32)
         spikes_before.append(spikes)
-        thresholds_before.append(spikes + _passed_share(stream, edge))
+        light_before.append(spikes + _passed_share(stream, edge))
     counts = np.diff(np.stack(spikes_before), axis=0).astype(np.float32)
-    light = np.diff(np.stack(thresholds_before), axis=0).astype(np.float32)
+    light = np.diff(np.stack(light_before), axis=0).astype(np.float32)
     are_recorded = (edges[:-1] >= 0) & (edges[1:] <= planes)
     return Windows(counts, light, np.diff(edges).astype(np.float32), are_recorded)
 
@@ -244,18 +254,22 @@ def _passed_share(stream: np.ndarray, edge: int) -> np.ndarray:
     fired_after = stream[edge:] > 0
 
     # The time of the last spike before the edge. A spike in plane p has the time p + 1. `argmax`
-    # finds the first plane with a spike, here counted backwards: 0 is the plane before the edge.
+    # finds the first plane with a spike, here counted backwards: 0 is the plane edge - 1. So the
+    # spike is in plane edge - 1 - planes_back, and its time is edge - planes_back.
     last = np.zeros(stream.shape[1:], np.int32)
     if edge > 0:
         planes_back = fired_before[::-1].argmax(axis=0)
         last = np.where(fired_before.any(axis=0), edge - planes_back, 0)
 
-    # The time of the first spike after the edge.
+    # The time of the first spike after the edge. `planes_on` counts forwards from the plane `edge`.
+    # So the spike is in plane edge + planes_on, and its time is 1 more.
     end_of_last_interval = planes + 1
     following = np.full(stream.shape[1:], end_of_last_interval)
     if edge < planes:
         planes_on = fired_after.argmax(axis=0)
         following = np.where(fired_after.any(axis=0), edge + planes_on + 1, end_of_last_interval)
+    # An interval has at least one plane, because last <= edge < following. So `maximum` changes
+    # nothing, and only excludes a division by 0.
     return (edge - last) / np.maximum(following - last, 1)
 
 
@@ -268,9 +282,13 @@ def pictures_of(
     planes_per_eleventh: planes of an eleventh of the exposure.
     Returns the pictures (K, 2, h, w) and the scene (3, h, w). Windows that were not recorded are 0.
     """
-    # Rates are spikes per usual plane: an exposure of any length counts as one of 88 planes.
+    # Rates are spikes per usual plane: an exposure of any length counts as one of 88 planes, which
+    # is the length in training. In usual planes, an eleventh has the length USUAL_PLANES. E.g. an
+    # exposure of 176 planes has 16 planes per eleventh, so a usual plane is 2 planes long.
     planes_per_usual_plane = np.float32(planes_per_eleventh / USUAL_PLANES)
     lengths = (windows.lengths / planes_per_usual_plane)[:, None, None]  # (K, 1, 1)
+    # The light up to an edge never falls from one edge to the next, so no rate is negative.
+    # `maximum` only excludes that rounding makes one negative.
     rates = np.maximum(windows.light / lengths, 0)  # (K, h, w)
 
     # The mean rate over the exposure. A sharp instant at the edge of what was recorded may leave
@@ -279,6 +297,7 @@ def pictures_of(
     is_used[inside] = windows.are_recorded[inside]
     used_rates = rates[is_used] if is_used.any() else rates
     rate = used_rates.mean(axis=0)  # (h, w)
+    # LEAST_MEAN is for an eleventh, and an eleventh has USUAL_PLANES usual planes.
     mean = max(float(rate.mean()), LEAST_MEAN / USUAL_PLANES)
     around = cv2.GaussianBlur(rate, (0, 0), SMOOTH)  # (h, w)
 
@@ -286,7 +305,9 @@ def pictures_of(
     # is the mean light, and -1 is no light.
     light = np.sqrt(np.minimum(rates / mean, MOST_LIGHT)) - 1
     # Picture 1: by how many standard deviations the number of spikes differs from the number that
-    # the mean rate of the pixel lets expect. The variance of a number is taken as the number.
+    # the mean rate of the pixel lets expect. As for a Poisson distribution, the variance is the
+    # expected number. Here this number comes from the smoothed rate `around`, because the rate of a
+    # single pixel is noisy itself, and 0 in a pixel that never fired.
     expected = rate * lengths  # (K, h, w)
     variance = np.maximum(around, LEAST_SHARE_OF_MEAN * mean) * lengths + ADDED_VARIANCE
     deviations = (windows.counts - expected) / np.sqrt(variance)
@@ -295,7 +316,7 @@ def pictures_of(
     pictures = np.stack((light * recorded, deviations * recorded), axis=1)
 
     # The scene: logarithms of the spikes in an eleventh, around the pixel and in the mean; and the
-    # blurry frame.
+    # blurry frame. A rate times USUAL_PLANES is a number of spikes in an eleventh.
     log_around = np.log(np.maximum(around * USUAL_PLANES, LEAST_AROUND))
     log_mean = np.full_like(around, np.log(mean * USUAL_PLANES))
     contrast = (blurry - blurry.mean()) * CONTRAST
