@@ -121,7 +121,10 @@ def comparison(
     """Return the panels of a comparison: name -> (H, W, 3) uint8.
 
     The panels come in this order: blurry, spikes, restored, sharp, error x5. A panel without data
-    is left out. A new panel may be added; reports of older strips read their names from a file.
+    is left out.
+
+    A new panel may be added. A run writes the names of its panels to images/panels.json, and its
+    report (utils/run/history.py) reads them there. So reports of older runs stay right.
 
     spikes: display values (H, W), as ClipReader.spike_light returns them. Their 99.5th percentile
         becomes white, so that single bright pixels do not make the picture dark.
@@ -149,11 +152,11 @@ def comparison_strip(
 ) -> np.ndarray:
     """Put panels (h, w, 3) uint8 side by side, each below its name. Returns (H, W, 3) uint8.
 
-    `panels_of` cuts a strip again, also a strip of an earlier version. So label and gap must keep
-    their sizes.
+    `panels_of` takes a strip apart, also a strip that an earlier version of this program wrote. So
+    label and gap must keep their sizes.
 
-    size: (height, width) of each panel in the strip, to which its pixels are repeated. None: the
-        size of the panel "restored".
+    size: (height, width) of each panel in the strip. A smaller panel is enlarged to this size by
+        repeating its pixels. None: the size of the panel "restored".
     """
     if size is None:
         size = panels["restored"].shape[:2]
@@ -181,7 +184,7 @@ def comparison_strip(
 
 
 def panels_of(strip: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Cut a strip of `comparison_strip` into its panels again: name -> (H, W, 3) uint8.
+    """Take a strip of `comparison_strip` apart into its panels: name -> (H, W, 3) uint8.
 
     names: names of the panels, from left to right.
     """

@@ -385,7 +385,8 @@ def restore_space(
 ) -> Tensor:
     """Restore one tile in time, tile by tile in space: (B, n, C', sH, sW) on the CPU.
 
-    inputs: the tensors of n frames, see `ReadMoments`. tick: see `stream_clip`.
+    inputs: the n frames lq (B, n, C, H, W), and with spikes their channels (B, n, S, H, W).
+    tick: called after each batch of tiles with the share of the work that the batch was, 0 ... 1.
     """
     height, width = inputs[0].shape[-2:]
     scale = tiling.spec.scale
@@ -423,13 +424,15 @@ def restore_space(
             rows, columns = patch.area(scale)
             total[..., rows, columns] += result * weight.to(result.dtype)
             total_weight[rows, columns] += weight
-        share_done = len(batch) / len(patches)
-        tick(share_done)
+        share_of_batch = len(batch) / len(patches)
+        tick(share_of_batch)
     return total.div_(total_weight.to(total.dtype))
 
 
 def _patch_weight(patch: _Patch, tops: list[int], lefts: list[int], tiling: Tiling) -> Tensor:
-    """Return the weight of each output pixel of a tile, (s tile height, s tile width).
+    """Return the weight of each output pixel of a tile, (s * tile height, s * tile width).
+
+    s is the scale of the network.
 
     tops, lefts: first rows and first columns of all tiles, in pixels of the input.
     """

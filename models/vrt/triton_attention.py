@@ -276,8 +276,8 @@ def _forward(
 ):  # fmt: skip
     """Write the output and the log-sum-exp of the logits for a tile of queries of one head.
 
-    out: the output, (n, T, HEADS, HD). log_sums: L of each query, (n, HEADS, T). For the arguments
-    that are read see "Names in all kernels".
+    The kernel writes to `out`, the output (n, T, HEADS, HD), and to `log_sums`, L of each query,
+    (n, HEADS, T). The other arguments are inputs. The table "Names in all kernels" explains them.
 
     The kernel goes through the keys once, tile by tile. After some tiles of keys it has, for each
     query,
@@ -290,6 +290,7 @@ def _forward(
     result are multiplied by 2^(old top - new top), as if the new top had been subtracted from the
     start. After the last tile, the output is result / total, and L is top + log2(total).
     """
+    # This program computes one tile of queries of one head, in the windows first ... end - 1.
     head, tile, _, first, end = _work_of_program(n, group_size, HEADS, TILES=T // BM)
     first_query = tile * BM
     stride = 3 * HEADS * HD  # from a token to the next one, because q, k and v are packed in qkv
@@ -297,6 +298,8 @@ def _forward(
     values = qkv + 2 * HEADS * HD
     bias_of_head = bias + head * T * T if HAS_BIAS else bias
     for window in range(first, end):
+        # The keys are those of `window`. With MUTUAL the queries are those of the other frame of
+        # the pair. Their output is written to the rows of `window`, the window of the keys.
         query_row = _window_of_queries(window, MUTUAL) * T + first_query
         q = _load_rows(qkv, query_row, stride, head, ROWS=BM, HD=HD, PAD=PAD)  # (BM, PAD)
         top = tl.full((BM,), -float("inf"), tl.float32)
@@ -331,12 +334,18 @@ def _forward(
 # ---- Backward --------------------------------------------------------------------------------
 #
 # All backward kernels take the same arguments, so that `_BackwardPass.launch` can launch each of
-# them. A kernel ignores what it does not need. Further arguments:
-#   bias        as in forward for `_gradient_of_queries`, (HEADS, queries, keys). The other kernels
-#               take it transposed, (HEADS, keys, queries). They compute P and dS transposed too,
-#               because their products then read P and dS from registers
+# them. A kernel ignores what it does not need. Only the layout of the bias differs:
+# `_gradient_of_queries` takes (HEADS, queries, keys), as in forward. The other kernels take the
+# bias transposed, (HEADS, keys, queries), because they compute P and dS transposed. They do so
+# because their products can then read P and dS from registers.
+#
+# Further arguments:
+#   bias        see above
 #   out         O of the forward pass, (n, T, HEADS, HD)
-#   grad        dO, whose rows are grad_stride numbers apart
+#   grad        dO, (n, T, HEADS, HD)
+#   grad_stride numbers from a row of dO to the next row, which may be more than HEADS * HD. Triton
+#               compiles it into the kernel (`tl.constexpr`) like HEADS and HD: it does not change
+#               with the number of windows
 #   log_sums    L of the forward pass, (n, HEADS, T)
 #   delta       rowsum(dO O), (n, HEADS, T): written by `_gradient_of_queries`, read by
 #               `_gradients_of_keys` and `_gradient_of_bias`
@@ -361,6 +370,7 @@ def _all_gradients(
     delta is not used, because this kernel computes the delta of a query right where it needs it.
     """
     tl.static_assert(BN == T and T // BM <= 2)
+    # This program computes one head in the windows first ... end - 1, which are group `group`.
     head, _, group, first, end = _work_of_program(n, group_size, HEADS, TILES=1)
     stride = 3 * HEADS * HD  # from a token to the next one
     keys = qkv + HEADS * HD

@@ -96,6 +96,7 @@ class LoaderOptions(Section):
 
 class PathOptions(Section):
     root: str = Field("experiments", min_length=1, description="Folder of all runs.")
+    # A path, or the name of published weights of VRT. vrt/001 to vrt/009 are such names.
     pretrained_netG: str | None = Field(
         None,
         description="Weights to start from, or vrt/001 to vrt/009; a checkpoint of the run wins.",
@@ -133,6 +134,7 @@ class TrainOptions(Section):
 
     G_lossfn_weight: float = Field(1.0, gt=0, description="Factor of the loss.")
     G_optimizer_type: Literal["adam", "adamw"] = Field("adam", description="Optimizer.")
+    # "Full": after the warm-up has raised the rate, and before the scheduler lowers it.
     G_optimizer_lr: float = Field(4e-4, gt=0, description="Full learning rate.")
     G_optimizer_betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
         [0.9, 0.99], min_length=2, max_length=2, description="Decay of the first and second moment."
@@ -154,6 +156,8 @@ class TrainOptions(Section):
     G_scheduler_periods: Positive | list[Positive] = Field(
         300000, description="Cosine: steps of each period; eta_min after the last."
     )
+    # A period begins with the rate eta_min + factor * (full rate - eta_min). A list has a factor
+    # for each period.
     G_scheduler_restart_weights: float | list[float] = Field(
         1.0, description="Cosine: height of each restart."
     )

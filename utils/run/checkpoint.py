@@ -651,6 +651,9 @@ def _other_data_or_batch(
     changed: what has changed, e.g. ["samples a step 8 -> 4"].
     per_step_then: number of samples per step of the checkpoint.
     path: the file of the checkpoint.
+
+    The message gives two ways out. Either the user restores the old data and the old batch. Or the
+    run continues with the data and batch of now, from a new epoch: --resume with the file.
     """
     error_class = DataError if is_other_data else OptionError
     return error_class(
@@ -706,6 +709,8 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
             file.write(f"{sha256_of(new_file)}\n")
         _wait_for_disk(new_sidecar)
 
+        # Give the newest file the name of a former version, too. It keeps the name `path` until the
+        # new file takes this name. So there is a file `path` at any time, even if the process dies.
         # If the newest file is damaged, do not keep it: it would push out a good former version.
         if keep and path.exists() and _fault(path) is None:
             _rename_versions(path, keep)
@@ -717,7 +722,7 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
             where=str(path),
             expected=f"a writable folder with room for {need_mb:.0f} MB "
             f"({free_bytes(path.parent) / 2**20:.0f} MB are free)",
-            do=ROOM,
+            do=ROOM,  # how to get space on the disk
         ) from e
     finally:
         # If the folder cannot be written, this fails as well. The error above names the folder.
@@ -748,7 +753,7 @@ def _refuse_full_disk(path: Path, need_mb: float) -> None:
             what=f"the disk is too full for a checkpoint: {free_mb:.0f} MB free",
             where=str(path),
             expected=f"at least {need_mb:.0f} MB",
-            do=ROOM,
+            do=ROOM,  # how to get space on the disk
         )
 
 

@@ -24,7 +24,8 @@ import torch
 
 # An old file, of torch before 1.6, begins with this many pickles.
 OLD_PICKLES = 5
-# The most tables within tables. A checkpoint has fewer than ten.
+# Greatest depth of dicts and lists within each other, e.g. 2 for {"a": [1]}. A checkpoint has a
+# depth below ten.
 DEEPEST = 100
 # Number of bytes that are read at once, 1 MiB: little memory, and few calls.
 CHUNK_BYTES = 2**20
@@ -50,7 +51,7 @@ def load_plain(path: Path, mmap: bool = False) -> Any:
 
     mmap: whether the numbers of tensors are read only when they are used.
 
-    Raises RefusedFile, and whatever torch.load raises for a file of something else.
+    Raises RefusedFile, and whatever torch.load raises for a file that torch.save did not write.
     """
     operation_count = _check_file(path)
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
@@ -65,7 +66,9 @@ def is_zip(path: Path) -> bool:
     """Whether a file is one of torch 1.6 or later, whose tensors can be read when they are used."""
     try:
         return zipfile.is_zipfile(path)
-    except zipfile.BadZipFile:  # it states more than one disk
+    except zipfile.BadZipFile:
+        # The end of the file says that the archive continues on further disks. torch.save never
+        # writes such an archive.
         return False
 
 
@@ -75,8 +78,8 @@ def is_zip(path: Path) -> bool:
 def _check_file(path: Path) -> int:
     """Return the number of operations of the pickle in a file.
 
-    Raises RefusedFile or OSError. A file of something else passes: torch.load says what is wrong
-    with it.
+    Raises RefusedFile or OSError. A file that torch.save did not write may pass. torch.load refuses
+    it later, and says what is wrong with it.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -90,7 +93,9 @@ def _check_file(path: Path) -> int:
                 operation_count += _check_pickle(archive.read(member))
             return operation_count
     except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, RuntimeError):
-        pass  # the file is no zip archive, or a damaged one
+        # zipfile raises one of these errors if the file is no zip archive, or a damaged archive. A
+        # damaged archive is then checked like an old file. Later torch.load names the damage.
+        pass
     # The pickles of an old file follow one another. `_check_pickle` reads up to the end of a
     # pickle, so the next call reads the next pickle.
     operation_count = 0
@@ -101,7 +106,7 @@ def _check_file(path: Path) -> int:
 
 
 def _refuse_compression(members: list[zipfile.ZipInfo], file_bytes: int) -> None:
-    """Refuse members that are compressed or overlap, as torch.save never writes them.
+    """Refuse members that are compressed or overlap. torch.save writes neither.
 
     Such members can make a small file stand for gigabytes.
 
