@@ -172,6 +172,10 @@ def build_page(gr: Any, folder: Path) -> Any:
         # Gradio's own progress bar would cover the fields that show the progress here.
         hidden = {**private, "show_progress": "hidden"}
         running = start.click(partial(restore, gr, folder), [work, *inputs], outputs, **hidden)
+        # The button "Cancel" does two things. Gradio calls `stop`, which kills the process. And
+        # because of `cancels`, gradio closes the generator `restore`. If `restore` notices first
+        # that its process has ended, it shows "cancelled" and keeps the files. If gradio closes it
+        # first, it removes the files.
         # queue=False, because in the queue it would wait for the restoration that it should cancel.
         cancel.click(stop, work, state, cancels=[running], queue=False, **hidden)
         # If the visitor moves on while a frame is read, only the last position counts.
@@ -187,6 +191,8 @@ def demo_clip(folder: Path) -> tuple[list[str], list[str], list[str]]:
 
     folder: where the clips of the demo are. The first call makes them.
     """
+    # DEMO says which clips are made: their number, length and size. RGB and SPIKES are names of
+    # folders. E.g. the blurry frames of a clip are in <folder>/demo/GOPRO_Large/test/<clip>/blur.
     make_sample(folder / "demo", DEMO)
     clips = sorted((folder / "demo" / RGB / "test").iterdir())
     clip = clips[-1]  # the photograph
@@ -202,6 +208,8 @@ def demo_clip(folder: Path) -> tuple[list[str], list[str], list[str]]:
 def restore(gr: Any, folder: Path, former: Work | None, *asked: Any) -> Iterator[tuple[Any, ...]]:
     """Restore a clip, and yield what the page shows, anew at each step.
 
+    gr: the package gradio. It is an argument, because only `main` imports gradio.
+    folder: the folder in which this restoration makes a folder of its own.
     former: the last restoration of this visitor. Its files are removed.
     asked: the values of the fields, the arguments of `start_work` after the folder.
 
@@ -222,15 +230,18 @@ def restore(gr: Any, folder: Path, former: Work | None, *asked: Any) -> Iterator
             text = f"{done} of {total} frames restored"
             yield work, progress(text, done, total), work.messages(), *no_result
     except SpikeVRTError as e:
-        # Wrong files or options, or the restoration took too long.
+        # Wrong files or options, or the restoration took too long. `as_uploaded` turns the paths of
+        # this machine in the message into the names that the visitor uploaded.
         yield work, progress("refused"), as_uploaded(str(e), folder), *no_result
         return
     except GeneratorExit:
-        # Gradio closes this generator if the visitor cancels or closes the page.
+        # Gradio closes this generator if the visitor cancels or closes the page. Nobody sees the
+        # result any more, so the files go.
         if work is not None:
             work.remove()
         raise
 
+    # `stop` has killed the process, and gradio has not closed this generator yet.
     if work.is_cancelled:
         yield work, progress("cancelled"), work.messages(), *no_result
     elif work.process.returncode != 0:
@@ -265,7 +276,11 @@ def follow(work: Work) -> Iterator[int]:
 
 
 def stop(work: Work | None) -> str:
-    """End a restoration, if there is one. Returns the new state. Its files stay."""
+    """End a restoration, if there is one. Returns the new state of the page, "cancelled".
+
+    This function removes no files: `restore` may still read the restored frames. The next
+    restoration of the visitor removes them, or gradio after VISITOR_S.
+    """
     if work is not None:
         work.cancel()
     return progress("cancelled")

@@ -505,7 +505,9 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
     size.
 
     table: the dataset.json of the earlier run, or an empty one
+    plans: for each job (a clip to make), its plan with the size of its frames
     """
+    # `plan_all` has checked that the frames of all jobs have one size.
     first_plan = next(iter(plans.values()))
     frame_height, frame_width = first_plan.size
     height = frame_height // recipe.ratio
@@ -528,16 +530,18 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
     usual_clips = [clip for clip in clips.values() if clip["planes"] == most_common_planes]
     usual_clip = usual_clips[0]
     # Random cameras differ from clip to clip. So the set as a whole has no rate, but each clip has
-    # a rate.
+    # a rate. Other cameras are the same for all clips, except for their seed. So the rate and the
+    # light of any clip are those of the set, and the name of the clip may be "".
     rig = None if recipe.rig.startswith("random") else recipe.rig_of("")
     about: dict[str, Any] = {
         "format": FORMAT,
         "h": height,
         "w": width,
-        "flip": True,
+        "flip": True,  # within a plane, the rows are stored from bottom to top
         "planes": usual_clip["planes"],
         "gt_plane": usual_clip["gt_plane"],
         "rate": rig.rate if rig else None,
+        # With random cameras, each clip has its own value in "clips", which wins over this value.
         "light": rig.light if rig else "linear",
         "clips": clips,
         "recipe": recipe.record(),
@@ -549,6 +553,8 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
 def clip_info(job: Job, plan: Plan, recipe: Recipe, spike_size: tuple[int, int]) -> dict[str, Any]:
     """Return what dataset.json says of one clip. spike_size: height and width of a plane."""
     planes = recipe.planes_of(job.name)
+    # Without a cut, the job is a whole video whose frames are averaged (the command without --rig).
+    # With --rig, the job is a part of a video or photograph, and the cut says which part.
     if job.cut is None:
         # The sharp frame is the middle one of the averaged frames, and a frame has `interpolate`
         # planes. E.g. of 7 frames with 8 planes each: frame 3, so plane 24.
