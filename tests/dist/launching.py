@@ -33,8 +33,9 @@ from typing import IO, Any
 
 from tests.dist.fork_server import ROOT, ForkedProcess, clean_env, fork_server
 
-# The limits of tests end what hangs and measure nothing. A test gives the limit of an idle machine.
-# A busy machine takes longer, so a program may run PATIENCE times as long.
+# The limits of tests end what hangs and measure nothing. A test gives the seconds that a program
+# may take on an idle machine. A busy machine takes longer, so a program may run PATIENCE times as
+# long.
 PATIENCE = 5
 
 
@@ -134,8 +135,10 @@ class Ranks:
             stdout, stderr = self.files[rank]
             process = _start(arguments, variables, stdout, stderr, prefix, gate, cwd)
             self.processes.append(process)
+        # Each forked rank has its own copy of `gate`. When this process closes `gate_writer`, the
+        # reads of all ranks end, and they begin.
         os.close(gate)
-        os.close(gate_writer)  # now the forked ranks begin
+        os.close(gate_writer)
 
     def _open_file(self) -> IO[bytes]:
         """Open a file without a name."""
@@ -145,6 +148,10 @@ class Ranks:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Kill the ranks that still run. `wait` also calls this; a second call changes nothing.
+
+        The files of their output stay open, so that tests can read it after the `with` block.
+        """
         for process in self.processes:
             kill_session(process)
 
@@ -155,7 +162,7 @@ class Ranks:
     def wait_for(self, text: str, rank: int, limit_s: float) -> None:
         """Wait until `rank` has written `text`.
 
-        limit_s: limit of an idle machine, see PATIENCE.
+        limit_s: seconds that this may take on an idle machine, see PATIENCE.
 
         Raises AssertionError if the rank ends before, or at the limit.
         """
@@ -170,8 +177,8 @@ class Ranks:
     def wait(self, limit_s: float) -> RankResult:
         """Wait for the end of all ranks, and return the result.
 
-        limit_s: limit of an idle machine, see PATIENCE. A rank that still runs at the limit is
-        killed, so its exit code is -9.
+        limit_s: seconds that this may take on an idle machine, see PATIENCE. A rank that still runs
+        at the limit is killed, so its exit code is -9.
         """
         deadline = time.monotonic() + PATIENCE * limit_s
         for process in self.processes:
@@ -192,7 +199,7 @@ def run_ranks(
 ) -> RankResult:
     """Run `script` on n ranks to the end. options: keyword arguments of Ranks.
 
-    limit_s: limit of an idle machine, see PATIENCE.
+    limit_s: seconds that this may take on an idle machine, see PATIENCE.
 
     Raises AssertionError if a rank still runs at the limit.
     """
@@ -211,8 +218,9 @@ def run_command(
 ) -> RankResult:
     """Run any command to its end. Return the result as of one rank: each list has one item.
 
-    limit_s: limit of an idle machine, see PATIENCE. env: further variables; an empty value removes
-    a variable. cwd: the folder in which the command runs, usually the root of the repository.
+    limit_s: seconds that this may take on an idle machine, see PATIENCE.
+    env: further variables; an empty value removes a variable.
+    cwd: the folder in which the command runs, usually the root of the repository.
 
     Raises AssertionError if the command still runs at the limit.
     """

@@ -27,7 +27,8 @@ def test_collectives_give_the_same_on_every_rank(n):
     assert result.exit_codes == [0] * n
     for found in result.jsons:
         assert found["gathered"] == [{"rank": rank} for rank in range(n)]
-        # The time-out of the store is the 60 s of the group. NCCL exchanges its ids through it.
+        # The store (the table that all ranks share) waits at most 60 s, as long as the group. This
+        # limit counts for NCCL, too, because NCCL exchanges its ids through the store.
         assert found["store_s"] == 60
     if n > 1:
         for rank, output in enumerate(result.stdout):
@@ -53,6 +54,7 @@ def assert_banner(output: str, rank: int, ranks: int) -> None:
 @pytest.mark.parametrize(
     ("case", "code", "message"),
     [
+        # Ranks 0 and 1 give the value 0 to a comparison, and rank 2 gives the value 1.
         ("different_values", 2, "rank 0, 1: 0; rank 2: 1"),
         ("same_option_error", 2, "OptionError: unknown option x"),
         ("error_on_last_rank", 3, "DataError: clip 7 is short"),
@@ -71,6 +73,8 @@ def test_an_error_ends_all_ranks_with_one_message_and_one_code(case, code, messa
 
 
 def test_a_rank_signs_off_once_though_two_of_its_threads_end_it():
+    # A rank that ends with an error signs off: it adds 1 to a counter in the store. The host of the
+    # store, rank 0, learns in this way how many ranks have left. It prints the counter at the end.
     result = run_ranks(2, WORKER, "two_threads_leave")
 
     assert result.exit_codes == [3, 3], result.text
@@ -117,7 +121,8 @@ def test_nccl_timeout_is_the_time_of_a_collective():
 
 
 def test_the_rank_with_the_cause_of_an_nccl_error_alone_reports_it():
-    # Rank 1 has no memory left. Rank 0 has only lost its connection to rank 1.
+    # Both ranks get an error of NCCL. Rank 1 has the cause, no memory left. Rank 0 has only lost
+    # its connection to rank 1. So only rank 1 reports an error.
     result = run_ranks(2, WORKER, "nccl_of_a_peer_and_of_its_own_host")
 
     assert result.exit_codes == [1, 1]

@@ -535,6 +535,8 @@ def alignment(shape: tuple[int, ...], amp: bool) -> tuple[int, int]:
         return torch.empty(size, dtype=dtype, device="cuda", requires_grad=True)
 
     with FAKE:
+        # The constructor computes with numbers, and fake tensors have none. So it runs on the CPU
+        # with real tensors. 10.0 is `max_residual`, the largest correction of the flow in pixels.
         with unset_fake_temporarily():
             module = DeformAlign(d, groups, sources, 10.0)
         to_gpu(module)
@@ -544,8 +546,10 @@ def alignment(shape: tuple[int, ...], amp: bool) -> tuple[int, int]:
             flows = [image_of(2, torch.float32) for _ in range(sources)]
             with Counter() as counter:
                 out = module(neighbours, target, flows)
-                gc.collect()  # as in figures_of_step
+                # Tensors in reference cycles would count as held, although nobody can use them.
+                gc.collect()
                 held = counter.now
+                # From here on, the peak of the backward pass is measured.
                 counter.peak = counter.now
                 out.sum().backward()
             return counter.peak - held, module.transient(target)
@@ -575,6 +579,8 @@ def hidden_device() -> Generator[None]:
     ) -> Any:
         if func is DEVICE and depth == 0:
             return META
+        # `tensor_dispatch` is a class method bound to FakeTensor. Its function is called here with
+        # `cls`, which may be a subclass.
         return tensor_dispatch.__func__(cls, func, types, args, kwargs or {})
 
     def mode_dispatch_without_device(
@@ -611,6 +617,7 @@ def stand_in() -> None:
     def yes(*_: Any) -> bool:
         return True
 
+    # No operation may choose cuDNN, because there is no GPU to run it.
     torch.backends.cudnn.enabled = False
     # torch would say that there is no GPU.
     mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", no).start()

@@ -117,6 +117,7 @@ class Converted:
     @property
     def dropped(self) -> str:
         """The part of the output with the keys that were left out."""
+        # A line begins with the heading "dropped". A later heading has the words "cannot be said".
         return self.output.split("\ndropped")[1].split("cannot be said")[0]
 
     @property
@@ -160,6 +161,7 @@ def test_each_dropped_key_of_s_vrt_is_named(converted, key):
 
 def test_what_the_new_file_cannot_say_is_told(converted):
     assert "'imagenet'" in converted.unsaid
+    # S-VRT rounds channels down to 8 bits. A test below computes the mean difference of 0.002.
     assert "0.002 higher on average" in converted.unsaid
     # The new file says it in its comments as well.
     assert "  // It cannot say: datasets.train.rgb_normalize" in converted.out.read_text()
@@ -191,12 +193,16 @@ def test_the_converted_file_trains_on_data_of_its_layout(converted):
 def stream_of(path: Path) -> np.ndarray:
     """Return the planes of a file of spikes (T, 16, 16), by the rules of S-VRT."""
     bits = np.unpackbits(np.fromfile(path, np.uint8), bitorder="little")
-    # S-VRT flips each plane upside down.
+    # The shape is (T, rows, columns). S-VRT flips each plane upside down: the last row comes first.
     return bits.reshape(-1, 16, 16)[:, ::-1]
 
 
 def channels_of_svrt(stream: np.ndarray, middles: list[int]) -> np.ndarray:
-    """Return the channels of S-VRT (n, 32, 32): means of 41 planes around each of the middles."""
+    """Return the channels of S-VRT (n, 32, 32): means of 41 planes around each of the middles.
+
+    A mean has the middle plane, and the 20 planes before and after it. At the end of the stream it
+    has one plane less.
+    """
     channels = []
     for middle in middles:
         mean = stream[middle - 20 : middle + 21].mean(0, dtype=np.float32)
@@ -208,10 +214,14 @@ def test_the_converted_channels_count_with_those_of_the_colours(converted):
     opt = load_options(converted.out, ["netG.spynet_path=null"], parts=PARTS)
 
     assert opt.spike_channels == 4
+    # A network on the device "meta" has shapes and no numbers, so it is made at once.
     with torch.device("meta"):
-        assert define_G(opt).in_chans == 3 + 4
+        assert define_G(opt).in_chans == 3 + 4  # colours and spike channels
 
 
+# S-VRT divides the T planes into four equal parts, and takes the middle of each part. A middle is
+# at least 20, and at most T - 20. E.g. the parts of 56 planes have 14 planes and the middles 7, 21,
+# 35 and 49, which become 20, 21, 35 and 36.
 @pytest.mark.parametrize(
     ("clip", "middles"),
     [(0, [20, 21, 35, 36]), (1, [20, 33, 55, 68])],
@@ -225,7 +235,7 @@ def test_the_converted_channels_are_those_of_s_vrt_but_for_its_rounding(converte
     dataset = set_for_training(section)
     first_file = dataset.clips[clip].spike[0]
 
-    # The first sample of the clip: each clip has six.
+    # The first sample of the clip in epoch 0. Each clip has six samples.
     sample = dataset[0, 6 * clip]
 
     expected = channels_of_svrt(stream_of(first_file), middles)
@@ -381,11 +391,15 @@ def test_what_the_problems_of_a_file_advise_is_enough(with_problems, capsys):
     given = {
         "train.total_iter": 10,
         "datasets.train.gt_size": 192,
+        # Not in PROBLEMS: the advice for netG.optical_flow.module gives this key ...
         "netG.spynet_path": "null",
+        # ... and the advice for netG.input_mode gives this one.
         "netG.fusion": "concat",
     }
     for key in given:
         assert f"give {key}=" in advice, key
+    # A line of advice says e.g. "--drop netG.depth" or "--drop KEY KEY, and give ...". So the keys
+    # end at a comma or at the end of the line.
     dropped = []
     for keys in re.findall(r"--drop ([^,\n]+)", advice):
         dropped += keys.split()
