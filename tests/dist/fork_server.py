@@ -44,6 +44,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+# Taken here, because a script of a test removes it from the module.
+RUN_EXIT_FUNCTIONS = atexit._run_exitfuncs
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # Environment variable with the name of the socket. A process that finds the variable connects to
@@ -415,7 +418,7 @@ def run_to_end(script: types.CodeType, names: dict[str, Any]) -> None:
 
     # Both are private functions of Python, and have no public form.
     threading._shutdown()  # waits for the threads that are no daemons
-    atexit._run_exitfuncs()
+    RUN_EXIT_FUNCTIONS()
     for stream in (sys.stdout, sys.stderr):
         if stream is None or stream.closed:
             continue
