@@ -211,7 +211,7 @@ class Found:
 
     @property
     def is_matrix_found(self) -> bool:
-        """Whether the matrix can be trusted at all.
+        """Return whether the matrix can be trusted at all.
 
         The frames must explain the spikes (LEAST_EXPLAINED), and the error must be small
         (LARGEST_PX). For example, a clip without texture has a large error.

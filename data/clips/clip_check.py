@@ -168,7 +168,7 @@ class ClipCheck:
         )
 
     def _is_complete(self, key: FrameKey) -> bool:
-        """Whether a frame has a file of each kind that is matched by names, see `stems`."""
+        """Return whether a frame has a file of each kind that is matched by names, see `stems`."""
         return all(key in stems for stems in self.stems.values())
 
     def _report(self, what: str, where: str, do: str = "") -> None:

@@ -97,7 +97,10 @@ BEFORE = 2  # `Exposure.before`: number of planes that are read before the frame
 ORIGIN = 3  # `Exposure.origin`: number of the first own plane, as options count planes
 IS_WHOLE = 4  # 1 if `Exposure.center` is an int, 0 if it is a float; messages show the difference
 PIECES = 5  # from here on three pairs (first plane, number of planes) that are read
-PREVIOUS_FILE, OWN_FILE, NEXT_FILE = 0, 1, 2  # numbers of the pairs: pair k is at PIECES + 2 k
+# Numbers of the pairs: pair k is at PIECES + 2 k.
+PREVIOUS_FILE = 0
+OWN_FILE = 1
+NEXT_FILE = 2
 
 # `TableBuilder` looks for an equal row only among this many first rows, which bounds the memory for
 # a dataset in which every row differs. A later row may be stored twice, which is correct, too.

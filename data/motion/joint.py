@@ -102,19 +102,20 @@ CAUCHY = 2.0
 # photographs of the training. 2.5 times as much loses 0.2 dB on coffee and walker in good light.
 K = 0.008
 # M_0 and M_1 in the division of residuals, see the top of the page. Values 3 times as large or as
-# small change the gain on coffee and walker by 0.02 dB at most. Without M_0, a pixel that fits no
-# equation would follow noise.
+# small change the gain on coffee and walker by 0.03 dB at most. Without M_0 they gain 0.03 dB less,
+# because a pixel that fits no equation follows noise.
 M_0 = 300.0
 M_1 = 0.1
 # Between the middles of two groups, a pixel shall move at most this way, in RGB pixels. If the way
 # were longer, light between the two points would count nowhere: 2 pixels lose 0.2 dB on coffee and
-# walker in good light, and a shorter way gains less than 0.02 dB.
+# walker in good light, and 1.5 pixels lose 0.01 dB.
 WAY_BETWEEN_GROUPS = 1.25
 # In dim light (`DIM`) the motion is known less exactly, and a longer way loses nothing.
 WAY_IF_DIM = 2.5
 # This share of the pixels decides how many groups an exposure needs. The others move farther.
 DECIDING_SHARE = 0.8
-# Least number of groups, unless the solver allows fewer.
+# Least number of groups, unless the solver allows fewer. It was judged: a scene that stands still
+# would need one, but the fifth of the pixels that does not decide may move.
 LEAST_GROUPS = 6
 # Largest number of spike equations of a pixel in an exposure. Shorter intervals would add little,
 # because neighbouring intervals share the rounding of the spike between them.

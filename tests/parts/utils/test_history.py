@@ -60,7 +60,8 @@ def test_values_that_are_not_finite_are_nan_for_readers(tmp_path):
 
     history = read_history(tmp_path)
 
-    (_, a), (_, b) = history["a"][0], history["b"][0]
+    [_, a] = history["a"][0]
+    [_, b] = history["b"][0]
     assert math.isnan(a)
     assert math.isnan(b)
     assert history["c"] == [[5, 0.1]]
