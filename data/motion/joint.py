@@ -317,13 +317,20 @@ class Cameras:
 
     def __call__(self, x: Tensor, l: Tensor) -> tuple[Tensor, Tensor]:  # noqa: E741
         """Return B x (3, H, W) and S l (M, h, w). x: (3, H, W). l: (1, H, W)."""
-        # x(p + u_g(p)) and l(p + u_g(p)): (G, 4, H, W)
-        picture = torch.cat((x, l)).expand(len(self._positions), -1, -1, -1)
-        moved = F.grid_sample(picture, self._positions, padding_mode="border", align_corners=True)
-        # B x = sum over g of s_g x(p + u_g(p))
-        blurry = sum_of_products(self._s, moved[:, :3])
+        picture = torch.cat((x, l))[None]
+        blurry = torch.zeros_like(x)
+        moved_l = l.new_empty(len(self._s), *l.shape[1:])  # (G, H, W)
+        # One group after the other, because samples of all groups at once would be a tensor of
+        # hundreds of megabytes for a large frame, and would take longer.
+        for g, s_g in enumerate(self._s):
+            # x(p + u_g(p)) and l(p + u_g(p)): (4, H, W)
+            positions = self._positions[g : g + 1]
+            [moved] = F.grid_sample(picture, positions, padding_mode="border", align_corners=True)
+            # B x = sum over g of s_g x(p + u_g(p))
+            blurry.addcmul_(s_g, moved[:3])
+            moved_l[g] = moved[3]
         # S l = sum over g of c_g D L l(p + u_g(p))
-        seen = self._pixels(moved[:, 3])  # D L l, (G, h, w)
+        seen = self._pixels(moved_l).contiguous()  # D L l, (G, h, w)
         spikes = sum_of_products(self._c.transpose(0, 1), seen[:, None])
         return blurry, spikes
 
@@ -375,17 +382,14 @@ def blurred(pictures: Tensor, kernel: Tensor) -> Tensor:
 # ---- What the cameras recorded -----------------------------------------------------------------
 
 
-def exposure_shares(
-    recording: Recording, edges: np.ndarray, rows: int, rolling: float
-) -> np.ndarray:
+def exposure_shares(recording: Recording, edges: np.ndarray, delays: np.ndarray) -> np.ndarray:
     """Return s, the share (G, rows) float32 of each group of planes in the exposure of each row.
 
     The shares of a row add up to 1.
-    edges: (G + 1,) times between the groups. rolling: share of the exposure by which the last row
-    is exposed later than the first. The middle row is exposed from `begin` to `end`.
+    edges: (G + 1,) times between the groups. delays: (rows,), see `View.delays`. A row without
+    delay is exposed from `begin` to `end`.
     """
-    position_of_row = np.arange(rows) / max(rows - 1, 1) - 0.5  # from -0.5 (top) to 0.5 (bottom)
-    delay = position_of_row * rolling * recording.length  # (rows,)
+    delay = delays * recording.length  # in planes, (rows,)
     row_begins = recording.begin + delay
     row_ends = recording.end + delay
     group_begins = edges[:-1, None]  # (G, 1)
@@ -535,11 +539,11 @@ def plane_groups(
     recording: Recording, view: View, motion: Motion, groups: int, device: torch.device
 ) -> PlaneGroups:
     """Divide the exposure of all rows into groups of planes, and find the shifts of each group."""
-    # The first row is exposed earlier than the middle row by half of the rolling time, and the last
-    # row as much later. So the groups reach beyond the exposure by half of it on each side.
-    half_rolling = view.rolling * recording.length / 2
-    begin = recording.begin - half_rolling
-    end = recording.end + half_rolling
+    # With a rolling shutter the first row is exposed earlier than the middle row, and the last row
+    # later. So the groups reach beyond the exposure.
+    delays = view.delays()
+    begin = recording.begin + delays[0] * recording.length
+    end = recording.end + delays[-1] * recording.length
     edges = np.linspace(begin, end, groups + 1)
     middles = (edges[:-1] + edges[1:]) / 2
 
@@ -550,7 +554,7 @@ def plane_groups(
         shifts_to_sharp, errors_of_shifts = motion.back(time - recording.sharp)
         shifts.append(shifts_to_sharp)
         errors.append(errors_of_shifts)
-    shares = exposure_shares(recording, edges, view.size[0], view.rolling)
+    shares = exposure_shares(recording, edges, delays)
     return PlaneGroups(
         edges,
         tensor_of(np.stack(shifts), device),
@@ -592,8 +596,9 @@ def spike_equations(
     group_ends = tensor_of(group_edges[1:], device)[:, None, None]
     overlap_begins = torch.maximum(begins[:, None], group_begins)  # (M, G, h, w)
     overlap_ends = torch.minimum(ends[:, None], group_ends)
-    overlap = overlap_ends - overlap_begins
-    coverage = overlap.clamp(min=0) / planes[:, None]  # (M, G, h, w)
+    # In place, because each of these tensors has a hundred megabytes for a large frame.
+    overlap = overlap_ends.sub_(overlap_begins).clamp_(min=0)
+    coverage = overlap.div_(planes[:, None])  # (M, G, h, w)
 
     # y = n / (gain (end - begin))
     r = n / planes

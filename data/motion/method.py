@@ -9,6 +9,7 @@ Both give their work to `MotionRestorer`, which goes through a clip frame by fra
 
     start       first estimate z_0, by a formula or a network
     find        the motion within the exposure (data.motion.flow or data.motion.learned)
+    bands       parts of a large frame, each of which is solved by itself (data.motion.bands)
     Equations   the equations of both cameras along this motion (data.motion.joint)
     improve     z_0 and the equations -> sharp frame
 
@@ -19,7 +20,7 @@ Tests: tests/stories/test_joint.py, tests/stories/test_motion_weights.py
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from pydantic import Field
 from torch import Tensor
 
 from data.motion import drawing
+from data.motion.bands import MOST_PIXELS, Band, bands_of, joined
 from data.motion.flow import Motion, median_spikes, motion_of
 from data.motion.joint import Equations, Solver, SpikePixels, guarded
 from data.motion.learned import Finder, FinderName
@@ -174,7 +176,7 @@ class LearnedMotion:
         parts = self.parts(device)
 
         def after_steps(z_0: Tensor, exposure: "Exposure") -> Tensor:
-            has_few_spikes = median_spikes(exposure.recording) < FEW_SPIKES
+            has_few_spikes = exposure.median_spikes < FEW_SPIKES
             steps = parts.few_steps if has_few_spikes else parts.steps
             return steps(z_0, exposure.equations)
 
@@ -186,11 +188,12 @@ class LearnedMotion:
 
 @dataclass(frozen=True)
 class Exposure:
-    """What was recorded of a frame, and the equations that follow."""
+    """What was recorded of a frame or of a band of it, and the equations that follow."""
 
     recording: Recording
     equations: Equations
     gain: np.ndarray  # (h, w): spikes per plane of each spike pixel at full light
+    median_spikes: float  # spikes of a pixel of median light in the exposure of the whole frame
 
 
 def solved(z_0: Tensor, exposure: Exposure) -> Tensor:
@@ -200,6 +203,15 @@ def solved(z_0: Tensor, exposure: Exposure) -> Tensor:
     guard = equations.solver.guard
     frame, _ = guarded(z, z_0, exposure.recording, equations.pixels, exposure.gain, guard)
     return frame
+
+
+class Area(NamedTuple):
+    """A band of the frames of a clip, and its spike pixels."""
+
+    band: Band
+    pixels: SpikePixels | None  # None if no spike pixel sees the band
+    gain: np.ndarray  # (h, w) of the band, see `RecordedClip.gain`
+    is_good: np.ndarray
 
 
 class MotionRestorer:
@@ -232,7 +244,8 @@ class MotionRestorer:
 
     def describe(self) -> str:
         """Return how a frame is divided, in words."""
-        return f"none for the motion; first estimate: {self.start.describe()}"
+        bands = f"bands of rows if a frame has over {MOST_PIXELS:,} pixels"
+        return f"none for the motion ({bands}); first estimate: {self.start.describe()}"
 
     def pictures(self) -> list[FramePicture]:
         """Return the motion of the frame that was yielded last, and its expected error."""
@@ -248,8 +261,11 @@ class MotionRestorer:
         call, in frames.
         """
         clip = RecordedClip(reader, self.context)
-        pixels = SpikePixels(clip.view, self.device)
         gain, is_good = clip.gain()
+        areas = []
+        for band in bands_of(clip.view):
+            pixels = SpikePixels(band.view, self.device) if band.has_spikes else None
+            areas.append(Area(band, pixels, band.of_plane(gain), band.of_plane(is_good)))
         estimates = self.start.frames(reader, wanted, lambda done: tick(FIRST_SHARE * done))
         for index, estimate in zip(wanted, estimates, strict=True):
             # A frame may take long on a CPU: tell the watchdog that the process still works.
@@ -259,12 +275,33 @@ class MotionRestorer:
             if spikes_at_full_light(recording, clip.view) < LEAST_SPIKES:
                 frame = z_0
                 self.used_motion = None
+                tick(1 - FIRST_SHARE)
             else:
                 motion = self.find(recording, clip.view, gain)
-                equations = Equations(
-                    recording, pixels, motion, gain, is_good, self.solver, self.device
-                )
-                frame = self.improve(z_0, Exposure(recording, equations, gain))
+                spikes = median_spikes(recording)
+                improved = []
+                for area in areas:
+                    improved.append(self._improved(z_0, recording, motion, area, spikes))
+                    watchdog.go_on()
+                    tick((1 - FIRST_SHARE) / len(areas))
+                frame = joined(improved, [area.band for area in areas])
                 self.used_motion = motion
             yield frame.cpu()
-            tick(1 - FIRST_SHARE)
+
+    def _improved(
+        self, z_0: Tensor, recording: Recording, motion: Motion, area: Area, spikes: float
+    ) -> Tensor:
+        """Return the improved frame (3, rows, W) of an area.
+
+        z_0: (3, H, W), recording, motion: of the whole frame. spikes: see `Exposure`.
+        """
+        band = area.band
+        z_0 = band.of_frame(z_0)
+        if area.pixels is None:
+            return z_0  # no spike pixel sees the band
+        recording = band.of_recording(recording)
+        motion = band.of_motion(motion)
+        equations = Equations(
+            recording, area.pixels, motion, area.gain, area.is_good, self.solver, self.device
+        )
+        return self.improve(z_0, Exposure(recording, equations, area.gain, spikes))

@@ -51,6 +51,10 @@ class View:
     is_display: bool  # whether the sensor integrates display values, and not light
     lens_blur: float = 0.0  # sigma of the lens in spike pixels, see `Calibration`
     rolling: float = 0.0  # how much later the last row is exposed, see `Calibration`
+    # If the rows are a band of a larger frame (data/motion/bands.py): the row of the larger frame
+    # at which the band begins, and the number of its rows. None: the frame is whole.
+    first_row: int = 0
+    all_rows: int | None = None
 
     @property
     def fine(self) -> tuple[int, int]:
@@ -63,6 +67,16 @@ class View:
         # axis 0 across. Their lengths are the sides of a spike pixel.
         below, right = (np.hypot(*self.to_rgb[:2, axis]) for axis in (1, 0))
         return max(1, round(float(below))), max(1, round(float(right)))
+
+    def delays(self) -> np.ndarray:
+        """Return by how much each row is exposed later than the middle of the whole frame.
+
+        Returns (H,), as shares of the exposure: from -rolling / 2 (top) to rolling / 2 (bottom).
+        """
+        height, _ = self.size
+        row = self.first_row + np.arange(height)
+        last_row = max((self.all_rows or height) - 1, 1)  # a frame of one row has no last row
+        return (row / last_row - 0.5) * self.rolling
 
     def places(self) -> np.ndarray:
         """Return where the points of the spike pixels lie on the frame.

@@ -113,3 +113,11 @@ def test_the_joint_solution_without_learned_steps_begins_at_its_first_estimate(m
     by_operator, _ = restored(moving.clip, tmp_path / "b", OPERATOR, "--method", "joint")
     assert by_motion == by_operator
     assert "motion" not in protocol
+
+
+@pytest.mark.slow
+def test_a_frame_that_is_solved_in_bands_gains_as_much_as_a_small_frame(tmp_path):
+    # The same texture, motion and spikes as in MOVING, with more than 1,048,576 pixels.
+    large = replace(MOVING, size=(1100, 1000), frames=1)
+
+    assert gain(large, tmp_path) > 1  # dB

@@ -190,13 +190,13 @@ def made(request) -> MadeCameras:
     rig = RIGS[request.param]
     height, width = rig.size
     torch.manual_seed(0)
-    view = View(rig.size, rig.plane, rig.to_rgb, False, rig.lens_blur)
+    view = View(rig.size, rig.plane, rig.to_rgb, False, rig.lens_blur, rig.rolling)
     shifts = rig.longest * (2 * torch.rand(rig.groups, height, width, 2) - 1)
     frame = np.zeros((height, width, 3), np.float32)
     recording = Recording(frame, np.zeros((40, *view.plane), np.uint8), 0, 40, 20.5)
     before_and_after = 20 * rig.rolling  # planes beyond the exposure that some row sees
     edges = np.linspace(-before_and_after, 40 + before_and_after, rig.groups + 1)
-    shares = torch.from_numpy(exposure_shares(recording, edges, height, rig.rolling))
+    shares = torch.from_numpy(exposure_shares(recording, edges, view.delays()))
     coverage = torch.rand(INTERVALS, rig.groups, *view.plane)
     cameras = Cameras(SpikePixels(view, CPU), shifts, shares, coverage)
     return MadeCameras(cameras, view, shifts, shares, coverage)
@@ -408,7 +408,8 @@ def rolling_shares():
     frame = np.zeros((9, 4, 3), np.float32)
     spikes = np.zeros((80, 2, 2), np.uint8)
     recording = Recording(frame, spikes, 20, 60, 40)
-    return exposure_shares(recording, np.linspace(12, 68, 15), rows=9, rolling=0.4)
+    view = View(size=(9, 4), plane=(2, 2), to_rgb=ALIGNED, is_display=False, rolling=0.4)
+    return exposure_shares(recording, np.linspace(12, 68, 15), view.delays())
 
 
 def test_a_rolling_shutter_exposes_each_row_for_as_long(rolling_shares):

@@ -1,0 +1,149 @@
+"""Divide a large frame into bands of rows, so that its equations fit into memory.
+
+The equations of a frame take about 3 kB of memory per pixel (data/motion/joint.py). So a frame of
+more than `MOST_PIXELS` pixels is solved band by band, and the solutions are joined:
+
+    row 0      +--------------+
+               |    band 0    |
+               |              +--------------+   OVERLAP rows belong to both bands. In the FADE
+               |              |              |   rows in their middle, the frame changes from
+               +--------------+              |   the solution of band 0 to that of band 1.
+                              |    band 1    |
+    row H                     +--------------+
+
+A band is a small recording of its own: rows of the frame, and the spike pixels that see them. Light
+that moves across the border of a band is missing near this border. So the rows near a border that
+another band has too are never used.
+
+Called by data/motion/method.py. The motion is found on the whole frame, before it is divided.
+
+Tests: tests/parts/data/test_bands.py
+"""
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.motion.flow import Motion
+from data.motion.recording import Recording, View
+
+# A frame of more pixels is divided. One band then has about as many: 3 GB. A frame of 1280 x 720
+# and a frame of 1000 x 1000 stay whole.
+MOST_PIXELS = 2**20
+# Rows that two neighbouring bands share. It is a multiple of 4.
+OVERLAP = 128
+# Rows in the middle of an overlap where both solutions count. So the OVERLAP / 4 = 32 rows beside
+# a border are not used. A motion by more than 32 rows in half an exposure may leave a trace there.
+FADE = 64
+# A band has at least this number of rows, so that the overlaps are not most of the work. A very
+# wide frame then has bands of more than MOST_PIXELS pixels.
+LEAST_ROWS = 3 * OVERLAP
+
+
+@dataclass(frozen=True)
+class Band:
+    """Rows of a frame, and the spike pixels that see them."""
+
+    rows: slice  # rows of the frame
+    plane: tuple[
+        slice, slice
+    ]  # rows and columns of the spike plane; empty if no spike pixel sees it
+    view: View  # where these spike pixels lie on these rows
+
+    @property
+    def has_spikes(self) -> bool:
+        """Return whether a spike pixel sees the band."""
+        height, width = self.view.plane
+        return height > 0 and width > 0
+
+    def of_frame(self, picture: Tensor) -> Tensor:
+        """Return the rows of the band of a picture (C, H, W)."""
+        return picture[:, self.rows]
+
+    def of_plane(self, values: np.ndarray) -> np.ndarray:
+        """Return the values of the spike pixels of the band. values: (..., h, w)."""
+        rows, columns = self.plane
+        return values[..., rows, columns]
+
+    def of_recording(self, recording: Recording) -> Recording:
+        """Return what was recorded of the band."""
+        blurry = recording.blurry[self.rows]
+        return replace(recording, blurry=blurry, stream=self.of_plane(recording.stream))
+
+    def of_motion(self, motion: Motion) -> Motion:
+        """Return the motion of the band."""
+        return Motion(motion.times, motion.shifts[:, self.rows], motion.errors[:, self.rows])
+
+
+def bands_of(view: View, most_pixels: int = MOST_PIXELS) -> list[Band]:
+    """Divide the frames of a view. A frame of at most `most_pixels` pixels is one band."""
+    height, width = view.size
+    if height * width <= most_pixels:
+        whole = slice(0, height)
+        plane = (slice(0, view.plane[0]), slice(0, view.plane[1]))
+        return [Band(whole, plane, view)]
+
+    # Bands of nearly equal height. `count` bands with overlaps have H + (count - 1) OVERLAP rows.
+    most_rows = max(most_pixels // width, LEAST_ROWS)
+    count = math.ceil((height - OVERLAP) / (most_rows - OVERLAP))
+    count = max(count, 1)  # a very wide frame may have fewer rows than an overlap
+    begins = np.linspace(0, height - OVERLAP, count + 1).round().astype(int).tolist()
+    return [
+        _band(view, begin, min(next_begin + OVERLAP, height))
+        for begin, next_begin in itertools.pairwise(begins)
+    ]
+
+
+def _band(view: View, begin: int, end: int) -> Band:
+    """Return the band of the rows begin to end - 1 of the frames of a view."""
+    # A spike pixel sees the band if one of its points lies on these rows. Row r reaches from
+    # r - 0.5 to r + 0.5.
+    height, width = view.plane
+    down, across = view.fine
+    y = view.places()[..., 1]  # (h m, w n)
+    lies_on_rows = (y > begin - 0.5) & (y < end - 0.5)
+    sees_band = lies_on_rows.reshape(height, down, width, across).any(axis=(1, 3))  # (h, w)
+    numbers_of_rows, numbers_of_columns = np.nonzero(sees_band)
+    rows = _range_of(numbers_of_rows)
+    columns = _range_of(numbers_of_columns)
+
+    # to_rgb of the band: pixel of the band's plane -> pixel of the whole plane -> frame -> band.
+    in_plane = np.eye(3)
+    in_plane[:2, 2] = columns.start, rows.start
+    from_frame = np.eye(3)
+    from_frame[1, 2] = -begin
+    view_of_band = replace(
+        view,
+        size=(end - begin, view.size[1]),
+        plane=(rows.stop - rows.start, columns.stop - columns.start),
+        to_rgb=from_frame @ view.to_rgb @ in_plane,
+        first_row=view.first_row + begin,
+        all_rows=view.all_rows or view.size[0],
+    )
+    return Band(slice(begin, end), (rows, columns), view_of_band)
+
+
+def _range_of(numbers: np.ndarray) -> slice:
+    """Return the range from the least to the largest number, slice(0, 0) if there is none."""
+    if len(numbers) == 0:
+        return slice(0, 0)
+    return slice(int(numbers.min()), int(numbers.max()) + 1)
+
+
+def joined(pictures: list[Tensor], bands: list[Band]) -> Tensor:
+    """Join the pictures (C, rows, W) of all bands to one picture (C, H, W)."""
+    joint = pictures[0]
+    for picture, band in zip(pictures[1:], bands[1:], strict=True):
+        begin = band.rows.start
+        overlap = joint.shape[1] - begin  # OVERLAP, or less
+        # The share of the lower band: 0, then up to 1 in the middle of the overlap, then 1.
+        fade = min(FADE, overlap)
+        row = torch.arange(overlap, device=joint.device) + 0.5
+        share = ((row - (overlap - fade) / 2) / fade).clamp(0, 1)[:, None]  # (overlap, 1)
+        both = (1 - share) * joint[:, begin:] + share * picture[:, :overlap]
+        joint = torch.cat((joint[:, :begin], both, picture[:, overlap:]), dim=1)
+    return joint

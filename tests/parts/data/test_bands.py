@@ -1,0 +1,150 @@
+"""data/motion/bands.py: a large frame is solved in bands of rows, which are joined.
+
+The clip is a narrow scene of 560 rows that moves. Its frames are small, so `bands_of` is told to
+divide frames of more than 20,000 pixels.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from data.motion.bands import MOST_PIXELS, OVERLAP, bands_of, joined
+from data.motion.flow import motion_of
+from data.motion.joint import Equations, Solver, SpikePixels
+from data.motion.recording import RecordedClip, View
+from tests.helpers.moving_scene import Scene, reader_of
+
+CPU = torch.device("cpu")
+SIZE = (560, 48)  # rows and columns of the frames
+FEW_PIXELS = 20_000
+ALIGNED = np.array([[2, 0, 0.5], [0, 2, 0.5], [0, 0, 1.0]])  # 2 x 2 RGB pixels in a spike pixel
+
+
+def aligned_view(height: int, width: int, **about) -> View:
+    """Return the view of two aligned cameras on frames of this size."""
+    return View((height, width), (height // 2, width // 2), ALIGNED, is_display=False, **about)
+
+
+# ---- Which rows a band has ----
+
+
+@pytest.mark.parametrize("size", [(720, 1280), (1000, 1000), (96, 96)], ids=str)
+def test_a_frame_of_usual_size_stays_whole(size):
+    view = aligned_view(*size)
+
+    [band] = bands_of(view)
+
+    assert band.rows == slice(0, size[0])
+    assert band.view is view
+
+
+# The last frame is so wide that the rows of one overlap have more than MOST_PIXELS pixels.
+@pytest.mark.parametrize("size", [(1080, 1920), (2160, 3840), (3000, 600), (100, 12000)], ids=str)
+def test_the_bands_of_a_large_frame_cover_all_rows(size):
+    bands = bands_of(aligned_view(*size))
+
+    assert bands[0].rows.start == 0
+    assert bands[-1].rows.stop == size[0]
+    for upper, lower in itertools.pairwise(bands):
+        assert upper.rows.stop - lower.rows.start == OVERLAP
+
+
+def test_a_band_of_a_film_frame_has_at_most_the_pixels_that_fit_into_memory():
+    for band in bands_of(aligned_view(1080, 1920)):
+        rows, columns = band.view.size
+        assert rows * columns <= MOST_PIXELS
+
+
+def test_a_band_has_the_spike_pixels_that_see_its_rows():
+    _, lower = bands_of(aligned_view(*SIZE), FEW_PIXELS)
+
+    # Spike pixel r sees the rows 2 r and 2 r + 1.
+    assert lower.plane == (slice(lower.rows.start // 2, SIZE[0] // 2), slice(0, SIZE[1] // 2))
+
+
+def test_a_spike_pixel_of_a_band_lies_where_it_lies_on_the_frame():
+    turned = np.array([[2.1, -0.1, 0.8], [0.05, 2.0, 1.4], [0, 0, 1.0]])
+    view = View(SIZE, (270, 22), turned, is_display=False)
+    whole = view.places().reshape(270, 2, 22, 2, 2)  # 2 x 2 points of each spike pixel; x and y
+
+    for band in bands_of(view, FEW_PIXELS):
+        rows, columns = band.plane
+        expected = whole[rows, :, columns].reshape(band.view.places().shape)
+        expected = expected - np.array([0, band.rows.start])
+        assert np.allclose(band.view.places(), expected, atol=1e-3)
+
+
+def test_a_band_that_no_spike_pixel_sees_has_no_spikes():
+    # The spike camera sees the upper 200 rows alone.
+    view = View(SIZE, (100, 24), ALIGNED, is_display=False)
+
+    upper, lower = bands_of(view, FEW_PIXELS)
+
+    assert upper.has_spikes
+    assert not lower.has_spikes
+
+
+def test_a_row_of_a_band_is_exposed_when_it_is_in_the_frame():
+    view = aligned_view(*SIZE, rolling=0.4)
+
+    for band in bands_of(view, FEW_PIXELS):
+        assert np.allclose(band.view.delays(), view.delays()[band.rows])
+
+
+# ---- How bands are joined ----
+
+
+def test_joined_bands_of_a_picture_are_the_picture():
+    torch.manual_seed(0)
+    picture = torch.rand(3, *SIZE)
+    bands = bands_of(aligned_view(*SIZE), FEW_PIXELS)
+
+    pieces = [band.of_frame(picture) for band in bands]
+
+    assert torch.allclose(joined(pieces, bands), picture, atol=1e-6)
+
+
+def test_rows_beside_the_border_of_a_band_are_not_used():
+    bands = bands_of(aligned_view(*SIZE), FEW_PIXELS)
+    pieces = [torch.zeros(1, *band.view.size) for band in bands]
+    upper, lower = pieces
+    upper[:, -OVERLAP // 4 :] = 1
+    lower[:, : OVERLAP // 4] = 1
+
+    assert joined(pieces, bands).max() == 0
+
+
+def test_the_solution_in_bands_is_that_of_the_whole_frame(tmp_path):
+    scene = Scene(velocity=(6.0, -9.0), size=SIZE, frames=1)
+    reader = reader_of(scene.write(tmp_path / "clip"))
+    z_0 = reader.frame(0)["lq"]
+    clip = RecordedClip(reader, None)
+    recording = clip.read(0)
+    gain, is_good = clip.gain()
+    motion = motion_of(recording, clip.view, gain)
+
+    def solved(band):
+        """Return the solution (3, rows, W) of a band."""
+        equations = Equations(
+            band.of_recording(recording),
+            SpikePixels(band.view, CPU),
+            band.of_motion(motion),
+            band.of_plane(gain),
+            band.of_plane(is_good),
+            Solver(),
+            CPU,
+        )
+        return equations.solve(band.of_frame(z_0))
+
+    [whole] = bands_of(clip.view)
+    bands = bands_of(clip.view, FEW_PIXELS)
+    in_bands = joined([solved(band) for band in bands], bands)
+
+    assert len(bands) == 2
+    difference = (in_bands - solved(whole)).abs()
+    # Steps of 8 bits are 0.004. The steps of the solver are shorter or longer in a band, because
+    # they follow from sums over all pixels.
+    assert difference.mean() < 0.002
+    assert difference.max() < 0.03
