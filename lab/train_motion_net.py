@@ -605,8 +605,8 @@ def recorded_stream(rng: np.random.Generator, scene: Scene) -> tuple[np.ndarray,
     Returns the light (N, SIDE, SIDE), which the RGB camera sees as well, and the spikes
     (T, SIDE, SIDE).
     """
-    # From near darkness (about 2 spikes in an exposure of 88 planes at full light) to nearly a spike
-    # in every plane.
+    # From near darkness, with about 2 spikes in the 88 planes of an exposure at full light, up to
+    # nearly a spike in every plane.
     rate = log_uniform(rng, 0.02, 0.95)
     # The camera. `Sensor`, above, explains each of these numbers. A quarter of the cameras
     # integrate display values instead of light.
