@@ -65,7 +65,7 @@ or take the demo clip. A `dataset.json` beside the spikes says their size and ra
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
-    """Serve the page until Ctrl-C. Returns the exit code; see `with_exit_code`."""
+    """Serve the page until Ctrl-C. Returns the exit code 0. `with_exit_code` handles errors."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

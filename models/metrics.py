@@ -57,7 +57,8 @@ class Column:
 class Metric:
     """A metric with its options filled in.
 
-    score: function (restored, sharp) -> value. on_luma: see `Column`.
+    score: function (restored, sharp) -> value. on_luma: whether the metric takes the luma of the
+        images, and not their colours.
     """
 
     name: str
@@ -73,7 +74,7 @@ COLUMNS: dict[str, Column] = {}
 def metric(
     name: str, *, title: str, digits: int, on_luma: bool = False
 ) -> Callable[[Score], Score]:
-    """Register a metric (a decorator). title, digits, on_luma: see `Column`."""
+    """Register a metric (a decorator). title, digits, on_luma: the fields of its `Column`."""
 
     def add(score: Score) -> Score:
         # The first two parameters are the images. All other parameters are options.
@@ -180,7 +181,7 @@ def chosen_metrics(names: Sequence[str], more: Sequence[str | dict[str, Any]]) -
 
 
 def check_metrics(metric: MetricOptions) -> None:
-    """Raise OptionError if `metric.more` is wrong, see `chosen_metrics`."""
+    """Raise OptionError if `metric.more` names an unknown metric or a wrong option of a metric."""
     chosen_metrics((), metric.more)
 
 
@@ -215,8 +216,8 @@ def add_scores(
     Validation and tests both use this function, so that they agree.
 
     kind: what the image is, the key in `scores`, e.g. "restored".
-    image, sharp: (H, W, 3) RGB in 0..255, see `utils.image.scored_values`. If the network gave NaN
-    or Inf, the image is None and each score is NaN.
+    image, sharp: (H, W, 3) RGB in 0..255, as `utils.image.scored_values` returns. If the network
+    gave NaN or Inf, the image is None and each score is NaN.
     more: function (image, sharp) -> further scores, e.g. {"lpips": 0.12}, or None.
     """
     values = {metric.name: math.nan for metric in metrics}

@@ -240,7 +240,7 @@ class LoadReport:
 
     # Loaded as they are.
     matched: list[str] = field(default_factory=list)
-    # Loaded with zeros for further input channels, see `widen_first`.
+    # Loaded with zeros for the input channels that the file does not have.
     widened: list[str] = field(default_factory=list)
     # In the network, but not in the file.
     missing: list[str] = field(default_factory=list)
@@ -308,7 +308,7 @@ def load_weights(
     """Load `weights` into `net` by name, in place. Returns what happened to each tensor.
 
     If conv_first of the network has more input channels than in the file, the weights of the
-    further channels are zero, see `widen_first`.
+    further channels are zero. So the network at first ignores them.
 
     where: the source of the weights, for the error.
     strict: whether all names and shapes must match. Otherwise 90 % of the network's tensors must
@@ -332,7 +332,8 @@ def compare_weights(
 ) -> tuple[LoadReport, dict[str, Tensor]]:
     """Return what `load_weights` would report, and the tensors that it would load.
 
-    net: the network, which may be on the device "meta". The other arguments: see `load_weights`.
+    net: the network, which may be on the device "meta". The other arguments are those of
+        `load_weights`.
 
     Raises CheckpointError if the weights do not fit.
     """

@@ -532,7 +532,7 @@ def share_of(found: registration.Found, known: Calibration) -> float:
     if error > registration.MOST_SHARE:
         print(f"the share is not sure: it stays {known.exposure_share:g}")
         return known.exposure_share
-    # The same limits as for `spike.calibration` "auto", see `registration.Found.is_changed`.
+    # The same limits as for `spike.calibration` "auto", in `registration.Found.is_changed`.
     shortened_by = 1 - found.share
     if shortened_by < max(registration.LEAST_SHARE, registration.LEAST_ERRORS * error):
         return 1.0

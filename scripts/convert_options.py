@@ -175,7 +175,10 @@ class Conversion:
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
-    """Convert a file, or check a file of KAIR. Returns the exit code 0; see `with_exit_code`."""
+    """Convert a file, or check a file of KAIR. Returns the exit code 0.
+
+    `with_exit_code` handles errors.
+    """
     command = parse(arguments)
     # PARTS: section -> registry of the networks, datasets or losses that the section can name.
     from main_train_vrt import PARTS  # not before --help, because it imports torch

@@ -32,7 +32,7 @@ from utils.options.load import load_options
 
 @with_exit_code
 def main(argv: list[str]) -> int:
-    """Run the checks that the options ask for. Returns the exit code, see the top."""
+    """Run the checks that the options ask for. Returns the exit code, 0 if nothing failed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -290,7 +290,7 @@ def make_sample(root: Path, size: Size = SAMPLE, seed: int = 0, instants: int = 
     """Write the data set to `root`, complete or not at all.
 
     Returns False if the set is there already. An unchanged set of an older version is replaced.
-    Raises DataError if `root` holds something else, see `check_made`.
+    Raises DataError if `root` holds something else, or a set with changed files.
 
     instants: number of sharp pictures NNNNNN_K.png of each exposure; 0 or odd
     """
@@ -463,7 +463,7 @@ def check_made(root: Path, size: Size, seed: int, instants: int = 0) -> bool:
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
-    """Make the sample set. Returns the exit code 0; see `with_exit_code`."""
+    """Make the sample set. Returns the exit code 0. `with_exit_code` handles errors."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -65,7 +65,7 @@ USABLE_SHARE_OF_DISK = 0.95
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
-    """Check all clips, then make them. Returns the exit code 0; see `with_exit_code`.
+    """Check all clips, then make them. Returns the exit code 0. `with_exit_code` handles errors.
 
     Nothing is written before all checks have passed.
     """
@@ -634,7 +634,8 @@ def _run_in_processes(
     calls: Sequence[Any],
     on_result: Callable[[int, Any], None],
 ) -> None:
-    """Run function(*call) for each call in a pool of processes. See `run_counted`.
+    """Run function(*call) for each call in a pool of processes. `run_counted` explains the
+    arguments.
 
     on_result: is called with (index of the call, its result) as soon as a call has ended.
     """

@@ -308,7 +308,7 @@ TIFF_FLOAT = 3
 
 
 def _read_tiff(content: bytes) -> Header | None:
-    """Read the first picture of a TIFF. See `_tiff_tags` for the layout.
+    """Read the first picture of a TIFF. `_tiff_tags` describes the layout.
 
     The orientation is left out, because OpenCV turns a TIFF upright itself. A missing tag has the
     default of TIFF 6.0, such as 1 bit.

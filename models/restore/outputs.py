@@ -68,8 +68,8 @@ PLACES = {
     "clip": "clips/{clip}.json",
     # The restored frame that the report shows.
     "example": "clips/{clip}.png",
-    # How this frame was restored, see utils.contract.ShowsPictures. The stem is the name of the
-    # picture, e.g. "motion". The captions are {name of a picture: text}.
+    # How this frame was restored, as pictures, if the method has such pictures. The stem is the
+    # name of the picture, e.g. "motion". The captions are {name of a picture: text}.
     "picture": "pictures/{clip}/{stem}.png",
     "captions": "pictures/{clip}/captions.json",
     "video": "{clip}.mp4",
@@ -87,13 +87,13 @@ OF_ALL_CLIPS = (RESULTS, "metrics.json", "table.txt", "report.html")
 class Outputs:
     """The output folder of a test, and what is saved there.
 
-    folder: a new folder, or the folder of an earlier test, see `claim_folder`.
+    folder: a new folder, or the folder of an earlier test that is continued or replaced.
     save: which of "frames", "video", "comparison", "slowmotion". Strips are always saved.
     fps: frame rate of the videos if the input has none.
     instants: number of sharp instants that are restored for each frame. If there are several, the
     file of kind "frame" is the middle instant.
     metric: how the frames are scored.
-    pictures: names of the pictures that the method has of a frame, see `write_pictures`.
+    pictures: names of the pictures that the method has of a frame, e.g. ("motion",).
     """
 
     folder: Path
@@ -306,7 +306,7 @@ def _files_of_earlier_tests(
 ) -> set[Path]:
     """Return the files that earlier tests in this folder wrote.
 
-    earlier: the content of run.json. stems: the frames of this test, see `claim_folder`.
+    earlier: the content of run.json. stems: name of a clip -> names of its frames in this test.
     """
     files_of_clips = earlier.get("files", {})
     written = {outputs.folder / file for file in OF_ALL_CLIPS}
@@ -472,7 +472,7 @@ def finish_clip(
     `watchdog.go_on` says that the process makes progress. It is called after each slow part.
 
     indices: indices of the restored frames.
-    more_scores: see `MoreScores`, or None.
+    more_scores: function (restored frame, sharp frame) -> further scores, or None.
     notes: further entries of the JSON.
     is_grey: whether the luma alone is scored.
     """
@@ -552,7 +552,8 @@ def example_of(indices: Sequence[int]) -> int:
 
 
 class _Scorer:
-    """Collects the scores of the frames of one clip. For the arguments see `finish_clip`.
+    """Collects the scores of the frames of one clip. `finish_clip` makes it, and explains the
+    arguments.
 
     scores: the result, (what is scored) -> (metric) -> values of the frames. What is scored is
     "restored", "input", "instant 0", "instant 1", ...
@@ -574,8 +575,8 @@ class _Scorer:
     def add(self, item: dict[str, Any], images: Sequence[np.ndarray] | np.ndarray) -> None:
         """Score a frame, and its instants if there are several.
 
-        item: input and sharp frames, see `ClipReader.frame`. images: the instants, of which the
-        middle one counts as the frame, or the frame alone.
+        item: input and sharp frames: "lq", and "gt" and "gt_instants" if there are any. images: the
+        instants, of which the middle one counts as the frame, or the frame alone.
         """
         if "gt" in item:
             sharp = scored_values(item["gt"], self.values)

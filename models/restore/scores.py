@@ -84,7 +84,7 @@ def collect(
 
 
 def _averages(rows: list[dict[str, Any]], kind: str, expected: int, mean: str) -> dict[str, Any]:
-    """Return the averages of one kind, see `collect`. rows: the clips that have this kind."""
+    """Return the averages of one kind, e.g. of "restored". rows: the clips that have this kind."""
     averages: dict[str, Any] = {}
     values_of_frames: list[float] = []
     for metric in rows[0][kind]:

@@ -48,7 +48,7 @@ class Validation(NamedTuple):
     scalars: name -> average. "val/psnr", "val/ssim" and each metric of `metric.more` for the
     restored frames; "val/psnr_input" and so on for the blurry input. On rank 0 also
     "clips/psnr/<clip>" and so on for each clip in `panels`.
-    table: the scores as text, see `score_text`.
+    table: the scores as text: a row for each clip, and the means.
     panels: name of a clip -> pictures of its middle frame (`utils.image.comparison`), for at most
     MAX_STRIPS clips.
     """
@@ -170,7 +170,7 @@ def _any_rank_stops() -> bool:
 def _scalars(
     results: dict[str, Any], metrics: Sequence[str], shown_clips: Sequence[str]
 ) -> dict[str, float]:
-    """Return the values for the writers, see `Validation`."""
+    """Return the values for the writers: the field `scalars` of `Validation`."""
     means = results["averages"]
     scalars: dict[str, float] = {}
     for metric in metrics:

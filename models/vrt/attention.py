@@ -190,7 +190,7 @@ class CpuAttention(torch.autograd.Function):
         mutual: bool,
         tape: Tape,
     ) -> Tensor:
-        """Return the output, (n, heads, T, hd). The arguments: see `window_attention`."""
+        """Return the output, (n, heads, T, hd). The arguments are those of `window_attention`."""
         q, k, v = heads_of(qkv, mutual)
 
         # `offset` is the sum of bias and mask, repeated for the windows that are computed at once:
@@ -315,7 +315,8 @@ def _widened(
     The numbers to subtract are appended to q and G, and ones are appended to k and v.
     `_with_column` needs two channels for a number.
 
-    grad: G. out: O. sums: the log-sum-exp of each row. All other arguments: see `cpu_attention`.
+    q, k, v: (n, heads, T, hd). grad: G. out: O. sums: the log-sum-exp of each row, (n, heads, T,
+        1). scale: factor of the logits.
     """
     n, heads, t, _ = q.shape
     # The caller multiplies the product by scale * LOG2_E, so divide by this factor before.
@@ -382,7 +383,8 @@ def _put_queries_of_other_frames(grad_q: Tensor, grad_qkv: Tensor) -> None:
     """Write the gradients of the queries of mutual attention into grad_qkv, in place.
 
     grad_q: (2 n, heads, T / 2, hd). Each window of grad_q is a frame, and holds the gradients of
-    the queries of the other frame, see `heads_of`. So swap the two frames of each pair.
+    the queries of the other frame, because `heads_of` has swapped them. So swap the two frames of
+    each pair back.
     """
     by_frame = grad_q.unflatten(0, (-1, 2)).flip(1)  # (n, 2, heads, T / 2, hd)
     queries = grad_qkv[:, :, 0]  # (n, T, heads, hd): the place of q

@@ -440,5 +440,5 @@ class GatedMlp(nn.Module):
 def _hidden_of_mlp(
     tokens: Tensor, chunk: Chunk, factors: Factors, w: Weights, tape: Tape | None
 ) -> tuple[None, Tensor]:
-    """Compute the MLP without its last linear layer, see Work.hidden. It has no residual sum."""
+    """Compute the MLP without its last linear layer: `hidden` of Work. It has no residual sum."""
     return None, gated(tokens, w, is_plain=False)

@@ -50,7 +50,7 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
 
     x: (n, c, h, w). Outside the image it is zero.
     offset: shift of each sample, (n, 18 g, h, w), float32 or float64, whatever the dtype of x is.
-        For the layout see the top of this file.
+        Channel 2 * (group * 9 + tap) is dy, the next channel is dx.
     mask: factor of each sample, (n, 9 g, h, w).
     weight: (c', c / k, 3, 3). bias: (c',).
 
@@ -172,7 +172,8 @@ class DeformAlign(nn.Module):
     A conv net sees the target frame, the source frames warped to it, and the flows. For each sample
     it estimates a correction of the flow, and a factor (mask). Then the sources are sampled.
 
-    dim: channels of a frame. deformable_groups: number of offset groups, see the top of this file.
+    dim: channels of a frame. deformable_groups: number of offset groups, whose channels have the
+        same offsets.
     sources: number of source frames that are aligned to a target. Each source has one weight group
         and an equal number of the offset groups.
     max_residual: largest correction, in pixels.
@@ -306,7 +307,7 @@ class DeformAlign(nn.Module):
         result was compared with counts on fake tensors (tests/helpers/fake_gpu.py). It is 2 to 10 %
         above the counts.
 
-        target: see `forward`, (n, d, h, w).
+        target: the target frames, (n, d, h, w).
         """
         if in_cpu_form(target):
             # A CPU takes a few frames at a time (MOST_PIXELS_ON_CPU), so the tensors are small.

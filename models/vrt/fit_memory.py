@@ -45,7 +45,8 @@ GB = 1e9
 # Weight, gradient and the two moments of Adam: four numbers of 4 bytes, float32.
 BYTES_PER_PARAMETER = 16
 # The estimate is multiplied by this factor, for workspaces and fragmentation, which the count of
-# tensors does not include. The count is at most 10 % too low, see `fit_memory`.
+# tensors does not include. The count is at most 10 % too low (docs/benchmarks/net.md). A larger
+# factor would recompute more than needed; with a smaller factor a step may not fit.
 MARGIN = 1.1
 
 
@@ -207,7 +208,7 @@ def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> list[Moment]:
                 stack.callback(hook.remove)
             run()
         # 2. Measure the branches of the modules that have run.
-        known: dict[tuple, list[int]] = {}  # see `_moment`
+        known: dict[tuple, list[int]] = {}  # kind and size of a module -> its measured bytes
         moments = []
         for module, x, saved in seen:
             if module in aligns:
@@ -264,7 +265,8 @@ def _moment(
 ) -> Moment:
     """Return the moment of a block, or of the GatedMlp of a stage.
 
-    owner: the block, or the GatedMlp. x: its input. saved: see `Moment`.
+    owner: the block, or the GatedMlp. x: its input. saved: bytes that autograd has saved by the end
+        of its forward pass.
     known: kind and size of a module -> its measurement. This function adds new measurements, so
     that blocks that are alike are measured once.
     """

@@ -148,7 +148,7 @@ class Seed(torch.autograd.Function):
 
 
 class Recomputed(torch.autograd.Function):
-    """Computes a function in forward, and again in backward. See `recomputed`.
+    """Computes a function in forward, and again in backward. `recomputed` calls it.
 
     Recomputed.apply(function, count, *tensors): the first `count` tensors are the arguments of the
     function, the other tensors are weights that the function uses. The weights must be arguments of

@@ -366,7 +366,7 @@ def _forward(
 # that is transposed afterwards would go through shared memory, which is slower.
 #
 # Further arguments:
-#   bias        see above
+#   bias        (HEADS, keys, queries), but (HEADS, queries, keys) for `_gradient_of_queries`
 #   out         O of the forward pass, (n, T, HEADS, HD)
 #   grad        dO, (n, T, HEADS, HD)
 #   grad_stride numbers from a row of dO to the next row, which may be more than HEADS * HD. Triton

@@ -106,7 +106,7 @@ def take(x: Tensor, rows: Tensor | slice | None) -> Tensor:
 
 
 class _Take(torch.autograd.Function):
-    """x[rows], with a gradient that copies. See `take`."""
+    """x[rows], with a gradient that copies rows. `take` calls it."""
 
     @staticmethod
     def forward(ctx, x: Tensor, rows: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ OPTION = re.compile(r"(?:spike|method)(?:\.\w+)+=[\w.,+\-\[\]{}:\"' ]*")
 class Work:
     """One restoration that has been started."""
 
-    folder: Path  # its files, see the docstring of this module
+    folder: Path  # its files: clip/, results/ and log
     frames: FrameSource  # the blurry frames
     process: subprocess.Popen[bytes]  # of main_test_vrt.py
     is_cancelled: bool = False  # whether the user ended it

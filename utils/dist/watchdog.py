@@ -19,7 +19,7 @@ The watchdogs end all ranks within seconds if a rank is
     SILENT   the rank writes no beat
     STUCK    its main thread is too long in one phase; the options `watchdog` have the limits
     DEAD     its process is gone
-    failed   the rank raised an error, see `utils_dist`
+    failed   the rank raised an error, which `utils_dist` reports
 
 A main thread that waits for a paused terminal (Ctrl-S, a selection, `less`) is not STUCK: the run
 goes on as soon as the terminal does. The watchdog must not hang there itself, so this module writes
@@ -448,8 +448,8 @@ class Watchdog(threading.Thread):
     def _stacks_of(self, rank: int, wait_s: float = 0.0) -> str:
         """Return the stacks of a rank, or "" if there are none.
 
-        A rank whose watchdog thread runs puts its stacks into the store, see `_follow`. A rank of
-        this host can also be asked by a signal.
+        A rank whose watchdog thread runs puts its stacks into the store when the run fails. A rank
+        of this host can also be asked by a signal.
 
         wait_s: seconds to wait for the stacks in the store; 0 if the store does not answer.
         """
@@ -642,7 +642,8 @@ def leave(code: int, store: Store | None) -> NoReturn:
             _sign_off(store)
         if RUN.watchdog is not None and RUN.watchdog.guard is not None:
             RUN.watchdog.guard.kill()  # the guard would take the wait below for a stall
-        # Ranks have memory files only if they have a watchdog, see `outlast_siblings`.
+        # The mark is in the names of the memory files. Ranks have such files only if they have a
+        # watchdog.
         process.outlast_siblings(None if RUN.watchdog is None else run_mark())
 
     def flush() -> None:

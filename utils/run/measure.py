@@ -411,7 +411,7 @@ class Measured:
     compute_s: float  # seconds of all computing of the steps
     values: dict[str, float]  # numbers of the log line, e.g. "loss", "lr", "memory_gb"
     memory: dict[str, Use]  # "GPU" and "host" -> (used, total) in GB, as far as they are known
-    gpu: dict[str, float] | None  # how busy the GPU is, see `gpu.usage`; None if it is not known
+    gpu: dict[str, float] | None  # name -> how busy the GPU is, from `gpu.usage`; None if not known
 
 
 def measured(steps: int, model_log: dict[str, Any], timed: dict[str, float]) -> Measured:
