@@ -427,7 +427,7 @@ class VRT(nn.Module):
         pixel is sampled. So TF32, which torch uses by default in cuDNN's convolutions, is off here.
         The backward pass of the flow network runs later, with the settings of the caller.
         """
-        with torch.autocast(frames.device.type, enabled=False), tf32(False):
+        with torch.autocast(frames.device.type, enabled=False), tf32(is_on=False):
             if frames.dtype != torch.float64:
                 frames = frames.float()
             distance = self.pa_frames // 2  # neighbours on either side

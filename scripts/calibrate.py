@@ -439,8 +439,8 @@ def _matches(spikes: np.ndarray, frame: np.ndarray) -> list[Match]:
     # At most 5000 features of each image. OpenCV's default for the least contrast is 0.04. The
     # lower value finds features of low contrast as well.
     sift = cv2.SIFT.create(nfeatures=5000, contrastThreshold=0.02)
-    points_of_spikes, spike_descriptors = sift.detectAndCompute(_stretched(smooth), None)
-    points_of_frame, frame_descriptors = sift.detectAndCompute(_stretched(small), None)
+    points_of_spikes, spike_descriptors = sift.detectAndCompute(_stretched(smooth), mask=None)
+    points_of_frame, frame_descriptors = sift.detectAndCompute(_stretched(small), mask=None)
     if spike_descriptors is None or frame_descriptors is None:
         return []
     if len(frame_descriptors) < 2:  # there is no second nearest
@@ -582,7 +582,9 @@ def overlay(view: registration.View, light: str, grid: CalibratedGrid) -> np.nda
     image = np.concatenate((upper, lower))
     image = np.ascontiguousarray((255 * image + 0.5).astype(np.uint8))
     top, left, rows, cols = grid.region
-    cv2.rectangle(image, (left, top), (left + cols - 1, top + rows - 1), (255, 255, 0), 1)
+    # A yellow line of one pixel around the region that the spike camera sees.
+    lower_right = (left + cols - 1, top + rows - 1)
+    cv2.rectangle(image, (left, top), lower_right, color=(255, 255, 0), thickness=1)
     return image
 
 

@@ -251,7 +251,7 @@ def runs_tables(runs: Mapping[str, Path]) -> list[Table]:
         options: dict[str, Any] = {}
         file = history.newest_options(history.folder_of(run) / "options")
         if file:  # a history file alone has no options beside it
-            options = dict(flat(read_json(file), ""))
+            options = dict(flat(read_json(file), name=""))
         options_of_runs.append(options)
     tables = [Table(rows, ["run", "best PSNR dB", "at iter", "loss", "it/s", "parameters"])]
 
@@ -328,7 +328,7 @@ def tests_table(folders: Mapping[str, Path]) -> Table:
         # All tests have the same input, so the first test says its scores.
         if first is None:
             first = test
-            table_rows["input"] = TestRow("", averages.get("input", {}))
+            table_rows["input"] = TestRow(method="", averages=averages.get("input", {}))
         refuse_other_scoring(first, test)
         refuse_other_frames(first, test)
         about = result["protocol"]

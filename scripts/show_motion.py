@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     words += ["--weights", str(command.weights), *command.overrides]
     if command.spike_size:
         words += ["--spike-size", *(str(side) for side in command.spike_size)]
-    request = read_request(words, None)
+    request = read_request(words, description=None)
     saved = read_saved(command.weights)
     fusion = motion_of(saved.build())
     if fusion is None:
@@ -63,8 +63,16 @@ def main(arguments: list[str] | None = None) -> int:
             do="choose other weights",
         )
     spike = spikes_for_network(saved, request)
-    [reader, *_] = user_clips(command.input, command.spike, None, spike, 1, saved.spike_data)
-    clip = RecordedClip(reader, None)
+    clips = user_clips(
+        command.input,
+        command.spike,
+        gt=None,
+        spike_options=spike,
+        scale=1,  # the frames are shown in the size of the input
+        trained=saved.spike_data,
+    )
+    reader = clips[0]
+    clip = RecordedClip(reader, context=None)
     refuse_other_frames(command.frames, clip.frames)
 
     find = finder_of(fusion.motion_by, fusion.motion_net, torch.device("cpu"))

@@ -202,7 +202,8 @@ def _start(is_group_of_others: bool, log: bool) -> None:
     rendezvous.meet(RUN.store, launch)
     # Rank 0 and its store may be lost before the watchdog has read the first beat of rank 0. With
     # the state that is read here, the watchdog can still name rank 0.
-    RUN.watchdog.beats.states.setdefault(0, read_state(0, RUN.store.get("beat/0")))
+    first_state = read_state(rank=0, value=RUN.store.get("beat/0"))
+    RUN.watchdog.beats.states.setdefault(0, first_state)
 
 
 def _end_without_error(is_group_of_others: bool) -> None:

@@ -303,7 +303,7 @@ def check_training(argv: list[str]) -> list[Finding]:
                 what = f"{samples} training samples, {len(clips or ())} test clips"
             else:
                 model = define_Model(opt)
-                model.init_train(None)
+                model.init_train(state=None)
                 what = model.describe()
             of_this_rank = Finding(OK, check, what)
         except SpikeVRTError as e:
@@ -315,8 +315,8 @@ def check_training(argv: list[str]) -> list[Finding]:
             return findings
 
     findings += check_shards(loader, model)
-    # From epoch 0, batch 0. Each item is a list with the batches of one step.
-    batches = loader.start(0, 0)
+    # Each item is a list with the batches of one step.
+    batches = loader.start(epoch=0, batch=0)
     batch = next(batches)[0]
     findings.append(check_loader(batches, batch))
     model.fit_memory(batch)

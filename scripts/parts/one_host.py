@@ -61,10 +61,10 @@ class OneHost(RendezvousHandler):
             free.bind((LOOPBACK, 0))
             port = free.getsockname()[1]
         return RendezvousInfo(
-            HashStore(),
-            0,  # the rank of this agent
-            1,  # the number of agents
-            RendezvousStoreInfo(LOOPBACK, port),
+            store=HashStore(),
+            rank=0,  # the number of this agent
+            world_size=1,  # the number of agents
+            bootstrap_store_info=RendezvousStoreInfo(LOOPBACK, port),
         )
 
     def is_closed(self) -> bool:

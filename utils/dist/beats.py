@@ -97,7 +97,7 @@ class Beats:
         self.machine = machine_name or process.machine()
         self.number = 0  # number of the last beat of this rank
         # The clock expects to be asked once a second. `Watchdog.watch` changes this.
-        self.clock = process.AwakeClock(1.0)
+        self.clock = process.AwakeClock(slice_s=1.0)
         self.watched: list[int] | None = None  # ranks to watch; None until all ranks have met
         self.states: dict[int, State] = {}  # rank -> its newest known state
         self.heard: dict[int, Heard] = {}  # watched rank -> its last beat

@@ -395,7 +395,7 @@ def read_with_base(path: Path, sources: Sources) -> dict[str, Any]:
             do=f"name the base of {base_path} in {path}, or copy",
         )
     sources.places = base_places | sources.places  # the places of the file win
-    return _merge(base, raw, "", sources)
+    return _merge(base, raw, where="", sources=sources)
 
 
 def _merge(
@@ -746,7 +746,8 @@ def read_options(
     values: the sections as an option file holds them, e.g. {"task": "a", "netG": {...}}
     sources: where the values came from; None if they come from no file
     """
-    sources = sources or Sources("")
+    if sources is None:
+        sources = Sources(main_file="")
     # Work on a copy, because the steps below remove keys and replace sections.
     raw = copy.deepcopy(dict(values))
     dropped = drop_without_effect(raw, parts)

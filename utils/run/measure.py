@@ -340,10 +340,12 @@ def _uses_of_groups(line: str, groups: Path) -> list[Use]:
     _, controllers, path = line.split(":", 2)
     if "memory" in controllers.split(","):  # version 1
         root = groups / "memory"
-        names = _GroupFiles("memory.usage_in_bytes", "memory.limit_in_bytes", "total_")
+        names = _GroupFiles(
+            used="memory.usage_in_bytes", limit="memory.limit_in_bytes", prefix="total_"
+        )
     elif not controllers:  # version 2
         root = groups
-        names = _GroupFiles("memory.current", "memory.max", "")
+        names = _GroupFiles(used="memory.current", limit="memory.max", prefix="")
     else:
         return []
     inner = root / path.lstrip("/")
