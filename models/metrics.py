@@ -95,7 +95,7 @@ def psnr(restored: np.ndarray, sharp: np.ndarray) -> float:
     _check_shapes(restored, sharp)
     difference = restored.astype(np.float64) - sharp.astype(np.float64)
     mse = float(np.mean(difference**2))
-    if mse == 0:
+    if mse == 0:  # equal images: the formula would divide by 0
         return math.inf
     return 20 * float(np.log10(255.0 / np.sqrt(mse)))
 
@@ -127,6 +127,8 @@ def ssim(restored: np.ndarray, sharp: np.ndarray) -> float:
         )
     x = restored.astype(np.float64)
     y = sharp.astype(np.float64)
+    # Means, variances and the covariance within the window of each pixel, by
+    # variance(x) = mean(x^2) - mean(x)^2. Each is (H - 10, W - 10) or (H - 10, W - 10, C).
     mx = _ssim_window(x)
     my = _ssim_window(y)
     vx = _ssim_window(x * x) - mx**2
@@ -134,12 +136,13 @@ def ssim(restored: np.ndarray, sharp: np.ndarray) -> float:
     cov = _ssim_window(x * y) - mx * my
     c1 = (0.01 * 255) ** 2
     c2 = (0.03 * 255) ** 2
+    # The formula above, as a fraction.
     above = (2 * mx * my + c1) * (2 * cov + c2)
     below = (mx**2 + my**2 + c1) * (vx + vy + c2)
     return float((above / below).mean())
 
 
-# The same functions on the luma.
+# The same functions on the luma, under their own names.
 metric("psnr_y", title="PSNR-Y dB", digits=2, on_luma=True)(psnr)
 metric("ssim_y", title="SSIM-Y", digits=4, on_luma=True)(ssim)
 # LPIPS needs files of weights, so `metric.more` cannot name it. The flag --lpips asks for it
@@ -234,6 +237,7 @@ def add_scores(
     if more is not None and image is not None:
         values |= more(image, sharp)
 
+    # Append each value to the list of its kind and metric. The first frame makes the lists.
     columns = scores.setdefault(kind, {})
     for name, value in values.items():
         columns.setdefault(name, []).append(value)
