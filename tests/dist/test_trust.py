@@ -181,8 +181,8 @@ def test_ranks_of_one_host_listen_on_the_loopback_alone(run):
                 address, _, _port = listening[inode].partition(":")
                 addresses.add(address)
 
-    # 127.0.0.1, an address that only this host can reach. The file has the four bytes 7F 00 00 01 in
-    # reverse order.
+    # 127.0.0.1, an address that only this host can reach. The file has the four bytes 7F 00 00 01
+    # in reverse order.
     assert addresses == {"0100007F"}
 
 
