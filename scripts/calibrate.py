@@ -25,6 +25,9 @@ with pixel centres at whole numbers, see data/cameras/spike_grid.py.
 #   view       a frame and the spikes of its exposure (registration.View)
 #   matrix     (3, 3), from a place (x, y, 1) of the spike image to a place of the frame
 #   geometry   of a spike file: height, width and storage of its planes (SpikeGeometry)
+#
+# The written file is a `Calibration`, whose keys docs/data_format.md describes: they must stay. The
+# limits below decide which pairs are refused. They may change if test_calibrate.py still passes.
 # Test: tests/parts/scripts/test_calibrate.py
 
 import argparse

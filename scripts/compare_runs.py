@@ -41,6 +41,9 @@ from utils.options.section import flat
 from utils.results import markdown_table, plain_table, read_json
 from utils.run import history
 
+# Users' scripts rely on the exit code of --at-least. Tables and figures are for people, and may
+# change. Tests: tests/parts/utils/test_results.py, test_history.py
+#
 # Throughout this file, `runs` is the name of each run (or test) in the output -> its path, and a
 # history is the name of each scalar, e.g. "train/loss", -> its entries (step, value).
 

@@ -39,6 +39,8 @@ from utils.options.load import (
 from utils.options.models import KAIR_ONLY
 from utils.options.secrets import KEY, redact
 
+# Test: tests/parts/scripts/test_convert_options.py, with files of S-VRT
+#
 # A conversion in this order:
 #
 #     read_with_base, read_yaml   the file           -> sections

@@ -49,6 +49,7 @@ from utils.options.section import read_section
 #     plan_all     each clip
 #
 # A new check belongs to one of these functions, so that a refused command leaves nothing behind.
+# Test: tests/parts/scripts/test_prepare_gopro_spike.py
 #
 # Words of this file. Their classes are in data/making/prepare.py:
 #   Recipe    the settings of a data set, one flag for each

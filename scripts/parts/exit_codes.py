@@ -2,6 +2,8 @@
 
 A script ends with a message and an exit code after an error, after Ctrl-C, and if nobody reads its
 output any more.
+
+Tests: tests/parts/utils/test_process.py, tests/stories/test_bad_input.py
 """
 
 import errno

@@ -9,6 +9,8 @@ With `OneHost` the agent keeps its notes in its own memory, because there is no 
 ranks need a store too. Rank 0 opens this store on the loopback, which other hosts do not reach.
 
 scripts/torchrun_quiet.py calls `use` if all ranks are on one host.
+
+Tests: tests/dist/test_trust.py
 """
 
 import socket

@@ -3,6 +3,10 @@
 A packed file has no header: it is planes of height x width bits, one after the other. So its length
 allows many sizes. The right size gives an image whose neighbouring pixels resemble one another
 (`smoothness`). scripts/spike_tool.py uses this module for `info`.
+
+A plane is one readout of the spike camera: a bit for each pixel.
+
+Tests: tests/parts/scripts/test_spike_tool.py
 """
 
 from pathlib import Path
