@@ -1436,16 +1436,20 @@ def _joint_change(
 
     J: (t, 2, k), how far each change moves each part. shifts: d (t, 2). variances: V (t, 2, 2).
     Returns the change, and the sum of e' W e over the parts.
+
+    This is a weighted least-squares fit of d = J c. A part with a large variance has a small
+    weight. A larger `extra` makes the weights of all parts smaller and more equal.
     """
-    # In the einsums, t is the part, i, j are directions, and a, b are changes. The sum runs over t
-    # as well, because t is not in the result.
+    # Letters of the einsums: t is the part, i and j are directions (right, down), a and b are
+    # changes. A letter that is not behind the arrow is summed: so each line sums over the parts t.
+    # E.g. "tia,tij,tjb->ab" is the sum over t, i and j of J[t,i,a] W[t,i,j] J[t,j,b].
     W = np.linalg.inv(variances + extra * np.eye(2))  # (t, 2, 2)
     JWJ = np.einsum("tia,tij,tjb->ab", J, W, J)  # sum J' W J, (k, k)
     JWd = np.einsum("tia,tij,tj->a", J, W, shifts)  # sum J' W d, (k,)
-    covariance = np.linalg.inv(JWJ)
+    covariance = np.linalg.inv(JWJ)  # of c, (k, k)
     c = covariance @ JWd
     e = shifts - J @ c  # (t, 2)
-    squares = float(np.einsum("ti,tij,tj->", e, W, e))  # sum e' W e
+    squares = float(np.einsum("ti,tij,tj->", e, W, e))  # sum e' W e, one number
     return JointChange(amounts=c, covariance=covariance, remaining=e), squares
 
 
