@@ -65,7 +65,7 @@ or take the demo clip. A `dataset.json` beside the spikes says their size and ra
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
-    """Serve the page until Ctrl-C. Returns the exit code; see `with_exit_code`."""
+    """Serve the page until Ctrl-C. Returns the exit code 0. `with_exit_code` handles errors."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -129,7 +129,7 @@ def build_page(gr: Any, folder: Path) -> Any:
     cleaning = (CLEAN_EVERY_S, VISITOR_S)
     with gr.Blocks(title="SpikeVRT", analytics_enabled=False, delete_cache=cleaning) as page:
         # The last restoration of the visitor (`Work`). Gradio keeps one value for each visitor.
-        work = gr.State(None, time_to_live=VISITOR_S, delete_callback=forget)
+        work = gr.State(value=None, time_to_live=VISITOR_S, delete_callback=forget)
 
         # What the visitor gives. tests/stories/test_app.py finds the fields by their elem_id.
         gr.Markdown(ABOUT)
@@ -143,10 +143,12 @@ def build_page(gr: Any, folder: Path) -> Any:
             weights = gr.Dropdown(
                 [*WEIGHTS], value=SHIPPED.stem, label="Weights (of network and joint)"
             )
-            side_field = partial(gr.Number, 0, precision=0, minimum=0)
+            side_field = partial(gr.Number, value=0, precision=0, minimum=0)
             height = side_field(label="Height of a spike plane (0: found)", elem_id="height")
             width = side_field(label="Width of a spike plane (0: found)", elem_id="width")
-            rate = gr.Number(0, label="Spikes per plane at full light (0: found)", elem_id="rate")
+            rate = gr.Number(
+                value=0, label="Spikes per plane at full light (0: found)", elem_id="rate"
+            )
             more = gr.Textbox(
                 label="Options spike.key=value, method.key=value, one a line", lines=2
             )
@@ -158,7 +160,7 @@ def build_page(gr: Any, folder: Path) -> Any:
         # What the program shows.
         state = gr.HTML(elem_id="state")
         slider = gr.ImageSlider(label="Blurry | restored", format="png", elem_id="slider")
-        number = gr.Slider(1, 2, step=1, label="Frame", elem_id="number")
+        number = gr.Slider(minimum=1, maximum=2, step=1, label="Frame", elem_id="number")
         download = gr.File(label="Results", interactive=False, elem_id="download")
         said = gr.Textbox(label="What the program says", lines=8, max_lines=24, elem_id="said")
 
@@ -168,7 +170,8 @@ def build_page(gr: Any, folder: Path) -> Any:
         inputs = [frames, spikes, sharp, method, weights, height, width, rate, more]
         outputs = [work, state, said, slider, number, download]
         private = {"api_visibility": "private"}  # for this page only, not for programs
-        demo.click(partial(demo_clip, folder), None, [frames, spikes, sharp], **private)
+        clip = [frames, spikes, sharp]
+        demo.click(partial(demo_clip, folder), inputs=None, outputs=clip, **private)
         # Gradio's own progress bar would cover the fields that show the progress here.
         hidden = {**private, "show_progress": "hidden"}
         running = start.click(partial(restore, gr, folder), [work, *inputs], outputs, **hidden)
@@ -220,7 +223,7 @@ def restore(gr: Any, folder: Path, former: Work | None, *asked: Any) -> Iterator
     folder = Path(tempfile.mkdtemp(prefix="clip_", dir=folder))
     # Slider, number of the frame and results, as long as there is no result.
     no_result = (None, gr.update(value=1), None)
-    yield None, progress("looking at the files", 0, 1), "", *no_result
+    yield None, progress("looking at the files", done=0, total=1), "", *no_result
 
     work = None
     try:

@@ -8,8 +8,8 @@ net(lq, spike) takes blurry frames (B, T, 3, H, W) in [0, 1] and spike channels 
 returns sharp frames (B, T, 3, H, W). net.input_spec says how many frames and channels, and which
 sizes fit. docs/python.md restores whole clips.
 
-torch.hub calls the public functions of this file by name. `dependencies` lists the packages that it
-looks for first.
+torch.hub calls the public functions of this file by name, so the names must stay. `dependencies`
+lists the packages that torch.hub looks for first. Test: tests/parts/models/test_released.py
 """
 
 from pathlib import Path
@@ -26,7 +26,7 @@ WEIGHTS = Path(__file__).resolve().parent / "weights"
 def operator(pretrained: bool = True) -> torch.nn.Module:
     """Return the fusion operator "exposure" alone, 46 thousand parameters, in eval mode on the CPU.
 
-    pretrained: whether it has the weights of weights/operator.pth, or fresh ones.
+    pretrained: True for the weights of weights/operator.pth, False for new random weights.
     """
     return _network(read_saved(WEIGHTS / "operator.pth"), pretrained)
 
@@ -34,7 +34,7 @@ def operator(pretrained: bool = True) -> torch.nn.Module:
 def motion(pretrained: bool = True) -> torch.nn.Module:
     """Return the fusion operator "motion", 125 thousand parameters, in eval mode on the CPU.
 
-    pretrained: whether it has the weights of weights/motion.pth, or fresh ones.
+    pretrained: True for the weights of weights/motion.pth, False for new random weights.
 
     net(lq, spike) is the operator's first estimate z_0. `net.fusion.steps(z_0, equations)` improves
     it by the learned steps. They work on the equations of an exposure
@@ -49,13 +49,13 @@ def vrt_small(pretrained: bool = True) -> torch.nn.Module:
 
     It has 2.5 million parameters.
 
-    pretrained: whether it has the weights of weights/vrt_small.pth, or fresh ones.
+    pretrained: True for the weights of weights/vrt_small.pth, False for new random weights.
     """
     return _network(read_saved(WEIGHTS / "vrt_small.pth"), pretrained)
 
 
 def _network(saved: SavedNetwork, pretrained: bool) -> torch.nn.Module:
-    """Build the network of a file in eval mode, with the weights of the file or fresh ones."""
+    """Build the network of a file in eval mode, with the weights of the file or new ones."""
     if pretrained:
         return saved.build()
     return saved.network().eval()

@@ -100,6 +100,20 @@ class MethodRequest:
     joint: JointOptions | None
 
 
+# The program in its order:
+#
+#     read_request        the command line, as a `TestRequest`
+#     read_method         what --method asks for, as a `MethodRequest`
+#     read_options        the option file, if there is one
+#     job_on_test_set     a `Job`: method, clips and outputs, for the clips of datasets.test
+#     job_on_own_clips    the same for a user's own clips
+#     restore_clips       restores and scores the clips of the job (models/restore/job.py)
+#     write_report        the tables and the page of results
+#
+# A *formula* is a reconstruction without a network (data/reconstruct.py), e.g. tfp or exposure.
+# Tests: tests/stories/test_main_test.py, test_reconstruct.py, test_joint.py, test_bad_input.py
+
+
 def main(argv: list[str]) -> int:
     """Restore and score what the command line asks for.
 
@@ -206,7 +220,10 @@ def method_of_test_set(request: TestRequest, asked: MethodRequest, opt: Options)
 
 
 def job_on_test_set(request: TestRequest, asked: MethodRequest, opt: Options) -> Job:
-    """Restore the clips of datasets.test by a network with the tiles of `val`, or by a formula."""
+    """Return the job to restore the clips of datasets.test by a network or a formula.
+
+    A network takes the tiles of the options `val`. Reads weights and clips, and writes nothing.
+    """
     method, saved, section = method_of_test_set(request, asked, opt)
 
     # The clips. check_clips looks at the files before the first frame is restored. It compares the
@@ -315,29 +332,18 @@ def frames_of_test_set(section: LoaderOptions, saved: SavedNetwork | None) -> st
 
 
 def job_on_own_clips(request: TestRequest, asked: MethodRequest, opt: Options | None) -> Job:
-    """Restore a user's own clips, or spikes by a formula.
+    """Return the job to restore a user's own clips, or spikes by a formula.
+
+    Reads weights and clips, and writes nothing.
 
     opt: the options that describe the network. None if the weights file describes its network.
     """
     # `read_request` has refused a command line without --output, and without other flags that are
     # needed below. The assertions tell this to the type checker.
     assert request.output is not None
-    # `start` makes the frames, or the first estimates. `spike` says how the spikes are read.
-    start: Method
     frames_note = "all"  # which frames are restored, for the report
     with spike_size_is_a_flag():
-        if asked.formula is not None:
-            saved = None
-            start = asked.formula
-            section = spikes_for_formula(request, asked.formula)
-            spike = section.plain()
-        else:
-            network = opt.portable() if opt is not None else None
-            assert request.weights is not None
-            saved = read_saved(request.weights, network)
-            spike = spikes_for_network(saved, request)
-            start = network_for_own_clips(saved, request)
-        method = improved(start, asked.joint, saved)
+        method, saved, spike, section = method_of_own_clips(request, asked, opt)
 
         # The clips: blurry frames, or spikes alone for a formula that makes grey frames.
         clips: Sequence[ClipReader]
@@ -376,6 +382,39 @@ def job_on_own_clips(request: TestRequest, asked: MethodRequest, opt: Options | 
         section={"spike": spike},
         frames_note=frames_note,
     )
+
+
+class MethodOfOwnClips(NamedTuple):
+    """What restores a user's own clips, and how their spikes are read."""
+
+    method: Method
+    # The network with its weights. None if a formula makes the frames.
+    saved: SavedNetwork | None
+    # The spike section as plain values, for the reader and the report. None without spikes.
+    spike: dict[str, Any] | None
+    # The same section with its types, for a formula. None for a network.
+    section: Any
+
+
+def method_of_own_clips(
+    request: TestRequest, asked: MethodRequest, opt: Options | None
+) -> MethodOfOwnClips:
+    """Return the method for a user's own clips. Reads the weights of a network."""
+    # `start` makes the frames, or the first estimates of the joint solution.
+    start: Method
+    if asked.formula is not None:
+        saved = None
+        start = asked.formula
+        section = spikes_for_formula(request, asked.formula)
+        spike = section.plain()
+    else:
+        network = opt.portable() if opt is not None else None
+        assert request.weights is not None
+        saved = read_saved(request.weights, network)
+        section = None
+        spike = spikes_for_network(saved, request)
+        start = network_for_own_clips(saved, request)
+    return MethodOfOwnClips(improved(start, asked.joint, saved), saved, spike, section)
 
 
 def forms_of_own_clips(
@@ -489,7 +528,7 @@ def with_motion(start: Method, saved: SavedNetwork) -> Method:
         find = finder_of(net.motion_by, net.motion_net, device)
         # Some weights have further steps for dim light, where spikes are few. Other weights have
         # one kind of steps for all light.
-        few_steps = net.few_steps or net.steps
+        few_steps = net.few_steps if net.few_steps else net.steps
         return LearnedParts(net.steps, few_steps, find)
 
     solver = Solver(
@@ -508,10 +547,10 @@ def outputs_of(
     """Return what is written to `folder`. save: names such as "frames", "video", in any order."""
     return Outputs(
         folder,
-        tuple(sorted(save)),
-        request.fps,
-        method.instants,
-        metric,
+        save=tuple(sorted(save)),  # sorted, because a continued test compares them
+        fps=request.fps,
+        instants=method.instants,
+        metric=metric,
         pictures=picture_names(method),
     )
 

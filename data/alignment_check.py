@@ -14,6 +14,10 @@ A comparison has three steps:
 2. If picture and frame show the same, their edges correlate.
 3. If they show the same at another place, a phase correlation finds the shift between them.
 
+Words. A plane is one binary picture of the spike camera. "gt" is the sharp frame, and "lq" is the
+blurry frame. A draw (class `Draw`) says which frames of which clip make a sample, and which crop is
+read. A spike pixel is `pixel` RGB pixels wide.
+
 What must stay: a bad result only gives a warning and never stops a run, because a clip without
 texture gives a bad result, too. What may change: the thresholds, if they are measured anew.
 
@@ -91,30 +95,22 @@ class Pair(NamedTuple):
 
 
 class Measures(NamedTuple):
-    """How well spikes and frames of a sample fit.
+    """How well spikes and frames fit, in one frame or in several."""
 
-    correlation: correlation of the gradients, mean over the frames.
-    shift: (right, down) offset of the spikes from the frame in RGB pixels, median over the frames.
-    response: height of the peak of the phase correlation, mean over the frames. A high peak means
-    that spikes and frames show the same, maybe at another place.
-    """
-
-    correlation: float
+    correlation: float  # of the gradients; the mean of several frames
+    # (right, down) offset of the spikes from the frame in RGB pixels; the median of several frames.
     shift: tuple[float, float]
+    # Height of the peak of the phase correlation; the mean of several frames. A high peak means
+    # that spikes and frames show the same, maybe at another place.
     response: float
 
 
 class Shown(NamedTuple):
-    """The middle frame of a sample and its spikes, for the page of scripts/show_sample.py.
+    """The middle frame of a sample and its spikes, for the page of scripts/show_sample.py."""
 
-    name: kind and stem of the frame, such as "gt 000012".
-    frame: the frame, (sH, sW, 3) uint8; s is the scale.
-    spikes: picture of the spikes at the sharp instant, (H, W) display values.
-    """
-
-    name: str
-    frame: np.ndarray
-    spikes: np.ndarray
+    name: str  # kind and file name without ending, e.g. "gt 000012"
+    frame: np.ndarray  # (sH, sW, 3) uint8; s is the scale, 1 without super-resolution
+    spikes: np.ndarray  # (H, W) display values, picture of the spikes at the sharp instant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,38 +119,28 @@ class Comparison:
 
     With two cameras, only the region is compared that both of them see. scripts/show_sample.py
     reads the fields.
-
-    correlation, shift, response: see `Measures`.
-    is_right: whether spikes and frames show the same at the same place.
-    sentence: the result in words.
-    kind: kind of the compared frames, "gt" or "lq". measured: number of compared frames.
-    shown: the middle frame.
     """
 
+    # The first three are explained in `Measures`.
     correlation: float
     shift: tuple[float, float]
     response: float
-    is_right: bool
-    sentence: str
-    kind: str
-    measured: int
-    shown: Shown
+    is_right: bool  # whether spikes and frames show the same at the same place
+    sentence: str  # the result in words, e.g. "Spikes and frame agree to 0.3 px."
+    kind: str  # kind of the compared frames, "gt" or "lq"
+    measured: int  # number of compared frames
+    shown: Shown  # the middle frame
 
 
 # ---- Several samples -------------------------------------------------------------------------
 
 
 class _Sample(NamedTuple):
-    """A sample to compare.
+    """A sample to compare."""
 
-    dataset: the dataset that reads the sample.
-    draw: which frames and which crop are read.
-    index: number of the sample in a training set; None for a frame of a user's clip.
-    """
-
-    dataset: Any
-    draw: Draw
-    index: int | None
+    dataset: Any  # the dataset that reads the sample
+    draw: Draw  # which frames and which crop are read
+    index: int | None  # number of the sample in a training set; None for a frame of a user's clip
 
 
 def warning_of(source: Any, option_file: str = "") -> str | None:
@@ -233,7 +219,7 @@ def _samples_of_user(readers: Sequence[Any]) -> list[_Sample]:
         reader, frame = frames[number]
         # The dataset of a user's clips makes a `Draw` from the clip and its frames, here one frame.
         draw = reader.dataset.draw(reader.clip_index, first=frame, count=1)
-        samples.append(_Sample(reader.dataset, draw, None))
+        samples.append(_Sample(reader.dataset, draw, index=None))
     return samples
 
 
@@ -255,26 +241,14 @@ def _evenly_spaced(count: int, wanted: int) -> list[int]:
 def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
     """Compare the spikes of a sample with its frames.
 
-    A draw (class `Draw`) says which frames of which clip make a sample, and which crop is read.
-
     dataset: the dataset of the draw. It reads the frames and spikes.
+    draw: the sample.
     count: number of frames of the sample to measure. The middle frame is measured in any case.
     """
     kind = "gt" if draw.clip.gt else "lq"
     if kind == "lq":
         draw = _with_mean_of_exposure(draw)
-
-    # E.g. for a sample of 6 frames and count 2, the positions 0, 3 (the middle) and 5.
-    frame_count = len(draw.frames)
-    middle = frame_count // 2
-    positions = {middle, *_evenly_spaced(frame_count, wanted=count)}
-    pairs = []
-    for position in sorted(positions):
-        image, pair = _read_pair(dataset, draw, position, kind)
-        pairs.append(pair)
-        if position == middle:
-            stem = draw.clip.stems[draw.frames[position]]
-            shown = Shown(f"{kind} {stem}", tensor_to_uint8(image), pair.spikes)
+    pairs, shown = _pairs_of_sample(dataset, draw, count, kind)
 
     pixel = draw.clip.grid.pixel  # number of RGB pixels along a spike pixel
     measures = measure(pairs, pixel)
@@ -301,6 +275,25 @@ def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
     )
 
 
+def _pairs_of_sample(dataset: Any, draw: Draw, count: int, kind: str) -> tuple[list[Pair], Shown]:
+    """Read about `count` frames of a sample, evenly spaced, and what is shown of the middle frame.
+
+    kind: "gt" or "lq", the frames to read.
+    """
+    # E.g. for a sample of 6 frames and count 2, the positions 0, 3 (the middle) and 5.
+    frame_count = len(draw.frames)
+    middle = frame_count // 2
+    positions = {middle, *_evenly_spaced(frame_count, wanted=count)}
+    pairs = []
+    for position in sorted(positions):
+        image, pair = _read_pair(dataset, draw, position, kind)
+        pairs.append(pair)
+        if position == middle:
+            stem = draw.clip.stems[draw.frames[position]]
+            shown = Shown(f"{kind} {stem}", tensor_to_uint8(image), pair.spikes)
+    return pairs, shown
+
+
 def _read_pair(dataset: Any, draw: Draw, position: int, kind: str) -> tuple[torch.Tensor, Pair]:
     """Read one frame of a sample: the frame (3, sH, sW), and the pair of pictures to compare.
 
@@ -318,7 +311,7 @@ def _read_pair(dataset: Any, draw: Draw, position: int, kind: str) -> tuple[torc
     item = dataset.read(one_frame)  # (1, channels, height, width) for each kind
 
     # The picture of the spikes, from all spike channels (S of them). For "gt" it shows the sharp
-    # instant. For "lq" the only channel is the mean of the exposure, see `compare`.
+    # instant. For "lq" the only channel is the mean of the exposure (`_with_mean_of_exposure`).
     channels = item["spike"][0].numpy()  # (S, H, W)
     exposure = draw.clip.exposures[frame]
     spike_picture = draw.clip.spikes.sharp_image(channels, exposure, is_backwards)  # (H, W)
@@ -367,7 +360,9 @@ def _what_differs(
     Three causes are tried one after the other: the spikes are flipped, they are shifted, or nothing
     is known.
 
-    pairs, pixel: see `measure`. measures: what `measure` found for them.
+    pairs: the pictures of each measured frame.
+    measures: what `measure` found for them.
+    pixel: number of RGB pixels along a spike pixel.
     is_calibrated: whether a calibration says where the spikes lie.
     """
     # Flipped: some flip of the spikes gives a correlation, and the spikes as they are give none.
@@ -418,21 +413,22 @@ def measure(pairs: Sequence[Pair], pixel: int) -> Measures:
 
     pairs: the pictures of each measured frame. pixel: number of RGB pixels along a spike pixel.
     """
-    rows = [_measure_frame(pair, pixel) for pair in pairs]
-    values = np.array(rows)  # (frames, 4): correlation, right, down, response
-    correlation, _, _, response = np.mean(values, axis=0).tolist()
+    of_frames = [_measure_frame(pair, pixel) for pair in pairs]
+    fits = np.array([(each.correlation, each.response) for each in of_frames])  # (frames, 2)
+    correlation, response = np.mean(fits, axis=0).tolist()
     # A median for the shift, because one frame may give a wrong peak far away.
-    _, right, down, _ = np.median(values, axis=0).tolist()
+    shifts = np.array([each.shift for each in of_frames])  # (frames, 2)
+    right, down = np.median(shifts, axis=0).tolist()
     return Measures(correlation, (right, down), response)
 
 
-def _measure_frame(pair: Pair, pixel: int) -> list[float]:
-    """Return [correlation, right, down, response] of one frame, as explained in `Measures`."""
+def _measure_frame(pair: Pair, pixel: int) -> Measures:
+    """Measure how well the spikes fit one frame. pixel: RGB pixels along a spike pixel."""
     spikes = _gradients(pair.spikes, pixel)
     frame = _gradients(pair.frame, pixel)
     # Nothing correlates with a picture without texture.
     if spikes.std() < NO_TEXTURE or frame.std() < NO_TEXTURE:
-        return [0.0, 0.0, 0.0, 0.0]
+        return Measures(correlation=0.0, shift=(0.0, 0.0), response=0.0)
     # corrcoef returns a matrix (2, 2) with 1 on its diagonal.
     correlation = np.corrcoef(spikes.ravel(), frame.ravel())[0, 1]
     # The window fades out the borders, because a phase correlation takes the picture as periodic.
@@ -444,7 +440,7 @@ def _measure_frame(pair: Pair, pixel: int) -> list[float]:
     # OpenCV gives the offset of the frame from the spikes, in spike pixels. `Measures` has the
     # offset of the spikes from the frame, in RGB pixels. So the sign and the unit change.
     right, down = shift_of_frame
-    return [correlation, -pixel * right, -pixel * down, response]
+    return Measures(float(correlation), (-pixel * right, -pixel * down), response)
 
 
 def _gradients(image: np.ndarray, pixel: int) -> np.ndarray:

@@ -34,72 +34,62 @@ _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 class Piece:
     """Consecutive planes of a spike file: first ... first + count - 1."""
 
-    file: str
-    first: int
-    count: int
+    file: str  # path
+    first: int  # number of the first plane in the file
+    count: int  # number of planes
 
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
     """The planes that are read for one frame: the planes of its exposure, and context around them.
 
-    own: the planes of the exposure itself.
-    pieces: all planes that are read, in the order of time. They may come from several files.
-    before: number of planes of context that are read before the planes of the exposure.
-    center: the plane of the sharp frame, counted from the first plane of the exposure. x.5 lies
-    between two planes.
-    origin: number of the first plane of the exposure, as the option spike.center and the key
-    gt_plane of dataset.json count planes. They count from the first plane of the file if each frame
-    has a file, else from the first plane of the frame. (The `origin` of `Clip` is something else.)
-
     E.g. each frame has a file, and the exposure has the planes 40 ... 79 of it. 8 planes of context
-    are read before and after it. Then `pieces` is one piece, the planes 32 ... 87, before = 8 and
-    origin = 40. If the sharp frame is at plane 60 of the file, then center = 20.
+    are read before and after it. Then `own` is the planes 40 ... 79, `pieces` is one piece, the
+    planes 32 ... 87, before = 8 and origin = 40. If the sharp frame is at plane 60 of the file,
+    then center = 20.
     """
 
-    own: Piece
+    own: Piece  # the planes of the exposure itself
+    # All planes that are read, in the order of time. They may come from several files.
     pieces: tuple[Piece, ...]
-    before: int
+    before: int  # number of planes of context that are read before the planes of the exposure
+    # The plane of the sharp frame, counted from the first plane of the exposure. x.5 lies between
+    # two planes.
     center: float
+    # Number of the first plane of the exposure, as the option spike.center and the key gt_plane of
+    # dataset.json count planes. They count from the first plane of the file if each frame has a
+    # file, else from the first plane of the frame. (The `origin` of `Clip` is something else.)
     origin: int
 
 
 @dataclass(frozen=True)
 class Clip:
-    """The files of one clip, frame by frame. Files that the data set does not have are ().
-
-    name: name of the clip. stems: names of the frames, without an ending.
-    lq, gt: paths of the blurry and the sharp frames.
-    spike: path of the spike file of each frame. If one file holds the planes of all frames, the
-    same path is listed for each frame.
-    planes: number of planes in the spike file of each frame.
-    size: (height, width) in pixels of the lq frames. gt_size: (height, width) of the gt frames, or
-    of the lq frames if there is no gt.
-    gt_instants: paths of the K sharp frames of each exposure in the order of time. The K paths of
-    the first frame come first.
-    exposures: the planes of each frame; () without spikes.
-    spikes: how the spikes are read, a data.cameras.spike_source.DatSpikes; None without spikes.
-    `spike` has the paths, and `spikes` is the object that reads them.
-    times: when the frames were taken, if one spike file holds the planes of all frames; else None.
-
-    Only for a user's clip, else None:
-    opened: {"lq" or "gt": data.clips.files.FrameSource}, which reads the frames.
-    origin: {"input", "gt" or "spike": path as the user gave it}, for the report.
-    """
+    """The files of one clip, frame by frame. Files that the data set does not have are ()."""
 
     name: str
-    stems: tuple[str, ...]
-    lq: tuple[str, ...]
-    gt: tuple[str, ...]
+    stems: tuple[str, ...]  # names of the frames, without an ending
+    lq: tuple[str, ...]  # paths of the blurry frames
+    gt: tuple[str, ...]  # paths of the sharp frames
+    # Path of the spike file of each frame. If one file holds the planes of all frames, the same
+    # path is listed for each frame.
     spike: tuple[str, ...]
-    planes: tuple[int, ...]
-    size: tuple[int, int]
-    gt_size: tuple[int, int]
+    planes: tuple[int, ...]  # number of planes in the spike file of each frame
+    size: tuple[int, int]  # (height, width) in pixels of the lq frames
+    gt_size: tuple[int, int]  # (height, width) of the gt frames; without gt, of the lq frames
+    # Paths of the K sharp frames of each exposure in the order of time. The K paths of the first
+    # frame come first.
     gt_instants: tuple[str, ...] = ()
-    exposures: tuple[Exposure, ...] = ()
+    exposures: tuple[Exposure, ...] = ()  # the planes of each frame; () without spikes
+    # How the spikes are read, a data.cameras.spike_source.DatSpikes; None without spikes. `spike`
+    # has the paths, and `spikes` is the object that reads them.
     spikes: Any = None
+    # Only for a user's clip, else None: {"lq" or "gt": data.clips.files.FrameSource}, which reads
+    # the frames.
     opened: Any = None
+    # Only for a user's clip, else None: {"input", "gt" or "spike": path as the user gave it}, for
+    # the report. (The `origin` of `Exposure` is something else.)
     origin: Any = None
+    # When the frames were taken, if one spike file holds the planes of all frames; else None.
     times: FrameTimes | None = None
 
     def __len__(self) -> int:
@@ -117,7 +107,7 @@ class Clip:
 
     @cached_property
     def grid(self) -> Any:
-        """How the spike planes lie on the lq frames, see data/cameras/spike_grid.py."""
+        """How the spike planes lie on the lq frames: a `ScaledGrid` or a `CalibratedGrid`."""
         return self.spikes.grid(self.size)
 
     @property

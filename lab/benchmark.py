@@ -121,7 +121,7 @@ def run_network(args: argparse.Namespace) -> dict[str, Any]:
     Returns the numbers for --json: the setting, `runs` with the figures of each network (see
     lab.tools.compared), and with --against naive also their difference and their ratio.
     """
-    warmup = 1
+    warmup = 1  # runs before the timed ones, in which caches are filled
     if args.quick:
         args.config = "small"
         args.frames = 2
@@ -145,6 +145,7 @@ def run_network(args: argparse.Namespace) -> dict[str, Any]:
     for name, net in nets.items():
         if is_training:
             is_on_gpu = clip.device.type == "cuda"
+            # fused: one kernel changes all weights, as in a training (models/optim.py).
             optimizer = torch.optim.Adam(net.parameters(), lr=1e-4, fused=is_on_gpu)
             jobs[name] = partial(clip.train_step, net, optimizer)
         else:
@@ -221,8 +222,8 @@ def network_options(config: str) -> dict[str, Any]:
     opt = read_options(["--opt", config])
     # `plain` returns the section as a dict.
     options = {**opt.netG.plain(), "spike_channels": opt.spike_channels}
-    # VRT has no argument `net_type`, so `pop` removes this key. The line also checks its value.
-    assert options.pop("net_type") == "vrt", "only vrt is measured"
+    net_type = options.pop("net_type")  # removed, because VRT has no argument of this name
+    assert net_type == "vrt", "only vrt is measured"
     return options
 
 
@@ -236,7 +237,8 @@ def networks(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, nn.
     # In training, stochastic depth drops branches at random. On a CPU a dropped branch is not
     # computed, so the time would depend on chance. With the rate 0 all branches are computed.
     ours_options: dict[str, Any] = {**options, "drop_path_rate": 0.0}
-    # --checkpoint: compute activations again in the backward pass. It has no weights file.
+    # Activation checkpointing: each block computes its activations a second time in the backward
+    # pass, so that they need not be kept in memory.
     if args.checkpoint:
         ours_options |= CHECKPOINTED
     ours = VRT(**ours_options)
@@ -245,8 +247,9 @@ def networks(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, nn.
 
     nets: dict[str, nn.Module] = {"ours": ours}
     if args.against:
-        # The naive network has neither stochastic depth nor activation checkpointing. It accepts
-        # their arguments and ignores them.
+        # The naive network has neither stochastic depth nor activation checkpointing. It takes
+        # `drop_path_rate` and the keys of CHECKPOINTED as arguments and ignores them. So it gets
+        # the options as they are.
         naive = NaiveVRT(**options)
         naive.load_state_dict(ours.state_dict())
         nets["naive"] = naive
@@ -321,7 +324,8 @@ def flops(options: dict[str, Any], size: tuple[int, ...]) -> int:
     """Count the FLOPs of a forward pass: two for each multiplication with its addition.
 
     The operations of the naive network are counted, because it computes each product of the
-    definition exactly once, whatever VRT does to be faster. Fusion and deformable sampling are not
+    definition exactly once. Our network leaves some products out or computes them in other forms to
+    be faster, so its own count would not be comparable. Fusion and deformable sampling are not
     counted.
 
     options: arguments of VRT. size: batch, frames, height, width.

@@ -9,13 +9,16 @@ parameters of the part as keys, see utils/options/section.py.
 docs/zh/options.json has the translations: English text -> Chinese text, for each paragraph of a
 docstring and each description of a key. An option file names the JSON Schema with "$schema".
 Editors then complete and check keys, and show their meaning.
+
+The pages are filled from the template lab/options.md.jinja. tests/parts/utils/test_option_files.py
+fails if one of the three files is older than the models.
 """
 
 import inspect
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +48,10 @@ SCHEMA_OF_KAIR_KEY = {
     "deprecationMessage": "A key of KAIR; no effect here.",
     "doNotSuggest": True,
 }
-# Where a docstring begins to explain keys, at the start of a sentence: "height, width: ...". The
-# first part stands for the begin of the text, or for a place after ". ", "; " or ") ". Group 1 is
-# the names with commas, e.g. "height, width".
-KEYS_IN_TEXT = re.compile(r"(?:^|(?<=[.;)] ))(\w+(?:, \w+)*): ")
+# Where a docstring begins to explain keys, at the start of a sentence: "height, width: ...".
+_SENTENCE_BEGIN = r"(?:^|(?<=[.;)] ))"  # the begin of the text, or a place after ". ", "; " or ") "
+_NAMES = r"\w+(?:, \w+)*"  # words with commas between them, e.g. "height, width"
+KEYS_IN_TEXT = re.compile(rf"{_SENTENCE_BEGIN}(?P<names>{_NAMES}): ")
 CHINESE = json.loads((ROOT / "docs/zh/options.json").read_text(encoding="utf-8"))
 Schema = dict[str, Any]  # a JSON Schema of something
 # Where an option file names a part -> the registry of such parts.
@@ -62,57 +65,86 @@ PARTS = {
 # ---- The pages --------------------------------------------------------------------------------
 
 
-def make_page(known: dict[str, str] | None = None) -> str:
+def make_page(translations: dict[str, str] | None = None) -> str:
     """Return docs/options.md, in English or translated.
 
     Ends the program if a translation is missing, or is not used any more.
 
-    known: English text -> translation; None for the English page
+    translations: English paragraph in one line -> its translation. None makes the English page.
     """
-    # A page with `known` is the translated one. The English page has no translations to look up.
-    link_to_other_language = "[English](../options.md)" if known else "[简体中文](zh/options.md)"
-    translations = known or {}
-    texts: dict[str, str] = {}  # each text that the page has -> where it is, for the message
+    texts: dict[str, str] = {}  # each paragraph that the page has -> where it is, for the message
 
     def translate(text: str, where: str) -> str:
         """Return a text translated, paragraph by paragraph. On the English page it stays.
 
         The template calls this as the filter `say` for each text of the page.
         """
-        # Paragraph in one line -> its translation, or the paragraph itself. The values are the
-        # result. A dict keeps their order, and has a repeated paragraph once.
-        translated = {}
+        result = []
         for paragraph in text.strip("\n").split("\n\n"):
-            key = " ".join(paragraph.split())
-            translated[key] = translations.get(key, paragraph)
-            texts[key] = where
-        return "\n\n".join(translated.values())
+            in_one_line = " ".join(paragraph.split())
+            texts[in_one_line] = where
+            if translations is None:
+                result.append(paragraph)
+            else:
+                # A missing translation is reported below.
+                result.append(translations.get(in_one_line, paragraph))
+        return "\n\n".join(result)
 
+    page = _filled_template(translate, is_english=translations is None)
+    if translations is not None:
+        _refuse_other_texts(translations, texts)
+    return page
+
+
+def _filled_template(translate: Callable[[str, str], str], *, is_english: bool) -> str:
+    """Return the text of lab/options.md.jinja with everything that it asks for.
+
+    translate: takes a text and where it stands, and returns the text for the page.
+    """
     pages = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(ROOT / "lab"), undefined=jinja2.StrictUndefined,
-        extensions=["jinja2.ext.do"], trim_blocks=True, lstrip_blocks=True,
+        loader=jinja2.FileSystemLoader(ROOT / "lab"),
+        undefined=jinja2.StrictUndefined,  # an unknown name in the template is an error
+        extensions=["jinja2.ext.do"],  # the template calls functions without using their result
+        trim_blocks=True,  # a line with only a command of the template leaves no empty line
+        lstrip_blocks=True,
         keep_trailing_newline=True,
-    )  # fmt: skip
+    )
     pages.filters["say"] = translate
-    # What the template uses. `describe`, `dumps`, `key_rows`, `own_keys`, `to_read` and `is_model`
-    # are functions that it calls. `string` turns a default value into text if JSON has no form for
-    # it.
-    page = pages.get_template("options.md.jinja").render(
-        other=link_to_other_language, mark=MARK, options=Options, loader=LoaderOptions, parts=PARTS,
-        describe=describe, dumps=json.dumps, string=str, key_rows=key_rows, own_keys=own_keys,
-        to_read=to_read, is_model=_is_model,
-    )  # fmt: skip
+    if is_english:
+        link_to_other_language = "[简体中文](zh/options.md)"
+    else:
+        link_to_other_language = "[English](../options.md)"
+    # The names that the template uses: first values, then functions that it calls.
+    return pages.get_template("options.md.jinja").render(
+        other=link_to_other_language,
+        mark=MARK,
+        options=Options,
+        loader=LoaderOptions,
+        parts=PARTS,
+        describe=describe,  # field -> its type in words
+        dumps=json.dumps,  # default value -> JSON
+        string=str,  # default value without a form in JSON -> text
+        key_rows=key_rows,
+        own_keys=own_keys,
+        to_read=to_read,
+        is_model=_is_model,
+    )
 
+
+def _refuse_other_texts(translations: dict[str, str], texts: dict[str, str]) -> None:
+    """End the program if the translations are not those of exactly the texts of the page.
+
+    texts: each paragraph of the page -> where it is.
+    """
     faults = []
-    for key, where in texts.items():
-        if known and key not in known:
-            faults.append(f"no translation for {where}: {key}")
-    for key in translations:
-        if key not in texts:
-            faults.append(f"nothing has this text any more: {key}")
+    for text, where in texts.items():
+        if text not in translations:
+            faults.append(f"no translation for {where}: {text}")
+    for text in translations:
+        if text not in texts:
+            faults.append(f"nothing has this text any more: {text}")
     if faults:
         sys.exit("\n".join(["correct docs/zh/options.json:", *faults]))
-    return page
 
 
 def _is_model(kind: object) -> bool:
@@ -121,11 +153,11 @@ def _is_model(kind: object) -> bool:
 
 
 def key_rows(registry: Registry) -> list[tuple[str, FieldInfo]]:
-    """Return the keys of all parts that have a description.
+    """Return the keys of all parts that have a description: (key, field).
 
-    A key that means the same in several parts is returned once. If one description of a key begins
-    with the whole text of another one, only the longer description is returned. E.g. of "Width."
-    and "Width in pixels." the second one.
+    A key that means the same in several parts is returned once. A description is left out if
+    another description of the same key begins with it. E.g. "Width." is left out if another part
+    has "Width in pixels."
     """
     rows: dict[tuple[str, str], FieldInfo] = {}  # (key, description) -> field
     for name in registry.names():
@@ -135,17 +167,17 @@ def key_rows(registry: Registry) -> list[tuple[str, FieldInfo]]:
             if text:
                 rows.setdefault((key, text), fields[key])
 
-    longest = []
+    chosen = []
     for (key, text), field in rows.items():
-        # Does another description of the same key begin with this one, apart from its last "."?
-        has_longer = False
-        for other_key, other_text in rows:
-            is_longer = other_text.startswith(text.rstrip(".")) and other_text != text
-            if other_key == key and is_longer:
-                has_longer = True
-        if not has_longer:
-            longest.append((key, field))
-    return longest
+        texts_of_key = [other_text for other_key, other_text in rows if other_key == key]
+        if not any(_continues(other_text, text) for other_text in texts_of_key):
+            chosen.append((key, field))
+    return chosen
+
+
+def _continues(longer: str, text: str) -> bool:
+    """Say whether a text begins with another one, apart from its last ".", and goes on."""
+    return longer != text and longer.startswith(text.rstrip("."))
 
 
 def own_keys(registry: Registry, name: str) -> list[str]:
@@ -170,7 +202,7 @@ def marks_of(text: str, model: type[Section]) -> list[re.Match[str]]:
     """Return the places where a docstring explains keys of the model, e.g. "height, width: "."""
     marks = []
     for mark in KEYS_IN_TEXT.finditer(text):
-        names = mark[1].split(", ")
+        names = mark["names"].split(", ")
         if all(name in model.model_fields for name in names):
             marks.append(mark)
     return marks
@@ -192,10 +224,14 @@ def to_read(registry: Registry, name: str) -> str:
 
 
 # ---- The schema -------------------------------------------------------------------------------
+#
+# Most functions below take `shared`, the definitions of the schema: name -> schema. `reference`
+# adds to it, and each other function passes it on. A schema that occurs more than once is written
+# there once, and each place refers to it.
 
 
 def _split_of(dataset: str) -> str:
-    """Return the split that a data set is for."""
+    """Return the split that a data set is for, "train" or "test"."""
     constructor: Any = DATASETS.model(dataset).constructor
     return "train" if constructor.is_training else "test"
 
@@ -206,24 +242,34 @@ def make_schema() -> str:
     Another version of pydantic may word it differently. No key is required, because a file may
     inherit any key from its base. The programs say what is missing.
     """
-    shared: Schema = {}  # schemas that occur more than once: name -> schema, see `reference`
+    shared: Schema = {}
     keys = keys_of(Options, shared)
+
+    # Sections that name a registered part replace what pydantic knows of them.
     for split in ("train", "test"):
         names = [name for name in DATASETS.names() if _split_of(name) == split]
         section = part_of(DATASETS, names, shared, f"datasets.{split}")
+        # null: the run has no such data set.
         keys["datasets"]["properties"][split] = section | {"type": ["object", "null"]}
     for name in ("netG", "train"):
         keys[name] = part_of(PARTS[name], PARTS[name].names(), shared, name)
-    keys["path"]["properties"] |= dict.fromkeys(sorted(KAIR_ONLY["path"]), SCHEMA_OF_KAIR_KEY)
+
+    # Keys that no option model has: keys of KAIR, the schema itself, and the file to inherit from.
+    for key in sorted(KAIR_ONLY["path"]):
+        keys["path"]["properties"][key] = SCHEMA_OF_KAIR_KEY
     keys["$schema"] = {"type": "string", "description": "This schema, for editors; no effect."}
     keys["base"] = {
         "type": "string",
         "description": "An option file beside this one, whose keys are inherited.",
     }
     schema = {
-        "$schema": "http://json-schema.org/draft-07/schema#", "$comment": f"{MARK} {MADE_WITH}",
-        "$defs": shared, "type": "object", "properties": keys, "additionalProperties": False,
-    }  # fmt: skip
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "$comment": f"{MARK} {MADE_WITH}",
+        "$defs": shared,
+        "type": "object",
+        "properties": keys,
+        "additionalProperties": False,  # an unknown key is an error
+    }
     return in_lines(schema)
 
 
@@ -248,53 +294,63 @@ def part_of(registry: Registry, names: Sequence[str], shared: Schema, where: str
     """Return the schema of a section that names a registered part.
 
     The type in the section decides which keys it may have. Without a type, it may have the keys of
-    any part, because the file may inherit the type.
+    any part, because the file may inherit the type. E.g. for two parts A and B:
 
-    names: the parts that may be named; shared: see `reference`; where: dotted key of the section
+        {"properties": {"type": {"enum": ["A", "B"]}}, "allOf": [
+            {"if": the type is A, "then": the keys of A},
+            {"if": the type is B, "then": the keys of B},
+            {"if": there is no type, "then": the keys of A and B}]}
+
+    names: the parts that may be named.
+    where: dotted key of the section, e.g. "datasets.train". Keys of KAIR are looked up by it.
     """
-    type_key = registry.type_key
-    branches = []  # if the type is X, then these keys
+    type_key = registry.type_key  # the key that names the part, e.g. "net_type"
+    branches = []
     forms_of: dict[str, list[Schema]] = {}  # key -> its different schemas in all parts
-    texts = []  # first paragraph of each docstring
+    descriptions = []  # of each part: the first paragraph of its docstring, in one line
     for name in names:
-        text = inspect.getdoc(registry.model(name).constructor) or ""
-        first_paragraph = text.split("\n\n")[0]
-        texts.append(" ".join(first_paragraph.split()))
+        model = registry.model(name)
+        docstring = inspect.getdoc(model.constructor) or ""
+        first_paragraph = docstring.split("\n\n")[0]
+        descriptions.append(" ".join(first_paragraph.split()))
+
         keys: Schema = {}
-        for key, value in keys_of(registry.model(name), shared, text, where).items():
-            # The type itself is checked by `chosen` below.
+        for key, value in keys_of(model, shared, docstring, where).items():
+            # The type itself is checked by `type_schema` below.
             keys[key] = {} if key == type_key else reference(key, value, shared)
-        is_type = {"properties": {type_key: {"const": name}}, "required": [type_key]}
-        then = {"properties": keys, "additionalProperties": False}
-        branches.append({"if": is_type, "then": then})
+        has_this_type = {"properties": {type_key: {"const": name}}, "required": [type_key]}
+        keys_of_part = {"properties": keys, "additionalProperties": False}
+        branches.append({"if": has_this_type, "then": keys_of_part})
         for key, value in keys.items():
             forms = forms_of.setdefault(key, [])
             if value not in forms:
                 forms.append(value)
 
     # Without a type: if parts differ in the meaning of a key, any of the meanings will do.
-    any_of: Schema = {}
+    keys_of_any: Schema = {}
     for key, forms in forms_of.items():
-        any_of[key] = forms[0] if len(forms) == 1 else {"anyOf": forms}
-    then = {"type": "object", "properties": any_of, "additionalProperties": False}
-    branches.append({"if": {"not": {"required": [type_key]}}, "then": then})
-    chosen = {
+        keys_of_any[key] = forms[0] if len(forms) == 1 else {"anyOf": forms}
+    has_no_type = {"not": {"required": [type_key]}}
+    keys_of_any_part = {"type": "object", "properties": keys_of_any, "additionalProperties": False}
+    branches.append({"if": has_no_type, "then": keys_of_any_part})
+
+    type_schema = {
         "enum": list(names),
-        "enumDescriptions": texts,
+        "enumDescriptions": descriptions,
         "description": f"The {registry.kind}.",
     }
-    return {"type": "object", "properties": {type_key: chosen}, "allOf": branches}
+    return {"type": "object", "properties": {type_key: type_schema}, "allOf": branches}
 
 
 def reference(name: str, schema: Schema, shared: Schema) -> Schema:
     """Put a schema into the definitions, and return a reference to it.
 
-    If another schema has this name already, a number is added to the name: "depths", "depths_2".
-
-    shared: the definitions: name -> schema
+    Changes `shared`. If another schema has this name already, a number is added to the name, e.g.
+    "depths" and "depths_2".
     """
     own_name = name
     number = 1
+    # `setdefault` puts the schema under the name if the name is free, and returns what is there.
     while shared.setdefault(own_name, schema) != schema:
         number += 1
         own_name = f"{name}_{number}"
@@ -304,15 +360,16 @@ def reference(name: str, schema: Schema, shared: Schema) -> Schema:
 def keys_of(model: type[Section], shared: Schema, text: str = "", where: str = "") -> Schema:
     """Return the schema of each key of a model, and of KAIR's keys without effect in its section.
 
-    text: a docstring, which explains keys that have no description
-    shared: see `reference`; where: dotted key of the section
+    text: a docstring, which explains keys that have no description.
+    where: dotted key of the section, e.g. "datasets.train".
     """
     notes = notes_on_keys(text, model)
+    # The schema that pydantic makes of all keys, without references to definitions of its own.
     whole = model.model_json_schema()
     plain = without_references(whole, whole.get("$defs", {}))["properties"]
     keys: Schema = {}
     for key, field in model.model_fields.items():
-        if field.exclude:  # no option
+        if field.exclude:  # a field that the program sets itself, so no option
             continue
         schema = plain[key]
         keys[key] = schema
@@ -329,7 +386,7 @@ def keys_of(model: type[Section], shared: Schema, text: str = "", where: str = "
 
 
 def schema_of_nested_part(registry: Registry, field: FieldInfo, shared: Schema) -> Schema:
-    """Return the schema of a key that names a part, e.g. `fusion`. shared: see `reference`.
+    """Return the schema of a key that names a part, e.g. `fusion`.
 
     The value is an object, or the name of a part alone. It may be null if this is the default.
     """
@@ -355,7 +412,7 @@ def notes_on_keys(text: str, model: type[Section]) -> dict[str, str]:
         is_last = mark_index + 1 == len(marks)
         end = len(text) if is_last else marks[mark_index + 1].start()
         note = text[mark.end() : end].strip(" ;")
-        for key in mark[1].split(", "):
+        for key in mark["names"].split(", "):
             earlier_note = notes.get(key, "")
             notes[key] = f"{earlier_note} {note}".strip()
     return notes
@@ -373,9 +430,10 @@ def without_references(schema: Any, definitions: Schema) -> Any:
     if not isinstance(schema, dict):
         return schema
     if "$ref" in schema:
-        definition = definitions[schema["$ref"].rpartition("/")[2]]
+        name = schema["$ref"].rpartition("/")[2]  # "#/$defs/Window" -> "Window"
         others = {key: value for key, value in schema.items() if key != "$ref"}
-        schema = definition | others
+        # Keys beside a reference, e.g. a description, count more than keys of the definition.
+        schema = definitions[name] | others
     plain = {}
     for key, value in schema.items():
         # An option may have such a name, too. Its value is then a schema, an object.

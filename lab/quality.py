@@ -38,7 +38,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -607,9 +607,14 @@ def call(program: str, out: Path, name: str, *arguments: str) -> None:
 
 # ---- The tables --------------------------------------------------------------------------------
 
-# A mean, and how far it may be off. `difference` returns half the width of a confidence interval as
-# the second number. Means over seeds have their standard deviation there. None for a single value.
-Spread = tuple[float, float | None]
+
+class Spread(NamedTuple):
+    """A mean, and how far it may be off. A cell of a table shows it as "30.12 ± 0.05"."""
+
+    mean: float
+    # Over clips: half the width of the confidence interval of the mean (`difference`). Over seeds:
+    # the standard deviation (`_mean_and_deviation`). None if there is a single value.
+    margin: float | None
 
 
 @dataclass(frozen=True)
@@ -618,40 +623,52 @@ class Outcome:
 
     name: str  # e.g. "gated 500" (a network trained for 500 steps), or the name of a formula
     parameters: int  # number of parameters; 0 without a network
-    # Seed -> result of `run_one`, e.g. {"s_per_step": 0.8, "clips": {"rig/street":
-    # {"restored": {"psnr": 30.1}, "input": {"psnr": 28.8}}}}.
+    # Seed -> result of the run with this seed. It is the content of a file in results/, e.g.
+    # {"s_per_step": 0.8,
+    #  "clips": {"rig/street": {"restored": {"psnr": 30.1}, "input": {"psnr": 28.8}}}}
+    # The name of a clip is "<condition>/<clip>".
     runs: Mapping[int, Mapping[str, Any]]
 
     def clips(
         self, condition: str, metric: str, kind: str = "restored", seeds: Collection[int] = ()
     ) -> dict[str, float]:
-        """Return clip -> the mean of a metric over the seeds.
+        """Return the mean of a metric over the seeds, for each clip: e.g. {"rig/street": 30.1}.
 
         Clips that lack the metric are left out.
 
         condition: e.g. "rig". metric: e.g. "psnr". kind: "restored", or "input" for the blurry
         frames. seeds: () for all.
         """
-        # The clips of each run that was tested under the condition. Names: "<condition>/<clip>".
-        # A run that was not tested under the condition is left out.
-        prefix = f"{condition}/"
-        tested = []
-        for seed in seeds or self.runs:
-            clips = self.runs[seed]["clips"]
-            if any(name.startswith(prefix) for name in clips):
-                tested.append(clips)
-        if not tested:
+        runs = self._clips_of_runs(condition, seeds or list(self.runs))
+        if not runs:
             return {}
-
-        # The runs that are left have the same clips of this condition, because a run is always
-        # tested on all clips of a condition. So the names of the first run serve for all of them.
+        # All these runs have the same clips, because a run is always tested on all clips of a
+        # condition. So the names of the first run serve for all of them.
         means = {}
-        for name in tested[0]:
-            if name.startswith(prefix):
-                values: list[Any] = [clips[name][kind].get(metric) for clips in tested]
-                if None not in values:
-                    means[name] = statistics.fmean(values)
+        for name in runs[0]:
+            values = []
+            for clips in runs:
+                value = clips[name][kind].get(metric)
+                if value is not None:
+                    values.append(value)
+            if len(values) == len(runs):
+                means[name] = statistics.fmean(values)
         return means
+
+    def _clips_of_runs(self, condition: str, seeds: Collection[int]) -> list[Mapping[str, Any]]:
+        """Return the clips of a condition for each run: [{"rig/street": {"restored": ...}}].
+
+        A run that was not tested under the condition is left out.
+        """
+        runs = []
+        for seed in seeds:
+            clips = {}
+            for name, scores in self.runs[seed]["clips"].items():
+                if name.startswith(f"{condition}/"):
+                    clips[name] = scores
+            if clips:
+                runs.append(clips)
+        return runs
 
     def seeds(self, condition: str, metric: str) -> list[float]:
         """Return the mean over the clips, for each seed that was tested under the condition."""
@@ -663,23 +680,28 @@ class Outcome:
         return means
 
     def gain(self, condition: str, metric: str) -> Spread | None:
-        """Return the gain over the blurry frames, see `difference`."""
-        return difference(self.clips(condition, metric), self.clips(condition, metric, "input"))
+        """Return the mean gain over the blurry frames, with its confidence interval over clips."""
+        restored = self.clips(condition, metric)
+        blurry = self.clips(condition, metric, "input")
+        return difference(restored, blurry)
 
     def seconds(self) -> float | None:
         """Return the median time of a training step in seconds. Returns None if it is unknown."""
-        times = [run["s_per_step"] for run in self.runs.values() if run.get("s_per_step")]
+        times = []
+        for run in self.runs.values():
+            if run.get("s_per_step"):  # formulas have none, and very short runs
+                times.append(run["s_per_step"])
         return statistics.median(times) if times else None
 
 
 def difference(mine: Mapping[Any, float], reference: Mapping[Any, float]) -> Spread | None:
-    """Return (mean of mine - reference, half the width of its 95 % confidence interval).
+    """Return the mean of mine - reference, and half the width of its 95 % confidence interval.
 
     The mean is over the keys that both have. The interval is of Student's t for paired samples:
 
         half width = t(n - 1) * standard deviation of the n differences / sqrt(n)
 
-    The half width is None if there is only one common key. Returns None if there is no common key.
+    One common key has no interval. Returns None if there is no common key.
 
     mine, reference: clip or seed -> score.
     """
@@ -689,12 +711,14 @@ def difference(mine: Mapping[Any, float], reference: Mapping[Any, float]) -> Spr
     if n == 0:
         return None
     if n == 1:
-        return differences[0], None
-    # n differences have n - 1 degrees of freedom. The last quantile serves for all larger numbers
-    # of degrees. The first quantile (index 0) is for one degree, so 1 is taken off for the index.
-    index = min(n - 1, len(T_QUANTILES)) - 1
-    half_width = T_QUANTILES[index] * statistics.stdev(differences) / n**0.5
-    return statistics.fmean(differences), half_width
+        return Spread(differences[0], margin=None)
+    degrees_of_freedom = n - 1
+    # The last quantile serves for all larger numbers of degrees. The first one, with the index 0,
+    # is for one degree.
+    most_degrees = len(T_QUANTILES)
+    t = T_QUANTILES[min(degrees_of_freedom, most_degrees) - 1]
+    half_width = t * statistics.stdev(differences) / n**0.5
+    return Spread(statistics.fmean(differences), half_width)
 
 
 def report(out: Path, data: Data, methods: Sequence[Method], seeds: Sequence[int]) -> str:
@@ -741,7 +765,7 @@ def tables(outcomes: Sequence[Outcome], conditions: Sequence[str]) -> str:
         sections.append(f"{title} minus that of the input, ± 95 % over clips")
         rows = []
         for outcome in known:
-            gains = [_cell(outcome.gain(condition, metric), "+") for condition in conditions]
+            gains = [_cell(outcome.gain(condition, metric), sign="+") for condition in conditions]
             rows.append([outcome.name, *gains])
         sections.append(table(rows, ["", *conditions]))
     if base:
@@ -802,31 +826,29 @@ def _table_against(base: Outcome, outcomes: Sequence[Outcome], conditions: Seque
         for condition in conditions:
             mine = outcome.clips(condition, "psnr", seeds=common_seeds)
             reference = base.clips(condition, "psnr", seeds=common_seeds)
-            cells.append(_cell(difference(mine, reference), "+"))
+            cells.append(_cell(difference(mine, reference), sign="+"))
         rows.append([outcome.name, *cells])
     return table(rows, ["", *conditions])
 
 
 def _mean_and_deviation(values: Sequence[float]) -> Spread | None:
-    """Return (mean, standard deviation). One value has no deviation. Returns None for no value."""
+    """Return mean and standard deviation. One value has no deviation. Returns None for no value."""
     if not values:
         return None
-    if len(values) == 1:
-        return statistics.fmean(values), None
-    return statistics.fmean(values), statistics.stdev(values)
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return Spread(statistics.fmean(values), deviation)
 
 
 def _cell(spread: Spread | None, sign: str = "") -> str:
-    """Return a cell of a table, e.g. (1.234, 0.1), "+" -> "+1.23 ± 0.10". "-" for None.
+    """Return a cell of a table, e.g. Spread(1.234, 0.1), "+" -> "+1.23 ± 0.10". "-" for None.
 
     sign: "+" writes a plus before a positive mean.
     """
     if spread is None:
         return "-"
-    mean, half_width = spread
-    text = f"{mean:{sign}.2f}"
-    if half_width is not None:
-        text += f" ± {half_width:.2f}"
+    text = f"{spread.mean:{sign}.2f}"
+    if spread.margin is not None:
+        text += f" ± {spread.margin:.2f}"
     return text
 
 

@@ -50,6 +50,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.clips.clip_reader import user_clips
 from data.clips.files import FrameSource
+from data.clips.readers import DatasetClip
 from data.motion.flow import Motion, median_spikes
 from data.motion.joint import Equations, Solver, SpikePixels
 from data.motion.learned import Finder, finder_of
@@ -205,22 +206,44 @@ class Sample:
         return self.equations
 
 
-# Channels of `Equations.evidence` that tell something of the motion: precision of the grey value,
-# length of the motion, its expected error, [noise and light do not], share of moving pixels.
-SHOWS_MOTION = torch.tensor([1, 1, 1, 0, 0, 1], dtype=torch.bool)
-# Channels of `Equations.pulls` that come from the equations. The last channel holds the spikes of
-# the sharp instant, which need no motion.
-SHOWS_EQUATIONS = torch.tensor([1, 1, 1, 1, 1, 1, 0], dtype=torch.bool)
+# ---- The control: the motion is hidden ---------------------------------------------------------
+#
+# The two masks have an entry for each channel of two results of `Equations` (data/motion/joint.py).
+# The entry is True if --plain must hide the channel. If `Equations` gets a new channel, its mask
+# needs a new entry. The last test of tests/parts/house/test_train_motion.py notices a channel that
+# shows the motion.
+
+HIDDEN_EVIDENCE = torch.tensor(
+    [
+        True,  # 0: precision of the grey value by the spikes, along the motion
+        True,  # 1: length of the motion
+        True,  # 2: expected error of the motion
+        False,  # 3: spikes per plane, which show how bright it is
+        False,  # 4: noise of the blurry frame
+        True,  # 5: share of the pixels that move
+    ]
+)
+HIDDEN_PULLS = torch.tensor(
+    [
+        True,  # 0 to 2: change of red, green and blue by the equations of the blurry frame
+        True,
+        True,
+        True,  # 3: change of the grey value by the equations of the spikes
+        True,  # 4: how far the equations of the blurry frame are off
+        True,  # 5: how far the equations of the spikes are off
+        False,  # 6: how much brighter the spikes of the sharp instant are, which needs no motion
+    ]
+)
 
 
 class HiddenEquations:
-    """Stand in for `Equations` if the motion is hidden: the control --plain.
+    """Equations without the motion, for the control --plain.
 
     The conv net still sees the blurry frame, its noise, the light, and the spikes of the sharp
-    instant. The proposal is the first estimate, and all other channels are 0.
+    instant. The proposal is the first estimate, and all hidden channels are 0.
 
-    If `Equations` gets a new channel, the two masks above need a new entry. The last test of
-    tests/parts/house/test_train_motion.py notices a channel that shows the motion.
+    It has the members of `utils.contract.JointEquations`, because the learned steps take either
+    this class or `Equations`.
     """
 
     def __init__(self, known: Equations) -> None:
@@ -232,32 +255,28 @@ class HiddenEquations:
         return z_0
 
     def evidence(self) -> Tensor:
-        """Return `Equations.evidence` (6, H, W) with 0 in the channels that show the motion.
-
-        Only channel 3 (spikes per plane) and channel 4 (noise of the blurry frame) keep their
-        values.
-        """
-        return self.known.evidence().masked_fill(SHOWS_MOTION[:, None, None], 0)
+        """Return `Equations.evidence` (6, H, W) with 0 in the channels of HIDDEN_EVIDENCE."""
+        return self.known.evidence().masked_fill(HIDDEN_EVIDENCE[:, None, None], 0)
 
     def pulls(self, z: Tensor) -> Tensor:
-        """Return `Equations.pulls` (7, H, W) with 0 in channels 0 to 5.
-
-        Channels 0 to 5 come from the equations. Channel 6 keeps its values: by how much the spikes
-        of the sharp instant are brighter than z.
-        """
-        return self.known.pulls(z).masked_fill(SHOWS_EQUATIONS[:, None, None], 0)
+        """Return `Equations.pulls` (7, H, W) with 0 in the channels of HIDDEN_PULLS."""
+        return self.known.pulls(z).masked_fill(HIDDEN_PULLS[:, None, None], 0)
 
 
 def hide_motion(samples: Mapping[str, list[Sample]]) -> None:
     """Hide the motion and the equations of all samples. Changes the samples.
 
-    `is_plain` hides them in all equations that are made from now on. The field `proposal` was
-    computed before, so it is replaced here.
+    `train` uses two things of a sample. The first is its equations, which it makes later:
+    `is_plain` lets `Sample.equations_along` return hidden ones. The second is its proposal, which
+    was computed before: the first estimate replaces it here.
     """
     for samples_of_set in samples.values():
         for sample in samples_of_set:
             sample.is_plain = True
             sample.proposal = sample.z_0
+
+
+# ---- The program -------------------------------------------------------------------------------
 
 
 def main(argv: Sequence[str]) -> int:
@@ -266,25 +285,7 @@ def main(argv: Sequence[str]) -> int:
     Returns the exit code 0. Other programs of this project make the clips. If one of them fails,
     this program ends, too (`call`).
     """
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--videos", type=Path, required=True, help="folder of the videos of lab/quality.py")
-    add("--steps", type=int, default=2000, help="optimizer steps, default %(default)s")
-    add("--seed", type=int, default=0)
-    add("--network", type=Path, required=True, help="weights by lab/train_motion_net.py")
-    # The steps to train: for few spikes in an exposure, or for good light.
-    add("--part", choices=("few", "good"), default="few", help="default %(default)s")
-    # A weights file with the fusion "motion". Its steps are the initial weights of the training.
-    add("--begin", type=Path, help="weights with the fusion motion whose steps are trained on")
-    add("--rate", type=float, default=RATE, help="learning rate at first, default %(default)s")
-    # A square is a block of SQUARE_SIDE x SQUARE_SIDE pixels of the frame, see `loss_of`.
-    help_of_weight = "weight of squares that became worse in the loss, default %(default)s"
-    add("--worse-weight", type=float, default=WORSE_WEIGHT, help=help_of_weight)
-    add("--plain", action="store_true", help="hide the motion and its equations")
-    add("--out", type=Path, help="results folder (default experiments/train_motion)")
-    args = parser.parse_args(argv)
+    args = read_arguments(argv)
     out = (args.out or ROOT / "experiments/train_motion").resolve()
     # With one thread the sums have one order, so a seed gives the same weights on each run.
     torch.set_num_threads(1)
@@ -298,11 +299,7 @@ def main(argv: Sequence[str]) -> int:
         begin_at(net, args.begin)
     trained = steps_of(net, args.part)
 
-    # The clips, and of each frame of each clip a sample. `find_motion` is a function:
-    # (recording, view, gain) -> motion.
-    folders = made_sets(out, args.videos)
-    find_motion = finder_of(net.motion_by, net.motion_net, CPU)
-    samples = {name: samples_of(out, name, folders[name], operator, find_motion) for name in SETS}
+    samples = training_samples(out, args.videos, operator, net)
     samples = samples_of_part(samples, args.part)
     if args.plain:
         hide_motion(samples)
@@ -323,18 +320,48 @@ def main(argv: Sequence[str]) -> int:
         steps_of(averaged, args.part).load_state_dict(weights)
         write_weights(out / "motion.pth", saved, averaged, updates)
 
-    # SOLVER also solves the equations along the wrong motions that `train` draws.
     train(
         trained,
         samples,
-        SOLVER,
-        args.steps,
-        args.seed,
-        save,
+        solver=SOLVER,  # of the equations along the wrong motions that `train` draws
+        updates=args.steps,
+        seed=args.seed,
+        save=save,
         rate=args.rate,
         worse_weight=args.worse_weight,
     )
     return 0
+
+
+def read_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the flags of the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--videos", type=Path, required=True, help="folder of the videos of lab/quality.py")
+    add("--steps", type=int, default=2000, help="number of optimizer steps, default %(default)s")
+    add("--seed", type=int, default=0, help="seed of all random numbers, default %(default)s")
+    add("--network", type=Path, required=True, help="weights file of lab/train_motion_net.py")
+    help_of_part = (
+        'which learned steps are trained: those for exposures with "few" spikes, or those for '
+        '"good" light; default %(default)s'
+    )
+    add("--part", choices=("few", "good"), default="few", help=help_of_part)
+    help_of_begin = (
+        'weights file with the fusion "motion"; the training begins with its learned steps '
+        "(default: new steps, which change nothing)"
+    )
+    add("--begin", type=Path, help=help_of_begin)
+    add("--rate", type=float, default=RATE, help="largest learning rate, default %(default)s")
+    help_of_worse_weight = (
+        f"weight in the loss of the squares of {SQUARE_SIDE} x {SQUARE_SIDE} pixels in which the "
+        "frame became worse, default %(default)s"
+    )
+    add("--worse-weight", type=float, default=WORSE_WEIGHT, help=help_of_worse_weight)
+    add("--plain", action="store_true", help="hide the motion and its equations, as a control")
+    add("--out", type=Path, help="results folder (default experiments/train_motion)")
+    return parser.parse_args(argv)
 
 
 def motion_network(
@@ -419,6 +446,24 @@ def write_weights(file: Path, saved: SavedNetwork, net: MotionFusion, updates: i
 # ---- Data ------------------------------------------------------------------------------------
 
 
+def training_samples(
+    out: Path, videos: Path, operator: SavedNetwork, net: MotionFusion
+) -> dict[str, list[Sample]]:
+    """Make the clips of all sets, and a sample of each frame. Returns name of a set -> its samples.
+
+    Clips and samples that are already in `out` are used as they are.
+
+    videos: folder of the videos. operator: makes the first estimates. net: its network finds the
+    motion.
+    """
+    folders = made_sets(out, videos)
+    find_motion = finder_of(net.motion_by, net.motion_net, CPU)
+    samples = {}
+    for name in SETS:
+        samples[name] = samples_of(out, name, folders[name], operator, find_motion)
+    return samples
+
+
 def made_sets(out: Path, videos: Path) -> dict[str, Path]:
     """Make the clips of all sets. Returns name of a set -> its folder.
 
@@ -481,20 +526,23 @@ def made_sources(out: Path, videos: Path) -> dict[str, Path]:
     return folders
 
 
-# Options of the operator's `spike` section that describe the data on which it was trained. The
-# clips of this program have their own values, which are read from their dataset.json.
+# Options in the section `spike` of the operator that describe the data of its training. They are
+# removed, because each clip of this program has values of its own in its dataset.json.
 OF_OPERATOR_DATA = ("rate", "light", "exposure", "first", "count", "calibration")
 
 
 def samples_of(
-    out: Path, name: str, folder: Path, operator: SavedNetwork, find: Finder
+    out: Path, name: str, folder: Path, operator: SavedNetwork, find_motion: Finder
 ) -> list[Sample]:
     """Return a sample of each frame of a set, and write the samples to <out>/samples.
 
     If the file is there, the samples are read from it. Delete the file after a change of what a
     sample is made of: its first estimate, its motion or its proposal.
 
-    folder: the clips. operator: makes the first estimates. find: finds the motion.
+    name: the set, a key of SETS.
+    folder: the clips of the set.
+    operator: makes the first estimates.
+    find_motion: takes a recording, its view and the gain of the spike pixels.
     """
     file = out / "samples" / f"{name}.pt"
     if file.exists():
@@ -502,26 +550,9 @@ def samples_of(
         saved = torch.load(file, weights_only=False)
         return [Sample(**fields) for fields in saved]
 
-    # Read the spikes in the representation on which the operator was trained.
-    assert operator.spike is not None
-    spike = dict(operator.spike)
-    for key in OF_OPERATOR_DATA:
-        spike.pop(key, None)
-    spike["calibration"] = SETS[name].calibration
-    # Input and true frames lie below one folder: <frames>/<clip>/blur and <frames>/<clip>/sharp.
-    frames = str(folder / RGB / "train")
-    readers = user_clips(
-        path=frames,
-        spike=str(folder / SPIKES / "train"),
-        gt=frames,
-        spike_options=spike,
-        scale=1,
-        trained=operator.spike_data,
-    )
-
     samples = []
     net = operator.build()
-    for reader in readers:
+    for reader in readers_of_set(folder, SETS[name].calibration, operator):
         clip = RecordedClip(reader, context=None)
         gain, is_good = clip.gain()
         for frame_index in range(clip.frames):
@@ -534,7 +565,7 @@ def samples_of(
             sample = Sample(
                 recording=recording,
                 view=clip.view,
-                motion=find(recording, clip.view, gain),
+                motion=find_motion(recording, clip.view, gain),
                 gain=gain,
                 is_good=is_good,
                 z_0=z_0,
@@ -550,15 +581,46 @@ def samples_of(
     return samples
 
 
-def samples_of_part(samples: Mapping[str, list[Sample]], part: str) -> dict[str, list[Sample]]:
-    """Return name of a set -> its samples for a part of the steps, see `SPIKES_OF_PART`.
+def readers_of_set(
+    folder: Path, calibration: str | None, operator: SavedNetwork
+) -> list[DatasetClip]:
+    """Open the clips of a set. Their spikes are read in the form on which the operator was trained.
 
-    Sets with too few of them are left out.
+    calibration: value of the option spike.calibration.
+    """
+    assert operator.spike is not None  # the operator takes spikes
+    spike = dict(operator.spike)
+    for key in OF_OPERATOR_DATA:
+        spike.pop(key, None)
+    spike["calibration"] = calibration
+    # Input and true frames lie below one folder: <frames>/<clip>/blur and <frames>/<clip>/sharp.
+    frames = str(folder / RGB / "train")
+    return user_clips(
+        path=frames,
+        spike=str(folder / SPIKES / "train"),
+        gt=frames,
+        spike_options=spike,
+        scale=1,
+        trained=operator.spike_data,
+    )
+
+
+def samples_of_part(samples: Mapping[str, list[Sample]], part: str) -> dict[str, list[Sample]]:
+    """Return the samples on which a part of the steps is trained: name of a set -> its samples.
+
+    SPIKES_OF_PART says how many spikes an exposure of the part has. A set is left out if fewer than
+    LEAST_SAMPLES of its samples have so many.
+
+    part: "few" or "good".
     """
     least, below = SPIKES_OF_PART[part]
     found = {}
     for name, samples_of_set in samples.items():
-        in_range = [s for s in samples_of_set if least <= median_spikes(s.recording) < below]
+        in_range = []
+        for sample in samples_of_set:
+            spikes = median_spikes(sample.recording)
+            if spikes >= least and spikes < below:
+                in_range.append(sample)
         if len(in_range) >= LEAST_SAMPLES:
             found[name] = in_range
     return found

@@ -342,7 +342,9 @@ class CameraMotion:
     zoom: np.ndarray  # (2,)
 
 
-# The order of the draws below is part of the training, see the top of this page.
+# The order of the draws below is part of the training: with another order the same seed gives other
+# scenes. The ranges of the draws were judged. They shall contain what users film. No measurement of
+# other ranges is recorded.
 
 
 def log_uniform(rng: np.random.Generator, least: float, most: float) -> float:
@@ -358,7 +360,8 @@ def random_way(rng: np.random.Generator, length: float) -> np.ndarray:
 
     length: largest distance in pixels from the sharp instant within the exposure.
     """
-    # Three waves, whose periods are 1.5 to 9 exposures. x and y are drawn apart: (2,) each.
+    # The sum of three waves with periods of 1.5 to 9 exposures, so that the speed changes within an
+    # exposure, but not often. x and y have different waves: each draw is (2,).
     way = np.zeros((len(INSTANTS), 2))
     shortest = np.log(1.5 * PLANES)
     longest = np.log(9 * PLANES)
@@ -381,12 +384,12 @@ def random_way(rng: np.random.Generator, length: float) -> np.ndarray:
 
 
 def random_scene(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> Scene:
-    """Draw a scene: a background and up to five things. In a quarter of the scenes the camera
-    stands still.
+    """Draw a scene: a background and up to five things in front of it.
 
-    textures: grey pictures (h, w) uint8, see `all_textures`.
+    textures: grey pictures (h, w) uint8 from which surfaces are cut.
     """
-    # The motion of the camera. Multiplying by False gives 0 and keeps the draws.
+    # The motion of the camera. In a quarter of the scenes it stands still. Then turn and zoom are
+    # drawn as well and multiplied by False, which gives 0, because all later draws depend on them.
     stands_still = rng.random() < 0.25
     way_length = 0.0 if stands_still else log_uniform(rng, 0.15, 12)
     way = random_way(rng, way_length)
@@ -539,8 +542,10 @@ class Sample:
     """
 
     pictures: np.ndarray  # (15, 2, SIDE, SIDE): light and number of spikes of each window
-    scene: np.ndarray  # (3, SIDE, SIDE): see `SCENE` of models/fusion/motion_net.py
-    shifts: np.ndarray  # (15, SIDE, SIDE, 2): the true ones, see `Scene`
+    # (3, SIDE, SIDE): brightness around each pixel, mean brightness, and the blurry frame.
+    scene: np.ndarray
+    # (15, SIDE, SIDE, 2): the true shifts from the sharp instant to the middle of each window.
+    shifts: np.ndarray
 
 
 def samples_of(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> list[Sample]:
@@ -583,16 +588,31 @@ def recorded(rng: np.random.Generator, scene: Scene) -> Sample:
     )
 
 
+@dataclass(frozen=True)
+class Sensor:
+    """A spike camera. Charges are counted in thresholds: a pixel fires at a charge of about 1."""
+
+    rate: float  # charge that a white pixel collects in a plane
+    is_display: bool  # whether it integrates display values instead of light
+    jitter: float  # the noise of a charge c has the standard deviation jitter * sqrt(c)
+    pattern: float  # relative standard deviation of the thresholds between pixels
+    dark: float  # mean charge in a plane without any light
+
+
 def recorded_stream(rng: np.random.Generator, scene: Scene) -> tuple[np.ndarray, np.ndarray]:
     """Record a scene by a random spike camera in random light.
 
     Returns the light (N, SIDE, SIDE), which the RGB camera sees as well, and the spikes
     (T, SIDE, SIDE).
     """
+    # From near darkness, with about 2 spikes in the 88 planes of an exposure at full light, up to
+    # nearly a spike in every plane.
     rate = log_uniform(rng, 0.02, 0.95)
-    # The camera. `Sensor`, below, explains each of these numbers. A quarter of the cameras
+    # The camera. `Sensor`, above, explains each of these numbers. A quarter of the cameras
     # integrate display values instead of light.
     is_display = rng.random() < 0.25
+    # The exposure of both cameras: dark frames with a factor of 0.6, and with 1.6 frames in which
+    # bright places are cut off at full light.
     light = np.clip(scene.light * rng.uniform(0.6, 1.6), 0, 1)
     blur = rng.uniform(0, 0.6)  # of the lens: sigma in spike pixels
     jitter = rng.uniform(0, 0.05)
@@ -632,48 +652,25 @@ def blurry_frame(rng: np.random.Generator, light: np.ndarray) -> np.ndarray:
     )
 
 
-@dataclass(frozen=True)
-class Sensor:
-    """A spike camera. Charges are counted in thresholds: a pixel fires at a charge of about 1."""
-
-    rate: float  # charge that a white pixel collects in a plane
-    is_display: bool  # whether it integrates display values instead of light
-    jitter: float  # the noise of a charge c has the standard deviation jitter * sqrt(c)
-    pattern: float  # relative standard deviation of the thresholds between pixels
-    dark: float  # mean charge in a plane without any light
-
-
 def spikes_of(rng: np.random.Generator, light: np.ndarray, sensor: Sensor) -> np.ndarray:
     """Record light (N, h, w) by a spike camera. Returns its planes (T, h, w) bool.
 
     A pixel collects charge in each plane. If the charge reaches the threshold, the pixel fires in
     this plane, and the threshold is taken off the charge. Before and after the instants of `light`
-    the scene stands still for WARM_UP planes. In half of the cameras a few pixels never fire, and a
-    few always fire.
+    the scene stands still for WARM_UP planes.
 
-    data/spike/simulate.py has a similar sensor. This function draws evenly distributed noise, which
-    is faster than normal noise.
+    data/spike/simulate.py has a similar sensor, for the clips of users. This function is faster,
+    because its noise is evenly distributed instead of normal.
     """
     size = light.shape[1:]
-
     # What does not change in time: the charge that each pixel collects in a plane of each instant
-    # (N, h, w), and the thresholds and the first charge (h, w).
-    integrated = light
-    if sensor.is_display:
-        integrated = np.power(light, np.float32(1 / DISPLAY_GAMMA))
-    # The dark charge differs between pixels by 30 % (standard deviation), and is never negative. A
-    # threshold is at least 0.1, because a pixel with a threshold near 0 would fire in every plane.
-    dark_charge = sensor.dark * np.maximum(1 + 0.3 * rng.standard_normal(size), 0)
-    charge_of_plane = (sensor.rate * integrated + dark_charge).astype(np.float32)
+    # (N, h, w), its noise (N, h, w), and the thresholds and the first charge (h, w).
+    charge_of_plane = collected_charge(rng, light, sensor)
+    # A threshold is at least 0.1, because a pixel with a threshold near 0 would fire in every
+    # plane.
     threshold = np.maximum(1 + sensor.pattern * rng.standard_normal(size), 0.1).astype(np.float32)
     charge = (rng.random(size) * threshold).astype(np.float32)
-
-    # Standard deviation of the noise in a plane: jitter * sqrt(charge). For a sensor of light, this
-    # charge is rate * light, without the dark charge. For a sensor of display values it is
-    # `charge_of_plane`, with the dark charge. `of_noise` is this charge divided by the rate. The
-    # square root below multiplies by the rate again.
-    of_noise = charge_of_plane / sensor.rate if sensor.is_display else light
-    noise = np.float32(sensor.jitter) * np.sqrt(np.float32(sensor.rate) * np.maximum(of_noise, 0))
+    noise = noise_of_plane(light, charge_of_plane, sensor)
 
     planes = []
     for plane in range(-WARM_UP, len(light) * STEP + WARM_UP):
@@ -691,12 +688,56 @@ def spikes_of(rng: np.random.Generator, light: np.ndarray, sensor: Sensor) -> np
         planes.append(has_fired)
 
     stream = np.array(planes)
+    # Half of the cameras have broken pixels.
     if rng.random() < 0.5:
-        is_dead = rng.random(size) < 0.0007
-        stream[:, is_dead] = False
-        is_hot = rng.random(size) < 0.0007
-        stream[:, is_hot] = True
+        break_pixels(rng, stream)
     return stream
+
+
+def collected_charge(rng: np.random.Generator, light: np.ndarray, sensor: Sensor) -> np.ndarray:
+    """Return the charge (N, h, w) that each pixel collects in a plane, without noise.
+
+    It is rate * light + dark charge. A camera of display values has those in place of light.
+    """
+    integrated = light
+    if sensor.is_display:
+        integrated = np.power(light, np.float32(1 / DISPLAY_GAMMA))
+    # The dark charge differs between pixels by 30 % (standard deviation), and is never negative.
+    differences = rng.standard_normal(light.shape[1:])  # (h, w)
+    dark_charge = sensor.dark * np.maximum(1 + 0.3 * differences, 0)
+    return (sensor.rate * integrated + dark_charge).astype(np.float32)
+
+
+def noise_of_plane(light: np.ndarray, charge_of_plane: np.ndarray, sensor: Sensor) -> np.ndarray:
+    """Return the standard deviation (N, h, w) of the noise of a charge c: jitter * sqrt(c).
+
+    c is the charge of a plane. If the camera integrates light, c leaves out the dark charge, so
+    that a black pixel has no noise. The shipped network was trained so, and no measurement of the
+    difference is recorded.
+
+    charge_of_plane: (N, h, w), with the dark charge.
+    """
+    # c is written as rate times `relative`, 1 at full light, because the numbers of the shipped
+    # training were rounded in this order.
+    if sensor.is_display:
+        relative = charge_of_plane / sensor.rate
+    else:
+        relative = light
+    # `maximum` only excludes the root of a negative number: neither light nor charge is negative.
+    c = np.float32(sensor.rate) * np.maximum(relative, 0)
+    return np.float32(sensor.jitter) * np.sqrt(c)
+
+
+def break_pixels(rng: np.random.Generator, stream: np.ndarray) -> None:
+    """Let 0.07 % of the pixels never fire, and 0.07 % always. Changes `stream`, (T, h, w) bool.
+
+    A scene of 64 x 64 pixels has about three of each kind.
+    """
+    size = stream.shape[1:]
+    is_dead = rng.random(size) < 0.0007
+    stream[:, is_dead] = False
+    is_hot = rng.random(size) < 0.0007
+    stream[:, is_hot] = True
 
 
 # ---- The training ----------------------------------------------------------------------------
@@ -759,11 +800,8 @@ def train(textures: Sequence[np.ndarray], out: Path, seconds: float, seed: int) 
             last_print = time.time()
             mean_error, mean_length = np.mean(errors_and_lengths, axis=0)
             errors_and_lengths = []
-            print(
-                f"{last_print - begin:.0f} s, step {step}: error {mean_error:.3f} of "
-                f"{mean_length:.3f} pixels",
-                flush=True,
-            )
+            passed = f"{last_print - begin:.0f} s, step {step}"
+            print(f"{passed}: error {mean_error:.3f} of {mean_length:.3f} pixels", flush=True)
             torch.save(averaged, out)
     torch.save(averaged, out)
 

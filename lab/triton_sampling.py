@@ -168,22 +168,28 @@ def _add_to_corner(
     tl.atomic_add(grad_x + index, gradient, mask=is_added)
 
 
+# `do_not_specialize`: without it, Triton compiles a kernel once more if the number of pixels is 1,
+# or is divisible by 16.
+
+
 @jit(do_not_specialize=["pixels"])
 def _sample(
-    x, offset, mask, columns, pixels, H, W,
-    G: tl.constexpr, C: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr,
+    x,  # the input, (n, G, h, w, C)
+    offset,  # dy and dx of each tap, (n, G, 9, 2, h, w)
+    mask,  # factor of each tap, (n, G, 9, h, w)
+    columns,  # result, (n h w, G, 9, C)
+    pixels, H, W,  # n h w, h, w
+    G: tl.constexpr, C: tl.constexpr, PAD: tl.constexpr,  # groups, channels of a group, C padded
+    ROWS: tl.constexpr,  # output pixels of a program
 ):  # fmt: skip
-    """Write the columns of ROWS output pixels of one group.
-
-    x: (n, G, h, w, C), the input. offset: (n, G, 9, 2, h, w). mask: (n, G, 9, h, w).
-    columns: (n h w, G, 9, C), the result.
-    """
+    """Write the columns of ROWS output pixels of one group."""
     HW = H * W
     pixel, is_pixel, image, pixel_of_image, row, column = _pixels_of_program(pixels, HW, W, ROWS)
     group = tl.program_id(1)
     channel = tl.arange(0, PAD)
     is_channel = channel < C
     image_begin = (image * G + group) * HW * C
+    # Triton writes the code of each of the 9 rounds out (static_range), so TAP is a constant.
     for TAP in tl.static_range(9):
         # The four corners of each sample, and their bilinear interpolation.
         mask_plane = (image * G + group) * 9 + TAP  # number of the plane (h, w) in mask
@@ -209,8 +215,13 @@ def _sample(
 
 @jit(do_not_specialize=["pixels"])
 def _sample_backward(
-    x, offset, mask, columns, grad_x, grad_offset, grad_mask, pixels, H, W,
-    G: tl.constexpr, C: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr,
+    x, offset, mask,  # inputs, as in `_sample`
+    columns,  # (n h w, G, 9, C): before the kernel the gradients g, after it the entries m s
+    grad_x,  # result (n, G, h, w, C), float32. 0 at the start, because the kernel adds to it
+    grad_offset, grad_mask,  # results, in the shapes of offset and mask
+    pixels, H, W,  # n h w, h, w
+    G: tl.constexpr, C: tl.constexpr, PAD: tl.constexpr,  # groups, channels of a group, C padded
+    ROWS: tl.constexpr,  # output pixels of a program
 ):  # fmt: skip
     """Read the gradients of the columns, and write the columns themselves in their place.
 
@@ -222,9 +233,8 @@ def _sample_backward(
         of dx              m sum(g ds/dx)        ds/dx = (1 - fy) (v_01 - v_00) + fy (v_11 - v_10)
         of a corner        m g times the weight of the corner, e.g. (1 - fy) (1 - fx) of v_00
 
-    columns: (n h w, G, 9, C). Before the kernel it holds the gradients g, after it the entries m s.
-    grad_x: (n, G, h, w, C), float32. It must be 0 at the start, because the kernel adds to it.
-    grad_offset, grad_mask: results, as offset and mask.
+    Each program writes its own entries of columns, grad_offset and grad_mask. Only grad_x is shared
+    by programs, so the kernel adds to it atomically.
     """
     HW = H * W
     pixel, is_pixel, image, pixel_of_image, row, column = _pixels_of_program(pixels, HW, W, ROWS)
@@ -337,6 +347,7 @@ class _DeformConv(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: Tensor
     ) -> Tensor:
+        """Return (n, c', h, w) in the dtype of x. The arguments are those of `deform_conv`."""
         n, _, h, w = x.shape
         groups = mask.shape[1] // TAPS
         grouped = _channels_innermost(x, groups)  # (n, G, h, w, C)
@@ -358,12 +369,20 @@ class _DeformConv(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradients of all arguments of forward. grad: (n, c', h, w).
+
+        With the columns A (pixels, K), the weights B (c'/k, K) and the gradient D (pixels, c'/k) of
+        A B^T, for each of the k groups:
+
+            gradient of A    D B
+            gradient of B    D^T A
+        """
         grouped, offset, mask, weight = ctx.saved_tensors
         n, groups, h, w, channels = grouped.shape  # (n, G, h, w, C)
         weights = _weights_of_columns(weight, grouped)  # (k, c'/k, K)
         k = len(weights)
         grad = grad.permute(0, 2, 3, 1).to(grouped.dtype)  # (n, h, w, c')
-        by_group = grad.reshape(n * h * w, k, -1).transpose(0, 1)  # (k, pixels, c'/k)
+        by_group = grad.reshape(n * h * w, k, -1).transpose(0, 1)  # D, (k, pixels, c'/k)
         grad_bias = grad.float().sum((0, 1, 2))  # (c',)
 
         # `columns` has 9 times as many numbers as x, so its memory is used twice:

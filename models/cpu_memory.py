@@ -4,6 +4,9 @@ If the memory of a GPU is full, torch raises an error. If the memory of the host
 swaps for minutes, and then ends the process without a message. So `check_memory` estimates the
 memory of a step. It warns if the step may not fit, and refuses the step if it certainly does not.
 
+What must stay: a step that fits is never refused, and every rank calls `check_memory`, because the
+ranks count how many of them share a host. ModelVRT.fit_memory calls it before the first step.
+
 Tests: tests/parts/models/test_cpu_memory.py compares the estimate with counts
 """
 

@@ -61,7 +61,7 @@ SCALAR_NAMES = ("numpy._core.multiarray.scalar", "numpy.core.multiarray.scalar")
 NOT_ALLOWED = re.compile(r"GLOBAL (\S+) was not an allowed global")
 
 # A lock that is held while a file is read, because torch's list of allowed names belongs to the
-# whole process. See `load_content`.
+# whole process. `load_content` takes it.
 _taking_scalars = threading.Lock()
 
 

@@ -57,7 +57,8 @@ class Column:
 class Metric:
     """A metric with its options filled in.
 
-    score: function (restored, sharp) -> value. on_luma: see `Column`.
+    score: function (restored, sharp) -> value. on_luma: whether the metric takes the luma of the
+        images, and not their colours.
     """
 
     name: str
@@ -73,7 +74,7 @@ COLUMNS: dict[str, Column] = {}
 def metric(
     name: str, *, title: str, digits: int, on_luma: bool = False
 ) -> Callable[[Score], Score]:
-    """Register a metric (a decorator). title, digits, on_luma: see `Column`."""
+    """Register a metric (a decorator). title, digits, on_luma: the fields of its `Column`."""
 
     def add(score: Score) -> Score:
         # The first two parameters are the images. All other parameters are options.
@@ -94,7 +95,7 @@ def psnr(restored: np.ndarray, sharp: np.ndarray) -> float:
     _check_shapes(restored, sharp)
     difference = restored.astype(np.float64) - sharp.astype(np.float64)
     mse = float(np.mean(difference**2))
-    if mse == 0:
+    if mse == 0:  # equal images: the formula would divide by 0
         return math.inf
     return 20 * float(np.log10(255.0 / np.sqrt(mse)))
 
@@ -126,6 +127,8 @@ def ssim(restored: np.ndarray, sharp: np.ndarray) -> float:
         )
     x = restored.astype(np.float64)
     y = sharp.astype(np.float64)
+    # Means, variances and the covariance within the window of each pixel, by
+    # variance(x) = mean(x^2) - mean(x)^2. Each is (H - 10, W - 10) or (H - 10, W - 10, C).
     mx = _ssim_window(x)
     my = _ssim_window(y)
     vx = _ssim_window(x * x) - mx**2
@@ -133,12 +136,13 @@ def ssim(restored: np.ndarray, sharp: np.ndarray) -> float:
     cov = _ssim_window(x * y) - mx * my
     c1 = (0.01 * 255) ** 2
     c2 = (0.03 * 255) ** 2
+    # The formula above, as a fraction.
     above = (2 * mx * my + c1) * (2 * cov + c2)
     below = (mx**2 + my**2 + c1) * (vx + vy + c2)
     return float((above / below).mean())
 
 
-# The same functions on the luma.
+# The same functions on the luma, under their own names.
 metric("psnr_y", title="PSNR-Y dB", digits=2, on_luma=True)(psnr)
 metric("ssim_y", title="SSIM-Y", digits=4, on_luma=True)(ssim)
 # LPIPS needs files of weights, so `metric.more` cannot name it. The flag --lpips asks for it
@@ -180,7 +184,7 @@ def chosen_metrics(names: Sequence[str], more: Sequence[str | dict[str, Any]]) -
 
 
 def check_metrics(metric: MetricOptions) -> None:
-    """Raise OptionError if `metric.more` is wrong, see `chosen_metrics`."""
+    """Raise OptionError if `metric.more` names an unknown metric or a wrong option of a metric."""
     chosen_metrics((), metric.more)
 
 
@@ -215,8 +219,8 @@ def add_scores(
     Validation and tests both use this function, so that they agree.
 
     kind: what the image is, the key in `scores`, e.g. "restored".
-    image, sharp: (H, W, 3) RGB in 0..255, see `utils.image.scored_values`. If the network gave NaN
-    or Inf, the image is None and each score is NaN.
+    image, sharp: (H, W, 3) RGB in 0..255, as `utils.image.scored_values` returns. If the network
+    gave NaN or Inf, the image is None and each score is NaN.
     more: function (image, sharp) -> further scores, e.g. {"lpips": 0.12}, or None.
     """
     values = {metric.name: math.nan for metric in metrics}
@@ -233,6 +237,7 @@ def add_scores(
     if more is not None and image is not None:
         values |= more(image, sharp)
 
+    # Append each value to the list of its kind and metric. The first frame makes the lists.
     columns = scores.setdefault(kind, {})
     for name, value in values.items():
         columns.setdefault(name, []).append(value)

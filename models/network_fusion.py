@@ -39,7 +39,8 @@ class FusionNet(nn.Module):
                 expected='"exposure" or "gated", base "fused": the result is a frame',
                 do="choose one, or net_type vrt",
             )
-        options.constructor.channels(None, spike_channels)  # raises if the data has no spikes
+        # Only called because it raises an error if the data has no spikes. None: no netG.in_chans.
+        options.constructor.channels(None, spike_channels)
         self.fusion = FUSIONS.build(options, "netG.fusion", spike_channels=spike_channels)
         self.input_spec = InputSpec(spike_channels=spike_channels)
 

@@ -160,7 +160,7 @@ class VRT(nn.Module):
         # module goes behind them, or every run from scratch starts from other weights.
         if pa_frames:
             # Each frame, and the four nearest pixels in each of its two neighbours: 9 groups of
-            # channels. See flow.aligned_input.
+            # channels. flow.aligned_input makes them.
             inputs = 9 * in_chans + int(nonblind_denoising)
         else:
             inputs = in_chans
@@ -321,7 +321,7 @@ class VRT(nn.Module):
             ) from e
 
     def compile(self, *args: Any, **options: Any) -> None:
-        """Compile the blocks with torch.compile, in place. For the arguments see torch.compile.
+        """Compile the blocks with torch.compile, in place. torch.compile gets the arguments.
 
         Only the blocks are compiled, because compiling the whole network takes ten times as long.
         """
@@ -427,7 +427,7 @@ class VRT(nn.Module):
         pixel is sampled. So TF32, which torch uses by default in cuDNN's convolutions, is off here.
         The backward pass of the flow network runs later, with the settings of the caller.
         """
-        with torch.autocast(frames.device.type, enabled=False), tf32(False):
+        with torch.autocast(frames.device.type, enabled=False), tf32(is_on=False):
             if frames.dtype != torch.float64:
                 frames = frames.float()
             distance = self.pa_frames // 2  # neighbours on either side
@@ -437,7 +437,7 @@ class VRT(nn.Module):
         """Compute shallow plus deep features: (B, N, channels of x, H, W) -> (B, N, E, H, W).
 
         The result is channels last: a view of (B, N, H, W, E), in which all stages compute.
-        flows: see `estimate_flows`, or None for no alignment.
+        flows: the flows between neighbouring frames at four scales, or None for no alignment.
         """
         clips, frames = x.shape[:2]
         shallow = self.conv_first(x.flatten(0, 1))  # (B N, E, H, W)

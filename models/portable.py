@@ -64,6 +64,8 @@ MOST_TIMES_FILE_SIZE = 4
 ALWAYS_ALLOWED_BYTES = 2**29
 # Larger numbers in options count as this number, because its square is still a finite float.
 LARGEST_NUMBER = 1e30
+# Number of names of each kind that the report of a loaded file shows.
+SHOWN_NAMES = 6
 
 # ---- The published networks ------------------------------------------------------------------
 #
@@ -240,7 +242,7 @@ class LoadReport:
 
     # Loaded as they are.
     matched: list[str] = field(default_factory=list)
-    # Loaded with zeros for further input channels, see `widen_first`.
+    # Loaded with zeros for the input channels that the file does not have.
     widened: list[str] = field(default_factory=list)
     # In the network, but not in the file.
     missing: list[str] = field(default_factory=list)
@@ -288,12 +290,14 @@ class LoadReport:
             f"{len(self.matched)} tensors matched, {len(self.widened)} widened "
             f"({self.share:.0%} of the {part})"
         ]
-        # The first six names of each kind are enough to see what is wrong.
+        # The first names of each kind are enough to see what is wrong.
         for kind in ("widened", "missing", "mismatched", "unexpected"):
             names = getattr(self, kind)
             if names:
-                more = f", and {len(names) - 6} more" if len(names) > 6 else ""
-                lines.append(f"  {kind} ({len(names)}): {', '.join(names[:6])}{more}")
+                shown = ", ".join(names[:SHOWN_NAMES])
+                unnamed = len(names) - SHOWN_NAMES
+                more = f", and {unnamed} more" if unnamed > 0 else ""
+                lines.append(f"  {kind} ({len(names)}): {shown}{more}")
         return "\n".join(lines)
 
 
@@ -308,7 +312,7 @@ def load_weights(
     """Load `weights` into `net` by name, in place. Returns what happened to each tensor.
 
     If conv_first of the network has more input channels than in the file, the weights of the
-    further channels are zero, see `widen_first`.
+    further channels are zero. So the network at first ignores them.
 
     where: the source of the weights, for the error.
     strict: whether all names and shapes must match. Otherwise 90 % of the network's tensors must
@@ -332,7 +336,8 @@ def compare_weights(
 ) -> tuple[LoadReport, dict[str, Tensor]]:
     """Return what `load_weights` would report, and the tensors that it would load.
 
-    net: the network, which may be on the device "meta". The other arguments: see `load_weights`.
+    net: the network, which may be on the device "meta". The other arguments are those of
+        `load_weights`.
 
     Raises CheckpointError if the weights do not fit.
     """
@@ -409,9 +414,10 @@ def widen_first(given: Tensor, wanted: Tensor, net: nn.Module) -> Tensor | None:
     width_wanted = inputs_wanted // groups  # channels of a group in the network
     wide = given.new_zeros(wanted.shape)
     for group in range(groups):
-        source = slice(group * width_given, (group + 1) * width_given)
-        start = group * width_wanted
-        wide[:, start : start + width_given] = given[:, source]
+        # The first channel of the group in the file, and in the network.
+        source = group * width_given
+        target = group * width_wanted
+        wide[:, target : target + width_given] = given[:, source : source + width_given]
     if noise_channels:  # the noise map is the last channel
         wide[:, -1] = given[:, -1]
     return wide
@@ -711,8 +717,8 @@ def _numbers_in(value: Any) -> Iterator[float]:
 def _recognised(path: Path, weights: dict[str, Tensor]) -> SavedNetwork | None:
     """Return the published network that has tensors of the same names and shapes, or None.
 
-    Some published networks have the same shapes, and differ in their training data only. So the
-    networks are tried first whose number is at the beginning of the file's name.
+    Some published networks have the same shapes, and differ in their training data only. So a
+    network is tried first if the name of the file begins with the number of the network.
     """
     number = path.name[:4]  # e.g. "006_"
     of_number = [name for name in sorted(RELEASED) if name[:4] == number]

@@ -91,7 +91,8 @@ def _fetch(text: str, file: Path, most: int, check: Callable[[Path, str], object
     So a file with its final name is always complete and checked.
 
     most: largest size of the file, in bytes. A longer answer of the server is not the file, and
-    must not fill the disk. check: see `local_file`.
+    must not fill the disk. check: function of a file and its stem. It raises CheckpointError if the
+    file holds other tensors.
     """
     base = os.environ.get(MIRROR, ADDRESS).rstrip("/")
     address = f"{base}/{file.name}"

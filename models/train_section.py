@@ -4,6 +4,9 @@ A schedule or an optimizer that a user adds may take options that `TrainOptions`
 `G_linear_steps`. `TRAIN` is `TrainOptions` with these keys added, so an option file may set them.
 models/losses.py registers the losses on top of `TRAIN`.
 
+What must stay: the keys of `TrainOptions`, with their defaults. A new key must have a default that
+changes nothing, because option files of earlier versions lack it.
+
 Tests: tests/stories/test_extending.py
 """
 

@@ -27,7 +27,7 @@ from utils.options.load import load_options
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
-    """Build the cache, and print what to set. Returns the exit code 0; see `with_exit_code`."""
+    """Build the cache, and print what to set. Returns 0. `with_exit_code` handles errors."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -20,6 +20,16 @@ of the plane that are matched on their own measure the error that is left. All p
 with pixel centres at whole numbers, see data/cameras/spike_grid.py.
 """
 
+# Words of this file:
+#   plane      one readout of the spike camera: a bit for each spike pixel
+#   view       a frame and the spikes of its exposure (registration.View)
+#   matrix     (3, 3), from a place (x, y, 1) of the spike image to a place of the frame
+#   geometry   of a spike file: height, width and storage of its planes (SpikeGeometry)
+#
+# The written file is a `Calibration`, whose keys docs/data_format.md describes: they must stay. The
+# limits below decide which pairs are refused. They may change if test_calibrate.py still passes.
+# Test: tests/parts/scripts/test_calibrate.py
+
 import argparse
 import sys
 from collections.abc import Sequence
@@ -50,8 +60,11 @@ from utils.errors import DataError, OptionError
 from utils.files import refuse_existing
 from utils.image import encode_rgb, imwrite_rgb
 
-TILE = 64  # RGB pixels of a square of the overlay
-FEATURE_WIDTH = 1200  # wider frames are reduced to find features
+# Side of a square of the overlay, in RGB pixels. Smaller squares are too small to compare by eye,
+# larger squares leave long stretches without a border between frame and spikes.
+TILE = 64
+# Wider frames are reduced to this width to find features, because the spike image has few pixels.
+FEATURE_WIDTH = 1200
 # How far a feature may lie from the place where the matrix puts it, as a share of the longer side
 # of the frame: e.g. 10 pixels of 1280. This is wide, because an affine matrix cannot follow the
 # perspective of a homography. A larger share would count wrong matches.
@@ -178,7 +191,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--out", type=Path, required=True, help="the calibration, JSON")
     add("--overlay", type=Path, help="default: beside --out, .png")
     command = parser.parse_args(arguments)
-    command.overlay = command.overlay or command.out.with_suffix(".png")
+    if command.overlay is None:
+        command.overlay = command.out.with_suffix(".png")
     has_one_of_both = bool(command.geometry) != bool(command.search_planes)
     has_no_planes = bool(command.geometry) and not command.planes
     if has_one_of_both or has_no_planes:
@@ -196,7 +210,8 @@ def view_of(
 ) -> registration.View:
     """Read one pair: the frame and the spikes of its exposure.
 
-    path: the spike file; frame: an image, or a folder or video, whose mean is taken
+    path: the spike file.
+    frame: an image. Of a folder or a video, the mean of all images is taken.
     """
     if command.search_planes:
         first, count = command.planes  # given, as `parse` makes sure
@@ -204,8 +219,10 @@ def view_of(
     else:
         # To find the geometry, the sum of the planes is enough. It is a stream of one plane
         # (1, h, w), and this plane is the exposure.
+        # Without --planes, all planes of the file (None).
         first, planes = command.planes or (0, None)
-        stream = read_spikes(path, geometry, first, planes).sum(axis=0, dtype=np.uint32)[None]
+        spikes = read_spikes(path, geometry, first, planes)  # (planes, h, w)
+        stream = spikes.sum(axis=0, dtype=np.uint32)[None]
         before = 0
         count = 1
     frames = FrameSource(frame)
@@ -227,12 +244,14 @@ def _stream_around(
     # with time over MOST_REACH further planes on each side.
     end = first + count
     around = search_planes + registration.MOST_REACH
-    begin = max(first - around, 0)
-    # The stream ends with the file. If the file ends before the exposure, reading to `end` raises
-    # the error that names the missing planes.
-    stop = max(min(end + around, count_planes(path, geometry)), end)
+    begin = max(first - around, 0)  # the file may begin later
+    stop = min(end + around, count_planes(path, geometry))  # the file may end earlier
+    # If the file ends before the end of the exposure, read up to this end nevertheless. Then the
+    # reader raises the error that names the missing planes.
+    stop = max(stop, end)
     stream = read_spikes(path, geometry, begin, stop - begin)
-    return stream, first - begin
+    planes_before = first - begin
+    return stream, planes_before
 
 
 # ---- The geometry -----------------------------------------------------------------------------
@@ -249,8 +268,8 @@ def with_geometry(
 
     Raises DataError if the images do not show the same, or give too little to judge by.
     """
-    where = ", ".join(f"{spikes} and {frame}" for spikes, frame in command.pairs)
-    model = command.model
+    where = ", ".join(f"{spikes} and {frame}" for spikes, frame in command.pairs)  # for errors
+    model = command.model  # e.g. "homography": which matrices are allowed
 
     # 1. A rough position, from features.
     mirror, start = _best_start(views, command)
@@ -311,10 +330,10 @@ class Quality(NamedTuple):
 def _quality_of(found: registration.Found, model: str, where: str) -> Quality:
     """Return how well the matrix of a fit suits. Raises DataError if it is not good enough.
 
-    where: the files, for the error
+    where: the files, for the error.
     """
     # `explained` is the squared correlation. It is below 0 if the frame explains less than a
-    # constant would.
+    # constant would. Then the correlation counts as 0.
     correlation = float(np.sqrt(max(found.explained, 0)))
     distances = found.residuals  # one for each part of the plane that could be matched
     if found.explained < registration.LEAST_EXPLAINED:
@@ -349,12 +368,15 @@ def mirrored(views: Sequence[registration.View], mirror: str) -> list[registrati
 def images_of(view: registration.View, light: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the spikes (h, w) and the frame (H, W) as grey display values in [0, 1], float32.
 
-    light: what the spike camera integrates, "linear" or "display"
+    light: what the spike camera integrates, "linear" light or "display" values.
     """
-    exposure = view.stream[view.before : view.before + view.count]
-    rates = exposure.mean(axis=0, dtype=np.float32)
-    # The brightest half percent is white. Above 0, because the rates are divided by it.
-    rates /= max(float(np.percentile(rates, 99.5)), 1e-6)
+    end = view.before + view.count
+    exposure = view.stream[view.before : end]
+    rates = exposure.mean(axis=0, dtype=np.float32)  # (h, w), spikes per plane
+    # The brightest half percent is white. At least 1e-6, because a dark image is divided by it,
+    # too.
+    white = max(float(np.percentile(rates, 99.5)), 1e-6)
+    rates /= white
     spikes = to_display(rates) if light == "linear" else np.clip(rates, 0, 1)
     return spikes, to_grey(view.frame).astype(np.float32) / 255
 
@@ -399,7 +421,9 @@ def _from_features(views: Sequence[registration.View], light: str) -> Start:
     tolerance = FEATURE_TOLERANCE * max(views[0].frame.shape[:2])  # in pixels
     # RANSAC draws at random. With this seed the same pairs give the same matrix.
     cv2.setRNGSeed(0)
-    affine, is_inlier = cv2.estimateAffine2D(  # (2, 3); (matches, 1), 0 or 1
+    # affine is (2, 3). is_inlier is (matches, 1), 0 or 1. RANSAC stops earlier if it is sure by the
+    # confidence. With many wrong matches it needs many of its rounds (maxIters).
+    affine, is_inlier = cv2.estimateAffine2D(
         in_spikes,
         in_frame,
         method=cv2.RANSAC,
@@ -432,15 +456,15 @@ def _matches(spikes: np.ndarray, frame: np.ndarray) -> list[Match]:
     Two features match if each is the nearest of the other, and clearly nearer than the second
     nearest (CLEAR_MATCH). "Near" compares their descriptors, which say what a feature looks like.
     """
-    # A wide frame is reduced, because the spike image has few pixels.
+    # A wide frame is reduced by a whole factor, because the spike image has few pixels.
     factor = max(1, round(frame.shape[1] / FEATURE_WIDTH))
     small = cv2.resize(frame, None, fx=1 / factor, fy=1 / factor, interpolation=cv2.INTER_AREA)
     smooth = cv2.GaussianBlur(spikes, (0, 0), 0.8)  # less of the noise of single spikes
     # At most 5000 features of each image. OpenCV's default for the least contrast is 0.04. The
     # lower value finds features of low contrast as well.
     sift = cv2.SIFT.create(nfeatures=5000, contrastThreshold=0.02)
-    points_of_spikes, spike_descriptors = sift.detectAndCompute(_stretched(smooth), None)
-    points_of_frame, frame_descriptors = sift.detectAndCompute(_stretched(small), None)
+    points_of_spikes, spike_descriptors = sift.detectAndCompute(_stretched(smooth), mask=None)
+    points_of_frame, frame_descriptors = sift.detectAndCompute(_stretched(small), mask=None)
     if spike_descriptors is None or frame_descriptors is None:
         return []
     if len(frame_descriptors) < 2:  # there is no second nearest
@@ -499,15 +523,16 @@ def with_offset(
         model=None,  # the matrix stays as it is
         most_offset=search,
     )
-    offset = found.offset
-    _, error, share_error = found.errors  # of the matrix, of the offset in planes, of the share
+    offset = found.offset  # planes
+    # The errors of three numbers: of the matrix, of the offset (in planes), and of the share.
+    _, error, share_error = found.errors
     if found.explained < registration.LEAST_EXPLAINED or error > MOST_OFFSET_ERROR:
         raise _wrong(
             f"the scene moves too little: the offset would be {offset:.1f} planes, error "
             f"{error:.1f}",
             where,
         )
-    # An offset at the end of the search may be cut short.
+    # If the best offset is at the end of the search, a better offset may lie behind the end.
     if abs(offset) > search - registration.LEAST_REACH:
         raise _wrong(f"the best offset, {offset:.1f} planes, is the last one searched", where)
     print(
@@ -532,7 +557,7 @@ def share_of(found: registration.Found, known: Calibration) -> float:
     if error > registration.MOST_SHARE:
         print(f"the share is not sure: it stays {known.exposure_share:g}")
         return known.exposure_share
-    # The same limits as for `spike.calibration` "auto", see `registration.Found.is_changed`.
+    # The same limits as for `spike.calibration` "auto", in `registration.Found.is_changed`.
     shortened_by = 1 - found.share
     if shortened_by < max(registration.LEAST_SHARE, registration.LEAST_ERRORS * error):
         return 1.0
@@ -543,7 +568,7 @@ def share_of(found: registration.Found, known: Calibration) -> float:
 
 
 def _wrong(what: str, where: str) -> DataError:
-    """Return the error for a pair that cannot be calibrated. what: the reason; where: its files."""
+    """Return the error for a pair that cannot be calibrated. what: the reason. where: the files."""
     return DataError(
         what=f"the two cameras cannot be calibrated with this pair: {what}",
         where=where,
@@ -562,13 +587,14 @@ def overlay(view: registration.View, light: str, grid: CalibratedGrid) -> np.nda
     """
     rates, frame = images_of(view, light)  # (h, w) of the spike camera, (H, W) of the frame
     height, width = frame.shape
-    # Bring the spikes to the pixels of the whole frame. `to_rgb` takes and returns channels; here
-    # it is one channel.
+    # Bring the spikes to the pixels of the whole frame. `to_rgb` takes and returns several
+    # channels. Here it is one channel.
     window = grid.window(Crop(top=0, left=0, height=height, width=width))
     seen = window.covered  # (H, W): the pixels that the spike camera sees
-    needed_rates = rates[window.crop.slices]
+    needed_rates = rates[window.crop.slices]  # the spike pixels that show a part of the frame
     spikes = window.to_rgb(needed_rates[None])[0]  # (H, W)
-    # Give the spikes the mean and the contrast of the frame, where both see.
+    # Give the spikes the mean and the contrast of the frame, where both cameras see. An image of
+    # one value has the deviation 0, so divide by at least 1e-6.
     normal = (spikes - spikes[seen].mean()) / max(spikes[seen].std(), 1e-6)
     spikes = normal * frame[seen].std() + frame[seen].mean()
     spikes = np.where(seen, np.clip(spikes, 0, 1), 0)
@@ -582,7 +608,9 @@ def overlay(view: registration.View, light: str, grid: CalibratedGrid) -> np.nda
     image = np.concatenate((upper, lower))
     image = np.ascontiguousarray((255 * image + 0.5).astype(np.uint8))
     top, left, rows, cols = grid.region
-    cv2.rectangle(image, (left, top), (left + cols - 1, top + rows - 1), (255, 255, 0), 1)
+    # A yellow line of one pixel around the region that the spike camera sees.
+    lower_right = (left + cols - 1, top + rows - 1)
+    cv2.rectangle(image, (left, top), lower_right, color=(255, 255, 0), thickness=1)
     return image
 
 

@@ -41,6 +41,9 @@ from utils.options.section import flat
 from utils.results import markdown_table, plain_table, read_json
 from utils.run import history
 
+# Users' scripts rely on the exit code of --at-least. Tables and figures are for people, and may
+# change. Tests: tests/parts/utils/test_results.py, test_history.py
+#
 # Throughout this file, `runs` is the name of each run (or test) in the output -> its path, and a
 # history is the name of each scalar, e.g. "train/loss", -> its entries (step, value).
 
@@ -143,7 +146,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def draw(runs: Mapping[str, Path], tags: list[str], out: Path) -> None:
     """Write the figure of the runs, or the report of the only run, to the new file `out`.
 
-    tags: beginnings of the names of scalars; if empty, the usual four panels are drawn
+    tags: beginnings of the names of scalars. If empty, the usual four panels are drawn.
     """
     refuse_existing(out, "--out")
     histories = {name: history.read_history(run) for name, run in runs.items()}
@@ -180,7 +183,7 @@ def write_report(
             expected="the folder of one run, for .html",
             do="correct the path",
         )
-    (scalars,) = histories.values()
+    scalars = next(iter(histories.values()))  # the history of the only run
     # A run without a name, because the curves of one run need no legend.
     curves = history.encoded(history.draw_panels({"": scalars}))
     write_whole(out, history.build_report(paths[0], scalars, curves).encode())
@@ -251,7 +254,7 @@ def runs_tables(runs: Mapping[str, Path]) -> list[Table]:
         options: dict[str, Any] = {}
         file = history.newest_options(history.folder_of(run) / "options")
         if file:  # a history file alone has no options beside it
-            options = dict(flat(read_json(file), ""))
+            options = dict(flat(read_json(file), name=""))
         options_of_runs.append(options)
     tables = [Table(rows, ["run", "best PSNR dB", "at iter", "loss", "it/s", "parameters"])]
 
@@ -263,10 +266,12 @@ def runs_tables(runs: Mapping[str, Path]) -> list[Table]:
 
 def different_options(options_of_runs: list[dict[str, Any]]) -> list[list[str]]:
     """Return a row for each option that differs: its key, and its value in each run or "-"."""
-    # All keys of any run, in the order in which they appear first. A dict is an ordered set here.
-    keys: dict[str, None] = {}
+    # All keys of any run, each once, in the order in which they appear first.
+    keys: list[str] = []
     for options in options_of_runs:
-        keys.update(dict.fromkeys(options))
+        for key in options:
+            if key not in keys:
+                keys.append(key)
     rows = []
     for key in keys:
         values = [str(options.get(key, "-")) for options in options_of_runs]
@@ -328,11 +333,14 @@ def tests_table(folders: Mapping[str, Path]) -> Table:
         # All tests have the same input, so the first test says its scores.
         if first is None:
             first = test
-            table_rows["input"] = TestRow("", averages.get("input", {}))
+            table_rows["input"] = TestRow(method="", averages=averages.get("input", {}))
         refuse_other_scoring(first, test)
         refuse_other_frames(first, test)
+        # A formula has the key "method" in its protocol, a network the key "weights".
         about = result["protocol"]
-        method = about.get("method") or f"network, {about.get('weights', '')}"
+        method = about.get("method")
+        if not method:
+            method = f"network, {about.get('weights', '')}"
         table_rows[name] = TestRow(method, averages["restored"])
 
     # A column for each metric that any row has, in the order of COLUMNS.
@@ -350,7 +358,7 @@ def tests_table(folders: Mapping[str, Path]) -> Table:
 def scored_test(name: str, result: dict[str, Any]) -> ScoredTest:
     """Return what a test must have in common with another test.
 
-    result: the content of its metrics.json
+    result: the content of its metrics.json.
     """
     # If LPIPS was computed, the text goes on with its weights, e.g. "...; LPIPS by ...". Tests with
     # other weights of LPIPS may be compared, so this part is cut off.
@@ -365,7 +373,9 @@ def scored_test(name: str, result: dict[str, Any]) -> ScoredTest:
 def read_test(name: str, folder: Path) -> dict[str, Any]:
     """Return the metrics.json of a test. Raises DataError if it is no result with scores."""
     test = read_json(folder / METRICS_FILE)
-    has_all_keys = isinstance(test, dict) and {"protocol", "clips", "averages"} <= test.keys()
+    has_all_keys = False
+    if isinstance(test, dict):
+        has_all_keys = all(key in test for key in ("protocol", "clips", "averages"))
     if not has_all_keys:
         raise DataError(
             what="no results of a test",
@@ -398,7 +408,8 @@ def refuse_other_scoring(first: ScoredTest, test: ScoredTest) -> None:
 def refuse_other_frames(first: ScoredTest, test: ScoredTest) -> None:
     """Raise DataError if a test has other clips, frames or input than the first test."""
     different = []
-    for clip in {**first.clips, **test.clips}:  # the clips of either test
+    clips_of_both = {**first.clips, **test.clips}  # each clip once
+    for clip in clips_of_both:
         if not is_same_input(first.clips.get(clip), test.clips.get(clip)):
             different.append(clip)
     if different:

@@ -39,6 +39,8 @@ from utils.options.load import (
 from utils.options.models import KAIR_ONLY
 from utils.options.secrets import KEY, redact
 
+# Test: tests/parts/scripts/test_convert_options.py, with files of S-VRT
+#
 # A conversion in this order:
 #
 #     read_with_base, read_yaml   the file           -> sections
@@ -54,6 +56,7 @@ from utils.options.secrets import KEY, redact
 # have.
 
 # Most bytes of a YAML file. PyYAML reads some 50 kB a second, so a larger file would seem to hang.
+# The option files of S-VRT have less than a tenth of this size.
 MOST_YAML_BYTES = 2**16
 # Most values of a YAML file. A few lines with aliases can stand for billions of values, which would
 # fill the memory. Option files have some hundreds.
@@ -132,7 +135,7 @@ class Conversion:
         For example, `netG` -> [`netG.depths`, `netG.img_size`], and `netG.depths` ->
         [`netG.depths`]. Returns an empty list if there is neither.
         """
-        # The dots at the end keep `netG.depths` from matching `netG.depths_of_flow`.
+        # With the dots at the end, `netG.depths` does not match `netG.depths_of_flow`.
         return [key for key in self.values if f"{key}.".startswith(f"{where}.")]
 
     def take(self, where: str) -> Any:
@@ -150,7 +153,7 @@ class Conversion:
         section = {}
         for key in keys:
             relative_key = key.removeprefix(f"{where}.")
-            section[relative_key] = self.values.pop(key)
+            section[relative_key] = self.values.pop(key)  # removes the key
         if not section:
             return None
         return section
@@ -175,7 +178,10 @@ class Conversion:
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
-    """Convert a file, or check a file of KAIR. Returns the exit code 0; see `with_exit_code`."""
+    """Convert a file, or check a file of KAIR. Returns the exit code 0.
+
+    `with_exit_code` handles errors.
+    """
     command = parse(arguments)
     # PARTS: section -> registry of the networks, datasets or losses that the section can name.
     from main_train_vrt import PARTS  # not before --help, because it imports torch
@@ -303,9 +309,10 @@ def file_text(values: dict[str, Any], source: Path, conversion: Conversion) -> s
         paragraphs.append(f"It cannot say: {key}: {why}.")
     comment = ""
     for paragraph in paragraphs:
-        for line in textwrap.wrap(paragraph, 115):  # with "  // " 120 columns
+        # Lines of 120 columns, of which "  // " takes 5.
+        for line in textwrap.wrap(paragraph, width=115):
             comment += f"  // {line}\n"
-    # The comment comes below the first bracket of the file.
+    # The comment comes below the first bracket of the file, so replace only the first one.
     return text.replace("{\n", "{\n" + comment, 1)
 
 
@@ -320,9 +327,13 @@ class UnfitYamlError(ValueError):
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the sections of a YAML file. Raises OptionError if the file cannot be read."""
+    """Return the sections of a YAML file. Raises OptionError if the file cannot be read.
+
+    The file may come from anybody, so its size, its aliases and its depth are limited.
+    test_convert_options.py goes beyond each limit.
+    """
     try:
-        import yaml  # wandb installs it; this project does not require it
+        import yaml  # the package wandb brings PyYAML; this project does not require it
     except ImportError as e:
         raise OptionError(
             what="no package PyYAML",
@@ -332,7 +343,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ) from e
 
     # In YAML 1.1 a number needs a point: 4e-4 is text. This loader reads 4e-4 as a number, too.
-    # add_implicit_resolver changes a class, so a class of our own keeps the change out of PyYAML.
+    # `add_implicit_resolver` changes the class on which it is called. So call it on a new class,
+    # and not on PyYAML's own.
     class Loader(yaml.SafeLoader):
         pass
 
@@ -346,8 +358,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
             content = file.read(MOST_YAML_BYTES + 1)
         if len(content) > MOST_YAML_BYTES:
             raise UnfitYamlError(f"it has more than {MOST_YAML_BYTES} bytes")
-        loader = Loader(content.decode("utf-8-sig"))
-        node = loader.get_single_node()
+        loader = Loader(content.decode("utf-8-sig"))  # "-sig": skips a mark at the begin of a file
+        node = loader.get_single_node()  # the tree of the file, before values are made; or None
         _refuse_repetition(node)
         # The values are made after the check, because making them copies each merged key (<<) at
         # each use. Without the check these copies could fill the memory.
@@ -449,7 +461,8 @@ def convert(conversion: Conversion, command: argparse.Namespace, parts: Any) -> 
 
     A key without a counterpart stays as it is. `refuse_problems` then names it.
 
-    command: the result of `parse`; parts: PARTS of main_train_vrt.py
+    command: the result of `parse`.
+    parts: PARTS of main_train_vrt.py.
     """
     # argparse gives all words after --drop to --drop, also a key=value that is an override.
     keys_to_drop = [word for word in command.drop if "=" not in word]
@@ -489,6 +502,7 @@ def convert(conversion: Conversion, command: argparse.Namespace, parts: Any) -> 
 def drop_without_counterpart(conversion: Conversion) -> None:
     """Leave out the options and sections that DROPPED_UNASKED names."""
     for key in list(conversion.values):  # a copy, because `drop` removes keys
+        # A pattern may match a section around the key. Then the whole section goes.
         for section_or_key in prefixes(key):
             for pattern, why in DROPPED_UNASKED.items():
                 if re.fullmatch(pattern, section_or_key):
@@ -511,12 +525,14 @@ def drop_as_asked(conversion: Conversion, keys: list[str], file: str) -> None:
 
 def convert_frames(conversion: Conversion, split: str) -> None:
     """Convert the options of a split that concern its RGB frames: crop size and normalization."""
-    # S-VRT gives height and width of the crop. Our crop is square, so it is one number. A crop of
-    # unequal sides stays as it is, and `refuse_problems` names the key.
+    # S-VRT gives height and width of the crop, e.g. [256, 256]. Our crop is square, so it is one
+    # number, 256. A crop of unequal sides stays as it is, and `refuse_problems` names the key.
     key = f"{split}.gt_size"
     sizes = conversion.values.get(key)
-    if isinstance(sizes, list) and sizes and all(size == sizes[0] for size in sizes):
-        conversion.rename(key, key, sizes[0])
+    if isinstance(sizes, list) and sizes:
+        is_square = all(size == sizes[0] for size in sizes)
+        if is_square:
+            conversion.rename(key, key, sizes[0])
 
     key = f"{split}.rgb_normalize"
     kind = conversion.take(key)
@@ -580,7 +596,8 @@ def convert_spikes(conversion: Conversion, split: str, spike_size: list[int] | N
     pattern = re.compile(rf"{split}\.((dataroot_)?spike|middle_tfp)")
     if not any(pattern.match(key) for key in conversion.values):
         return
-    from data.cameras.spike_info import DatasetInfo, load_info  # not before --help: it is slow
+    # Imported here, so that --help does not wait for this slow import.
+    from data.cameras.spike_info import DatasetInfo, load_info
 
     # What the dataset.json in the folder of the spikes says. Without a folder it says nothing.
     root = conversion.values.get(f"{split}.dataroot_spike")
@@ -604,7 +621,7 @@ def convert_spike_size(
 ) -> None:
     """Set `spike.h` and `spike.w`: from --spike-size, else dataset.json, else the file of S-VRT.
 
-    info: DatasetInfo, what the dataset.json of the spikes says
+    info: DatasetInfo, what the dataset.json of the spikes says.
     """
     spike = f"{split}.spike"
     height = conversion.take(f"{spike}_h")
@@ -655,9 +672,12 @@ def convert_spike_scale(conversion: Conversion, split: str) -> None:
     key = f"{split}.spike_normalize"
     if not conversion.at_or_below(key):
         return
-    scale = conversion.take(key)
-    mean = scale.get("mean") if isinstance(scale, dict) else None
-    std = scale.get("std") if isinstance(scale, dict) else None
+    scale = conversion.take(key)  # {"mean": ..., "std": ...}, or null
+    mean = None
+    std = None
+    if isinstance(scale, dict):
+        mean = scale.get("mean")
+        std = scale.get("std")
     # Each is one number, or a list with a number for each channel.
     means = mean if isinstance(mean, list) else [mean]
     stds = std if isinstance(std, list) else [std]
@@ -696,7 +716,8 @@ def convert_representation(conversion: Conversion, split: str) -> None:
     # If a file has both names of this key, `half_win_length` wins.
     half_window = parameters.pop("half_window", 20)
     half_window = parameters.pop("half_win_length", half_window)
-    bins = parameters.pop("num_bins", channels or 4)
+    usual_bins = channels if channels else 4
+    bins = parameters.pop("num_bins", usual_bins)
     window = parameters.pop("window", 21)
 
     counterparts = _counterparts(half_window, bins, window)
@@ -803,7 +824,9 @@ def _joined_reconstruction(
         for name, value in section.items():
             if value is None:
                 continue
-            first = joined.setdefault(name, value)  # the value that an earlier key gave, if any
+            if name not in joined:
+                joined[name] = value
+            first = joined[name]  # the value of the first key that has this name
             if first != value:
                 conversion.problems[f"{given_key}, {key}.{name}"] = Problem(
                     what=f"{value!r} and {first!r} are given", do=f"--drop {given_key}"
@@ -914,11 +937,13 @@ def refuse_problems(
 
     These are the problems of the conversion, then what our option models and our network refuse.
 
-    values: the sections of the new file; parts: PARTS of main_train_vrt.py
+    values: the sections of the new file.
+    parts: PARTS of main_train_vrt.py.
     """
     from models.select_network import check_options
 
-    # The weights of SpyNet may be on another machine. So a missing file is no problem here.
+    # The weights of SpyNet may be on another machine. So a missing file is no problem here: check
+    # the options without its path. This changes a copy, and not the new file.
     path = conversion.values.get("netG.spynet_path")
     if isinstance(path, str) and not Path(path).is_file():
         values = {**values, "netG": {**values["netG"], "spynet_path": None}}
@@ -927,8 +952,10 @@ def refuse_problems(
         opt = read_options(values, parts)
         check_options(opt.netG, opt.datasets, opt.val, opt.scale)
     except OptionError as e:
-        # An error about several keys holds one error for each of them in `found`.
-        for single in e.found or (e,):
+        # An error about several keys holds one error for each key in `found`. An error about one
+        # key has nothing there.
+        errors = e.found if e.found else (e,)
+        for single in errors:
             what = f"{single.what}; expected {single.expected}"
             # A problem of the conversion says more about the same key, so it stays.
             conversion.problems.setdefault(single.where, Problem(what, do=_way_out(single)))

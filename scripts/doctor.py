@@ -32,7 +32,7 @@ from utils.options.load import load_options
 
 @with_exit_code
 def main(argv: list[str]) -> int:
-    """Run the checks that the options ask for. Returns the exit code, see the top."""
+    """Run the checks that the options ask for. Returns the exit code, 0 if nothing failed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -67,7 +67,7 @@ def explain_log(file: str) -> int:
         findings = read_log(Path(file).read_text(errors="replace"))
     except OSError as e:
         what = f"cannot read {e.filename}: {e.strerror}"
-        findings = [Finding(FAIL, "log", what, "", "correct --log")]
+        findings = [Finding(FAIL, "log", what, cure="correct --log")]
     print(table(findings))
     has_failed = any(finding.status == FAIL for finding in findings)
     return 1 if has_failed else 0

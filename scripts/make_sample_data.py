@@ -48,6 +48,9 @@ from utils.random_streams import published_stream
 #     GOPRO_Large_spike_seq/train/SAMPLE00_train/spike/000000.dat
 #     GOPRO_Large_spike_seq/dataset.json
 #
+# A plane is one readout of the spike camera: a bit for each spike pixel. In this program the number
+# of a plane also says the instant of this readout.
+#
 # The same seed must give the same files bit for bit, because tests and published figures use them.
 # So the order in which numbers are drawn from a generator must not change. If the files change
 # nevertheless, raise `Size.version`: then `make_sample` replaces the older sets.
@@ -65,7 +68,11 @@ RGB = "GOPRO_Large"  # folder of the frames
 SPIKES = "GOPRO_Large_spike_seq"  # folder of the spikes
 INFO = f"{SPIKES}/dataset.json"  # says how to read the spikes, and how the set was made
 ME = "scripts/make_sample_data.py"  # the mark in dataset.json that this program made the set
-# Arguments of IntegrateAndFire, which describes them. rate: spikes per plane at full light.
+# The simulated sensor, as arguments of IntegrateAndFire:
+#   rate                spikes per plane at full light
+#   shot_noise          standard deviation of the charge of a plane at full light, in thresholds
+#   dark_rate           spikes per plane without light
+#   threshold_mismatch  standard deviation of the pixels' thresholds, relative to the threshold
 SENSOR = {"rate": 0.9, "shot_noise": 0.03, "dark_rate": 0.001, "threshold_mismatch": 0.01}
 
 # A scene gives for a plane its linear light (side, side, 3) float32. Above 1 it is saturated.
@@ -96,7 +103,8 @@ def texture(rng: np.random.Generator, n: int) -> np.ndarray:
     picture = simulate.to_uint8(_clouds(rng, n))
     number_of_shapes = int(n * n / 900)  # one for each 30 x 30 pixels
     for _ in range(number_of_shapes):
-        _paint_shape(rng, picture)
+        _paint_shape(rng, picture)  # in place
+    # A blur of 0.9 pixels makes an edge about two RGB pixels wide, which are one spike pixel.
     smooth = cv2.GaussianBlur(picture.astype(np.float32) / 255, (0, 0), 0.9)
     return np.clip(smooth, 0.04, 0.98)
 
@@ -130,7 +138,10 @@ def _clouds(rng: np.random.Generator, n: int) -> np.ndarray:
 
 
 def _paint_shape(rng: np.random.Generator, picture: np.ndarray) -> None:
-    """Paint a random disc, bar, polygon or letter into a picture (n, n, 3) uint8."""
+    """Paint a random disc, bar, polygon or letter into a picture (n, n, 3) uint8, in place.
+
+    Another range or another order of the draws gives other files: then raise `Size.version`.
+    """
     n = len(picture)
     brightness = rng.uniform(0.05, 0.95)
     tint = 0.2 * rng.uniform(-1, 1, 3)
@@ -164,15 +175,16 @@ def make_layers(rng: np.random.Generator, planes: int, side: int = SIZE) -> list
 
     A nearer layer shifts more when the camera shakes. Objects also move by themselves.
 
-    planes: length of the motion; side: of the frame, in pixels
+    planes: number of planes of the clip.
+    side: side of the frame, in pixels.
     """
     n = side + 2 * MARGIN
-    # The shake of the camera: up to 22 and 16 pixels, and 0.05 radians. A wave of it takes 3 to 9
-    # exposures.
+    # The shake of the camera: up to 22 and 16 pixels, and 0.05 radians. It is a sum of waves, each
+    # of 3 to 9 exposures.
     walk = partial(smooth_walk, rng, planes, periods=(3.0 * PLANES, 9.0 * PLANES))
-    shake_x = walk(22.0)
-    shake_y = walk(16.0)
-    turn = walk(0.05)  # (planes,)
+    shake_x = walk(amplitude=22.0)
+    shake_y = walk(amplitude=16.0)
+    turn = walk(amplitude=0.05)  # (planes,)
     shake = np.stack([shake_x, shake_y], axis=1)  # (planes, 2)
 
     layers = []
@@ -182,10 +194,10 @@ def make_layers(rng: np.random.Generator, planes: int, side: int = SIZE) -> list
         # clip it is where it would be without this motion.
         speed = 0.0 if is_background else 3.5 / PLANES  # pixels per plane
         direction = rng.uniform(-1, 1, 2)
-        times = np.arange(planes) - planes / 2
+        times = np.arange(planes) - planes / 2  # in planes, 0 in the middle of the clip
         motion = direction * speed * times[:, None]  # (planes, 2)
 
-        opacity = np.ones((n, n, 1), np.float32)
+        opacity = np.ones((n, n, 1), np.float32)  # the background covers everything
         if not is_background:
             opacity = _outline(rng, n)
         colour = simulate.to_linear(texture(rng, n))
@@ -247,12 +259,13 @@ def instant_planes(count: int) -> list[int]:
 
     E.g. 5 instants -> planes 9, 26, 44, 62, 79.
 
-    count: an odd number, or 0. The middle instant is the plane of the sharp frame
+    count: an odd number, or 0. The middle instant is the plane of the sharp frame.
     """
     planes = []
     for k in range(count):
         from_middle = k - count // 2  # e.g. of 5 instants: -2, -1, 0, 1, 2
-        planes.append(round(GT_PLANE + from_middle * PLANES / count))
+        distance = PLANES / count  # planes between two instants, e.g. 88 / 5 = 17.6
+        planes.append(round(GT_PLANE + from_middle * distance))
     return planes
 
 
@@ -261,19 +274,22 @@ def instant_planes(count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Size:
-    """How much is made, and of which scenes."""
+    """How much is made, and of which scenes. scripts/demo.py has another `Size` than SAMPLE."""
 
-    name: str  # of the set, for its clips and its dataset.json
+    name: str  # name of the set, for its clips and its dataset.json
     clips: Mapping[str, int]  # split -> number of clips
-    frames: int  # of a clip
-    # (generator, planes, number of the clip in its split) -> scene
+    frames: int  # number of frames of a clip
+    # (generator, number of planes, number of the clip in its split) -> scene
     scene: Callable[[np.random.Generator, int, int], Scene]
     version: int  # raise it when the same seed gives other files than before
-    side: int = SIZE  # of a frame, in pixels
+    side: int = SIZE  # side of a frame, in pixels
 
 
 def _sample_scene(rng: np.random.Generator, planes: int, _index: int) -> Scene:
-    """Return the scene of a clip of the sample set: layers that are drawn at random."""
+    """Return the scene of a clip of the sample set: layers that are drawn at random.
+
+    The scene is a function of the plane: `render` with these layers.
+    """
     return partial(render, make_layers(rng, planes))
 
 
@@ -290,9 +306,9 @@ def make_sample(root: Path, size: Size = SAMPLE, seed: int = 0, instants: int = 
     """Write the data set to `root`, complete or not at all.
 
     Returns False if the set is there already. An unchanged set of an older version is replaced.
-    Raises DataError if `root` holds something else, see `check_made`.
+    Raises DataError if `root` holds something else, or a set with changed files.
 
-    instants: number of sharp pictures NNNNNN_K.png of each exposure; 0 or odd
+    instants: number of sharp pictures NNNNNN_K.png of each exposure, 0 or odd.
     """
     root = root.resolve()  # if root is a link to another disk, the link stays
     if root.is_file() or _has_content(root):
@@ -313,7 +329,8 @@ def make_sample(root: Path, size: Size = SAMPLE, seed: int = 0, instants: int = 
         write_info(new, size, seed, instants)
 
         if _has_content(root):
-            check_made(root, size, seed)  # again, because somebody may have changed it meanwhile
+            # Check the older set once more, because somebody may have changed it meanwhile.
+            check_made(root, size, seed)
             root.rename(Path(temporary, "old"))
         new.rename(root)
     return True
@@ -341,7 +358,11 @@ def write_clip(
 ) -> None:
     """Write the frames and the spikes of one clip.
 
-    index: number of the clip in its split; instants: number of sharp pictures of an exposure
+    The scene draws from `rng` first, then the sensor. This order is part of the made files.
+
+    split: "train" or "test".
+    index: number of the clip in its split.
+    instants: number of sharp pictures of an exposure.
     """
     clip = f"{split}/{size.name.upper()}{index:02d}_{split}"
     spikes = root / SPIKES / clip / "spike"
@@ -365,15 +386,17 @@ def write_clip(
             picture = simulate.to_uint8(simulate.to_display(light))
             imwrite_rgb(root / RGB / clip / f"{name}.png", picture)
 
-        # Means over 2 x 2 pixels, made one plane at a time.
+        # What the sensor sees: means over 2 x 2 pixels, made one plane at a time.
         grey = (simulate.bin_pixels(simulate.to_grey(plane), 2) for plane in planes)
-        write_spikes(spikes / f"{stem}.dat", sensor.run(grey), SpikeGeometry(half, half))
+        geometry = SpikeGeometry(half, half)
+        write_spikes(spikes / f"{stem}.dat", sensor.run(grey), geometry)
 
 
 def write_info(root: Path, size: Size, seed: int, instants: int) -> None:
     """Write dataset.json: how to read the spikes, and how the set was made.
 
-    The clips must be written before, because the file holds their digest.
+    The clips must be written before, because the file holds their digest. docs/data_format.md
+    describes the keys of the first half.
     """
     half = size.side // 2
     about = {
@@ -381,7 +404,7 @@ def write_info(root: Path, size: Size, seed: int, instants: int) -> None:
         "format": 1,
         "h": half,
         "w": half,
-        "flip": True,
+        "flip": True,  # the rows of a plane are stored from bottom to top
         "planes": PLANES,
         "rate": SENSOR["rate"],
         "light": "linear",
@@ -404,7 +427,8 @@ def digest_of(root: Path) -> str:
     """Return the SHA-256 of the names and contents of all files below `root`.
 
     dataset.json is left out, because it holds this digest. Links and empty folders count by their
-    names. So any file that is changed, removed or added changes the digest.
+    names. So the digest changes if any file is changed, removed or added. Its form must stay,
+    because it is compared with the digest in the dataset.json of earlier sets.
     """
     table = ""
     for path in sorted(root.rglob("*")):
@@ -426,13 +450,13 @@ def check_made(root: Path, size: Size, seed: int, instants: int = 0) -> bool:
     anything is removed.
     """
     about = {}
-    with suppress(OSError, ValueError):  # no dataset.json, or a damaged one: not our set
+    # Without a dataset.json, or with a damaged file, the folder is not our set.
+    with suppress(OSError, ValueError):
         about = json.loads((root / INFO).read_text(encoding="utf-8"))
-    is_ours = (
-        isinstance(about, dict)
-        and about.get("made_by") == ME
-        and {"seed", "version", "files"} <= about.keys()
-    )
+    is_ours = False
+    if isinstance(about, dict):
+        has_keys = all(key in about for key in ("seed", "version", "files"))
+        is_ours = about.get("made_by") == ME and has_keys
     if not is_ours:
         what = "the folder holds something other than the sample set"
         expected = "no such folder"
@@ -463,7 +487,7 @@ def check_made(root: Path, size: Size, seed: int, instants: int = 0) -> bool:
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
-    """Make the sample set. Returns the exit code 0; see `with_exit_code`."""
+    """Make the sample set. Returns the exit code 0. `with_exit_code` handles errors."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

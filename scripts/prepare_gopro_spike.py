@@ -49,6 +49,7 @@ from utils.options.section import read_section
 #     plan_all     each clip
 #
 # A new check belongs to one of these functions, so that a refused command leaves nothing behind.
+# Test: tests/parts/scripts/test_prepare_gopro_spike.py
 #
 # Words of this file. Their classes are in data/making/prepare.py:
 #   Recipe    the settings of a data set, one flag for each
@@ -65,7 +66,7 @@ USABLE_SHARE_OF_DISK = 0.95
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
-    """Check all clips, then make them. Returns the exit code 0; see `with_exit_code`.
+    """Check all clips, then make them. Returns the exit code 0. `with_exit_code` handles errors.
 
     Nothing is written before all checks have passed.
     """
@@ -110,8 +111,13 @@ def print_plans(plans: dict[Job, Plan], recipe: Recipe) -> None:
     """Print a line for each clip: its size on the disk, or that it is made, and how it is made."""
     for job, plan in plans.items():
         state = f"{plan.bytes / 1e6:9.1f} MB" if plan.is_to_make else "     made"
-        average = job.cut.average if job.cut else recipe.raw_frames_per_exposure(job.name)
-        planes = recipe.planes_of(job.name)
+        # With a rig, the cut of a clip says how many frames are averaged. Without a rig, the recipe
+        # says it.
+        if job.cut:
+            average = job.cut.average
+        else:
+            average = recipe.raw_frames_per_exposure(job.name)
+        planes = recipe.planes_of(job.name)  # in the spike file of a blurry frame
         print(
             f"  {state}  {job.split}/{job.name}: {average} frames averaged, {planes} planes a file"
         )
@@ -216,7 +222,8 @@ def read_recipe(command: argparse.Namespace) -> Recipe:
             expected=e.expected,
             do="correct it",
         ) from None
-    recipe.rig_of("")  # refuses an unknown rig
+    # Only called because it refuses an unknown rig. Any name of a clip would do.
+    recipe.rig_of("")
     return recipe
 
 
@@ -348,10 +355,17 @@ def choose_splits(raw: list[RawClip], share: float, out: Path) -> dict[str, str]
     missing = min(max(0, wanted - existing), len(undecided))
     new_test_names = evenly_chosen(undecided, missing)
 
+    # The folder decides first, then the earlier start, and the choice above only for new sources.
     splits = {}
     for clip in raw:
-        new_split = "test" if clip.name in new_test_names else "train"
-        splits[clip.name] = clip.split or earlier.get(clip.name) or new_split
+        if clip.split:
+            splits[clip.name] = clip.split
+        elif clip.name in earlier:
+            splits[clip.name] = earlier[clip.name]
+        elif clip.name in new_test_names:
+            splits[clip.name] = "test"
+        else:
+            splits[clip.name] = "train"
     return splits
 
 
@@ -460,18 +474,19 @@ def joined_errors(errors: dict[Job, DataError], count: int) -> DataError:
 
 
 def read_info(out: Path, recipe: Recipe | None = None) -> dict[str, Any]:
-    """Return the dataset.json of an earlier run, or an empty one.
+    """Return the dataset.json of an earlier run. Without one, return a table without clips.
 
-    Raises DataError if another program made it, or this program with another recipe.
+    Raises DataError if another program made the file, or this program with another recipe. Clips of
+    two recipes in one data set would be mixed in the training without a word.
 
-    recipe: None accepts any recipe
+    recipe: the settings of this run. None accepts an earlier run with any settings.
     """
     path = out / INFO
     table: dict[str, Any] = {"recipe": None, "clips": {}}
     try:
         if path.exists():
             table = json.loads(path.read_text(encoding="utf-8"))
-        made = table["recipe"]  # the settings of the earlier run; None without such a run
+        made = table["recipe"]  # the settings of the earlier run, None without an earlier run
         if not isinstance(table["clips"], dict):
             raise TypeError("no clips")
     except (OSError, ValueError, KeyError, TypeError) as e:
@@ -504,8 +519,8 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
     stay. Clips of an earlier run stay in the file. Raises DataError if their planes have another
     size.
 
-    table: the dataset.json of the earlier run, or an empty one
-    plans: for each job (a clip to make), its plan with the size of its frames
+    table: what `read_info` returns. Its "clips" are changed in place.
+    plans: for each job (a clip to make), its plan with the size of its frames.
     """
     # `plan_all` has checked that the frames of all jobs have one size.
     first_plan = next(iter(plans.values()))
@@ -590,14 +605,16 @@ def run_counted(
     Returns the results in the order of the calls. The first error is raised and ends the other
     calls. Raises DataError if a process dies.
 
-    workers: number of processes; with one worker or one call, this process does the work
-    calls: arguments of each call; they are begun in this order
-    name, unit: of the progress, e.g. "making", "frames"
-    counts: units of work of each call, 1 by default
+    workers: number of processes. With one worker or one call, this process does the work.
+    function: a function at the top level of a module, because a process gets it by its name.
+    calls: the arguments of each call. The calls begin in this order.
+    name, unit: what the progress shows, e.g. "making" and "frames".
+    counts: how much of the progress each call is, in units. Empty: 1 for each call.
     """
     results = [None] * len(calls)
     counts = counts or [1] * len(calls)
     workers = min(workers, len(calls))
+    # quiet_s=0: show the progress from the start, not only after some seconds.
     with shown(sum(counts), name, unit, quiet_s=0) as progress:
 
         def on_result(call_index: int, result: Any) -> None:
@@ -618,7 +635,8 @@ def _run_in_processes(
     calls: Sequence[Any],
     on_result: Callable[[int, Any], None],
 ) -> None:
-    """Run function(*call) for each call in a pool of processes. See `run_counted`.
+    """Run function(*call) for each call in a pool of processes. `run_counted` explains the
+    arguments.
 
     on_result: is called with (index of the call, its result) as soon as a call has ended.
     """
@@ -648,7 +666,9 @@ def _run_in_processes(
                 expected=f"memory for {workers} of them",
                 do="lower --workers, then start the same command again",
             ) from e
-        except BaseException:  # an error of a call, or Ctrl-C
+        except BaseException:
+            # An error of a call, or Ctrl-C. Without `terminate`, the end of the `with` block would
+            # wait until the processes have made all other clips.
             for process in multiprocessing.active_children():
                 process.terminate()
             raise

@@ -12,7 +12,7 @@ takes with the same weights and spike options. Of several clips the first one is
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -25,68 +25,143 @@ from utils.files import refuse_existing, write_whole
 from utils.image import render
 
 if TYPE_CHECKING:
+    from data.clips.readers import DatasetClip
     from data.motion.flow import Motion
+    from models.portable import SavedNetwork
+    from models.restore.request import TestRequest
 
-WEIGHTS = ROOT / "weights/motion.pth"
-# A title, and pictures (H, W, 3) uint8 with their captions.
-Section = tuple[str, list[tuple[str, np.ndarray]]]
+# The program in its order:
+#
+#     read_command    the command line
+#     test_request    the same flags as main_test_vrt.py understands them
+#     read_weights    the weights, and the part of their network that knows how to find motion
+#     first_clip      the frames, and the spikes as main_test_vrt.py reads them with these weights
+#     section_of      for each frame: its motion as pictures
+#     page            everything as one HTML file, by utils/templates/sample.html
+#
+# Modules that bring torch are imported within functions, so that --help does not wait for torch.
+# Test: tests/parts/scripts/test_show_motion.py
+
+WEIGHTS = ROOT / "weights/motion.pth"  # the weights without --weights
+
+
+class Picture(NamedTuple):
+    """A picture of the page and the text below it."""
+
+    caption: str
+    image: np.ndarray  # (H, W, 3) uint8
+
+
+class Section(NamedTuple):
+    """The pictures of one frame."""
+
+    title: str  # name of the frame
+    pictures: list[Picture]
 
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
+    """Write the page, and print its path. Returns the exit code 0."""
     command = read_command(arguments)
     refuse_existing(command.out, "--out")
-    # Not before --help, because they bring torch.
     import torch
 
-    from data.clips.clip_reader import user_clips
-    from data.motion.drawing import LEGEND
     from data.motion.learned import finder_of
     from data.motion.recording import RecordedClip
-    from models.fusion.fusion_motion import motion_of
-    from models.portable import read_saved
-    from models.restore.own_spikes import spikes_for_network
+
+    request = test_request(command)
+    saved, fusion = read_weights(command.weights)
+    reader = first_clip(command, request, saved)
+    clip = RecordedClip(reader, context=None)
+    refuse_other_frames(command.frames, clip.frames)
+
+    # `find` estimates the motion within an exposure, as the weights ask for: by optical flow, or by
+    # a network.
+    find = finder_of(fusion.motion_by, fusion.motion_net, torch.device("cpu"))
+    gain, _ = clip.gain()  # spikes per plane at full light, of each spike pixel
+    sections = []
+    for frame in command.frames:
+        recording = clip.read(frame)
+        motion = find(recording, clip.view, gain)
+        sections.append(section_of(reader.stems[frame], recording.blurry, motion))
+
+    about = {"weights": str(command.weights), "motion by": fusion.motion_by}
+    write_whole(command.out, page(reader.name, sections, about).encode())
+    print(f"{command.out}: the motion of {reader.name}, frames {command.frames}")
+    return 0
+
+
+def test_request(command: argparse.Namespace) -> "TestRequest":
+    """Return what main_test_vrt.py understands of the same flags. Raises OptionError as it does.
+
+    Its own parser reads the flags, so that both programs read the spikes alike.
+    """
     from models.restore.request import read_request
 
     words = ["--input", command.input, "--spike", command.spike, "--output", str(command.out)]
     words += ["--weights", str(command.weights), *command.overrides]
     if command.spike_size:
         words += ["--spike-size", *(str(side) for side in command.spike_size)]
-    request = read_request(words, None)
-    saved = read_saved(command.weights)
+    return read_request(words, description=None)
+
+
+def read_weights(path: Path) -> tuple["SavedNetwork", Any]:
+    """Return the network of a weights file, and its fusion "motion", a torch module.
+
+    Raises OptionError if the network has another fusion.
+    """
+    from models.fusion.fusion_motion import motion_of
+    from models.portable import read_saved
+
+    saved = read_saved(path)
     fusion = motion_of(saved.build())
     if fusion is None:
         raise OptionError(
-            what=f"{command.weights} has no fusion motion",
+            what=f"{path} has no fusion motion",
             where="--weights",
             expected="weights that follow the motion, such as weights/motion.pth",
             do="choose other weights",
         )
-    spike = spikes_for_network(saved, request)
-    [reader, *_] = user_clips(command.input, command.spike, None, spike, 1, saved.spike_data)
-    clip = RecordedClip(reader, None)
-    refuse_other_frames(command.frames, clip.frames)
+    return saved, fusion
 
-    find = finder_of(fusion.motion_by, fusion.motion_net, torch.device("cpu"))
-    gain, _ = clip.gain()
-    sections = []
-    for frame in command.frames:
-        recording = clip.read(frame)
-        motion = find(recording, clip.view, gain)
-        sections.append(section_of(reader.stems[frame], recording.blurry, motion))
-    page = render(
+
+def first_clip(
+    command: argparse.Namespace, request: "TestRequest", saved: "SavedNetwork"
+) -> "DatasetClip":
+    """Return the first clip of --input, with its spikes read as main_test_vrt.py reads them."""
+    from data.clips.clip_reader import user_clips
+    from models.restore.own_spikes import spikes_for_network
+
+    clips = user_clips(
+        command.input,
+        command.spike,
+        gt=None,
+        spike_options=spikes_for_network(saved, request),
+        scale=1,  # the frames are shown in the size of the input
+        trained=saved.spike_data,
+    )
+    return clips[0]
+
+
+def page(name: str, sections: list[Section], about: dict[str, str]) -> str:
+    """Return the HTML page. name: name of the clip. about: the table at the top of the page."""
+    from data.motion.drawing import LEGEND
+
+    # In the template a section has rows of pictures. Here it has one row, without a title.
+    chapters = []
+    for section in sections:
+        row_title = ""
+        chapters.append((section.title, [(row_title, section.pictures)]))
+    return render(
         "sample",
-        title=f"Motion of {reader.name}",
+        title=f"Motion of {name}",
         verdict="Colours show where each pixel goes within the exposure. Grey lines cover motion "
         "that was not trusted.",
         verdict_class="none",
         numbers=LEGEND,
-        about={"weights": str(command.weights), "motion by": fusion.motion_by},
-        sections=[(title, [("", pictures)]) for title, pictures in sections],
+        about=about,
+        sections=chapters,
     )
-    write_whole(command.out, page.encode())
-    print(f"{command.out}: the motion of {reader.name}, frames {command.frames}")
-    return 0
 
 
 def read_command(arguments: list[str] | None) -> argparse.Namespace:
@@ -114,7 +189,7 @@ def read_command(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def refuse_other_frames(frames: list[int], count: int) -> None:
-    """Raise OptionError if the clip has not all of these frames. count: frames of the clip."""
+    """Raise OptionError if a frame is not in the clip. count: number of frames of the clip."""
     for frame in frames:
         if not 0 <= frame < count:
             raise OptionError(
@@ -126,13 +201,16 @@ def refuse_other_frames(frames: list[int], count: int) -> None:
 
 
 def section_of(name: str, blurry: np.ndarray, motion: "Motion") -> Section:
-    """Draw a frame. blurry: (H, W, 3) float32 in [0, 1]."""
+    """Return the pictures of one frame: the blurry frame, then its motion.
+
+    name: name of the frame. blurry: (H, W, 3) float32 in [0, 1].
+    """
     from data.motion.drawing import pictures_of
 
-    pictures = [("blurry", np.rint(255 * blurry).astype(np.uint8))]
+    pictures = [Picture("blurry", np.rint(255 * blurry).astype(np.uint8))]
     for picture in pictures_of(motion):
-        pictures.append((picture.caption, picture.image))
-    return name, pictures
+        pictures.append(Picture(picture.caption, picture.image))
+    return Section(name, pictures)
 
 
 if __name__ == "__main__":

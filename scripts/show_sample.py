@@ -35,13 +35,22 @@ from utils.options.load import load_options
 
 # A sample has three kinds of images: "lq" (low quality) is the blurry frame, "gt" (ground
 # truth) is the sharp frame, and "spike" has the channels that are computed from the spikes.
+#
+# More words of this file:
+#   plane   one readout of the spike camera: a bit for each spike pixel
+#   draw    which clip, frames, crop and flips were chosen for the sample
+#
+# The page is made from utils/templates/sample.html, which reads the records `Section`, `Row` and
+# `Picture`. Test: tests/parts/scripts/test_show_sample.py
 
 # Frames that are shown of a test clip. The page holds every image, so more frames make it larger.
 SHOWN = 6
 # Frames of which the alignment is measured, besides the middle frame. More frames make the measured
 # shift less noisy, and take more time.
 MEASURED = 5
-LEAST_WIDTH = 256  # narrower images are enlarged by repeating pixels, so that one can see them
+# Narrower images are enlarged by repeating pixels, so that a reader can see single pixels.
+LEAST_WIDTH = 256
+# Colours (R, G, B): of the crop, of the region that crops are drawn from, and of the edges.
 YELLOW = (255, 220, 0)
 CYAN = (0, 220, 255)
 GREEN = (0, 255, 60)
@@ -101,7 +110,7 @@ class Section(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Whether the spikes lie where the frames show the same."""
+    """Whether spikes and frames show the same thing at the same place."""
 
     sentence: str  # the first sentence of the page
     style: str  # class of the style sheet of the page: "none", "right" or "wrong"
@@ -113,10 +122,12 @@ class Verdict(NamedTuple):
 def main(arguments: list[str] | None = None) -> int:
     """Write the page of one sample, and print the verdict. Returns the exit code 0."""
     command = parse(arguments)
-    from data.select_dataset import build_dataset  # not before --help: both bring torch
+    # Imported here, so that --help does not wait for torch, which both modules import.
+    from data.select_dataset import build_dataset
     from main_train_vrt import PARTS
 
-    command.out = command.out or default_output(f"sample_{command.split}_{command.index}.html")
+    if command.out is None:
+        command.out = default_output(f"sample_{command.split}_{command.index}.html")
     refuse_existing(command.out, "--out")
     opt = load_options(command.opt, command.overrides, parts=PARTS)
     section = getattr(opt.datasets, command.split)
@@ -162,14 +173,14 @@ def main(arguments: list[str] | None = None) -> int:
 def verdict_of(dataset: Any, draw: Any) -> Verdict:
     """Compare the edges of the spikes with the edges of the frames.
 
-    draw: data.clip_dataset.Draw, the clip and its frames
+    draw: data.clip_dataset.Draw, the clip and its frames.
     """
     if not draw.clip.spikes:
         return Verdict("This data set has no spikes.", style="none", numbers="", comparison=None)
-    from data.alignment_check import compare  # not before --help: it brings torch
+    from data.alignment_check import compare  # here, so that --help does not wait for torch
 
     found = compare(dataset, draw, MEASURED)
-    right, down = found.shift
+    right, down = found.shift  # in RGB pixels
     numbers = (
         f"Gradients correlate with {found.correlation:.2f}; shift {right:+.2f} px in "
         f"x, {down:+.2f} px in y (phase correlation, response {found.response:.2f}), "
@@ -224,10 +235,12 @@ def read_sample(dataset: Any, command: argparse.Namespace) -> Sample:
     """Read a sample of training, or the first frames of a test clip."""
     title = f"Sample {command.index} of datasets.{command.split}"
     if dataset.is_training:
+        # The same (epoch, index) gives the same draw each time, so both calls have the same crop.
         sample_id = (command.epoch, command.index)
         title = f"{title}, epoch {command.epoch}"
         return Sample(title, dataset.draw(sample_id), dataset[sample_id])
     count = min(SHOWN, dataset.frame_count(command.index))
+    # Both read the frames 0 ... count - 1 of the clip.
     draw = dataset.draw(command.index, 0, count)
     return Sample(title, draw, dataset.read_frames(command.index, 0, count))
 
@@ -236,17 +249,20 @@ def read_sample(dataset: Any, command: argparse.Namespace) -> Sample:
 
 
 def facts(draw: Any) -> dict[str, str]:
-    """Return the table of the page: what was drawn, and how the spikes are read.
+    """Return the table of the page, name of a row -> text: what was drawn, how spikes are read.
 
-    draw: data.clip_dataset.Draw
+    E.g. {"frames": "000010, 000011", "crop": "rows 16 to 79, columns 0 to 63 of 128 x 128", ...}.
+
+    draw: data.clip_dataset.Draw.
     """
-    aug = draw.aug
+    aug = draw.aug  # crop, flips and the direction of time
     clip = draw.clip
     height, width = clip.size
 
     frames = ", ".join(clip.stems[frame] for frame in draw.frames)
     if aug.reverse:
         frames += " (played backwards)"
+    # The last row and the last column of the crop.
     bottom = aug.top + aug.height - 1
     right = aug.left + aug.width - 1
     flips = []
@@ -259,7 +275,7 @@ def facts(draw: Any) -> dict[str, str]:
     about = {
         "frames": frames,
         "crop": f"rows {aug.top} to {bottom}, columns {aug.left} to {right} of {height} x {width}",
-        "drawn": ", then ".join(flips) or "no flip and no rotation",
+        "drawn": ", then ".join(flips) if flips else "no flip and no rotation",
     }
     if clip.spikes:
         about.update(spike_facts(draw))
@@ -271,11 +287,13 @@ def spike_facts(draw: Any) -> dict[str, str]:
     clip = draw.clip
     spikes = clip.spikes  # how this data set reads its spikes
     frame = draw.frames[0]
-    exposure = clip.exposures[frame]
+    exposure = clip.exposures[frame]  # which planes of the spike file belong to this frame
     own = exposure.own  # the planes of the exposure itself, without planes of neighbours
+    # The instant of the sharp frame, counted from the first plane of the file.
+    sharp_plane = exposure.origin + exposure.center
     planes = (
         f"{own.count} from plane {own.first} of {clip.planes[frame]}; sharp frame at plane "
-        f"{exposure.origin + exposure.center:g}"
+        f"{sharp_plane:g}"
     )
     if draw.backwards[0]:
         planes += ", time runs backwards"
@@ -305,7 +323,7 @@ def in_short(values: dict[str, Any]) -> str:
         if value is None:
             continue
         words = [key]
-        for number in np.ravel(value).tolist():  # a single value is a list of one
+        for number in np.ravel(value).tolist():  # `ravel` makes a list of a single value, too
             words.append(f"{number:.3g}" if isinstance(number, float) else str(number))
         texts.append(" ".join(words))
     return ", ".join(texts)
@@ -317,7 +335,7 @@ def in_short(values: dict[str, Any]) -> str:
 def sections(dataset: Any, sample: Sample, found: Any) -> list[Section]:
     """Return the sections of the page, from the whole frame to the single spike channels.
 
-    found: the Comparison of spikes and frames. None if there are no spikes
+    found: the Comparison of spikes and frames. None if there are no spikes.
     """
     item = sample.item
     names = {}  # "lq", "gt" -> a name for each frame
@@ -336,6 +354,7 @@ def sections(dataset: Any, sample: Sample, found: Any) -> list[Section]:
         chosen.append(alignment(sample, names, found))
     for kind, stems in names.items():
         pictures = []
+        # strict=False: "gt" may have fewer frames than names.
         for stem, frame in zip(stems, item[kind], strict=False):
             rgb = frame[:3]  # the input may have a fourth channel, the noise level
             pictures.append(Picture(stem, enlarged(tensor_to_uint8(rgb))))
@@ -343,7 +362,7 @@ def sections(dataset: Any, sample: Sample, found: Any) -> list[Section]:
         if item[kind].shape[1] > 3:
             level = item[kind][0, 3].mean()
             noise = f"; channel 3, the noise level, is {level:.3f}"
-        chosen.append(Section(f"{titles[kind]}{noise}", [Row("", pictures)]))
+        chosen.append(Section(f"{titles[kind]}{noise}", [Row(title="", pictures=pictures)]))
     if "spike" in item:
         chosen.append(spike_channels(item["spike"], names["lq"], titles["spike"]))
     return chosen
@@ -367,35 +386,38 @@ def whole_frame(dataset: Any, sample: Sample, name: str) -> Section:
     clip = sample.draw.clip
     aug = sample.draw.aug
     first_frame = sample.draw.frames[:1]
-    whole = dataset.files.images(clip, "lq", first_frame, Augment.whole(clip.size))[0]  # BGR
-    image = enlarged(whole[..., ::-1])
-    factor = image.shape[1] // whole.shape[1]
+    whole_size = Augment.whole(clip.size)  # a crop as large as the frame, without flips
+    whole_bgr = dataset.files.images(clip, "lq", first_frame, whole_size)[0]  # (H, W, 3)
+    whole = whole_bgr[..., ::-1]  # from B, G, R to R, G, B
+    image = enlarged(whole)
+    factor = image.shape[1] // whole.shape[1]  # pixels of the page for a pixel of the frame
 
     note = "yellow: the crop"
-    boxes = {YELLOW: (aug.top, aug.left, aug.height, aug.width)}
+    boxes = {YELLOW: (aug.top, aug.left, aug.height, aug.width)}  # colour -> rectangle
     if clip.spikes and clip.grid.coverage < 1:
         note += "; blue: the region that crops are drawn from"
         # The region is painted first, so that the crop stays visible where both meet.
         boxes = {CYAN: clip.grid.region, **boxes}
-    thickness = max(1, round(image.shape[1] / 500))
+    thickness = max(1, round(image.shape[1] / 500))  # pixels: thin, but visible in a large frame
     for colour, box in boxes.items():
         top, left, height, width = (factor * side for side in box)
         cv2.rectangle(image, (left, top, width, height), colour, thickness)
-    return Section(f"Whole frame {name}", [Row("", [Picture(note, image)])])
+    return Section(f"Whole frame {name}", [Row(title="", pictures=[Picture(note, image)])])
 
 
 def alignment(sample: Sample, names: dict[str, list[str]], found: Any) -> Section:
     """Return frames with the edges of the spikes over them: of the crop, and of the whole frame.
 
-    names: "lq", "gt" -> a name for each frame; found: the Comparison of spikes and frames
+    names: "lq", "gt" -> a name for each frame.
+    found: the Comparison of spikes and frames.
     """
     item = sample.item
     clip = sample.draw.clip
     middle = len(item["spike"]) // 2
     # The grey image (H, W) that the spike channels hold at the instant of the sharp frame.
     frame = sample.draw.frames[middle]
-    channels = item["spike"][middle].numpy()
-    is_backwards = sample.draw.backwards[middle]
+    channels = item["spike"][middle].numpy()  # (S, H, W)
+    is_backwards = sample.draw.backwards[middle]  # whether the order of its planes is reversed
     sharp = clip.spikes.sharp_image(channels, clip.exposures[frame], is_backwards)
 
     pictures = []
@@ -409,7 +431,7 @@ def alignment(sample: Sample, names: dict[str, list[str]], found: Any) -> Sectio
     pictures.append(Picture(f"{name}, before the crop", over))
     return Section(
         "Alignment: edges of the spikes around the sharp instant over the frame",
-        [Row("", pictures)],
+        [Row(title="", pictures=pictures)],
     )
 
 
@@ -428,7 +450,7 @@ def motion_within_exposure(dataset: Any, sample: Sample) -> Section:
     frame = sample.draw.frames[len(sample.draw.frames) // 2]
     reader: Any = SampleReader(clip, clip.stems, OneSample(dataset.files, sample.draw))
     recorded = RecordedClip(reader, context=None)
-    gain, _ = recorded.gain()
+    gain, _ = recorded.gain()  # spikes per plane at full light, of each spike pixel
     motion = motion_of(recorded.read(frame), recorded.view, gain)
 
     pictures = []
@@ -441,15 +463,16 @@ def motion_within_exposure(dataset: Any, sample: Sample) -> Section:
 def spike_channels(spikes: Any, names: list[str], title: str) -> Section:
     """Return the spike channels of each frame as grey pictures, all with the same brightness.
 
-    spikes: (frames, channels, H, W); names: a name for each frame
+    spikes: (frames, channels, H, W). names: a name for each frame.
     """
-    # The brightest half percent is white, so that a few hot pixels do not darken the others. Above
-    # 0, because channels without a spike are divided by it, too.
+    # The brightest half percent is white, so that a few hot pixels do not darken all other pixels.
+    # At least 1e-6, because channels without a spike are divided by this number, too.
     bright = float(np.percentile(spikes.numpy(), 99.5))
     white = max(bright, 1e-6)
     rows = []
     for name, channels in zip(names, spikes, strict=False):
-        grey = (channels / white)[:, None].expand(-1, 3, -1, -1)  # (channels, 3, H, W)
+        one_colour = (channels / white)[:, None]  # (channels, 1, H, W)
+        grey = one_colour.expand(-1, 3, -1, -1)  # (channels, 3, H, W)
         pictures = []
         for number, image in enumerate(tensor_to_uint8(grey)):
             values = channels[number]
@@ -465,7 +488,9 @@ def spike_channels(spikes: Any, names: list[str], title: str) -> Section:
 def edges_over(image: np.ndarray, spikes: np.ndarray, pixel: int) -> np.ndarray:
     """Return an image with the strongest edges of the spikes painted in green.
 
-    image: (sH, sW, 3) uint8; spikes: grey image (H, W); pixel: RGB pixels per spike pixel
+    image: (sH, sW, 3) uint8.
+    spikes: grey image (H, W), made from the spikes.
+    pixel: RGB pixels per spike pixel along an axis.
     """
     shown = enlarged(image)
     height, width = shown.shape[:2]
@@ -476,11 +501,13 @@ def edges_over(image: np.ndarray, spikes: np.ndarray, pixel: int) -> np.ndarray:
     sigma = max(1.0, pixel * enlargement)  # one spike pixel, in pixels of the shown image
     smooth = cv2.GaussianBlur(large, (0, 0), sigma)
     # The gradient in x and in y, (height, width) each.
-    gradient_x = cv2.Sobel(smooth, cv2.CV_32F, 1, 0)
-    gradient_y = cv2.Sobel(smooth, cv2.CV_32F, 0, 1)
-    # Canny takes gradients as int16, whose largest value is 32767. So scale the largest gradient to
-    # 10000: then |x| + |y| is at most 20000.
-    largest = max(float(np.abs(gradient_x).max()), float(np.abs(gradient_y).max()), 1e-6)
+    gradient_x = cv2.Sobel(smooth, cv2.CV_32F, dx=1, dy=0)
+    gradient_y = cv2.Sobel(smooth, cv2.CV_32F, dx=0, dy=1)
+    # Canny takes gradients as int16, up to 32767. So scale the largest gradient to 10000: then
+    # |x| + |y| is at most 20000.
+    largest_x = float(np.abs(gradient_x).max())
+    largest_y = float(np.abs(gradient_y).max())
+    largest = max(largest_x, largest_y, 1e-6)  # 1e-6: an image without edges is not divided by 0
     scale = 10000 / largest
     # An edge begins among the strongest 8 % of gradients, and goes on among the strongest 20 %.
     # With larger shares, weak texture would be painted as well.

@@ -62,6 +62,16 @@ from utils.video import VIDEO_SUFFIXES, VideoWriter
 # A spike file is a sequence of planes. A plane has one bit per pixel: 1 if the pixel fired. A
 # packed file (.dat, .bin) holds the bits without a header. So its height, width and storage, a
 # `SpikeGeometry`, come from the command line, from dataset.json, or from the length of the file.
+#
+# Words of a `SpikeGeometry`:
+#   head columns   columns without image at the end of each row, which some cameras store
+#   bit order      which bit of a byte is the first pixel
+#   flip           the bottom row of a plane comes first in the file
+#   layout         "raster": row after row. "sps100": the lines of the camera SPS100, 1000 x 1000
+#
+# Other programs use parts of this file: uploaded_clip.py `Ranking`, calibrate.py `add_geometry` and
+# `the_geometry`, show_sample.py `in_words`. The printed texts may change, except where
+# tests/parts/scripts/test_spike_tool.py quotes them.
 
 # ---- Constants --------------------------------------------------------------------------------
 
@@ -125,9 +135,7 @@ BIT_ORDERS = {
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command, e.g. `info`. Returns the exit code 0; errors give the codes of
-    utils/errors.py.
-    """
+    """Run one command, e.g. `info`. Returns the exit code 0. `with_exit_code` handles errors."""
     command = parse(arguments)
     with spike_errors_as_data_errors():
         if "out" in command:  # `info` writes no file
@@ -150,7 +158,7 @@ def check_output(command: argparse.Namespace) -> None:
     suffix = command.out.suffix.lower()
     if allowed is None or suffix in allowed:
         return
-    expected = ", ".join(suffix for suffix in allowed if suffix)
+    expected = ", ".join(suffix for suffix in allowed if suffix)  # without "", a folder
     if action == "recon":
         expected += ", or a folder"
     do = "choose one of them"
@@ -268,7 +276,7 @@ def add_geometry(parser: argparse.ArgumentParser) -> None:
 def add_output(parser: argparse.ArgumentParser, name: str, output: str) -> None:
     """Add --out, and the options that decide the brightness of an image.
 
-    name: of the command; output: what the file shows, for the help
+    name: name of the command. output: what the file shows, for the help.
     """
     parser.add_argument(
         "--out",
@@ -358,11 +366,11 @@ def the_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry:
 
 
 def geometries(path: Path, command: argparse.Namespace) -> list[SpikeGeometry]:
-    """Return the given geometry. If none is given, return all known ones that fit the file.
+    """Return the given geometry. If none is given, return all known geometries that fit the file.
 
-    Raises DataError if none fits.
+    Raises DataError if no geometry fits.
 
-    command: has the options of `add_geometry`
+    command: has the options of `add_geometry`.
     """
     given = given_geometry(path, command)
     if given is not None:
@@ -396,7 +404,11 @@ def given_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry | N
                 expected="(planes, h, w)",
                 do="save the array in this form",
             )
-        height, width = command.size or shape[1:]
+        # --size wins over the shape of the array.
+        if command.size:
+            height, width = command.size
+        else:
+            height, width = shape[1:]
         return SpikeGeometry(height, width, head_columns=command.head_columns)
 
     # A packed file: the option, else the only size of the layout "sps100", else dataset.json.
@@ -407,7 +419,7 @@ def given_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry | N
     else:
         height = about.h
         width = about.w
-    if not height or not width:  # dataset.json does not say them
+    if not height or not width:  # dataset.json does not say height and width
         return None
     return SpikeGeometry(
         height,
@@ -501,9 +513,13 @@ class Candidate:
     With a wrong width each row begins at a wrong pixel, and with a wrong height the planes begin at
     wrong rows. Then neighbouring pixels resemble one another less than in the right image.
 
-    file: the open spike file. spikes: some planes (planes, h, w), 0 or 1. rates: (h, w), spikes per
-    plane of each pixel. smooth: "columns" or "rows" -> correlation of each column (row) with the
-    next. score: the smaller of the two, by which candidates are ranked. name: e.g. "250 x 400".
+    file: the open spike file.
+    spikes: the planes in the middle of the file, (planes, h, w), 0 or 1.
+    rates: (h, w), spikes per plane of each pixel.
+    smooth: "columns" -> correlation of each column with the next column, "rows" -> the same of
+        rows.
+    score: the smaller number of `smooth`. Candidates are ranked by it.
+    name: e.g. "250 x 400".
     """
 
     def __init__(self, path: Path, geometry: SpikeGeometry) -> None:
@@ -531,7 +547,7 @@ class Candidate:
         `Ranking.is_clear` trusts the best candidate only if it has no doubts, so a new doubt makes
         more files unclear.
 
-        best: the candidate with the smoothest image; it may be this one
+        best: the candidate with the smoothest image. It may be this candidate.
         """
         planes = self.file.planes
         height, width = self.file.size
@@ -567,14 +583,16 @@ class Candidate:
 class Ranking:
     """The candidates for the geometry of a file.
 
-    shown: the candidates, the smoothest image first. others: sizes (h, w) that fit the length of
-    the file too, but are less smooth; their images are not made. is_given: whether the file, the
-    options or dataset.json say the geometry. The page of app.py uses `shown`, `is_given` and
-    `is_clear`, too.
+    shown: the candidates, the smoothest image first.
+    others: sizes (h, w) that fit the length of the file too, but are less smooth. Their images are
+        not made, because each image takes time.
+    is_given: whether the file, the options or dataset.json say the geometry.
 
-    command: has the options of `add_geometry` and the file
+    The page of app.py uses `shown`, `is_given` and `is_clear`, too.
+
+    command: has the options of `add_geometry` and the file.
     picture: height and width of a frame of the same view. Only sizes with its ratio of height to
-        width are tried. None: no frame is given
+        width are tried. None: no frame is given.
     """
 
     def __init__(self, command: argparse.Namespace, picture: tuple[int, int] | None) -> None:
@@ -607,13 +625,16 @@ class Ranking:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the size is given, or the smoothest one leads clearly and without a doubt."""
+        """Whether the size is given, or the smoothest size leads clearly and without a doubt."""
         if self.is_given:
             return True
-        best, *others = self.shown
-        is_only_one = not others
-        leads = is_only_one or best.score > others[0].score + CLEAR_LEAD
-        return leads and not best.doubts(best)
+        best = self.shown[0]
+        if best.doubts(best):
+            return False
+        if len(self.shown) == 1:
+            return True
+        second = self.shown[1]
+        return best.score > second.score + CLEAR_LEAD
 
     def print_verdict(self) -> None:
         """Print the most likely size, or the sizes that may be right, and which were tried.
@@ -622,15 +643,16 @@ class Ranking:
         """
         if self.is_given:
             return
-        best, *others = self.shown
+        best = self.shown[0]
         if self.is_clear:
             print(f"  most likely {best.name}: neighbouring pixels resemble one another")
         else:
             if best.doubts(best):
                 reason = "none of them gives an image without doubt"
             else:
+                # The best candidate, and the candidates that are nearly as smooth.
                 names = [best.name]
-                for other in others:
+                for other in self.shown[1:]:
                     if other.score >= best.score - CLEAR_LEAD:
                         names.append(other.name)
                 reason = f"it may be {' or '.join(names)}"
@@ -649,8 +671,8 @@ class Ranking:
         if self.picture is None:
             return f"the known cameras; {TRIED}"
         height, width = self.picture
-        # TRIED says the limits of the sizes, and after ", not" the shapes that are tried without a
-        # picture. The shapes do not hold here.
+        # TRIED is a text of spike_sizes.py. It says the limits of the sizes, and after ", not" the
+        # shapes that are tried without a picture. The shapes do not hold here.
         limits = TRIED.split(", not")[0]
         return f"the sizes of the shape of the picture, {height} x {width}; {limits}"
 
@@ -690,6 +712,7 @@ def info(command: argparse.Namespace) -> None:
     """Print which geometries the file may have, and, if one is clear, what its spikes show."""
     path = command.file
     shape = formats.array_shape(path)  # None for a packed file
+    # The picture of --picture, if the user gave one.
     grey = None
     picture_size = None
     if command.picture:
@@ -728,7 +751,8 @@ def print_candidates(shown: Sequence[Candidate]) -> None:
             f"  {candidate.score:10.3f}  {candidate.name:>14}  {candidate.file.planes:6}  "
             f"{rates.mean():.4f} (pixels {rates.min():.3f} to {rates.max():.3f})"
         )
-        # Below the last column. So each line begins with the widths of the first three columns.
+        # The doubts stand below the last column. So each line begins with three empty columns of
+        # the same widths as above.
         for doubt in candidate.doubts(best):
             print(f"  {'':10}  {'':>14}  {'':6}  against it: {doubt}")
 
@@ -749,9 +773,9 @@ def print_bit_order(path: Path, geometry: SpikeGeometry) -> None:
 
 
 def print_intervals(spikes: np.ndarray) -> None:
-    """Print how many planes lie between two spikes of a pixel.
+    """Print how many planes lie between two spikes of a pixel: least, most and median.
 
-    spikes: (planes, h, w), 0 or 1
+    spikes: (planes, h, w), 0 or 1.
     """
     spikes_of_pixels = spikes.reshape(len(spikes), -1).T  # (pixels, planes)
     # The spikes of pixel 0 in the order of time, then the spikes of pixel 1, and so on. Two spikes
@@ -767,15 +791,20 @@ def print_intervals(spikes: np.ndarray) -> None:
 
 
 def print_fit_to_picture(rates: np.ndarray, grey: np.ndarray, path: Path) -> None:
-    """Print whether the rows are upside down; if not, the light and the rate for dataset.json.
+    """Print whether the rows are upside down. If not, print light and rate for dataset.json.
 
-    rates: (h, w), spikes per plane; grey: the picture, (H, W) in [0, 1]; path: of the picture
+    The light is what the sensor integrates: "linear" light, or "display" values, as a screen shows.
+
+    rates: (h, w), spikes per plane.
+    grey: the picture, (H, W) in [0, 1].
+    path: path of the picture, for errors.
     """
     check_same_view(grey.shape, rates.shape, str(path))
     height, width = rates.shape
     grey = cv2.resize(grey, (width, height), interpolation=cv2.INTER_AREA)
     upright = correlation(grey, rates)
-    flipped = correlation(grey, rates[::-1])
+    flipped = correlation(grey, rates[::-1])  # the rows in reversed order
+    # Both kinds of light are fitted to the picture. `errors` has the relative error of each fit.
     fit = simulate.fit_light(rates, grey)
     errors = ", ".join(f"{light} {100 * error:.0f} %" for light, error in fit.errors.items())
     if flipped > upright:
@@ -806,20 +835,25 @@ class Rendering:
     comes from the rate at full light and from the light that the sensor integrates. If the rate is
     not known, the brightest half percent of the pixels is white.
 
-    name: of the method, e.g. "tfp". label: the name with its options. file: the open spike file.
-    size: of a plane in words, e.g. "250 x 400". last: the last plane that has an image.
+    name: name of the method, e.g. "tfp". label: the name with its options.
+    options: the options of the method, e.g. {"half_window": 20}.
+    file: the open spike file. size: size of a plane in words, e.g. "250 x 400".
+    last: number of the last plane that has an image.
+    brightness: the arguments rate, light and gamma of `represent`.
 
-    command: the parsed command line of view, recon or play
+    command: the parsed command line of view, recon or play.
     method: the options of the method, e.g. type="tfp". If there are none, the method is
-        `command.method`, the value of --method
+        `command.method`, the value of --method.
     """
 
     def __init__(self, command: argparse.Namespace, **method: object) -> None:
         # Imported here, because --help and info do not need torch.
         from data.reconstruct import method_options
 
-        # The method, with its options checked and completed.
-        table = {"method": method or {"type": command.method}}
+        # The method, with its options checked and completed. `apply_override` sets the options of
+        # the command line (method.key=value) in `table`.
+        chosen = method if method else {"type": command.method}
+        table = {"method": chosen}
         for override in command.overrides:
             apply_override(table, override, Sources("the command line"))
         self.options = method_options(table["method"])
@@ -850,9 +884,10 @@ class Rendering:
         The file is read once, from the first to the last plane needed. Only the planes around the
         current center are in memory, because a long file does not fit.
 
-        centers: numbers of planes, rising
+        centers: numbers of planes, rising.
         """
-        # A method without `half_window` (tfstp) gets HISTORY planes on either side.
+        # A method without `half_window` (tfstp) gets HISTORY planes on either side. At the ends of
+        # the file there are fewer planes.
         half = self.options.get("half_window", HISTORY)
         first_needed = max(centers[0] - half, 0)
         end_needed = min(centers[-1] + half + 1, self.file.planes)
@@ -881,12 +916,14 @@ def brightness(command: argparse.Namespace, rates: np.ndarray) -> dict[str, Any]
 
     Rate and light come from the options, else from dataset.json, else from a guess.
 
-    rates: (h, w), spikes per plane of each pixel
+    rates: (h, w), spikes per plane of each pixel.
     """
     about = nearest_info(command.file)
-    # The guess for the rate at full light: all pixels but the brightest 0.5 % are at most white.
+    # The guess for the rate at full light: all pixels but the brightest 0.5 % are at most white. It
+    # is above 0 also for a dark file, because the rates are divided by it.
     brightest_rate = float(np.percentile(rates, 99.5))
-    white = max(brightest_rate, 1e-6)  # above 0, because the rates are divided by it
+    white = max(brightest_rate, 1e-6)
+    # None, and 0, count as not given.
     return {
         "rate": command.rate or about.rate or white,
         "light": command.light or about.light or "linear",
@@ -900,7 +937,8 @@ class PlaneReader:
     Only `Rendering.images` uses it. The memory holds the latest window and the block of planes that
     was read last.
 
-    in_memory: planes (n, h, w). first_in_memory: number of the first of them in the file.
+    in_memory: planes (n, h, w).
+    first_in_memory: number of the first plane in memory, counted from the begin of the file.
     """
 
     def __init__(self, file: formats.SpikeFile, first: int, end: int) -> None:
@@ -916,21 +954,25 @@ class PlaneReader:
         window are forgotten.
         """
         while self.first_in_memory + len(self.in_memory) < end:
-            # Forget the planes before the window, and read the next block.
+            # Forget the planes before the window, and read the next block. A window may begin
+            # behind all planes in memory. Then all of them are forgotten.
             before_window = max(begin - self.first_in_memory, 0)
             forgotten = min(before_window, len(self.in_memory))
             kept = self.in_memory[forgotten:]
             self.in_memory = np.concatenate((kept, next(self.blocks)))
             self.first_in_memory += forgotten
-        return self.in_memory[begin - self.first_in_memory : end - self.first_in_memory]
+        # From numbers in the file to positions in memory.
+        first = begin - self.first_in_memory
+        stop = end - self.first_in_memory
+        return self.in_memory[first:stop]
 
 
 def view(command: argparse.Namespace) -> None:
     """Write the middle of the file as read and flipped, to see which image is upright."""
-    # A mean over 65 planes shows the shapes, whatever the file is about.
+    # A mean over 65 planes (32 on either side of the middle) shows the shapes of any scene.
     rendering = Rendering(command, type="tfp", half_window=32)
     middle = rendering.file.planes // 2
-    _, _, image = next(rendering.images([middle]))
+    _, _, image = next(rendering.images([middle]))  # one center, so one image
     imwrite_rgb(command.out, panels({"as read": image, "flipped": image[::-1]}))
     print(f"{command.out}: {rendering.size}, left as read, right flipped; the upright one is right")
 
@@ -1003,7 +1045,7 @@ def planes_to_play(command: argparse.Namespace, last: int) -> range:
 
     Raises OptionError if one of them does not exist.
 
-    last: the last plane that has an image
+    last: number of the last plane that has an image.
     """
     first = command.first
     stop = last + 1
@@ -1035,7 +1077,7 @@ def moment(plane: int, tick_hz: float | None) -> str:
 def panels(images: dict[str, np.ndarray]) -> np.ndarray:
     """Return grey images side by side under their names, as one RGB image (H, W, 3) uint8.
 
-    images: name -> (h, w) uint8, all of one size. Small images are enlarged by a whole factor
+    images: name -> (h, w) uint8, all of one size. Small images are enlarged by a whole factor.
     """
     first_image = next(iter(images.values()))
     height, width = first_image.shape
@@ -1063,7 +1105,7 @@ def convert(command: argparse.Namespace) -> None:
     if count is None:
         count = planes - command.first
 
-    # Say how the file is read, because a wrong size would be stored for good.
+    # Print how the file is read, because a wrong size would be stored for good.
     if formats.is_array(command.file):
         form = f"{stored.height} x {stored.width}, an array"
     elif command.size:
@@ -1075,7 +1117,8 @@ def convert(command: argparse.Namespace) -> None:
     for doubt in candidate.doubts(candidate):
         print(f"  warning: {doubt}")
 
-    # Some planes at a time, with a line that says how many are written.
+    # Some planes at a time, with a line that says how many are written. `len` tells `tracked` how
+    # many planes a block has.
     blocks = candidate.file.parts(command.first, count)
     blocks = tracked(blocks, count, "converting", "planes", len)
     formats.write_spikes(command.out, blocks, written)
@@ -1115,7 +1158,7 @@ def simulate_stream(command: argparse.Namespace) -> None:
     count = len(frames) * command.planes_per_frame
 
     def planes() -> Iterator[np.ndarray]:
-        """Yield each plane as (1, h, w), so that only one is in memory."""
+        """Yield each plane as (1, h, w), so that only one plane is in memory."""
         for plane in tracked(range(count), count, "simulating", "planes"):
             time = plane / command.planes_per_frame  # in frames
             yield sensor.step(light.at(time))[None]

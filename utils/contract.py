@@ -289,7 +289,7 @@ class Method(Protocol):
     @property
     def instants(self) -> int: ...
 
-    # Whether only the middle frame of a clip is restored, see `wanted_frames`.
+    # Whether only the middle frame of a clip is restored, and not all its frames.
     @property
     def center_frame_only(self) -> bool: ...
 

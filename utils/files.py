@@ -42,7 +42,7 @@ RESULTS = "run.json"
 MOST_SHOWN_NAMES = 5
 # Bytes of one read. A limit keeps a wrong size of a file from asking for all memory at once.
 READ_AT_ONCE = 2**24
-# Advice for the folder of a run, see `writing`.
+# What `writing` advises if the folder of a run cannot be written.
 OTHER_ROOT = "free some space, or set path.root to another disk"
 
 _DIGITS = re.compile(r"(\d+)")
@@ -157,7 +157,7 @@ def plain_descriptor(path: str | Path) -> tuple[int, os.stat_result]:
     """Open a file to read. Returns its descriptor, and its state (size, time of change, ...).
 
     The caller closes the descriptor, and needs no further os.stat, which is slow on a network file
-    system. Raises OSError, see `open_plain`.
+    system. Raises OSError, also for a device or a pipe.
     """
     # Without O_NONBLOCK, opening a pipe would wait until somebody writes into it.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -171,7 +171,10 @@ def plain_descriptor(path: str | Path) -> tuple[int, os.stat_result]:
 
 
 def read_plain(path: str | Path, count: int = -1) -> bytes:
-    """Return the first `count` bytes of a file, -1: all. Raises OSError, see `open_plain`."""
+    """Return the first `count` bytes of a file, -1: all.
+
+    Raises OSError, also for a device or a pipe.
+    """
     descriptor, _ = plain_descriptor(path)
     try:
         return rest_of(descriptor, count)

@@ -3,6 +3,9 @@
 Images are (H, W, 3) uint8 RGB everywhere in the project, unless a docstring says otherwise. OpenCV
 wants B, G, R, so the colours are exchanged next to each call of OpenCV.
 
+What must stay: the sizes of a strip (LABEL_HEIGHT, GAP), because reports cut strips of earlier runs
+apart, and the rounding in `tensor_to_uint8`, because scores depend on it.
+
 Tests: tests/parts/data/test_files.py, tests/parts/scripts/test_show_sample.py
 """
 

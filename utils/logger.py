@@ -83,7 +83,7 @@ class _SaysOnce(logging.Handler):
 
 
 class _LogFile(_SaysOnce, logging.FileHandler):
-    """Appends lines to a file. No link is followed, see `open_kept`."""
+    """Appends lines to a file. It follows no link, because a link may lead to a file elsewhere."""
 
     def _open(self) -> Any:
         """Open the file. FileHandler calls this."""

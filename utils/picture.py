@@ -308,7 +308,7 @@ TIFF_FLOAT = 3
 
 
 def _read_tiff(content: bytes) -> Header | None:
-    """Read the first picture of a TIFF. See `_tiff_tags` for the layout.
+    """Read the first picture of a TIFF. `_tiff_tags` describes the layout.
 
     The orientation is left out, because OpenCV turns a TIFF upright itself. A missing tag has the
     default of TIFF 6.0, such as 1 bit.
@@ -462,14 +462,14 @@ def _tiff_tags(content: bytes) -> dict[int, int]:
         return int.from_bytes(content[at : at + length], order)
 
     # Below, `..._at` is the byte of the file at which something begins.
-    if number(2, 2) == BIG_TIFF:
+    if number(at=2, length=2) == BIG_TIFF:
         word = 8  # bytes of a place in the file, and of a number of values
-        directory_at = number(8, word)
+        directory_at = number(at=8, length=word)
         count_length = 8  # bytes of the number of entries
         entry_length = 20  # bytes of an entry
     else:
         word = 4
-        directory_at = number(4, word)
+        directory_at = number(at=4, length=word)
         count_length = 2
         entry_length = 12
 
@@ -479,10 +479,10 @@ def _tiff_tags(content: bytes) -> dict[int, int]:
         entry_at = directory_at + count_length + index * entry_length
         if entry_at + entry_length > len(content):
             break  # the count may be any number: stop at the end of the file
-        tag = number(entry_at, 2)
-        value_type = number(entry_at + 2, 2)
+        tag = number(entry_at, length=2)
+        value_type = number(entry_at + 2, length=2)
         value_length = TIFF_TYPE_BYTES.get(value_type, 0)
-        value_count = number(entry_at + 4, word)
+        value_count = number(entry_at + 4, length=word)
         value_at = entry_at + 4 + word
         if value_length * value_count > word:  # the values are elsewhere; here is their place
             value_at = number(value_at, word)

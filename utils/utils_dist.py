@@ -202,7 +202,8 @@ def _start(is_group_of_others: bool, log: bool) -> None:
     rendezvous.meet(RUN.store, launch)
     # Rank 0 and its store may be lost before the watchdog has read the first beat of rank 0. With
     # the state that is read here, the watchdog can still name rank 0.
-    RUN.watchdog.beats.states.setdefault(0, read_state(0, RUN.store.get("beat/0")))
+    first_state = read_state(rank=0, value=RUN.store.get("beat/0"))
+    RUN.watchdog.beats.states.setdefault(0, first_state)
 
 
 def _end_without_error(is_group_of_others: bool) -> None:
@@ -557,7 +558,7 @@ def from_rank(source: int, obj: Any) -> Any:
 def share_checked(checked: dict[str, Any] | None) -> None:
     """Set RUN.checked on all ranks to what rank 0 has checked in the data. Collective.
 
-    checked: the results of rank 0, see `Run.checked`. On the other ranks it is ignored.
+    checked: what rank 0 has found when it checked the data. On the other ranks it is ignored.
     """
     RUN.checked = from_rank(0, checked) or {}
 
@@ -599,7 +600,7 @@ def state_from_rank_0(state: Any) -> Any:
     The tensors are sent one by one, because a checkpoint may be larger than the memory that is free
     on the device.
 
-    state: see `map_tensors`. Only rank 0 needs it.
+    state: tensors and plain values in dicts, lists and tuples. Only rank 0 needs it.
     """
     if get_world_size() == 1:
         return state
@@ -827,7 +828,7 @@ def _ending_with_store(error: BaseException) -> _Ending:
 def _lost_contact(error: BaseException) -> StallError:
     """Return the error of a broken connection. It names the ranks that have stopped beating.
 
-    Each rank writes a beat with a growing number into the store, see utils.dist.beats. Before
+    Each rank writes a beat with a growing number into the store every half second. Before
     naming a rank, this waits for the report of another rank, which may know the cause.
     """
     suspects = ""
@@ -890,8 +891,8 @@ def _text_of(cause: BaseException) -> str:
 def stop_on(*numbers: signal.Signals) -> None:
     """From now on, take these signals as requests to stop.
 
-    After a request the run finishes its step, saves and ends, see `stop_vote`. A repeated signal
-    ends this rank at once, see LEAST_S_BETWEEN_REQUESTS.
+    After a request the run finishes its step, saves and ends: all ranks agree by `stop_vote`. A
+    repeated signal ends this rank at once, if it comes at least LEAST_S_BETWEEN_REQUESTS later.
     """
     is_torchrun = RUN.launch.mode == "torchrun"
     if signal.SIGUSR1 in numbers and is_torchrun and is_main_process():

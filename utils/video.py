@@ -481,7 +481,8 @@ class VideoWriter(AbstractContextManager):
             height = self._stream.height
             width = self._stream.width
             if frame.shape[:2] != (height, width):
-                # The size is odd, see `_open`: repeat the last row or column.
+                # The video has even sides, and a side of the frame is odd: repeat the last row or
+                # column.
                 below = height - frame.shape[0]
                 beside = width - frame.shape[1]
                 frame = cv2.copyMakeBorder(frame, 0, below, 0, beside, cv2.BORDER_REPLICATE)

@@ -1,7 +1,7 @@
 """Find when the frames of a clip were taken, as far as the frames themselves tell it.
 
 If one spike file holds the planes (read-outs) of a whole clip, the times of the frames decide which
-planes belong to which frame, see `FrameTimes.plane_ranges`. The times come from one of
+planes belong to which frame (`FrameTimes.plane_ranges`). The times come from one of
 
     times_of_film    the time stamps of a video, in seconds
     times_of_names   the numbers in the names of a folder of frames: 0001.png, 0002.png, 0004.png
@@ -49,15 +49,12 @@ MOST_DISTANCES_WITHOUT_GAP = Fraction(3, 2)
 
 @dataclass(frozen=True)
 class Missing:
-    """Frames in a row that are missing.
+    """Frames in a row that are missing."""
 
-    number: number of the first missing frame, counted from 0 or as in the names. None: not known.
-    count: number of missing frames.
-    seconds: time of the first missing frame in the film. None: not known, or there is no film.
-    """
-
+    # Number of the first missing frame, counted from 0 or as in the names. None: not known.
     number: int | None = None
-    count: int = 1
+    count: int = 1  # number of missing frames
+    # Time of the first missing frame in the film. None: not known, or there is no film.
     seconds: Fraction | None = None
 
     def __str__(self) -> str:
@@ -75,27 +72,21 @@ class Missing:
 
 @dataclass(frozen=True)
 class FrameTimes:
-    """The times of the frames of a clip.
+    """The times of the frames of a clip. The unit is a second for a film, else that of the names.
 
-    starts, ends: when each frame begins and ends. The unit is a second for a film, else the unit of
-    the names. A frame ends where the next frame begins, unless frames are missing between the two.
-    begin, end: when the whole clip begins and ends, missing frames included.
-    step: the usual distance of two neighbouring frames.
-    is_film: whether the times are the time stamps of a film, in seconds.
-    missing: the missing frames, in the order of time.
-    doubt: why the times are not sure, as a clause; "" if they are sure.
-
-    Example, names 1, 2, 4: starts 1, 2, 4; ends 2, 3, 5; begin 1; end 5; step 1; missing: frame 3.
+    E.g. frames with the names 1, 2 and 4 have starts 1, 2, 4; ends 2, 3, 5; begin 1; end 5; step 1;
+    and frame 3 is missing.
     """
 
-    starts: tuple[Fraction, ...]
+    starts: tuple[Fraction, ...]  # when each frame begins
+    # When each frame ends: where the next frame begins, unless frames are missing between the two.
     ends: tuple[Fraction, ...]
-    begin: Fraction
-    end: Fraction
-    step: Fraction
-    is_film: bool = False
-    missing: tuple[Missing, ...] = ()
-    doubt: str = ""
+    begin: Fraction  # when the whole clip begins, missing frames included
+    end: Fraction  # when the whole clip ends
+    step: Fraction  # the usual distance of two neighbouring frames
+    is_film: bool = False  # whether the times are the time stamps of a film, in seconds
+    missing: tuple[Missing, ...] = ()  # in the order of time
+    doubt: str = ""  # why the times are not sure, as a clause; "" if they are sure
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -194,7 +185,7 @@ class FrameTimes:
 
 
 def even_times(count: int, doubt: str = "") -> FrameTimes:
-    """Return the times of `count` frames at distance 1. doubt: see `FrameTimes`."""
+    """Return the times of `count` frames at distance 1. doubt: why they are not sure, or ""."""
     starts = tuple(Fraction(frame) for frame in range(count))
     ends = tuple(Fraction(frame + 1) for frame in range(count))
     return FrameTimes(
@@ -238,7 +229,7 @@ def times_of_film(
     """Return the times of a film's frames.
 
     times: seconds of each decoded frame. missing: frames that the film has but that cannot be
-    decoded, in the order of time. doubt: see `FrameTimes`.
+    decoded, in the order of time. doubt: why the times are not sure; "" if they are sure.
     """
     starts = tuple(Fraction(time) for time in times)
     if doubt or len(starts) < 2:

@@ -148,20 +148,16 @@ LEAST_ERRORS = 3
 class View:
     """A blurry frame and the spikes around its exposure.
 
-    frame: (H, W, 3) uint8, R, G, B.
-    stream: spikes (T, h, w). It begins before the exposure and ends after it.
-    before: number of planes of the stream before the exposure.
-    count: number of planes of the exposure. With before = 20 and count = 40, the planes 20 ... 59
-    of the stream are the exposure.
+    E.g. with before = 20 and count = 40, the planes 20 ... 59 of the stream are the exposure.
 
     A stream of one plane (before = 0, count = 1) may hold the spike counts of a whole exposure.
     Then only the matrix is fitted.
     """
 
-    frame: np.ndarray
-    stream: np.ndarray
-    before: int
-    count: int
+    frame: np.ndarray  # (H, W, 3) uint8, R, G, B
+    stream: np.ndarray  # spikes (T, h, w); it begins before the exposure and ends after it
+    before: int  # number of planes of the stream before the exposure
+    count: int  # number of planes of the exposure
 
 
 class Decisions(NamedTuple):
@@ -179,29 +175,22 @@ class Found:
     data/cameras/self_calibration.py applies the values of `is_changed` to a clip.
     scripts/calibrate.py writes the values to a file, and refuses large errors.
 
-    matrix: (3, 3), spike pixel -> RGB pixel.
-    offset: how many planes later than nominal the middle of the exposure is.
-    share: exposed fraction of the planes, e.g. 0.8.
-    gain, dark: spikes per plane = gain light + dark, with light from 0 to 1.
-    errors: three standard errors: of the matrix (RGB pixels, mean over the plane), of the offset
-    (planes), and of the share. An error is infinite if the clip does not show the value.
-    explained: fraction of the variance of the spikes' details that the frames explain.
-    moved: mean distance in RGB pixels between the places by the start and by the result.
-    residuals: a distance in RGB pixels for each part of the plane that was matched alone. It lies
-    between the place where the part fits best and the place where the matrix puts it.
-
     What must stay: the fields are kept in a file beside the run (data/cameras/self_calibration.py).
     A new or another field needs a new FORMAT there.
     """
 
-    matrix: np.ndarray
-    offset: float
-    share: float
-    gain: float
+    matrix: np.ndarray  # (3, 3), spike pixel -> RGB pixel
+    offset: float  # by how many planes the middle of the exposure is later than the files say
+    share: float  # exposed fraction of the planes, e.g. 0.8
+    gain: float  # spikes per plane = gain light + dark, with light from 0 to 1
     dark: float
+    # Three standard errors: of the matrix (RGB pixels, mean over the plane), of the offset
+    # (planes), and of the share. An error is infinite if the clip does not show the value.
     errors: tuple[float, float, float]
-    explained: float
-    moved: float
+    explained: float  # fraction of the variance of the spikes' details that the frames explain
+    moved: float  # mean distance in RGB pixels between the places by the start and by the result
+    # For each part of the plane that was matched alone: the distance in RGB pixels from the place
+    # where the part fits best to the place where the matrix puts it.
     residuals: tuple[float, ...] = ()
 
     @property
@@ -401,30 +390,31 @@ def _mean_distance(before: np.ndarray, after: np.ndarray, width: int, height: in
 
 
 class Features(NamedTuple):
-    """What is compared with the spikes: five features of a frame, which is not mapped yet.
+    """What is compared with the spikes: five features of a frame, which is not mapped yet."""
 
-    values: (H, W, 5). The channels are
-        0, 1, 2  the three colours
-        3        the square of grey, which describes the response curve
-        4        the Laplacian of grey, which describes the blur of the spike camera's lens
-    overexposed: (H, W), the fraction of overexposed pixels around a pixel, 0 ... 1.
-    """
-
+    # (H, W, 5). The channels are
+    #     0, 1, 2  the three colours
+    #     3        the square of grey, which describes the response curve
+    #     4        the Laplacian of grey, which describes the blur of the spike camera's lens
     values: np.ndarray
-    overexposed: np.ndarray
+    overexposed: np.ndarray  # (H, W), the fraction of overexposed pixels around a pixel, 0 ... 1
 
 
 class Pair:
-    """A frame and its spikes, as the fit needs them.
+    """A frame and its spikes, as the fit needs them. Nothing changes a pair after it was made."""
 
-    light: the frame in the unit that the spikes integrate (`light` of `fit`), (H, W, 3) float32.
-    overexposed: (H, W) float32, 1 where the frame is overexposed.
-    sums: (T + 1, h, w). sums[p] is the number of spikes of each pixel in the planes 0 ... p - 1.
-    before, count: as in `View`.
-    """
+    light: np.ndarray  # (H, W, 3) float32, the frame in the unit that the spikes integrate
+    overexposed: np.ndarray  # (H, W) float32, 1 where the frame is overexposed
+    sums: np.ndarray  # (T + 1, h, w). sums[p]: number of spikes in the planes 0 ... p - 1
+    before: int  # number of planes of the stream before the exposure
+    count: int  # number of planes of the exposure
 
     def __init__(self, view: View, factor: int, light: str) -> None:
-        """Prepare a view. factor: factor x factor pixels become one. light: see `fit`."""
+        """Prepare a view.
+
+        factor: factor x factor pixels become one.
+        light: what the spikes integrate, "linear" light or "display" values.
+        """
         values = view.frame.astype(np.float32) / 255
         self.light = to_linear(values) if light == "linear" else values
         # A display value of 252 or more (of 255) is nearly saturated: it does not show the light.
@@ -506,101 +496,71 @@ class Pair:
 
 
 class Noise(NamedTuple):
-    """Expected squared noise of the details of a view, summed over the compared pixels.
+    """Expected squared noise of the details of a view, summed over the compared pixels."""
 
-    of_sums: the noise of the summed spikes of the exposure.
-    of_ends: the noise of the sums around the start or the end, over 2 `reach` planes.
-    """
-
-    of_sums: float
-    of_ends: float
+    of_sums: float  # of the summed spikes of the exposure
+    of_ends: float  # of the sums over 2 `reach` planes around the start, or around the end
 
 
 @dataclass(frozen=True)
 class Details:
-    """The details of one view, with the present matrix and times.
+    """The details of one view, with the present matrix and times."""
 
-    spikes: s, details of the summed spikes (h, w).
-    features: F, details of the five features of the frame at the same pixels (h, w, 5).
-    rate_at_start, rate_at_end: details of the spikes per plane around start and end (h, w).
-    is_compared: bool (h, w), the pixels to compare. "n" below is their number.
-    noise: see `Noise`.
-    reach: number of planes before and after start and end that the two rates were measured over.
-    every: distance of the pixels in both directions. With 2, h and w are half of the plane's.
-    """
-
-    spikes: np.ndarray
-    features: np.ndarray
-    rate_at_start: np.ndarray
-    rate_at_end: np.ndarray
-    is_compared: np.ndarray
+    spikes: np.ndarray  # s (h, w), details of the summed spikes
+    features: np.ndarray  # F (h, w, 5), details of the features of the frame at the same pixels
+    rate_at_start: np.ndarray  # (h, w), details of the spikes per plane around the start
+    rate_at_end: np.ndarray  # (h, w), the same around the end
+    is_compared: np.ndarray  # bool (h, w), the pixels to compare. "n" below is their number
     noise: Noise
-    reach: float
-    every: int
+    reach: float  # number of planes on each side of start and end over which rates were measured
+    every: int  # distance of the pixels in both directions. With 2, h and w are half of the plane's
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """The coefficients of the features with which the frames explain the spikes best.
+    """The coefficients of the features with which the frames explain the spikes best."""
 
-    a: (5,), the coefficients of the features.
-    residuals: r (n,) of the compared pixels, one array for each view.
-    weights: w (n,) of the same pixels, 1 or less, one array for each view.
-    explained: fraction of the variance of s that F a explains.
-    """
-
-    a: np.ndarray
-    residuals: list[np.ndarray]
-    weights: list[np.ndarray]
-    explained: float
+    a: np.ndarray  # (5,), the coefficients of the features
+    residuals: list[np.ndarray]  # r (n,) of the compared pixels of each view
+    weights: list[np.ndarray]  # w (n,) of the same pixels of each view, 1 or less
+    explained: float  # fraction of the variance of s that F a explains
 
 
 @dataclass(frozen=True)
 class NormalEquations:
-    """The sums over all views of a round, see the equations of the module.
+    """The sums over all views of a round: H = J' W J and g = J' W r.
 
-    H: (k, k), and g: (k,). k is the number of unknowns: changes of the matrix, times, coefficients.
-
-    The next three fields are used only for the errors of the times, `State._time_errors`:
-    of_tiles: the part of g (k,) that comes from one tile of one view, for each tile and view.
-    time_noise: (3,), the part of the diagonal of H for middle, length and roll that is only noise.
-    removed: the amount that was taken from g for the length, see `State._pull_of_misfit`.
+    k is the number of unknowns: changes of the matrix, times, coefficients.
     """
 
-    H: np.ndarray
-    g: np.ndarray
-    of_tiles: list[np.ndarray]
-    time_noise: np.ndarray
-    removed: float
+    H: np.ndarray  # (k, k)
+    g: np.ndarray  # (k,)
+
+    # The next three fields are used only for the errors of the times, `State._time_errors`.
+    of_tiles: list[np.ndarray]  # for each tile of each view: what its pixels add to g, (k,)
+    time_noise: np.ndarray  # (3,), the part of the diagonal of H for the times that is only noise
+    removed: float  # taken from g for the length, because it would only make the misfit smaller
 
 
 @dataclass(frozen=True)
 class JointChange:
-    """One change of the matrix that moves the parts as their shifts say.
+    """One change of the matrix that moves the parts as their shifts say."""
 
-    amounts: c (k,), of the k changes of the model.
-    covariance: (k, k), of these amounts.
-    remaining: (t, 2), the shifts of the parts minus the shifts that this change makes.
-    """
-
-    amounts: np.ndarray
-    covariance: np.ndarray
-    remaining: np.ndarray
+    amounts: np.ndarray  # c (k,), of the k changes of the model
+    covariance: np.ndarray  # (k, k), of these amounts
+    remaining: np.ndarray  # (t, 2), shifts of the parts minus the shifts that this change makes
 
 
 class PartEquations(NamedTuple):
-    """The normal equations of the shift of each part, for v views and t parts.
+    """The normal equations of the shift of each part, for v views and t parts."""
 
-    H: (v, t, 2, 2), the sums over the compared pixels of a part of w dr/di dr/dj, where i and j are
-    the directions right and down. dr/di is minus the gradient of the frame's details, so H is their
-    structure tensor.
-    g: (v, t, 2), the sums of w dr/di r.
-    center_sums: (t, 3), over the compared pixels of a part and all views: the sum of x, the sum of
-    y, and the number of pixels.
-    """
-
+    # (v, t, 2, 2), the sums over the compared pixels of a part of w dr/di dr/dj, where i and j are
+    # the directions right and down. dr/di is minus the gradient of the frame's details, so H is
+    # their structure tensor.
     H: np.ndarray
-    g: np.ndarray
+    g: np.ndarray  # (v, t, 2), the sums of w dr/di r
+    # (t, 3), over the compared pixels of a part and all views: the sum of x, the sum of y, and the
+    # number of pixels.
     center_sums: np.ndarray
 
     @property
@@ -667,7 +627,11 @@ class State:
     def __init__(
         self, pairs: Sequence[Pair], matrix: np.ndarray, model: str | None, most_offset: float
     ) -> None:
-        """Begin with a matrix and the nominal times. model, most_offset: see `fit`."""
+        """Begin with a matrix and the nominal times.
+
+        model: which CHANGES are fitted, a key of MODELS. None: the matrix is fixed.
+        most_offset: largest offset that is searched, in planes.
+        """
         self.pairs = pairs
         self.matrix = matrix
         self.most_offset = most_offset
@@ -697,7 +661,7 @@ class State:
         # Whether the times are fitted. Without room they keep their nominal values.
         self.has_room = any(pair.has_room() for pair in pairs)
 
-        # Results beside the estimate, see `Found`. No round has run yet, so no error is known.
+        # Results beside the estimate. No round has run yet, so no error is known.
         self.matrix_error = np.inf
         self.time_errors = (np.inf, np.inf)
         self.explained = 0.0
@@ -856,9 +820,9 @@ class State:
     def _noise(
         self, sums: np.ndarray, is_compared: np.ndarray, sigma: float, reach: float
     ) -> Noise:
-        """Return the expected squared noise of the details, see `Noise`.
+        """Return the expected squared noise of the details, summed over the compared pixels.
 
-        sums: the spikes of the exposure (h, w).
+        sums: the spikes of the exposure (h, w). reach: planes on each side of start and end.
         """
         # A blur of 3 pixels removes the noise of the counts, so that the light remains.
         rates = np.maximum(_blur(sums, 3.0), 0) / self.length  # (h, w), spikes per plane
@@ -878,7 +842,7 @@ class State:
         roll (in planes). If the streams have no room to fit times, the last three are 0.
 
         What must stay: the order of the sums in here and in the functions that it calls, because
-        results are compared to the bit (see the module).
+        results of a clip must not change in the last bit.
         """
         # The best coefficients a, with the present matrix and times.
         explanation = _explain(views)
@@ -909,7 +873,8 @@ class State:
     def _normal_equations(self, views: list[Details], explanation: Explanation) -> NormalEquations:
         """Sum H = J' W J and g = J' W r over the views.
 
-        A view with n compared pixels adds its J (n, k), w (n,) and r (n,).
+        A view with n compared pixels has J (n, k), w (n,) and r (n,). What pixel i adds to g is
+        row i of W J, times r_i.
         """
         number_of_changes = MATRIX_AND_TIMES if self.has_room else MATRIX_CHANGES
         k = number_of_changes + FEATURES
@@ -925,11 +890,12 @@ class State:
             H = H + WJ.T @ J
             of_pixels = WJ * r[:, None]  # (n, k): what each pixel adds to g
             g = g + of_pixels.sum(axis=0)
-            # The same sums for each tile alone.
+            # The same sum for each tile alone.
             tiles = self._tiles(details, TILES)  # (n,), the tile of each pixel
             for tile in np.unique(tiles):
                 is_in_tile = tiles == tile
                 of_tiles.append(of_pixels[is_in_tile].sum(axis=0))
+            # What only the fit of the times needs.
             if self.has_room:
                 pull = self._pull_of_misfit(details, w, r)
                 g[LENGTH_COLUMN] -= pull
@@ -957,9 +923,10 @@ class State:
     def _noise_of_times(self, details: Details, w: np.ndarray) -> np.ndarray:
         """Return the part of the diagonal of J' W J that is noise: of middle, length, roll (3,).
 
-        The columns of J for the times are made of two rates, see `_columns`. A rate is a sum of
-        spikes over 2 reach planes, divided by 2 reach. So the variance of a rate is the variance of
-        the sum, divided by (2 reach)^2.
+        The columns of J for the times are made of two rates, at the start and at the end: the
+        middle has their difference, and the length half of their sum (`_columns`). A rate is a sum
+        of spikes over 2 reach planes, divided by 2 reach. So the variance of a rate is the variance
+        of the sum, divided by (2 reach)^2.
         """
         mean_weight = float(w.mean())
         rate_noise = mean_weight * details.noise.of_ends / (4 * details.reach**2)
@@ -969,11 +936,13 @@ class State:
         return rate_noise * np.array((2, 0.5, 1))
 
     def _priors(self, H: np.ndarray, noise: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return the diagonal of P (k,) and p (k,), see the equations of the module.
+        """Return the priors: the diagonal of P (k,), which has their weights, and p (k,).
 
-        A value without a prior has 0 in both.
+        The step solves (H + P) step = -(g + P p). p is how far a value is from the value of the
+        files. A value without a prior has 0 in both.
 
-        noise: variance of a residual, times the number of pixels that share their noise.
+        noise: variance of a residual, times the number of pixels that share their noise. A prior
+        has the weight noise / spread^2: the noisier the clip, the more the prior counts.
         """
         P = np.zeros(len(H))
         p = np.zeros(len(H))
@@ -1009,8 +978,9 @@ class State:
     def _columns(self, details: Details, predicted: np.ndarray) -> list[np.ndarray]:
         """Return the derivatives of r = s - F a, each (h, w).
 
-        Order: shift right, shift down, scale, turn, middle, length, roll. Columns of J have the
-        same order, see MIDDLE_COLUMN.
+        Order: shift right, shift down, scale, turn, middle, length, roll. Columns of J and steps
+        have the same order (MIDDLE_COLUMN, LENGTH_COLUMN, ROLL_COLUMN).
+
         predicted: F a, the details of the spikes as the frame predicts them, (h, w).
         """
         # The gradients of F a: change per half side of the plane. Neighbours in `predicted` are
@@ -1133,7 +1103,7 @@ class State:
         if is_usable.sum() < len(self.changes):
             self.matrix_error = np.inf
             self.residuals = np.empty(0)
-            # A step of 0 ends the rounds, see `run_rounds`.
+            # `run_rounds` ends if a step is so small.
             return np.zeros(MATRIX_CHANGES)
 
         # The shift of each usable part, and its variance.
@@ -1366,7 +1336,7 @@ def _shifts(H: np.ndarray, g: np.ndarray, noise: float) -> tuple[np.ndarray, np.
 
         d_t = -H_t^-1 g_t          H_t and g_t: sums of H_vt and g_vt over the views v
 
-    H, g: (v, t, 2, 2) and (v, t, 2), see `PartEquations`.
+    H, g: (v, t, 2, 2) and (v, t, 2), the normal equations of each view and part.
     noise: variance of a residual, times the number of pixels that share their noise.
 
     All views share the shift of a part. With several views, the variance of the shift is the mean
@@ -1464,18 +1434,22 @@ def _joint_change(
         c = (sum J' W J)^-1 sum J' W d           amounts of the changes, (k,). Sums over the parts
         e = d - J c                              what remains of the shift of a part, (2,)
 
-    J: (t, 2, k), see `_motions_of_places`. shifts: d (t, 2). variances: V (t, 2, 2).
+    J: (t, 2, k), how far each change moves each part. shifts: d (t, 2). variances: V (t, 2, 2).
     Returns the change, and the sum of e' W e over the parts.
+
+    This is a weighted least-squares fit of d = J c. A part with a large variance has a small
+    weight. A larger `extra` makes the weights of all parts smaller and more equal.
     """
-    # In the einsums, t is the part, i, j are directions, and a, b are changes. The sum runs over t
-    # as well, because t is not in the result.
+    # Letters of the einsums: t is the part, i and j are directions (right, down), a and b are
+    # changes. A letter that is not behind the arrow is summed: so each line sums over the parts t.
+    # E.g. "tia,tij,tjb->ab" is the sum over t, i and j of J[t,i,a] W[t,i,j] J[t,j,b].
     W = np.linalg.inv(variances + extra * np.eye(2))  # (t, 2, 2)
     JWJ = np.einsum("tia,tij,tjb->ab", J, W, J)  # sum J' W J, (k, k)
     JWd = np.einsum("tia,tij,tj->a", J, W, shifts)  # sum J' W d, (k,)
-    covariance = np.linalg.inv(JWJ)
+    covariance = np.linalg.inv(JWJ)  # of c, (k, k)
     c = covariance @ JWd
     e = shifts - J @ c  # (t, 2)
-    squares = float(np.einsum("ti,tij,tj->", e, W, e))  # sum e' W e
+    squares = float(np.einsum("ti,tij,tj->", e, W, e))  # sum e' W e, one number
     return JointChange(amounts=c, covariance=covariance, remaining=e), squares
 
 

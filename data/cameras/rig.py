@@ -45,27 +45,23 @@ Size = tuple[int, int]  # height, width
 
 @dataclass(frozen=True)
 class RgbCamera:
-    """The RGB camera of a rig.
+    """The RGB camera of a rig. By default it has no flaw."""
 
-    exposure: fraction of the frame interval during which a frame is exposed, in the middle of the
-    interval.
-    rolling: the last row is exposed later than the first row by this fraction of the exposure
-    (rolling shutter). All rows end within the interval, so exposure (1 + rolling) is at most 1.
-    gamma, contrast: a display value is v = light ** (1 / gamma), then
-    v + contrast (v^2 (3 - 2 v) - v), an S-shaped curve.
-    shot, read: standard deviations of the noise in linear light, at full light and in darkness.
-    jpeg: quality, or 0 for no JPEG.
-    sum_gamma: the exposure is the mean of light ** (1 / sum_gamma). 1 is a real camera. A data set
-    that averages display values instead of light has 2.2.
-    """
-
+    # Fraction of the frame interval during which a frame is exposed, in the middle of the interval.
     exposure: float = 1.0
+    # Rolling shutter: the last row is exposed later than the first row by this fraction of the
+    # exposure. All rows end within the interval, so exposure (1 + rolling) is at most 1.
     rolling: float = 0.0
+    # A display value is v = light ** (1 / gamma), then v + contrast (v^2 (3 - 2 v) - v), an
+    # S-shaped curve.
     gamma: float = DISPLAY_GAMMA
     contrast: float = 0.0
+    # Standard deviations of the noise in linear light, at full light and in darkness.
     shot: float = 0.0
     read: float = 0.0
-    jpeg: int = 0
+    jpeg: int = 0  # quality, or 0 for no JPEG
+    # The exposure is the mean of light ** (1 / sum_gamma). 1 is a real camera. A data set that
+    # averages display values instead of light has 2.2.
     sum_gamma: float = 1.0
 
     def __post_init__(self) -> None:
@@ -173,51 +169,43 @@ LOGARITHMIC = ("rate", "shot", "read")
 
 @dataclass(frozen=True)
 class Rig(RgbCamera):
-    """Both cameras. By default the spike camera has no flaw, and looks where the RGB camera looks.
+    """Both cameras. By default the spike camera has no flaw and the view of the RGB camera."""
 
-    Where it looks:
-    shift_x, shift_y: how far the view of the spike camera is shifted, in RGB pixels to the right
-    and down. With shift_x = 2, the middle of the spike plane shows what is 2 pixels right of the
-    middle of the frame.
-    rotation_deg: rotation of the view about the middle of the frame in degrees, x towards y.
-    scale: relative size of a spike pixel. At 1, a spike pixel covers a whole number of RGB pixels.
-    parallax: difference between the shifts of the nearest and of the farthest layer of the scene,
-    in RGB pixels. The mean shift is 0.
+    # ---- Where the spike camera looks ----
 
-    What it sees:
-    lens_blur: blur of the lens, the sigma of a Gaussian in spike pixels.
-    time_offset: in planes. Plane p shows the light of time p - time_offset, as
-    `Calibration.time_offset_planes` says.
-    mix: weights of R, G and B in the grey that the spike camera sees.
-    light: what the sensor integrates, "linear" light or "display" values.
-
-    Its sensor:
-    rate: spikes per plane at full light.
-    jitter: relative deviation of the time between two spikes, the same at all lights.
-    dark_rate: spikes per plane without light.
-    dark_spread: relative deviation of the dark rate between pixels.
-    pattern: relative deviation of the thresholds between pixels.
-    dead: fraction of the pixels that never fire. hot: fraction of the pixels that always fire.
-    seed: seed of noise, fixed patterns and the layers of the parallax.
-    """
-
+    # How far its view is shifted, in RGB pixels to the right and down. With shift_x = 2, the middle
+    # of the spike plane shows what is 2 pixels right of the middle of the frame.
     shift_x: float = 0.0
     shift_y: float = 0.0
+    # Rotation of the view about the middle of the frame in degrees, x towards y.
     rotation_deg: float = 0.0
+    # Relative size of a spike pixel. At 1, a spike pixel covers a whole number of RGB pixels.
     scale: float = 1.0
-    lens_blur: float = 0.0
+    lens_blur: float = 0.0  # blur of the lens, the sigma of a Gaussian in spike pixels
+    # Difference between the shifts of the nearest and of the farthest layer of the scene, in RGB
+    # pixels. The mean shift is 0.
     parallax: float = 0.0
+
+    # ---- What it sees ----
+
+    # In planes. Plane p shows the light of time p - time_offset, as in
+    # `Calibration.time_offset_planes`.
     time_offset: float = 0.0
+    # Weights of R, G and B in the grey that the spike camera sees.
     mix: tuple[float, float, float] = (float(LUMA[0]), float(LUMA[1]), float(LUMA[2]))
-    rate: float = 0.9
+
+    # ---- Its sensor ----
+
+    rate: float = 0.9  # spikes per plane at full light
+    # What the sensor integrates, "linear" light or "display" values.
     light: Literal["linear", "display"] = "linear"
-    jitter: float = 0.0
-    dark_rate: float = 0.0
-    dark_spread: float = 0.0
-    pattern: float = 0.0
-    dead: float = 0.0
-    hot: float = 0.0
-    seed: int = 0
+    jitter: float = 0.0  # relative deviation of the time between two spikes, the same at all lights
+    dark_rate: float = 0.0  # spikes per plane without light
+    dark_spread: float = 0.0  # relative deviation of the dark rate between pixels
+    pattern: float = 0.0  # relative deviation of the thresholds between pixels
+    dead: float = 0.0  # fraction of the pixels that never fire
+    hot: float = 0.0  # fraction of the pixels that always fire
+    seed: int = 0  # of noise, fixed patterns and the layers of the parallax
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -268,7 +256,7 @@ class Rig(RgbCamera):
                 values[name] = tuple(drawn.round(4).tolist())
             else:
                 values[name] = round(float(drawn), 4)
-        # exposure (1 + rolling) may be at most 1, see `RgbCamera`.
+        # exposure (1 + rolling) may be at most 1, because all rows end within the frame interval.
         most_rolling = 1 / values["exposure"] - 1
         values["rolling"] = min(values["rolling"], most_rolling)
         values["jpeg"] = round(values["jpeg"])  # OpenCV needs a whole number
@@ -358,7 +346,7 @@ class Rig(RgbCamera):
 
         The scene has four layers of random shapes with soft edges. All shifts have one direction,
         because they come from the distance between the two cameras (the baseline).
-        size: (h fine, w fine), see `_places`.
+        size: (h fine, w fine), number of points. fine: number of points along a spike pixel.
         """
         rng = random_stream("parallax of a rig", self.seed)
         height, width = size

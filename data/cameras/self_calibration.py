@@ -169,7 +169,7 @@ def _exposures_read_by(spikes: DatSpikes, clip: Clip) -> tuple[Exposure, ...]:
 
 
 def _calibrated_clip(clip: Clip, found: Found) -> Clip:
-    """Return the clip with the found values that are applied, see `Found.is_changed`."""
+    """Return the clip with the found values, as far as they are sure and differ from the start."""
     if not any(found.is_changed):
         return clip
     calibration = _calibration_of(clip, found)

@@ -162,8 +162,9 @@ class Calibration(Section):
 
 
 def share_to_read(exposure_share: float) -> float:
-    """Return the fraction of the planes of a frame of which its channels are made, see LONGER.
+    """Return the fraction of the planes of a frame of which its channels are made.
 
+    It is 1.12 times the exposed share, because channels made of more planes are better (LONGER).
     E.g. an exposure share of 0.8 -> 0.896, and 0.95 -> 1, all planes.
     """
     return min(LONGER * exposure_share, 1.0)
@@ -298,17 +299,13 @@ class ScaledWindow:
 
     There are two crops: of the frame, in RGB pixels, and of the spike plane, in spike pixels. The
     crop of the spike plane is larger: it has a border around the crop of the frame.
-
-    crop: the crop of the spike plane, which is read.
-    size: (H, W) to which the channels of `crop` are enlarged, in RGB pixels.
-    inner: the rows and columns of the enlarged channels that cover the crop of the frame.
-    interpolation: a constant of OpenCV, such as cv2.INTER_LINEAR.
     """
 
-    crop: Crop
-    size: tuple[int, int]
+    crop: Crop  # the crop of the spike plane, which is read
+    size: tuple[int, int]  # (H, W) to which the channels of `crop` are enlarged, in RGB pixels
+    # The rows and columns of the enlarged channels that cover the crop of the frame.
     inner: tuple[slice, slice]
-    interpolation: int
+    interpolation: int  # a constant of OpenCV, such as cv2.INTER_LINEAR
 
     def to_rgb(self, channels: np.ndarray) -> np.ndarray:
         """Turn channels (S, h, w) float32 of `crop` into (S, H, W) float32 on the RGB grid."""
@@ -412,38 +409,31 @@ def _refuse_frame_of_no_multiple(geometry: SpikeGeometry, size: tuple[int, int])
 class Neighbours(NamedTuple):
     """The spike pixels around one point of each RGB pixel, and their weights, each (n, H W).
 
-    n is 4 for bilinear interpolation and 1 for the nearest pixel. The n weights of an RGB pixel add
-    up to 1. H W is the number of RGB pixels of the crop.
+    n is 4 for bilinear interpolation and 1 for the nearest pixel. H W is the number of RGB pixels
+    of the crop.
     """
 
-    rows: np.ndarray
+    rows: np.ndarray  # of the spike pixels in the plane
     columns: np.ndarray
-    weights: np.ndarray
+    weights: np.ndarray  # the n weights of an RGB pixel add up to 1
 
 
 class Sample(NamedTuple):
-    """`Neighbours`, with one number for each spike pixel instead of its row and column.
+    """`Neighbours`, with one number for each spike pixel instead of its row and column."""
 
-    places: numbers of the spike pixels in the crop, row * width + column, (n, H W).
-    weights: their weights, (n, H W).
-    """
-
+    # (n, H W), numbers of the spike pixels in the crop of the spike plane: row * width + column.
     places: np.ndarray
-    weights: np.ndarray
+    weights: np.ndarray  # (n, H W), their weights
 
 
 @dataclass(frozen=True)
 class CalibratedWindow:
-    """One crop of the frame on a `CalibratedGrid`: RGB pixels are weighted means of spike pixels.
+    """One crop of the frame on a `CalibratedGrid`. RGB pixels are means of spike pixels."""
 
-    crop: the spike pixels to read.
-    samples: one or more points in each RGB pixel, with the spike pixels around each point.
-    covered: (H, W) bool, the RGB pixels that the spike camera sees.
-    """
-
-    crop: Crop
+    crop: Crop  # the spike pixels to read
+    # One or more points in each RGB pixel, with the spike pixels around each point.
     samples: tuple[Sample, ...]
-    covered: np.ndarray
+    covered: np.ndarray  # (H, W) bool, the RGB pixels that the spike camera sees
 
     def to_rgb(self, channels: np.ndarray) -> np.ndarray:
         """Turn channels (S, h, w) float32 of `crop` into (S, H, W) float32 on the RGB grid."""
@@ -514,7 +504,7 @@ class CalibratedGrid:
         self._path = path
         self._matrix_to_spike = np.linalg.inv(matrix_to_rgb)
         self._points_across = 1 if nearest else self._points_across_a_pixel()
-        # The crop of the last window, and the window. See `window`.
+        # The crop of the last window, and the window. All frames of a sample have the same crop.
         self._last: tuple[Crop, CalibratedWindow] | None = None
 
         covered = self._covered(Crop(0, 0, *self.size))
@@ -673,8 +663,8 @@ def _rectangle_of(points: list[Neighbours]) -> Crop:
 def _usable_region(calibration: Calibration, covered: np.ndarray, path: str) -> tuple[int, ...]:
     """Return the region (top, left, height, width) of the calibration, or the largest one.
 
-    covered: (H, W) bool, the pixels of the whole frame that the spike camera sees. path: see
-    `CalibratedGrid`.
+    covered: (H, W) bool, the pixels of the whole frame that the spike camera sees.
+    path: file of the calibration, for messages.
     Raises DataError if the spike camera sees nothing of the frame, or not all of the region.
     """
     largest = largest_rectangle(covered)

@@ -50,8 +50,7 @@ from utils.user_path import advice_on, expanded
 
 FILE_NAME = "dataset.json"
 FORMAT = 1
-# Keys that "clips" in dataset.json may set for one clip, in place of the value for all clips. See
-# `DatasetInfo.of_clip`.
+# Keys that "clips" in dataset.json may set for one clip, in place of the value for all clips.
 KEYS_OF_ONE_CLIP = ("h", "w", "flip", "rate", "light", "calibration")
 # Planes for each 240-fps frame of the published Spk-GoPro streams: itself and 7 interpolated ones.
 GOPRO_INTERPOLATE = 8
@@ -111,33 +110,25 @@ class ClipKeys(BaseModel, strict=True, extra="allow"):
 class DatasetInfo:
     """The contents of a dataset.json. A value is None if the file does not contain it.
 
-    path: path of the file; "" if there is no dataset.json.
-    h, w: height and width of a spike plane.
-    flip: whether rows are stored bottom first.
-    planes: number of planes in a file.
-    gt_plane: number of the plane at which the sharp frame was taken.
-    rate: spikes per plane at full light.
-    light: what the sensor integrated, "linear" light or "display" values.
-    interpolate: number of planes for each raw frame. A raw frame is a frame of the fast video from
-    which clip and spikes were made.
-    calibration: the contents of a file of scripts/calibrate.py. The repr leaves it out, because
-    digests contain the calibration of `DatSpikes` already.
-    clips: name of a clip -> its values, with the keys of `ClipKeys`. `offset` is the number of raw
-    frames from the middle of an exposure to its sharp frame.
-
     Digests of runs hold the repr of this object: do not rename or reorder fields.
     """
 
-    path: str = ""
-    h: Side | None = None
-    w: Side | None = None
-    flip: bool | None = None
-    planes: Planes | None = None
-    gt_plane: Plane | None = None
-    rate: Rate | None = None
-    light: Light | None = None
+    path: str = ""  # of the file; "" if there is no dataset.json
+    h: Side | None = None  # height of a spike plane
+    w: Side | None = None  # width of a spike plane
+    flip: bool | None = None  # whether rows are stored bottom first
+    planes: Planes | None = None  # number of planes in a file
+    gt_plane: Plane | None = None  # number of the plane at which the sharp frame was taken
+    rate: Rate | None = None  # spikes per plane at full light
+    light: Light | None = None  # what the sensor integrated, "linear" light or "display" values
+    # Number of planes for each raw frame. A raw frame is a frame of the fast video from which clip
+    # and spikes were made.
     interpolate: Annotated[int, Field(ge=1, le=MOST_PLANES)] = GOPRO_INTERPOLATE
+    # The contents of a file of scripts/calibrate.py. The repr leaves it out, because digests
+    # contain the calibration of `DatSpikes` already.
     calibration: dict[str, Any] | None = field(default=None, repr=False)
+    # Name of a clip -> its values, with the keys of `ClipKeys`. `offset` is the number of raw
+    # frames from the middle of an exposure to its sharp frame.
     clips: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def of_clip(self, clip: str) -> "DatasetInfo":
@@ -339,39 +330,32 @@ def _cause_in_words(e: Exception) -> str:
 class Span:
     """The planes that are read for one frame. `Timing.span` makes it, and `DatSpikes` reads it.
 
-    first, count: the planes first ... first + count - 1 of the frame's file are read.
-
-    The options count the planes of a frame in another way: with one file per frame, from the first
-    plane of the file, and with one file per clip, from the first plane of the exposure.
-    `spike.center` and gt_plane are such numbers. Three fields translate them:
-    length: how many planes the options count, for a frame.
-    origin: number of the first plane that is read, as the options count. The planes that are read
-    have the numbers origin ... origin + count - 1.
-    middle: number of the middle of the planes that belong to the frame, as the options count. x.5
-    lies between two planes. If the file lacks planes, the planes that are read have another middle.
+    The options count the planes of a frame in their own way: with one file per frame, from the
+    first plane of the file, and with one file per clip, from the first plane of the exposure.
+    `spike.center` and gt_plane are such numbers. `origin`, `length` and `middle` count so, too.
 
     Example: the exposure has the planes 100 ... 155 of the one file of a clip, and the middle half
     of the planes is read. Then first = 114, count = 28, length = 56, origin = 14, middle = 27.5.
     """
 
-    first: int
+    first: int  # the planes first ... first + count - 1 of the frame's file are read
     count: int
+    # Number of the first plane that is read, as the options count. The planes that are read have
+    # the numbers origin ... origin + count - 1.
     origin: int
-    length: int
+    length: int  # how many planes the options count, for a frame
+    # Number of the middle of the planes that belong to the frame, as the options count. x.5 lies
+    # between two planes. If the file lacks planes, the planes that are read have another middle.
     middle: float
 
 
 class _PlanesOfFrame(NamedTuple):
-    """The planes start ... start + count - 1 of a file, which belong to one frame.
-
-    number_of_start: number of the plane `start`, as the options count planes.
-    length: how many planes the options count, for the frame.
-    """
+    """The planes start ... start + count - 1 of a file, which belong to one frame."""
 
     start: int
     count: int
-    number_of_start: int
-    length: int
+    number_of_start: int  # number of the plane `start`, as the options count planes
+    length: int  # how many planes the options count, for the frame
 
 
 Start = Annotated[float, Field(strict=True, ge=0, le=MOST_PLANES, allow_inf_nan=False)]
@@ -382,8 +366,8 @@ Length = Annotated[float, Field(strict=True, ge=0.5, le=MOST_PLANES, allow_inf_n
 class Exposures(BaseModel, frozen=True, extra="forbid"):
     """The exposures of the frames of a clip, in planes of its one file.
 
-    rows: (start, length) of the exposure of each frame. Without rows, the exposure of frame i
-    begins at start + i period and has `length` planes.
+    Either `rows` lists the exposures, or the exposure of frame i begins at start + i period and has
+    `length` planes.
 
     Times may lie between planes, for instance with the period 20000 / 24 of a 24-fps camera. The
     first plane is the rounded start, and the number of planes is the rounded length. So rounding
@@ -394,6 +378,7 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
     length: Length = 0.0
     # Also at least one plane. With a shorter period a file would hold frames without end.
     period: Length = 0.0
+    # (start, length) of the exposure of each frame.
     rows: Annotated[tuple[tuple[Start, Length], ...], Field(min_length=1)] = ()
 
     def planes_of(self, frame: int, offset: float = 0.0) -> tuple[int, int]:
@@ -420,24 +405,22 @@ class Timing:
         Timing().span("clip_07", frame=0, planes=56)
         Span(first=0, count=56, origin=0, length=56, middle=27.5)
 
-    first, count: of a file per frame, the planes first ... first + count - 1 are read. count None:
-    all planes to the end of the file. first "central": the `count` planes in the middle.
-    exposures: {clip: its exposures}, if a clip has one file. The key "" is for every clip that has
-    no key of its own. None: there is a file for each frame, or the frames of a clip share one file
-    by their times, see `plane_ranges`.
-
-    Two values come from the calibration, see data/cameras/spike_grid.py:
-    offset: number of planes that is added to the first plane.
-    share: fraction of the planes of an exposure that is read, in the middle of the exposure. The
-    repr leaves out the share, because digests contain the calibration.
-
     Digests of runs hold the repr of this object: do not rename or reorder fields.
     """
 
+    # Of a file per frame, the planes first ... first + count - 1 are read. count None: all planes
+    # to the end of the file. first "central": the `count` planes in the middle.
     first: int | Literal["central"] = 0
     count: int | None = None
+    # {clip: its exposures}, if a clip has one file. The key "" is for every clip that has no key of
+    # its own. None: there is a file for each frame, or the times of the frames say which planes of
+    # the one file belong to which frame (`plane_ranges`).
     exposures: dict[str, Exposures] | None = None
+    # The next two come from the calibration of the cameras. First, a number of planes that is added
+    # to the first plane, because the clocks of the two cameras differ.
     offset: float = 0.0
+    # Second, the fraction of the planes of an exposure that is read, in the middle of the exposure.
+    # The repr leaves it out, because digests contain the calibration.
     share: float = field(default=1.0, repr=False)
 
     @property
@@ -499,10 +482,11 @@ class Timing:
     ) -> list[tuple[int, int]] | None:
         """Decide which planes of the one file of a clip belong to which of its frames.
 
-        planes: number of planes in the file. times: when the frames were taken. tick_hz: planes per
-        second, if known.
         Returns (first plane, plane after the last) for each frame: [(0, 40), (40, 80)] for two
         frames of 40 planes. Returns None if `exposures` says the planes of each frame.
+
+        planes: number of planes in the file. times: when the frames were taken.
+        tick_hz: planes per second, if known.
 
         Frames at equal distances get equal numbers of planes. Frames of a film at other distances
         get the planes of their times. A list of exposures must have a row for each frame. A single
@@ -524,8 +508,8 @@ class Timing:
         # knows whether frames 2 and 4 were taken at twice the usual distance. A film has times.
         if times.missing and not times.is_film:
             raise _unknown_times(clip, times, first, count)
-        # The film gives the length of the clip in seconds, and so does the number of planes divided
-        # by `tick_hz`. The two must agree. `until` sets a doubt if they do not.
+        # Two clocks give the length of the clip in seconds: the film, and the number of planes
+        # divided by `tick_hz`. If they do not agree, `until` returns times with a doubt.
         if times.is_film and tick_hz:
             seconds = Fraction(count) / Fraction(tick_hz)
             times = times.until(times.begin + seconds)
@@ -794,10 +778,12 @@ def _unknown_times(
 ) -> UnknownPlanes:
     """Return the refusal of a clip with one spike file and no spike.exposure.
 
-    The error says why the times are not sure, and proposes exposures, see `_guessed_exposures` for
-    the arguments. E.g.
+    The error says why the times are not sure, and proposes exposures. E.g.
 
         one spike file for the 4 frames of clip clip_07: 1 of 5 frames is missing: frame 3
+
+    first, count: the planes first ... first + count - 1 of the file belong to the frames.
+    tick_hz: planes per second, if they contradict the times of a film.
     """
     what = f"one spike file for the {len(times)} frames of clip {clip}: {times.described()}"
     return UnknownPlanes(what, clip, _guessed_exposures(times, first, count, tick_hz))

@@ -326,8 +326,9 @@ class DatSpikes:
         clip: name of the clip.
         files: (path, number of planes) of each spike file: one file per frame, or one for all.
         frames: number of frames.
-        times: when the frames were taken. They are needed if one file holds all planes, see
-        `Timing.plane_ranges`. None: the frames follow one another at equal distances.
+        times: when the frames were taken. If one file holds all planes, the times say which planes
+        belong to which frame, unless spike.exposure says it. None: spike.exposure says it, or each
+        frame has a file.
         Raises OptionError if the plane of the sharp frame is unknown, and DataError for planes that
         do not fit.
 
@@ -364,7 +365,8 @@ class DatSpikes:
     ) -> Exposure:
         """Return the planes of one frame, with their context.
 
-        files: see `exposures`. file_index: index in `files` of the file with the planes `span`.
+        files: (path, number of planes) of each spike file of the clip.
+        file_index: index in `files` of the file with the planes `span`.
         Raises OptionError if the plane of the sharp frame is unknown.
         """
         path, _ = files[file_index]
@@ -394,38 +396,50 @@ class DatSpikes:
     ) -> tuple[int, tuple[Piece, ...]]:
         """Return the number of context planes before a frame, and all planes to read for the frame.
 
-        files: see `exposures`. file_index: index in `files` of the file with the planes of the
-        frame. `context` planes are wanted before and after the planes of the frame. The files
-        follow one another in time, so context planes may lie in the file before and the file after.
-        If no file has them, fewer planes are read.
+        `context` planes are wanted before and after the planes of the frame. The files follow one
+        another in time, so context planes may lie in the file before and the file after. If no file
+        has them, fewer planes are read.
 
         E.g. files of 56 planes, of which all planes belong to the frame, and a context of 8: planes
         48 ... 55 of the file before, 0 ... 55 of the file of the frame, 0 ... 7 of the file after.
+
+        files: (path, number of planes) of each spike file of the clip.
+        file_index: index in `files` of the file with the planes of the frame.
         """
-        # Planes are counted from the first plane of the file of the frame. So the file before
-        # begins at a negative number. Wanted are the planes `wanted_from` ... `wanted_end` - 1.
+        # Up to three files, in the order of time: (number of its first plane, path, number of its
+        # planes). Planes are counted from the first plane of the file of the frame. So the file
+        # before begins at a negative number: at -56 in the example.
+        path, planes = files[file_index]
+        nearby_files = [(0, path, planes)]
+        if file_index > 0:
+            path_before, planes_before = files[file_index - 1]
+            nearby_files.insert(0, (-planes_before, path_before, planes_before))
+        if file_index + 1 < len(files):
+            path_after, planes_after = files[file_index + 1]
+            nearby_files.append((planes, path_after, planes_after))
+
+        # Wanted are the planes `wanted_from` ... `wanted_end` - 1: -8 ... 63 in the example. Take
+        # the part of them that each file has.
         wanted_from = span.first - self.context
         wanted_end = span.first + span.count + self.context
-        begin_of_file = 0
-        if file_index > 0:
-            _, planes_before = files[file_index - 1]
-            begin_of_file = -planes_before
-        # The first file that is read begins at `begin_of_file`. A clip has no planes before it.
-        before = min(self.context, span.first - begin_of_file)
-
-        # Take the wanted planes of up to three files: the one before, of the frame, and after.
         pieces = []
-        nearby_files = files[max(file_index - 1, 0) : file_index + 2]
-        for path, planes in nearby_files:
-            first = max(wanted_from - begin_of_file, 0)
-            end = min(wanted_end - begin_of_file, planes)
+        for begin, path, planes in nearby_files:
+            first = max(wanted_from, begin)
+            end = min(wanted_end, begin + planes)
             if first < end:
-                pieces.append(Piece(path, first, end - first))
-            begin_of_file += planes
-        return before, tuple(pieces)
+                # A piece counts from the first plane of its own file.
+                pieces.append(Piece(path, first=first - begin, count=end - first))
+
+        # No plane can be read before the first plane of the first file.
+        first_plane, _, _ = nearby_files[0]
+        context_before = min(self.context, span.first - first_plane)
+        return context_before, tuple(pieces)
 
     def _center(self, clip: str, span: Span) -> float:
-        """Return the plane of the sharp frame, counted as dataset.json counts it (`span.origin`).
+        """Return the plane of the sharp frame, counted as dataset.json counts planes.
+
+        It counts from the first plane of the file, or of the exposure if one file holds the whole
+        clip. The first plane that is read has the number `span.origin`.
 
         x.5 lies between two planes. Raises OptionError if the plane is unknown, or outside of the
         planes that are read.
@@ -554,7 +568,7 @@ class DatSpikes:
         """Turn a stream (T, h, w) of one frame, in the order of recording, into (S, h, w) float32.
 
         center: the plane of the sharp frame, counted from the first plane of the frame.
-        rate: see `rate_of`. reverse: whether the clip is played backwards.
+        rate: spikes per plane at full light. reverse: whether the clip is played backwards.
         outside: numbers of context planes in the stream before and after the planes of the frame.
 
         A user's subclass may override this method (docs/extending.md), so its arguments stay.
@@ -703,7 +717,8 @@ def user_spikes(
 def _warn_if_taken_as_aligned(source: DatSpikes, trained: dict[str, Any] | None, clip: str) -> None:
     """Warn if the user's spikes have no calibration, but the spikes of the training had one.
 
-    source: how the spikes are read. trained, clip: see `user_spikes`.
+    source: how the spikes are read. clip: name of the clip, for the warning.
+    trained: properties of the training spikes. None: they are not known.
     """
     is_calibrated = source.calibration or source.is_auto
     if trained is None or is_calibrated:

@@ -12,6 +12,10 @@
 Everything that is wrong becomes a `Problem` in `problems`, so that one run can show all of it.
 The check reads names, file sizes, and the header of the first image, but no whole file.
 
+Words. A stem is a file name without its ending: "000047" of "000047.png". A plane is one binary
+picture of the spike camera. A meta file is a list of the clips of a data set, with the number of
+frames of each clip.
+
 Callers are data/clips/manifest.py and data/clips/preflight.py (data sets), data/clips/kept.py
 (stored results) and data/clips/clip_reader.py (a user's own files).
 
@@ -44,9 +48,9 @@ from utils.files import are_values, natural_key, order_of
 
 logger = logging.getLogger(__name__)
 
-# A stem (a name without its ending) with a number: the text before the last number, the number, and
-# the text after it.
-_NUMBERED = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL)
+# A stem with a number: the text before the last number, the number, and the text after it.
+_NUMBERED = re.compile(r"(?P<before>.*?)(?P<number>\d+)(?P<after>\D*)", re.DOTALL)
+NO_NUMBER = -1  # in place of the number of a stem
 
 Size = tuple[int, int]  # height, width
 Exposures = tuple[Exposure, ...]  # the planes of each frame
@@ -59,28 +63,24 @@ class FrameKey(NamedTuple):
 
     E.g. "frame_0047" -> ("frame_", 47, ""). Leading zeros do not count, so 47.png and 000047.dat
     belong to one frame.
-    before, after: the text before and after the number, e.g. "frame_" and "".
-    number: the number. -1 if the name has no number, or if names are compared as a whole: then
-    `before` is the whole name.
+
+    If names are compared as a whole, `before` is the whole name, and `number` is NO_NUMBER.
     """
 
-    before: str
-    number: int
-    after: str
+    before: str  # the text before the number, e.g. "frame_"
+    number: int  # NO_NUMBER if the name has no number
+    after: str  # the text after the number, e.g. ""
 
 
 class _FoundSpikes(NamedTuple):
-    """The spikes of the frames of a clip.
+    """The spikes of the frames of a clip."""
 
-    files: the spike file of each frame; [] if there are no spikes, or if it is not clear which file
-    belongs to which frame. planes: number of planes in each of these files.
-    exposures: the planes of each frame. times: when the frames were taken, see `Clip`.
-    """
-
+    # The spike file of each frame. [] if there are no spikes, or if it is not clear which file
+    # belongs to which frame.
     files: list[FileEntry]
-    planes: tuple[int, ...]
-    exposures: Exposures
-    times: FrameTimes | None
+    planes: tuple[int, ...]  # number of planes in each of these files
+    exposures: Exposures  # the planes of each frame
+    times: FrameTimes | None  # when the frames were taken; None if this is unknown or not needed
 
 
 @dataclass
@@ -93,7 +93,7 @@ class ClipCheck:
     size_of: a function: path -> size of the picture in this file.
 
     The methods fill three fields as they go on:
-    problems: what is wrong with the clip.
+    problems: what is wrong with the clip. Every step may add to it, and none removes from it.
     found: `files` without the missing folders. `_find_files` fills it.
     stems: {kind: {frame: stem}}. `_find_stems` fills it. Two kinds of files are not matched by
     their names and have no entry: gt_instants, and one spike file for all frames.
@@ -111,7 +111,8 @@ class ClipCheck:
         self.kinds: dict[str, Kind] = self.source.kinds()
         # Whether one spike file holds the planes of all frames.
         self.has_one_spike_file: bool = self.source.has_one_spike_file
-        # How the spikes of this clip are read. None: the data set has no spikes.
+        # How the spikes of this clip are read: in its own way, if its dataset.json says so, and
+        # else as in the whole data set. None: the data set has no spikes.
         self.spikes: DatSpikes | None = self.source.own_spikes.get(self.name, self.source.spikes)
         self.found: dict[str, dict[str, FileEntry]] = {}
 
@@ -151,7 +152,8 @@ class ClipCheck:
         else:
             size, gt_size = self._find_sizes(paths)
 
-        # `_find_spikes` may have replaced `self.spikes`, see `_exposures`. So read it only here.
+        # `_find_spikes` may have replaced `self.spikes` by spikes with an assumed center. So read
+        # `self.spikes` only here.
         return Clip(
             name=self.name,
             stems=stems,
@@ -168,14 +170,15 @@ class ClipCheck:
         )
 
     def _is_complete(self, key: FrameKey) -> bool:
-        """Return whether a frame has a file of each kind that is matched by names, see `stems`."""
+        """Return whether a frame has a file of each kind whose files are matched by names."""
         return all(key in stems for stems in self.stems.values())
 
     def _report(self, what: str, where: str, do: str = "") -> None:
         """Add a problem.
 
         where: a path, or a kind such as "lq". For a kind, the report names the folder of the clip,
-        e.g. "/data/train/clip_a". do: advice, see `Problem`.
+        e.g. "/data/train/clip_a".
+        do: advice, what the user should do. "" if `what` already makes this clear.
         """
         if where in self.kinds:
             root = self.kinds[where].root.rstrip("/")
@@ -229,7 +232,6 @@ class ClipCheck:
         # In a data set, the files of a frame need only have the same number, e.g. 47.png and
         # 000047.dat. In two cases the whole names must be equal: in a user's own files, and in
         # names that are times, e.g. 432.033333, because the last digits are no frame number.
-        # Such a key has the number -1, which means that it has none.
         compares_whole_names = self.source.is_user_clip or are_values(self.found["lq"])
         for kind, files in self.found.items():
             # Not matched: the instants of a frame have names <frame>_0, <frame>_1, ..., and one
@@ -239,7 +241,7 @@ class ClipCheck:
             stems: dict[FrameKey, str] = {}
             for stem in files:
                 if compares_whole_names:
-                    key = FrameKey(before=stem, number=-1, after="")
+                    key = FrameKey(before=stem, number=NO_NUMBER, after="")
                 else:
                     key = frame_key(stem)
                 # If the frame has a file already, `setdefault` returns the stem of this file.
@@ -261,11 +263,12 @@ class ClipCheck:
         listed: (number of frames, number of the first frame), or None without a meta file.
         """
         # The name of each frame that has any file. Names may differ between kinds, e.g. 47.png in
-        # "lq" and 000047.dat in "spike". Then the name in lq, the first kind, is used. So go
-        # through the kinds backwards, because a later `update` overwrites an earlier one.
+        # "lq" and 000047.dat in "spike". The first kind that has the frame names it. This is lq,
+        # unless the file in lq is missing.
         name_of: dict[FrameKey, str] = {}
-        for stems in reversed(self.stems.values()):
-            name_of.update(stems)
+        for stems in self.stems.values():
+            for key, stem in stems.items():
+                name_of.setdefault(key, stem)  # changes nothing if the frame has a name
         # All frames that the clip should have. Without a meta file, these are all frames that have
         # any file.
         wanted = set(name_of)
@@ -275,10 +278,10 @@ class ClipCheck:
 
         # A file may seem to be missing because all files of its kind have other numbers or other
         # names than lq. Then only this is reported, because "missing" would mislead.
-        # `_report_other_numbers` returns whether it has reported this.
-        is_any_missing = any(not self._is_complete(key) for key in wanted)
-        if is_any_missing and self._report_other_numbers():
-            return [key for key in self.stems["lq"] if self._is_complete(key)]
+        if not all(self._is_complete(key) for key in wanted):
+            has_reported_other_numbers = self._report_other_numbers()
+            if has_reported_other_numbers:
+                return [key for key in self.stems["lq"] if self._is_complete(key)]
         self._report_missing(wanted, names)
         # Sort the frames by time: "2" before "10", and names that are times by their value.
         # `order` is a function: name -> sort key.
@@ -318,9 +321,8 @@ class ClipCheck:
         digits = 1
         for stem in name_of.values():
             numbered = _NUMBERED.fullmatch(stem)
-            # Group 2 is the number with its leading zeros, e.g. "000046".
-            if numbered and numbered[2].startswith("0"):
-                digits = max(digits, len(numbered[2]))
+            if numbered and numbered["number"].startswith("0"):  # e.g. "000046"
+                digits = max(digits, len(numbered["number"]))
         names = {}
         for key in wanted:
             if key in name_of:
@@ -339,16 +341,20 @@ class ClipCheck:
             missing = [names[key] for key in wanted - stems.keys()]
             if not missing:
                 continue
-            # The message shows file names such as "000047.png". Their ending is the one that the
-            # first file has. An LMDB has keys without an ending. Then the ending is the first
-            # that this kind may have, e.g. ".png".
-            first = next(iter(self.found[kind].values()))
-            _, ending = os.path.splitext(first.path)
-            if not ending:
-                ending = self.kinds[kind].endings[0]
             missing.sort(key=natural_key)
+            ending = self._shown_ending(kind)
             files = names_in_short(f"{name}{ending}" for name in missing)
             self._report(f"{kind} lacks {len(missing)} of {len(wanted)} frames: {files}", kind)
+
+    def _shown_ending(self, kind: str) -> str:
+        """Return the ending with which a message shows missing files of a kind, e.g. ".png".
+
+        It is the ending of a file that is there. An LMDB has keys such as "clip_a/000046", without
+        an ending. Then it is the first ending that files of this kind may have.
+        """
+        a_file = next(iter(self.found[kind].values()))
+        _, ending = os.path.splitext(a_file.path)
+        return ending or self.kinds[kind].endings[0]
 
     def _report_gaps(self, keys: Sequence[FrameKey], names: Mapping[FrameKey, str]) -> None:
         """Report jumps in the numbers of the frames, e.g. "000012-000014".
@@ -399,7 +405,7 @@ class ClipCheck:
             first = keys[0]
             texts = {(key.before, key.after) for key in keys}
             # Names without a number, or with several texts, cannot be compared by distances.
-            if len(texts) > 1 or first.number < 0:
+            if len(texts) > 1 or first.number == NO_NUMBER:
                 return False
             first_keys[kind] = first
             distances[kind] = [key.number - first.number for key in keys]
@@ -547,8 +553,10 @@ class ClipCheck:
     ) -> Exposures:
         """Return the planes of each frame.
 
-        planes_of_paths: (path, number of planes) of each spike file. frames: number of frames.
-        spikes, times: see `_find_planes`.
+        planes_of_paths: (path, number of planes) of each spike file.
+        frames: number of frames.
+        spikes: how these files are read.
+        times: times of the frames, if one file holds the planes of all frames.
 
         A user's spikes may come without the plane of the sharp frame (`center`). Then a center is
         assumed, and a warning says which. In this case `self.spikes` is replaced, and `run` puts
@@ -574,10 +582,13 @@ class ClipCheck:
 
         The center of the training spikes is returned if the exposures have as many planes as in
         training. Otherwise "file" is returned, which means the middle plane.
-        planes_of_paths, spikes, times: see `_exposures`.
+
+        planes_of_paths: (path, number of planes) of each spike file.
+        spikes: how these files are read.
+        times: times of the frames, if one file holds the planes of all frames.
         """
         # All exposures have about the same number of planes, so the first exposure is enough.
-        _, planes = planes_of_paths[0]
+        _, planes = planes_of_paths[0]  # number of planes of the first file
         ranges = None
         if times:
             # In one file, the times give (first plane, plane after the last) of each frame.
@@ -656,14 +667,13 @@ class ClipCheck:
 def frame_key(stem: str) -> FrameKey:
     """Return the key of a stem.
 
-    "47", "000047" -> ("", 47, ""); "frame_1" -> ("frame_", 1, ""); "x" -> ("x", -1, "").
-    "a1_b2" -> ("a1_b", 2, ""): the last number counts.
+    "47", "000047" -> ("", 47, ""); "frame_1" -> ("frame_", 1, ""); "x" -> ("x", NO_NUMBER, "").
+    "a1_b2" -> ("a1_b", 2, ""), because the last number counts.
     """
     numbered = _NUMBERED.fullmatch(stem)
     if numbered is None:
-        return FrameKey(before=stem, number=-1, after="")
-    before, digits, after = numbered.groups()
-    return FrameKey(before, int(digits), after)
+        return FrameKey(before=stem, number=NO_NUMBER, after="")
+    return FrameKey(numbered["before"], int(numbered["number"]), numbered["after"])
 
 
 def most_frequent(values: Iterable[int]) -> int:

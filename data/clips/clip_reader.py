@@ -54,14 +54,11 @@ MISSING_FRAMES = (
 
 
 class ClipPaths(NamedTuple):
-    """Where the files of a clip are: a folder or a file for each kind of file.
-
-    spike, gt: None if there are no spikes or no sharp frames.
-    """
+    """Where the files of a clip are: a folder or a file for each kind of file."""
 
     frames: Path
-    spike: Path | None
-    gt: Path | None
+    spike: Path | None  # None if there are no spikes
+    gt: Path | None  # None if there are no sharp frames
 
 
 @dataclasses.dataclass(eq=False)
@@ -137,7 +134,9 @@ def _open_clip(
     """Open the frames of a clip, and match its other files with them.
 
     section: the section `spike` of the options. None: the network takes no spikes.
-    trained, scale: see `user_clips`. Raises UnknownPlanes and other DataErrors.
+    trained: properties of the training spikes, assumed where the user's spikes say nothing.
+    scale: scale of the network, the side of a sharp frame over the side of a frame.
+    Raises UnknownPlanes and other DataErrors.
     """
     frames = files.FrameSource(paths.frames, watchdog.go_on)
     spikes = None  # how the spikes of this clip are read
@@ -161,7 +160,7 @@ def _as_path(path: str | Path | None) -> Path | None:
 
 
 def _find_clips(root: Path, spike: Path | None, gt: Path | None) -> dict[str, ClipPaths]:
-    """Return {name of a clip: its paths}. spike, gt: see `user_clips`.
+    """Return {name of a clip: its paths}. spike, gt: paths that the user gave for all clips.
 
     `root` may have four layouts. It is one of:
 
@@ -252,7 +251,8 @@ def user_clip(
     spike: a folder with one file per frame, or one file for the clip.
     spikes: how the spikes are read. If one file holds the planes of all frames, its
     `Timing.plane_ranges` says which planes belong to which frame.
-    trained, scale: see `user_clips`.
+    trained: properties of the training spikes, assumed where the user's spikes say nothing.
+    scale: scale of the network, the side of a sharp frame over the side of a frame.
     Raises DataError if frames, sharp frames and spikes do not belong together.
     """
     # Match the files of each kind with the frames.
@@ -328,7 +328,9 @@ def _listing_of_spikes(
 ) -> dict[str, files.FileEntry]:
     """Return {stem: spike file} of a clip. Raises DataError.
 
-    name, frames, spike: see `user_clip`. times: times of the frames.
+    name: name of the clip. frames: its frames, with the attributes of a `FrameSource`.
+    times: times of the frames.
+    spike: a folder with one file per frame, or one file for the clip.
     """
     paths = spike_files(spike)
     # Spike files beside a film are matched with its frames by their order. But decoders leave out
@@ -445,7 +447,7 @@ def times_of(frames: Any) -> FrameTimes:
     """Return when the frames of a film or a folder were taken.
 
     A film has times in its container. For images, the numbers in their names are taken as times.
-    frames: see `user_clip`.
+    frames: an object with the attributes of a `FrameSource`.
     """
     if not frames.is_video:
         return times_of_names(frames.stems)

@@ -30,7 +30,8 @@ MOST_FILES = 4096
 def digest_of_clips(readers: Sequence[Any]) -> str:
     """Return 16 hex digits that change with the content of the clips of some readers.
 
-    readers: the clips of a test set, see utils.contract.ClipReader.
+    readers: the clips of a test set. A reader has a name, `stems` (the names of its frames) and
+    `frame`, which reads a frame.
 
     These are hashed for a clip of a data set:
 

@@ -15,7 +15,8 @@ projects whose data many users already have:
 Files in an LMDB have paths as well, for example "/data/train.lmdb::clip_a/000000". The text before
 "::" is the root, the text after "::" is the key.
 
-The stem of a frame is the name of its file without the ending: "000000" for "000000.png".
+The stem of a frame is the name of its file without the ending: "000000" for "000000.png". A data
+root is a folder that has a folder for each clip. A plane is one binary picture of the spike camera.
 
 What must stay:
 
@@ -147,16 +148,13 @@ if hasattr(os, "register_at_fork"):
 class FileEntry:
     """One file, as it was listed.
 
-    path: path for `read_bytes`. size: size in bytes.
-    mtime_ns: time of change in ns. For a file in an LMDB: time of change of the whole LMDB.
-
     What must stay: the meaning of size and mtime_ns. The digests in clip caches are made from them
     (data/clips/manifest.py), so another meaning would make every existing cache look outdated.
     """
 
-    path: str
-    size: int
-    mtime_ns: int
+    path: str  # path for `read_bytes`
+    size: int  # in bytes
+    mtime_ns: int  # time of change in ns; for a file in an LMDB, of the whole LMDB
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,17 +230,25 @@ def stem_of(path: str) -> str:
 def list_clip(root: str, folder: str, suffixes: tuple[str, ...], name: str) -> Folder | None:
     """Return the files of the clip `name`, or None if it has no folder.
 
-    root, folder, suffixes: see `list_root`.
+    folder: name of the folder within a clip, e.g. "blur".
+    suffixes: endings of the files' names, e.g. (".png", ".jpg").
     """
     clips, _ = _list_clip(root, folder, suffixes, name)
     return clips.get(name)
 
 
-# State of a folder, or of a file of an LMDB: (mtime, ctime) in ns. mtime changes when an entry is
-# added, removed or renamed. But a program can set mtime back, e.g. `cp -a` does. The system alone
-# sets ctime, so copied data have another ctime. So a stored state that was copied together with the
-# data never equals the state of the copy.
-State = tuple[int, int]
+class State(NamedTuple):
+    """State of a folder, or of a file of an LMDB: two times of change in ns.
+
+    data/clips/kept.py stores states as rows of two numbers, so the fields and their order must
+    stay.
+    """
+
+    # Changes when an entry is added, removed or renamed. A program can set it back: `cp -a` does.
+    mtime_ns: int
+    # Set by the system alone, so copied data have another ctime. So a stored state that was copied
+    # together with the data never equals the state of the copy.
+    ctime_ns: int
 
 
 class Listing(dict[str, Folder]):
@@ -261,7 +267,7 @@ class Listing(dict[str, Folder]):
 def state_of(path: str) -> State:
     """Return the state of a folder or file. Raises OSError."""
     about = os.stat(path)
-    return about.st_mtime_ns, about.st_ctime_ns
+    return State(about.st_mtime_ns, about.st_ctime_ns)
 
 
 @contextmanager
@@ -370,7 +376,7 @@ def _list_folders(
     single_files: bool,
     names: Collection[str] | None,
 ) -> Listing:
-    """List a root on disk. All arguments and errors are those of `list_root`."""
+    """List a root on disk, with the arguments and errors of `list_root`."""
     listing = Listing()
     expected = "a folder with one folder per clip"
     with reading(root, expected=expected, do=_ADVICE_FOR_MISSING_ROOT):
@@ -424,7 +430,8 @@ def _add_single_files(
 def _no_clip(root: str, folder: str, names_in_root: Sequence[str]) -> DataError:
     """Return the error for a root without clips.
 
-    folder: see `list_root`. names_in_root: names of the files that lie directly in the root.
+    folder: name of the folder within a clip, e.g. "blur".
+    names_in_root: names of the files that lie directly in the root.
     """
     what = "the data folder holds no clip"
     do = "correct the dataroot"
@@ -452,37 +459,47 @@ def _list_clip(
 
     Returns {clip: its files}, and {path: state} of the folders that were listed. The first dict is
     empty if there is no such folder. If the folder "a" holds folders "b" and "c" and no files, the
-    clips are "a/b" and "a/c". folder, suffixes: see `list_root`. Several threads call this at once.
+    clips are "a/b" and "a/c". Several threads call this at once.
+
+    folder: name of the folder within a clip, e.g. "blur".
+    suffixes: endings of the files' names, e.g. (".png", ".jpg").
     """
     states: dict[str, State] = {}
     path = os.path.join(root, name)
     listed = _list_files(path, folder, suffixes, states)
     if listed is None:
         return {}, states
-    files, inner_clips = listed
-    if not inner_clips:
-        return {name: files}, states
+    if not listed.inner_clips:
+        return {name: listed.files}, states
     clips = {}
-    for inner in sorted(inner_clips, key=natural_key):
-        listed = _list_files(os.path.join(path, inner), folder, suffixes, states)
-        # None means that the folder was removed a moment ago.
-        if listed is not None:
-            # The folders in an inner clip are not searched for further clips.
-            files, _ = listed
-            clips[f"{name}/{inner}"] = files
+    for inner in sorted(listed.inner_clips, key=natural_key):
+        inner_path = os.path.join(path, inner)
+        inner_listed = _list_files(inner_path, folder, suffixes, states)
+        # None means that the folder was removed a moment ago. `inner_clips` of an inner clip are
+        # ignored: only one level of folders is searched.
+        if inner_listed is not None:
+            clips[f"{name}/{inner}"] = inner_listed.files
     return clips, states
+
+
+class _ListedFolder(NamedTuple):
+    """What a folder of a data root holds."""
+
+    files: Folder  # the files, if the folder is a clip
+    inner_clips: list[str]  # names of the folders in it, if these may be the clips; else []
 
 
 def _list_files(
     clip: str, folder: str, suffixes: tuple[str, ...], states: dict[str, State]
-) -> tuple[Folder, list[str]] | None:
-    """Return the files of a clip, and the names of the folders in it that are clips themselves.
+) -> _ListedFolder | None:
+    """List a folder that is a clip, or a folder of clips. Returns None if `clip` is no folder.
 
-    There are folders that are clips only if nothing shows that `clip` itself is a clip. Returns
-    None if `clip` is no folder.
+    It is a folder of clips if nothing shows that it is a clip itself.
 
-    clip: path of the folder. folder, suffixes: see `list_root`.
-    states: the state of the listed folder is added to this dict.
+    clip: path of the folder.
+    folder: name of the folder within a clip, e.g. "blur".
+    suffixes: endings of the files' names, e.g. (".png", ".jpg").
+    states: {path: state}. The state of the listed folder is added.
     """
     with reading(clip, expected="a readable folder"):
         # The files are in <clip>/<folder> if this folder exists, else in <clip>.
@@ -497,16 +514,15 @@ def _list_files(
         sorted_out = _sort_out(entries, suffixes, find_folders=not has_inner_folder)
 
     names = _names_with_first_suffix(sorted_out.names_with)
-    joined_names = "".join(f"{name}/" for name in names)
+    joined_names = "".join(f"{name}/" for name in names)  # the form that `Folder` takes
     files = Folder(os.path.join(listed_folder, ""), joined_names)
     # Four things show that `clip` is a clip, and not a folder of clips: its folder `folder`, its
     # files, a file of another kind, e.g. a text, and a folder with a name such as "blur" or
     # "sharp", because this folder holds one kind of the files of a clip.
     has_kinds_of_files = any(name in CLIP_FOLDERS for name in sorted_out.folders)
     is_clip = has_inner_folder or names or sorted_out.has_other_files or has_kinds_of_files
-    if is_clip:
-        return files, []
-    return files, sorted_out.folders
+    inner_clips = [] if is_clip else sorted_out.folders
+    return _ListedFolder(files, inner_clips)
 
 
 class _SortedOut(NamedTuple):
@@ -600,8 +616,7 @@ def _list_lmdb(root: str, names: Collection[str] | None) -> Listing:
             path = os.path.join(root, name)
             listing.states[path] = state_of(path)
         lines = _lines_of_meta_info(root)
-    # A state is the pair (mtime, ctime) in ns, see `state_of`. The first is the time of change.
-    changed_ns, _ = listing.states[os.path.join(root, "data.mdb")]
+    changed_ns = listing.states[os.path.join(root, "data.mdb")].mtime_ns
     keys = _keys_in(lines, names)
 
     root = root.rstrip("/")
@@ -798,8 +813,8 @@ def read_bytes(path: str, count: int = -1) -> bytes:
 def open_spike_file(path: str, geometry: SpikeGeometry, remainder: str) -> SpikeFile:
     """Open a spike file on disk, or the packed planes in an LMDB.
 
-    geometry: shape and layout of a plane. remainder: what to do with a last incomplete plane, see
-    `spike.remainder`.
+    geometry: shape and layout of a plane.
+    remainder: what to do with a last incomplete plane, a value of the option spike.remainder.
     Raises SpikeFileError, DataError.
     """
     if LMDB_MARK in path:
@@ -829,9 +844,11 @@ def read_bgr(path: str, size: tuple[int, int] | None = None) -> np.ndarray:
 
 
 def decode_bgr(encoded: bytes, path: str, size: tuple[int, int] | None = None) -> np.ndarray:
-    """Return the image in the content of a file.
+    """Return the upright image in the content of a file as (H, W, 3) uint8 in the order B, G, R.
 
-    encoded: the content. path: its file, for messages. size, result, errors: see `read_bgr`.
+    Raises DataError naming the file, if the image is damaged, too large, or of another size.
+
+    encoded: the content. path: its file, for messages. size: the expected (H, W). None: any size.
     """
     header = read_header(encoded)
     if header is not None:
@@ -1047,19 +1064,26 @@ def _bits_in_use(content: bytes) -> int:
 class FrameSource:
     """The frames of a user: a folder of images, a single image, or a video.
 
-    files, stems: file and name of each frame. The images of a folder are in the order of
-    `files_in` ("2" before "10"). The frames of a video all have the path of the video.
-    size: (H, W) of the first frame.
-    fps: frames a second of a video. None for images.
-    times: time of each frame of a video, see `VideoReader`. None for images.
-    pixel_aspect: width / height of a pixel. 1 for images.
-    go_on: called while a video is read, so that the watchdog sees progress.
-
     What must stay: the stems, because the results of a user have these names. `LongExposures` in
     data/reconstruct.py has the same attributes, and so must any other kind of source.
     """
 
+    # Of each frame: its file, and its name without an ending. The images of a folder are in the
+    # order of `files_in` ("2" before "10"). The frames of a video all have the path of the video.
+    files: list[Path]
+    stems: list[str]
+    size: tuple[int, int]  # (H, W) of the first frame
+    fps: float | None  # frames a second of a video; None for images
+    # Time of each frame of a video in seconds. None for images.
+    times: list[Fraction] | None
+    pixel_aspect: Fraction  # width / height of a pixel, 1 for images
+    is_video: bool
+
     def __init__(self, path: Path, go_on: Callable[[], object] = lambda: None) -> None:
+        """Open the frames. Decodes the first one, so that damage shows at once.
+
+        go_on: called while a video is read, so that the watchdog sees progress.
+        """
         if not path.exists():
             raise DataError(
                 what="no such file or folder",
@@ -1068,8 +1092,8 @@ class FrameSource:
                 do="check the path",
             )
         self.path = path
-        self.fps: float | None = None
-        self.times: list[Fraction] | None = None
+        self.fps = None
+        self.times = None
         self.pixel_aspect = SQUARE
         # A file with any ending but the endings of images is tried as a video. If it is none,
         # `VideoReader` names it in an error.
@@ -1078,7 +1102,7 @@ class FrameSource:
             self._open_video(go_on)
         else:
             self._list_images()
-        self.size: tuple[int, int] = self._size_of_first()
+        self.size = self._size_of_first()
         # The warnings come after the first frame was decoded, so that a damaged image gives an
         # error and no warning.
         if not self.is_video:

@@ -189,7 +189,7 @@ def _lost_at_end(
 ) -> list[Missing]:
     """Return the frames that are missing after the last decoded frame, as a list of at most one.
 
-    last: time of the last decoded frame. step: see `_lost_between`.
+    last: time of the last decoded frame. step: usual time from one frame to the next.
     next_number: number of the first missing frame in the whole film.
     """
     count = sum(1 for time in packets.times if time > last)

@@ -68,7 +68,7 @@ logger = logging.getLogger(__name__)
 
 IO_BACKENDS = Registry("io backend", "type")
 
-# Version of the files of a clip cache, see above.
+# Version of the files of a clip cache. A cache of another version is refused.
 FORMAT = 1
 INDEX = "index.json"
 # Fields of a `Clip` that the index stores. The other fields follow from the options at each start.
@@ -146,12 +146,13 @@ class DiskFiles:
         The system gives the memory page by page, when an image is written. Forked loader workers
         inherit the memory, so all workers fill and read one copy.
         """
-        # {(clip, kind): shape of its array}, see `_decoded`.
+        # {(clip, kind): shape of its array in `_decoded`}.
         shapes = {}
         for clip in clips:
             for kind in clip.image_kinds:
                 frames = len(getattr(clip, kind))
                 height, width = clip.size_of(kind)
+                # For each frame a byte that says whether it was decoded, and then the image.
                 shapes[clip.name, kind] = (frames, 1 + height * width * 3)
         bytes_of_root = sum(math.prod(shape) for shape in shapes.values())
         # `clips` is called once for each root, so the images of earlier roots count as well.
@@ -271,7 +272,7 @@ class CacheReader:
     def _refuse_other_options(self, index: dict[str, Any], source: Source) -> None:
         """Refuse a cache that was built with other options than the data set has now.
 
-        index: content of index.json, see `_index_of`.
+        index: content of index.json, as `_index_of` made it for the cache.
         """
         # Kinds of files ("lq", ...) that the data set needs and the cache does not have.
         missing = sorted(source.kinds().keys() - index["source"].keys())
@@ -343,7 +344,11 @@ class CacheReader:
         return replace(clip, exposures=exposures)
 
     def images(self, clip: Clip, kind: str, frames: Sequence[int], augment: Augment) -> np.ndarray:
-        """Return crops of some images of one kind, see `DiskFiles.images`."""
+        """Return crops of some images of one kind: (T, h, w, 3) uint8 in B, G, R.
+
+        kind: "lq", "gt" or "gt_instants". frames: numbers of the images within the clip.
+        augment: the crop, in pixels of lq.
+        """
         stored = self._map_array(clip, kind)  # (frames, H, W, 3)
         # `crop` multiplies its pixel numbers by the scale, because they are in pixels of lq.
         height, _ = clip.size_of(kind)
@@ -352,7 +357,10 @@ class CacheReader:
         return np.stack([augment.crop(stored[number], scale) for number in frames])
 
     def stream(self, clip: Clip, piece: Piece, crop: Crop) -> np.ndarray:
-        """Return planes of one spike file within the crop, see `DiskFiles.stream`."""
+        """Return planes of one spike file within the crop: (T, h, w) uint8 in {0, 1}.
+
+        piece: the source file and its planes. crop: in spike pixels.
+        """
         geometry = clip.spikes.geometry.stored_as_raster
         # (planes of all files of the clip, bytes of a plane)
         stored = self._map_array(clip, "spike")

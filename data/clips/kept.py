@@ -91,15 +91,11 @@ STATE_COLUMNS = {"folders": np.uint8, "folder_states": np.int64}
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a check that found no problems.
+    """The result of a check that found no problems."""
 
-    counts: numbers of clips and frames, in words. warnings: what the log should say.
-    clips: the checked clips.
-    """
-
-    counts: str
-    warnings: list[Problem]
-    clips: Sequence[Clip]
+    counts: str  # numbers of clips and frames, in words
+    warnings: list[Problem]  # what the log should say
+    clips: Sequence[Clip]  # the checked clips
 
 
 # What rank 0 tells the other ranks of a record: its name, and the SHA-256 of its arrays. The digest
@@ -178,20 +174,20 @@ def checked_clips(source: Source) -> ClipTable | None:
 
 
 class Record:
-    """The record of one data root.
-
-    folder: where the record is stored. source: the data root. scale: scale of the network.
-    question: digest of the options, see the function `question`.
-    mark: what other ranks are told of the record. None until the record was read or written.
-    Raises DataError if the meta file cannot be read.
-    """
+    """The record of one data root."""
 
     def __init__(self, folder: Path, source: Source, scale: int) -> None:
+        """Prepare to read or write a record.
+
+        folder: where the record is stored. source: the data root. scale: scale of the network.
+        Raises DataError if the meta file cannot be read.
+        """
         self.source = source
-        self.question = question(source)
+        self.question = question(source)  # digest of all options of the check
         self.name = f"{self.question}_x{scale}"
         self.json = folder / f"{self.name}.json"
         self.arrays = folder / f"{self.name}.npz"
+        # What other ranks are told of the record. None until the record was read or written.
         self.mark: Mark | None = None
 
     def read(self, share: float) -> Result | None:
@@ -241,8 +237,7 @@ class Record:
     def write(self, result: Result, columns: Columns, states: Mapping[str, State]) -> None:
         """Store a result. If the folder cannot be written, only the log says so.
 
-        columns: the clips as arrays. states: {path: state} of all folders, see `Listing` in
-        data/clips/files.py.
+        columns: the clips as arrays. states: {path: state} of all listed folders.
 
         The names of the arrays are part of the format of a record (FORMAT).
         """
@@ -276,7 +271,8 @@ class Record:
     def _is_as_before(self, table: ClipTable, columns: Columns, share: float) -> bool:
         """Return whether no folder has changed since the check, and no file of some clips.
 
-        share: see `read`. Raises OSError if a folder is gone, and the errors of the check.
+        share: fraction of the files that are looked at, 0 to 1.
+        Raises OSError if a folder is gone, and the errors of the check.
         """
         folders = Texts(columns["folders"])
         states = columns["folder_states"].reshape(-1, 2)  # (folders, 2): mtime, ctime

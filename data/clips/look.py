@@ -44,25 +44,21 @@ SPIKE_HEAD_BYTES = 64
 
 
 class Look(NamedTuple):
-    """What was seen of one file.
+    """What was seen of one file."""
 
-    entry: path, size and time of change.
-    file_id: (device, inode) of a file on disk. Two names of one file have the same file id. (0, 0)
-    for a file in an LMDB.
-    shape: (H, W) of a picture. None for a spike file, and for a picture that cannot be read.
-    flaw: why the file cannot be read; "" if it can.
-    cut: a message if the end of a PNG is missing, else "". It is not in `flaw`, because the header
-    can be read. The data check uses the size from the header, and reports a wrong size first. It
-    reports `cut` only if the size is right.
-    is_reduced: whether reading the picture as 8-bit RGB may lose something, e.g. the lower 8 bits
-    of a 16-bit picture. `files.what_is_lost` then says what.
-    """
-
-    entry: FileEntry
+    entry: FileEntry  # path, size and time of change
+    # (device, inode) of a file on disk. Two names of one file have the same file id. (0, 0) for a
+    # file in an LMDB.
     file_id: tuple[int, int] = (0, 0)
+    # (H, W) of a picture. None for a spike file, and for a picture that cannot be read.
     shape: tuple[int, int] | None = None
-    flaw: str = ""
+    flaw: str = ""  # why the file cannot be read; "" if it can
+    # A message if the end of a PNG is missing, else "". It is not in `flaw`, because the header can
+    # be read. The data check uses the size from the header, and reports a wrong size first. It
+    # reports `cut` only if the size is right.
     cut: str = ""
+    # Whether reading the picture as 8-bit RGB may lose something, e.g. the lower 8 bits of a 16-bit
+    # picture. `files.what_is_lost` then says what.
     is_reduced: bool = False
 
 
@@ -93,7 +89,7 @@ def _look_at_open_picture(descriptor: int, look: Look, decode: bool) -> Look:
     """Return the look at an open picture.
 
     descriptor: descriptor of the file, at the beginning of the file.
-    look: the look so far, with size and time. decode: see `look_at_picture`.
+    look: the look so far, with size and time. decode: whether to decode a PNG, too.
     """
     head = os.read(descriptor, files.HEAD_BYTES)
 
@@ -120,7 +116,7 @@ def _with_shape(look: Look, head: bytes, read_all: Callable[[], bytes], decode: 
 
     head: the beginning of the file. read_all: a function that returns the content of the file. It
     is called at most once, because reading a whole file takes most of the time.
-    decode: see `look_at_picture`.
+    decode: whether to decode a PNG, too.
     Raises DataError if the picture cannot be read and its size is not known either. Both callers
     turn this error into the flaw.
     """
@@ -217,7 +213,8 @@ def _look_at_planes_of_1000(path: str, geometry: SpikeGeometry, remainder: str) 
 def _look_at_open_planes(descriptor: int, look: Look) -> Look:
     """Return the look at an open file of packed planes. Raises SpikeFileError for other formats.
 
-    descriptor, look: see `_look_at_open_picture`.
+    descriptor: descriptor of the file, at the beginning of the file.
+    look: the look so far, with size and time.
     """
     head = os.read(descriptor, SPIKE_HEAD_BYTES)
     # Packed planes have no header. So a header is a sign of another format, e.g. of a .npy.
@@ -236,8 +233,8 @@ def _inspect_file(
     inspect: called with the descriptor of the open file and the look so far; returns the full look.
     cannot: beginning of the flaw if the system refuses to read, e.g. "cannot read: Permission
     denied".
-    An error becomes the `flaw` of the look, see the module. Only a link whose target is gone raises
-    DataError.
+    An error becomes the `flaw` of the look, because it would end the check of all other files. Only
+    a link whose target is gone raises DataError.
     """
     try:
         # about: size, time and inode of the file, an os.stat_result

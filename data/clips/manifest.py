@@ -198,7 +198,7 @@ def problems_error(
         clip_a | gt lacks 1 of 40 frames: 000013.png
                |   /data/train/clip_a
 
-    shown: see `raise_problems`.
+    shown: largest number of problems that the table shows.
     """
     roots: list[str] = []
     lists_of_clips: list[str] = []  # from which the user can remove a clip

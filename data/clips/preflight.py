@@ -70,26 +70,18 @@ FILES_AT_ONCE = 4096
 
 @dataclass
 class Report:
-    """The result of the check of one data root.
+    """The result of the check of one data root."""
 
-    name: name of the split, and of the root if there are several, e.g. "train".
-    source: the checked root.
-    clips: its clips without problems.
-    problems: faults that forbid a run. warnings: what the log should say.
-    note: what the log says in place of the counts, if no file was read.
-    question: name of the stored result, a digest of the options that were checked with it; "" if
-    nothing is stored.
-    mark: (name, checksum) of the stored result, by which other ranks find it; None if nothing is
-    stored. See data/clips/kept.py for both.
-    """
-
-    name: str
-    source: Source
-    clips: Sequence[Clip]
-    problems: list[Problem] = field(default_factory=list)
-    warnings: list[Problem] = field(default_factory=list)
-    note: str = ""
+    name: str  # name of the split, and of the root if there are several, e.g. "train"
+    source: Source  # the checked root
+    clips: Sequence[Clip]  # its clips without problems
+    problems: list[Problem] = field(default_factory=list)  # faults that forbid a run
+    warnings: list[Problem] = field(default_factory=list)  # what the log should say
+    note: str = ""  # what the log says in place of the counts, if no file was read
+    # Digest of the options that were checked, by which a later start finds the stored result. "" if
+    # nothing is stored.
     question: str = ""
+    # (name, checksum) of the stored result, by which other ranks find it. None if none is stored.
     mark: Mark | None = None
 
     def counts(self) -> str:
@@ -120,7 +112,8 @@ def preflight(
     read these results (`checked_clips` in data/clips/kept.py).
 
     datasets: the sections of the splits. stored: folder of stored results.
-    show, scale: see `check_source`.
+    show: opens a progress bar over the number of files.
+    scale: scale of the network, the side of gt over the side of lq.
     Returns {question: mark} of the stored results that hold now (fields of `Report`), for the other
     ranks.
     Raises DataError (exit code 3) with every problem of every split.
@@ -171,7 +164,8 @@ def check_source(
 
     `ClipDataset.check` calls this, for `preflight` and for scripts/doctor.py.
 
-    source: the data root. name: see `Report`.
+    source: the data root.
+    name: name of the split, and of the root if there are several, e.g. "train".
     stored: folder of stored results. If a data set has not changed since its result was stored, the
     stored result is returned. None: read everything, and store nothing.
     decode: whether to decode every image, which also finds flipped bits. Otherwise only header and
@@ -215,29 +209,22 @@ def check_source(
 
 
 class _Job(NamedTuple):
-    """A file to look at.
+    """A file to look at."""
 
-    clip: name of its clip. kind: "lq", "gt", "gt_instants" or "spike".
-    path: its path.
-    lmdb_entry: its size and time if it is in an LMDB. None: look them up.
-    """
-
-    clip: str
-    kind: str
+    clip: str  # name of its clip
+    kind: str  # "lq", "gt", "gt_instants" or "spike"
     path: str
-    lmdb_entry: FileEntry | None
+    lmdb_entry: FileEntry | None  # its size and time if it is in an LMDB. None: look them up
 
 
 class _Check:
-    """The check of the clips of one data root. Call `run` once.
-
-    decode: see `check_source`.
-    columns, states: what is stored of the result, filled by `run`, see data/clips/kept.py.
-    """
+    """The check of the clips of one data root. Call `run` once."""
 
     def __init__(self, source: Source, decode: bool) -> None:
+        """Begin. decode: whether to decode every image, which also finds flipped bits."""
         self.source = source
         self.decode = decode
+        # `run` fills these two. They are stored, and a later start compares them with the data.
         self.columns: Columns = {}  # the clips as arrays
         self.states: dict[str, State] = {}  # {folder: its state}
         self.listings: dict[str, Listing] = {}  # {kind: {clip: its files}}
@@ -252,7 +239,10 @@ class _Check:
         self.spike_warnings: list[Problem] = []
 
     def run(self, name: str, show: OpenProgress, scale: int) -> Report:
-        """Check all clips. Arguments: see `check_source`."""
+        """Check all clips, in groups of files.
+
+        name: name of the report. show: opens a progress bar. scale: scale of the network.
+        """
         source = self.source
         self.listings = manifest.list_source(source)
         # Each listing has the states of all folders that were listed for it.

@@ -241,7 +241,8 @@ class DatasetClip(Reader):
         spikes = clip.spikes
         info = None
         if spikes:
-            info = dataclasses.replace(spikes.info, path="")  # see `described`
+            # Without the path of dataset.json, so that the name of its folder does not count.
+            info = dataclasses.replace(spikes.info, path="")
         sha256 = hashlib.sha256(repr((info, list(self.stems))).encode())
         if spikes:
             sha256.update(spikes.timing.describe().encode())

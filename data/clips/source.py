@@ -87,26 +87,12 @@ class Kind(NamedTuple):
 class Source:
     """Where the clips of a data root are, and how they are read.
 
-    The fields from dataroot_lq to filename_ext are keys of the dataset section, see
-    docs/options.md.
-    other_images: whether pictures with another ending than `filename_ext` are read, for clips that
-    have no picture with this ending.
-    spikes: how the spikes are read. None for a dataset without spikes.
-    own_spikes: {clip: how its spikes are read}, only for clips for which dataset.json has other
-    values than for the rest, e.g. another firing rate.
-    left_out: clips in the folders that are not part of the data set.
-    may_share_frames: whether lq and gt may be the same files. They may if noise is added to lq, or
-    if lq and gt are different frames of the same folders.
-    septuplets: whether the data set is Vimeo-90K: clips <a>/<b> of im1 ... im7, all of one size.
-    Only listed clips are read.
-    name_prefix: text before the names of the clips. "" with one root, "0/", "1/", ... with several.
-
-    For the single clip of a user's own files (data.clips.clip_reader.user_clip):
-    is_user_clip: whether this is such a clip. Its roots are folders or files of the clip itself.
-    trained: properties of the training spikes, see `ClipDataset.spike_data`.
-    times: when the frames were taken. None: the numbers in their names are times, if there are any.
+    `ClipDataset._source_of` makes it from the options of a data set, and `user_clip`
+    (data/clips/clip_reader.py) makes it for a user's own files. Whoever adds a field that changes
+    the check must add it to `question` in data/clips/kept.py, too.
     """
 
+    # Keys of the dataset section (docs/options.md).
     dataroot_lq: str
     dataroot_gt: str | None = None
     dataroot_gt_instants: str | None = None
@@ -115,15 +101,28 @@ class Source:
     meta_info_file: str | None = None
     filename_tmpl: str | None = None
     filename_ext: str = "png"
+
+    # Whether pictures with another ending than `filename_ext` are read, for clips that have no
+    # picture with this ending.
     other_images: bool = False
-    spikes: DatSpikes | None = None
+    spikes: DatSpikes | None = None  # how the spikes are read; None for a dataset without spikes
+    # {clip: how its spikes are read}, only for clips for which dataset.json has other values than
+    # for the rest, e.g. another firing rate.
     own_spikes: dict[str, DatSpikes] = field(default_factory=dict)
-    left_out: frozenset[str] = frozenset()
+    left_out: frozenset[str] = frozenset()  # clips in the folders that are not part of the data set
+    # Whether lq and gt may be the same files. They may if noise is added to lq, or if lq and gt are
+    # different frames of the same folders.
     may_share_frames: bool = False
+    # Whether the data set is Vimeo-90K: clips <a>/<b> of im1 ... im7, all of one size. Only listed
+    # clips are read.
     septuplets: bool = False
+    # Text before the names of the clips. "" with one root, "0/", "1/", ... with several.
     name_prefix: str = ""
+
+    # For the single clip of a user's own files. Its roots are folders or files of the clip itself.
     is_user_clip: bool = False
-    trained: dict[str, Any] | None = None
+    trained: dict[str, Any] | None = None  # properties of the training spikes, e.g. {"rate": 0.5}
+    # When the frames were taken. None: the numbers in their names are times, if there are any.
     times: FrameTimes | None = None
 
     # ---- Files ------------------------------------------------------------------------------
@@ -135,8 +134,8 @@ class Source:
         two reasons: `ClipCheck` takes the names of frames from the first kind, and the names of
         stored results depend on the order (`question` in data/clips/kept.py).
         """
-        # The ending in the options comes first, because the first ending that fits is used, see
-        # `Kind`.
+        # The ending in the options comes first, because a clip has the files with the first ending
+        # that fits any file.
         first_ending = f".{self.filename_ext.lstrip('.')}".lower()
         image_endings = [first_ending]
         if self.other_images:
@@ -420,7 +419,7 @@ def _refuse_folders_of_a_clip(kind: str, root: str, listing: Listing) -> None:
 def joined_errors(errors: Sequence[DataError], layout: str = "") -> DataError:
     """Return one error for several errors. If several errors have one text, it appears once.
 
-    layout: lines to add to what is expected, see `Source.layout`.
+    layout: lines to add to what is expected, which show the folders of a data set.
     """
     return DataError(
         what=joined_texts(e.what for e in errors),

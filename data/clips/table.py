@@ -55,7 +55,8 @@ Columns = dict[str, np.ndarray]  # {name of a column: its values}
 # The byte after each text of a column. No path and no name can hold it.
 END = b"\0"
 
-# Columns and the types of their values. They are the format of a stored record, see above.
+# Columns and the types of their values. They are the format of a stored record, so a change needs
+# another FORMAT in data/clips/kept.py.
 CLIP_COLUMNS = {"clips": np.uint8, "frames": np.int32, "sizes": np.int32, "stems": np.uint8}
 # Columns for each kind of file, e.g. "lq_places". A kind is "lq", "gt", "gt_instants" or "spike".
 FILE_COLUMNS = {
@@ -68,7 +69,7 @@ FILE_COLUMNS = {
 # Columns of clips with spikes.
 SPIKE_COLUMNS = {
     "planes": np.int64,  # number of planes of each spike file
-    "rows": np.int64,  # rows of `ROW` numbers, see below
+    "rows": np.int64,  # different exposures, each as a row of `ROW` numbers
     "centers": np.float64,  # `Exposure.center` of each row
     "exposures": np.int32,  # for each frame of each clip: the number of its row
 }
@@ -219,11 +220,6 @@ class _SpikesOfClip(NamedTuple):
 class ClipTable(_Clips):
     """The clips of one data root.
 
-    source: where the clips are, and how their spikes are read.
-    columns: the arrays, see the top of this file. They are not copied and must not change.
-    name_prefix: text before the name of each clip. A run gets the table with `source.name_prefix`,
-    e.g. "0/". The check of a data root makes its tables without a prefix.
-
     A clip that was added to `TableBuilder` must come out of the table as an equal clip. So a new
     field of `Clip` needs either a column, or a value that follows from `source`. The tests compare
     the clips.
@@ -232,6 +228,13 @@ class ClipTable(_Clips):
     def __init__(
         self, source: Source, columns: Mapping[str, np.ndarray], name_prefix: str = ""
     ) -> None:
+        """Make the sequence. No clip is made yet.
+
+        source: where the clips are, and how their spikes are read.
+        columns: the arrays, as the top of this file shows. They are not copied and must not change.
+        name_prefix: text before the name of each clip. A run gets the table with
+        `source.name_prefix`, e.g. "0/". The check of a data root makes its tables without a prefix.
+        """
         self.source = source
         self.name_prefix = name_prefix
         self.kinds = kinds_of(source)
@@ -240,14 +243,17 @@ class ClipTable(_Clips):
         # Columns with an entry for each clip or frame.
         self.clip_names = Texts(columns["clips"])
         self.frame_counts = columns["frames"]  # number of frames of each clip
-        self.first_frames = begins_of(self.frame_counts)  # see `first_and_end`
+        # Index of the first frame of each clip among the frames of all clips, and then the end.
+        self.first_frames = begins_of(self.frame_counts)
         self.sizes = columns["sizes"].reshape(-1, 4)  # (clips, 4): height and width of lq and gt
         self.stems = Texts(columns["stems"])  # name of each frame of all clips
 
         # The files, as {kind: column}.
         self.folders: dict[str, Texts] = {}  # path of each clip's files below the root
         self.file_counts: dict[str, np.ndarray] = {}  # number of files of each clip
-        self.first_files: dict[str, np.ndarray] = {}  # see `first_and_end`
+        self.first_files: dict[
+            str, np.ndarray
+        ] = {}  # index of each clip's first file, then the end
         self.file_names: dict[str, Texts] = {}  # name of each file of all clips
         for kind in self.kinds:
             counts = columns[f"{kind}_counts"]
@@ -372,7 +378,7 @@ def first_and_end(begins: np.ndarray, clip: int) -> tuple[int, int]:
 def _exposure_of(row: list[int], center: float, files: Sequence[str], own_file: int) -> Exposure:
     """Return the exposure that a row describes. `TableBuilder._add_exposures` makes the row.
 
-    row: ROW numbers, see the top of this file. center: `Exposure.center`, as a float.
+    row: ROW numbers, from FIRST to the pairs at PIECES. center: `Exposure.center`, as a float.
     files: spike files of the clip. own_file: index of the frame's own file in `files`.
     """
     pieces = []
@@ -515,7 +521,7 @@ class TableBuilder:
             self._add_exposures(clip)
 
     def _add_files(self, kind: str, clip: Clip, looks: Mapping[str, Look]) -> None:
-        """Add the files of one kind. looks: see `add`."""
+        """Add the files of one kind. looks: {path: what the check saw of this file}."""
         if kind == "spike":
             # `Clip.spike` lists one file for every frame. `spike_files` has each file once.
             paths = list(clip.spike_files)
@@ -674,7 +680,10 @@ def _demand(is_met: bool, what: str) -> None:
 
 
 def _demand_all(are_met: np.ndarray, what: str) -> None:
-    """Raise ValueError unless all values of a boolean array are true. what: see `_demand`."""
+    """Raise ValueError unless all values of a boolean array are true.
+
+    what: name of the wrong column, or what is wrong.
+    """
     _demand(bool(are_met.all()), what)
 
 

@@ -101,7 +101,7 @@ class LightPath:
         self.light = lru_cache(2)(light)
         self.count = count
         self.method = method
-        # (number of A, f, g) of the last pair of frames.
+        # Of the last pair of frames A, B: the number of A, and the flows f: A -> B and g: B -> A.
         self._last_flows: tuple[int, np.ndarray, np.ndarray] | None = None
         # DIS is the method of optical flow ("dense inverse search").
         self._dis: Any = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_FAST)
@@ -241,7 +241,7 @@ def find_cuts(
     In smaller frames, a motion has fewer pixels, so more parts can be interpolated.
     frames_per_interval: number of frames of the video in an interval. None: the number is drawn for
     each part, 1 to MOST_FRAMES_PER_INTERVAL.
-    rng: see `_frames_of_interval`.
+    rng: the generator of this number.
     """
     least_side, most_side = sides
     side = min(most_side, *frames.size)
@@ -338,7 +338,8 @@ def video_scene(
         picture = scaled(frames.read(cut.first + number), cut.side)
         return cv2.LUT(picture, LIGHT_OF_DISPLAY_VALUE)
 
-    # The frames of the intervals, with one frame before and one frame after, see `find_cuts`.
+    # The frames of the intervals, with one frame before and one frame after, because the light
+    # begins half an interval before the first sharp frame and ends half an interval after the last.
     path = LightPath(light_of, count=cut.average * count + 2)
     height, width = path.at(0.0).shape[:2]
     corners = _corners_of_crop(height, width, crop, count, planes, rng)
@@ -360,7 +361,8 @@ def _corners_of_crop(
 ) -> np.ndarray:
     """Return the upper left corner of a moving crop in each plane: (count planes, 2), x and y.
 
-    height, width: of the scaled frames. crop, count, planes: see `video_scene`.
+    height, width: of the scaled frames. crop: side of the crop in pixels.
+    count: number of frame intervals. planes: number of planes in an interval.
     rng: for x and then for y, an amplitude, a walk and its middle are drawn. The order belongs to
     the made data sets.
     """
@@ -392,30 +394,24 @@ def _corners_of_crop(
 class _Layer:
     """A piece of a photograph that moves on its own, like a sheet of paper before other sheets.
 
-    sheet: (H, W, 4) light and opacity (0 to 1). The light is multiplied by the opacity already.
-    centers: (planes, 2), the point x, y of the sheet that is in the middle of the view, for each
-    plane.
-    border: what is beyond the edges of the sheet, a constant of OpenCV.
+    Here `planes` is the number of planes of the whole clip.
     """
 
+    # (H, W, 4) light and opacity (0 to 1). The light is multiplied by the opacity already.
     sheet: np.ndarray
+    # (planes, 2), the point x, y of the sheet that is in the middle of the view, for each plane.
     centers: np.ndarray
-    border: int
+    border: int  # what is beyond the edges of the sheet, a constant of OpenCV
 
 
 @dataclass(frozen=True)
 class _Camera:
-    """The motion of the camera over a photograph, for each of the `planes` planes.
+    """The motion of the camera over a photograph, for each of the planes of the clip."""
 
-    shake: (planes, 2), x and y in pixels of the view. angles: (planes,) in radians.
-    zooms: (planes,) factors. Above 1, objects look larger.
-    tilts: (planes, 2), the beginning of the third row of the homography, see `_view`.
-    """
-
-    shake: np.ndarray
-    angles: np.ndarray
-    zooms: np.ndarray
-    tilts: np.ndarray
+    shake: np.ndarray  # (planes, 2), x and y in pixels of the view
+    angles: np.ndarray  # (planes,), in radians
+    zooms: np.ndarray  # (planes,), factors; above 1, objects look larger
+    tilts: np.ndarray  # (planes, 2), the first two numbers in the third row of the homography
 
 
 def photo_scene(
@@ -427,7 +423,7 @@ def photo_scene(
     rest: they move more with the camera, and also move by themselves.
 
     picture: (H, W, 3) uint8. It is scaled down to a shorter side of FINE x side.
-    count, planes, crop: see `video_scene`.
+    count: number of frame intervals. planes: number of planes in an interval. crop: side in pixels.
     rng: the order of its draws decides which scene a seed gives, so it must not change: first the
     camera (`_draw_camera`), then the layers from the farthest to the nearest (`_layer`). The ranges
     of the draws bound the motion. Wider ranges would give faster motion, and other data sets: then
@@ -454,9 +450,10 @@ def photo_scene(
 def _draw_camera(
     number_of_planes: int, planes: int, crop: int, rng: np.random.Generator
 ) -> _Camera:
-    """Draw the motion of the camera. planes, crop: see `video_scene`.
+    """Draw the motion of the camera.
 
-    rng: the order of its draws must not change, see `photo_scene`.
+    number_of_planes: of the whole clip. planes: of a frame interval. crop: side of a made frame.
+    rng: the order of its draws must not change, because it decides which scene a seed gives.
     """
     view_side = FINE * crop
     walk = partial(smooth_walk, rng, number_of_planes, periods=(2.0 * planes, 8.0 * planes))
@@ -476,7 +473,7 @@ def _painted(layers: list[_Layer], plane: int, view: np.ndarray, view_side: int)
 
     layers: the farthest one first. They are painted in this order, and each layer covers what is
     behind it by its opacity: light = (1 - opacity) light_behind + light_of_layer.
-    view: see `_view`.
+    view: (3, 3), the homography of the camera in this plane, from `_view`.
     """
     middle_to_origin = _translation(-view_side / 2, -view_side / 2)
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
@@ -489,7 +486,7 @@ def _painted(layers: list[_Layer], plane: int, view: np.ndarray, view_side: int)
         seen = cv2.warpPerspective(
             layer.sheet, to_sheet, (view_side, view_side), flags=flags, borderMode=layer.border
         )  # (view_side, view_side, 4)
-        light_of_layer = seen[..., :3]  # multiplied by the opacity already, see `_Layer`
+        light_of_layer = seen[..., :3]  # multiplied by the opacity already
         opacity = seen[..., 3:]
         canvas = canvas * (1 - opacity) + light_of_layer
     return canvas
@@ -507,7 +504,7 @@ def _layer(
 
     light: (H, W, 3) of the photograph. shake: (planes, 2) motion of the camera in pixels.
     time: (planes, 1) in frame intervals. view_side: side of the view in pixels.
-    rng: the order of its draws must not change, see `photo_scene`.
+    rng: the order of its draws must not change, because it decides which scene a seed gives.
     """
     height, width = light.shape[:2]
     size = np.array((width, height))  # x before y, as in all points here

@@ -2,14 +2,17 @@
 
 There are three ways to find a motion (`finder_of`), and the weights say which one is used:
 
-    dis      optical flow (`data.motion.flow`), as for `--method joint`
+    dis      DIS, an optical flow (`data.motion.flow`), also used by `--method joint`
     network  the network alone
-    both     in dim light the mean of two motions: that of the network, and that of DIS, whose
-             search begins at the motion of the network; in good light DIS alone
+    both     in good light DIS alone. In dim light DIS begins its search at the motion of the
+             network, and the result is the mean of the two motions.
 
 In good light DIS is at least as good as the network. In dim light each of the two is better at some
 pixels: the network hardly follows noise, and DIS finds small things that move by themselves. The
 network and DIS both give an expected error for each pixel, and the mean weighs by these errors.
+
+The fusion "motion" (models/fusion/fusion_motion.py) calls `finder_of`. A plane is one binary
+picture (h, w) of the spike camera. RGB frames have H x W pixels.
 
 The network (models/fusion/motion_net.py) sees the spikes in windows of time around the sharp
 instant. The data flow is
@@ -20,17 +23,15 @@ instant. The data flow is
     _on_frame         curves -> shifts of RGB pixels
 
 The light of a window comes from the intervals between spikes. In dim light an interval reaches over
-several windows, so only the number of spikes still tells when light came.
-
-The inputs belong to the trained weights of the network: `pictures_of` must stay as it is, down to
-its constants.
+several windows. Then the light is the same in all of them, and only the number of spikes tells when
+light came. So the network sees both.
 
 Tests: tests/parts/data/test_learned_motion.py
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import cv2
 import numpy as np
@@ -52,11 +53,14 @@ LEAST_ERROR = 1e-3
 
 # ---- Constants of the inputs of the network, which was trained with these values ----
 
-# An exposure is divided into so many parts of equal length. Such a part is an "eleventh" here.
+# An exposure is divided into so many parts of equal length, "elevenths". Each of the windows within
+# the exposure is an eleventh long.
 ELEVENTHS = 11
 # Planes of an eleventh in training: an exposure had 11 x 8 = 88 planes.
 USUAL_PLANES = 8
-SMOOTH = 2.0  # sigma in spike pixels of the brightness around a pixel
+# Sigma in spike pixels of the brightness around a pixel. A larger value has less noise, and mixes
+# more of the neighbours.
+SMOOTH = 2.0
 # Least mean spikes in an eleventh: relative light divides by the mean, which may be 0 in the dark.
 LEAST_MEAN = 8e-4
 # Least spikes in an eleventh around a pixel: the logarithm of 0 is infinite.
@@ -65,17 +69,20 @@ LEAST_AROUND = 8e-3
 LEAST_SHARE_OF_MEAN = 0.1
 # ... and this variance is added, so that a number of spikes is never divided by almost 0.
 ADDED_VARIANCE = 0.05
-# Limits of the inputs: light in multiples of the mean, and by how many standard deviations the
-# number of spikes of a window may differ from the expected number.
+# Limits of the inputs, so that a pixel that always fires does not make them large: light in
+# multiples of the mean, and by how many standard deviations the number of spikes of a window
+# differs from the expected number.
 MOST_LIGHT = 9.0
 MOST_DEVIATIONS = 4.0
 CONTRAST = 2.0  # factor of the contrast of the blurry frame
 
 # ---- Constants of the network ----
 
-# Sides of the inputs are multiples of this: the size of a pixel of its coarsest level.
+# Sides of the inputs are multiples of this: the size of a pixel of its coarsest level, in spike
+# pixels.
 MULTIPLE = 8
-# Range of the logarithm of the expected error in spike pixels: exp is between 0.007 and 55.
+# Range of the logarithm of the expected error in spike pixels: the error is between 0.007 and 55.
+# The training had the same range (lab/train_motion_net.py), so values beyond it mean nothing.
 LOG_ERRORS = (-5.0, 4.0)
 
 
@@ -95,22 +102,27 @@ class Windows:
 
 
 def finder_of(name: FinderName, network: MotionNetwork | None, device: torch.device) -> Finder:
-    """Return the function that finds a motion. network: None if the name is "dis"."""
+    """Return the function that finds a motion in one of the three ways.
+
+    network: may be None if the name is "dis". device: where the network computes.
+    """
     if name == "dis":
         return motion_of
     assert network is not None
 
+    # The network needs no gain, but all finders have the same arguments.
     def by_network(recording: Recording, view: View, gain: np.ndarray) -> Motion:
         return learned_motion(recording, view, network, device)
 
     def by_both(recording: Recording, view: View, gain: np.ndarray) -> Motion:
-        # In dim light the joint solution along the mean motion gains 0.1 to 0.3 dB more than along
-        # DIS alone, on dim frames of the training videos and stills. With 5 to 18 spikes it gains
-        # up to 0.1 dB less.
+        # Below DIM = 5 spikes in a pixel of median light, frames become 0.1 to 0.3 dB better with
+        # the mean motion than with DIS alone. With 5 to 18 spikes they become up to 0.1 dB worse.
+        # Measured with the joint solution on dim frames of the training videos and stills.
         if median_spikes(recording) >= DIM:
             return motion_of(recording, view, gain)
-        motion = by_network(recording, view, gain)
-        return mean_motion(motion, motion_of(recording, view, gain, begin=motion))
+        by_net = by_network(recording, view, gain)
+        by_dis = motion_of(recording, view, gain, begin=by_net)
+        return mean_motion(by_net, by_dis)
 
     return by_network if name == "network" else by_both
 
@@ -137,9 +149,10 @@ def learned_motion(
     recording: Recording, view: View, network: MotionNetwork, device: torch.device
 ) -> Motion:
     """Find the motion within an exposure by the network."""
-    pictures, scene = network_inputs(recording, view, network)
+    inputs = network_inputs(recording, view, network)
 
-    # Repeat the last row and column up to the next multiple. E.g. 250 rows need 6 more: -250 % 8.
+    # The network needs whole multiples. So repeat the last row and column up to the next multiple.
+    # E.g. 250 rows need 6 more: -250 % 8.
     height, width = view.plane
     below = -height % MULTIPLE
     right = -width % MULTIPLE
@@ -149,46 +162,51 @@ def learned_motion(
         larger = F.pad(torch.from_numpy(values), (0, right, 0, below), mode="replicate")
         return larger[None].to(device)
 
-    levels = network(padded(pictures), padded(scene))
+    levels = network(padded(inputs.pictures), padded(inputs.scene))
+    # The only exposure of the batch at the finest level, without the padding.
     finest = levels[-1]
-    curve = finest.coefficients[0, :, :height, :width].cpu().numpy()
-    log_error = finest.log_error[0, 0, :height, :width].clamp(*LOG_ERRORS).cpu().numpy()
-    return _on_frame(recording, view, curve, log_error)
+    curve = finest.coefficients[0, :, :height, :width]  # (6, h, w)
+    log_error = finest.log_error[0, 0, :height, :width]  # (h, w)
+    log_error = log_error.clamp(*LOG_ERRORS)
+    return _on_frame(recording, view, curve.cpu().numpy(), log_error.cpu().numpy())
 
 
 def _on_frame(recording: Recording, view: View, curve: np.ndarray, log_error: np.ndarray) -> Motion:
     """Turn the curves of spike pixels into the motion of RGB pixels.
 
-    curve: (6, h, w) in spike pixels: x and y of c_1, then of c_2, then of c_3, with the
-    displacement q(tau) = c_1 tau + c_2 tau^2 + c_3 tau^3.
-    log_error: (h, w), the logarithm of the expected error in the mean over the exposure.
+    A point moves from the sharp instant to the time tau by
+
+        q(tau) = c_1 tau + c_2 tau^2 + c_3 tau^3
+
+    tau counts halves of an exposure: 1 is about the end of the exposure, and -1 its begin.
+
+    curve: (6, h, w) in spike pixels: x and y of c_1, then of c_2, then of c_3.
+    log_error: (h, w), the logarithm of the expected error of q, in spike pixels. It is the mean of
+    the error over the exposure.
     """
-    # Interpolate the values of spike pixels to the RGB pixels.
-    on_plane = view.spike_places()  # (H, W, 2): where the RGB pixels lie on the spike plane
-    x = on_plane[..., 0]
-    y = on_plane[..., 1]
-    values = np.concatenate((curve, np.exp(log_error)[None])).astype(np.float32)  # (7, h, w)
-    on_frame = []  # (H, W) of each value
-    for value in values:
-        on_frame.append(cv2.remap(value, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE))
+    on_plane = view.spike_places()  # (H, W, 2): x and y of each RGB pixel on the spike plane
+    coefficients = []  # c_1, c_2, c_3 at each RGB pixel: (H, W, 2) each
+    for x_index in range(0, len(curve), 2):  # 0, 2 and 4; y follows x
+        c_x = _interpolated(curve[x_index], on_plane)
+        c_y = _interpolated(curve[x_index + 1], on_plane)
+        coefficients.append(np.stack((c_x, c_y), axis=-1))
 
     # The error in RGB pixels. A spike pixel is as wide as the root of its area in RGB pixels.
     area = abs(np.linalg.det(view.to_rgb[:2, :2]))
-    mean_error = on_frame[-1] * np.float32(np.sqrt(area))  # (H, W)
+    error_on_plane = _interpolated(np.exp(log_error), on_plane)  # (H, W) in spike pixels
+    mean_error = error_on_plane * np.float32(np.sqrt(area))  # (H, W)
 
-    coefficients = []  # c_1, c_2, c_3: (H, W, 2) each
-    for index in range(0, len(curve), 2):
-        coefficients.append(np.stack(on_frame[index : index + 2], axis=-1))
-    without_motion = mapped(view.to_rgb, on_plane)
+    # The times of `motion_of`, because `mean_motion` needs two motions at the same times.
     times = sorted([0.0, *motion_times(recording)])
-    shifts = []
-    errors = []
+    without_motion = mapped(view.to_rgb, on_plane)
+    shifts = []  # (H, W, 2) in RGB pixels, for each time
+    errors = []  # (H, W) in RGB pixels, for each time
     for time in times:
         tau = np.float32(time / (recording.length / 2))
-        # q = c_1 tau + c_2 tau^2 + c_3 tau^3
-        q = np.zeros_like(on_plane)
-        for number, c in enumerate(coefficients, 1):
-            q = q + c * tau**number
+        q = np.zeros_like(on_plane)  # (H, W, 2) in spike pixels
+        for power, c in enumerate(coefficients, start=1):
+            q = q + c * tau**power
+        # q moves the point on the spike plane. The shift is its way on the frame.
         shifts.append(mapped(view.to_rgb, on_plane + q) - without_motion)
         # The error grows with the time from the sharp instant, in proportion to |tau|. The mean of
         # |tau| over the exposure is 1/2, so the mean of 2 |tau| is 1. So the mean of these errors
@@ -197,13 +215,36 @@ def _on_frame(recording: Recording, view: View, curve: np.ndarray, log_error: np
     return Motion(np.array(times), np.stack(shifts), np.stack(errors))
 
 
+def _interpolated(values: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Interpolate values (h, w) of spike pixels at places (H, W, 2) on the spike plane.
+
+    Returns (H, W) float32. Places beyond the edge get the value of the nearest edge pixel.
+    """
+    x = places[..., 0]
+    y = places[..., 1]
+    values = values.astype(np.float32)
+    return cv2.remap(values, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
+
+
 # ---- What the network sees -------------------------------------------------------------------
+#
+# All functions below belong to the trained weights. The network still runs after a change of them,
+# but then its motion is worse, until lab/train_motion_net.py trains it anew. That program calls
+# `spike_windows` and `pictures_of` on simulated spikes.
 
 
-def network_inputs(
-    recording: Recording, view: View, network: MotionNetwork
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pictures (K, 2, h, w) of all windows, and the scene (3, h, w)."""
+class NetworkInputs(NamedTuple):
+    """What the network sees of one exposure. It takes batches, so each array gets an axis first."""
+
+    # (K, 2, h, w) float32: for each window the relative light, and by how much the number of spikes
+    # differs from the expected number.
+    pictures: np.ndarray
+    # (3, h, w) float32: brightness around each pixel, mean brightness, and the blurry frame.
+    scene: np.ndarray
+
+
+def network_inputs(recording: Recording, view: View, network: MotionNetwork) -> NetworkInputs:
+    """Return the pictures of all windows and the scene, from the spikes and the blurry frame."""
     # The network gives the edges of its windows in elevenths of an exposure. They count from the
     # begin of the sharp plane. The sharp instant is the middle of this plane, half a plane later.
     planes_per_eleventh = recording.length / ELEVENTHS
@@ -220,7 +261,7 @@ def network_inputs(
 
 
 def spike_windows(stream: np.ndarray, edges: np.ndarray) -> Windows:
-    """Count the spikes and the light of windows, each of which begins where the last one ends.
+    """Count the spikes and the light of K windows, each of which begins where the last one ends.
 
     stream: (T, h, w) in {0, 1}. edges: (K + 1,) planes, ascending. Edges may lie outside of the
     stream: planes that were not recorded have no spikes.
@@ -236,89 +277,154 @@ def spike_windows(stream: np.ndarray, edges: np.ndarray) -> Windows:
         spikes = stream[:edge].sum(axis=0, dtype=np.int32)
         spikes_before.append(spikes)
         light_before.append(spikes + _passed_share(stream, edge))
-    counts = np.diff(np.stack(spikes_before), axis=0).astype(np.float32)
-    light = np.diff(np.stack(light_before), axis=0).astype(np.float32)
+    counts = np.diff(np.stack(spikes_before), axis=0).astype(np.float32)  # (K, h, w)
+    light = np.diff(np.stack(light_before), axis=0).astype(np.float32)  # (K, h, w)
     are_recorded = (edges[:-1] >= 0) & (edges[1:] <= planes)
     return Windows(counts, light, np.diff(edges).astype(np.float32), are_recorded)
 
 
 def _passed_share(stream: np.ndarray, edge: int) -> np.ndarray:
-    """Return which share (h, w) of the interval around an edge has passed, in [0, 1).
+    """Return the share (h, w) of the interval between two spikes that has passed, in [0, 1).
 
     For example, between spikes at the times 4 and 14, a share of 0.6 has passed at the edge 10.
-    The interval before the first spike begins at 0. The interval after the last spike ends one
-    plane after the stream.
+
+    stream: (T, h, w) in {0, 1}. edge: 0 to T. Plane p lies between the edges p and p + 1, and its
+    spikes have the time p + 1. So a spike at the time 10 lies before the edge 10.
+    """
+    last = _time_of_last_spike(stream, edge)  # at most `edge`
+    following = _time_of_next_spike(stream, edge)  # at least `edge` + 1, so never equal to `last`
+    return (edge - last) / (following - last)
+
+
+def _time_of_last_spike(stream: np.ndarray, edge: int) -> np.ndarray:
+    """Return the time (h, w) of the last spike before an edge, 0 if there is no spike before it.
+
+    For example, with spikes in the planes 3 and 13, it is 4 at the edge 10.
+    """
+    if edge == 0:  # no plane lies before the edge, and `argmax` refuses an empty array
+        return np.zeros(stream.shape[1:], np.int32)
+    has_spike = stream[:edge] > 0  # (edge, h, w)
+    # Walk backwards from the edge. `argmax` finds the first plane with a spike, and so counts the
+    # planes without a spike. E.g. 6 at the edge 10: the planes 9, 8, 7, 6, 5 and 4.
+    empty_planes = has_spike[::-1].argmax(axis=0)
+    return np.where(has_spike.any(axis=0), edge - empty_planes, 0)
+
+
+def _time_of_next_spike(stream: np.ndarray, edge: int) -> np.ndarray:
+    """Return the time (h, w) of the first spike after an edge.
+
+    For example, with spikes in the planes 3 and 13, it is 14 at the edge 10. If no spike follows,
+    it is one plane after the end of the stream: a spike may come there at the earliest.
     """
     planes = len(stream)
-    fired_before = stream[:edge] > 0
-    fired_after = stream[edge:] > 0
+    if edge == planes:  # no plane lies after the edge, and `argmax` refuses an empty array
+        return np.full(stream.shape[1:], planes + 1)
+    has_spike = stream[edge:] > 0  # (planes - edge, h, w)
+    # Walk forwards from the edge. E.g. 3 at the edge 10: the planes 10, 11 and 12 have no spike.
+    # The spike is in plane edge + empty_planes, and its time is 1 more.
+    empty_planes = has_spike.argmax(axis=0)
+    return np.where(has_spike.any(axis=0), edge + empty_planes + 1, planes + 1)
 
-    # The time of the last spike before the edge. A spike in plane p has the time p + 1. `argmax`
-    # finds the first plane with a spike, here counted backwards: 0 is the plane edge - 1. So the
-    # spike is in plane edge - 1 - planes_back, and its time is edge - planes_back.
-    last = np.zeros(stream.shape[1:], np.int32)
-    if edge > 0:
-        planes_back = fired_before[::-1].argmax(axis=0)
-        last = np.where(fired_before.any(axis=0), edge - planes_back, 0)
 
-    # The time of the first spike after the edge. `planes_on` counts forwards from the plane `edge`.
-    # So the spike is in plane edge + planes_on, and its time is 1 more.
-    end_of_last_interval = planes + 1
-    following = np.full(stream.shape[1:], end_of_last_interval)
-    if edge < planes:
-        planes_on = fired_after.argmax(axis=0)
-        following = np.where(fired_after.any(axis=0), edge + planes_on + 1, end_of_last_interval)
-    # An interval has at least one plane, because last <= edge < following. So `maximum` changes
-    # nothing, and only excludes a division by 0.
-    return (edge - last) / np.maximum(following - last, 1)
+@dataclass(frozen=True)
+class _Brightness:
+    """The brightness of the spikes. Each rate is a number of spikes per usual plane."""
+
+    of_windows: np.ndarray  # (K, h, w): the rate in each window
+    of_pixels: np.ndarray  # (h, w): the mean rate over the exposure
+    around_pixels: np.ndarray  # (h, w): `of_pixels`, smoothed over the neighbours of each pixel
+    mean: float  # the mean rate of all pixels, at least LEAST_MEAN in an eleventh
 
 
 def pictures_of(
     windows: Windows, blurry: np.ndarray, inside: slice, planes_per_eleventh: float
-) -> tuple[np.ndarray, np.ndarray]:
+) -> NetworkInputs:
     """Make the inputs of the network, each about 1 or less, whatever the light.
 
-    blurry: luma (h, w) of the blurry frame in display values. inside: the windows of the exposure.
-    planes_per_eleventh: planes of an eleventh of the exposure.
-    Returns the pictures (K, 2, h, w) and the scene (3, h, w). Windows that were not recorded are 0.
+    Windows that were not recorded are 0 in the pictures.
+
+    blurry: luma (h, w) of the blurry frame in display values.
+    inside: which windows divide the exposure.
+    planes_per_eleventh: number of planes in an eleventh of the exposure.
     """
-    # Rates are spikes per usual plane: an exposure of any length counts as one of 88 planes, which
-    # is the length in training. In usual planes, an eleventh has the length USUAL_PLANES. E.g. an
-    # exposure of 176 planes has 16 planes per eleventh, so a usual plane is 2 planes long.
+    # Times are counted in usual planes here, so that exposures of all lengths look alike: each
+    # exposure has 88 usual planes. E.g. one of 176 planes has 16 planes in an eleventh, which are
+    # USUAL_PLANES = 8 usual planes. So a usual plane is 2 planes long.
     planes_per_usual_plane = np.float32(planes_per_eleventh / USUAL_PLANES)
     lengths = (windows.lengths / planes_per_usual_plane)[:, None, None]  # (K, 1, 1)
+    brightness = _brightness_of(windows, lengths, inside)
+
+    was_recorded = windows.are_recorded[:, None, None].astype(np.float32)  # (K, 1, 1), 1 or 0
+    light = _relative_light(brightness) * was_recorded  # (K, h, w)
+    deviations = _deviations(windows.counts, lengths, brightness) * was_recorded  # (K, h, w)
+    pictures = np.stack((light, deviations), axis=1)  # (K, 2, h, w)
+    scene = _scene(brightness, blurry)  # (3, h, w)
+    return NetworkInputs(pictures.astype(np.float32), scene.astype(np.float32))
+
+
+def _brightness_of(windows: Windows, lengths: np.ndarray, inside: slice) -> _Brightness:
+    """Measure the brightness in each window, of each pixel, around each pixel, and in the mean.
+
+    lengths: (K, 1, 1), of the windows in usual planes.
+    inside: which windows divide the exposure.
+    """
     # The light up to an edge never falls from one edge to the next, so no rate is negative.
     # `maximum` only excludes that rounding makes one negative.
-    rates = np.maximum(windows.light / lengths, 0)  # (K, h, w)
+    of_windows = np.maximum(windows.light / lengths, 0)  # (K, h, w)
 
-    # The mean rate over the exposure. A sharp instant at the edge of what was recorded may leave
-    # no recorded window: then all windows count.
-    is_used = np.zeros(len(rates), bool)
+    # The mean over the exposure. A sharp instant at the edge of what was recorded may leave no
+    # recorded window: then all windows count.
+    is_used = np.zeros(len(of_windows), bool)
     is_used[inside] = windows.are_recorded[inside]
-    used_rates = rates[is_used] if is_used.any() else rates
-    rate = used_rates.mean(axis=0)  # (h, w)
+    used = of_windows[is_used] if is_used.any() else of_windows
+    of_pixels = used.mean(axis=0)  # (h, w)
+
     # LEAST_MEAN is for an eleventh, and an eleventh has USUAL_PLANES usual planes.
-    mean = max(float(rate.mean()), LEAST_MEAN / USUAL_PLANES)
-    around = cv2.GaussianBlur(rate, (0, 0), SMOOTH)  # (h, w)
+    mean = max(float(of_pixels.mean()), LEAST_MEAN / USUAL_PLANES)
+    # The size (0, 0) lets OpenCV choose how far the Gaussian reaches.
+    around_pixels = cv2.GaussianBlur(of_pixels, (0, 0), SMOOTH)  # (h, w)
+    return _Brightness(of_windows, of_pixels, around_pixels, mean)
 
-    # Picture 0: the root of relative light, which brings bright and dark places closer together. 0
-    # is the mean light, and -1 is no light.
-    light = np.sqrt(np.minimum(rates / mean, MOST_LIGHT)) - 1
-    # Picture 1: by how many standard deviations the number of spikes differs from the number that
-    # the mean rate of the pixel lets expect. As for a Poisson distribution, the variance is the
-    # expected number. Here this number comes from the smoothed rate `around`, because the rate of a
-    # single pixel is noisy itself, and 0 in a pixel that never fired.
-    expected = rate * lengths  # (K, h, w)
-    variance = np.maximum(around, LEAST_SHARE_OF_MEAN * mean) * lengths + ADDED_VARIANCE
-    deviations = (windows.counts - expected) / np.sqrt(variance)
-    deviations = np.clip(deviations, -MOST_DEVIATIONS, MOST_DEVIATIONS)
-    recorded = windows.are_recorded[:, None, None].astype(np.float32)  # 1 or 0
-    pictures = np.stack((light * recorded, deviations * recorded), axis=1)
 
-    # The scene: logarithms of the spikes in an eleventh, around the pixel and in the mean; and the
-    # blurry frame. A rate times USUAL_PLANES is a number of spikes in an eleventh.
-    log_around = np.log(np.maximum(around * USUAL_PLANES, LEAST_AROUND))
-    log_mean = np.full_like(around, np.log(mean * USUAL_PLANES))
+def _relative_light(brightness: _Brightness) -> np.ndarray:
+    """Return picture 0 (K, h, w): sqrt(light / mean light) - 1.
+
+    0 is the mean light, and -1 is no light. The root brings bright and dark places closer together.
+    """
+    relative = np.minimum(brightness.of_windows / brightness.mean, MOST_LIGHT)
+    return np.sqrt(relative) - 1
+
+
+def _deviations(counts: np.ndarray, lengths: np.ndarray, brightness: _Brightness) -> np.ndarray:
+    """Return picture 1 (K, h, w): (count - expected count) / sqrt(variance).
+
+    0 means that the light of the pixel did not change in the window. A value of 2 means a change of
+    two standard deviations, so it is probably no noise.
+
+    counts: (K, h, w), number of spikes in each window. lengths: (K, 1, 1), in usual planes.
+    """
+    expected = brightness.of_pixels * lengths  # (K, h, w)
+    # As for a Poisson distribution, the variance is the expected count. But this count comes from
+    # the smoothed rate, because the rate of a single pixel is noisy itself, and 0 in a pixel that
+    # never fired.
+    least_rate = LEAST_SHARE_OF_MEAN * brightness.mean
+    rate = np.maximum(brightness.around_pixels, least_rate)  # (h, w)
+    variance = rate * lengths + ADDED_VARIANCE  # (K, h, w)
+    deviations = (counts - expected) / np.sqrt(variance)
+    return np.clip(deviations, -MOST_DEVIATIONS, MOST_DEVIATIONS)
+
+
+def _scene(brightness: _Brightness, blurry: np.ndarray) -> np.ndarray:
+    """Return the channels (3, h, w) that all windows share.
+
+    They are the logarithm of the spikes in an eleventh around each pixel, the same in the mean of
+    all pixels, and the contrast of the blurry frame.
+
+    blurry: luma (h, w) in display values.
+    """
+    # A rate times USUAL_PLANES is a number of spikes in an eleventh.
+    spikes_around = np.maximum(brightness.around_pixels * USUAL_PLANES, LEAST_AROUND)  # (h, w)
+    log_around = np.log(spikes_around)
+    log_mean = np.full_like(log_around, np.log(brightness.mean * USUAL_PLANES))
     contrast = (blurry - blurry.mean()) * CONTRAST
-    scene = np.stack((log_around, log_mean, contrast))
-    return pictures.astype(np.float32), scene.astype(np.float32)
+    return np.stack((log_around, log_mean, contrast))

@@ -168,17 +168,13 @@ STEPS = 2.0**32
 
 @dataclass(frozen=True)
 class Intervals:
-    """Where the intervals of each pixel begin and end.
+    """Where the intervals of each pixel begin and end."""
 
-    ends: (T, h, w), for each spike the time at which its interval ends (plane + 1), else 0. The
-    type is the narrowest unsigned one, for speed.
-    begin: (h, w) int32, the time at which the interval of the first spike begins. At most 0.
-    end: (h, w) int32, the time at which the interval after the last spike ends. At least T + 1.
-    """
-
+    # (T, h, w), for each spike the time at which its interval ends (plane + 1), else 0. The type is
+    # the narrowest unsigned one, for speed.
     ends: np.ndarray
-    begin: np.ndarray
-    end: np.ndarray
+    begin: np.ndarray  # (h, w) int32, when the interval of the first spike begins: at most 0
+    end: np.ndarray  # (h, w) int32, when the interval after the last spike ends: at least T + 1
 
 
 def plane_light(stream: np.ndarray) -> np.ndarray:
@@ -216,9 +212,10 @@ def plane_light(stream: np.ndarray) -> np.ndarray:
 
 
 def _until_end(stream: np.ndarray, end: np.ndarray, number_type: type[np.integer]) -> np.ndarray:
-    """Return until_b = 2 T + 1 - b of each plane (T, h, w), see `plane_light`.
+    """Return until_b = 2 T + 1 - b of each plane (T, h, w). b is when its interval ends.
 
-    In the example there, the planes 0 ... 9 get 17 17 17 17 13 13 13 13 9 9.
+    E.g. T = 10 and spikes in the planes 3 and 7. The intervals end at 4, 8 and 12. So the planes
+    0 ... 9 get 17 17 17 17 13 13 13 13 9 9.
 
     end: (h, w), when the interval after the last spike ends.
     number_type: a type that holds 3 T + 1.
@@ -240,9 +237,10 @@ def _until_end(stream: np.ndarray, end: np.ndarray, number_type: type[np.integer
 def _since_begin(
     stream: np.ndarray, begin: np.ndarray, number_type: type[np.integer]
 ) -> np.ndarray:
-    """Return since_a = a + T of each plane (T, h, w), see `plane_light`.
+    """Return since_a = a + T of each plane (T, h, w). a is when its interval begins.
 
-    In the example there, the planes 0 ... 9 get 10 10 10 10 14 14 14 14 18 18.
+    E.g. T = 10 and spikes in the planes 3 and 7. The intervals begin at 0, 4 and 8. So the planes
+    0 ... 9 get 10 10 10 10 14 14 14 14 18 18.
 
     begin: (h, w), when the interval of the first spike begins.
     number_type: a type that holds 3 T + 1.
@@ -322,7 +320,7 @@ def _fraction(time: int, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
     """Return which fraction of each pixel's interval has passed at a time, (h, w) in 0 ... 1.
 
     begin, end: (h, w), when the interval of each pixel begins and ends. The fraction is rounded to
-    1 / STEPS, which makes sums of fractions exact (see `STEPS`).
+    a multiple of 1 / STEPS, because float64 holds sums of such multiples exactly.
     """
     passed = time - begin
     length = end - begin
@@ -390,8 +388,9 @@ def _planes_to_second(ends: np.ndarray, first: np.ndarray) -> np.ndarray:
         the first spike     4 - 4 - 1 = -1, very large
         no spike            0 - 4 - 1 = -5, very large
 
-    ends: see `Intervals`. first: (h, w), the smallest end that is not 0. A pixel with fewer than
-    two spikes has no meaningful result.
+    ends: (T, h, w), for each spike the time at which its interval ends, else 0.
+    first: (h, w), the smallest end that is not 0. A pixel with fewer than two spikes has no
+    meaningful result.
     """
     one = ends.dtype.type(1)
     return (ends - (first + one)).min(axis=0).astype(np.int32) + 1
@@ -406,8 +405,8 @@ def _planes_from_last_but_one(ends: np.ndarray, last: np.ndarray) -> np.ndarray:
         the last spike      8 - 8 - 1 = -1, very large
         no spike            8 - 0 - 1 = 7, larger than of each other spike, because ends >= 1
 
-    ends: see `Intervals`. last: (h, w), the largest end. A pixel with fewer than two spikes has no
-    meaningful result.
+    ends: (T, h, w), for each spike the time at which its interval ends, else 0.
+    last: (h, w), the largest end. A pixel with fewer than two spikes has no meaningful result.
     """
     one = ends.dtype.type(1)
     return ((last - one) - ends).min(axis=0).astype(np.int32) + 1
@@ -429,16 +428,16 @@ def change_threshold(
     Returns the spikes of the new sensor, (T, h, w). With factor 1 and no dark current, this is
     `stream` itself.
 
-    The light L of the stream (see `plane_light`) is integrated again with a new random first
-    charge A:
+    The light L of each plane, one threshold spread over the planes of its interval, is integrated
+    again. It begins with a new random charge A:
 
         A <- A + L / factor + dark
         s = A >= 1
         A <- A - s
 
     So a higher threshold keeps every factor-th spike, and a lower threshold adds spikes between the
-    old ones. As in the sensor (see IntegrateAndFire), a plane has at most one spike, and charge of
-    more than one spike is lost: where A >= 2 remains, A <- 1 + A mod 1.
+    old spikes. As in the sensor, a plane has at most one spike, and charge of more than one spike
+    is lost: where A >= 2 remains, A <- 1 + A mod 1.
 
     The charge of one spike is kept, because the read-out rounds spike times to planes. Constant
     light of 0.9 spikes per plane gives intervals of 1 and 2 planes, and only their mean is right.
@@ -482,7 +481,7 @@ def _collect(
 
     charge: changed in place.
     plane: the light of the plane, replaced in place by the whole thresholds in the charge.
-    is_darker: bool, where the light has decreased, see `change_threshold`.
+    is_darker: bool, where the light has decreased, so that the charge of one spike is dropped.
     may_reach_two: whether the charge may become 2 or more.
     """
     one = np.float32(1.0)
@@ -527,18 +526,12 @@ CLEAR_RATIO = 0.8
 
 @dataclass(frozen=True)
 class LightFit:
-    """The better of two fits.
+    """The better of two fits."""
 
-    light: "linear" or "display", what the sensor integrated.
-    rate: spikes per plane at full light.
-    errors: {"display": ..., "linear": ...}, errors of both fits, relative to the rates (0: exact).
-    is_clear: whether one fit is clearly better.
-    """
-
-    light: str
-    rate: float
-    errors: dict[str, float]
-    is_clear: bool
+    light: str  # "linear" or "display", what the sensor integrated
+    rate: float  # spikes per plane at full light
+    errors: dict[str, float]  # {"display": ..., "linear": ...}, relative to the rates; 0: exact
+    is_clear: bool  # whether one fit is clearly better
 
 
 def fit_light(rates: np.ndarray, values: np.ndarray) -> LightFit:

@@ -75,7 +75,7 @@ class Job:
     clips: the clips to restore, in the order of their names.
     outputs: the output folder, and what is saved there.
     lpips: files of the weights of LPIPS, or empty to leave LPIPS out.
-    overwrite: whether existing results are removed, see `claim_folder`.
+    overwrite: whether the results of an earlier test in the folder are removed first.
     title: the heading of the report, and the first line of the results in the log.
     expected: number of clips that there should be. Averages over fewer clips are marked.
     section: the resolved options that say what is read of the files and how.
@@ -154,7 +154,10 @@ def restore_clips(job: Job) -> None:
 
 
 def claim_folder_of(job: Job) -> None:
-    """Take the output folder, see `claim_folder`. Rank 0 only."""
+    """Take the output folder for this test. Rank 0 only.
+
+    Raises OptionError or DataError if the folder holds other files or results.
+    """
     watchdog.phase("check results")
     inputs = {}
     for clip in job.clips:
@@ -222,7 +225,7 @@ def plan_work(job: Job) -> list[Work]:
         logger.info("%d of %d clips are finished already", finished_count, len(job.clips))
 
     # Into how many pieces each clip is cut, so that each rank has work. E.g. 2 unfinished clips on
-    # 8 ranks: 4 pieces of each clip. A clip with few missing frames may give fewer, see `_pieces`.
+    # 8 ranks: 4 pieces of each clip. A clip with few missing frames may give fewer.
     pieces_of_clip = 1
     if unfinished and job.method.can_cut:
         pieces_of_clip = math.ceil(utils_dist.get_world_size() / len(unfinished))
@@ -444,7 +447,7 @@ def build_report(
     The page has tables, the PSNR of each frame, a slider between the blurry and the restored frame,
     and videos that play beside the slider.
 
-    results: the content of metrics.json, see `collect`.
+    results: the content of metrics.json, the result of `collect`.
     clips: name of a clip -> pictures of the example frame, (H, W, 3) uint8: "blurry" and
     "restored", "spikes" and "sharp" if there are any, and those that the method has of this frame.
     videos: name of a clip -> data URI of the video that compares input and result.

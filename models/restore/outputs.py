@@ -68,8 +68,8 @@ PLACES = {
     "clip": "clips/{clip}.json",
     # The restored frame that the report shows.
     "example": "clips/{clip}.png",
-    # How this frame was restored, see utils.contract.ShowsPictures. The stem is the name of the
-    # picture, e.g. "motion". The captions are {name of a picture: text}.
+    # How this frame was restored, as pictures, if the method has such pictures. The stem is the
+    # name of the picture, e.g. "motion". The captions are {name of a picture: text}.
     "picture": "pictures/{clip}/{stem}.png",
     "captions": "pictures/{clip}/captions.json",
     "video": "{clip}.mp4",
@@ -87,13 +87,13 @@ OF_ALL_CLIPS = (RESULTS, "metrics.json", "table.txt", "report.html")
 class Outputs:
     """The output folder of a test, and what is saved there.
 
-    folder: a new folder, or the folder of an earlier test, see `claim_folder`.
+    folder: a new folder, or the folder of an earlier test that is continued or replaced.
     save: which of "frames", "video", "comparison", "slowmotion". Strips are always saved.
     fps: frame rate of the videos if the input has none.
     instants: number of sharp instants that are restored for each frame. If there are several, the
     file of kind "frame" is the middle instant.
     metric: how the frames are scored.
-    pictures: names of the pictures that the method has of a frame, see `write_pictures`.
+    pictures: names of the pictures that the method has of a frame, e.g. ("motion",).
     """
 
     folder: Path
@@ -254,7 +254,7 @@ def claim_folder(
     run_json = folder / RESULTS
     _refuse_training_run(folder)
     earlier = _read_run_json(run_json)
-    # The files that this test will write.
+    # The files that this test will write, for each clip.
     planned = {name: outputs.planned(name, names) for name, names in stems.items()}
     # Owner of files, in words for errors -> its files.
     owners = {"all clips": [folder / name for name in OF_ALL_CLIPS]}
@@ -306,7 +306,7 @@ def _files_of_earlier_tests(
 ) -> set[Path]:
     """Return the files that earlier tests in this folder wrote.
 
-    earlier: the content of run.json. stems: the frames of this test, see `claim_folder`.
+    earlier: the content of run.json. stems: name of a clip -> names of its frames in this test.
     """
     files_of_clips = earlier.get("files", {})
     written = {outputs.folder / file for file in OF_ALL_CLIPS}
@@ -329,6 +329,7 @@ def _files_of_earlier_tests(
 
 
 def _refuse_training_run(folder: Path) -> None:
+    """Raise OptionError if the folder is the folder of a training run."""
     if (folder / TRAINING_MARK).is_file():
         raise OptionError(
             what="--output is the folder of a training run",
@@ -400,11 +401,12 @@ def _refuse_same_names(planned: Mapping[str, Sequence[Path]], folder: Path) -> N
     planned: owner, e.g. "clip street" -> its files.
     """
     owner_of_path: dict[Path, str] = {}
-    conflicts = []  # a path that has an owner already, and its second owner
+    conflicts = []  # (a path that has an owner already, its second owner)
     for owner, files in planned.items():
         for path in files:
-            first_owner = owner_of_path.setdefault(path, owner)
-            if first_owner != owner:
+            if path not in owner_of_path:
+                owner_of_path[path] = owner
+            elif owner_of_path[path] != owner:
                 conflicts.append((path, owner))
     # A file where another result needs a folder.
     for path, owner in owner_of_path.items():
@@ -472,7 +474,7 @@ def finish_clip(
     `watchdog.go_on` says that the process makes progress. It is called after each slow part.
 
     indices: indices of the restored frames.
-    more_scores: see `MoreScores`, or None.
+    more_scores: function (restored frame, sharp frame) -> further scores, or None.
     notes: further entries of the JSON.
     is_grey: whether the luma alone is scored.
     """
@@ -494,13 +496,11 @@ def finish_clip(
             if "slowmotion" in videos:
                 for image in frame.instants:
                     videos["slowmotion"].write(image)
-            if "comparison" in videos or index in indices_of_strips:
+            has_strip = index in indices_of_strips
+            if "comparison" in videos or has_strip:
                 panels = comparison_of(clip, index, item, frame.restored)
-                if index in indices_of_strips:
-                    imwrite_rgb(outputs.file("strip", clip.name, stem), comparison_strip(panels))
-                if "comparison" in videos:
-                    panels.pop(ERROR, None)  # a video has no panel of the error
-                    videos["comparison"].write(comparison_strip(panels))
+                strip_file = outputs.file("strip", clip.name, stem) if has_strip else None
+                _write_comparison(panels, strip_file, videos.get("comparison"))
             if index == middle_index:
                 imwrite_rgb(outputs.file("example", clip.name), frame.restored)
 
@@ -519,6 +519,22 @@ def finish_clip(
     if "frames" not in outputs.save:
         temporary += outputs.frame_files(clip.name, clip.stems)
     remove_files(outputs.folder, temporary)
+
+
+def _write_comparison(
+    panels: dict[str, np.ndarray], strip_file: Path | None, video: VideoWriter | None
+) -> None:
+    """Write a frame beside its input and sharp frame, as a picture and as a frame of a video.
+
+    panels: name -> picture, from `comparison_of`. This function removes the panel of the error.
+    strip_file: path of the picture, or None for no picture.
+    video: the open video, or None for no video.
+    """
+    if strip_file is not None:
+        imwrite_rgb(strip_file, comparison_strip(panels))
+    if video is not None:
+        panels.pop(ERROR, None)  # a video has no panel of the error
+        video.write(comparison_strip(panels))
 
 
 class _RestoredFrame(NamedTuple):
@@ -552,7 +568,8 @@ def example_of(indices: Sequence[int]) -> int:
 
 
 class _Scorer:
-    """Collects the scores of the frames of one clip. For the arguments see `finish_clip`.
+    """Collects the scores of the frames of one clip. `finish_clip` makes it, and explains the
+    arguments.
 
     scores: the result, (what is scored) -> (metric) -> values of the frames. What is scored is
     "restored", "input", "instant 0", "instant 1", ...
@@ -574,8 +591,8 @@ class _Scorer:
     def add(self, item: dict[str, Any], images: Sequence[np.ndarray] | np.ndarray) -> None:
         """Score a frame, and its instants if there are several.
 
-        item: input and sharp frames, see `ClipReader.frame`. images: the instants, of which the
-        middle one counts as the frame, or the frame alone.
+        item: input and sharp frames: "lq", and "gt" and "gt_instants" if there are any. images: the
+        instants, of which the middle one counts as the frame, or the frame alone.
         """
         if "gt" in item:
             sharp = scored_values(item["gt"], self.values)
@@ -595,6 +612,7 @@ class _Scorer:
     def _add(
         self, kind: str, image: np.ndarray, sharp: np.ndarray, metrics: Sequence[Metric]
     ) -> None:
+        """Score one image. The instants do not come here, because they get no further scores."""
         add_scores(self.scores, kind, image, sharp, metrics, self.more_scores)
 
 
@@ -610,7 +628,8 @@ def comparison_of(
 def evenly_spaced(count: int, most: int = STRIPS_PER_CLIP) -> list[int]:
     """Return at most `most` positions, evenly spaced over `count` frames or clips.
 
-    Strips are written at these positions. E.g. 7 frames, at most 3 positions -> 0, 3, 6.
+    Strips are written at these positions. E.g. 7 frames, at most 3 positions -> 0, 3, 6. Validation
+    chooses the clips that it shows by the same function.
     """
     number_of_positions = min(most, count)
     positions = np.linspace(0, count - 1, number_of_positions)
@@ -641,8 +660,9 @@ def _open_videos(
             outputs.file(kind, clip.name),
             clip.fps or outputs.fps,
             times=stamps or None,
-            # A comparison is for players everywhere, and many play 4:2:0 alone. The other videos
-            # are results, so their color keeps its full resolution.
+            # A comparison is for players everywhere, and many players only play 4:2:0 (colour in
+            # half the resolution). The other videos are results, so their colour keeps its full
+            # resolution, 4:4:4.
             chroma="420" if kind == "comparison" else "444",
             pixel_aspect=clip.pixel_aspect,
         )

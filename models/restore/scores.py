@@ -19,16 +19,19 @@ from models.metrics import COLUMNS, format_score
 from utils.files import natural_key
 from utils.results import plain_table
 
-# Values of the options metric.values and metric.mean -> their meaning in words, for the report.
+# Values of the options metric.values and metric.mean -> their meaning in words, for the report. The
+# texts are part of the protocol of a test, so they must stay.
 VALUES = {
     "uint8": "clamp 0..1, x255, round to uint8",
     "clamped": "clamp 0..1, x255, not rounded",
     "float": "x255, neither clamped nor rounded",
 }
 MEANS = {"clips": "frame -> clip mean -> mean over clips", "frames": "mean over all frames"}
-# Value of metric.mean -> the mean that metrics.json gives beside it, without its last "s". E.g.
-# with "clips" also the mean over "frames", under the key "psnr_frame_mean".
-OTHER_MEAN = {"clips": "frame", "frames": "clip"}
+# Both means are always given. The one that metric.mean asks for comes first. Value of metric.mean
+# -> the other value.
+OTHER_MEAN = {"clips": "frames", "frames": "clips"}
+# The key of the other mean in metrics.json, e.g. with metric.mean "clips": "psnr_frame_mean".
+OTHER_KEY = {"clips": "{metric}_frame_mean", "frames": "{metric}_clip_mean"}
 
 
 def protocol_text(values: str, mean: str) -> str:
@@ -84,24 +87,24 @@ def collect(
 
 
 def _averages(rows: list[dict[str, Any]], kind: str, expected: int, mean: str) -> dict[str, Any]:
-    """Return the averages of one kind, see `collect`. rows: the clips that have this kind."""
+    """Return the averages of one kind, e.g. of "restored". rows: the clips that have this kind."""
     averages: dict[str, Any] = {}
-    values_of_frames: list[float] = []
+    frame_count = 0  # each metric has one value for each frame, so all metrics have this count
     for metric in rows[0][kind]:
-        values_of_frames = []  # values of this metric, of all frames of all clips
+        values_of_frames: list[float] = []  # values of this metric, of all frames of all clips
         for row in rows:
             values_of_frames += row["per_frame"][kind][metric]
+        frame_count = len(values_of_frames)
         mean_over = {
             "clips": sum(row[kind][metric] for row in rows) / len(rows),
-            "frames": sum(values_of_frames) / len(values_of_frames),
+            "frames": sum(values_of_frames) / frame_count,
         }
-        other = OTHER_MEAN[mean]  # "frame" or "clip"
+        other_key = OTHER_KEY[mean].format(metric=metric)
         averages[metric] = mean_over[mean]
-        averages[f"{metric}_{other}_mean"] = mean_over[f"{other}s"]  # e.g. "psnr_frame_mean"
+        averages[other_key] = mean_over[OTHER_MEAN[mean]]
     return averages | {
         "mean": mean,
-        # The list of the last metric. Each metric has one value for each frame.
-        "frames": len(values_of_frames),
+        "frames": frame_count,
         "clips_found": len(rows),
         "clips_expected": expected,
         "complete": len(rows) == expected,
@@ -136,10 +139,13 @@ def score_table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]
         mean = of_restored["mean"]
         frames = of_restored["frames"]
         rows.append(_row(f"mean over {mean}", frames, of_restored, of_input, metrics))
-        other = OTHER_MEAN[mean]
-        restored = {metric: of_restored.get(f"{metric}_{other}_mean") for metric in metrics}
-        blurry = {metric: of_input.get(f"{metric}_{other}_mean") for metric in metrics}
-        rows.append(_row(f"mean over {other}s", frames, restored, blurry, metrics))
+        restored = {}
+        blurry = {}
+        for metric in metrics:
+            other_key = OTHER_KEY[mean].format(metric=metric)
+            restored[metric] = of_restored.get(other_key)
+            blurry[metric] = of_input.get(other_key)
+        rows.append(_row(f"mean over {OTHER_MEAN[mean]}", frames, restored, blurry, metrics))
 
     # The columns must be in the order of the cells of `_row`.
     header = ["clip", "frames"]

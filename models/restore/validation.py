@@ -48,7 +48,7 @@ class Validation(NamedTuple):
     scalars: name -> average. "val/psnr", "val/ssim" and each metric of `metric.more` for the
     restored frames; "val/psnr_input" and so on for the blurry input. On rank 0 also
     "clips/psnr/<clip>" and so on for each clip in `panels`.
-    table: the scores as text, see `score_text`.
+    table: the scores as text: a row for each clip, and the means.
     panels: name of a clip -> pictures of its middle frame (`utils.image.comparison`), for at most
     MAX_STRIPS clips.
     """
@@ -82,10 +82,10 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
     scores_of_rank = []  # one entry for each clip of this rank
     panels_of_rank = {}  # index of a clip -> its pictures
     with ExitStack() as stack:
-        # The restorer has set the network to eval mode.
+        # The restorer has set the network to eval mode. At the end, set its former mode.
         stack.callback(net.train, was_training)
         frame_count = 0  # frames of this rank, for the progress bar
-        for clip in clips[rank::world]:
+        for clip in clips[rank::world]:  # the clips of this rank: rank, rank + world, ...
             frame_count += len(wanted_frames(len(clip.stems), val.center_frame_only))
         logger.info("validating %d clips, %s", len(clips), restorer.describe())
         progress = open_progress(model.opt.logging.progress, frame_count, "validation", "frames")
@@ -150,7 +150,7 @@ def _restorer(model: ModelVRT, net: nn.Module) -> Restorer:
         Tiling.of(val, spec, pad_seq=pad_seq),
         model.device,
         dtype=model.amp_dtype,
-        # A frame with NaN must not end the training. Its score is NaN, which is never the best.
+        # A frame with NaN must not end the training. Its score is NaN, and NaN is never the best.
         finite_only=False,
         noise_sigma=noise_sigma,
         do="lower val.size_patch_testing, val.num_frame_testing or val.batch_tiles (0: the whole "
@@ -170,7 +170,7 @@ def _any_rank_stops() -> bool:
 def _scalars(
     results: dict[str, Any], metrics: Sequence[str], shown_clips: Sequence[str]
 ) -> dict[str, float]:
-    """Return the values for the writers, see `Validation`."""
+    """Return the values for the writers: the field `scalars` of `Validation`."""
     means = results["averages"]
     scalars: dict[str, float] = {}
     for metric in metrics:
@@ -199,7 +199,10 @@ class _Scorer:
     ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return the scores of all frames, in the form that `collect` takes, and panels.
 
+        The scores are {"name": name of the clip, "frames": their number, "per_frame": Scores}.
+
         is_shown: whether panels of the middle frame are made. Otherwise they are empty.
+        tick: function that is called after each piece of work, to show progress.
         """
         restorer = self.restorer
         cache = restorer.cached(clip)
@@ -227,11 +230,7 @@ class _Scorer:
                 panels = comparison(
                     tensor_to_uint8(lq[:3]), spikes, tensor_to_uint8(frame), tensor_to_uint8(gt)
                 )
-            if self.out is not None:
-                # A full disk must not end the training. Then the frame is not written.
-                with best_effort("restored frames"):
-                    path = self.out / clip.name / f"{clip.stems[index]}.png"
-                    imwrite_rgb(path, tensor_to_uint8(frame))
+            self._write_frame(clip, index, frame)
         if nonfinite_count:
             logger.warning(
                 "validation: NaN or Inf in %d restored frames of clip %s",
@@ -239,6 +238,15 @@ class _Scorer:
                 clip.name,
             )
         return {"name": clip.name, "frames": len(wanted), "per_frame": scores}, panels
+
+    def _write_frame(self, clip: ClipReader, index: int, frame: torch.Tensor) -> None:
+        """Write a restored frame (3, H, W) to images/<clip>/<stem>.png, if this rank writes."""
+        if self.out is None:
+            return
+        # A full disk must not end the training. Then the frame is not written.
+        with best_effort("restored frames"):
+            path = self.out / clip.name / f"{clip.stems[index]}.png"
+            imwrite_rgb(path, tensor_to_uint8(frame))
 
     def _add_scores(
         self, scores: Scores, frame: torch.Tensor | None, lq: torch.Tensor, gt: torch.Tensor

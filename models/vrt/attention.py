@@ -4,7 +4,8 @@
 
     triton_attention.py   our kernels, for GPUs and windows that `attention_has_kernel` accepts
     attend                torch's scaled_dot_product_attention, on every device
-    CpuAttention          our own form for CPUs, with a backward pass that keeps no T x T matrices
+    CpuAttention          our own form for CPUs, if the caller gives a tape. Between forward and
+                          backward it keeps the output, but no T x T matrices
 
 Names: n windows, T tokens in a window, hd channels of a head. "Packed" heads are q, k and v in one
 tensor (n, T, 3, heads, hd), as the linear layer writes them. "Mutual" attention is attention
@@ -12,7 +13,7 @@ between the two frames of a window: the queries of each frame meet the keys and 
 frame.
 
 The form for CPUs computes 2^x in place of e^x, because exp2 is faster. So its logits are multiplied
-by log2(e), and its log-sum-exp has base 2.
+by log2(e), and its log-sum-exp has base 2: log2(sum over the keys of 2^logit), for each query.
 
 What must stay: all three forms agree within rounding, in their gradients too. In the form for CPUs,
 another order of the sums changes the last bits of a training.
@@ -58,7 +59,7 @@ def window_attention(
     spans: ranges of the n windows. The windows of a span have the same mask.
     mutual: whether the attention is between the two frames of a window. Then `bias` is None.
     tape: where `CpuAttention` keeps its results. None: `CpuAttention` is not used.
-    is_plain: whether torch's attention is used on every device.
+    is_plain: whether our kernels for GPUs are left out, so that torch's attention is used.
 
     Returns (n, T, heads * hd).
     """
@@ -71,7 +72,8 @@ def window_attention(
 
         return triton_attention.window_attention(qkv, bias, spans, scale, mutual)
 
-    # Compute span by span. Use `split`, because the gradient of a slice would be as large as qkv.
+    # Compute span by span. Use `split` and no slices, because autograd would give the gradient of
+    # each slice the size of the whole qkv.
     results = []
     lengths = [span.stop - span.start for span in spans]
     for qkv_of_span, span in zip(qkv.split(lengths), spans, strict=True):
@@ -93,9 +95,11 @@ def window_attention(
 def heads_of(qkv: Tensor, mutual: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Unpack q, k, v from packed heads (n, T, 3, heads, hd). Each is (n, heads, T, hd).
 
-    The results are views of qkv, so writing to a result writes to qkv: CpuAttention.backward relies
-    on this. With `mutual`, each of the two frames becomes a window, (2 n, heads, T / 2, hd). Then q
-    is a copy, because it holds the queries of the other frame.
+    The results are views of qkv, so writing to a result writes to qkv. CpuAttention.backward relies
+    on this: it calls this function with empty memory, and writes the gradients to the results.
+
+    With `mutual`, each of the two frames becomes a window, (2 n, heads, T / 2, hd). Then q is a
+    copy, because it holds the queries of the other frame.
     """
     if not mutual:
         heads_first = qkv.transpose(1, 3)  # (n, heads, 3, T, hd)
@@ -164,9 +168,16 @@ def logit_offset(
 class CpuAttention(torch.autograd.Function):
     """The same as `attend`, on packed heads of windows that share one mask.
 
-    Forward saves the output and the log-sum-exp of each row of logits, but no T x T matrices. It
-    reads and fills a `Tape` (chunks.py) in place: what it adds to `offsets` and `recorded` is used
-    by later calls.
+    Forward saves the output and the log-sum-exp of each row of logits, but no T x T matrices.
+    Backward computes them again, a few windows at a time.
+
+    Forward reads and fills a `Tape` (chunks.py) in place:
+
+        offsets    sums of bias and mask, for later calls with the same mask
+        recorded   the results of each call, in the order of the calls
+        playback   the recorded results, read in the same order
+
+    So the calls of the backward pass must have the order of the calls of the forward pass.
     """
 
     @staticmethod
@@ -179,6 +190,7 @@ class CpuAttention(torch.autograd.Function):
         mutual: bool,
         tape: Tape,
     ) -> Tensor:
+        """Return the output, (n, heads, T, hd). The arguments are those of `window_attention`."""
         q, k, v = heads_of(qkv, mutual)
 
         # `offset` is the sum of bias and mask, repeated for the windows that are computed at once:
@@ -223,9 +235,12 @@ class CpuAttention(torch.autograd.Function):
             gradient of k       scale X^T q
             gradient of bias    the sum of X over all windows
 
-        P is computed again for a few windows at a time, so that it stays in the cache:
-        P = 2^(scale log2(e) q k^T + offset - log-sum-exp). The gradient of the bias is float32 at
-        least.
+        P is computed again for a few windows at a time (a round), so that it stays in the cache:
+        P = 2^(scale log2(e) q k^T + offset - log-sum-exp). `_gradients_of_round` has the equations
+        line by line. The gradient of the bias is float32 at least.
+
+        What must stay: the number of windows of a round and the order of the rounds, because they
+        are the order of the sum over all windows. Test: test_gradients.py.
         """
         scale = ctx.scale
         qkv, bias, out, sums, offset = ctx.saved_tensors
@@ -239,42 +254,34 @@ class CpuAttention(torch.autograd.Function):
         grad_qkv = torch.empty_like(qkv)
         grad_q, grad_k, grad_v = heads_of(grad_qkv, ctx.mutual)
         grad_bias = None if bias is None else q.new_zeros(heads, t, t, dtype=precise)
-        # Memory for P and X of the windows at a time, used again in each round.
+        # Memory for the T x T matrices of a round. Each round overwrites it.
         p_memory, x_memory = q.new_empty(2, min(windows, n) * heads, t, t)
 
         wide = _widened(q, k, v, grad, out, sums, scale)
         for first in range(0, n, windows):
             now = slice(first, first + windows)
             # The windows of this round and their heads become one batch axis,
-            # (windows * heads, T, hd + 2).
+            # (windows * heads, T, hd + 2). The last round may have fewer windows.
             q_now = wide.q[now].reshape(-1, t, hd + 2)
             k_now = wide.k[now].reshape(-1, t, hd + 2)
             v_now = wide.v[now].reshape(-1, t, hd + 2)
             g_now = wide.g[now].reshape(-1, t, hd + 2)
             batch = len(q_now)
-
-            # P = 2^(scale log2(e) q k^T + offset - log-sum-exp), (windows * heads, T, T).
-            p = logits(q_now, k_now, offset, scale * LOG2_E, out=p_memory[:batch]).exp2_()
-            # Gradient of v: P^T G = (G^T P)^T. This transposes the thin matrix G, which costs less
-            # than transposing P. The result is still transposed: (windows * heads, hd, T).
-            thin_g = g_now[..., :hd].transpose(1, 2).contiguous()
-            grad_v_transposed = torch.bmm(thin_g, p)
-            # Gradient of the logits: X = P * (G v^T - sum(G * O)), (windows * heads, T, T).
-            x = torch.bmm(g_now, v_now.transpose(1, 2), out=x_memory[:batch]).mul_(p)
-            # Gradient of k: scale X^T q = scale (q^T X)^T, transposed as well.
-            thin_q = q_now[..., :hd].transpose(1, 2).contiguous()
-            grad_k_transposed = torch.bmm(thin_q, x).mul_(scale)
-            # Gradient of q: scale X k.
-            grad_q_now = torch.bmm(x, k_now[..., :hd]).mul_(scale)
-
-            grad_q[now] = grad_q_now.reshape(-1, heads, t, hd)
-            grad_k[now] = grad_k_transposed.transpose(1, 2).reshape(-1, heads, t, hd)
-            grad_v[now] = grad_v_transposed.transpose(1, 2).reshape(-1, heads, t, hd)
+            gradients = _gradients_of_round(
+                _Widened(q_now, k_now, v_now, g_now),
+                offset,
+                scale,
+                p_memory=p_memory[:batch],
+                x_memory=x_memory[:batch],
+            )
+            grad_q[now] = gradients.q.reshape(-1, heads, t, hd)
+            grad_k[now] = gradients.k.reshape(-1, heads, t, hd)
+            grad_v[now] = gradients.v.reshape(-1, heads, t, hd)
             if grad_bias is not None:
                 if batch == heads:  # one window, so there is nothing to sum
-                    grad_bias += x
+                    grad_bias += gradients.logits
                 else:
-                    grad_bias += x.view(-1, heads, t, t).sum(0)
+                    grad_bias += gradients.logits.view(-1, heads, t, t).sum(0)
 
         if ctx.mutual:
             _put_queries_of_other_frames(grad_q, grad_qkv)
@@ -285,7 +292,10 @@ class CpuAttention(torch.autograd.Function):
 class _Widened(NamedTuple):
     """q, k, v and G with two further channels each, (n, heads, T, hd + 2).
 
-    The channels make two matrix products subtract a number from each row:
+    G is the gradient of the output. In a round of `CpuAttention.backward`, the first two axes are
+    one: (windows * heads, T, hd + 2).
+
+    The further channels make two matrix products subtract a number from each row:
 
         q k^T is then    q k^T - log-sum-exp / (scale log2(e))
         G v^T is then    G v^T - sum(G * O)
@@ -305,7 +315,8 @@ def _widened(
     The numbers to subtract are appended to q and G, and ones are appended to k and v.
     `_with_column` needs two channels for a number.
 
-    grad: G. out: O. sums: the log-sum-exp of each row. All other arguments: see `cpu_attention`.
+    q, k, v: (n, heads, T, hd). grad: G. out: O. sums: the log-sum-exp of each row, (n, heads, T,
+        1). scale: factor of the logits.
     """
     n, heads, t, _ = q.shape
     # The caller multiplies the product by scale * LOG2_E, so divide by this factor before.
@@ -320,11 +331,60 @@ def _widened(
     )
 
 
+class _RoundGradients(NamedTuple):
+    """Gradients for the windows of one round of `CpuAttention.backward`."""
+
+    q: Tensor  # (windows * heads, T, hd)
+    k: Tensor  # (windows * heads, T, hd)
+    v: Tensor  # (windows * heads, T, hd)
+    # X, (windows * heads, T, T). Use it at once, because the next round overwrites this memory.
+    logits: Tensor
+
+
+def _gradients_of_round(
+    wide: _Widened, offset: Tensor | None, scale: float, p_memory: Tensor, x_memory: Tensor
+) -> _RoundGradients:
+    """Compute the gradients for the windows of one round, by the equations of the caller.
+
+    wide: q, k, v and G of the round, each (windows * heads, T, hd + 2).
+    offset: bias and mask, (windows * heads or more, T, T), times log2(e), or None.
+    p_memory, x_memory: memory for P and X, (windows * heads, T, T). It is overwritten.
+    """
+    hd = wide.q.shape[2] - 2  # channels of a head, without the two further channels
+
+    # P = 2^(scale log2(e) q k^T + offset - log-sum-exp), (windows * heads, T, T). The two further
+    # channels subtract the log-sum-exp.
+    p = logits(wide.q, wide.k, offset, scale * LOG2_E, out=p_memory).exp2_()
+
+    # Gradient of v: P^T G = (G^T P)^T. This transposes the thin matrix G, which costs less than
+    # transposing P. The product is still transposed: (windows * heads, hd, T).
+    g_transposed = wide.g[..., :hd].transpose(1, 2).contiguous()
+    grad_v_transposed = torch.bmm(g_transposed, p)
+
+    # Gradient of the logits: X = P * (G v^T - sum(G * O)), (windows * heads, T, T). The two further
+    # channels subtract the sum. The product with P is in place.
+    x = torch.bmm(wide.g, wide.v.transpose(1, 2), out=x_memory).mul_(p)
+
+    # Gradient of k: scale X^T q = scale (q^T X)^T. Again the thin matrix is transposed.
+    q_transposed = wide.q[..., :hd].transpose(1, 2).contiguous()
+    grad_k_transposed = torch.bmm(q_transposed, x).mul_(scale)
+
+    # Gradient of q: scale X k.
+    grad_q = torch.bmm(x, wide.k[..., :hd]).mul_(scale)
+    return _RoundGradients(
+        q=grad_q,
+        k=grad_k_transposed.transpose(1, 2),
+        v=grad_v_transposed.transpose(1, 2),
+        logits=x,
+    )
+
+
 def _put_queries_of_other_frames(grad_q: Tensor, grad_qkv: Tensor) -> None:
     """Write the gradients of the queries of mutual attention into grad_qkv, in place.
 
     grad_q: (2 n, heads, T / 2, hd). Each window of grad_q is a frame, and holds the gradients of
-    the queries of the other frame, see `heads_of`. So swap the two frames of each pair.
+    the queries of the other frame, because `heads_of` has swapped them. So swap the two frames of
+    each pair back.
     """
     by_frame = grad_q.unflatten(0, (-1, 2)).flip(1)  # (n, 2, heads, T / 2, hd)
     queries = grad_qkv[:, :, 0]  # (n, T, heads, hd): the place of q
@@ -352,7 +412,7 @@ def windows_at_once(q: Tensor) -> int:
     """
     heads, t = q.shape[1:3]
     bytes_of_window = heads * t * t * q.element_size()
-    return max(1, CORE_BYTES // bytes_of_window)
+    return max(1, CORE_BYTES // bytes_of_window)  # one window, even if it is larger
 
 
 def logits(q: Tensor, k: Tensor, offset: Tensor | None, scale: float, out: Tensor) -> Tensor:
@@ -375,11 +435,12 @@ def cpu_attention(
 ) -> tuple[Tensor, Tensor]:
     """Compute softmax(scale q k^T + offset / LOG2_E) v, without a gradient.
 
-    q, k, v: (n, heads, T, hd). offset: (windows at once * heads, T, T) or None.
+    q, k, v: (n, heads, T, hd).
+    offset: bias and mask times LOG2_E, (windows at once * heads, T, T), or None.
     subtracts: whether the largest logit of each row is subtracted before exp2, so that no sum
-        overflows. This takes one more pass over the T x T matrices. So the function first tries
-        without subtracting. If the sums are too large or too small, it calls itself with
-        subtracting.
+        overflows. This takes one more pass over the T x T matrices. So callers leave it at False,
+        and the function first tries without subtracting. If a sum is too large or too small, it
+        calls itself with True.
 
     Returns the output (n, heads, T, hd), and the log-sum-exp of each row of logits in base 2,
     (n, heads, T, 1), float32 at least.
@@ -409,7 +470,8 @@ def cpu_attention(
 
     out, total = out_and_sums.split((hd, 1), dim=2)  # (n, heads, hd, T), (n, heads, 1, T)
     # Sums near the ends of the range of the dtype are not exact, and Inf or NaN is wrong. NaN fails
-    # each comparison, so it counts as not safe.
+    # each comparison, so it counts as not safe. The limit is the root of the largest number, about
+    # 2e19 for float32: such a sum is far from both ends, and so is its inverse.
     limit = torch.finfo(q.dtype).max ** 0.5
     least, most = total.aminmax()
     is_safe = 1 / limit < least and most < limit
@@ -417,5 +479,6 @@ def cpu_attention(
         return cpu_attention(q, k, v, offset, scale, subtracts=True)
     precise = torch.promote_types(q.dtype, torch.float32)
     sums = total.to(precise).log2().transpose(2, 3)  # (n, heads, T, 1)
-    # What was subtracted from the logits is missing in the sums, so add it.
+    # What was subtracted from the logits is missing in the logarithms, so add it (0 if nothing was
+    # subtracted).
     return (out / total).transpose(2, 3), sums.add_(largest)

@@ -12,8 +12,9 @@ its computation by a `Work`:
     work = Work(hidden, chunks, names)              what to compute, for which tokens
     y = InChunks.apply(x, work, *weights)           weights in the order of `names`
 
-A `Tape` carries the results of our attention for CPUs from the forward pass to the backward pass,
-because computing attention again costs more time than keeping its output costs memory.
+A `Tape` carries the results of our attention for CPUs from the forward pass to the backward pass.
+Computing attention again would take much time, and its output takes little memory. So its output is
+kept, and everything else is computed again.
 
 What must stay: the size and the order of the chunks, and the order of the sums in backward. Another
 order changes the last bits of a training, so existing runs would not resume exactly.
@@ -45,8 +46,9 @@ CPU_TOKENS = 2048
 # Tokens of a chunk on a GPU. Fewer tokens would not keep the GPU busy, more tokens need more memory
 # for the intermediate tensors of a chunk. See `gpu_tokens`.
 GPU_TOKENS = 1 << 17
-# Names of weights that keep float32, whatever the dtype of the tokens is. They are added to float32
-# values, or the operator that uses them casts them. For the names see Block.weights.
+# Names of weights that keep float32, whatever the dtype of the tokens is: those of the two layer
+# norms of a block, and the bias of its attention. They are added to float32 values, or the operator
+# that uses them casts them. `Block.weights` gives the names.
 FLOAT32 = ("norm1", "norm1_bias", "bias", "norm2", "norm2_bias")
 
 
@@ -74,7 +76,7 @@ def cast(weights: Weights, dtype: torch.dtype) -> Weights:
     """Return a new table, with the weights of linear layers in `dtype`.
 
     The weights named in FLOAT32 stay as they are. A weight that has the dtype already is not
-    copied.
+    copied: the new table then has the same tensor.
     """
     result: Weights = {}
     for name, weight in weights.items():
@@ -105,8 +107,8 @@ class Tape:
     offsets: dict[Any, Tensor | None] = field(default_factory=dict)
 
 
-# The two residual branches of a block (attention, MLP), each with what its output is multiplied by:
-# a number for all tokens, a column (tokens, 1), or None for 1.
+# What the outputs of the two residual branches of a block are multiplied by: (attention, MLP). A
+# factor is a number for all tokens, a column (tokens, 1), or None for 1.
 Factors = tuple[Any, Any]
 
 
@@ -121,8 +123,13 @@ class Piece(NamedTuple):
 class Work(NamedTuple):
     """What is computed for each chunk: y + factor * (h fc2^T + fc2_bias).
 
-    y and h are the results of `hidden`. The last linear layer, fc2, is not part of `hidden`,
-    because the gradients of fc2 need h alone. So backward does not compute fc2 again.
+    y and h are the results of `hidden`. Both kinds of layers end with a linear layer, named fc2. It
+    is not part of `hidden`, because its gradients follow from h alone. So backward does not compute
+    fc2 again.
+
+    A new kind of layer gives a new `hidden`, and the chunks and names that fit it. `hidden` must
+    compute the same numbers each time that it is called, because backward calls it again: no
+    random numbers, no state.
     """
 
     # hidden(tokens, chunk, factors, weights, tape) -> (y, h).
@@ -140,7 +147,8 @@ class Work(NamedTuple):
     factors: Tensor | Sequence[tuple[float, float]] | None = None
     # Whether `hidden` computes attention by our own operator for CPUs. It then takes a tape.
     has_own_attention: bool = False
-    # Whether the forward pass keeps the results of this attention for backward.
+    # Whether the forward pass keeps the results of this attention for backward. Otherwise backward
+    # computes them again, which takes more time and less memory.
     keeps_attention: bool = False
 
     def pieces(self, samples: int) -> Iterator[Piece]:
@@ -153,7 +161,7 @@ class Work(NamedTuple):
                 yield Piece(sample, chunk, self._factors_of(sample, chunk))
 
     def _factors_of(self, sample: int, chunk: Chunk) -> Factors:
-        """Return the factors of one chunk, see `factors`."""
+        """Return the factors of one chunk of one sample, (attention, MLP)."""
         if self.factors is None:
             return None, None
         if isinstance(self.factors, Tensor):
@@ -175,10 +183,15 @@ class InChunks(torch.autograd.Function):
 
     Forward and backward go through the chunks in the order of work.pieces, because the tape is read
     in the order in which it was written. The last bits of the gradients depend on this order too.
+
+    Forward saves x, the weights and the tape. Backward frees the graph of each chunk before the
+    next chunk: whoever keeps a tensor with a graph beyond the loop breaks the saving of memory.
+    test_fake_gpu.py measures the memory.
     """
 
     @staticmethod
     def forward(ctx, x: Tensor, work: Work, *weights: Tensor | None) -> Tensor:
+        # By name, without a graph: autograd must not record what this function does.
         w: Weights = {}
         for name, weight in zip(work.names, weights, strict=True):
             w[name] = None if weight is None else weight.detach()
@@ -198,9 +211,12 @@ class InChunks(torch.autograd.Function):
             _, mlp_factor = factors
             # The taken tokens have no name here, so that they are freed before the last layer.
             y, h = work.hidden(take(x[sample], chunk.rows), chunk, factors, w, tape)
+            # h is None if stochastic depth has dropped the MLP. y is None if a layer has no
+            # residual.
             if h is not None:
                 branch = scaled(F.linear(h, w["fc2"], w["fc2_bias"]), mlp_factor)
-                y = branch if y is None else branch.add_(y)  # in place: nobody else needs it
+                # In place, because nobody else needs the branch.
+                y = branch if y is None else branch.add_(y)
             _put(out[sample], chunk.results, y)
 
         recorded = [] if tape is None else tape.recorded
@@ -211,6 +227,10 @@ class InChunks(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):
+        """Return the gradients of x and of the weights.
+
+        grad: the gradient of the result, (samples, tokens, outputs of fc2).
+        """
         # The saved tensors are x, then the weights, then what the tape has recorded.
         work = ctx.work
         saved = ctx.saved_tensors
@@ -218,6 +238,8 @@ class InChunks(torch.autograd.Function):
         end_of_weights = 1 + len(work.names)
         weights = dict(zip(work.names, saved[1:end_of_weights], strict=True))
         recorded = saved[end_of_weights:]
+        # Our attention for CPUs reads what forward has recorded. Without a record it computes the
+        # results again.
         tape = None
         if work.has_own_attention:
             playback = iter(recorded) if recorded else None
@@ -253,6 +275,8 @@ class InChunks(torch.autograd.Function):
             outputs, gradients = _gradients_of_last_layer(y, h, grad_y, mlp_factor, w, sums)
 
             # 3. Run backward through the graph of this chunk, to its tokens and to the weights.
+            # `Seed` is a function whose result is 0 and whose backward gives each output its
+            # gradient, so that one backward pass starts from several gradients.
             inputs = [tokens] + [w[name] for name in with_graph]
             with torch.enable_grad():
                 seed: Any = Seed.apply(*outputs, *gradients)
@@ -261,6 +285,8 @@ class InChunks(torch.autograd.Function):
                 # None: stochastic depth has dropped the branch of this weight.
                 if grad_weight is not None:
                     sums[name] += grad_weight
+            # A chunk may have tokens of padding, whose gradients belong to no token of x.
+            # `chunk.kept` leaves them out.
             _put(grad_x[sample], chunk.results, take(grad_tokens, chunk.kept))
 
         # One result for each argument of forward: x, work, then the weights.
@@ -331,7 +357,9 @@ def _put(out: Tensor, rows: slice | Tensor, values: Any) -> None:
 def gated(u: Tensor, w: Weights, is_plain: bool = True) -> Tensor:
     """Return the hidden layer gelu(fc11(u)) * fc12(u): (tokens, C) -> (tokens, hidden).
 
-    w: has "fc11", "fc12" and their biases. is_plain: use torch's operators on every device.
+    w: the weights "fc11", "fc11_bias", "fc12" and "fc12_bias".
+    is_plain: whether torch's operators are used on every device. The plain form must use them,
+        because torch.compile cannot trace our kernels.
     """
     if not is_plain and has_kernels(u):
         # Imported here, because Triton is not installed everywhere.
@@ -348,6 +376,8 @@ def gated(u: Tensor, w: Weights, is_plain: bool = True) -> Tensor:
 class GatedMlp(nn.Module):
     """fc2(gelu(fc11(x)) * fc12(x)) over the last axis (GEGLU, Shazeer 2020), with the exact erf
     GELU.
+
+    The names fc11, fc12 and fc2 are part of the released weights, so they must stay.
 
     inputs, hidden, outputs: numbers of channels.
     checkpoint: whether backward computes the hidden layer again, from the input alone. If the layer
@@ -410,5 +440,5 @@ class GatedMlp(nn.Module):
 def _hidden_of_mlp(
     tokens: Tensor, chunk: Chunk, factors: Factors, w: Weights, tape: Tape | None
 ) -> tuple[None, Tensor]:
-    """Compute the MLP without its last linear layer, see Work.hidden. It has no residual sum."""
+    """Compute the MLP without its last linear layer: `hidden` of Work. It has no residual sum."""
     return None, gated(tokens, w, is_plain=False)

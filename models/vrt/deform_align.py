@@ -50,20 +50,22 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
 
     x: (n, c, h, w). Outside the image it is zero.
     offset: shift of each sample, (n, 18 g, h, w), float32 or float64, whatever the dtype of x is.
-        For the layout see the top of this file.
+        Channel 2 * (group * 9 + tap) is dy, the next channel is dx.
     mask: factor of each sample, (n, 9 g, h, w).
     weight: (c', c / k, 3, 3). bias: (c',).
 
     Returns (n, c', h, w), under autocast in the dtype of autocast. All tensors get gradients.
+
+    Only DeformAlign calls this. test_vrt_modules.py compares its results with recorded numbers.
     """
-    dtype = compute_dtype(x)
+    dtype = compute_dtype(x)  # dtype of the result
     if not has_deform_conv(x):
         return _deform_conv_by_sampling(x, offset, mask, weight, bias).to(dtype)
 
     from torchvision.ops import deform_conv2d  # here, because the import takes seconds
 
-    # torchvision needs one dtype for all tensors, and computes in float32 under autocast. In
-    # bfloat16 an offset of 20 pixels would be off by 1/16.
+    # torchvision needs one dtype for all tensors, and computes in float32 under autocast. bfloat16
+    # has 8 bits, so in bfloat16 an offset of 20 pixels would be rounded by up to 1/16 pixel.
     precise = torch.promote_types(x.dtype, torch.float32)
     x = x.to(precise)
     offset = offset.to(precise)
@@ -79,7 +81,8 @@ def _deform_conv_by_sampling(
 ) -> Tensor:
     """Compute `deform_conv` by one grid_sample and one matrix product.
 
-    On a CPU this is 3 times faster than torchvision's scalar loops, 7 times with gradients.
+    On a CPU this is 3 times faster than torchvision's scalar loops, 7 times with gradients. The
+    arguments are those of `deform_conv`.
     """
     n, c, h, w = x.shape
     columns = _columns(x, offset, mask)  # (n, c, 9, h w)
@@ -101,7 +104,7 @@ def _columns(x: Tensor, offset: Tensor, mask: Tensor) -> Tensor:
     """
     n, _, h, w = x.shape
     groups = mask.shape[1] // TAPS  # g
-    mask = mask.to(offset.dtype)  # a product of two dtypes is five times as slow
+    mask = mask.to(offset.dtype)  # a product of tensors of two dtypes takes five times as long
 
     # Each offset group is one image for grid_sample. Its nine taps are sampled below one another,
     # as if the output had 9 h rows.
@@ -172,7 +175,8 @@ class DeformAlign(nn.Module):
     A conv net sees the target frame, the source frames warped to it, and the flows. For each sample
     it estimates a correction of the flow, and a factor (mask). Then the sources are sampled.
 
-    dim: channels of a frame. deformable_groups: number of offset groups, see the top of this file.
+    dim: channels of a frame. deformable_groups: number of offset groups, whose channels have the
+        same offsets.
     sources: number of source frames that are aligned to a target. Each source has one weight group
         and an equal number of the offset groups.
     max_residual: largest correction, in pixels.
@@ -306,7 +310,7 @@ class DeformAlign(nn.Module):
         result was compared with counts on fake tensors (tests/helpers/fake_gpu.py). It is 2 to 10 %
         above the counts.
 
-        target: see `forward`, (n, d, h, w).
+        target: the target frames, (n, d, h, w).
         """
         if in_cpu_form(target):
             # A CPU takes a few frames at a time (MOST_PIXELS_ON_CPU), so the tensors are small.
@@ -405,8 +409,8 @@ def _aligned(module: DeformAlign, frames: Tensor, flows: list[Tensor], is_later:
     aligned = _aligned_targets(module, targets, sources, source_flows)
     # Add zeros for the frame without a neighbour on this side.
     if is_later:
-        return _with_zeros_behind(aligned, 1)
-    return _with_zeros_before(aligned, 1)
+        return _with_zeros_behind(aligned, count=1)
+    return _with_zeros_before(aligned, count=1)
 
 
 def _aligned_targets(

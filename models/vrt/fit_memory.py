@@ -45,14 +45,15 @@ GB = 1e9
 # Weight, gradient and the two moments of Adam: four numbers of 4 bytes, float32.
 BYTES_PER_PARAMETER = 16
 # The estimate is multiplied by this factor, for workspaces and fragmentation, which the count of
-# tensors does not include. The count is at most 10 % too low, see `fit_memory`.
+# tensors does not include. The count is at most 10 % too low (docs/benchmarks/net.md). A larger
+# factor would recompute more than needed; with a smaller factor a step may not fit.
 MARGIN = 1.1
 
 
 class Branch(NamedTuple):
-    """One branch of a block, or the fusion of a stage, which backward may recompute."""
+    """One branch of a block, or the MLP at the end of a stage, which backward may recompute."""
 
-    owner: Any  # a Block, or the GatedMlp of a stage
+    owner: Any  # a Block, or the GatedMlp at the end of a stage (Stage.pa_fuse)
     flag: str  # attribute of the owner: whether backward recomputes the branch
     bytes: int  # what autograd saves for the branch if backward does not recompute it
     flops: float  # operations that recomputing takes
@@ -84,9 +85,12 @@ class Activations(NamedTuple):
 def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> float:
     """Set the checkpoint flags of every block so that a training step needs at most `budget_gb`.
 
+    VRT.fit calls this before the first step, on every rank. Only the flags of the modules change.
+
     run: function that runs one forward pass of net at the training size.
 
-    Returns the estimate of what a step needs, in GB.
+    Returns the estimate of what a step needs, in GB (1e9 bytes). If it is larger than the budget,
+    all branches are recomputed, and a warning says so.
 
     The estimate counts the tensors that autograd saves, without a backward pass. So gradients and
     random numbers are not changed, and every rank gets the same result. The count is within 3 % of
@@ -102,11 +106,12 @@ def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> floa
     budget = budget_gb * GB
 
     def needed_bytes() -> float:
-        # With the present flags.
+        # Reads the present flags of the modules, so its result changes in the loop below.
         return MARGIN * (parameter_bytes + _activations(moments).peak)
 
     def work_per_byte(branch: Branch) -> float:
-        return branch.flops / max(branch.bytes, 1)  # a branch may save nothing
+        # At least 1 byte, because a branch may save nothing.
+        return branch.flops / max(branch.bytes, 1)
 
     # Stop recomputing one branch after the other, beginning with the branches for which a byte of
     # memory saves the most work. If the step then needs more than the budget, recompute this branch
@@ -137,7 +142,8 @@ def _warn_of_small_budget(budget_gb: float, need: float, parameter_bytes: int) -
     need: the estimate for a step with every branch recomputed, in bytes.
     """
     # The share of the present activations that would fit. Activations grow with the area of a crop,
-    # so the side of the crop shrinks by the square root of the share.
+    # so the side of the crop shrinks by the square root of the share. If the weights alone exceed
+    # the budget, the room is negative, and the share is 0.
     room_for_activations = budget_gb * GB / MARGIN - parameter_bytes
     activations = need / MARGIN - parameter_bytes
     share = max(0.0, room_for_activations / activations)
@@ -150,7 +156,13 @@ def _warn_of_small_budget(budget_gb: float, need: float, parameter_bytes: int) -
 
 
 def _activations(moments: list[Moment]) -> Activations:
-    """Estimate the activations with the present flags. moments: in the order of forward."""
+    """Estimate the activations with the present flags, in bytes.
+
+    The backward pass of a module is a moment of it. Then these are in memory: what all modules up
+    to this one have saved, what recomputing its branches gives, and what the pass itself allocates.
+
+    moments: one for each module, in the order of the forward pass.
+    """
     kept_in_branches = 0  # bytes of the branches so far that are not recomputed
     peak = 0
     for moment in moments:
@@ -182,6 +194,7 @@ def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> list[Moment]:
     pass, and has no branches.
     """
     owners = _owners_of_branches(net)
+    # The modules that align frames have no branches, but their backward pass allocates much.
     aligns = [module for module in net.modules() if isinstance(module, DeformAlign)]
     # For each module that has run: the module, its input, and the bytes saved so far.
     seen: list[tuple[Any, Tensor, int]] = []
@@ -192,7 +205,7 @@ def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> list[Moment]:
         x = args[1] if module in aligns else args[0]
         seen.append((module, x.detach(), sum(sizes.values())))
 
-    # With forked generators, the numbers that are drawn here change nothing: the training draws the
+    # `forked_generators` restores torch's random generators at the end. So the training draws the
     # same numbers as without this run.
     first_parameter = next(net.parameters())
     with devices.forked_generators(first_parameter.device), torch.enable_grad():
@@ -207,7 +220,7 @@ def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> list[Moment]:
                 stack.callback(hook.remove)
             run()
         # 2. Measure the branches of the modules that have run.
-        known: dict[tuple, list[int]] = {}  # see `_moment`
+        known: dict[tuple, list[int]] = {}  # kind and size of a module -> its measured bytes
         moments = []
         for module, x, saved in seen:
             if module in aligns:
@@ -247,7 +260,7 @@ def saved_bytes(net: nn.Module) -> Generator[dict[int, int]]:
     alive: list[Tensor] = []  # keeps the tensors, so that no address is used twice
 
     def pack(tensor: Tensor) -> Tensor:
-        # torch calls this for each tensor that it saves.
+        # torch calls this for each tensor that it saves, and keeps what it returns.
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
         if address not in addresses_of_net and address not in sizes:
@@ -255,7 +268,11 @@ def saved_bytes(net: nn.Module) -> Generator[dict[int, int]]:
             alive.append(tensor)
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+    def unpack(tensor: Tensor) -> Tensor:
+        # torch calls this in the backward pass, to get the saved tensor.
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         yield sizes
 
 
@@ -264,7 +281,8 @@ def _moment(
 ) -> Moment:
     """Return the moment of a block, or of the GatedMlp of a stage.
 
-    owner: the block, or the GatedMlp. x: its input. saved: see `Moment`.
+    owner: the block, or the GatedMlp. x: its input. saved: bytes that autograd has saved by the end
+        of its forward pass.
     known: kind and size of a module -> its measurement. This function adds new measurements, so
     that blocks that are alike are measured once.
     """
@@ -304,11 +322,15 @@ def _measured(net: nn.Module, owner: Any, x: Tensor) -> list[int]:
         totals.append(sum(sizes.values()))
     for flag in owner.FLAGS:
         setattr(owner, flag, True)
+    # Never below 0: a branch without recomputing may save less than the recomputed one.
     return [max(0, after - before) for before, after in pairwise(totals)]
 
 
 def _flops_of_block(block: Block, x: Tensor) -> list[float]:
-    """Return the operations of the two branches of a block, attention and MLP.
+    """Return the operations of the two branches of a block, attention and MLP: in this order.
+
+    The order is that of Block.FLAGS. Only the ratios between blocks matter, so norms and softmax
+    are left out.
 
     x: (B, D, H, W, C).
     """
@@ -392,14 +414,16 @@ def suggest_changes(
 
     data: datasets.train, or None in a notebook without datasets. spec: what the network requires.
     """
+    # Mixed precision changes the numbers a little.
+    mixed_precision = "" if train.amp.enable else "train.amp.enable=true"
     lines = [
         _fewer_clips_at_a_time(train, data),
         _checkpointing_everywhere(netG),
-        "" if train.amp.enable else "train.amp.enable=true",  # 16 bits change the numbers a little
+        mixed_precision,
         _smaller_crops(data, spec),
         _one_frame_less(data, spec),
     ]
-    return [line for line in lines if line]
+    return [line for line in lines if line]  # "" is a change that is not possible
 
 
 # Each function below returns an option line, or "" if its change is not possible. A dataset of a
@@ -439,9 +463,9 @@ def _smaller_crops(data: LoaderOptions | None, spec: InputSpec) -> str:
 
     The side is rounded down to a multiple that the network takes.
     """
-    side = getattr(data, "gt_size", 0) // spec.scale  # of the input
+    side = getattr(data, "gt_size", 0) // spec.scale  # side of the input, in pixels
     smaller_side = side * 3 // 4
-    smaller_side = smaller_side // spec.multiple * spec.multiple
+    smaller_side = smaller_side // spec.multiple * spec.multiple  # rounded down to a multiple
     if smaller_side < max(spec.least_size):
         return ""
     return f"datasets.train.gt_size={smaller_side * spec.scale}"

@@ -64,7 +64,7 @@ def flow_warp(x: Tensor, flow: Tensor, mode: str = "bilinear", padding: str = "z
     """Sample x at each pixel plus `flow`: (n, c, h, w) -> the same shape.
 
     flow: (n, 2, h, w), in pixels.
-    mode: "bilinear" or "nearest", see torch's grid_sample.
+    mode: "bilinear", or "nearest" for the value of the nearest pixel.
     padding: with "zeros" pixels outside the image are 0, with "border" they have the value of the
         nearest border pixel.
 

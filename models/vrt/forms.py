@@ -113,7 +113,7 @@ def has_kernels(x: Tensor) -> bool:
     """Say whether our kernels compute with tensors like x."""
     if x.device.type not in KERNEL_DEVICES or x.dtype not in KERNEL_DTYPES:
         return False
-    if torch.compiler.is_compiling():  # torch.compile uses torch's operators, see the top
+    if torch.compiler.is_compiling():  # torch.compile cannot trace our kernels
         return False
     return _kernels_run_on(x.device)
 

@@ -7,6 +7,11 @@
     Seed                       starts a backward pass from given gradients
     FrameConv                  a convolution of single frames
 
+What must stay: `recomputed` gives the same numbers and gradients as the plain call, bit for bit;
+the names and shapes of the layers' weights, because the released weights have them; and the dtypes,
+because another dtype changes the numbers of a training. Free to change: when something is
+recomputed.
+
 Tests: tests/parts/models/test_vrt_modules.py, test_gradients.py, test_block.py
 """
 
@@ -148,7 +153,7 @@ class Seed(torch.autograd.Function):
 
 
 class Recomputed(torch.autograd.Function):
-    """Computes a function in forward, and again in backward. See `recomputed`.
+    """Computes a function in forward, and again in backward. `recomputed` calls it.
 
     Recomputed.apply(function, count, *tensors): the first `count` tensors are the arguments of the
     function, the other tensors are weights that the function uses. The weights must be arguments of

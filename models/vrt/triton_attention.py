@@ -19,7 +19,8 @@ gradient dO of the output O. With the weights P = exp2(logits - L) it computes
 The gradient of the bias is dS, summed over windows. A program (one instance of a kernel) keeps the
 sum in registers while it goes through many windows of one head, so no T x T matrix of a window
 reaches memory. Computing P again comes from FlashAttention-2 (Dao 2023, arXiv 2307.08691). The
-kernels compute 2^x in place of e^x, because exp2 is faster. So logits are multiplied by log2(e).
+kernels compute 2^x in place of e^x, because exp2 is faster. e^x is 2^(x log2(e)), so the kernels
+get the factor of the logits and the bias already multiplied by log2(e).
 
 Kernels, by the number of tokens T:
 
@@ -35,7 +36,10 @@ numbers after the key.
 
 To change a kernel: keep the order of its sums and of its assignments, because another order changes
 the last bits of a training. Every sum has a fixed order (no atomic additions), so a step gives the
-same numbers each time. Free to change: names, comments, and how an address is computed.
+same numbers each time. Free to change: names, comments, and how an address is computed. A new
+argument of a kernel needs a place in the launch too, because the launches give arguments by
+position: `WindowAttention.forward` launches `_forward`, and `_BackwardPass.launch` launches all
+other kernels.
 
 Tests: tests/parts/models/test_triton.py compares all results with float64 (on a CPU, by Triton's
 interpreter), and test_cuda.py does so on a GPU.
@@ -57,8 +61,10 @@ from models.vrt.windows import Span
 # checker must not check them: Any.
 tl: Any = triton.language
 jit: Any = triton.jit
+# A kernel can only read a global constant that is a tl.constexpr, a constant of Triton's compiler.
 LOG2_E = tl.constexpr(1.4426950408889634)
-# What is added to the logits of pairs that must not attend: models.vrt.windows.MASKED * log2(e).
+# What is added to the logits of pairs that must not attend. models.vrt.windows.MASKED is the same
+# number, -100, without the factor log2(e). Change both together.
 MASKED = tl.constexpr(-100.0 * 1.4426950408889634)
 # Number of programs of a launch whose programs go through many windows: 4 for each of the 132
 # multiprocessors of an H100. Fewer programs would keep fewer multiprocessors busy. More programs
@@ -69,22 +75,26 @@ PROGRAMS = 528
 # not fit into the registers.
 MOST_TOKENS_OF_ONE_PASS = 128
 # The largest windows and heads that the kernels take. Larger windows and heads are left to torch's
-# attention.
+# attention. Whoever raises a limit adds a case of this size to tests/helpers/triton_errors.py.
 MOST_TOKENS = 512
 MOST_CHANNELS_OF_HEAD = 32
 
 
 class Tile(NamedTuple):
-    """How a kernel divides its work."""
+    """How a kernel divides its work: the part of a T x T matrix that is in registers at a time."""
 
-    queries: int  # queries of a tile, BM
-    keys: int  # keys of a tile, BN
+    queries: int  # queries of a tile, BM in the kernels
+    keys: int  # keys of a tile, BN in the kernels
     warps: int  # groups of 32 threads in a program
-    stages: int  # number of rounds of a loop whose numbers are loaded ahead
+    stages: int  # rounds of the loop over tiles that overlap, because later tiles are loaded ahead
 
 
 def knows(tokens: int, channels: int) -> bool:
-    """Say whether the kernels compute windows of this many tokens with heads of these channels."""
+    """Say whether the kernels compute windows of this many tokens with heads of these channels.
+
+    forms.attention_has_kernel asks this before each call of `window_attention`. A wider answer
+    needs kernels that compute these sizes.
+    """
     fits_tiles = tokens % 64 == 0  # the smallest tile has 64 queries and 64 keys
     return fits_tiles and tokens <= MOST_TOKENS and channels <= MOST_CHANNELS_OF_HEAD
 
@@ -115,19 +125,23 @@ def backward_tile(tokens: int) -> Tile:
 #   HEADS, HD, PAD       heads; channels of a head; the same, padded to a power of two
 #   BM, BN               queries and keys in a tile
 #   MUTUAL               whether a "window" is one frame of a pair of frames, and the queries come
-#                        from the other frame of the pair
-#   HAS_BIAS, HAS_MASK   whether there is a bias, whether there are masks
+#                        from the other frame of the pair. The output of these queries belongs to
+#                        the frame of the keys
+#   HAS_BIAS, HAS_MASK   whether there is a bias, whether there are masks. Without them, the pointer
+#                        is None and no kernel reads it
 #
 # Arguments:
 #   qkv                  packed queries, keys and values, (n, T, 3, HEADS, HD)
 #   bias                 (HEADS, T, T), times log2(e)
-#   region_row, regions  the masks, see `_logits`
+#   region_row, regions  the masks: regions (rows, T) has the number of the region of each token,
+#                        and region_row (n,) says which row of `regions` a window takes
 #   n                    number of windows
-#   group_size           number of windows that a program goes through, see `_work_of_program`
+#   group_size           number of successive windows that a program goes through
 #   scale                factor of the logits, times log2(e)
 #
 # Values:
 #   head, tile           numbers of what the program computes: a head, a tile of the window
+#   first, end           the program goes through the windows first ... end - 1
 #   window               number of the window, 0 ... n - 1
 #   first_query          number of the first query of the tile within its window
 #   first_key            number of the first key of the tile within its window
@@ -186,9 +200,10 @@ def _row_pointers(
 ):
     """Return pointers to the channels of a head in successive rows, (ROWS, PAD).
 
-    tensor: pointer to head 0 of row 0.
+    tensor: pointer to head 0 of row 0. A row is the channels of all heads of one token.
     first_row: number of the first row.
-    stride: numbers from one row to the next.
+    stride: distance from one row to the next row, in numbers of the tensor.
+    head: number of the head. Its channels begin head * HD numbers after those of head 0.
     """
     # The position of the tile in a large tensor may exceed 32 bits. Within the tile 32 bits are
     # enough, and faster.
@@ -200,7 +215,10 @@ def _row_pointers(
 def _load_rows(
     tensor, first_row, stride, head, ROWS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr
 ):
-    """Load rows of a head, (ROWS, PAD). Channels beyond HD are 0. See `_row_pointers`."""
+    """Load ROWS successive rows of a head, (ROWS, PAD). Channels beyond HD are 0.
+
+    The arguments are those of `_row_pointers`.
+    """
     pointers = _row_pointers(tensor, first_row, stride, head, ROWS, HD, PAD)
     if HD == PAD:
         return tl.load(pointers)
@@ -211,9 +229,10 @@ def _load_rows(
 def _store_rows(
     x, tensor, first_row, stride, head, ROWS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr
 ):
-    """Store x (ROWS, PAD) to rows of a head, without the channels beyond HD. See `_row_pointers`.
+    """Store x (ROWS, PAD) to ROWS successive rows of a head, without the channels beyond HD.
 
-    The numbers are converted to the dtype of the tensor.
+    The numbers are converted to the dtype of the tensor. The other arguments are those of
+    `_row_pointers`.
     """
     pointers = _row_pointers(tensor, first_row, stride, head, ROWS, HD, PAD)
     if HD == PAD:
@@ -246,8 +265,9 @@ def _logits(
     bias: the matrix (T, T) of this head.
     region_row: (n,), for each window the number of its row in `regions`.
     regions: (rows, T), for each token the number of its region. Tokens of two regions must not
-        attend to each other. See `mask_table`.
-    row, column: the upper left element of the tile in the matrix.
+        attend to each other. `mask_table` makes both tensors.
+    row, column: the upper left element of the tile in the matrix. x begins at token `row` of the
+        window, and y begins at token `column`.
     """
     logits = tl.dot(x, tl.trans(y)) * scale
     if HAS_BIAS:
@@ -263,21 +283,24 @@ def _logits(
 
 # ---- Forward ---------------------------------------------------------------------------------
 #
-# `do_not_specialize`: otherwise Triton compiles a kernel again if n or group_size is 1, or is
+# `do_not_specialize`: without it, Triton compiles a kernel once more if n or group_size is 1, or is
 # divisible by 16. The number of windows n changes with the size of the frames.
 
 
 @jit(do_not_specialize=["n", "group_size"])
 def _forward(
-    qkv, bias, region_row, regions, out, log_sums, n, group_size, scale,
-    T: tl.constexpr, HEADS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,
-    MUTUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,
+    qkv, bias, region_row, regions,  # inputs
+    out, log_sums,  # results: the output (n, T, HEADS, HD), and L of each query (n, HEADS, T)
+    n, group_size,  # number of windows, number of windows of a program
+    scale,  # factor of the logits, times log2(e)
+    T: tl.constexpr, HEADS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,  # tokens, heads
+    MUTUAL: tl.constexpr,  # whether the queries come from the other frame
+    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,  # queries and keys of a tile
 ):  # fmt: skip
     """Write the output and the log-sum-exp of the logits for a tile of queries of one head.
 
-    The kernel writes to `out`, the output (n, T, HEADS, HD), and to `log_sums`, L of each query,
-    (n, HEADS, T). The other arguments are inputs. The table "Names in all kernels" explains them.
+    The table "Names in all kernels" explains the arguments.
 
     The kernel goes through the keys once, tile by tile. After some tiles of keys it has, for each
     query,
@@ -334,13 +357,16 @@ def _forward(
 # ---- Backward --------------------------------------------------------------------------------
 #
 # All backward kernels take the same arguments, so that `_BackwardPass.launch` can launch each of
-# them. A kernel ignores what it does not need. Only the layout of the bias differs:
-# `_gradient_of_queries` takes (HEADS, queries, keys), as in forward. The other kernels take the
-# bias transposed, (HEADS, keys, queries), because they compute P and dS transposed. They do so
-# because their products can then read P and dS from registers.
+# them. A kernel ignores what it does not need.
+#
+# Only the layout of the bias differs. `_gradient_of_queries` takes (HEADS, queries, keys), as in
+# forward. The other kernels take the bias transposed, (HEADS, keys, queries), because they compute
+# P and dS transposed. The reason: dV = P^T dO and dK = scale dS^T Q need P^T and dS^T. A matrix
+# that is computed in transposed form is in registers, and the product can read it there. A matrix
+# that is transposed afterwards would go through shared memory, which is slower.
 #
 # Further arguments:
-#   bias        see above
+#   bias        (HEADS, keys, queries), but (HEADS, queries, keys) for `_gradient_of_queries`
 #   out         O of the forward pass, (n, T, HEADS, HD)
 #   grad        dO, (n, T, HEADS, HD)
 #   grad_stride numbers from a row of dO to the next row, which may be more than HEADS * HD. Triton
@@ -358,11 +384,18 @@ def _forward(
 
 @jit(do_not_specialize=["n", "group_size"])
 def _all_gradients(
-    qkv, bias, region_row, regions, out, grad, grad_stride: tl.constexpr, log_sums, delta,
-    grad_qkv, grad_bias, n, group_size, scale, true_scale,
-    T: tl.constexpr, HEADS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,
+    qkv, bias, region_row, regions,  # inputs; bias transposed
+    out,  # input: the output of forward, O
+    grad, grad_stride: tl.constexpr,  # input: dO, and the distance of its rows
+    log_sums,  # input: L of each query
+    delta,  # not used
+    grad_qkv,  # result: dQ, dK and dV
+    grad_bias,  # result: the sum of dS of the group
+    n, group_size,  # number of windows, number of windows of a program
+    scale, true_scale,  # factor of the logits, with log2(e) and without it
+    T: tl.constexpr, HEADS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,  # tokens, heads
     MUTUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,  # queries and keys of a tile
 ):  # fmt: skip
     """Write dQ, dK, dV and the sum of dS of one head in a group of windows.
 
@@ -391,6 +424,7 @@ def _all_gradients(
 
         # One or two rounds. Triton writes the code of each round out (static_range).
         for first_query in tl.static_range(0, T, BM):
+            # With MUTUAL the queries are those of the other frame, but their output is in `window`.
             query_row = _window_of_queries(window, MUTUAL) * T + first_query
             out_row = window * T + first_query
             sum_index = _sum_index(window, head, first_query, T, HEADS, BM)
@@ -437,13 +471,21 @@ def _all_gradients(
 
 @jit(do_not_specialize=["n", "group_size"])
 def _gradient_of_queries(
-    qkv, bias, region_row, regions, out, grad, grad_stride: tl.constexpr, log_sums, delta,
-    grad_qkv, grad_bias, n, group_size, scale, true_scale,
-    T: tl.constexpr, HEADS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,
+    qkv, bias, region_row, regions,  # inputs; bias (HEADS, queries, keys)
+    out,  # input: the output of forward, O
+    grad, grad_stride: tl.constexpr,  # input: dO, and the distance of its rows
+    log_sums,  # input: L of each query
+    delta,  # result: rowsum(dO O)
+    grad_qkv,  # result: dQ. The places of dK and dV stay as they are
+    grad_bias,  # not used
+    n, group_size,  # number of windows, number of windows of a program
+    scale, true_scale,  # factor of the logits, with log2(e) and without it
+    T: tl.constexpr, HEADS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,  # tokens, heads
     MUTUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,  # queries and keys of a tile
 ):  # fmt: skip
     """Write dQ of a tile of queries, and delta of these queries. dQ is a sum over the keys."""
+    # This program computes one tile of queries of one head, in the windows first ... end - 1.
     head, tile, _, first, end = _work_of_program(n, group_size, HEADS, TILES=T // BM)
     first_query = tile * BM
     stride = 3 * HEADS * HD  # from a token to the next one
@@ -452,6 +494,7 @@ def _gradient_of_queries(
     bias_of_head = bias + head * T * T if HAS_BIAS else bias
     for window in range(first, end):
         # The queries, and delta = rowsum(dO O).
+        # With MUTUAL the queries are those of the other frame, but their output is in `window`.
         query_row = _window_of_queries(window, MUTUAL) * T + first_query
         out_row = window * T + first_query
         sum_index = _sum_index(window, head, first_query, T, HEADS, BM)
@@ -483,16 +526,24 @@ def _gradient_of_queries(
 
 @jit(do_not_specialize=["n", "group_size"])
 def _gradients_of_keys(
-    qkv, bias, region_row, regions, out, grad, grad_stride: tl.constexpr, log_sums, delta,
-    grad_qkv, grad_bias, n, group_size, scale, true_scale,
-    T: tl.constexpr, HEADS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,
+    qkv, bias, region_row, regions,  # inputs; bias transposed
+    out,  # not used
+    grad, grad_stride: tl.constexpr,  # input: dO, and the distance of its rows
+    log_sums,  # input: L of each query
+    delta,  # input, written by _gradient_of_queries
+    grad_qkv,  # result: dK and dV. The place of dQ stays as it is
+    grad_bias,  # not used
+    n, group_size,  # number of windows, number of windows of a program
+    scale, true_scale,  # factor of the logits, with log2(e) and without it
+    T: tl.constexpr, HEADS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,  # tokens, heads
     MUTUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,  # queries and keys of a tile
 ):  # fmt: skip
     """Write dK and dV of a tile of keys. Both are sums over the queries.
 
     This kernel reads delta, so `_gradient_of_queries` must run before.
     """
+    # This program computes one tile of keys of one head, in the windows first ... end - 1.
     head, tile, _, first, end = _work_of_program(n, group_size, HEADS, TILES=T // BN)
     first_key = tile * BN
     stride = 3 * HEADS * HD  # from a token to the next one
@@ -509,6 +560,7 @@ def _gradients_of_keys(
         grad_v = tl.zeros((BN, PAD), tl.float32)
 
         for first_query in range(0, T, BM):
+            # With MUTUAL the queries are those of the other frame, but their output is in `window`.
             query_row = _window_of_queries(window, MUTUAL) * T + first_query
             out_row = window * T + first_query
             sum_index = _sum_index(window, head, first_query, T, HEADS, BM)
@@ -536,11 +588,18 @@ def _gradients_of_keys(
 
 @jit(do_not_specialize=["n", "group_size"])
 def _gradient_of_bias(
-    qkv, bias, region_row, regions, out, grad, grad_stride: tl.constexpr, log_sums, delta,
-    grad_qkv, grad_bias, n, group_size, scale, true_scale,
-    T: tl.constexpr, HEADS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,
+    qkv, bias, region_row, regions,  # inputs; bias transposed
+    out,  # not used
+    grad, grad_stride: tl.constexpr,  # input: dO, and the distance of its rows
+    log_sums,  # input: L of each query
+    delta,  # input, written by _gradient_of_queries
+    grad_qkv,  # not used
+    grad_bias,  # result: the sum of dS of the group
+    n, group_size,  # number of windows, number of windows of a program
+    scale, true_scale,  # factor of the logits, with log2(e) and without it
+    T: tl.constexpr, HEADS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,  # tokens, heads
     MUTUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,  # queries and keys of a tile
 ):  # fmt: skip
     """Write the sum of dS over a group of windows, for a tile of keys and a tile of queries.
 
@@ -562,6 +621,7 @@ def _gradient_of_bias(
     bias_tile = tl.load(bias_pointers).to(tl.float32)
     for window in range(first, end):
         key_row = window * T + first_key
+        # With MUTUAL the queries are those of the other frame, but their output is in `window`.
         query_row = _window_of_queries(window, MUTUAL) * T + first_query
         out_row = window * T + first_query
         sum_index = _sum_index(window, head, first_query, T, HEADS, BM)
@@ -590,15 +650,17 @@ class _BackwardPass(NamedTuple):
     """What all backward kernels take. The comments above the backward kernels explain the names."""
 
     qkv: Tensor  # (n, T, 3, heads, channels of a head)
-    region_row: Tensor | None  # the masks, or None
+    region_row: Tensor | None  # the masks of `mask_table`, or None without masks
     regions: Tensor | None
-    out: Tensor  # the output of the forward pass
-    grad: Tensor  # the gradient of the output, in a layout that `_with_even_rows` makes
+    out: Tensor  # the output of the forward pass, O
+    grad: Tensor  # the gradient of the output, dO, in the layout that `_with_even_rows` makes
     log_sums: Tensor  # (n, heads, T)
     delta: Tensor | None  # (n, heads, T), None for `_all_gradients`
     grad_qkv: Tensor  # the result: memory that the kernels fill
-    scale: float  # factor of the logits
-    constants: dict[str, Any]  # T ... HAS_MASK, see "Names in all kernels"
+    scale: float  # factor of the logits, without log2(e)
+    # The sizes that Triton compiles into a kernel, by name: T, HEADS, HD, PAD, MUTUAL, HAS_BIAS,
+    # HAS_MASK. The same for forward and backward.
+    constants: dict[str, Any]
 
     def launch(
         self,
@@ -620,7 +682,8 @@ class _BackwardPass(NamedTuple):
         n, heads, t = self.log_sums.shape
         tile = backward_tile(t)
         programs = heads * tiles * math.ceil(n / group_size)
-        # In the order of the arguments of the kernels.
+        # By position, in the order of the arguments of the backward kernels. `kernel[(programs,)]`
+        # is Triton's way to give the number of programs.
         kernel[(programs,)](
             self.qkv,
             bias,
@@ -646,9 +709,11 @@ class _BackwardPass(NamedTuple):
 
 
 class WindowAttention(torch.autograd.Function):
-    """Attention inside windows, see `window_attention`.
+    """Launches the kernels: attention inside windows, with its gradients.
 
-    region_row, regions: the masks, see `mask_table`.
+    Only `window_attention` below calls `WindowAttention.apply`. It relies on this: qkv is
+    contiguous, and nobody changes qkv between forward and backward, because the kernels read it in
+    both.
     """
 
     @staticmethod
@@ -661,6 +726,13 @@ class WindowAttention(torch.autograd.Function):
         scale: float,
         mutual: bool,
     ) -> Tensor:
+        """Return the output, (windows, tokens, heads * channels), in the dtype of qkv.
+
+        qkv: (windows, tokens, 3, heads, channels). bias: (heads, T, T) or None.
+        region_row, regions: the masks as `mask_table` returns them.
+        scale: factor of the logits.
+        mutual: whether the queries of each frame of a window meet the keys of the other frame.
+        """
         windows, all_tokens, _, heads, channels = qkv.shape
         # With `mutual`, each of the two frames counts as a window.
         n = 2 * windows if mutual else windows
@@ -679,10 +751,11 @@ class WindowAttention(torch.autograd.Function):
             "HAS_MASK": region_row is not None,
         }
         tile = forward_tile(t)
-        # One program for each window, head and tile of queries: groups of one window.
+        # One program for each window, head and tile of queries. The programs share nothing, so a
+        # group has one window.
         programs = n * heads * (t // tile.queries)
         group_size = 1
-        # In the order of the arguments of `_forward`.
+        # By position, in the order of the arguments of `_forward`.
         _forward[(programs,)](
             qkv,
             scaled_bias,
@@ -707,6 +780,12 @@ class WindowAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of qkv and of the bias. grad: the gradient of the output.
+
+        The bias gets no gradient if it is None. A group of windows is only needed for the gradient
+        of the bias: each group writes one sum, and the sums are added at the end. All other
+        launches have groups of one window, so that as many programs as possible run.
+        """
         qkv, scaled_bias, region_row, regions, out, log_sums = ctx.saved_tensors
         t = log_sums.shape[2]  # tokens of a window
         is_one_pass = t <= MOST_TOKENS_OF_ONE_PASS
@@ -791,8 +870,8 @@ def _memory_for_sums(log_sums: Tensor, group_size: int) -> Tensor:
     return log_sums.new_empty(groups, heads, t, t)
 
 
-# windows.window_chunks keeps 128 results. Each result may need two tables, one for self attention
-# and one for mutual attention.
+# 256: windows.window_chunks caches 128 plans of chunks. Each plan may need two tables here, one for
+# self attention and one for mutual attention.
 @lru_cache(maxsize=256)
 # The tables are saved for backward. torch does not save tensors that are made in inference mode, so
 # this mode is off here.
@@ -802,6 +881,7 @@ def mask_table(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return what the kernels read in place of masks, or (None, None) if no window has a mask.
 
+    spans: ranges of successive windows. All windows of a span have the same mask.
     tokens: number of tokens that attend to each other, T.
 
     Returns (region_row, regions), both int32. regions (rows, T) has a row for each span: the number
@@ -814,12 +894,13 @@ def mask_table(
         return None, None
     regions = []
     for span in spans:
-        if span.mask is None:
+        if span.mask is None:  # one region for all tokens
             regions.append(torch.zeros(tokens, dtype=torch.int32, device=device))
         else:
             # Tokens of one region have the same row of the mask. The first 0 in the row is the
             # first token of the region. The number of this token becomes the number of the region.
-            # E.g. tokens 0 to 3 and tokens 4 to 7 are two regions: 0 0 0 0 4 4 4 4.
+            # E.g. tokens 0 to 3 and tokens 4 to 7 are two regions: 0 0 0 0 4 4 4 4. With `mutual`,
+            # the mask of the first frame is enough, because both frames have the same mask.
             attends = span.mask[:tokens, :tokens] == 0
             regions.append(attends.float().argmax(1).to(device, torch.int32))
     frames = 2 if mutual else 1  # with `mutual`, each of the two frames counts as a window
@@ -831,7 +912,10 @@ def mask_table(
 def window_attention(
     qkv: Tensor, bias: Tensor | None, spans: tuple[Span, ...], scale: float, mutual: bool
 ) -> Tensor:
-    """Return the attention of each window. See models.vrt.attention.window_attention."""
+    """Return the attention of each window, (n, T, heads * channels).
+
+    models.vrt.attention.window_attention calls this with its own arguments, and explains them.
+    """
     frames_of_window = 2 if mutual else 1
     tokens = qkv.shape[1] // frames_of_window
     region_row, regions = mask_table(spans, tokens, mutual, qkv.device)

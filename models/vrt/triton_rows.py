@@ -1,11 +1,13 @@
 """Passes over rows of channels on an NVIDIA GPU, in Triton: LayerNorm and GEGLU, with gradients.
 
 torch's LayerNorm gives one row to a block of threads, which is slow for 96 channels. Here a program
-(one instance of a kernel) computes a tile of several rows. Statistics and the gradients of weights
-and biases are float32. In backward each program sums these gradients over its rows, and then the
-sums of the programs are added in a fixed order. So a step gives the same numbers each time.
+(one instance of a kernel) computes a tile: all channels of several rows. Statistics and the
+gradients of weights and biases are float32. In backward each program sums these gradients over its
+rows, and then the sums of the programs are added in a fixed order. So a step gives the same numbers
+each time.
 
-models.vrt.layers calls `layer_norm`, and models.vrt.chunks calls `gated`.
+Callers rely on two functions: models.vrt.layers calls `layer_norm`, and models.vrt.chunks calls
+`gated`. Both give gradients once, no gradients of gradients (`once_differentiable`).
 
 Names in the kernels:
 
@@ -20,6 +22,11 @@ Names in the kernels:
     program_sums   the sums of each program, one row per program
 
 Forward has one program per tile. In backward, program p of P takes the tiles p, p + P, p + 2 P, ...
+In both, the last tile may have fewer than ROWS rows, so each load and store has a mask: a masked
+load gives 0, and a masked store writes nothing.
+
+The position of a number in memory is computed with 64 bits (`.to(tl.int64)`), because a tensor may
+have more than 2^31 numbers.
 
 What must stay: the order of the sums, because another order changes the last bits of a training.
 Free to change: names, comments, and how an index is computed.
@@ -46,8 +53,11 @@ jit: Any = triton.jit
 # Fewer programs would keep fewer multiprocessors busy, more programs would write more sums. Another
 # number changes the last bits of the gradients of weights and biases.
 PROGRAMS = 528
-# Numbers in a tile. They must fit into the registers of a program.
+# Numbers in a tile. They must fit into the registers of a program. Another number changes the last
+# bits of the gradients of weights and biases.
 ELEMENTS = 4096
+# 1 / sqrt(2) and 1 / sqrt(2 pi), for the normal distribution in GELU. A kernel can only read a
+# global constant that is a tl.constexpr.
 INVERSE_ROOT_2 = tl.constexpr(0.7071067811865476)
 INVERSE_ROOT_2_PI = tl.constexpr(0.3989422804014327)
 
@@ -55,10 +65,13 @@ INVERSE_ROOT_2_PI = tl.constexpr(0.3989422804014327)
 def tile(channels: int, elements: int = ELEMENTS) -> dict[str, int]:
     """Return the tile of a kernel as its constants: {"ROWS": rows, "PAD": padded channels}.
 
-    elements: numbers in the tile. E.g. 96 channels, 4096 numbers -> ROWS 32, PAD 128.
+    E.g. 96 channels, 4096 numbers -> {"ROWS": 32, "PAD": 128}, because Triton needs powers of two.
+
+    channels: numbers in a row. elements: numbers in the tile, padding included.
     """
     padded = 1 << (channels - 1).bit_length()  # the next power of two
-    return {"ROWS": max(1, elements // padded), "PAD": padded}
+    rows = max(1, elements // padded)  # at least one row, even if it is longer than the tile
+    return {"ROWS": rows, "PAD": padded}
 
 
 # ---- LayerNorm: y = (x - mean(x)) / sqrt(var(x) + eps) weight + bias ---------------------------
@@ -68,18 +81,29 @@ def tile(channels: int, elements: int = ELEMENTS) -> dict[str, int]:
 def _normalized(x, C: tl.constexpr, is_inside, eps):
     """Return u = (x - mean) factor, (ROWS, PAD), and factor = 1 / sqrt(var + eps), (ROWS,).
 
-    Mean and variance are over the channels of a row. x must be 0 for padding.
+    Mean and variance are over the channels of a row. x must be 0 for padding, so that padding adds
+    nothing to the mean.
     """
+    # Padding would be -mean here, and would add to the variance. So it becomes 0.
     centred = tl.where(is_inside, x - tl.sum(x, 1)[:, None] / C, 0.0)
     factor = 1 / tl.sqrt(tl.sum(centred * centred, 1) / C + eps)
     return centred * factor[:, None], factor
 
 
+# `do_not_specialize`: without it, Triton compiles a kernel once more if n is 1, or is divisible by
+# 16. The number of rows n changes with the size of the frames.
+
+
 @jit(do_not_specialize=["n"])
 def _norm_forward(
-    x, weight, bias, y, n, eps, C: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr
-):
-    """Write y = u weight + bias for one tile, where u are the normalized rows. x, y: (n, C)."""
+    x,  # input (n, C)
+    weight, bias,  # inputs (C,), float32
+    y,  # result (n, C), in the dtype of x
+    n, eps,  # number of rows; what is added to the variance
+    C: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr,
+):  # fmt: skip
+    """Write y = u weight + bias for one tile, where u are the normalized rows."""
+    # The rows and channels of this program's tile, and where their numbers are in memory.
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, PAD)
     is_channel = channel < C
@@ -96,11 +120,11 @@ def _norm_forward(
 
 @jit(do_not_specialize=["n"])
 def _norm_backward(
-    x,
-    weight,
-    grad,
-    grad_x,
-    program_sums,
+    x,  # input of forward, (n, C)
+    weight,  # input of forward, (C,)
+    grad,  # the gradient of y, (n, C)
+    grad_x,  # result: dx, (n, C)
+    program_sums,  # result: the sums of each program, (programs, 2, C): dweight, then dbias
     n,
     eps,
     C: tl.constexpr,
@@ -109,23 +133,22 @@ def _norm_backward(
 ):
     """Write the gradients of x, and the sums of this program for the gradients of weight and bias.
 
-    With the normalized rows u, and `factor` as in `_normalized`:
+    With the normalized rows u, and factor = 1 / sqrt(var + eps) of each row:
 
         g = grad weight
-        dx = (g - mean(g) - u mean(g u)) factor
+        dx = (g - mean(g) - u mean(g u)) factor      the means are over the channels of a row
         dweight = sum of grad u over the rows
         dbias = sum of grad over the rows
-
-    grad: the gradient of y, (n, C). grad_x: dx, (n, C).
-    program_sums: (programs, 2, C), the sums of each program: dweight, then dbias.
 
     Mean and variance of a row are computed again, because the row is read anyway.
     """
     channel = tl.arange(0, PAD)
     is_channel = channel < C
     w = tl.load(weight + channel, mask=is_channel, other=0.0)[None, :]
+    # The sums over the tiles of this program. At the end the ROWS rows of the sums are added.
     grad_w = tl.zeros((ROWS, PAD), tl.float32)
     grad_b = tl.zeros((ROWS, PAD), tl.float32)
+    # The first row of each tile of this program: tile p, then each P-th tile.
     for start in range(tl.program_id(0) * ROWS, n, tl.num_programs(0) * ROWS):
         row = start + tl.arange(0, ROWS)
         is_inside = (row < n)[:, None] & is_channel[None, :]
@@ -141,23 +164,26 @@ def _norm_backward(
         mean_gu = tl.sum(g * u, 1) / C
         result = (g - mean_g[:, None] - u * mean_gu[:, None]) * factor[:, None]
         tl.store(grad_x + index, result.to(grad_x.dtype.element_ty), mask=is_inside)
-    # The sums over the rows of all tiles of this program: dweight, and C numbers later dbias.
+    # Add the rows of the sums. Row p of program_sums gets dweight, and C numbers later dbias.
     sums_of_program = program_sums + tl.program_id(0) * 2 * C + channel
     tl.store(sums_of_program, tl.sum(grad_w, 0), mask=is_channel)
     tl.store(sums_of_program + C, tl.sum(grad_b, 0), mask=is_channel)
 
 
 class _LayerNorm(torch.autograd.Function):
-    """Layer norm of x (..., C) over the last axis, see `layer_norm`. A row is one token."""
+    """Launches the kernels of the layer norm. `layer_norm` calls it. A row is one token."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        x = x.contiguous()
+        """Return the layer norm of x (..., C) over the last axis, in the dtype of x."""
+        x = x.contiguous()  # the kernels find row r at r * C
         y = torch.empty_like(x)
         channels = x.shape[-1]
         n = x.numel() // channels
         shape = tile(channels)
-        tiles = math.ceil(n / shape["ROWS"])  # one program for each
+        tiles = math.ceil(n / shape["ROWS"])
+        # Triton's way to launch: kernel[(number of programs,)](arguments). Here each tile is a
+        # program.
         _norm_forward[(tiles,)](x, weight, bias, y, n, eps, C=channels, **shape)
         ctx.save_for_backward(x, weight)
         ctx.eps = eps
@@ -166,6 +192,7 @@ class _LayerNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x, weight and bias. grad: the gradient of the result."""
         x, weight = ctx.saved_tensors
         channels = x.shape[-1]
         n = x.numel() // channels
@@ -189,17 +216,23 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 
 
 # ---- GEGLU: gelu(a) b, of a = x w11^T + b11 and b = x w12^T + b12 ------------------------------
+#
+# One matrix product of x with w11 and w12 gives z (n, 2 H). A row of z holds a (H numbers), then b
+# (H numbers). The kernels begin with z.
 
 
 @jit(do_not_specialize=["n"])
-def _geglu_forward(z, y, n, H: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr):
-    """Write y = gelu(a) b for one tile, with gelu(a) = a / 2 (1 + erf(a / sqrt(2))).
-
-    z: (n, 2 H). A row holds a (H numbers), then b (H numbers). y: (n, H).
-    """
+def _geglu_forward(
+    z,  # input (n, 2 H)
+    y,  # result (n, H)
+    n,  # number of rows
+    H: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr,
+):  # fmt: skip
+    """Write y = gelu(a) b for one tile, with gelu(a) = a / 2 (1 + erf(a / sqrt(2)))."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, PAD)
     is_inside = (row < n)[:, None] & (channel < H)[None, :]
+    # Where the numbers a of the tile are in z. Those of b follow H numbers later.
     index = row[:, None].to(tl.int64) * (2 * H) + channel[None, :]
     a = tl.load(z + index, mask=is_inside, other=0.0).to(tl.float32)
     b = tl.load(z + index + H, mask=is_inside, other=0.0).to(tl.float32)
@@ -210,25 +243,27 @@ def _geglu_forward(z, y, n, H: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constex
 
 @jit(do_not_specialize=["n"])
 def _geglu_backward(
-    z, grad, grad_z, program_sums, n, H: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr
-):
+    z,  # a and b of each row, (n, 2 H)
+    grad,  # the gradient of y, (n, H)
+    grad_z,  # result: da and db of each row, (n, 2 H)
+    program_sums,  # result: the sum of each program over its rows of grad_z, (programs, 2 H)
+    n,  # number of rows
+    H: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr,
+):  # fmt: skip
     """Write the gradients of a and b in y = gelu(a) b, and their sums over the rows.
 
         gelu(a) = a Phi(a)
         da = grad b (Phi(a) + a phi(a))
         db = grad a Phi(a)
 
-    Phi is the distribution function of the normal distribution, and phi is its density.
-
-    z: (n, 2 H), a and b of each row. grad: the gradient of y, (n, H).
-    grad_z: the result, (n, 2 H): da and db of each row.
-    program_sums: (programs, 2 H), the sum of each program over its rows of grad_z. The sum over the
-        programs is the gradient of the two biases.
+    Phi is the distribution function of the normal distribution, and phi is its density. The sum of
+    program_sums over the programs is the gradient of the two biases.
     """
     channel = tl.arange(0, PAD)
     is_channel = channel < H
     sum_a = tl.zeros((ROWS, PAD), tl.float32)
     sum_b = tl.zeros((ROWS, PAD), tl.float32)
+    # The first row of each tile of this program: tile p, then each P-th tile.
     for start in range(tl.program_id(0) * ROWS, n, tl.num_programs(0) * ROWS):
         row = start + tl.arange(0, ROWS)
         is_inside = (row < n)[:, None] & is_channel[None, :]
@@ -251,18 +286,22 @@ def _geglu_backward(
 
 
 class _GatedLinear(torch.autograd.Function):
-    """Both linear layers and the product of the gated MLP, see `gated`. H is called `hidden`."""
+    """Both linear layers and the product of the gated MLP. `gated` calls it.
+
+    Forward keeps x and z for backward, so backward computes no linear layer again.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w11: Tensor, b11: Tensor, w12: Tensor, b12: Tensor) -> Tensor:
-        weight = torch.cat((w11, w12))
-        bias = torch.cat((b11, b12))
+        """Return gelu(a) b of rows x (n, C): (n, H). w11, w12: (H, C). b11, b12: (H,)."""
+        weight = torch.cat((w11, w12))  # (2 H, C)
+        bias = torch.cat((b11, b12))  # (2 H,)
         z = F.linear(x, weight, bias)  # (n, 2 H): a, then b
         n = len(x)
         hidden = len(w11)  # H
         y = x.new_empty(n, hidden)
         shape = tile(hidden)
-        tiles = math.ceil(n / shape["ROWS"])  # one program for each
+        tiles = math.ceil(n / shape["ROWS"])  # each tile is a program
         _geglu_forward[(tiles,)](z, y, n, H=hidden, **shape)
         ctx.save_for_backward(x, weight, z)
         return y
@@ -270,6 +309,7 @@ class _GatedLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradients of x, w11, b11, w12 and b12. grad: the gradient of y, (n, H)."""
         x, weight, z = ctx.saved_tensors
         n, hidden = grad.shape
         grad = grad.contiguous()
@@ -280,6 +320,10 @@ class _GatedLinear(torch.autograd.Function):
         programs = min(PROGRAMS, tiles)
         program_sums = z.new_empty(programs, 2 * hidden, dtype=torch.float32)
         _geglu_backward[(programs,)](z, grad, grad_z, program_sums, n, H=hidden, **shape)
+        # z = x weight^T + bias, so with G = grad_z:
+        #     gradient of weight  G^T x
+        #     gradient of bias    the sum of G over the rows
+        #     gradient of x       G weight
         grad_weight = grad_z.t() @ x  # (2 H, C)
         grad_bias = program_sums.sum(0).to(weight.dtype)  # (2 H,)
         grad_w11, grad_w12 = grad_weight.chunk(2)

@@ -106,7 +106,7 @@ def take(x: Tensor, rows: Tensor | slice | None) -> Tensor:
 
 
 class _Take(torch.autograd.Function):
-    """x[rows], with a gradient that copies. See `take`."""
+    """x[rows], with a gradient that copies rows. `take` calls it."""
 
     @staticmethod
     def forward(ctx, x: Tensor, rows: Tensor) -> Tensor:
@@ -210,10 +210,10 @@ def _groups_of_mask(clip: Tensor, window: Triple, shift: Triple) -> Iterator[_Gr
     ranges_of_axes = []
     for count, shift_of_axis in zip(clip.shape[:3], shift, strict=True):
         if shift_of_axis == 0:
-            ranges_of_axes.append([_WindowRange(0, count, wrapped=0)])
+            ranges_of_axes.append([_WindowRange(first=0, end=count, wrapped=0)])
         else:
-            all_but_last = _WindowRange(0, count - 1, wrapped=0)
-            last = _WindowRange(count - 1, count, wrapped=shift_of_axis)
+            all_but_last = _WindowRange(first=0, end=count - 1, wrapped=0)
+            last = _WindowRange(first=count - 1, end=count, wrapped=shift_of_axis)
             ranges_of_axes.append([all_but_last, last])
 
     for in_time, in_height, in_width in itertools.product(*ranges_of_axes):

@@ -6,8 +6,13 @@
         check_training     options, data, network; with them shards, loader, speed and gradients
 
 Each check gives a `Finding`: what was seen and, if something is wrong, why it matters and the cure.
-A function whose docstring says "Collective" waits for all ranks. So every rank must call it, in the
-same order.
+A rank is one process of a training. A function whose docstring says "Collective" waits for all
+ranks. So every rank must call it, in the same order.
+
+A new check yields its findings in one of these functions. If it waits for other ranks, it belongs
+to `check_ranks` or `check_training`.
+
+Tests: tests/parts/scripts/test_doctor.py
 """
 
 import itertools
@@ -34,7 +39,7 @@ from utils.dist.state import RUN
 from utils.errors import SpikeVRTError
 from utils.run.measure import seconds_of
 
-TIMED_STEPS = 3  # the mean of a few steps is enough to see a slow exchange
+TIMED_STEPS = 3  # steps that are timed: a few are enough to see a slow exchange
 # Seconds that ranks wait for one another at the start. A rank that is missing then has failed.
 LONGEST_WAIT_S = 120
 LEAST_FREE_GB = 5  # below it the check warns: a few checkpoints of VRT take some GB
@@ -50,7 +55,7 @@ LARGEST_DIFFERENCE = 1e-6
 def examine(file: str | None, overrides: Sequence[str]) -> int:
     """Print what all checks found. Return the exit code: 1 if a check failed. Collective.
 
-    file: option file; None: check only the host and the ranks
+    file: option file. None: only the host and the ranks are checked.
     """
     begin = time.perf_counter()
     with utils_dist.ranks(log=False):
@@ -212,7 +217,6 @@ def check_ranks() -> Iterator[Finding]:
     hosts_text = "host" if len(hosts) == 1 else "hosts"
     yield Finding(OK, "ranks", f"{len(ranks)} on {len(hosts)} {hosts_text}: {', '.join(hosts)}")
 
-    world = utils_dist.get_world_size()
     device = utils_dist.get_device()
     if gpu.is_cuda(device):
         texts = []
@@ -223,35 +227,43 @@ def check_ranks() -> Iterator[Finding]:
         yield Finding(
             FAIL, "versions", f"torch differs: {ranks}", why="sums differ", cure="install the same"
         )
-    if world == 1:
+    if utils_dist.get_world_size() == 1:
         yield Finding(OK, "collectives", "one process: none are needed")
         return
+    yield check_sum(device)
+    yield check_bandwidth(device)
 
+
+def check_sum(device: torch.device) -> Finding:
+    """Return whether a sum over all ranks is right. Collective."""
     # Rank r gives r + 1, so the sum over all ranks is 1 + 2 + ... + world = world (world + 1) / 2.
+    world = utils_dist.get_world_size()  # number of ranks
     total = torch.tensor([float(utils_dist.get_rank() + 1)], device=device)
     dist.all_reduce(total)
     expected = world * (world + 1) / 2
     if float(total) == expected:
-        yield Finding(
+        return Finding(
             OK, "all_reduce", f"the sum over {world} ranks is right ({dist.get_backend()})"
         )
-    else:
-        yield Finding(
-            FAIL,
-            "all_reduce",
-            f"sum {total}",
-            why="gradients would be wrong",
-            cure="update torch and drivers",
-        )
+    return Finding(
+        FAIL,
+        "all_reduce",
+        f"sum {total}",
+        why="gradients would be wrong",
+        cure="update torch and drivers",
+    )
 
-    # The smallest size shows the delay of an exchange, the largest one its bandwidth.
+
+def check_bandwidth(device: torch.device) -> Finding:
+    """Return how long the ranks take to add up data of three sizes. Collective."""
+    # The smallest size shows the delay of an exchange, the largest size its bandwidth.
     rates = []
     for megabytes in (0.01, 1, 16):
         data = torch.ones(int(megabytes * 2**20 / 4), device=device)  # float32: 4 bytes each
         seconds = seconds_of(partial(dist.all_reduce, data), device, warmup=1)
         rate = megabytes / seconds
         rates.append(f"{megabytes:g} MB in {1000 * seconds:.1f} ms ({rate:.0f} MB/s)")
-    yield Finding(OK, "bandwidth", "; ".join(rates))
+    return Finding(OK, "bandwidth", "; ".join(rates))
 
 
 def from_all_ranks(findings: list[Finding]) -> list[Finding]:
@@ -259,7 +271,7 @@ def from_all_ranks(findings: list[Finding]) -> list[Finding]:
 
     A finding that several ranks have is returned once, with the numbers of these ranks.
 
-    findings: what this rank found
+    findings: what this rank found.
     """
     # The ranks exchange plain values, so a finding travels as a tuple of its fields.
     gathered = utils_dist.gather_objects([astuple(finding) for finding in findings])
@@ -267,6 +279,7 @@ def from_all_ranks(findings: list[Finding]) -> list[Finding]:
     for tuples in gathered:
         findings_of_rank.append([Finding(*fields) for fields in tuples])
 
+    # All findings of rank 0, then each bad finding of the other ranks that is new.
     of_rank_0 = findings_of_rank[0]
     merged = list(of_rank_0)
     seen = set(of_rank_0)
@@ -289,7 +302,7 @@ def check_training(argv: list[str]) -> list[Finding]:
     Options, data and network are checked in this order, because each needs the one before. The
     first failure ends the checks.
 
-    argv: arguments of main_train_vrt.py
+    argv: arguments of main_train_vrt.py.
     """
     findings: list[Finding] = []
     for check in ("options", "data", "network"):
@@ -303,11 +316,12 @@ def check_training(argv: list[str]) -> list[Finding]:
                 what = f"{samples} training samples, {len(clips or ())} test clips"
             else:
                 model = define_Model(opt)
-                model.init_train(None)
+                model.init_train(state=None)
                 what = model.describe()
             of_this_rank = Finding(OK, check, what)
         except SpikeVRTError as e:
-            of_this_rank = Finding(FAIL, check, f"{e.what} (in {e.where})", e.expected, e.do)
+            what = f"{e.what} (in {e.where})"
+            of_this_rank = Finding(FAIL, check, what, why=e.expected, cure=e.do)
         # All ranks stop if one rank failed. Otherwise the other ranks would wait for it forever.
         merged = from_all_ranks([of_this_rank])
         findings += merged
@@ -315,8 +329,8 @@ def check_training(argv: list[str]) -> list[Finding]:
             return findings
 
     findings += check_shards(loader, model)
-    # From epoch 0, batch 0. Each item is a list with the batches of one step.
-    batches = loader.start(0, 0)
+    # Each item is a list with the batches of one step.
+    batches = loader.start(epoch=0, batch=0)
     batch = next(batches)[0]
     findings.append(check_loader(batches, batch))
     model.fit_memory(batch)
@@ -369,7 +383,7 @@ def check_shards(loader: Any, model: ModelVRT) -> Iterator[Finding]:
 def check_loader(batches: Iterator[Any], batch: dict[str, Any]) -> Finding:
     """Return how many clips per second the loader reads on each rank. Collective.
 
-    batches: the loader, after its first step; batch: its first batch
+    batches: the steps that are left of an epoch. batch: its first batch, which was read before.
     """
     begin = time.perf_counter()
     clips = 0
@@ -397,10 +411,11 @@ def check_scaling(model: ModelVRT, batch: dict[str, Any]) -> Finding:
     on_device = model.to_device(batch)
 
     def step() -> None:
+        # Forward and backward, without an update: the weights stay as they are.
         model.loss_terms(on_device)["loss"].backward()
         model.netG.zero_grad(set_to_none=True)
 
-    world = utils_dist.get_world_size()
+    world = utils_dist.get_world_size()  # number of ranks
     alone = 0.0
     if utils_dist.is_main_process():
         alone = seconds_of(step, model.device, TIMED_STEPS)
@@ -408,12 +423,13 @@ def check_scaling(model: ModelVRT, batch: dict[str, Any]) -> Finding:
     if world == 1:
         return Finding(OK, "step", f"{alone:.2f} s forward and backward")
 
-    # Wrapped in DDP, the network exchanges gradients in each backward pass.
+    # Wrapped in DDP, the network exchanges gradients in each backward pass. Take the wrapper off
+    # afterwards, because the next check wraps the network itself.
     net = unwrap_ddp(model.netG)
     model.netG = model.wrap(net)
     seconds = utils_dist.gather_objects(seconds_of(step, model.device, TIMED_STEPS))
     model.netG = net
-    together = max(seconds)
+    together = max(seconds)  # seconds of a step on the slowest rank
     alone_of_rank_0 = utils_dist.gather_objects(alone)[0]
     efficiency = alone_of_rank_0 / together
     is_cpu = devices.kind() == "cpu"
@@ -457,10 +473,11 @@ def check_gradients(model: ModelVRT, batch: dict[str, Any]) -> Finding:
         net.zero_grad(set_to_none=True)
         return vector
 
-    # DDP broadcasts the weights of rank 0. The process alone must have them as well.
+    # DDP broadcasts the weights of rank 0. So give all ranks these weights also for the computation
+    # without DDP.
     model.netG = net
     for parameter in net.parameters():
-        dist.broadcast(parameter.data, 0)
+        dist.broadcast(parameter.data, src=0)
     expected = gradients(of_all_ranks)
     model.netG = model.wrap(net)
     found = gradients([of_all_ranks[utils_dist.get_rank()]])

@@ -3,6 +3,8 @@
 doctor.py calls `read_log` for its option --log, and `table` for its output. A `Finding` is a row of
 this table. known_failures.json has a row for each known failure: add a row there to explain a new
 one. The first row that matches a line counts, so a special row comes before a general row.
+
+Tests: tests/parts/scripts/test_doctor.py
 """
 
 import json

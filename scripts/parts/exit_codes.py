@@ -2,6 +2,8 @@
 
 A script ends with a message and an exit code after an error, after Ctrl-C, and if nobody reads its
 output any more.
+
+Tests: tests/parts/utils/test_process.py, tests/stories/test_bad_input.py
 """
 
 import errno
@@ -20,9 +22,10 @@ from utils.run.progress import QUIET_S, open_progress
 
 T = TypeVar("T")
 
-# Exit codes, as shells count programs that a signal ended.
-INTERRUPTED = 128 + signal.SIGINT
-READER_GONE = 128 + signal.SIGPIPE  # Python ignores this signal and raises BrokenPipeError
+# Exit codes. Shells give a program that a signal has ended the code 128 + number of the signal.
+INTERRUPTED = 128 + signal.SIGINT  # 130
+# 141. Python ignores SIGPIPE and raises BrokenPipeError, so the script must give the code itself.
+READER_GONE = 128 + signal.SIGPIPE
 # Errors of writing that name no file.
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
@@ -42,6 +45,8 @@ def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
 
     @functools.wraps(main)
     def run(*arguments: list[str] | None) -> int:
+        # If the shell has closed stdout or stderr (`>&-`), print would raise an error. So what is
+        # written there is dropped.
         open_closed_streams()
         try:
             try:
@@ -88,7 +93,10 @@ def shown(
 ) -> AbstractContextManager[Any]:
     """Return the progress of `total` units: a bar on a terminal, else lines.
 
-    quiet_s: seconds before the first line
+    Use it in a `with` block, and call its `update` with the number of units that are done.
+
+    name, unit: e.g. "making" and "frames".
+    quiet_s: seconds before the first line. A script that ends earlier prints no line.
     """
     say = functools.partial(print, flush=True)  # at once, also into a pipe or a file
     return open_progress("bar", total, name, unit, say=say, quiet_s=quiet_s, is_kept=True)
@@ -99,7 +107,9 @@ def tracked(
 ) -> Iterator[T]:  # fmt: skip
     """Yield the items, and show the progress.
 
-    total: units of all items; size: gives the units of an item, 1 by default
+    total: number of units of all items.
+    name, unit: what the progress shows, e.g. "converting" and "planes".
+    size: function that returns the number of units of an item. By default an item is one unit.
     """
     with shown(total, name, unit) as progress:
         for item in items:

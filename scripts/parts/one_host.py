@@ -9,6 +9,8 @@ With `OneHost` the agent keeps its notes in its own memory, because there is no 
 ranks need a store too. Rank 0 opens this store on the loopback, which other hosts do not reach.
 
 scripts/torchrun_quiet.py calls `use` if all ranks are on one host.
+
+Tests: tests/dist/test_trust.py
 """
 
 import socket
@@ -61,10 +63,10 @@ class OneHost(RendezvousHandler):
             free.bind((LOOPBACK, 0))
             port = free.getsockname()[1]
         return RendezvousInfo(
-            HashStore(),
-            0,  # the rank of this agent
-            1,  # the number of agents
-            RendezvousStoreInfo(LOOPBACK, port),
+            store=HashStore(),
+            rank=0,  # the number of this agent
+            world_size=1,  # the number of agents
+            bootstrap_store_info=RendezvousStoreInfo(LOOPBACK, port),
         )
 
     def is_closed(self) -> bool:

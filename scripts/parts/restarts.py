@@ -54,7 +54,8 @@ def never_restart_after_final_codes(exit_file: Path) -> None:
                 if code in FINAL_CODES:
                     self._stop_workers(worker_group)
                     raise FinalError(code)
-            # The newline reserves a block of the disk, see scripts/torchrun_quiet.py.
+            # The newline reserves a block of the disk, so that a rank can write its code on a full
+            # disk.
             exit_file.write_text("\n", encoding="ascii")
             super()._restart_workers(worker_group)
 

@@ -3,6 +3,10 @@
 A packed file has no header: it is planes of height x width bits, one after the other. So its length
 allows many sizes. The right size gives an image whose neighbouring pixels resemble one another
 (`smoothness`). scripts/spike_tool.py uses this module for `info`.
+
+A plane is one readout of the spike camera: a bit for each pixel.
+
+Tests: tests/parts/scripts/test_spike_tool.py
 """
 
 from pathlib import Path
@@ -23,7 +27,8 @@ TRIED = (
     "not higher than 4:3 and not wider than 2:5"
 )
 # `smoothest_first` judges each size by a few planes in the middle of the file, because hundreds of
-# sizes can fit: by at most this number of planes, and of bits.
+# sizes can fit. It takes at most this number of planes, and planes of at most this number of bits
+# in all. Larger numbers take more time, smaller numbers make the judgement less sure.
 JUDGED_PLANES = 16
 JUDGED_BITS = 4_000_000
 # Two shapes count as equal up to this relative difference, as in data.clips.files.check_same_view.
@@ -76,7 +81,8 @@ def has_shape(size: tuple[int, int], picture: tuple[int, int]) -> bool:
     """Return whether a spike plane of this size can show what a picture of that size shows."""
     h, w = size
     height, width = picture
-    # h / w = height / width, multiplied by w width, up to the tolerance.
+    # The shapes are equal if h / w = height / width, i.e. if h width = height w. The difference of
+    # both sides may be 2 % of the first.
     return abs(width * h - height * w) <= SHAPE_TOLERANCE * width * h
 
 
@@ -91,9 +97,11 @@ def smoothest_first(
         height, width = size
         plane_bytes = height * width // 8
         planes = len(data) // plane_bytes
-        judged = max(1, min(planes, JUDGED_PLANES, JUDGED_BITS // (height * width)))
+        most = min(planes, JUDGED_PLANES, JUDGED_BITS // (height * width))
+        judged = max(1, most)  # number of judged planes: one, even if a plane has more bits
         # The bytes of the judged planes, which lie in the middle of the file.
-        first_byte = (planes - judged) // 2 * plane_bytes
+        first_plane = (planes - judged) // 2
+        first_byte = first_plane * plane_bytes
         packed = data[first_byte : first_byte + judged * plane_bytes]
         bits = np.unpackbits(packed, bitorder=bit_order)
         rates = bits.reshape(judged, height, width).mean(axis=0, dtype=np.float32)

@@ -51,7 +51,7 @@ OPTION = re.compile(r"(?:spike|method)(?:\.\w+)+=[\w.,+\-\[\]{}:\"' ]*")
 class Work:
     """One restoration that has been started."""
 
-    folder: Path  # its files, see the docstring of this module
+    folder: Path  # its files: clip/, results/ and log
     frames: FrameSource  # the blurry frames
     process: subprocess.Popen[bytes]  # of main_test_vrt.py
     is_cancelled: bool = False  # whether the user ended it
@@ -66,6 +66,7 @@ class Work:
 
         A restored frame has the name of its blurry frame. Names alone do not tell the order.
         """
+        # In the results the frames are in a folder with the name of the clip: <clip>/<stem>.png.
         path_of_stem = {path.stem: path for path in self.results.glob("*/*.png")}
         return [path_of_stem[stem] for stem in self.frames.stems if stem in path_of_stem]
 
@@ -107,11 +108,12 @@ def start_work(
     frames, spikes, sharp: paths of uploaded files, None without any. Only frames are needed.
     method: NETWORK, or a value of --method.
     weights: a key of WEIGHTS.
-    height, width: of a spike plane; 0 if they are to be found.
-    rate: spikes per plane at full light (spike.rate); 0 if it is to be found.
+    height, width: size of a spike plane, 0 if it is to be found. A plane is one readout of the
+        spike camera, a bit for each pixel.
+    rate: spikes per plane at full light (spike.rate), 0 if it is to be found.
     more: options, one "key=value" per line.
     """
-    # The limits come before anything is copied or read.
+    # The limit of all files together comes before anything is copied or read.
     refuse_size([*(frames or ()), *(spikes or ()), *(sharp or ())])
     if not frames:
         raise OptionError(
@@ -131,11 +133,7 @@ def start_work(
     if source.is_video:
         command.append("video")  # one more value of --save
     if spikes:
-        recorded = placed(spikes, folder / "clip/spike")
-        command += ["--spike", recorded]
-        size = (height, width) if height or width else found_size(recorded, frame_size)
-        if size:
-            command += ["--spike-size", *size]
+        command += spike_flags(placed(spikes, folder / "clip/spike"), height, width, frame_size)
     if sharp:
         command += ["--gt", placed(sharp, folder / "clip/sharp")]
     if method != NETWORK:
@@ -147,16 +145,36 @@ def start_work(
     for option in more.splitlines():
         if option:
             command.append(checked_option(option))
+    return Work(folder, source, started(command, folder / "log"))
 
+
+def spike_flags(
+    spikes: Path, height: int, width: int, frame_size: tuple[int, int]
+) -> list[str | int | Path]:
+    """Return the flags of main_test_vrt.py for the spikes: --spike, and --spike-size if known.
+
+    spikes: file or folder. height, width: as the visitor gave them, 0 if they are to be found.
+    frame_size: (height, width) of a blurry frame.
+    """
+    if height or width:
+        size = (height, width)
+    else:
+        size = found_size(spikes, frame_size)
+    if size is None:  # main_test_vrt.py finds the size, or says what is missing
+        return ["--spike", spikes]
+    return ["--spike", spikes, "--spike-size", *size]
+
+
+def started(command: Sequence[str | int | Path], log_file: Path) -> subprocess.Popen[bytes]:
+    """Start main_test_vrt.py with these arguments. Its output goes to a new file."""
     # The process has its own copy of the open log, so the file can be closed here.
-    with open(folder / "log", "wb") as log:
-        process = subprocess.Popen(
+    with open(log_file, "wb") as log:
+        return subprocess.Popen(
             [sys.executable, str(PROGRAM), *map(str, command)],
             cwd=ROOT,
             stdout=log,
             stderr=subprocess.STDOUT,
         )
-    return Work(folder, source, process)
 
 
 def placed(files: Sequence[str], folder: Path) -> Path:
@@ -204,7 +222,8 @@ def found_size(spikes: Path, picture: tuple[int, int]) -> tuple[int, int] | None
 def checked_option(option: str) -> str:
     """Return an option unchanged. Raises OptionError if the page may not set it.
 
-    OPTION says what may be set. The check keeps strangers from naming files of this machine.
+    OPTION says what may be set. The check keeps strangers from naming files of this machine. So
+    whoever changes OPTION must look at what a new value could name.
     """
     if OPTION.fullmatch(option) is None:
         raise OptionError(
@@ -229,7 +248,7 @@ def refuse_size(files: Sequence[str]) -> None:
 
 
 def refuse_long(source: FrameSource, size: tuple[int, int]) -> None:
-    """Raise DataError for too many frames, or too large ones. size: (height, width) of a frame."""
+    """Raise DataError for too many frames, or for too large frames. size: (height, width)."""
     height, width = size
     if len(source) > MOST_FRAMES or height * width > MOST_PIXELS:
         raise DataError(

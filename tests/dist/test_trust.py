@@ -1,11 +1,17 @@
 """A stranger writes to the port of a run: its text is read as data, and none of it is executed.
 
-The ranks of a run share a key-value store that listens on a TCP port. Each rank writes a "beat"
-there, a JSON text that says that the rank is alive. A failing rank writes the key "failure". The
-tests write forged values into the store of two real ranks (tests/dist/helpers_worker.py).
+The ranks of a run share a key-value store, which listens on a TCP port. So any program that reaches
+the port can write into the store. These are two of its values:
+
+    beat/1     what rank 1 writes there several times a second. It is a JSON text, a "beat", and
+               says that rank 1 is alive, e.g. {"beat": 17, "pid": 4711, "stack_file": ...}.
+    failure    what a failing rank writes there, so that the other ranks end too.
+
+The tests write forged values into the store of two real ranks (tests/dist/helpers_worker.py). A
+rank that reads a forged value must report it and end.
 
 With a job key (SPIKEVRT_JOB_KEY, a secret that the launcher gives to all ranks) each value begins
-with a proof: an HMAC that only ranks of this job can compute.
+with a proof: an HMAC (a hash of key and value) that only ranks of this job can compute.
 """
 
 import json
@@ -26,8 +32,13 @@ from utils.dist import process
 WORKER = "tests/dist/helpers_worker.py"
 # The end of the sentence with which a run reports a forged value.
 REPORT = "that no rank of this run wrote"
+# Exit code of a rank that has read a forged value. It is the code of errors of the launch, so that
+# no launcher starts the run again.
+FORGED_VALUE = 2
+# A job key of a run. Any text of this length would do.
 KEY = "0123456789abcdef"
-NOBODY = 65534  # a user who owns nothing
+# Number of the user "nobody", who owns no file and no process.
+NOBODY = 65534
 
 
 def begin_work(folder: Path, env: dict[str, str] | None = None) -> Ranks:
@@ -37,7 +48,7 @@ def begin_work(folder: Path, env: dict[str, str] | None = None) -> Ranks:
 
 @pytest.fixture
 def run(tmp_path):
-    """Two ranks at work."""
+    """Give two ranks at work. A test ends them by a forged value, so each test has its own."""
     with begin_work(tmp_path) as ranks:
         ranks.wait_for("at work", rank=0, limit_s=60)
         yield ranks
@@ -70,28 +81,41 @@ def write_until_the_end(ranks: Ranks, store: PrefixStore, key: str, value: str) 
 # ---- Forged values ------------------------------------------------------------------------------
 
 
-def test_a_forged_beat_harms_no_file_or_process_that_it_names(run, tmp_path):
+@pytest.fixture
+def bystander():
+    """Give a process that has nothing to do with the run."""
+    process = subprocess.Popen(["sleep", "600"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_forged_beat_harms_no_file_or_process_that_it_names(run, tmp_path, bystander):
     precious = tmp_path / "precious"
     precious.write_text("three weeks of work")
-    bystander = subprocess.Popen(["sleep", "600"])
     store = store_of(run)
     beat = json.loads(store.get("beat/1"))
-    # Stop rank 1, so that rank 0 notices its silence. Rank 0 then reads the last beat of rank 1. If
-    # the beat is true, rank 0 ends the process `pid`, and prints the file `stack_file`.
+    # Stop rank 1, so that rank 0 notices that rank 1 is silent, and reads the last beat of rank 1.
+    # If this beat were true, rank 0 would end the process `pid` and print the file `stack_file`.
     os.kill(beat["pid"], signal.SIGSTOP)
-    time.sleep(0.6)  # so that no true beat follows the forged one
-    # "beat" counts the beats. 1000 is newer than every true one.
-    forged = beat | {"pid": bystander.pid, "stack_file": str(precious), "beat": 1000}
+    # A beat that rank 1 has sent before it was stopped must arrive before the forged beat.
+    time.sleep(0.6)
+    forged = beat | {
+        "pid": bystander.pid,
+        "stack_file": str(precious),
+        "beat": 1000,  # the number of the beat: larger than the numbers of all true beats
+    }
 
     store.set("beat/1", json.dumps(forged))
-    time.sleep(6)  # longer than the limit of a silence in this worker, 4 s
+    # In this worker rank 0 waits 4 s for a silent rank. Then it reads the forged beat. When it has
+    # reported the beat, let rank 1 go on, because rank 0 waits for the end of rank 1.
+    run.wait_for(REPORT, rank=0, limit_s=60)
     os.kill(beat["pid"], signal.SIGCONT)
     result = run.wait(30)
 
     assert precious.read_text() == "three weeks of work"
-    assert bystander.poll() is None
-    bystander.kill()
-    assert result.exit_codes[0] == 2  # of a ForeignValueError
+    assert bystander.poll() is None  # it still runs
+    assert result.exit_codes[0] == FORGED_VALUE
     assert REPORT in result.stderr[0]
 
 
@@ -110,10 +134,11 @@ def test_a_forged_failure_ends_the_run_with_a_report(run, value):
     store_of(run).set("failure", value)
     result = run.wait(30)
 
-    # 2 is the exit code of a ForeignValueError. The forged value asks for other ones, e.g. 0.
-    assert result.exit_codes == [2, 2]
+    # The forged values ask for other exit codes, e.g. 0 and 3.
+    assert result.exit_codes == [FORGED_VALUE, FORGED_VALUE]
     assert result.text.count(REPORT) == 1
     assert "key 'failure'" in result.text
+    # The report also says what the rank was doing, e.g. in phase "compute".
     assert 'in phase "' in result.text
 
 
@@ -137,9 +162,9 @@ def test_a_text_that_is_no_beat_ends_the_run_with_a_report(run, value):
 
 
 def test_ranks_of_one_host_listen_on_the_loopback_alone(run):
-    # /proc/net/tcp has a line for each socket. Column 1 is its address and port, column 3 its state
-    # ("0A": listens), column 9 its inode.
-    listening = {}
+    # /proc/net/tcp has a line for each socket of this host. Column 1 is the address and port of the
+    # socket, column 3 its state ("0A": listens), column 9 its inode, the number of the socket.
+    listening = {}  # inode -> address and port
     for name in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
             columns = line.split()
@@ -156,7 +181,9 @@ def test_ranks_of_one_host_listen_on_the_loopback_alone(run):
                 address, _, _port = listening[inode].partition(":")
                 addresses.add(address)
 
-    assert addresses == {"0100007F"}  # 127.0.0.1: its bytes 7F 00 00 01 in reverse order
+    # 127.0.0.1, an address that only this host can reach. The file has the four bytes 7F 00 00 01
+    # in reverse order.
+    assert addresses == {"0100007F"}
 
 
 # ---- The job key --------------------------------------------------------------------------------
@@ -165,17 +192,19 @@ def test_ranks_of_one_host_listen_on_the_loopback_alone(run):
 def test_a_run_with_a_job_key_ends_as_a_run_without_one(tmp_path):
     with begin_work(tmp_path, env={"SPIKEVRT_JOB_KEY": KEY}) as ranks:
         ranks.wait_for("at work", rank=0, limit_s=60)
-        # The key is part of the environment of a rank. The file must be gone with the process.
+        # This file of a rank holds the key, because the key is a variable of its environment.
         environment = Path(f"/proc/{ranks.processes[0].pid}/environ")
         (tmp_path / "over").touch()  # ends the work of both ranks, see `begin_work`
         result = ranks.wait(30)
 
     assert result.exit_codes == [0, 0], result.text
+    # Neither the output of the ranks nor a process that is left behind tells the key.
     assert KEY not in result.text
-    assert not environment.exists()  # the process is gone
+    assert not environment.exists()
 
 
 def test_a_rank_without_the_job_key_is_refused_at_the_meeting(tmp_path):
+    # The meeting is the start of a run, when each rank waits for all others.
     result = run_ranks(
         2,
         WORKER,
@@ -194,7 +223,7 @@ def test_a_beat_with_the_proof_of_another_beat_ends_the_run(tmp_path):
     with begin_work(tmp_path, env={"SPIKEVRT_JOB_KEY": KEY}) as ranks:
         ranks.wait_for("at work", rank=0, limit_s=60)
         store = store_of(ranks)
-        # A value is "<proof> <beat>".
+        # A value is "<proof> <beat>". Take the proof of a true beat for another beat.
         proof, _, text = store.get("beat/1").decode().partition(" ")
         forged = json.dumps(json.loads(text) | {"beat": 10**6, "phase": "as usual"})
         write_until_the_end(ranks, store, "beat/1", f"{proof} {forged}")
@@ -244,6 +273,7 @@ time.sleep(10)
 
 
 def test_a_stranger_that_comes_as_the_missing_rank_executes_nothing(tmp_path):
+    # A beat as rank 1 would write it before the first step, on another host.
     beat = {
         "beat": 1,
         "machine": "elsewhere",
@@ -267,19 +297,22 @@ def test_a_stranger_that_comes_as_the_missing_rank_executes_nothing(tmp_path):
         result = ranks.wait(1)
 
     assert not (tmp_path / "executed").exists()
-    assert result.exit_codes[0] == 2, result.text
+    assert result.exit_codes[0] == FORGED_VALUE, result.text
     assert "rank 1 sent something that no rank of this version sends" in result.stderr[0]
 
 
 # ---- Which process of a host reports an error ---------------------------------------------------
 
-# Of the processes of a host that find the same error, the first one reports it. It binds a Unix
-# socket whose name is a hash of user, machine and error.
+# Several processes of a host may find the same error. The first of them reports it, and the others
+# stay silent. The first process claims the error: it binds a Unix socket. The name of the socket is
+# a hash of user, machine and error.
 
-# A program that binds this socket. Its argument is the text to hash.
+# A program of another user that binds the socket first, so that our process might stay silent. Its
+# argument is the text to hash.
 SQUATTER = r"""
 import hashlib, socket, sys, time
 s = socket.socket(socket.AF_UNIX)
+# A name that begins with a zero byte is no file. It is free again when the process ends.
 s.bind('\0spikevrt-' + hashlib.sha256(sys.argv[1].encode()).hexdigest())
 s.listen()
 print('bound', flush=True)
@@ -291,8 +324,8 @@ time.sleep(60)
 def own_claims():
     """Release the claims of this process after the test.
 
-    A claim that stays makes each later refusal in this process wait 10 s for other ranks, see
-    `process.outlast_siblings`.
+    A process that has claimed an error waits 10 s before it ends with a refusal, so that ranks
+    beside it can end first (`process.outlast_siblings`). Later tests in this process would wait.
     """
     yield
     for claim in process.CLAIMS:
@@ -305,14 +338,15 @@ def own_claims():
 @pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="needs a python for all users")
 def test_a_socket_that_another_user_has_bound_silences_no_report():
     name = "an error that must be said"
-    text = f"{os.getuid()} {process.machine()} {name}"  # as in process.first_to_claim
+    # The text that `process.first_to_claim` hashes.
+    text = f"{os.getuid()} {process.machine()} {name}"
     squatter: Any = subprocess.Popen(
         ["/usr/bin/python3", "-c", SQUATTER, text],
         user=NOBODY,
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert squatter.stdout.readline() == "bound\n"
+    assert squatter.stdout.readline() == "bound\n"  # wait until it has the socket
 
     is_first = process.first_to_claim(name)
     squatter.kill()

@@ -41,6 +41,10 @@ How the stand-in for a GPU works, in the order of this file:
     stand_in             replaces functions of torch and of our own that need numbers or a GPU
 
 The exit code is 77 if this version of torch has no fake tensors on a GPU that does not exist.
+
+tests/parts/models/test_fake_gpu.py runs this program. It relies on the names of the cases, on the
+names of the figures, and on the exit code. docs/benchmarks/net.md and docs/ddp.md show figures of
+this program, so a change of what is counted needs new figures there. All else is free to change.
 """
 
 import argparse
@@ -142,11 +146,11 @@ COLUMNS = {
 }
 # Samples that a convolution of 3 x 3 takes for a pixel.
 TAPS = 9
-# torchvision computes the columns of at most so many images at once.
+# The most images for which torchvision computes the columns at once.
 MOST_FRAMES = 32
 
 # Calls of attention in the case that runs: "efficient: head 16, 128 tokens, ..." -> their number.
-CHOSEN: collections.Counter[str] = collections.Counter()
+CALLS_OF_ATTENTION: collections.Counter[str] = collections.Counter()
 
 
 def main() -> str:
@@ -170,14 +174,20 @@ def main() -> str:
 
     if args.shallow:
         NETWORK["depths"] = SHALLOW_DEPTHS
-    found = {name: count(CASES[name], args.batch, args.kept_only) for name in args.cases or CASES}
-    return json.dumps(rounded(found), indent=1)
+    figures_of_case = {}
+    for name in args.cases or CASES:
+        figures_of_case[name] = count(CASES[name], args.batch, args.kept_only)
+    return json.dumps(rounded(figures_of_case), indent=1)
 
 
 def rounded(figures: dict[str, Any]) -> dict[str, Any]:
     """Return the same figures with two decimals."""
-    text = json.dumps(figures)
-    return json.loads(text, parse_float=lambda number: round(float(number), 2))
+
+    def two_decimals(number: str) -> float:
+        return round(float(number), 2)
+
+    # json.loads calls `parse_float` for each number with a point, however deep it is nested.
+    return json.loads(json.dumps(figures), parse_float=two_decimals)
 
 
 # ---- Counting bytes and kernels -----------------------------------------------------------------
@@ -191,7 +201,8 @@ def tensors(tree: Any) -> list[Tensor]:
 class Counter(TorchDispatchMode):
     """Counts the bytes and kernels of all operations within a `with` block.
 
-    torch calls `__torch_dispatch__` in place of each operation.
+    torch calls `__torch_dispatch__` in place of each operation. A mistake here only changes
+    figures, because each operation runs as it is given and its result is returned as it is.
     """
 
     def __init__(self) -> None:
@@ -200,9 +211,11 @@ class Counter(TorchDispatchMode):
         self.kernels = 0
         # Number of operations on tensors of both devices.
         self.copies_from_host = 0
-        # Bytes that are alive now.
+        # Bytes that are alive now. Python deletes a tensor as soon as nothing refers to it, and
+        # then `remove_storage` subtracts its bytes.
         self.now = 0
-        # The most bytes that were alive at once.
+        # The most bytes that were alive at once. Whoever measures a part of a step sets `peak` to
+        # `now` before that part.
         self.peak = 0
         # Bytes that kernels read and write: name of the operation -> bytes.
         self.moved: collections.Counter[str] = collections.Counter()
@@ -216,7 +229,8 @@ class Counter(TorchDispatchMode):
         name = func._schema.name.removeprefix("aten::")
         if name == "_scaled_dot_product_efficient_attention_backward":
             # The kernel of a GPU reads `out` (n, heads, T, hd) with the row stride that its own
-            # forward pass gives it. Our code must hand it over with the same strides.
+            # forward pass gives it. Our code must hand it over with the same strides. The first
+            # arguments are grad_out, query, key, value, attn_bias, out.
             forward_out = args[5]
             assert forward_out.transpose(1, 2).is_contiguous(), (
                 f"out has strides {forward_out.stride()}"
@@ -228,7 +242,7 @@ class Counter(TorchDispatchMode):
         if devices == {"cpu", "cuda"}:
             self.copies_from_host += 1
 
-        # Tensors that share a storage share its bytes.
+        # Tensors that share a storage share its bytes, so each storage counts once.
         for storage in {tensor.untyped_storage() for tensor in made}:
             self.add_storage(storage)
 
@@ -249,7 +263,8 @@ class Counter(TorchDispatchMode):
         bytes_of_frame = TAPS * c * h * w * image.element_size()
         self.moved[name] += columns.passes * n * bytes_of_frame
 
-        # torchvision computes as many images at once as the largest divisor of n up to the limit.
+        # torchvision computes the columns of several images at once: as many as the largest
+        # divisor of n that is at most MOST_FRAMES. E.g. 20 of 40 images.
         divisors = [number for number in range(1, MOST_FRAMES + 1) if n % number == 0]
         self.peak = max(self.peak, self.now + bytes_of_frame * max(divisors))
 
@@ -349,7 +364,7 @@ def backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
 def attention_of_a_gpu(
     q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
-    """Call the kernel that a GPU would choose, and count the call in CHOSEN.
+    """Call the kernel that a GPU would choose, and count the call in CALLS_OF_ATTENTION.
 
     It stands in for scaled_dot_product_attention, which chooses by the device of this machine.
     """
@@ -372,20 +387,33 @@ def attention_of_a_gpu(
         mask_kind = "with gradient"
     else:
         mask_kind = "constant"
-    CHOSEN[f"{kind}: head {q.shape[3]}, {q.shape[2]} tokens, {gradient}, mask {mask_kind}"] += 1
+    windows, heads, tokens, head_channels = q.shape
+    sizes = f"head {head_channels}, {tokens} tokens"
+    CALLS_OF_ATTENTION[f"{kind}: {sizes}, {gradient}, mask {mask_kind}"] += 1
 
-    # The network must cut larger batches into chunks.
-    assert q.shape[0] * q.shape[1] <= MOST_HEADS
+    # A larger number does not fit the grid of the kernel. So the network must divide larger batches
+    # into several calls.
+    assert windows * heads <= MOST_HEADS
     aten = torch.ops.aten
     if kind == "efficient":
         mask = None if attn_mask is None else attn_mask.expand(*q.shape[:3], k.shape[2])
         results = aten._scaled_dot_product_efficient_attention(
-            q, k, v, mask, torch.is_grad_enabled(), 0.0, False, scale=scale
+            q,
+            k,
+            v,
+            attn_bias=mask,
+            # Only a backward pass needs the sums of the softmax.
+            compute_log_sumexp=torch.is_grad_enabled(),
+            dropout_p=0.0,
+            is_causal=False,
+            scale=scale,
         )
         return results[0]
     # "math" needs matrices in float32, and "cudnn" needs cuDNN. The network must avoid both.
     assert kind == "flash", kind
-    results = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, False, False, scale=scale)
+    results = aten._scaled_dot_product_flash_attention(
+        q, k, v, dropout_p=0.0, is_causal=False, return_debug_mask=False, scale=scale
+    )
     return results[0]
 
 
@@ -443,13 +471,13 @@ def moved_to_gpu(value: Any) -> Any:
 
 def count(options: dict[str, Any], batch: int, kept_only: bool) -> dict[str, Any]:
     """Return the figures of a case, named in the docstring of this module."""
-    CHOSEN.clear()
+    CALLS_OF_ATTENTION.clear()
     figures: dict[str, Any] = {}
     with FAKE:
         net, clip = network(options, batch)
         figures["kept_gb"] = kept_bytes(net, clip) / GB
         # Read it now, because the second run below would count each call again.
-        attention = dict(sorted(CHOSEN.items()))
+        attention = dict(sorted(CALLS_OF_ATTENTION.items()))
         del net, clip
         if not kept_only:
             with hidden_device():
@@ -527,23 +555,25 @@ def alignment(shape: tuple[int, ...], amp: bool) -> tuple[int, int]:
 
     Returns the counted bytes, and the bytes that `DeformAlign.transient` estimates.
     """
-    n, d, side, groups, sources = shape
+    frames, channels, side, groups, neighbour_count = shape
     image_dtype = torch.bfloat16 if amp else torch.float32
 
-    def image_of(channels: int, dtype: torch.dtype) -> Tensor:
-        size = (n, channels, side, side)
+    def image_of(channel_count: int, dtype: torch.dtype) -> Tensor:
+        size = (frames, channel_count, side, side)
         return torch.empty(size, dtype=dtype, device="cuda", requires_grad=True)
 
     with FAKE:
         # The constructor computes with numbers, and fake tensors have none. So it runs on the CPU
-        # with real tensors. 10.0 is `max_residual`, the largest correction of the flow in pixels.
+        # with real tensors. `max_residual` is the largest correction of the flow, in pixels. It
+        # changes no memory. 10.0 is the value of the network.
         with unset_fake_temporarily():
-            module = DeformAlign(d, groups, sources, 10.0)
+            module = DeformAlign(channels, groups, neighbour_count, max_residual=10.0)
         to_gpu(module)
         with hidden_device(), torch.autocast("cuda", torch.bfloat16, enabled=amp):
-            target = image_of(d, image_dtype)
-            neighbours = [image_of(d, image_dtype) for _ in range(sources)]
-            flows = [image_of(2, torch.float32) for _ in range(sources)]
+            target = image_of(channels, image_dtype)
+            neighbours = [image_of(channels, image_dtype) for _ in range(neighbour_count)]
+            # A flow has two channels: the motion along x and along y. It is always in float32.
+            flows = [image_of(2, torch.float32) for _ in range(neighbour_count)]
             with Counter() as counter:
                 out = module(neighbours, target, flows)
                 # Tensors in reference cycles would count as held, although nobody can use them.

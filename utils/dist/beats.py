@@ -13,7 +13,7 @@ A *beat* is a record that a rank writes into the key-value store of the run, eve
     syncs           number of collectives that the rank has entered
     pid, host       process id and host name of the rank
     machine         an id of the host, and of the container on it (`process.machine`)
-    facts           see `utils.dist.state.tell`
+    facts           what the rank has told with `utils.dist.state.tell`, e.g. its samples
 
 The newest record of a rank is called the *state* of this rank.
 
@@ -69,7 +69,7 @@ class Verdict(NamedTuple):
     """Why the run has to stop, e.g. (3, "SILENT", "no beat for 9.1 s")."""
 
     rank: int  # the rank because of which the run stops
-    kind: str  # "STUCK", "SILENT" or "DEAD", see utils.dist.watchdog
+    kind: str  # "STUCK" (too long in a phase), "SILENT" (no beat) or "DEAD" (no process)
     what: str  # what was seen, for the report
 
 
@@ -97,7 +97,7 @@ class Beats:
         self.machine = machine_name or process.machine()
         self.number = 0  # number of the last beat of this rank
         # The clock expects to be asked once a second. `Watchdog.watch` changes this.
-        self.clock = process.AwakeClock(1.0)
+        self.clock = process.AwakeClock(slice_s=1.0)
         self.watched: list[int] | None = None  # ranks to watch; None until all ranks have met
         self.states: dict[int, State] = {}  # rank -> its newest known state
         self.heard: dict[int, Heard] = {}  # watched rank -> its last beat
@@ -119,7 +119,7 @@ class Beats:
     # ---- Writing and reading -----------------------------------------------------------------
 
     def publish(self, state: State) -> None:
-        """Write the next beat of this rank. state: see `Watchdog._own_state`."""
+        """Write the next beat of this rank. state: the beat without its number and machine."""
         self.number += 1
         self.states[self.rank] = {"beat": self.number, "machine": self.machine, **state}
         if self.store is not None:

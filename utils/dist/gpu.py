@@ -225,7 +225,7 @@ def claim(store: Store, rank: int, uuid: str) -> None:
     Without this check NCCL would say only "Duplicate GPU detected".
 
     store: the key-value store of the run.
-    uuid: name of the GPU, see `identity`.
+    uuid: name of the GPU, which `identity` returns.
     """
     # compare_set writes this rank if the key is empty, and returns what the key then holds.
     owner = store.compare_set(f"gpu/{uuid}", "", str(rank)).decode()

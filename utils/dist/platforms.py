@@ -366,7 +366,8 @@ def _number(
     high_is_from: str = "",
     default: int | None = None,
 ) -> int:
-    """Return the variable `name` of `env` as an integer. See `_checked_number` for the arguments.
+    """Return the variable `name` of `env` as an integer. `_checked_number` explains the other
+    arguments.
 
     default: returned if the variable is missing. None if a missing variable is a fault.
     """

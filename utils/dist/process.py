@@ -54,7 +54,7 @@ from utils import system
 from utils.errors import StallError
 
 # Python's own function that runs the functions registered with atexit. It is private, and has no
-# public equivalent. It is None if this Python does not have it. See `end`.
+# public equivalent. It is None if this Python does not have it. `end` calls it.
 run_exit_handlers = getattr(atexit, "_run_exitfuncs", None)
 
 # The request of fcntl that only a file in memory answers. The number is from linux/fcntl.h.
@@ -75,7 +75,8 @@ HANDLERS_S = 60.0
 # write never returns, and the guard ends after this time.
 LAST_WORDS_S = 5
 
-# The claims of this process, see `first_to_claim`. A claim lasts as long as its socket is open.
+# The claims of this process, which `first_to_claim` makes. A claim lasts as long as its socket is
+# open.
 CLAIMS: list[socket.socket] = []
 
 # Signals that a launcher, a cluster or a terminal sends to all processes of a rank at once.
@@ -279,7 +280,7 @@ def outlast_siblings(mark: str | None = None) -> None:
     If this process ended first, its claim would be free, and another rank would report the same
     error again. Waits at most CLAIM_S.
 
-    mark: end of the names of the memory files of this run, see `watchdog.run_mark`. By these files
+    mark: end of the names of the memory files of this run, from `watchdog.run_mark`. By these files
         the ranks of this run are told from other programs of the same parent, which go on running.
         None if the ranks have no memory files yet. Then this waits for every process of the same
         parent that runs this Python.
@@ -295,7 +296,10 @@ def outlast_siblings(mark: str | None = None) -> None:
 
 
 def _has_siblings(mark: str | None) -> bool:
-    """Whether another rank with the same parent is alive. mark: see `outlast_siblings`."""
+    """Whether another rank with the same parent is alive.
+
+    mark: end of the names of the memory files of this run, or None.
+    """
     # All processes below the same parent, without this process and its own descendants.
     own_tree = {os.getpid(), *descendants_of(os.getpid())}
     others = set(descendants_of(os.getppid())) - own_tree
@@ -406,7 +410,7 @@ def write_exit_file(code: int) -> None:
 def start_guard(
     rank: int, limit_s: float, stack_file: str, is_alone: bool, log_file: str | None
 ) -> subprocess.Popen[bytes] | None:
-    """Start the guard of this process, see `guard`. Returns the process of the guard.
+    """Start the guard of this process: another process, which runs `guard`. Returns the guard.
 
     The caller must write a byte to the stdin of the guard more often than every limit_s seconds, as
     a heartbeat.
@@ -592,7 +596,7 @@ def dump_stacks(file: Any, pid: int | None = None) -> str:
 
     faulthandler writes the stacks, even if no thread can run Python code. A process can write only
     its own stacks, so another process is asked for them by SIGUSR2. Ranks and their loader
-    processes have a handler for this signal, see `Watchdog`.
+    processes have a handler for this signal, which `Watchdog` installs.
 
     file: the memory file of the rank, opened without a buffer. The rank and its loader processes
         have the same file open.

@@ -299,7 +299,7 @@ def _answer_requests(tcp_store: Store, name: str, limit_s: float) -> None:
     """
     known_count = 0  # number of requests that this thread knows of; they are counted from 1
     unanswered = set()  # numbers of requests
-    clock = AwakeClock(1.0)
+    clock = AwakeClock(slice_s=1.0)
     with suppress(RuntimeError):  # the store is lost
         while clock.now() < limit_s and not tcp_store.check([f"spikevrt/{name}/{MET}"]):
             count = tcp_store.add("requests", 0)  # adding 0 reads the number
@@ -516,7 +516,7 @@ def wait_for(
     missing: function that returns what this waits for, e.g. "rank 0". Its text is logged once,
         after 10 s. None to log nothing.
     """
-    clock = AwakeClock(1.0)
+    clock = AwakeClock(slice_s=1.0)
     pause_s = 0.01
     is_told = False
     while not store.check([key]):
@@ -537,8 +537,8 @@ def _within(seconds: float, function: Callable[[], Result]) -> Result:
     The function runs in a thread. If the function hangs, its thread stays behind, because Python
     cannot end a thread.
     """
-    call = futures.ThreadPoolExecutor(1).submit(function)
-    clock = AwakeClock(1.0)
+    call = futures.ThreadPoolExecutor(max_workers=1).submit(function)
+    clock = AwakeClock(slice_s=1.0)
     while not call.done():
         left_s = seconds - clock.now()
         if left_s <= 0:

@@ -72,7 +72,7 @@ class Run:
     # The folder in which results of checks of the data are kept for later runs. None to keep
     # nothing.
     kept: Path | None = None
-    # What this run has checked of the data, see data/clips/kept.py.
+    # What this run has checked of the data: results that data/clips/kept.py keeps for later runs.
     checked: dict[str, Any] = field(default_factory=dict)
 
     # ---- Where the main thread is ----

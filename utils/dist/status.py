@@ -38,7 +38,7 @@ def status_line(rank: int | None = None, state: State | None = None) -> str:
     """Return host, process, phase, weights and samples of a rank, in one line.
 
     rank: number of the rank, or None for this rank.
-    state: the last beat of the rank, see utils.dist.beats. None for this rank.
+    state: the last beat of the rank: host, pid, step, phase, age and facts. None for this rank.
     """
     if state is None:
         place = RUN.place

@@ -19,7 +19,7 @@ The watchdogs end all ranks within seconds if a rank is
     SILENT   the rank writes no beat
     STUCK    its main thread is too long in one phase; the options `watchdog` have the limits
     DEAD     its process is gone
-    failed   the rank raised an error, see `utils_dist`
+    failed   the rank raised an error, which `utils_dist` reports
 
 A main thread that waits for a paused terminal (Ctrl-S, a selection, `less`) is not STUCK: the run
 goes on as soon as the terminal does. The watchdog must not hang there itself, so this module writes
@@ -317,7 +317,7 @@ class Watchdog(threading.Thread):
                 self.store.set(key, sealed(key, process.dump_stacks(self.stack_file)))
             # The reporting rank may still need the stacks or the store of this rank. It reports
             # within 5 s, so wait no longer than this.
-            wait_for(self.store, REPORTED, 5.0)
+            wait_for(self.store, REPORTED, seconds=5.0)
         leave(failure.code, self.store)
 
     def _own_state(self) -> State:
@@ -448,8 +448,8 @@ class Watchdog(threading.Thread):
     def _stacks_of(self, rank: int, wait_s: float = 0.0) -> str:
         """Return the stacks of a rank, or "" if there are none.
 
-        A rank whose watchdog thread runs puts its stacks into the store, see `_follow`. A rank of
-        this host can also be asked by a signal.
+        A rank whose watchdog thread runs puts its stacks into the store when the run fails. A rank
+        of this host can also be asked by a signal.
 
         wait_s: seconds to wait for the stacks in the store; 0 if the store does not answer.
         """
@@ -545,7 +545,7 @@ class Watchdog(threading.Thread):
     def _store_lost(self) -> NoReturn:
         """End because the store does not answer any more. One rank of each host reports it."""
         if self.failure is not None:  # known, and reported by another rank
-            leave(self.failure.code, None)
+            leave(self.failure.code, store=None)
         launch = RUN.launch
         rank_0 = self.beats.states.get(0)  # the last beat of rank 0, or None if none was read
         # The ranks of a host notice the loss up to seconds apart, and only one of them shall
@@ -567,13 +567,15 @@ class Watchdog(threading.Thread):
             )
             say(str(error))
         elif is_gone(rank_0):
-            gone = Verdict(0, "DEAD", f"its process {pid} is gone, and the store with it")
+            gone = Verdict(
+                rank=0, kind="DEAD", what=f"its process {pid} is gone, and the store with it"
+            )
             self._say(gone, stacks="")
         else:
-            silent = Verdict(0, "SILENT", "its store does not answer")
-            self._say(silent, self._stacks_of(0))
+            silent = Verdict(rank=0, kind="SILENT", what="its store does not answer")
+            self._say(silent, self._stacks_of(rank=0))
             process.kill_rank(rank_0["pid"], stack_file_name(0))
-        leave(STALL_CODE, None)
+        leave(STALL_CODE, store=None)
 
 
 # ---- The last words, and the end -------------------------------------------------------------
@@ -609,7 +611,15 @@ def within_say_s(write: Callable[[], None]) -> None:
 
 def write_to_log_file(text: str) -> None:
     """Write an error to the log file, if this rank has one. Nothing goes to the terminal."""
-    record = logging.LogRecord(__name__, logging.ERROR, __file__, 0, text, None, None)
+    record = logging.LogRecord(
+        name=__name__,
+        level=logging.ERROR,
+        pathname=__file__,
+        lineno=0,  # the log file shows no line number
+        msg=text,
+        args=None,
+        exc_info=None,
+    )
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.FileHandler):
             handler.handle(record)
@@ -642,7 +652,8 @@ def leave(code: int, store: Store | None) -> NoReturn:
             _sign_off(store)
         if RUN.watchdog is not None and RUN.watchdog.guard is not None:
             RUN.watchdog.guard.kill()  # the guard would take the wait below for a stall
-        # Ranks have memory files only if they have a watchdog, see `outlast_siblings`.
+        # The mark is in the names of the memory files. Ranks have such files only if they have a
+        # watchdog.
         process.outlast_siblings(None if RUN.watchdog is None else run_mark())
 
     def flush() -> None:

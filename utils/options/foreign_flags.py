@@ -174,7 +174,8 @@ def _our_arguments(values: Mapping[str, Sequence[str]], argv: Sequence[str]) -> 
     E.g. --task 001_VRT_videosr_bi_REDS_6frames --folder_lq CLIPS
     -> --weights vrt/001 --input CLIPS --output results/001_VRT_videosr_bi_REDS_6frames.
 
-    values: KAIR's flags with their values, see `_values_of_flags`. argv: the whole command line.
+    values: KAIR's flags with their values, e.g. {"--task": ["006_..."]}. argv: the whole command
+        line.
     """
     # A command without --task gets task 006, which deblurs as this project does.
     task = "006"

@@ -184,7 +184,10 @@ def parse_command_line(argv: Sequence[str], usage: str | None = None) -> tuple[s
 
 
 def _train_parser(usage: str | None) -> "OptionParser":
-    """Return the parser of main_train_vrt.py's command line. usage: see `parse_command_line`."""
+    """Return the parser of main_train_vrt.py's command line.
+
+    usage: the text that `--help` prints before the arguments.
+    """
     parser = OptionParser("--opt FILE [section.key=value ...]", "see --help", description=usage)
     parser.add_argument("--version", action="version", version=f"SpikeVRT {VERSION}")
     parser.add_argument("--opt", "-opt", required=True, metavar="FILE", help="option file")
@@ -239,7 +242,7 @@ def _resume_override(path: str) -> str:
 class OptionParser(argparse.ArgumentParser):
     """A parser that raises OptionError. argparse itself would print and exit, once on every rank.
 
-    expected, do: two of the four parts of the error, see utils/errors.py
+    expected, do: what the error says that was expected, and what the user can do
     """
 
     def __init__(self, expected: str, do: str, description: str | None) -> None:
@@ -392,7 +395,7 @@ def read_with_base(path: Path, sources: Sources) -> dict[str, Any]:
             do=f"name the base of {base_path} in {path}, or copy",
         )
     sources.places = base_places | sources.places  # the places of the file win
-    return _merge(base, raw, "", sources)
+    return _merge(base, raw, where="", sources=sources)
 
 
 def _merge(
@@ -555,7 +558,7 @@ def _parse(text: str) -> Any:
         return json.loads(plain)
     except json.JSONDecodeError as e:
         note = f"; beyond {MOST_JSON5_CHARACTERS} bytes it must be JSON, with comments alone added"
-        # "<string>:LINE" is how json5 begins its messages, see `_values_of_text`.
+        # "<string>:LINE" is how json5 begins its messages. `_values_of_text` turns it into a line.
         raise ValueError(f"<string>:{e.lineno} {e.msg} at column {e.colno}{note}") from e
 
 
@@ -743,7 +746,8 @@ def read_options(
     values: the sections as an option file holds them, e.g. {"task": "a", "netG": {...}}
     sources: where the values came from; None if they come from no file
     """
-    sources = sources or Sources("")
+    if sources is None:
+        sources = Sources(main_file="")
     # Work on a copy, because the steps below remove keys and replace sections.
     raw = copy.deepcopy(dict(values))
     dropped = drop_without_effect(raw, parts)
@@ -815,8 +819,9 @@ def _without_keys_of_other_part(
 ) -> Mapping[str, Any]:
     """Return the section without inherited keys that its part does not have.
 
-    See `Sources.inherited` for an example. A section whose part is unknown is returned as it is,
-    because `Registry.resolve` refuses its part anyway.
+    E.g. the base names the network "vrt" with depths, and the file names "tiny": then depths is
+    left out. A section whose part is unknown is returned as it is, because `Registry.resolve`
+    refuses its part anyway.
 
     where: dotted key of the section
     """

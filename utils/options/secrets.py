@@ -166,7 +166,7 @@ def _resembles(key: str) -> bool:
 
 def _words_of(key: str) -> list[str]:
     """Return the words of a key in small letters, e.g. "run.wandb_Key" -> run, wandb, key."""
-    # 200 characters bound the time for a long key, see `is_secret_key`.
+    # The last 200 characters are enough, and bound the time for a long key.
     return re.split(r"[\W_]+", key[-200:].lower())
 
 

@@ -608,7 +608,7 @@ class Registry:
     def build(self, section: Section | Mapping[str, Any] | str, where: str, **given: Any) -> Any:
         """Make the part that a section describes, e.g. the network of "netG".
 
-        section, where: see `resolve`
+        section: the values of the section, or the name of the part alone. where: its dotted key
         given: parameters that code supplies, e.g. the number of channels. A parameter is left out
             if the part was not registered with this parameter in `given`. So a caller can offer all
             of them to each part of a kind
@@ -696,7 +696,7 @@ def _resolve_nested_parts(
 def _registry_in(metadata: Sequence[Any]) -> Registry | None:
     """Return the registry in an annotation, or None if the annotation has no registry.
 
-    An annotation with a registry means a nested part, see `Registry`.
+    An annotation with a registry means a nested part, e.g. netG.fusion within netG.
 
     metadata: what follows the type in Annotated[type, ...], e.g. (FUSIONS,) of
         Annotated[dict, FUSIONS]

@@ -486,7 +486,7 @@ def _order_in(state: dict[str, Any]) -> DataOrder | None:
 def _log_changed_options(changes: dict[str, tuple[Any, Any]]) -> None:
     """Log one line for each changed option, e.g. "  train.G_optimizer_lr: 0.0004 -> 0.0002".
 
-    changes: see `differences`.
+    changes: dotted key -> (value in the checkpoint, value now).
     """
     lines = []
     for key, (then, now) in changes.items():
@@ -674,7 +674,8 @@ def _other_data_or_batch(
 def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
     """Write `state` to `path` atomically. Returns when file, sidecar and folder are on the disk.
 
-    The sidecar is the small file with the digest of the checkpoint, see the top of this file.
+    The sidecar is the small file with the digest of the checkpoint, e.g.
+    checkpoint_latest.pth.sha256.
 
     keep: number of former versions to keep.
         0: the new file takes the place of the newest one. Used to add a validation's result to a

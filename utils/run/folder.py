@@ -121,7 +121,7 @@ def only_run_in(
     Yields the locked folder on rank 0, and None on the other ranks.
 
     folder: the folder of the run. It is made if it does not exist.
-    names: patterns of the files that a run writes there, see writers.WRITTEN.
+    names: patterns of the files that a run writes there, e.g. "checkpoints" and "log".
     appended: names of the files to which a run appends. They must not be links, because a run would
         then write into a file elsewhere.
 
@@ -190,14 +190,15 @@ def _take_lock(path: Path) -> BinaryIO:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except (BlockingIOError, PermissionError):
-            pass  # another process has the lock; see below
+            pass  # another process has the lock: wait below
         except OSError as e:  # the file system has no locks
             logger.warning(
                 "%s cannot be locked (%s): start no second run in this folder", path, e.strerror
             )
             return file
 
-        # Wait longer for a process of another host, see the two constants.
+        # Wait longer for a process of another host, because the file server releases the lock of a
+        # crashed host late.
         holder = _holder_of(file)
         is_on_this_host = f" on {socket.gethostname()}," in holder
         is_elsewhere = holder.startswith("process ") and not is_on_this_host

@@ -7,6 +7,8 @@ The history is kept in two files. NaN and Inf are null in them, because JSON has
 * training_history.json has a curve for each scalar, as pairs of step and value:
   `{"train/loss": [[100, 0.0234], [200, 0.0229]], "train/lr": [...]}`
 
+The .jsonl is the source: the .json is written from it, and can be made anew at any time.
+
 A tag is the name of a scalar, e.g. "train/loss". An entry has the scalars that were logged together
 at one step. A curve is one scalar over all steps.
 
@@ -65,7 +67,7 @@ MARGINS = {
     "wspace": 0.2,
     "hspace": 0.32,
 }
-GREY = "0.35"  # matplotlib's name for a dark grey: 0 is black, 1 is white
+GREY = "0.35"  # matplotlib's name of a dark grey, where "0" is black and "1" is white
 # Width of a strip on the report page, in pixels. At most 12 clips have strips. At this width a page
 # has about 5 MB, and never more than 16 MB.
 STRIP_WIDTH = 640
@@ -110,7 +112,8 @@ class HistoryWriter:
             for tag, value in values.items():
                 entry[tag] = float(value) if math.isfinite(value) else None
             self._append(_line(entry))
-        if "val/psnr" in values:  # the entry of a validation: update curves and report
+        # Only the entry of a validation has this tag. Drawing after each entry would take too long.
+        if "val/psnr" in values:
             self._update_report()
 
     def _entries_that_stay(self, values: Mapping[str, float], step: int) -> list[dict[str, Any]]:
@@ -138,13 +141,13 @@ class HistoryWriter:
         for entry in entries:
             if entry is None or entry["step"] > self.resumed_step:
                 continue
-            # Only entries up to the resumed step are left here. The first new entry is of this step
-            # or of a later one, so >= is true only if both entries are of the same step.
+            # Only entries up to the resumed step are left here, and the first new entry is of the
+            # resumed step or later. So >= is true only if both are of the resumed step.
+            is_same_step = entry["step"] >= step
             # A log line and a validation of the same step are two entries. So the earlier entry is
             # repeated only if the new entry has a scalar of the same name.
             has_same_scalar = any(tag in entry for tag in values)
-            is_repeated = entry["step"] >= step and has_same_scalar
-            if not is_repeated:
+            if not (is_same_step and has_same_scalar):
                 staying.append(entry)
         return staying
 
@@ -170,10 +173,11 @@ class HistoryWriter:
         if not self.is_report_old:
             return
         self.is_report_old = False
-        # Catch every exception, because an error in a plot must not end the run.
+        # `best_effort` logs an error and goes on. Here it does so for every exception, because an
+        # error in a plot must not end the run.
         with best_effort("the report of the run", Exception):
             history = read_history(self.folder)
-            # One run, which needs no name in the legend.
+            # The name of the run is "", because the legend of a single run shows no name.
             curves = encoded(draw_panels({"": history}))
             page = build_report(self.folder, history, curves)
             write_whole(self.folder / HISTORY_NAME, _as_json(history))
@@ -202,7 +206,7 @@ def _as_json(history: History) -> bytes:
 def training_scalars(folder: Path, step: int) -> dict[str, float]:
     """Return the scalars of training (tags without "val/") that the history has for `step`.
 
-    E.g. {"train/loss": 0.0234, "train/lr": 0.0004}.
+    E.g. {"train/loss": 0.0234, "train/lr": 0.0004}. Returns {} without a history.
     """
     path = folder / LINES_NAME
     if not path.is_file():
@@ -258,8 +262,9 @@ def _entries(path: Path) -> list[dict[str, Any] | None]:
     """
     if path.suffix == ".jsonl":
         # The last item of the split is the text behind the last end of line: no complete line.
-        *lines, _ = path.read_bytes().split(b"\n")
+        lines = path.read_bytes().split(b"\n")[:-1]
         return [_entry_of(line) for line in lines]
+    # A .json. An error of any kind here means that the file has another form.
     try:
         # Older versions wrote NaN, which is no JSON. json calls parse_constant for NaN and Inf.
         curves = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
@@ -316,7 +321,8 @@ def run_names(runs: list[Path]) -> list[str]:
         count = 1
         while any(other[-count:] == parts[-count:] for other in others):
             count += 1
-        names.append("/".join(parts[-count:]))
+        last_parts = parts[-count:]
+        names.append("/".join(last_parts))
     for name in names:
         if names.count(name) > 1:
             raise DataError(
@@ -355,7 +361,8 @@ def draw_panels(histories: Mapping[str, History]) -> Any:
     rate.set_ylim(bottom=0)
     _draw_speed(speed, histories)
 
-    # If a panel has no curve, write in its middle which scalar is missing.
+    # If a panel has no curve, write in its middle which scalar is missing. The tags are in the
+    # order of the panels.
     tags = ("train/loss", "val/psnr", "train/lr", "train/it_per_s")
     for axis, tag in zip(axes, tags, strict=True):
         if not axis.lines:
@@ -376,6 +383,7 @@ def _draw_loss(axis: Any, histories: Mapping[str, History]) -> None:
     means: list[float] = []
     for curve in _curves(histories, "train/loss"):
         mean, window = smoothed(curve.values)
+        # The window depends on the number of entries, so several runs have several windows.
         label = f"mean of {window} entries" if len(histories) == 1 else "running mean"
         thin = {"color": curve.colour, "linewidth": 0.6, "alpha": 0.35, "label": "each entry"}
         axis.plot(curve.steps, curve.values, **thin)
@@ -492,7 +500,8 @@ def smoothed(values: Sequence[float] | np.ndarray) -> tuple[np.ndarray, int]:
     """Return the centred running mean (n,), and the number of entries in its window.
 
     The mean of entry i is over the entries i - half ... i + half. At the ends the window is
-    shorter. NaN and Inf do not count; a window without finite entries has the mean NaN.
+    shorter. NaN and Inf do not count. A window without finite entries has the mean NaN. Test:
+    test_history.py.
 
     values: (n,).
     """
@@ -520,7 +529,8 @@ def smoothed(values: Sequence[float] | np.ndarray) -> tuple[np.ndarray, int]:
     # The sum over a window is the sum up to its end, less the sum before it.
     sum_of_window = sums[end] - sums[first]
     count_of_window = counts[end] - counts[first]
-    mean = sum_of_window / np.maximum(count_of_window, 1)  # 1: no division by 0
+    # A window without finite entries has the count 0. Divide by 1 there, and give NaN afterwards.
+    mean = sum_of_window / np.maximum(count_of_window, 1)
     return np.where(count_of_window > 0, mean, np.nan), window
 
 
@@ -606,7 +616,7 @@ def further_metrics(tags: Iterable[str]) -> list[str]:
 
 
 def _by_step(history: History, tag: str) -> dict[float, float]:
-    """Return step -> value of a scalar. If a step has several values, the last one counts."""
+    """Return step -> value of a scalar. If a step has several values, the last value counts."""
     column: dict[float, float] = {}
     for step, value in history.get(tag, []):
         column[step] = value
@@ -630,7 +640,7 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
     if finite_psnr_at:
         best_step = max(finite_psnr_at, key=lambda step: finite_psnr_at[step])
 
-    # The rows: the newest validations, and the best one. The newest comes first.
+    # The rows: the newest validations, and the best validation. The newest comes first.
     shown_steps = {best_step, *steps[-SHOWN_ROWS:]}
     newest_first = [step for step in reversed(steps) if step in shown_steps]
     rows = _validation_rows(history, newest_first, metrics=("psnr", "ssim", *further))
@@ -714,10 +724,12 @@ def _warnings(recorded: Path) -> list[tuple[str, tuple[str, int]]]:
     for line in lines:
         with suppress(ValueError):  # the process was killed while it wrote this line
             record = json.loads(line)
-            # `pop` removes an earlier warning with the same text from the dict. So the next line
-            # puts the text at the end, where the newest warning stands.
-            _, count = warnings.pop(record["text"], ("", 0))
-            warnings[record["text"]] = (record["time"], count + 1)
+            text = record["text"]
+            count = 0
+            if text in warnings:
+                # Remove the text, so that it is put at the end below, where the newest warning is.
+                _, count = warnings.pop(text)
+            warnings[text] = (record["time"], count + 1)
     return list(warnings.items())
 
 

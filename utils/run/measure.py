@@ -340,10 +340,12 @@ def _uses_of_groups(line: str, groups: Path) -> list[Use]:
     _, controllers, path = line.split(":", 2)
     if "memory" in controllers.split(","):  # version 1
         root = groups / "memory"
-        names = _GroupFiles("memory.usage_in_bytes", "memory.limit_in_bytes", "total_")
+        names = _GroupFiles(
+            used="memory.usage_in_bytes", limit="memory.limit_in_bytes", prefix="total_"
+        )
     elif not controllers:  # version 2
         root = groups
-        names = _GroupFiles("memory.current", "memory.max", "")
+        names = _GroupFiles(used="memory.current", limit="memory.max", prefix="")
     else:
         return []
     inner = root / path.lstrip("/")
@@ -411,7 +413,7 @@ class Measured:
     compute_s: float  # seconds of all computing of the steps
     values: dict[str, float]  # numbers of the log line, e.g. "loss", "lr", "memory_gb"
     memory: dict[str, Use]  # "GPU" and "host" -> (used, total) in GB, as far as they are known
-    gpu: dict[str, float] | None  # how busy the GPU is, see `gpu.usage`; None if it is not known
+    gpu: dict[str, float] | None  # name -> how busy the GPU is, from `gpu.usage`; None if not known
 
 
 def measured(steps: int, model_log: dict[str, Any], timed: dict[str, float]) -> Measured:

@@ -9,6 +9,9 @@ Two things can be shown, both on rank 0 only:
 The package tqdm draws the bar: `epoch 3:  12%|####      | 0.8 it/s, 01:40:00 left`. A line in place
 of a bar reads: `check: 30 %, 150 of 500 clips, 12.0 a second, 00:00:29 left`.
 
+The shown texts are for people, and may change. Callers rely on one thing: showing progress never
+ends or blocks a run, also if the terminal is closed.
+
 Tests: tests/parts/utils/test_progress.py.
 """
 
@@ -113,7 +116,10 @@ class Bar(ExitStack):
     def __init__(
         self, total: int, name: str, unit: str, is_kept: bool = True, **options: Any
     ) -> None:
-        """total, name, unit, is_kept: see `open_progress`. options: further options of tqdm."""
+        """total: number of things to do. name: what is done, e.g. "check".
+        unit: what is counted, e.g. "clips". is_kept: whether the finished bar stays on the screen.
+        options: further options of tqdm.
+        """
         super().__init__()
         terminal = sys.stderr
         if isinstance(terminal, AboveBars):

@@ -1,15 +1,22 @@
 """Reads files of torch.save: plain types and tensors, and never more than the file holds.
 
-Such a file is a zip archive without compression. One member is a pickle, `data.pkl`, which
-describes nested lists and tables. Each tensor has another member with its numbers. Versions of
-torch before 1.6 wrote five pickles one after the other, and the numbers after them.
+The programs read weights and checkpoints, also those of other projects, only with `load_plain`.
+A file of torch.save is a zip archive without compression. Its members, e.g. for a checkpoint:
+
+    archive/data.pkl    a pickle that describes nested lists and dicts, with a place for each tensor
+    archive/data/0      the numbers of the first tensor
+    archive/data/1      the numbers of the second tensor
+
+Versions of torch before 1.6 wrote five pickles one after the other, and the numbers of all tensors
+after them. Such a file is called old below.
 
 With weights_only=True torch runs no code of a file. But a file of a kilobyte may still ask for
 gigabytes of memory or hours of time. So `_check_file` checks the archive and its pickle before the
 file is read, and `_refuse_repetition` checks what was read.
 
 These checks protect users who load files of others (SECURITY.md). A check may become stricter only
-if every file of torch.save still passes.
+if every file of torch.save still passes. A check must not become looser, because each check stops a
+file that somebody could make.
 
 Tests: tests/parts/models/test_hostile_weights.py, tests/parts/models/test_any_weights.py.
 """
@@ -22,10 +29,11 @@ from typing import Any
 
 import torch
 
-# An old file, of torch before 1.6, begins with this many pickles.
+# An old file, of torch before 1.6, begins with this many pickles: a magic number, the version of
+# the format, facts about the machine, the object itself, and the names of the tensors' memory.
 OLD_PICKLES = 5
 # Greatest depth of dicts and lists within each other, e.g. 2 for {"a": [1]}. A checkpoint has a
-# depth below ten.
+# depth below ten. A program that follows the lists by recursion fails at a depth of about 1000.
 DEEPEST = 100
 # Number of bytes that are read at once, 1 MiB: little memory, and few calls.
 CHUNK_BYTES = 2**20
@@ -34,7 +42,8 @@ CHUNK_BYTES = 2**20
 class RefusedFile(UnpicklingError):
     """A file that torch.load would read, but that is not read here.
 
-    Its text is a clause, e.g. "its parts overlap, ...": the caller says which file it is.
+    The text of the error is a clause about the file, e.g. "its 3 parts overlap, but ...". The
+    caller puts the name of the file before the clause.
     """
 
 
@@ -49,21 +58,25 @@ class DamagedFile(RefusedFile):
 def load_plain(path: Path, mmap: bool = False) -> Any:
     """Return what torch.save wrote to `path`, with tensors on the CPU.
 
-    mmap: whether the numbers of tensors are read only when they are used.
+    mmap: whether the numbers of tensors are read only when they are used. Needs a file of torch 1.6
+        or later, see `is_zip`.
 
     Raises RefusedFile, and whatever torch.load raises for a file that torch.save did not write.
     """
     operation_count = _check_file(path)
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     # Each operation of a pickle makes one value, or puts values together. So an honest file holds
-    # about as many values as its pickle has operations. Ten times as many, plus 1000 for small
-    # files, is an ample limit.
+    # about as many values as its pickle has operations. The limit is ten times as many, because a
+    # few honest values may be used several times, plus 1000 for files with few operations.
     _refuse_repetition(content, most=1000 + 10 * operation_count)
     return content
 
 
 def is_zip(path: Path) -> bool:
-    """Whether a file is one of torch 1.6 or later, whose tensors can be read when they are used."""
+    """Say whether a file has the format of torch 1.6 or later, a zip archive.
+
+    Only such a file can be read with mmap.
+    """
     try:
         return zipfile.is_zipfile(path)
     except zipfile.BadZipFile:
@@ -85,6 +98,7 @@ def _check_file(path: Path) -> int:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
             pickles = [member for member in members if member.filename.endswith("data.pkl")]
+            # An archive without data.pkl is no file of torch.save, so torch.load will refuse it.
             if pickles:
                 _refuse_compression(members, path.stat().st_size)
                 _refuse_flipped_bits(archive, members)
@@ -93,8 +107,12 @@ def _check_file(path: Path) -> int:
                 operation_count += _check_pickle(archive.read(member))
             return operation_count
     except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, RuntimeError):
-        # zipfile raises one of these errors if the file is no zip archive, or a damaged archive. A
-        # damaged archive is then checked like an old file. Later torch.load names the damage.
+        # BadZipFile: the file is no zip archive, e.g. an old file, or its directory is damaged.
+        # ValueError, EOFError: the directory names bytes that are not in the file.
+        # NotImplementedError: a compression or a version of zip that Python does not know.
+        # RuntimeError: an encrypted member.
+        # In each case go on with the check of old files. It can only refuse more. If the file is a
+        # damaged archive, torch.load will name the damage.
         pass
     # The pickles of an old file follow one another. `_check_pickle` reads up to the end of a
     # pickle, so the next call reads the next pickle.
@@ -108,28 +126,30 @@ def _check_file(path: Path) -> int:
 def _refuse_compression(members: list[zipfile.ZipInfo], file_bytes: int) -> None:
     """Refuse members that are compressed or overlap. torch.save writes neither.
 
-    Such members can make a small file stand for gigabytes.
+    With such members a file of a kilobyte can hold gigabytes: zeros are compressed to nearly
+    nothing, and overlapping members are the same bytes several times.
 
     file_bytes: number of bytes of the file.
     """
     for member in members:
         if member.compress_type != zipfile.ZIP_STORED:
             raise GrowingFile(
-                f"{member.filename} in it is compressed, as torch.save never writes it"
+                f"{member.filename} in it is compressed, but torch.save never compresses"
             )
     # If no two members overlap, the sum of their sizes is at most the size of the file.
     members_bytes = sum(member.file_size for member in members)
     if members_bytes > file_bytes:
-        raise GrowingFile(f"its {len(members)} parts overlap, as torch.save never writes them")
+        raise GrowingFile(f"its {len(members)} parts overlap, but those of torch.save never do")
 
 
 def _refuse_flipped_bits(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo]) -> None:
     """Refuse members whose bytes do not fit the checksum (CRC-32) in the archive.
 
-    torch.load ignores the checksums. A checksum of 0 means that none was computed, after
-    torch.serialization.set_crc32_options(False).
+    torch.load ignores the checksums, so it would return the wrong numbers of a damaged disk.
     """
     for member in members:
+        # 0: the writer has called torch.serialization.set_crc32_options(False), so that torch.save
+        # computed no checksum.
         if member.CRC == 0:
             continue
         try:
@@ -146,12 +166,14 @@ def _check_pickle(pickle: Any) -> int:
 
     A pickle is a little program: its operations make values, and put them together.
 
-    pickle: bytes, or an open file, which then stands behind the pickle.
+    pickle: the bytes of a pickle, or an open file. Of a file, one pickle is read, and the position
+        of the file moves to the end of this pickle.
 
-    Raises GrowingFile if the pickle names something that is refused.
+    Raises GrowingFile if the pickle names something that `_refuse_name` refuses.
     """
     count = 0
     try:
+        # An operation, its argument and its position. Only the argument matters here.
         for _, argument, _ in pickletools.genops(pickle):
             count += 1
             if isinstance(argument, str):
@@ -168,8 +190,10 @@ def _check_pickle(pickle: Any) -> int:
 def _refuse_name(name: str) -> None:
     """Refuse a text of a pickle that names a function or codec by which a small file does harm.
 
-    A bytearray can be made with any size, and two codecs of Python take very long for long texts.
+    A bytearray can be made with any size, and two codecs of Python (they write the names of web
+    sites) take very long for long texts. torch.load with weights_only=True allows all three.
     """
+    # The name alone, and as pickletools writes a module and a name, in Python 3 and in Python 2.
     if name in ("bytearray", "builtins bytearray", "__builtin__ bytearray"):
         raise GrowingFile("its pickle makes a bytearray, of as many bytes as a number in it says")
     if name.lower() in ("punycode", "idna"):
@@ -185,6 +209,8 @@ def _refuse_repetition(content: Any, most: int) -> None:
     E.g. a = [1] * 10; b = [a] * 10; c = [b] * 10 needs little memory, because b holds the same list
     ten times. But a program that goes through c meets 1000 numbers, and ten times as many with each
     further level.
+
+    most: largest number of values, where a value counts as often as it is met.
     """
     # Go through all values, and count a value as often as it is met. `waiting` has the values that
     # are still to be counted, each with its depth.
@@ -193,7 +219,7 @@ def _refuse_repetition(content: Any, most: int) -> None:
     while waiting:
         value, depth = waiting.pop()
         count += 1
-        # A value that holds itself is deeper than any limit.
+        # A list that contains itself has no end, so it exceeds the depth.
         if count > most or depth > DEEPEST:
             raise GrowingFile("its lists and tables hold one another too often")
         if isinstance(value, dict):

@@ -131,7 +131,7 @@ class Experiment:
 
         ranks: what each rank measured in the steps since the last line.
         grad_norms: gradient norms of these steps; empty if all of them were skipped.
-        eta: the time that remains, see RunProgress.eta; may be empty.
+        eta: the time that remains, e.g. "1 d 03:12:00". Empty if it is not known.
         """
         values = log_values(ranks)
         loss = f"{values['loss']:.4f}" if grad_norms else "none (all steps skipped)"
@@ -162,7 +162,7 @@ class Experiment:
         """Log a line on the epoch that has ended, and begin to measure the time of the next epoch.
 
         epoch: number of the epoch that has ended, from 1.
-        values: mean loss and numbers of steps, see `StepLog.read_epoch` (utils.run.steps).
+        values: mean loss and numbers of steps of the epoch: "loss", "steps", "skipped".
         timer: the times of the epoch.
         """
         speed = timer.epoch.values()
@@ -439,7 +439,7 @@ class TensorBoardWriter:
             self.writer = SummaryWriter(str(folder), purge_step=first_hidden_step)
         new_threads = set(threading.enumerate()) - threads_before
         _silence(new_threads)
-        # The methods `image` and `close` of a writer, see the top of this file.
+        # Two methods of a writer, which are methods of SummaryWriter here.
         self.image = partial(self.writer.add_image, dataformats="HWC")  # height, width, channels
         self.close = self.writer.close
 

@@ -2,15 +2,26 @@
 
 A user may have one spike file for all frames of a clip. The planes of a frame follow from the times
 of the frames: those of a film, the numbers in the names of images, a table (spike.exposure), or the
-clock of a calibration. Frames have 48 x 64 pixels, and the spike files have empty planes of that
-size, because only their number matters here.
+clock of a calibration. Frames have 48 x 64 pixels, and the spike files have planes of the same size
+without any spike, because only the number of planes matters here.
+
+Words of this page:
+
+    plane     what the spike camera records at one instant: one bit for each pixel
+    tick      the unit in which a film counts time; CLOCK = 19200 ticks are a second
+    lengths   how long each frame lasts, in seconds
+    distance  the time between the starts of two frames
+
+The spike camera takes RATE = 1440 planes a second, so a frame of 1/60 s has 24 planes.
 """
 
 import itertools
 import json
 import shutil
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -18,6 +29,7 @@ import pytest
 
 from data.cameras.frame_times import times_of_film
 from data.clips.clip_reader import user_clips
+from data.clips.readers import DatasetClip
 from data.spike.simulate import to_display
 from tests.helpers.clip_files import (
     build,
@@ -46,92 +58,154 @@ SHORT = Fraction(1, 60)
 LONG = Fraction(1, 15)
 # Planes a second of the spike camera: 24 in the short time, 96 in the long time.
 RATE = 1440
+# The section `spike` for the spike files of this page, which have no dataset.json.
 OPTIONS = {"type": "dat", "h": 48, "w": 64, "center": "file", "rate": 1.0, "light": "linear"}
 
 
-def planes_of(clip):
-    """Return (first, count) of the planes of each frame."""
-    return [(exposure.own.first, exposure.own.count) for exposure in clip.clip.exposures]
+class Planes(NamedTuple):
+    """The planes of a frame. The tests write it as a pair: (24, 96) are the planes 24 to 119."""
+
+    first: int  # number of the first plane
+    count: int
 
 
-def true_planes(lengths):
-    """Return (first, count) of the planes of frames that last for these times."""
+def planes_of(clip: DatasetClip) -> list[Planes]:
+    """Return the planes of each frame, as the program divides the spike file."""
+    exposures = [exposure.own for exposure in clip.clip.exposures]
+    return [Planes(exposure.first, exposure.count) for exposure in exposures]
+
+
+def true_planes(lengths: Sequence[Fraction]) -> list[Planes]:
+    """Return the planes of each frame if the first frame begins with plane 0.
+
+    E.g. [SHORT, LONG, SHORT] -> [(0, 24), (24, 96), (120, 24)].
+    """
     planes = []
     for start, length in zip(starts_of(lengths), lengths, strict=True):
-        planes.append((int(start * RATE), int(length * RATE)))
+        planes.append(Planes(int(start * RATE), int(length * RATE)))
     return planes
 
 
-def evenly(count, frames, first=0):
-    """Return (first, count) of each frame if `frames` frames share `count` planes evenly."""
-    edges = [first + number * count // frames for number in range(frames + 1)]
-    return [(begin, end - begin) for begin, end in itertools.pairwise(edges)]
+def evenly(count: int, frames: int, first: int = 0) -> list[Planes]:
+    """Return the planes of each frame if `frames` frames share `count` planes evenly.
+
+    A frame begins at a whole plane, so counts may differ by 1. E.g. 242 planes and 4 frames: the
+    frames would begin at 0, 60.5, 121 and 181.5, so their planes are (0, 60), (60, 61), (121, 60)
+    and (181, 61).
+
+    first: number of the first plane that the frames share.
+    """
+    planes = []
+    for number in range(frames):
+        begin = number * count // frames
+        end = (number + 1) * count // frames
+        planes.append(Planes(first + begin, end - begin))
+    return planes
 
 
-def write_empty_planes(path, count):
+def write_empty_planes(path: Path, count: int) -> Path:
     """Write a spike file of `count` planes without spikes. Returns its path."""
     write_dat(path, np.zeros((count, *SIZE), np.uint8))
     return path
 
 
-def clip_of(frames, spikes, **options):
+def clip_of(frames: Path, spikes: Path, **options: Any) -> DatasetClip:
     """Return a user's clip. options: keys of the section `spike`."""
     (clip,) = user_clips(frames, spikes, spike_options=OPTIONS | options)
     return clip
 
 
-def refusal(frames, spikes, **options):
+def refusal(frames: Path, spikes: Path, **options: Any) -> DataError:
     """Return the error of a user's clip. options: keys of the section `spike`."""
     with pytest.raises(DataError) as error:
         user_clips(frames, spikes, spike_options=OPTIONS | options)
     return error.value
 
 
-def proposed_table(error):
-    """Return the table that an error proposes as `spike.exposure`."""
-    return json.loads(error.do.partition("spike.exposure=")[2].rstrip("'"))
+def proposed_table(error: DataError) -> Any:
+    """Return the table that an error proposes as `spike.exposure`.
+
+    A table has a row [first plane, number of planes] for each frame of a clip. The advice of the
+    error ends with it, in quotes: ... 'spike.exposure={"clip": [[0, 40], [40, 40]]}'.
+    """
+    _, _, table = error.do.partition("spike.exposure=")
+    return json.loads(table.rstrip("'"))
 
 
 # ---- Films: frames at one distance, or not ----
 
 
+# A camera that takes 60 frames a second has a frame each 320 ticks. A film may store each start
+# with a rounding error. If all starts are at one distance but for this error, the frames share the
+# planes evenly. Otherwise each frame has the planes between its stored start and the next one.
+#
+# starts: where the frames start, in ticks, as the film stores them.
+# edges: where the planes of the frames begin in ticks, and where those of the last frame end. There
+# are as many planes as ticks, so that a case can name each edge.
 @pytest.mark.parametrize(
-    ("ticks", "edges"),
+    ("starts", "edges"),
     [
-        # The starts of the frames as the film has them, and the edges that are meant.
-        pytest.param([0, 320, 641, 961], [0, 320, 640, 960, 1281], id="rounded"),
-        pytest.param([0, 321, 643, 960], [0, 321, 643, 960, 1277], id="more"),
-        pytest.param([0, 320, 960, 1280], [0, 320, 960, 1280, 1600], id="whole frames"),
+        pytest.param(
+            [0, 320, 641, 961],
+            [0, 320, 640, 960, 1281],  # 4 frames share 1281 planes
+            id="distances that differ by a tick, the rounding error",
+        ),
+        pytest.param(
+            [0, 321, 643, 960],
+            [0, 321, 643, 960, 1277],  # the last frame lasts as long as the one before it, 317
+            id="distances that differ by more than a tick",
+        ),
+        pytest.param(
+            [0, 320, 960, 1280],
+            [0, 320, 960, 1280, 1600],
+            id="a frame that lasts twice as long",
+        ),
+        # Each distance is a tick shorter than the one before it. Neighbours differ by a tick only,
+        # but the first and the last distance differ by 5.
         pytest.param(
             [0, 320, 639, 957, 1274, 1590, 1905],
             [0, 320, 639, 957, 1274, 1590, 1905, 2220],
-            id="slower and slower",
+            id="a camera that becomes faster and faster",
         ),
-        pytest.param([7, 327, 647, 967], [0, 320, 640, 960, 1280], id="later"),
-        # Whole hundredths of a second, as in a GIF: 3, 3 and 4 of them.
-        pytest.param([0, 576, 1152, 1920], [0, 640, 1280, 1920, 2560], id="coarse"),
-        # 1, 2 and 1 of them, which is no rounding.
-        pytest.param([0, 192, 576, 768], [0, 192, 576, 768, 960], id="coarse, more"),
+        pytest.param(
+            [7, 327, 647, 967],
+            [0, 320, 640, 960, 1280],  # planes are counted from the first frame on
+            id="a film that begins after 0",
+        ),
+        # A GIF stores whole hundredths of a second, 192 ticks. The distances are 3, 3 and 4 of
+        # these units, so they differ by one unit: 30 frames a second, rounded.
+        pytest.param(
+            [0, 576, 1152, 1920], [0, 640, 1280, 1920, 2560], id="rounded to a coarse unit"
+        ),
+        # 1, 2 and 1 units. A unit is most of a distance here (4 units in 3 distances), so the frame
+        # that lasts twice as long is no rounding error.
+        pytest.param(
+            [0, 192, 576, 768], [0, 192, 576, 768, 960], id="in a coarse unit, not rounded"
+        ),
     ],
 )
-def test_only_rounding_to_a_tick_counts_as_one_distance(ticks, edges):
-    times = times_of_film([Fraction(tick, CLOCK) for tick in ticks])
+def test_only_rounding_to_a_tick_counts_as_one_distance(starts, edges):
+    times = times_of_film([Fraction(start, CLOCK) for start in starts])
 
-    # A plane a tick, from plane 3 on.
+    # The spike file has planes before the film: the first frame begins with plane 3.
     ranges = times.plane_ranges(3, edges[-1])
 
-    assert ranges == [(3 + begin, 3 + end) for begin, end in itertools.pairwise(edges)]
+    expected = [(3 + begin, 3 + end) for begin, end in itertools.pairwise(edges)]
+    assert ranges == expected
 
 
-def film_with_spikes(folder, lengths, planes=None):
+def film_with_spikes(
+    folder: Path, lengths: Sequence[Fraction], planes: int | None = None
+) -> tuple[Path, Path]:
     """Write a film and a spike file that begin and end together. Returns the path of both.
 
-    lengths: how long each frame lasts. planes: of the spike file, if it is not as long as the film.
+    planes: number of planes of the spike file, if it is not as long as the film.
     """
     frames = [picture(seed=number) for number in range(len(lengths))]
     write_film(folder / "f.mp4", frames, starts_of(lengths))
-    total = int(sum(lengths) * RATE) if planes is None else planes
-    return folder / "f.mp4", write_empty_planes(folder / "f.dat", total)
+    if planes is None:
+        planes = int(sum(lengths) * RATE)
+    return folder / "f.mp4", write_empty_planes(folder / "f.dat", planes)
 
 
 @pytest.mark.parametrize(
@@ -139,8 +213,10 @@ def film_with_spikes(folder, lengths, planes=None):
     [
         pytest.param([SHORT] * 6 + [LONG] * 6, id="slower"),
         pytest.param([LONG] * 3 + [SHORT] * 3, id="faster"),
+        # A film does not say how long its last frame lasts. It is taken to last as long as the
+        # frame before it. So the last two frames are equal in each case.
         pytest.param([SHORT, LONG, SHORT, LONG, LONG], id="changing"),
-        pytest.param([SHORT * 2, SHORT * 3, SHORT * 5, SHORT * 5], id="each its own"),
+        pytest.param([SHORT * 2, SHORT * 3, SHORT * 5, SHORT * 5], id="many lengths"),
     ],
 )
 def test_frames_of_a_film_have_the_planes_of_their_times(tmp_path, lengths):
@@ -149,7 +225,14 @@ def test_frames_of_a_film_have_the_planes_of_their_times(tmp_path, lengths):
     assert planes_of(clip) == true_planes(lengths)
 
 
-@pytest.mark.parametrize(("first", "count"), [(7, 288), (0, 290)])
+# The planes of the spike file that belong to the film.
+@pytest.mark.parametrize(
+    ("first", "count"),
+    [
+        pytest.param(7, 288, id="24 planes each, from plane 7 on"),
+        pytest.param(0, 290, id="290 planes, no multiple of 12"),
+    ],
+)
 def test_frames_at_one_distance_share_the_planes_evenly(tmp_path, first, count):
     files = film_with_spikes(tmp_path, [SHORT] * 12, planes=300)
 
@@ -162,6 +245,8 @@ def test_times_that_a_container_rounds_count_as_one_distance(tmp_path):
     # Matroska's clock counts milliseconds: 0, 33, 67, 100, ...
     starts = [Fraction(number, 30) for number in range(9)]
     write_film(tmp_path / "f.mkv", [picture(seed=number) for number in range(9)], starts)
+    # 9 frames would have 432 planes at 1440 planes a second. Another number, so that they cannot
+    # follow from the times.
     spikes = write_empty_planes(tmp_path / "f.dat", 454)
 
     clip = clip_of(tmp_path / "f.mkv", spikes)
@@ -169,55 +254,68 @@ def test_times_that_a_container_rounds_count_as_one_distance(tmp_path):
     assert planes_of(clip) == evenly(454, frames=9)
 
 
-def later_film(folder):
-    """Write a film that begins at 2 s, and spikes. Returns the path of both, and the lengths."""
-    lengths = [SHORT] * 3 + [LONG] * 3
-    starts = [2 + start for start in starts_of(lengths)]
+# How long the frames of `later_film` last: 0.25 s in all, 360 planes.
+LENGTHS_OF_LATER_FILM = [SHORT] * 3 + [LONG] * 3
+
+
+def later_film(folder: Path) -> tuple[Path, Path]:
+    """Write a film that begins at 2 s, and its spikes. Returns the path of both."""
+    starts = [2 + start for start in starts_of(LENGTHS_OF_LATER_FILM)]
     write_film(folder / "f.mkv", [picture(seed=number) for number in range(6)], starts)
-    return folder / "f.mkv", write_empty_planes(folder / "f.dat", 360), lengths
+    return folder / "f.mkv", write_empty_planes(folder / "f.dat", 360)
 
 
 def test_a_film_that_begins_later_has_its_planes_from_its_first_frame_on(tmp_path):
-    film, spikes, lengths = later_film(tmp_path)
+    film, spikes = later_film(tmp_path)
 
     clip = clip_of(film, spikes)
 
-    difference = np.array(planes_of(clip)) - np.array(true_planes(lengths))
-    assert np.abs(difference).max() <= 2  # Matroska rounds to milliseconds, 1.44 planes
+    difference = np.array(planes_of(clip)) - np.array(true_planes(LENGTHS_OF_LATER_FILM))
+    # Matroska rounds to milliseconds, which are 1.44 planes. So a frame may be off by 2 planes.
+    assert np.abs(difference).max() <= 2
 
 
 def test_a_film_that_begins_later_is_as_long_as_its_frames_last(tmp_path):
-    film, spikes, _ = later_film(tmp_path)
+    film, spikes = later_film(tmp_path)
 
-    said = refusal(film, spikes, calibration=write_clock(tmp_path, 2 * RATE))
+    # With a clock of twice the rate, the planes last half as long as the film. The error shows how
+    # long the film is: 0.249 s, because Matroska rounds to milliseconds.
+    error = refusal(film, spikes, calibration=write_clock(tmp_path, tick_hz=2 * RATE))
 
-    assert "the film lasts 0.249 s, its planes 0.125 s" in said.what
+    assert "the film lasts 0.249 s, its planes 0.125 s" in error.what
 
 
-def write_film_of_scene(folder):
+def to_picture(light: np.ndarray) -> np.ndarray:
+    """Return linear light in [0, 1] as display values of 8 bits, of the same shape."""
+    return np.round(255 * to_display(light)).astype(np.uint8)
+
+
+def write_film_of_scene(folder: Path) -> list[Planes]:
     """Write a film of changing rate, its spikes and its sharp frames. Returns the true planes.
 
-    The scene moves, and each frame is the mean of the light of its planes.
+    The scene moves. Each frame is the mean of the light of its planes. Its sharp frame is the light
+    at the middle of these planes.
     """
     lengths = [SHORT] * 6 + [LONG] * 6
-    light = moving_scene(720)
-    planes = true_planes(lengths)
+    light = moving_scene(720)  # 6 x 24 + 6 x 96 planes
+    all_planes = true_planes(lengths)
     frames = []
     (folder / "gt").mkdir()
-    for number, (first, count) in enumerate(planes):
-        blurry = to_display(light[first : first + count].mean(axis=0))
-        frames.append(np.round(255 * blurry).astype(np.uint8)[..., None].repeat(3, axis=2))
-        sharp = np.round(255 * to_display(light[first + count // 2]))
-        cv2.imwrite(str(folder / f"gt/{number:06d}.png"), sharp.astype(np.uint8))
+    for number, planes in enumerate(all_planes):
+        mean_light = light[planes.first : planes.first + planes.count].mean(axis=0)
+        frames.append(cv2.cvtColor(to_picture(mean_light), cv2.COLOR_GRAY2RGB))
+        middle = planes.first + planes.count // 2
+        cv2.imwrite(str(folder / f"gt/{number:06d}.png"), to_picture(light[middle]))
     write_film(folder / "f.mp4", frames, starts_of(lengths))
     write_scene_spikes(folder / "f.dat", light)
-    return planes
+    return all_planes
 
 
 def test_a_film_of_changing_rate_is_restored_as_with_its_true_planes(tmp_path):
-    planes = write_film_of_scene(tmp_path)
-    table = {"f": [[float(first), float(count)] for first, count in planes]}
+    all_planes = write_film_of_scene(tmp_path)
+    table = {"f": [[float(planes.first), float(planes.count)] for planes in all_planes]}
     files = ["--input", tmp_path / "f.mp4", "--spike", tmp_path / "f.dat", "--gt", tmp_path / "gt"]
+    # "exposure" is a formula that needs no network: it computes the sharp frame from spikes.
     how = ["--method", "exposure", "--spike-size", 48, 64, "spike.rate=1", "--save", "frames"]
 
     restore(*files, *how, "--output", tmp_path / "timed")
@@ -226,7 +324,8 @@ def test_a_film_of_changing_rate_is_restored_as_with_its_true_planes(tmp_path):
     by_times = metrics(tmp_path / "timed")["averages"]
     by_table = metrics(tmp_path / "told")["averages"]
     assert by_times["restored"]["psnr"] == by_table["restored"]["psnr"]
-    assert by_times["restored"]["psnr"] > by_times["input"]["psnr"] + 1  # dB
+    # A gain of 1 dB shows that the planes were of use.
+    assert by_times["restored"]["psnr"] > by_times["input"]["psnr"] + 1
 
 
 # ---- Films that lack frames ----
@@ -237,18 +336,25 @@ PLANES_OF_FRAME = 40
 FRAMES = 36
 
 
-def frames_at(numbers):
-    """Return (first, count) of the planes of the frames with these numbers."""
-    return [(PLANES_OF_FRAME * number, PLANES_OF_FRAME) for number in numbers]
+def planes_of_numbers(numbers: Iterable[int]) -> list[Planes]:
+    """Return the planes of the frames with these numbers, e.g. [0, 2] -> [(0, 40), (80, 40)]."""
+    return [Planes(PLANES_OF_FRAME * number, PLANES_OF_FRAME) for number in numbers]
 
 
-def write_lossy_film(folder, first, last):
+def numbers_without(first: int, last: int) -> list[int]:
+    """Return the numbers of all frames of the film but those from `first` to `last`."""
+    return [number for number in range(FRAMES) if not first <= number <= last]
+
+
+def write_lossy_film(folder: Path, first: int, last: int) -> tuple[Path, Path]:
     """Write a film that lacks frames `first` to `last`, and spikes of all frames."""
     write_film_with_lost_packets(folder / "f.ts", FRAMES, first, last)
     spikes = write_empty_planes(folder / "f.dat", FRAMES * PLANES_OF_FRAME)
     return folder / "f.ts", spikes
 
 
+# First and last lost frame, and what is said of them. A frame lasts 1/25 s, so frame 14 is shown at
+# 14 x 0.04 s = 0.560 s.
 LOST = [
     pytest.param(14, 14, "1 of 36 frames is missing: frame 14 at 0.560 s", id="one"),
     pytest.param(6, 8, "3 of 36 frames are missing: frames 6 to 8 at 0.240 s", id="three"),
@@ -256,11 +362,10 @@ LOST = [
 
 
 @pytest.mark.parametrize(("first", "last", "said"), LOST)
-def test_frames_beside_lost_ones_keep_their_planes(tmp_path, first, last, said):
+def test_the_other_frames_of_a_film_that_lacks_some_keep_their_planes(tmp_path, first, last, said):
     clip = clip_of(*write_lossy_film(tmp_path, first, last))
 
-    there = [number for number in range(FRAMES) if not first <= number <= last]
-    assert planes_of(clip) == frames_at(there)
+    assert planes_of(clip) == planes_of_numbers(numbers_without(first, last))
 
 
 @pytest.mark.parametrize(("first", "last", "said"), LOST)
@@ -272,13 +377,14 @@ def test_lost_frames_are_named(tmp_path, caplog, first, last, said):
 
 
 def test_the_lost_beginning_of_a_film_takes_its_planes_with_it(tmp_path, caplog):
-    # Frame 0 is gone, and frames 1 to 5 cannot be decoded without it.
-    write_film_with_lost_packets(tmp_path / "f.ts", FRAMES, 0, 0, codec="libx265")
+    # Only the data of frame 0 are gone, but frames 1 to 5 cannot be decoded without frame 0. The
+    # container no longer knows of frame 0. So the film has 35 frames, and lacks the first 5.
+    write_film_with_lost_packets(tmp_path / "f.ts", FRAMES, first=0, last=0, codec="libx265")
     spikes = write_empty_planes(tmp_path / "f.dat", 35 * PLANES_OF_FRAME)
 
     clip = clip_of(tmp_path / "f.ts", spikes)
 
-    assert planes_of(clip) == frames_at(range(5, 35))
+    assert planes_of(clip) == planes_of_numbers(range(5, 35))
     assert "5 of 35 frames are missing: frames 0 to 4 at 0.040 s" in caplog.text
 
 
@@ -288,11 +394,13 @@ def test_the_lost_end_of_a_film_takes_its_planes_with_it(tmp_path, caplog):
 
     clip = clip_of(tmp_path / "f.mp4", spikes)
 
+    # How many frames are left depends on the encoder: about 0.6 x 36.
     count = len(clip.stems)
     assert 5 < count < 30
-    assert planes_of(clip) == frames_at(range(count))
+    assert planes_of(clip) == planes_of_numbers(range(count))
     lost = f"{FRAMES - count} of 36 frames are missing: frames {count} to 35"
-    assert f"{lost} at {count / 25:.3f} s" in caplog.text
+    frames_a_second = 25
+    assert f"{lost} at {count / frames_a_second:.3f} s" in caplog.text
 
 
 def test_missing_frames_of_a_film_without_spikes_are_named(tmp_path, caplog):
@@ -320,12 +428,13 @@ def test_one_period_for_a_film_that_lacks_frames_is_refused_with_a_table(tmp_pat
 
     error = refusal(*files, exposure={"start": 0.0, "length": 40.0, "period": 40.0})
 
-    there = [number for number in range(FRAMES) if number not in (14, 15)]
-    rows = [[40.0 * number, 40.0] for number in there]
+    rows = [[40.0 * number, 40.0] for number in numbers_without(14, 15)]
     assert "frames 14 to 15" in error.what
     assert json.dumps({"f": rows}) in error.do
 
 
+# Options of the codecs with which frames refer to later frames, so that the file has the frames in
+# another order than the film: up to 2 or 3 such frames in a row (bf), or hidden frames (VP9).
 @pytest.mark.parametrize(
     ("name", "codec", "options"),
     [
@@ -342,9 +451,12 @@ def test_one_period_for_a_film_that_lacks_frames_is_refused_with_a_table(tmp_pat
         pytest.param("f.avi", "mpeg4", {"bf": "2"}, id="avi"),
     ],
 )
+# 30000 / 1001 = 29.97 frames a second is the rate of television in America. No clock of a container
+# divides it evenly, so times are rounded.
 @pytest.mark.parametrize("rate", [Fraction(25), Fraction(30000, 1001)], ids=str)
 def test_a_sound_film_lacks_no_frame(tmp_path, caplog, name, codec, options, rate):
     noise_film(tmp_path / name, 20, codec=codec, rate=rate, options=options)
+    # No multiple of 20, so that the frames do not all get the same number of planes.
     spikes = write_empty_planes(tmp_path / "f.dat", 487)
 
     clip = clip_of(tmp_path / name, spikes)
@@ -357,7 +469,7 @@ def test_a_sound_film_lacks_no_frame(tmp_path, caplog, name, codec, options, rat
 # ---- Images, whose times follow from the numbers in their names ----
 
 
-def images_with_spikes(folder, names, planes=240):
+def images_with_spikes(folder: Path, names: list[str], planes: int = 240) -> tuple[Path, Path]:
     """Write images with these names, and one spike file. Returns the path of both."""
     for number, name in enumerate(names):
         write_png(folder / "frames" / f"{name}.png", np.full(SIZE, 20 * number))
@@ -368,6 +480,9 @@ def images_with_spikes(folder, names, planes=240):
 GAP = ["frame00", "frame01", "frame04", "frame05"]
 
 
+# exposures: the proposed rows [first plane, number of planes]. All frames, missing ones included,
+# share 240 planes evenly. E.g. 6 frames have 40 planes each, and frame 4 begins at 4 x 40 = 160.
+# If the names tell no times, the proposal is one period for all frames.
 @pytest.mark.parametrize(
     ("names", "said", "exposures"),
     [
@@ -393,16 +508,16 @@ GAP = ["frame00", "frame01", "frame04", "frame05"]
             ["left", "right"],
             "no numbers",
             {"start": 0, "length": 120.0, "period": 120.0},
-            id="words",
+            id="words alone",
         ),
         pytest.param(
             ["a1", "b2", "b3"],
             "no numbers",
             {"start": 0, "length": 80.0, "period": 80.0},
-            id="two kinds",
+            id="numbers behind different texts",
         ),
         pytest.param(
-            ["3.1", "3.2", "3.5"],
+            ["3.1", "3.2", "3.5"],  # the distance is 0.1 s, so 3.3 and 3.4 are missing
             "2 of 5 frames are missing: frames 2 to 3",
             [[0, 48], [48, 48], [192, 48]],
             id="seconds",
@@ -424,8 +539,9 @@ def test_frames_whose_times_are_unknown_are_refused_with_exposures_to_correct(
         pytest.param(
             ["1000000", "1033000", "1099000"],
             "1 of 4 frames is missing: frame 2",
-            id="stamps in microseconds",
+            id="times in microseconds",
         ),
+        # The gap must be named, and no table of nine billion rows must be made.
         pytest.param(["0", "1", "9000000000"], "frames 2 to 8999999999", id="huge"),
     ],
 )
@@ -445,6 +561,7 @@ def test_frames_whose_times_are_unknown_are_refused(tmp_path, names, said):
     ],
 )
 def test_the_first_five_gaps_are_named(tmp_path, gaps, more):
+    # E.g. 5 gaps: the names 0, 2, 4, 6, 8, 10 lack 5 of 11 numbers.
     every_second = [str(2 * number) for number in range(gaps + 1)]
 
     said = refusal(*images_with_spikes(tmp_path, every_second)).what
@@ -468,29 +585,35 @@ def test_the_proposed_exposures_are_accepted(tmp_path):
         pytest.param(["7", "8", "9", "10"], id="numbers"),
         pytest.param(["x_01_a", "x_02_a", "x_03_a", "x_04_a"], id="between text"),
         pytest.param(["1e", "2e", "3e", "4e"], id="before text"),
-        pytest.param(["1000000", "1033333", "1066667", "1100000"], id="stamps"),
+        # Times of 30 frames a second, rounded to microseconds.
+        pytest.param(["1000000", "1033333", "1066667", "1100000"], id="microseconds"),
         pytest.param(["0.1", "0.2", "0.3", "0.4"], id="seconds"),
     ],
 )
 def test_a_folder_without_gaps_shares_its_planes_evenly(tmp_path, names):
     clip = clip_of(*images_with_spikes(tmp_path, names, planes=242))
 
+    # The edges are 0, 60.5, 121, 181.5 and 242, rounded down.
     assert planes_of(clip) == [(0, 60), (60, 61), (121, 60), (181, 61)]
 
 
 def test_numbers_a_thousand_apart_count_microseconds(tmp_path):
     clip = clip_of(*images_with_spikes(tmp_path, ["10000", "11000", "12000"]))
 
+    # A film of 1000 frames a second. No frame is missing, and 3 frames share 240 planes.
     assert planes_of(clip) == [(0, 80), (80, 80), (160, 80)]
 
 
 def test_numbers_less_than_a_thousand_apart_count_frames(tmp_path):
     said = refusal(*images_with_spikes(tmp_path, ["10000", "10999", "11998"])).what
 
+    # 10000 to 11998 are 1999 numbers, and three frames are present.
     assert "1996 of 1999 frames are missing: frames 10001 to 10998" in said
 
 
 def test_stamps_at_changing_distances_give_planes_by_time(tmp_path):
+    # Microseconds: the frames begin at 0, 30, 70 and 100 ms. The last frame lasts as long as the
+    # frame before it, until 130 ms. So a plane is a millisecond.
     stamps = ["1000000", "1030000", "1070000", "1100000"]
 
     clip = clip_of(*images_with_spikes(tmp_path, stamps, planes=130))
@@ -498,6 +621,7 @@ def test_stamps_at_changing_distances_give_planes_by_time(tmp_path):
     assert planes_of(clip) == [(0, 30), (30, 40), (70, 30), (100, 30)]
 
 
+# A single frame needs no time, so its name may have no number.
 @pytest.mark.parametrize("name", ["7", "alone"])
 def test_one_frame_takes_one_exposure(tmp_path, name):
     files = images_with_spikes(tmp_path, [name])
@@ -532,6 +656,7 @@ def test_one_period_for_frames_with_a_gap_is_refused_with_a_table(tmp_path):
 
     error = refusal(*files, exposure={"start": 3.0, "length": 20.0, "period": 30.5})
 
+    # Frame n begins at plane 3 + 30.5 n. Frames 0, 1, 4 and 5 are present.
     rows = [[3.0, 20.0], [33.5, 20.0], [125.0, 20.0], [155.5, 20.0]]
     assert "one period" in error.what
     assert json.dumps({"frames": rows}) in error.do
@@ -566,8 +691,9 @@ def test_a_table_of_other_frames_than_are_there_is_refused(tmp_path):
 
     assert "lists 6 frames" in error.what
     assert "frames 2 to 3" in error.what
-    there = [[0.0, 40.0], [40.0, 40.0], [160.0, 40.0], [200.0, 40.0]]
-    assert json.dumps({"frames": there}) in error.do
+    # The advice has a row for each frame that is present: 0, 1, 4 and 5.
+    rows_of_present_frames = [[0.0, 40.0], [40.0, 40.0], [160.0, 40.0], [200.0, 40.0]]
+    assert json.dumps({"frames": rows_of_present_frames}) in error.do
 
 
 def test_several_clips_are_refused_at_once(tmp_path):
@@ -587,8 +713,11 @@ def test_several_clips_are_refused_at_once(tmp_path):
 # ---- The clock of a calibration ----
 
 
-def write_clock(folder, tick_hz):
-    """Write a calibration with this clock: planes a second. Returns its path as a text."""
+def write_clock(folder: Path, tick_hz: float) -> str:
+    """Write a calibration that says the clock of the spike camera. Returns its path as a text.
+
+    tick_hz: planes a second.
+    """
     calibration = {
         "format": 1,
         "matrix": [[1, 0, 0], [0, 1, 0]],
@@ -616,26 +745,33 @@ def test_clocks_of_two_cameras_that_contradict_are_refused(tmp_path, tick_hz, se
     assert f"the film lasts 0.333 s, its planes {seconds} s" in error.what
 
 
-# The last frame of this film begins at 0.267 s, and the film lasts for 0.333 s. Its spike file has
-# 480 planes.
+# 4 frames of 1/60 s and 4 frames of 4/60 s. The film lasts for 20/60 = 0.333 s, and its last frame
+# begins at 16/60 = 0.267 s.
 ENDS_WITH_A_LONG_FRAME = [SHORT] * 4 + [LONG] * 4
+# Number of planes of its spike file: 0.333 s x 1440.
+PLANES_OF_LONG_END = 480
 
 
+# seconds: how long all planes last by the clock of the calibration. It may differ from 0.333 s by
+# the longest frame, 0.067 s: from 0.267 s to 0.400 s.
 @pytest.mark.parametrize("seconds", [0.275, 0.395])
 def test_clocks_may_differ_by_a_frame(tmp_path, seconds):
     files = film_with_spikes(tmp_path, ENDS_WITH_A_LONG_FRAME)
+    planes_a_second = PLANES_OF_LONG_END / seconds
 
-    clip = clip_of(*files, calibration=write_clock(tmp_path, 480 / seconds))
+    clip = clip_of(*files, calibration=write_clock(tmp_path, planes_a_second))
 
-    first_plane_of_second_frame, _ = planes_of(clip)[1]
-    assert first_plane_of_second_frame == int(480 / 60 / seconds)
+    # The second frame begins at 1/60 s by the film.
+    second_frame = planes_of(clip)[1]
+    assert second_frame.first == int(planes_a_second / 60)
 
 
 @pytest.mark.parametrize("seconds", [0.26, 0.41])
 def test_clocks_may_not_differ_by_more_than_a_frame(tmp_path, seconds):
     files = film_with_spikes(tmp_path, ENDS_WITH_A_LONG_FRAME)
+    planes_a_second = PLANES_OF_LONG_END / seconds
 
-    error = refusal(*files, calibration=write_clock(tmp_path, 480 / seconds))
+    error = refusal(*files, calibration=write_clock(tmp_path, planes_a_second))
 
     assert "the film lasts 0.333 s" in error.what
 
@@ -652,6 +788,8 @@ def test_the_clock_of_the_spike_camera_tells_how_long_the_last_frame_lasts(tmp_p
 
 # ---- The order of frames ----
 
+# Names in the order of their values. If the digits behind the point were a counter, 432.1 would be
+# the first of these, because 1 is less than 33333.
 SECONDS = ["432.033333", "432.066667", "432.1", "432.133333", "432.166667", "432.2"]
 NAMES_BY_VALUE = [
     pytest.param(SECONDS, id="seconds"),
@@ -663,8 +801,11 @@ NAMES_BY_VALUE = [
 ]
 
 
-def write_in_random_order(folder, stems):
-    """Write images (in/) and spike files (spikes/) with these names, in a random order."""
+def write_in_random_order(folder: Path, stems: list[str]) -> None:
+    """Write images (in/) and spike files (spikes/) with these names, in a random order.
+
+    The red value of each image says its number in the list: 20 x number.
+    """
     for number in np.random.default_rng(0).permutation(len(stems)):
         write_png(folder / f"in/{stems[number]}.png", np.full(SIZE, 20 * number))
         write_dat(folder / f"spikes/{stems[number]}.dat", np.full((24, *SIZE), number % 2))
@@ -678,7 +819,8 @@ def test_images_are_taken_in_the_order_of_the_values_of_their_names(tmp_path, st
 
     assert list(clip.stems) == stems
     for number in range(len(stems)):
-        red = round(255 * float(clip.frame(number)["lq"][0, 0, 0]))
+        picture_of_frame = clip.frame(number)["lq"]  # (3, H, W) in [0, 1]
+        red = round(255 * float(picture_of_frame[0, 0, 0]))
         assert red == 20 * number
 
 
@@ -696,6 +838,7 @@ def test_spikes_of_a_film_are_taken_in_the_order_of_the_values_of_their_names(tm
 def test_frames_named_by_seconds_are_trained_on_in_order(tmp_path):
     write_clip(tmp_path, "a", frames=len(SECONDS))
     write_info(tmp_path)
+    # Rename frames and spike files, e.g. 000002.png -> 432.1.png.
     for path in sorted(tmp_path.rglob("00000?.*")):
         path.rename(path.with_name(SECONDS[int(path.stem)] + path.suffix))
 

@@ -1,15 +1,23 @@
 """data/clips/manifest.py: which clips a data set has, in one root folder or in several.
 
-Tests of layouts, of meta files (lists of clips), of names of frames, and of what is said of data
-that do not fit. The clips are those of tests/helpers/clip_files.py: two training clips of 6 frames
-of 16 x 24, with 24 spike planes a frame, unless a test says otherwise.
+Tests of layouts, of meta files (lists of clips), of names of frames, and of the messages about
+data that do not fit. The clips are those of tests/helpers/clip_files.py: two training clips of 6
+frames of 16 x 24 pixels, with 24 spike planes of 8 x 12 pixels a frame, unless a test says
+otherwise.
+
+Words of this page:
+
+    plane    one bit for each spike pixel: whether it fired at one instant
+    root     a folder of clips; a section of options names a root for each kind of file
+    kind     "lq": blurry frames, "gt": sharp frames, "spike": files of spikes
+    scale    how many times larger a sharp frame is than the blurry frame
 """
 
 import dataclasses
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,28 +61,36 @@ def root(tmp_path):
     return write_clips(tmp_path, "clip0", "clip1", first=47)
 
 
-def complaint(root, **changes):
-    """Return the error of a data set. changes: keys of its section."""
+def complaint(root: Path, **changes: Any) -> str:
+    """Return the text of the error that a data set raises. changes: keys of its section."""
     with pytest.raises(DataError) as error:
         build(root, **changes)
     return str(error.value)
 
 
-def folder(root, kind, clip="clip0"):
+def sample_of(dataset: Any, number: int, epoch: int = 0) -> dict[str, Any]:
+    """Return a sample of a training set.
+
+    A clip has a sample for each frame. E.g. the samples 0 to 5 are of the first clip of 6 frames.
+    """
+    return dataset[(epoch, number)]
+
+
+def folder(root: Path, kind: str, clip: str = "clip0") -> Path:
     """Return the folder of a clip. kind: "blur", "sharp" or "spike"."""
     base = "GOPRO_Large_spike_seq" if kind == "spike" else "GOPRO_Large"
     return root / base / "train" / clip / kind
 
 
-def of_all_kinds(root, pattern, clip="clip0"):
+def of_all_kinds(root: Path, pattern: str, clip: str = "clip0") -> list[Path]:
     """Return the blurry frames, sharp frames and spike files of a clip that match a pattern."""
-    paths = []
+    paths: list[Path] = []
     for kind in ("blur", "sharp", "spike"):
         paths += folder(root, kind, clip).glob(pattern)
     return paths
 
 
-def rename_frames(root, template):
+def rename_frames(root: Path, template: str) -> None:
     """Rename all frames and spike files, e.g. with template "frame_{}": 000047 -> frame_47."""
     paths = [path for path in root.rglob("*") if path.suffix in (".png", ".dat")]
     for path in paths:
@@ -101,24 +117,35 @@ def test_regrouped_folders_hold_the_frames_of_the_published_ones(root, regrouped
 
 
 def test_regrouped_folders_give_the_samples_of_the_published_ones(root, regrouped):
-    assert same(build(root)[(0, 2)], build(regrouped, regrouped=True)[(0, 2)])
+    published = build(root)
+    in_groups = build(regrouped, regrouped=True)
+
+    # Any sample of clip0 would do. Both roots have this clip.
+    assert same(sample_of(published, 2), sample_of(in_groups, 2))
 
 
-def test_the_blurry_folder_is_blur_if_nothing_is_said(root):
+@pytest.fixture
+def root_of_two_blurs(root) -> Path:
+    """Give a root as the GoPro set has it: each clip has the folders blur and blur_gamma."""
     for clip in ("clip0", "clip1"):
         shutil.copytree(folder(root, "blur", clip), folder(root, "blur_gamma", clip))
+    return root
 
-    assert "/blur/" in build(root).clips[0].lq[0]
+
+def test_the_blurry_folder_is_blur_if_nothing_is_said(root_of_two_blurs):
+    clip = build(root_of_two_blurs).clips[0]
+
+    assert "/blur/" in clip.lq[0]
 
 
-def test_the_blurry_folder_can_be_chosen(root):
-    for clip in ("clip0", "clip1"):
-        shutil.copytree(folder(root, "blur", clip), folder(root, "blur_gamma", clip))
+def test_the_blurry_folder_can_be_chosen(root_of_two_blurs):
+    clip = build(root_of_two_blurs, lq_folder="blur_gamma").clips[0]
 
-    assert "blur_gamma" in build(root, lq_folder="blur_gamma").clips[0].lq[0]
+    assert "/blur_gamma/" in clip.lq[0]
 
 
 def test_other_files_are_left_alone(root):
+    # Files that a Mac, a user, and a program leave behind.
     for kind in ("blur", "spike"):
         for name in (".DS_Store", "._000047.png", "notes.txt"):
             (folder(root, kind) / name).write_bytes(b"x")
@@ -153,7 +180,8 @@ def test_clips_in_nested_folders_have_both_names(nested):
     dataset = build(nested.root, regrouped=nested.regrouped)
 
     assert [clip.name for clip in dataset.clips] == ["00001/0001", "00001/0002", "00002/0001"]
-    assert dataset[0, 13]["key"] == "00002/0001/000001"
+    # Each clip has 6 samples. So sample 13 is of the third clip, and begins with its second frame.
+    assert sample_of(dataset, 13)["key"] == "00002/0001/000001"
 
 
 def test_a_missing_folder_of_nested_clips_is_named_with_both_names(nested):
@@ -170,6 +198,7 @@ def test_a_folder_of_files_is_a_clip(nested):
 
     said = complaint(nested.root, regrouped=nested.regrouped)
 
+    # A folder with a file is taken for a clip, not for a folder of clips. notes.txt is no frame.
     assert "00002      | lq holds no .png file" in said
 
 
@@ -182,6 +211,7 @@ def test_a_folder_of_files_is_a_clip(nested):
     ],
 )
 def test_a_partition_keeps_its_clips_out_of_training(tmp_path, partition, names):
+    # The test clips of REDS4 are 000, 011, 015 and 020. The official ones are 240 to 269.
     for name in ("000", "001", "241"):
         write_clip(tmp_path, name, frames=3)
     without_spikes: dict[str, Any] = {
@@ -216,6 +246,7 @@ def test_a_gap_is_looked_for_in_the_order_of_numbers(tmp_path):
     for path in of_all_kinds(tmp_path, "frame_10.*", "clip2"):
         path.unlink()
 
+    # In the order of letters, frame_11 would follow frame_1.
     assert "clip2 | frame numbers jump at frame_9-frame_11" in complaint(tmp_path)
 
 
@@ -229,6 +260,7 @@ def test_a_root_of_one_spike_file_a_clip_says_what_to_do(root):
     (root / "empty").mkdir()
     for name in ("200.dat", "203.dat"):
         (root / "empty" / name).write_bytes(bytes(PLANE_BYTES * PLANES))
+    # The size is given, because this folder has no dataset.json.
     spike = {"type": "dat", "h": 8, "w": 12, "center": 1}
 
     said = complaint(root, dataroot_spike=str(root / "empty"), spike=spike)
@@ -240,8 +272,12 @@ def test_a_root_of_one_spike_file_a_clip_says_what_to_do(root):
 # ---- Meta files: lists of clips ----
 
 
-def write_meta(root, text):
-    """Write a meta file, and return the key of the section that names it."""
+def write_meta(root: Path, text: str) -> dict[str, Any]:
+    """Write a meta file, and return the key of the section that names it.
+
+    E.g. the line "clip0 6 0 47" lists 6 frames of clip0, from frame 47 on. 0 takes the place of the
+    shape of a frame, which is not used.
+    """
     path = root / "meta.txt"
     path.write_text(text + "\n")
     return {"meta_info_file": str(path)}
@@ -250,6 +286,7 @@ def write_meta(root, text):
 def test_a_meta_file_that_lists_more_frames_than_there_are_is_an_error(root):
     said = complaint(root, **write_meta(root, "clip0 9 0 000047"))
 
+    # Frames 47 to 55 are listed, and the clip has frames 47 to 52.
     assert "clip0 | lq lacks 3 of 9 frames: 000053.png, 000054.png, 000055.png" in said
 
 
@@ -288,10 +325,13 @@ def test_a_meta_file_fits_however_numbers_are_written(tmp_path, template, line):
 
 @pytest.mark.parametrize("template", ["{:06d}", "{}", "{:04d}", "frame_{}"])
 @pytest.mark.parametrize("line", FORMS_OF_LINES)
-def test_a_listed_frame_that_is_missing_is_named_as_the_others_are(tmp_path, template, line):
+def test_a_listed_frame_that_is_missing_gets_a_name_in_the_form_of_the_present_frames(
+    tmp_path, template, line
+):
     write_clips(tmp_path, "clip0", "clip1", first=48)
     rename_frames(tmp_path, template)
-    one_more_frame = line.replace(" 5 ", " 7 ")  # the clip has 6
+    # The clip has 6 frames, 48 to 53. So of 7 frames, frame 54 is missing.
+    one_more_frame = line.replace(" 5 ", " 7 ")
 
     said = complaint(tmp_path, **write_meta(tmp_path, one_more_frame))
 
@@ -319,7 +359,7 @@ def test_a_meta_file_of_basicsr_lists_frames_from_0_on(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        # 47 may be the first frame, or stand for the shape.
+        # 47 may be the first frame, or a number in place of the shape.
         pytest.param("clip0 3 47", "line 1 is", id="ambiguous number"),
         pytest.param(
             "clip0 3 0 0\nclip0 3 0 3", "line 2 lists clip clip0 again", id="a clip twice"
@@ -341,11 +381,13 @@ def test_lines_of_a_meta_file_that_say_nothing_certain_are_refused(tmp_path, tex
 @pytest.mark.parametrize(
     "line",
     [
-        pytest.param("clip0 " + "9" * 5000 + " (16,24,3)", id="frames"),
-        pytest.param("clip0 6 (16,24,3) " + "9" * 5000, id="first"),
-        pytest.param("clip0 99999999 (16,24,3)", id="many"),
-        pytest.param("clip0 1000001 0 0", id="too many"),
-        pytest.param("clip0 0 (16,24,3)", id="none"),
+        # Python itself refuses to convert more than 4300 digits.
+        pytest.param("clip0 " + "9" * 5000 + " (16,24,3)", id="number of frames of 5000 digits"),
+        pytest.param("clip0 6 (16,24,3) " + "9" * 5000, id="first frame of 5000 digits"),
+        pytest.param("clip0 99999999 (16,24,3)", id="far more frames than allowed"),
+        # The limit is a million frames.
+        pytest.param("clip0 1000001 0 0", id="one frame more than allowed"),
+        pytest.param("clip0 0 (16,24,3)", id="no frames"),
     ],
 )
 def test_numbers_of_a_list_that_no_clip_has_are_refused(root, line):
@@ -383,22 +425,25 @@ class Fault(NamedTuple):
     """A fault of a data set, and what is said of it."""
 
     make: Callable[[Path], object]  # damages the data set below this root
-    said: list[str]
-    options: dict[str, Any] | None = None  # keys of the section
+    said: list[str]  # texts in the message
+    options: dict[str, Any] | None = None  # keys of the section to change
 
 
-def copy_file(path, name):
+def copy_file(path: Path, name: str) -> None:
     """Copy a file to another name in its folder."""
     shutil.copy(path, path.with_name(name))
 
 
-def write_first_frame(root, content):
+def write_first_frame(root: Path, content: bytes) -> None:
     """Replace the first blurry frame of clip0 by a file with this content."""
     (folder(root, "blur") / "000047.png").write_bytes(content)
 
 
+# Each function of FAULTS damages the data set below `root` in the way that its name says.
+
+
 def nothing(root):
-    """Damage nothing: the options do not fit."""
+    """Damage nothing, because only the options of the fault do not fit the data."""
 
 
 def two_files_of_a_number(root):
@@ -425,19 +470,25 @@ def spikes_without_a_frame(root):
     copy_file(folder(root, "spike") / "000052.dat", "000053.dat")
 
 
-SMALL_PNG = cv2.imencode(".png", np.zeros((16, 20, 3), np.uint8))[1].tobytes()
+def png_of_16_x_20_pixels():
+    """Return a PNG that is smaller than the frames, which have 16 x 24 pixels."""
+    _, encoded = cv2.imencode(".png", np.zeros((16, 20, 3), np.uint8))
+    return encoded.tobytes()
 
 
 def frame_of_another_size(root):
-    write_first_frame(root, SMALL_PNG)
+    write_first_frame(root, png_of_16_x_20_pixels())
 
 
 def frame_of_size_zero(root):
-    # Bytes 16 to 23 of a PNG are its width and height.
-    write_first_frame(root, SMALL_PNG[:16] + bytes(8) + SMALL_PNG[24:])
+    content = bytearray(png_of_16_x_20_pixels())
+    # Bytes 16 to 23 of a PNG are its width and height, 4 bytes each.
+    content[16:24] = bytes(8)
+    write_first_frame(root, bytes(content))
 
 
 def gap(root):
+    """Remove frame 49, in the middle of frames 47 to 52, with its spikes."""
     for path in of_all_kinds(root, "000049.*"):
         path.unlink()
 
@@ -451,6 +502,7 @@ def forty_empty_clips(root):
         (root / f"GOPRO_Large/train/empty{number:02d}").mkdir()
 
 
+# A frame has 24 planes.
 RAW_OF_27_PLANES = {"type": "dat", "representation": {"type": "raw", "window": 27}}
 
 FAULTS = {
@@ -478,6 +530,7 @@ FAULTS = {
     "no multiple": Fault(
         frame_of_another_size,
         [
+            # The widths are the reason: 24 is no multiple of 20, and 20 is none of 12.
             "gt is 16 x 24, lq 16 x 20: no whole multiple",
             "lq is 16 x 20, spikes 8 x 12: no whole multiple",
         ],
@@ -486,7 +539,7 @@ FAULTS = {
     "template": Fault(nothing, ["do not follow filename_tmpl '08d'"], {"filename_tmpl": "08d"}),
     "size of zero": Fault(frame_of_size_zero, ["clip0 | cannot read image"]),
     "no blurry frames": Fault(no_blurry_frames, ["clip0 | lq holds no .png file"]),
-    # Blurry frames, sharp frames and spikes of each clip.
+    # Each of 40 clips lacks blurry frames, sharp frames and spikes. The message lists 30 problems.
     "many": Fault(forty_empty_clips, ["120 problems", "... and 90 more"]),
 }
 
@@ -505,19 +558,22 @@ def test_a_fault_of_the_data_is_named_before_training(root, name):
 
 # A voxel grid can be made of any number of planes.
 VOXEL = {"type": "dat", "center": 1, "representation": {"type": "voxel", "num_bins": 2}}
-# Files of clip0 in the middle, and at its end.
+# Names of two spike files of clip0, which has frames 000047 to 000052.
 MIDDLE = "000049"
 LAST = "000052"
 
 
-def write_planes(root, stem, planes):
+def write_planes(root: Path, stem: str, planes: int) -> None:
     """Replace a spike file of clip0 by one with this number of planes."""
     path = folder(root, "spike") / f"{stem}.dat"
-    path.write_bytes(b"\1" * (PLANE_BYTES * planes))
+    any_byte = b"\1"
+    path.write_bytes(any_byte * (PLANE_BYTES * planes))
 
 
-# The planes after the last frame of a video cannot be interpolated, because no frame follows. So
-# the last file may lack them: fewer than 8 for GoPro, or than the recipe in dataset.json says.
+# Spikes of GoPro are simulated: between two frames of the video, 7 frames are interpolated, so each
+# frame of the video gives 8 planes. No frame follows the last frame of the video. So nothing is
+# interpolated after it, and the last spike file may lack 1 to 7 planes. In other data sets, the
+# recipe in dataset.json says how many planes a frame gives ("interpolate").
 @pytest.mark.parametrize(
     ("interpolate", "missing"),
     [
@@ -534,7 +590,9 @@ def test_the_last_file_of_a_clip_may_lack_interpolated_planes(root, interpolate,
 
     clip = build(root, spike=VOXEL).clips[0]
 
-    assert clip.planes == (PLANES,) * 5 + (PLANES - missing,)
+    *first_five, last = clip.planes
+    assert first_five == [PLANES] * 5
+    assert last == PLANES - missing
 
 
 @pytest.mark.parametrize(
@@ -562,7 +620,11 @@ def test_another_number_of_planes_within_a_clip_is_refused(root, stem, interpola
 
 @pytest.fixture
 def clips_of_unequal_lengths(tmp_path):
-    """Give a data set of three clips of GoPro, with 7, 11 and 13 frames averaged in a frame."""
+    """Give a data set of three clips of GoPro.
+
+    The number in the middle of the name says how many frames of a video were averaged to a blurry
+    frame: 7, 11 or 13. Each of these frames has 8 spike planes, e.g. 7 x 8 = 56.
+    """
     write_clip(tmp_path, "GOPR0001_07_00", planes=56)
     write_clip(tmp_path, "GOPR0002_11_00", planes=88)
     write_clip(tmp_path, "GOPR0003_13_00", planes=104)
@@ -577,16 +639,22 @@ def test_clips_may_differ_in_their_planes(clips_of_unequal_lengths):
 def test_clips_of_gopro_have_their_sharp_frame_near_the_middle(clips_of_unequal_lengths):
     centers = [clip.exposures[0].center for clip in clips_of_unequal_lengths.clips]
 
+    # The middle one of 7 frames is frame 3, if the first one is frame 0. Its first plane is
+    # 3 x 8 = 24. The middle ones of 11 and 13 are frames 5 and 6.
     assert centers == [24, 40, 48]
 
 
 def test_clips_that_differ_in_their_planes_give_samples_of_one_shape(clips_of_unequal_lengths):
-    assert clips_of_unequal_lengths[(0, 0)]["spike"].shape == (3, 21, 8, 8)
+    for number in range(len(clips_of_unequal_lengths)):
+        spikes = sample_of(clips_of_unequal_lengths, number)["spike"]
+        # 3 frames, 21 planes in the window, and crops of 8 x 8 (`section` asks for them).
+        assert spikes.shape == (3, 21, 8, 8)
 
 
 # ---- Options that are refused ----
 
 
+# A template says how a number is written, e.g. "06d" -> 000047.
 @pytest.mark.parametrize("template", ["x", "{}", "1000d", "08.3f", " d", "s", "-8d"])
 def test_a_form_of_names_that_is_none_is_refused(root, template):
     with pytest.raises(OptionError, match="filename_tmpl"):
@@ -610,27 +678,36 @@ def test_numbers_far_above_any_use_are_refused(root, key, value):
 
 # ---- Several roots ----
 
+# Options `spike` with one channel: the mean of the planes around the sharp frame.
 TFP = {
     "type": "dat",
     "resize": "nearest",
     "center": "gt",
     "representation": {"type": "tfp", "offsets": [0]},
 }
+# Every random change of a sample.
 ALL_TURNS: dict[str, Any] = {"use_hflip": True, "use_rot": True, "random_reverse": True}
 
 
 @pytest.fixture(scope="module")
-def roots(tmp_path_factory):
-    """Give two roots with clips a, b and a, c, d.
+def roots(tmp_path_factory) -> tuple[Path, Path]:
+    """Give two roots that differ in all that several roots may differ in:
 
-    The second root has larger frames, 4 instead of 2 RGB pixels a spike pixel, 40 instead of 24
-    planes, and a camera of another rate.
+                                   first root     second root
+    clips                          a, b           a, c, d
+    frames of a clip               6              4
+    size of a frame                16 x 24        32 x 40
+    spike planes                   8 x 12         8 x 10
+    RGB pixels a spike pixel       2              4
+    planes of a frame              24             40
+    rate (spikes in full light)    1.0            0.5
     """
     one = write_clips(tmp_path_factory.mktemp("one"), "a", "b")
     two = tmp_path_factory.mktemp("two")
     for seed, clip in enumerate(("a", "c", "d")):
         write_clip(two, clip, seed=5 + seed, frames=4, h=16, w=20)
-        # Smaller spike planes take the place of those of 16 x 20.
+        # `write_clip` writes spike planes of half the size of a frame, 16 x 20. Replace them by
+        # planes of a quarter of its size, in which a pixel fires with a probability of 0.3.
         for frame in range(4):
             random_values = np.random.default_rng([seed, frame]).random((40, 8, 10))
             path = folder(two, "spike", clip) / f"{frame:06d}.dat"
@@ -639,14 +716,17 @@ def roots(tmp_path_factory):
     return one, two
 
 
-def folders_of(roots, split="train"):
+def folders_of(roots: Sequence[Path], split: str = "train") -> dict[str, list[str]]:
     """Return the keys `dataroot_...` with a list of the folders of all roots."""
     sections = [section(root, split) for root in roots]
     keys = [key for key in sections[0] if key.startswith("dataroot_")]
-    return {key: [one[key] for one in sections] for key in keys}
+    folders = {}
+    for key in keys:
+        folders[key] = [section_of_root[key] for section_of_root in sections]
+    return folders
 
 
-def joined(roots, split="train", **changes):
+def joined(roots: Sequence[Path], split: str = "train", **changes: Any) -> dict[str, Any]:
     """Return a section for several roots. changes: keys of the section."""
     values = section(roots[0], split) | folders_of(roots, split)
     return values | {"spike": TFP} | changes
@@ -663,97 +743,142 @@ def test_clips_of_several_roots_have_the_number_of_their_root_in_their_names(joi
 
 
 def test_several_roots_have_the_samples_of_each(joined_set):
+    # A sample for each frame: two clips of 6 frames, and three clips of 4.
     assert len(joined_set) == 2 * 6 + 3 * 4
 
 
 def test_a_sample_of_several_roots_is_that_of_its_own_root(roots, joined_set):
-    single = [build(root, seed=3, spike=TFP, **ALL_TURNS) for root in roots]
+    sets_of_one_root = [build(root, seed=3, spike=TFP, **ALL_TURNS) for root in roots]
 
-    for index in range(2 * len(joined_set)):
-        draw = joined_set.draw((1, index))
-        number, name = draw.clip.name.split("/")
-        own = single[int(number)]
-        clips = {clip.name: clip for clip in own.clips}
-        own_draw = dataclasses.replace(draw, clip=clips[name])
-        assert same(joined_set.read(draw), own.read(own_draw))
-        assert joined_set[(1, index)]["key"].startswith(f"{number}/{name}/")
+    epoch = 1
+    # Numbers beyond the epoch are allowed. They give further draws of the same frames.
+    for number in range(2 * len(joined_set)):
+        # A draw holds the random choices for a sample: clip, frames, crop and turns.
+        draw = joined_set.draw((epoch, number))
+        # The name of a clip is e.g. "1/c".
+        root_number, name = draw.clip.name.split("/")
+        set_of_root = sets_of_one_root[int(root_number)]
+        # The same choices, in the set of one root.
+        clips = {clip.name: clip for clip in set_of_root.clips}
+        draw_of_root = dataclasses.replace(draw, clip=clips[name])
+
+        assert same(joined_set.read(draw), set_of_root.read(draw_of_root))
+        assert sample_of(joined_set, number, epoch)["key"].startswith(f"{root_number}/{name}/")
 
 
-def test_each_root_keeps_its_own_camera(joined_set):
-    assert {present(clip.spikes).rate for clip in joined_set.clips} == {1.0, 0.5}
-    assert {clip.grid.step for clip in joined_set.clips} == {2, 4}
-    assert {clip.planes[0] for clip in joined_set.clips} == {24, 40}
+@pytest.mark.parametrize(
+    ("clip_name", "rate", "pixels_of_spike", "planes"),
+    [
+        pytest.param("0/a", 1.0, 2, 24, id="clip of the first root"),
+        pytest.param("0/b", 1.0, 2, 24, id="another clip of the first root"),
+        pytest.param("1/a", 0.5, 4, 40, id="clip of the second root"),
+        pytest.param("1/c", 0.5, 4, 40, id="another clip of the second root"),
+        pytest.param("1/d", 0.5, 4, 40, id="last clip of the second root"),
+    ],
+)
+def test_each_root_keeps_its_own_camera(joined_set, clip_name, rate, pixels_of_spike, planes):
+    (clip,) = [clip for clip in joined_set.clips if clip.name == clip_name]
+
+    assert present(clip.spikes).rate == rate
+    # `step` is how many RGB pixels a spike pixel covers along an axis.
+    assert clip.grid.step == pixels_of_spike
+    assert clip.planes[0] == planes
 
 
 def test_batches_of_several_roots_have_one_shape(roots):
     values = resolved(joined(roots, dataloader_batch_size=4, dataloader_num_workers=0))
     loader = TrainLoader(set_for_training(values), values, accumulation_steps=1, seed=0)
 
-    shapes = {tuple(batch["spike"].shape) for (batch,) in loader.start(0, 0)}
+    first_epoch = loader.start(epoch=0, batch=0)
+    # A step has one batch, because accumulation_steps is 1.
+    shapes = {tuple(batch["spike"].shape) for (batch,) in first_epoch}
 
+    # 4 samples of 3 frames with 1 channel, in crops of 8 x 8.
     assert shapes == {(4, 3, 1, 8, 8)}
 
 
-# Options `dataroot_share`, and the samples of each root in an epoch of 24.
+# Values of the option `dataroot_share`, and the samples of each root in an epoch. An epoch has as
+# many samples as there are frames: 12 of the first root and 12 of the second root.
 SHARES = [
-    pytest.param(None, (12, 12), id="not given"),
-    pytest.param([1, 3], (6, 18), id="1 to 3"),
-    pytest.param([0.9, 0.1], (22, 2), id="0.9 to 0.1"),
+    # Each root gives as many samples as it has frames.
+    pytest.param(None, [12, 12], id="not given"),
+    # A quarter of 24, and three quarters.
+    pytest.param([1, 3], [6, 18], id="1 to 3"),
+    # 0.9 x 24 = 21.6, and 0.1 x 24 = 2.4.
+    pytest.param([0.9, 0.1], [22, 2], id="0.9 to 0.1"),
 ]
+EPOCHS = 6
 
 
-class Begins:
-    """The frames with which the samples of six epochs begin."""
+class Frame(NamedTuple):
+    """A frame with which a sample may begin."""
 
-    def __init__(self, dataset):
-        self.names = []  # (clip, frame) of each sample, in the order of the clips
-        for clip in dataset.clips:
-            for stem in clip.stems:
-                self.names.append((clip.name, stem))
-        self.epochs = []
-        for epoch in range(6):
-            places = [dataset.place_of(epoch, index) for index in range(len(dataset))]
-            self.epochs.append([self.names[place] for place in places])
+    clip: str  # e.g. "1/c"
+    stem: str  # name of the frame, e.g. "000002"
+
+    @property
+    def root_number(self) -> int:
+        """The number of the root: the digit before the slash in the name of the clip."""
+        return int(self.clip[0])
 
 
-def root_of(name):
-    """Return the number of the root of (clip, frame)."""
-    clip, _ = name
-    return int(clip[0])
+def frames_of(dataset: Any) -> list[Frame]:
+    """Return all frames of a data set, in the order of the clips."""
+    frames = []
+    for clip in dataset.clips:
+        for stem in clip.stems:
+            frames.append(Frame(clip.name, stem))
+    return frames
+
+
+def first_frames_of_epochs(dataset: Any) -> list[list[Frame]]:
+    """Return for each of six epochs the frames with which its samples begin."""
+    frames = frames_of(dataset)
+    epochs = []
+    for epoch in range(EPOCHS):
+        # A place is an index into all frames.
+        places = [dataset.place_of(epoch, number) for number in range(len(dataset))]
+        epochs.append([frames[place] for place in places])
+    return epochs
 
 
 @pytest.mark.parametrize(("share", "counts"), SHARES)
 def test_shares_say_how_many_samples_each_root_gives(roots, share, counts):
     dataset = set_for_training(joined(roots, dataroot_share=share))
 
-    for epoch in Begins(dataset).epochs:
-        found = Counter(root_of(name) for name in epoch)
-        assert (found[0], found[1]) == counts
+    for first_frames in first_frames_of_epochs(dataset):
+        found = Counter(frame.root_number for frame in first_frames)
+        assert [found[0], found[1]] == counts
 
 
 @pytest.mark.parametrize(("share", "counts"), SHARES)
-def test_every_frame_of_a_root_comes_as_often_as_its_others(roots, share, counts):
+def test_all_frames_of_a_root_come_equally_often(roots, share, counts):
     dataset = set_for_training(joined(roots, dataroot_share=share))
-    begins = Begins(dataset)
 
-    used = Counter()
-    for epoch in begins.epochs:
-        used.update(epoch)
-    for root in (0, 1):
-        often = [used[name] for name in begins.names if root_of(name) == root]
-        assert max(often) - min(often) <= 1
-        assert sum(often) == 6 * counts[root]
+    times_used: Counter[Frame] = Counter()
+    for first_frames in first_frames_of_epochs(dataset):
+        times_used.update(first_frames)
+
+    for root_number in (0, 1):
+        times = []
+        for frame in frames_of(dataset):
+            if frame.root_number == root_number:
+                times.append(times_used[frame])
+        # The last epoch may end before all frames of the root were used once more.
+        assert max(times) - min(times) <= 1
+        assert sum(times) == EPOCHS * counts[root_number]
 
 
 @pytest.mark.parametrize(("share", "counts"), SHARES)
 def test_shares_give_the_same_samples_each_time(roots, share, counts):
-    one = set_for_training(joined(roots, dataroot_share=share))
-    again = set_for_training(joined(roots, dataroot_share=share))
+    first = set_for_training(joined(roots, dataroot_share=share))
+    second = set_for_training(joined(roots, dataroot_share=share))
 
-    assert same(one[(2, 7)], again[(2, 7)])
+    # Any sample of any epoch would do.
+    assert same(sample_of(first, 7, epoch=2), sample_of(second, 7, epoch=2))
 
 
-def sample_names(roots, **changes):
+def sample_names(roots: Sequence[Path], **changes: Any) -> Any:
     """Return what a resumed run compares to know whether it has the same samples."""
     return set_for_training(joined(roots, **changes)).sample_names()
 
@@ -763,9 +888,11 @@ def test_a_resumed_run_sees_the_same_roots_with_the_same_shares(roots):
 
 
 def test_a_resumed_run_sees_other_roots_or_shares(roots):
+    first_root, second_root = roots
+
     names = {
         tuple(sample_names(roots)),
-        tuple(sample_names(roots[::-1])),
+        tuple(sample_names([second_root, first_root])),
         tuple(sample_names(roots, dataroot_share=[1, 3])),
         tuple(sample_names(roots, dataroot_share=[1, 2])),
     }
@@ -773,50 +900,47 @@ def test_a_resumed_run_sees_other_roots_or_shares(roots):
     assert len(names) == 4  # all differ
 
 
-def one_lq_folder(values):
-    return {"dataroot_lq": values["dataroot_lq"][:1]}
+def test_a_list_that_lacks_the_folder_of_a_root_is_refused(roots):
+    values = joined(roots)
+    values["dataroot_lq"] = values["dataroot_lq"][:1]
+
+    with pytest.raises(OptionError, match="dataroot_lq has 1, dataroot_spike has 2"):
+        set_for_training(values)
 
 
-def gt_folder_without_a_list(values):
-    return {"dataroot_gt": values["dataroot_gt"][0]}
+def test_a_single_folder_beside_lists_of_folders_is_refused(roots):
+    values = joined(roots)
+    values["dataroot_gt"] = values["dataroot_gt"][0]
+
+    with pytest.raises(OptionError, match="dataroot_gt is one"):
+        set_for_training(values)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("shares", "said"),
     [
-        pytest.param(one_lq_folder, "dataroot_lq has 1, dataroot_spike has 2", id="one folder"),
-        pytest.param(gt_folder_without_a_list, "dataroot_gt is one", id="no list"),
-        pytest.param(
-            lambda values: {"dataroot_share": [1.0]}, "dataroot_share has 1", id="one share"
-        ),
-        pytest.param(
-            lambda values: {"dataroot_share": [1.0, 0.0]}, "dataroot_share", id="share of 0"
-        ),
-        pytest.param(
-            lambda values: {"dataroot_share": [1.0, 1e-4]},
-            r"gives \[24, 0\] samples",
-            id="share of less than a sample",
-        ),
+        pytest.param([1.0], "dataroot_share has 1", id="one share for two roots"),
+        pytest.param([1.0, 0.0], "dataroot_share", id="share of 0"),
+        # 0.0001 of 24 samples is 0.0024 samples.
+        pytest.param([1.0, 1e-4], r"gives \[24, 0\] samples", id="share of less than a sample"),
     ],
 )
-def test_roots_that_do_not_match_are_refused(roots, change, said):
-    values = joined(roots)
-
+def test_shares_that_do_not_match_the_roots_are_refused(roots, shares, said):
     with pytest.raises(OptionError, match=said):
-        set_for_training(values | change(values))
+        set_for_training(joined(roots, dataroot_share=shares))
 
 
 def test_roots_of_different_scales_are_refused(roots, tmp_path):
     write_clips(tmp_path, "large", scale=2)
 
     with pytest.raises(DataError, match="scale 2 and 0 sharp instants in clip 1/large, scale 1"):
-        set_for_training(joined((roots[0], tmp_path)))
+        set_for_training(joined([roots[0], tmp_path]))
 
 
 def test_the_check_knows_every_root(roots, tmp_path, capsys):
     code = clip_files.doctor_of_data(tmp_path, train=joined(roots))
 
-    assert code == 0
+    assert code == 0  # no problem was found
     said = capsys.readouterr().out
     assert "train 0: 2 clips, 12 frames of 16 x 24" in said
     assert "train 1: 3 clips, 12 frames of 32 x 40" in said
@@ -828,8 +952,8 @@ def test_a_cache_knows_every_root(roots, tmp_path):
 
     in_cache = set_for_training(cached(values, tmp_path / "cache"))
 
-    for index in range(len(plain)):
-        assert same(plain[(0, index)], in_cache[(0, index)])
+    for number in range(len(plain)):
+        assert same(sample_of(plain, number), sample_of(in_cache, number))
 
 
 def test_pictures_kept_in_memory_are_those_of_every_root(roots):
@@ -838,14 +962,14 @@ def test_pictures_kept_in_memory_are_those_of_every_root(roots):
 
     kept = set_for_training(values | {"cache_data": True})
 
-    for index in range(len(plain)):
-        assert same(plain[(0, index)], kept[(0, index)])
+    for number in range(len(plain)):
+        assert same(sample_of(plain, number), sample_of(kept, number))
 
 
 # ---- Several roots in a test ----
 
 
-def section_for_testing(roots):
+def section_for_testing(roots: Sequence[Path]) -> dict[str, Any]:
     """Return a section `datasets.test` for the training clips of these roots."""
     return joined(roots, "test") | folders_of(roots)
 
@@ -859,7 +983,8 @@ def tested_clips(roots):
 @pytest.fixture(scope="module")
 def clips_of_second_root(roots):
     """Give the three clips of a test on the second root alone."""
-    return set_for_testing(section_for_testing(roots[1:])).readers()
+    _, second_root = roots
+    return set_for_testing(section_for_testing([second_root])).readers()
 
 
 def test_several_roots_can_be_tested_on(tested_clips):
@@ -870,6 +995,7 @@ def test_several_roots_can_be_tested_on(tested_clips):
 def test_tested_clips_have_the_number_of_their_root_in_their_names(
     tested_clips, clips_of_second_root
 ):
+    # The first two clips are of the first root.
     names = [clip.name for clip in tested_clips[2:]]
 
     assert names == [f"1/{clip.name}" for clip in clips_of_second_root]
@@ -887,7 +1013,8 @@ def test_a_tested_clip_is_the_same_as_in_a_test_of_its_root_alone(
 def cached_clip(roots, tmp_path_factory):
     """Give the fourth clip of a test on both roots, read from a cache."""
     cache = tmp_path_factory.mktemp("cache")
-    return set_for_testing(cached(section_for_testing(roots), cache)).readers()[3]
+    clips = set_for_testing(cached(section_for_testing(roots), cache)).readers()
+    return clips[3]
 
 
 def test_a_tested_clip_has_the_same_frames_in_a_cache(tested_clips, cached_clip):
@@ -902,9 +1029,12 @@ def test_weights_say_what_several_roots_have_in_common(roots):
     known = resolved(joined(roots)).spike_data
 
     assert known == {
+        # "match": the reader divides the spikes of each root by the rate of the root.
         "rate": "match",
+        # The reader turns the display values of the second root into linear light.
         "light": "linear",
         "center": "gt",
+        # The roots differ in these two.
         "planes": None,
         "gt_plane": None,
     }
@@ -919,7 +1049,8 @@ def test_weights_say_of_equal_roots_what_they_say_of_one(roots):
 
 # ---- A clip with spikes of its own: the key `clips` of dataset.json ----
 
-# A calibration in which a spike pixel covers 2 x 2 RGB pixels.
+# A calibration in which a spike pixel covers 2 x 2 RGB pixels. The matrix turns the place (x, y) of
+# a spike pixel into the place (2 x + 0.5, 2 y + 0.5) in the frame.
 CALIBRATION = {
     "format": 1,
     "matrix": [[2, 0, 0.5], [0, 2, 0.5]],
@@ -930,28 +1061,34 @@ CALIBRATION = {
 
 @pytest.fixture
 def two_clips(tmp_path):
-    """Give the root of clips a and b."""
+    """Give the root of clips a and b. dataset.json says the rate 1.0 for both."""
     return write_clips(tmp_path, "a", "b")
 
 
-def test_a_clip_may_have_a_rate_of_its_own(two_clips):
+# What dataset.json may say of a clip. The key "rig", notes about the cameras, has no effect.
+RATE_OF_B = {"b": {"rate": 0.5, "planes": PLANES, "rig": {"any": 1}}}
+
+
+def test_the_rate_of_a_clip_divides_the_spikes_of_this_clip_alone(two_clips):
     before = build(two_clips, spike=TFP)
-    samples_before = [before[(0, index)] for index in range(12)]
-    write_info(two_clips, clips={"b": {"rate": 0.5, "planes": 24, "rig": {"any": 1}}})
+    samples_before = [sample_of(before, number) for number in range(len(before))]
+    write_info(two_clips, clips=RATE_OF_B)
 
     after = build(two_clips, spike=TFP)
 
-    for index, sample in enumerate(samples_before):
+    for number, sample in enumerate(samples_before):
+        # Divided by 0.5 instead of 1.0, the spikes of clip b are twice as large.
         factor = 2 if sample["key"].startswith("b") else 1
-        assert torch.equal(after[(0, index)]["spike"], factor * sample["spike"])
+        assert torch.equal(sample_of(after, number)["spike"], factor * sample["spike"])
 
 
 @pytest.mark.parametrize(("name", "rate"), [("a", 1.0), ("b", 0.5)])
 def test_a_user_s_clip_may_have_a_rate_of_its_own(two_clips, name, rate):
-    write_info(two_clips, clips={"b": {"rate": 0.5, "planes": 24, "rig": {"any": 1}}})
+    write_info(two_clips, clips=RATE_OF_B)
     spikes = two_clips / "GOPRO_Large_spike_seq/train"
     frames = two_clips / "GOPRO_Large/train"
 
+    # A user names the root of several clips, or the folders of one clip.
     in_root = {clip.name: clip for clip in user_clips(frames, spikes, spike_options=TFP)}
     (alone,) = user_clips(frames / name / "blur", spikes / name / "spike", spike_options=TFP)
 
@@ -963,8 +1100,10 @@ def test_a_user_s_clip_may_have_a_rate_of_its_own(two_clips, name, rate):
     ("option", "of_a", "of_b"),
     [
         pytest.param(None, None, None, id="not asked for"),
-        pytest.param("recorded", None, 0.5, id="that of dataset.json"),
-        pytest.param("file", 0.5, 0.5, id="that of a file"),
+        # dataset.json has a calibration of clip b alone.
+        pytest.param("recorded", None, 0.5, id="calibration of dataset.json"),
+        # A file that the user names holds for all clips.
+        pytest.param("file", 0.5, 0.5, id="calibration of a file"),
     ],
 )
 def test_a_clip_may_have_a_calibration_of_its_own(two_clips, option, of_a, of_b):
@@ -976,7 +1115,8 @@ def test_a_clip_may_have_a_calibration_of_its_own(two_clips, option, of_a, of_b)
 
     clips = build(two_clips, spike=spike).clips
 
-    shifts = []  # along x, or None without a calibration
+    # For each clip the shift along x in its matrix, or None without a calibration.
+    shifts = []
     for clip in clips:
         calibration = clip.spikes.calibration
         shifts.append(calibration.matrix[0][2] if calibration else None)

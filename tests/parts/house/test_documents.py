@@ -178,7 +178,7 @@ def test_the_options_in_the_pages_are_valid(tmp_path):
     blocks = re.findall(
         r"```jsonc\n(.*?)```", (ROOT / "docs/data_format.md").read_text(), re.DOTALL
     )
-    *cases, dataset, roots, camera, several = blocks
+    *cases, several, dataset, roots, camera = blocks
     assert len(cases) == 3
     for case in cases:
         assert (

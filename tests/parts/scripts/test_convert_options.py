@@ -1,9 +1,21 @@
 """scripts/convert_options.py from its command line, on option files in the forms of S-VRT and KAIR.
 
-tests/data/options/svrt_006.json is the option file that S-VRT published. The tests convert it,
-changed or as it is, and read the new file, the output, and the training with it.
+S-VRT is an earlier program for the same task. tests/data/options/svrt_006.json is the option file
+that S-VRT published. The tests convert it, changed or as it is. They look at the new file, at what
+the program prints, and at a training run with the new file.
+
+The program prints the keys that it left out below the heading "dropped", and what the new file
+cannot express below the heading "cannot be said". It prints an error if it writes no file.
+
+Words of this page:
+
+    plane    one bit for each spike pixel: whether it fired at one instant
+    channel  a picture made of many planes, e.g. their mean; the network gets the channels
+    middle   the plane in the middle of the planes of a channel
 """
 
+import contextlib
+import io
 import json
 import re
 import sys
@@ -26,8 +38,11 @@ from tests.helpers.clip_files import set_for_training, write_clip, write_info
 from tests.helpers.kair_files import options_of, write_file
 from tests.helpers.train_files import history, train
 from utils.options.load import load_options
+from utils.options.models import Options
 
 PUBLISHED = ROOT / "tests/data/options/svrt_006.json"
+# Exit code of an OptionError: the user must change the file or an argument.
+REFUSED = 2
 # What a person changes to train on data and with a network of the size of a test. Every other key
 # stays as it is.
 SMALL = {
@@ -52,17 +67,32 @@ FOLDERS = {
     '"data/meta_info/': '"{root}/',
     '"experiments"': '"{root}/experiments"',
 }
+# Number of frames of each clip that `write_data` writes.
+FRAMES = 6
+# The first frame of a clip is 000047.png.
+FIRST_FRAME = 47
+# Spike planes have 16 x 16 pixels, half of the 32 x 32 pixels of a frame.
+SPIKE_SIDE = 16
+FRAME_SIDE = 32
 
 
 def write_data(root: Path) -> None:
     """Write clips in the layout of S-VRT: two for training, one for testing.
 
-    A clip has six frames of 32 x 32 and six files of spikes of 16 x 16. A file has 56 or 88 planes.
+    Each frame has its own file of spikes. A file of the training clips has 56 or 88 planes.
     """
-    how: dict[str, Any] = {"frames": 6, "h": 16, "w": 16, "first": 47, "regrouped": True}
+    how: dict[str, Any] = {
+        "frames": FRAMES,
+        "h": SPIKE_SIDE,
+        "w": SPIKE_SIDE,
+        "first": FIRST_FRAME,
+        "regrouped": True,  # blurry and sharp frames in the two folders that S-VRT names
+    }
     write_clip(root, "GOPR0001_07_00", planes=56, **how)
     write_clip(root, "GOPR0002_11_00", planes=88, **how)
     write_clip(root, "GOPR0003_07_01", split="test", planes=56, **how)
+    # The columns: name of the clip, number of frames, shape (0: not said), number of the first
+    # frame.
     meta = "GOPR0001_07_00 6 0 47\nGOPR0002_11_00 6 0 47\n"
     (root / "meta_info_GoPro_train_GT.txt").write_text(meta)
 
@@ -107,39 +137,67 @@ def convert(path: Path, *more: str) -> tuple[int, Path]:
 
 @dataclass(frozen=True)
 class Converted:
-    """The published file after its conversion."""
+    """An option file after its conversion."""
 
-    root: Path  # folder with the data
     code: int  # exit code of the conversion
-    output: str  # what the program printed
+    output: str  # what the program printed on stdout
+    errors: str  # what it printed on stderr
     out: Path  # the new file
 
     @property
     def dropped(self) -> str:
         """The part of the output with the keys that were left out."""
-        # A line begins with the heading "dropped". A later heading has the words "cannot be said".
-        return self.output.split("\ndropped")[1].split("cannot be said")[0]
+        _, after_heading = self.output.split("\ndropped")
+        part, _ = after_heading.split("cannot be said")
+        return part
 
     @property
-    def unsaid(self) -> str:
-        """The part of the output with what the new file cannot say."""
-        return self.output.split("cannot be said")[1]
+    def cannot_be_said(self) -> str:
+        """The part of the output with what the new file cannot express."""
+        _, after_heading = self.output.split("cannot be said")
+        return after_heading
 
 
-@pytest.fixture
-def converted(tmp_path, capsys):
-    """Give the published file after its conversion, with its data. Spikes have 16 x 16 pixels."""
-    write_data(tmp_path)
-    code, out = convert(write_svrt(tmp_path), "--spike-size", "16", "16")
-    return Converted(tmp_path, code, capsys.readouterr().out, out)
+def convert_and_listen(path: Path, *more: str) -> Converted:
+    """Convert an option file for a fixture that several tests share."""
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as output,
+        contextlib.redirect_stderr(io.StringIO()) as errors,
+    ):
+        code, out = convert(path, *more)
+    return Converted(code, output.getvalue(), errors.getvalue(), out)
 
 
-def test_keys_of_services_reach_neither_the_new_file_nor_the_output(converted):
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory) -> Converted:
+    """Give the published file after its conversion. Its data lie beside it."""
+    folder = tmp_path_factory.mktemp("published")
+    write_data(folder)
+    side = str(SPIKE_SIDE)
+    return convert_and_listen(write_svrt(folder), "--spike-size", side, side)
+
+
+def options_of_new_file(out: Path) -> Options:
+    """Return the options of a new file, as the two main programs read them.
+
+    The published file names a file of weights for SPyNet, which does not exist here.
+    """
+    return load_options(out, ["netG.spynet_path=null"], parts=PARTS)
+
+
+def test_the_published_file_is_converted(converted):
     assert converted.code == 0
-    # The published file has these made-up keys.
-    for key in ("k3y", "t0ken"):
-        assert key not in converted.out.read_text()
-        assert key not in converted.output
+    assert converted.out.is_file()
+
+
+# The file has three made-up secrets of services, e.g. "wandb-k3y-never-to-be-copied". Each of them
+# has one of these texts in it.
+@pytest.mark.parametrize("secret", ["k3y", "t0ken"])
+def test_secrets_of_services_reach_neither_the_new_file_nor_the_output(converted, secret):
+    assert secret in PUBLISHED.read_text()
+
+    assert secret not in converted.out.read_text()
+    assert secret not in converted.output
 
 
 @pytest.mark.parametrize(
@@ -159,11 +217,18 @@ def test_each_dropped_key_of_s_vrt_is_named(converted, key):
     assert f"\n  {key}: " in converted.dropped
 
 
-def test_what_the_new_file_cannot_say_is_told(converted):
-    assert "'imagenet'" in converted.unsaid
-    # S-VRT rounds channels down to 8 bits. A test below computes the mean difference of 0.002.
-    assert "0.002 higher on average" in converted.unsaid
-    # The new file says it in its comments as well.
+def test_the_output_says_that_colours_are_not_normalized_as_in_s_vrt(converted):
+    # The published file has "rgb_normalize": "imagenet".
+    assert "'imagenet'" in converted.cannot_be_said
+
+
+def test_the_output_says_how_much_the_rounding_of_s_vrt_changes_a_channel(converted):
+    # S-VRT rounds channels down to 8 bits. The mean difference of 0.002 is computed in
+    # `test_the_rounding_of_s_vrt_lowers_a_channel_by_0_002_on_average`.
+    assert "0.002 higher on average" in converted.cannot_be_said
+
+
+def test_the_new_file_says_in_its_comments_what_it_cannot_express(converted):
     assert "  // It cannot say: datasets.train.rgb_normalize" in converted.out.read_text()
 
 
@@ -182,140 +247,237 @@ def test_the_converted_file_trains_on_data_of_its_layout(converted):
     result = train(converted.out, *overrides, limit_s=300)
 
     assert result.exit_codes == [0], result.text
+    # The name of the run is `task` in the published file.
     curves = history(converted.out, "006_train_vrt_videodeblurring_gopro_rgbspike")
-    assert [step for step, _ in curves["train/loss"]] == [1, 2]
+    # SMALL asks for two steps, and for a point of the curve at each step.
+    steps = [step for step, _loss in curves["train/loss"]]
+    assert steps == [1, 2]
     assert "val/psnr" in curves
 
 
 # ---- The channels of the spikes ----
 
+# A channel of S-VRT is the mean of 41 planes: the middle, and 20 planes on either side of it.
+HALF_WINDOW = 20
 
-def stream_of(path: Path) -> np.ndarray:
-    """Return the planes of a file of spikes (T, 16, 16), by the rules of S-VRT."""
+
+def read_planes_of_svrt(path: Path) -> np.ndarray:
+    """Return the planes of a file of spikes (T, 16, 16) as S-VRT reads them.
+
+    Each bit of the file is one pixel of a plane. The first pixel of a byte is its lowest bit.
+    """
     bits = np.unpackbits(np.fromfile(path, np.uint8), bitorder="little")
-    # The shape is (T, rows, columns). S-VRT flips each plane upside down: the last row comes first.
-    return bits.reshape(-1, 16, 16)[:, ::-1]
+    planes = bits.reshape(-1, SPIKE_SIDE, SPIKE_SIDE)  # (T, row, column)
+    # The cameras store the last row first, so S-VRT turns each plane upside down.
+    return np.flip(planes, axis=1)
 
 
-def channels_of_svrt(stream: np.ndarray, middles: list[int]) -> np.ndarray:
-    """Return the channels of S-VRT (n, 32, 32): means of 41 planes around each of the middles.
+def middles_of_svrt(plane_count: int) -> list[int]:
+    """Return the middles of the four channels of S-VRT for a file with so many planes.
 
-    A mean has the middle plane, and the 20 planes before and after it. At the end of the stream it
-    has one plane less.
+    S-VRT divides the planes into four equal parts and takes the middle of each part. It then moves
+    a middle that has fewer than 20 planes before it or after it.
+
+    E.g. 56 planes: the parts have 14 planes each, and their middles are 7, 21, 35 and 49. Plane 7
+    becomes 20. Plane 49 becomes 56 - 20 = 36. So the middles are 20, 21, 35 and 36.
+    """
+    planes_of_part = plane_count / 4
+    middles = []
+    for part in range(4):
+        middle = int((part + 0.5) * planes_of_part)
+        middle = max(middle, HALF_WINDOW)
+        middle = min(middle, plane_count - HALF_WINDOW)
+        middles.append(middle)
+    return middles
+
+
+def channels_of_svrt(planes: np.ndarray) -> np.ndarray:
+    """Return the four channels of S-VRT (4, 32, 32) for the planes of a file (T, 16, 16).
+
+    Their values are not rounded to 8 bits, as S-VRT would do.
     """
     channels = []
-    for middle in middles:
-        mean = stream[middle - 20 : middle + 21].mean(0, dtype=np.float32)
-        channels.append(cv2.resize(mean, (32, 32), interpolation=cv2.INTER_LINEAR))
+    for middle in middles_of_svrt(len(planes)):
+        # If the middle is plane T - 20, only 19 planes follow it. So the mean has 40 planes.
+        window = planes[middle - HALF_WINDOW : middle + HALF_WINDOW + 1]
+        mean = window.mean(axis=0, dtype=np.float32)
+        enlarged = cv2.resize(mean, (FRAME_SIDE, FRAME_SIDE), interpolation=cv2.INTER_LINEAR)
+        channels.append(enlarged)
     return np.stack(channels)
 
 
-def test_the_converted_channels_count_with_those_of_the_colours(converted):
-    opt = load_options(converted.out, ["netG.spynet_path=null"], parts=PARTS)
+# Both numbers of planes that `write_data` writes.
+@pytest.mark.parametrize(
+    ("plane_count", "middles"),
+    [
+        pytest.param(56, [20, 21, 35, 36], id="56 planes"),
+        pytest.param(88, [20, 33, 55, 68], id="88 planes"),
+    ],
+)
+def test_the_rule_of_middles_gives_the_middles_of_s_vrt(plane_count, middles):
+    assert middles_of_svrt(plane_count) == middles
+
+
+def test_the_network_of_the_new_file_takes_colours_together_with_spike_channels(converted):
+    opt = options_of_new_file(converted.out)
 
     assert opt.spike_channels == 4
     # A network on the device "meta" has shapes and no numbers, so it is made at once.
     with torch.device("meta"):
-        assert define_G(opt).in_chans == 3 + 4  # colours and spike channels
+        net = define_G(opt)
+    assert net.in_chans == 3 + 4  # colours and spike channels
 
 
-# S-VRT divides the T planes into four equal parts, and takes the middle of each part. A middle is
-# at least 20, and at most T - 20. E.g. the parts of 56 planes have 14 planes and the middles 7, 21,
-# 35 and 49, which become 20, 21, 35 and 36.
 @pytest.mark.parametrize(
-    ("clip", "middles"),
-    [(0, [20, 21, 35, 36]), (1, [20, 33, 55, 68])],
-    ids=["56 planes", "88 planes"],
+    ("clip_index", "plane_count"),
+    [pytest.param(0, 56, id="56 planes"), pytest.param(1, 88, id="88 planes")],
 )
-def test_the_converted_channels_are_those_of_s_vrt_but_for_its_rounding(converted, clip, middles):
-    opt = load_options(converted.out, ["netG.spynet_path=null"], parts=PARTS)
-    # Whole frames as they are.
-    without_changes = {"use_hflip": False, "use_rot": False, "gt_size": 32}
+def test_the_converted_channels_are_those_of_s_vrt_but_for_its_rounding(
+    converted, clip_index, plane_count
+):
+    opt = options_of_new_file(converted.out)
+    # A sample shows whole frames, neither turned nor mirrored.
+    without_changes = {"use_hflip": False, "use_rot": False, "gt_size": FRAME_SIDE}
     section = present(opt.datasets.train).model_copy(update=without_changes)
     dataset = set_for_training(section)
-    first_file = dataset.clips[clip].spike[0]
+    planes = read_planes_of_svrt(dataset.clips[clip_index].spike[0])
+    assert len(planes) == plane_count
 
-    # The first sample of the clip in epoch 0. Each clip has six samples.
-    sample = dataset[0, 6 * clip]
+    # A clip has as many samples as frames. Its first sample begins with its first frame.
+    epoch = 0
+    first_sample = FRAMES * clip_index
+    sample = dataset[epoch, first_sample]
 
-    expected = channels_of_svrt(stream_of(first_file), middles)
-    assert np.allclose(sample["spike"][0].numpy(), expected, atol=1e-6)
+    channels_of_first_frame = sample["spike"][0].numpy()
+    assert np.allclose(channels_of_first_frame, channels_of_svrt(planes), atol=1e-6)
 
 
 def test_the_rounding_of_s_vrt_lowers_a_channel_by_0_002_on_average():
-    # All means of a window of 41 planes, which S-VRT rounds down to 8 bits.
-    rates = np.arange(42) / 41
-    lost = rates - np.floor(255 * rates) / 255
+    # A pixel fires in 0 to 41 of the 41 planes of a channel. S-VRT rounds the mean down to 8 bits.
+    means = np.arange(42) / 41
+    rounded = np.floor(255 * means) / 255
+    lost = means - rounded
 
+    # Half a level of 255 is lost on average: 0.5 / 255 = 0.00196.
     assert lost.mean() == pytest.approx(0.002, abs=2e-4)
+    # Less than a whole level is lost: 1 / 255 = 0.0039. So the output says "at most 0.004".
     assert lost.max() < 0.004
 
 
-def test_the_size_of_a_plane_comes_from_dataset_json(tmp_path, capsys):
-    write_data(tmp_path)
-    write_info(tmp_path, h=16, w=16, light="display", rate=0.5, planes=None, gt_plane=None)
+# ---- What dataset.json says about the spikes ----
 
-    code, out = convert(write_svrt(tmp_path))
 
-    printed = capsys.readouterr().out
-    assert code == 0
-    opt = load_options(out, ["netG.spynet_path=null"], parts=PARTS)
-    spike = of_part(opt.datasets.train).spike
+@pytest.fixture(scope="module")
+def converted_with_info(tmp_path_factory) -> Converted:
+    """Give the published file after its conversion, with a dataset.json beside the spikes.
+
+    dataset.json says the size of the planes, the kind of light, and `rate`: the share of planes in
+    which a pixel in full light fires.
+    """
+    folder = tmp_path_factory.mktemp("with_info")
+    write_data(folder)
+    write_info(
+        folder,
+        h=SPIKE_SIDE,
+        w=SPIKE_SIDE,
+        light="display",
+        rate=0.5,
+        # None leaves the key out: numbers and positions of planes differ between the clips.
+        planes=None,
+        gt_plane=None,
+    )
+    return convert_and_listen(write_svrt(folder))
+
+
+def test_the_size_of_a_plane_in_dataset_json_is_used(converted_with_info):
+    assert converted_with_info.code == 0
+    # The published file has the size of another camera.
+    assert "16 x 16; the file says 250 x 400" in converted_with_info.output
+    # null: the size in dataset.json is used.
+    spike = of_part(options_of_new_file(converted_with_info.out).datasets.train).spike
     assert spike.h is None
     assert spike.w is None
+
+
+def test_rates_of_display_values_stay_as_s_vrt_reads_them(converted_with_info):
+    spike = of_part(options_of_new_file(converted_with_info.out).datasets.train).spike
+
+    # The spikes come from display values. Our reader raises their rates to the power 2.2 / gamma.
+    # S-VRT reads the rates as they are. So the power must be 1, and gamma must be 2.2.
     assert spike.gamma == 2.2
-    assert "16 x 16; the file says 250 x 400" in printed
-    # Firing rates are divided by the rate at full light, here 0.5. S-VRT does not divide them.
-    assert "2 times those of S-VRT" in printed
+
+
+def test_the_output_says_how_much_larger_the_channels_are_than_those_of_s_vrt(converted_with_info):
+    # Firing rates are divided by the rate in full light, 0.5. S-VRT does not divide them.
+    assert "2 times those of S-VRT" in converted_with_info.output
+
+
+# ---- Other representations of the spikes, other numbers of GPUs ----
 
 
 @dataclass(frozen=True)
 class Representation:
-    """A representation of S-VRT, and what the new file has in its place."""
+    """A representation of S-VRT, and what the new file must have in its place."""
 
     kind: str  # its name in S-VRT
     channels: int
     expected: dict[str, Any]  # section `representation` of the new file
-    center: int | None  # key `center` of the new file
-    # Batch and loader processes of 5 GPUs in all, and those of each GPU in the new file.
+    center: int | None  # key `center` of the new file: the plane at the middle of the exposure
+
+
+# 44 is `middle_tfp_center` of the published file. Only "middle_tfp" reads it.
+REPRESENTATIONS = [
+    Representation("middle_tfp", 1, {"type": "tfp", "half_window": 20}, center=44),
+    Representation("spikecv_tfi", 1, {"type": "tfi", "half_window": 20}, center=None),
+    Representation("raw_window", 21, {"type": "raw", "window": 21}, center=None),
+    Representation("encoding25", 100, {"type": "encoding25", "num_windows": 4}, center=None),
+]
+
+
+@pytest.mark.parametrize("case", REPRESENTATIONS, ids=lambda case: case.kind)
+def test_each_other_representation_of_s_vrt_becomes_one_of_ours(tmp_path, case):
+    path = write_svrt(
+        tmp_path,
+        datasets__train__spike_channels=case.channels,
+        # S-VRT names the representation twice.
+        datasets__train__spike_reconstruction=case.kind,
+        datasets__train__spike__reconstruction__type=case.kind,
+    )
+
+    code, out = convert(path)
+
+    assert code == 0
+    spike = json5.loads(out.read_text())["datasets"]["train"]["spike"]
+    assert spike["representation"] == case.expected
+    assert spike.get("center") == case.center
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Totals for 5 GPUs in a file of S-VRT, and what the new file must say for each GPU."""
+
     batch: int
-    workers: int
-    batch_each: int
-    workers_each: int
+    workers: int  # loader processes
+    batch_per_gpu: int
+    workers_per_gpu: int
+    # How many of the two totals are no multiple of 5, so the new total is another number.
+    changed_totals: int
 
 
 @pytest.mark.parametrize(
     "case",
     [
-        Representation(
-            "middle_tfp", 1, {"type": "tfp", "half_window": 20}, 44,
-            batch=3, workers=64, batch_each=1, workers_each=12,
-        ),
-        Representation(
-            "spikecv_tfi", 1, {"type": "tfi", "half_window": 20}, None,
-            batch=10, workers=0, batch_each=2, workers_each=0,
-        ),
-        Representation(
-            "raw_window", 21, {"type": "raw", "window": 21}, None,
-            batch=5, workers=5, batch_each=1, workers_each=1,
-        ),
-        Representation(
-            "encoding25", 100, {"type": "encoding25", "num_windows": 4}, None,
-            batch=5, workers=5, batch_each=1, workers_each=1,
-        ),
+        # 3 / 5 is less than 1, but each GPU needs a clip. 64 / 5 is 12.8.
+        pytest.param(Totals(3, 64, 1, 12, changed_totals=2), id="no multiples of 5"),
+        # Without loader processes the main process reads, so 0 stays 0.
+        pytest.param(Totals(10, 0, 2, 0, changed_totals=0), id="no loader processes"),
+        pytest.param(Totals(5, 5, 1, 1, changed_totals=0), id="one for each GPU"),
     ],
-    ids=lambda case: case.kind,
-)  # fmt: skip
-def test_the_other_representations_of_s_vrt_have_ours_and_totals_that_cannot_be_divided_are_told(
-    tmp_path, capsys, case
-):
+)
+def test_each_total_that_cannot_be_divided_by_the_number_of_gpus_is_told(tmp_path, capsys, case):
     path = write_svrt(
         tmp_path,
         gpu_ids=[0, 1, 2, 3, 4],
-        datasets__train__spike_channels=case.channels,
-        # S-VRT names the representation twice.
-        datasets__train__spike_reconstruction=case.kind,
-        datasets__train__spike__reconstruction__type=case.kind,
         datasets__train__dataloader_batch_size=case.batch,
         datasets__train__dataloader_num_workers=case.workers,
     )
@@ -324,87 +486,100 @@ def test_the_other_representations_of_s_vrt_have_ours_and_totals_that_cannot_be_
 
     assert code == 0
     section = json5.loads(out.read_text())["datasets"]["train"]
-    assert section["spike"]["representation"] == case.expected
-    assert section["spike"].get("center") == case.center
-    assert section["dataloader_batch_size"] == case.batch_each
-    assert section["dataloader_num_workers"] == case.workers_each
-    unsaid = capsys.readouterr().out.split("cannot be said")[1]
-    # Only 3 clips and 64 processes cannot be divided by 5.
-    expected_count = 2 if case.batch == 3 else 0
-    assert unsaid.count("in all is no multiple of 5 GPUs") == expected_count
+    assert section["dataloader_batch_size"] == case.batch_per_gpu
+    assert section["dataloader_num_workers"] == case.workers_per_gpu
+    _, cannot_be_said = capsys.readouterr().out.split("cannot be said")
+    assert cannot_be_said.count("in all is no multiple of 5 GPUs") == case.changed_totals
 
 
 # ---- Files with problems ----
 
-
-@pytest.fixture
-def with_problems(tmp_path):
-    """Give the published file with eleven problems, see PROBLEMS."""
-    return write_svrt(
-        tmp_path,
-        train__lora_rank=8,
-        train__total_iter="many",
-        datasets__train__gt_size=[224, 192],
-        datasets__train__spike_reconstruction="spikecv_tfi",
-        netG__input_mode="dual",
-        netG__optical_flow__module="scflow",
-        netG__depth=[8],
-        datasets__train__spike__cache="ram",
-        datasets__train__spike__reconstruction__theta=2,
-        datasets__train__spike_channels=5,
-        in_memory=True,
-    )
+# Keys of S-VRT's file that cannot be converted with these values, and why.
+PROBLEMS = {
+    "train.lora_rank": 8,  # not a key that we know
+    "train.total_iter": "many",  # no number
+    "datasets.train.gt_size": [224, 192],  # our crops are squares
+    # Contradicts `spike.reconstruction.type` of the published file, "spikecv_tfp".
+    "datasets.train.spike_reconstruction": "spikecv_tfi",
+    "netG.input_mode": "dual",  # a network that we do not have
+    "netG.optical_flow.module": "scflow",  # a network of flow that we do not have
+    "netG.depth": [8],  # misspelt: the key is `depths`
+    "datasets.train.spike.cache": "ram",  # not a key that we know
+    "datasets.train.spike.reconstruction.theta": 2,  # not a parameter of "spikecv_tfp"
+    "datasets.train.spike_channels": 5,  # contradicts `num_bins` of the published file, 4
+    "in_memory": True,  # not a key that we know
+}
 
 
-PROBLEMS = [
-    "train.lora_rank",
-    "train.total_iter",
-    "datasets.train.gt_size",
-    "datasets.train.spike_reconstruction",
-    "netG.input_mode",
-    "netG.optical_flow.module",
-    "netG.depth",
-    "datasets.train.spike.cache",
-    "datasets.train.spike.reconstruction.theta",
-    "datasets.train.spike_channels",
-    "in_memory",
-]
+@pytest.fixture(scope="module")
+def with_problems(tmp_path_factory) -> Path:
+    """Give the published file with the eleven PROBLEMS."""
+    changes = {key.replace(".", "__"): value for key, value in PROBLEMS.items()}
+    return write_svrt(tmp_path_factory.mktemp("with_problems"), **changes)
 
 
-def test_the_problems_of_a_file_are_named_at_once(with_problems, capsys):
-    code, out = convert(with_problems)
+@pytest.fixture(scope="module")
+def refused(with_problems) -> Converted:
+    """Give what the program did with the file of PROBLEMS."""
+    return convert_and_listen(with_problems)
 
-    printed = capsys.readouterr().err
-    assert code == 2
+
+def test_a_file_with_problems_is_not_converted(with_problems, tmp_path):
+    # Another name of the new file, because `ours.json` may exist after the other tests.
+    out = tmp_path / "new.json"
+
+    code = main([str(with_problems), "--out", str(out)])
+
+    assert code == REFUSED
     assert not out.exists()
-    assert printed.count("OptionError") == 1
-    assert "11 problems in the option file" in printed, printed
+
+
+def test_the_problems_of_a_file_are_named_at_once(refused):
+    assert refused.errors.count("OptionError") == 1
+    assert "11 problems in the option file" in refused.errors, refused.errors
     for key in PROBLEMS:
-        assert f"    {key}" in printed, key
+        assert f"    {key}" in refused.errors, key
 
 
-def test_what_the_problems_of_a_file_advise_is_enough(with_problems, capsys):
-    convert(with_problems)
-    lines = capsys.readouterr().err.splitlines()
-    advice = "\n".join(line for line in lines if line.startswith("      do: "))
-    # The advice is "give KEY=VALUE", where a person must choose the value, or "--drop KEY KEY ...".
-    given = {
-        "train.total_iter": 10,
-        "datasets.train.gt_size": 192,
-        # Not in PROBLEMS: the advice for netG.optical_flow.module gives this key ...
-        "netG.spynet_path": "null",
-        # ... and the advice for netG.input_mode gives this one.
-        "netG.fusion": "concat",
-    }
-    for key in given:
-        assert f"give {key}=" in advice, key
-    # A line of advice says e.g. "--drop netG.depth" or "--drop KEY KEY, and give ...". So the keys
-    # end at a comma or at the end of the line.
+# What a person chooses who follows the advice. The advice asks for a value in two of the PROBLEMS,
+# and gives another key in place of two more.
+CHOSEN_VALUES = {
+    "train.total_iter": 10,
+    "datasets.train.gt_size": 192,
+    # In place of netG.optical_flow.module. null: no pretrained weights for the network of flow.
+    "netG.spynet_path": "null",
+    # In place of netG.input_mode. "concat": spikes are further channels of the input.
+    "netG.fusion": "concat",
+}
+
+
+def advice_in(printed: str) -> str:
+    """Return the lines with the advice of an error, e.g. "      do: --drop netG.depth"."""
+    lines = printed.splitlines()
+    return "\n".join(line for line in lines if line.startswith("      do: "))
+
+
+def keys_to_drop(advice: str) -> list[str]:
+    """Return the keys that an advice says to drop.
+
+    E.g. "do: --drop a.b c.d, and give x=1" -> ["a.b", "c.d"]: the keys end at a comma or at the end
+    of the line.
+    """
     dropped = []
     for keys in re.findall(r"--drop ([^,\n]+)", advice):
         dropped += keys.split()
+    return dropped
 
-    overrides = [f"{key}={value}" for key, value in given.items()]
+
+@pytest.mark.parametrize("key", CHOSEN_VALUES)
+def test_the_advice_names_each_key_that_needs_a_value(refused, key):
+    assert f"give {key}=" in advice_in(refused.errors)
+
+
+def test_a_file_is_converted_after_its_advice_was_followed(refused, with_problems, capsys):
+    dropped = keys_to_drop(advice_in(refused.errors))
+    overrides = [f"{key}={value}" for key, value in CHOSEN_VALUES.items()]
+
     code, out = convert(with_problems, *overrides, "--drop", *dropped)
 
     assert code == 0, capsys.readouterr().err
@@ -415,14 +590,20 @@ def test_what_the_problems_of_a_file_advise_is_enough(with_problems, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("a.json", "{,}"), ("a.yml", "a: [1"), ("a.json", "[1]"), ("a.json", "{}")]
+    ("name", "text"),
+    [
+        pytest.param("a.json", "{,}", id="no JSON"),
+        pytest.param("a.yml", "a: [1", id="no YAML"),
+        pytest.param("a.json", "[1]", id="a list"),
+        pytest.param("a.json", "{}", id="no keys"),
+    ],
 )
 def test_what_is_no_option_file_is_refused(tmp_path, capsys, name, text):
     (tmp_path / name).write_text(text)
 
     code, out = convert(tmp_path / name)
 
-    assert code == 2
+    assert code == REFUSED
     assert not out.exists()
     assert "OptionError" in capsys.readouterr().err
 
@@ -436,14 +617,14 @@ def test_pyyaml_is_asked_for_if_it_is_missing(tmp_path, capsys, monkeypatch):
 
     code, _ = convert(tmp_path / "theirs.yml")
 
-    assert code == 2
+    assert code == REFUSED
     assert "pip install pyyaml" in capsys.readouterr().err
 
 
 def test_a_yaml_file_is_read_with_its_numbers(tmp_path):
     yaml = pytest.importorskip("yaml")
     values = json.loads(write_svrt(tmp_path, train__E_decay=0.9).read_text())
-    # PyYAML reads 4e-4, without a point, as a text.
+    # PyYAML reads 4e-4 as a text, because the number has no point. The program must read a number.
     text = yaml.safe_dump(values).replace("G_optimizer_lr: 0.0004", "G_optimizer_lr: 4e-4")
     assert "4e-4" in text
     (tmp_path / "theirs.yml").write_text(text)
@@ -469,7 +650,7 @@ def test_misspelt_keys_of_a_file_of_kair_are_named(tmp_path, capsys):
     code, _ = convert(path)
 
     printed = capsys.readouterr().err
-    assert code == 2
+    assert code == REFUSED
     for key in misspelt:
         assert key in printed
 
@@ -477,8 +658,9 @@ def test_misspelt_keys_of_a_file_of_kair_are_named(tmp_path, capsys):
 def test_another_ending_of_the_new_file_is_refused(tmp_path, capsys):
     path = write_file(tmp_path / "kair.json", options_of("006"))
 
-    assert main([str(path), "--out", str(tmp_path / "ours.txt")]) == 2
+    code = main([str(path), "--out", str(tmp_path / "ours.txt")])
 
+    assert code == REFUSED
     assert "another ending" in capsys.readouterr().err
 
 
@@ -487,6 +669,6 @@ def test_no_file_is_overwritten(tmp_path, capsys):
 
     code, out = convert(write_svrt(tmp_path))
 
-    assert code == 2
+    assert code == REFUSED
     assert out.read_text() == "mine"
     assert "no file is overwritten" in capsys.readouterr().err

@@ -332,22 +332,31 @@ OBJECTS_IN_LISTS = """,
 """
 
 
+def text_with(end: str) -> str:
+    """Return TEXT with something else in place of its last "}"."""
+    return TEXT.rstrip().removesuffix("}").rstrip() + end
+
+
 def test_objects_in_a_list_may_have_the_same_keys(file):
-    file.write_text(TEXT.rstrip().removesuffix("}").rstrip() + OBJECTS_IN_LISTS)
+    file.write_text(text_with(OBJECTS_IN_LISTS))
+
     assert len(load(file).logging.writers) == 4
 
 
 def test_a_key_given_twice_in_an_object_of_a_list_is_refused(file):
     twice = OBJECTS_IN_LISTS.replace('"more": { "n": 1 }', '"more": { "n": 1, "n": 2 }')
-    file.write_text(TEXT.rstrip().removesuffix("}").rstrip() + twice)
+    file.write_text(text_with(twice))
+
     assert "logging.writers.2.more.n is given twice" in refusal(file)
 
 
 @pytest.mark.parametrize("index", range(4))
 def test_an_error_in_an_object_of_a_list_names_its_own_line(file, index):
-    file.write_text(TEXT.rstrip().removesuffix("}").rstrip() + OBJECTS_IN_LISTS)
+    file.write_text(text_with(OBJECTS_IN_LISTS))
     key = f"logging.writers.{index}.type"
-    line = TEXT.count("\n") + 1 + index  # the first writer stands on the line of the last "}"
+    # TEXT has 20 lines. "logging" is in line 20, in place of the last "}", and each writer has a
+    # line of its own from line 21 on.
+    line = TEXT.count("\n") + 1 + index
 
     def check(opt: Options) -> None:
         raise OptionError("no such writer", key, "a writer", "do")
