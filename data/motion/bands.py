@@ -92,21 +92,27 @@ def bands_of(view: View, most_pixels: int = MOST_PIXELS) -> list[Band]:
     count = math.ceil((height - OVERLAP) / (most_rows - OVERLAP))
     count = max(count, 1)  # a very wide frame may have fewer rows than an overlap
     begins = np.linspace(0, height - OVERLAP, count + 1).round().astype(int).tolist()
-    return [
-        _band(view, begin, min(next_begin + OVERLAP, height))
-        for begin, next_begin in itertools.pairwise(begins)
-    ]
 
-
-def _band(view: View, begin: int, end: int) -> Band:
-    """Return the band of the rows begin to end - 1 of the frames of a view."""
-    # A spike pixel sees the band if one of its points lies on these rows. Row r reaches from
-    # r - 0.5 to r + 0.5.
-    height, width = view.plane
+    # The rows between which the m x n points of each spike pixel lie, (h, w) each.
+    plane_height, plane_width = view.plane
     down, across = view.fine
-    y = view.places()[..., 1]  # (h m, w n)
-    lies_on_rows = (y > begin - 0.5) & (y < end - 0.5)
-    sees_band = lies_on_rows.reshape(height, down, width, across).any(axis=(1, 3))  # (h, w)
+    y = view.places()[..., 1].reshape(plane_height, down, plane_width, across)
+    first_y = y.min(axis=(1, 3))
+    last_y = y.max(axis=(1, 3))
+    bands = []
+    for begin, next_begin in itertools.pairwise(begins):
+        end = min(next_begin + OVERLAP, height)
+        # Row r reaches from r - 0.5 to r + 0.5.
+        sees_band = (last_y > begin - 0.5) & (first_y < end - 0.5)
+        bands.append(_band(view, begin, end, sees_band))
+    return bands
+
+
+def _band(view: View, begin: int, end: int, sees_band: np.ndarray) -> Band:
+    """Return the band of the rows begin to end - 1 of the frames of a view.
+
+    sees_band: (h, w) bool, whether each spike pixel sees a point of these rows.
+    """
     numbers_of_rows, numbers_of_columns = np.nonzero(sees_band)
     rows = _range_of(numbers_of_rows)
     columns = _range_of(numbers_of_columns)

@@ -184,6 +184,9 @@ class MotionSteps(nn.Module):
         pixels = F.pixel_unshuffle(at_full_size, HALF)
         means = F.avg_pool2d(at_half_size, HALF)
         x = torch.cat((pixels, means), dim=1)
+        # With the channels of a pixel side by side, these convolutions take half of the time on a
+        # CPU.
+        x = x.contiguous(memory_format=torch.channels_last)
         x = F.leaky_relu(self.head(x), 0.1)
         for conv in self.body:
             x = x + F.leaky_relu(conv(x), 0.1)
