@@ -866,8 +866,8 @@ def reversed_channels(
 
 def assert_equal_or_both_none(found: np.ndarray | None, expected: np.ndarray | None) -> None:
     """Check that two arrays are equal in each bit, or that both are None."""
-    if found is None:
-        assert expected is None
+    if found is None or expected is None:
+        assert found is expected
     else:
         assert np.array_equal(found, expected)
 
