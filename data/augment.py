@@ -38,18 +38,16 @@ class Augment(Crop):
     """The crop, in pixels of the lq frame, and the flips. They are the same for every frame.
 
     The fields top, left, height and width come from `Crop`.
-    hflip: left and right are swapped. vflip: up and down are swapped.
-    transpose: the two axes are swapped. With the flips this gives all rotations by 90 degrees.
-    reverse: the clip is played backwards, its spikes too.
 
     What must stay: the order crop, hflip, vflip, transpose. Another order would give other samples
     to a resumed run. E.g. hflip before transpose is the same as transpose before vflip.
     """
 
-    hflip: bool = False
-    vflip: bool = False
+    hflip: bool = False  # left and right are swapped
+    vflip: bool = False  # up and down are swapped
+    # The two axes are swapped. With the flips this gives all rotations by 90 degrees.
     transpose: bool = False
-    reverse: bool = False
+    reverse: bool = False  # the clip is played backwards, its spikes too
 
     @classmethod
     def draw(

@@ -188,7 +188,10 @@ class VideoRecurrentTestDataset(TestClips):
     def read_frames(
         self, index: int, first: int, count: int, reverse: bool = False
     ) -> dict[str, Any]:
-        """Read frames of a clip, see `TestClips.read_frames`, and add noise if sigma is given."""
+        """Return frames first ... first + count - 1 of a clip, with noise if sigma is given.
+
+        index: number of the clip. reverse: reverse time in the spikes; there are none here.
+        """
         item = super().read_frames(index, first, count, reverse)
         sigma = self.options["sigma"]
         if sigma is None:

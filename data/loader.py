@@ -105,7 +105,7 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
         self.shuffle = shuffle
         self.global_batch = world_size * batch_size
         self.batches_per_epoch = dataset_len // self.global_batch
-        # Position of the next iteration, see `seek`.
+        # Position of the next iteration, which `seek` sets.
         self.epoch = 0
         self.start_batch = 0
         if dataset_len < self.global_batch:

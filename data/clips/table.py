@@ -69,7 +69,7 @@ FILE_COLUMNS = {
 # Columns of clips with spikes.
 SPIKE_COLUMNS = {
     "planes": np.int64,  # number of planes of each spike file
-    "rows": np.int64,  # different exposures, each as a row of `ROW` numbers
+    "rows": np.int64,  # different exposures, each as the numbers of a `Row`
     "centers": np.float64,  # `Exposure.center` of each row
     "exposures": np.int32,  # for each frame of each clip: the number of its row
 }
@@ -77,31 +77,6 @@ SPIKE_COLUMNS = {
 # {dtype: letter of the same type in Python's `array`}. `TableBuilder` collects numbers in an
 # `array`, because an `array` can grow and a numpy array cannot.
 ARRAY_CODES = {np.int32: "i", np.int64: "q", np.float64: "d"}
-
-# An `Exposure` is stored as a row of integers. Most frames have equal rows, so each different row
-# is stored once. If rows named files, all rows would differ. So a row has numbers of planes
-# instead, for three files: the own file of the frame, which has its exposure, and the files of the
-# frame before and the frame after. A frame reads planes of no further file.
-#
-# E.g. each file has 40 planes, and a frame reads all of them and the last 8 planes of the file
-# before. The numbers of its row are
-#
-#     0, 40, 8, 0, 1    FIRST, COUNT, BEFORE, ORIGIN, IS_WHOLE
-#     32, 8             the file before: from plane 32, 8 planes
-#     0, 40             the own file: from plane 0, 40 planes
-#     0, 0              the file after: no plane
-ROW = 11  # number of numbers in a row
-# The indices of the numbers in a row. The order is part of the format of a stored record.
-FIRST = 0  # first plane of the frame in its own file
-COUNT = 1  # number of planes of the frame
-BEFORE = 2  # `Exposure.before`: number of planes that are read before the frame's own planes
-ORIGIN = 3  # `Exposure.origin`: number of the first own plane, as options count planes
-IS_WHOLE = 4  # 1 if `Exposure.center` is an int, 0 if it is a float; messages show the difference
-PIECES = 5  # from here on three pairs (first plane, number of planes) that are read
-# Numbers of the pairs: pair k is at PIECES + 2 k.
-PREVIOUS_FILE = 0
-OWN_FILE = 1
-NEXT_FILE = 2
 
 # `TableBuilder` looks for an equal row only among this many first rows, which bounds the memory for
 # a dataset in which every row differs. A later row may be stored twice, which is correct, too.
@@ -111,6 +86,59 @@ LARGEST_SIDE = 2**20
 # Plane numbers and numbers of planes in a stored record must be smaller than this. Sums of a few
 # such numbers fit into int64, and no disk holds a file of so many planes.
 LARGEST_PLANE = 2**40
+
+
+class Row(NamedTuple):
+    """An `Exposure` as it is stored: whole numbers, without names of files.
+
+    Most frames have equal rows, so each different row is stored once. If rows named files, all rows
+    would differ. So a row has numbers of planes instead, for three files: the own file of the
+    frame, which has its exposure, and the files of the frame before and the frame after. A frame
+    reads planes of no further file.
+
+    E.g. each file has 40 planes, and a frame reads all of them and the last 8 planes of the file
+    before. Then its row is 0, 40, 8, 0, 1, 32, 8, 0, 40, 0, 0.
+
+    The center of the exposure is no whole number, so it has a column of its own. For many rows at
+    once, each field may be an array with a number for each row (`rows_in`).
+
+    The order of the fields is part of the format of a stored record.
+    """
+
+    first_plane: int  # first plane of the frame in its own file
+    plane_count: int  # number of planes of the frame
+    before: int  # `Exposure.before`: number of planes that are read before the frame's own planes
+    origin: int  # `Exposure.origin`: number of the first own plane, as options count planes
+    # 1 if `Exposure.center` is an int, 0 if it is a float. Messages show the difference.
+    has_whole_center: int
+    # The planes that are read of the file before: first plane and number of planes. 0 and 0 if no
+    # plane is read.
+    previous_first: int
+    previous_count: int
+    own_first: int  # the same of the own file
+    own_count: int
+    next_first: int  # the same of the file after
+    next_count: int
+
+    def pieces(self) -> tuple[tuple[int, int, int], ...]:
+        """Return (step, first plane, number of planes) of each of the three files.
+
+        step: -1 is the file before the own file, 0 the own file, and 1 the file after.
+        """
+        return (
+            (-1, self.previous_first, self.previous_count),
+            (0, self.own_first, self.own_count),
+            (1, self.next_first, self.next_count),
+        )
+
+
+def rows_in(numbers: np.ndarray) -> Any:
+    """Return many rows as one `Row`, with an array (rows,) in each field.
+
+    The type is Any, because the fields of a `Row` are declared as single numbers.
+    numbers: (rows, 11), a stored row in each line.
+    """
+    return Row(*numbers.T)
 
 
 class Texts:
@@ -322,13 +350,13 @@ class ClipTable(_Clips):
 
         # The row of each frame, and its center. Frames with equal exposures have the same row.
         row_of_frame = self.spike_columns["exposures"][frames.start : frames.stop]
-        all_rows = self.spike_columns["rows"].reshape(-1, ROW)  # (rows, ROW)
+        all_rows = _by_row(self.spike_columns["rows"])
         rows = all_rows[row_of_frame].tolist()
         centers = self.spike_columns["centers"][row_of_frame].tolist()
         exposures = []
-        for frame, (row, center) in enumerate(zip(rows, centers, strict=True)):
+        for frame, (numbers, center) in enumerate(zip(rows, centers, strict=True)):
             own_file = 0 if is_one_file else frame
-            exposures.append(_exposure_of(row, center, files, own_file))
+            exposures.append(_exposure_of(Row(*numbers), center, files, own_file))
 
         if is_one_file:
             # The one file is listed for each frame.
@@ -375,27 +403,29 @@ def first_and_end(begins: np.ndarray, clip: int) -> tuple[int, int]:
     return int(begins[clip]), int(begins[clip + 1])
 
 
-def _exposure_of(row: list[int], center: float, files: Sequence[str], own_file: int) -> Exposure:
+def _by_row(column: np.ndarray) -> np.ndarray:
+    """Return the column "rows", (11 rows,), with a row in each line: (rows, 11)."""
+    return column.reshape(-1, len(Row._fields))
+
+
+def _exposure_of(row: Row, center: float, files: Sequence[str], own_file: int) -> Exposure:
     """Return the exposure that a row describes. `TableBuilder._add_exposures` makes the row.
 
-    row: ROW numbers, from FIRST to the pairs at PIECES. center: `Exposure.center`, as a float.
+    center: `Exposure.center`, as a float.
     files: spike files of the clip. own_file: index of the frame's own file in `files`.
     """
     pieces = []
-    for pair in (PREVIOUS_FILE, OWN_FILE, NEXT_FILE):
-        first = row[PIECES + 2 * pair]
-        count = row[PIECES + 2 * pair + 1]
+    for step, first, count in row.pieces():
         # With count 0, no plane is read from this file. The file need not exist then: the first
         # frame of a clip has no previous file.
         if count:
-            file = own_file + pair - OWN_FILE  # one before, the same, or one after
-            pieces.append(Piece(files[file], first, count))
+            pieces.append(Piece(files[own_file + step], first, count))
     return Exposure(
-        own=Piece(files[own_file], row[FIRST], row[COUNT]),
+        own=Piece(files[own_file], row.first_plane, row.plane_count),
         pieces=tuple(pieces),
-        before=row[BEFORE],
-        center=int(center) if row[IS_WHOLE] else center,
-        origin=row[ORIGIN],
+        before=row.before,
+        center=int(center) if row.has_whole_center else center,
+        origin=row.origin,
     )
 
 
@@ -557,29 +587,35 @@ class TableBuilder:
         index_of_file = {file: index for index, file in enumerate(clip.spike_files)}
         for exposure in clip.exposures:
             own_file = index_of_file[exposure.own.file]
-            # Three pairs (first plane, number of planes). A file that is not read keeps 0, 0.
-            pieces = [0, 0, 0, 0, 0, 0]
+            # The planes that are read of each file, (first plane, number of planes), by the step
+            # from the own file: -1, 0 or 1.
+            planes_of_step = {-1: (0, 0), 0: (0, 0), 1: (0, 0)}
             for piece in exposure.pieces:
-                steps_from_own = index_of_file[piece.file] - own_file  # -1, 0 or 1
-                pair = OWN_FILE + steps_from_own
-                pieces[2 * pair] = piece.first
-                pieces[2 * pair + 1] = piece.count
+                step = index_of_file[piece.file] - own_file
+                planes_of_step[step] = (piece.first, piece.count)
             # A stored center is a float. If it was an int, it must become an int again, because
             # messages say "plane 20" and not "plane 20.0".
             is_whole = isinstance(exposure.center, int)
-            # The order is FIRST, COUNT, BEFORE, ORIGIN, IS_WHOLE, and the pairs from PIECES on.
-            row = (
-                exposure.own.first,
-                exposure.own.count,
-                exposure.before,
-                exposure.origin,
-                int(is_whole),
-                *pieces,
+            previous_first, previous_count = planes_of_step[-1]
+            own_first, own_count = planes_of_step[0]
+            next_first, next_count = planes_of_step[1]
+            row = Row(
+                first_plane=exposure.own.first,
+                plane_count=exposure.own.count,
+                before=exposure.before,
+                origin=exposure.origin,
+                has_whole_center=int(is_whole),
+                previous_first=previous_first,
+                previous_count=previous_count,
+                own_first=own_first,
+                own_count=own_count,
+                next_first=next_first,
+                next_count=next_count,
             )
             index = self._index_of(row, float(exposure.center))
             self.numbers["exposures"].append(index)
 
-    def _index_of(self, row: tuple[int, ...], center: float) -> int:
+    def _index_of(self, row: Row, center: float) -> int:
         """Return the index of a stored row that is equal to this row. Store this row if none is."""
         key = (*row, center)
         index = self.index_of_row.get(key)
@@ -760,25 +796,23 @@ def _refuse_exposures(columns: Columns) -> None:
     `_refuse_planes_outside_of_files` then compares the rows with the files.
     """
     centers = columns["centers"]
-    _demand(len(columns["rows"]) == ROW * len(centers), "exposures")
-    rows = columns["rows"].reshape(-1, ROW)  # (rows, ROW)
-    _demand_all((rows >= 0) & (rows < LARGEST_PLANE), "exposures")
-    counts = rows[:, COUNT]
-    _demand_all(counts >= 1, "exposures")
+    numbers = columns["rows"]
+    _demand(len(numbers) == len(Row._fields) * len(centers), "exposures")
+    _demand_all((numbers >= 0) & (numbers < LARGEST_PLANE), "exposures")
+    rows = rows_in(_by_row(numbers))  # each field is (rows,)
+    _demand_all(rows.plane_count >= 1, "exposures")
 
     # The center must be between the first and the last plane of the frame. If it was an int, it
     # must have no fraction.
     _demand_all(np.isfinite(centers), "centers")
-    _demand_all((centers >= 0) & (centers <= counts - 1), "centers")
-    is_whole = rows[:, IS_WHOLE]
-    _demand_all(is_whole <= 1, "centers")
+    _demand_all((centers >= 0) & (centers <= rows.plane_count - 1), "centers")
+    _demand_all(rows.has_whole_center <= 1, "centers")
     has_no_fraction = centers == np.floor(centers)
-    _demand_all(has_no_fraction[is_whole == 1], "centers")
+    _demand_all(has_no_fraction[rows.has_whole_center == 1], "centers")
 
     # The planes before the frame are among the planes that are read.
-    # `counts_of_pieces` is (rows, 3): number of planes from the previous, own and next file.
-    counts_of_pieces = rows[:, [PIECES + 1, PIECES + 3, PIECES + 5]]
-    _demand_all(rows[:, BEFORE] <= counts_of_pieces.sum(axis=1), "exposures")
+    number_of_read_planes = rows.previous_count + rows.own_count + rows.next_count
+    _demand_all(rows.before <= number_of_read_planes, "exposures")
 
 
 def _refuse_planes_outside_of_files(columns: Columns, frame_counts: np.ndarray) -> None:
@@ -795,15 +829,12 @@ def _refuse_planes_outside_of_files(columns: Columns, frame_counts: np.ndarray) 
     _demand(len(row_of_frame) == frame_counts.sum(), "exposures")
     has_row = (row_of_frame >= 0) & (row_of_frame < len(columns["centers"]))
     _demand_all(has_row, "exposures")
-    rows = columns["rows"].reshape(-1, ROW)[row_of_frame]  # (frames of all clips, ROW)
 
     # Below, each array has one value for each frame of all clips.
+    rows = rows_in(_by_row(columns["rows"])[row_of_frame])
     own = _own_files(frame_counts, file_counts)
-    _demand_all(rows[:, FIRST] + rows[:, COUNT] <= planes[own.file], "exposures")
-    for pair in (PREVIOUS_FILE, OWN_FILE, NEXT_FILE):
-        first = rows[:, PIECES + 2 * pair]
-        count = rows[:, PIECES + 2 * pair + 1]
-        step = pair - OWN_FILE  # -1, 0 or 1: from the own file to the file of this pair
+    _demand_all(rows.first_plane + rows.plane_count <= planes[own.file], "exposures")
+    for step, first, count in rows.pieces():
         # The first frame of a clip has no previous file, and the last frame has no next file. A
         # missing file counts as a file without planes.
         file_in_clip = own.file_in_clip + step

@@ -212,16 +212,11 @@ class Recipe(Section):
 
 
 class RawClip(NamedTuple):
-    """A source of clips.
+    """A source of clips."""
 
-    name: name of the file or folder, without suffix.
-    path: a folder of images, a video file or, with a rig, a photograph.
-    split: "train" or "test" if the source has such folders, else "".
-    """
-
-    name: str
-    path: Path
-    split: str
+    name: str  # name of the file or folder, without suffix
+    path: Path  # a folder of images, a video file or, with a rig, a photograph
+    split: str  # "train" or "test" if the source has such folders, else ""
 
     @property
     def is_photo(self) -> bool:
@@ -340,18 +335,14 @@ def cuts_of(raw: RawClip, recipe: Recipe) -> list[Cut] | DataError:
 
 @dataclass(frozen=True)
 class Job:
-    """One clip to make.
+    """One clip to make."""
 
-    name: name of the clip. split: "train" or "test".
-    raw: source of the clip. out: folder of the data set.
-    cut: with a rig, the part of the source that is recorded. For a photograph, `cut.first` is the
-    number of the clip. None without a rig.
-    """
-
-    name: str
-    split: str
-    raw: RawClip
-    out: Path
+    name: str  # name of the clip
+    split: str  # "train" or "test"
+    raw: RawClip  # source of the clip
+    out: Path  # folder of the data set
+    # With a rig, the part of the source that is recorded. For a photograph, `cut.first` is the
+    # number of the clip. None without a rig.
     cut: Cut | None = None
 
     @property
@@ -366,20 +357,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    """What making a clip needs.
+    """What making a clip needs."""
 
-    size: (height, width) of the source's frames. With a rig: of the frames of the clip.
-    bytes: estimated size of the files of the clip.
-    is_to_make: whether the clip must be made, because one of its two folders is missing.
-    frames: number of raw frames to read. With a rig: number of frames to make.
-    record: the contents of made.json.
-    """
-
-    size: tuple[int, int]
-    bytes: int
-    is_to_make: bool
-    frames: int
-    record: dict[str, Any]
+    size: tuple[int, int]  # (height, width) of the source's frames; with a rig, of the made frames
+    bytes: int  # estimated size of the files of the clip
+    is_to_make: bool  # whether the clip must be made, because one of its two folders is missing
+    frames: int  # number of raw frames to read; with a rig, number of frames to make
+    record: dict[str, Any]  # the contents of made.json
 
 
 def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
@@ -387,7 +371,7 @@ def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
 
     A DataError is returned and not raised, so that the program can show the errors of all clips.
     """
-    cv2.setNumThreads(1)  # for the whole process, see `cuts_of`
+    cv2.setNumThreads(1)  # for the whole process, because the program runs one on each core
     try:
         return _plan(job, recipe)
     except DataError as e:
@@ -395,7 +379,7 @@ def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
 
 
 def _plan(job: Job, recipe: Recipe) -> Plan:
-    """Check a clip, see `plan_clip`. Raises DataError."""
+    """Check a clip, and say what making it needs. Raises DataError."""
     raw_frames = recipe.raw_frames_per_exposure(job.name)
     # With a rig (a cut), `cuts_of` has checked the frames already, so they are not opened here.
     source = None if job.cut else FrameSource(job.raw.path)
@@ -548,7 +532,7 @@ def _refuse_other_sizes(clip: str, files: list[Path], size: tuple[int, int]) -> 
 def _is_made(job: Job, record: dict[str, Any]) -> bool:
     """Return whether both folders of a clip exist.
 
-    record: the record that the clip would get, see `Plan`.
+    record: the contents of made.json that the clip would get.
     Raises DataError if a folder was not made from this source with this recipe. Such a folder is
     never overwritten.
     """
@@ -581,7 +565,7 @@ def make_clip(job: Job, recipe: Recipe, record: dict[str, Any]) -> None:
     record: `Plan.record` of the clip. It is written last, so a folder with a record is complete.
     `plan_clip` must have accepted the clip before, because nothing is checked here.
     """
-    cv2.setNumThreads(1)  # for the whole process, see `cuts_of`
+    cv2.setNumThreads(1)  # for the whole process, because the program runs one on each core
     frames = FrameSource(job.raw.path)
     # Everything is written into two hidden folders beside the final folders.
     scratch_folders = []
@@ -668,8 +652,8 @@ def make_images(average: int, recipe: Recipe, frames: FrameSource, folder: Path)
 class _Exposure(NamedTuple):
     """The pictures of one exposure, (H, W, 3) uint8 each."""
 
-    blur: np.ndarray
-    blur_gamma: np.ndarray
+    blur: np.ndarray  # mean of the display values
+    blur_gamma: np.ndarray  # mean of linear light, as display values
     raw_frames: dict[int, np.ndarray]  # {index in the exposure: raw frame}, the written ones only
 
 

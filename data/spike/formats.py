@@ -126,25 +126,23 @@ class SpikeFileError(ValueError):
 class SpikeGeometry:
     """The size and storage of packed planes, which the file does not contain.
 
-    height, width: pixels of a plane.
-    flipud: whether rows are stored bottom first, as in all known files except files of an SPS100.
-    head_columns: columns without image at the end of each sensor line. A line of 416 columns has
-    400 columns of image and 16 head columns. They are dropped when reading and written as zeros.
-    bit_order: the first pixel of a byte is its least significant bit ("little", as in all known
-    files) or its most significant bit ("big", the default of numpy.packbits).
-    layout: "raster" or "sps100". An SPS100 has 1000 x 1000 pixels in lines of 1024 bits. Each half
-    of a line ends with a 12-bit word (source: SpikeCV, load_dat.py and sps_parser.py). Files of an
-    SPS100 are only read, not written.
-
     What must stay: names, defaults and meanings of the fields. Option files and dataset.json use
     them, and runs keep the text of `__repr__`.
     """
 
-    height: int
+    height: int  # pixels of a plane
     width: int
+    # Whether rows are stored bottom first, as in all known files except files of an SPS100.
     flipud: bool = True
+    # Columns without image at the end of each sensor line. A line of 416 columns has 400 columns of
+    # image and 16 head columns. They are dropped when reading and written as zeros.
     head_columns: int = 0
+    # The first pixel of a byte is its least significant bit ("little", as in all known files) or
+    # its most significant bit ("big", the default of numpy.packbits).
     bit_order: Literal["little", "big"] = "little"
+    # An SPS100 has 1000 x 1000 pixels in lines of 1024 bits. Each half of a line ends with a 12-bit
+    # word (source: SpikeCV, load_dat.py and sps_parser.py). Files of an SPS100 are only read, not
+    # written.
     layout: Literal["raster", "sps100"] = "raster"
 
     def __post_init__(self) -> None:
@@ -235,20 +233,13 @@ class Crop:
 
 @dataclass
 class SpikeFile:
-    """The planes of one file. Either `packed` or `array` is set.
+    """The planes of one file. Either `packed` or `array` is set."""
 
-    path: path of the file, for error messages.
-    geometry: size and storage of the planes.
-    planes: number of planes in the file.
-    packed: (T, plane_bytes) uint8, in memory or mapped. None for an array of NumPy.
-    array: an array (T, h, w) of NumPy. None for packed planes.
-    """
-
-    path: str
-    geometry: SpikeGeometry
-    planes: int
-    packed: np.ndarray | None
-    array: ArrayFile | None = None
+    path: str  # of the file, for error messages
+    geometry: SpikeGeometry  # size and storage of the planes
+    planes: int  # number of planes in the file
+    packed: np.ndarray | None  # (T, plane_bytes) uint8, in memory or mapped. None for an array
+    array: ArrayFile | None = None  # an array (T, h, w) of NumPy. None for packed planes
 
     @property
     def size(self) -> tuple[int, int]:

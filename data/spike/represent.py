@@ -69,32 +69,29 @@ def _never(**_: Any) -> bool:
 
 @dataclass(frozen=True)
 class Representation:
-    """A registered function, and how it uses the keys of the `spike` section.
-
-    proportional: whether the channels are firing rates. Then `rate`, `light` and `gamma` apply.
-    is_ratio: whether the channels are ratios of firing rates. Then `light` and `gamma` apply.
-    takes_context: whether the function also uses planes outside of the exposure. Then it must have
-    the option half_exposure, which tells the function where the exposure ends.
-    between: whether the function accepts a center between two planes, such as 27.5. Other functions
-    get the next plane, 28.
-
-    Three fields are functions of the options, because the answer depends on the options:
-    lag: the time that the channels show, minus `center`, in half planes. For example, 1 if the
-    channels show the time between `center` and the next plane.
-    is_centered: whether the function uses `center`. Windows that are spread over the whole file do
-    not depend on the center.
-    mirrors: whether the channels of reversed time are the same channels in reverse order. This is
-    needed for windows spread over the file: their centres are rounded, which prefers one direction
-    of time, so the windows of the reversed stream would lie elsewhere.
-    """
+    """A registered function, and how it uses the keys of the `spike` section."""
 
     function: Callable[..., np.ndarray]
+    # Whether the channels are firing rates. Then `rate`, `light` and `gamma` apply.
     proportional: bool
+    # Whether the channels are ratios of firing rates. Then `light` and `gamma` apply.
     is_ratio: bool = False
+    # Whether the function also uses planes outside of the exposure. Then it must have the option
+    # half_exposure, which tells the function where the exposure ends.
     takes_context: bool = False
+    # Whether the function accepts a center between two planes, such as 27.5. Other functions get
+    # the next plane, 28.
     between: bool = False
+
+    # The next three fields are functions of the options, because the answer depends on the options.
+    # The time that the channels show, minus `center`, in half planes. For example, 1 if the
+    # channels show the time between `center` and the next plane.
     lag: Callable[..., int] = _no_lag
+    # Whether the function uses `center`. Windows that are spread over the whole file do not.
     is_centered: Callable[..., bool] = _always
+    # Whether the channels of reversed time are the same channels in reverse order. This is needed
+    # for windows spread over the file: their centres are rounded, which prefers one direction of
+    # time, so the windows of the reversed stream would lie elsewhere.
     mirrors: Callable[..., bool] = _never
 
     def ignored(self, **options: Any) -> set[str]:
@@ -194,7 +191,8 @@ def represent(
 def _half_exposure(planes: int, center: float, outside: tuple[int, int]) -> float:
     """Return the largest number of planes of the exposure that lie on both sides of the center.
 
-    planes: number of planes of the stream, with context. center, outside: see `represent`.
+    planes: number of planes of the stream, with context. center: plane of the sharp frame.
+    outside: number of context planes (before, after) the exposure.
 
     On the left there is one plane less, because the light of plane 0 is not known from its start.
     E.g. planes 0 ... 71 with 8 planes of context on both sides and center 36: the exposure has the

@@ -836,9 +836,9 @@ def first_frames_of_epochs(dataset: Any) -> list[list[Frame]]:
     frames = frames_of(dataset)
     epochs = []
     for epoch in range(EPOCHS):
-        # A place is an index into all frames.
-        places = [dataset.place_of(epoch, number) for number in range(len(dataset))]
-        epochs.append([frames[place] for place in places])
+        # A serial number is an index into all frames.
+        serials = [dataset.serial_number(epoch, number) for number in range(len(dataset))]
+        epochs.append([frames[serial] for serial in serials])
     return epochs
 
 
