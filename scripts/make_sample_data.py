@@ -30,6 +30,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from data.clips.threads import mapped, usable_cores
 from data.making.light_in_motion import smooth_walk
 from data.spike import simulate
 from data.spike.formats import SpikeGeometry, write_spikes
@@ -342,10 +343,17 @@ def write_clips(root: Path, size: Size, seed: int, instants: int) -> None:
     for split_number, (split, count) in enumerate(size.clips.items()):
         for index in range(count):
             clips.append((split_number, split, index))
-    for split_number, split, index in tracked(clips, len(clips), "making", "clips"):
-        # A generator for each clip, so that a clip does not depend on the other clips.
+
+    def make(clip: tuple[int, str, int]) -> None:
+        split_number, split, index = clip
+        # A generator for each clip, so that a clip does not depend on the other clips, nor on which
+        # of them is made first.
         rng = published_stream(seed, split_number, index)
         write_clip(root, size, split, index, rng, instants)
+
+    made = mapped(make, clips, at_once=1, threads=usable_cores())
+    for _ in tracked(made, len(clips), "making", "clips"):
+        pass  # `tracked` shows the progress
 
 
 def _has_content(folder: Path) -> bool:

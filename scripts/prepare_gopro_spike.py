@@ -19,7 +19,6 @@ clip.
 import argparse
 import json
 import multiprocessing
-import os
 import signal
 import sys
 from collections import Counter
@@ -33,6 +32,7 @@ from typing import Any, get_args
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.cameras.spike_info import FILE_NAME, FORMAT
+from data.clips.threads import usable_cores
 from data.making import prepare
 from data.making.prepare import Job, Plan, RawClip, Recipe
 from scripts.parts.exit_codes import shown, with_exit_code
@@ -169,13 +169,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="make all clips but this one",
     )
     add_settings(parser)
-    # On Linux, only the cores that this process may use.
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
     parser.add_argument(
-        "--workers", type=int, default=cores, help="processes; default: one for each core"
+        "--workers", type=int, default=usable_cores(), help="processes; default: one for each core"
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="print what would be made, and its size"
