@@ -61,17 +61,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Formula:
-    """How the channels of the representation of the same name become a frame.
+    """How the channels of the representation of the same name become a frame."""
 
-    picture: function (blurry, channels) -> frame. blurry is the blurry frame (H, W, 3), display
-    values in [0, 1]. channels are (S, H, W). The frame is (H, W, 3) float32 in [0, 1].
-    is_grey: whether the frame has no colour. It is then scored on grey values.
-    gamma: `spike.gamma` with which the channels are made: light^(1 / gamma). 1 means linear light,
-    and DISPLAY_GAMMA (2.2) means display values.
-    """
-
+    # Function (blurry, channels) -> frame. blurry is the blurry frame (H, W, 3), display values in
+    # [0, 1]. channels are (S, H, W). The frame is (H, W, 3) float32 in [0, 1].
     picture: Callable[[np.ndarray, np.ndarray], np.ndarray]
-    is_grey: bool
+    is_grey: bool  # whether the frame has no colour; it is then scored on grey values
+    # `spike.gamma` with which the channels are made: light^(1 / gamma). 1 means linear light, and
+    # DISPLAY_GAMMA (2.2) means display values.
     gamma: float
 
 
@@ -125,9 +122,6 @@ def method_options(section: Mapping[str, Any]) -> dict[str, Any]:
 class Reconstruction:
     """A method that needs one frame and its spikes. It has the interface `utils.contract.Method`.
 
-    representation: the result of `method_options`.
-    center_frame_only: whether only the middle frame of a clip is restored.
-
     main_test_vrt.py calls a formula and a network in the same way. So the members of the interface
     must stay. The keys of `settings` are stored with results and compared, so they must stay, too.
     """
@@ -138,6 +132,11 @@ class Reconstruction:
     instants = 1
 
     def __init__(self, representation: dict[str, Any], center_frame_only: bool) -> None:
+        """Make the method.
+
+        representation: the options that `method_options` has completed.
+        center_frame_only: whether only the middle frame of a clip is restored.
+        """
         self.representation = representation
         self.center_frame_only = center_frame_only
         self.formula = METHODS[representation["type"]]
@@ -258,9 +257,6 @@ class LongExposures:
     unknown, the brightest pixels of the first frame are white.
 
     The object is used in place of a data.clips.files.FrameSource, so it needs all its attributes.
-
-    path: the spike file or the folder of spike files. clip: name of the clip.
-    source: how the spikes are read.
     """
 
     # Frames from spikes have no times and no film.
@@ -270,6 +266,11 @@ class LongExposures:
     is_video = False
 
     def __init__(self, path: Path, clip: str, source: DatSpikes) -> None:
+        """List the frames. Raises DataError if there is no spike file.
+
+        path: the spike file or the folder of spike files. clip: name of the clip.
+        source: how the spikes are read.
+        """
         self.path = path
         self._clip = clip
         self._source = source

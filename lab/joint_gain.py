@@ -31,7 +31,6 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +40,13 @@ from lab.quality import (
     CLIPS,
     CONDITIONS,
     FRAMES,
-    PHOTOS,
     VIDEOS,
-    _cell,
     call,
     difference,
+    link_files,
     moving_psnr,
+    photographs,
+    table_cell,
 )
 from lab.tools import ROOT, environment
 from scripts.make_sample_data import RGB, SPIKES
@@ -93,7 +93,7 @@ class Scores:
 
     psnr: float  # dB, of the restored frames
     blurry: float  # dB, of the input frames
-    moving: float  # dB, of the restored moving pixels, see `moving_psnr`
+    moving: float  # dB, of the restored pixels at which blurry and sharp frame differ
     s_per_frame: float | None  # seconds; None if an earlier call restored the clip
 
 
@@ -161,25 +161,15 @@ def linked_sources(videos: Path, folder: Path, part: str) -> Path:
 
     videos: folder with the files <name>.<any ending>. folder: where the links are made.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     files = []
     for name in PARTS[part].videos:
         matching = sorted(videos.glob(f"{name}.*"))
         if not matching:
             sys.exit(f"--videos {videos} has no {name}")
         files.append(matching[0])
-    # Photographs are files of installed Python packages, e.g. scikit-image.
     if part == "photos":
-        for name, photos in PHOTOS.items():
-            package = find_spec(name)
-            assert package is not None and package.origin is not None  # it is not installed
-            package_folder = Path(package.origin).parent
-            for photo in photos:
-                files.append(next(package_folder.rglob(photo)))
-    for file in files:
-        link = folder / file.name
-        if not link.exists():
-            link.symlink_to(file.resolve())
+        files = photographs()
+    link_files(files, folder)
     return folder
 
 
@@ -210,7 +200,7 @@ def made_clips(out: Path, part: str, condition: str, sources: Path) -> Path:
 def scores_of(out: Path, folder: Path, results: Path, flags: Sequence[str]) -> dict[str, Scores]:
     """Restore the clips of a folder in one way. Return clip -> its scores.
 
-    folder: the clips. results: where the frames go. flags: of the way, see `WAYS`.
+    folder: the clips. results: where the frames go. flags: of main_test_vrt.py, for this way.
     """
     # Input and sharp frames lie below one folder: <clip>/blur and <clip>/sharp.
     frames = folder / RGB / "train"
@@ -273,7 +263,7 @@ def row_of(condition: str, scores: Mapping[str, Mapping[str, Scores]]) -> list[s
     # The gain in the mean with its confidence interval, and the gain at moving pixels.
     psnr_of_last = {clip: of_clip.psnr for clip, of_clip in last.items()}
     psnr_of_base = {clip: of_clip.psnr for clip, of_clip in base.items()}
-    cells.append(_cell(difference(psnr_of_last, psnr_of_base), "+"))
+    cells.append(table_cell(difference(psnr_of_last, psnr_of_base), sign="+"))
     gains_of_moving = [last[clip].moving - base[clip].moving for clip in last]
     cells.append(f"{statistics.fmean(gains_of_moving):+.2f}")
 

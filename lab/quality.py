@@ -93,7 +93,7 @@ TRAINING_SETS = {
     "ideal": ("train", "ideal"),
     "photos": ("photos", "random"),
 }
-# The rigs of the tests, see data/cameras/rig.py.
+# The pairs of simulated cameras (rigs) of the tests. data/cameras/rig.py has their values.
 CONDITIONS = ("ideal", "other", "rig", "dim")
 # Formulas that need no training: values of --method of main_test_vrt.py. "exposure" is the ratio
 # formula of S-SDM, in linear light.
@@ -220,7 +220,8 @@ class Method:
 
     file: Path  # the option file
     steps: int  # optimizer steps
-    overrides: tuple[str, ...]  # words "section.key=value" of the command line, see `overrides_of`
+    # What is the same for all methods, as words "section.key=value" of the command line.
+    overrides: tuple[str, ...]
     parameters: int  # number of parameters that are trained
     pixels_per_step: int  # samples x frames x pixels of a frame, in an optimizer step
     # 8 hex digits that change with the options, the number of steps and the data. They do not
@@ -299,24 +300,36 @@ def link_sources(out: Path, videos_folder: Path | None) -> dict[str, Path]:
     files = {}
     for part, names in VIDEOS.items():
         files[part] = [videos[name] for name in names]
-    files["photos"] = []
+    files["photos"] = photographs()
+    folders = {}
+    for part, files_of_part in files.items():
+        folders[part] = out / "sources" / part
+        link_files(files_of_part, folders[part])
+    return folders
+
+
+def photographs() -> list[Path]:
+    """Return the files of PHOTOS in the installed packages. Ends the program if one is missing."""
+    files = []
     for package, photos in PHOTOS.items():
         package_folder = _folder_of(package)
         for photo in photos:
             # The whole package is searched, because each package has its photographs in another
             # folder. The first file of this name is taken.
-            first_found = next(package_folder.rglob(photo))
-            files["photos"].append(first_found)
+            found = list(package_folder.rglob(photo))
+            if not found:
+                sys.exit(f"the package {package} has no {photo}")
+            files.append(found[0])
+    return files
 
-    folders = {}
-    for part, files_of_part in files.items():
-        folders[part] = out / "sources" / part
-        folders[part].mkdir(parents=True, exist_ok=True)
-        for file in files_of_part:
-            link = folders[part] / file.name
-            if not link.exists():
-                link.symlink_to(file.resolve())
-    return folders
+
+def link_files(files: Sequence[Path], folder: Path) -> None:
+    """Make a folder with a link to each file. Links that are there are kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        link = folder / file.name
+        if not link.exists():
+            link.symlink_to(file.resolve())
 
 
 def make_clips(out: Path, name: str, source: Path, rig: str, clips: int) -> None:
@@ -416,7 +429,7 @@ def overrides_of(raw: Mapping[str, Any], data: Data, steps: int) -> tuple[str, .
 
 
 def trained_parameters(opt: Any, steps: int) -> int:
-    """Return the number of parameters that are trained. opt: the options, see `read_options`."""
+    """Return the number of parameters that are trained. opt: the options of a training."""
     net = define_G(opt)
     # Parameters that are frozen until after the last step are never trained.
     frozen: Collection[str] = ()
@@ -473,7 +486,8 @@ def finished(out: Path, data: Data, method: Method, seed: int) -> dict[str, Any]
 def run_one(out: Path, data: Data, method: Method, seed: int) -> None:
     """Train and test a method with a seed, or go on where an earlier call stopped.
 
-    Writes the result with the keys "method", "seed", "s_per_step" and "clips", see `test`.
+    Writes the result: the name of the method, the seed, the seconds of a step, and the scores of
+    the clips.
     """
     name = method.run_name(seed)
     call(
@@ -512,7 +526,8 @@ def test(out: Path, data: Data, name: str, option_file: Path, *method: str) -> d
     """Restore all test clips with main_test_vrt.py, and return their scores.
 
     Returns "<condition>/<clip>" -> {"restored": scores, "input": scores of the blurry frames}. The
-    scores are those of metrics.json, and "moving" for frames in colour, see `moving_psnr`.
+    scores are those of metrics.json. Frames in colour also have "moving", the PSNR of the moving
+    pixels.
 
     method: flags that say what restores, e.g. "--weights", FILE.
     """
@@ -765,7 +780,9 @@ def tables(outcomes: Sequence[Outcome], conditions: Sequence[str]) -> str:
         sections.append(f"{title} minus that of the input, ± 95 % over clips")
         rows = []
         for outcome in known:
-            gains = [_cell(outcome.gain(condition, metric), sign="+") for condition in conditions]
+            gains = [
+                table_cell(outcome.gain(condition, metric), sign="+") for condition in conditions
+            ]
             rows.append([outcome.name, *gains])
         sections.append(table(rows, ["", *conditions]))
     if base:
@@ -809,7 +826,7 @@ def _table_of_scores(outcomes: Sequence[Outcome], conditions: Sequence[str], met
     for outcome in outcomes:
         cells = []
         for condition in conditions:
-            cells.append(_cell(_mean_and_deviation(outcome.seeds(condition, metric))))
+            cells.append(table_cell(_mean_and_deviation(outcome.seeds(condition, metric))))
         rows.append([outcome.name, *cells])
     return table(rows, ["", *conditions])
 
@@ -826,7 +843,7 @@ def _table_against(base: Outcome, outcomes: Sequence[Outcome], conditions: Seque
         for condition in conditions:
             mine = outcome.clips(condition, "psnr", seeds=common_seeds)
             reference = base.clips(condition, "psnr", seeds=common_seeds)
-            cells.append(_cell(difference(mine, reference), sign="+"))
+            cells.append(table_cell(difference(mine, reference), sign="+"))
         rows.append([outcome.name, *cells])
     return table(rows, ["", *conditions])
 
@@ -839,7 +856,7 @@ def _mean_and_deviation(values: Sequence[float]) -> Spread | None:
     return Spread(statistics.fmean(values), deviation)
 
 
-def _cell(spread: Spread | None, sign: str = "") -> str:
+def table_cell(spread: Spread | None, sign: str = "") -> str:
     """Return a cell of a table, e.g. Spread(1.234, 0.1), "+" -> "+1.23 ± 0.10". "-" for None.
 
     sign: "+" writes a plus before a positive mean.

@@ -46,20 +46,15 @@ MOST_NAMED_FRAMES = 5
 
 @dataclass
 class Packets:
-    """What a container says of the frames of one video stream, whether they were decoded or not.
+    """What a container says of the frames of one video stream, whether they were decoded or not."""
 
-    stated: number of frames that the container states in its header; 0 if it states no number.
-    has_pauses: whether a frame may last longer than other frames in this container.
-    times: time in seconds of each packet that should be shown, in order.
-    damaged: times of the packets that the container marks as damaged.
-    count: number of all packets, also of packets that are not shown.
-    """
-
-    stated: int
-    has_pauses: bool
+    stated: int  # number of frames that the container states in its header; 0 if it states none
+    has_pauses: bool  # whether a frame may last longer than other frames in this container
+    # Time in seconds of each packet that should be shown, in order.
     times: list[Fraction] = field(default_factory=list)
+    # Times of the packets that the container marks as damaged.
     damaged: list[Fraction] = field(default_factory=list)
-    count: int = 0
+    count: int = 0  # number of all packets, also of packets that are not shown
 
 
 def film_times(

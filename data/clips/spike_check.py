@@ -47,14 +47,12 @@ LEAST_GAIN_OF_FLIP = 0.3
 class Views(NamedTuple):
     """The same part of a scene as both cameras see it, as three pictures of one size.
 
-    grey: the blurry frame, values 0 ... 255.
-    rates: firing rates, spikes per plane.
-    flipped_rates: firing rates if the rows were stored in the opposite order.
+    The order of the fields is used: `_wrong_position` correlates the first one with the others.
     """
 
-    grey: np.ndarray
-    rates: np.ndarray
-    flipped_rates: np.ndarray
+    grey: np.ndarray  # the blurry frame, values 0 ... 255
+    rates: np.ndarray  # firing rates, spikes per plane
+    flipped_rates: np.ndarray  # firing rates if the rows were stored in the opposite order
 
 
 def check_spikes(clip: Clip, is_first: bool) -> list[Problem]:
@@ -163,8 +161,8 @@ def _wrong_light(views: Views, spikes: DatSpikes) -> list[str]:
 def _wrong_frames(clip: Clip) -> list[str]:
     """Return a warning if the frames are means of another kind of light than the spikes integrate.
 
-    The name of the folder of the frames tells the kind, see `FOLDER_OF_LIGHT`. Returns a list of at
-    most one text.
+    The name of the folder of the frames tells the kind: "blur" has means of display values, and
+    "blur_gamma" means of linear light. Returns a list of at most one text.
     """
     light = clip.spikes.light
     folder = Path(clip.lq[0]).parent

@@ -99,8 +99,8 @@ class Row(NamedTuple):
     E.g. each file has 40 planes, and a frame reads all of them and the last 8 planes of the file
     before. Then its row is 0, 40, 8, 0, 1, 32, 8, 0, 40, 0, 0.
 
-    The center of the exposure is no whole number, so it has a column of its own. For many rows at
-    once, each field may be an array with a number for each row (`rows_in`).
+    The center of the exposure may lie between two planes, so it has a column of its own, of floats.
+    For many rows at once, each field may be an array with a number for each row (`rows_in`).
 
     The order of the fields is part of the format of a stored record.
     """

@@ -42,22 +42,15 @@ PART = 64
 
 @dataclass
 class ArrayFile:
-    """An array (planes, h, w) of a file.
+    """An array (planes, h, w) of a file."""
 
-    path: path of the .npy or .npz.
-    shape, dtype: shape and type of the array.
-    start: number of the byte at which the values begin, in the .npy or in the file within the .npz.
-    is_fortran: whether the first axis varies fastest, so that planes are not stored one by one.
-    member: name of the array within a .npz, such as "spk"; None for a .npy.
-    _whole: the array, once it is mapped or in memory.
-    """
-
-    path: Path
+    path: Path  # of the .npy or .npz
     shape: tuple[int, ...]
     dtype: np.dtype
-    start: int
-    is_fortran: bool
-    member: str | None = None
+    start: int  # number of the byte at which the values begin, in the .npy or in the member
+    is_fortran: bool  # whether the first axis varies fastest, so planes are not stored one by one
+    member: str | None = None  # name of the array within a .npz, such as "spk"; None for a .npy
+    # The array, once it is mapped or in memory.
     _whole: np.ndarray | None = field(default=None, repr=False)
 
     def read(self, first: int, count: int, rows: slice, columns: slice) -> np.ndarray:

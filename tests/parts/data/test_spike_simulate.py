@@ -1,14 +1,21 @@
 """data/spike/simulate.py and data/augment.py: simulated sensors and cameras, and random draws.
 
-The sensor integrates light and fires. Its spikes give the light back (`plane_light`), and can be
-changed into those of another camera (`change_threshold`, `CameraDraw`). All data are simulated
-here: constant light, a ramp from dark to bright, or random spikes. Random draws for one purpose
-must not depend on draws for another purpose.
+A pixel of the sensor sums light as a charge. When the charge reaches a threshold, the pixel fires a
+spike and the threshold is subtracted. A plane says for each pixel whether it fired at one instant.
+`plane_light` computes the light from the spikes. `change_threshold` and `CameraDraw` change
+recorded spikes into those of another camera.
+
+All data are simulated here: constant light, a ramp from dark to bright, or random spikes. Light is
+between 0 (dark) and 1 (full light).
+
+A "draw" is a set of random choices, e.g. a `CameraDraw`: all that is random about the camera of a
+sample. Draws for one purpose must not depend on draws for another purpose.
 """
 
 import dataclasses
 import itertools
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,13 +37,17 @@ from utils.random_streams import random_stream
 # ---- The sensor ----
 
 
-def sensor(rate=0.5, seed=0, **options):
-    """Return a sensor of 8 x 8 pixels. rate: spikes per plane at full light."""
+def sensor(rate: float = 0.5, seed: int = 0, **options: Any) -> simulate.IntegrateAndFire:
+    """Return a sensor of 8 x 8 pixels.
+
+    rate: spikes per plane in full light.
+    options: further arguments, e.g. initial_charge=0.99: each pixel begins shortly before a spike.
+    """
     rng = np.random.default_rng(seed)
     return simulate.IntegrateAndFire(8, 8, rate=rate, rng=rng, **options)
 
 
-def constant(light, planes):
+def constant(light: float, planes: int) -> list[np.ndarray]:
     """Return `planes` planes of the same light."""
     return [np.full((8, 8), light, np.float32)] * planes
 
@@ -45,13 +56,15 @@ def constant(light, planes):
 def test_the_mean_rate_is_rate_times_light(light):
     spikes = sensor(rate=0.9).run(constant(light, 2000))
 
-    count = spikes.sum(0)
-    # A pixel keeps the charge beyond its threshold. So the count is exact to one spike.
-    assert np.abs(count - 0.9 * light * 2000).max() <= 1.01
+    count = spikes.sum(axis=0)
+    expected = 0.9 * light * 2000
+    # A pixel keeps the charge beyond its threshold. So the count is exact to one spike. 0.01 allows
+    # for rounding.
+    assert np.abs(count - expected).max() <= 1.01
 
 
-# A rate above 1 would be more than one spike a plane, which no pixel can give. If a pixel kept
-# the charge, (rate - 1) spikes for each bright plane would come afterwards.
+# A rate above 1 would be more than one spike a plane, which no pixel can give. The charge for the
+# other spikes must be lost. If a pixel kept it, the spikes would come later, in the dark.
 FAST_RATES = [1.8, 3.0]
 
 
@@ -87,7 +100,7 @@ def test_the_published_simulator_is_reproduced():
 
     found = simulate.IntegrateAndFire(8, 8, rng=rng, **options).run(lights)
 
-    # SpkDeblurNet's v2s: A += grey; fire if A >= 2; A -= 2.
+    # The simulator of SpkDeblurNet (v2s) adds the grey value, fires at a sum of 2, and subtracts 2.
     charge = np.zeros((8, 8), np.float32)
     expected = []
     for light in lights:
@@ -124,16 +137,18 @@ def test_another_seed_gives_other_noise():
 
 def test_noise_keeps_the_mean():
     signal = 0.5 * 0.4  # rate times light
-    dark_current = 0.01
+    dark_current = 0.01  # adds spikes in the dark and in the light
 
     assert noisy_spikes(seed=0).mean() == pytest.approx(signal + dark_current, rel=0.05)
 
 
 def test_a_threshold_mismatch_gives_a_fixed_pattern():
-    counts = noisy_spikes(seed=0).sum(0)
+    counts = noisy_spikes(seed=0).sum(axis=0)
 
-    # The pixels of a clean sensor differ by one spike at most.
-    assert np.ptp(counts) > 4
+    # The pixels of a sensor without noise differ by one spike at most. With a mismatch of 5 % and
+    # about 200 spikes a pixel, they differ by about 10 spikes.
+    most_minus_least = counts.max() - counts.min()
+    assert most_minus_least > 4
 
 
 @pytest.mark.parametrize(
@@ -166,12 +181,19 @@ def light_by_definition(spikes: list[int]) -> list[Fraction]:
     if len(fired) < 2:
         return [Fraction(len(fired), planes)] * planes
 
-    at_begin = min(Fraction(1, fired[1] - fired[0]), Fraction(1, fired[0] + 1))
-    at_end = min(Fraction(1, fired[-1] - fired[-2]), Fraction(1, planes - fired[-1]))
+    # E.g. spikes in planes 4 and 6: the first interval has 2 planes, but the pixel was silent in
+    # the planes 0 to 4. So the light before plane 4 is 1/5 and not 1/2.
+    first_interval = fired[1] - fired[0]
+    silent_at_begin = fired[0] + 1
+    at_begin = min(Fraction(1, first_interval), Fraction(1, silent_at_begin))
+    last_interval = fired[-1] - fired[-2]
+    silent_at_end = planes - fired[-1]
+    at_end = min(Fraction(1, last_interval), Fraction(1, silent_at_end))
+
     light = []
     for plane in range(planes):
-        before = [p for p in fired if p < plane]
-        after = [p for p in fired if p >= plane]
+        before = [spike for spike in fired if spike < plane]
+        after = [spike for spike in fired if spike >= plane]
         if not before:
             light.append(at_begin)
         elif not after:
@@ -182,14 +204,15 @@ def light_by_definition(spikes: list[int]) -> list[Fraction]:
 
 
 @st.composite
-def sparse_or_dense_streams(draw):
-    """Draw planes (T, 2, 3) uint8. Some are as long as a byte can count, or longer."""
+def sparse_or_dense_streams(draw: st.DrawFn) -> np.ndarray:
+    """Draw planes (T, 2, 3) uint8. Some are as many as a byte can count, 255, or more."""
     planes = draw(st.one_of(st.integers(1, 40), st.sampled_from([254, 255, 256, 300])))
     density = draw(st.sampled_from([0.01, 0.1, 0.3, 0.9]))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     return (rng.random((planes, 2, 3)) < density).astype(np.uint8)
 
 
+# No time limit for an example, and no memory of earlier failures in a file of the repository.
 many = settings(max_examples=150, deadline=None, database=None)
 
 
@@ -221,6 +244,7 @@ def test_the_light_of_a_window_is_the_sum_of_its_planes(data, stream):
         light = light_by_definition(stream[:, y, x].tolist())
         for (first, end), found in zip(windows, sums, strict=True):
             expected = float(sum(light[first:end]))
+            # A rounding error of 1e-9 for each plane at most.
             assert abs(found[y, x] - expected) < 1e-9 * planes
 
 
@@ -230,7 +254,7 @@ def test_the_light_of_a_window_is_the_sum_of_its_planes(data, stream):
 RAMP = np.broadcast_to(np.linspace(0, 1, 32, dtype=np.float32), (16, 32))
 
 
-def recorded(light, planes=88, rate=0.9, seed=0):
+def recorded(light: np.ndarray, planes: int = 88, rate: float = 0.9, seed: int = 0) -> np.ndarray:
     """Return the spikes (planes, h, w) of a steady light (h, w)."""
     rng = np.random.default_rng(seed)
     return simulate.IntegrateAndFire(*light.shape, rate=rate, rng=rng).run([light] * planes)
@@ -241,8 +265,12 @@ def test_another_threshold_fires_as_a_sensor_with_that_threshold_would(factor):
     changed = simulate.change_threshold(recorded(RAMP), factor, np.random.default_rng(1))
 
     assert set(np.unique(changed)) <= {0, 1}
-    rates = changed.mean(axis=(0, 1))  # of each column
-    expected = np.minimum(0.9 * RAMP[0] / factor, 1.0)
+    # The light is the same in a column, so average over planes and rows.
+    rates = changed.mean(axis=(0, 1))
+    light_of_column = RAMP[0]
+    # `recorded` has 0.9 spikes a plane in full light. No pixel fires more than once a plane.
+    expected = np.minimum(0.9 * light_of_column / factor, 1.0)
+    # 88 planes: a spike more or less in each pixel is an error of 0.011.
     assert np.abs(rates - expected).max() < 0.02
 
 
@@ -258,7 +286,9 @@ def bright_dark_bright():
 def test_half_the_threshold_gives_two_spikes_for_the_charge_of_a_dark_time(bright_dark_bright):
     changed = simulate.change_threshold(bright_dark_bright, 0.5, np.random.default_rng(1))
 
-    # One threshold of charge separates two spikes. With half the threshold it is two spikes.
+    # Between two recorded spikes a pixel got the charge of one threshold. This charge is enough for
+    # two spikes at half the threshold. In the dark time no recorded spike is left, so there are two
+    # spikes at most, and fewer where a part of the charge came in bright planes.
     in_the_dark = changed[20:39].sum(axis=0)
     assert (in_the_dark <= 2).all()
     assert in_the_dark.mean() < 2.0
@@ -267,6 +297,8 @@ def test_half_the_threshold_gives_two_spikes_for_the_charge_of_a_dark_time(brigh
 def test_half_the_threshold_gives_nearly_a_spike_per_plane_in_bright_light(bright_dark_bright):
     changed = simulate.change_threshold(bright_dark_bright, 0.5, np.random.default_rng(1))
 
+    # 0.9 / 0.5 is more than one spike a plane, so nearly each plane has one. In the second bright
+    # time the first plane may have none, 1 of 9.
     assert changed[:20].mean() > 0.97
     assert changed[40:].mean() > 0.9
 
@@ -283,17 +315,24 @@ def test_a_stream_without_spikes_stays_without_spikes():
     assert simulate.change_threshold(dark, 0.5, np.random.default_rng(0)).sum() == 0
 
 
-def changed_by_definition(stream, factor, rng, dark):
+def changed_by_definition(
+    stream: np.ndarray, factor: float, rng: np.random.Generator, dark: float
+) -> np.ndarray:
     """Return the spikes of a sensor with `factor` times the threshold, plane by plane.
+
+    The light is taken from the recorded spikes. The unit of the charge is the new threshold.
 
     dark: charge that each plane adds without light.
     """
+    # Each pixel begins with a random part of a threshold.
     charge = rng.random(stream.shape[1:], dtype=np.float32)
     one = np.float32(1)
     former = np.zeros_like(charge)
     expected = np.empty_like(stream)
     for plane, light in enumerate(plane_light(stream)):
-        # The light falls: whole spikes that were left from the bright time are lost.
+        # If the light becomes much less, whole spikes that were left from the bright time are lost.
+        # With intervals a (before) and b, the light falls from 1/a to 1/b. The condition is
+        # b > a + 1: 1/b < (1/a) / (1 + 1/a). 0.999 allows for rounding.
         falls = light * (one + former) < np.float32(0.999) * former
         np.fmod(charge, one, out=charge, where=falls)
         charge += light / np.float32(factor) + np.float32(dark)
@@ -333,7 +372,8 @@ def test_every_pixel_is_integrated_plane_by_plane_as_the_formula_says(
     factor, dark, planes, height, width
 ):
     rng = np.random.default_rng([planes, height])
-    # The density of spikes changes each 9 planes.
+    # The density of spikes changes each 9 planes. The square makes low densities more frequent, as
+    # in dark scenes.
     density = rng.random((planes // 9 + 1, height, width)) ** 2
     density = np.repeat(density, 9, axis=0)[:planes]
     stream = (rng.random((planes, height, width)) < density).astype(np.uint8)
@@ -347,10 +387,11 @@ def test_every_pixel_is_integrated_plane_by_plane_as_the_formula_says(
 # ---- What a camera of the training augmentation changes ----
 
 
-def camera_draw(drop=0.0, hot=0.0, dead=0.0):
-    """Return a drawn camera that changes nothing else.
+def camera_draw(drop: float = 0.0, hot: float = 0.0, dead: float = 0.0) -> CameraDraw:
+    """Return a camera that changes nothing but what the arguments ask for.
 
-    drop: the share of lost planes. hot, dead: the shares of pixels.
+    drop: the share of planes that are lost. hot: the share of pixels that always fire. dead: the
+    share of pixels that never fire.
     """
     return CameraDraw(
         seed=(0,), threshold=1.0, drop=drop, hot=hot, dead=dead, known_rate_factor=1.0
@@ -360,9 +401,11 @@ def camera_draw(drop=0.0, hot=0.0, dead=0.0):
 def test_dropped_planes_are_empty():
     stream = recorded(RAMP)
 
-    changed = camera_draw(drop=0.3).apply(stream, 0)
+    changed = camera_draw(drop=0.3).apply(stream, frame=0)
 
-    is_empty = ~changed.any(axis=(1, 2))
+    is_empty = ~changed.any(axis=(1, 2))  # (T,)
+    # Each of 88 planes is lost with a probability of 0.3. The share varies by 0.05, so 0.15 is
+    # three times its variation.
     assert 0.15 < is_empty.mean() < 0.45
     assert np.array_equal(changed[~is_empty], stream[~is_empty])
 
@@ -370,15 +413,16 @@ def test_dropped_planes_are_empty():
 def test_stuck_pixels_are_always_or_never_on():
     stream = recorded(np.full((100, 100), 0.3, np.float32), planes=20)
 
-    changed = camera_draw(hot=0.02, dead=0.05).apply(stream, 0)
+    changed = camera_draw(hot=0.02, dead=0.05).apply(stream, frame=0)
 
+    # Of 10,000 pixels. The shares vary by 0.0014 and 0.0022.
     is_hot = changed.all(axis=0)
     is_dead = ~changed.any(axis=0)
     assert is_hot.mean() == pytest.approx(0.02, abs=0.005)
     assert is_dead.mean() == pytest.approx(0.05, abs=0.01)
 
 
-def camera(**options):
+def camera(**options: Any) -> Any:
     """Return the camera "perturb" with these options. It draws a `CameraDraw` for a sample."""
     return CAMERAS.build({"type": "perturb", **options}, "camera")
 
@@ -391,70 +435,86 @@ def stuck_camera():
     )
 
 
+# The seed of a draw: seed of the dataset, epoch, and number of the sample.
+SEED_OF_SAMPLE = [0, 1, 2]
+SEED_OF_NEXT_SAMPLE = [0, 1, 3]
+
+
 def test_a_camera_follows_from_the_seed(stuck_camera):
     stream = recorded(RAMP)
 
-    one = stuck_camera.draw([0, 1, 2])
-    same = stuck_camera.draw([0, 1, 2])
+    first = stuck_camera.draw(SEED_OF_SAMPLE)
+    second = stuck_camera.draw(SEED_OF_SAMPLE)
 
-    assert one == same
-    assert np.array_equal(one.apply(stream, 4), same.apply(stream, 4))
+    assert first == second
+    assert np.array_equal(first.apply(stream, frame=4), second.apply(stream, frame=4))
 
 
 def test_another_sample_has_another_camera(stuck_camera):
-    assert stuck_camera.draw([0, 1, 2]) != stuck_camera.draw([0, 1, 3])
+    assert stuck_camera.draw(SEED_OF_SAMPLE) != stuck_camera.draw(SEED_OF_NEXT_SAMPLE)
 
 
-def test_the_frames_of_a_sample_have_noise_of_their_own(stuck_camera):
+def test_each_frame_of_a_sample_has_noise_of_its_own(stuck_camera):
     stream = recorded(RAMP)
-    drawn = stuck_camera.draw([0, 1, 2])
+    drawn = stuck_camera.draw(SEED_OF_SAMPLE)
 
-    assert not np.array_equal(drawn.apply(stream, 4), drawn.apply(stream, 5))
+    frame_4 = drawn.apply(stream, frame=4)
+    frame_5 = drawn.apply(stream, frame=5)
+
+    assert not np.array_equal(frame_4, frame_5)
+
+
+def always_on(stream: np.ndarray) -> Any:
+    """Return which pixels (h, w) fire in each plane that is not lost. A lost plane has no spike."""
+    is_recorded = stream.any(axis=(1, 2))
+    return stream[is_recorded].all(axis=0)
 
 
 def test_the_frames_of_a_sample_have_the_same_hot_pixels(stuck_camera):
-    stream = recorded(RAMP)
-    drawn = stuck_camera.draw([0, 1, 2])
+    # The light is half of full light at most, so that no pixel fires in each plane by itself.
+    stream = recorded(RAMP / 2)
+    drawn = stuck_camera.draw(SEED_OF_SAMPLE)
 
-    hot = []
-    for frame in (4, 5):
-        changed = drawn.apply(stream, frame)
-        has_spikes = changed.any(axis=(1, 2))  # dropped planes have none
-        hot.append(changed[has_spikes].all(axis=0))
+    hot_in_frame_4 = always_on(drawn.apply(stream, frame=4))
+    hot_in_frame_5 = always_on(drawn.apply(stream, frame=5))
 
-    assert hot[0].any()
-    # In another frame, a bright pixel may look hot as well.
-    assert np.array_equal(hot[0] & hot[1], hot[0])
+    assert hot_in_frame_4.any()
+    assert np.array_equal(hot_in_frame_4, hot_in_frame_5)
 
 
 @pytest.fixture
 def threshold_draws():
     """Give 800 draws of a camera that changes thresholds and drops planes."""
     make = camera(threshold_prob=0.5, threshold_range=[0.5, 4.0], drop_prob=0.25, drop_max=0.2)
-    return [make.draw([0, 0, i]) for i in range(800)]
+    return [make.draw([0, 0, sample]) for sample in range(800)]
 
 
 def test_the_threshold_changes_as_often_as_asked(threshold_draws):
-    changed = [d.threshold for d in threshold_draws if d.threshold != 1.0]
+    changed = [draw.threshold for draw in threshold_draws if draw.threshold != 1.0]
 
-    assert 340 < len(changed) < 460  # half of 800
+    # Half of 800. Such a count has a standard deviation of 14, so 60 is four times as much.
+    assert 340 < len(changed) < 460
 
 
 def test_the_threshold_changes_by_all_factors_of_its_range(threshold_draws):
-    changed = [d.threshold for d in threshold_draws if d.threshold != 1.0]
+    thresholds = [draw.threshold for draw in threshold_draws]
 
-    assert min(changed) < 0.6
-    assert max(changed) > 3.3
+    # About 400 factors between 0.5 and 4.0 come close to both ends.
+    assert 0.5 <= min(thresholds) < 0.6
+    assert 3.3 < max(thresholds) <= 4.0
 
 
 def test_planes_are_dropped_as_often_as_asked(threshold_draws):
-    dropping = [d for d in threshold_draws if d.drop > 0]
+    dropping = [draw for draw in threshold_draws if draw.drop > 0]
 
-    assert 150 < len(dropping) < 250  # a quarter of 800
+    # A quarter of 800, and four standard deviations of 12.
+    assert 150 < len(dropping) < 250
 
 
 def test_as_many_planes_are_dropped_as_asked(threshold_draws):
-    assert 0.17 < max(d.drop for d in threshold_draws) <= 0.2
+    largest_share = max(draw.drop for draw in threshold_draws)
+
+    assert 0.17 < largest_share <= 0.2
 
 
 def test_what_is_not_asked_for_does_not_change(threshold_draws):
@@ -470,6 +530,7 @@ def test_a_known_rate_follows_the_threshold():
     draw = make.draw([0])
 
     assert draw.threshold == pytest.approx(2.0)
+    # At twice the threshold a pixel fires half as often.
     assert draw.known_rate_factor == pytest.approx(0.5)
 
 
@@ -493,29 +554,37 @@ def rgb_draws():
     make = camera(
         dark_prob=0.5, dark_max=0.1, rgb_prob=0.5, rgb_shot_max=0.2, jpeg_prob=0.5, jpeg_min=20
     )
-    # The list is the seed of a draw: seed of the dataset, epoch, and number of the sample.
-    return [make.draw([0, 0, i]) for i in range(400)]
+    return [make.draw([0, 0, sample]) for sample in range(400)]
 
 
 def test_a_dark_current_comes_as_often_as_asked(rgb_draws):
-    assert 160 < sum(draw.dark > 0 for draw in rgb_draws) < 240  # half of 400
+    count = sum(draw.dark > 0 for draw in rgb_draws)
+
+    # Half of 400, and four standard deviations of 10.
+    assert 160 < count < 240
 
 
 def test_a_dark_current_is_as_strong_as_asked(rgb_draws):
-    assert 0.09 < max(draw.dark for draw in rgb_draws) <= 0.1
+    strongest = max(draw.dark for draw in rgb_draws)
+
+    assert 0.09 < strongest <= 0.1
 
 
 def test_a_frame_stays_as_it_is_as_often_as_asked(rgb_draws):
-    # A quarter of 400 has neither noise nor JPEG.
-    assert 70 < sum(draw.rgb is None for draw in rgb_draws) < 130
+    count = sum(draw.rgb is None for draw in rgb_draws)
+
+    # Half of the draws have no noise, and half of these no JPEG: a quarter of 400, and more than
+    # three standard deviations of 9.
+    assert 70 < count < 130
 
 
 def test_a_dark_current_fires_in_the_dark(rgb_draws):
     darkest = max(rgb_draws, key=lambda draw: draw.dark)
 
-    # 200 planes of a frame without any spike. The frame has the number 0.
-    black = darkest.apply(np.zeros((200, 20, 20), np.uint8), 0)
+    without_spikes = np.zeros((200, 20, 20), np.uint8)
+    black = darkest.apply(without_spikes, frame=0)
 
+    # `dark` is the charge of a plane, in thresholds. So it is also the rate of the spikes.
     assert black.mean() == pytest.approx(darkest.dark, rel=0.05)
 
 
@@ -527,33 +596,36 @@ def coloured_ramp():
 
 
 def test_a_frame_gets_noise_or_jpeg_or_both(rgb_draws, coloured_ramp):
-    changes = {}  # (has noise, has JPEG) -> mean change of a value
+    mean_changes = {}
     for draw in rgb_draws:
         if draw.rgb:
-            changed = draw.photograph(coloured_ramp, 3).astype(float)  # 3: number of the frame
-            kind = (bool(draw.rgb.shot), bool(draw.rgb.jpeg))
-            changes[kind] = np.abs(changed - coloured_ramp).mean()
+            changed = draw.photograph(coloured_ramp, frame=3).astype(float)
+            noise = "noise" if draw.rgb.shot else "no noise"
+            jpeg = "JPEG" if draw.rgb.jpeg else "no JPEG"
+            mean_changes[noise, jpeg] = np.abs(changed - coloured_ramp).mean()
 
-    assert set(changes) == {(True, False), (False, True), (True, True)}
-    # In levels of 8 bits, as a mean: each picture has changed, and is far from being destroyed.
-    for change in changes.values():
+    assert set(mean_changes) == {("noise", "no JPEG"), ("no noise", "JPEG"), ("noise", "JPEG")}
+    # In levels of 8 bits. Below 0.1 a picture has hardly changed. Above 40, an error of a sixth of
+    # the range, little is left of it.
+    for change in mean_changes.values():
         assert 0.1 < change < 40
 
 
 def test_a_frame_gets_the_same_noise_each_time(rgb_draws, coloured_ramp):
     for draw in rgb_draws:
         if draw.rgb:
-            # 3 is the number of the frame, from which its noise follows.
-            first = draw.photograph(coloured_ramp, 3)
-            second = draw.photograph(coloured_ramp, 3)
+            first = draw.photograph(coloured_ramp, frame=3)
+            second = draw.photograph(coloured_ramp, frame=3)
             assert np.array_equal(first, second)
 
 
-def sample_with_camera(folder, camera):
+def sample_with_camera(folder: Path, camera: dict[str, Any] | None) -> dict[str, Any]:
     """Return the first sample of a training set. camera: the section `camera`, or None."""
     values = section(folder, gt_size=16, num_frame=3, camera=camera)
-    # The index of a training sample is (epoch, number of the sample).
-    return build_dataset(values, "train", 0)[0, 0]
+    dataset = build_dataset(values, "train", seed=0)
+    epoch = 0
+    number = 0
+    return dataset[epoch, number]
 
 
 def test_noise_of_the_rgb_camera_changes_the_blurry_frames_alone(tmp_path):
@@ -564,6 +636,7 @@ def test_noise_of_the_rgb_camera_changes_the_blurry_frames_alone(tmp_path):
     plain = sample_with_camera(tmp_path, None)
     noisy = sample_with_camera(tmp_path, noise)
 
+    # The mean change is more than a level of 8 bits, 1 / 255 = 0.004.
     assert (plain["lq"] - noisy["lq"]).abs().mean() > 0.005
     assert torch.equal(plain["gt"], noisy["gt"])
     assert torch.equal(plain["spike"], noisy["spike"])
@@ -591,22 +664,26 @@ CAMERA = {
 }
 
 
-def mean_place(is_true):
-    """Return where the true values of an array lie on average, in [0, 1].
+def mean_place(is_true: np.ndarray) -> float:
+    """Return where the true values of an array lie on average: 0 at its begin, 1 at its end.
 
-    Without true values the result is the middle. True values at random places lie in the middle
-    on average, too. So the result does not tell how many true values there are.
+    Without true values this returns the middle. True values at random places lie in the middle on
+    average, too. So the result does not tell how many true values there are.
     """
     places = np.flatnonzero(is_true)
     if len(places):
         return places.mean() / is_true.size
-    return (is_true.size - 1) / 2 / is_true.size
+    middle = (is_true.size - 1) / 2
+    return middle / is_true.size
 
 
-def drawn_numbers(dataset, epoch, index):
-    """Return all that is drawn for a sample, as numbers none of which follows from another.
+def drawn_numbers(dataset: Any, epoch: int, index: int) -> dict[str, Any]:
+    """Return all that is drawn for a sample: name -> number.
 
-    The draws of the camera cannot be read directly, so they are found from what the camera does.
+    If the draws are independent, none of these numbers tells anything about another one.
+
+    Some draws of the camera cannot be read directly, e.g. which pixels are hot. So they are found
+    from what the camera does with planes of full light and with planes of darkness.
     """
     draw = dataset.draw((epoch, index))
     camera = draw.camera
@@ -614,26 +691,32 @@ def drawn_numbers(dataset, epoch, index):
     frames = sorted(draw.frames)
     interval = frames[1] - frames[0]
 
-    # Full light: planes without spikes are lost, pixels without any spike are dead. Darkness: hot
-    # pixels fire.
+    # In darkness only hot pixels fire.
+    full_light = np.ones((24, 16, 16), np.uint8)
+    darkness = np.zeros_like(full_light)
     unscaled = dataclasses.replace(camera, threshold=1.0, dark=0.0)
-    white = unscaled.apply(np.ones((24, 16, 16), np.uint8), 0)
-    black = unscaled.apply(np.zeros((24, 16, 16), np.uint8), 0)
-    is_hot = black.all(axis=0)
-    is_lost = ~white[:, ~black[0].astype(bool)].any(axis=1)
-    is_dead = ~white.any(axis=0)
+    white = unscaled.apply(full_light, frame=0)
+    black = unscaled.apply(darkness, frame=0)
+    is_hot = black.all(axis=0)  # (16, 16)
+    # In full light a dead pixel never fires. A lost plane has no spikes, except of hot pixels.
+    is_dead = ~white.any(axis=0)  # (16, 16)
+    is_lost = ~white[:, ~is_hot].any(axis=1)  # (24,)
 
-    # The first charge of a pixel, seen in another frame. At twice the threshold, a pixel in full
-    # light fires in the first plane if its charge is high.
+    # Each pixel begins a frame with a random charge. At twice the threshold, a pixel in full light
+    # fires in the first plane if this charge is more than half of the threshold.
     twice = dataclasses.replace(camera, threshold=2.0, drop=0.0, hot=0.0, dead=0.0, dark=0.0)
-    fires_at_once = twice.apply(np.ones_like(white), 1)[0]
+    fires_at_once = twice.apply(full_light, frame=1)[0]
 
+    # The order of the samples in the epoch. The clip has 24 frames, so an epoch of DRAWS
+    # repetitions has 24 x DRAWS samples.
     sampler = ResumableDistributedSampler(
         24 * DRAWS, world_size=1, rank=0, batch_size=1, seed=dataset.seed
     )
     sampler.seek(epoch)
     return {
         "interval": interval,
+        # Relative to the last possible first frame. Three frames at this interval must fit into the
+        # frames 0 to 23.
         "first frame": frames[0] / (23 - 2 * interval),
         "top": draw.aug.top,
         "left": draw.aug.left,
@@ -658,18 +741,19 @@ def drawn_numbers(dataset, epoch, index):
     }
 
 
-def first_samples_of_epochs():
+def first_samples_of_epochs() -> list[tuple[int, int]]:
     """Return (epoch, index) of the first sample of many epochs."""
     return [(epoch, 0) for epoch in range(DRAWS)]
 
 
-def samples_of_one_epoch():
+def samples_of_one_epoch() -> list[tuple[int, int]]:
     """Return (epoch, index) of many samples of an epoch.
 
-    Sample 23 of a clip of 24 frames does not fit into the clip, so its first frame is drawn. The
-    clip is repeated, and so is this sample.
+    The clip has 24 frames. Sample 23 would begin with the last frame, so its three frames do not
+    fit into the clip, and its first frame is drawn. Samples 47, 71, ... begin as sample 23 does.
     """
-    return [(3, 24 * repetition + 23) for repetition in range(DRAWS)]
+    epoch = 3
+    return [(epoch, 24 * repetition + 23) for repetition in range(DRAWS)]
 
 
 @pytest.mark.parametrize(
@@ -701,10 +785,11 @@ def test_no_two_draws_of_a_sample_are_correlated(tmp_path, samples):
     for name in rows[0]:
         if len({row[name] for row in rows}) > 1:
             varying.append(name)
+    # Else the samples of this test would be too much alike to tell anything: there are 22 numbers.
     assert len(varying) >= 17, varying
 
     table = np.array([[row[name] for name in varying] for row in rows], float)
-    correlation = np.corrcoef(table.T)
+    correlation = np.corrcoef(table.T)  # of each number with each other number
     alike = {}
     for a, b in itertools.combinations(range(len(varying)), 2):
         if abs(correlation[a, b]) >= BOUND:
