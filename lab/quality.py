@@ -87,11 +87,19 @@ CLIPS = {"random": 6, "ideal": 3, "photos": 2, "choose": 2, "report": 3}
 FRAMES = 8  # frames of a clip
 # Training set -> weight with which a sample is drawn from it. "made" is the set of `make sample`.
 SAMPLE_WEIGHTS = {"made": 3, "random": 4, "photos": 2, "ideal": 3}
-# Training set of the suite `real` -> what its clips are made from, and the rig of its cameras.
+
+
+class TrainingSet(NamedTuple):
+    """What the clips of a training set of the suite `real` are made from."""
+
+    source: str  # "train": the training videos; "photos": the photographs
+    rig: str  # the pair of simulated cameras, e.g. "ideal" (data/cameras/rig.py)
+
+
 TRAINING_SETS = {
-    "random": ("train", "random"),
-    "ideal": ("train", "ideal"),
-    "photos": ("photos", "random"),
+    "random": TrainingSet(source="train", rig="random"),
+    "ideal": TrainingSet(source="train", rig="ideal"),
+    "photos": TrainingSet(source="photos", rig="random"),
 }
 # The pairs of simulated cameras (rigs) of the tests. data/cameras/rig.py has their values.
 CONDITIONS = ("ideal", "other", "rig", "dim")
@@ -150,26 +158,36 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--suite", choices=("sample", "real"), default="sample", help="default %(default)s")
-    add("--videos", type=Path, help="real: folder of the eleven videos")
+    add("--videos", type=Path, help="suite real: folder of the eleven videos")
     add(
-        "--part", choices=("choose", "report"), default="report", help="real: the videos to test on"
+        "--part",
+        choices=("choose", "report"),
+        default="report",
+        help="suite real: which videos the methods are tested on, default %(default)s",
     )
     add(
         "--conditions",
         nargs="+",
         choices=CONDITIONS,
         default=CONDITIONS,
-        help="real: of the test (default: all)",
+        help="suite real: cameras of the test clips (default: all)",
     )
-    add("--opt", type=Path, nargs="+", metavar="FILE", help="default: all of options/benchmark")
-    add("--only", nargs="+", metavar="NAME", help="train these only (names without .json)")
-    add("--seeds", type=int, nargs="+", default=[0, 1], help="default 0 1")
+    add(
+        "--opt",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="option files of the methods (default: all of options/benchmark)",
+    )
+    add("--only", nargs="+", metavar="NAME", help="train only these files (names without .json)")
+    add("--seeds", type=int, nargs="+", default=[0, 1], help="seeds of each method, default 0 1")
     add(
         "--steps",
         type=int,
         nargs="+",
         default=[500],
-        help="several: each file is trained for each (default 500)",
+        help="number of training steps; with several numbers, each file is trained once for each "
+        "number (default 500)",
     )
     add("--out", type=Path, help="results folder (default experiments/quality/SUITE)")
     args = parser.parse_args(argv)
@@ -263,8 +281,8 @@ def make_real(out: Path, args: argparse.Namespace) -> Data:
     """
     sources = link_sources(out, args.videos)
     # The clips of the training, and of the part that is tested.
-    for name, (source, rig) in TRAINING_SETS.items():
-        make_clips(out, name, sources[source], rig, CLIPS[name])
+    for name, training_set in TRAINING_SETS.items():
+        make_clips(out, name, sources[training_set.source], training_set.rig, CLIPS[name])
     for condition in CONDITIONS:
         name = f"{args.part}_{condition}"
         make_clips(out, name, sources[args.part], condition, CLIPS[args.part])

@@ -554,12 +554,13 @@ def share_of(found: registration.Found, known: Calibration) -> float:
     not show the share, it is the share of the known calibration.
     """
     _, _, error = found.errors  # the third error is the error of the share
-    if error > registration.MOST_SHARE:
+    if error > registration.SURE_WITHIN_SHARE:
         print(f"the share is not sure: it stays {known.exposure_share:g}")
         return known.exposure_share
     # The same limits as for `spike.calibration` "auto", in `registration.Found.is_changed`.
+    least_change = max(registration.LEAST_CHANGE_SHARE, registration.LEAST_CHANGE_IN_ERRORS * error)
     shortened_by = 1 - found.share
-    if shortened_by < max(registration.LEAST_SHARE, registration.LEAST_ERRORS * error):
+    if shortened_by < least_change:
         return 1.0
     return round(found.share, 3)
 

@@ -123,22 +123,23 @@ FINE_SIGMA = 1.2
 SPREAD_OFFSET = 15.0  # planes
 SPREAD_SHARE = 0.3  # of the exposure's planes
 SPREAD_ROLL = 0.1  # of the exposure's planes, over half of the rows
-# The matrix counts as found if the frames explain at least LEAST_EXPLAINED of the variance of the
-# spikes' details, and the error is at most LARGEST_PX RGB pixels. Another scene explains nothing.
+# The matrix counts as found if the frames explain at least this fraction of the variance of the
+# spikes' details, and its error is at most so many RGB pixels. Another scene explains nothing.
 LEAST_EXPLAINED = 0.25
-LARGEST_PX = 0.5
-# A value is sure if its error is at most MOST_PX (matrix), MOST_PLANES (offset) or MOST_SHARE
-# (share). On 100 random rigs, 95 % of the sure matrices were within 0.2 px of the true matrix.
-MOST_PX = 0.15
-MOST_PLANES = 0.7
-MOST_SHARE = 0.03
+FOUND_WITHIN_PX = 0.5
+# A value is sure if its error is at most so large: of the matrix in RGB pixels, of the offset in
+# planes, and of the share. On 100 random rigs, 95 % of the sure matrices were within 0.2 px of the
+# true matrix.
+SURE_WITHIN_PX = 0.15
+SURE_WITHIN_PLANES = 0.7
+SURE_WITHIN_SHARE = 0.03
 # A smaller change of matrix, offset or share is not applied. With 0, a clip whose cameras agree
 # would be changed by the noise of the fit.
-LEAST_PX = 0.15
-LEAST_PLANES = 0.75
-LEAST_SHARE = 0.04
+LEAST_CHANGE_PX = 0.15
+LEAST_CHANGE_PLANES = 0.75
+LEAST_CHANGE_SHARE = 0.04
 # A change must be at least this many times its error. Three standard errors are rarely chance.
-LEAST_ERRORS = 3
+LEAST_CHANGE_IN_ERRORS = 3
 
 
 # ---- What goes in and what comes out -----------------------------------------------------------
@@ -203,34 +204,34 @@ class Found:
         """Return whether the matrix can be trusted at all.
 
         The frames must explain the spikes (LEAST_EXPLAINED), and the error must be small
-        (LARGEST_PX). For example, a clip without texture has a large error.
+        (FOUND_WITHIN_PX). For example, a clip without texture has a large error.
         """
         matrix_error, _, _ = self.errors
-        return self.explained >= LEAST_EXPLAINED and matrix_error <= LARGEST_PX
+        return self.explained >= LEAST_EXPLAINED and matrix_error <= FOUND_WITHIN_PX
 
     @property
     def is_sure(self) -> Decisions:
-        """Whether the error of a value is small (MOST_PX, MOST_PLANES, MOST_SHARE)."""
+        """Whether the error of a value is small: matrix, offset, share."""
         matrix_error, offset_error, share_error = self.errors
         return Decisions(
-            matrix=self.is_matrix_found and bool(matrix_error <= MOST_PX),
-            offset=self.is_matrix_found and bool(offset_error <= MOST_PLANES),
-            share=self.is_matrix_found and bool(share_error <= MOST_SHARE),
+            matrix=self.is_matrix_found and bool(matrix_error <= SURE_WITHIN_PX),
+            offset=self.is_matrix_found and bool(offset_error <= SURE_WITHIN_PLANES),
+            share=self.is_matrix_found and bool(share_error <= SURE_WITHIN_SHARE),
         )
 
     @property
     def is_changed(self) -> Decisions:
         """Whether a value is applied to the clip, in place of the value at the start.
 
-        A change must be at least LEAST_ERRORS times its error, and at least LEAST_PX, LEAST_PLANES
-        or LEAST_SHARE. The offset and the share must also be sure. The matrix need not be sure: it
-        is applied if `is_matrix_found`, because it is then nearer to the truth than the start.
+        A change must be at least three times its error, and not below the least change. The offset
+        and the share must also be sure. The matrix need not be sure: it is applied if it was found,
+        because it is then nearer to the truth than the start.
         """
         is_sure = self.is_sure
         matrix_error, offset_error, share_error = self.errors
-        least_moved = max(LEAST_PX, LEAST_ERRORS * matrix_error)
-        least_offset = max(LEAST_PLANES, LEAST_ERRORS * offset_error)
-        least_shortening = max(LEAST_SHARE, LEAST_ERRORS * share_error)
+        least_moved = max(LEAST_CHANGE_PX, LEAST_CHANGE_IN_ERRORS * matrix_error)
+        least_offset = max(LEAST_CHANGE_PLANES, LEAST_CHANGE_IN_ERRORS * offset_error)
+        least_shortening = max(LEAST_CHANGE_SHARE, LEAST_CHANGE_IN_ERRORS * share_error)
         shortened_by = 1 - self.share_to_read
         return Decisions(
             matrix=self.is_matrix_found and self.moved >= least_moved,
@@ -587,8 +588,9 @@ class PartEquations(NamedTuple):
 # `State.run_rounds` stops early if a round changes the four values of shift, scale and turn by less
 # than SMALL_SHIFT pixels at the edge of the plane, and all other values by less than SMALL_CHANGE.
 # The other values are times in planes or, on the finest details, more changes of the matrix. Both
-# limits are far below the errors that count as sure (MOST_PX, MOST_PLANES). Larger limits would
-# stop before the values are exact. Smaller limits would cost rounds that change nothing.
+# limits are far below the errors that count as sure (SURE_WITHIN_PX, SURE_WITHIN_PLANES). Larger
+# limits would stop before the values are exact. Smaller limits would cost rounds that change
+# nothing.
 SMALL_SHIFT = 0.003
 SMALL_CHANGE = 0.03
 # A step changes the matrix by at most so much: a twentieth of the longer side of the plane, whose

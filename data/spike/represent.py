@@ -251,20 +251,21 @@ def tfp(
     planes = len(stream)
     if num_bins is None:
         middles = [center + offset for offset in offsets]
-    elif num_bins < 1 or tuple(offsets) != (0,):
-        raise ValueError(
-            f"num_bins {num_bins} is at least 1, and offsets {list(offsets)} have no effect with it"
-        )
-    elif planes < 2 * half_window:
-        raise ValueError(f"{planes} planes cannot hold a window of {2 * half_window} planes")
     else:
+        if num_bins < 1 or tuple(offsets) != (0,):
+            raise ValueError(
+                f"num_bins {num_bins} is at least 1, and offsets {list(offsets)} have no effect "
+                "with it"
+            )
         middles = _middles_of_bins(num_bins, planes, half_window)
 
     channels = []
     for m in middles:
+        # The window has the planes start ... stop - 1, as far as the stream has them. A window
+        # before plane 0 would get negative numbers, with which a slice counts from the end of the
+        # stream.
         start = m - half_window
         stop = m + half_window + 1
-        # A negative number in a slice would count from the end of the stream.
         window = stream[max(start, 0) : max(stop, 0)]
         if not len(window):
             raise ValueError(f"planes {start} to {stop - 1} all lie outside 0 to {planes - 1}")
@@ -277,7 +278,10 @@ def _middles_of_bins(num_bins: int, planes: int, half_window: int) -> list[int]:
     """Return the middle m of each window of `tfp` with num_bins.
 
     m is the middle of a bin, (i + 1 / 2) T / B, moved into [half_window, T - half_window].
+    Raises ValueError if a window does not fit into the stream.
     """
+    if planes < 2 * half_window:
+        raise ValueError(f"{planes} planes cannot hold a window of {2 * half_window} planes")
     middles = []
     for i in range(num_bins):
         # In whole numbers, rounded down: 7, 21, 35, 49 for T = 56 and B = 4.
