@@ -3,6 +3,8 @@
 The tests read README.md and all pages below docs/, in English and in Chinese (docs/zh). They follow
 links, run the code and the commands of a few pages, read their options, and compute their tables
 again.
+
+If a test fails after you have changed a page, the message names the page and what is wrong in it.
 """
 
 import json
@@ -12,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from tests.helpers.checked import found, of_part
 from tests.helpers.documents import PAGES, ROOT
 from tests.helpers.gopro_files import moving_frames, write_folder
 
+# Folders of the project whose files a page may name.
 FOLDERS = "scripts|lab|tests|docs|models|data|utils|options"
 # A file of the project, e.g. "docs/ddp.md".
 PATH = re.compile(rf"(?<![\w/.])((?:{FOLDERS})/[\w./-]+\.(?:py|md|sh|json|png))\b")
@@ -35,6 +39,18 @@ FENCED = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 # The target of a link without its heading, e.g. "ddp.md" of "[memory](ddp.md#memory)".
 LINK = re.compile(r"\]\(([^)#]+?)(?:#[^)]*)?\)")
+# A link to a heading, in two groups: the file, which may be empty, and the name of the heading.
+LINK_TO_HEADING = re.compile(r"\]\(([^):]*)#([^)]+)\)")
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def read_page(name: str) -> str:
+    """Return the text of a page, e.g. of "docs/ddp.md"."""
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+# ---- Links and files ----
 
 
 def anchors(page: Path) -> set[str]:
@@ -42,27 +58,58 @@ def anchors(page: Path) -> set[str]:
 
     E.g. the heading "## Time limits" -> "time-limits".
     """
-    titles = re.findall(r"(?m)^#+ (.*)$", FENCED.sub("", page.read_text(encoding="utf-8")))
-    return {re.sub(r"[^\w -]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+    # A line of code may begin with "#", too.
+    text = FENCED.sub("", page.read_text(encoding="utf-8"))
+    names = set()
+    for title in re.findall(r"(?m)^#+ (.*)$", text):
+        without_marks = re.sub(r"[^\w -]", "", title.lower()).strip()
+        names.add(without_marks.replace(" ", "-"))
+    return names
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_to_headings_lead_to_headings_and_files_that_a_page_names_exist(page):
+@each_page
+def test_links_to_headings_lead_to_headings(page):
     text = page.read_text(encoding="utf-8")
-    for file, anchor in re.findall(r"\]\(([^):]*)#([^)]+)\)", text):
-        assert anchor in anchors(page.parent / file if file else page), f"{file}#{anchor}"
-    # A page also names files that its reader writes, e.g. "Save this as `a.py`". The change log
-    # names files that have left since.
-    given = set(re.findall(r"(?m)^# (\S+\.py)$", text))
-    given |= set(re.findall(r"(?:Save this as|保存为) `(\S+)`", text))
-    named = set(PATH.findall(text)) - given if page.name != "CHANGELOG.md" else set()
-    missing = {name for name in named if not (ROOT / name).exists()}
-    missing |= {
-        link for link in LINK.findall(text) if ":" not in link and not (page.parent / link).exists()
-    }
 
+    for file, anchor in LINK_TO_HEADING.findall(text):
+        # A link without a file leads to a heading of its own page.
+        target = page.parent / file if file else page
+        assert anchor in anchors(target), f"{file}#{anchor}"
+
+
+@each_page
+def test_links_to_files_lead_to_files(page):
+    links = LINK.findall(page.read_text(encoding="utf-8"))
+    # The others are addresses on the web, e.g. "https://...".
+    links_to_files = [link for link in links if ":" not in link]
+
+    missing = [link for link in links_to_files if not (page.parent / link).exists()]
     assert not missing
 
+
+def files_that_the_reader_writes(text: str) -> set[str]:
+    """Return the files of a page that its reader writes, e.g. by "Save this as `a.py`".
+
+    A block of code whose first line is "# a.py" is such a file, too.
+    """
+    files = set(re.findall(r"(?m)^# (\S+\.py)$", text))
+    files |= set(re.findall(r"(?:Save this as|保存为) `(\S+)`", text))
+    return files
+
+
+# The change log names files that have been removed since.
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name
+)
+def test_files_of_the_project_that_a_page_names_exist(page):
+    text = page.read_text(encoding="utf-8")
+    named = set(PATH.findall(text)) - files_that_the_reader_writes(text)
+
+    missing = [name for name in named if not (ROOT / name).exists()]
+    assert not missing
+
+
+# ---- Addresses on the web ----
 
 # Data sets, programs and methods that the pages name, and whose addresses docs/links.md must have.
 PLACES = (
@@ -72,216 +119,413 @@ PLACES = (
 )  # fmt: skip
 # An address, with the bracket before it if it has one.
 ADDRESS = re.compile(r"<?\bhttps?://[^\s<>()\]`\"']+")
+# An address that is whole: a host with a point, and a path that does not end with a point.
+WHOLE_ADDRESS = re.compile(r"<?https?://[\w.-]+\.\w+(?:/[\w./%~+-]*)?[\w/]")
 
 
-def test_each_named_data_set_paper_and_program_has_its_address_and_addresses_are_whole():
-    rows = [
-        line
-        for line in (ROOT / "docs/links.md").read_text(encoding="utf-8").splitlines()
-        if line.startswith("| ")
-    ]
-    with_address = "\n".join(row for row in rows if ADDRESS.search(row))
-    assert not [
-        name
-        for name in PLACES
-        if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", with_address)
-    ]
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        papers = set(re.findall(r"(?i)\barxiv[ :.\w/]*?(\d{4}\.\d{5})", text))
-        assert all(paper in with_address for paper in papers), (page.name, papers)
-        for address in ADDRESS.findall(FENCED.sub("", text)):
-            assert re.fullmatch(r"<?https?://[\w.-]+\.\w+(?:/[\w./%~+-]*)?[\w/]", address), (
-                page.name,
-                address,
-            )
+@pytest.fixture(scope="module")
+def rows_with_address() -> str:
+    """Give the rows of the tables in docs/links.md that have an address."""
+    lines = read_page("docs/links.md").splitlines()
+    return "\n".join(line for line in lines if line.startswith("| ") and ADDRESS.search(line))
 
 
-def test_the_code_of_the_page_on_python_and_of_the_notebook_runs(tmp_path, monkeypatch):
-    blocks = re.findall(
-        r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(encoding="utf-8"), re.DOTALL
-    )
-    book = json.loads((ROOT / "notebooks/restore.ipynb").read_text(encoding="utf-8"))
-    cells = ["".join(cell["source"]) for cell in book["cells"] if cell["cell_type"] == "code"]
+@pytest.mark.parametrize("name", PLACES)
+def test_each_named_data_set_and_program_has_its_address(rows_with_address, name):
+    # As a whole word: "VRT" must not be found in "S-VRT".
+    assert re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", rows_with_address)
+
+
+@each_page
+def test_each_named_paper_has_its_address(rows_with_address, page):
+    text = page.read_text(encoding="utf-8")
+
+    # E.g. "arXiv:2201.12288" or "arxiv.org/abs/2201.12288".
+    papers = set(re.findall(r"(?i)\barxiv[ :.\w/]*?(\d{4}\.\d{5})", text))
+    assert [paper for paper in papers if paper not in rows_with_address] == []
+
+
+@each_page
+def test_addresses_are_whole(page):
+    # Addresses in code may be made up, e.g. "http://host".
+    text = FENCED.sub("", page.read_text(encoding="utf-8"))
+
+    for address in ADDRESS.findall(text):
+        assert WHOLE_ADDRESS.fullmatch(address), address
+
+
+# ---- Code and commands ----
+
+
+def cells_of_notebook() -> list[str]:
+    """Return the cells of code of the notebook."""
+    book = json.loads(read_page("notebooks/restore.ipynb"))
+    return ["".join(cell["source"]) for cell in book["cells"] if cell["cell_type"] == "code"]
+
+
+@pytest.fixture
+def run_in(monkeypatch):
+    """Give a function that runs parts of code one after another in a folder.
+
+    The code may change the folder of the process and `sys.path`. Both are as before afterwards.
+    """
+    # Without it matplotlib would open windows.
     matplotlib.use("Agg")
     monkeypatch.setattr(sys, "path", [*sys.path])
-    for parts, folder in ((blocks, tmp_path), (cells, ROOT / "notebooks")):
-        assert len(parts) > 5
+
+    def run(parts: list[str], folder: Path) -> None:
         monkeypatch.chdir(folder)
         exec("\n".join(parts), {"__name__": "page"})
+
+    return run
+
+
+def test_the_code_of_the_page_on_python_runs(run_in, tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", read_page("docs/python.md"), re.DOTALL)
+    assert len(blocks) > 5  # else the pattern no longer finds them
+
+    run_in(blocks, tmp_path)
+
+
+def test_the_code_of_the_notebook_runs(run_in):
+    cells = cells_of_notebook()
+    assert len(cells) > 5
+
+    run_in(cells, ROOT / "notebooks")
 
 
 def test_the_notebook_alone_fetches_the_project_as_on_colab(tmp_path):
     if not (ROOT / ".git").exists():
         pytest.skip("no repository to clone from")
-    book = json.loads((ROOT / "notebooks/restore.ipynb").read_text(encoding="utf-8"))
-    cells = ["".join(cell["source"]) for cell in book["cells"] if cell["cell_type"] == "code"]
-    # git takes this repository in place of the address on GitHub.
-    env = {**os.environ, "MPLBACKEND": "Agg", "GIT_CONFIG_COUNT": "1"}
-    env |= {"GIT_CONFIG_KEY_0": f"url.file://{ROOT}.insteadOf"}
-    env |= {"GIT_CONFIG_VALUE_0": "https://github.com/OWNER/SpikeVRT.git"}
-    fetched = "\n".join(cells[:2])
-    code = f"{fetched}\nfrom models.portable import read_saved\nprint(ROOT)"
-    command = [sys.executable, "-c", code]
-    said = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    # The first two cells fetch the project and make it importable.
+    fetching = "\n".join(cells_of_notebook()[:2])
+    code = f"{fetching}\nfrom models.portable import read_saved\nprint(ROOT)"
+    # These variables are a line of git's configuration: git takes this repository in place of the
+    # address on GitHub.
+    git_settings = {
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": f"url.file://{ROOT}.insteadOf",
+        "GIT_CONFIG_VALUE_0": "https://github.com/OWNER/SpikeVRT.git",
+    }
+    environment = {**os.environ, "MPLBACKEND": "Agg", **git_settings}
+
+    said = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
 
     assert said.stdout.split() == [str(tmp_path / "SpikeVRT")], said.stderr
 
 
-def test_the_commands_that_make_data_run_as_the_quick_start_gives_them(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+# The arguments of each command "python scripts/prepare_gopro_spike.py ..." in the quick start.
+COMMANDS_THAT_MAKE_DATA = re.findall(
+    r"(?m)^ *python scripts/prepare_gopro_spike\.py (.*)$", read_page("docs/quickstart.md")
+)
+
+
+def test_the_quick_start_gives_three_commands_that_make_data():
+    assert len(COMMANDS_THAT_MAKE_DATA) == 3
+
+
+@pytest.mark.parametrize("arguments", COMMANDS_THAT_MAKE_DATA)
+def test_a_command_that_makes_data_runs_as_the_quick_start_gives_it(
+    tmp_path, monkeypatch, arguments
+):
+    # The folders that the commands read. GoPro's frames have 32 x 32 pixels here. Two simulated
+    # cameras need larger frames, so those of the user's videos have 192 x 192 pixels.
     write_folder(tmp_path / "GOPRO_Large_all/train/GOPR0001_03_00", moving_frames(7))
-    write_folder(
-        tmp_path / "my_videos/train/GOPR0001_03_00", moving_frames(10).repeat(6, 1).repeat(6, 2)
-    )
-    text = (ROOT / "docs/quickstart.md").read_text(encoding="utf-8")
-    given = re.findall(r"(?m)^ *python scripts/prepare_gopro_spike\.py (.*)$", text)
-    assert len(given) == 3
-    for line in given:
-        assert prepare_gopro_spike.main(shlex.split(line, comments=True)) == 0
-        made = list(
-            (tmp_path / "trainsets").rglob("GOPRO_Large_spike_seq/*/GOPR0001_03_00*/spike/*.dat")
-        )
-        assert made
-        shutil.rmtree(made[0].parents[3])
+    large_frames = moving_frames(10).repeat(6, axis=1).repeat(6, axis=2)
+    write_folder(tmp_path / "my_videos/train/GOPR0001_03_00", large_frames)
+    monkeypatch.chdir(tmp_path)
+
+    code = prepare_gopro_spike.main(shlex.split(arguments, comments=True))
+
+    assert code == 0
+    made = (tmp_path / "trainsets").rglob("GOPRO_Large_spike_seq/*/GOPR0001_03_00*/spike/*.dat")
+    assert list(made)
 
 
 def test_the_tests_that_make_quick_names_exist():
-    command = subprocess.run(
+    # -n prints the commands of the target and runs none of them.
+    printed = subprocess.run(
         ["make", "-n", "quick"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    named = re.findall(r"(tests/[\w/]+\.py)(?:::(\w+))?", command)
-    assert len(named) > 20
+
+    # A file, e.g. "tests/dist/test_dist.py", or a test of it, e.g.
+    # "tests/dist/test_dist.py::test_x".
+    named = re.findall(r"(tests/[\w/]+\.py)(?:::(\w+))?", printed)
+    assert len(named) > 20  # else the pattern no longer finds them
     for file, test in named:
-        assert (ROOT / file).is_file(), (file, test)
-        assert not test or f"def {test}(" in (ROOT / file).read_text(), (file, test)
+        assert (ROOT / file).is_file(), file
+        if test:
+            assert f"def {test}(" in (ROOT / file).read_text(), (file, test)
 
 
-def read_dataset(file: Path, section: dict[str, object]) -> Any:
+# ---- Options ----
+
+
+@pytest.fixture
+def option_file(tmp_path) -> Path:
+    """Give the path of an option file to write, beside copies of the published files.
+
+    The options in the pages are based on a published file.
+    """
+    for file in (ROOT / "options/vrt").glob("*.json"):
+        shutil.copy(file, tmp_path)
+    return tmp_path / "own.json"
+
+
+def read_section(option_file: Path, section: dict[str, Any]) -> Any:
     """Read a section `datasets.train` as a part of the sample's option file."""
     options = {
         "base": "000_train_vrt_sample_rgbspike.json",
         "datasets": {"train": section, "test": None},
     }
-    file.write_text(json.dumps(options))
-    return main_train_vrt.read_options(["--opt", str(file)]).datasets.train
+    option_file.write_text(json.dumps(options))
+    return main_train_vrt.read_options(["--opt", str(option_file)]).datasets.train
 
 
-def test_the_options_in_the_pages_are_valid(tmp_path):
-    for file in (ROOT / "options/vrt").glob("*.json"):
-        shutil.copy(file, tmp_path)
-    own = tmp_path / "own.json"
-    quickstart = (ROOT / "docs/quickstart.md").read_text()
-    own.write_text(found(r"```json\n(.*?)```", quickstart, re.DOTALL)[1])
-    test = of_part(main_train_vrt.read_options(["--opt", str(own)]).datasets.test)
-    assert test.dataroot_gt.startswith("trainsets/mine/")
-    blocks = re.findall(
-        r"```jsonc\n(.*?)```", (ROOT / "docs/data_format.md").read_text(), re.DOTALL
+def test_the_option_file_of_the_quick_start_is_valid(option_file):
+    text = found(r"```json\n(.*?)```", read_page("docs/quickstart.md"), re.DOTALL)[1]
+    option_file.write_text(text)
+
+    opt = main_train_vrt.read_options(["--opt", str(option_file)])
+
+    assert of_part(opt.datasets.test).dataroot_gt.startswith("trainsets/mine/")
+
+
+def keys_of(block: str) -> dict[str, Any]:
+    """Return the keys of a block of options, which lacks the outer brackets."""
+    return json5.loads(f"{{{block}}}")
+
+
+@dataclass
+class OptionBlocks:
+    """The blocks of options in docs/data_format.md, in their order."""
+
+    layouts: list[str]  # a section `train` for each of three layouts of files
+    exposures: list[str]  # three forms of the key `exposure`
+    section: str  # a section `train` with most of its keys
+    roots: str  # keys that name several folders
+    camera: str  # the key `camera`
+
+
+@pytest.fixture(scope="module")
+def option_blocks() -> OptionBlocks:
+    """Give the blocks of options in docs/data_format.md."""
+    page = read_page("docs/data_format.md")
+    blocks = re.findall(r"```jsonc\n(.*?)```", page, re.DOTALL)
+    *layouts, forms, section, roots, camera = blocks
+    # One block has all forms of `exposure`. Each form begins with the key at the begin of a line.
+    # The split has an empty text before the first form.
+    _, *exposures = re.split(r'^(?="exposure")', forms, flags=re.MULTILINE)
+    return OptionBlocks(layouts, exposures, section, roots, camera)
+
+
+def test_the_page_on_data_shows_three_layouts(option_blocks):
+    assert len(option_blocks.layouts) == 3
+
+
+def test_the_page_on_data_shows_three_forms_of_exposure(option_blocks):
+    assert len(option_blocks.exposures) == 3
+
+
+@pytest.mark.parametrize("index", range(3))
+def test_the_options_for_each_layout_are_valid(option_file, option_blocks, index):
+    section = keys_of(option_blocks.layouts[index])["train"]
+
+    read = read_section(option_file, section)
+
+    assert read.dataroot_spike == "my_data/spikes/train"
+
+
+@pytest.mark.parametrize("index", range(3))
+def test_each_form_of_exposure_is_valid_together_with_the_other_options(
+    option_file, option_blocks, index
+):
+    section = keys_of(option_blocks.section)["train"]
+    section |= keys_of(option_blocks.roots)
+    section |= keys_of(option_blocks.camera)
+    section["spike"] |= keys_of(option_blocks.exposures[index])
+
+    read = read_section(option_file, section)
+
+    # Each block has arrived.
+    assert list(read.spike.representation.half_windows) == [2, 6, 12]
+    assert read.camera.drop_max == 0.1
+    assert len(read.dataroot_lq) == len(read.dataroot_share)
+    assert len(read.dataroot_spike) == len(read.dataroot_share)
+
+
+# ---- The table of memory per rank in docs/ddp.md ----
+
+
+@dataclass
+class Method:
+    """A row of the table: a method, which divides some bytes of each parameter among the ranks."""
+
+    name: str
+    divided: int  # bytes of a parameter that are divided; each rank holds all the others
+    exchanges: int  # exchanges of gradients or weights in a step
+
+
+# A parameter has 16 bytes: the weight has 4, its gradient has 4, its two moments have 8.
+METHODS = [
+    Method("DDP", divided=0, exchanges=2),
+    Method("ZeRO-1", divided=8, exchanges=2),
+    Method("ZeRO-2", divided=4 + 8, exchanges=2),
+    Method("FSDP", divided=4 + 4 + 8, exchanges=3),
+]
+# A column may be off by half a unit of its last digit, 0.0005 GB. The rest allows for the rounding
+# of A in the page.
+ROUNDED_GB = 6e-4
+
+
+@dataclass
+class MemoryTable:
+    """The numbers above the table, and its rows."""
+
+    parameters: float  # P in the page, number of parameters
+    ranks: int  # N in the page
+    activations: float  # A in the page, bytes
+    rows: dict[str, list[str]]  # name of the method -> the other cells of its row
+    share_of_fsdp: float  # what FSDP saves, in percent of the bytes of DDP
+
+
+@pytest.fixture(scope="module")
+def memory() -> MemoryTable:
+    """Give the table of memory per rank."""
+    text = read_page("docs/ddp.md")
+    rows = {}
+    for row in re.findall(r"^\| (?:DDP|ZeRO|FSDP).*`\d+ P.*$", text, re.MULTILINE):
+        name, *cells = [cell.strip() for cell in row.strip("|").split("|")]
+        # E.g. "ZeRO-1: moments divided" -> "ZeRO-1", and "DDP (this project)" -> "DDP".
+        rows[found(r"[\w-]+", name)[0]] = cells
+    return MemoryTable(
+        parameters=1e6 * int(found(r"\bP is (\d+) M\b", text)[1]),
+        ranks=int(found(r"\bN = (\d+) ranks", text)[1]),
+        activations=1e9 * float(found(r"\bA = ([\d.]+) GB", text)[1]),
+        rows=rows,
+        share_of_fsdp=float(found(r"([\d.]+) % of this sum", text)[1]),
     )
-    *cases, several, dataset, roots, camera = blocks
-    assert len(cases) == 3
-    for case in cases:
-        assert (
-            read_dataset(own, json5.loads(f"{{{case}}}")["train"]).dataroot_spike
-            == "my_data/spikes/train"
-        )
-    exposures = re.split(r'^(?="exposure")', several, flags=re.MULTILINE)[1:]
-    for exposure in exposures:
-        train = json5.loads(f"{{{dataset}, {roots}, {camera}}}")
-        values = train.pop("train") | train
-        values["spike"] |= json5.loads(f"{{{exposure}}}")
-        read = read_dataset(own, values)
-        assert (list(read.spike.representation.half_windows), read.camera.drop_max) == (
-            [2, 6, 12],
-            0.1,
-        )
-        assert len(read.dataroot_lq) == len(read.dataroot_share)
-        assert len(read.dataroot_spike) == len(read.dataroot_share)
-
-    assert len(exposures) == 3
 
 
-def test_the_table_of_memory_per_rank_follows_from_the_bytes_of_a_parameter():
-    text = (ROOT / "docs/ddp.md").read_text(encoding="utf-8")
-    P = int(found(r"\bP is (\d+) M\b", text)[1])
-    N = int(found(r"\bN = (\d+) ranks", text)[1])
-    # P is in millions of parameters, so A is in millions of bytes.
-    A = 1000 * float(found(r"\bA = ([\d.]+) GB", text)[1])
-    rows = re.findall(r"^\| (?:DDP|ZeRO|FSDP).*`\d+ P.*$", text, re.MULTILINE)
-    assert len(rows) == 4
-    for row, divided in zip(rows, ((), (8,), (4, 8), (4, 4, 8)), strict=True):
-        _, *parts, formula, total, saved, sent = [
-            cell.strip() for cell in row.strip("|").split("|")
-        ]
-        # Bytes for each parameter: those of `divided` are shared out among N ranks.
-        expected = BYTES_PER_PARAMETER - sum(divided) * (1 - 1 / N)
-        assert eval(re.sub(r"(\d) P", r"\1 * P", formula.strip("`"))) == pytest.approx(
-            P * expected + A
-        )
-        assert float(total) == pytest.approx(sum(map(float, parts)), abs=2e-3)
-        assert float(total) == pytest.approx((P * expected + A) / 1000, abs=6e-4)
-        assert float(saved) == pytest.approx(P * (BYTES_PER_PARAMETER - expected) / 1000, abs=6e-4)
-        assert float(parts[-1]) == A / 1000
-        assert float(sent) == pytest.approx(
-            (1.5 if len(divided) == 3 else 1) * P * 8 * (N - 1) / N / 1000, abs=6e-4
-        )
-    of_all = float(found(r"([\d.]+) % of this sum", text)[1])
-
-    assert of_all == pytest.approx(
-        100 * float(saved) / (P * BYTES_PER_PARAMETER + A) * 1000, abs=0.06
-    )
+def bytes_per_rank(memory: MemoryTable, method: Method) -> float:
+    """Return the bytes that a rank holds: its part of each parameter, and the activations."""
+    on_other_ranks = method.divided * (1 - 1 / memory.ranks)
+    return memory.parameters * (BYTES_PER_PARAMETER - on_other_ranks) + memory.activations
 
 
-def english(page: Path) -> Path:
-    """Return the English page of a Chinese page."""
-    return (
-        page.parent.parent / page.name if page.parent.name == "zh" else page.with_name("README.md")
-    )
+def test_the_table_of_memory_has_a_row_for_each_method(memory):
+    assert list(memory.rows) == [method.name for method in METHODS]
 
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_the_formula_of_a_row_gives_the_bytes_per_rank(memory, method):
+    formula = memory.rows[method.name][4].strip("`")  # e.g. "8 P + 8 P / N + A"
+
+    letters = {"P": memory.parameters, "N": memory.ranks, "A": memory.activations}
+    value = eval(re.sub(r"(\d) P", r"\1 * P", formula), letters)
+
+    assert value == pytest.approx(bytes_per_rank(memory, method))
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_the_numbers_of_a_row_follow_from_the_bytes_of_a_parameter(memory, method):
+    weights, gradients, moments, activations, _, total, saved, sent = memory.rows[method.name]
+    parts = [float(weights), float(gradients), float(moments), float(activations)]
+    expected = bytes_per_rank(memory, method) / 1e9
+    # Without dividing, as DDP does it.
+    expected_of_ddp = bytes_per_rank(memory, METHODS[0]) / 1e9
+
+    assert float(activations) == memory.activations / 1e9
+    # Four rounded numbers are added. Each may be off by 0.0005, so the sum by 0.002.
+    assert float(total) == pytest.approx(sum(parts), abs=2e-3)
+    assert float(total) == pytest.approx(expected, abs=ROUNDED_GB)
+    assert float(saved) == pytest.approx(expected_of_ddp - expected, abs=ROUNDED_GB)
+    # In an exchange a rank sends the 4 bytes of each parameter, but the part that it keeps.
+    bytes_of_exchange = 4 * memory.parameters * (memory.ranks - 1) / memory.ranks
+    expected_sent = method.exchanges * bytes_of_exchange / 1e9
+    assert float(sent) == pytest.approx(expected_sent, abs=ROUNDED_GB)
+
+
+def test_the_share_that_fsdp_saves_follows_from_the_table(memory):
+    saved = float(memory.rows["FSDP"][6])
+    of_ddp = bytes_per_rank(memory, METHODS[0]) / 1e9
+
+    # The page has one digit after the point.
+    assert memory.share_of_fsdp == pytest.approx(100 * saved / of_ddp, abs=0.06)
+
+
+# ---- Both languages ----
 
 # The Chinese pages.
 TRANSLATED = [ROOT / "README_zh-CN.md", *sorted((ROOT / "docs/zh").glob("*.md"))]
 
+each_chinese_page = pytest.mark.parametrize("chinese", TRANSLATED, ids=lambda page: page.name)
 
-def skeleton(page: Path) -> list[dict[str, object]]:
-    """Return what must be equal in both languages, for each section of a page.
 
-    This is its heading, its code, its table without the words, its numbers and its links. A link is
-    the file to which it leads, or the English page of this file.
+def english(page: Path) -> Path:
+    """Return the English page of a Chinese page, e.g. docs/ddp.md of docs/zh/ddp.md."""
+    if page.parent.name == "zh":
+        return page.parent.parent / page.name
+    return page.with_name("README.md")
+
+
+def files_linked_by(page: Path, text: str) -> set[Path]:
+    """Return the files to which the links in a text of this page lead."""
+    return {(page.parent / link).resolve() for link in LINK.findall(text) if ":" not in link}
+
+
+def sections_of(page: Path) -> list[str]:
+    """Return the text of each section of a page: a heading, and what follows until the next one.
+
+    The first text is what stands before the first heading.
     """
     text = page.read_text(encoding="utf-8")
-    sections = []
-    own = english(page) if page in TRANSLATED else page
-    for part in re.split(
-        r"(?m)^(?=#+ )", FENCED.sub(lambda block: block[0].replace("\n#", "\n\\#"), text)
-    ):
-        blocks = FENCED.findall(part)
-        prose = FENCED.sub("", part)
-        rows = [line for line in prose.splitlines() if line.lstrip().startswith("|")]
-        links = [(page.parent / link).resolve() for link in LINK.findall(prose) if ":" not in link]
-        links = [english(link) if link in TRANSLATED else link for link in links]
-        if page.parent == ROOT:
-            blocks = [re.sub(r"\s+# .*", "", block) for block in blocks]
-        names = re.findall(r"`([^`\n]+)`", prose)
-        sections.append({
-            "heading": part[: part.find(" ")] if part.startswith("#") else "",
-            "blocks": blocks,
-            "cells of each row": [len(re.findall(r"(?<!\\)\|", row)) for row in rows],
-            "numbers of each row": [sorted(NUMBER.findall(row)) for row in rows],
-            "numbers": sorted(NUMBER.findall(prose)),
-            "links": {str(link) for link in links if link != own},
-            "code": {name.replace("docs/zh/", "docs/") for name in names},
-        })  # fmt: skip
-    return sections
+    # A comment in a block of code begins with "#" as a heading does. Mark it, so that the text is
+    # not cut there.
+    without_comments = FENCED.sub(lambda block: block[0].replace("\n#", "\n\\#"), text)
+    return re.split(r"(?m)^(?=#+ )", without_comments)
 
 
-@pytest.mark.parametrize("chinese", TRANSLATED, ids=lambda page: page.name)
+def facts_of_section(page: Path, section: str) -> dict[str, object]:
+    """Return what a section must have in both languages: all but its words."""
+    blocks = FENCED.findall(section)
+    if page.parent == ROOT:
+        # The READMEs translate the comments in their code.
+        blocks = [re.sub(r"\s+# .*", "", block) for block in blocks]
+    prose = FENCED.sub("", section)
+    rows = [line for line in prose.splitlines() if line.lstrip().startswith("|")]
+    # A link leads to a page in its own language. Both languages count as the English page.
+    links = {english(link) if link in TRANSLATED else link for link in files_linked_by(page, prose)}
+    # Each page links to itself in the other language.
+    links.discard(english(page) if page in TRANSLATED else page)
+    names = re.findall(r"`([^`\n]+)`", prose)
+    return {
+        # "##" of "## Time limits": the level of the heading.
+        "heading": section[: section.find(" ")] if section.startswith("#") else "",
+        "blocks": blocks,
+        # "\|" is a character of a cell, and "|" separates two cells.
+        "cells of each row": [len(re.findall(r"(?<!\\)\|", row)) for row in rows],
+        # Sorted, because languages have another order of words.
+        "numbers of each row": [sorted(NUMBER.findall(row)) for row in rows],
+        "numbers": sorted(NUMBER.findall(prose)),
+        "links": links,
+        "code": {name.replace("docs/zh/", "docs/") for name in names},
+    }
+
+
+@each_chinese_page
 def test_a_page_has_the_same_sections_code_tables_numbers_and_links_in_both_languages(chinese):
-    for ours, theirs in zip(skeleton(english(chinese)), skeleton(chinese), strict=True):
-        assert theirs == ours
-    pages = (english(chinese), chinese)
-    for page, other in (pages, pages[::-1]):
-        assert other in {
-            (page.parent / link).resolve()
-            for link in LINK.findall(page.read_text(encoding="utf-8"))
-        }
+    page = english(chinese)
+
+    for ours, theirs in zip(sections_of(page), sections_of(chinese), strict=True):
+        assert facts_of_section(chinese, theirs) == facts_of_section(page, ours)
+
+
+@each_chinese_page
+def test_a_page_links_to_itself_in_the_other_language(chinese):
+    page = english(chinese)
+
+    assert chinese in files_linked_by(page, page.read_text(encoding="utf-8"))
+    assert page in files_linked_by(chinese, chinese.read_text(encoding="utf-8"))
