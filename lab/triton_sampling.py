@@ -63,9 +63,9 @@ PIXELS = 128
 #     pixel_of_image  (ROWS,)       number of the pixel within its image, row by row
 #     channel         (PAD,)        number of the channel within the group. PAD is C rounded up to a
 #                                   power of two, because Triton requires such sizes.
-#     is_channel      (PAD,)        false for the padding
-#     image_begin     (ROWS,)       index of the first number of the image and group in x, which is
-#                                   (n, G, h, w, C)
+#     is_used         (ROWS, PAD)   false beyond the last output pixel, and for the padding
+#     first_index     (ROWS, PAD)   index in x (n, G, h, w, C) of each channel of the first pixel of
+#                                   the image and group
 #     H, W, HW        numbers       height and width of an image, and its pixels
 #
 # `[:, None]` and `[None, :]` join a value of each pixel with a value of each channel: (ROWS, PAD).
@@ -75,7 +75,7 @@ PIXELS = 128
 def _pixels_of_program(pixels, HW, W, ROWS: tl.constexpr):
     """Return what this program computes, all (ROWS,):
 
-    pixel, is_pixel, image, pixel_of_image: see the list above.
+    pixel, is_pixel, image, pixel_of_image: as in the list above.
     row, column: where the output pixel is in its image.
     """
     # 64 bits, because the addresses made from this number may need more than 32.
@@ -113,63 +113,52 @@ def _position(offset, dy_plane, pixel_of_image, row, column, is_pixel, HW, TAP: 
 
 
 @jit
-def _in_image(y, x, is_pixel, H, W):
-    """Return whether the corner at row y and column x lies within the image, (ROWS,)."""
-    return is_pixel & (y >= 0) & (y < H) & (x >= 0) & (x < W)
+def _corner_index(first_index, y, x, W, C: tl.constexpr):
+    """Return the index of each channel of a corner in x, (ROWS, PAD). y, x: (ROWS,)."""
+    return first_index + ((y * W + x).to(tl.int64) * C)[:, None]
 
 
 @jit
-def _corner_index(image_begin, y, x, channel, W, C: tl.constexpr):
-    """Return the index of each channel of a corner in the input (n, G, h, w, C), (ROWS, PAD)."""
-    corner_begin = image_begin + (y * W + x).to(tl.int64) * C
-    return corner_begin[:, None] + channel[None, :]
+def _is_corner(is_used, y, x, H, W):
+    """Return where a corner is read or written: within the image, and where `is_used` is true."""
+    is_in_image = (y >= 0) & (y < H) & (x >= 0) & (x < W)  # (ROWS,)
+    return is_in_image[:, None] & is_used
 
 
 @jit
-def _corner(x_values, image_begin, y, x, is_inside, channel, is_channel, W, C: tl.constexpr):
+def _corner(x_values, first_index, is_used, y, x, H, W, C: tl.constexpr):
     """Return the channels of a corner, (ROWS, PAD) float32. They are 0 outside of the image.
 
-    x_values: the input. y, x: row and column of the corner. is_inside: see `_in_image`.
+    x_values: the input. y, x: row and column of the corner, (ROWS,).
     """
-    index = _corner_index(image_begin, y, x, channel, W, C)
-    is_read = is_inside[:, None] & is_channel[None, :]
+    index = _corner_index(first_index, y, x, W, C)
+    is_read = _is_corner(is_used, y, x, H, W)
     return tl.load(x_values + index, mask=is_read, other=0.0).to(tl.float32)
 
 
 @jit
-def _corners(
-    x_values, image_begin, top, left, is_pixel, channel, is_channel, H, W, C: tl.constexpr
-):
+def _corners(x_values, first_index, is_used, top, left, H, W, C: tl.constexpr):
     """Return the corners of each sample: upper left, upper right, lower left, lower right."""
-    is_00 = _in_image(top, left, is_pixel, H, W)
-    is_01 = _in_image(top, left + 1, is_pixel, H, W)
-    is_10 = _in_image(top + 1, left, is_pixel, H, W)
-    is_11 = _in_image(top + 1, left + 1, is_pixel, H, W)
-    # Only the corner differs between these calls.
-    v_00 = _corner(x_values, image_begin, top, left, is_00, channel, is_channel, W, C)
-    v_01 = _corner(x_values, image_begin, top, left + 1, is_01, channel, is_channel, W, C)
-    v_10 = _corner(x_values, image_begin, top + 1, left, is_10, channel, is_channel, W, C)
-    v_11 = _corner(x_values, image_begin, top + 1, left + 1, is_11, channel, is_channel, W, C)
+    bottom = top + 1
+    right = left + 1
+    v_00 = _corner(x_values, first_index, is_used, top, left, H, W, C)
+    v_01 = _corner(x_values, first_index, is_used, top, right, H, W, C)
+    v_10 = _corner(x_values, first_index, is_used, bottom, left, H, W, C)
+    v_11 = _corner(x_values, first_index, is_used, bottom, right, H, W, C)
     return v_00, v_01, v_10, v_11
 
 
 @jit
-def _add_to_corner(
-    grad_x, gradient, image_begin, y, x, is_pixel, channel, is_channel, H, W, C: tl.constexpr
-):
+def _add_to_corner(grad_x, first_index, is_used, gradient, y, x, H, W, C: tl.constexpr):
     """Add a gradient (ROWS, PAD) to a corner of each sample in grad_x, if it is in the image.
 
     y, x: row and column of the corner, (ROWS,).
 
     The addition is atomic, because several samples may have the same corner.
     """
-    index = _corner_index(image_begin, y, x, channel, W, C)
-    is_added = _in_image(y, x, is_pixel, H, W)[:, None] & is_channel[None, :]
+    index = _corner_index(first_index, y, x, W, C)
+    is_added = _is_corner(is_used, y, x, H, W)
     tl.atomic_add(grad_x + index, gradient, mask=is_added)
-
-
-# `do_not_specialize`: without it, Triton compiles a kernel once more if the number of pixels is 1,
-# or is divisible by 16.
 
 
 @jit(do_not_specialize=["pixels"])
@@ -187,8 +176,8 @@ def _sample(
     pixel, is_pixel, image, pixel_of_image, row, column = _pixels_of_program(pixels, HW, W, ROWS)
     group = tl.program_id(1)
     channel = tl.arange(0, PAD)
-    is_channel = channel < C
-    image_begin = (image * G + group) * HW * C
+    is_used = is_pixel[:, None] & (channel < C)[None, :]
+    first_index = ((image * G + group) * HW * C)[:, None] + channel[None, :]
     # Triton writes the code of each of the 9 rounds out (static_range), so TAP is a constant.
     for TAP in tl.static_range(9):
         # The four corners of each sample, and their bilinear interpolation.
@@ -197,9 +186,7 @@ def _sample(
         top, left, fy, fx = _position(
             offset, dy_plane, pixel_of_image, row, column, is_pixel, HW, TAP
         )
-        v_00, v_01, v_10, v_11 = _corners(
-            x, image_begin, top, left, is_pixel, channel, is_channel, H, W, C
-        )
+        v_00, v_01, v_10, v_11 = _corners(x, first_index, is_used, top, left, H, W, C)
         upper = v_00 + fx[:, None] * (v_01 - v_00)  # (ROWS, PAD), as lower and s
         lower = v_10 + fx[:, None] * (v_11 - v_10)
         s = upper + fy[:, None] * (lower - upper)
@@ -209,8 +196,7 @@ def _sample(
         entry = s * m.to(tl.float32)[:, None]
         first_entry = ((pixel * G + group) * 9 + TAP)[:, None] * C  # of channel 0
         entry_index = first_entry + channel[None, :]
-        is_entry = is_pixel[:, None] & is_channel[None, :]
-        tl.store(columns + entry_index, entry.to(columns.dtype.element_ty), mask=is_entry)
+        tl.store(columns + entry_index, entry.to(columns.dtype.element_ty), mask=is_used)
 
 
 @jit(do_not_specialize=["pixels"])
@@ -240,8 +226,8 @@ def _sample_backward(
     pixel, is_pixel, image, pixel_of_image, row, column = _pixels_of_program(pixels, HW, W, ROWS)
     group = tl.program_id(1)
     channel = tl.arange(0, PAD)
-    is_channel = channel < C
-    image_begin = (image * G + group) * HW * C
+    is_used = is_pixel[:, None] & (channel < C)[None, :]
+    first_index = ((image * G + group) * HW * C)[:, None] + channel[None, :]
     for TAP in tl.static_range(9):
         # The samples, as in `_sample`.
         mask_plane = (image * G + group) * 9 + TAP  # number of the plane (h, w) in mask
@@ -250,9 +236,7 @@ def _sample_backward(
         top, left, fy, fx = _position(
             offset, dy_plane, pixel_of_image, row, column, is_pixel, HW, TAP
         )
-        v_00, v_01, v_10, v_11 = _corners(
-            x, image_begin, top, left, is_pixel, channel, is_channel, H, W, C
-        )
+        v_00, v_01, v_10, v_11 = _corners(x, first_index, is_used, top, left, H, W, C)
         upper = v_00 + fx[:, None] * (v_01 - v_00)  # (ROWS, PAD), as lower, s and ds_d...
         lower = v_10 + fx[:, None] * (v_11 - v_10)
         s = upper + fy[:, None] * (lower - upper)
@@ -266,10 +250,9 @@ def _sample_backward(
         )
         first_entry = ((pixel * G + group) * 9 + TAP)[:, None] * C  # of channel 0
         entry_index = first_entry + channel[None, :]
-        is_entry = is_pixel[:, None] & is_channel[None, :]
-        g = tl.load(columns + entry_index, mask=is_entry, other=0.0).to(tl.float32)
+        g = tl.load(columns + entry_index, mask=is_used, other=0.0).to(tl.float32)
         entry = s * m[:, None]
-        tl.store(columns + entry_index, entry.to(columns.dtype.element_ty), mask=is_entry)
+        tl.store(columns + entry_index, entry.to(columns.dtype.element_ty), mask=is_used)
 
         # The gradients of mask and offset: sums over the channels (axis 1).
         grad_m = tl.sum(g * s, 1)  # (ROWS,), as grad_dy and grad_dx
@@ -287,25 +270,12 @@ def _sample_backward(
         g_01 = g_upper * fx[:, None]
         g_10 = g_lower * (1 - fx)[:, None]
         g_11 = g_lower * fx[:, None]
-        _add_to_corners(
-            grad_x, g_00, g_01, g_10, g_11,
-            image_begin, top, left, is_pixel, channel, is_channel, H, W, C,
-        )  # fmt: skip
-
-
-@jit
-def _add_to_corners(
-    grad_x, g_00, g_01, g_10, g_11,
-    image_begin, top, left, is_pixel, channel, is_channel, H, W, C: tl.constexpr,
-):  # fmt: skip
-    """Add the gradients of the corners of each sample to grad_x. `_corners` has their order."""
-    bottom = top + 1
-    right = left + 1
-    # Only the gradient and its row and column differ between these calls.
-    _add_to_corner(grad_x, g_00, image_begin, top, left, is_pixel, channel, is_channel, H, W, C)
-    _add_to_corner(grad_x, g_01, image_begin, top, right, is_pixel, channel, is_channel, H, W, C)
-    _add_to_corner(grad_x, g_10, image_begin, bottom, left, is_pixel, channel, is_channel, H, W, C)
-    _add_to_corner(grad_x, g_11, image_begin, bottom, right, is_pixel, channel, is_channel, H, W, C)
+        bottom = top + 1
+        right = left + 1
+        _add_to_corner(grad_x, first_index, is_used, g_00, top, left, H, W, C)
+        _add_to_corner(grad_x, first_index, is_used, g_01, top, right, H, W, C)
+        _add_to_corner(grad_x, first_index, is_used, g_10, bottom, left, H, W, C)
+        _add_to_corner(grad_x, first_index, is_used, g_11, bottom, right, H, W, C)
 
 
 # ---- The convolution ----
@@ -332,7 +302,7 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
     bias: (c',).
     """
     # The kernels compute addresses in offset and mask, so these must be contiguous. x and weight
-    # are put into another order first, see `_channels_innermost` and `_weights_of_columns`.
+    # are copied into another order later (`_channels_innermost`, `_weights_of_columns`).
     return _DeformConv.apply(x, offset.contiguous(), mask.contiguous(), weight, bias)
 
 
