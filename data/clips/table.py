@@ -279,9 +279,8 @@ class ClipTable(_Clips):
         # The files, as {kind: column}.
         self.folders: dict[str, Texts] = {}  # path of each clip's files below the root
         self.file_counts: dict[str, np.ndarray] = {}  # number of files of each clip
-        self.first_files: dict[
-            str, np.ndarray
-        ] = {}  # index of each clip's first file, then the end
+        # For each kind of files: index of the first file of each clip, and then the end.
+        self.first_files: dict[str, np.ndarray] = {}
         self.file_names: dict[str, Texts] = {}  # name of each file of all clips
         for kind in self.kinds:
             counts = columns[f"{kind}_counts"]
