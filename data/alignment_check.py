@@ -330,10 +330,13 @@ def _with_mean_of_exposure(draw: Draw) -> Draw:
 
     This mean is as blurry as the blurry frame, so their edges can be compared.
     """
-    # One bin of the representation "voxel" is the mean of its planes. Rate 1: the mean is not
-    # divided by a rate, because a constant factor would change no correlation.
+    # One bin of the representation "voxel" is the mean of its planes.
     spikes = draw.clip.spikes.changed(
-        name="voxel", options={"num_bins": 1}, channels=1, ignored=frozenset(), rate=1.0
+        name="voxel",
+        options={"num_bins": 1},
+        channels=1,
+        ignored=frozenset(),  # options without effect on the representation: none
+        rate=1.0,  # no division by a rate, because a constant factor changes no correlation
     )
     exposures = []
     for exposure in draw.clip.exposures:

@@ -34,7 +34,8 @@ from lab.tools import NAMED, ROOT
 # may only use names that both checkouts have. A program gets the arguments of `training_arguments`,
 # and the last line that it prints is its figures as JSON.
 
-# The begin of each program. `least` gives the least CPU seconds of a function.
+# The begin of each program. `least` calls a function several times, and returns the least CPU
+# seconds of a call.
 HEAD = """
 import json, os, sys, time
 sys.path.insert(0, "")  # the checkout in which the program is started
@@ -56,7 +57,7 @@ torch.manual_seed(0)
 net = VRT(**ARGUMENTS, drop_path_rate=0.0)
 # The last layer begins with zero weights, which would make all other gradients zero.
 torch.nn.init.normal_(net.conv_last.weight, std=0.1)
-x = torch.rand(1, 6, 3, 64, 64)
+x = torch.rand(1, 6, 3, 64, 64)  # one clip of 6 frames, (B, T, C, H, W)
 
 def step():
     net.zero_grad(set_to_none=True)
@@ -98,7 +99,7 @@ dataset = build_dataset(section, "train", 0)
 def read_samples():
     return [dataset[(0, i % len(dataset))] for i in range(8)]  # (epoch, index)
 
-print(json.dumps({"8 samples s": least(read_samples, 5)}))
+print(json.dumps({"8 samples s": least(read_samples, repeats=5)}))
 """
 
 START = """

@@ -27,6 +27,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -772,19 +773,21 @@ def train(textures: Sequence[np.ndarray], out: Path, seconds: float, seed: int) 
         if elapsed_share >= 1:
             break
 
-        # The batch: new samples, if this step has any, and old ones of the pool.
+        # The batch: new samples, if this step has any, and old ones of the pool. The pool keeps the
+        # newest POOL samples.
         new = samples_of(rng, textures) if step % NEW_EVERY == 0 else []
         pool = (pool + new)[-POOL:]
         old_indices = rng.integers(0, len(pool), BATCH - len(new))
         old = [pool[index] for index in old_indices]
-        pictures, scene, shifts = turned(batch_of(new + old), rng)
+        batch = turned(batch_of(new + old), rng)
 
-        # One step.
+        # One step. The finest level is the last one.
         optimizer.param_groups[0]["lr"] = learning_rate(step, elapsed_share)
         levels = len(LEVEL_WEIGHTS)
         if elapsed_share < SHARE_WITHOUT_FINEST:
             levels -= 1
-        loss, error = loss_of(net(pictures, scene, levels), shifts, net.tau[INSIDE])
+        found = net(batch.pictures, batch.scenes, levels)
+        loss, error = loss_of(found, batch.shifts, net.tau[INSIDE])
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(net.parameters(), LARGEST_GRADIENT)
@@ -794,7 +797,7 @@ def train(textures: Sequence[np.ndarray], out: Path, seconds: float, seed: int) 
 
         # Print the mean error beside the mean length of the shifts. If the error is as large as the
         # length, the network finds nothing.
-        length = float(shifts.norm(dim=2).mean())
+        length = float(batch.shifts.norm(dim=2).mean())  # dimension 2 is x and y
         errors_and_lengths.append((error, length))
         if time.time() - last_print > PRINT_EVERY:
             last_print = time.time()
@@ -828,45 +831,50 @@ def update_average(averaged: dict[str, Tensor], net: nn.Module, step: int) -> No
         averaged[name].lerp_(newest, 1 - share_of_old)
 
 
-def batch_of(samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor]:
-    """Join samples: pictures (B, 15, 2, h, w), scenes (B, 3, h, w) and shifts (B, 11, 2, h, w).
+class Batch(NamedTuple):
+    """B samples as tensors."""
 
-    The loss uses only the shifts of the eleven windows of the exposure. So the result has only
-    these shifts.
-    """
-    pictures = torch.from_numpy(np.stack([sample.pictures for sample in samples])).float()
-    scenes = torch.from_numpy(np.stack([sample.scene for sample in samples])).float()
-    shifts = torch.from_numpy(np.stack([sample.shifts for sample in samples])).float()
-    shifts = shifts[:, INSIDE]  # (B, 11, h, w, 2)
-    return pictures, scenes, shifts.permute(0, 1, 4, 2, 3)
+    pictures: Tensor  # (B, 15, 2, h, w)
+    scenes: Tensor  # (B, 3, h, w)
+    # (B, 11, 2, h, w), x and y, of the eleven windows of the exposure. The loss needs no others.
+    shifts: Tensor
 
 
-def turned(
-    batch: tuple[Tensor, Tensor, Tensor], rng: np.random.Generator
-) -> tuple[Tensor, Tensor, Tensor]:
+def batch_of(samples: Sequence[Sample]) -> Batch:
+    """Join samples to a batch of float32."""
+    pictures = np.stack([sample.pictures for sample in samples])
+    scenes = np.stack([sample.scene for sample in samples])
+    shifts = np.stack([sample.shifts for sample in samples])  # (B, 15, h, w, 2)
+    shifts_inside = torch.from_numpy(shifts).float()[:, INSIDE]  # (B, 11, h, w, 2)
+    return Batch(
+        pictures=torch.from_numpy(pictures).float(),
+        scenes=torch.from_numpy(scenes).float(),
+        shifts=shifts_inside.permute(0, 1, 4, 2, 3),
+    )
+
+
+def turned(batch: Batch, rng: np.random.Generator) -> Batch:
     """Mirror and transpose a batch at random, with the directions of its shifts.
 
-    E.g. after mirroring from left to right, x of each shift has the opposite sign.
-
-    batch: as `batch_of` returns it. Dimension 2 of the shifts is x and y.
+    E.g. after mirroring from left to right, x of each shift has the opposite sign. The order of the
+    three draws is part of the training.
     """
     pictures, scenes, shifts = batch
-    if rng.random() < 0.5:
-        sign = torch.tensor([-1.0, 1]).view(1, 1, 2, 1, 1)  # of x and of y
+    if rng.random() < 0.5:  # left and right: x changes its sign
+        sign = torch.tensor([-1.0, 1.0]).view(1, 1, 2, 1, 1)  # of x and of y
         pictures = pictures.flip(-1)
         scenes = scenes.flip(-1)
         shifts = shifts.flip(-1) * sign
-    if rng.random() < 0.5:
-        sign = torch.tensor([1.0, -1]).view(1, 1, 2, 1, 1)
+    if rng.random() < 0.5:  # up and down: y changes its sign
+        sign = torch.tensor([1.0, -1.0]).view(1, 1, 2, 1, 1)
         pictures = pictures.flip(-2)
         scenes = scenes.flip(-2)
         shifts = shifts.flip(-2) * sign
-    if rng.random() < 0.5:
-        # Rows become columns, so x and y of each shift change places.
+    if rng.random() < 0.5:  # rows become columns: x and y change places
         pictures = pictures.transpose(-1, -2)
         scenes = scenes.transpose(-1, -2)
         shifts = shifts.transpose(-1, -2).flip(2)
-    return pictures, scenes, shifts
+    return Batch(pictures, scenes, shifts)
 
 
 def loss_of(found: Sequence[Curves], shifts: Tensor, tau: Tensor) -> tuple[Tensor, float]:

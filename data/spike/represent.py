@@ -606,8 +606,10 @@ def relative(
     if half_exposure is None:
         half_exposure = most_planes
     halves, are_whole = _half_windows_in_planes(half_windows, half_exposure)
+    # Each window must be shorter than the exposure, and the exposure must lie in the stream.
     are_inside = bool(halves) and min(halves) >= 0 and max(halves) < half_exposure
-    if num_bins < 0 or not are_whole or not are_inside or half_exposure > most_planes:
+    fits_stream = half_exposure <= most_planes
+    if not are_whole or not are_inside or not fits_stream or num_bins < 0:
         raise ValueError(
             f"0 <= half_windows {list(half_windows)} < half_exposure {half_exposure} <= "
             f"{most_planes} planes are needed, whole or below 1, and num_bins {num_bins} >= 0"
