@@ -178,15 +178,21 @@ class VRT(nn.Module):
     # ---- Construction ------------------------------------------------------------------------
 
     def _build(self, options: dict[str, Any]) -> None:
-        """Add the stages, and the layers behind them.
+        """Add the stages, and the layers behind them, in the order of the forward pass.
 
         options: the arguments of the constructor.
         """
-        depths = options["depths"]
+        drop_rates = _drop_rates(options["depths"], options["drop_path_rate"])
+        self._build_stages_1_to_7(options, drop_rates)
+        self._build_stage_8(options, drop_rates)
+        self._build_output(options)
+
+    def _build_stages_1_to_7(self, options: dict[str, Any], drop_rates: list[list[float]]) -> None:
+        """Add the stages of the U-net.
+
+        drop_rates: for each entry of `depths`, the probabilities of dropping a branch.
+        """
         dims = options["embed_dims"]
-        heads = options["num_heads"]
-        window = tuple(options["window_size"])
-        drop_rates = _drop_rates(depths, options["drop_path_rate"])
 
         # `entry` is the index into the lists of the options. Entry 0 is stage 1.
         for entry, (kind, scale) in enumerate(zip(KINDS, STAGE_SCALES, strict=True)):
@@ -195,10 +201,10 @@ class VRT(nn.Module):
                 kind,
                 inputs=width_before,
                 dim=dims[entry],
-                depth=depths[entry],
-                heads=heads[entry],
-                window=window,
-                mutual_depth=int(depths[entry] * options["mul_attn_ratio"]),
+                depth=options["depths"][entry],
+                heads=options["num_heads"][entry],
+                window=tuple(options["window_size"]),
+                mutual_depth=int(options["depths"][entry] * options["mul_attn_ratio"]),
                 drop_path=drop_rates[entry],
                 pa_frames=options["pa_frames"],
                 deformable_groups=options["deformable_groups"],
@@ -207,8 +213,15 @@ class VRT(nn.Module):
             )
             self.add_module(f"stage{entry + 1}", stage)
 
-        # Stage 8: a linear layer from the width of stage 7 to the width of stage 8, then the layers
-        # with the remaining entries of the lists.
+    def _build_stage_8(self, options: dict[str, Any], drop_rates: list[list[float]]) -> None:
+        """Add stage 8: a linear layer to its width, then the layers of the entries 7, 8, ... .
+
+        drop_rates: for each entry of `depths`, the probabilities of dropping a branch.
+        """
+        depths = options["depths"]
+        dims = options["embed_dims"]
+        window = tuple(options["window_size"])
+        # From the width of stage 7 to the width of stage 8.
         to_width = nn.Sequential(nn.Identity(), LayerNorm(dims[6]), nn.Linear(dims[6], dims[7]))
         self.stage8 = nn.ModuleList([to_width])
         single_frame = (1, *window[1:])  # a window within one frame, for indep_reconsts
@@ -217,12 +230,16 @@ class VRT(nn.Module):
             layer = RefineLayer(
                 dim=dims[entry],
                 depth=depths[entry],
-                heads=heads[entry],
+                heads=options["num_heads"][entry],
                 window=single_frame if is_single_frame else window,
                 drop_path=drop_rates[entry],
                 **_block_options(options, entry),
             )
             self.stage8.append(layer)
+
+    def _build_output(self, options: dict[str, Any]) -> None:
+        """Add the layers that make frames of the features."""
+        dims = options["embed_dims"]
         self.norm = LayerNorm(dims[-1])
         self.conv_after_body = nn.Linear(dims[-1], dims[0])
 
@@ -270,16 +287,24 @@ class VRT(nn.Module):
         if not self.pa_frames:  # no alignment, so no flow network
             return
         if spynet_path is None:
-            self.notes.append(
-                "netG.spynet_path is null: optical flow starts at zero and is learned"
-            )
-            levels: Any = self.spynet.basic_module
-            for level in levels:  # a random flow would misalign the features
-                last_layer = level.basic_module[-1]
-                nn.init.zeros_(last_layer.weight)
-                nn.init.zeros_(last_layer.bias)
-            return
+            self._start_with_zero_flow()
+        else:
+            self._start_with_flow_of(spynet_path)
 
+    def _start_with_zero_flow(self) -> None:
+        """Set the last layer of each level of SpyNet to zero. A random flow would misalign."""
+        self.notes.append("netG.spynet_path is null: optical flow starts at zero and is learned")
+        levels: Any = self.spynet.basic_module
+        for level in levels:
+            last_layer = level.basic_module[-1]
+            nn.init.zeros_(last_layer.weight)
+            nn.init.zeros_(last_layer.bias)
+
+    def _start_with_flow_of(self, spynet_path: str) -> None:
+        """Load the weights of SpyNet from a file, or the shipped weights in place of KAIR's file.
+
+        Raises OptionError if any other file is missing.
+        """
         # Only the published file may be missing, because this project ships weights in its place.
         is_found = Path(spynet_path).is_file()
         if not is_found and spynet_path != PUBLISHED_FLOW:
@@ -377,10 +402,9 @@ class VRT(nn.Module):
             base = F.interpolate(
                 base, scale_factor=self.upscale, mode="bilinear", align_corners=False
             )
-        # Each instant is added to the same base.
-        x = self.conv_last(x) + base.repeat(
-            1, self.out_instants, 1, 1
-        )  # (B N, K out_chans, sH, sW)
+        # Each instant is added to the same base, so repeat the base K times along the channels.
+        x = self.conv_last(x)  # (B N, K out_chans, sH, sW)
+        x = x + base.repeat(1, self.out_instants, 1, 1)
         batch_and_frames = lq.shape[:2]
         return x.view(*batch_and_frames, *x.shape[1:])
 
@@ -393,7 +417,7 @@ class VRT(nn.Module):
         mean = trunk.mean((1, 3, 4), keepdim=True)  # (B, 1, C, 1, 1): over frames and pixels
         x = self._features(trunk - mean, flows=None, spike=spike)  # (B, N, E, H, W)
         x = x.flatten(1, 2)  # (B, N E, H, W): the features of all frames as channels
-        x = F.leaky_relu(self.linear_fuse(x), 0.2)  # (B, 64, H, W)
+        x = F.leaky_relu(self.linear_fuse(x), negative_slope=0.2)  # (B, 64, H, W)
         x = F.pad(x, (3, 3, 3, 3), mode="reflect")  # 3 pixels at each side, for the 7x7 kernel
         x = self.conv_last(x)  # (B, out_chans, H, W)
         return x.view(len(x), -1, 3, height, width) + mean

@@ -60,7 +60,7 @@ EXIF_ORIENTATIONS = {
 def upright(image: np.ndarray, orientation: Orientation) -> np.ndarray:
     """Return an image (H, W, ...) as it is shown, (H, W, ...) or (W, H, ...), without a copy.
 
-    The result shares memory with `image`. So a caller that changes one changes both.
+    The result shares memory with `image`. So a caller that changes the result changes `image`, too.
     """
     if orientation.is_transposed:
         image = image.swapaxes(0, 1)  # (W, H, ...)
@@ -76,12 +76,12 @@ class Header:
     """What a picture file says of itself.
 
     kind: "PNG", "JPEG", "TIFF", "WebP", "BMP" or "PNM".
-    height, width: as stored, not yet upright.
-    bits: of one colour value.
+    height, width: size of the picture as it is stored, not yet upright.
+    bits: number of bits of one colour value.
     is_float: whether values are floating-point numbers.
     is_grey: whether a pixel has one value instead of three colours.
     orientation: how the stored picture becomes upright.
-    buffer: pixels of the largest block that a decoder holds at once (a tile of a TIFF); 0 if there
+    buffer: pixels of the largest block that a decoder holds at once (a tile of a TIFF), 0 if there
     are no such blocks. A block may be larger than the picture.
     """
 
@@ -110,9 +110,10 @@ class Header:
 def read_header(content: bytes) -> Header | None:
     """Return the header of a picture.
 
-    content: the file, or its beginning.
-    Returns None if it is none of the six formats, if its size is 0, or if the content ends before
-    the header does.
+    content: the bytes of the file, or of its beginning.
+
+    Returns None if the file has none of the six formats, if its height or width is 0, or if the
+    content ends before the header does.
     """
     for mark, read in READERS.items():
         if re.match(mark, content, re.DOTALL):
@@ -127,8 +128,8 @@ def has_whole_chunks(png: bytes) -> bool:
     """Return whether a PNG is complete, and no frame of an animation is larger than the picture.
 
     Each chunk must end within the file. OpenCV takes memory for the length that a chunk states,
-    before it looks whether the file has so many bytes.
-    See `_read_png` for the layout.
+    before it looks whether the file has so many bytes. A chunk is: 0 length of the data, 4 kind, 8
+    data, then a checksum of 4 bytes.
     """
     size_of_picture = png[16:24]  # width and height in the first chunk, 4 bytes each
     at = PNG_FIRST_CHUNK
@@ -218,7 +219,7 @@ def _read_png(content: bytes) -> Header | None:
     A chunk eXIf with the orientation counts only if it comes before the pixels (IDAT), as libpng
     writes it.
     """
-    # 26: the bytes up to the colour type, with it.
+    # 26 bytes go up to the colour type, which is the last one.
     if len(content) < 26 or content[12:16] != b"IHDR":
         return None
     width = _big_endian(content, at=16, length=4)

@@ -123,8 +123,8 @@ class Work:
 def restore_clips(job: Job) -> None:
     """Restore the missing frames, score each clip and write its videos. Collective.
 
-    Raises OptionError or DataError if the output folder holds other files or results, see
-    `claim_folder`, and OptionError for a slow motion of a single instant.
+    Raises OptionError or DataError if the output folder holds other files or results. Raises
+    OptionError for a slow motion of a single instant.
     """
     device = utils_dist.get_device()
     with utils_dist.all_ranks_or_none():
@@ -299,17 +299,7 @@ def restore_share(
         for work in share:
             clip = job.clips[work.clip]
             begin = time.perf_counter()
-            watchdog.phase(f"restore: {clip.name}", restored_count)
-            restored = restorer.frames(clip, work.frames, bar.update)
-            example = example_of(job.frames_of(clip))
-            for index, frame in zip(work.frames, restored, strict=True):
-                # Write the pictures first. The file of the frame means that the frame is finished,
-                # so a continued test would not write the pictures any more.
-                if index == example and isinstance(restorer, ShowsPictures):
-                    job.outputs.write_pictures(clip.name, restorer.pictures())
-                job.outputs.write_frame(clip.name, clip.stems[index], frame)
-                restored_count += 1
-                watchdog.phase(f"restore: {clip.name}", restored_count)
+            restored_count = _restore_piece(job, restorer, work, bar, restored_count)
             seconds += time.perf_counter() - begin
             # Seconds per frame. The count is 0 if only scores are missing so far.
             mean_pace = seconds / max(restored_count, 1)
@@ -325,6 +315,32 @@ def restore_share(
                 devices.name(utils_dist.get_device()),
                 mean_pace * (total - restored_count),
             )
+
+
+def _restore_piece(
+    job: Job, restorer: FrameRestorer, work: Work, bar: Any, restored_before: int
+) -> int:
+    """Restore the frames of one piece, and write each frame at once.
+
+    bar: the progress, whose `update` the restorer calls.
+    restored_before: number of frames that this rank has restored before this piece.
+
+    Returns the number of frames that this rank has restored after this piece.
+    """
+    clip = job.clips[work.clip]
+    restored_count = restored_before
+    watchdog.phase(f"restore: {clip.name}", restored_count)
+    restored = restorer.frames(clip, work.frames, bar.update)
+    example = example_of(job.frames_of(clip))
+    for index, frame in zip(work.frames, restored, strict=True):
+        # Write the pictures first. The file of the frame means that the frame is finished, so a
+        # continued test would not write the pictures any more.
+        if index == example and isinstance(restorer, ShowsPictures):
+            job.outputs.write_pictures(clip.name, restorer.pictures())
+        job.outputs.write_frame(clip.name, clip.stems[index], frame)
+        restored_count += 1
+        watchdog.phase(f"restore: {clip.name}", restored_count)
+    return restored_count
 
 
 def finish(
@@ -492,17 +508,7 @@ def psnr_plot(lines: Mapping[str, Sequence[float]]) -> dict[str, Any]:
 
     lines: "restored" and "input" -> dB of each frame.
     """
-    # The range of the vertical axis, in whole dB, at least 1 dB. Without a finite value 0 to 1.
-    finite_values = []
-    for values in lines.values():
-        finite_values += [value for value in values if np.isfinite(value)]
-    if not finite_values:
-        finite_values = [0.0]
-    low = int(np.floor(min(finite_values)))
-    high = int(np.ceil(max(finite_values)))
-    if high == 0:  # e.g. no finite value: from 0 to 1 dB
-        high = 1
-    high = max(high, low + 1)
+    low, high = _range_of_psnr(lines)
 
     # Size of the picture in pixels, and the margins, in which the template draws the numbers of the
     # axes.
@@ -522,7 +528,8 @@ def psnr_plot(lines: Mapping[str, Sequence[float]]) -> dict[str, Any]:
         x = left + plot_width * np.arange(len(values)) / steps
         y = above + plot_height * (1 - level)  # pixels are counted from the top
         # The form of an SVG polyline: "44.0,75.2 58.6,70.1 ..."
-        polylines[kind] = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
+        points = [f"{px:.1f},{py:.1f}" for px, py in zip(x, y, strict=True)]
+        polylines[kind] = " ".join(points)
     # The keys are names in the template of the report.
     return {
         "width": width,
@@ -532,3 +539,22 @@ def psnr_plot(lines: Mapping[str, Sequence[float]]) -> dict[str, Any]:
         "count": frame_count,
         "lines": polylines,
     }
+
+
+def _range_of_psnr(lines: Mapping[str, Sequence[float]]) -> tuple[int, int]:
+    """Return the ends (low, high) of the vertical axis of `psnr_plot`, in whole dB.
+
+    E.g. values from 28.3 to 31.2 dB -> (28, 32). The range has at least 1 dB. Without a finite
+    value it is (0, 1).
+    """
+    finite_values = []
+    for values in lines.values():
+        finite_values += [value for value in values if np.isfinite(value)]
+    if not finite_values:
+        finite_values = [0.0]
+    low = int(np.floor(min(finite_values)))
+    high = int(np.ceil(max(finite_values)))
+    if high == 0:  # e.g. no finite value: from 0 to 1 dB
+        high = 1
+    # If all values are the same whole number, low and high are equal so far.
+    return low, max(high, low + 1)

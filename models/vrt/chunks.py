@@ -253,14 +253,10 @@ class InChunks(torch.autograd.Function):
             if is_needed:
                 sums[name] = torch.zeros_like(weight)
 
-        # Make copies of the weights that autograd can ask for gradients: leaves of the small graph
-        # of each chunk. The gradients of fc2 and its bias are computed below without a graph.
+        # The gradients of fc2 and its bias are computed below without a graph. All other gradients
+        # come from autograd, for which the weights become leaves of the graph of each chunk.
         with_graph = [name for name in sums if name not in ("fc2", "fc2_bias")]
-        w: Weights = {}
-        for name, weight in cast(weights, x.dtype).items():
-            w[name] = None if weight is None else weight.detach()
-        for name in with_graph:
-            w[name].requires_grad_()
+        w = _as_leaves(weights, with_graph, x.dtype)
 
         grad_x = torch.empty_like(x)
         for sample, chunk, factors in work.pieces(len(x)):
@@ -292,6 +288,19 @@ class InChunks(torch.autograd.Function):
         # One result for each argument of forward: x, work, then the weights.
         grad_weights = [sums.get(name) for name in work.names]
         return (grad_x, None, *grad_weights)
+
+
+def _as_leaves(weights: Weights, with_graph: Sequence[str], dtype: torch.dtype) -> Weights:
+    """Return the weights in `dtype`, cut off from the graph of the network.
+
+    with_graph: names of the weights for which autograd can be asked for gradients.
+    """
+    leaves: Weights = {}
+    for name, weight in cast(weights, dtype).items():
+        leaves[name] = None if weight is None else weight.detach()
+    for name in with_graph:
+        leaves[name].requires_grad_()
+    return leaves
 
 
 def _gradients_of_last_layer(

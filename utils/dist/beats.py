@@ -132,6 +132,7 @@ class Beats:
         """
         if self.store is None:
             return None
+        # MET is the key that is set when all ranks have met. Before, a rank may have no beat yet.
         if self.watched is None and self.store.check([MET]):
             self.watched = self._ranks_to_watch(self.store)
         watched = self.watched or []
@@ -139,7 +140,9 @@ class Beats:
         keys = [FAILURE]
         for rank in watched:
             keys.append(f"beat/{rank}")
-        failure, *beats = self.store.multi_get(keys)
+        values = self.store.multi_get(keys)
+        failure = values[0]
+        beats = values[1:]
         for rank, beat in zip(watched, beats, strict=True):
             state = read_state(rank, beat)
             self._refuse_another_process(rank, state)
@@ -200,7 +203,8 @@ class Beats:
             return dead_or_silent
         own = self.states[self.rank]
         # A budget of 0 says that the phases have no limits yet.
-        is_late = stall_s is not None and 0 < own["budget"] < own["age"]
+        has_budget = own["budget"] > 0
+        is_late = stall_s is not None and has_budget and own["age"] > own["budget"]
         if not is_late:
             self.stop_looking()
             return None
@@ -257,8 +261,9 @@ class Beats:
 
         quiet_s: seconds without a beat after which a rank is silent.
         """
+        # A budget of 0: a rank has not called `watch` yet, so it may still be loading libraries.
         if not all(state["budget"] for state in self.states.values()):
-            return None  # a rank has not called `watch` yet
+            return None
         fewest_collectives = min(state["syncs"] for state in self.states.values())
         latest_rank = None
         most_over_s = 0.0
@@ -291,14 +296,18 @@ class Beats:
             if state["syncs"] != self.states[rank]["syncs"]:
                 continue
             last = self._last_beat_of(other, now)
-            is_alive = other not in self.heard and last.beat != state["beat"]
-            if is_alive:
-                continue  # it has beaten since this rank began to look
+            is_watched = other in self.heard
+            # A new number shows that a rank, which is not watched, has beaten since this rank began
+            # to look. For a watched rank, `last` already is its newest beat.
+            if not is_watched and last.beat != state["beat"]:
+                continue
             silent_s = now - last.when
             if silent_s > quiet_s:
                 return Verdict(other, "SILENT", f"no beat for {silent_s:.1f} s")
-            if other not in self.heard:
-                all_are_heard = False  # ask again in the next pass
+            # One look does not show whether a rank that is not watched still beats. So look again
+            # with the next beat.
+            if not is_watched:
+                all_are_heard = False
         if all_are_heard:
             return Verdict(rank, "STUCK", f"{self.states[rank]['age']:.1f} s")
         return None

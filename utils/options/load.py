@@ -655,8 +655,9 @@ def _key_lines(text: str, where: str) -> list[tuple[str, int]]:
     ("logging.writers.0.type", 2).
 
     This function looks for the keys itself, because json and json5 do not say on which line a key
-    is. For a text that is no valid JSON the result is meaningless, but `_parse` refuses this text
-    afterwards.
+    is. It goes through the tokens of the text once: a colon makes the last word a key, a comma
+    begins the next item of a list, and brackets open and close objects and lists. For a text that
+    is no valid JSON the result is meaningless, but `_parse` refuses this text afterwards.
 
     Raises OptionError if too many brackets are open at once. The time must stay in proportion to
     the length of the text, because hostile files of a megabyte are read, too. Test:
@@ -665,7 +666,9 @@ def _key_lines(text: str, where: str) -> list[tuple[str, int]]:
     where: the file, for the message
     """
     found: list[tuple[str, int]] = []
-    whole_file = _Bracket(name="", is_list=False)  # stands around the brackets of the file
+    # The open brackets, the innermost last. The first one stands around the brackets of the file. So
+    # the outermost bracket of the file gets the name "".
+    whole_file = _Bracket(name="", is_list=False)
     open_brackets = [whole_file]
     word = ""  # the last text, word or number. It is a key if a colon follows.
     word_line = 1
@@ -675,7 +678,8 @@ def _key_lines(text: str, where: str) -> list[tuple[str, int]]:
         # Count only the line ends since the last token, so that the text is read once in all.
         line += text.count("\n", counted_to, token.start())
         counted_to = token.start()
-        bracket = open_brackets[-1]  # the innermost one
+        bracket = open_brackets[-1]  # the innermost open bracket
+        # A token is a word, a text or a mark. Comments are tokens too, and match no case below.
         mark = token["mark"]
         if token["word"]:
             word = token["word"]
@@ -688,7 +692,7 @@ def _key_lines(text: str, where: str) -> list[tuple[str, int]]:
             _refuse_long_key(bracket.key, word_line, where)
             found.append((bracket.key, word_line))
         elif mark == ",":
-            bracket.index += 1  # counts in objects, too, where nobody reads it
+            bracket.index += 1  # the next item of a list; in an object nobody reads the index
         elif mark == "{" or mark == "[":
             _refuse_depth(len(open_brackets), line, where)
             open_brackets.append(_Bracket(bracket.name_of_value(), is_list=mark == "["))
@@ -751,9 +755,8 @@ def read_options(
     # Work on a copy, because the steps below remove keys and replace sections.
     raw = copy.deepcopy(dict(values))
     dropped = drop_without_effect(raw, parts)
-    # Every rank reads the options. Only rank 0 warns. The ranks are not connected yet, so the
-    # number
-    # of this rank comes from the environment: torchrun sets RANK, Slurm sets SLURM_PROCID.
+    # Every rank reads the options, but only rank 0 warns. The ranks are not connected yet, so the
+    # number of this rank comes from the environment: torchrun sets RANK, Slurm sets SLURM_PROCID.
     rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
     if dropped and rank == "0":
         logger.warning("Options that have no effect here: %s", ", ".join(dropped))
@@ -850,7 +853,7 @@ def _totals_of_kair(raw: Mapping[str, Any], dropped: Sequence[str], sources: Sou
     if not is_of_kair:
         return []
     # A user who types a number means the number per GPU.
-    loader = _section_of(raw, "datasets.train") or {}
+    loader = _section_of(raw, "datasets.train") or {}  # None if the section is missing
     totals = []
     for key in TOTALS:
         if key in loader and f"datasets.train.{key}" not in sources.overridden:
@@ -890,5 +893,7 @@ def _section_of(raw: Mapping[str, Any], where: str) -> dict[str, Any] | None:
     section: Any = raw
     names = where.split(".") if where else []
     for name in names:
-        section = section.get(name) if isinstance(section, dict) else None
+        if not isinstance(section, dict):
+            return None
+        section = section.get(name)
     return section if isinstance(section, dict) else None

@@ -606,8 +606,8 @@ class Options(Section):
         # Milestones rise if sorting them and removing repeated ones changes nothing: [10, 20]
         # rises, [20, 10] and [10, 10] do not.
         steps = self.train.G_scheduler_milestones
-        rise = bool(steps) and steps == sorted(set(steps))
-        if self.train.G_scheduler_type == "MultiStepLR" and not rise:
+        are_rising = bool(steps) and steps == sorted(set(steps))
+        if self.train.G_scheduler_type == "MultiStepLR" and not are_rising:
             raise OptionError(
                 what=f"train.G_scheduler_milestones is {steps}",
                 where="train.G_scheduler_milestones",

@@ -124,11 +124,16 @@ def joined(errors: Collection[OptionError]) -> OptionError:
     singles: list[OptionError] = []
     for error in errors:
         # `found` of an error that was joined before holds its single errors. Else it is empty.
-        singles += error.found or (error,)
+        if error.found:
+            singles += error.found
+        else:
+            singles.append(error)
 
     unknown_keys = [e for e in singles if e.what.startswith("unknown option")]
     other_errors = [e for e in singles if not e.what.startswith("unknown option")]
-    first, *others = unknown_keys + other_errors
+    ordered = unknown_keys + other_errors
+    first = ordered[0]
+    others = ordered[1:]
 
     # "then also: a, b" names each further key once.
     further_keys = []
@@ -139,7 +144,7 @@ def joined(errors: Collection[OptionError]) -> OptionError:
     if further_keys:
         do += f"; then also: {', '.join(further_keys)}"
     error = OptionError(first.what, first.where, first.expected, do)
-    error.found = (first, *others)
+    error.found = tuple(ordered)
     return error
 
 
@@ -147,7 +152,7 @@ class _FailedKey(NamedTuple):
     """The key that an error of pydantic is about, and the section that has the key.
 
     E.g. for ("train", "G_optimizer_betas", 0) read by the model Options: the key
-    "G_optimizer_betas" of the section "train", whose model is TrainOptions.
+    "G_optimizer_betas" of the section "train", which has the model TrainOptions.
     """
 
     key: str  # name of the key within its section
@@ -388,14 +393,15 @@ def _bounds(limits: Sequence[Any]) -> str:
     limits: objects of pydantic, e.g. Ge(ge=0). One object may have several limits as attributes,
         e.g. `ge` and `lt`. A limit that the object does not have is missing or None.
     """
-    bounds = {}  # sign -> value; of two limits with the same sign, the last counts
+    bounds = {}  # sign -> value. Of two limits with the same sign, the last one counts
     pattern = ""  # the regular expression of a text, of the first object that has one
     for limit in limits:
         for attribute, sign in (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<=")):
             value = getattr(limit, attribute, None)
             if value is not None:
                 bounds[sign] = value
-        pattern = pattern or getattr(limit, "pattern", None) or ""
+        if not pattern:
+            pattern = getattr(limit, "pattern", None) or ""
     text = ", ".join(f"{sign} {value}" for sign, value in bounds.items())
     if pattern:
         text += f"that matches {pattern}"
@@ -675,7 +681,8 @@ def _resolve_nested_parts(
     """Replace each section of a nested part in `values` by the resolved section.
 
     E.g. the value "gated" of the key `fusion` becomes a Section with all keys of this fusion. If
-    the key is missing, its default is resolved. Returns the errors; a wrong section stays as it is.
+    the key is missing, its default is resolved. A wrong section stays as it is, and its error is in
+    the returned list.
 
     where: dotted key of the section that holds `values`
     """

@@ -52,7 +52,7 @@ from utils import utils_dist
 from utils.errors import CheckpointError, DataError, OptionError
 from utils.files import free_bytes, sha256_of
 from utils.options.models import TrainOptions
-from utils.run.saved_state import DO, refuse_wrong_types
+from utils.run.saved_state import TAKE_ANOTHER, refuse_wrong_types
 from utils.run.torch_file import RefusedFile, load_plain
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ OPTIONS_WITHOUT_PSNR = (
 )
 
 # The advice of the errors about a full disk.
-ROOM = "free some space or quota, or set path.root to another disk, then resume"
+MAKE_ROOM = "free some space or quota, or set path.root to another disk, then resume"
 
 # The errors of torch.load for a file that is no checkpoint, or that cannot be read. torch.load has
 # no error class for this, so a damaged file can raise any of these. `load` then reads a former
@@ -378,7 +378,7 @@ def restoring(resumed: Resumed | None) -> Generator[None]:
             what=f"the checkpoint holds what no run saves: {type(e).__name__}: {e}",
             where=str(resumed.path),
             expected="options, moments and averages of the same network",
-            do=DO,
+            do=TAKE_ANOTHER,
         ) from e
 
 
@@ -723,7 +723,7 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
             where=str(path),
             expected=f"a writable folder with room for {need_mb:.0f} MB "
             f"({free_bytes(path.parent) / 2**20:.0f} MB are free)",
-            do=ROOM,  # how to get space on the disk
+            do=MAKE_ROOM,
         ) from e
     finally:
         # If the folder cannot be written, this fails as well. The error above names the folder.
@@ -754,7 +754,7 @@ def _refuse_full_disk(path: Path, need_mb: float) -> None:
             what=f"the disk is too full for a checkpoint: {free_mb:.0f} MB free",
             where=str(path),
             expected=f"at least {need_mb:.0f} MB",
-            do=ROOM,  # how to get space on the disk
+            do=MAKE_ROOM,
         )
 
 

@@ -182,33 +182,30 @@ def _take_lock(path: Path) -> BinaryIO:
     with writing(path, OTHER_ROOT):
         # 0o600: only the owner may open the file, because whoever can read a file can lock it.
         file = open_kept(path, "a+b", 0o600)
-    start = time.monotonic()
+    begin = time.monotonic()
     is_told = False
     while True:
         try:
-            # With LOCK_NB this raises an error instead of waiting.
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except (BlockingIOError, PermissionError):
-            pass  # another process has the lock: wait below
+            if _try_lock(file):
+                break
         except OSError as e:  # the file system has no locks
             logger.warning(
                 "%s cannot be locked (%s): start no second run in this folder", path, e.strerror
             )
             return file
 
-        # Wait longer for a process of another host, because the file server releases the lock of a
-        # crashed host late.
+        # Another process has the lock. Wait longer for a process of another host, because the file
+        # server releases the lock of a crashed host late.
         holder = _holder_of(file)
         is_on_this_host = f" on {socket.gethostname()}," in holder
-        is_elsewhere = holder.startswith("process ") and not is_on_this_host
+        is_elsewhere = holder.startswith(HOLDER.decode()) and not is_on_this_host
         if is_elsewhere and not is_told:
             is_told = True
             logger.warning(
                 "%s is held by %s: waiting up to %.0f s", path, holder, WAIT_ON_ANOTHER_HOST_S
             )
         longest_wait_s = WAIT_ON_ANOTHER_HOST_S if is_elsewhere else WAIT_ON_THIS_HOST_S
-        if time.monotonic() - start > longest_wait_s:
+        if time.monotonic() - begin > longest_wait_s:
             file.close()
             note = "" if is_elsewhere else _note_if_gone(holder)
             raise OptionError(
@@ -220,6 +217,19 @@ def _take_lock(path: Path) -> BinaryIO:
         time.sleep(0.1)
     _sign(file, path)
     return file
+
+
+def _try_lock(file: BinaryIO) -> bool:
+    """Lock a file, without waiting. Returns False if another process has the lock.
+
+    Raises OSError if the file system has no locks.
+    """
+    try:
+        # LOCK_EX: one process alone. LOCK_NB: raise an error if another process has the lock.
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
 
 
 def _holder_of(file: BinaryIO) -> str:
@@ -235,8 +245,8 @@ def _sign(file: BinaryIO, path: Path) -> None:
     Raises OptionError, and changes nothing, if the file holds something that no run wrote.
     """
     file.seek(0)
-    before = file.read(len(HOLDER))
-    if before.strip(b"\n") and before != HOLDER:  # neither empty nor signed by a run
+    beginning = file.read(len(HOLDER))
+    if beginning.strip(b"\n") and beginning != HOLDER:  # neither empty nor signed by a run
         file.close()
         raise OptionError(
             what="the lock of the run holds what no run wrote",

@@ -39,8 +39,8 @@ TABLES = {
     "ema_state_dict": True,  # moving averages of the weights
     "scaler": True,  # the loss scale of float16
 }
-# The advice of the errors.
-DO = "go on from another checkpoint of this run, such as checkpoint_latest_previous.pth"
+# The advice of the errors: take another checkpoint.
+TAKE_ANOTHER = "go on from another checkpoint of this run, such as checkpoint_latest_previous.pth"
 
 
 class Saved(BaseModel):
@@ -127,5 +127,5 @@ def _wrong(path: Path, key: str, value: Any, expected: str) -> CheckpointError:
         what=f"the checkpoint holds what no run saves: {key} is {shown}",
         where=str(path),
         expected=f"{key}: {expected}",
-        do=DO,
+        do=TAKE_ANOTHER,
     )
