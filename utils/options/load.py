@@ -666,8 +666,8 @@ def _key_lines(text: str, where: str) -> list[tuple[str, int]]:
     where: the file, for the message
     """
     found: list[tuple[str, int]] = []
-    # The open brackets, the innermost last. The first one stands around the brackets of the file. So
-    # the outermost bracket of the file gets the name "".
+    # The open brackets, the innermost last. The first one stands around the brackets of the file.
+    # So the outermost bracket of the file gets the name "".
     whole_file = _Bracket(name="", is_list=False)
     open_brackets = [whole_file]
     word = ""  # the last text, word or number. It is a key if a colon follows.
