@@ -5,15 +5,22 @@ main_test_vrt.py uses two methods of this module (they implement utils.contract.
     JointMethod     `--method joint`: solves the equations of both cameras, without learning
     LearnedMotion   weights with the fusion "motion": takes learned steps on these equations
 
-Both give their work to `MotionRestorer`, which goes through a clip frame by frame:
+Both make a `MotionRestorer`, which goes through a clip frame by frame:
 
-    start       first estimate z_0, by a formula or a network
-    find        the motion within the exposure (data.motion.flow or data.motion.learned)
-    bands       parts of a large frame, each of which is solved by itself (data.motion.bands)
+    start       makes the first estimate z_0, by a formula or a network
+    find        finds the motion within the exposure (data.motion.flow or data.motion.learned)
+    bands       rows of a large frame, e.g. 0 to 499; each band is solved alone (data.motion.bands)
     Equations   the equations of both cameras along this motion (data.motion.joint)
     improve     z_0 and the equations -> sharp frame
 
 An exposure with too few spikes (`LEAST_SPIKES`) keeps its first estimate.
+
+Sizes: a frame has H x W RGB pixels, and the spike camera h x w spike pixels. A plane is one binary
+picture (h, w) of the spike camera.
+
+What must stay: the keys of `settings`, because an interrupted test continues only if its settings
+are equal. Also the order in `MotionRestorer.frames`: `pictures` is asked after each frame, so
+`used_motion` is set before the frame is yielded.
 
 Tests: tests/stories/test_joint.py, tests/stories/test_motion_weights.py
 """
@@ -39,20 +46,23 @@ from utils.options.models import Count, Positive
 from utils.options.section import Section, read_section
 
 NAME = "joint"
-# If a spike pixel at full light would have fewer spikes in an exposure, the first estimate stays as
-# it is. So few spikes show no motion, and the learned steps would add structures that are not
-# there. On the clips coffee and walker they gain 1.4 dB or more with 2.3 spikes at full light. With
-# 0.6 to 1 spikes they gain 0.2 dB at most and lose up to 0.6 dB, and with 0.3 up to 3.5 dB.
+# Least number of spikes that a pixel at full light must have in an exposure. With fewer spikes, the
+# frame is the first estimate: the motion could not be found, and the learned steps would add
+# structures that are not there. On the clips coffee and walker they gain 1.4 dB or more with 2.3
+# spikes at full light. With 0.6 to 1 spikes they gain 0.2 dB at most and lose up to 0.6 dB, and
+# with 0.3 up to 3.5 dB.
 LEAST_SPIKES = 1.2
-# Share of the first estimate in the work on a frame, for the display of progress.
+# Share of the first estimate in the work on a frame. Only the progress display depends on it: with
+# another value, the display would move less evenly.
 FIRST_SHARE = 0.1
 
 
 class JointOptions(Section):
-    """The options `method.key=value`. `Solver` explains all but the first two.
+    """The options of `--method joint`, e.g. `method.groups=8`.
 
-    context: planes that are read on each side of an exposure. None: half as many as the exposure
-    has. 0 is right if some planes between the spike files of a clip were not recorded.
+    context: number of planes that are read before and after an exposure. None: half as many as the
+    exposure has. 0 is right if some planes between the spike files of a clip were not recorded.
+    The other options are the fields of `Solver`, with its defaults. `Solver` explains them.
     """
 
     type: Literal["joint"] = NAME
@@ -61,6 +71,7 @@ class JointOptions(Section):
     linearisations: Positive = Solver.linearisations
     steps: Positive = Solver.steps
     noise: float = Field(Solver.noise, gt=0)
+    # 0 is allowed: the solution then is not blended with the first estimate.
     guard: float = Field(Solver.guard, ge=0)
 
 
@@ -76,13 +87,14 @@ class JointMethod:
     frame for each blurry frame, of the same size.
     """
 
-    is_grey = False
-    instants = 1
-    picture_names = drawing.PICTURE_NAMES
+    is_grey = False  # the frames have colours
+    instants = 1  # number of sharp frames for each blurry frame
+    picture_names = drawing.PICTURE_NAMES  # of `MotionRestorer.pictures`
 
     def __init__(self, options: JointOptions, start: Method) -> None:
         self.options = options
         self.start = start
+        # Each frame is improved alone. So what can be restored alone is decided by `start`.
         self.can_cut = start.can_cut
         self.center_frame_only = start.center_frame_only
 
@@ -97,26 +109,35 @@ class JointMethod:
             if key != "type" and value is not None:
                 options.append(f"{key} {value}")
         protocol_of_start = self.start.protocol()
-        # Weights have no "method" in their protocol.
+        # The protocol of a formula has the line "method", e.g. "exposure". The protocol of a
+        # network has the line "weights" in its place.
         first = protocol_of_start.pop("method", "the output of the weights")
         words = f"{NAME} ({', '.join(options)}), begun with {first}"
         return {"method": words, **protocol_of_start}
 
     def restorer(self, device: torch.device) -> "MotionRestorer":
-        """Return the object that restores frames on a device."""
+        """Return the object that restores frames on a device. It finds motions by optical flow."""
         options = self.options
         solver = Solver(**options.model_dump(exclude={"type", "context"}))
         start = self.start.restorer(device)
-        return MotionRestorer(start, motion_of, solver, solved, options.context, device)
+        return MotionRestorer(
+            start,
+            find=motion_of,
+            solver=solver,
+            improve=solved,
+            context=options.context,
+            device=device,
+        )
 
 
-# The learned steps for few spikes are used if a pixel of median light has fewer spikes than this in
-# an exposure. On the clips coffee and walker they gain 0.2 to 0.9 dB more than the steps for good
-# light below 6 spikes, and 0 to 0.1 dB more at 16 to 18. In ideal conditions they gain up to 0.2 dB
-# less above 14 spikes.
+# A network may have two sets of learned steps: for good light, and for few spikes. The steps for
+# few spikes are used if a pixel of median light has fewer spikes than this in an exposure. Compared
+# with the steps for good light, they gain on the clips coffee and walker 0.2 to 0.9 dB more below 6
+# spikes, and 0 to 0.1 dB more at 16 to 18 spikes. In ideal conditions they gain up to 0.2 dB less
+# above 14 spikes.
 FEW_SPIKES = 10.0
 
-# (z_0, equations) -> z, both (3, H, W).
+# Takes learned steps: (first estimate z_0, equations) -> z. Both frames are (3, H, W).
 Steps = Callable[[Tensor, Equations], Tensor]
 
 
@@ -129,7 +150,7 @@ class LearnedParts:
     find: Finder  # finds the motion within an exposure
 
 
-# (first estimate z_0, exposure) -> z, both (3, H, W).
+# Improves a frame or a band: (first estimate z_0, its exposure) -> z. Both are (3, rows, W).
 Improvement = Callable[[Tensor, "Exposure"], Tensor]
 
 
@@ -142,9 +163,9 @@ class LearnedMotion:
     motion_by: "dis", "network" or "both", see data/motion/learned.py.
     """
 
-    is_grey = False
-    instants = 1
-    picture_names = drawing.PICTURE_NAMES
+    is_grey = False  # the frames have colours
+    instants = 1  # number of sharp frames for each blurry frame
+    picture_names = drawing.PICTURE_NAMES  # of `MotionRestorer.pictures`
 
     def __init__(
         self,
@@ -161,7 +182,11 @@ class LearnedMotion:
         self.center_frame_only = start.center_frame_only
 
     def settings(self) -> dict[str, Any]:
-        """Return everything that the frames depend on. The steps belong to the weights."""
+        """Return everything that the frames depend on.
+
+        The settings of `start` contain the digest of the weights file, and with it the learned
+        steps.
+        """
         return {**self.start.settings(), "motion": asdict(self.solver)}
 
     def protocol(self) -> dict[str, str]:
@@ -188,7 +213,10 @@ class LearnedMotion:
 
 @dataclass(frozen=True)
 class Exposure:
-    """What was recorded of a frame or of a band of it, and the equations that follow."""
+    """A frame, or a band of a frame, with what was recorded of it and the equations that follow.
+
+    A function `Improvement` gets it. So a new function of this kind needs no other argument.
+    """
 
     recording: Recording
     equations: Equations
@@ -206,22 +234,22 @@ def solved(z_0: Tensor, exposure: Exposure) -> Tensor:
 
 
 class Area(NamedTuple):
-    """A band of the frames of a clip, and its spike pixels."""
+    """A band of the frames of a clip, and its spike pixels. It is the same for all frames."""
 
     band: Band
     pixels: SpikePixels | None  # None if no spike pixel sees the band
-    gain: np.ndarray  # (h, w) of the band, see `RecordedClip.gain`
-    is_good: np.ndarray
+    gain: np.ndarray  # (h, w) of the band: spikes per plane of each spike pixel at full light
+    is_good: np.ndarray  # (h, w) bool: whether each spike pixel can be trusted
 
 
 class MotionRestorer:
-    """Restores the frames of a clip on a device.
+    """Restores the frames of a clip on a device (utils.contract.FrameRestorer, ShowsPictures).
 
     start: restorer of the first estimates.
     find: function that finds the motion within an exposure.
     solver: settings of the equations.
     improve: function that makes a first estimate better.
-    context: planes that are read on each side of an exposure, see `RecordedClip`.
+    context: number of planes that are read before and after an exposure, see `JointOptions`.
     """
 
     def __init__(
@@ -239,7 +267,8 @@ class MotionRestorer:
         self.improve = improve
         self.context = context
         self.device = device
-        # The motion of the frame that was yielded last, for `pictures`. None if none was used.
+        # The motion of the frame that was yielded last, for `pictures`. None if the frame is its
+        # first estimate, because it has too few spikes.
         self.used_motion: Motion | None = None
 
     def describe(self) -> str:
@@ -258,14 +287,17 @@ class MotionRestorer:
         """Yield the frames `wanted` of a clip, (3, H, W) float32 in [0, 1].
 
         reader: a data.clips.readers.DatasetClip. tick: called with the work done since the last
-        call, in frames.
+        call, in frames. For each frame its calls sum up to 1.
         """
+        # Once for the whole clip: its planes, the gain of its spike pixels, and its bands.
         clip = RecordedClip(reader, self.context)
-        gain, is_good = clip.gain()
+        gain, is_good = clip.gain()  # (h, w) each, see `Area`
         areas = []
         for band in bands_of(clip.view):
             pixels = SpikePixels(band.view, self.device) if band.has_spikes else None
             areas.append(Area(band, pixels, band.of_plane(gain), band.of_plane(is_good)))
+
+        # A generator: `start` works when the loop asks for the next estimate.
         estimates = self.start.frames(reader, wanted, lambda done: tick(FIRST_SHARE * done))
         for index, estimate in zip(wanted, estimates, strict=True):
             # A frame may take long on a CPU: tell the watchdog that the process still works.
@@ -277,6 +309,7 @@ class MotionRestorer:
                 self.used_motion = None
                 tick(1 - FIRST_SHARE)
             else:
+                # The motion is found on the whole frame, so it does not end at a border of a band.
                 motion = self.find(recording, clip.view, gain)
                 spikes = median_spikes(recording)
                 improved = []
@@ -291,9 +324,10 @@ class MotionRestorer:
     def _improved(
         self, z_0: Tensor, recording: Recording, motion: Motion, area: Area, spikes: float
     ) -> Tensor:
-        """Return the improved frame (3, rows, W) of an area.
+        """Return the improved rows (3, rows, W) of an area.
 
-        z_0: (3, H, W), recording, motion: of the whole frame. spikes: see `Exposure`.
+        z_0: (3, H, W). recording, motion: of the whole frame. spikes: number of spikes of a pixel
+        of median light, also of the whole frame, so that all bands take the same learned steps.
         """
         band = area.band
         z_0 = band.of_frame(z_0)
