@@ -11,6 +11,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -18,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from lab.tools import ROOT
 from tests.helpers.imports import imports_of, modules_below
 
-# Folders whose modules a program may import.
+# Folders whose modules a program may import. lab/ and tests/ are no part of the product.
 FOLDERS = {"utils", "data", "models", "scripts"}
 
 
@@ -65,6 +66,38 @@ def tracked_files() -> list[Path]:
     return [path for path in paths if path.is_file()]  # a deleted file may still be tracked
 
 
+@dataclass
+class Counts:
+    """What the syntax trees of some modules show."""
+
+    functions: int = 0
+    with_opt: int = 0  # functions that take a parameter `opt`, the options of the whole run
+    import_lines: int = 0
+    longest_size: int = 0  # lines of the longest function
+    longest_name: str = ""  # its file and name, e.g. "data/clip.py: checked_name"
+
+    def add_module(self, path: Path) -> None:
+        """Add the functions and imports of a module, also those within functions."""
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                self.import_lines += lines_of_node(node)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                self.functions += 1
+                if any(argument.arg == "opt" for argument in node.args.args):
+                    self.with_opt += 1
+                size = lines_of_node(node)
+                if size > self.longest_size:
+                    self.longest_size = size
+                    self.longest_name = f"{path.relative_to(ROOT)}: {node.name}"
+
+
+def lines_of_node(node: ast.stmt) -> int:
+    """Return the number of lines of a statement. Both its first and its last line count."""
+    last_line = node.end_lineno
+    assert last_line is not None  # `ast.parse` sets it
+    return last_line - node.lineno + 1
+
+
 def main() -> None:
     """Print the figures, one a line."""
     files = tracked_files()
@@ -72,48 +105,29 @@ def main() -> None:
     tests = [path for path in files if path.is_relative_to(ROOT / "tests")]
     product = [path for path in files if path not in lab and path not in tests]
     modules = [path for path in product if path.suffix == ".py"]
-    product_lines = lines(product)
     module_lines = lines(modules)
 
-    # Walk through the syntax trees of the product once.
-    functions = 0
-    with_opt = 0  # functions that take a parameter `opt`, the options of the whole run
-    import_lines = 0
-    longest_size = 0
-    longest_name = ""
+    counts = Counts()
     for path in modules:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.stmt):
-                continue
-            size = (node.end_lineno or node.lineno) - node.lineno + 1
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                import_lines += size
-            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                continue
-            functions += 1
-            if any(argument.arg == "opt" for argument in node.args.args):
-                with_opt += 1
-            if size > longest_size:
-                longest_size = size
-                longest_name = f"{path.relative_to(ROOT)}: {node.name}"
+        counts.add_module(path)
 
     longest_file = max(product, key=lines_of)
     figures = {
-        "product lines": product_lines,
+        "product lines": lines(product),
         "modules": sum(lines_of(path) > 0 for path in modules),
-        "functions per 1,000 lines": round(1000 * functions / module_lines, 1),
-        "lines of imports, %": round(100 * import_lines / module_lines, 1),
+        "functions per 1,000 lines": round(1000 * counts.functions / module_lines, 1),
+        "lines of imports, %": round(100 * counts.import_lines / module_lines, 1),
         "longest file": f"{lines_of(longest_file)}  {longest_file.relative_to(ROOT)}",
-        "longest function": f"{longest_size}  {longest_name}",
+        "longest function": f"{counts.longest_size}  {counts.longest_name}",
         "modules that main_train_vrt reaches": len(reachable("main_train_vrt")),
-        "functions that take opt": with_opt,
+        "functions that take opt": counts.with_opt,
         "files in scripts/": sum(path.parent == ROOT / "scripts" for path in files),
         "lab lines": lines(lab),
         "tests lines": lines(tests),
         "README lines": lines_of(ROOT / "README.md"),
     }
     for name, figure in figures.items():
-        print(f"{name:36} {figure}")
+        print(f"{name:36} {figure}")  # the figures stand in one column
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def main(argv: Sequence[str]) -> int:
     add("--videos", type=Path, required=True, help="folder of the videos of lab/quality.py")
     add("--out", type=Path, required=True, help="file of the weights")
     add("--minutes", type=float, default=45, help="time of the training, default %(default)s")
-    add("--seed", type=int, default=0)
+    add("--seed", type=int, default=0, help="seed of weights and scenes, default %(default)s")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
@@ -158,6 +158,7 @@ def all_textures(videos: Path) -> list[np.ndarray]:
         assert photo is not None, file
         textures += [smaller(photo, PHOTO_SIDE)] * PHOTO_COPIES
     # A generator of their own makes the drawings the same in each training, whatever its --seed.
+    # The number 5 is arbitrary. Another number gives other drawings.
     rng = np.random.default_rng(5)
     for _ in range(DRAWINGS):
         textures.append(drawing(rng))

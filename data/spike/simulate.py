@@ -294,6 +294,8 @@ def window_light(stream: np.ndarray, windows: Sequence[tuple[int, int]]) -> list
         begin = np.where(last_end, last_end, begin)
         spike_count += stream[a:b].sum(axis=0, dtype=spike_count.dtype)
         light_until[b] = spike_count + _fraction(b, begin, interval_end[b])
+    # A pixel without a spike has no light, although fractions of its interval were counted. The
+    # factor is 0 there, and 1 elsewhere.
     has_spikes = spike_count > 0
     return [(light_until[b] - light_until[a]) * has_spikes for a, b in windows]
 
