@@ -1,14 +1,20 @@
-"""What both cameras recorded around one exposure, as the planes themselves and not as channels.
-
-A plane is one binary picture (h, w) of the spike camera. The planes of an exposure and some around
-it are a stream (T, h, w). Times are counted in planes from the first plane of the stream. Plane p
-collects light from p to p + 1, and its spikes end an interval at p + 1.
+"""What both cameras recorded around one exposure: the blurry frame and all spike planes.
 
     RecordedClip    a clip: `read` reads the recording of a frame, `gain` measures the spike pixels
     Recording       one exposure: the blurry frame and its stream
     View            where the spike pixels lie on the frame
 
-The joint solution and the motion are made from these (data/motion/joint.py, data/motion/flow.py).
+A network sees the spikes of an exposure as a few channels. The motion (data/motion/flow.py,
+data/motion/learned.py) and the equations (data/motion/joint.py) need each spike, so they use the
+classes of this file.
+
+    plane     one binary picture (h, w) of the spike camera; 1 where a pixel fired
+    stream    the planes of an exposure and some planes around it, (T, h, w)
+    time      counted in planes from the first plane of the stream. Plane p collects light from p to
+              p + 1. So a spike in plane p has the time p + 1.
+    sharp     the time at which the sharp frame is wanted, usually the middle of the exposure
+
+A frame has H x W RGB pixels, and a plane has h x w spike pixels.
 
 Tests: tests/parts/data/test_joint.py, tests/parts/data/test_motion.py
 """
@@ -27,28 +33,37 @@ from data.spike.formats import Crop
 from data.spike.simulate import DISPLAY_GAMMA, LUMA, to_linear, window_light
 from utils.errors import DataError
 
-# Most frames of a clip from which the gain of each spike pixel is measured.
+# Largest number of frames of a clip from which the gain of each spike pixel is measured. All planes
+# of these frames are read once more, so a larger number takes longer. A smaller number gives a
+# noisier gain.
 MOST_FRAMES = 16
-# Number of windows that divide an exposure where the course of its light is needed.
+# Number of windows of an exposure in which the gain measures how the light changes. With fewer
+# windows, the light could change within a window. With more windows, their rates would be noisier.
 PARTS = 8
-# A gain is spikes / light. Light below this counts as this, so that a black pixel has a finite
-# gain.
+# Light below this value counts as this value where light is a divisor, because a black pixel would
+# divide by 0.
 DARK = 1e-3
-# The median gain is at least this, so that a clip without any spike has a gain that is not 0.
+# Least median gain, in spikes per plane. It matters only for a clip without any spike, whose gain
+# would be 0. Grey values are rates over gains, so a gain of 0 would divide by 0.
 LEAST_GAIN = 1e-6
-# A pixel whose gain differs from the median by more than this factor is not trusted: it is dead,
-# hot, or was too dark in all frames.
+# A pixel is not trusted if its gain is more than this many times the median gain, or less than the
+# median gain over this number: it is hot or dead, or was too dark in all frames. A smaller factor
+# would also distrust good pixels of a sensor whose pixels differ much.
 ODD_GAIN = 2.5
 
 
 @dataclass(frozen=True)
 class View:
-    """Where the spike pixels lie on the frame, and what they integrate."""
+    """Where the spike pixels lie on the frame, and what they integrate.
+
+    It is the same for all frames of a clip. data/motion/bands.py makes the view of a part of the
+    frame: whoever adds a field must decide there what the field is for a part.
+    """
 
     size: tuple[int, int]  # (H, W) of the frames
     plane: tuple[int, int]  # (h, w) of the spike planes
     to_rgb: np.ndarray  # (3, 3), spike pixel (x, y, 1) -> RGB pixel, up to a factor
-    is_display: bool  # whether the sensor integrates display values, and not light
+    is_display: bool  # True: the sensor integrates display values. False: it integrates light.
     lens_blur: float = 0.0  # sigma of the lens in spike pixels, see `Calibration`
     rolling: float = 0.0  # how much later the last row is exposed, see `Calibration`
     # If the rows are a band of a larger frame (data/motion/bands.py): the row of the larger frame
@@ -60,31 +75,39 @@ class View:
     def fine(self) -> tuple[int, int]:
         """Return the number of points in a spike pixel, (down, across).
 
-        There is about one point for each RGB pixel: a spike pixel that is 2.9 RGB pixels high and
-        3.1 wide has (3, 3) points. The mean over its points is what a spike pixel sees.
+        There is about one point for each RGB pixel. E.g. a spike pixel that is 2.9 RGB pixels high
+        and 3.1 wide has (3, 3) points. What a spike pixel sees is the mean over its points.
         """
-        # The columns of the matrix are the steps on the frame to the next spike pixel: axis 1 down,
-        # axis 0 across. Their lengths are the sides of a spike pixel.
-        below, right = (np.hypot(*self.to_rgb[:2, axis]) for axis in (1, 0))
-        return max(1, round(float(below))), max(1, round(float(right)))
+        # Column 0 of the matrix is the step on the frame, (x, y), from a spike pixel to its right
+        # neighbour. Column 1 is the step to the neighbour below. The lengths of these steps are the
+        # sides of a spike pixel, in RGB pixels.
+        to_right = self.to_rgb[:2, 0]
+        to_below = self.to_rgb[:2, 1]
+        width = float(np.hypot(to_right[0], to_right[1]))
+        height = float(np.hypot(to_below[0], to_below[1]))
+        # At least one point, because a spike pixel may be smaller than half an RGB pixel.
+        return max(1, round(height)), max(1, round(width))
 
     def delays(self) -> np.ndarray:
         """Return by how much each row is exposed later than the middle of the whole frame.
 
         Returns (H,), as shares of the exposure: from -rolling / 2 (top) to rolling / 2 (bottom).
+        E.g. with rolling 0.4 the top row is exposed 0.2 exposures earlier than the middle row.
         """
         height, _ = self.size
-        row = self.first_row + np.arange(height)
-        last_row = max((self.all_rows or height) - 1, 1)  # a frame of one row has no last row
+        row = self.first_row + np.arange(height)  # row of the whole frame, (H,)
+        rows_of_frame = height if self.all_rows is None else self.all_rows
+        last_row = max(rows_of_frame - 1, 1)  # at least 1: a frame of one row would divide by 0
         return (row / last_row - 0.5) * self.rolling
 
     def places(self) -> np.ndarray:
         """Return where the points of the spike pixels lie on the frame.
 
-        Returns (h m, w n, 2) float32, x and y in RGB pixels; (m, n) is `fine`.
+        A spike pixel has m x n points, where (m, n) is `fine`.
+        Returns (h m, w n, 2) float32, x and y in RGB pixels. The points of the spike pixel in row r
+        and column c of the plane are at [r m : (r + 1) m, c n : (c + 1) n].
         """
-        # A pixel reaches from -0.5 to 0.5 around its place. With 2 points they are at -0.25 and
-        # 0.25.
+        # Spike pixel 0 reaches from -0.5 to 0.5. E.g. with 2 points, they are at -0.25 and 0.25.
         down, across = self.fine
         y = (np.arange(self.plane[0] * down) + 0.5) / down - 0.5
         x = (np.arange(self.plane[1] * across) + 0.5) / across - 0.5
@@ -92,10 +115,12 @@ class View:
 
     def means(self, picture: np.ndarray) -> np.ndarray:
         """Return the means of a picture (H, W) float32 over the spike pixels, (h, w)."""
-        # Sample the picture at all points, then take the mean over each spike pixel.
+        # Sample the picture at all points of all spike pixels, (h m, w n).
         x, y = np.moveaxis(self.places(), -1, 0)
         points = cv2.remap(picture, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
-        return cv2.resize(points, self.plane[::-1], interpolation=cv2.INTER_AREA)
+        # INTER_AREA takes the mean over the m x n points of each spike pixel.
+        height, width = self.plane
+        return cv2.resize(points, (width, height), interpolation=cv2.INTER_AREA)
 
     def spike_places(self) -> np.ndarray:
         """Return where the RGB pixels lie on the spike plane: (H, W, 2) float32, x and y."""
@@ -113,16 +138,24 @@ def mapped(matrix: np.ndarray, places: np.ndarray) -> np.ndarray:
 
     matrix: (3, 3), a homography. places: (h, w, 2), x and y in pixels.
     """
-    x, y = places[..., 0], places[..., 1]
+    x = places[..., 0]
+    y = places[..., 1]
     points = np.stack(np.broadcast_arrays(x, y, 1.0))  # (3, h, w)
-    # A homography gives a point up to a factor, its third coordinate.
-    right, below, depth = np.tensordot(matrix, points, 1)
-    return np.stack((right / depth, below / depth), axis=-1).astype(np.float32)
+    # The product is (x depth, y depth, depth) of the mapped point. Its depth is 1 everywhere if the
+    # matrix is affine, and differs between points if one camera is tilted.
+    x_times_depth, y_times_depth, depth = np.tensordot(matrix, points, axes=1)  # (h, w) each
+    mapped_x = x_times_depth / depth
+    mapped_y = y_times_depth / depth
+    return np.stack((mapped_x, mapped_y), axis=-1).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What both cameras recorded during one exposure, and the spikes around it."""
+    """What both cameras recorded during one exposure, and the spikes around it.
+
+    E.g. an exposure of 60 planes with 30 planes of context on each side: a stream of 120 planes,
+    begin 30, end 90, and sharp 60.5 if the sharp frame is the middle of plane 60.
+    """
 
     blurry: np.ndarray  # (H, W, 3) float32, display values in [0, 1], R, G, B
     stream: np.ndarray  # (T, h, w) uint8 in {0, 1}, the planes of the exposure and around it
@@ -138,13 +171,16 @@ class Recording:
     def window(self, time: float, planes: float) -> tuple[int, int]:
         """Return (first plane, plane after the last) of a window around a time.
 
-        Planes that were not recorded are left out. At least one plane is left: the nearest one.
+        E.g. 9 planes around the time 44.5 are the planes 40 to 48, so the window is (40, 49).
+        Planes before or after the stream are left out. At least one plane is left: the nearest one.
 
         time: the middle of the window. planes: its length.
         """
-        last = len(self.stream)
-        begin = min(max(round(time - planes / 2), 0), last - 1)
-        end = min(max(round(time + planes / 2), begin + 1), last)
+        number_of_planes = len(self.stream)
+        wanted_begin = round(time - planes / 2)
+        wanted_end = round(time + planes / 2)
+        begin = min(max(wanted_begin, 0), number_of_planes - 1)
+        end = min(max(wanted_end, begin + 1), number_of_planes)
         return begin, end
 
     def parts(self, count: int) -> list[tuple[int, int]]:
@@ -160,22 +196,24 @@ class Recording:
     def light(self, windows: list[tuple[int, int]]) -> np.ndarray:
         """Return the spikes per plane in each window, (windows, h, w) float32.
 
-        `window_light` counts the part of an interval that lies in a window, so that a short window
-        without a spike is not black.
+        An interval between two spikes counts as one spike. If it lies in a window only partly, the
+        part counts as the same part of a spike. So a short window without a spike is not black.
 
-        windows: (first plane, plane after the last) of each.
+        windows: (first plane, plane after the last) of each window.
         """
-        sums = window_light(self.stream, windows)
-        return np.stack(
-            [part / (b - a) for part, (a, b) in zip(sums, windows, strict=True)]
-        ).astype(np.float32)
+        sums = window_light(self.stream, windows)  # spikes in each window, (windows, h, w)
+        rates = []
+        for spikes_of_window, (begin, end) in zip(sums, windows, strict=True):
+            rates.append(spikes_of_window / (end - begin))
+        return np.stack(rates).astype(np.float32)
 
 
 class RecordedClip:
     """The recordings of a clip, one for each frame.
 
-    reader: the clip. context: number of planes that are read on each side of an exposure. None:
+    reader: the clip. context: number of planes that are read before and after an exposure. None:
     half as many as the longest exposure has.
+    At the begin and the end of a clip there are fewer planes around the exposure, or none.
 
     Raises DataError if the clip has no spikes.
     """
@@ -191,8 +229,9 @@ class RecordedClip:
             )
         self.reader = reader
         self.frames = len(reader.stems)
-        # Which planes of which files belong to each exposure, with the context around it. They are
-        # the planes that were exposed: `clip.exposures` has a few more, of which channels are made.
+        # The planes of each exposure with the context around it, and the files that have them. Only
+        # planes that were exposed count as the exposure. `clip.exposures` is not used, because it
+        # has a few planes more, from which the channels of a network are made.
         if context is None:
             exposed = _exposures(clip, context=0)
             context = max(exposure.own.count for exposure in exposed) // 2
@@ -203,22 +242,29 @@ class RecordedClip:
 
     def read(self, frame: int) -> Recording:
         """Return the recording of a frame. Reads its files. frame: number of the frame, from 0."""
-        # A drawn sample of one frame says what was simulated for it, e.g. another spike camera.
+        # The dataset may simulate a spike camera on the recorded spikes. Its draw, the random
+        # choices for one sample, says which camera. Here the sample is a single frame.
         reader = self.reader
         draw = reader.dataset.draw(reader.clip_index, frame, 1)
-        clip, exposure = draw.clip, self._exposures[frame]
+        clip = draw.clip
+        exposure = self._exposures[frame]
         files = reader.dataset.files
+        # An exposure may reach over several spike files, with a piece in each. Planes are read
+        # whole, because `_plane` is the crop that leaves nothing out.
+        pieces = []
         with spike_errors_as_data_errors():
-            # An exposure may reach over several spike files. Read all planes whole.
-            pieces = [files.stream(clip, piece, self._plane) for piece in exposure.pieces]
-        stream = np.concatenate(pieces)
+            for piece in exposure.pieces:
+                pieces.append(files.stream(clip, piece, self._plane))
+        stream = np.concatenate(pieces)  # (T, h, w)
         if draw.camera:
             stream = draw.camera.apply(stream, frame)
-        # OpenCV has the colours in the order B, G, R. They are turned below.
-        [blurry] = files.images(clip, "lq", [frame], Augment.whole(clip.size))  # B, G, R
-        begin = exposure.before
+
+        # "lq" is the blurry frame. OpenCV has the colours in the order B, G, R.
+        [blue_green_red] = files.images(clip, "lq", [frame], Augment.whole(clip.size))
+        red_green_blue = np.ascontiguousarray(blue_green_red[..., ::-1])  # (H, W, 3) uint8
+        begin = exposure.before  # number of planes before the exposure
         return Recording(
-            blurry=np.ascontiguousarray(blurry[..., ::-1]) / np.float32(255),
+            blurry=red_green_blue / np.float32(255),
             stream=stream,
             begin=begin,
             end=begin + exposure.own.count,
@@ -228,9 +274,11 @@ class RecordedClip:
     def gain(self) -> tuple[np.ndarray, np.ndarray]:
         """Measure the gain of each spike pixel: its spikes per plane at full light.
 
-        It is spikes over light. The light comes from the blurry frames, because both cameras
-        collect the same light in an exposure. So neither the threshold of the sensor nor its fixed
-        pattern need be known. Up to 16 frames of the clip, spread evenly, count together.
+            gain = spikes per plane / light
+
+        The light comes from the blurry frames, because both cameras collect the same light in an
+        exposure. So the threshold of the sensor and its fixed pattern need not be known. Spikes and
+        light are summed over up to `MOST_FRAMES` frames, spread evenly over the clip.
 
         Returns the gain (h, w) float32, and whether each pixel can be trusted (h, w) bool. A pixel
         that cannot be trusted has the median gain.
@@ -238,18 +286,22 @@ class RecordedClip:
         # Sums over the frames, (h, w): spikes per plane, and light in [0, 1].
         fired = np.zeros(self.view.plane)
         light = np.zeros(self.view.plane)
-        chosen = np.linspace(0, self.frames - 1, min(self.frames, MOST_FRAMES)).round().astype(int)
+        count = min(self.frames, MOST_FRAMES)
+        chosen = np.linspace(0, self.frames - 1, count).round().astype(int)
         for frame in chosen.tolist():
             recording = self.read(frame)
-            rates = recording.light(recording.parts(PARTS))
+            rates = recording.light(recording.parts(PARTS))  # (parts, h, w)
             fired += rates.mean(axis=0)
-            # What the frame says the spike pixels have integrated. A sensor of display values needs
-            # a correction, see `_of_mean_light`.
-            seen = self.view.means(integrated(recording.blurry, self.view.is_display))
+            # The light that the spike pixels have integrated, as the blurry frame shows it.
+            grey = integrated(recording.blurry, self.view.is_display)
+            seen = self.view.means(grey)  # (h, w)
             if self.view.is_display:
+                # The blurry frame shows the mean light, and this sensor the mean display value.
                 seen *= _of_mean_light(rates)
             light += seen
+        # `light` is a sum over frames, so its least value is a sum, too.
         gain = fired / np.maximum(light, DARK * len(chosen))
+
         usual = max(float(np.median(gain)), LEAST_GAIN)
         is_good = (gain > usual / ODD_GAIN) & (gain < usual * ODD_GAIN)
         return np.where(is_good, gain, usual).astype(np.float32), is_good
@@ -266,31 +318,35 @@ def _of_mean_light(rates: np.ndarray) -> np.ndarray:
     """Return (mean display value) / (display value of the mean light), (h, w), at most 1.
 
     The blurry frame shows the mean light of an exposure, as a display value. A sensor of display
-    values counts their mean, which is less if the light changes: for half the time 0 and half the
-    time 1, the mean is 0.5, and the display value of the mean light is 0.73.
+    values counts the mean display value. Both differ if the light changes. E.g. for half the time 0
+    and half the time 1, the mean display value is 0.5, and the display value of the mean light is
+    0.5^(1 / 2.2) = 0.73.
 
     rates: (parts, h, w), proportional to the display values in parts of an exposure.
     """
     mean_light = np.mean(rates**DISPLAY_GAMMA, axis=0)
+    # At least 1e-12: a pixel without any spike would divide by 0. Its quotient is not used below.
     shown = np.maximum(mean_light, 1e-12) ** (1 / DISPLAY_GAMMA)
-    # A pixel without any spike has no course of light: nothing is corrected.
+    # The light of a pixel without any spike does not change, so its factor is 1.
     return np.where(mean_light > 0, rates.mean(axis=0) / shown, 1.0)
 
 
 def integrated(frame: np.ndarray, is_display: bool) -> np.ndarray:
     """Return what a spike camera integrates of a frame: its luma (H, W).
 
-    frame: (H, W, 3), display values in [0, 1]. is_display: whether the camera integrates the luma
-    of the display values, and not the luma of their light.
+    frame: (H, W, 3), display values in [0, 1]. is_display: True if the camera integrates the luma
+    of display values. False if it integrates the luma of their light.
     """
-    return (frame if is_display else to_linear(frame)) @ LUMA
+    colours = frame if is_display else to_linear(frame)
+    return colours @ LUMA
 
 
 def spikes_at_full_light(recording: Recording, view: View) -> float:
     """Return how many spikes a spike pixel at full light would have in an exposure.
 
-    It is the number of all spikes over all light, so that a dark scene counts as a bright one. A
-    black frame counts as light of 1 / 1000.
+    It is the mean number of spikes of a pixel over the mean light. So the number says how sensitive
+    the camera is, and a dark scene gives the same number as a bright one. Light below `DARK` counts
+    as `DARK`, because a black frame would divide by 0.
     """
     exposure = recording.stream[recording.begin : recording.end]
     spikes = float(exposure.mean()) * recording.length
@@ -300,18 +356,23 @@ def spikes_at_full_light(recording: Recording, view: View) -> float:
 
 def _view(clip: Clip) -> View:
     """Return where the spike pixels of a clip lie on its frames, with or without a calibration."""
-    geometry, calibration = clip.spikes.geometry, clip.spikes.calibration
+    geometry = clip.spikes.geometry
+    calibration = clip.spikes.calibration
     plane = (geometry.height, geometry.width)
     is_display = clip.spikes.light == "display"
     if calibration:
-        matrix, lens_blur, rolling = (
-            calibration.to_rgb(),
-            calibration.lens_blur,
-            calibration.rolling,
+        return View(
+            size=clip.size,
+            plane=plane,
+            to_rgb=calibration.to_rgb(),
+            is_display=is_display,
+            lens_blur=calibration.lens_blur,
+            rolling=calibration.rolling,
         )
-        return View(clip.size, plane, matrix, is_display, lens_blur, rolling)
-    # Both cameras have the same view, which the frame and the plane fill. With 3 RGB pixels across
-    # a spike pixel, the middle of spike pixel 0 is at RGB pixel 1 = (3 - 1) / 2.
-    down, across = clip.size[0] / plane[0], clip.size[1] / plane[1]
+    # Without a calibration both cameras have the same view, and the plane fills the whole frame. A
+    # spike pixel then has `down` x `across` RGB pixels. E.g. with 3 RGB pixels across, they are the
+    # RGB pixels 0, 1 and 2 for spike pixel 0, so its middle is at 1 = (3 - 1) / 2.
+    down = clip.size[0] / plane[0]
+    across = clip.size[1] / plane[1]
     matrix = np.array([[across, 0, (across - 1) / 2], [0, down, (down - 1) / 2], [0, 0, 1]])
     return View(clip.size, plane, matrix, is_display)
