@@ -128,8 +128,8 @@ class CameraDraw:
 
     # Seed of the random numbers of this camera, such as (seed of the dataset, epoch, index).
     seed: tuple[int, ...]
-    # Threshold of a pixel relative to the real camera, whose threshold is 1. A pixel with threshold
-    # 2 needs twice as much light for a spike, so it fires half as often.
+    # Threshold of a pixel relative to the threshold of the real camera. A pixel with threshold 2
+    # needs twice as much light for a spike, so it fires half as often.
     threshold: float
     # Fraction of the planes that are lost.
     drop: float

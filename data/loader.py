@@ -349,7 +349,7 @@ class TrainLoader:
 
 @dataclass
 class _Batches(Dataset):
-    """A dataset whose items are micro-batches. Its index is a list of (epoch, index).
+    """A dataset of micro-batches. An index is a list with (epoch, index) of each sample.
 
     If a sample raises an error of this project, the error is returned in place of the batch, and
     `TrainLoader._steps` raises it. If it were raised here, in a worker, torch would hide its

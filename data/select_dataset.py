@@ -1,6 +1,6 @@
 """Datasets by name.
 
-A new dataset is a new file data/dataset_<name>.py, whose class registers itself in `DATASETS`
+A new dataset is a new file data/dataset_<name>.py. Its class registers itself in `DATASETS`
 (docs/extending.md). `build_dataset` makes the dataset of a section of the option file. The main
 programs and users' scripts call it, so its arguments and its errors must stay.
 

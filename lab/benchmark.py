@@ -95,7 +95,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         add(
             "--config",
             default="006",
-            help=f"{', '.join(NAMED)}, or an option file, whose checkpointing holds",
+            help=f"{', '.join(NAMED)}, or an option file; its own checkpointing stays",
         )
         add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
         add("--dtype", choices=DTYPES, default="float32", help="of autocast; float32: no autocast")

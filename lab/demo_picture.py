@@ -152,7 +152,7 @@ def save_tensorboard(run: Path, picture: Path) -> None:
     command += ["--load_fast", "false", "--host", "127.0.0.1", "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        # The page shows the scalars whose names match this expression.
+        # The page shows each scalar with a name that matches this expression.
         names = "|".join(f"^{re.escape(tag)}$" for tag in SCALARS)
         address = f"{_address_of(process)}?tagFilter={quote(names)}#timeseries"
         with headless_browser(1280, 1160, 2) as browser:

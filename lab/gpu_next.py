@@ -40,7 +40,7 @@ from lab.tools import compared
 from models.vrt.deform_align import TAPS
 from models.vrt.deform_align import deform_conv as by_torchvision
 
-# Sizes of network 006 with 8 clips of 6 frames, see lab/tools.py.
+# Sizes of network 006 (lab/tools.py has its options) with 8 clips of 6 frames.
 PAIRS = 40  # 8 clips with 5 pairs of neighbouring frames each
 CHANNELS = 96
 GROUPS = 16  # the channels of a group are sampled at the same positions
@@ -197,8 +197,8 @@ class FiniteOutputs:
 def graph(device: str) -> dict[str, Any]:
     """Run the same steps with and without a graph.
 
-    Returns the losses of both, the seconds of a step with a graph, and the first modules whose
-    output was not finite within the graph. On a CPU there are no graphs, so the same plain steps
+    Returns the losses of both, the seconds of a step with a graph, and the first modules that gave
+    NaN or Inf within the graph. On a CPU there are no graphs, so the same plain steps
     run twice.
     """
     # `prepared` makes the network and a clip. clip(net) runs the network on the clip. Its optimizer

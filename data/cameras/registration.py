@@ -133,8 +133,8 @@ FOUND_WITHIN_PX = 0.5
 SURE_WITHIN_PX = 0.15
 SURE_WITHIN_PLANES = 0.7
 SURE_WITHIN_SHARE = 0.03
-# A smaller change of matrix, offset or share is not applied. With 0, a clip whose cameras agree
-# would be changed by the noise of the fit.
+# A smaller change of matrix, offset or share is not applied. With 0, the noise of the fit would
+# change a clip although its cameras agree.
 LEAST_CHANGE_PX = 0.15
 LEAST_CHANGE_PLANES = 0.75
 LEAST_CHANGE_SHARE = 0.04
@@ -452,7 +452,7 @@ class Pair:
         total = self.sums[-1].astype(np.float32)  # (h, w), number of spikes of each pixel
         usual = cv2.medianBlur(total, ksize=5)  # the same of the pixels around
         # A pixel is wrong if it fires more than three times, or less than a third, as often as its
-        # neighbours. The margin of 8 spikes is for dark pixels, whose counts differ by chance.
+        # neighbours. The margin of 8 spikes is for dark pixels: their counts differ by chance.
         is_wrong = (total > 3 * usual + 8) | (total < usual / 3 - 8)
         for y, x in np.argwhere(is_wrong):
             # 3 x 3 pixels around (y, x): rows y - 1 ... y + 1. Fewer at an edge of the plane. A
@@ -483,7 +483,7 @@ class Pair:
         times: one for each row, (h,), in planes from the nominal start of the exposure. A time of
         2.25 gives three quarters of sums[2] and one quarter of sums[3], if before is 0.
         """
-        # From the clock of the exposure to the clock of the stream, whose plane 0 is at time 0.
+        # From the clock of the exposure to the clock of the stream, where plane 0 is at time 0.
         last = len(self.sums) - 1
         times = np.clip(times + self.before, 0, last)
         plane = np.minimum(times.astype(int), last - 1)  # (h,). The minimum: plane + 1 must exist
@@ -593,9 +593,9 @@ class PartEquations(NamedTuple):
 # nothing.
 SMALL_SHIFT = 0.003
 SMALL_CHANGE = 0.03
-# A step changes the matrix by at most so much: a twentieth of the longer side of the plane, whose
-# coordinates go from -1 to 1. The equations are derived for small changes. A larger step could
-# lead away from the result, and smaller steps would need more rounds.
+# A step changes the matrix by at most so much. The coordinates of the plane go from -1 to 1 along
+# its longer side, so this is a twentieth of the side. The equations are derived for small changes.
+# A larger step could lead away from the result, and smaller steps would need more rounds.
 LARGEST_STEP = 0.1
 # A step changes a time by at most so many planes, because the change of the sums with time was
 # measured over MOST_REACH planes.
@@ -811,7 +811,7 @@ class State:
         # with 0, the far tails of the blur would remove whole surroundings of a lamp.
         is_compared &= cv2.remap(overexposed, u, v, cv2.INTER_LINEAR) < 0.02
 
-        # Leave out two spike pixels at the edge of the plane, whose blur repeats pixels too.
+        # Leave out two spike pixels at the edge of the plane: the blur repeats pixels there, too.
         border = math.ceil(2 / every)  # in pixels of the result
         is_compared[:border] = False
         is_compared[-border:] = False

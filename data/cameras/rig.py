@@ -295,7 +295,7 @@ class Rig(RgbCamera):
         the pixel. Beyond its edges the picture is mirrored.
         """
         height, width = spike
-        # Both are set at the first light, whose size is needed.
+        # Both are set at the first light, because they depend on its size.
         places = np.empty(0)  # where the points of the spike pixels lie in the frame
         is_aligned = False  # whether each point is the centre of an RGB pixel
         for number, light in enumerate(lights):
@@ -464,7 +464,7 @@ class Rig(RgbCamera):
         return weights.astype(np.float32)[..., None, None]
 
     def calibration(self, spike: Size, rgb: Size) -> Calibration:
-        """Return the true calibration, without the parallax, whose mean is 0.
+        """Return the true calibration. The parallax is left out, because its mean is 0.
 
         spike, rgb: sizes (height, width).
         The key `made` records the rig: `Rig(**made["rig"])` is equal to this rig.

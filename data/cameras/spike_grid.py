@@ -515,8 +515,8 @@ class CalibratedGrid:
         """Return n: each RGB pixel takes n x n points. n is 1 if spike pixels are not smaller.
 
         n is the number of spike pixels across the RGB pixel in the middle of the frame, rounded up.
-        Up to 0.05 more is ignored, so that cameras of equal resolution whose scale was measured as
-        1.02 still get one point.
+        Up to 0.05 more is ignored. So cameras of equal resolution still get one point if their
+        scale was measured as 1.02.
         """
         height, width = self.size
         middle = Crop(top=(height - 1) // 2, left=(width - 1) // 2, height=1, width=1)
@@ -643,7 +643,7 @@ class CalibratedGrid:
         return u / depth, v / depth
 
     def _covered(self, crop: Crop) -> np.ndarray:
-        """Return (H, W) bool: the pixels of a crop of the frame whose centre the planes cover."""
+        """Return (H, W) bool: where the planes cover the centre of a pixel of a crop."""
         height, width = self._plane
         x, y = self._centres(crop)
         is_inside_x = (x >= -0.5) & (x <= width - 0.5)

@@ -20,8 +20,8 @@ not fit.
 What must stay: the keys and meanings of dataset.json, because published data sets have such files.
 The `repr` of `DatasetInfo` and of `Timing` is part of digests by which a run recognises its data.
 So a new field of these two classes must leave the repr as it was while the field has its default.
-What may change: all functions whose names begin with _, except for the words of the errors, which
-the tests quote.
+What may change: all functions with a name that begins with _, except for the words of the errors,
+because the tests quote them.
 
 Tests: tests/parts/data/test_spike_info.py, tests/parts/data/test_data_json.py (dataset.json),
 tests/parts/data/test_frame_times.py (the planes of each frame)
@@ -52,7 +52,8 @@ FILE_NAME = "dataset.json"
 FORMAT = 1
 # Keys that "clips" in dataset.json may set for one clip, in place of the value for all clips.
 KEYS_OF_ONE_CLIP = ("h", "w", "flip", "rate", "light", "calibration")
-# Planes for each 240-fps frame of the published Spk-GoPro streams: itself and 7 interpolated ones.
+# Planes for each 240-fps frame of the published Spk-GoPro streams: the frame itself, and 7 frames
+# that are interpolated between it and the next frame.
 GOPRO_INTERPOLATE = 8
 # A clip name of Spk-GoPro, GOPR0372_07_00, has the number of averaged frames in the middle.
 GOPRO_NAME = re.compile(r"GOPR\d+_(\d\d)_\d\d")
@@ -593,7 +594,7 @@ class Timing:
         return table.planes_of(frame, self.offset)
 
     def _outside(self, clip: str, frame: int, first: int, end: int, planes: int) -> DataError:
-        """Return the refusal of a frame whose planes first ... end - 1 are not all in its file."""
+        """Return the refusal of a frame if its file lacks some of the planes first ... end - 1."""
         keys = "spike.exposure" if self.is_one_file else "spike.first, spike.count"
         shift = f", time offset {self.offset:g}" if self.offset else ""
         needs = f"frame {frame} of clip {clip} needs planes {first} to {end - 1} ({keys}{shift})"
@@ -792,7 +793,7 @@ def _unknown_times(
 def _guessed_exposures(
     times: FrameTimes, first: int, count: int, tick_hz: float | None
 ) -> dict[str, float] | list[list[float]]:
-    """Return exposures for a clip whose times are not sure. The user corrects them.
+    """Guess exposures for a clip if its times are not sure. The user corrects them.
 
     The guess: the first plane was recorded at the begin of the clip, and the last plane at its end.
 

@@ -66,11 +66,11 @@ logger = logging.getLogger(__name__)
 
 # Display value 0 ... 255 -> linear light 0 ... 1, (256,) float32.
 DISPLAY_TO_LIGHT = to_linear(np.arange(256, dtype=np.float32) / 255.0)
-# `sharp_image` averages the channels nearest to the sharp moment: channels whose distance in planes
-# is at most this much larger than the smallest distance. A proportional representation has channels
-# that are pictures, so only the nearest one is taken, or two at equal distances (half a plane of
-# rounding). Channels of other representations are single planes, too few spikes for a picture, so
-# channels up to 10 planes away are averaged.
+# `sharp_image` averages the channels near the sharp moment. A channel is near if its distance, in
+# planes, is at most this much larger than the smallest distance. A channel of a proportional
+# representation is a picture, so only the nearest channel is taken, or two at equal distances (half
+# a plane of rounding). A channel of other representations is a single plane. It has too few spikes
+# for a picture, so channels up to 10 planes further away are averaged.
 MORE_PLANES_IF_PROPORTIONAL = 0.51
 MORE_PLANES_ELSE = 10
 # "match" divides the mean firing rate by the mean brightness. Both are at least as large as these
@@ -499,8 +499,7 @@ class DatSpikes:
         frame: number of the frame in the clip.
         image: the crop of the blurry frame, (aug.height, aug.width, 3) uint8, B, G, R.
         reverse: whether the clip is played backwards.
-        camera: a simulated camera, whose spikes are made of the recorded ones. None: the recorded
-        spikes.
+        camera: a simulated camera, which changes the recorded spikes. None: they stay as recorded.
         Returns (S, aug.height, aug.width) float32. It is exactly this crop of the whole frame's
         channels, although only the spike pixels that the crop needs are unpacked.
         """
@@ -829,7 +828,7 @@ def _refuse_keys_without_effect(
 
 
 def _unknown_center(clip: str, why: str) -> OptionError:
-    """Return the refusal of a clip whose plane of the sharp frame cannot be used."""
+    """Return the refusal of a clip if the plane of its sharp frame cannot be used."""
     return OptionError(
         what=f"the plane of the sharp frame {why} for clip {clip}",
         where="spike.center",

@@ -22,7 +22,7 @@ from data.clips import files
 LARGEST_WHOLE_FILE = 2**16  # largest file, in bytes, that is read as a whole
 BLOCK_BYTES = 2**12  # size of each block that is read of a larger file
 BLOCKS = 8  # number of blocks of a larger file, evenly spaced from its beginning to its end
-# Largest number of files whose content is read, so that a set of 100,000 files does not delay the
+# The content of at most so many files is read, so that a set of 100,000 files does not delay the
 # start by minutes. It covers all frames, sharp frames and spikes of the GoPro test set (3333).
 MOST_FILES = 4096
 

@@ -6,8 +6,8 @@ The files of a clip are in a folder, in an LMDB, or (frames only) in a video. Pa
 * `read_bytes` and `read_bgr` read a file, wherever it is, and refuse damaged pictures.
 * `FrameSource` reads a user's frames: a folder of images, a single image, or a video.
 
-An LMDB is one database file for a whole data root. We read the layout of BasicSR and KAIR, two
-projects whose data many users already have:
+An LMDB is one database file for a whole data root. We read the layout of BasicSR and KAIR, because
+many users already have data of these two projects:
 
     train.lmdb/data.mdb        a value with the content of a PNG under each key "<clip>/<frame>"
     train.lmdb/meta_info.txt   a line for each key: "<clip>/<frame>.png (720,1280,3) 1"
@@ -106,7 +106,7 @@ _ADVICE_FOR_MISSING_ROOT = (
 )
 # Largest relative difference between the ratio height / width of a frame and of a spike plane. 2 %
 # is one row of 50: a larger value would accept planes that were read with a wrong size, a smaller
-# value would refuse small planes whose sides were rounded to whole pixels.
+# value would refuse small planes, because their sides are rounded to whole pixels.
 _RATIO_TOLERANCE = 0.02
 
 # {root: open database} of the LMDBs that this process has open. The package lmdb calls an open
@@ -189,7 +189,7 @@ class Folder(Mapping[str, FileEntry]):
         return [self.prefix + name for name in self.names]
 
     def entries(self) -> dict[str, FileEntry]:
-        """Return {stem: file}. Raises DataError for a link whose target is gone.
+        """Return {stem: file}. Raises DataError for a broken link.
 
         Files on disk are looked up at each call, which is slow on a network file system.
         """
@@ -296,7 +296,7 @@ def reading(
 def entry_of(path: str) -> FileEntry:
     """Look up size and time of change of a file on disk.
 
-    Raises DataError if there is no such file, or if it is a link whose target is gone.
+    Raises DataError if there is no such file, or if it is a broken link.
     """
     with reading(path):
         about = os.stat(path)
@@ -767,7 +767,7 @@ def _open_lmdb(root: str) -> Any:
 
 
 def _refuse_short_lmdb(root: str, environment: Any) -> None:
-    """Close and refuse an LMDB whose file has fewer bytes than its first pages say.
+    """Close and refuse an LMDB if its file has fewer bytes than its first pages say.
 
     LMDB maps the file into memory. A read behind the end of the file would kill the process
     (SIGBUS). Opening an LMDB reads only its first two pages, so it does not notice a short file.
@@ -825,7 +825,8 @@ def open_spike_file(path: str, geometry: SpikeGeometry, remainder: str) -> Spike
 def is_read_from_start(path: str) -> bool:
     """Whether a plane of a spike file is reached only by reading all bytes before it.
 
-    This is so in an .npz, which is compressed, and in an LMDB, whose values are read as a whole.
+    This is so in an .npz, because it is compressed, and in an LMDB, because a value is read as a
+    whole.
     """
     return LMDB_MARK in path or path.lower().endswith(".npz")
 
@@ -896,7 +897,7 @@ def _why_not_whole(encoded: bytes, header: Header | None) -> str:
 
 
 def refuse_header(header: Header, path: str) -> None:
-    """Refuse a picture that is too large, or whose values are no whole numbers of 8 or 16 bits.
+    """Refuse a picture that is too large, or has values other than whole numbers of 8 or 16 bits.
 
     Raises DataError. path: file of the picture. Every reader of pictures must call this before it
     decodes, because a header of a few bytes can state a picture that fills the memory.
@@ -1035,7 +1036,7 @@ def _loss_of_16_bits(content: bytes) -> str:
 def _bits_in_use(content: bytes) -> int:
     """Return how many bits the values of a 16-bit picture use: 8, 10, 12, 14 or 16.
 
-    Returns 0 for a black picture, whose bits are unknown. Returns 16 if the picture cannot be
+    Returns 0 for a black picture, because its bits are unknown. Returns 16 if the picture cannot be
     decoded, because another check refuses it.
     """
     # OpenCV decodes a part of a PNG that is cut short, and this part may lack the largest values.
@@ -1254,7 +1255,7 @@ def clip_path(path: Path, inner: str, suffixes: Sequence[str] = ()) -> Path:
 
 
 def check_same_view(frame: tuple[int, int], spikes: tuple[int, int], where: str) -> None:
-    """Refuse a spike plane whose ratio of height to width differs from the ratio of the frame.
+    """Refuse a spike plane if its ratio of height to width differs from the ratio of the frame.
 
     frame: (H, W) of a frame. spikes: (h, w) of a plane. where: file of the spikes, for the message.
     Raises DataError if the ratios differ by more than `_RATIO_TOLERANCE`.

@@ -68,8 +68,8 @@ def film_times(
     packets = _packets_of(path, times, go_on)
     if packets is None:
         # No stream has these times. So the reader has computed them from the frame rate, because
-        # the time stamps could not be used. This is a doubt, unless the film has a single frame,
-        # whose time does not matter.
+        # the time stamps could not be used. This is a doubt, unless the film has a single frame:
+        # then the time does not matter.
         doubt = "the film does not tell the times of its frames" if len(times) > 1 else ""
         return times_of_film(times, doubt=doubt)
     if packets.damaged:
@@ -144,7 +144,7 @@ def _lost_between(packets: Packets, times: Sequence[Fraction], step: Fraction) -
     E.g. there are packets at 0, 1, 2, 3, 4 and 5 s, and frames were decoded at 0, 1, 4 and 5 s.
     Then two frames are missing, the numbers 2 and 3.
     """
-    # Times of packets whose frames were not decoded, in order.
+    # Times of the packets of which no frame was decoded, in order.
     lost = sorted(set(packets.times) - set(times))
     missing = []
     # Number of the next frame in the whole film. Missing frames are counted.

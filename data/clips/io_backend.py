@@ -318,7 +318,7 @@ class CacheReader:
         for kind in ("gt", "gt_instants", "spike"):
             if kind not in kinds:
                 values[kind] = ()
-        # `own_spikes` has the clips whose spikes are read in another way than the usual one.
+        # `own_spikes` has the clips with another way of reading spikes than most clips have.
         spikes = source.own_spikes.get(record["name"], source.spikes)
         return Clip(**values, spikes=spikes)
 
@@ -528,7 +528,7 @@ def _cached_clips(target: Path) -> set[str]:
     Raises DataError if the folder holds anything but a clip cache, because the folder is going to
     be replaced.
     """
-    # lexists is also true for a link whose target is gone. Such a link must not be replaced either.
+    # lexists is also true for a broken link. A broken link must not be replaced either.
     if not os.path.lexists(target):
         return set()
     clips = set()

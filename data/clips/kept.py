@@ -81,8 +81,8 @@ LEAST_FILES = 4096
 # Default of the option checked_share: the fraction of the files that a repeated start looks at. A
 # larger fraction finds changed files sooner, and a smaller fraction makes starts faster.
 SHARE = 0.01
-# Number of folders whose states are compared at once. It bounds the memory for their paths. A much
-# smaller number would leave threads without work.
+# The states of so many folders are compared at once. The number bounds the memory for their paths.
+# A much smaller number would leave threads without work.
 FOLDERS_AT_ONCE = 2**14
 # Columns that tell whether the data are still the same: the paths of all listed folders, and the
 # two numbers of the state of each.
@@ -304,7 +304,7 @@ class Record:
             root_with_slash = os.path.join(kind.root, "")
             for folder_of_clip in set(table.folders[name].all()):
                 path = table.roots[name] + folder_of_clip  # with "/" at its end
-                # A single file of a clip lies in the root itself, whose state is recorded.
+                # A single file of a clip lies in the root itself. Its state is recorded.
                 is_root = path == root_with_slash
                 if path.removesuffix("/") not in recorded and not is_root:
                     return False

@@ -70,7 +70,7 @@ def look_at_picture(path: str, decode: bool = False, lmdb_entry: FileEntry | Non
 
     decode: whether to decode a PNG, too, which finds flipped bits.
     lmdb_entry: size and time of a file in an LMDB. None for a file on disk.
-    Raises DataError for a link whose target is gone.
+    Raises DataError for a broken link.
     """
     if lmdb_entry is None:
         inspect = partial(_look_at_open_picture, decode=decode)
@@ -179,9 +179,8 @@ def look_at_spikes(
     geometry: size and layout of a plane, as the options say.
     remainder: the option spike.remainder, "error" or "truncate": what to do with bytes after the
     last whole plane.
-    lmdb_entry: size and time of a file in an LMDB, whose spikes are not read. None for a file on
-    disk.
-    Raises DataError for a link whose target is gone.
+    lmdb_entry: size and time of a file in an LMDB, which is not read. None for a file on disk.
+    Raises DataError for a broken link.
     """
     if lmdb_entry is not None:
         return Look(lmdb_entry)
@@ -234,7 +233,7 @@ def _inspect_file(
     cannot: beginning of the flaw if the system refuses to read, e.g. "cannot read: Permission
     denied".
     An error becomes the `flaw` of the look, because it would end the check of all other files. Only
-    a link whose target is gone raises DataError.
+    a broken link raises DataError.
     """
     try:
         # about: size, time and inode of the file, an os.stat_result

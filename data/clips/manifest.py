@@ -95,8 +95,8 @@ def entries_of(
     """Yield {kind: {stem: file}} of each clip; {kind: None} if the clip has no folder of the kind.
 
     listings: {kind: {clip: its files}}. names: names of the clips.
-    Size and time of change of every file are looked up, in threads. Raises DataError for a link
-    whose target is gone.
+    Size and time of change of every file are looked up, in threads. Raises DataError for a broken
+    link.
     """
 
     def entries_of_clip(name: str) -> dict[str, dict[str, FileEntry] | None]:
@@ -113,7 +113,7 @@ def entries_of(
 
 
 def gone_error(source: Source, listings: Mapping[str, Listing]) -> DataError:
-    """Return the error for links whose targets are gone. It names the first one of each kind.
+    """Return the error for broken links. It names the first broken link of each kind of file.
 
     listings: {kind: {clip: its files}}. All files are looked up again, so call this only after such
     a link was found.
@@ -142,7 +142,7 @@ def usual_sizes(source: Source, clips: Sequence[Clip]) -> tuple[Size, Size] | No
 
 
 def other_scales(clips: Sequence[Clip]) -> list[Problem]:
-    """Return a problem for each clip whose scale differs from the scale of most clips.
+    """Return a problem for each clip with another scale than most clips have.
 
     The scale is the side of gt over the side of lq. A network has one scale, so all clips must have
     the same.
@@ -239,7 +239,7 @@ def _without_repeats(texts: Iterable[str]) -> list[str]:
 
 
 def same_files(source: Source, clips: Sequence[Clip]) -> list[Problem]:
-    """Return a problem for each clip whose blurry and sharp frames are the same files.
+    """Return a problem for each clip that has the same files as blurry and as sharp frames.
 
     Paths are compared after links are followed. The first frame of a clip is enough, because lq and
     gt come from one folder then.

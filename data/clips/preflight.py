@@ -344,8 +344,8 @@ class _Check:
     def _check_clips(self, names: Sequence[str], looks: Mapping[str, Look]) -> list[Clip]:
         """Check some clips and report their problems. names: names of the clips.
 
-        Returns the clips whose names, sizes and numbers of files are right. A file of such a clip
-        may still be damaged. `_check_files` reports it.
+        Returns the clips with right names, sizes and numbers of files. A file of these clips may
+        still be damaged. `_check_files` reports it.
         """
         listed = self.source.listed
         good_clips = []

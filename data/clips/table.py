@@ -322,8 +322,8 @@ class ClipTable(_Clips):
             gt_size=(gt_height, gt_width),
             gt_instants=paths.get("gt_instants", ()),
             exposures=spikes.exposures,
-            # `own_spikes` has an entry for each clip whose spikes are read in another way than
-            # the spikes of the other clips, because dataset.json has other values for the clip.
+            # `own_spikes` has an entry for each clip for which dataset.json has other values than
+            # for most clips. Its spikes are read in another way.
             spikes=self.source.own_spikes.get(name, self.source.spikes),
             times=times,
         )
@@ -736,7 +736,7 @@ def _refuse_names(column: np.ndarray, count: int) -> None:
 
 
 def _refuse_clips(columns: Columns, source: Source) -> None:
-    """Refuse clips that are not the clips of the meta file, or whose names cannot be used."""
+    """Refuse clips that are not the clips of the meta file, or have names that cannot be used."""
     names = Texts(columns["clips"]).between(0, len(columns["frames"]))
     set_of_names = set(names)
     has_each_name_once = len(set_of_names) == len(names)
@@ -790,7 +790,7 @@ def _refuse_files(columns: Columns, kind: str, frame_counts: np.ndarray, in_lmdb
 
 
 def _refuse_exposures(columns: Columns) -> None:
-    """Refuse rows of exposures whose numbers contradict one another.
+    """Refuse rows of exposures if their numbers contradict one another.
 
     `_refuse_planes_outside_of_files` then compares the rows with the files.
     """

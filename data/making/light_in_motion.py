@@ -160,7 +160,7 @@ def _for_flow(light: np.ndarray) -> np.ndarray:
 
 
 def _moved(light: np.ndarray, shift: np.ndarray) -> np.ndarray:
-    """Return an image whose pixel p shows the light at p + shift(p).
+    """Move an image: pixel p of the result shows the light at p + shift(p).
 
     shift: (h, w, 2) in pixels, x first. Beyond its border, the light goes on as at the border.
     """

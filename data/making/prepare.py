@@ -438,7 +438,7 @@ def _refuse_too_few_frames(job: Job, recipe: Recipe, frames: int, exposures: int
 
 
 def _refuse_ratio(size: tuple[int, int], ratio: int, path: Path) -> None:
-    """Refuse frames whose spike planes would not have whole pixels and whole bytes.
+    """Refuse frames if their spike planes would not have whole pixels and whole bytes.
 
     A plane of a .dat has one bit for each spike pixel, so its number of pixels must divide by 8.
     size: (height, width) of the frames. ratio: RGB pixels along a spike pixel. path: the source.
@@ -536,7 +536,7 @@ def _is_made(job: Job, record: dict[str, Any]) -> bool:
     Raises DataError if a folder was not made from this source with this recipe. Such a folder is
     never overwritten.
     """
-    # lexists is also true for a link whose target is gone. Such a link must not be replaced either.
+    # lexists is also true for a broken link. A broken link must not be replaced either.
     folders = [folder for folder in job.folders if os.path.lexists(folder)]
     for folder in folders:
         try:

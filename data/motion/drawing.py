@@ -20,7 +20,7 @@ FULL_COLOUR_AT_LEAST = 1.0
 # The longest ways, of this share of the pixels, do not count as the longest way. They have the full
 # colour, too. If they counted, one wrong way could make all others pale.
 SHARE_ABOVE_FULL_COLOUR = 0.05
-# A motion whose expected error is as large as this share of its length is drawn as not trusted.
+# A motion is drawn as not trusted if its expected error is at least this share of its length.
 NOT_TRUSTED = 0.5
 # A smaller error, in pixels, is never drawn as not trusted, because nobody would see its effect in
 # the frame. For a short motion, it may be a large share of the length.

@@ -227,7 +227,7 @@ def _read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
 
 
 def _check_compression(member: zipfile.ZipInfo) -> None:
-    """Raise ValueError for an array of a .npz whose compression NumPy does not write.
+    """Raise ValueError for an array of a .npz that is compressed in another way than NumPy does.
 
     bzip2 and LZMA could unpack a few bytes to gigabytes.
     """

@@ -571,8 +571,10 @@ def packed_planes(
 ) -> SpikeFile:
     """Return the planes in the content of a packed file, such as a value of an LMDB.
 
-    content: bytes, or an array (n,) uint8. path: for messages. remainder: see `open_spikes`.
-    Raises SpikeFileError as `open_spikes`.
+    content: bytes, or an array (n,) uint8. path: for messages.
+    remainder: what happens to bytes after the last whole plane: "error" refuses them, "truncate"
+    ignores them.
+    Raises SpikeFileError for a wrong size and for content of another kind.
     """
     data = np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
     refuse_header(data[:HEAD_BYTES].tobytes(), path)
@@ -660,7 +662,7 @@ def _planes_in(size: int, path: PathLike, geometry: SpikeGeometry, remainder: st
 
 
 def _known_geometries_of(size: int) -> str:
-    """Return the published cameras whose planes fill a file of `size` bytes, for a message.
+    """Return the published cameras with planes that fill a file of `size` bytes, for a message.
 
     E.g. "250 x 400 (8 planes), 250 x 400 + 16 head columns (...)", or "none".
     """
@@ -810,7 +812,7 @@ def _unpack(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np.ndarr
 def _unpack_lines(
     packed: np.ndarray, geometry: SpikeGeometry, row: int, end_row: int
 ) -> np.ndarray:
-    """Unpack the stored lines row ... end_row - 1 of planes whose lines do not end on a byte.
+    """Unpack the stored lines row ... end_row - 1 of planes if lines do not end on a byte.
 
     packed: (T, plane_bytes) uint8. Returns (T, lines, bits of a line) uint8.
 

@@ -417,7 +417,7 @@ def _lag_of_windows(num_windows: int = 1, spacing: int | None = None, **_: Any) 
     The middle of an even number of windows lies between two windows. If the spacing is odd too, the
     middle lies between two planes, and the centres of the windows are rounded down. So the windows
     show a time half a plane earlier than `center`. E.g. two windows with a spacing of 5 around
-    plane 50 have the centres 47 and 52, whose middle is 49.5.
+    plane 50 have the centres 47 and 52. The middle of the two is 49.5.
     """
     if num_windows % 2 == 1 or spacing is None:
         return 0
