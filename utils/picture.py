@@ -73,25 +73,17 @@ def upright(image: np.ndarray, orientation: Orientation) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Header:
-    """What a picture file says of itself.
+    """What a picture file says of itself."""
 
-    kind: "PNG", "JPEG", "TIFF", "WebP", "BMP" or "PNM".
-    height, width: size of the picture as it is stored, not yet upright.
-    bits: number of bits of one colour value.
-    is_float: whether values are floating-point numbers.
-    is_grey: whether a pixel has one value instead of three colours.
-    orientation: how the stored picture becomes upright.
-    buffer: pixels of the largest block that a decoder holds at once (a tile of a TIFF), 0 if there
-    are no such blocks. A block may be larger than the picture.
-    """
-
-    kind: str
-    height: int
+    kind: str  # "PNG", "JPEG", "TIFF", "WebP", "BMP" or "PNM"
+    height: int  # of the picture as it is stored, not yet upright
     width: int
-    bits: int = 8
-    is_float: bool = False
-    is_grey: bool = False
-    orientation: Orientation = UPRIGHT
+    bits: int = 8  # number of bits of one colour value
+    is_float: bool = False  # whether values are floating-point numbers
+    is_grey: bool = False  # whether a pixel has one value instead of three colours
+    orientation: Orientation = UPRIGHT  # how the stored picture becomes upright
+    # Pixels of the largest block that a decoder holds at once (a tile of a TIFF), 0 if there are no
+    # blocks. A block may be larger than the picture.
     buffer: int = 0
 
     @property
@@ -436,8 +428,23 @@ READERS: dict[bytes, Callable[[bytes], Header | None]] = {
 # Bytes of a value of the types BYTE, SHORT, LONG and LONG8. Other types, such as text and
 # fractions, are left out.
 TIFF_TYPE_BYTES = {1: 1, 3: 2, 4: 4, 16: 8}
+
+
+class TiffForm(NamedTuple):
+    """How many bytes the numbers of a TIFF have. There are two forms, TIFF and BIG_TIFF."""
+
+    # Bytes of the place of something in the file (the number of its byte), and of a number of
+    # values. The values of an entry have as much room.
+    place_bytes: int
+    directory_place_at: int  # the byte of the file at which the place of the first directory begins
+    entry_count_bytes: int  # bytes of the number of entries, with which a directory begins
+    entry_bytes: int  # bytes of an entry
+
+
+TIFF = TiffForm(place_bytes=4, directory_place_at=4, entry_count_bytes=2, entry_bytes=12)
+BIG_TIFF = TiffForm(place_bytes=8, directory_place_at=8, entry_count_bytes=8, entry_bytes=20)
 # The number behind the letters of the byte order that marks a BigTIFF. A TIFF has 42.
-BIG_TIFF = 43
+MARK_OF_BIG_TIFF = 43
 
 
 def _exif_orientation(exif: bytes) -> Orientation:
@@ -449,12 +456,15 @@ def _exif_orientation(exif: bytes) -> Orientation:
 def _tiff_tags(content: bytes) -> dict[int, int]:
     """Return {tag: first value} of the first directory of a TIFF. Only whole numbers are read.
 
-    Layout of a TIFF (in parentheses: of a BigTIFF, whose numbers have 8 bytes):
+    Layout of a TIFF (in parentheses: of a BigTIFF, in which numbers have 8 bytes):
         0 "II" for little endian or "MM" for big endian, 2 the number 42 (43),
         4 (8) at which byte the first directory begins.
     A directory has its number of entries, 2 (8) bytes, then entries of 12 (20) bytes:
         0 tag, 2 type, 4 number of values, 8 (12) the values.
     Values that need more than 4 (8) bytes are elsewhere. Then the entry has their place.
+
+    Any number in the file may be wrong. So nothing is read behind the end of the content: a wrong
+    place gives no value, and a wrong number of entries ends the loop.
     """
     order: Any = "big" if content[:2] == b"MM" else "little"
 
@@ -462,32 +472,33 @@ def _tiff_tags(content: bytes) -> dict[int, int]:
         """Return the number in the `length` bytes from byte `at` on."""
         return int.from_bytes(content[at : at + length], order)
 
-    # Below, `..._at` is the byte of the file at which something begins.
-    if number(at=2, length=2) == BIG_TIFF:
-        word = 8  # bytes of a place in the file, and of a number of values
-        directory_at = number(at=8, length=word)
-        count_length = 8  # bytes of the number of entries
-        entry_length = 20  # bytes of an entry
-    else:
-        word = 4
-        directory_at = number(at=4, length=word)
-        count_length = 2
-        entry_length = 12
-
-    tags: dict[int, int] = {}
-    entry_count = number(directory_at, count_length)
-    for index in range(entry_count):
-        entry_at = directory_at + count_length + index * entry_length
-        if entry_at + entry_length > len(content):
-            break  # the count may be any number: stop at the end of the file
-        tag = number(entry_at, length=2)
+    def first_value(entry_at: int) -> int | None:
+        """Return the first value of the entry that begins at a byte, None if it cannot be read."""
         value_type = number(entry_at + 2, length=2)
-        value_length = TIFF_TYPE_BYTES.get(value_type, 0)
-        value_count = number(entry_at + 4, length=word)
-        value_at = entry_at + 4 + word
-        if value_length * value_count > word:  # the values are elsewhere; here is their place
-            value_at = number(value_at, word)
-        has_value = value_length > 0 and value_count > 0
-        if has_value and value_at + value_length <= len(content):
-            tags[tag] = number(value_at, value_length)
+        value_bytes = TIFF_TYPE_BYTES.get(value_type, 0)
+        value_count = number(entry_at + 4, form.place_bytes)
+        if value_bytes == 0 or value_count == 0:
+            return None
+        value_at = entry_at + 4 + form.place_bytes
+        is_elsewhere = value_bytes * value_count > form.place_bytes
+        if is_elsewhere:
+            value_at = number(value_at, form.place_bytes)
+        if value_at + value_bytes > len(content):
+            return None
+        return number(value_at, value_bytes)
+
+    is_big = number(at=2, length=2) == MARK_OF_BIG_TIFF
+    form = BIG_TIFF if is_big else TIFF
+    directory_at = number(form.directory_place_at, form.place_bytes)
+    entry_count = number(directory_at, form.entry_count_bytes)
+    first_entry_at = directory_at + form.entry_count_bytes
+    tags: dict[int, int] = {}
+    for index in range(entry_count):
+        entry_at = first_entry_at + index * form.entry_bytes
+        if entry_at + form.entry_bytes > len(content):
+            break
+        value = first_value(entry_at)
+        if value is not None:
+            tag = number(entry_at, length=2)
+            tags[tag] = value
     return tags
