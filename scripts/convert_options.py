@@ -342,32 +342,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
             do="pip install pyyaml",
         ) from e
 
-    # In YAML 1.1 a number needs a point: 4e-4 is text. This loader reads 4e-4 as a number, too.
-    # `add_implicit_resolver` changes the class on which it is called. So call it on a new class,
-    # and not on PyYAML's own.
-    class Loader(yaml.SafeLoader):
-        pass
-
-    number = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+$")
-    first_characters = list("+-0123456789")
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, first_characters)
-
+    where = str(path)
     try:
-        # Read one byte more than allowed: if the byte is there, the file is too large.
-        with open(path, "rb") as file:
-            content = file.read(MOST_YAML_BYTES + 1)
-        if len(content) > MOST_YAML_BYTES:
-            raise UnfitYamlError(f"it has more than {MOST_YAML_BYTES} bytes")
-        loader = Loader(content.decode("utf-8-sig"))  # "-sig": skips a mark at the begin of a file
-        node = loader.get_single_node()  # the tree of the file, before values are made; or None
-        _refuse_repetition(node)
-        # The values are made after the check, because making them copies each merged key (<<) at
-        # each use. Without the check these copies could fill the memory.
-        values = loader.construct_document(node) if node else None
+        values = _parse_yaml(path, yaml)
         if isinstance(values, dict):
             return values
         what = "the option file holds no object"
-        where = str(path)
     except (OSError, ValueError, ArithmeticError, RecursionError, yaml.YAMLError) as e:
         # Of an error of PyYAML only the line is told. Its whole text may quote a secret.
         reason = ""
@@ -378,14 +358,47 @@ def read_yaml(path: Path) -> dict[str, Any]:
         elif isinstance(e, UnfitYamlError):
             reason = f": {e}"
         what = f"cannot read the option file{reason}"
-        mark = getattr(e, "problem_mark", None)  # PyYAML counts lines from 0
-        where = f"{path}, line {mark.line + 1}" if mark else str(path)
+        mark = getattr(e, "problem_mark", None)  # where PyYAML stopped
+        if mark is not None:
+            where += f", line {mark.line + 1}"  # PyYAML counts lines from 0
+    # Raised after the block above, and not in it, so that PyYAML's error is not printed with it.
     raise OptionError(
         what=what,
         where=where,
         expected="plain YAML in UTF-8: sections and keys",
         do="correct it, or its path",
     )
+
+
+def _parse_yaml(path: Path, yaml: Any) -> Any:
+    """Return the value that a YAML file holds, or None for an empty file.
+
+    yaml: the module of PyYAML.
+
+    Raises UnfitYamlError if the file is too large or repeats too much, and the errors of PyYAML.
+    """
+
+    # In YAML 1.1 a number needs a point: 4e-4 is text. This loader reads 4e-4 as a number, too.
+    # `add_implicit_resolver` changes the class on which it is called. So call it on a new class,
+    # and not on PyYAML's own.
+    class Loader(yaml.SafeLoader):
+        pass
+
+    number = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+$")
+    first_characters = list("+-0123456789")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, first_characters)
+
+    # Read one byte more than allowed: if the byte is there, the file is too large.
+    with open(path, "rb") as file:
+        content = file.read(MOST_YAML_BYTES + 1)
+    if len(content) > MOST_YAML_BYTES:
+        raise UnfitYamlError(f"it has more than {MOST_YAML_BYTES} bytes")
+    loader = Loader(content.decode("utf-8-sig"))  # "-sig": skips a mark at the begin of a file
+    node = loader.get_single_node()  # the tree of the file, before values are made; or None
+    _refuse_repetition(node)
+    # The values are made after the check, because making them copies each merged key (<<) at each
+    # use. Without the check these copies could fill the memory.
+    return loader.construct_document(node) if node else None
 
 
 def _refuse_repetition(root: Any) -> None:

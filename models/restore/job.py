@@ -298,14 +298,16 @@ def restore_share(
     with open_progress("bar", total, "restoring", "frames") as bar:
         for work in share:
             clip = job.clips[work.clip]
+            if not work.frames:  # no frame of the clip is missing, only its scores are
+                finish(job, restorer, clip, more_scores, mean_pace=None)
+                logger.info("%s: scored; its frames were restored before", clip.name)
+                continue
             begin = time.perf_counter()
             restored_count = _restore_piece(job, restorer, work, bar, restored_count)
             seconds += time.perf_counter() - begin
-            # Seconds per frame. The count is 0 if only scores are missing so far.
-            mean_pace = seconds / max(restored_count, 1)
+            mean_pace = seconds / restored_count  # seconds per frame
             if work.is_whole:
-                was_restored = len(work.frames) > 0
-                finish(job, restorer, clip, more_scores, mean_pace if was_restored else None)
+                finish(job, restorer, clip, more_scores, mean_pace)
             logger.info(
                 "%s: frames %d to %d restored; %.3f s/frame on %s, %.0f s left",
                 clip.name,

@@ -297,6 +297,18 @@ def test_a_second_run_writes_the_missing_frame(interrupted):
     assert (interrupted.folder / "test1" / "000001.png").exists()
 
 
+def test_a_clip_without_scores_is_scored_and_not_restored(home, tested, capfd):
+    folder = home / "only_scores_missing"
+    shutil.copytree(tested, folder)
+    (folder / "clips" / "test1.json").unlink()
+    after = restore(folder, *by_file(home), "--save", "frames", "comparison")
+
+    log = capfd.readouterr().out
+    assert "test1: scored; its frames were restored before" in log
+    assert "s/frame on" not in log  # part of "test1: frames 1 to 4 restored; 0.5 s/frame on ..."
+    assert after["clips"]["test1"]["restored"] == metrics(tested)["clips"]["test1"]["restored"]
+
+
 # ---- Which weights are tested ----
 
 

@@ -56,8 +56,8 @@ def choose_gpus(gpu_ids: list[int] | None, opt_path: str) -> None:
     """
     if gpu_ids is None:
         return
-    # An empty CUDA_VISIBLE_DEVICES asks for the CPU, whatever the accelerator is.
-    # `visible_by` is the name of the variable that hides GPUs of this maker.
+    # The name of the variable that chooses GPUs of this maker. An empty CUDA_VISIBLE_DEVICES asks
+    # for the CPU, whatever the maker.
     variable = devices.visible_by() if gpu_ids else "CUDA_VISIBLE_DEVICES"
     chosen = os.environ.get(variable)  # what the user or the launcher has chosen, or None
     listed = ",".join(map(str, gpu_ids))
@@ -69,19 +69,8 @@ def choose_gpus(gpu_ids: list[int] | None, opt_path: str) -> None:
     count = devices.count()
     if not gpu_ids or count == 0:
         return
-    note = ""
     if not is_single:
-        # Rank 0 of a host takes GPU 0, rank 1 takes GPU 1, and so on, whatever gpu_ids lists.
-        # A launcher other than torchrun may not tell the number of ranks on this host. Then the
-        # number of all ranks is taken.
-        ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE") or RUN.launch.world_size)
-        used_gpus = list(range(min(count, ranks_here)))
-        if gpu_ids[:count] != used_gpus:
-            note = (
-                f"gpu_ids [{listed}] has no effect with several ranks: "
-                "each rank takes the GPU of its local rank; "
-                f"{variable}={listed} in front of the launcher chooses them"
-            )
+        note = _note_for_ranks(gpu_ids, count, variable)
     elif chosen is None and count > 1:
         note = (
             f"gpu_ids lists {len(gpu_ids)} GPUs; "
@@ -90,8 +79,32 @@ def choose_gpus(gpu_ids: list[int] | None, opt_path: str) -> None:
         )
     elif chosen is not None and chosen != listed:
         note = f"{variable}={chosen} wins over gpu_ids [{listed}]"
+    else:
+        note = ""
     if note and RUN.launch.rank == 0:
         logger.warning("%s", note)
+
+
+def _note_for_ranks(gpu_ids: list[int], count: int, variable: str) -> str:
+    """Return the warning if several ranks use other GPUs than gpu_ids lists, or "" if not.
+
+    Rank 0 of a host takes GPU 0, rank 1 takes GPU 1, and so on, whatever gpu_ids lists.
+
+    count: number of GPUs that this process sees.
+    variable: name of the environment variable that chooses GPUs, for the advice.
+    """
+    # A launcher other than torchrun may not tell the number of ranks on this host. Then the number
+    # of all ranks is taken.
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE") or RUN.launch.world_size)
+    used_gpus = list(range(min(count, ranks_here)))
+    if gpu_ids[:count] == used_gpus:
+        return ""
+    listed = ",".join(map(str, gpu_ids))
+    return (
+        f"gpu_ids [{listed}] has no effect with several ranks: "
+        "each rank takes the GPU of its local rank; "
+        f"{variable}={listed} in front of the launcher chooses them"
+    )
 
 
 # ---- GPUs that cannot be used ----------------------------------------------------------------

@@ -688,8 +688,8 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
     * the disk is too full, or
     * writing fails.
     """
-    # The file is a little larger than its tensors. A fifth more is ample. A call of `_plain_bytes`
-    # also refuses a state that could not be loaded again, before anything is written.
+    # The file is a little larger than its tensors. A fifth more is ample. `_plain_bytes` also
+    # refuses a state that could not be loaded again, before anything is written.
     need_mb = 1.2 * _plain_bytes(state) / 2**20
     new_file = _temporary_name(path)
     new_sidecar = _temporary_name(_sidecar_of(path))
