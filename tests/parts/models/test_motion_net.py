@@ -1,83 +1,160 @@
-"""The network that finds the motion from spikes in windows of time."""
+"""models/fusion/motion_net.py: the network that finds the motion from spikes in windows of time.
 
-import numpy as np
+The pictures and scenes are random or made. What the network finds on real spikes is tested in
+tests/parts/data/test_learned_motion.py.
+
+Shapes: B exposures, WINDOWS = 15 windows of time, h x w pixels.
+"""
+
+import pytest
 import torch
 
 from models.fusion.motion_net import (
-    INSIDE,
     LEVELS,
+    PICTURE_CHANNELS,
+    SCENE_CHANNELS,
     WINDOWS,
     MotionNet,
     displacements,
     moved_back,
     with_shared,
 )
+from tests.helpers.checked import present
+
+# The window around the sharp instant: seven windows lie before it, and seven after it.
+MIDDLE = 7
 
 
-def test_it_is_small_and_gives_a_motion_at_each_level():
+@pytest.fixture
+def net():
+    """Give a network with the weights of seed 0."""
     torch.manual_seed(0)
-    net = MotionNet()
-    assert sum(p.numel() for p in net.parameters()) < 300_000
-    found = net(torch.randn(2, WINDOWS, 2, 16, 24), torch.randn(2, 3, 16, 24))
+    return MotionNet()
+
+
+def random_inputs(batch, height, width):
+    """Return random pictures (B, 15, 2, h, w) and a random scene (B, 3, h, w)."""
+    pictures = torch.randn(batch, WINDOWS, PICTURE_CHANNELS, height, width)
+    scene = torch.randn(batch, SCENE_CHANNELS, height, width)
+    return pictures, scene
+
+
+# ---- The whole network ----
+
+
+def test_the_network_is_small(net):
+    # It has 266,595 parameters. More would be a wider or deeper network, and slower on a CPU.
+    assert sum(parameter.numel() for parameter in net.parameters()) < 300_000
+
+
+def test_it_gives_a_motion_at_each_level(net):
+    found = net(*random_inputs(batch=2, height=16, width=24))
+
     for curves, level in zip(found, LEVELS, strict=True):
-        shape = (16 // level.size, 24 // level.size)
-        assert curves.coefficients.shape == (2, 6, *shape)
-        assert curves.log_error.shape == (2, 1, *shape)
-    coarse = net(torch.randn(1, WINDOWS, 2, 8, 8), torch.randn(1, 3, 8, 8), levels=2)
-
-    assert [curves.size for curves in coarse] == [8, 4]
+        size = (16 // level.size, 24 // level.size)
+        assert curves.coefficients.shape == (2, 6, *size)
+        assert curves.log_error.shape == (2, 1, *size)
 
 
-def test_all_its_parameters_learn_and_its_times_are_not_saved():
-    torch.manual_seed(0)
-    net = MotionNet()
-    found = net(torch.randn(1, WINDOWS, 2, 16, 16), torch.randn(1, 3, 16, 16))
-    sum(c.coefficients.square().sum() + c.log_error.square().sum() for c in found).backward()
+def test_it_stops_at_a_coarse_level_if_told(net):
+    found = net(*random_inputs(batch=1, height=8, width=8), levels=2)
 
-    assert all(p.grad is not None and p.grad.any() for p in net.parameters())
-    assert set(net.state_dict()) == {name for name, _ in net.named_parameters()}
+    assert [curves.size for curves in found] == [8, 4]  # sides of a pixel, in spike pixels
 
 
-def test_a_curve_is_0_at_the_sharp_instant_and_follows_its_powers():
-    curve = torch.tensor([1.0, 2, 3, 4, 5, 6]).view(1, 6, 1, 1)
-    at = displacements(curve, torch.tensor([0.0, 1, 2]))[0, ..., 0, 0]
-    assert at.tolist() == [[0, 0], [9, 12], [54, 68]]
+def test_all_its_parameters_learn(net):
+    found = net(*random_inputs(batch=1, height=16, width=16))
+
+    loss = torch.zeros(())
+    for curves in found:
+        loss = loss + curves.coefficients.square().sum() + curves.log_error.square().sum()
+    loss.backward()
+
+    for parameter in net.parameters():
+        assert present(parameter.grad).any()
+
+
+def test_weights_files_hold_its_parameters_alone(net):
+    # The times of the windows and the matrix that fits them follow from constants of the code.
+    names = {name for name, _ in net.named_parameters()}
+
+    assert set(net.state_dict()) == names
+
+
+# ---- Curves ----
+
+
+def test_a_curve_is_the_sum_of_its_powers_of_time():
+    # Channels: x and y of c_1, of c_2, and of c_3.
+    curve = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).view(1, 6, 1, 1)
+    tau = torch.tensor([0.0, 1.0, 2.0])
+
+    q = displacements(curve, tau)  # (1, 3, 2, 1, 1)
+
+    at_0, at_1, at_2 = q[0, :, :, 0, 0].tolist()
+    assert at_0 == [0, 0]  # the sharp instant
+    assert at_1 == [1 + 3 + 5, 2 + 4 + 6]
+    assert at_2 == [2 * 1 + 4 * 3 + 8 * 5, 2 * 2 + 4 * 4 + 8 * 6]
 
 
 def test_pictures_that_moved_are_moved_back_to_the_sharp_instant():
-    picture = torch.rand(8, 8)
-    moved = [torch.roll(picture, (0, number - 7), (0, 1)) for number in range(WINDOWS)]
-    pictures = torch.stack(moved)[:, None].repeat(1, 2, 1, 1)
+    # A picture that moves to the right, by one pixel from each window to the next.
+    sharp = torch.rand(8, 8)
+    steps = [window - MIDDLE for window in range(WINDOWS)]  # pixels
+    moved = torch.stack([torch.roll(sharp, step, dims=1) for step in steps])  # (15, 8, 8)
+    pictures = moved[:, None].repeat(1, PICTURE_CHANNELS, 1, 1)  # (15, 2, 8, 8)
     shifts = torch.zeros(1, WINDOWS, 2, 8, 8)
-    shifts[:, :, 0] = (torch.arange(WINDOWS) - 7).view(1, -1, 1, 1)
-    back = moved_back(pictures, shifts)
-    middle = slice(3, 5)  # elsewhere a picture comes from beyond its edge
-    for number in range(5, 10):
-        assert torch.allclose(back[0, 2 * number, :, middle], picture[:, middle], atol=1e-5)
+    shifts[:, :, 0] = torch.tensor(steps).view(1, WINDOWS, 1, 1)  # x
+
+    back = moved_back(pictures, shifts)  # (1, 30, 8, 8): two channels of each window
+
+    # Two steps from the middle, the columns 3 and 4 come from within the picture. Other columns,
+    # and all columns of windows farther away, may come from beyond its edge.
+    columns = slice(3, 5)
+    for window in range(MIDDLE - 2, MIDDLE + 3):
+        first_channel = back[0, PICTURE_CHANNELS * window]
+        assert torch.allclose(first_channel[:, columns], sharp[:, columns], atol=1e-5)
 
 
-def test_least_squares_find_a_small_motion_between_windows():
-    net = MotionNet()
-    y, x = np.mgrid[:24, :24] / 3
-    speed = 0.4  # pixels in half an exposure
-    light = []
-    for tau in net.tau.tolist():
-        light.append(np.sin(x - speed / 3 * tau) + np.cos(y))
-    pictures = torch.from_numpy(np.stack(light)).float()[None, :, None].repeat(1, 1, 2, 1, 1)
-    found = net._least_squares(pictures.flatten(1, 2), torch.zeros(1, 3, 24, 24))
-    inside = found[0, :, 6:-6, 6:-6].mean((1, 2))
-
-    assert abs(inside[0] - speed) < 0.1  # x by tau, from the light
-    assert abs(inside[4]) < 0.05  # y
-    assert INSIDE.stop - INSIDE.start == 11
+# ---- Parts of a correction ----
 
 
-def test_the_shared_motion_is_the_mean_by_weight():
-    changes = torch.zeros(1, 14, 1, 2)
-    changes[0, 7, 0] = torch.tensor([2.0, 8.0])  # c_1 in x as each pixel sees it
-    changes[0, 13, 0] = torch.tensor([0.0, np.log(3)])  # the second counts three times
+def test_least_squares_find_a_small_motion_between_windows(net):
+    # A pattern that moves to the right by 0.4 pixels in half an exposure, and not down. At tau, its
+    # value at x is the value of the sharp instant at x - 0.4 tau.
+    speed = 0.4
+    x = torch.arange(24.0)[None, :]
+    y = torch.arange(24.0)[:, None]
+    tau = net.tau.view(WINDOWS, 1, 1)
+    pattern = torch.sin((x - speed * tau) / 3) + torch.cos(y / 3)  # (15, 24, 24)
+    # Both channels of a window, light and number of spikes, have the pattern.
+    moved = pattern.repeat_interleave(PICTURE_CHANNELS, dim=0)[None]  # (1, 30, 24, 24)
+    no_scene = torch.zeros(1, SCENE_CHANNELS, 24, 24)
+
+    found = net._least_squares(moved, no_scene)  # (1, 8, 24, 24)
+
+    inside = found[0, :, 6:-6, 6:-6].mean((1, 2))  # without edges, where squares are cut off
+    x_by_light = inside[0]
+    y_by_light = inside[4]
+    assert x_by_light == pytest.approx(speed, abs=0.1)
+    assert y_by_light == pytest.approx(0, abs=0.05)
+
+
+def test_the_shared_motion_is_the_weighted_mean_of_all_pixels():
+    changes = torch.zeros(1, 14, 1, 2)  # two pixels
+    # c_1 in x: what each pixel says of itself, and what it says of the shared motion.
     changes[0, 0, 0] = torch.tensor([0.0, 1.0])
-    assert torch.allclose(with_shared(changes)[0, 0, 0], torch.tensor([6.5, 7.5]))
-    alone = torch.rand(1, 7, 2, 2)
+    changes[0, 7, 0] = torch.tensor([2.0, 8.0])
+    # Logarithms of the weights 1 and 3: the second pixel counts three times.
+    changes[0, 13, 0] = torch.tensor([1.0, 3.0]).log()
 
-    assert with_shared(alone) is alone
+    c_1 = with_shared(changes)[0, 0, 0]
+
+    shared = (1 * 2.0 + 3 * 8.0) / 4
+    assert torch.allclose(c_1, torch.tensor([0.0 + shared, 1.0 + shared]))
+
+
+def test_seven_channels_have_no_shared_motion():
+    changes = torch.rand(1, 7, 2, 2)
+
+    assert with_shared(changes) is changes
