@@ -209,7 +209,7 @@ def demo_clip(folder: Path) -> tuple[list[str], list[str], list[str]]:
 
 
 def restore(gr: Any, folder: Path, former: Work | None, *asked: Any) -> Iterator[tuple[Any, ...]]:
-    """Restore a clip, and yield what the page shows, anew at each step.
+    """Restore a clip, and yield what the page shows at each step.
 
     gr: the package gradio. It is an argument, because only `main` imports gradio.
     folder: the folder in which this restoration makes a folder of its own.

@@ -55,7 +55,7 @@ def vrt_small(pretrained: bool = True) -> torch.nn.Module:
 
 
 def _network(saved: SavedNetwork, pretrained: bool) -> torch.nn.Module:
-    """Build the network of a file in eval mode, with the weights of the file or new ones."""
+    """Build the network of a file in eval mode, with the weights of the file or new weights."""
     if pretrained:
         return saved.build()
     return saved.network().eval()

@@ -556,7 +556,7 @@ def outputs_of(
 
 
 def refuse_other_frames(saved: SavedNetwork) -> None:
-    """Raise OptionError for weights whose frames the joint solution cannot begin with.
+    """Raise OptionError for weights with which the joint solution cannot begin.
 
     It needs one sharp frame in colour for each blurry frame, in the size of the blurry frame.
     """

@@ -732,7 +732,7 @@ def _recognised(path: Path, weights: dict[str, Tensor]) -> SavedNetwork | None:
 
 
 def _released(name: str, path: Path, weights: dict[str, Tensor]) -> SavedNetwork:
-    """Return the published network `name`, whose `weights` the file `path` holds."""
+    """Return the published network `name`. `weights` are its weights, from the file `path`."""
     netG = NETWORKS.resolve({"net_type": "vrt", **RELEASED[name]}, "netG").plain()
     return SavedNetwork(
         path,

@@ -17,7 +17,7 @@ overwritten. docs/data_format.md, section "Two cameras".
 Features (SIFT, RANSAC) give an affine start for any turn, scale and mirroring. The fit of
 `spike.calibration` "auto" (data/cameras/registration.py) makes it exact, and finds the time. Parts
 of the plane that are matched on their own measure the error that is left. All places are (x, y)
-with pixel centres at whole numbers, see data/cameras/spike_grid.py.
+with pixel centres at whole numbers, as in data/cameras/spike_grid.py.
 """
 
 # Words of this file:

@@ -17,7 +17,7 @@ Tests of main_test_vrt.py are given by their folder. The table has a row for eac
 must have scored the same frames.
 
 --out FILE      draws curves of loss, PSNR, learning rate and speed. With --tags, it draws a panel
-                for each scalar whose name begins with one of the words.
+                for each scalar that begins with one of the words.
 --out FILE.html writes the report of one run with its images. The run itself writes the same report
                 at each validation.
 --at-least DB   checks the gain of the last validation over its input. The exit code is 1 if a run

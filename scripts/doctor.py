@@ -83,7 +83,7 @@ def check_data(file: str, overrides: list[str], decode: bool) -> None:
     from main_train_vrt import PARTS
 
     problems = []  # (where the clips are, their problems) of each report
-    unreadable = []  # errors of splits whose whole folder is missing
+    unreadable = []  # errors of splits without a folder
     opt = load_options(file, overrides, parts=PARTS)
     for split, section in opt.datasets:
         # A data set of a user's own class may have no check.

@@ -189,7 +189,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     flag without any change here.
     """
     for name, setting in Recipe.model_fields.items():
-        # The settings whose default is None are numbers.
+        # A setting with the default None is a number.
         kind = int if setting.default is None else type(setting.default)
         # A setting with some allowed texts has the type Literal["a", "b"].
         choices = None
@@ -423,7 +423,7 @@ def plan_all(jobs: list[Job], recipe: Recipe, workers: int) -> dict[Job, Plan]:
 
 
 def errors_of_size(plans: dict[Job, Plan]) -> dict[Job, DataError]:
-    """Return an error for each clip whose frames have another size than the most common size.
+    """Return an error for each clip that has another frame size than most clips.
 
     All clips of a data set must have frames of one size.
     """
@@ -563,8 +563,8 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
 def clip_info(job: Job, plan: Plan, recipe: Recipe, spike_size: tuple[int, int]) -> dict[str, Any]:
     """Return what dataset.json says of one clip. spike_size: height and width of a plane."""
     planes = recipe.planes_of(job.name)
-    # Without a cut, the job is a whole video whose frames are averaged (the command without --rig).
-    # With --rig, the job is a part of a video or photograph, and the cut says which part.
+    # Without a cut, the job is a whole video, and its frames are averaged (the command without
+    # --rig). With --rig, the job is a part of a video or photograph, and the cut says which part.
     if job.cut is None:
         # The sharp frame is the middle one of the averaged frames, and a frame has `interpolate`
         # planes. E.g. of 7 frames with 8 planes each: frame 3, so plane 24.

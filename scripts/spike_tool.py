@@ -117,7 +117,7 @@ LEAST_SMOOTHNESS = 0.3
 # Real streams fire in this range: mean spikes per plane and pixel. A wrong geometry may read a
 # header or an array of other numbers as spikes.
 USUAL_RATES = (0.001, 0.98)
-# Hundreds of sizes may fit the length of a file. The smoothest ones, this number of them, are shown
+# Hundreds of sizes may fit the length of a file. This number of them, the smoothest, are shown
 # as rows of a table. For each of these rows an image is made, so a larger number takes more time.
 SHOWN_DERIVED = 8
 # Of the sizes that are not shown, at most this number is named in one line below the table.
@@ -559,7 +559,7 @@ class Candidate:
         best_smoothness_there = best.smooth[direction]
 
         doubts = []
-        # E.g. an array of shape (250, 400, 1000), whose last axis is the planes.
+        # E.g. an array of shape (250, 400, 1000): its last axis is the planes.
         if (planes, height) in known_sizes and (height, width) not in known_sizes:
             doubts.append(
                 f"{planes} x {height} is the size of a camera: the axes seem to be (h, w, planes), "

@@ -128,7 +128,7 @@ def _kind_of_torch() -> str:
 def _load_packages() -> None:
     """Load the package of an accelerator of this machine, if torch has not loaded it by itself.
 
-    Only packages whose accelerator is there are loaded.
+    A package is loaded only if its accelerator is there.
     """
     for maker in MAKERS:
         is_loaded = hasattr(torch, maker.kind)
@@ -292,7 +292,7 @@ def forked_generators(device: torch.device) -> AbstractContextManager[None]:
 def peak_gb(device: torch.device) -> float | None:
     """Return the most memory that torch's tensors had on the device so far, in GB.
 
-    Returns None on the CPU and on kinds whose memory torch does not count.
+    Returns None on the CPU, and on kinds of devices on which torch does not count the memory.
     """
     module = torch.get_device_module(device)
     most_bytes = getattr(module, "max_memory_allocated", None)

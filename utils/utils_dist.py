@@ -209,7 +209,7 @@ def _start(is_group_of_others: bool, log: bool) -> None:
 def _end_without_error(is_group_of_others: bool) -> None:
     """Leave the other ranks when all have finished. Collective. Empties RUN."""
     if RUN.watchdog is not None:
-        # From here on, the watchdog does not take a rank whose process is gone for a failure.
+        # From here on, a rank without a process is no failure for the watchdog.
         RUN.watchdog.ending = True
         barrier()  # after the barrier no rank needs another rank
         RUN.watchdog.stop()
@@ -222,7 +222,7 @@ def _end_without_error(is_group_of_others: bool) -> None:
 def _end_after_error(error: BaseException) -> NoReturn:
     """Report the error, unless another rank reports, and end this process with its exit code."""
     code = _report(error)
-    # RUN.reported holds the error, whose traceback holds the tensors of the run. Free them.
+    # RUN.reported holds the error, and its traceback holds the tensors of the run. Free them.
     RUN.reported = None
     if get_world_size() > 1:
         watchdog.leave(code, RUN.store)  # ends this process

@@ -8,7 +8,7 @@
         writer.write(image)                   # out.mp4 appears when the block ends without an error
 
 Every time stamp and every row of a frame is kept: nothing is dropped, doubled or scaled. A file may
-come from anybody, so it is limited what FFmpeg may open and decode, see `open_container`.
+come from anybody, so `open_container` limits what FFmpeg may open and decode.
 
 "A frame of PyAV" below is an `av.VideoFrame`; "a film" is the video stream in a file.
 
@@ -258,7 +258,7 @@ def _read_through(container: Any, path: str | Path, go_on: Callable[[], object])
     """
     stream = _film_in(container)
     stamps: list[Fraction | None] = []
-    first = None  # the first frame, whose size all others must have
+    first = None  # the first frame. All others must have its size
     is_interlaced = False
     for frame in container.decode(stream):
         if first is None:
@@ -365,7 +365,7 @@ def _pixels(frame: Any) -> np.ndarray:
 
 
 def _warn_of_kind(path: str | Path, stream: Any, is_interlaced: bool) -> None:
-    """Warn of films whose frames look different here than in a player."""
+    """Warn of films that look different here than in a player."""
     transfer = HDR.get(stream.codec_context.color_trc)
     if transfer:
         logger.warning(
@@ -445,7 +445,7 @@ class VideoWriter(AbstractContextManager):
         chroma: str = "420",
         pixel_aspect: Fraction = SQUARE,
     ) -> None:
-        """Prepare a video. The file is opened with the first frame, whose size is needed.
+        """Prepare a video. The file is opened with the first frame, because its size is needed.
 
         times: seconds at which each frame is shown. None: `fps` frames a second.
         chroma: "444" keeps the colour of every pixel. "420" keeps a quarter of the colours, plays

@@ -324,7 +324,7 @@ def _restore_piece(
 ) -> int:
     """Restore the frames of one piece, and write each frame at once.
 
-    bar: the progress, whose `update` the restorer calls.
+    bar: shows the progress. The restorer calls `bar.update`.
     restored_before: number of frames that this rank has restored before this piece.
 
     Returns the number of frames that this rank has restored after this piece.
@@ -352,7 +352,7 @@ def finish(
     more_scores: MoreScores | None,
     mean_pace: float | None,
 ) -> None:
-    """Score a clip whose frames are all there, and write its strips and videos: `finish_clip`.
+    """Score a clip of which all frames are there, and write its strips and videos: `finish_clip`.
 
     mean_pace: seconds per frame, the mean over the frames that this rank has restored so far. None
     if the clip was cut between ranks, or if no frame of the clip was missing.

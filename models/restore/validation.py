@@ -35,8 +35,8 @@ from utils.image import comparison, imwrite_rgb, scored_values, tensor_to_uint8
 from utils.logger import best_effort
 from utils.run.progress import open_progress
 
-# Most clips whose pictures a validation shows. The pictures are sent to rank 0, so a larger number
-# makes each validation take longer.
+# A validation shows the pictures of at most this many clips. The pictures are sent to rank 0, so a
+# larger number makes each validation take longer.
 MAX_STRIPS = 12
 
 logger = logging.getLogger(__name__)
@@ -75,8 +75,8 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
     restorer = _restorer(model, net)
     clips = scored_clips(clips, restorer.tiling.spec)
     scorer = _Scorer(model, restorer)
-    # Indices of the clips whose pictures are shown. They are the same in every validation, so that
-    # the pictures of different steps can be compared.
+    # Indices of the clips that are shown with pictures. They are the same in every validation, so
+    # that the pictures of different steps can be compared.
     shown_indices = evenly_spaced(len(clips), MAX_STRIPS)
 
     scores_of_rank = []  # one entry for each clip of this rank

@@ -227,7 +227,7 @@ class CpuAttention(torch.autograd.Function):
     def backward(ctx, grad: Tensor):
         """Compute the gradients of qkv and of the bias. grad: (n, heads, T, hd).
 
-        With the weights P = softmax(logits) and the output O = P v, whose gradient is G:
+        With the weights P = softmax(logits), the output O = P v, and the gradient G of the output:
 
             gradient of v       P^T G
             gradient of logits  X = P * (G v^T - sum(G * O))    the sum is over the channels
@@ -393,7 +393,7 @@ def _put_queries_of_other_frames(grad_q: Tensor, grad_qkv: Tensor) -> None:
 
 
 def _with_column(x: Tensor, column: Tensor) -> Tensor:
-    """Append a number to each row of x (n, heads, T, hd), as two channels whose sum is the number.
+    """Append a number to each row of x (n, heads, T, hd), as two channels that add up to it.
 
     The first channel is the number, rounded to the dtype of x. The second channel is what the
     rounding has lost. In bfloat16, one channel alone would be wrong by 2 %.

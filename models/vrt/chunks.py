@@ -43,8 +43,9 @@ Weights = dict[str, Any]  # name -> Tensor, or None for a bias that the layer la
 # cache: e.g. 2048 tokens x 360 channels x 4 bytes are 3 MB. Another number changes the last bits of
 # a training.
 CPU_TOKENS = 2048
-# Tokens of a chunk on a GPU. Fewer tokens would not keep the GPU busy, more tokens need more memory
-# for the intermediate tensors of a chunk. See `gpu_tokens`.
+# Tokens of a chunk on a GPU without our kernels; `gpu_tokens` returns four times as many with them.
+# Fewer tokens would not keep the GPU busy. More tokens would need more memory for the intermediate
+# tensors of a chunk.
 GPU_TOKENS = 1 << 17
 # Names of weights that keep float32, whatever the dtype of the tokens is: those of the two layer
 # norms of a block, and the bias of its attention. They are added to float32 values, or the operator
@@ -281,7 +282,7 @@ class InChunks(torch.autograd.Function):
                 # None: stochastic depth has dropped the branch of this weight.
                 if grad_weight is not None:
                     sums[name] += grad_weight
-            # A chunk may have tokens of padding, whose gradients belong to no token of x.
+            # A chunk may have tokens of padding. Their gradients belong to no token of x.
             # `chunk.kept` leaves them out.
             _put(grad_x[sample], chunk.results, take(grad_tokens, chunk.kept))
 

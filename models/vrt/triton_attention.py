@@ -66,7 +66,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 # What is added to the logits of pairs that must not attend. models.vrt.windows.MASKED is the same
 # number, -100, without the factor log2(e). Change both together.
 MASKED = tl.constexpr(-100.0 * 1.4426950408889634)
-# Number of programs of a launch whose programs go through many windows: 4 for each of the 132
+# Number of programs of a launch in which a program goes through many windows: 4 for each of the 132
 # multiprocessors of an H100. Fewer programs would keep fewer multiprocessors busy. More programs
 # would write more sums for the gradient of the bias, one (T, T) matrix each. Another number changes
 # the last bits of this gradient.

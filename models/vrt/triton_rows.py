@@ -140,7 +140,8 @@ def _norm_backward(
         dweight = sum of grad u over the rows
         dbias = sum of grad over the rows
 
-    Mean and variance of a row are computed again, because the row is read anyway.
+    Mean and variance of a row are computed a second time, because the row is read for the gradients
+    too.
     """
     channel = tl.arange(0, PAD)
     is_channel = channel < C

@@ -204,7 +204,7 @@ def found_size(spikes: Path, picture: tuple[int, int]) -> tuple[int, int] | None
     Returns None if main_test_vrt.py finds the size itself (the file or dataset.json says it), or if
     several sizes fit the file.
 
-    spikes: file or folder. picture: (height, width) of a frame, whose shape the plane should have.
+    spikes: file or folder. picture: (height, width) of a frame. The plane should have its shape.
     """
     # All spike files of a clip have the same size, so the first one is enough.
     files = spike_files(spikes)

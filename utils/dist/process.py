@@ -447,7 +447,7 @@ def guard(
 ) -> None:
     """Watch a rank until it ends, and end it if it sends no heartbeat for limit_s seconds.
 
-    This is the main function of the guard process, whose parent is the rank. A rank that is stopped
+    This is the main function of the guard process. Its parent is the rank. A rank that is stopped
     by a signal (Ctrl-Z) sends no heartbeat either. The guard leaves such a rank alone: the user
     will let it go on, or the other ranks end it.
 

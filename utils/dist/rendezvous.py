@@ -291,7 +291,7 @@ def _name_of_start(tcp_store: Store, launch: LaunchInfo) -> str:
 def _answer_requests(tcp_store: Store, name: str, limit_s: float) -> None:
     """Answer the requests of `_name_of_start`, until all ranks have met.
 
-    This runs in a thread of rank 0. It also answers requests of an earlier start, whose ranks have
+    This runs in a thread of rank 0. It also answers requests of an earlier start. Those ranks have
     ended, so nobody reads these answers.
 
     name: the name of this start.
@@ -303,7 +303,7 @@ def _answer_requests(tcp_store: Store, name: str, limit_s: float) -> None:
     with suppress(RuntimeError):  # the store is lost
         while clock.now() < limit_s and not tcp_store.check([f"spikevrt/{name}/{MET}"]):
             count = tcp_store.add("requests", 0)  # adding 0 reads the number
-            # E.g. 3 requests were known and now there are 5: the new ones are 4 and 5.
+            # E.g. 3 requests were known and now there are 5: requests 4 and 5 are new.
             unanswered.update(range(known_count + 1, count + 1))
             known_count = count
             # A rank takes its number first and writes its request after that. So a request may not

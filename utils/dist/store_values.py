@@ -11,11 +11,12 @@ The launcher may give all ranks a job key, which is a secret. Then each value be
     key    beat/3
     value  5f0c2a... {"beat": 512, "phase": "forward", ...}
 
-There are two values: `State` (a beat of a rank, see utils.dist.beats) and `Failure`. A value that
-no rank of this run can have written raises ForeignValueError.
+There are two values: `State` (a beat: the record that a rank writes twice a second) and `Failure`.
+A value that no rank of this run can have written raises ForeignValueError.
 
-Values live as long as the run, whose ranks all have the same version. So their form may change. The
-checks are part of the security of a run (docs/ddp.md): a new field needs a check of its own.
+Values live as long as the run, and all ranks of a run have the same version. So the form of a value
+may change. The checks are part of the security of a run (docs/ddp.md): a new field needs a check of
+its own.
 
 Tests: tests/dist/test_trust.py.
 """

@@ -118,8 +118,8 @@ def asleep_s() -> float:
     """Return a number of seconds that grows only while this process is suspended, e.g. by Ctrl-Z.
 
     A single number means nothing. A caller asks twice, and the difference is the number of seconds
-    for which the process was suspended in between. The clock of the watchdog stands still while the
-    process is suspended, see AwakeClock, and the clock of the system goes on.
+    for which the process was suspended in between. While the process is suspended, the clock of the
+    watchdog (an AwakeClock) stands still, and the clock of the system goes on.
     """
     if RUN.watchdog is None:
         return 0.0
@@ -448,8 +448,8 @@ class Watchdog(threading.Thread):
     def _stacks_of(self, rank: int, wait_s: float = 0.0) -> str:
         """Return the stacks of a rank, or "" if there are none.
 
-        A rank whose watchdog thread runs puts its stacks into the store when the run fails. A rank
-        of this host can also be asked by a signal.
+        When the run fails, each rank with a running watchdog thread puts its stacks into the store.
+        A rank of this host can also be asked by a signal.
 
         wait_s: seconds to wait for the stacks in the store; 0 if the store does not answer.
         """
@@ -464,7 +464,7 @@ class Watchdog(threading.Thread):
     def _say(self, verdict: Verdict, stacks: str) -> None:
         """Write the report: the error, a table of the last beat of every rank, and the stacks.
 
-        The table, whose columns docs/ddp.md explains:
+        docs/ddp.md explains the columns of this table:
 
             rank  host              pid  step  seconds  collectives  phase
                0  gpu7             4711   120      0.4         2211  all_reduce in backward

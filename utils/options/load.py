@@ -68,8 +68,8 @@ MOST_KEY_CHARACTERS = 500
 # Keys of a file that are no options: the JSON Schema for editors, and the version of this project
 # that wrote a record of options.
 NO_OPTIONS = ("$schema", "$version")
-# Loader keys whose numbers are per GPU here. In files of KAIR they are totals of all GPUs. KAIR is
-# the program in which VRT was published; its option files can be read.
+# Keys of the loader. Their numbers are per GPU here, and totals of all GPUs in files of KAIR. KAIR
+# is the program in which VRT was published; its option files can be read.
 TOTALS = ("dataloader_batch_size", "dataloader_num_workers")
 
 # Kind of part -> the registry that knows the parts of this kind.
@@ -264,8 +264,8 @@ class OptionParser(argparse.ArgumentParser):
 def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None:
     """Set one option as the command line says. Raises OptionError if it cannot be read.
 
-    `load_options` calls this for the overrides. Programs whose flags set options call it as well,
-    e.g. main_test_vrt.py.
+    `load_options` calls this for the overrides. Programs with flags that set options call it as
+    well, e.g. main_test_vrt.py.
 
     raw: sections and options, changed in place
     override: "section.key=value"; the value is JSON, else a string
@@ -823,8 +823,8 @@ def _without_keys_of_other_part(
     """Return the section without inherited keys that its part does not have.
 
     E.g. the base names the network "vrt" with depths, and the file names "tiny": then depths is
-    left out. A section whose part is unknown is returned as it is, because `Registry.resolve`
-    refuses its part anyway.
+    left out. A section of an unknown part is returned as it is, because `Registry.resolve`
+    refuses the part later.
 
     where: dotted key of the section
     """
@@ -841,7 +841,7 @@ def _without_keys_of_other_part(
 
 
 def _totals_of_kair(raw: Mapping[str, Any], dropped: Sequence[str], sources: Sources) -> list[str]:
-    """Return the keys of datasets.train whose numbers are totals of all GPUs, for a warning.
+    """Return the keys of datasets.train that are totals of all GPUs, for a warning.
 
     The numbers are totals if the file comes from KAIR, unless the command line gives the number. A
     file comes from KAIR if it has keys that only KAIR has.

@@ -2,7 +2,7 @@
 range and meaning.
 
 A registered part is a network, a dataset or a loss. A key that only one part has is a parameter of
-its constructor, see utils/options/section.py.
+its constructor: utils/options/section.py reads it there.
 
 docs/options.md is generated from these models (lab/make_options_doc.py). KAIR is the program in
 which VRT was published. A key that KAIR has, too, has KAIR's name here, so that its option files
@@ -603,7 +603,7 @@ class Options(Section):
 
     def _refuse_milestones(self) -> None:
         """Raise OptionError if MultiStepLR has no milestones, or milestones that do not rise."""
-        # Milestones rise if sorting them and removing repeated ones changes nothing: [10, 20]
+        # Milestones rise if sorting them and removing repetitions changes nothing: [10, 20]
         # rises, [20, 10] and [10, 10] do not.
         steps = self.train.G_scheduler_milestones
         are_rising = bool(steps) and steps == sorted(set(steps))

@@ -113,7 +113,7 @@ def read_section(
 def joined(errors: Collection[OptionError]) -> OptionError:
     """Return one error for several: the text of the first error, and the keys of the others.
 
-    E.g. "unknown option train.epoch" and "netG.width is -1" give the first error, whose advice ends
+    E.g. "unknown option train.epoch" and "netG.width is -1" give the first error. Its advice ends
     with "; then also: netG.width".
 
     Errors of unknown keys come before all others, because a missing key may be just the unknown
@@ -722,7 +722,7 @@ def literal_of(*values: str) -> Any:
 
 
 def import_parts(package: str, pattern: str) -> None:
-    """Import the modules of a package whose names match, so that they register their parts.
+    """Import the modules of a package that match a pattern, so that they register their parts.
 
     For example, ("models", "network_*") imports models/network_vrt.py. So a researcher adds a part
     by adding a file.

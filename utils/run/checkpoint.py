@@ -62,7 +62,7 @@ logger = logging.getLogger(__name__)
 UNCOMPARED_OPTIONS = ("opt_path", "task", "path")
 
 # Beginnings of the options that the PSNR of a validation depends on. If such an option changes, the
-# best PSNR so far cannot be compared with new ones, ...
+# best PSNR so far cannot be compared with a later PSNR, ...
 OPTIONS_OF_PSNR = ("datasets.test.", "val.", "metric.")
 # ... except for options that begin like this, which have no effect on the PSNR. A new option that
 # only changes speed or output belongs here; otherwise a change of it would forget the best PSNR.
@@ -910,7 +910,8 @@ def _existing_versions(path: Path) -> list[Path]:
         path.parent.glob(f"{path.stem}_previous*{path.suffix}"),
         key=lambda version: (len(version.name), version.name),
     )
-    # lexists is also true for a link whose target is gone. `load` then fails to read it, and warns.
+    # lexists is also true for a link to a file that is gone. `load` then fails to read it, and
+    # warns.
     if os.path.lexists(path):
         return [path, *former]
     return former

@@ -566,7 +566,7 @@ def _empty_figure(
     titles: titles of the panels.
     columns: number of panels beside each other.
     size: width and height of a panel in inches.
-    margins: see MARGINS. None to let matplotlib compute the margins.
+    margins: MARGINS, or None to let matplotlib compute the margins, which takes longer.
     """
     # Import matplotlib here and not at the top of this file, because it takes long to load and most
     # programs draw nothing. Use Figure and not pyplot, because pyplot wants a display.

@@ -372,7 +372,7 @@ class _GroupFiles(NamedTuple):
 
 
 def _use_of_group(folder: Path, names: _GroupFiles) -> Use:
-    """Return (used, total) in GB of one control group, whose files are in `folder`.
+    """Return (used, total) in GB of one control group. Its files are in `folder`.
 
     Raises OSError, ValueError or KeyError if a file is missing or has another form.
     """
@@ -813,7 +813,7 @@ class Health:
 
 
 def _fullest_rank(ranks: list[Measured], kind: str) -> int | None:
-    """Return the number of the rank whose memory is fullest, or None if no rank reports it.
+    """Return the number of the rank with the fullest memory, or None if no rank reports it.
 
     Of several equally full memories, the rank with the lowest number is returned.
 

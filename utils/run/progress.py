@@ -283,7 +283,7 @@ class Lines:
 class RunProgress(ExitStack):
     """Shows the progress of a training run: one bar over all epochs, or a line at each tenth.
 
-    main_train_vrt.py uses it as a context manager, whose end closes the bar.
+    main_train_vrt.py uses it as a context manager. The end of the block closes the bar.
     """
 
     def __init__(self, kind: str, total_iter: int, timer: Any, every: dict[str, int]) -> None:

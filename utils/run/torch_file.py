@@ -59,7 +59,7 @@ def load_plain(path: Path, mmap: bool = False) -> Any:
     """Return what torch.save wrote to `path`, with tensors on the CPU.
 
     mmap: whether the numbers of tensors are read only when they are used. Needs a file of torch 1.6
-        or later, see `is_zip`.
+        or later, which is a zip archive (`is_zip`).
 
     Raises RefusedFile, and whatever torch.load raises for a file that torch.save did not write.
     """
@@ -143,7 +143,7 @@ def _refuse_compression(members: list[zipfile.ZipInfo], file_bytes: int) -> None
 
 
 def _refuse_flipped_bits(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo]) -> None:
-    """Refuse members whose bytes do not fit the checksum (CRC-32) in the archive.
+    """Refuse members that do not fit their checksum (CRC-32) in the archive.
 
     torch.load ignores the checksums, so it would return the wrong numbers of a damaged disk.
     """

@@ -5,7 +5,7 @@ validation. An `Experiment` logs a line, and hands numbers and pictures on to th
 
 * the history with its report (utils.run.history), always,
 * TensorBoard and W&B, if the options ask for them,
-* further ones of the option `logging.writers`: classes in files utils/writer_<name>.py.
+* further writers of the option `logging.writers`: classes in files utils/writer_<name>.py.
 
 A writer has a method `scalars(values, step)`, and may have `image(tag, rgb, step)` and `close()`.
 docs/extending.md shows an example. Only rank 0 has writers. One process has one run at a time.
