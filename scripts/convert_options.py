@@ -721,8 +721,8 @@ def convert_representation(conversion: Conversion, split: str) -> None:
     # `pop` below takes out a parameter that this function knows.
     parameters = _joined_reconstruction(conversion, given_keys, key, center_key)
 
-    # The values that a file of S-VRT means if it lacks a key (docs/coming_from.md): TFP of 20 planes
-    # on each side, 4 bins, a window of 21 planes.
+    # The values that a file of S-VRT means if it lacks a key (docs/coming_from.md): TFP of 20
+    # planes on each side, 4 bins, a window of 21 planes.
     kind = parameters.pop("type", "spikecv_tfp")
     center = parameters.pop("middle_tfp_center", None)
     channels = conversion.take(f"{split}.spike_channels")
