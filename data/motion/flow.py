@@ -1,11 +1,20 @@
 """Find the motion within an exposure from the spikes, by optical flow.
 
-DIS (Kroeger et al., ECCV 2016) finds the shifts between a picture of the sharp instant and pictures
-of other instants of the exposure. A picture is the light of about ten planes. It is far sharper
-than the blurry frame, but without colour.
+    spikes -> pictures   grey pictures of nine instants of the exposure, one of them sharp
+    pictures -> shifts   DIS, an optical flow (Kroeger et al., ECCV 2016), from the sharp instant to
+                         each other instant, and back
+    shifts -> Motion     the shifts there, and their expected error: how much there and back differ
+
+A picture is the light of some planes, where a plane is one binary picture of the spike camera. So a
+picture is far sharper than the blurry frame, but it has no colour and more noise.
 
 Called by data/motion/method.py (`--method joint`) and data/motion/learned.py (the fusion "motion").
-A shift moves a point by x and y, in RGB pixels. Times are planes after the sharp instant.
+A shift moves a point by x and y, in RGB pixels. Times are planes after the sharp instant. H x W is
+the size of a frame, h x w the size of a plane.
+
+What must stay: the nine times of `motion_times`, because learned.py evaluates its curves at the
+same times. The weights of the fusion "motion" were trained with these motions and these expected
+errors, so another constant here makes them a little worse until they are trained anew.
 
 Tests: tests/parts/data/test_motion.py
 """
@@ -21,30 +30,35 @@ from data.spike.simulate import to_display, to_uint8, window_light
 # Instants at which motion is measured on each side of the sharp instant, as shares of the time from
 # the sharp instant to the begin or the end of the exposure.
 INSTANTS = (0.25, 0.5, 0.75, 1.0)
-# A picture has as many planes as bring this number of spikes to a pixel of median light ...
+# A picture has as many planes as bring this number of spikes to a pixel of median light. With fewer
+# spikes a picture would have more noise. With more spikes it would have more blur.
 SPIKES_OF_PICTURE = 3.0
-# ... but at least and at most these shares of the exposure.
+# A picture has at least and at most these shares of the exposure. The least matters in bright
+# light: a larger value would blur, a smaller value would make the pictures of few planes uneven.
+# The most matters in dim light: a larger value would blur, a smaller value would leave more noise.
 LEAST_PICTURE = 0.11
 MOST_PICTURE = 0.4
-# Keeps the number of spikes above 0 where it is a divisor.
+# Least number of spikes where it is a divisor: an exposure without any spike would divide by 0.
 TINY = 1e-6
 # Light is dim if a pixel of median light has fewer spikes than this in an exposure.
 DIM = 5.0
 # Spikes are few if a pixel of median light has fewer than this in an exposure.
 FEW = 18.0
-# Where spikes are few, DIS compares squares of this side, this far apart, in pixels. Its defaults
-# are 8 and 3. With these and few spikes DIS would follow the noise, but in good light small squares
-# find small things that move by themselves.
+# Where spikes are few, DIS compares squares of this side, this far apart, in pixels. The defaults
+# of DIS are 8 and 3. Small squares find small things that move by themselves, but with few spikes
+# they follow the noise.
 PATCH = 16
 STRIDE = 4
 # Least side of a picture. DIS refuses pictures that are smaller than its squares.
 LEAST_SIDE = 2 * PATCH
-# Sigma in RGB pixels by which pictures are smoothed before DIS sees them.
+# Sigma in RGB pixels by which pictures are smoothed before DIS sees them. A smaller value leaves
+# more noise of the spikes, a larger value blurs small things.
 SMOOTH = 1.5
 # Number of steps in which a field of shifts is inverted. Each step multiplies the error by about
 # the gradient of the field, which is far below 1 where neighbours move alike.
 INVERSION = 4
-# Sigma in pixels of the mean over the neighbours, in the expected error.
+# Sigma in pixels of the mean over the neighbours, in the expected error. At a single pixel, the
+# ways there and back may agree by chance.
 AROUND = 4.0
 # The expected error of a shift, in pixels. Its three parts were chosen on scenes whose motion is
 # known (tests/parts/data/test_motion.py).
@@ -70,30 +84,34 @@ class Motion:
     def at(self, time: float) -> tuple[np.ndarray, np.ndarray]:
         """Return the shifts (H, W, 2) and their errors (H, W) at any time.
 
-        Both are linear between the measured times. Before the first and after the last measured
-        time, the line through the nearest two times goes on.
+        Both are interpolated linearly between the two nearest measured times. Before the first and
+        after the last measured time, they are extrapolated from the two nearest measured times.
         """
-        # The measured times `left` and `right` = left + 1 that are used.
+        # The indices `left` and `right` of these two times. E.g. times -10, 0, 10: for the time 4
+        # they are 1 and 2. For the time -15 they are 0 and 1, so `right` is at least 1.
         first_not_before = int(np.searchsorted(self.times, time))
         right = int(np.clip(first_not_before, 1, len(self.times) - 1))
         left = right - 1
         time_left = self.times[left]
         time_right = self.times[right]
-        # 0 at time_left, 1 at time_right
+        # 0 at time_left and 1 at time_right. It is float32, so that the results are float32, too.
         share = np.float32((time - time_left) / (time_right - time_left))
         shifts = (1 - share) * self.shifts[left] + share * self.shifts[right]
         errors = (1 - share) * self.errors[left] + share * self.errors[right]
         return shifts, errors
 
     def back(self, time: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return the shifts of the pixels of another time back to the sharp instant.
+        """Return the shifts from the pixels of another time back to the sharp instant.
 
-        Returns the shifts (H, W, 2) and their errors (H, W). The pixel p of the other time lies at
-        p + back[p] in the sharp instant, so back[p] = -shifts[p + back[p]]. Each step of the loop
-        puts the last `back` into the right side.
+        Returns the shifts (H, W, 2) and their errors (H, W). What is at the pixel p at this time
+        lies at p + back[p] in the sharp instant. From there, `shifts` leads to p. So
+
+            back[p] = -shifts[p + back[p]]
+
+        The equation is solved by repetition: each step puts the last `back` into the right side.
         """
         shifts, errors = self.at(time)
-        back = -shifts
+        back = -shifts  # exact if all pixels move alike
         for _ in range(INVERSION):
             back = -moved(shifts, back)
         return back, moved(errors, back)
@@ -102,9 +120,10 @@ class Motion:
 def motion_times(recording: Recording) -> list[float]:
     """Return the times at which motion is measured, in planes after the sharp instant.
 
-    First come the times before the sharp instant, then the times after it, each side outwards. For
-    example, an exposure from 40 planes before the sharp instant to 48 planes after it has the times
-    -10, -20, -30, -40, 12, 24, 36, 48. `motion_of` relies on this order.
+    First come the times before the sharp instant, then the times after it. On both sides the times
+    lead away from the sharp instant. E.g. an exposure from 40 planes before the sharp instant to 48
+    planes after it has the times -10, -20, -30, -40, 12, 24, 36, 48. `motion_of` relies on this
+    order.
     """
     planes_before = recording.sharp - recording.begin
     planes_after = recording.end - recording.sharp
@@ -125,15 +144,16 @@ def motion_of(
     """Measure the motion within an exposure.
 
     gain: (h, w) spikes per plane of each spike pixel at full light, see `RecordedClip.gain`.
-    begin: a motion at which the search of each time begins. None: each search begins at the motion
-    found for the time before, continued at the same speed, and the first search at no motion.
+    begin: a motion at which the search of each time begins, e.g. the motion of a network. None:
+    the search of a time begins at the motion of the time before, continued at the same speed. The
+    first search begins at no motion.
     """
     wanted = motion_times(recording)
     spikes = median_spikes(recording)
     has_few_spikes = spikes < FEW
-    pictures = _pictures(recording, view, gain, [0.0, *wanted], spikes)
-    sharp_picture = pictures[0]
-    other_pictures = pictures[1:]
+    all_times = [0.0, *wanted]
+    pictures = _pictures(recording, view, gain, all_times, spikes)
+    picture_at = dict(zip(all_times, pictures, strict=True))  # time -> (H, W) uint8
 
     dis = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_MEDIUM)
     if has_few_spikes:
@@ -146,18 +166,19 @@ def motion_of(
     times_before = wanted[: len(INSTANTS)]
     times_after = wanted[len(INSTANTS) :]
     for side in (times_before, times_after):
-        # From the sharp instant outwards, so that each search can begin where the last one ended.
-        nearer = 0.0
+        # Away from the sharp instant, so that each search begins near its result.
+        nearer = 0.0  # the time before, which lies nearer to the sharp instant
         for time in side:
-            picture = other_pictures[wanted.index(time)]
             start = shifts_at[nearer]
             if begin is not None:
                 start, _ = begin.at(time)
             elif nearer != 0:
+                # Continued at the same speed: e.g. from 10 planes to 20 planes, twice the shifts.
                 start = start * np.float32(time / nearer)
-            there = _shifts(dis, sharp_picture, picture, start)
-            # The way back begins at about the inverse of the way there.
-            back = _shifts(dis, picture, sharp_picture, -moved(there, -there))
+            there = _shifts(dis, picture_at[0.0], picture_at[time], start)
+            # The search of the way back begins at about the inverse of the way there.
+            inverse = -moved(there, -there)
+            back = _shifts(dis, picture_at[time], picture_at[0.0], inverse)
             error = expected_error(there, back)
             if has_few_spikes:
                 error = FACTOR_IF_FEW * error
@@ -183,39 +204,51 @@ def _pictures(
     share = np.clip(SPIKES_OF_PICTURE / max(spikes, TINY), LEAST_PICTURE, MOST_PICTURE)
     planes = float(share) * recording.length
     windows = [recording.window(recording.sharp + time, planes) for time in times]
-
-    # Rates: spikes per plane (h, w) of each picture. With few spikes, an interval between two
-    # spikes reaches into several pictures. It would show the same light in all of them, and pull
-    # the motion to zero. So each picture then uses its own planes alone.
-    if spikes < FEW:
-        rates = []
-        for first, end in windows:
-            own_planes = recording.stream[first:end]
-            count = end - first
-            [light] = window_light(own_planes, [(0, count)])
-            rates.append(light / count)
-    else:
-        rates = recording.light(windows)
+    rates = _rates(recording, windows, has_few_spikes=spikes < FEW)
 
     # Where the RGB pixels lie on the spike plane, (H, W) each.
     x, y = np.moveaxis(view.spike_places(), -1, 0)
     pictures = []
     for rate in rates:
-        light = np.clip(rate / gain, 0, 1).astype(np.float32)
-        display = light if view.is_display else to_display(light)
+        # A spike pixel at full light has the rate `gain`, so rate / gain is what it integrates.
+        integrated = np.clip(rate / gain, 0, 1).astype(np.float32)  # (h, w)
+        display = integrated if view.is_display else to_display(integrated)
         picture = cv2.remap(display, x, y, cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE)
-        pictures.append(to_uint8(cv2.GaussianBlur(picture, (0, 0), SMOOTH)))
+        # The size (0, 0) lets OpenCV choose the size of the kernel for this sigma.
+        smooth = cv2.GaussianBlur(picture, (0, 0), SMOOTH)
+        pictures.append(to_uint8(smooth))
     return pictures
+
+
+def _rates(
+    recording: Recording, windows: list[tuple[int, int]], has_few_spikes: bool
+) -> list[np.ndarray]:
+    """Return the spikes per plane (h, w) in each window.
+
+    windows: (first plane, plane after the last) of each window.
+    """
+    if not has_few_spikes:
+        return list(recording.light(windows))
+    # With few spikes, an interval between two spikes reaches into several windows. It would show
+    # the same light in all of them, and pull the motion to zero. So each window is read as if no
+    # other planes had been recorded.
+    rates = []
+    for first, end in windows:
+        planes_of_window = recording.stream[first:end]
+        count = end - first
+        [light] = window_light(planes_of_window, [(0, count)])
+        rates.append(light / count)
+    return rates
 
 
 def _shifts(
     dis: cv2.DenseOpticalFlow, a: np.ndarray, b: np.ndarray, start: np.ndarray
 ) -> np.ndarray:
-    """Return the shifts (H, W, 2) from picture a to picture b.
+    """Return the shifts (H, W, 2) from picture a to picture b, both (H, W) uint8.
 
     start: (H, W, 2), shifts where the search begins. It stays as it is.
     """
-    # Repeat the edges of pictures that are smaller than DIS takes.
+    # DIS refuses small pictures. They are padded below and at the right by repeating their edges.
     height, width = a.shape
     below = max(LEAST_SIDE - height, 0)
     right = max(LEAST_SIDE - width, 0)
@@ -223,19 +256,20 @@ def _shifts(
     def padded(values: np.ndarray) -> np.ndarray:
         return cv2.copyMakeBorder(values, 0, below, 0, right, cv2.BORDER_REPLICATE)
 
-    # DIS writes into its start; `padded` makes a copy.
+    # DIS writes the result into the start that it is given. `padded` gives it a copy.
     shifts = dis.calc(padded(a), padded(b), padded(start))
     return np.ascontiguousarray(shifts[:height, :width])
 
 
 def expected_error(there: np.ndarray, back: np.ndarray) -> np.ndarray:
-    """Return the expected length of the error (H, W) of shifts (H, W, 2), in pixels.
+    """Return the expected length of the error (H, W) of the shifts `there`, in pixels.
 
-    back: (H, W, 2), the shifts found in the other direction. Where they do not lead back to the
-    pixel, one of the two directions is wrong, because of noise, an occlusion, or a thing too small
-    and fast for the search.
+    there, back: (H, W, 2), the shifts from the sharp instant to another time, and the shifts from
+    that time to the sharp instant. Where the way there and back does not end at the pixel where it
+    began, one of the two is wrong: because of noise, of an occlusion, or of a thing too small and
+    too fast for the search.
     """
-    # Distance between a pixel and the point to which the way there and back leads, (H, W).
+    # Distance between a pixel and the end of the way there and back, (H, W).
     difference = np.linalg.norm(there + moved(back, there), axis=-1)
     mean_difference = cv2.GaussianBlur(difference, (0, 0), AROUND)
     length = np.linalg.norm(there, axis=-1)
