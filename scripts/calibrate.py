@@ -456,7 +456,8 @@ def _matches(spikes: np.ndarray, frame: np.ndarray) -> list[Match]:
     Two features match if each is the nearest of the other, and clearly nearer than the second
     nearest (CLEAR_MATCH). "Near" compares their descriptors, which say what a feature looks like.
     """
-    # A wide frame is reduced by a whole factor, because the spike image has few pixels.
+    # A wide frame is reduced by a whole factor, because the spike image has few pixels. A narrow
+    # frame stays as it is: factor 1.
     factor = max(1, round(frame.shape[1] / FEATURE_WIDTH))
     small = cv2.resize(frame, None, fx=1 / factor, fy=1 / factor, interpolation=cv2.INTER_AREA)
     smooth = cv2.GaussianBlur(spikes, (0, 0), 0.8)  # less of the noise of single spikes

@@ -83,10 +83,11 @@ def main(argv: list[str]) -> int:
         # Let the ranks meet on this host without a server that other machines can reach.
         one_host.use(args)
         # One launcher starts all ranks, so it can give them a secret. With this secret a rank
-        # proves that a message comes from this run, see "Trust" in docs/ddp.md.
+        # proves that a message comes from this run ("Trust" in docs/ddp.md).
         os.environ.setdefault("SPIKEVRT_JOB_KEY", secrets.token_hex(32))
     if ranks is not None:
-        # Each rank gets its share of the cores. Otherwise torchrun would set 1, with a warning.
+        # Each rank gets its share of the cores, or one thread if there are more ranks than cores.
+        # Otherwise torchrun would set 1, with a warning.
         threads = max(1, len(system.cores()) // ranks)
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     return run_ranks(args)

@@ -132,7 +132,7 @@ def attend(
         v = F.pad(v, (0, padding))
 
     results = []
-    windows_at_a_time = max(1, MOST_HEADS // heads)
+    windows_at_a_time = max(1, MOST_HEADS // heads)  # one window, even if it has more heads
     with fused_attention(q):
         for first in range(0, n, windows_at_a_time):
             now = slice(first, first + windows_at_a_time)

@@ -426,6 +426,7 @@ def _aligned_targets(
     count, b, _, h, w = targets.shape
     targets_at_a_time = count
     if in_cpu_form(targets):
+        # One target, even if it has more pixels.
         targets_at_a_time = max(1, MOST_PIXELS_ON_CPU // (b * h * w))
     results = []
     for first in range(0, count, targets_at_a_time):

@@ -322,7 +322,7 @@ def _measured(net: nn.Module, owner: Any, x: Tensor) -> list[int]:
         totals.append(sum(sizes.values()))
     for flag in owner.FLAGS:
         setattr(owner, flag, True)
-    # Never below 0: a branch without recomputing may save less than the recomputed one.
+    # Never below 0: a branch may save less memory if it is not recomputed.
     return [max(0, after - before) for before, after in pairwise(totals)]
 
 

@@ -110,7 +110,7 @@ def check_environment() -> Iterator[Finding]:
 
     # torch starts a thread for each core in each process, unless OMP_NUM_THREADS says otherwise.
     threads = env.get("OMP_NUM_THREADS", "")
-    cores = os.cpu_count() or 1
+    cores = os.cpu_count() or 1  # None if the system does not tell the number
     ranks_here = int(env.get("LOCAL_WORLD_SIZE", "0")) or launch.world_size
     has_too_many = not threads.isdigit() or int(threads) * ranks_here > cores
     if launch.world_size > 1 and has_too_many:

@@ -212,7 +212,7 @@ BY_HAND = (
     "--master-addr=FIRST_HOST --master-port=29500 main_train_vrt.py --opt FILE"
 )
 
-# The first row whose `size` is above 1 is taken.
+# `with_standard_names` takes the first row that reads a `size` above 1.
 PER_PROCESS = (
     PerProcess(
         name="Open MPI",
@@ -262,7 +262,7 @@ PER_PROCESS = (
         advice=MPIEXEC,
     ),
 )
-# The first row with several nodes, or with one node that has several GPUs, is taken.
+# `with_standard_names` takes the first row that reads several nodes, or one node with several GPUs.
 PER_NODE = (
     PerNode(
         name="SageMaker",
@@ -323,6 +323,7 @@ PER_NODE = (
         port=NOWHERE,
     ),
 )
+# `with_standard_names` raises an error for the first row that reads a `count` above 1.
 UNPLACED = (
     Unplaced(name="Determined", count=count_of("DET_SLOT_IDS"), advice=DETERMINED),
     Unplaced(name="LSF", count=_lsf_hosts, advice=BY_HAND),
@@ -425,7 +426,7 @@ def _variables_of_node(row: PerNode, env: Env, gpu_count: int) -> dict[str, str]
     """
     gpus = _number(row.gpus(env))
     if gpus == 0:  # the platform does not tell the number
-        gpus = max(1, gpu_count)
+        gpus = max(1, gpu_count)  # without GPUs, one process on the CPU
     if gpu_count:
         gpus = min(gpus, gpu_count)  # CUDA_VISIBLE_DEVICES may hide some GPUs
     variables = {

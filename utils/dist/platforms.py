@@ -103,7 +103,6 @@ def read_launch(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> Launc
     world_size = _count_of_members(env, "WORLD_SIZE", faults, is_required)
 
     # The number of this rank, and the host and port of rank 0.
-
     if world_size > 1:
         mode = "torchrun" if "TORCHELASTIC_RUN_ID" in env else "platform"
         names = MemberNames(
@@ -231,7 +230,7 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
 
     gpu_count: number of GPUs that this process sees, for NPROC_PER_NODE "auto" and "gpu".
 
-    Raises DistError as `read_launch`.
+    Raises one DistError that lists every variable that is missing, no number or out of range.
     """
     # Take torchrun's own variable if it is set, else the platform's: NODE_NAMES is the table of the
     # two names, e.g. "PET_NNODES": "WORLD_SIZE".
