@@ -381,8 +381,9 @@ def out_of_memory_error(
 ) -> SpikeVRTError:
     """Make the error for a training step that ran out of memory. It says how to make it smaller.
 
-    where: the step, for the error. device: the rank's GPU. The other arguments: see
-    `suggest_changes`.
+    where: the step, for the error. device: the rank's GPU. train: the section `train` of the
+        options. data: datasets.train, or None in a notebook without datasets. netG: the options of
+        the network. spec: what the network requires of its clips.
     """
     peak_gb = devices.peak_gb(device)
     peak = "" if peak_gb is None else f", {peak_gb:.1f} GB at the peak"

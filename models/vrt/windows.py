@@ -346,6 +346,7 @@ def _chunk(
 
 
 def _triple(sizes: list[int]) -> Triple:
+    """Return a list of three numbers as a tuple, so that a type checker knows their number."""
     frames, height, width = sizes
     return frames, height, width
 
@@ -355,7 +356,8 @@ def _triple(sizes: list[int]) -> Triple:
 
 # 16 results: a network has a few windows, e.g. one for each kind of stage.
 @lru_cache(maxsize=16)
-@torch.inference_mode(False)  # as for `window_chunks`
+# The index is saved for backward, and must not be a tensor of inference mode.
+@torch.inference_mode(False)
 def relative_position_index(window: Triple) -> Tensor:
     """Return the row of the bias table for each pair of tokens of a window, (T, T), int64.
 
