@@ -301,8 +301,8 @@ def _read_pair(dataset: Any, draw: Draw, position: int, kind: str) -> tuple[torc
     """
     # Read the whole region that both cameras see, because a crop has less texture. An `Augment`
     # says which part of a frame is cut out, and how it is flipped; here it is not flipped.
-    top, left, height, width = draw.clip.grid.region
-    crop_of_region = Augment(top, left, height, width)
+    region = draw.clip.grid.region
+    crop_of_region = Augment(region.top, region.left, region.height, region.width)
     frame = draw.frames[position]  # number of the frame in the clip
     is_backwards = draw.backwards[position]  # whether the spike planes come in reversed time
     one_frame = dataclasses.replace(
@@ -320,7 +320,7 @@ def _read_pair(dataset: Any, draw: Draw, position: int, kind: str) -> tuple[torc
     # for super-resolution has s times as many pixels along each side as a blurry frame.
     image = item[kind][0, :3]  # (3, sH, sW), without the noise map that lq may have
     grey = to_grey(image.permute(1, 2, 0).numpy())  # (sH, sW)
-    size = (width, height)  # OpenCV's order
+    size = (region.width, region.height)  # OpenCV's order
     frame_picture = cv2.resize(grey, size, interpolation=cv2.INTER_AREA)  # (H, W)
     return image, Pair(spike_picture, frame_picture)
 

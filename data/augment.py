@@ -53,30 +53,26 @@ class Augment(Crop):
     def draw(
         cls,
         rng: np.random.Generator,
-        size: tuple[int, int],
+        region: Crop,
         patch: int,
         step: int = 1,
         *,
-        origin: tuple[int, int] = (0, 0),
         hflip: bool = False,
         rot: bool = False,
         reverse: bool = False,
     ) -> "Augment":
         """Draw a random square crop and random flips.
 
-        size: (height, width) of the region in which the crop must lie.
-        origin: (top, left) of this region within the frame.
+        region: the part of the frame in which the crop must lie.
         patch: side of the crop.
-        step: number of RGB pixels along a spike pixel. The distance of the crop from the origin is
-        a multiple of the step, so that no spike pixel is cut.
+        step: number of RGB pixels along a spike pixel. The distances of the crop from the top and
+        from the left of the region are multiples of it, so that no spike pixel is cut.
         hflip, rot, reverse: which flips are allowed. rot allows vflip and transpose.
         """
-        height, width = size
-        origin_top, origin_left = origin
         # All random numbers are drawn in this order, also for flips that are not allowed. So if a
         # user forbids one flip, the crops and the other flips of all samples stay the same.
-        top = origin_top + _random_start(rng, height - patch, step)
-        left = origin_left + _random_start(rng, width - patch, step)
+        top = region.top + _random_start(rng, region.height - patch, step)
+        left = region.left + _random_start(rng, region.width - patch, step)
         wants_hflip, wants_vflip, wants_transpose, wants_reverse = (rng.random(4) < 0.5).tolist()
         return cls(
             top=top,

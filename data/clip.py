@@ -17,9 +17,10 @@ Tests: tests/parts/data/test_preflight.py, tests/parts/data/test_clip_cache.py
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from data.cameras.frame_times import FrameTimes
+from data.spike.formats import Crop
 from utils.errors import DataError
 
 # Kinds of images, each a field of `Clip`: blurry frames, sharp frames, and several sharp frames
@@ -60,6 +61,16 @@ class Exposure:
     # dataset.json count planes. They count from the first plane of the file if each frame has a
     # file, else from the first plane of the frame. (The `origin` of `Clip` is something else.)
     origin: int
+
+
+class Croppable(NamedTuple):
+    """Where the crops of training samples may lie, in lq pixels."""
+
+    region: Crop  # every crop lies in it
+    # The distances of a crop from the top and from the left of the region are multiples of this
+    # number. With spikes it is the number of lq pixels along a spike pixel, so that no crop cuts a
+    # spike pixel. E.g. with step 4 the crops begin 0, 4, 8, ... pixels from the left.
+    step: int
 
 
 @dataclass(frozen=True)
@@ -111,18 +122,12 @@ class Clip:
         return self.spikes.grid(self.size)
 
     @property
-    def croppable(self) -> tuple[tuple[int, int, int, int], int]:
-        """(region, step): where crops of lq frames may lie, in lq pixels.
-
-        region: (top, left, height, width). With spikes, the region is what both cameras see.
-        step: the distance of a crop from the top and from the left of the region is a multiple of
-        this number. With spikes, the step is the number of lq pixels along a spike pixel, so that
-        no spike pixel is cut. E.g. with step 4 the crops begin 0, 4, 8, ... pixels from the left.
-        """
+    def croppable(self) -> Croppable:
+        """Where crops of lq frames may lie. With spikes, they lie in what both cameras see."""
         if self.spikes:
-            return self.grid.region, self.grid.step
+            return Croppable(self.grid.region, self.grid.step)
         height, width = self.size
-        return (0, 0, height, width), 1
+        return Croppable(Crop(0, 0, height, width), step=1)
 
     # ---- Frames -----------------------------------------------------------------------------
 

@@ -104,14 +104,12 @@ def main(arguments: list[str] | None = None) -> int:
     # The region is the part of the frame that the spike camera sees. The grid finds it from the
     # matrix, so it can be added only now.
     grid = CalibratedGrid(calibration, geometry, str(command.out))
-    calibration = calibration.model_copy(update={"region": list(grid.region)})
+    calibration = calibration.model_copy(update={"region": grid.region.as_list()})
     save_calibration(command.out, calibration)
     imwrite_rgb(command.overlay, overlay(views[0], command.light, grid))
-    top, left, height, width = grid.region
     print(
-        f"{command.out}: the spikes cover {grid.coverage:.1%} of the frame; rows {top} to "
-        f"{top + height - 1}, columns {left} to {left + width - 1} are used for training. Look at "
-        f"{command.overlay}"
+        f"{command.out}: the spikes cover {grid.coverage:.1%} of the frame; "
+        f"{grid.region.in_words()} are used for training. Look at {command.overlay}"
     )
     return 0
 
@@ -609,10 +607,12 @@ def overlay(view: registration.View, light: str, grid: CalibratedGrid) -> np.nda
     lower = np.repeat(squares[..., None], 3, axis=2)
     image = np.concatenate((upper, lower))
     image = np.ascontiguousarray((255 * image + 0.5).astype(np.uint8))
-    top, left, rows, cols = grid.region
-    # A yellow line of one pixel around the region that the spike camera sees.
-    lower_right = (left + cols - 1, top + rows - 1)
-    cv2.rectangle(image, (left, top), lower_right, color=(255, 255, 0), thickness=1)
+    # A yellow line of one pixel around the region that the spike camera sees. OpenCV takes the
+    # corners as (column, row).
+    region = grid.region
+    upper_left = (region.left, region.top)
+    lower_right = (region.right - 1, region.bottom - 1)
+    cv2.rectangle(image, upper_left, lower_right, color=(255, 255, 0), thickness=1)
     return image
 
 

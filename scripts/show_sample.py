@@ -25,6 +25,7 @@ import cv2
 import numpy as np
 
 from data.augment import Augment
+from data.spike.formats import Crop
 from scripts.parts.default_output import default_output
 from scripts.parts.exit_codes import with_exit_code
 from scripts.spike_tool import in_words
@@ -306,12 +307,9 @@ def spike_facts(draw: Any) -> dict[str, str]:
     }
     if spikes.calibration:
         grid = clip.grid
-        # The region of the frame that the spike camera sees.
-        top, left, height, width = grid.region
         about["calibration"] = (
             f"{spikes.calibration.digest()}: the spikes cover {grid.coverage:.1%} of the frame; "
-            f"crops are drawn from rows {top} to {top + height - 1}, columns {left} to "
-            f"{left + width - 1}"
+            f"crops are drawn from {grid.region.in_words()}"
         )
     return about
 
@@ -393,15 +391,16 @@ def whole_frame(dataset: Any, sample: Sample, name: str) -> Section:
     factor = image.shape[1] // whole.shape[1]  # pixels of the page for a pixel of the frame
 
     note = "yellow: the crop"
-    boxes = {YELLOW: (aug.top, aug.left, aug.height, aug.width)}  # colour -> rectangle
+    boxes: dict[tuple[int, int, int], Crop] = {YELLOW: aug}  # colour -> rectangle
     if clip.spikes and clip.grid.coverage < 1:
         note += "; blue: the region that crops are drawn from"
         # The region is painted first, so that the crop stays visible where both meet.
         boxes = {CYAN: clip.grid.region, **boxes}
     thickness = max(1, round(image.shape[1] / 500))  # pixels: thin, but visible in a large frame
     for colour, box in boxes.items():
-        top, left, height, width = (factor * side for side in box)
-        cv2.rectangle(image, (left, top, width, height), colour, thickness)
+        corner = (factor * box.left, factor * box.top)  # OpenCV's order
+        size = (factor * box.width, factor * box.height)
+        cv2.rectangle(image, (*corner, *size), colour, thickness)
     return Section(f"Whole frame {name}", [Row(title="", pictures=[Picture(note, image)])])
 
 

@@ -18,7 +18,7 @@ Both grids have the same attributes:
 
     step      crops of the frame start at multiples of the step, and have such heights and widths
     pixel     RGB pixels per spike pixel along a side, at least 1
-    region    (top, left, height, width): the RGB pixels from which crops for training are drawn
+    region    a `Crop`: the RGB pixels from which crops for training are drawn
     coverage  the fraction of the frame's pixels that the spike camera sees
 
 What must stay: the channels of a crop are, bit for bit, the crop of the channels of the whole
@@ -353,7 +353,7 @@ class ScaledGrid:
         if not is_multiple and not any_size:
             _refuse_frame_of_no_multiple(geometry, size)
         self.pixel = self.step
-        self.region = (0, 0, height, width)  # both cameras see the whole frame
+        self.region = Crop(0, 0, height, width)  # both cameras see the whole frame
         self._is_stretched = not is_multiple
         self._geometry = geometry
         self._interpolation = interpolation
@@ -367,7 +367,7 @@ class ScaledGrid:
         width = self._geometry.width
         if self._is_stretched:
             whole_plane = Crop(0, 0, height, width)
-            size_of_frame = self.region[2:]  # (H, W)
+            size_of_frame = (self.region.height, self.region.width)
             return ScaledWindow(whole_plane, size_of_frame, crop.slices, self._interpolation)
 
         # The spike pixels top ... bottom - 1 and left ... right - 1: the crop with a border of one
@@ -660,8 +660,8 @@ def _rectangle_of(points: list[Neighbours]) -> Crop:
     return Crop(top, left, height=last_row - top + 1, width=last_column - left + 1)
 
 
-def _usable_region(calibration: Calibration, covered: np.ndarray, path: str) -> tuple[int, ...]:
-    """Return the region (top, left, height, width) of the calibration, or the largest one.
+def _usable_region(calibration: Calibration, covered: np.ndarray, path: str) -> Crop:
+    """Return the region of the calibration. If the file has none, return the largest region.
 
     covered: (H, W) bool, the pixels of the whole frame that the spike camera sees.
     path: file of the calibration, for messages.
@@ -675,30 +675,31 @@ def _usable_region(calibration: Calibration, covered: np.ndarray, path: str) -> 
             expected="cameras with a common view",
             do="calibrate again",
         )
-    region = tuple(calibration.region or largest)
+    region = largest
+    if calibration.region:
+        top, left, height, width = calibration.region
+        region = Crop(top, left, height, width)
     if not _is_covered(region, covered):
         raise DataError(
             what=f"the spike camera does not see all of the region {calibration.region}",
             where=f"{path}, region",
-            expected=f"within {list(largest)}",
+            expected=f"within {largest.as_list()}",
             do="correct it, or set it to null",
         )
     return region
 
 
-def _is_covered(region: tuple[int, ...], covered: np.ndarray) -> bool:
+def _is_covered(region: Crop, covered: np.ndarray) -> bool:
     """Return whether a region lies in the frame and the spike camera sees all of it.
 
-    region: (top, left, height, width). covered: (H, W) bool of the whole frame.
+    covered: (H, W) bool of the whole frame.
     """
-    top, left, height, width = region
-    if top < 0 or left < 0 or height < 1 or width < 1:
+    if region.top < 0 or region.left < 0 or region.height < 1 or region.width < 1:
         return False
-    bottom = top + height
-    right = left + width
-    if bottom > covered.shape[0] or right > covered.shape[1]:
+    height, width = covered.shape
+    if region.bottom > height or region.right > width:
         return False
-    return bool(covered[top:bottom, left:right].all())
+    return bool(covered[region.slices].all())
 
 
 def _refuse_planes_of_other_size(
@@ -730,8 +731,7 @@ def warn_uncovered(grid: Grid, what: str, where: str) -> None:
     """
     if grid.coverage == 1.0:
         return
-    top, left, height, width = grid.region
-    seen = f"rows {top} to {top + height - 1}, columns {left} to {left + width - 1}"
+    seen = grid.region.in_words()
     if grid.coverage < LEAST_COVERAGE:
         raise DataError(
             what=f"the spike camera sees only {grid.coverage:.0%} of the frames of {what}",
@@ -750,12 +750,11 @@ def warn_uncovered(grid: Grid, what: str, where: str) -> None:
         )
 
 
-def largest_rectangle(covered: np.ndarray) -> tuple[int, int, int, int] | None:
-    """Return the largest rectangle of true pixels in a convex area.
+def largest_rectangle(covered: np.ndarray) -> Crop | None:
+    """Return the largest rectangle of true pixels in a convex area. None if no pixel is true.
 
     covered: (H, W) bool. The true pixels are a convex area, as the view of a camera is: what is
     true in two rows of a column is also true between these rows.
-    Returns (top, left, height, width), or None if no pixel is true.
 
     All pairs of rows (i, j) are tried. The widest rectangle from row i to row j has the columns
     that are true in both rows.
@@ -780,8 +779,9 @@ def largest_rectangle(covered: np.ndarray) -> tuple[int, int, int, int] | None:
     i, j = np.unravel_index(areas.argmax(), areas.shape)
     if not areas[i, j]:
         return None
-    top = int(rows[i])
-    left_of_largest = int(left[i, j])
-    height = int(heights[i, j])
-    width = int(right[i, j]) - left_of_largest
-    return top, left_of_largest, height, width
+    return Crop(
+        top=int(rows[i]),
+        left=int(left[i, j]),
+        height=int(heights[i, j]),
+        width=int(widths[i, j]),
+    )

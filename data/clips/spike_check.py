@@ -109,8 +109,7 @@ def _common_view(clip: Clip, grey: np.ndarray, rates: np.ndarray) -> Views:
     # the whole frame needs (`crop`), and the warp. `region` is the part of the frame that both
     # cameras see.
     window = clip.grid.window(Augment.whole(clip.size))
-    top, left, height, width = clip.grid.region
-    region = (slice(top, top + height), slice(left, left + width))
+    region = clip.grid.region.slices
     warped_rates = []
     for plane in (rates, flipped_rates):
         needed_pixels = plane[window.crop.slices]

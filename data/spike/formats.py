@@ -221,11 +221,27 @@ class Crop:
     width: int
 
     @property
+    def bottom(self) -> int:
+        """The first row below the rectangle."""
+        return self.top + self.height
+
+    @property
+    def right(self) -> int:
+        """The first column to the right of the rectangle."""
+        return self.left + self.width
+
+    @property
     def slices(self) -> tuple[slice, slice]:
         """The rows and the columns of the rectangle, to index an array with."""
-        rows = slice(self.top, self.top + self.height)
-        columns = slice(self.left, self.left + self.width)
-        return rows, columns
+        return slice(self.top, self.bottom), slice(self.left, self.right)
+
+    def as_list(self) -> list[int]:
+        """Return [top, left, height, width], as the file of a calibration has a region."""
+        return [self.top, self.left, self.height, self.width]
+
+    def in_words(self) -> str:
+        """Return the place for a message: "rows 0 to 9, columns 4 to 11", both included."""
+        return f"rows {self.top} to {self.bottom - 1}, columns {self.left} to {self.right - 1}"
 
 
 # ---- Reading -----------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from data.cameras.spike_grid import ScaledGrid
 from data.clips.preflight import preflight
 from data.loader import ResumableDistributedSampler, TrainLoader
 from data.select_dataset import build_dataset
-from data.spike.formats import SpikeGeometry
+from data.spike.formats import Crop, SpikeGeometry
 from scripts.make_sample_data import SAMPLE, make_sample
 from tests.helpers.clip_files import (
     PLANES,
@@ -142,7 +142,8 @@ def test_spikes_resized_within_a_crop_are_the_crop_of_the_resized_ones(clips):
 def draws(count=200, size=(20, 30), **allowed):
     """Return drawn crops of 8 x 8 at even places. allowed: hflip, rot or reverse."""
     rng = np.random.default_rng(0)
-    return [Augment.draw(rng, size, 8, 2, **allowed) for _ in range(count)]
+    whole_frame = Crop(0, 0, *size)
+    return [Augment.draw(rng, whole_frame, 8, 2, **allowed) for _ in range(count)]
 
 
 def test_crops_reach_every_even_place():

@@ -18,7 +18,7 @@ from data.cameras.spike_grid import (
     load_calibration,
     save_calibration,
 )
-from data.spike.formats import SpikeGeometry
+from data.spike.formats import Crop, SpikeGeometry
 from tests.helpers.two_cameras import similarity
 from utils.errors import DataError
 
@@ -131,8 +131,9 @@ def test_a_calibration_that_only_enlarges_covers_the_frame():
     scaled = ScaledGrid(SpikeGeometry(*PLANE), size, 1)
 
     assert calibrated.coverage == 1.0
-    assert calibrated.region == (0, 0, *size)
-    assert scaled.region == (0, 0, *size)
+    whole_frame = Crop(0, 0, *size)
+    assert calibrated.region == whole_frame
+    assert scaled.region == whole_frame
 
 
 def test_spikes_finer_than_the_frame_are_averaged_over_its_pixels():
@@ -158,8 +159,10 @@ def test_each_rgb_pixel_takes_the_light_at_its_own_place(mirror):
 
     found = on_frame(some_grid, np.stack((x, y)))
 
-    top, left, height, width = some_grid.region
-    for row, column in ((top + 2, left + 2), (top + height - 3, left + width // 2)):
+    region = some_grid.region
+    near_upper_left = (region.top + 2, region.left + 2)
+    near_middle_of_bottom = (region.bottom - 3, region.left + region.width // 2)
+    for row, column in (near_upper_left, near_middle_of_bottom):
         u, v = found[:, row, column]
         if mirror in ("columns", "both"):
             u = PLANE[1] - 1 - u
@@ -175,14 +178,14 @@ def test_each_rgb_pixel_takes_the_light_at_its_own_place(mirror):
 def test_crops_are_drawn_where_the_spike_camera_sees():
     some_grid = grid()
 
-    top, left, height, width = some_grid.region
+    region = some_grid.region
 
-    assert some_grid.window(Augment(top, left, height, width)).covered.all()
+    assert some_grid.window(region).covered.all()
     # The region is the largest upright rectangle that was found in the view. The view is turned by
     # 3 degrees, so the rectangle leaves out a part of it, here 7 %. With a region below three
     # quarters, much of the view would be in no crop.
     area_in_view = some_grid.coverage * FRAME[0] * FRAME[1]
-    assert height * width > 0.75 * area_in_view
+    assert region.height * region.width > 0.75 * area_in_view
 
 
 def test_the_coverage_is_the_share_of_the_frame_in_view():

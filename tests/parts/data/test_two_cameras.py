@@ -109,8 +109,7 @@ def build(root, split, kind="second", **spike):
 
 def test_the_channels_are_those_of_a_camera_behind_the_same_lens(home, tmp_path):
     dataset = build(home, "test")
-    top, left, height, width = dataset.clips[0].grid.region
-    seen = np.s_[..., top : top + height, left : left + width]
+    seen = (..., *dataset.clips[0].grid.region.slices)
     ideal = build(home, "test", "same")[0]["spike"].mean(1)[seen]
     error = (dataset[0]["spike"].mean(1)[seen] - ideal).abs().mean()
     wrong = {
