@@ -539,11 +539,11 @@ def plane_groups(
     recording: Recording, view: View, motion: Motion, groups: int, device: torch.device
 ) -> PlaneGroups:
     """Divide the exposure of all rows into groups of planes, and find the shifts of each group."""
-    # With a rolling shutter the first row is exposed earlier than the middle row, and the last row
-    # later. So the groups reach beyond the exposure.
+    # With a rolling shutter some rows are exposed earlier than the middle row, and some later. So
+    # the groups reach beyond the exposure.
     delays = view.delays()
-    begin = recording.begin + delays[0] * recording.length
-    end = recording.end + delays[-1] * recording.length
+    begin = recording.begin + delays.min() * recording.length
+    end = recording.end + delays.max() * recording.length
     edges = np.linspace(begin, end, groups + 1)
     middles = (edges[:-1] + edges[1:]) / 2
 

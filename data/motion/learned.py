@@ -279,8 +279,11 @@ def spike_windows(stream: np.ndarray, edges: np.ndarray) -> Windows:
         light_before.append(spikes + _passed_share(stream, edge))
     counts = np.diff(np.stack(spikes_before), axis=0).astype(np.float32)  # (K, h, w)
     light = np.diff(np.stack(light_before), axis=0).astype(np.float32)  # (K, h, w)
-    are_recorded = (edges[:-1] >= 0) & (edges[1:] <= planes)
-    return Windows(counts, light, np.diff(edges).astype(np.float32), are_recorded)
+    lengths = np.diff(edges)
+    # In an exposure of few planes a window may have no plane. It then tells nothing, as a window
+    # that was not recorded.
+    are_recorded = (edges[:-1] >= 0) & (edges[1:] <= planes) & (lengths > 0)
+    return Windows(counts, light, lengths.astype(np.float32), are_recorded)
 
 
 def _passed_share(stream: np.ndarray, edge: int) -> np.ndarray:
@@ -368,9 +371,11 @@ def _brightness_of(windows: Windows, lengths: np.ndarray, inside: slice) -> _Bri
     lengths: (K, 1, 1), of the windows in usual planes.
     inside: which windows divide the exposure.
     """
+    # A window without any plane has no light. The length 1 only keeps 0 / 0 away.
+    divisors = np.where(lengths > 0, lengths, 1)
     # The light up to an edge never falls from one edge to the next, so no rate is negative.
     # `maximum` only excludes that rounding makes one negative.
-    of_windows = np.maximum(windows.light / lengths, 0)  # (K, h, w)
+    of_windows = np.maximum(windows.light / divisors, 0)  # (K, h, w)
 
     # The mean over the exposure. A sharp instant at the edge of what was recorded may leave no
     # recorded window: then all windows count.

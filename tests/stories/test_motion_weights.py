@@ -66,6 +66,18 @@ def test_a_clip_that_stands_still_stays_as_sharp_as_it_is(tmp_path):
     assert psnr > 42
 
 
+@pytest.mark.parametrize("planes", [5, 11])
+def test_an_exposure_of_few_planes_is_restored(planes, tmp_path):
+    scene = Scene(velocity=(5.0, -2.0), planes=planes, sharp_plane=planes // 2, rate=0.2)
+    clip = scene.write(tmp_path / "clip")
+    # Windows as shares of the exposure, as weights/README.md says for short exposures.
+    windows = "spike.representation.half_windows=[0.0465,0.14,0.28]"
+
+    psnr, _ = restored(clip, tmp_path / "out", MOTION, windows)
+
+    assert psnr > 20  # dB
+
+
 @pytest.mark.parametrize(
     "scene",
     [

@@ -483,8 +483,10 @@ def test_the_noise_of_a_frame_is_measured_where_it_is_flat():
     assert noise_of(FLAT + 0.02 * torch.randn(64, 64)) == pytest.approx(0.02, rel=0.1)
 
 
-def test_what_the_calibration_tells_of_the_shutter_helps(tmp_path):
-    scene = Scene(velocity=(14.0, 0.0), exposure=0.7, rolling=0.4)
+# -0.4: a shutter that begins at the last row.
+@pytest.mark.parametrize("rolling", [0.4, -0.4])
+def test_what_the_calibration_tells_of_the_shutter_helps(rolling, tmp_path):
+    scene = Scene(velocity=(14.0, 0.0), exposure=0.7, rolling=rolling)
     folder = scene.write(tmp_path / "clip")
     # A spike pixel covers 2 x 2 RGB pixels.
     view = {"matrix": [[2, 0, 0.5], [0, 2, 0.5]], "spike_size": [48, 48], "rgb_size": [96, 96]}
@@ -498,7 +500,7 @@ def test_what_the_calibration_tells_of_the_shutter_helps(tmp_path):
 
     without = psnr_if_told()
     with_exposure = psnr_if_told(exposure_share=0.7)
-    with_both = psnr_if_told(exposure_share=0.7, rolling=0.4)
+    with_both = psnr_if_told(exposure_share=0.7, rolling=rolling)
 
     assert without + 0.5 < with_exposure
     assert with_exposure + 0.5 < with_both
