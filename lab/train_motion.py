@@ -30,6 +30,10 @@ equations. The difference of the two gains is what the motion and its equations 
 
 The program writes <out>/motion.pth every 500 updates and at the end. Every 100 updates it prints by
 how many dB the learned steps improve on the operator.
+
+What must stay: the order of the random draws, so that a training can be repeated by its seed, and
+the keys of the written weights, which models/fusion/fusion_motion.py reads.
+tests/parts/house/test_train_motion.py trains on one sample. No test makes the samples.
 """
 
 import argparse
