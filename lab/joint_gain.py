@@ -276,8 +276,8 @@ def row_of(condition: str, scores: Mapping[str, Mapping[str, Scores]]) -> list[s
     worst_clip = min(gains, key=lambda clip: (gains[clip], clip))  # by name among equal gains
     cells.append(f"{gains[worst_clip]:+.2f} ({worst_clip})")
 
-    # The time is None if an earlier call restored the clip. To measure the time of all clips, delete
-    # <out>/tests first.
+    # The time is None if an earlier call restored the clip. To measure the time of all clips,
+    # delete <out>/tests first.
     seconds = [of_clip.s_per_frame for of_clip in last.values()]
     measured = [time_s for time_s in seconds if time_s is not None]
     cells.append(f"{statistics.median(measured):.2f}" if measured else "unknown")
