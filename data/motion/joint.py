@@ -885,7 +885,7 @@ class Equations:
 
         The factors and offsets bring each channel to about 1 or less. The weights of the network
         were trained with them, so they must stay. A network for these channels is in
-        models/fusion/fusion_motion.py, and a new channel needs a change of AT_HALF_SIZE there.
+        models/fusion/fusion_motion.py, and a new channel needs a change of the constants there.
         """
         noise = noise_of(luma(self.blurry)[0])
         channels = [
