@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def trial(number: int) -> dict[str, Any]:
-    """Record a clip with a random rig, and calibrate it. Returns the errors, see the top.
+    """Record a clip with a random rig, and calibrate it. Returns a line of the output.
 
     number: seed of the rig and of the scene.
     """

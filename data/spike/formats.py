@@ -1,6 +1,6 @@
 """Read and write spike files: one reader per format, chosen by the suffix of the file's name.
 
-    .dat, .bin   packed planes, see below; any other suffix is read in the same way
+    .dat, .bin   packed planes: 8 pixels in a byte; any other suffix is read in the same way
     .npy         an array (T, h, w) of uint8 or bool in {0, 1}, row 0 at the top of the image
     .npz         the same array in a zip file: the one named "spk", else the only one of three axes
 
