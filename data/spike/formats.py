@@ -340,7 +340,7 @@ class SpikeFile:
         """Raise SpikeFileError if a crop is empty or reaches outside of the plane."""
         height, width = self.size
         begins_inside = crop.top >= 0 and crop.left >= 0
-        ends_inside = crop.top + crop.height <= height and crop.left + crop.width <= width
+        ends_inside = crop.bottom <= height and crop.right <= width
         is_empty = crop.height < 1 or crop.width < 1
         if is_empty or not begins_inside or not ends_inside:
             raise SpikeFileError(
