@@ -338,31 +338,12 @@ def job_on_own_clips(request: TestRequest, asked: MethodRequest, opt: Options | 
 
     opt: the options that describe the network. None if the weights file describes its network.
     """
-    # `read_request` has refused a command line without --output, and without other flags that are
-    # needed below. The assertions tell this to the type checker.
+    # `read_request` has refused a command line without --output, and without other flags that the
+    # functions below need. The assertions in them tell this to the type checker.
     assert request.output is not None
-    frames_note = "all"  # which frames are restored, for the report
     with spike_size_is_a_flag():
-        method, saved, spike, section = method_of_own_clips(request, asked, opt)
-
-        # The clips: blurry frames, or spikes alone for a formula that makes grey frames.
-        clips: Sequence[ClipReader]
-        if request.input is not None:
-            clips = clips_with_frames(request.input, request, spike, saved)
-        elif asked.formula is not None and asked.formula.is_grey:
-            assert request.spike is not None
-            clips = [spike_clip(request.spike, request.gt, section)]
-            # One frame is restored for each exposure that the options name, or for each spike file.
-            each = "exposure" if section.exposure else "spike file"
-            frames_note = f"one for each {each}; "
-            frames_note += f"the input beside it is the mean of all planes of the {each}"
-        else:
-            raise OptionError(
-                what=f"--method {request.method_name} needs the blurry frames",
-                where="--input",
-                expected="the frames of the exposures",
-                do="add --input PATH, or use another method",
-            )
+        chosen = method_of_own_clips(request, asked, opt)
+        clips, frames_note = own_clips(request, asked, chosen)
 
     # The title of the report: the folder of several clips, or the name of the only clip.
     if request.input is not None and len(clips) > 1:
@@ -370,16 +351,16 @@ def job_on_own_clips(request: TestRequest, asked: MethodRequest, opt: Options | 
     else:
         title = clips[0].name
     metric = opt.metric if opt is not None else MetricOptions()
-    save = forms_of_own_clips(request, clips, method)
+    save = forms_of_own_clips(request, clips, chosen.method)
     return Job(
-        method=method,
+        method=chosen.method,
         clips=clips,
-        outputs=outputs_of(request, Path(request.output), save, method, metric),
+        outputs=outputs_of(request, Path(request.output), save, chosen.method, metric),
         lpips=request.lpips,
         overwrite=request.overwrite,
         title=title,
         expected=len(clips),
-        section={"spike": spike},
+        section={"spike": chosen.spike},
         frames_note=frames_note,
     )
 
@@ -415,6 +396,38 @@ def method_of_own_clips(
         spike = spikes_for_network(saved, request)
         start = network_for_own_clips(saved, request)
     return MethodOfOwnClips(improved(start, asked.joint, saved), saved, spike, section)
+
+
+class OwnClips(NamedTuple):
+    """A user's own clips."""
+
+    clips: Sequence[ClipReader]
+    frames_note: str  # which of their frames are restored, in words for the report
+
+
+def own_clips(request: TestRequest, asked: MethodRequest, chosen: MethodOfOwnClips) -> OwnClips:
+    """Return the clips: blurry frames, or spikes alone for a formula that makes grey frames.
+
+    Raises OptionError if the method needs blurry frames and there is no --input.
+    """
+    if request.input is not None:
+        clips = clips_with_frames(request.input, request, chosen.spike, chosen.saved)
+        return OwnClips(clips, frames_note="all")
+    if asked.formula is not None and asked.formula.is_grey:
+        assert request.spike is not None
+        # One frame is restored for each exposure that the options name, or for each spike file.
+        each = "exposure" if chosen.section.exposure else "spike file"
+        return OwnClips(
+            clips=[spike_clip(request.spike, request.gt, chosen.section)],
+            frames_note=f"one for each {each}; the input beside it is the mean of all planes of "
+            f"the {each}",
+        )
+    raise OptionError(
+        what=f"--method {request.method_name} needs the blurry frames",
+        where="--input",
+        expected="the frames of the exposures",
+        do="add --input PATH, or use another method",
+    )
 
 
 def forms_of_own_clips(

@@ -15,6 +15,9 @@ For each figure, the least value of all rounds is printed for both checkouts, an
     step s: other 26.81, this 24.55, ratio 0.9157
 
 samples and start need the data of `make sample` in trainsets/sample.
+
+What must stay: a program of PROGRAMS may use only what both checkouts have, so that it also runs in
+an older one. All else is free. No test runs this file.
 """
 
 import argparse

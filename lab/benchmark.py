@@ -13,6 +13,10 @@ data: reading training samples of GoPro size, from files and from the clip cache
 start: the first and the second start of a training on a large data set.
 
 --json FILE also writes the numbers to a new file. docs/benchmarks has the results.
+
+What must stay: `networks` and `Clip`, which lab/gpu.py uses, and the keys of the numbers, which are
+those of the files in docs/benchmarks. tests/parts/house/test_lab.py runs net and train. No test
+runs data and start: try them after a change.
 """
 
 import argparse

@@ -11,6 +11,8 @@ differ by more than the first run and its repetitions.
 
 How it is computed: each curve is smoothed, and divided by the first curve. The root mean square of
 the change from 1 is the figure that is compared (`rms`).
+
+Nothing else uses this file. Its test is in tests/parts/utils/test_history.py.
 """
 
 import argparse

@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--here", nargs="+", help="measure these here, print a line of JSON each")
     args = parser.parse_args(argv)
 
-    # One of the processes that `in_process` starts, see the top of this file.
+    # `in_process` has started this process for some of the measurements.
     if args.here:
         for name in args.here:
             print(json.dumps({name: measured_here(name, args.device)}), flush=True)

@@ -76,10 +76,10 @@ def main(argv: list[str]) -> int:
 def sampling(pairs: int, side: int, device: str) -> dict[str, Any]:
     """Compare the present form of deformable sampling, by torchvision, with the form in Triton.
 
-    Returns the figures of both forms ("present" and "triton", see `lab.tools.compared`), and the
-    largest error of each result of the Triton form. The results are the output and the gradients of
-    the five inputs. An error is divided by the largest value of the same result by torchvision in
-    float32.
+    Returns the times of both forms, "present" and "triton", as `lab.tools.compared` gives them, and
+    the largest error of each result of the Triton form. The results are the output and the
+    gradients of the five inputs. An error is divided by the largest value of the same result by
+    torchvision in float32.
 
     pairs: number of pairs of frames. side: height and width of the features.
     """
@@ -136,7 +136,7 @@ def _sampling_inputs(pairs: int, side: int, device: str) -> list[Tensor]:
 def _forward_and_backward(form: Callable[..., Tensor], inputs: list[Tensor]) -> dict[str, Tensor]:
     """Run a form and its backward pass. Returns the output, and the gradient of each input.
 
-    The gradients are of the sum of squares of the output. inputs: see `_sampling_inputs`.
+    The gradients are of the sum of squares of the output. inputs: those of `_sampling_inputs`.
     """
     leaves = [tensor.detach().requires_grad_() for tensor in inputs]
     out = form(*leaves)
@@ -202,7 +202,7 @@ def graph(device: str) -> dict[str, Any]:
     run twice.
     """
     # `prepared` makes the network and a clip. clip(net) runs the network on the clip. Its optimizer
-    # is not used, because a graph needs another form of Adam (see `_adam`).
+    # is not used, because a graph needs another form of Adam (`_adam`).
     setup = prepared(device)
     net = setup.net
     initial_weights = copy.deepcopy(net.state_dict())

@@ -16,6 +16,9 @@ How a frame is restored:
     light = linear grey of a frame, reduced to half the size    (of the sharp and the blurry frame)
     ratio = sharp light / blurry light, enlarged to the size of the frame
     restored = blurry + change of colours (ratio - 1)
+
+Nothing else uses this file, and no test runs it. A change may change only the two figures, which
+docs/benchmarks/quality.md repeats.
 """
 
 import sys

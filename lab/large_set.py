@@ -12,6 +12,8 @@ picture and a spike file:
     GOPRO_Large_spike_seq/dataset.json                           what the spike files contain
     options.json                                                 the option file of the training
     experiments/                                                 what the training writes
+
+No test runs this file. After a change, run `lab/benchmark.py start --clips 100`.
 """
 
 import json

@@ -9,6 +9,8 @@ tests/dist/test_torchrun.py and its test `test_an_elastic_restart_resumes` give
     | torchrun itself: restarts, signals | an elastic restart resumes | [test_torchrun](...) |
 
 `--check` writes nothing and exits with 1 if the page has another table.
+
+Nothing else uses this file. Run it after a test of FOLDERS got another name.
 """
 
 import argparse

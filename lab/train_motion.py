@@ -30,6 +30,10 @@ equations. The difference of the two gains is what the motion and its equations 
 
 The program writes <out>/motion.pth every 500 updates and at the end. Every 100 updates it prints by
 how many dB the learned steps improve on the operator.
+
+What must stay: the order of the random draws, so that a training can be repeated by its seed, and
+the keys of the written weights, which models/fusion/fusion_motion.py reads.
+tests/parts/house/test_train_motion.py trains on one sample. No test makes the samples.
 """
 
 import argparse
@@ -92,8 +96,8 @@ SHARE_OF_WRONG_MOTION = 0.2
 # Number of learned steps. With three of them a frame gains 0.1 to 0.3 dB more than with two, and
 # takes about 0.05 s longer.
 STEP_COUNT = 3
-# The loss, see `loss_of`: a weight for the frame after each learned step. Only the final frame is
-# used, so it counts most.
+# Weight in the loss (`loss_of`) of the frame after each learned step. Only the final frame is used,
+# so it counts most.
 STEP_WEIGHTS = (0.15, 0.35, 1.0)
 # Part of the steps -> the samples on which it is trained, by the number of spikes of an exposure in
 # a pixel of median light: at least the first number, and below the second one. The steps for few
@@ -760,7 +764,8 @@ def train(
     samples: name of a set -> its samples.
     updates: number of updates.
     save: takes the averaged weights and the number of updates so far.
-    rate: largest learning rate. worse_weight: see `loss_of`.
+    rate: largest learning rate. worse_weight: how much a worse place counts in
+    the loss.
     """
     rng = np.random.default_rng(seed)
     order = random.Random(seed)

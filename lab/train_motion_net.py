@@ -337,11 +337,14 @@ class Scene:
 
 @dataclass(frozen=True)
 class CameraMotion:
-    """How the camera moves, and with it all layers of a scene. See `Layer` for the fields."""
+    """How the camera moves, and with it all layers of a scene.
 
-    way: np.ndarray  # (N, 2)
-    turn: np.ndarray  # (2,)
-    zoom: np.ndarray  # (2,)
+    The background moves by these values, and each thing adds its own motion to them.
+    """
+
+    way: np.ndarray  # (N, 2) x and y of the shift at INSTANTS, in pixels
+    turn: np.ndarray  # (2,) angle in radians: turn[0] tau + turn[1] tau^2
+    zoom: np.ndarray  # (2,) logarithm of the size: zoom[0] tau + zoom[1] tau^2
 
 
 # The order of the draws below is part of the training: with another order the same seed gives other

@@ -282,20 +282,12 @@ def with_geometry(
     # 3. Is it good enough?
     quality = _quality_of(found, model, where)
 
-    matrix = found.matrix
-    angle = np.degrees(np.arctan2(matrix[1, 0], matrix[0, 0]))
-    print(
-        f"{start.inliers} of {start.matches} features agree; correlation "
-        f"{quality.correlation:.3f}; mirrored: {mirror}; turned by "
-        f"{angle:.2f} degrees, {scale_of(matrix):.3f} RGB pixels per spike pixel\n"
-        f"residual of {quality.patches} single patches: median {quality.residual:.2f}, 90 % below "
-        f"{quality.p90:.2f} RGB pixels"
-    )
+    print(geometry_in_words(start, mirror, found.matrix, quality))
     # Only a homography needs its third row. The third row of the other models is 0, 0, 1.
     rows = 3 if model == "homography" else 2
     frame_height, frame_width = views[0].frame.shape[:2]
     return Calibration(
-        matrix=matrix[:rows].tolist(),
+        matrix=found.matrix[:rows].tolist(),
         mirror=mirror,
         tick_hz=command.tick_hz,
         spike_size=[geometry.height, geometry.width],
@@ -385,6 +377,27 @@ class Start(NamedTuple):
     matrix: np.ndarray  # (3, 3), affine: place in the spike image -> place in the frame
     inliers: int  # features that agree with the matrix
     matches: int  # features that were found in both images
+
+
+def geometry_in_words(start: Start, mirror: str, matrix: np.ndarray, quality: Quality) -> str:
+    """Return what was found, in two lines for the terminal.
+
+    E.g. "60 of 81 features agree; correlation 0.912; mirrored: none; turned by 3.10 degrees, ...".
+
+    start: the rough position. mirror: how the spike image is mirrored. matrix: the exact position.
+    """
+    # The first column of the matrix is the step in the frame for a step of one spike pixel along x.
+    # For a homography this holds only nearly.
+    step_x = matrix[0, 0]
+    step_y = matrix[1, 0]
+    angle = np.degrees(np.arctan2(step_y, step_x))
+    return (
+        f"{start.inliers} of {start.matches} features agree; correlation "
+        f"{quality.correlation:.3f}; mirrored: {mirror}; turned by "
+        f"{angle:.2f} degrees, {scale_of(matrix):.3f} RGB pixels per spike pixel\n"
+        f"residual of {quality.patches} single patches: median {quality.residual:.2f}, 90 % below "
+        f"{quality.p90:.2f} RGB pixels"
+    )
 
 
 def _best_start(

@@ -90,8 +90,8 @@ class Calibration(Section):
     number is positive if the spike camera started first.
     exposure_share: fraction of the planes of a frame during which the frame was exposed. These
     planes lie in the middle of the planes of the frame: share 0.5 of 56 planes is planes 14 ... 41.
-    The motion within an exposure is computed from exactly these planes. Channels are made of a few
-    more planes, see `share_to_read`.
+    The motion within an exposure is computed from exactly these planes. Channels are made of
+    1.12 times as many planes (`share_to_read`).
     tick_hz: planes per second. None if it is unknown.
 
     made: how the file was made, for the person who opens it. It has no effect.

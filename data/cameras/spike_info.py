@@ -92,8 +92,8 @@ def spike_errors_as_data_errors() -> Generator[None]:
 class ClipKeys(BaseModel, strict=True, extra="allow"):
     """The keys of one clip in "clips" of dataset.json, with the types that they must have.
 
-    See `DatasetInfo` for the meaning of the keys. Other keys are allowed, because the programs that
-    make data record there how a clip was made.
+    A key means what it means in `DatasetInfo`, but for this clip alone. Other keys are allowed,
+    because the programs that make data record there how a clip was made.
     """
 
     h: Side | None = None

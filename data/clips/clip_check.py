@@ -119,7 +119,7 @@ class ClipCheck:
     def run(self, listed: Sequence[Any] | None) -> Clip | None:
         """Check the clip. Returns the clip, or None if no frame is complete.
 
-        listed: (number of frames, number of the first frame) from the meta file, e.g. (100, 0).
+        listed: [number of frames, number of the first frame] of the meta file, e.g. [100, "0"].
         None: there is no meta file, so all frames of the folder belong to the clip.
 
         A returned clip is usable only if `problems` is empty, because it may lack frames otherwise.
@@ -260,7 +260,7 @@ class ClipCheck:
     def _find_frames(self, listed: Sequence[Any] | None) -> list[FrameKey]:
         """Return the frames of the clip in order. Report missing files, gaps and wrong names.
 
-        listed: (number of frames, number of the first frame), or None without a meta file.
+        listed: [number of frames, number of the first frame], or None without a meta file.
         """
         # The name of each frame that has any file. Names may differ between kinds, e.g. 47.png in
         # "lq" and 000047.dat in "spike". The first kind that has the frame names it. This is lq,
@@ -294,10 +294,10 @@ class ClipCheck:
     def _listed_frames(self, listed: Sequence[Any]) -> set[FrameKey]:
         """Return the frames that the meta file lists.
 
-        listed: (number of frames, number of the first frame), e.g. (100, 0).
+        listed: [number of frames, number of the first frame], e.g. [100, "0"].
         """
-        count = listed[0]
-        first = int(listed[1])
+        count, first_in_words = listed
+        first = int(first_in_words)
         # The frames of a septuplet (a clip of Vimeo-90K) are im1 ... im7. Its list does not say
         # that they begin at 1.
         if first == 0 and self.source.septuplets:

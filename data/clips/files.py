@@ -121,7 +121,7 @@ def _close_environments() -> None:
     """Close all LMDBs before a fork. The parent opens them again when it needs them.
 
     Leaves `_opening` locked, so that no thread opens an LMDB during the fork. After the fork, the
-    parent and the child each release their copy of the lock, see below.
+    parent and the child each release their copy of the lock.
     """
     _opening.acquire()
     for environment in _environments.values():

@@ -5,7 +5,10 @@ validations use only the readers, and never the dataset. `Reader` is the base of
 set of another kind has readers derived from it (docs/extending.md). `DatasetClip` reads a clip of a
 `TestClips`, the test sets of this project.
 
-Tests: tests/parts/data/test_readers.py, tests/stories/test_extending.py
+What must stay: the names, arguments and results of the methods of `Reader`, because test sets of
+users are derived from it. A new method needs a body that works for them.
+
+Tests: tests/parts/data/test_readers.py, tests/stories/test_extending.py (a test set of a user)
 """
 
 import dataclasses

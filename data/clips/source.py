@@ -37,12 +37,15 @@ KAIR_LISTS = {
     "data/meta_info/meta_info_GoPro_train_GT.txt": 22,
     "data/meta_info/meta_info_DAVIS_train_GT.txt": 90,
 }
-# A line of a meta file: clip, number of frames, shape, number of the first frame. Three forms:
+# A line of a meta file: clip, number of frames, shape, number of the first frame. The shape is not
+# used, because the headers of the frames tell it. A line has one of three forms:
 #     000 100 (720, 1280, 3) 0   KAIR and BasicSR, with or without blanks in the shape
 #     000 100 (720,1280,3)       the first frame may be left out after a shape in brackets
 #     000 100 0 0                S-VRT has a number in place of the shape
-# Groups of the pattern: 1 clip, 2 number of frames, 3 number of the first frame, or None.
-_LINE_OF_META = re.compile(r"(\S+)\s+(\d{1,7})\s+(?:\(.*\)|\d+(?=\s))(?:\s+(\d{1,18}))?", re.ASCII)
+_LINE_OF_META = re.compile(
+    r"(?P<clip>\S+)\s+(?P<frames>\d{1,7})\s+(?:\(.*\)|\d+(?=\s))(?:\s+(?P<first>\d{1,18}))?",
+    re.ASCII,
+)
 # The form of a line in words, for the error message.
 _FORM_OF_LINE = (
     "<clip> <frames> <shape or 0> <first frame>; after a shape the first frame may be left out"
@@ -206,15 +209,15 @@ class Source:
         for number, line in enumerate(self._meta_lines(path), 1):
             if not line.strip():
                 continue
-            name, frames, first_frame = _values_of_line(line, path, number)
-            if name in clips:
+            of_clip = _values_of_line(line, path, number)
+            if of_clip.clip in clips:
                 raise DataError(
-                    what=f"line {number} lists clip {name} again",
+                    what=f"line {number} lists clip {of_clip.clip} again",
                     where=path,
                     expected="one line per clip",
                     do="join the lines",
                 )
-            clips[name] = [frames, first_frame]
+            clips[of_clip.clip] = [of_clip.frames, of_clip.first]
         if not clips:
             raise DataError(
                 what="the meta file lists no clip",
@@ -329,14 +332,21 @@ class Source:
         return text
 
 
-def _values_of_line(line: str, path: str, number: int) -> tuple[str, int, str]:
-    """Return clip, number of frames and number of the first frame of a line of a meta file.
+class _LineOfMeta(NamedTuple):
+    """What a line of a meta file says: "000 100 (720,1280,3) 0" -> ("000", 100, "0")."""
 
-    E.g. "000 100 (720,1280,3) 0" -> ("000", 100, "0"). path, number: the file, and the number of
-    the line in it, for the message. Raises DataError for a line of another form.
+    clip: str
+    frames: int  # number of frames
+    first: str  # number of the first frame, as it is written; "0" if it is left out
+
+
+def _values_of_line(line: str, path: str, number: int) -> _LineOfMeta:
+    """Read a line of a meta file. Raises DataError for a line of another form.
+
+    path, number: the file, and the number of the line in it, for the message.
     """
     values = _LINE_OF_META.fullmatch(line.strip())
-    if not values or not 1 <= int(values[2]) <= MOST_FRAMES:
+    if not values or not 1 <= int(values["frames"]) <= MOST_FRAMES:
         raise DataError(
             what=f"line {number} is {reprlib.repr(line)}",
             where=path,
@@ -344,8 +354,8 @@ def _values_of_line(line: str, path: str, number: int) -> tuple[str, int, str]:
             do="correct the line",
         )
     # Results are written to files with the name of the clip, so the name must be usable.
-    name = checked_name(values[1], f"{path}, line {number}")
-    return name, int(values[2]), values[3] or "0"
+    clip = checked_name(values["clip"], f"{path}, line {number}")
+    return _LineOfMeta(clip, int(values["frames"]), values["first"] or "0")
 
 
 def list_source(source: Source, kinds: Collection[str] | None = None) -> dict[str, Listing]:

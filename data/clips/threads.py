@@ -3,6 +3,9 @@
 A network file system answers each call slowly, but answers many calls at the same time. Pictures
 are computed faster too, because OpenCV and NumPy let other threads work meanwhile.
 
+What must stay: the results come in the order of the items, and an error of an item reaches the
+caller. All checks of data rely on both.
+
 Tests: tests/parts/data/test_preflight.py, tests/parts/data/test_manifest.py
 """
 
@@ -35,9 +38,8 @@ def mapped(
 ) -> Iterator[Result]:
     """Yield function(item) for each item, computed in threads.
 
-    The results come in the order of the items. Callers zip them with the items, so this order must
-    stay. The first error of an item is raised here. Items that no thread has begun are then left
-    out.
+    The results come in the order of the items, because callers zip them with the items. The first
+    error of an item is raised here. Items that no thread has begun are then left out.
 
     function: must not change shared values, because several threads call it at the same time.
     at_once: number of items that a thread takes at once.

@@ -1,7 +1,11 @@
 """Divide a large frame into bands of rows, so that its equations fit into memory.
 
-The equations of a frame take about 3 kB of memory per pixel (data/motion/joint.py). So a frame of
+The equations of a frame (data/motion/joint.py) take about 3 kB of memory per pixel. So a frame of
 more than `MOST_PIXELS` pixels is solved band by band, and the solutions are joined:
+
+    bands_of      the view of a clip -> its bands
+    Band.of_...   cuts what belongs to the band out of a frame, a recording, a motion
+    joined        the solutions of all bands -> the solution of the frame
 
     row 0      +--------------+
                |    band 0    |
@@ -11,11 +15,15 @@ more than `MOST_PIXELS` pixels is solved band by band, and the solutions are joi
                               |    band 1    |
     row H                     +--------------+
 
-A band is a small recording of its own: rows of the frame, and the spike pixels that see them. Light
-that moves across the border of a band is missing near this border. So the rows near a border that
-another band has too are never used.
+To the equations, a band is a small frame: its rows, and the spike pixels that see these rows. Light
+that moves across the border of a band is missing near this border. So the rows near the border of
+one band are taken from its neighbour alone.
 
-Called by data/motion/method.py. The motion is found on the whole frame, before it is divided.
+data/motion/method.py calls it. The motion is found on the whole frame, before it is divided. The
+spike camera has planes of h x w pixels, and the frame has H x W RGB pixels.
+
+What must stay: a frame of at most `MOST_PIXELS` pixels is one band, so its results do not depend on
+this file.
 
 Tests: tests/parts/data/test_bands.py
 """
@@ -31,13 +39,14 @@ from torch import Tensor
 from data.motion.flow import Motion
 from data.motion.recording import Recording, View
 
-# A frame of more pixels is divided. One band then has about as many: 3 GB. A frame of 1280 x 720
-# and a frame of 1000 x 1000 stay whole.
+# A frame of more pixels is divided. Then a band has at most this number of pixels, and its
+# equations take 3 GB. A frame of 1280 x 720 and a frame of 1000 x 1000 stay whole. A larger value
+# takes more memory. A smaller value computes more rows twice.
 MOST_PIXELS = 2**20
-# Rows that two neighbouring bands share. It is a multiple of 4.
+# Rows that two neighbouring bands share.
 OVERLAP = 128
-# Rows in the middle of an overlap where both solutions count. So the OVERLAP / 4 = 32 rows beside
-# a border are not used. A motion by more than 32 rows in half an exposure may leave a trace there.
+# Rows in the middle of an overlap where both solutions count. So (128 - 64) / 2 = 32 rows near a
+# border are not used. A motion by more than 32 rows in half an exposure may leave a trace there.
 FADE = 64
 # A band has at least this number of rows, so that the overlaps are not most of the work. A very
 # wide frame then has bands of more than MOST_PIXELS pixels.
@@ -48,11 +57,13 @@ LEAST_ROWS = 3 * OVERLAP
 class Band:
     """Rows of a frame, and the spike pixels that see them."""
 
-    rows: slice  # rows of the frame
-    plane: tuple[
-        slice, slice
-    ]  # rows and columns of the spike plane; empty if no spike pixel sees it
-    view: View  # where these spike pixels lie on these rows
+    # Rows of the frame, e.g. slice(320, 640).
+    rows: slice
+    # Rows and columns of the spike plane. Both are empty if no spike pixel sees the band.
+    plane: tuple[slice, slice]
+    # Where these spike pixels lie on these rows. It counts rows and spike pixels from the first row
+    # and the first spike pixel of the band.
+    view: View
 
     @property
     def has_spikes(self) -> bool:
@@ -87,20 +98,24 @@ def bands_of(view: View, most_pixels: int = MOST_PIXELS) -> list[Band]:
         plane = (slice(0, view.plane[0]), slice(0, view.plane[1]))
         return [Band(whole, plane, view)]
 
-    # Bands of nearly equal height. `count` bands with overlaps have H + (count - 1) OVERLAP rows.
+    # Bands of nearly equal height. A band begins OVERLAP rows before the band above ends. So each
+    # band adds at most `most_rows` - OVERLAP rows to the bands above. E.g. 1080 rows of 1920
+    # pixels: at most 546 rows in a band, so ceil(952 / 418) = 3 bands.
     most_rows = max(most_pixels // width, LEAST_ROWS)
     count = math.ceil((height - OVERLAP) / (most_rows - OVERLAP))
     count = max(count, 1)  # a very wide frame may have fewer rows than an overlap
     begins = np.linspace(0, height - OVERLAP, count + 1).round().astype(int).tolist()
 
-    # The rows between which the m x n points of each spike pixel lie, (h, w) each.
+    # A spike pixel is the mean of m x n points on the frame. The first and the last row on which a
+    # point of each spike pixel lies, (h, w) each.
     plane_height, plane_width = view.plane
-    down, across = view.fine
+    down, across = view.fine  # m, n
     y = view.places()[..., 1].reshape(plane_height, down, plane_width, across)
     first_y = y.min(axis=(1, 3))
     last_y = y.max(axis=(1, 3))
     bands = []
     for begin, next_begin in itertools.pairwise(begins):
+        # At most `height`: the only band of a frame that has fewer rows than an overlap.
         end = min(next_begin + OVERLAP, height)
         # Row r reaches from r - 0.5 to r + 0.5.
         sees_band = (last_y > begin - 0.5) & (first_y < end - 0.5)
@@ -113,13 +128,17 @@ def _band(view: View, begin: int, end: int, sees_band: np.ndarray) -> Band:
 
     sees_band: (h, w) bool, whether each spike pixel sees a point of these rows.
     """
+    # The smallest rectangle of the spike plane that holds all spike pixels of the band.
     numbers_of_rows, numbers_of_columns = np.nonzero(sees_band)
     rows = _range_of(numbers_of_rows)
     columns = _range_of(numbers_of_columns)
 
-    # to_rgb of the band: pixel of the band's plane -> pixel of the whole plane -> frame -> band.
+    # The map from a spike pixel of the band to a pixel of the band, in three steps:
+    # `in_plane` leads to the spike pixel of the whole plane, `to_rgb` to the pixel of the whole
+    # frame, and `from_frame` to the pixel of the band. `in_plane` and `from_frame` only shift.
     in_plane = np.eye(3)
-    in_plane[:2, 2] = columns.start, rows.start
+    in_plane[0, 2] = columns.start
+    in_plane[1, 2] = rows.start
     from_frame = np.eye(3)
     from_frame[1, 2] = -begin
     view_of_band = replace(
@@ -141,15 +160,20 @@ def _range_of(numbers: np.ndarray) -> slice:
 
 
 def joined(pictures: list[Tensor], bands: list[Band]) -> Tensor:
-    """Join the pictures (C, rows, W) of all bands to one picture (C, H, W)."""
-    joint = pictures[0]
-    for picture, band in zip(pictures[1:], bands[1:], strict=True):
+    """Join the pictures (C, rows, W) of all bands to one picture (C, H, W).
+
+    bands: in the order of `bands_of`, from the top of the frame to its bottom.
+    """
+    upper = pictures[0]  # the bands so far, (C, rows so far, W)
+    for lower, band in zip(pictures[1:], bands[1:], strict=True):
         begin = band.rows.start
-        overlap = joint.shape[1] - begin  # OVERLAP, or less
-        # The share of the lower band: 0, then up to 1 in the middle of the overlap, then 1.
+        overlap = upper.shape[1] - begin  # OVERLAP, or less
+        # The share of the lower band in each row: 0 near its border, then a rise to 1 over `fade`
+        # rows in the middle of the overlap, then 1. E.g. for 128 rows: 0 in the rows 0 to 31.
         fade = min(FADE, overlap)
-        row = torch.arange(overlap, device=joint.device) + 0.5
-        share = ((row - (overlap - fade) / 2) / fade).clamp(0, 1)[:, None]  # (overlap, 1)
-        both = (1 - share) * joint[:, begin:] + share * picture[:, :overlap]
-        joint = torch.cat((joint[:, :begin], both, picture[:, overlap:]), dim=1)
-    return joint
+        unused = (overlap - fade) / 2
+        middle_of_row = torch.arange(overlap, device=upper.device) + 0.5
+        share = ((middle_of_row - unused) / fade).clamp(0, 1)[:, None]  # (overlap, 1)
+        both = (1 - share) * upper[:, begin:] + share * lower[:, :overlap]  # (C, overlap, W)
+        upper = torch.cat((upper[:, :begin], both, lower[:, overlap:]), dim=1)
+    return upper

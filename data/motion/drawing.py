@@ -12,7 +12,8 @@ import numpy as np
 from data.motion.flow import Motion
 from utils.contract import FramePicture
 
-# A way is the motion of a pixel from the begin of the exposure to its end, x and y in RGB pixels.
+# In this file, a way is the motion of a pixel from the begin of the exposure to its end, as x and y
+# in RGB pixels.
 
 # The full colour stands for the longest way of the picture, but for at least this length in pixels.
 # So if nothing moves more than a fraction of a pixel, the picture is pale.
@@ -25,9 +26,10 @@ NOT_TRUSTED = 0.5
 # A smaller error, in pixels, is never drawn as not trusted, because nobody would see its effect in
 # the frame. For a short motion, it may be a large share of the length.
 HARMLESS_ERROR = 0.5
-# Grey levels of the cover where the motion is not trusted, and of the slanted lines on it. The
-# lines are LINE_EACH pixels apart.
-GREY, DARK_GREY = 160, 90
+# Grey level of the cover where the motion is not trusted.
+GREY = 160
+# Grey level of the slanted lines on the cover, and the pixels from one line to the next.
+DARK_GREY = 90
 LINE_EACH = 6
 # An expected error of so many pixels, and any larger one, is drawn white.
 WHITE_ERROR = 8.0
@@ -78,8 +80,8 @@ def motion_picture(motion: Motion) -> np.ndarray:
     is drawn at the place of the pixel in the sharp frame. Grey lines cover the pixels whose motion
     was not trusted, see `not_trusted`.
     """
-    # The cover is grey, and every sixth diagonal is darker. A motion has grey in no place, because
-    # still pixels are white.
+    # The cover is grey, and every sixth diagonal is darker. No motion is drawn in grey, because
+    # still pixels are white and moving pixels have a colour.
     picture = way_picture(_way(motion))
     covered = not_trusted(motion)
     y, x = np.indices(covered.shape)
@@ -124,9 +126,10 @@ def way_picture(way: np.ndarray) -> np.ndarray:
 def not_trusted(motion: Motion) -> np.ndarray:
     """Return where the motion was not trusted, (H, W) bool.
 
-    A motion is not trusted if its expected error is large in comparison with its length, both in
-    the mean over the exposure: an error of 3 pixels in a motion of 5, but not in a motion of 10. An
-    error below half a pixel never counts, because nobody would see it.
+    A motion is not trusted if its expected error is more than half of its length. E.g. an error of
+    3 pixels is not trusted in a motion of 5 pixels, and is trusted in a motion of 10 pixels. An
+    error below half a pixel is trusted in any motion, because nobody would see its effect. Error
+    and length are means over the exposure.
     """
     error = motion.errors.mean(axis=0)
     length = np.linalg.norm(motion.shifts, axis=-1).mean(axis=0)

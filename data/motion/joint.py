@@ -3,8 +3,14 @@
 Called by data/motion/method.py (`--method joint`) and by the fusion "motion"
 (models/fusion/fusion_motion.py), which takes learned steps on the same equations.
 
+    SpikePixels, Cameras    what both cameras see of a sharp frame
+    spike_intervals, ...    what both cameras recorded
+    Equations               both together: the equations, their solution, and what a network sees
+    guarded                 blends the solution with the first estimate where it fits worse
+
 The unknown is the sharp frame at one instant: display values z, (3, H, W). Its light is x = z^2.2.
-The spike camera integrates a grey value l = luma(x), or l = luma(z) if it sees display values.
+The spike camera integrates a grey value l = luma(x), or l = luma(z) if it sees display values. A
+plane is one binary picture (h, w) of the spike camera; times are counted in planes.
 
 The planes of the exposure are divided into G groups. Pixel p of group g shows the point that lies
 at p + u_g(p) in the sharp instant, so its light is x(p + u_g(p)). Two kinds of equations follow:
@@ -33,10 +39,10 @@ times of both spikes are rounded to whole planes, and each threshold jitters by 
 
         var(n) = r^2 / 6 + j^2 n    with the rate r = n / (end - begin)
 
-This is far less than the variance n of Poisson noise. For example, at 0.12 spikes per plane one
-interval gives the light within 5 %. Errors of the motion and of the optics add sigma_s. The weight
-of an equation is w = 1 / (its error in light). An error in light is the error in display values,
-times the slope dx / dz.
+This is far less than n, the variance of Poisson noise. E.g. at 0.12 spikes per plane one interval
+gives the light within 5 %. Errors of the motion and of the optics add sigma_s. The weight of an
+equation is w = 1 / (its error in light). The error in light is the error in display values, times
+the slope dx / dz.
 
 The solution minimises
 
@@ -56,14 +62,15 @@ More steps would fit the noise. Few steps are enough, because residuals are divi
 R are the sums of the rows of A^T W A over the pixels of one colour. Without M, pixels of large
 lambda would converge long after the others.
 
-If the motion is wrong and its expected error is small all the same, z is worse than z_0. So
-`guarded` blends z and z_0 at the end: it compares how well each fits the spikes around the sharp
-instant, where no motion is needed.
+A motion may be wrong although its expected error is small. Then z is worse than z_0. So `guarded`
+blends z and z_0 at the end: it compares how well each of them fits the spikes around the sharp
+instant. These spikes need no motion.
 
 A^T is the adjoint of A, the map back (data/motion/sampling.py computes it).
 
-The weights of the fusion "motion" were trained on the numbers of `Equations`: the channels of
-`evidence` and `pulls`, their order and their scales must stay as they are.
+What must stay: the weights of the fusion "motion" were trained on the numbers of `Equations`. So
+the channels of `evidence` and `pulls`, their order and their scales must stay. Another value of a
+constant below changes these numbers a little, and the trained weights then fit a little worse.
 
 Tests: tests/parts/data/test_joint.py, tests/parts/models/test_fusion_motion.py
 """
@@ -91,11 +98,15 @@ from data.spike.simulate import DISPLAY_GAMMA, LUMA
 
 # ---- Constants of the equations ----
 
-# sigma_s: error of a spike equation by motion and optics, in display values.
+# sigma_s: error of a spike equation by motion and optics, in display values. A smaller value would
+# trust bright pixels more, whose many spikes have little error of their own.
 SIGMA_S = 0.02
-# j: jitter of each threshold, as a share of the threshold.
+# j: jitter of each threshold, as a share of the threshold. A larger value would trust intervals
+# with many spikes less.
 JITTER = 0.02
-# An equation whose residual is this many times its error has 1 / sqrt(2) of its weight.
+# An equation whose residual is this many times its error has 1 / sqrt(2) of its weight. A smaller
+# value would weaken equations that are right but noisy. A larger value would let wrong equations
+# pull.
 CAUCHY = 2.0
 # K in lambda: how strongly z is held near z_0 where the expected error of the motion is large. Half
 # of it gains 0.2 dB more in dim light on the clips coffee and walker, and loses 0.15 dB on
@@ -117,8 +128,8 @@ DECIDING_SHARE = 0.8
 # Least number of groups, unless the solver allows fewer. It was judged: a scene that stands still
 # would need one, but the fifth of the pixels that does not decide may move.
 LEAST_GROUPS = 6
-# Largest number of spike equations of a pixel in an exposure. Shorter intervals would add little,
-# because neighbouring intervals share the rounding of the spike between them.
+# Largest number of spike equations of a pixel in an exposure. More equations, of shorter intervals,
+# would add little, because neighbouring intervals share the rounding of the spike between them.
 INTERVALS = 8
 # Display values below this one count as this one in slopes. At 0 the slope dx / dz is 0, so the
 # weights would be infinite.
@@ -126,20 +137,22 @@ DARK = 0.04
 
 # ---- Constants of the guard ----
 
-# The guard compares light in this many planes around the sharp instant ...
+# The guard compares light in this many planes around the sharp instant. With more planes, a right
+# frame would differ from their blurred light. With fewer planes, there would be more noise.
 GUARD_PLANES = 9
-# ... and takes means over squares of this side, in spike pixels. It is odd, so a square has a
-# middle pixel.
+# Side in spike pixels of the squares over which the guard takes means. It is odd, so that a square
+# has a middle pixel. Larger squares have less noise, and see less where a frame is wrong.
 GUARD_SIDE = 7
 # The error that noise alone causes is taken from the best-fitting pixels: this share of all pixels
-# is assumed to fit perfectly, up to noise.
+# is assumed to fit perfectly, up to noise. A larger share would call true errors noise.
 PERFECT_SHARE = 0.2
 # Added to squared errors, so that a frame without any error does not divide by 0.
 TINY_ERROR = 1e-6
 
 # ---- Constants of what a network sees ----
 
-# The spikes in this many planes stand for the spikes of the sharp instant.
+# The spikes in this many planes count as the spikes of the sharp instant. The weights of the fusion
+# "motion" were trained with this value.
 INSTANT_PLANES = 9
 # The network sees logarithms of these two values, and log(0) is infinite. So each has a least
 # value: spikes per plane, and noise in display values.
@@ -162,12 +175,14 @@ ON_FRAME = 0.999
 class Solver:
     """The settings of the solution.
 
+    The fields are options of `--method joint` (data/motion/method.py), so their names must stay.
+
     groups: largest G, number of groups of planes. A slow motion needs fewer, see `group_count`.
     linearisations: number of times that the equations are linearised.
     steps: number of steps of conjugate gradients after each linearisation.
     noise: sigma_b, error of a blurry pixel in display values.
-    guard: ratio of the squared errors of z and z_0 at which both count alike in `guarded`; 0
-    returns z without blending.
+    guard: ratio of the squared errors of z and z_0 at which both count alike in `guarded`. With 0,
+    z is not blended.
     """
 
     groups: int = 20
@@ -211,48 +226,39 @@ def luma_weights(device: torch.device) -> Tensor:
 class SpikePixels:
     """D L: the linear map from grey pictures to what spike pixels see.
 
-    D: each spike pixel is the mean of m x n samples, about one per RGB pixel (`View.fine`).
+    D: each spike pixel is the mean of m x n samples of the picture, about one for each RGB pixel
+    that it covers; (m, n) is `View.fine`. A sample is interpolated from four RGB pixels.
     L: the lens blurs by `View.lens_blur` spike pixels.
+
+    It depends on the view alone, so it is made once for all frames of a clip.
     """
 
     def __init__(self, view: View, device: torch.device) -> None:
         self.view = view
         height, width = view.size
-        plane_height, plane_width = view.plane
-        down, across = view.fine
         positions = torch.from_numpy(view.places()).to(device)  # (h m, w n, 2), x and y on frame
 
-        # D as a matrix (h w, H W): an entry for each sample and each of its four pixels.
-        corners = corners_of(positions, view.size)
-        y = torch.arange(plane_height * down, device=device) // down  # row on the plane, (h m,)
-        x = torch.arange(plane_width * across, device=device) // across  # column, (w n,)
-        spike_pixel = (y[:, None] * plane_width + x).flatten()  # of each sample
-        rows = []
-        columns = []
-        values = []
-        for offset, weights in zip(corners.offsets, corners.weights, strict=True):
-            # If both cameras are aligned, most weights are 0.
-            counts = weights > 0
-            rows.append(spike_pixel[counts])
-            columns.append(corners.corner[counts] + offset)
-            values.append(weights[counts] / (down * across))
-        rows = torch.cat(rows)
-        columns = torch.cat(columns)
-        values = torch.cat(values)
-        self._D = sparse_matrix(rows, columns, values, (plane_height * plane_width, height * width))
+        # D as a matrix (h w, H W), and the transposed matrix for the adjoint.
+        entries = _entries_of_means(positions, view)
+        pixel_count = height * width
+        spike_pixel_count = view.plane[0] * view.plane[1]
+        self._D = sparse_matrix(
+            entries.spike_pixels, entries.pixels, entries.values, (spike_pixel_count, pixel_count)
+        )
         self._D_transposed = sparse_matrix(
-            columns, rows, values, (height * width, plane_height * plane_width)
+            entries.pixels, entries.spike_pixels, entries.values, (pixel_count, spike_pixel_count)
         )
 
         sigma = view.lens_blur * max(view.fine)  # in RGB pixels
         self._kernel = gaussian(sigma).to(device) if sigma else None
 
-        # Pixel centres are whole numbers, so the frame ends half a pixel beyond them.
-        x = positions[..., 0]
+        # Which spike pixels lie on the frame. The frame ends half a pixel beyond the middles of its
+        # outermost pixels, e.g. at -0.5.
+        x = positions[..., 0]  # (h m, w n)
         y = positions[..., 1]
         on_frame = (x > -0.5) & (x < width - 0.5) & (y > -0.5) & (y < height - 0.5)
-        share = F.avg_pool2d(on_frame.float()[None], view.fine)[0]
-        self.are_on_frame = share > ON_FRAME  # (h, w)
+        share = F.avg_pool2d(on_frame.float()[None], view.fine)[0]  # (h, w)
+        self.are_on_frame = share > ON_FRAME
 
     def __call__(self, pictures: Tensor) -> Tensor:
         """Return D L of N grey pictures (N, H, W): what the spike pixels see, (N, h, w)."""
@@ -266,12 +272,14 @@ class SpikePixels:
         pictures = pictures.t().reshape(-1, *self.view.size)
         if self._kernel is None:
             return pictures
-        # The gradient of a linear map is its adjoint. It is the same at all points.
+        # L^T by autograd: the gradient of a linear map is its adjoint. The gradient is the same at
+        # all inputs, so zeros are as good as any. Gradients are switched on for this, because
+        # callers may run under no_grad.
         with torch.enable_grad():
-            point = torch.zeros_like(pictures).requires_grad_()
-            blurred_point = self._lens(point)
-        [gradient] = torch.autograd.grad(blurred_point, point, pictures)
-        return gradient
+            zeros = torch.zeros_like(pictures).requires_grad_()
+            blurred_zeros = self._lens(zeros)
+        [adjoint] = torch.autograd.grad(blurred_zeros, zeros, grad_outputs=pictures)
+        return adjoint
 
     def _lens(self, pictures: Tensor) -> Tensor:
         """Return L of pictures (N, H, W), in the same shape."""
@@ -280,8 +288,51 @@ class SpikePixels:
         return blurred(pictures[:, None], self._kernel)[:, 0]
 
 
+class MatrixEntries(NamedTuple):
+    """The entries of the matrix D (h w, H W), each field (entries,).
+
+    Pixels are numbered row by row.
+    """
+
+    spike_pixels: Tensor  # number of the spike pixel: the row of the matrix
+    pixels: Tensor  # number of the RGB pixel: the column of the matrix
+    values: Tensor
+
+
+def _entries_of_means(positions: Tensor, view: View) -> MatrixEntries:
+    """Return the matrix that takes the mean over the samples of each spike pixel.
+
+    It has an entry for each sample and each of its four pixels: the weight of the pixel in the
+    sample, over the number of samples in a spike pixel. Several entries may have the same place in
+    the matrix.
+    positions: (h m, w n, 2), of the samples on the frame.
+    """
+    plane_height, plane_width = view.plane
+    down, across = view.fine
+    device = positions.device
+    # The spike pixel of each sample. E.g. with 3 samples across, columns 0 to 2 belong to column 0.
+    row = torch.arange(plane_height * down, device=device) // down  # (h m,)
+    column = torch.arange(plane_width * across, device=device) // across  # (w n,)
+    spike_pixel_of_sample = (row[:, None] * plane_width + column).flatten()  # (h m w n,)
+
+    corners = corners_of(positions, view.size)
+    spike_pixels = []
+    pixels = []
+    values = []
+    for offset, weights in zip(corners.offsets, corners.weights, strict=True):
+        # If both cameras are aligned, most weights are 0. Without them the matrix is smaller.
+        counts = weights > 0
+        spike_pixels.append(spike_pixel_of_sample[counts])
+        pixels.append(corners.corner[counts] + offset)
+        values.append(weights[counts] / (down * across))
+    return MatrixEntries(torch.cat(spike_pixels), torch.cat(pixels), torch.cat(values))
+
+
 class Cameras:
     """A = (B, S): the linear map from the sharp instant to what both cameras record of it.
+
+    `adjoint` must stay the adjoint of `__call__`, or conjugate gradients do not converge. Whoever
+    changes one of them changes both; test_the_adjoint_of_the_cameras_is_exact notices.
 
     shifts: u, (G, H, W, 2) in RGB pixels.
     shares: s, (G, H): share of each group in the exposure of each row.
@@ -301,23 +352,25 @@ class Cameras:
         self._s = shares[:, None, :, None]  # (G, 1, H, 1)
         self._c = coverage
 
-        # The adjoints. All groups are sampled, so sample n = g H W + p belongs to group g and
-        # pixel p.
+        # The adjoints of two maps, U and B, that share the samples x(p + u_g(p)). Pixels p are
+        # numbered row by row, and sample n = g H W + p belongs to group g and pixel p.
         samples = sorted_samples(positions, (height, width))
-        n = samples.numbers.int()
+        n = samples.numbers.int()  # the samples, sorted; all tensors below have this order
         group_of_sample = n.div(height * width, rounding_mode="floor")
         p_of_sample = n - group_of_sample * (height * width)
         # U: the map from l to the samples l(p + u_g(p)) of all groups, (H W G,). The groups of a
         # pixel follow one another, because `SpikePixels.adjoint` has them in this order in memory.
         output_of_sample = p_of_sample * groups + group_of_sample
-        self._U_adjoint = AdjointOfSums(samples, len(n), output_of_sample)
-        # B: the samples of pixel p, times the shares of their groups, are added up.
-        s = shares[:, :, None].expand(groups, height, width).flatten()
-        self._B_adjoint = AdjointOfSums(samples, height * width, p_of_sample, factors=s[n])
+        self._U_adjoint = AdjointOfSums(samples, outputs=len(n), output_of=output_of_sample)
+        # B: the samples of pixel p, times the shares s_g of their groups, are added up.
+        s = shares[:, :, None].expand(groups, height, width).flatten()  # (G H W,), of sample n
+        self._B_adjoint = AdjointOfSums(
+            samples, outputs=height * width, output_of=p_of_sample, factors=s[n]
+        )
 
     def __call__(self, x: Tensor, l: Tensor) -> tuple[Tensor, Tensor]:  # noqa: E741
         """Return B x (3, H, W) and S l (M, h, w). x: (3, H, W). l: (1, H, W)."""
-        picture = torch.cat((x, l))[None]
+        picture = torch.cat((x, l))[None]  # (1, 4, H, W), so that one call samples all
         blurry = torch.zeros_like(x)
         moved_l = l.new_empty(len(self._s), *l.shape[1:])  # (G, H, W)
         # One group after the other, because samples of all groups at once would be a tensor of
@@ -331,7 +384,8 @@ class Cameras:
             moved_l[g] = moved[3]
         # S l = sum over g of c_g D L l(p + u_g(p))
         seen = self._pixels(moved_l).contiguous()  # D L l, (G, h, w)
-        spikes = sum_of_products(self._c.transpose(0, 1), seen[:, None])
+        c_of_groups = self._c.transpose(0, 1)  # (G, M, h, w)
+        spikes = sum_of_products(c_of_groups, seen[:, None])  # (M, h, w)
         return blurry, spikes
 
     def adjoint(self, blurry: Tensor, spikes: Tensor) -> tuple[Tensor, Tensor]:
@@ -339,44 +393,46 @@ class Cameras:
 
         blurry: (3, H, W). spikes: (M, h, w).
         """
-        # Products with a sparse matrix are faster for four columns than for three.
-        columns = blurry.new_zeros(blurry[0].numel(), 4)
+        # A column for each colour, and a fourth column of zeros: products with a sparse matrix are
+        # faster for four columns than for three.
+        columns = blurry.new_zeros(blurry[0].numel(), 4)  # (H W, 4)
         columns[:, :3] = blurry.flatten(1).t()
         x = self._B_adjoint(columns).t()[:3].reshape(blurry.shape)
 
         # S^T = sum over g of U_g^T L^T D^T c_g, where U_g is the map from l to l(p + u_g(p)).
         seen = sum_of_products(self._c, spikes[:, None])  # (G, h, w)
         moved = self._pixels.adjoint(seen)  # (G, H, W)
-        l = self._U_adjoint(moved.permute(1, 2, 0).flatten())  # noqa: E741
+        samples = moved.permute(1, 2, 0).flatten()  # (H W G,)
+        l = self._U_adjoint(samples)  # noqa: E741
         return x, l.view(1, *blurry.shape[1:])
 
 
 def sum_of_products(a: Tensor, b: Tensor) -> Tensor:
     """Return the sum of a * b over the first axis, without a tensor of all products.
 
-    a, b: tensors whose shapes fit each other, as for a * b.
+    a, b: tensors with equal first axes. Their other axes are broadcast, as for a * b.
     """
-    [first_a, *others_a] = a
-    [first_b, *others_b] = b
-    total = first_a * first_b
-    for one_a, one_b in zip(others_a, others_b, strict=True):
-        total.addcmul_(one_a, one_b)
+    total = a[0] * b[0]
+    for index in range(1, len(a)):
+        total.addcmul_(a[index], b[index])  # in place: total + a * b
     return total
 
 
 def gaussian(sigma: float) -> Tensor:
     """Return a Gaussian kernel (n,) whose sum is 1. n is odd and reaches to 3 sigma."""
     radius = int(np.ceil(3 * sigma))
-    kernel = torch.exp(-((torch.arange(-radius, radius + 1) / sigma) ** 2) / 2)
+    distance = torch.arange(-radius, radius + 1) / sigma
+    kernel = torch.exp(-(distance**2) / 2)
     return kernel / kernel.sum()
 
 
 def blurred(pictures: Tensor, kernel: Tensor) -> Tensor:
     """Blur pictures (N, 1, H, W) along rows and columns. Edge pixels are repeated."""
     radius = len(kernel) // 2
-    pictures = F.pad(pictures, (radius,) * 4, mode="replicate")
-    pictures = F.conv2d(pictures, kernel[None, None, None])
-    return F.conv2d(pictures, kernel[None, None, :, None])
+    pictures = F.pad(pictures, (radius, radius, radius, radius), mode="replicate")
+    along_rows = kernel[None, None, None]  # (1, 1, 1, n)
+    along_columns = kernel[None, None, :, None]  # (1, 1, n, 1)
+    return F.conv2d(F.conv2d(pictures, along_rows), along_columns)
 
 
 # ---- What the cameras recorded -----------------------------------------------------------------
@@ -424,74 +480,103 @@ def spike_intervals(stream: np.ndarray, edges: np.ndarray) -> SpikeIntervals:
 
     stream: (T, h, w) uint8 in {0, 1}. edges: (M + 1,) times, ascending whole planes.
     """
-    after_stream = len(stream) + 1  # later than each spike
-    edge_times = edges.tolist()
-    # A piece of planes ends at each edge. The first piece has one plane: its spikes have the time
-    # edges[0], and they are the earliest that count.
-    piece_begins = [max(edge_times[0] - 1, 0), *edge_times[:-1]]
-    first_of_piece = []  # time of the first spike of a piece, (h, w); after_stream if there is none
-    last_of_piece = []  # time of the last spike; NO_SPIKE if there is none
-    count_of_piece = []  # number of spikes
-    for begin, end in zip(piece_begins, edge_times, strict=True):
-        piece = stream[begin:end]
-        # A spike has the time at which its plane ends.
-        plane_ends = np.arange(begin + 1, end + 1, dtype=np.int32)[:, None, None]
-        spike_times = np.where(piece, plane_ends, after_stream)
-        first_of_piece.append(spike_times.min(axis=0, initial=after_stream))
-        last_of_piece.append((piece * plane_ends).max(axis=0, initial=NO_SPIKE))
-        count_of_piece.append(piece.sum(axis=0, dtype=np.int32))
+    nearest = _nearest_spikes(stream, edges.tolist())
+    # Join the nearest spikes of neighbouring edges to intervals.
+    begins = []
+    ends = []
+    thresholds = []
+    begin = nearest[0]
+    for end in nearest[1:]:
+        has_begin = begin.time > NO_SPIKE
+        is_interval = has_begin & (end.time > begin.time)
+        begins.append(begin.time)
+        ends.append(end.time)
+        thresholds.append(np.where(is_interval, end.count - begin.count, 0))
+
+        # The next interval begins where this one ends. A pixel without a spike so far begins anew.
+        # Otherwise both edges have the same nearest spike, or no spike follows: then the begin
+        # stays, and the interval ends near a later edge.
+        begins_here = is_interval | ~has_begin
+        begin = NearestSpikes(
+            time=np.where(begins_here, end.time, begin.time),
+            count=np.where(begins_here, end.count, begin.count),
+        )
+    return SpikeIntervals(
+        np.stack(begins).astype(np.float32),
+        np.stack(ends).astype(np.float32),
+        np.stack(thresholds).astype(np.float32),
+    )
+
+
+class NearestSpikes(NamedTuple):
+    """The spike of each pixel that is nearest to an edge, each field (h, w)."""
+
+    time: np.ndarray  # in planes; NO_SPIKE where no spike counts
+    count: np.ndarray  # number of spikes up to this spike, this spike too
+
+
+def _nearest_spikes(stream: np.ndarray, edges: list[int]) -> list[NearestSpikes]:
+    """Return the nearest spikes to each edge. Of two equally near spikes, the earlier one counts.
+
+    stream, edges: see `spike_intervals`.
+    """
+    after_stream = len(stream) + 1  # a time later than each spike
+    pieces = _pieces_between(stream, edges, no_first=after_stream)
 
     # The first spike after each edge, found from the last edge back: it is the first spike of the
     # next piece, or the first spike after the next edge if the next piece has no spike. Spikes
     # after the last edge do not count.
     following = np.full(stream.shape[1:], after_stream, np.int32)
-    following_edge = [following]
-    for first in reversed(first_of_piece[1:]):
-        following = np.minimum(first, following)
+    following_edge = [following]  # (h, w) for each edge
+    for piece in reversed(pieces[1:]):
+        following = np.minimum(piece.first, following)
         following_edge.insert(0, following)
 
-    # For each edge: the nearest spike of each pixel, and the number of spikes up to this spike.
-    nearest_spikes = []  # (h, w) for each edge; NO_SPIKE where no spike counts
-    spikes_until = []
-    last = np.zeros(stream.shape[1:], np.int32)  # time of the last spike up to the edge
+    # The last spike up to each edge, and the nearer one of both.
+    nearest = []
+    last = np.full(stream.shape[1:], NO_SPIKE, np.int32)
     count = np.zeros(stream.shape[1:], np.int32)  # number of spikes up to the edge
-    for number, edge in enumerate(edge_times):
-        last = np.maximum(last, last_of_piece[number])
-        count = count + count_of_piece[number]
-        following = following_edge[number]
+    for edge, piece, following in zip(edges, pieces, following_edge, strict=True):
+        last = np.maximum(last, piece.last)
+        count = count + piece.count
         has_last = last > NO_SPIKE
         has_following = following < after_stream
         is_last_nearer = edge - last <= following - edge
         takes_last = has_last & (~has_following | is_last_nearer)
         takes_following = ~takes_last & has_following
         following_or_none = np.where(has_following, following, NO_SPIKE)
-        nearest_spikes.append(np.where(takes_last, last, following_or_none))
-        spikes_until.append(count + takes_following)
+        time = np.where(takes_last, last, following_or_none)
+        # The following spike is one more than the spikes up to the edge.
+        nearest.append(NearestSpikes(time, count + takes_following))
+    return nearest
 
-    # Join the nearest spikes of neighbouring edges to intervals.
-    begins = []
-    ends = []
-    thresholds = []
-    begin = nearest_spikes[0]
-    count_at_begin = spikes_until[0]
-    for end, count_at_end in zip(nearest_spikes[1:], spikes_until[1:], strict=True):
-        has_begin = begin > NO_SPIKE
-        is_interval = has_begin & (end > begin)
-        begins.append(begin)
-        ends.append(end)
-        thresholds.append(np.where(is_interval, count_at_end - count_at_begin, 0))
 
-        # The next interval begins where this one ends. A pixel without a spike so far begins anew.
-        # Otherwise both edges have the same nearest spike, or no spike follows: then the begin
-        # stays, and the interval ends near a later edge.
-        begins_here = is_interval | ~has_begin
-        begin = np.where(begins_here, end, begin)
-        count_at_begin = np.where(begins_here, count_at_end, count_at_begin)
-    return SpikeIntervals(
-        np.stack(begins).astype(np.float32),
-        np.stack(ends).astype(np.float32),
-        np.stack(thresholds).astype(np.float32),
-    )
+class Piece(NamedTuple):
+    """The spikes of each pixel in the planes that end at an edge, each field (h, w)."""
+
+    first: np.ndarray  # time of the first spike
+    last: np.ndarray  # time of the last spike; NO_SPIKE if there is none
+    count: np.ndarray  # number of spikes
+
+
+def _pieces_between(stream: np.ndarray, edges: list[int], no_first: int) -> list[Piece]:
+    """Return the piece of planes that ends at each edge.
+
+    The first piece has one plane, whose spikes have the time edges[0]. They are the earliest spikes
+    that count.
+    no_first: value of `first` where a pixel has no spike. stream, edges: see `spike_intervals`.
+    """
+    begins = [max(edges[0] - 1, 0), *edges[:-1]]  # at least 0: an edge may be at time 0
+    pieces = []
+    for begin, end in zip(begins, edges, strict=True):
+        planes = stream[begin:end]
+        # A spike has the time at which its plane ends.
+        plane_ends = np.arange(begin + 1, end + 1, dtype=np.int32)[:, None, None]
+        spike_times = np.where(planes, plane_ends, no_first)  # (planes, h, w)
+        first = spike_times.min(axis=0, initial=no_first)
+        last = (planes * plane_ends).max(axis=0, initial=NO_SPIKE)
+        pieces.append(Piece(first, last, planes.sum(axis=0, dtype=np.int32)))
+    return pieces
 
 
 def rate_around_sharp(recording: Recording, planes: int) -> np.ndarray:
@@ -584,6 +669,7 @@ def spike_equations(
 
     group_edges: (G + 1,), see `PlaneGroups`. gain, is_good: (h, w), see `RecordedClip.gain`.
     """
+    # Whole planes, because spikes have whole times.
     edges = np.linspace(recording.begin, recording.end, INTERVALS + 1).round().astype(int)
     intervals = spike_intervals(recording.stream, edges)
     begins = tensor_of(intervals.begins, device)  # (M, h, w)
@@ -603,26 +689,11 @@ def spike_equations(
     # y = n / (gain (end - begin))
     r = n / planes
     y = r / tensor_of(gain, device)  # (M, h, w)
-    # var(n) = r^2 / 6 + j^2 n. The relative error of y is that of n: sqrt(var(n)) / n.
-    variance_of_n = r**2 / 6 + JITTER**2 * n
-    relative_error = variance_of_n.sqrt() / n.clamp(min=1)
 
-    # The variance of y in display values, and the slope from display values to what the camera
-    # integrates.
-    if pixels.view.is_display:
-        # y is a display value itself.
-        error_of_display = y.clamp(DARK, 1) * relative_error
-        slope = torch.ones_like(y)
-    else:
-        # z = y^(1 / gamma), so the relative error of z is that of y over gamma.
-        display = shown(y)
-        error_of_display = display.clamp(DARK, 1) * relative_error / DISPLAY_GAMMA
-        slope = slope_of(display)
-    variance = error_of_display.square() + SIGMA_S**2
-
-    # w_s = 1 / (error in display values * slope)
+    # A pixel without an interval has no equation. A pixel beside the frame, or a dead pixel, says
+    # nothing of the frame.
     is_used = (n > 0) & pixels.are_on_frame & torch.from_numpy(is_good).to(device)
-    weights = is_used / (variance.sqrt() * slope)
+    weights = is_used / _errors_in_light(y, r, n, pixels.view.is_display)
 
     # A dark exposure may have no interval at all.
     median_rate = LEAST_RATE
@@ -632,12 +703,43 @@ def spike_equations(
     return SpikeEquations(coverage, y, weights, median_rate)
 
 
+def _errors_in_light(y: Tensor, r: Tensor, n: Tensor, is_display: bool) -> Tensor:
+    """Return the expected errors of measured grey values y, as what the camera integrates.
+
+    y: grey values. r: rates. n: thresholds between two spikes. All (M, h, w), as the result.
+    is_display: whether the camera integrates display values.
+    """
+    # var(n) = r^2 / 6 + j^2 n. y is proportional to n, so both have the relative error
+    # sqrt(var(n)) / n. At least 1, because n is 0 without an interval.
+    variance_of_n = r**2 / 6 + JITTER**2 * n
+    relative_error = variance_of_n.sqrt() / n.clamp(min=1)
+
+    # The error in display values, and the slope from display values to what the camera integrates.
+    if is_display:
+        error_of_display = y.clamp(DARK, 1) * relative_error
+        slope = torch.ones_like(y)
+    else:
+        # z = y^(1 / gamma), so the relative error of z is the relative error of y over gamma.
+        display = shown(y)
+        error_of_display = display.clamp(DARK, 1) * relative_error / DISPLAY_GAMMA
+        slope = slope_of(display)
+
+    # The errors of motion and optics are independent of the errors of n, so the squares add up.
+    variance = error_of_display.square() + SIGMA_S**2
+    return variance.sqrt() * slope
+
+
 class Equations:
     """All equations of one exposure, their solution, and their values as inputs of a network.
 
-    solver, pixels: as given. cameras: A. b, w_b: right side and weights of the RGB equations,
-    (3, H, W). y, w_s: those of the spike equations, (M, h, w). blurry: the blurry frame (3, H, W),
-    display values.
+    It fulfils utils.contract.JointEquations. Its results do not change after it is made, so one
+    object may be solved, and then be given to a network.
+
+    solver, pixels: as given.
+    cameras: A.
+    b, w_b: right side and weights of the RGB equations, (3, H, W).
+    y, w_s: right side and weights of the spike equations, (M, h, w).
+    blurry: the blurry frame (3, H, W), display values.
     """
 
     def __init__(
@@ -681,10 +783,12 @@ class Equations:
         # Where each RGB pixel lies on the spike plane, (1, H, W, 2).
         on_plane = torch.from_numpy(view.spike_places()).to(device)
         self._positions_on_plane = normalised(on_plane, view.plane)
-        self._known_precision: Tensor | None = None  # kept after the first use of `_precision`
+        # The result of `_precision`, kept after its first use: the steps of a network need it
+        # several times. It does not depend on z.
+        self._known_precision: Tensor | None = None
 
     def residuals(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Return b - B x (3, H, W) and y - S l (M, h, w) of a frame z (3, H, W)."""
+        """Return the residuals b - B x (3, H, W) and y - S l (M, h, w) of a frame z (3, H, W)."""
         blurry_seen, spikes_seen = self.cameras(light_of(z), self._integrated(z))
         return self.b - blurry_seen, self.y - spikes_seen
 
@@ -716,7 +820,10 @@ class Equations:
         def weighted(d: Tensor) -> tuple[Tensor, Tensor]:
             """Return w A d: by how much a change d of z changes what the cameras see."""
             change_of_light = slope * d
-            change_integrated = luma(d if self.is_display else change_of_light)
+            if self.is_display:
+                change_integrated = luma(d)
+            else:
+                change_integrated = luma(change_of_light)
             blurry, spikes = self.cameras(change_of_light, change_integrated)
             return w_b * blurry, w_s * spikes
 
@@ -741,13 +848,15 @@ class Equations:
         return (z + d).clamp(0, 1)
 
     def _divisor(self, w_b: Tensor, w_s: Tensor, slope: Tensor) -> Tensor:
-        """Return M = lambda + M_0 + M_1 R, (3, H, W), see the top of the page.
+        """Return M = lambda + M_0 + M_1 R, (3, H, W), the divisor of residuals.
 
+        R: sums of the rows of A^T W A over the pixels of one colour.
         w_b, w_s: weights of the equations. slope: dx / dz, (3, H, W).
         """
-        # B and S take means, so B 1 = 1 and S 1 = 1. The row sums of B^T w_b^2 B are B^T w_b^2.
+        # A row sum is the product with a picture of ones. B and S take means, so B 1 = 1 and S 1 =
+        # 1. So the row sums of B^T w_b^2 B are B^T w_b^2.
         by_x, by_l = self.cameras.adjoint(w_b**2, w_s**2)
-        # S sees a colour through its weight in the luma, and S^T has this factor once more.
+        # S sees a colour through its weight in the luma, and S^T has the same factor: its square.
         by_rgb = luma_weights(by_l.device) ** 2 * by_l  # (3, H, W)
         if self.is_display:
             rows = slope**2 * by_x + by_rgb
@@ -758,7 +867,10 @@ class Equations:
     # ---- For a network that takes steps on the equations (models/fusion/fusion_motion.py) ----
 
     def proposal(self, z_0: Tensor) -> Tensor:
-        """Return the solution z (3, H, W) that the network may move to. z_0: (3, H, W)."""
+        """Return the solution z (3, H, W), towards which a step of the network may go.
+
+        z_0: first estimate (3, H, W).
+        """
         return self.solve(z_0)
 
     def evidence(self) -> Tensor:
@@ -771,8 +883,9 @@ class Equations:
         4  noise of the blurry frame, logarithm, the same everywhere
         5  share of the pixels that move by more than one pixel, the same everywhere
 
-        The factors and offsets bring each channel to about 1 or less. They belong to the trained
-        weights.
+        The factors and offsets bring each channel to about 1 or less. The weights of the network
+        were trained with them, so they must stay. A network for these channels is in
+        models/fusion/fusion_motion.py, and a new channel needs a change of the constants there.
         """
         noise = noise_of(luma(self.blurry)[0])
         channels = [
@@ -798,22 +911,23 @@ class Equations:
         5       size of the residuals of the spike equations at this pixel
         6       by how much the spikes of the sharp instant are brighter than z
         """
-        r_b, r_s = self.residuals(z)
+        r_b, r_s = self.residuals(z)  # (3, H, W) and (M, h, w)
         slope_of_blurry = slope_of(self.blurry)
         r_b = (r_b / slope_of_blurry).clamp(-MOST_OFF, MOST_OFF)  # in display values
         # The residuals of the spikes in units of their error, limited to CAUCHY: r / sqrt(1 + ...).
         r_s = self.w_s * r_s
         r_s = r_s / (1 + (r_s / CAUCHY) ** 2).sqrt()
 
-        # The gradients by x and l, and from them the changes of display values by the chain rule.
+        # The gradients by light x and by grey values l. The chain rule turns them into changes of
+        # display values.
         by_x, by_l = self.cameras.adjoint(r_b / slope_of_blurry, self.w_s * r_s)
         colour = (by_x * slope_of(z)).clamp(-MOST_PULL, MOST_PULL)  # (3, H, W)
-        # A Newton step of the grey value: gradient over (precision + prior precision).
+        # A Newton step of the grey value: gradient / (precision + prior precision).
         grey = by_l * self._slope_of_grey(z) / (self._precision() + PRIOR_PRECISION)
         grey = grey.clamp(-MOST_PULL, MOST_PULL)  # (1, H, W)
 
         # Channels 5 and 6 are known for spike pixels (h, w), and are interpolated to RGB pixels.
-        off_spikes = r_s.abs().mean(0) / CAUCHY
+        off_spikes = r_s.abs().mean(0) / CAUCHY  # (h, w), at most 1
         seen_of_z = self.pixels(self._integrated(z))[0]
         brighter = self.instant - self._display_of(seen_of_z)
         on_plane = torch.stack((off_spikes, brighter))[None]  # (1, 2, h, w)
@@ -853,15 +967,15 @@ def noise_of(grey: Tensor) -> float:
     """Return the standard deviation of the noise of a picture (H, W).
 
     It is estimated from second differences, which vanish on flat places and on ramps. Most places
-    are flat, so the median of the sizes is that of flat places (Immerkaer, CVIU 1996, with a
-    median in place of the mean).
+    of a picture are flat. So the median of the sizes of the differences shows the noise alone. The
+    method is of Immerkaer (CVIU 1996), who takes the mean in place of the median.
     """
     if min(grey.shape) < 3:
-        return 0.0  # smaller than the kernel
+        return 0.0  # the picture is smaller than the kernel
     kernel = torch.tensor([[1.0, -2, 1], [-2, 4, -2], [1, -2, 1]], device=grey.device)
     second = F.conv2d(grey[None, None], kernel[None, None])
-    # The median size of normal noise is 0.6745 of its deviation. The root of the sum of the squares
-    # of the kernel is 6.
+    # The squares of the kernel sum up to 36. So the deviation of the second differences is 6 times
+    # the deviation of the noise. The median size of normal noise is 0.6745 of its deviation.
     return float(second.abs().median()) / 0.6745 / 6
 
 
@@ -878,10 +992,12 @@ def conjugate_gradients(
 ) -> Tensor:
     """Return d after `steps` steps from 0 towards the solution of N d = right.
 
-    N = adjoint linear + prior. prior: (H, W), positive, so N is positive definite.
-    divisor: M, positive, in the shape of `right`. The steps are those of preconditioned conjugate
-    gradients (Saad, Iterative Methods for Sparse Linear Systems, 2003, algorithm 9.1). The nearer M
-    is to N, the fewer steps are needed. Ones give conjugate gradients without preconditioner.
+    N = adjoint linear + prior. The steps are preconditioned conjugate gradients (Saad, Iterative
+    Methods for Sparse Linear Systems, 2003, algorithm 9.1).
+
+    prior: (H, W), positive, so N is positive definite.
+    divisor: M, positive, in the shape of `right`. The nearer M is to N, the fewer steps are needed.
+    With ones, the steps are conjugate gradients without preconditioner.
     """
     d = torch.zeros_like(right)
     residual = right
@@ -893,13 +1009,13 @@ def conjugate_gradients(
     for number in range(1, steps + 1):
         # <direction, N direction> = |linear direction|^2 + <direction, prior direction>
         blurry, spikes = linear(direction)
-        of_prior = prior * direction
-        curvature = (blurry**2).sum() + (spikes**2).sum() + (direction * of_prior).sum()
+        prior_direction = prior * direction
+        curvature = (blurry**2).sum() + (spikes**2).sum() + (direction * prior_direction).sum()
         step = energy / curvature.clamp(min=tiny)
         d = d + step * direction
         if number == steps:
             break  # no direction follows, so the adjoint is not needed
-        residual = residual - step * (adjoint(blurry, spikes) + of_prior)
+        residual = residual - step * (adjoint(blurry, spikes) + prior_direction)
         divided = residual / divisor
         former_energy = energy
         energy = (residual * divided).sum()
@@ -923,21 +1039,25 @@ def guarded(
         weight of z = 1 / (1 + (a / (guard a_0))^2)
 
     a and a_0 are the squared errors of z and z_0. For example, with guard 2.5 the weight of z is
-    1/2 where a = 2.5 a_0, and 0.86 where both fit alike (a = a_0).
-    guard: see `Solver`.
+    1/2 where a = 2.5 a_0, and 1 / (1 + 0.4^2) = 0.86 where both fit alike (a = a_0).
+
+    z, z_0: (3, H, W). gain: (h, w), see `RecordedClip.gain`. guard: a / a_0 at which both count
+    alike; with 0, z is returned.
     Returns the frame (3, H, W), and the weight of z (H, W) in [0, 1].
     """
-    if not guard:
+    if guard == 0:
         return z, torch.ones_like(z[0])
     rate = rate_around_sharp(recording, GUARD_PLANES)
     y = torch.from_numpy(rate / gain).to(z.device)  # (h, w)
     error_of_z = _error_at_instant(z, y, pixels)
     error_of_z_0 = _error_at_instant(z_0, y, pixels)
 
-    # Noise alone causes an error of about the best-fitting pixels. It is added to both errors, so
-    # that where both fit, the weight does not follow noise.
+    # Noise alone causes about the error of the best-fitting pixels. It is added to both errors.
+    # Otherwise the weight would follow the noise where both fit.
     best = torch.minimum(error_of_z, error_of_z_0).flatten()
-    rank = max(1, int(PERFECT_SHARE * len(best)))  # kthvalue counts from 1
+    # The error below which PERFECT_SHARE of the pixels lie. kthvalue counts from 1, and a frame of
+    # a few spike pixels would have the rank 0.
+    rank = max(1, int(PERFECT_SHARE * len(best)))
     floor = best.kthvalue(rank).values + TINY_ERROR
 
     # weight = 1 / (1 + (a / (guard a_0))^2)
@@ -956,9 +1076,9 @@ def guarded(
 def _error_at_instant(frame: Tensor, y: Tensor, pixels: SpikePixels) -> Tensor:
     """Return the squared error (h, w) of a frame against the spikes, as means over squares.
 
-    frame: (3, H, W). y: (h, w), what the spikes around the sharp instant say.
+    frame: (3, H, W). y: (h, w), the grey values that the spikes around the sharp instant measure.
     """
-    # Display values are compared: in light, dark places would hardly count.
+    # Display values are compared, because in light the differences of dark places are tiny.
     if pixels.view.is_display:
         difference = pixels(luma(frame)) - y  # (1, h, w)
     else:

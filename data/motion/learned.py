@@ -26,7 +26,12 @@ The light of a window comes from the intervals between spikes. In dim light an i
 several windows. Then the light is the same in all of them, and only the number of spikes tells when
 light came. So the network sees both.
 
-Tests: tests/parts/data/test_learned_motion.py
+What must stay: the inputs of the network, in values and order. weights/motion.pth is trained on
+them, so the network finds wrong motion in other inputs, and no error says so. Whoever changes the
+inputs trains it anew with lab/train_motion_net.py, which also calls `pictures_of`.
+
+Tests: tests/parts/data/test_learned_motion.py (spikes and light of windows, and what the network
+makes of them)
 """
 
 from collections.abc import Callable

@@ -1,8 +1,9 @@
 """Compute the adjoint of sampling a picture at many positions, quickly on a CPU.
 
-data/motion/joint.py writes what both cameras see of the sharp frame as sums of samples of the
-frame. A sample is the value of a picture at a position between its pixels, interpolated bilinearly
-from four pixels. Pixels are numbered row by row, and W is the width of the picture:
+data/motion/joint.py calls it. There, what both cameras see of the sharp frame is written as sums of
+samples of the frame. A sample is the value of a picture at a position between its pixels,
+interpolated bilinearly from four pixels. Pixels are numbered row by row, and W is the width of the
+picture:
 
     c            c + 1
           *                     *  the position of the sample
@@ -10,13 +11,15 @@ from four pixels. Pixels are numbered row by row, and W is the width of the pict
     c + W        c + W + 1
 
 Beyond the picture its edge is repeated. For example, a position 3 pixels to the left of the picture
-has the value at its left edge. `grid_sample` with "border" and align_corners samples like that.
+has the value at its left edge. `grid_sample` with padding_mode "border" and align_corners samples
+in this way. The weights here must stay the same as the weights of `grid_sample`, because joint.py
+samples with the one and goes back with the other.
 
 The adjoint A^T of a linear map A is the map with <A x, y> = <x, A^T y> for all x and y, where < , >
 is the sum of the products. Its matrix is the transposed matrix of A. torch has the adjoint of
 `grid_sample`: its gradient. But on a CPU this gradient takes five times as long as `grid_sample`
 itself, and the joint solution needs it about 20 times for the same positions. So this module sorts
-the samples once. The adjoint then is a product with sparse matrices:
+the samples once. Then the adjoint is a product with sparse matrices:
 
     corners_of       positions -> corner and weights of each sample
     sorted_samples   the samples in the order of their corners
@@ -37,6 +40,7 @@ from torch import Tensor
 def normalised(positions: Tensor, size: tuple[int, int]) -> Tensor:
     """Return positions on a picture in the form of `grid_sample`: -1 (first pixel) to 1 (last).
 
+    E.g. on a picture of 5 x 5 pixels, x = 0, 2 and 4 become -1, 0 and 1.
     positions: (h, w, 2) or (N, h, w, 2), x and y in pixels. size: (H, W) of the picture.
     Returns (1, h, w, 2) or (N, h, w, 2).
     """
@@ -45,7 +49,7 @@ def normalised(positions: Tensor, size: tuple[int, int]) -> Tensor:
     last_pixel = torch.tensor([max(width - 1, 1), max(height - 1, 1)], device=positions.device)
     positions = positions * (2 / last_pixel) - 1
     if positions.ndim == 3:
-        return positions[None]
+        return positions[None]  # grid_sample takes batches of pictures only
     return positions
 
 
@@ -64,18 +68,23 @@ def corners_of(positions: Tensor, size: tuple[int, int]) -> Corners:
     positions: (..., 2), x and y in pixels. 0 is the middle of the first pixel. size: (H, W).
     """
     height, width = size
+    # A position beyond the picture has the value at the edge.
     x = positions[..., 0].flatten().clamp(0, width - 1)
     y = positions[..., 1].flatten().clamp(0, height - 1)
     # A corner is never in the last row or column, so there are pixels below it and to its right.
     # For example, a sample in the last column has its corner in the column before, and `right` is
-    # 1. A picture of one row or column has no such pixels: their weights are 0.
+    # 1. A picture of one row has no pixels below: `below` is 0, so their weights are 0.
     column = x.floor().clamp(max=max(width - 2, 0))
     row = y.floor().clamp(max=max(height - 2, 0))
     right = x - column  # distance from the corner, in [0, 1]
     below = y - row
 
-    # (1 - below)(1 - right), (1 - below) right, below (1 - right), below right. Each product is
-    # computed once, because this function takes a notable part of the time of a frame.
+    # The weights are products, which become one product and differences:
+    #     [3]  below right
+    #     [2]  below (1 - right)        = below - [3]
+    #     [1]  (1 - below) right        = right - [3]
+    #     [0]  (1 - below)(1 - right)   = (1 - below) - [1]
+    # They are written in place, because this function takes a notable part of the time of a frame.
     weights = right.new_empty(4, len(right))
     torch.mul(below, right, out=weights[3])
     torch.sub(below, weights[3], out=weights[2])
@@ -87,12 +96,15 @@ def corners_of(positions: Tensor, size: tuple[int, int]) -> Corners:
 
 
 class SortedSamples(NamedTuple):
-    """Samples in the order of their corners."""
+    """Samples in the order of their corners.
 
-    numbers: Tensor  # (N,) int64: number of each sample in the former order
+    E.g. samples 0, 1 and 2 with the corners 7, 2 and 7: the numbers 1, 0, 2.
+    """
+
+    numbers: Tensor  # (N,) int64: number of each sample before it was sorted
     begins: Tensor  # (P + 1,) int32: the samples of corner c are at begins[c] to begins[c + 1] - 1
-    weights: Tensor  # (4, N): see `Corners`
-    offsets: tuple[int, int, int, int]
+    weights: Tensor  # (4, N): weights of the four pixels, see `Corners`
+    offsets: tuple[int, int, int, int]  # 0, 1, W, W + 1
 
 
 def sorted_samples(positions: Tensor, size: tuple[int, int]) -> SortedSamples:
@@ -101,7 +113,7 @@ def sorted_samples(positions: Tensor, size: tuple[int, int]) -> SortedSamples:
     numbers = torch.argsort(corners.corner)
     samples_of_corner = torch.bincount(corners.corner, minlength=corners.pixels)  # (P,)
     begins = torch.zeros(corners.pixels + 1, dtype=torch.int32, device=positions.device)
-    begins[1:] = samples_of_corner.cumsum(0)
+    begins[1:] = samples_of_corner.cumsum(0)  # begins[0] is 0
     weights = corners.weights.index_select(1, numbers)
     return SortedSamples(numbers, begins, weights, corners.offsets)
 
@@ -127,10 +139,12 @@ class AdjointOfSums:
         factors: Tensor | None = None,
     ) -> None:
         pixels = len(samples.begins) - 1
-        weights = samples.weights if factors is None else samples.weights * factors
-        # A sample has four pixels, so there are four matrices. The matrix with the offset k adds a
-        # sample with the corner c to the pixel c + k. Row c of it has the samples of corner c, so
-        # all four matrices have the same rows and columns, and only their values differ.
+        weights = samples.weights  # (4, N)
+        if factors is not None:
+            weights = weights * factors
+        # A sample has four pixels, so there are four matrices (P, outputs). The matrix with the
+        # offset k adds a sample with the corner c to the pixel c + k. Its row c has the samples of
+        # corner c. So all four matrices have the same rows and columns. Only their values differ.
         self._matrices = []
         for offset, weights_of_pixel in zip(samples.offsets, weights, strict=True):
             matrix = csr_matrix(samples.begins, output_of, weights_of_pixel, (pixels, outputs))
@@ -139,25 +153,29 @@ class AdjointOfSums:
     def __call__(self, y: Tensor) -> Tensor:
         """Return the adjoint (P,) or (P, C) of y, which is (outputs,) or (outputs, C)."""
         if y.ndim == 1:
-            # Without MKL, as on ARM, torch has no product of a sparse matrix and a vector on a CPU,
-            # or a wrong one (pytorch issues 96972 and 127491). It has the product with columns.
+            # Without MKL (e.g. on ARM) the product of a sparse matrix and a vector is missing in
+            # torch on a CPU, or is wrong (pytorch issues 96972 and 127491). The product with a
+            # matrix of one column is right.
             return self(y[:, None])[:, 0]
         pixels = len(self._matrices[0][1])
         x = y.new_zeros(pixels, *y.shape[1:])
         for offset, matrix in self._matrices:
-            of_corners = matrix @ y
-            # The last `offset` corners have no pixel c + offset, so their weights are 0. A picture
-            # of one row has fewer pixels than the largest offset.
+            sum_of_corner = matrix @ y  # (P, C)
+            # Add the sum of corner c to pixel c + offset. The last `offset` corners have no pixel
+            # c + offset: their weights are 0. A picture of one row has fewer pixels than the offset
+            # W + 1, so it has no corner with a pixel: at least 0.
             corners_with_pixel = max(pixels - offset, 0)
-            x[offset:] += of_corners[:corners_with_pixel]
+            x[offset:] += sum_of_corner[:corners_with_pixel]
         return x
 
 
 def sparse_matrix(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
     """Return a sparse matrix in the layout CSR. Entries at the same place are added.
 
-    rows, columns, values: (entries,), of each entry.
+    rows, columns, values: row, column and value of each entry, (entries,).
     """
+    # `coalesce` sorts the entries by row and column, and adds entries at the same place. The
+    # indices are right by construction, so torch need not check them.
     entries = torch.sparse_coo_tensor(
         torch.stack((rows, columns)), values, shape, check_invariants=False
     ).coalesce()
@@ -170,11 +188,12 @@ def sparse_matrix(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[in
 def csr_matrix(begins: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
     """Return a sparse matrix in the layout CSR: its entries row by row.
 
-    begins: (rows + 1,), where the entries of each row begin; the last value is their number.
+    begins: (rows + 1,), where the entries of each row begin; the last value is the number of all
+    entries. E.g. rows with 2, 0 and 3 entries: 0, 2, 2, 5.
     columns, values: column and value of each entry.
     """
     with warnings.catch_warnings():
-        # torch says once in a process that its sparse matrices may still change. Only their product
-        # with dense columns is used here.
+        # torch warns once in a process that its sparse matrices may still change. A user cannot act
+        # on the warning, and only the product with dense columns is used here.
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
         return torch.sparse_csr_tensor(begins, columns, values, shape, check_invariants=False)

@@ -9,11 +9,13 @@ array in it is unpacked once and kept. A large array is unpacked again for each 
 plane of the read.
 
 The header of an array tells its size. The size is compared with the size of the file before
-anything is read, because a small file may claim to be, or may unpack to, more than the memory
-holds. Whoever changes how a file is read must keep these checks:
-tests/parts/data/test_small_hostile_files.py has such files.
+anything is read.
 
-Tests: tests/parts/data/test_spike_formats.py, tests/parts/data/test_small_hostile_files.py
+What must stay: these checks of the size. A small file may say that its array is larger than the
+memory, or it may unpack to so much.
+
+Tests: tests/parts/data/test_spike_formats.py, tests/parts/data/test_small_hostile_files.py (small
+files of huge arrays)
 """
 
 import io

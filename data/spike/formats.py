@@ -1,6 +1,6 @@
 """Read and write spike files: one reader per format, chosen by the suffix of the file's name.
 
-    .dat, .bin   packed planes, see below; any other suffix is read in the same way
+    .dat, .bin   packed planes: 8 pixels in a byte; any other suffix is read in the same way
     .npy         an array (T, h, w) of uint8 or bool in {0, 1}, row 0 at the top of the image
     .npz         the same array in a zip file: the one named "spk", else the only one of three axes
 
@@ -340,7 +340,7 @@ class SpikeFile:
         """Raise SpikeFileError if a crop is empty or reaches outside of the plane."""
         height, width = self.size
         begins_inside = crop.top >= 0 and crop.left >= 0
-        ends_inside = crop.top + crop.height <= height and crop.left + crop.width <= width
+        ends_inside = crop.bottom <= height and crop.right <= width
         is_empty = crop.height < 1 or crop.width < 1
         if is_empty or not begins_inside or not ends_inside:
             raise SpikeFileError(

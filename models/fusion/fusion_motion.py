@@ -8,9 +8,14 @@ A frame of one exposure goes through these parts:
     MotionSteps                 z_0 -> sharp frame, by steps on these equations
 
 main_test_vrt.py runs the last three parts (data.motion.method.LearnedMotion), because they need all
-spike planes and not only the channels that the network sees. lab/train_motion.py trains the steps.
+spike planes, the binary pictures of the spike camera. A network sees only a few channels that are
+made of them. lab/train_motion.py trains the steps.
 
-The order of the input channels and of the outputs of the conv net belongs to the trained weights.
+What must stay: the order of the input channels and of the outputs of the conv net, and the names of
+modules, because weights files depend on both. The options of `MotionFusion` are keys of option
+files.
+
+Sizes: H x W pixels of a frame. A frame z is (3, H, W), display values in [0, 1].
 
 Tests: tests/parts/models/test_fusion_motion.py, tests/parts/house/test_train_motion.py
 """
@@ -28,27 +33,31 @@ from utils.options.models import Positive
 
 # Channels that a step sees at full size: z, z - z_0, proposal - z and the blurry frame (3 colours
 # each), the pulls of the RGB equations (3) and of the spike equations (1).
-AT_FULL_SIZE = 4 * 3 + 3 + 1
+CHANNELS_AT_FULL_SIZE = 4 * 3 + 3 + 1
 # Channels that a step sees at half size: the evidence (6); the residuals of both kinds of equations
-# (2); the spikes of the sharp instant compared with z, compared with z_0, and which of both fits
+# (2); the spikes of the sharp instant compared with z, compared with z_0, and whether z or z_0 fits
 # better (3); the number of the step (1).
-AT_HALF_SIZE = 6 + 2 + 3 + 1
+CHANNELS_AT_HALF_SIZE = 6 + 2 + 3 + 1
 # Factor of differences of display values. They are much less than 1, and a conv net learns best
 # from inputs of about 1.
 DIFFERENCE_SCALE = 5.0
-# Side of a pixel of the half size, in pixels of the frame. The conv net works at half size.
+# Side of a pixel of the half size, in pixels of the frame. The conv net works at half size, which
+# has a quarter of the pixels, so that a step takes less time.
 HALF = 2
-# Gates: of the pulls of the RGB equations, of those of the spikes, and of the way to the proposal.
+# A gate is a factor of each pixel. There are three: for the pull of the RGB equations, for the pull
+# of the spike equations, and for the way to the proposal.
 GATES = 3
-# Factor of the change that the conv net adds by itself, without a pull. The change stays small.
+# Factor of the change that the conv net adds by itself, without a pull. It is small, so that most
+# of a step comes from the equations.
 CHANGE_SCALE = 0.1
 
 
 class Turn(NamedTuple):
     """One of the eight ways to turn and mirror pictures (..., H, W).
 
-    Pictures of `MotionSteps` may be turned, because none of its channels contains a direction (as a
-    flow in x and y would).
+    lab/train_motion.py draws a way for each sample, so that the conv net sees eight times as many
+    pictures. This is right because no channel contains a direction. A channel with x or y of a
+    motion would have to be turned as well.
     """
 
     mirrored: bool = False
@@ -84,6 +93,8 @@ class MotionSteps(nn.Module):
     residuals of the equations and the expected error of the motion, so it learns where not to trust
     the equations. Its last layer begins at 0, so untrained steps return the first estimate.
 
+    features, layers: width of the conv net, and number of its inner layers. steps: number of steps.
+
     Unrolled steps with learned gates: Adler and Oktem, "Solving ill-posed inverse problems using
     iterative deep neural networks", Inverse Problems 2017.
     """
@@ -92,7 +103,7 @@ class MotionSteps(nn.Module):
         super().__init__()
         self.count = steps
         # At half size, the HALF x HALF pixels of the full size become channels.
-        inputs = HALF**2 * AT_FULL_SIZE + AT_HALF_SIZE
+        inputs = HALF**2 * CHANNELS_AT_FULL_SIZE + CHANNELS_AT_HALF_SIZE
         outputs = HALF**2 * (3 + GATES)  # 3: the change of each colour
         self.head = nn.Conv2d(inputs, features, kernel_size=3, padding=1)
         self.body = nn.ModuleList(
@@ -104,6 +115,7 @@ class MotionSteps(nn.Module):
 
     def forward(self, z_0: Tensor, equations: JointEquations) -> Tensor:
         """Return the improved frame. z_0 and the result: (3, H, W) in [0, 1]."""
+        # The equations have no weights to learn, and their gradient would take much memory.
         with torch.no_grad():
             proposal = equations.proposal(z_0)
         frames = self.all_steps(z_0, proposal, equations)
@@ -114,24 +126,16 @@ class MotionSteps(nn.Module):
     ) -> list[Tensor]:
         """Return the frame (3, H, W) after each step. No gradient flows through the equations.
 
-        z_0, proposal: (3, H, W). turn: the way in which the conv net sees the pictures. Training
-        draws a way for each sample.
+        z_0, proposal: (3, H, W). turn: the way in which the conv net sees the pictures.
         """
         evidence = equations.evidence()  # (6, H, W)
-        blurry = equations.blurry  # (3, H, W)
-        first_brighter: Tensor | None = None  # `brighter` of z_0
+        first_brighter: Tensor | None = None  # `brighter` of z_0, below
         z = z_0
         frames = []
         for number in range(self.count):
-            with torch.no_grad():
-                pulls = equations.pulls(z.detach().clamp(0, 1))  # (7, H, W)
-            g_b = pulls[:3]
-            g_s = pulls[3:4]
-            off_rgb = pulls[4:5]  # size of the residuals of the RGB equations
-            off_spikes = pulls[5:6]  # size of the residuals of the spike equations
-            brighter = pulls[6:7]  # spikes of the sharp instant minus z
+            pulls = _pulls_at(z, equations)
             if first_brighter is None:
-                first_brighter = brighter
+                first_brighter = pulls.brighter
             to_proposal = proposal - z
 
             # What the conv net sees. The scales bring all channels to about 1.
@@ -140,47 +144,51 @@ class MotionSteps(nn.Module):
                     z,
                     DIFFERENCE_SCALE * (z - z_0),
                     DIFFERENCE_SCALE * to_proposal,
-                    blurry,
-                    DIFFERENCE_SCALE * g_b,
-                    DIFFERENCE_SCALE * g_s,
+                    equations.blurry,
+                    DIFFERENCE_SCALE * pulls.g_b,
+                    DIFFERENCE_SCALE * pulls.g_s,
                 )
             )
             # Negative where z fits the spikes of the sharp instant better than z_0.
-            fits_worse = brighter.abs() - first_brighter.abs()
+            fits_worse = pulls.brighter.abs() - first_brighter.abs()
             at_half_size = torch.cat(
                 (
                     evidence,
-                    DIFFERENCE_SCALE * off_rgb,
-                    off_spikes,  # in units of the expected error already
-                    DIFFERENCE_SCALE * brighter,
+                    DIFFERENCE_SCALE * pulls.off_rgb,
+                    pulls.off_spikes,  # without a scale: it is in units of the expected error
+                    DIFFERENCE_SCALE * pulls.brighter,
                     DIFFERENCE_SCALE * first_brighter,
                     DIFFERENCE_SCALE * fits_worse,
-                    torch.full_like(first_brighter, number - 1.0),
+                    torch.full_like(first_brighter, number - 1.0),  # the number of the step: -1, 0
                 )
             )
+            # The conv net sees turned pictures. Its outputs are turned back.
             outputs = turn.undone(self.net(turn.of(at_full_size), turn.of(at_half_size)))
 
             # dz = c + a_b g_b + a_s g_s + a_p (proposal - z)
             c, a_b, a_s, a_p = outputs.split((3, 1, 1, 1))
-            z = z + CHANGE_SCALE * c + a_b * g_b + a_s * g_s + a_p * to_proposal
+            z = z + CHANGE_SCALE * c + a_b * pulls.g_b + a_s * pulls.g_s + a_p * to_proposal
             frames.append(z)
         return frames
 
     def net(self, at_full_size: Tensor, at_half_size: Tensor) -> Tensor:
         """Return the change and the gates (3 + GATES, H, W) of each pixel.
 
-        at_full_size: (AT_FULL_SIZE, H, W). at_half_size: (AT_HALF_SIZE, H, W), of which the means
-        over HALF x HALF pixels count.
+        at_full_size: (CHANNELS_AT_FULL_SIZE, H, W). at_half_size: (CHANNELS_AT_HALF_SIZE, H, W);
+        the conv net sees their means over HALF x HALF pixels.
         """
         # Repeat the last row and column of odd sizes, so that the half size is whole.
         height, width = at_full_size.shape[-2:]
         below = height % HALF
         right = width % HALF
-        both = torch.cat((at_full_size, at_half_size))[None]
-        both = F.pad(both, (0, right, 0, below), mode="replicate")
-        at_full_size, at_half_size = both.split((AT_FULL_SIZE, AT_HALF_SIZE), dim=1)
+        all_channels = torch.cat((at_full_size, at_half_size))[None]  # (1, channels, H, W)
+        all_channels = F.pad(all_channels, (0, right, 0, below), mode="replicate")
+        at_full_size, at_half_size = all_channels.split(
+            (CHANNELS_AT_FULL_SIZE, CHANNELS_AT_HALF_SIZE), dim=1
+        )
 
-        # To half size, (1, channels, H / 2, W / 2).
+        # To half size, (1, channels, H / 2, W / 2). Of the first kind, the HALF x HALF pixels
+        # become channels, so that nothing is lost.
         pixels = F.pixel_unshuffle(at_full_size, HALF)
         means = F.avg_pool2d(at_half_size, HALF)
         x = torch.cat((pixels, means), dim=1)
@@ -194,6 +202,24 @@ class MotionSteps(nn.Module):
         # Back to full size, without the repeated row and column.
         outputs = F.pixel_shuffle(self.tail(x), HALF)
         return outputs[0, :, :height, :width]
+
+
+class Pulls(NamedTuple):
+    """How the equations would change a frame z: the channels of `Equations.pulls`."""
+
+    g_b: Tensor  # (3, H, W): change of each colour by the RGB equations
+    g_s: Tensor  # (1, H, W): change of the grey value by the spike equations
+    off_rgb: Tensor  # (1, H, W): size of the residuals of the RGB equations
+    off_spikes: Tensor  # (1, H, W): size of the residuals of the spike equations
+    brighter: Tensor  # (1, H, W): by how much the spikes of the sharp instant are brighter than z
+
+
+def _pulls_at(z: Tensor, equations: JointEquations) -> Pulls:
+    """Return the pulls of the equations at a frame z (3, H, W), without gradients."""
+    with torch.no_grad():
+        # Clamped, because display values lie in [0, 1], and a step may lead out of this range.
+        channels = equations.pulls(z.detach().clamp(0, 1))  # (7, H, W)
+    return Pulls(*channels.split((3, 1, 1, 1, 1)))
 
 
 @FUSIONS.register("motion", given=("spike_channels",))

@@ -241,11 +241,9 @@ def claim_folder(
     stems: name of a clip -> names of the frames to restore.
     overwrite: whether existing results are removed.
 
-    Raises OptionError if the folder is the folder of a training run, or
-                       if it holds results of other settings or inputs.
-    Raises DataError   if the folder holds files that no test wrote,
-                       if a result would replace a symbolic link, or
-                       if two results would have one name.
+    Raises OptionError if the folder is the folder of a training run, or holds results of other
+    settings or inputs. Raises DataError if the folder holds files that no test wrote, if a result
+    would replace a symbolic link, or if two results would have one name.
 
     Rank 0 calls this before any rank restores a frame (job.py).
     tests/parts/utils/test_output_folder.py tests each refusal.

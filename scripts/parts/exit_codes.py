@@ -58,12 +58,7 @@ def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
                 # An error of a pipe or a connection names no file. It is not about the disk.
                 if e.filename is None and e.errno not in DISK_FULL:
                     raise
-                error = DataError(
-                    what=f"cannot read or write: {e.strerror or e}",
-                    where=str(e.filename or "a file"),
-                    expected="permission, and room on the disk",
-                    do="mend this, then start the command again",
-                )
+                error = _file_error(e)
                 print(error, file=sys.stderr)
                 return error.exit_code
             except KeyboardInterrupt:
@@ -74,11 +69,7 @@ def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
                 # Python itself would do so later, outside of this function.
                 sys.stdout.flush()
         except BrokenPipeError:
-            # Ask whether nobody reads stdout. The system reports POLLERR without a request for it.
-            poll = select.poll()
-            poll.register(sys.stdout.fileno(), 0)
-            is_closed = any(event & select.POLLERR for _, event in poll.poll(0))
-            if not is_closed:
+            if not _is_reader_gone():
                 raise  # it was another pipe, to a process that the script has started
             # Let what is still in the buffer go to the null device, because at its end Python
             # would fail to write it.
@@ -86,6 +77,23 @@ def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
             return READER_GONE
 
     return run
+
+
+def _file_error(error: OSError) -> DataError:
+    """Return the error of a file or a full disk as an error of this project."""
+    return DataError(
+        what=f"cannot read or write: {error.strerror or error}",
+        where=str(error.filename or "a file"),
+        expected="permission, and room on the disk",
+        do="mend this, then start the command again",
+    )
+
+
+def _is_reader_gone() -> bool:
+    """Whether stdout is a pipe that nobody reads any more."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)  # 0: no event is asked for; POLLERR comes without request
+    return any(event & select.POLLERR for _, event in poll.poll(0))  # 0: do not wait
 
 
 def shown(

@@ -2,117 +2,221 @@
 
 The network is one layer (tests/dist/odd_worker.py), and each rank prints the samples of each step.
 So the tests can compare the samples of several starts with the order of one rank.
+
+A step has ranks x batch x accumulated samples: `batch` is the number of samples that a rank takes
+at once, and `accumulated` says how often it does so in a step.
 """
 
 import json
 import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from data.loader import ResumableDistributedSampler
 from data.select_dataset import build_dataset
-from tests.dist.launching import ROOT, run_ranks
+from tests.dist.launching import ROOT, RankResult, run_ranks
 from tests.helpers import train_files as runs
 from utils.files import MARK
 
-BATCH = "datasets.train.dataloader_batch_size={}"
+# Exit codes: an option must be changed, or a file cannot be used.
+CHANGE_OPTIONS = 2
+FILE_UNUSABLE = 3
 
 
-def run(options, ranks, total_iter, batch, accumulated, *overrides):
-    """Train until step `total_iter` of the run.
-
-    batch: samples of a micro-batch on a rank. accumulated: micro-batches of a step. So a step has
-    ranks x batch x accumulated samples.
-    """
+def run(
+    options: Path, *overrides: str, ranks: int, until: int, batch: int, accumulated: int
+) -> RankResult:
+    """Train until step `until` of the run."""
     steps = (
-        f"train.total_iter={total_iter}",
+        f"train.total_iter={until}",
         f"train.accumulation_steps={accumulated}",
-        BATCH.format(batch),
+        f"datasets.train.dataloader_batch_size={batch}",
     )
+    # debug.every=1: print the samples of each step.
     return runs.odd(options, "debug.every=1", "datasets.test={}", *steps, *overrides, ranks=ranks)
 
 
-def samples_of_steps(stdout):
+def samples_of_steps(result: RankResult) -> dict[int, list[str]]:
     """Return the samples of each step: step -> keys in the order of the global batch.
 
     This order has the first sample of each rank, then the second sample of each rank, and so on.
-    stdout: the output of each rank.
     """
-    found = {}
-    for text in stdout:
+    # Step -> the samples of each rank.
+    of_ranks: dict[int, list[list[str]]] = {}
+    for text in result.stdout:
         for step, keys in re.findall(r"\[Rank \d/\d\] Step (\d+), .*Samples: (.*)", text):
-            found.setdefault(int(step), []).append(keys.split(", "))
-    return {
-        step: [key for row in zip(*ranks, strict=True) for key in row]
-        for step, ranks in found.items()
-    }
+            of_ranks.setdefault(int(step), []).append(keys.split(", "))
+
+    samples = {}
+    for step, samples_of_ranks in of_ranks.items():
+        in_order = []
+        # Row i has sample i of each rank.
+        for row in zip(*samples_of_ranks, strict=True):
+            in_order += row
+        samples[step] = in_order
+    return samples
 
 
-def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks_and_from_the_furthest_file(
-    tmp_path,
-):
-    options = runs.write_odd(tmp_path)
-    source, own = (
-        runs.experiment(options, task) / "checkpoints" / "checkpoint_latest.pth"
-        for task in ("run", "other")
-    )
+# ---- One run on several numbers of ranks ----
+
+
+@dataclass
+class Starts:
+    """Seven starts, one after another. A step has 4 samples in all but three of them.
+
+    Each start trains for one step: two from step 0 on, four from step 1 on, and so on. The run
+    "run" is that of the option file. The run "other" begins from the checkpoint of "run".
+    """
+
+    options: Path
+    # Checkpoint of "run", which --resume names, and the own checkpoint of "other".
+    source: Path
+    own: Path
+    # "run" on two ranks, until step 1.
+    two: RankResult
+    # "other" on four ranks, from the checkpoint of "run", until step 2.
+    four: RankResult
+    # "other" on one rank, from its own checkpoint, until step 3. --resume still names that of
+    # "run".
+    one: RankResult
+    # The last steps of both runs after these three starts.
+    step_of_run: int
+    step_of_other: int
+    # "run" with one sample in a step: first without --resume, then with it, then without it again.
+    refused: RankResult
+    begun: RankResult
+    again: RankResult
+    # The last checkpoint of "run".
+    state_of_run: dict[str, Any]
+    # "other" once more, until step 5.
+    branch: RankResult
+
+
+@pytest.fixture(scope="module")
+def starts(tmp_path_factory) -> Starts:
+    """Train by seven starts."""
+    options = runs.write_odd(tmp_path_factory.mktemp("starts"))
+    source = runs.experiment(options, "run") / "checkpoints/checkpoint_latest.pth"
+    own = runs.experiment(options, "other") / "checkpoints/checkpoint_latest.pth"
     named = ("--resume", str(source))
     other = ("task=other", *named)
-    # A step has 4 samples on each number of ranks, and an epoch has 2 steps.
-    two = run(options, 2, 1, 2, 1)
-    four = run(options, 4, 2, 1, 1, *other)
-    one = run(options, 1, 3, 2, 2, *other)
 
-    assert [r.exit_codes for r in (two, four, one)] == [[0] * 2, [0] * 4, [0]], four.text + one.text
-    data = build_dataset(json.loads(options.read_text())["datasets"]["train"], "train", 0)
-    order = ResumableDistributedSampler(len(data), world_size=1, rank=0, batch_size=4, seed=0)
-    expected = []
-    for epoch in range(2):
+    two = run(options, ranks=2, until=1, batch=2, accumulated=1)
+    four = run(options, *other, ranks=4, until=2, batch=1, accumulated=1)
+    one = run(options, *other, ranks=1, until=3, batch=2, accumulated=2)
+    step_of_run = runs.latest(options, "run")["step"]
+    step_of_other = runs.latest(options, "other")["step"]
+
+    refused = run(options, ranks=1, until=3, batch=1, accumulated=1)
+    begun = run(options, *named, ranks=1, until=4, batch=1, accumulated=1)
+    again = run(options, ranks=1, until=5, batch=1, accumulated=1)
+    state_of_run = runs.latest(options, "run")
+
+    branch = run(options, *other, ranks=1, until=5, batch=2, accumulated=2)
+    return Starts(
+        options=options,
+        source=source,
+        own=own,
+        two=two,
+        four=four,
+        one=one,
+        step_of_run=step_of_run,
+        step_of_other=step_of_other,
+        refused=refused,
+        begun=begun,
+        again=again,
+        state_of_run=state_of_run,
+        branch=branch,
+    )
+
+
+def samples_of_one_rank(options: Path, epochs: int) -> list[str]:
+    """Return the samples of the first epochs, in the order in which one rank takes them."""
+    section = json.loads(options.read_text())["datasets"]["train"]
+    dataset: Any = build_dataset(section, "train", seed=0)
+    order = ResumableDistributedSampler(len(dataset), world_size=1, rank=0, batch_size=4, seed=0)
+    samples = []
+    for epoch in range(epochs):
         order.seek(epoch)
-        expected += [data[sample]["key"] for sample in order]
-    seen = (
-        samples_of_steps(two.stdout) | samples_of_steps(four.stdout) | samples_of_steps(one.stdout)
-    )
-    assert seen[1] + seen[2] + seen[3] == expected[:12]
-    assert (
-        four.text.count(
-            "4 ranks now, 2 before: the same samples in the same order, but sums round differently"
-        )
-        == 1
-    )
+        samples += [dataset[sample]["key"] for sample in order]
+    return samples
 
-    assert f"resumed from {source} at iter 1" in four.text
-    assert "this run has a checkpoint of its own at iter 2" in one.text
-    assert f"resumed from {own} at iter 2" in one.text
-    assert runs.latest(options)["step"] == 1
-    assert runs.latest(options, "other")["step"] == 3
-    # With another number of samples in a step, the position in the epoch means other samples. So a
-    # resume is refused unless the checkpoint is named. Then the next epoch begins.
-    refused = run(options, 1, 3, 1, 1)
-    begun = run(options, 1, 4, 1, 1, *named)
-    again = run(options, 1, 5, 1, 1)
 
-    said = "samples a step 4 -> 1"
-    assert [r.exit_codes for r in (refused, begun, again)] == [[2], [0], [0]], (
-        refused.text + begun.text
-    )
-    assert said in refused.text
-    assert f"--resume {source}" in refused.text
-    assert f"({said}): epoch 2 begins with its first sample" in begun.text
-    assert "ranks now" not in begun.text
-    state = runs.latest(options)
-    assert (state["step"], state["epoch"], state["batch"]) == (
-        5,
-        1,
-        4,
-    )
-    assert "begins with" not in again.text
-    # The run "other" goes on from its own checkpoint, although its source has gone further.
-    branch = run(options, 1, 5, 2, 2, *other)
+def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks(starts):
+    assert starts.two.exit_codes == [0, 0], starts.two.text
+    assert starts.four.exit_codes == [0, 0, 0, 0], starts.four.text
+    assert starts.one.exit_codes == [0], starts.one.text
 
-    assert branch.exit_codes == [0], branch.text
-    assert "starting at iter 3 of 5" in branch.text, branch.text
-    assert runs.latest(options, "other")["step"] == runs.latest(options)["step"] == 5
-    assert [step for step, _ in runs.history(options, "other")["train/loss"]] == [2, 3, 4, 5]
+    samples = samples_of_steps(starts.two)
+    samples |= samples_of_steps(starts.four)
+    samples |= samples_of_steps(starts.one)
+    # An epoch has 8 samples, two steps. So step 3 is in the second epoch.
+    expected = samples_of_one_rank(starts.options, epochs=2)
+    assert samples[1] + samples[2] + samples[3] == expected[:12]
 
+
+def test_a_start_on_another_number_of_ranks_says_once_what_differs(starts):
+    said = "4 ranks now, 2 before: the same samples in the same order, but sums round differently"
+    assert starts.four.text.count(said) == 1
+
+
+def test_a_run_begins_from_the_checkpoint_that_is_named(starts):
+    assert f"resumed from {starts.source} at iter 1" in starts.four.text
+
+
+def test_a_run_goes_on_from_its_own_checkpoint_if_that_is_further_than_the_named_one(starts):
+    assert "this run has a checkpoint of its own at iter 2" in starts.one.text
+    assert f"resumed from {starts.own} at iter 2" in starts.one.text
+
+
+def test_a_run_that_begins_from_another_run_leaves_the_checkpoint_of_that_run(starts):
+    assert starts.step_of_run == 1
+    assert starts.step_of_other == 3
+
+
+# The position in the epoch counts steps. With another number of samples in a step, it would mean
+# other samples.
+OTHER_SAMPLES = "samples a step 4 -> 1"
+
+
+def test_a_resume_with_another_number_of_samples_in_a_step_is_refused(starts):
+    assert starts.refused.exit_codes == [CHANGE_OPTIONS], starts.refused.text
+    assert OTHER_SAMPLES in starts.refused.text
+    # The advice: name the checkpoint.
+    assert f"--resume {starts.source}" in starts.refused.text
+
+
+def test_a_named_checkpoint_of_another_number_of_samples_begins_the_next_epoch(starts):
+    assert starts.begun.exit_codes == [0], starts.begun.text
+    said = f"({OTHER_SAMPLES}): epoch 2 begins with its first sample"
+    assert said in starts.begun.text
+    # Only the order of the samples is spoken of.
+    assert "ranks now" not in starts.begun.text
+
+
+def test_a_run_goes_on_in_the_epoch_that_a_named_checkpoint_began(starts):
+    assert starts.again.exit_codes == [0], starts.again.text
+    assert "begins with" not in starts.again.text
+    assert starts.state_of_run["step"] == 5
+    # Epoch 1 (the second one) began after step 1. Steps 2 to 5 took its first four batches.
+    assert starts.state_of_run["epoch"] == 1
+    assert starts.state_of_run["batch"] == 4
+
+
+def test_a_run_goes_on_from_its_own_checkpoint_if_the_named_one_is_further_by_now(starts):
+    # --resume names the checkpoint of "run", which is at step 5. "other" is at step 3.
+    assert starts.branch.exit_codes == [0], starts.branch.text
+    assert "starting at iter 3 of 5" in starts.branch.text, starts.branch.text
+    assert runs.latest(starts.options, "run")["step"] == 5
+    assert runs.latest(starts.options, "other")["step"] == 5
+    curve = runs.history(starts.options, "other")["train/loss"]
+    assert [step for step, _loss in curve] == [2, 3, 4, 5]
+
+
+# ---- Ranks without a common disk ----
 
 # A rank that works in the folder of its first argument. The results of the run are in a relative
 # folder. So each rank has results of its own, as on hosts without a common disk.
@@ -123,35 +227,86 @@ runpy.run_path("{ROOT}/tests/dist/odd_worker.py", run_name="__main__")
 """
 
 
-def test_ranks_without_a_common_disk_resume_with_the_same_bits_as_an_uninterrupted_run(tmp_path):
-    options = runs.write_odd(tmp_path, path={"root": "experiments"})
-    (tmp_path / "apart.py").write_text(APART)
-    hosts = [tmp_path / name for name in ("host0", "host1", "both")]
-    for host in hosts:
+@dataclass
+class Apart:
+    """A run of two ranks, each with a folder of its own as on two hosts."""
+
+    # Folders of rank 0 and of rank 1 in the run with an interruption.
+    host0: Path
+    host1: Path
+    # Folder of both ranks in the run without an interruption.
+    both: Path
+    # Start until step 1, start from there until step 3, and the run until step 3 at once.
+    first: RankResult
+    second: RankResult
+    whole: RankResult
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory) -> Apart:
+    """Train until step 3 in two starts on two hosts, and in one start on one host."""
+    folder = tmp_path_factory.mktemp("apart")
+    options = runs.write_odd(folder, path={"root": "experiments"})
+    (folder / "apart.py").write_text(APART)
+    host0 = folder / "host0"
+    host1 = folder / "host1"
+    both = folder / "both"
+    for host in (host0, host1, both):
         host.mkdir()
 
-    def run(total_iter, *folders):
-        given = runs.odd_command(options, f"train.total_iter={total_iter}", "datasets.test={}")[1:]
-        args_of = {rank: (str(folder), *given) for rank, folder in enumerate(folders)}
-        return run_ranks(2, tmp_path / "apart.py", args_of=args_of, limit_s=120)
+    def start(until: int, of_rank_0: Path, of_rank_1: Path) -> RankResult:
+        """Train until step `until`, with each rank in its folder."""
+        command = runs.odd_command(options, f"train.total_iter={until}", "datasets.test={}")
+        _, *arguments = command  # apart.py runs the program, the first word
+        args_of = {0: (str(of_rank_0), *arguments), 1: (str(of_rank_1), *arguments)}
+        return run_ranks(2, folder / "apart.py", args_of=args_of, limit_s=120)
 
-    first = run(1, *hosts[:2])
-    second = run(3, *hosts[:2])
-    whole = run(3, hosts[2], hosts[2])
-    assert [r.exit_codes for r in (first, second, whole)] == [[0, 0]] * 3, first.text + second.text
-    assert "starting at iter 1 of 3" in second.text
-    assert not list(hosts[1].iterdir())
-    assert runs.same(*(runs.state_of(folder / "options.json") for folder in (hosts[0], hosts[2])))
+    return Apart(
+        host0=host0,
+        host1=host1,
+        both=both,
+        first=start(1, host0, host1),
+        second=start(3, host0, host1),
+        whole=start(3, both, both),
+    )
 
 
-def test_a_checkpoint_that_rank_0_cannot_read_is_reported_once_and_ends_both_ranks(tmp_path):
-    options = runs.write_options(tmp_path)
+def test_ranks_without_a_common_disk_resume_with_the_same_bits_as_an_uninterrupted_run(apart):
+    for result in (apart.first, apart.second, apart.whole):
+        assert result.exit_codes == [0, 0], result.text
+    assert "starting at iter 1 of 3" in apart.second.text
+
+    # `state_of` reads the checkpoint in the folder "experiments" beside the option file.
+    resumed = runs.state_of(apart.host0 / "options.json")
+    uninterrupted = runs.state_of(apart.both / "options.json")
+    assert runs.same(resumed, uninterrupted)
+
+
+def test_a_rank_other_than_0_writes_nothing_on_its_own_disk(apart):
+    assert not list(apart.host1.iterdir())
+
+
+# ---- A checkpoint that cannot be read ----
+
+
+@pytest.fixture(scope="module")
+def with_damaged_checkpoint(tmp_path_factory) -> RankResult:
+    """Start two ranks on a run with an empty checkpoint."""
+    options = runs.write_options(tmp_path_factory.mktemp("damaged"))
     damaged = runs.experiment(options) / "checkpoints/checkpoint_latest.pth"
     damaged.parent.mkdir(parents=True)
     damaged.write_bytes(b"")
+    # This file marks the folder as that of a training run.
     (runs.experiment(options) / MARK).touch()
-    result = runs.train(options, ranks=2, limit_s=60)
+    return runs.train(options, ranks=2, limit_s=60)
 
-    assert result.exit_codes == [3, 3], result.text
+
+def test_a_checkpoint_that_rank_0_cannot_read_ends_both_ranks(with_damaged_checkpoint):
+    result = with_damaged_checkpoint
+    assert result.exit_codes == [FILE_UNUSABLE, FILE_UNUSABLE], result.text
+
+
+def test_a_checkpoint_that_rank_0_cannot_read_is_reported_once(with_damaged_checkpoint):
+    result = with_damaged_checkpoint
     assert result.text.count("CheckpointError: no readable") == 1, result.text
     assert "Traceback" not in result.text

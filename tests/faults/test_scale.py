@@ -1,13 +1,19 @@
 """Watching many ranks: what a beat and a start cost a rank, and who sees a host fall silent.
 
 The ranks are simulated: objects in this process, which use a real key-value store as ranks do
-(tests/faults/simulated.py). The store counts their requests. A rank writes a beat each half second,
-and reads the beats of a few other ranks.
+(tests/faults/simulated.py). The store counts their requests. These are the words of the page:
+
+    beat      what a rank writes into the store each half second, to say that it is alive
+    turn      what a rank does then: it writes its beat, and reads the beats of a few other ranks
+    verdict   that a rank is "SILENT" (no more beats) or "STUCK" (the others wait for it)
+    meeting   a point of the start at which each rank waits for all others
 """
 
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import pytest
 from torch.distributed import PrefixStore, TCPStore
@@ -17,14 +23,19 @@ from utils.dist import rendezvous
 from utils.dist.rendezvous import MET
 from utils.dist.state import LaunchInfo
 
+# The numbers of ranks that are compared: a host, and eight hosts.
+FEW = 8
+MANY = 64
+
 
 @pytest.fixture(scope="module")
-def server():
+def server() -> TCPStore:
     """Give the store, which all tests of this file share. Each test uses other keys."""
+    # Port 0: any free port.
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
-def in_threads(*calls):
+def in_threads(*calls: Callable[[], object]) -> None:
     """Call functions at the same time. Fails if one of them takes a minute."""
     threads = [threading.Thread(target=call, daemon=True) for call in calls]
     for thread in threads:
@@ -34,114 +45,205 @@ def in_threads(*calls):
     assert not any(thread.is_alive() for thread in threads)
 
 
-def verdicts_of(ranks, stall_s, is_over):
-    """Let the ranks beat until is_over(verdicts), for 30 s at most. Return their verdicts.
+# ---- What a beat and a start cost ----
 
-    A verdict says that a rank is e.g. "STUCK" or "SILENT": (rank, kind).
+TURNS = 3
+
+
+@pytest.fixture(scope="module")
+def beating(server) -> dict[int, list[Simulated]]:
+    """Give ranks after three turns each, in which nothing was wrong: number of ranks -> ranks."""
+    ranks_of = {}
+    for count in (FEW, MANY):
+        ranks = new_ranks(server, f"health{count}", count)
+        for _ in range(TURNS):
+            verdicts = [rank.turn(stall_s=LONG) for rank in ranks]
+            assert not any(verdicts)
+        ranks_of[count] = ranks
+    return ranks_of
+
+
+@pytest.mark.parametrize("count", [FEW, MANY])
+def test_a_turn_is_one_write_of_a_key_with_one_read(beating, count):
+    for rank in beating[count]:
+        # `requests` counts the requests by their name, and `keys` the keys that they were for.
+        assert rank.store.requests == {"set": TURNS, "multi_get": TURNS}
+        assert rank.store.keys["set"] == TURNS
+
+
+def most_keys_of_a_turn(ranks: list[Simulated]) -> float:
+    """Return how many keys a rank reads in a turn, for the rank that reads most."""
+    return max(rank.store.keys["multi_get"] for rank in ranks) / TURNS
+
+
+def test_a_turn_reads_as_few_keys_of_many_ranks_as_of_few(beating):
+    # A rank reads the verdict, the beat of rank 0 and the beat of the next rank. The last rank of a
+    # host also reads the beat of the first rank of this host.
+    assert most_keys_of_a_turn(beating[MANY]) == 4
+    # On a single host, the first rank of the host is rank 0.
+    assert most_keys_of_a_turn(beating[FEW]) <= 4
+
+
+@pytest.fixture(scope="module")
+def started(server) -> dict[int, list[Simulated]]:
+    """Give ranks after their start, at the same time: number of ranks -> ranks."""
+    ranks_of = {}
+    for count in (FEW, MANY):
+        store = PrefixStore(f"start{count}", server)
+        ranks = [Simulated(rank, count, store) for rank in range(count)]
+        in_threads(*(rank.start for rank in ranks))
+        ranks_of[count] = ranks
+    return ranks_of
+
+
+@pytest.mark.parametrize("count", [FEW, MANY])
+def test_each_request_of_a_start_is_for_one_key(started, count):
+    for rank in started[count]:
+        assert rank.store.keys == rank.store.requests
+
+
+@pytest.mark.parametrize("request_name", ["add", "compare_set"])
+def test_a_start_costs_a_rank_as_many_requests_among_many_ranks_as_among_few(started, request_name):
+    def most(ranks: list[Simulated]) -> int:
+        return max(rank.store.requests[request_name] for rank in ranks)
+
+    assert most(started[FEW]) == most(started[MANY])
+
+
+@pytest.mark.parametrize("count", [FEW, MANY])
+def test_all_ranks_together_write_two_keys_for_each_rank_at_a_start(started, count):
+    writes = sum(rank.store.requests["set"] for rank in started[count])
+
+    # The last rank to come to each of the three meetings also writes a key that releases the
+    # others.
+    assert writes == 2 * count + 3
+
+
+# ---- Who is named ----
+
+
+class Verdict(NamedTuple):
+    """That a rank is "STUCK" or "SILENT"."""
+
+    rank: int
+    kind: str
+
+
+def verdicts_of(
+    ranks: list[Simulated], stall_s: float, is_over: Callable[[list[Verdict]], object]
+) -> list[Verdict]:
+    """Let the ranks take turns until is_over(verdicts), for 30 s at most. Return their verdicts.
+
+    stall_s: how long a rank may be silent or stuck before it is named.
     """
-    verdicts = []
+    verdicts: list[Verdict] = []
     deadline = time.monotonic() + 30
     while not is_over(verdicts) and time.monotonic() < deadline:
-        verdicts += [
-            (found["rank"], found["kind"]) for rank in ranks if (found := rank.turn(stall_s))
-        ]
+        for rank in ranks:
+            found = rank.turn(stall_s)
+            if found:
+                verdicts.append(Verdict(found["rank"], found["kind"]))
         time.sleep(0.1)
     return verdicts
 
 
-def test_a_beat_costs_a_rank_the_same_at_8_and_at_64_ranks(server):
-    costs = {}
-    for n in (8, 64):
-        ranks = new_ranks(server, f"health{n}", n)
-        for _ in range(3):
-            assert not any(rank.turn(LONG) for rank in ranks)
-        # For each rank: name of a request -> (how often it was sent, keys that it asked for).
-        costs[n] = [
-            {name: (count, rank.store.keys[name]) for name, count in rank.store.requests.items()}
-            for rank in ranks
-        ]
-
-    assert all(
-        cost["set"] == (3, 3) and cost["multi_get"][0] == 3 for n in costs for cost in costs[n]
-    )
-    assert all(set(cost) == {"set", "multi_get"} for n in costs for cost in costs[n])
-    # In each of 3 beats a rank reads at most 4 keys: the verdict, the beat of rank 0 and the beat
-    # of the next rank. The last rank of a host also reads the beat of the first rank of this host.
-    assert (
-        max(cost["multi_get"][1] for cost in costs[8])
-        <= max(cost["multi_get"][1] for cost in costs[64])
-        == 3 * 4
-    )
-
-
-def test_a_start_costs_a_rank_the_same_at_8_and_at_64_ranks(server):
-    most = {}
-    for n in (8, 64):
-        ranks = [Simulated(rank, n, PrefixStore(f"start{n}", server)) for rank in range(n)]
-        in_threads(*(rank.start for rank in ranks))
-        # Each request is for one key, also while a rank waits.
-        assert all(rank.store.keys == rank.store.requests for rank in ranks)
-        most[n] = {
-            name: max(rank.store.requests[name] for rank in ranks)
-            for name in ("add", "compare_set")
-        }
-        # The last to come to each of the three meetings releases the others.
-        assert sum(rank.store.requests["set"] for rank in ranks) == 2 * n + 3
-
-    assert most[8] == most[64]
-
-
-@pytest.mark.parametrize("fault", ["host", "stuck"])
-def test_a_host_that_falls_silent_and_a_rank_that_is_waited_for_are_named_once(server, fault):
-    n = 64
-    ranks = new_ranks(server, fault, n)
+def verdicts_after(ranks: list[Simulated], fault: str) -> list[Verdict]:
+    """Strike ranks with a fault. Return the verdicts until each healthy rank knows of one."""
     strike(ranks, fault)
-    verdicts = verdicts_of(
-        ranks, 1.5, lambda _: all(rank.known_at or rank.fault == "silent" for rank in ranks)
-    )
 
-    assert verdicts == [(n // 2, "STUCK" if fault == "stuck" else "SILENT")]
-    # Only the states of all ranks can tell who is waited for: one rank reads them.
-    read_all = [
-        rank.rank
-        for rank in ranks
-        if rank.store.keys["multi_get"] > 4 * rank.store.requests["multi_get"]
-    ]
-    assert len(read_all) == (1 if fault == "stuck" else 0)
+    def all_know(_: list[Verdict]) -> bool:
+        # A silent rank takes no turns, so it cannot know.
+        return all(rank.known_at or rank.fault == "silent" for rank in ranks)
+
+    return verdicts_of(ranks, 1.5, all_know)
 
 
-@pytest.mark.parametrize("n", [2, 24])
-def test_a_rank_that_falls_silent_after_the_others_began_to_wait_is_named_and_not_they(server, n):
-    # All ranks begin to wait for the last one. Only then this one falls silent, so that a rank that
-    # waits must not be taken for the one that stands still.
-    ranks = new_ranks(server, f"late{n}", n)
+def ranks_that_read_all(ranks: list[Simulated]) -> list[int]:
+    """Return the ranks that have read the beats of all ranks: more than 4 keys in a turn."""
+    found = []
+    for rank in ranks:
+        if rank.store.keys["multi_get"] > 4 * rank.store.requests["multi_get"]:
+            found.append(rank.rank)
+    return found
+
+
+def test_a_host_that_falls_silent_is_named_once(server):
+    ranks = new_ranks(server, "host", MANY)
+
+    verdicts = verdicts_after(ranks, "host")
+
+    # All ranks of a host in the middle fall silent. The first of them is named.
+    assert verdicts == [Verdict(MANY // 2, "SILENT")]
+    assert ranks_that_read_all(ranks) == []
+
+
+def test_a_rank_that_is_waited_for_is_named_once(server):
+    ranks = new_ranks(server, "stuck", MANY)
+
+    verdicts = verdicts_after(ranks, "stuck")
+
+    assert verdicts == [Verdict(MANY // 2, "STUCK")]
+    # Only the beats of all ranks can tell who is waited for. A single rank reads them.
+    assert len(ranks_that_read_all(ranks)) == 1
+
+
+@pytest.mark.parametrize("count", [2, 24])
+def test_a_rank_that_falls_silent_after_the_others_began_to_wait_is_named(server, count):
+    ranks = new_ranks(server, f"late{count}", count)
+    # All ranks begin to wait for the last one.
     begin = time.monotonic()
     for rank in ranks:
-        rank.since, rank.syncs = begin, 1
+        rank.since = begin
+        rank.syncs = 1
 
-    def is_over(verdicts):
-        ranks[-1].fault = "silent" if time.monotonic() > begin + 1 else ""
+    def is_over(verdicts: list[Verdict]) -> list[Verdict]:
+        """Let the last rank fall silent after a second. Tell whether there are verdicts."""
+        # The others stand still as well by then. They must not be taken for the cause.
+        if time.monotonic() > begin + 1:
+            ranks[-1].fault = "silent"
         return verdicts
 
-    assert verdicts_of(ranks, 3.0, is_over) == [(n - 1, "SILENT")]
+    assert verdicts_of(ranks, 3.0, is_over) == [Verdict(count - 1, "SILENT")]
 
 
-def test_a_restarted_rank_hears_of_the_start_of_its_own_rank_0(server):
-    # torchrun's store outlives a restart of the ranks. So it may have a request of a rank that died
-    # before the answer.
-    server.set(f"request/{server.add('requests', 1)}", "of an earlier start")
-    names = {}
+# ---- A restart ----
 
-    def name(rank):
+
+@pytest.fixture(scope="module")
+def names_of_starts(server) -> list[list[str]]:
+    """Give the name of each of two starts, as the three ranks hear it: start -> rank -> name.
+
+    torchrun restarts ranks, and its store outlives the restart. All keys of a start begin with the
+    name of the start, so that ranks do not read the keys of an earlier start.
+    """
+    # A request that an earlier rank 1 made before it died. Nobody has answered it.
+    number = server.add("requests", 1)
+    server.set(f"request/{number}", "of an earlier start")
+
+    def ask(names: dict[int, str], rank: int) -> None:
+        """Put the name of the start that a rank hears into `names`."""
         launch = LaunchInfo("torchrun", rank, 0, 3)
-        names.setdefault(rank, []).append(rendezvous._name_of_start(server, launch))
+        names[rank] = rendezvous._name_of_start(server, launch)
 
-    for start in range(2):
-        in_threads(*(partial(name, rank) for rank in (2, 1, 0)))
-        server.set(f"spikevrt/{names[0][start]}/{MET}", "1")
-        for thread in [thread for thread in threading.enumerate() if thread.name == "rendezvous"]:
-            thread.join(30)
-    first, second = zip(*(names[rank] for rank in range(3)), strict=True)
-    assert len(set(first)) == 1
-    assert len(set(second)) == 1
-    assert first != second
+    starts = []
+    for _ in range(2):
+        names: dict[int, str] = {}
+        in_threads(partial(ask, names, 2), partial(ask, names, 1), partial(ask, names, 0))
+        # The ranks have met. So the thread of rank 0 that answers requests ends.
+        server.set(f"spikevrt/{names[0]}/{MET}", "1")
+        for thread in threading.enumerate():
+            if thread.name == "rendezvous":
+                thread.join(30)
+        starts.append([names[0], names[1], names[2]])
+    return starts
+
+
+def test_all_ranks_of_a_start_hear_its_name_from_their_own_rank_0(names_of_starts):
+    for names in names_of_starts:
+        assert names == [names[0]] * 3
+
+
+def test_a_restart_has_another_name(names_of_starts):
+    first, second = names_of_starts
+
+    assert first[0] != second[0]

@@ -666,25 +666,35 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
     )
 
 
+class _Score(NamedTuple):
+    """The value of a metric in a validation, NaN if it is missing."""
+
+    restored: float  # of the restored frames
+    input: float  # of the blurry input
+
+
+class _ValidationRow(NamedTuple):
+    """A row of the table of validations. The page templates/run.html reads these names."""
+
+    step: float
+    scores: dict[str, _Score]  # name of a metric -> its values, e.g. "psnr" -> (31.2, 25.0)
+
+
 def _validation_rows(
     history: History, steps: Sequence[float], metrics: Sequence[str]
-) -> list[list[float]]:
-    """Return a row of the table of validations for each step.
-
-    A row has the step, and two numbers for each metric: of the restored frames and of the blurry
-    input. E.g. [4000, 31.2, 25.0, 0.91, 0.78] for PSNR and SSIM. A missing number is NaN. The page
-    templates/run.html relies on this order.
-    """
-    columns = []
-    for name in metrics:
-        columns.append(_by_step(history, f"val/{name}"))
-        columns.append(_by_step(history, f"val/{name}_input"))
+) -> list[_ValidationRow]:
+    """Return a row of the table of validations for each step."""
+    restored = {name: _by_step(history, f"val/{name}") for name in metrics}
+    blurry = {name: _by_step(history, f"val/{name}_input") for name in metrics}
     rows = []
     for step in steps:
-        row = [step]
-        for column in columns:
-            row.append(column.get(step, math.nan))
-        rows.append(row)
+        scores = {}
+        for name in metrics:
+            scores[name] = _Score(
+                restored=restored[name].get(step, math.nan),
+                input=blurry[name].get(step, math.nan),
+            )
+        rows.append(_ValidationRow(step, scores))
     return rows
 
 
@@ -711,26 +721,31 @@ def _state(history: History, psnr_at: Mapping[float, float], best_step: float | 
     return "; ".join(state)
 
 
-def _warnings(recorded: Path) -> list[tuple[str, tuple[str, int]]]:
-    """Return (text, (time of its last occurrence, number of occurrences)) of each warning.
+class _Warning(NamedTuple):
+    """A warning of the run. The page templates/run.html reads these names."""
 
-    E.g. ("the disk is nearly full", ("12:03:55", 4)). The warning with the newest occurrence comes
-    last. templates/run.html reads these tuples.
+    text: str  # e.g. "the disk is nearly full"
+    time: str  # of its last occurrence, e.g. "2026-11-27 12:03:55"
+    times: int  # number of its occurrences
+
+
+def _warnings(recorded: Path) -> list[_Warning]:
+    """Return the warnings of a run, each once. The one that occurred last is the last.
 
     recorded: the file of warnings of the run. Each line is a record {"time": ..., "text": ...}.
     """
     lines = recorded.read_text(encoding="utf-8").splitlines() if recorded.is_file() else []
-    warnings: dict[str, tuple[str, int]] = {}
+    warnings: dict[str, _Warning] = {}  # text -> its warning
     for line in lines:
         with suppress(ValueError):  # the process was killed while it wrote this line
             record = json.loads(line)
             text = record["text"]
-            count = 0
+            times = 1
             if text in warnings:
                 # Remove the text, so that it is put at the end below, where the newest warning is.
-                _, count = warnings.pop(text)
-            warnings[text] = (record["time"], count + 1)
-    return list(warnings.items())
+                times += warnings.pop(text).times
+            warnings[text] = _Warning(text, record["time"], times)
+    return list(warnings.values())
 
 
 def _panels(images: Path, step: float) -> dict[str, dict[str, np.ndarray]]:

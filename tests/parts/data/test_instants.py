@@ -1,17 +1,20 @@
 """Several sharp instants of each exposure: files, samples, the network, the test program.
 
 A blurry frame shows a whole exposure. An instant is the sharp frame of one moment in it, so K
-instants of a frame are a short slow-motion film. In the clips of these tests, green says which
-instant a picture is, and all spikes are in the first half of an exposure.
+instants of a frame are a short slow-motion film. In the clips of these tests, the green value of a
+picture says which instant it is, counted from 1. The spikes of a frame are all in the first half of
+its exposure.
 """
 
 import json
 import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from data.select_dataset import build_dataset
 from models.metrics import psnr
@@ -26,106 +29,208 @@ from utils.video import VideoReader
 
 # Instants of a frame. The middle one is the sharp frame of clips without instants.
 K = 3
+# Exit codes of a refusal: an option must be changed, or the data do not fit.
+CHANGE_OPTIONS = 2
+DATA_DO_NOT_FIT = 3
 
 
 @pytest.fixture(scope="module")
-def clips(tmp_path_factory):
+def clips(tmp_path_factory) -> Path:
     """Give a folder with two training clips, of 4 and 2 frames, with K instants of each frame."""
     root = tmp_path_factory.mktemp("clips")
     write_clip(root, "clip0", frames=4, instants=K)
-    # This clip is shorter than a sample, so it is played back and forth.
+    # This clip is shorter than a sample of 3 frames, so it is played back and forth.
     write_clip(root, "clip1", frames=2, first=47, seed=1, instants=K)
     write_info(root)
     return root
 
 
-def with_instants(root, split="train", **changes):
+def with_instants(root: Path, split: str = "train", **changes: Any) -> dict[str, Any]:
     """Return a section of `datasets` that reads the instants. changes: further keys."""
     return section(root, split, dataroot_gt_instants=str(root / "GOPRO_Large" / split), **changes)
 
 
-def build(root, **changes):
+def build(root: Path, **changes: Any) -> Any:
     """Return a data set of training that flips, turns and reverses its samples."""
-    turns = {"use_hflip": True, "use_rot": True, "random_reverse": True}
-    return build_dataset(with_instants(root, **turns, **changes), "train", 0)
+    turns: dict[str, Any] = {"use_hflip": True, "use_rot": True, "random_reverse": True}
+    return build_dataset(with_instants(root, **turns, **changes), "train", seed=0)
 
 
-def test_instants_are_turned_with_the_frame_and_reversed_with_its_time(clips):
+# ---- Samples ----
+
+
+class SampleFrame(NamedTuple):
+    """A frame of a sample."""
+
+    instants: Tensor  # (K, RGB, H, W), values of 8 bits
+    lq: Tensor  # the blurry frame, (RGB, H, W), values of 8 bits
+    is_reversed: bool  # whether time runs backwards within the exposure
+
+
+@pytest.fixture(scope="module")
+def samples(clips) -> list[dict[str, Any]]:
+    """Give all samples of four epochs, so that each flip, turn and direction of time occurs."""
     dataset = build(clips)
-    directions = set()
+    found = []
     for epoch in range(4):
-        for index in range(len(dataset)):
-            item = dataset[(epoch, index)]
-            # (frames, K, RGB, H, W)
-            instants = (item["gt_instants"].unflatten(1, (K, 3)) * 255).round().int()
-            # The middle instant is the sharp frame.
-            assert torch.equal(item["gt"], item["gt_instants"][:, 3:6])
-            for frame in range(3):
-                # Channel 0 has the spikes of the first half of the exposure. They are in channel 1
-                # if time is reversed.
-                first, second = item["spike"][frame].sum((1, 2))
-                order = [1, 2, 3] if first > second else [3, 2, 1]
-                directions.add(order[0])
-                assert [int(instants[frame, k, 1].unique()) for k in range(K)] == order
-                # The red of a blurry frame is twice the red of its instants. So flips and turns are
-                # alike in both.
-                lq = (item["lq"][frame, 0] * 255).round().int()
-                assert all(torch.equal(2 * instants[frame, k, 0], lq) for k in range(K))
-
-    assert directions == {1, 3}
+        for number in range(len(dataset)):
+            found.append(dataset[(epoch, number)])
+    return found
 
 
-def test_samples_from_a_cache_and_from_memory_are_those_from_the_files(clips, tmp_path):
+@pytest.fixture(scope="module")
+def sample_frames(samples) -> list[SampleFrame]:
+    """Give the frames of all samples."""
+    frames = []
+    for sample in samples:
+        instants = (sample["gt_instants"].unflatten(1, (K, 3)) * 255).round().int()
+        lq = (sample["lq"] * 255).round().int()
+        for number in range(3):
+            # Channel 0 counts the spikes in the first half of the exposure, channel 1 those in the
+            # second half. All spikes are in the first half. If time is reversed, it is the second.
+            first_half, second_half = sample["spike"][number].sum((1, 2))
+            is_reversed = bool(first_half < second_half)
+            frames.append(SampleFrame(instants[number], lq[number], is_reversed))
+    return frames
+
+
+def test_the_middle_instant_is_the_sharp_frame(samples):
+    for sample in samples:
+        # The channels are R0 G0 B0 R1 G1 B1 R2 G2 B2, with the number of the instant.
+        middle_instant = sample["gt_instants"][:, 3:6]
+        assert torch.equal(sample["gt"], middle_instant)
+
+
+def test_samples_of_both_directions_of_time_are_drawn(sample_frames):
+    assert {frame.is_reversed for frame in sample_frames} == {False, True}
+
+
+def test_instants_are_reversed_with_the_time_of_the_frame(sample_frames):
+    for frame in sample_frames:
+        numbers = [int(instant[1].unique()) for instant in frame.instants]  # 1: green
+        expected = [3, 2, 1] if frame.is_reversed else [1, 2, 3]
+        assert numbers == expected
+
+
+def test_instants_are_turned_with_the_frame(sample_frames):
+    for frame in sample_frames:
+        for instant in frame.instants:
+            # The red of a blurry frame is twice the red of its instants, pixel by pixel.
+            assert torch.equal(2 * instant[0], frame.lq[0])  # 0: red
+
+
+@pytest.fixture(scope="module")
+def plain_set(clips) -> Any:
+    """Give the data set that reads the files for each sample."""
     # Former versions saved rate_windows 0 for no windows.
-    plain = build(clips, rate_windows=0)
+    return build(clips, rate_windows=0)
+
+
+def assert_same_samples(dataset: Any, expected: Any) -> None:
+    """Check that two data sets have the same samples. A data set has a sample for each frame."""
+    assert len(dataset) == len(expected) == 4 + 2
+    epoch = 1
+    for number in range(len(expected)):
+        assert same(dataset[(epoch, number)], expected[(epoch, number)])
+
+
+def test_samples_from_a_cache_are_those_from_the_files(clips, plain_set, tmp_path):
+    backend = cached(with_instants(clips), tmp_path / "cache")["io_backend"]
+
+    assert_same_samples(build(clips, io_backend=backend), plain_set)
+
+
+def test_samples_from_memory_are_those_from_the_files(clips, plain_set):
     kept = build(clips, cache_data=True)
-    from_cache = build(
-        clips, io_backend=cached(with_instants(clips), tmp_path / "cache")["io_backend"]
-    )
-    for dataset in (from_cache, kept, kept):
-        assert all(same(dataset[(1, index)], plain[(1, index)]) for index in range(6))
+
+    # The first time they are read and kept. The second time they come from memory.
+    assert_same_samples(kept, plain_set)
+    assert_same_samples(kept, plain_set)
 
 
-def test_missing_instants_and_an_even_number_are_problems(tmp_path):
+# ---- Files ----
+
+
+@pytest.fixture
+def problem_of(tmp_path) -> dict[str, str]:
+    """Give what the check says of clip0, which lacks an instant, and of clip1, which has two."""
     write_clip(tmp_path, "clip0", frames=3, instants=3)
     write_clip(tmp_path, "clip1", frames=2, instants=2)
     write_info(tmp_path)
     (tmp_path / "GOPRO_Large/train/clip0/instants/000001_1.png").unlink()
-    problems = {problem.clip: problem.what for problem in check(with_instants(tmp_path)).problems}
 
-    assert "other files than _0 ... _2 for 1 frames, such as 000001" in problems["clip0"]
-    assert "has 2 files" in problems["clip1"]
-    assert "must be odd" in problems["clip1"]
+    return {problem.clip: problem.what for problem in check(with_instants(tmp_path)).problems}
 
 
-def test_a_fresh_network_returns_its_input_at_every_instant_and_flip_seq_averages_both_ways():
+def test_a_missing_instant_is_a_problem(problem_of):
+    assert "other files than _0 ... _2 for 1 frames, such as 000001" in problem_of["clip0"]
+
+
+def test_an_even_number_of_instants_is_a_problem(problem_of):
+    # An even number has no instant in the middle, which would be the sharp frame.
+    assert "has 2 files" in problem_of["clip1"]
+    assert "must be odd" in problem_of["clip1"]
+
+
+def test_other_files_beside_the_instants_are_left_alone(clips, tmp_path):
+    shutil.copytree(clips, tmp_path / "clips")
+    folder = tmp_path / "clips/GOPRO_Large/train/clip0/instants"
+    # Names without a number of an instant, and an instant of a frame 99, which the clip lacks.
+    for name in ("notes_a.png", "000000_x.png", "preview.png", "99_0.png"):
+        shutil.copy(folder / "000000_0.png", folder / name)
+
+    first_clip = build(tmp_path / "clips").clips[0]
+
+    assert first_clip.instants == K
+
+
+# ---- The network ----
+
+
+def test_a_fresh_network_returns_its_input_at_every_instant():
     net = define_G({"netG": network(fusion="none", out_instants=5)})
-    lq = torch.rand(1, 2, 3, 32, 32)
-    assert torch.allclose(net(lq), lq.repeat(1, 1, 5, 1, 1), atol=1e-6)
-    # An even number has no instant in the middle.
+    lq = torch.rand(1, 2, 3, 32, 32)  # (B, frames, RGB, H, W)
+
+    restored = net(lq)
+
+    assert torch.allclose(restored, lq.repeat(1, 1, 5, 1, 1), atol=1e-6)
+
+
+def test_a_network_of_an_even_number_of_instants_is_refused():
     with pytest.raises(OptionError, match=r"netG\.out_instants is 4"):
         define_G({"netG": network(fusion="none", out_instants=4)})
 
-    class ByTime(nn.Module):
-        """A network whose instants get brighter with time: -0.1, 0, +0.1 for spikes of 1.
 
-        In reversed time the spikes are -1, so the instants get darker.
-        """
+class BrighterWithTime(nn.Module):
+    """A network whose instants get brighter with time: by -0.1, 0 and +0.1 for spikes of 1.
 
-        def forward(self, lq, spike):
-            return torch.cat([lq + 0.1 * (k - 1) * spike for k in range(K)], dim=2)
+    In reversed time the spikes are -1, so the instants get darker.
+    """
 
+    def forward(self, lq: Tensor, spike: Tensor) -> Tensor:
+        return torch.cat([lq - 0.1 * spike, lq, lq + 0.1 * spike], dim=2)
+
+
+def test_flip_seq_averages_each_instant_with_the_same_instant_in_reversed_time():
     lq = torch.rand(1, 4, 3, 16, 16)
     spike = torch.ones(1, 4, 1, 16, 16)
     options = {"least_size": (8, 8), "stride": 8, "window_size": (2, 8, 8), "out_instants": K}
-    forwards = restore_clip(ByTime(), lq, spike, **options)
+    net = BrighterWithTime()
+
+    forwards = restore_clip(net, lq, spike, **options)
     # flip_seq restores in both directions of time, and takes the mean of both.
-    both = restore_clip(ByTime(), lq, spike, spike_reversed=-spike, flip_seq=True, **options)
+    both = restore_clip(net, lq, spike, spike_reversed=-spike, flip_seq=True, **options)
+
+    # This network gives the same in both directions. Without putting the instants of the reversed
+    # direction in reverse order, the mean would be lq at each instant.
     assert torch.allclose(both, forwards, atol=1e-6)
 
 
+# ---- The test program ----
+
+
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def home(tmp_path_factory) -> Path:
     """Give a folder with test clips with instants, an option file, and random weights."""
     folder = tmp_path_factory.mktemp("home")
     options = write_options(folder, instants=K, netG=network(out_instants=K))
@@ -137,83 +242,121 @@ def home(tmp_path_factory):
     return folder
 
 
-def test_a_test_scores_and_shows_every_instant(home):
-    folder = home / "tested"
-    arguments = [
-        "--opt",
-        home / "options.json",
-        "--weights",
-        home / "weights.pth",
-        "--output",
-        folder,
-    ]
-    restore(*arguments, "--save", "frames", "slowmotion")
-    found = metrics(folder)
-    clip = found["clips"]["test1"]
-    # The film of all instants, at the frame rate of usual films.
-    slow = VideoReader(folder / "test1_slowmotion.mp4")
-    assert slow.num_frames == 9
-    assert K * clip["frames"] == 9
-    assert slow.fps == 25
-    # Frame 2 has the instants 6, 7 and 8 of the film.
-    for k in range(K):
-        restored = imread_rgb(folder / f"instants/test1/000002_{k}.png")
-        truth = imread_rgb(home / f"GOPRO_Large/test/test1/instants/000002_{k}.png")
-        assert clip["per_frame"][f"instant {k}"]["psnr"][2] == pytest.approx(psnr(restored, truth))
-        assert np.abs(slow.read(6 + k).astype(int) - restored).mean() < 8
-    middle = imread_rgb(folder / "test1/000002.png")
-    assert np.array_equal(middle, imread_rgb(folder / "instants/test1/000002_1.png"))
-    means = ", ".join(f"{found['averages'][f'instant {k}']['psnr']:.2f}" for k in range(K))
-    assert (
-        f"PSNR dB of the instants, mean over clips: {means}" in (folder / "table.txt").read_text()
-    )
-    restore(*arguments, "--save", "frames", "slowmotion")  # complete: nothing to do
-    # The scores of values that are not rounded differ a little.
-    restore(*arguments[:-1], home / "exact", "metric.values=clamped")
-    exact = metrics(home / "exact")["averages"]
-    for k in range(K):
-        score, rounded = (
-            averages[f"instant {k}"]["psnr"] for averages in (exact, found["averages"])
-        )
-        assert score == pytest.approx(rounded, abs=0.05)
-        assert score != rounded
-
-    assert exact["instant 1"]["psnr"] == exact["restored"]["psnr"]
-
-
-def test_training_compares_every_instant(home):
-    result = train(home / "options.json", "train.total_iter=2", "debug.every=1")
-    assert result.exit_codes == [0], result.text
-    # 9 channels: the colours of K instants.
-    assert "gt (1, 2, 9, 32, 32)" in result.text
-    assert history(home / "options.json")["val/psnr"]
-
-
-def test_other_numbers_of_instants_than_the_data_have_are_refused(home, capfd):
+def arguments_of_test(home: Path, out: Path, *more: object) -> list[object]:
+    """Return the arguments that test the weights. more: further arguments."""
     weights = home / "weights.pth"
-    out = home / "refused"
-    arguments = ("--opt", home / "options.json", "--weights", weights, "--output", out)
-    text, code = message(capfd, *arguments, "netG.out_instants=5")
-    assert code == 3
+    return ["--opt", home / "options.json", "--weights", weights, "--output", out, *more]
+
+
+@pytest.fixture(scope="module")
+def tested(home) -> Path:
+    """Give the results of a test that saved frames and the film of all instants."""
+    folder = home / "tested"
+    restore(*arguments_of_test(home, folder, "--save", "frames", "slowmotion"))
+    return folder
+
+
+def test_the_slow_film_shows_every_instant_at_the_rate_of_usual_films(tested):
+    film = VideoReader(tested / "test1_slowmotion.mp4")
+
+    # Clip test1 has 3 frames.
+    assert film.num_frames == 3 * K
+    assert film.fps == 25
+
+
+@pytest.mark.parametrize("instant", range(K))
+def test_the_slow_film_shows_the_saved_instants(tested, instant):
+    film = VideoReader(tested / "test1_slowmotion.mp4")
+
+    saved = imread_rgb(tested / f"instants/test1/000002_{instant}.png")
+
+    # Frame 2 has the instants 6, 7 and 8 of the film. A film is compressed, so its values differ
+    # from the picture by some levels.
+    shown = film.read(2 * K + instant).astype(int)
+    assert np.abs(shown - saved).mean() < 8
+
+
+@pytest.mark.parametrize("instant", range(K))
+def test_the_score_of_an_instant_is_that_of_its_saved_picture(home, tested, instant):
+    restored = imread_rgb(tested / f"instants/test1/000002_{instant}.png")
+    truth = imread_rgb(home / f"GOPRO_Large/test/test1/instants/000002_{instant}.png")
+
+    scores = metrics(tested)["clips"]["test1"]["per_frame"][f"instant {instant}"]["psnr"]
+
+    assert scores[2] == pytest.approx(psnr(restored, truth))  # 2: the frame 000002
+
+
+def test_the_saved_frame_is_the_middle_instant(tested):
+    frame = imread_rgb(tested / "test1/000002.png")
+
+    assert np.array_equal(frame, imread_rgb(tested / "instants/test1/000002_1.png"))
+
+
+def test_the_table_has_the_mean_of_each_instant(tested):
+    averages = metrics(tested)["averages"]
+
+    means = ", ".join(f"{averages[f'instant {number}']['psnr']:.2f}" for number in range(K))
+    table = (tested / "table.txt").read_text()
+    assert f"PSNR dB of the instants, mean over clips: {means}" in table
+
+
+def test_a_complete_test_with_instants_can_be_repeated(home, tested):
+    before = metrics(tested)
+
+    restore(*arguments_of_test(home, tested, "--save", "frames", "slowmotion"))
+
+    assert metrics(tested) == before
+
+
+@pytest.fixture(scope="module")
+def exact_averages(home) -> dict[str, Any]:
+    """Give the averages of a test that scores values as they are, not rounded to 8 bits."""
+    restore(*arguments_of_test(home, home / "exact", "metric.values=clamped"))
+    return metrics(home / "exact")["averages"]
+
+
+@pytest.mark.parametrize("instant", range(K))
+def test_the_scores_of_exact_values_differ_a_little(tested, exact_averages, instant):
+    rounded = metrics(tested)["averages"][f"instant {instant}"]["psnr"]
+    exact = exact_averages[f"instant {instant}"]["psnr"]
+
+    assert exact == pytest.approx(rounded, abs=0.05)  # dB
+    assert exact != rounded
+
+
+def test_the_exact_score_of_the_middle_instant_is_that_of_the_frame(exact_averages):
+    assert exact_averages["instant 1"]["psnr"] == exact_averages["restored"]["psnr"]
+
+
+def test_another_number_of_instants_than_the_data_have_is_refused(home, tmp_path, capfd):
+    out = tmp_path / "refused"
+
+    text, code = message(capfd, *arguments_of_test(home, out, "netG.out_instants=5"))
+
+    assert code == DATA_DO_NOT_FIT
     assert "has 3 sharp frames for each blurry one" in text
     assert "netG.out_instants is 5" in text
-    changes = (
-        "netG.out_instants=1",
-        "datasets.test.dataroot_gt_instants=null",
-        "--save",
-        "slowmotion",
-    )
-    text, code = message(capfd, *arguments, *changes)
+    assert not out.exists()
 
-    assert code == 2
+
+def test_a_slow_film_of_a_single_instant_is_refused(home, tmp_path, capfd):
+    out = tmp_path / "refused"
+    one_instant = ("netG.out_instants=1", "datasets.test.dataroot_gt_instants=null")
+
+    text, code = message(capfd, *arguments_of_test(home, out, *one_instant, "--save", "slowmotion"))
+
+    assert code == CHANGE_OPTIONS
     assert "--save slowmotion" in text
     assert not out.exists()
 
 
-def test_other_files_beside_the_instants_are_left_alone(clips, tmp_path):
-    shutil.copytree(clips, tmp_path / "clips")
-    folder = tmp_path / "clips/GOPRO_Large/train/clip0/instants"
-    for name in ("notes_a.png", "000000_x.png", "preview.png", "99_0.png"):
-        shutil.copy(folder / "000000_0.png", folder / name)
+# ---- Training ----
 
-    assert build(tmp_path / "clips").clips[0].instants == K
+
+def test_training_compares_every_instant(home):
+    result = train(home / "options.json", "train.total_iter=2", "debug.every=1")
+
+    assert result.exit_codes == [0], result.text
+    # debug.every prints the shape of the truth: 9 channels, the colours of K instants.
+    assert "gt (1, 2, 9, 32, 32)" in result.text
+    assert history(home / "options.json")["val/psnr"]

@@ -3,17 +3,20 @@
 The second camera has planes of 30 x 40 pixels and is turned a little. The frames of the RGB camera
 have 45 x 80 pixels. A calibration file says where a spike pixel lies in a frame. The tests compare
 with a camera "same", which looks through the lens of the RGB camera and needs no calibration.
+
+A plane is what a spike camera records at one instant: one bit for each pixel. A channel, the input
+of the network, is a mean of planes. A matrix maps a spike pixel (x, y, 1) to a pixel of a frame.
 """
 
-import json
 import logging
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
-import main_test_vrt
 from data.cameras.spike_grid import Calibration, save_calibration
 from data.clips.clip_reader import user_clips
 from data.clips.preflight import preflight
@@ -23,6 +26,7 @@ from tests.helpers.checked import present
 from tests.helpers.clip_files import cached, resolved, same, write_dat
 from tests.helpers.train_files import LOADER, experiment, train, write_options
 from tests.helpers.two_cameras import record, similarity
+from tests.helpers.weights_files import metrics, restore
 from utils.errors import DataError
 from utils.image import imwrite_rgb
 from utils.options.models import DatasetsOptions
@@ -31,10 +35,23 @@ from utils.options.models import DatasetsOptions
 FRAME = (45, 80)
 PLANE = (30, 40)
 PLANES = 48
-# The true place of the second camera, a matrix (3, 3) from spike pixels to pixels of a frame. It is
-# a turn by 2 degrees, 1.37 pixels of a frame for a spike pixel, and a shift by 2.4 pixels along x
-# and by -1.3 along y.
-TRUTH = similarity(2.0, 1.37, PLANE, FRAME, (2.4, -1.3))
+# Spikes per plane in full light, as `record` makes them.
+RATE = 0.6
+
+
+def place(
+    turn: float = 2.0, scale: float = 1.37, shift: tuple[float, float] = (2.4, -1.3)
+) -> np.ndarray:
+    """Return a place of the second camera: the matrix (3, 3) from spike pixels to pixels of a
+    frame.
+
+    turn: degrees. scale: pixels of a frame for a spike pixel. shift: pixels of a frame, along x and
+    along y. Without arguments this is the true place.
+    """
+    return similarity(turn, scale, PLANE, FRAME, shift)
+
+
+TRUTH = place()
 # Keys of the section `spike`: the size of the planes, and channels that are means of spikes.
 SECOND = {"h": 30, "w": 40}
 MEAN = {
@@ -45,208 +62,359 @@ MEAN = {
 }
 
 
-def write_frames(root, split, clip, frames, seed, second=TRUTH):
+def write_frames(
+    root: Path, split: str, clip: str, frames: int, seed: int, second: np.ndarray = TRUTH
+) -> None:
     """Write a clip: RGB frames, the spikes of the second camera, and those of the camera "same".
 
     second: the place of the second camera.
     """
+    without_change = np.eye(3)
     for number in range(frames):
-        for kind, place, size in (("second", second, PLANE), ("same", np.eye(3), FRAME)):
-            # The scene is drawn first, so both cameras see the same one.
+        for kind, matrix, size in (("second", second, PLANE), ("same", without_change, FRAME)):
+            # The scene is drawn first, so both cameras see the same scene.
             rng = np.random.default_rng([seed, number])
-            frame, spikes = record(rng, place, FRAME, size, planes=PLANES)
+            frame, spikes = record(rng, matrix, FRAME, size, planes=PLANES, rate=RATE)
             write_dat(root / kind / split / clip / "spike" / f"{number:06d}.dat", spikes)
+        # Nothing moves, so the sharp frame is the blurry frame.
+        picture = frame[..., None].repeat(3, axis=2)
         for folder in ("blur", "sharp"):
-            imwrite_rgb(
-                root / "rgb" / split / clip / folder / f"{number:06d}.png",
-                frame[..., None].repeat(3, axis=2),
-            )
+            imwrite_rgb(root / "rgb" / split / clip / folder / f"{number:06d}.png", picture)
 
 
-def save(path, matrix, **keys):
+def save(path: Path, matrix: np.ndarray, **keys: Any) -> str:
     """Save a calibration. keys: further fields. Return its path as a text."""
-    sizes: dict[str, Any] = {"spike_size": list(PLANE), "rgb_size": list(FRAME)}
-    save_calibration(path, Calibration(matrix=np.asarray(matrix)[:2].tolist(), **(sizes | keys)))
+    fields: dict[str, Any] = {"spike_size": list(PLANE), "rgb_size": list(FRAME)}
+    fields |= keys
+    first_two_rows = np.asarray(matrix)[:2].tolist()
+    save_calibration(path, Calibration(matrix=first_two_rows, **fields))
     return str(path)
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    """Give a folder with two training clips, a test clip, and the true calibration."""
+def home(tmp_path_factory) -> Path:
+    """Give a folder with training clips a and b, test clip c, and the true calibration."""
     root = tmp_path_factory.mktemp("cameras")
-    for number, (split, clip) in enumerate((("train", "a"), ("train", "b"), ("test", "c"))):
-        write_frames(root, split, clip, 3, number)
+    write_frames(root, "train", "a", frames=3, seed=0)
+    write_frames(root, "train", "b", frames=3, seed=1)
+    write_frames(root, "test", "c", frames=3, seed=2)
     save(root / "true.json", TRUTH)
     return root
 
 
-def section(root, split, kind="second", **spike):
+def section(root: Path, split: str, kind: str = "second", **spike: Any) -> dict[str, Any]:
     """Return a section of `datasets`.
 
     kind: the camera, "second" or "same". spike: keys of its section `spike` to replace.
     """
-    known = (
-        SECOND | {"calibration": str(root / "true.json")}
-        if kind == "second"
-        else {"h": 45, "w": 80}
-    )
+    if kind == "second":
+        camera = SECOND | {"calibration": str(root / "true.json")}
+    else:
+        camera = {"h": 45, "w": 80}
     values = {
-        "dataset_type": "TrainDatasetRGBSpike" if split == "train" else "TestDatasetRGBSpike",
-        "dataroot_gt": str(root / "rgb" / split), "dataroot_lq": str(root / "rgb" / split),
-        "dataroot_spike": str(root / kind / split), "spike": {"type": "dat"} | MEAN | known | spike,
-    }  # fmt: skip
-    return values | (
-        {"num_frame": 2, "gt_size": 24, "use_hflip": True, "use_rot": True}
-        if split == "train"
-        else {}
-    )
-
-
-def build(root, split, kind="second", **spike):
-    """Return the data set of `section`."""
-    return build_dataset(section(root, split, kind, **spike), split, 0)
-
-
-def test_the_channels_are_those_of_a_camera_behind_the_same_lens(home, tmp_path):
-    dataset = build(home, "test")
-    seen = (..., *dataset.clips[0].grid.region.slices)
-    ideal = build(home, "test", "same")[0]["spike"].mean(1)[seen]
-    error = (dataset[0]["spike"].mean(1)[seen] - ideal).abs().mean()
-    wrong = {
-        "mirrored": save(tmp_path / "mirrored.json", TRUTH, mirror="columns"),
-        "turned the other way": save(
-            tmp_path / "turned.json", similarity(-6, 1.37, PLANE, FRAME, (2.4, -1.3))
-        ),
-        "shifted": save(tmp_path / "shifted.json", similarity(2, 1.37, PLANE, FRAME, (7.4, -1.3))),
+        "dataroot_gt": str(root / "rgb" / split),
+        "dataroot_lq": str(root / "rgb" / split),
+        "dataroot_spike": str(root / kind / split),
+        "spike": {"type": "dat"} | MEAN | camera | spike,
     }
-    assert error < 0.01
-    for name, path in wrong.items():
-        other = (
-            (build(home, "test", calibration=path)[0]["spike"].mean(1)[seen] - ideal).abs().mean()
-        )
-        assert other > 0.016, name
+    if split == "test":
+        return values | {"dataset_type": "TestDatasetRGBSpike"}
+    crops = {"num_frame": 2, "gt_size": 24, "use_hflip": True, "use_rot": True}
+    return values | {"dataset_type": "TrainDatasetRGBSpike"} | crops
 
 
-def test_samples_lie_where_both_cameras_look_and_are_the_same_from_a_cache(
-    home,
-):
+def build(root: Path, split: str, kind: str = "second", **spike: Any) -> Any:
+    """Return the data set of `section`."""
+    return build_dataset(section(root, split, kind, **spike), split, seed=0)
+
+
+# ---- Channels ----
+
+
+def mean_channels(dataset: Any) -> torch.Tensor:
+    """Return the mean of the channels of the test clip, for each frame and pixel (3, H, W)."""
+    clip = dataset[0]
+    return clip["spike"].mean(dim=1)
+
+
+@pytest.fixture(scope="module")
+def error_with(home) -> Callable[[str], float]:
+    """Give a function: calibration file -> mean error of the channels of the second camera.
+
+    The error is the difference from the channels of the camera "same", in the region of a frame
+    that the second camera sees. Channels are between 0 and RATE.
+    """
+    region = build(home, "test").clips[0].grid.region
+
+    def in_region(channels: torch.Tensor) -> torch.Tensor:
+        rows, columns = region.slices
+        return channels[:, rows, columns]
+
+    ideal = in_region(mean_channels(build(home, "test", "same")))
+
+    def error(calibration: str) -> float:
+        found = in_region(mean_channels(build(home, "test", calibration=calibration)))
+        return float((found - ideal).abs().mean())
+
+    return error
+
+
+def test_the_channels_are_those_of_a_camera_behind_the_same_lens(home, error_with):
+    # One spike in 48 planes is 0.02. So the error is less than half a spike for each pixel.
+    assert error_with(str(home / "true.json")) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("matrix", "keys"),
+    [
+        pytest.param(TRUTH, {"mirror": "columns"}, id="mirrored"),
+        pytest.param(place(turn=-6), {}, id="turned by 8 degrees more"),
+        pytest.param(place(shift=(7.4, -1.3)), {}, id="shifted by 5 pixels more"),
+    ],
+)
+def test_with_a_wrong_calibration_the_channels_are_others(tmp_path, error_with, matrix, keys):
+    wrong = save(tmp_path / "wrong.json", matrix, **keys)
+
+    # Clearly more than the error with the true calibration, which is below 0.01.
+    assert error_with(wrong) > 0.016
+
+
+@pytest.mark.parametrize("kind", ["second", "same"])
+def test_rate_match_divides_the_channels_by_the_rate_of_the_camera(home, kind):
+    # "match": the program finds the rate from frames and spikes.
+    matched = build(home, "test", kind, rate="match")[0]["spike"]
+    given = build(home, "test", kind, rate=1.0)[0]["spike"]
+
+    factor = (matched / given)[given > 0].median()
+    assert float(factor) == pytest.approx(1 / RATE, rel=0.05)
+
+
+# ---- Samples ----
+
+
+def test_samples_lie_where_both_cameras_look(home):
     dataset = build(home, "train")
-    from_cache = build_dataset(cached(section(home, "train"), home / "cache"), "train", 0)
-    for index in range(len(dataset)):
-        item = dataset[(0, index)]
-        assert item["spike"].shape == (2, 2, 24, 24)
-        assert same(item, from_cache[(0, index)])
+
+    epoch = 0
+    for number in range(len(dataset)):
+        sample = dataset[(epoch, number)]
+        assert sample["spike"].shape == (2, 2, 24, 24)  # (frames, channels, H, W)
         # Spikes and frames of a crop show the same light. With spikes of another place they would
-        # not be correlated.
-        rates = item["spike"].mean(1).ravel()
-        light = item["gt"].mean(1).ravel() ** 2.2
+        # not be correlated. Display values to the power of 2.2 are light.
+        rates = sample["spike"].mean(dim=1).ravel()
+        light = sample["gt"].mean(dim=1).ravel() ** 2.2
         assert np.corrcoef(rates, light)[0, 1] > 0.8
+
+
+def test_samples_are_the_same_from_a_cache(home):
+    dataset = build(home, "train")
+
+    from_cache = build_dataset(cached(section(home, "train"), home / "cache"), "train", seed=0)
+
+    epoch = 0
+    for number in range(len(dataset)):
+        assert same(dataset[(epoch, number)], from_cache[(epoch, number)])
+
+
+def test_crops_that_are_larger_than_what_both_cameras_see_are_refused(home):
+    # A frame has 45 rows, and the second camera does not see all of them.
     too_large = section(home, "train") | {"gt_size": 44}
+
     with pytest.raises(DataError, match="what the spike camera sees"):
-        build_dataset(too_large, "train", 0)
-    for kind in ("second", "same"):
-        matched, given = (
-            build(home, "test", kind, rate=rate)[0]["spike"] for rate in ("match", 1.0)
-        )
-        assert float((matched / given)[given > 0].median()) == pytest.approx(1 / 0.6, rel=0.05), (
-            kind
-        )
+        build_dataset(too_large, "train", seed=0)
 
 
-def test_the_check_of_the_data_compares_sizes_and_pictures(home, tmp_path, caplog):
-    def check(root=home, **spike):
-        caplog.clear()
+def test_a_resume_takes_another_note_in_a_calibration_for_the_same_samples(home, tmp_path):
+    file = tmp_path / "calibration.json"
+    save(file, TRUTH, made={"by": "hand"})
+    names = build(home, "train", calibration=str(file)).sample_names()
+
+    save(file, TRUTH, made={"by": "someone else"})
+
+    assert build(home, "train", calibration=str(file)).sample_names() == names
+
+
+def test_a_resume_sees_another_calibration_under_the_same_name(home, tmp_path):
+    file = tmp_path / "calibration.json"
+    save(file, TRUTH)
+    names = build(home, "train", calibration=str(file)).sample_names()
+
+    # A scale that is larger by a thousandth along x.
+    save(file, TRUTH @ np.diag([1.001, 1, 1]))
+
+    assert build(home, "train", calibration=str(file)).sample_names() != names
+
+
+# ---- The check of the data ----
+
+
+@pytest.fixture
+def check(home, tmp_path, caplog) -> Callable[..., str]:
+    """Give a function that checks the test clips, and returns the lines of the log.
+
+    root: the folder of the clips. spike: keys of the section `spike` to replace.
+    """
+    caplog.set_level(logging.INFO)
+
+    def run(root: Path = home, **spike: Any) -> str:
         datasets = DatasetsOptions(test=resolved(section(root, "test", **spike)))
         preflight(datasets, tmp_path / "runs")
         return caplog.text
 
-    caplog.set_level(logging.INFO)
-    assert "resemble" not in check()
-    assert "1 clips, 3 frames" in caplog.text
-    turned = save(tmp_path / "turned.json", similarity(182, 1.37, PLANE, FRAME, (2.4, -1.3)))
+    return run
+
+
+def test_the_check_finds_no_fault_with_the_true_calibration(check):
+    said = check()
+
+    assert "resemble" not in said
+    assert "1 clips, 3 frames" in said
+
+
+def test_the_check_sees_spikes_of_another_place(check, tmp_path):
+    # Turned by 180 degrees more than the second camera.
+    turned = save(tmp_path / "turned.json", place(turn=182))
+
     assert "do not resemble the frame" in check(calibration=turned)
+
+
+def test_the_check_sees_spikes_that_are_upside_down(check):
+    # The files have the last row first, as `flip` says by default.
     assert "upside down" in check(flip=False)
-    # Here a spike pixel is 2.4 pixels wide, so the planes are larger than the frame.
-    near = similarity(2.0, 2.4, PLANE, FRAME, (2.4, -1.3))
-    write_frames(tmp_path / "near", "test", "c", 1, 7, near)
+
+
+def test_the_check_finds_no_fault_with_planes_that_are_larger_than_the_frame(check, tmp_path):
+    # A spike pixel is 2.4 pixels wide. So the planes are 72 x 96 pixels of a frame of 45 x 80.
+    near = place(scale=2.4)
+    write_frames(tmp_path / "near", "test", "c", frames=1, seed=7, second=near)
+
     said = check(tmp_path / "near", calibration=save(tmp_path / "near.json", near))
+
     assert "resemble" not in said
     assert "upside" not in said
     assert "1 clips, 1 frames" in said
+
+
+def test_the_check_refuses_a_calibration_for_frames_of_another_size(check, tmp_path):
     large = save(tmp_path / "large.json", TRUTH, rgb_size=[90, 160])
-    with pytest.raises(
-        DataError, match=r"lq is 45 x 80, spike\.calibration was made for frames of 90 x 160"
-    ):
+
+    expected = r"lq is 45 x 80, spike\.calibration was made for frames of 90 x 160"
+    with pytest.raises(DataError, match=expected):
         check(calibration=large)
 
 
-def test_a_resume_sees_another_calibration_under_the_same_name(home, tmp_path):
-    path = save(tmp_path / "calibration.json", TRUTH, made={"by": "hand"})
-    names = build(home, "train", calibration=path).sample_names()
-    save(path, TRUTH, made={"by": "someone else"})
-    assert build(home, "train", calibration=path).sample_names() == names
-    save(path, TRUTH @ np.diag([1.001, 1, 1]))
-
-    assert build(home, "train", calibration=path).sample_names() != names
+# ---- A training, and its weights ----
 
 
-def test_a_network_trains_validates_and_restores_with_a_second_camera(home, tmp_path):
+class Trained(NamedTuple):
+    """A training of two steps on the second camera."""
+
+    options: Path  # the option file
+    text: str  # what the run printed
+    weights: Path
+
+
+@pytest.fixture(scope="module")
+def trained(home, tmp_path_factory) -> Trained:
+    """Train for two steps, with a validation and a save at the end."""
+    # The simulated changes of a spike camera must work with a calibration, too.
     camera = {"type": "perturb", "threshold_prob": 1.0, "drop_prob": 1.0}
     datasets = {
         "train": section(home, "train") | LOADER | {"camera": camera},
         "test": section(home, "test"),
     }
-    options = write_options(tmp_path, datasets=datasets)
-    result = train(
-        options, "train.total_iter=2", "train.checkpoint_test=2", "train.checkpoint_save=2"
-    )
+    options = write_options(tmp_path_factory.mktemp("trained"), datasets=datasets)
+    at_the_end = ("train.checkpoint_test=2", "train.checkpoint_save=2")
+
+    result = train(options, "train.total_iter=2", *at_the_end)
+
     assert result.exit_codes == [0], result.text
-    assert "the spike camera sees 6" in result.text
-    weights = sorted((experiment(options) / "models").glob("*_G.pth"))[-1]
-    stored = present(read_saved(weights).spike_data)["calibration"]
+    *_, weights = sorted((experiment(options) / "models").glob("*_G.pth"))
+    return Trained(options, result.text, weights)
+
+
+def test_a_training_says_what_the_second_camera_sees(trained):
+    # Of a frame, in percent: "the spike camera sees 6x % of it".
+    assert "the spike camera sees 6" in trained.text
+
+
+def test_weights_hold_the_calibration_of_their_training(trained):
+    stored = present(read_saved(trained.weights).spike_data)["calibration"]
+
     assert stored["matrix"] == TRUTH[:2].tolist()
     assert stored["spike_size"] == [30, 40]
-    out = tmp_path / "out"
-    assert (
-        main_test_vrt.main(["--opt", str(options), "--weights", str(weights), "--output", str(out)])
-        == 0
-    )
-    psnr = json.loads((out / "metrics.json").read_text())["clips"]["c"]["restored"]["psnr"]
-    # The same clip as a user's own files.
-    frames = home / "rgb/test/c/blur"
-    spikes = home / "second/test/c/spike"
-    direct = [
-        "--weights", weights, "--input", frames, "--spike", spikes,
-        "--gt", home / "rgb/test/c/sharp", "--spike-size", 30, 40, "spike.rate=1",
-        f"spike.calibration={home / 'true.json'}", "spike.light=linear",
-        "--tile", "0,0", "--save", "frames", "--output", tmp_path / "direct",
-    ]  # fmt: skip
-    assert main_test_vrt.main([*map(str, direct)]) == 0
-    own = json.loads((tmp_path / "direct/metrics.json").read_text())["clips"]
-
-    assert next(iter(own.values()))["restored"]["psnr"] == pytest.approx(psnr, abs=0.01)
 
 
-def test_users_clips_are_told_of_missing_and_of_little_covering_calibrations(
-    home, tmp_path, caplog
+def test_a_user_s_own_files_are_restored_as_the_test_clip_of_the_option_file(
+    home, trained, tmp_path
 ):
-    frames = home / "rgb/test/c/blur"
-    spikes = home / "second/test/c/spike"
-    options = {"type": "dat"} | SECOND | MEAN
-    with pytest.raises(DataError, match="spikes of 30 x 40 for frames of 45 x 80") as error:
-        user_clips(frames, spikes, spike_options=options)
-    assert "spike.calibration" in error.value.do
-    far = save(tmp_path / "far.json", similarity(2, 1.37, PLANE, FRAME, (45, 0)))
-    with pytest.raises(DataError, match="sees only"):
-        user_clips(frames, spikes, spike_options=options | {"calibration": far})
-    clip = user_clips(
-        frames, spikes, spike_options=options | {"calibration": str(home / "true.json")}
-    )[0]
-    assert torch.equal(clip.frame(1)["spike"], build(home, "test")[0]["spike"][1])
-    other = user_clips(
-        frames,
-        spikes,
-        spike_options=options | {"calibration": save(tmp_path / "x.json", TRUTH * 1.01)},
-    )
+    weights = ["--weights", trained.weights]
+    files = [
+        "--input", home / "rgb/test/c/blur",
+        "--gt", home / "rgb/test/c/sharp",
+        "--spike", home / "second/test/c/spike",
+    ]  # fmt: skip
+    # What the option file says about the spikes, and about tiles: the whole frame at once.
+    spikes = [
+        "--spike-size", 30, 40, f"spike.calibration={home / 'true.json'}",
+        "spike.rate=1", "spike.light=linear", "--tile", "0,0",
+    ]  # fmt: skip
 
-    assert other[0].digest() != clip.digest()
+    restore("--opt", trained.options, *weights, "--output", tmp_path / "by_options")
+    restore(*weights, *files, *spikes, "--save", "frames", "--output", tmp_path / "by_flags")
+
+    by_options = metrics(tmp_path / "by_options")["clips"]["c"]
+    (by_flags,) = metrics(tmp_path / "by_flags")["clips"].values()
+    # In dB. The windows of frames may differ, so the numbers are equal up to rounding.
+    expected = by_options["restored"]["psnr"]
+    assert by_flags["restored"]["psnr"] == pytest.approx(expected, abs=0.01)
+
+
+# ---- A user's clip ----
+
+
+@pytest.fixture
+def open_clip(home) -> Callable[..., Any]:
+    """Give a function that opens test clip c as a user's own files.
+
+    spike: further keys of the section `spike`.
+    """
+
+    def run(**spike: Any) -> Any:
+        options = {"type": "dat"} | SECOND | MEAN | spike
+        frames = home / "rgb/test/c/blur"
+        (clip,) = user_clips(frames, home / "second/test/c/spike", spike_options=options)
+        return clip
+
+    return run
+
+
+def test_a_user_without_a_calibration_is_told_to_give_one(open_clip):
+    # 45 x 80 is no multiple of 30 x 40.
+    with pytest.raises(DataError, match="spikes of 30 x 40 for frames of 45 x 80") as error:
+        open_clip()
+
+    assert "spike.calibration" in error.value.do
+
+
+def test_a_calibration_with_which_the_camera_sees_little_of_a_frame_is_refused(open_clip, tmp_path):
+    # More than half of a frame, 80 pixels, beside it.
+    far = save(tmp_path / "far.json", place(shift=(45, 0)))
+
+    with pytest.raises(DataError, match="sees only"):
+        open_clip(calibration=far)
+
+
+def test_a_user_s_clip_has_the_channels_of_the_test_clip(home, open_clip):
+    clip = open_clip(calibration=str(home / "true.json"))
+
+    channels_of_clip = build(home, "test")[0]["spike"]
+    assert torch.equal(clip.frame(1)["spike"], channels_of_clip[1])
+
+
+def test_another_calibration_changes_the_digest_of_a_user_s_clip(home, open_clip, tmp_path):
+    clip = open_clip(calibration=str(home / "true.json"))
+
+    other = open_clip(calibration=save(tmp_path / "other.json", TRUTH * 1.01))
+
+    assert other.digest() != clip.digest()

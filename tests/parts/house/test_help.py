@@ -2,9 +2,14 @@
 
 The flags in these examples, and the flags in the commands of all pages, must be flags that the
 programs have. tests/dist/help_worker.py asks many programs for their help in one process.
+
+A launcher is a shell script that starts a program, e.g. launch_train.sh. A program with subcommands
+takes one of them as its first argument, e.g. `spike_tool.py view`.
 """
 
 import re
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from torch.distributed import run
@@ -12,43 +17,52 @@ from torch.distributed import run
 from tests.dist.launching import ROOT, run_command, run_ranks
 from tests.helpers.documents import PAGES
 
-# Programs end with this line.
+# Programs end with this line. Other modules lack it.
 IS_PROGRAM = re.compile(r'^if __name__ == "__main__":', re.MULTILINE)
-PROGRAMS = [
-    str(path.relative_to(ROOT))
-    for path in [
-        *sorted(ROOT.glob("*.py")),
-        *sorted(ROOT.glob("scripts/*.py")),
-        ROOT / "tests/faults/trials.py",
-    ]
-    if IS_PROGRAM.search(path.read_text(encoding="utf-8"))
-]
-LAUNCHERS = [
-    str(path.relative_to(ROOT))
-    for path in [*sorted(ROOT.glob("*.sh")), *sorted(ROOT.glob("scripts/*.sh"))]
-    if path.read_text(encoding="utf-8").startswith("#!")  # the others are sourced
-]
-# A call of a program in a page: the program, then its arguments.
-CALL = re.compile(r"((?:scripts|lab)/\w+\.py|(?:main|\./launch)_(?:train|test)\w*\.\w+)(.*)")
-# Programs with subcommands, e.g. `spike_tool.py view`.
-WITH_PARTS = ("lab/benchmark.py", "scripts/spike_tool.py")
+
+
+def names_of(paths: list[Path]) -> list[str]:
+    """Return paths relative to the root, e.g. "scripts/doctor.py"."""
+    return [str(path.relative_to(ROOT)) for path in paths]
+
+
+def programs() -> list[str]:
+    """Return the programs that users run."""
+    modules = [*sorted(ROOT.glob("*.py")), *sorted(ROOT.glob("scripts/*.py"))]
+    modules.append(ROOT / "tests/faults/trials.py")
+    return names_of([path for path in modules if IS_PROGRAM.search(path.read_text())])
+
+
+def launchers() -> list[str]:
+    """Return the shell scripts that users run. They read the other shell scripts with `source`."""
+    scripts = [*sorted(ROOT.glob("*.sh")), *sorted(ROOT.glob("scripts/*.sh"))]
+    return names_of([path for path in scripts if path.read_text().startswith("#!")])
+
+
+PROGRAMS = programs()
+LAUNCHERS = launchers()
+WITH_SUBCOMMANDS = ("lab/benchmark.py", "scripts/spike_tool.py")
 TRAIN = "main_train_vrt.py"
 # Launcher -> the program that it starts, and whose flags it hands over.
 MAIN_OF = {"launch_train.sh": TRAIN, "launch_test.sh": "main_test_vrt.py", "submit_job.sh": TRAIN}
+FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 
 
-def examples(program: str, text: str) -> list[str]:
-    """Return the arguments of each example in the help of a program.
+@dataclass
+class Help:
+    """What a program shows with --help."""
 
-    text: the help. An example is an indented line. So is the usage, but it has brackets.
-    """
-    name = (
-        program.removesuffix(".py").replace("/", ".") if program.startswith("tests/") else program
-    )
-    joined = re.sub(r" *\\\n +", " ", text)
-    called = re.compile(rf"(?<![\w.]){re.escape(name)}(?!\w)(.*)")
-    lines = [line for line in joined.splitlines() if line.startswith("  ") and "[" not in line]
-    return [found[1].split("  ")[0] for line in lines if (found := called.search(line))]
+    code: int
+    text: str
+
+    @property
+    def options(self) -> str:
+        """The part that lists the options, or the whole text if there is no such part."""
+        _, _, listed = self.text.partition("\noptions:")
+        return listed or self.text
+
+
+# ---- Flags in the help and in the pages ----
 
 
 def flags(text: str) -> set[str]:
@@ -56,76 +70,149 @@ def flags(text: str) -> set[str]:
 
     Hyphens become underscores, because torchrun takes its flags in both forms.
     """
-    return {flag.replace("-", "_") for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", text)}
+    return {flag.replace("-", "_") for flag in FLAG.findall(text)}
 
 
-def flags_in_pages() -> dict[str, set[str]]:
-    """Return the flags that the pages give to programs, in blocks of code and in sentences.
+def examples(program: str, text: str) -> list[str]:
+    """Return the arguments of each example in the help of a program.
 
-    E.g. "scripts/spike_tool.py view" -> {"--size", "--out"}, a program with its subcommand.
+    E.g. the line "  python scripts/doctor.py --data    check the data" -> "--data".
+
+    text: the help. An example is an indented line. So is the usage, but the usage has brackets.
     """
-    found: dict[str, set[str]] = {}
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-        lines = [
-            line
-            for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
-            for line in block.splitlines()
-        ]
-        for line in [*lines, *re.findall(r"`((?:python|torchrun|\./launch)[^`\n]*)`", text)]:
-            call = CALL.search(re.sub(r"\s+#.*", "", line))
-            if call and (given := set(re.findall(r"(?<![\w-])--[a-z][\w-]*", call[2]))):
-                program = re.sub(r"\./launch_(\w+)\.sh", r"main_\1_vrt.py", call[1])
-                for part in call[2].split()[0].split("|") if program in WITH_PARTS else [""]:
-                    found.setdefault(f"{program} {part}".strip(), set()).update(given)
+    if program.startswith("tests/"):
+        # Programs of the tests are called as modules, e.g. "python -m tests.faults.trials".
+        program = program.removesuffix(".py").replace("/", ".")
+    called = re.compile(rf"(?<![\w.]){re.escape(program)}(?!\w)(.*)")
+    # A long example continues in the next line after a backslash.
+    joined = re.sub(r" *\\\n +", " ", text)
+    found = []
+    for line in joined.splitlines():
+        call = called.search(line)
+        if call and line.startswith("  ") and "[" not in line:
+            # Two spaces separate the arguments from the words that explain the example.
+            arguments, *_ = call[1].split("  ")
+            found.append(arguments)
     return found
 
 
+# A call of a program in a page: the program, then its arguments.
+CALL = re.compile(r"((?:scripts|lab)/\w+\.py|(?:main|\./launch)_(?:train|test)\w*\.\w+)(.*)")
+
+
+def commands_in(page: Path) -> list[str]:
+    """Return the commands of a page, each in one line without its comment.
+
+    They are the lines of blocks of code, and the commands between backticks in sentences.
+    """
+    # A long command continues in the next line after a backslash.
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    commands = []
+    for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL):
+        commands += block.splitlines()
+    commands += re.findall(r"`((?:python|torchrun|\./launch)[^`\n]*)`", text)
+    return [re.sub(r"\s+#.*", "", command) for command in commands]
+
+
+def flags_in_pages() -> dict[str, set[str]]:
+    """Return the flags that the pages give to programs.
+
+    E.g. "scripts/spike_tool.py view" -> {"--size", "--out"}: a program with its subcommand.
+    """
+    found: dict[str, set[str]] = {}
+    for page in PAGES:
+        for command in commands_in(page):
+            call = CALL.search(command)
+            if not call:
+                continue
+            program, arguments = call.groups()
+            given = set(FLAG.findall(arguments))
+            if not given:
+                continue
+            # The launchers hand their flags over to the two main programs.
+            program = re.sub(r"\./launch_(\w+)\.sh", r"main_\1_vrt.py", program)
+            names = [program]
+            if program in WITH_SUBCOMMANDS:
+                # A page may write several subcommands as one, e.g. "spike_tool.py view|info".
+                subcommands, *_ = arguments.split()
+                names = [f"{program} {subcommand}" for subcommand in subcommands.split("|")]
+            for name in names:
+                found.setdefault(name, set()).update(given)
+    return found
+
+
+FLAGS_IN_PAGES = flags_in_pages()
+
+
+# ---- The help of all programs ----
+
+
+def ask_for_help(names: list[str]) -> dict[str, Help]:
+    """Return the help of programs and subcommands. One process asks for all of them."""
+    answers = run_ranks(1, "tests/dist/help_worker.py", *names, limit_s=120).json
+    return {name: Help(code, text) for name, (code, text) in answers.items()}
+
+
 @pytest.fixture(scope="module")
-def shown():
-    """Give the help of all programs, subcommands and launchers: name -> [exit code, text].
+def shown() -> dict[str, Help]:
+    """Give the help of all programs, subcommands and launchers, by their names.
 
     The subcommands are those in examples and in pages.
     """
-    called = sorted({*PROGRAMS, *flags_in_pages()})
-    found = run_ranks(1, "tests/dist/help_worker.py", *called, limit_s=120).json
-    parts = {
-        f"{name} {arguments.split()[0]}"
-        for name in WITH_PARTS if name in PROGRAMS for arguments in examples(name, found[name][1])
-    }  # fmt: skip
-    found |= run_ranks(1, "tests/dist/help_worker.py", *sorted(parts), limit_s=120).json
+    found = ask_for_help(sorted({*PROGRAMS, *FLAGS_IN_PAGES}))
+
+    subcommands = set()
+    for program in WITH_SUBCOMMANDS:
+        if program in PROGRAMS:
+            for arguments in examples(program, found[program].text):
+                subcommands.add(f"{program} {arguments.split()[0]}")
+    found |= ask_for_help(sorted(subcommands))
+
     for name in LAUNCHERS:
-        result = run_command([ROOT / name, "--help"], 20)
-        found[name] = [result.exit_codes[0], result.text]
+        result = run_command([ROOT / name, "--help"], limit_s=20)
+        found[name] = Help(result.exit_codes[0], result.text)
     return found
 
 
 @pytest.mark.parametrize("program", [*PROGRAMS, *LAUNCHERS])
-def test_help_shows_usage_and_two_examples_with_flags_that_exist(shown, program):
-    code, text = shown[program]
-    assert code == 0, text
-    assert "usage:" in text.lower(), text
-    given = examples(program, text)
-    assert len(given) >= 2, text
-    for arguments in given:
-        known = shown[MAIN_OF.get(program, program)][1]
-        if program in WITH_PARTS:
-            known = shown[f"{program} {arguments.split()[0]}"][1]
-        elif program == "scripts/torchrun_quiet.py":
-            known += run.get_args_parser().format_help() + shown[TRAIN][1]
-        # Where a program lists its options, an example must be among them, not only in its own
-        # text.
-        listed = known.partition("\noptions:")[2] or known
-        assert flags(arguments) <= flags(listed) | {"__help"}, arguments
+def test_help_shows_usage(shown, program):
+    assert shown[program].code == 0, shown[program].text
+    assert "usage:" in shown[program].text.lower()
 
 
-def test_the_flags_in_the_pages_are_flags_of_the_programs(shown):
-    found = flags_in_pages()
-    assert len(found) > 10
-    assert sum(map(len, found.values())) > 30
-    unknown = {
-        name: given - set(re.findall(r"--[a-z][\w-]*", shown[name][1]))
-        for name, given in found.items()
-    }
+@pytest.mark.parametrize("program", [*PROGRAMS, *LAUNCHERS])
+def test_help_shows_two_examples(shown, program):
+    text = shown[program].text
 
-    assert not any(unknown.values()), unknown
+    assert len(examples(program, text)) >= 2, text
+
+
+def flags_that_exist(shown: dict[str, Help], program: str, arguments: str) -> set[str]:
+    """Return the flags that a program takes in an example with these arguments."""
+    if program in WITH_SUBCOMMANDS:
+        program = f"{program} {arguments.split()[0]}"
+    known = flags(shown[MAIN_OF.get(program, program)].options)
+    if program == "scripts/torchrun_quiet.py":
+        # It runs torchrun, and torchrun runs the training. So it takes the flags of both, too.
+        known |= flags(run.get_args_parser().format_help()) | flags(shown[TRAIN].options)
+    return known | {"__help"}
+
+
+@pytest.mark.parametrize("program", [*PROGRAMS, *LAUNCHERS])
+def test_the_flags_in_the_examples_are_flags_of_the_program(shown, program):
+    for arguments in examples(program, shown[program].text):
+        assert flags(arguments) <= flags_that_exist(shown, program, arguments), arguments
+
+
+def test_flags_in_the_pages_are_found():
+    # If the pages were written in another form, the patterns above would find nothing, and the next
+    # test would check nothing.
+    assert len(FLAGS_IN_PAGES) > 10
+    assert sum(len(given) for given in FLAGS_IN_PAGES.values()) > 30
+
+
+@pytest.mark.parametrize("program", sorted(FLAGS_IN_PAGES))
+def test_the_flags_in_the_pages_are_flags_of_the_programs(shown, program):
+    unknown = FLAGS_IN_PAGES[program] - set(FLAG.findall(shown[program].text))
+
+    assert not unknown

@@ -1,5 +1,8 @@
 """Imports run down only, between folders and within them. data/spike/ is a library on numpy.
 
+"Down" means: a module imports only modules of lower layers, and of its own layer. So a reader of a
+lower layer needs to know nothing of the higher layers. `MAY_IMPORT` and `LAYERS` say what is lower.
+
 The tests read the source of all modules (tests/helpers/imports.py), and import nothing. The program
 import-linter is not used, because it takes no module outside of a package, and looks for circles
 within one folder only.
@@ -8,8 +11,10 @@ within one folder only.
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -22,10 +27,16 @@ MODULES = modules_below(ROOT, FOLDERS)
 # Everything that belongs to the project, and the part of it that users run.
 OWN = FOLDERS | {"tests", "lab", "main_train_vrt", "main_test_vrt", "app"}
 PRODUCT = OWN - {"tests", "lab", "app"}
-# Folder or program -> what it may import.
-MAY_IMPORT = {"utils": {"utils"}, "data": {"data", "utils"}, "models": {"models", "utils"}}
-# lab/ and tests/ may import everything.
-MAY_IMPORT |= dict.fromkeys(("scripts", "main_train_vrt", "main_test_vrt", "app"), PRODUCT)
+# Folder or program -> what it may import. lab/ and tests/ may import everything.
+MAY_IMPORT = {
+    "utils": {"utils"},
+    "data": {"data", "utils"},
+    "models": {"models", "utils"},
+    "scripts": PRODUCT,
+    "main_train_vrt": PRODUCT,
+    "main_test_vrt": PRODUCT,
+    "app": PRODUCT,
+}
 # The layers of each folder, the lowest first. A module may import its own layer and lower ones. It
 # belongs to the longest of these names with which it begins, e.g. utils.run.folder to "utils.run".
 LAYERS = [
@@ -33,13 +44,32 @@ LAYERS = [
     [{"models.vrt", "models.fusion"}, {"models"}, {"models.restore"}],
     [{"data.spike"}, {"data"}],
 ]
-HEIGHT = {
-    name: height for folder in LAYERS for height, names in enumerate(folder) for name in names
-}
+
+
+def heights() -> dict[str, int]:
+    """Return the height of each name in LAYERS, 0 for the lowest layer of its folder."""
+    height_of = {}
+    for layers_of_folder in LAYERS:
+        for height, names in enumerate(layers_of_folder):
+            height_of |= dict.fromkeys(names, height)
+    return height_of
+
+
+HEIGHT = heights()
+
+
+class Import(NamedTuple):
+    """A module that imports another one, both by their dotted names."""
+
+    module: str
+    imported: str
+
+    def __str__(self) -> str:
+        return f"{self.module} imports {self.imported}"
 
 
 @cache
-def graph():
+def graph() -> dict[str, set[str]]:
     """Return what each module imports: name of a module -> names.
 
     This takes a second, so it is done when a test asks, and not when the tests are collected.
@@ -47,75 +77,130 @@ def graph():
     return {name: imports_of(path, ROOT, MODULES) for name, path in MODULES.items()}
 
 
+def all_imports() -> Iterator[Import]:
+    """Yield each import in the project."""
+    for module, names in graph().items():
+        for imported in names:
+            yield Import(module, imported)
+
+
+def folder_of(module: str) -> str:
+    """Return the folder or program of a module, e.g. "utils" of "utils.run.folder"."""
+    return module.split(".")[0]
+
+
+# ---- Layers ----
+
+
 @pytest.mark.parametrize("folder", sorted(MAY_IMPORT))
 def test_imports_between_folders_run_down_only(folder):
-    wrong = {
-        f"{module} imports {name}"
-        for module, names in graph().items()
-        for name in names
-        if module.split(".")[0] == folder and name.split(".")[0] in OWN - MAY_IMPORT[folder]
-    }
+    forbidden = OWN - MAY_IMPORT[folder]
 
+    wrong = []
+    for found in all_imports():
+        if folder_of(found.module) == folder and folder_of(found.imported) in forbidden:
+            wrong.append(str(found))
     assert not wrong
 
 
 def layer_of(module: str) -> str:
     """Return the layer of a module, a name in LAYERS, or "" if it has none."""
-    return max(
-        (name for name in HEIGHT if f"{module}.".startswith(f"{name}.")), key=len, default=""
-    )
+    # With a point at the end, so that "utils.runner" does not belong to "utils.run".
+    names = [name for name in HEIGHT if f"{module}.".startswith(f"{name}.")]
+    return max(names, key=len, default="")
 
 
 def test_imports_within_a_folder_run_down_only():
-    wrong = {
-        f"{module} imports {name}"
-        for module, names in graph().items()
-        for name in names & MODULES.keys()
-        if module.split(".")[0] == name.split(".")[0] and (layer := layer_of(module))
-        # Every module runs the __init__.py of the packages around it.
-        if not module.startswith(f"{name}.") and HEIGHT[layer] < HEIGHT[layer_of(name)]
-    }
-
+    wrong = []
+    for found in all_imports():
+        is_within_folder = folder_of(found.module) == folder_of(found.imported)
+        # Python runs the __init__.py of the packages around a module before the module. So a module
+        # imports these packages in any case.
+        is_package_around = found.module.startswith(f"{found.imported}.")
+        layer = layer_of(found.module)
+        if found.imported not in MODULES or not is_within_folder or is_package_around or not layer:
+            continue
+        if HEIGHT[layer] < HEIGHT[layer_of(found.imported)]:
+            wrong.append(str(found))
     assert not wrong
 
 
-def test_the_spike_library_needs_numpy_alone_and_works_as_a_copied_folder(tmp_path):
-    wrong = {
-        f"{module} imports {name}"
-        for module, names in graph().items()
-        for name in names
-        if module.startswith("data.spike.")
-        if name.split(".")[0] not in {"numpy", *sys.stdlib_module_names}
-        and not f"{name}.spike".startswith("data.spike")
-    }
+# ---- The spike library ----
+
+
+def test_the_spike_library_needs_numpy_alone():
+    allowed = {"numpy", *sys.stdlib_module_names}
+
+    wrong = []
+    for found in all_imports():
+        # The library itself, and the package around it.
+        is_own = found.imported == "data" or found.imported.startswith("data.spike")
+        is_in_library = found.module.startswith("data.spike.")
+        if is_in_library and not is_own and folder_of(found.imported) not in allowed:
+            wrong.append(str(found))
     assert not wrong
+
+
+def test_the_spike_library_works_as_a_copied_folder(tmp_path):
     shutil.copytree(ROOT / "data/spike", tmp_path / "copied")
     modules = [f"copied.{path.stem}" for path in (tmp_path / "copied").glob("*.py")]
-    # -I: neither this folder nor PYTHONPATH is searched.
+
+    # The exit code is 1 if a module has imported `data` of the project.
     code = f"import sys; sys.path.append({str(tmp_path)!r}); import {', '.join(modules)}; "
     code += "sys.exit('data' in sys.modules)"
-    subprocess.run([sys.executable, "-I", "-c", code], check=True)
+    # -I: neither this folder nor PYTHONPATH is searched.
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+
+
+# ---- Circles ----
 
 
 def test_modules_do_not_import_in_circles():
-    assert circle({name: names & MODULES.keys() - {name} for name, names in graph().items()}) == []
+    others_of_module = {}
+    for name, imported in graph().items():
+        others_of_module[name] = (imported & MODULES.keys()) - {name}
+
+    assert circle(others_of_module) == []
 
 
-def test_every_form_of_import_is_an_edge_and_closes_a_circle(tmp_path):
+@pytest.fixture
+def package(tmp_path) -> Path:
+    """Give a folder with a package `box`, in which box.inner.last imports box.first.
+
+    box/first.py is missing: the test writes it.
+    """
     (tmp_path / "box/inner").mkdir(parents=True)
     for name in ("box/__init__", "box/inner/__init__", "box/inner/other"):
         (tmp_path / f"{name}.py").write_text("")
     (tmp_path / "box/inner/last.py").write_text("import os\n\nfrom box import first")
-    modules = modules_below(tmp_path, {"box"}) | {"box.first": tmp_path / "box/first.py"}
-    for statement in (
-        "import box.inner.last", "from box.inner import last", "from box.inner.last import value",
-        "from .inner import last", "from .inner.last import value",
-        "from ..box.inner import other, last", "def f():\n    from box.inner import last",
-        "if TYPE_CHECKING:\n    import box.inner.last as short",
-    ):  # fmt: skip
-        modules["box.first"].write_text(statement)
-        edges = {
-            name: imports_of(path, tmp_path, modules) & modules.keys() - {name}
-            for name, path in modules.items()
-        }
-        assert circle(edges) == ["box.first", "box.inner.last", "box.first"], statement
+    return tmp_path
+
+
+# All forms in which box.first may import box.inner.last.
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import box.inner.last",
+        "from box.inner import last",
+        "from box.inner.last import value",
+        "from .inner import last",
+        "from .inner.last import value",
+        "from ..box.inner import other, last",
+        pytest.param("def f():\n    from box.inner import last", id="within a function"),
+        pytest.param(
+            "if TYPE_CHECKING:\n    import box.inner.last as short", id="for type checkers only"
+        ),
+    ],
+)
+def test_every_form_of_import_closes_a_circle(package, statement):
+    first = package / "box/first.py"
+    first.write_text(statement)
+    modules = modules_below(package, {"box"}) | {"box.first": first}
+
+    imported_by = {}
+    for name, path in modules.items():
+        imported_by[name] = (imports_of(path, package, modules) & modules.keys()) - {name}
+
+    assert circle(imported_by) == ["box.first", "box.inner.last", "box.first"]

@@ -5,13 +5,20 @@ fits the equations of both cameras better. The equations are those of the middle
 simulated scene with a known motion (tests/helpers/moving_scene.py).
 """
 
+import itertools
+
 import pytest
 import torch
 
 from data.motion.flow import motion_of
 from data.motion.joint import Equations, Solver, SpikePixels
 from data.motion.recording import RecordedClip
-from models.fusion.fusion_motion import AT_FULL_SIZE, AT_HALF_SIZE, MotionSteps, Turn
+from models.fusion.fusion_motion import (
+    CHANNELS_AT_FULL_SIZE,
+    CHANNELS_AT_HALF_SIZE,
+    MotionSteps,
+    Turn,
+)
 from models.fusion.operators import FUSIONS
 from models.network_fusion import FusionNet
 from tests.helpers.checked import present
@@ -36,7 +43,7 @@ def random_clip():
 
 
 def small_steps(steps):
-    """Return untrained steps."""
+    """Return an untrained module that takes this number of steps."""
     torch.manual_seed(0)
     return MotionSteps(**SMALL, steps=steps)
 
@@ -59,10 +66,12 @@ def equations(request, tmp_path_factory):
 
 
 def test_the_weights_of_exposure_fit_all_but_the_steps():
-    lacking = operator("motion").load_state_dict(operator("exposure").state_dict(), strict=False)
+    weights = operator("exposure").state_dict()
 
-    assert not lacking.unexpected_keys
-    for key in lacking.missing_keys:
+    differing = operator("motion").load_state_dict(weights, strict=False)
+
+    assert not differing.unexpected_keys
+    for key in differing.missing_keys:
         assert key.startswith("steps.")
 
 
@@ -76,15 +85,16 @@ def test_its_first_estimate_is_that_of_exposure_with_the_same_weights():
 
 
 def test_a_network_and_steps_for_few_spikes_are_there_where_they_are_asked_for():
-    sizes = {}
-    for motion_by in ("dis", "network", "both"):
+    def modules_with_weights(motion_by: str) -> set[str]:
+        """Return the names of the operator's modules, e.g. {"head", "body", "steps"}."""
         section = {"type": "motion", **SMALL, "motion_by": motion_by}
         fusion = FUSIONS.build(section, "netG.fusion", spike_channels=S)
-        sizes[motion_by] = {name.partition(".")[0] for name in fusion.state_dict()}
+        return {name.partition(".")[0] for name in fusion.state_dict()}
 
-    assert not {"motion_net", "few_steps"} & sizes["dis"]
-    assert sizes["network"] - sizes["dis"] == {"motion_net"}
-    assert sizes["both"] - sizes["dis"] == {"motion_net", "few_steps"}
+    by_dis = modules_with_weights("dis")
+    assert not {"motion_net", "few_steps"} & by_dis
+    assert modules_with_weights("network") - by_dis == {"motion_net"}
+    assert modules_with_weights("both") - by_dis == {"motion_net", "few_steps"}
 
 
 def test_a_network_of_it_alone_gives_the_first_estimate():
@@ -108,7 +118,9 @@ def test_each_step_gives_a_frame(equations):
 
     frames = small_steps(2).all_steps(z_0, equations.proposal(z_0), equations)
 
-    assert [frame.shape for frame in frames] == [z_0.shape, z_0.shape]
+    assert len(frames) == 2
+    for frame in frames:
+        assert frame.shape == z_0.shape
 
 
 def test_all_weights_of_the_steps_learn(equations):
@@ -125,7 +137,7 @@ def test_all_weights_of_the_steps_learn(equations):
 
 
 @pytest.mark.parametrize("kind", ["evidence", "pulls"])
-def test_what_the_steps_see_is_finite_with_a_size_of_one(equations, kind):
+def test_what_the_steps_see_is_finite_and_about_one(equations, kind):
     if kind == "evidence":
         values = equations.evidence()
     else:
@@ -135,12 +147,8 @@ def test_what_the_steps_see_is_finite_with_a_size_of_one(equations, kind):
     assert values.abs().mean() < 2
 
 
-ALL_TURNS = [
-    Turn(mirrored, upside_down, transposed)
-    for mirrored in (False, True)
-    for upside_down in (False, True)
-    for transposed in (False, True)
-]
+# The eight turns: each of the three fields is False or True.
+ALL_TURNS = [Turn(*fields) for fields in itertools.product((False, True), repeat=3)]
 
 
 @pytest.mark.parametrize("turn", ALL_TURNS, ids=str)
@@ -160,13 +168,13 @@ def test_a_transposed_picture_has_the_other_shape(turn):
         assert shape == (5, 6, 8)
 
 
-def test_frames_of_odd_sizes_are_padded_then_cut_again():
+def test_a_frame_of_odd_sides_keeps_its_size():
     steps = small_steps(1)
     torch.nn.init.normal_(steps.tail.weight)
-    at_full_size = torch.rand(AT_FULL_SIZE, 15, 21)
-    at_half_size = torch.rand(AT_HALF_SIZE, 15, 21)
+    at_full_size = torch.rand(CHANNELS_AT_FULL_SIZE, 15, 21)
+    at_half_size = torch.rand(CHANNELS_AT_HALF_SIZE, 15, 21)
 
     changes = steps.net(at_full_size, at_half_size)
 
-    assert changes.shape == (6, 15, 21)
+    assert changes.shape == (3 + 3, 15, 21)  # the change of three colours, and three gates
     assert changes.isfinite().all()
