@@ -13,7 +13,8 @@ Both make a `MotionRestorer`, which goes through a clip frame by frame:
     Equations   the equations of both cameras along this motion (data.motion.joint)
     improve     z_0 and the equations -> sharp frame
 
-An exposure with too few spikes (`LEAST_SPIKES`) keeps its first estimate.
+An exposure with too few spikes (`LEAST_SPIKES`), or whose spike camera is saturated, keeps its
+first estimate. So does each pixel that stands still (data.motion.stillness).
 
 Sizes: a frame has H x W RGB pixels, and the spike camera h x w spike pixels. A plane is one binary
 picture (h, w) of the spike camera.
@@ -39,7 +40,13 @@ from data.motion.bands import MOST_PIXELS, Band, bands_of, joined
 from data.motion.flow import Motion, median_spikes, motion_of
 from data.motion.joint import Equations, Solver, SpikePixels, guarded
 from data.motion.learned import Finder, FinderName
-from data.motion.recording import RecordedClip, Recording, spikes_at_full_light
+from data.motion.recording import (
+    RecordedClip,
+    Recording,
+    is_saturated,
+    spikes_at_full_light,
+)
+from data.motion.stillness import moving_share
 from utils.contract import FramePicture, Method, Tick
 from utils.dist import watchdog
 from utils.options.models import Count, Positive
@@ -137,6 +144,11 @@ class JointMethod:
 # above 14 spikes.
 FEW_SPIKES = 10.0
 
+# If a spike pixel is smaller than this number of RGB pixels, the learned steps are not used. They
+# were trained with 4 RGB pixels in a spike pixel. With 1 they gain as much, and with 1/4 the frame
+# gets grain and another brightness, and loses 2.5 dB.
+LEAST_AREA = 0.6
+
 # Takes learned steps: (first estimate z_0, equations) -> z. Both frames are (3, H, W).
 Steps = Callable[[Tensor, Equations], Tensor]
 
@@ -203,6 +215,8 @@ class LearnedMotion:
         def after_steps(z_0: Tensor, exposure: "Exposure") -> Tensor:
             has_few_spikes = exposure.median_spikes < FEW_SPIKES
             steps = parts.few_steps if has_few_spikes else parts.steps
+            if exposure.equations.pixels.view.pixel_area < LEAST_AREA:
+                return z_0
             return steps(z_0, exposure.equations)
 
         start = self.start.restorer(device)
@@ -238,8 +252,16 @@ class Area(NamedTuple):
 
     band: Band
     pixels: SpikePixels | None  # None if no spike pixel sees the band
-    gain: np.ndarray  # (h, w) of the band: spikes per plane of each spike pixel at full light
     is_good: np.ndarray  # (h, w) bool: whether each spike pixel can be trusted
+
+
+class Seen(NamedTuple):
+    """What is known of a whole frame before it is improved."""
+
+    recording: Recording
+    motion: Motion  # within the exposure
+    gain: np.ndarray  # (h, w): spikes per plane of each spike pixel at full light
+    median_spikes: float  # spikes of a pixel of median light in the exposure
 
 
 class MotionRestorer:
@@ -295,7 +317,7 @@ class MotionRestorer:
         areas = []
         for band in bands_of(clip.view):
             pixels = SpikePixels(band.view, self.device) if band.has_spikes else None
-            areas.append(Area(band, pixels, band.of_plane(gain), band.of_plane(is_good)))
+            areas.append(Area(band, pixels, band.of_plane(is_good)))
 
         # A generator: `start` works when the loop asks for the next estimate.
         estimates = self.start.frames(reader, wanted, lambda done: tick(FIRST_SHARE * done))
@@ -304,38 +326,38 @@ class MotionRestorer:
             watchdog.go_on()
             z_0 = estimate.to(self.device).clamp(0, 1)
             recording = clip.read(index)
-            if spikes_at_full_light(recording, clip.view) < LEAST_SPIKES:
+            has_few_spikes = spikes_at_full_light(recording, clip.view) < LEAST_SPIKES
+            if has_few_spikes or is_saturated(recording):
                 frame = z_0
                 self.used_motion = None
                 tick(1 - FIRST_SHARE)
             else:
                 # The motion is found on the whole frame, so it does not end at a border of a band.
-                motion = self.find(recording, clip.view, gain)
-                spikes = median_spikes(recording)
+                gain_here = clip.gain_in(recording, gain)
+                motion = self.find(recording, clip.view, gain_here)
+                seen = Seen(recording, motion, gain_here, median_spikes(recording))
                 improved = []
                 for area in areas:
-                    improved.append(self._improved(z_0, recording, motion, area, spikes))
+                    improved.append(self._improved(z_0, seen, area))
                     watchdog.go_on()
                     tick((1 - FIRST_SHARE) / len(areas))
                 frame = joined(improved, [area.band for area in areas])
+                # What stands still keeps its first estimate.
+                share = torch.from_numpy(moving_share(motion, seen.median_spikes))
+                frame = z_0 + share.to(self.device) * (frame - z_0)
                 self.used_motion = motion
             yield frame.cpu()
 
-    def _improved(
-        self, z_0: Tensor, recording: Recording, motion: Motion, area: Area, spikes: float
-    ) -> Tensor:
-        """Return the improved rows (3, rows, W) of an area.
-
-        z_0: (3, H, W). recording, motion: of the whole frame. spikes: number of spikes of a pixel
-        of median light, also of the whole frame, so that all bands take the same learned steps.
-        """
+    def _improved(self, z_0: Tensor, seen: Seen, area: Area) -> Tensor:
+        """Return the improved rows (3, rows, W) of an area. z_0: (3, H, W), of the whole frame."""
         band = area.band
         z_0 = band.of_frame(z_0)
         if area.pixels is None:
             return z_0  # no spike pixel sees the band
-        recording = band.of_recording(recording)
-        motion = band.of_motion(motion)
+        recording = band.of_recording(seen.recording)
+        motion = band.of_motion(seen.motion)
+        gain = band.of_plane(seen.gain)
         equations = Equations(
-            recording, area.pixels, motion, area.gain, area.is_good, self.solver, self.device
+            recording, area.pixels, motion, gain, area.is_good, self.solver, self.device
         )
-        return self.improve(z_0, Exposure(recording, equations, area.gain, spikes))
+        return self.improve(z_0, Exposure(recording, equations, gain, seen.median_spikes))

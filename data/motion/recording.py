@@ -21,6 +21,7 @@ Tests: tests/parts/data/test_joint.py, tests/parts/data/test_motion.py
 
 import itertools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -46,6 +47,11 @@ DARK = 1e-3
 # Least median gain, in spikes per plane. It matters only for a clip without any spike, whose gain
 # would be 0. Grey values are rates over gains, so a gain of 0 would divide by 0.
 LEAST_GAIN = 1e-6
+# If more than this share of an exposure are spikes, the spike camera is saturated.
+SATURATED = 0.95
+# Spikes over light may differ between frames by this factor, by noise and by what moves in and out
+# of view. If they differ more, the RGB camera changed its exposure.
+SAME_LEVEL = 1.1
 # A pixel is not trusted if its gain is more than this many times the median gain, or less than the
 # median gain over this number: it is hot or dead, or was too dark in all frames. A smaller factor
 # would also distrust good pixels of a sensor whose pixels differ much.
@@ -87,6 +93,13 @@ class View:
         height = float(np.hypot(to_below[0], to_below[1]))
         # At least one point, because a spike pixel may be smaller than half an RGB pixel.
         return max(1, round(height)), max(1, round(width))
+
+    @property
+    def pixel_area(self) -> float:
+        """Return the area of a spike pixel in RGB pixels."""
+        across = self.to_rgb[:2, 0]  # the step on the frame to the next spike pixel
+        down = self.to_rgb[:2, 1]
+        return abs(float(across[0] * down[1] - across[1] * down[0]))
 
     def delays(self) -> np.ndarray:
         """Return by how much each row is exposed later than the middle of the whole frame.
@@ -278,33 +291,79 @@ class RecordedClip:
 
         The light comes from the blurry frames, because both cameras collect the same light in an
         exposure. So the threshold of the sensor and its fixed pattern need not be known. Spikes and
-        light are summed over up to `MOST_FRAMES` frames, spread evenly over the clip.
+        light are summed over up to `MOST_FRAMES` frames, spread evenly over the clip. `gain_in`
+        gives the gain in one of its exposures.
 
         Returns the gain (h, w) float32, and whether each pixel can be trusted (h, w) bool. A pixel
         that cannot be trusted has the median gain.
         """
+        count = min(self.frames, MOST_FRAMES)
+        chosen = np.linspace(0, self.frames - 1, count).round().astype(int)
+        exposures = [self._exposure_light(self.read(frame)) for frame in chosen.tolist()]
+        # A saturated exposure, and an exposure without any spike, say nothing of the pixels.
+        told = [each for each in exposures if 0 < each.fired.mean() < SATURATED]
+        exposures = told or exposures
+
+        # With automatic exposure the RGB camera gives the same light other values in each frame.
+        # All frames are then brought to the level of the middle one.
+        levels = np.array([each.level() for each in exposures])
+        usual_level = float(np.median(levels))
         # Sums over the frames, (h, w): spikes per plane, and light in [0, 1].
         fired = np.zeros(self.view.plane)
         light = np.zeros(self.view.plane)
-        count = min(self.frames, MOST_FRAMES)
-        chosen = np.linspace(0, self.frames - 1, count).round().astype(int)
-        for frame in chosen.tolist():
-            recording = self.read(frame)
-            rates = recording.light(recording.parts(PARTS))  # (parts, h, w)
-            fired += rates.mean(axis=0)
-            # The light that the spike pixels have integrated, as the blurry frame shows it.
-            grey = integrated(recording.blurry, self.view.is_display)
-            seen = self.view.means(grey)  # (h, w)
-            if self.view.is_display:
-                # The blurry frame shows the mean light, and this sensor the mean display value.
-                seen *= _of_mean_light(rates)
-            light += seen
+        for exposure, level in zip(exposures, levels.tolist(), strict=True):
+            fired += exposure.fired
+            light += exposure.seen * _change(level, usual_level)
         # `light` is a sum over frames, so its least value is a sum, too.
-        gain = fired / np.maximum(light, DARK * len(chosen))
+        gain = fired / np.maximum(light, DARK * len(exposures))
 
         usual = max(float(np.median(gain)), LEAST_GAIN)
         is_good = (gain > usual / ODD_GAIN) & (gain < usual * ODD_GAIN)
         return np.where(is_good, gain, usual).astype(np.float32), is_good
+
+    def gain_in(self, recording: Recording, gain: np.ndarray) -> np.ndarray:
+        """Return the gain (h, w) float32 in one exposure. gain: (h, w), that of the clip.
+
+        It differs from that of the clip if the RGB camera has another exposure in this frame.
+        """
+        exposure = self._exposure_light(recording)
+        level_of_clip = float((gain * exposure.seen).sum()) / max(float(exposure.seen.sum()), DARK)
+        return gain * np.float32(_change(exposure.level(), level_of_clip))
+
+    def _exposure_light(self, recording: Recording) -> "ExposureLight":
+        """Return what both cameras say of the light of an exposure."""
+        rates = recording.light(recording.parts(PARTS))  # (parts, h, w)
+        # The light that the spike pixels have integrated, as the blurry frame shows it.
+        grey = integrated(recording.blurry, self.view.is_display)
+        seen = self.view.means(grey)  # (h, w)
+        if self.view.is_display:
+            # The blurry frame shows the mean light, and this sensor the mean display value.
+            seen *= _of_mean_light(rates)
+        return ExposureLight(rates.mean(axis=0), seen)
+
+
+class ExposureLight(NamedTuple):
+    """The light of an exposure by both cameras, (h, w) each."""
+
+    fired: np.ndarray  # spikes per plane
+    seen: np.ndarray  # light in [0, 1], by the blurry frame
+
+    def level(self) -> float:
+        """Return the spikes per plane over the light, of all pixels together."""
+        return float(self.fired.sum()) / max(float(self.seen.sum()), DARK)
+
+
+def _change(level: float, usual_level: float) -> float:
+    """Return level / usual_level, and 1 if both are alike."""
+    change = level / max(usual_level, LEAST_GAIN)
+    if 1 / SAME_LEVEL < change < SAME_LEVEL:
+        return 1.0
+    return change
+
+
+def is_saturated(recording: Recording) -> bool:
+    """Return whether nearly all spike pixels fire in each plane of an exposure."""
+    return float(recording.stream[recording.begin : recording.end].mean()) > SATURATED
 
 
 def _exposures(clip: Clip, context: int) -> tuple[Exposure, ...]:

@@ -8,9 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from data.clips.files import files_in
 from tests.helpers.moving_scene import Scene
 from tests.helpers.weights_files import metrics, restore
-from utils.image import imread_rgb
+from utils.image import imread_rgb, imwrite_rgb
 
 MOTION = "weights/motion.pth"
 OPERATOR = "weights/operator.pth"
@@ -64,6 +65,43 @@ def test_a_clip_that_stands_still_stays_as_sharp_as_it_is(tmp_path):
     clip = Scene().write(tmp_path / "clip")
     psnr, _ = restored(clip, tmp_path / "out", MOTION)
     assert psnr > 42
+
+
+# 0.4 spikes per plane at full light are 24 in an exposure, and about 8 in a pixel of median light.
+@pytest.mark.parametrize("rate", [0.6, 0.4])
+def test_a_clip_that_stands_still_stays_as_the_operator_restores_it(rate, tmp_path):
+    assert gain(Scene(rate=rate), tmp_path) > -MOST_LOST
+
+
+def psnr_of_both(clip, folder):
+    """Return the mean PSNR in dB by motion.pth and by operator.pth."""
+    by_motion, _ = restored(clip, folder / "motion", MOTION)
+    by_operator, _ = restored(clip, folder / "operator", OPERATOR)
+    return by_motion, by_operator
+
+
+def test_a_camera_that_changes_its_exposure_loses_nothing(tmp_path):
+    clip = MOVING.write(tmp_path / "clip")
+    # The display values of the frames are scaled as by automatic exposure. The spike camera sees
+    # the same light in all frames.
+    for folder in ("blur", "sharp"):
+        for path, factor in zip(files_in(clip / folder), (0.5, 0.75, 1.0), strict=True):
+            picture = imread_rgb(path) * factor
+            imwrite_rgb(path, picture.round().astype(np.uint8))
+
+    by_motion, by_operator = psnr_of_both(clip, tmp_path)
+
+    assert by_motion > by_operator - MOST_LOST
+
+
+def test_a_saturated_exposure_spoils_no_other_frame(tmp_path):
+    clip = MOVING.write(tmp_path / "clip")
+    path = clip / "spike/001.dat"
+    path.write_bytes(b"\xff" * path.stat().st_size)  # a spike of each pixel in each plane
+
+    by_motion, by_operator = psnr_of_both(clip, tmp_path)
+
+    assert by_motion > by_operator - MOST_LOST
 
 
 @pytest.mark.parametrize("planes", [5, 11])
