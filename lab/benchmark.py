@@ -122,8 +122,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def run_network(args: argparse.Namespace) -> dict[str, Any]:
     """Measure restorations (command net) or training steps (command train). Prints a table.
 
-    Returns the numbers for --json: the setting, `runs` with the figures of each network (see
-    lab.tools.compared), and with --against naive also their difference and their ratio.
+    Returns the numbers for --json: the setting, `runs` with the figures of each network
+    (lab.tools.compared), and with --against naive also their difference and their ratio.
     """
     warmup = 1  # runs before the timed ones, in which caches are filled
     if args.quick:
@@ -144,17 +144,6 @@ def run_network(args: argparse.Namespace) -> dict[str, Any]:
     height, width = args.crop[0], args.crop[-1]  # --crop has one number or two
     clip = Clip(args, options, (args.frames, height, width))
 
-    # What is timed: a call of one of these functions.
-    jobs: dict[str, Callable[[], Any]] = {}
-    for name, net in nets.items():
-        if is_training:
-            is_on_gpu = clip.device.type == "cuda"
-            # fused: one kernel changes all weights, as in a training (models/optim.py).
-            optimizer = torch.optim.Adam(net.parameters(), lr=1e-4, fused=is_on_gpu)
-            jobs[name] = partial(clip.train_step, net, optimizer)
-        else:
-            jobs[name] = partial(clip.restore, net)
-
     # These are the keys of the file --json. docs/benchmarks cites them, so they must stay.
     numbers: dict[str, Any] = {
         "config": args.config,
@@ -167,6 +156,7 @@ def run_network(args: argparse.Namespace) -> dict[str, Any]:
         numbers["largest_difference"] = relative_difference(
             clip.restore(nets["ours"]), clip.restore(nets["naive"])
         )
+    jobs = {name: _job(net, clip, is_training) for name, net in nets.items()}
     numbers["runs"] = compared(jobs, clip.device, args.repeats, warmup)
 
     model_flops = flops(options, clip.size)
@@ -186,6 +176,16 @@ def run_network(args: argparse.Namespace) -> dict[str, Any]:
         numbers["ratio"] = ratio
         print("ours / naive:", ratio, "largest difference", numbers["largest_difference"])
     return numbers
+
+
+def _job(net: nn.Module, clip: "Clip", is_training: bool) -> Callable[[], Any]:
+    """Return the function that is timed: a training step, or a restoration."""
+    if not is_training:
+        return partial(clip.restore, net)
+    is_on_gpu = clip.device.type == "cuda"
+    # fused: one kernel changes all weights, as in a training (models/optim.py).
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-4, fused=is_on_gpu)
+    return partial(clip.train_step, net, optimizer)
 
 
 def _add_share_of_speed(

@@ -764,8 +764,7 @@ def train(
     samples: name of a set -> its samples.
     updates: number of updates.
     save: takes the averaged weights and the number of updates so far.
-    rate: largest learning rate. worse_weight: how much a worse place counts in
-    the loss.
+    rate: largest learning rate. worse_weight: how much a worse place counts in the loss.
     """
     rng = np.random.default_rng(seed)
     order = random.Random(seed)
@@ -775,16 +774,8 @@ def train(
     begin = time.time()
     for update in range(updates):
         drawn = draw(samples, solver, order, rng)
-        sample = drawn.sample
-
-        # One update of the weights.
         optimizer.param_groups[0]["lr"] = rate * share_of_rate(update, updates)
-        frames = net.all_steps(sample.z_0, drawn.proposal, drawn.equations, drawn.turn)
-        loss, gain_db = loss_of(frames, sample.z_0, sample.sharp, worse_weight)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(net.parameters(), LARGEST_GRADIENT)
-        optimizer.step()
+        gain_db = update_weights(net, optimizer, drawn, worse_weight)
         done = update + 1
 
         # In the first 100 updates this is the plain mean of all weights so far. Without it, the
@@ -801,6 +792,23 @@ def train(
             gains_db = {}
         if done % SAVE_EVERY == 0 or done == updates:
             save(averaged, done)
+
+
+def update_weights(
+    net: MotionSteps, optimizer: torch.optim.Optimizer, drawn: Draw, worse_weight: float
+) -> float:
+    """Change the weights once. Returns by how many dB the steps improve on the first estimate.
+
+    worse_weight: how much a worse place counts in the loss.
+    """
+    sample = drawn.sample
+    frames = net.all_steps(sample.z_0, drawn.proposal, drawn.equations, drawn.turn)
+    loss, gain_db = loss_of(frames, sample.z_0, sample.sharp, worse_weight)
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(net.parameters(), LARGEST_GRADIENT)
+    optimizer.step()
+    return gain_db
 
 
 def draw(

@@ -745,94 +745,7 @@ def break_pixels(rng: np.random.Generator, stream: np.ndarray) -> None:
     stream[:, is_hot] = True
 
 
-# ---- The training ----------------------------------------------------------------------------
-
-
-def train(textures: Sequence[np.ndarray], out: Path, seconds: float, seed: int) -> None:
-    """Train for some time, and write the averaged weights.
-
-    Learning rate and finest level follow the time and not the number of steps. So two trainings
-    with the same seed differ on machines of different speed.
-
-    out: the file. seconds: time of the training.
-    """
-    rng = np.random.default_rng(seed)
-    torch.manual_seed(seed)  # of the initial weights
-    net = MotionNet()
-    parameter_count = sum(parameter.numel() for parameter in net.parameters())
-    print(f"{parameter_count:,} parameters", flush=True)
-    optimizer = torch.optim.AdamW(net.parameters(), RATE, weight_decay=1e-4, betas=(0.9, 0.98))
-    averaged = {name: value.clone() for name, value in net.state_dict().items()}
-
-    begin = time.time()
-    last_print = begin
-    pool: list[Sample] = []
-    while len(pool) < FIRST_POOL:
-        pool += samples_of(rng, textures)
-
-    step = 0
-    errors_and_lengths = []  # mean error and mean length of the shifts, of each step
-    while True:
-        elapsed_share = (time.time() - begin) / seconds
-        if elapsed_share >= 1:
-            break
-
-        # The batch: new samples, if this step has any, and old ones of the pool. The pool keeps the
-        # newest POOL samples.
-        new = samples_of(rng, textures) if step % NEW_EVERY == 0 else []
-        pool = (pool + new)[-POOL:]
-        old_indices = rng.integers(0, len(pool), BATCH - len(new))
-        old = [pool[index] for index in old_indices]
-        batch = turned(batch_of(new + old), rng)
-
-        # One step. The finest level is the last one.
-        optimizer.param_groups[0]["lr"] = learning_rate(step, elapsed_share)
-        levels = len(LEVEL_WEIGHTS)
-        if elapsed_share < SHARE_WITHOUT_FINEST:
-            levels -= 1
-        found = net(batch.pictures, batch.scenes, levels)
-        loss, error = loss_of(found, batch.shifts, net.tau[INSIDE])
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(net.parameters(), LARGEST_GRADIENT)
-        optimizer.step()
-        step += 1
-        update_average(averaged, net, step)
-
-        # Print the mean error beside the mean length of the shifts. If the error is as large as the
-        # length, the network finds nothing.
-        length = float(batch.shifts.norm(dim=2).mean())  # dimension 2 is x and y
-        errors_and_lengths.append((error, length))
-        if time.time() - last_print > PRINT_EVERY:
-            last_print = time.time()
-            mean_error, mean_length = np.mean(errors_and_lengths, axis=0)
-            errors_and_lengths = []
-            passed = f"{last_print - begin:.0f} s, step {step}"
-            print(f"{passed}: error {mean_error:.3f} of {mean_length:.3f} pixels", flush=True)
-            torch.save(averaged, out)
-    torch.save(averaged, out)
-
-
-def learning_rate(step: int, elapsed_share: float) -> float:
-    """Return the learning rate: a rise over the first steps, and a cosine over the time.
-
-    step: number of steps so far. elapsed_share: share of the time of the training, 0 to 1.
-    """
-    warm_up = min(1, (step + 1) / WARM_STEPS)
-    cosine = 0.5 + 0.5 * np.cos(np.pi * elapsed_share)  # from 1 to 0
-    return RATE * warm_up * cosine + LAST_RATE
-
-
-def update_average(averaged: dict[str, Tensor], net: nn.Module, step: int) -> None:
-    """Move the averaged weights towards the weights of the network. Changes `averaged`.
-
-    step: number of steps so far, the newest included.
-    """
-    # The average follows the weights fast at first. After step 1 it takes 20/21 of the new weights,
-    # after step 20 a half, and from step 3980 on 1 - MOST_OLD.
-    share_of_old = min(MOST_OLD, step / (step + 20))
-    for name, newest in net.state_dict().items():
-        averaged[name].lerp_(newest, 1 - share_of_old)
+# ---- Batches -------------------------------------------------------------------------------
 
 
 class Batch(NamedTuple):
@@ -881,6 +794,107 @@ def turned(batch: Batch, rng: np.random.Generator) -> Batch:
     return Batch(pictures, scenes, shifts)
 
 
+# ---- The training ----------------------------------------------------------------------------
+
+
+def train(textures: Sequence[np.ndarray], out: Path, seconds: float, seed: int) -> None:
+    """Train for some time, and write the averaged weights.
+
+    Learning rate and finest level follow the time and not the number of steps. So two trainings
+    with the same seed differ on machines of different speed.
+
+    out: the file. seconds: time of the training.
+    """
+    rng = np.random.default_rng(seed)
+    torch.manual_seed(seed)  # of the initial weights
+    net = MotionNet()
+    parameter_count = sum(parameter.numel() for parameter in net.parameters())
+    print(f"{parameter_count:,} parameters", flush=True)
+    optimizer = torch.optim.AdamW(net.parameters(), RATE, weight_decay=1e-4, betas=(0.9, 0.98))
+    averaged = {name: value.clone() for name, value in net.state_dict().items()}
+
+    begin = time.time()
+    last_print = begin
+    pool: list[Sample] = []
+    while len(pool) < FIRST_POOL:
+        pool += samples_of(rng, textures)
+
+    step = 0
+    errors_and_lengths = []  # mean error and mean length of the shifts, of each step
+    while True:
+        elapsed_share = (time.time() - begin) / seconds
+        if elapsed_share >= 1:
+            break
+
+        # The batch: new samples, if this step has any, and old ones of the pool. The pool keeps the
+        # newest POOL samples.
+        new = samples_of(rng, textures) if step % NEW_EVERY == 0 else []
+        pool = (pool + new)[-POOL:]
+        old_indices = rng.integers(0, len(pool), BATCH - len(new))
+        old = [pool[index] for index in old_indices]
+        batch = turned(batch_of(new + old), rng)
+
+        # The finest level is the last one.
+        levels = len(LEVEL_WEIGHTS)
+        if elapsed_share < SHARE_WITHOUT_FINEST:
+            levels -= 1
+        optimizer.param_groups[0]["lr"] = learning_rate(step, elapsed_share)
+        error = train_step(net, optimizer, batch, levels)
+        step += 1
+        update_average(averaged, net, step)
+
+        # Print the mean error beside the mean length of the shifts. If the error is as large as the
+        # length, the network finds nothing.
+        length = float(batch.shifts.norm(dim=2).mean())  # dimension 2 is x and y
+        errors_and_lengths.append((error, length))
+        if time.time() - last_print > PRINT_EVERY:
+            last_print = time.time()
+            mean_error, mean_length = np.mean(errors_and_lengths, axis=0)
+            errors_and_lengths = []
+            passed = f"{last_print - begin:.0f} s, step {step}"
+            print(f"{passed}: error {mean_error:.3f} of {mean_length:.3f} pixels", flush=True)
+            torch.save(averaged, out)
+    torch.save(averaged, out)
+
+
+def train_step(
+    net: MotionNet, optimizer: torch.optim.Optimizer, batch: Batch, levels: int
+) -> float:
+    """Change the weights once. Returns the mean error of the shifts, in spike pixels.
+
+    levels: number of levels that the network computes, from the coarsest one on.
+    """
+    found = net(batch.pictures, batch.scenes, levels)
+    loss, error = loss_of(found, batch.shifts, net.tau[INSIDE])
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(net.parameters(), LARGEST_GRADIENT)
+    optimizer.step()
+    return error
+
+
+def learning_rate(step: int, elapsed_share: float) -> float:
+    """Return the learning rate: a rise over the first steps, and a cosine over the time.
+
+    step: number of steps so far. elapsed_share: share of the time of the training, 0 to 1.
+    """
+    warm_up = min(1, (step + 1) / WARM_STEPS)
+    cosine = 0.5 + 0.5 * np.cos(np.pi * elapsed_share)  # from 1 to 0
+    return RATE * warm_up * cosine + LAST_RATE
+
+
+def update_average(averaged: dict[str, Tensor], net: nn.Module, step: int) -> None:
+    """Move the averaged weights towards the weights of the network. Changes `averaged`.
+
+    step: number of steps so far, the newest included.
+    """
+    # The average follows the weights fast at first. After step 1 it takes 20/21 of the new weights,
+    # after step 20 a half, and from step 3980 on 1 - MOST_OLD.
+    share_of_old = min(MOST_OLD, step / (step + 20))
+    for name, newest in net.state_dict().items():
+        averaged[name].lerp_(newest, 1 - share_of_old)
+
+
 def loss_of(found: Sequence[Curves], shifts: Tensor, tau: Tensor) -> tuple[Tensor, float]:
     """Return the loss, and the mean error of the finest level in spike pixels.
 
@@ -895,7 +909,7 @@ def loss_of(found: Sequence[Curves], shifts: Tensor, tau: Tensor) -> tuple[Tenso
     shifts: the true shifts (B, 11, 2, h, w) at the times tau (11,).
     """
     total = torch.zeros(())
-    e = total
+    e = total  # replaced by the errors of each level
     for curves, weight in zip(found, LEVEL_WEIGHTS, strict=False):
         # A pixel of this level has the mean of the true shifts of its spike pixels.
         batch, times, axes = shifts.shape[:3]

@@ -8,9 +8,11 @@ First part. The shipped weights restore two clips: a made scene, and a photograp
 camera (NASA's portrait of Eileen Collins, in the public domain). Their blur and their spikes are
 simulated. The results are experiments/demo/report.html and a video of each clip beside it.
 
-Second part. main_train_vrt.py begins the sample run. After a minute the demo sends it the signal
-that a scheduler would send. The run saves a checkpoint and ends, and its curves are added to the
-page. `make sample` continues the run to its end.
+Second part. main_train_vrt.py begins the sample run. After a minute of training the demo stops it
+with the signal that a scheduler would send. The run saves a checkpoint and ends, and its curves are
+added to the page. `make sample` continues the run to its end.
+
+Only tests/stories/test_main_test.py imports this program: it runs `main` and `train`.
 """
 
 import argparse
@@ -42,33 +44,48 @@ ROOT = Path(__file__).resolve().parent.parent
 PHOTO = ROOT / "docs/images/collins.jpg"
 RESTORATION = ROOT / "options/operators/motion_alone.json"  # option file of the first part
 SAMPLE_RUN = ROOT / "options/vrt/000_train_vrt_sample_rgbspike.json"  # of the second part
-# The exit code of a run that a signal stopped. The same command resumes such a run.
+# The exit code of a run that a signal stopped. The same command resumes this run.
 STOPPED = 75
-TRAIN_S = 60.0  # seconds of training
+# Seconds of training. A minute shows how the loss falls. It is far too short for good frames.
+TRAIN_S = 60.0
 
 
 # ---- The clips -------------------------------------------------------------------------------
 
 
 def scene(rng: np.random.Generator, planes: int, clip: int) -> Callable[[int], np.ndarray]:
-    """Return the scene of a clip: a function from a spike plane to the light of this moment.
+    """Return the scene of a clip: a function from the number of a spike plane to its light.
 
-    planes: number of spike planes of the clip.
+    `DEMO` calls it for each clip. A spike plane is one binary picture of the spike camera.
+
+    rng: generator of the clip. planes: number of spike planes of the clip.
     clip: number of the clip; 0 is a made scene, 1 is the photograph.
     """
-    layers = make_layers(rng, planes, DEMO.side)
+    # A layer is a textured sheet in front of the camera, with its motion. The first layer is the
+    # background.
+    layers = make_layers(rng, planes, SIDE)
     if clip == 1:
-        # Only the first layer, the background, with the photograph as its picture. It keeps the
-        # motion of the background, which looks like the motion of a camera.
-        photo = simulate.to_linear(imread_rgb(PHOTO).astype(np.float32) / 255)
-        opaque = np.ones_like(photo[..., :1])
-        sheet = np.concatenate((photo, opaque), axis=2)  # (H, W, 4): R, G, B, cover
+        # Only the background, with the photograph as its sheet. It keeps the motion of the
+        # background, which looks like the shake of a camera.
+        display = imread_rgb(PHOTO).astype(np.float32) / 255
+        light = simulate.to_linear(display)  # (H, W, 3)
+        opacity = np.ones_like(light[..., :1])
+        sheet = np.concatenate((light, opacity), axis=2)  # (H, W, 4)
         layers = [replace(layers[0], sheet=sheet)]
     return partial(render, layers)
 
 
-# The set of both clips. If the clips change, raise the version: then `make_sample` makes them anew.
-DEMO = Size("demo", {"test": 2}, frames=8, scene=scene, version=1, side=256)
+SIDE = 256  # of a frame, in pixels
+# The data set of both clips. If the clips change, raise the version: then `make_sample` makes them
+# anew.
+DEMO = Size(
+    name="demo",
+    clips={"test": 2},  # split -> number of clips
+    frames=8,
+    scene=scene,
+    version=1,
+    side=SIDE,
+)
 
 
 # ---- The command -----------------------------------------------------------------------------
@@ -76,7 +93,10 @@ DEMO = Size("demo", {"test": 2}, frames=8, scene=scene, version=1, side=256)
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
-    """Restore, then train. Returns the exit code of the first part that fails, else 0."""
+    """Restore, then train. Returns 0, or the exit code of the first part that fails.
+
+    arguments: the command line without the name of the program. None: the arguments of the process.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -97,15 +117,15 @@ def main(arguments: list[str] | None = None) -> int:
     )
     command = parser.parse_args(arguments)
 
-    make_sample(command.data, DEMO)
+    make_sample(command.data, DEMO)  # does nothing if the clips are there already
     code = restore(command.data, command.output)
     if code != 0:
         return code
 
     page = (command.output / "report.html").resolve()
     print(f"\nopen {page}")
-    # On Linux without a display no browser is opened, because a text browser might start and take
-    # the terminal.
+    # Linux without a display opens no browser: a text browser might start and take the terminal.
+    # macOS has a display without this variable.
     if os.environ.get("DISPLAY") or sys.platform == "darwin":
         webbrowser.open(page.as_uri())
 
@@ -119,22 +139,27 @@ def main(arguments: list[str] | None = None) -> int:
 
 def restore(data: Path, output: Path) -> int:
     """Restore the clips of the demo with the shipped weights. Returns the exit code."""
-    import main_test_vrt  # not before --help: it brings torch
+    # Imported here, because both import torch, which takes seconds. --help should not wait for it.
+    import main_test_vrt
     from models.restore.request import SHIPPED
 
     arguments = ["--opt", str(RESTORATION), "--weights", str(SHIPPED), "--output", str(output)]
+    # A video of 8 frames at 5 frames per second takes 1.6 s, long enough to compare. A second demo
+    # replaces the results of the first.
     arguments += ["--save", "comparison", "--fps", "5", "--overwrite", "task=demo"]
     arguments += data_roots("test", data)
     return main_test_vrt.main(arguments)
 
 
 def data_roots(split: str, data: Path) -> list[str]:
-    """Return options for the folders of a made data set, e.g.
-    "datasets.test.dataroot_gt=trainsets/demo/GOPRO_Large/test".
+    """Return the options for the folders of a made data set, on the command line.
+
+    E.g. "datasets.test.dataroot_gt=trainsets/demo/GOPRO_Large/test" is the first of three options.
 
     split: "train" or "test". data: folder of the set.
     """
     options = []
+    # Sharp frames (gt) and blurry frames (lq) lie in one folder, in subfolders of each clip.
     for kind, folder in (("gt", RGB), ("lq", RGB), ("spike", SPIKES)):
         options.append(f"datasets.{split}.dataroot_{kind}={data / folder / split}")
     return options
@@ -148,6 +173,7 @@ def train(sample: Path, root: Path, seconds: float, page: Path) -> int:
 
     sample: folder of the training data, which is made if it is not there.
     root: folder of runs.
+    seconds: time of training, see `train_for`.
     page: the report of the restored clips.
     """
     make_sample(sample, SAMPLE)
@@ -156,7 +182,9 @@ def train(sample: Path, root: Path, seconds: float, page: Path) -> int:
     if code not in (0, STOPPED):
         return code
 
+    # The folder of a run has the name of its option file.
     curves = root / SAMPLE_RUN.stem / "curves.png"
+    # A run without a line of losses has no curves.
     if curves.is_file():
         add_curves(page, curves)
     if code == STOPPED:
@@ -169,31 +197,40 @@ def train(sample: Path, root: Path, seconds: float, page: Path) -> int:
 def train_for(seconds: float, sample: Path, root: Path) -> int:
     """Start the sample run, or resume it, and stop it as a scheduler would. Returns its exit code.
 
+    The exit code is STOPPED if the signal stopped the run, and 0 if the run was finished before.
+
     seconds: time from the first line of losses to the signal. The time before the first line does
-    not count, so that there are curves on a slow machine, too.
+    not count, so that a slow machine has curves, too.
     """
-    history = root / SAMPLE_RUN.stem / LINES_NAME  # losses; a line is added at each log step
+    # The file of losses. The run adds a line at each log step. It is there already if an earlier
+    # demo has begun the run.
+    history = root / SAMPLE_RUN.stem / LINES_NAME
     bytes_before = _size(history)
     folders = data_roots("train", sample) + data_roots("test", sample)
-    launcher = [ROOT / "launch_train.sh", "1", SAMPLE_RUN, f"path.root={root}", *folders]
+    one_process = "1"
+    launcher = [ROOT / "launch_train.sh", one_process, SAMPLE_RUN, f"path.root={root}", *folders]
     with subprocess.Popen(launcher) as run:
         # Wait for the first line of losses, or for the end of the run.
         while run.poll() is None and _size(history) <= bytes_before:
             time.sleep(0.1)
         try:
-            return run.wait(seconds)
+            return run.wait(seconds)  # the run may end by itself before
         except subprocess.TimeoutExpired:
+            # The run saves a checkpoint after this signal, so wait for its end.
             run.send_signal(signal.SIGTERM)
             return run.wait()
 
 
 def _size(file: Path) -> int:
-    """Return the bytes of a file; 0 if it does not exist."""
+    """Return the number of bytes of a file, or 0 if it does not exist."""
     return file.stat().st_size if file.is_file() else 0
 
 
 def add_curves(page: Path, curves: Path) -> None:
-    """Add a picture of curves at the end of a page. The page holds the picture itself."""
+    """Add a picture of curves at the end of a page.
+
+    The page holds the picture itself, as text in base64, so that the page can be sent as one file.
+    """
     text = page.read_text(encoding="utf-8")
     picture = base64.b64encode(curves.read_bytes()).decode("ascii")
     section = (
@@ -206,5 +243,6 @@ def add_curves(page: Path, curves: Path) -> None:
 
 
 if __name__ == "__main__":
+    # The pictures are too small for several threads to be faster.
     cv2.setNumThreads(1)
     sys.exit(main())

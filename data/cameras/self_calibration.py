@@ -87,18 +87,11 @@ def _found_in(clips: Sequence[Clip], files: Any) -> list[Found]:
     is_main = utils_dist.is_main_process()
     begin = time.monotonic()
 
-    # Rank 0 alone reads what was kept. The other ranks have empty lists until it is sent to them.
+    # Rank 0 alone reads and writes what is kept. The other ranks have no file names.
     kept_files: list[Path | None] = []  # the file for the result of each clip
-    kept_values = []  # the fields of each result as a dict, None if nothing was kept
     if is_main:
-        for clip in clips:
-            path = _file_for_result(clip, files)
-            result = _read_result(path)
-            kept_files.append(path)
-            kept_values.append(vars(result) if result else None)
-    results: list[Any] = []  # Found, or None until the clip is fitted
-    for values in utils_dist.from_rank(0, kept_values):
-        results.append(Found(**values) if values else None)
+        kept_files = [_file_for_result(clip, files) for clip in clips]
+    results: list[Any] = _kept_results(kept_files)  # None until the clip is fitted
 
     # In each round, every rank fits one of the missing clips.
     missing = [i for i, result in enumerate(results) if result is None]
@@ -117,6 +110,19 @@ def _found_in(clips: Sequence[Clip], files: Any) -> list[Found]:
         text = "spike.calibration auto: %d clips fitted in %.1f s, %d known from an earlier run"
         logger.info(text, len(missing), time.monotonic() - begin, len(clips) - len(missing))
     return results
+
+
+def _kept_results(kept_files: Sequence[Path | None]) -> list[Found | None]:
+    """Return the kept result of each clip, None if there is none. Collective.
+
+    kept_files: the file of each clip, on rank 0. All ranks get the results that rank 0 reads.
+    """
+    kept = []  # the fields of each result as a dict, because ranks send each other plain values
+    for path in kept_files:
+        result = _read_result(path)
+        kept.append(vars(result) if result else None)
+    of_rank_0 = utils_dist.from_rank(0, kept)
+    return [Found(**values) if values else None for values in of_rank_0]
 
 
 def _fit_on_ranks(clips: Sequence[Clip], files: Any) -> list[Found]:

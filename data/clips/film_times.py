@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 # Containers in which packets follow one another without a pause. A gap in their times proves that a
 # packet is lost. In other containers, e.g. MP4 and Matroska, a frame may last longer than usual,
 # and a gap proves nothing.
-CONTAINERS_WITHOUT_PAUSES = ("mpegts", "mpeg", "rtp", "rtsp")
+CONTAINERS_WITHOUT_PAUSES = frozenset({"mpegts", "mpeg", "rtp", "rtsp"})
 
 # Number of packets that are read between two calls of `go_on`. A packet is read within
 # microseconds, so a call for each packet would take longer than the reading.
@@ -73,10 +73,7 @@ def film_times(
         doubt = "the film does not tell the times of its frames" if len(times) > 1 else ""
         return times_of_film(times, doubt=doubt)
     if packets.damaged:
-        named = packets.damaged[:MOST_NAMED_FRAMES]
-        shown = ", ".join(f"{float(time):.3f} s" for time in named)
-        more = ", ..." if len(packets.damaged) > MOST_NAMED_FRAMES else ""
-        logger.warning("%s: the data of frames are damaged: at %s%s", path, shown, more)
+        _warn_of_damaged(path, packets.damaged)
     # One frame has no distance to another frame, so nothing can be said of missing frames.
     if len(times) < 2:
         return times_of_film(times)
@@ -87,6 +84,14 @@ def film_times(
     next_number = len(times) + sum(gap.count for gap in missing)
     missing += _lost_at_end(packets, times[-1], step, next_number)
     return times_of_film(times, missing)
+
+
+def _warn_of_damaged(path: Path, times: Sequence[Fraction]) -> None:
+    """Warn that the data of some frames are damaged. times: of these frames, in seconds."""
+    shown = [f"{float(time):.3f} s" for time in times[:MOST_NAMED_FRAMES]]
+    if len(times) > MOST_NAMED_FRAMES:
+        shown.append("...")
+    logger.warning("%s: the data of frames are damaged: at %s", path, ", ".join(shown))
 
 
 def _packets_of(
@@ -101,7 +106,7 @@ def _packets_of(
         with open_container(str(path)) as container:
             # A container may have several names, such as "mov,mp4,m4a".
             names = container.format.name.split(",")
-            has_pauses = not any(name in CONTAINERS_WITHOUT_PAUSES for name in names)
+            has_pauses = CONTAINERS_WITHOUT_PAUSES.isdisjoint(names)
             for stream in container.streams.video:
                 found[stream.index] = Packets(stream.frames, has_pauses)
             # `demux` wants the video streams by number. It counts video streams only: 0, 1, ...

@@ -18,8 +18,12 @@ along the curve found so far. Where the curve is right, all pictures then look a
 net sees the differences that are left, and corrects the curve. SPyNet (Ranjan and Black, CVPR 2017)
 finds the flow between two frames in this way.
 
-Shapes: B exposures, h x w pixels (of the spike plane, or of a coarser level). The order of the
-layers, of the input channels and of the output channels belongs to the trained weights.
+Shapes: B exposures, h x w pixels (of the spike plane, or of a coarser level). A spike plane is one
+binary picture of the spike camera.
+
+What must stay: the order of the layers, of the input channels and of the output channels, because
+weights files depend on it. `MotionNet` fulfils utils.contract.MotionNetwork, so its attributes and
+the fields of `Curves` keep their names.
 
 Tests: tests/parts/models/test_motion_net.py, tests/parts/data/test_learned_motion.py
 """
@@ -40,8 +44,9 @@ EDGES = (-10.5, -7.5, -5.5, -4.5, -3.5, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3.5, 4.
 WINDOWS = len(EDGES) - 1
 INSIDE = slice(2, 13)  # the eleven windows that divide the exposure
 HALF_EXPOSURE = 5.5  # in elevenths of an exposure
-# The sharp instant, in halves of an exposure after its middle. It is the middle of a spike plane:
-# in an exposure of 88 planes, half a plane after the middle of the exposure. A half has 44 planes.
+# The sharp instant, in halves of an exposure after its middle. It is the middle of a spike plane.
+# Training had exposures of 88 planes, so it is half a plane after the middle of the exposure, and
+# half an exposure has 44 planes.
 SHARP = 0.5 / 44
 
 # ---- Channels ----
@@ -76,8 +81,9 @@ FLAT = 2e-3
 FARTHEST = 2.0
 # Side of the squares of pixels over which least squares are taken. It is odd, so a square has a
 # middle pixel. Larger squares average over more noise, and mix the motions of more objects.
-AROUND = 5
-# Factor of the initial weights of the last convolution: the curves begin near no motion.
+SQUARE_SIDE = 5
+# Factor of the initial weights of the last convolution. It is small, so that the curves begin near
+# no motion.
 SMALL_WEIGHTS = 0.2
 
 
@@ -90,7 +96,13 @@ class Level(NamedTuple):
     layers: int  # number of convolutions of the conv net
 
 
-LEVELS = (Level(8, 2, 48, 5), Level(4, 2, 48, 5), Level(2, 1, 40, 5), Level(1, 1, 28, 4))
+# The finest levels have the most pixels, so they have one round and smaller nets.
+LEVELS = (
+    Level(size=8, rounds=2, features=48, layers=5),
+    Level(size=4, rounds=2, features=48, layers=5),
+    Level(size=2, rounds=1, features=40, layers=5),
+    Level(size=1, rounds=1, features=28, layers=4),
+)
 
 
 class Curves(NamedTuple):
@@ -105,8 +117,10 @@ class Curves(NamedTuple):
 class MotionNet(nn.Module):
     """Finds the curves of all spike pixels."""
 
-    tau: Tensor  # the middle of each window, (15,)
-    fit: Tensor  # (2, 11): values in the 11 windows of the exposure -> their slope and curvature
+    # The middle of each window, (15,), in halves of an exposure after the sharp instant.
+    tau: Tensor
+    # (2, 11): values in the 11 windows of the exposure -> their slope and curvature in time.
+    fit: Tensor
 
     # What data/motion/learned.py must know of the windows.
     edges: Sequence[float] = EDGES
@@ -114,10 +128,9 @@ class MotionNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        # All pictures, the motion left by least squares, the scene; the curve so far, and the
-        # logarithm of its error (1).
-        of_windows = PICTURE_CHANNELS * WINDOWS + LEAST_SQUARES + SCENE_CHANNELS
-        inputs = of_windows + COEFFICIENTS + 1
+        # Input channels: the pictures of all windows, the motion that least squares find, the
+        # scene, the curve so far, and the logarithm of its error (1). `_inputs` has the same order.
+        inputs = PICTURE_CHANNELS * WINDOWS + LEAST_SQUARES + SCENE_CHANNELS + COEFFICIENTS + 1
         nets = []
         for number, level in enumerate(LEVELS):
             # The coarsest net has a second set of outputs: the motion that all pixels share.
@@ -125,13 +138,14 @@ class MotionNet(nn.Module):
             nets.append(conv_net(inputs, level.features, level.layers, outputs))
         self.nets = nn.ModuleList(nets)
 
-        middles = (np.array(EDGES[:-1]) + np.array(EDGES[1:])) / 2
+        # Buffers that are not saved, because they follow from the constants above.
+        middles = (np.array(EDGES[:-1]) + np.array(EDGES[1:])) / 2  # in elevenths of an exposure
         tau = (middles / HALF_EXPOSURE - SHARP).astype(np.float32)
         self.register_buffer("tau", torch.from_numpy(tau), persistent=False)
 
         # Fit a parabola to values v in the windows of the exposure, by least squares:
         # v(tau) = constant + slope tau + curvature tau^2. The pseudoinverse gives the three numbers
-        # from the values. The constant is not needed: what counts is the change in time.
+        # from the values. The constant is left out, because only the change in time is needed.
         powers = np.stack([tau[INSIDE] ** power for power in range(3)], axis=1)  # (11, 3)
         three_rows = np.linalg.pinv(powers)  # (3, 11): constant, slope, curvature
         fit = three_rows[1:].astype(np.float32)
@@ -147,12 +161,13 @@ class MotionNet(nn.Module):
         batch, _, _, height, width = pictures.shape
         pictures = pictures.flatten(0, 1)  # (B 15, 2, h, w)
 
-        # Begin at the coarsest level: nothing moves, and the expected error is 1 spike pixel, whose
-        # logarithm is 0.
+        # Begin at the coarsest level with a curve of zeros: nothing moves. The expected error is 1
+        # spike pixel, whose logarithm is 0.
         size = LEVELS[0].size
         curve = pictures.new_zeros(batch, COEFFICIENTS, height // size, width // size)
         log_error = pictures.new_zeros(batch, 1, height // size, width // size)
         found = []
+        # strict=False, because there may be fewer nets than levels.
         for net, level in zip(self.nets[:levels], LEVELS, strict=False):
             small_pictures = F.avg_pool2d(pictures, level.size)  # (B 15, 2, h, w) of the level
             small_scene = F.avg_pool2d(scene, level.size)  # (B, 3, h, w) of the level
@@ -184,7 +199,8 @@ class MotionNet(nn.Module):
         pictures: (B 15, 2, h, w) and scene: (B, 3, h, w), both of the level. curve, log_error: the
         motion so far. size: side of a pixel of the level, in spike pixels.
         """
-        # Detached, so that no gradient flows through the shifts into the corrections before.
+        # Detached, so that no gradient flows through the shifts into earlier corrections. Each
+        # correction then learns from its own result.
         curve = curve.detach()
         log_error = log_error.detach()
         shifts = displacements(curve, self.tau) / size  # (B, 15, 2, h, w), in pixels of the level
@@ -224,9 +240,9 @@ class MotionNet(nn.Module):
         products = (g_x * g_x, g_x * g_y, g_y * g_y, g_x * change, g_y * change)
         means = F.avg_pool2d(
             torch.cat(products, dim=1),
-            kernel_size=AROUND,
+            kernel_size=SQUARE_SIDE,
             stride=1,
-            padding=AROUND // 2,
+            padding=SQUARE_SIDE // 2,
             count_include_pad=False,
         )
         xx, xy, yy, x_change, y_change = means.split((1, 1, 1, 4, 4), dim=1)
@@ -281,7 +297,7 @@ def conv_net(inputs: int, features: int, layers: int, outputs: int) -> nn.Sequen
         modules.append(nn.Conv2d(features, features, 3, padding=dilation, dilation=dilation))
         modules.append(nn.LeakyReLU(0.1))
     last = nn.Conv2d(features, outputs, 3, padding=1)
-    assert last.bias is not None
+    assert last.bias is not None  # a Conv2d has a bias if it is not told otherwise
     nn.init.zeros_(last.bias)
     last.weight.data *= SMALL_WEIGHTS
     return nn.Sequential(*modules, last)
@@ -290,8 +306,8 @@ def conv_net(inputs: int, features: int, layers: int, outputs: int) -> nn.Sequen
 def with_shared(changes: Tensor) -> Tensor:
     """Add the motion that all pixels share to the motion of each pixel.
 
-    Where spikes are few, one pixel alone tells little, and the weighted mean over all pixels is far
-    better.
+    Where spikes are few, the estimate of a single pixel is noisy. The weighted mean of the
+    estimates of all pixels is far better, e.g. if the camera moves.
 
     changes: (B, 7, h, w) or (B, 14, h, w), see `CHANGES`. Seven channels have no shared motion, and
     are returned unchanged. Of 14 channels, 7 to 12 are each pixel's estimate of the shared motion,
@@ -318,8 +334,9 @@ def displacements(curve: Tensor, tau: Tensor) -> Tensor:
     # q = c_1 tau + c_2 tau^2 + c_3 tau^3
     q = 0
     for index in range(DEGREE):
+        power = index + 1  # c_1 is at index 0
         c = coefficients[:, index, None]  # (B, 1, 2, h, w)
-        q = q + c * times ** (index + 1)
+        q = q + c * times**power
     return q
 
 
@@ -330,10 +347,11 @@ def moved_back(pictures: Tensor, shifts: Tensor) -> Tensor:
     pixels, x first.
     """
     batch, _, _, height, width = shifts.shape
+    # The pixels of the sharp instant: y (h,) and x (w,).
     y = torch.arange(height, dtype=shifts.dtype, device=shifts.device)
     x = torch.arange(width, dtype=shifts.dtype, device=shifts.device)
-    # The positions where each pixel of the sharp instant lies in the windows, (B, 15, h, w).
-    # grid_sample counts from -1 (first pixel) to 1 (last pixel).
+    # Where each pixel of the sharp instant lies in each window, (B, 15, h, w). grid_sample counts
+    # from -1 (first pixel) to 1 (last pixel). A picture of one pixel would divide by 0.
     x = (x + shifts[:, :, 0]) * 2 / max(width - 1, 1) - 1
     y = (y[:, None] + shifts[:, :, 1]) * 2 / max(height - 1, 1) - 1
     positions = torch.stack((x, y), dim=-1).flatten(0, 1)  # (B 15, h, w, 2)

@@ -19,7 +19,7 @@ part of docs/extending.md: operators of other projects override them.
 Tests: tests/parts/models/test_fusion.py, test_exact_step.py, tests/stories/test_extending.py
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -241,8 +241,8 @@ VARIANCE_OF_FLAT_WINDOW = 3e-4
 # Least luma by which a colour is divided, in display values 0 to 1. Division by a smaller luma
 # would amplify noise.
 LEAST_LUMA = 1e-3
-# Pixels that are computed at a time on a CPU. 4 frames of 256 x 256 pixels at once take three times
-# as long as one frame after the other, because they do not fit the cache.
+# Number of pixels that are computed at a time on a CPU. 4 frames of 256 x 256 pixels at once take
+# three times as long as one frame after the other, because they do not fit the cache.
 PIXELS_AT_A_TIME = 2**16
 
 
@@ -324,7 +324,7 @@ class ExposureFusion(ImageFusion):
         batch = len(frames)
         if in_cpu_form(image):
             pixels = image.shape[-2] * image.shape[-1]
-            batch = max(1, PIXELS_AT_A_TIME // pixels)
+            batch = max(1, PIXELS_AT_A_TIME // pixels)  # a large frame is a batch of its own
         mixtures = []
         for some_frames, some_spikes in zip(frames.split(batch), spikes.split(batch), strict=True):
             mixtures.append(self.mixture(some_frames, some_spikes))
@@ -339,8 +339,8 @@ class ExposureFusion(ImageFusion):
 
         image: blurry frames (N, 3, H, W). spike: their spike channels (N, S, H, W).
         """
-        # If luma changes by the factor `ratio`, each colour changes by
-        # colour_changes * (ratio - 1):
+        # `colour_changes` says how much each colour changes if luma doubles, i.e. for ratio 2.
+        # Colours change along a line, so for any ratio
         #     estimate = frame + colour_changes * (ratio - 1)
         frame = image.unsqueeze(1)  # (N, 1, 3, H, W)
         changes = self.colour_changes(image).unsqueeze(1)  # (N, 1, 3, H, W)
@@ -375,9 +375,9 @@ class ExposureFusion(ImageFusion):
 
         image: (N, 3, H, W).
         """
-        luma: Any = 0
-        for weight, channel in zip(LUMA, image.split(1, dim=1), strict=True):
-            luma = luma + weight * channel  # (N, 1, H, W)
+        weight_of_red, weight_of_green, weight_of_blue = LUMA
+        red, green, blue = image.split(1, dim=1)
+        luma = weight_of_red * red + weight_of_green * green + weight_of_blue * blue  # (N, 1, H, W)
 
         # colour, colour x luma, luma, luma^2: 3 + 3 + 1 + 1 channels
         channels = torch.cat((image, image * luma, luma, luma * luma), dim=1)  # (N, 8, H, W)
@@ -398,8 +398,8 @@ class ExposureFusion(ImageFusion):
         """
         radius = self.colour_radius
         side = 2 * radius + 1
-        # First along the columns, then along the rows. This takes 2 side additions for a pixel,
-        # where a pool over the square takes side^2.
+        # First along the columns, then along the rows. This takes 2 x side additions for a pixel. A
+        # pool over the whole square would take side^2 additions.
         means = F.avg_pool2d(
             channels, kernel_size=(side, 1), stride=1, padding=(radius, 0), count_include_pad=False
         )

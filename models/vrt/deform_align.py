@@ -362,7 +362,7 @@ def align_clip(
 ) -> tuple[Tensor, Tensor]:
     """Align to every frame its later neighbours, and its earlier neighbours.
 
-    x: (B, N, C, H, W). backward, forward: flows of the distances 1, 2, ..., see flow.Flows.
+    x: (B, N, C, H, W). backward, forward: flows of the distances 1, 2, ... (flow.FlowsOfLevel).
     A backward flow warps a later frame to an earlier frame. A forward flow warps an earlier frame
     to a later frame.
 

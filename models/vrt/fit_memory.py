@@ -72,6 +72,14 @@ class Moment(NamedTuple):
     transient: int = 0
 
 
+class _Seen(NamedTuple):
+    """A module that has run its forward pass."""
+
+    module: Any
+    x: Tensor  # its input
+    saved: int  # bytes that autograd had saved by the end of this pass
+
+
 class Activations(NamedTuple):
     """Bytes of activations in a training step."""
 
@@ -196,14 +204,13 @@ def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> list[Moment]:
     owners = _owners_of_branches(net)
     # The modules that align frames have no branches, but their backward pass allocates much.
     aligns = [module for module in net.modules() if isinstance(module, DeformAlign)]
-    # For each module that has run: the module, its input, and the bytes saved so far.
-    seen: list[tuple[Any, Tensor, int]] = []
+    seen: list[_Seen] = []  # in the order of the forward pass
 
     def note(module: nn.Module, args: tuple[Any, ...], _: Any) -> None:
         # torch calls this after the forward pass of a module. DeformAlign takes (sources, target,
         # flows), all other modules take x alone.
         x = args[1] if module in aligns else args[0]
-        seen.append((module, x.detach(), sum(sizes.values())))
+        seen.append(_Seen(module, x.detach(), saved=sum(sizes.values())))
 
     # `forked_generators` restores torch's random generators at the end. So the training draws the
     # same numbers as without this run.

@@ -20,7 +20,7 @@ Tests: tests/parts/models/test_vrt_modules.py, test_gradients.py, test_network_v
 import math
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -232,13 +232,20 @@ def _resized(flow: Tensor, height: int, width: int) -> Tensor:
 
 # ---- The flows of a clip ---------------------------------------------------------------------
 
-# The flows of a clip: flows[level] is a pair (backward, forward) at 1 / 2^level of the resolution.
-# `backward` and `forward` are lists over the distance between two frames. Entry d is for frames
-# that are d + 1 apart:
-#   backward[d][:, i] warps frame i + d + 1 to frame i
-#   forward[d][:, i] warps frame i to frame i + d + 1
-# Each tensor is (B, N - 1 - d, 2, H / 2^level, W / 2^level).
-Flows = list[tuple[list[Tensor], list[Tensor]]]
+
+class FlowsOfLevel(NamedTuple):
+    """The flows of a clip at one resolution, h x w pixels.
+
+    Both are lists over the distance between two frames. Entry d is for frames that are d + 1 apart,
+    (B, N - 1 - d, 2, h, w).
+    """
+
+    backward: list[Tensor]  # backward[d][:, i] warps frame i + d + 1 to frame i
+    forward: list[Tensor]  # forward[d][:, i] warps frame i to frame i + d + 1
+
+
+# The flows of a clip: flows[level] is at 1 / 2^level of the resolution.
+Flows = list[FlowsOfLevel]
 
 
 def estimate_flows(spynet: SpyNet, frames: Tensor, distance: int) -> Flows:
@@ -283,7 +290,7 @@ def estimate_flows(spynet: SpyNet, frames: Tensor, distance: int) -> Flows:
             # without the first one, which ends at frame 0.
             last = far_forward[-1][:, 1:]
             far_forward.append(_chained(last, forward[:, :-reach]))
-        flows.append((far_backward, far_forward))
+        flows.append(FlowsOfLevel(far_backward, far_forward))
     return flows
 
 

@@ -488,6 +488,13 @@ def log_values(ranks: list[Measured]) -> dict[str, float]:
 # ---- Health ----------------------------------------------------------------------------------
 
 
+class _Validation(NamedTuple):
+    """The numbers of a validation that tell whether the network overfits."""
+
+    psnr: float  # mean over the clips, in dB
+    loss: float  # mean training loss since the validation before
+
+
 class Health:
     """Judges a run at its log lines, saves and validations. All ranks may call it; rank 0 warns.
 
@@ -521,8 +528,7 @@ class Health:
         # Gradient norms of the newest steps, and losses of the log lines since the last validation.
         self.norms: deque[float] = deque(maxlen=MOST_REMEMBERED)
         self.losses: deque[float] = deque(maxlen=MOST_REMEMBERED)
-        # (PSNR, mean loss since the validation before) of each validation.
-        self.validations: list[tuple[float, float]] = []
+        self.validations: list[_Validation] = []
 
     def planned(self, lr_floor: int | None, key: str) -> None:
         """Warn if the learning rate stays at its floor for a long part of the run.
@@ -733,7 +739,7 @@ class Health:
         # is no loss since the last one. Perfect frames have the PSNR Inf, and broken frames NaN.
         if not self.losses or not math.isfinite(psnr):
             return
-        self.validations.append((psnr, statistics.fmean(self.losses)))
+        self.validations.append(_Validation(psnr, loss=statistics.fmean(self.losses)))
         self.losses.clear()
 
         # Three falls need four validations.
@@ -741,8 +747,8 @@ class Health:
         if len(self.validations) < needed:
             return
         newest = self.validations[-needed:]
-        psnrs = [value for value, _ in newest]
-        losses = [loss for _, loss in newest]
+        psnrs = [validation.psnr for validation in newest]
+        losses = [validation.loss for validation in newest]
         always_falls = all(later < earlier for earlier, later in pairwise(psnrs))
         fall_db = psnrs[0] - psnrs[-1]
         is_loss_higher = losses[-1] >= losses[0]

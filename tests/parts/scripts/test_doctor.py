@@ -2,6 +2,9 @@
 
 tests/data/log_lines.json has a line of a log for each failure that the doctor knows. The checks run
 on two real ranks, and docs/troubleshooting.md must quote what the doctor really prints.
+
+A finding is a row of the doctor's table: a status ("ok", "warn" or "fail"), the name of the check,
+what was found, why it may be so, and the cure.
 """
 
 import json
@@ -11,101 +14,169 @@ import pytest
 
 from scripts import doctor
 from scripts.parts.doctor_failures import FAIL, KNOWN_FAILURES, OK, WARN, Finding, read_log, table
-from tests.dist.launching import ROOT, run_ranks
+from tests.dist.launching import ROOT, RankResult, run_ranks
 from tests.helpers.train_files import write_options
 
 DOCTOR = "scripts/doctor.py"
+# Exit code of the doctor if it has found a failure.
+FOUND_A_FAILURE = 1
 # A line of a log -> the name of what the doctor finds in it.
 LINES = json.loads((ROOT / "tests/data/log_lines.json").read_text(encoding="utf-8"))
+
+# ---- Logs ----
 
 
 @pytest.mark.parametrize(("line", "name"), LINES.items())
 def test_a_known_failure_is_explained(line, name):
     finding = read_log(f"step 1\n{line}\n")[0]
 
-    assert (finding.status, finding.check) == (FAIL, name)
+    assert finding.status == FAIL
+    assert finding.check == name
     assert finding.why
     assert finding.cure
+    # The texts have places for values of the line, e.g. "{rank}". All of them must be filled.
     assert "{" not in finding.why
 
 
-def test_a_log_without_a_known_failure_is_no_success_unless_it_says_so():
+# Lines of a log. A log may have several starts of a run, and only the last start counts.
+START = "[2026-01-01 00:00:00] rank 0 of 1 on host\n"
+END = "Finished at iter 5. Results are in x\n"
+CRASH = "Traceback (most recent call last):\n  File x\nKeyError: 'a'\n"
+
+
+def test_a_log_that_says_nothing_of_an_end_is_no_success():
     assert read_log("step 1\n")[0].status == WARN
-    # A log may have several starts of a run. Only the last one counts.
-    start = "[2026-01-01 00:00:00] rank 0 of 1 on host\n"
-    end = "Finished at iter 5. Results are in x\n"
-    assert read_log(start + end)[0].status == OK
-    crashed = read_log(
-        start + end + start + "Traceback (most recent call last):\n  File x\nKeyError: 'a'\n"
-    )
-    assert [finding.status for finding in crashed] == [FAIL]
-    assert "Traceback" in crashed[0].what
-    assert read_log(start + "KeyError: 'a'\n" + start + end)[0].status == OK
-    assert read_log(start + "StallError: rank 1 is STUCK: 9 s\n" + start + end)[0].status == OK
-    (finding,) = read_log(start + "rank 1 is STUCK: 9 s\n" + start + "rank 0 is SILENT: no beat\n")
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        pytest.param(START + END, id="a start that ended well"),
+        pytest.param(START + "KeyError: 'a'\n" + START + END, id="after a start with an error"),
+        pytest.param(
+            START + "StallError: rank 1 is STUCK: 9 s\n" + START + END,
+            id="after a start with a rank that stood still",
+        ),
+    ],
+)
+def test_a_log_is_a_success_if_its_last_start_ended_well(log):
+    assert read_log(log)[0].status == OK
+
+
+def test_a_log_is_a_failure_if_its_last_start_crashed():
+    findings = read_log(START + END + START + CRASH)
+
+    assert [finding.status for finding in findings] == [FAIL]
+    assert "Traceback" in findings[0].what
+
+
+def test_only_the_failure_of_the_last_start_is_explained():
+    first = START + "rank 1 is STUCK: 9 s\n"
+    second = START + "rank 0 is SILENT: no beat\n"
+
+    (finding,) = read_log(first + second)
 
     assert finding.what.startswith("line 4:")
     assert "rank 0 was silent" in finding.why
 
 
-def test_the_doctor_reads_a_log_from_the_command_line_and_the_table_ends_with_a_count(
-    tmp_path, capsys
-):
+# ---- The table ----
+
+
+def test_the_doctor_reads_a_log_from_the_command_line(tmp_path, capsys):
     log = tmp_path / "job.log"
     log.write_text("rank 1 is DEAD: its process 7 is gone\n")
-    assert doctor.main(["--log", str(log)]) == 1
+
+    code = doctor.main(["--log", str(log)])
+
     said = capsys.readouterr().out
+    assert code == FOUND_A_FAILURE
     assert "rank 1 was dead" in said
     assert said.splitlines()[-1] == "0 ok, 0 warn, 1 fail"
-    text = table([Finding(FAIL, "b", "x", "y", "z"), Finding(OK, "a", "fine")])
-
-    assert text.splitlines()[0].startswith("ok")
-    assert text.splitlines()[-1] == "1 ok, 0 warn, 1 fail"
 
 
-def test_two_ranks_are_examined_together_and_a_wrong_option_is_a_finding(tmp_path):
-    options = write_options(tmp_path)
+def test_the_table_begins_with_what_is_well_and_ends_with_a_count():
+    failure = Finding(FAIL, "b", "x", "y", "z")
+    success = Finding(OK, "a", "fine")
 
-    result = run_ranks(2, DOCTOR, "--opt", str(options), limit_s=240)
+    lines = table([failure, success]).splitlines()
 
-    assert result.exit_codes == [0, 0], result.text
-    for check in (
-        "all_reduce",
-        "bandwidth",
-        "shards",
-        "parameters",
-        "loader",
-        "scaling",
-        "gradients",
-    ):
-        assert f"ok    {check}" in result.stdout[0]
-    # Every finding that the guide quotes, as **name** `text`, is one that the doctor prints: in the
-    # table of this run, or for a log.
-    in_logs = [
-        f"{finding.check} {text}"
-        for line in [
-            *LINES,
-            'rank 1 is STUCK: 301.2 s in phase "data"',
-            'rank 0 is STUCK: 301.2 s in phase "data"',
-        ]
-        for finding in read_log(line)
-        for text in (finding.what, finding.why)
-    ]
-    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
-    quoted = re.findall(r"\*\*([^*]+)\*\* `([^`]+)`", page)
-    assert len(quoted) > 12
-    for name, text in quoted:
-        own = [line for line in result.stdout[0].splitlines() if f" {name} " in line]
-        pattern = rf"\b{re.escape(name)} .*{re.escape(text)}"
-        assert any(re.search(pattern, line) for line in [*own, *in_logs]), (name, text)
-    for name, _, _, cure in json.loads(
-        KNOWN_FAILURES.read_text()
-    ):  # and every known failure has an entry
-        assert f"**{name}**" in page
-        assert cure in page
-    assert "0 fail" in result.stdout[0]
-    assert "0 fail" not in result.stdout[1]
+    assert lines[0].startswith("ok")
+    assert lines[-1] == "1 ok, 0 warn, 1 fail"
 
+
+# ---- The checks before a run ----
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory):
+    """Give an option file with its clips."""
+    return write_options(tmp_path_factory.mktemp("examined"))
+
+
+@pytest.fixture(scope="module")
+def examined(options) -> RankResult:
+    """Give what the doctor prints on two ranks for a sound option file."""
+    return run_ranks(2, DOCTOR, "--opt", str(options), limit_s=240)
+
+
+def test_two_ranks_are_examined_without_a_failure(examined):
+    assert examined.exit_codes == [0, 0], examined.text
+    # Rank 0 alone prints the table.
+    assert "0 fail" in examined.stdout[0]
+    assert "0 fail" not in examined.stdout[1]
+
+
+@pytest.mark.parametrize(
+    "check",
+    ["all_reduce", "bandwidth", "shards", "parameters", "loader", "scaling", "gradients"],
+)
+def test_two_ranks_are_examined_together(examined, check):
+    assert f"ok    {check}" in examined.stdout[0]
+
+
+def test_a_wrong_option_is_a_finding(options):
     result = run_ranks(1, DOCTOR, "--opt", str(options), "train.total_itre=3")
-    assert result.exit_codes == [1]
+
+    assert result.exit_codes == [FOUND_A_FAILURE]
     assert "fail  options        unknown option train.total_itre" in result.stdout[0]
+
+
+# ---- docs/troubleshooting.md ----
+
+PAGE = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+# The findings that the page quotes: **name of the check** `text`.
+QUOTED = re.findall(r"\*\*([^*]+)\*\* `([^`]+)`", PAGE)
+
+
+def test_the_page_quotes_findings():
+    assert len(QUOTED) > 12  # else the pattern no longer finds them
+
+
+def findings_in_logs() -> list[str]:
+    """Return all that the doctor says of lines of a log: "name of the check text"."""
+    stuck = [f'rank {rank} is STUCK: 301.2 s in phase "data"' for rank in (0, 1)]
+    found = []
+    for line in [*LINES, *stuck]:
+        for finding in read_log(line):
+            found.append(f"{finding.check} {finding.what}")
+            found.append(f"{finding.check} {finding.why}")
+    return found
+
+
+@pytest.mark.parametrize(("name", "text"), QUOTED)
+def test_a_finding_that_the_page_quotes_is_one_that_the_doctor_prints(examined, name, text):
+    rows = [row for row in examined.stdout[0].splitlines() if f" {name} " in row]
+
+    pattern = re.compile(rf"\b{re.escape(name)} .*{re.escape(text)}")
+    assert any(pattern.search(line) for line in [*rows, *findings_in_logs()])
+
+
+# Rows of the table of known failures: name, pattern in the log, explanation, cure.
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [(name, cure) for name, _pattern, _why, cure in json.loads(KNOWN_FAILURES.read_text())],
+)
+def test_the_page_has_an_entry_for_each_known_failure(name, cure):
+    assert f"**{name}**" in PAGE
+    assert cure in PAGE

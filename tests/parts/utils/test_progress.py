@@ -1,8 +1,11 @@
 """Progress of an action or a run: how it is shown, its pace, and the remaining time.
 
 On a terminal a bar is shown. Elsewhere, e.g. in a log file, lines come at each tenth. The kind
-"none" shows nothing. One test reads the screen of a whole run in a real pseudo-terminal. The tests
-of pace and remaining time set the clock themselves, so no test waits.
+"none" shows nothing. Several tests read the screen of a whole run in a real pseudo-terminal. The
+tests of pace and remaining time set the clock themselves, so no test waits.
+
+The pace is the time of a step. The remaining time is the number of steps to come times the pace,
+and the validations and saves to come.
 """
 
 import io
@@ -10,6 +13,8 @@ import logging
 import re
 import sys
 import time
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -36,135 +41,245 @@ class Terminal(io.StringIO):
         return True
 
 
-def shown(monkeypatch, kind, stream=Terminal):
+def shown(monkeypatch: pytest.MonkeyPatch, kind: str, stream: io.StringIO) -> str:
     """Run an action of 30 files. Return what is written to stderr.
 
-    kind: "bar", "line" or "none". stream: class of the stream that stands in for stderr.
+    kind: "bar", "line" or "none". stream: takes the place of stderr.
     """
-    terminal = stream()
-    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(sys, "stderr", stream)
     with open_progress(kind, 30, "checking", "files", quiet_s=0, is_kept=True) as progress:
         for _ in range(30):
             progress.update()
-    assert sys.stderr is terminal
-    return terminal.getvalue()
+    # A bar may replace sys.stderr for a while. It must be as before at the end.
+    assert sys.stderr is stream
+    return stream.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("kind", "disabled"), [("bar", ""), ("bar", "0"), ("bar", "1"), ("line", "1"), ("none", "0")]
-)
-def test_a_bar_is_drawn_on_a_terminal_unless_tqdm_disable_or_none_forbids_it(
-    monkeypatch, caplog, kind, disabled
-):
+@pytest.mark.parametrize("disabled", ["", "0"])
+def test_a_bar_is_drawn_on_a_terminal(monkeypatch, caplog, disabled):
     monkeypatch.setenv("TQDM_DISABLE", disabled)
     caplog.set_level(logging.INFO)
-    text = shown(monkeypatch, kind)
-    is_drawn = kind == "bar" and disabled != "1"
 
-    assert ("checking" in text and "30/30" in text) == is_drawn
-    assert bool(text) == is_drawn
+    text = shown(monkeypatch, "bar", Terminal())
+
+    assert "checking" in text
+    assert "30/30" in text
     assert caplog.text == ""
 
 
-@pytest.mark.parametrize(("kind", "stream"), [("line", Terminal), ("bar", io.StringIO)])
-def test_lines_come_at_each_tenth_also_where_there_is_no_terminal_for_a_bar(
-    monkeypatch, caplog, kind, stream
-):
+@pytest.mark.parametrize(
+    ("kind", "disabled"),
+    [
+        pytest.param("bar", "1", id="TQDM_DISABLE forbids a bar"),
+        pytest.param("line", "1", id="TQDM_DISABLE forbids lines"),
+        pytest.param("none", "0", id="the option asks for nothing"),
+    ],
+)
+def test_nothing_is_shown_if_that_is_asked_for(monkeypatch, caplog, kind, disabled):
+    # The library of the bar, tqdm, reads this variable.
+    monkeypatch.setenv("TQDM_DISABLE", disabled)
     caplog.set_level(logging.INFO)
+
+    assert shown(monkeypatch, kind, Terminal()) == ""
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "stream"),
+    [
+        pytest.param("line", Terminal(), id="lines on a terminal"),
+        pytest.param("bar", io.StringIO(), id="a bar without a terminal"),
+    ],
+)
+def test_lines_come_at_each_tenth(monkeypatch, caplog, kind, stream):
+    caplog.set_level(logging.INFO)
+
     assert shown(monkeypatch, kind, stream) == ""
+
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 10
     line = r"checking: {} %, {} of 30 files, [\d.]+ a second, 00:00:00 left"
-
     assert re.fullmatch(line.format(10, 3), lines[0])
     assert re.fullmatch(line.format(100, 30), lines[-1])
 
 
-# A case: (number of units, name of the action, name of the units), parts of a unit, seconds of a
-# part, the shares of the lines, and the end of the last line. In the first case a unit is done in
-# three parts, and takes more than a second, so its time is told in seconds. In the second case no
-# line comes in the first seconds, because a short action needs no line.
-@pytest.mark.parametrize(("work", "parts", "step_s", "shares", "last"), [
-    ((2, "restoring", "frames"), 3, 30.0, (16, 33, 50, 66, 83, 100), "2 of 2 frames, 90.0 s each"),
-    ((10, "checking", "files"), 1, 1.0, (50, 60, 70, 80, 90, 100), "10 of 10 files, 1.0 a second"),
-])  # fmt: skip
-def test_a_line_has_the_share_and_the_pace(monkeypatch, caplog, work, parts, step_s, shares, last):
+# ---- The pace in a line ----
+
+
+def lines_of_action(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    units: int,
+    action: str,
+    name: str,
+    parts_of_unit: int,
+    seconds_of_part: float,
+) -> list[str]:
+    """Run an action by a clock of the test. Return the lines that it writes.
+
+    units: how many units the action does. name: what a unit is, e.g. "frames".
+    """
     caplog.set_level(logging.INFO)
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    with open_progress("line", *work) as progress:
-        for _ in range(work[0] * parts):
-            now += step_s
-            progress.update(1 / parts)
+    with open_progress("line", units, action, name) as progress:
+        for _ in range(units * parts_of_unit):
+            now += seconds_of_part
+            progress.update(1 / parts_of_unit)
+    return caplog.messages
 
-    assert [line.split(",")[0] for line in caplog.messages] == [
-        f"{work[1]}: {share} %" for share in shares
-    ]
-    assert caplog.messages[-1] == f"{work[1]}: 100 %, {last}, 00:00:00 left"
-    assert caplog.messages[0].endswith(
-        ("0.3 of 2 frames, 90.0 s each, 00:02:30 left", "a second, 00:00:05 left")
+
+def test_a_line_of_slow_units_says_the_seconds_of_each(monkeypatch, caplog):
+    lines = lines_of_action(
+        monkeypatch, caplog, 2, "restoring", "frames", parts_of_unit=3, seconds_of_part=30.0
     )
 
+    shares = [line.split(",")[0] for line in lines]
+    # Sixths, rounded down.
+    assert shares == [f"restoring: {share} %" for share in (16, 33, 50, 66, 83, 100)]
+    # After 30 s, a third of a frame is done. 5 of 6 parts are left, 150 s.
+    assert lines[0].endswith("0.3 of 2 frames, 90.0 s each, 00:02:30 left")
+    assert lines[-1] == "restoring: 100 %, 2 of 2 frames, 90.0 s each, 00:00:00 left"
 
-def test_one_bar_shows_the_run_and_tears_no_line(tmp_path):
-    options = write_odd(tmp_path)
+
+def test_a_line_of_quick_units_says_how_many_come_in_a_second(monkeypatch, caplog):
+    lines = lines_of_action(
+        monkeypatch, caplog, 10, "checking", "files", parts_of_unit=1, seconds_of_part=1.0
+    )
+
+    # A short action needs no line. So no line comes in the first seconds.
+    shares = [line.split(",")[0] for line in lines]
+    assert shares == [f"checking: {share} %" for share in (50, 60, 70, 80, 90, 100)]
+    assert lines[0].endswith("a second, 00:00:05 left")
+    assert lines[-1] == "checking: 100 %, 10 of 10 files, 1.0 a second, 00:00:00 left"
+
+
+# ---- The screen of a run ----
+
+
+@dataclass
+class Screen:
+    """A terminal after a run of 10 steps, with a validation of tiles after step 5 and step 10."""
+
+    code: int  # exit code of the run
+    options: Path  # the option file
+    written: bytes  # all that the run wrote, with the characters that move the cursor
+    rows: list[str]  # what the screen shows at the end
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.rows)
+
+    @property
+    def log(self) -> list[str]:
+        """The rows that are lines of the log, without the date."""
+        return [re.sub(DATE, "", row) for row in self.rows if re.match(DATE, row)]
+
+    @property
+    def steps(self) -> list[re.Match[str]]:
+        """The lines of the log that are of a step and nothing else."""
+        found = [re.fullmatch(STEP, row) for row in self.log]
+        return [line for line in found if line]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Screen:
+    """Run a training in a pseudo-terminal. At each step, libraries print and warn ("noisy")."""
+    folder = tmp_path_factory.mktemp("run")
+    options = write_odd(folder)
     changes = (
         "train.total_iter=10",
         "train.checkpoint_test=5",
         "datasets.train.dataloader_num_workers=0",
+        "watchdog.stall_s=60",
     )
     tiles = ("val.size_patch_testing=16", "val.size_patch_overlapping=4")
-    command = odd_command(options, *changes, *tiles, "watchdog.stall_s=60", case="noisy")
-    code, written = in_terminal(
-        *command, env={"MPLCONFIGDIR": str(tmp_path / "fonts")}, size=(50, COLUMNS)
-    )
-    rows = screen(written)
-    assert code == 0, "\n".join(rows)
-    bars = [row for row in rows if "%|" in row]
-    assert len(bars) == 1, "\n".join(rows)
-    assert re.fullmatch(BAR, bars[0]), "\n".join(rows)
-    assert len(bars[0]) <= COLUMNS, "\n".join(rows)
-    assert b"epoch 1:   0%" in written
-    # The first of three clips has 2 of the 9 frames: the bar moves from its first tiles on.
-    assert any(0 < int(share) < 22 for share in re.findall(rb"validation: +(\d+)%", written))
-    assert all(len(row) <= 110 for row in rows if re.search("Iter: ", row))
-    log = [re.sub(DATE, "", row) for row in rows if re.match(DATE, row)]
-    steps = [found for row in log if (found := re.fullmatch(STEP, row))]
-    assert len(steps) == 10
-    assert steps[0][1] is None
-    assert all(step[1] for step in steps[1:])
-    assert len(history(options)["train/data_share"]) == 9
-    assert not any("fontManager" in row for row in log)
-    assert len([row for row in log if row.startswith("Epoch 1 ended: 8 steps, mean loss 0.")]) == 1
-    assert rows.count("a library prints to stderr") == 10
-    assert rows.count("a library prints to stdout") == 10
-    assert any("UserWarning: a library warns" in row for row in log)
-    start = next(
-        i
-        for i, row in enumerate(log)
-        if row.startswith("fresh start: starting at iter 0 of 10, epoch 1")
-    )
-    words = ["Task:", "Ranks:", "Data:", "Batch:", "Network:", "Schedule:"]
+    command = odd_command(options, *changes, *tiles, case="noisy")
+    # In a new folder matplotlib builds its list of fonts, and says so in its log.
+    variables = {"MPLCONFIGDIR": str(folder / "fonts")}
+    code, written = in_terminal(*command, env=variables, size=(50, COLUMNS))
+    return Screen(code, options, written, screen(written))
 
-    assert [row.split()[0] for row in log[start - 6 : start]] == words
-    assert start < 10  # the first screen has ten lines, with those on the data and the rank
+
+def test_one_bar_shows_the_run(run):
+    assert run.code == 0, run.text
+    bars = [row for row in run.rows if "%|" in row]
+    assert len(bars) == 1, run.text
+    assert re.fullmatch(BAR, bars[0]), run.text
+    assert len(bars[0]) <= COLUMNS, run.text
+    # The bar was drawn from the begin of the run on.
+    assert b"epoch 1:   0%" in run.written
+
+
+def test_a_validation_has_a_bar_that_moves_with_its_tiles(run):
+    shares = [int(share) for share in re.findall(rb"validation: +(\d+)%", run.written)]
+
+    # The first of three clips has 2 of the 9 frames, 22 %. The bar moves before this clip is done.
+    assert any(0 < share < 22 for share in shares)
+
+
+def test_the_bar_tears_no_line_of_the_log(run):
+    # A torn line would have the bar behind it.
+    assert all(len(row) <= 110 for row in run.rows if "Iter: " in row)
+    assert len(run.steps) == 10, run.text
+
+
+def test_each_step_but_the_first_has_a_speed(run):
+    # Group 1 of STEP is the part with speed and remaining time.
+    has_speed = [step[1] is not None for step in run.steps]
+    assert has_speed == [False] + 9 * [True]
+    assert len(history(run.options)["train/data_share"]) == 9
+
+
+def test_an_epoch_ends_with_a_line(run):
+    # 8 samples, one in each step.
+    ends = [row for row in run.log if row.startswith("Epoch 1 ended: 8 steps, mean loss 0.")]
+    assert len(ends) == 1
+
+
+def test_what_libraries_print_stays_in_rows_of_its_own(run):
+    # Once in each step.
+    assert run.rows.count("a library prints to stderr") == 10
+    assert run.rows.count("a library prints to stdout") == 10
+
+
+def test_warnings_of_libraries_are_lines_of_the_log(run):
+    assert any("UserWarning: a library warns" in row for row in run.log)
+
+
+def test_what_matplotlib_says_of_its_fonts_is_no_line_of_the_log(run):
+    assert not any("fontManager" in row for row in run.log)
+
+
+def test_the_log_begins_with_what_is_trained(run):
+    starts = [row.startswith("fresh start: starting at iter 0 of 10, epoch 1") for row in run.log]
+    start = starts.index(True)
+
+    # The six lines before the start.
+    first_words = [row.split()[0] for row in run.log[start - 6 : start]]
+    assert first_words == ["Task:", "Ranks:", "Data:", "Batch:", "Network:", "Schedule:"]
+    # With the lines on the data and the rank, they are on the first screen of ten lines.
+    assert start < 10
+
+
+# ---- The clock ----
 
 
 class Clock:
     """The clock of a run, and the timer that reads it. Time passes only where a test says so."""
 
-    def __init__(self, monkeypatch):
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         monkeypatch.setattr(time, "perf_counter", lambda: self.now)
         self.timer = StepTimer()
 
-    def step(self, seconds=1.0):
-        """Take a step of so many seconds."""
+    def step(self, seconds: float = 1.0) -> None:
+        """Take a step of training."""
         with self.timer.part("compute"):
             self.now += seconds
         self.timer.step_done()
 
-    def pause(self, kind, seconds):
+    def pause(self, kind: str, seconds: float) -> None:
         """Do something between two steps. kind: "validation" or "save"."""
         with self.timer.part(kind):
             self.now += seconds
@@ -176,38 +291,48 @@ def clock(monkeypatch):
     return Clock(monkeypatch)
 
 
-def test_validation_and_saving_do_not_count_across_epochs(clock):
-    clock.step(30.0)
-    for epoch in range(2):
+def test_validations_do_not_count_in_the_pace(clock):
+    clock.step(30.0)  # the first step of a process does not count
+    for _ in range(2):
         clock.timer.begin_epoch()
         for _ in range(4):
             clock.step()
             clock.pause("validation", 60.0)
-        whole = clock.timer.epoch.values()
-        assert (whole["it_per_s"], clock.timer.epoch.paused_s) == (1.0, 240.0), epoch
-    values = clock.timer.read()
 
-    assert (values["it_per_s"], values["compute_share"]) == (1.0, 1.0)
+        # Each epoch is measured anew: 4 steps of 1 s, and 4 validations of 60 s.
+        assert clock.timer.epoch.values()["it_per_s"] == 1.0
+        assert clock.timer.epoch.paused_s == 240.0
+
+    # What the log shows, over both epochs.
+    values = clock.timer.read()
+    assert values["it_per_s"] == 1.0
+    assert values["compute_share"] == 1.0
 
 
 def test_the_first_step_of_a_process_does_not_count(clock):
     # The first step compiles, and starts the loader processes. A remaining time from its speed
     # would promise weeks.
     clock.step(900.0)
-    assert clock.timer.read().keys() == {"memory_gb"}
-    assert RunProgress("none", 1000, clock.timer, {}).eta(500) == ""
+    run = RunProgress("none", 1000, clock.timer, {})
+    assert clock.timer.read().keys() == {"memory_gb"}  # no speed
+    assert run.eta(500) == ""
+
     clock.step(2.0)
 
     assert clock.timer.read()["it_per_s"] == 0.5
-    assert RunProgress("none", 1000, clock.timer, {}).eta(502) == "00:16:36"
+    # 498 steps of 2 s are left: 996 s.
+    assert run.eta(502) == "00:16:36"
 
 
 def test_the_remaining_time_holds_the_validations_and_saves_to_come(clock):
+    # A validation each 100 steps, and no saves.
     run = RunProgress("none", 1000, clock.timer, {"validation": 100, "save": 0})
     for _ in range(51):
         clock.step()
     clock.timer.read()
+    # 100 steps of 1 s. No validation has shown how long it takes.
     assert run.eta(900) == "00:01:40"
+
     clock.pause("validation", 60.0)
 
     # One step takes 1 s, one validation 60 s. After step 900 its own validation and that of step
@@ -224,16 +349,20 @@ def test_the_remaining_time_follows_a_change_of_speed(clock):
             clock.step(seconds)
         clock.timer.read()
 
+    # The last 1000 steps took 4 s each, the 1000 steps before them 1 s.
     assert clock.timer.pace() == pytest.approx(4.0, rel=0.01)
+    # 1000 steps are left, 4000 s.
     assert run.eta(9000) == "01:06:40"
 
 
-def test_a_duration_is_written_with_days():
-    written = {
-        0.4: "00:00:00",
-        3599.6: "01:00:00",
-        97_920: "1 d 03:12:00",
-        864_000: "10 d 00:00:00",
-    }
-
-    assert {seconds: duration(seconds) for seconds in written} == written
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        pytest.param(0.4, "00:00:00", id="less than a second"),
+        pytest.param(3599.6, "01:00:00", id="rounded up to an hour"),
+        pytest.param(97_920, "1 d 03:12:00", id="a day and hours"),
+        pytest.param(864_000, "10 d 00:00:00", id="ten days"),
+    ],
+)
+def test_a_duration_is_written_with_days(seconds, text):
+    assert duration(seconds) == text
