@@ -429,8 +429,9 @@ def _measure_frame(pair: Pair, pixel: int) -> Measures:
     """Measure how well the spikes fit one frame. pixel: RGB pixels along a spike pixel."""
     spikes = _gradients(pair.spikes, pixel)
     frame = _gradients(pair.frame, pixel)
+    # A single row or column of spike pixels has no shift across it, and OpenCV refuses it.
     # Nothing correlates with a picture without texture.
-    if spikes.std() < NO_TEXTURE or frame.std() < NO_TEXTURE:
+    if min(spikes.shape) < 2 or spikes.std() < NO_TEXTURE or frame.std() < NO_TEXTURE:
         return Measures(correlation=0.0, shift=(0.0, 0.0), response=0.0)
     # corrcoef returns a matrix (2, 2) with 1 on its diagonal.
     correlation = np.corrcoef(spikes.ravel(), frame.ravel())[0, 1]
