@@ -1,7 +1,8 @@
 """data/motion/bands.py: a large frame is solved in bands of rows, which are joined.
 
-The clip is a narrow scene of 560 rows that moves. Its frames are small, so `bands_of` is told to
-divide frames of more than 20,000 pixels.
+The frames of most tests have 560 x 48 pixels. `bands_of` is told to divide frames of more than
+20,000 pixels, so it divides them into two bands, an upper and a lower one. OVERLAP rows belong to
+both bands. A spike pixel covers 2 x 2 RGB pixels, if a test does not say otherwise.
 """
 
 import itertools
@@ -60,24 +61,31 @@ def test_a_band_of_a_film_frame_has_at_most_the_pixels_that_fit_into_memory():
 def test_a_band_has_the_spike_pixels_that_see_its_rows():
     _, lower = bands_of(aligned_view(*SIZE), FEW_PIXELS)
 
-    # Spike pixel r sees the rows 2 r and 2 r + 1.
-    assert lower.plane == (slice(lower.rows.start // 2, SIZE[0] // 2), slice(0, SIZE[1] // 2))
+    rows, columns = lower.plane
+    # A spike pixel in row r of the plane sees the rows 2 r and 2 r + 1 of the frame.
+    assert rows == slice(lower.rows.start // 2, SIZE[0] // 2)
+    assert columns == slice(0, SIZE[1] // 2)
 
 
 def test_a_spike_pixel_of_a_band_lies_where_it_lies_on_the_frame():
+    # The spike camera is turned, so that a row of its pixels sees several rows of the frame.
     turned = np.array([[2.1, -0.1, 0.8], [0.05, 2.0, 1.4], [0, 0, 1.0]])
     view = View(SIZE, (270, 22), turned, is_display=False)
-    whole = view.places().reshape(270, 2, 22, 2, 2)  # 2 x 2 points of each spike pixel; x and y
+    # A spike pixel has 2 x 2 points. Axes: row of the plane, point down, column of the plane, point
+    # across, and x and y on the frame.
+    on_frame = view.places().reshape(270, 2, 22, 2, 2)
 
     for band in bands_of(view, FEW_PIXELS):
+        found = band.view.places()
         rows, columns = band.plane
-        expected = whole[rows, :, columns].reshape(band.view.places().shape)
+        expected = on_frame[rows, :, columns].reshape(found.shape)
+        # A band counts rows from its own first row. x stays, y becomes less.
         expected = expected - np.array([0, band.rows.start])
-        assert np.allclose(band.view.places(), expected, atol=1e-3)
+        assert np.allclose(found, expected, atol=1e-3)  # pixels
 
 
 def test_a_band_that_no_spike_pixel_sees_has_no_spikes():
-    # The spike camera sees the upper 200 rows alone.
+    # 100 rows of spike pixels see the upper 200 of 560 rows. The lower band begins below them.
     view = View(SIZE, (100, 24), ALIGNED, is_display=False)
 
     upper, lower = bands_of(view, FEW_PIXELS)
@@ -108,19 +116,21 @@ def test_joined_bands_of_a_picture_are_the_picture():
 
 def test_rows_beside_the_border_of_a_band_are_not_used():
     bands = bands_of(aligned_view(*SIZE), FEW_PIXELS)
-    pieces = [torch.zeros(1, *band.view.size) for band in bands]
-    upper, lower = pieces
-    upper[:, -OVERLAP // 4 :] = 1
-    lower[:, : OVERLAP // 4] = 1
+    upper = torch.zeros(1, *bands[0].view.size)
+    lower = torch.zeros(1, *bands[1].view.size)
+    # Ones in the last 32 rows of the upper band, and in the first 32 rows of the lower band.
+    unused = OVERLAP // 4
+    upper[:, -unused:] = 1
+    lower[:, :unused] = 1
 
-    assert joined(pieces, bands).max() == 0
+    assert joined([upper, lower], bands).max() == 0
 
 
 def test_the_solution_in_bands_is_that_of_the_whole_frame(tmp_path):
     scene = Scene(velocity=(6.0, -9.0), size=SIZE, frames=1)
     reader = reader_of(scene.write(tmp_path / "clip"))
-    z_0 = reader.frame(0)["lq"]
-    clip = RecordedClip(reader, None)
+    z_0 = reader.frame(0)["lq"]  # the blurry frame, from which the solution begins
+    clip = RecordedClip(reader, context=None)
     recording = clip.read(0)
     gain, is_good = clip.gain()
     motion = motion_of(recording, clip.view, gain)
@@ -138,13 +148,13 @@ def test_the_solution_in_bands_is_that_of_the_whole_frame(tmp_path):
         )
         return equations.solve(band.of_frame(z_0))
 
-    [whole] = bands_of(clip.view)
+    [whole] = bands_of(clip.view)  # as it has fewer than MOST_PIXELS pixels
     bands = bands_of(clip.view, FEW_PIXELS)
+    assert len(bands) == 2
     in_bands = joined([solved(band) for band in bands], bands)
 
-    assert len(bands) == 2
     difference = (in_bands - solved(whole)).abs()
-    # Steps of 8 bits are 0.004. The steps of the solver are shorter or longer in a band, because
-    # they follow from sums over all pixels.
+    # They are not equal: the length of a step of the solver follows from sums over all pixels, so
+    # it is another one in a band. A step of 8 bits, in which a frame is saved, is 0.004.
     assert difference.mean() < 0.002
     assert difference.max() < 0.03

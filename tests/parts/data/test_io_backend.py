@@ -1,16 +1,19 @@
 """LMDBs in place of folders, and files that are damaged or removed after the start of a training.
 
-An LMDB is a database in one file: key -> bytes of a picture or of spikes. Its samples must be those
-from the files. A file that breaks while a training runs must give an error with its name.
+An LMDB is a database in one file: key -> bytes of a picture or of spikes. A file meta_info.txt
+beside it lists the keys. Samples from an LMDB must be those from the files. A file that breaks
+while a training runs must give an error with its name.
 """
 
 import os
 import tempfile
 import threading
+from collections.abc import Callable, Generator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -23,176 +26,322 @@ from tests.helpers.clip_files import PLANES, build, same, write_clips
 from tests.helpers.kair_files import write_files
 from utils.errors import DataError, OptionError
 
+# A sample of a training set, as (epoch, number of the sample).
+FIRST_SAMPLE = (0, 0)
+# Bytes of a spike plane of 8 x 12 pixels, one bit each.
+PLANE_BYTES = 12
+# Number of the user "nobody".
+NOBODY = 65534
+
 
 def to_lmdb(folder: Path, inner: str, target: Path) -> None:
     """Write a folder of clips as an LMDB in the layout of BasicSR and KAIR.
 
     inner: the folder within each clip, e.g. "blur".
     """
-    paths = sorted(folder.glob(f"*/{inner}/*"))
-    write_files(
-        target, {f"{path.parent.parent.name}/{path.name}": path.read_bytes() for path in paths}
-    )
+    content = {}
+    for path in sorted(folder.glob(f"*/{inner}/*")):
+        clip = path.parent.parent.name
+        content[f"{clip}/{path.name}"] = path.read_bytes()
+    write_files(target, content)
 
 
 @pytest.fixture
-def root(tmp_path):
+def root(tmp_path) -> Path:
     """Give a folder with two clips as files, and as three LMDBs: lq, gt and spike."""
     write_clips(tmp_path, "clip0", "clip1")
-    for kind, inner in (("lq", "blur"), ("gt", "sharp")):
-        to_lmdb(tmp_path / "GOPRO_Large/train", inner, tmp_path / f"{kind}.lmdb")
+    to_lmdb(tmp_path / "GOPRO_Large/train", "blur", tmp_path / "lq.lmdb")
+    to_lmdb(tmp_path / "GOPRO_Large/train", "sharp", tmp_path / "gt.lmdb")
     to_lmdb(tmp_path / "GOPRO_Large_spike_seq/train", "spike", tmp_path / "spike.lmdb")
     return tmp_path
 
 
-def lmdbs(root, *kinds):
+def lmdbs(root: Path, *kinds: str) -> dict[str, Any]:
     """Return the keys of a section that reads these kinds of data from their LMDBs."""
-    return {"io_backend": {"type": "lmdb"}} | {
-        f"dataroot_{kind}": f"{root}/{kind}.lmdb" for kind in kinds
-    }
+    keys: dict[str, Any] = {"io_backend": {"type": "lmdb"}}
+    for kind in kinds:
+        keys[f"dataroot_{kind}"] = f"{root}/{kind}.lmdb"
+    return keys
 
 
-def forked(function, *arguments):
+def forked(function: Callable[..., Any], *arguments: object) -> Any:
     """Call a function in a forked process. Return what it returns, or raise what it raises."""
     with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
         return pool.submit(function, *arguments).result()
 
 
-@pytest.mark.parametrize("kinds", [("lq", "gt"), ("lq", "gt", "spike")])
-def test_samples_from_an_lmdb_are_those_from_the_files(root, kinds):
-    if "spike" in kinds:  # dataset.json is looked for beside the spikes
-        os.rename(root / "GOPRO_Large_spike_seq/dataset.json", root / "dataset.json")
-    spike = {"type": "dat", "h": 8, "w": 12, "center": 12}
-    a = build(root, spike=spike)
-    b = build(root, spike=spike, **lmdbs(root, *kinds))
-
-    assert all(same(a[(0, index)], b[(0, index)]) for index in range(len(a)))
+# ---- Samples from an LMDB ----
 
 
-def test_an_lmdb_opened_before_a_fork_is_not_used_after_it(root):
-    dataset = build(root, **lmdbs(root, "lq", "gt"))
-    here = dataset[(0, 0)]
-    assert torch.equal(forked(dataset.__getitem__, (0, 0))["lq"], here["lq"])
+def assert_same_samples(found: Any, expected: Any) -> None:
+    """Check that two data sets have the same samples."""
+    epoch = 0
+    for number in range(len(expected)):
+        assert same(found[(epoch, number)], expected[(epoch, number)])
 
 
-def test_names_that_lead_out_of_the_results_a_key_without_value_and_a_missing_list_are_named(root):
+# Options `spike` for planes of 8 x 12 pixels, with the sharp frame at plane 12.
+SPIKE = {"type": "dat", "h": 8, "w": 12, "center": 12}
+
+
+def test_samples_with_frames_from_lmdbs_are_those_from_the_files(root):
+    assert_same_samples(
+        build(root, spike=SPIKE, **lmdbs(root, "lq", "gt")), build(root, spike=SPIKE)
+    )
+
+
+def test_samples_with_spikes_from_an_lmdb_too_are_those_from_the_files(root):
+    # dataset.json is looked for beside the spikes. The LMDB of the spikes lies in `root`.
+    os.rename(root / "GOPRO_Large_spike_seq/dataset.json", root / "dataset.json")
+
+    assert_same_samples(
+        build(root, spike=SPIKE, **lmdbs(root, "lq", "gt", "spike")), build(root, spike=SPIKE)
+    )
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        pytest.param({"dataroot_lq": "{root}/lq.lmdb"}, id="a name that ends in .lmdb"),
+        # The roots are folders, so they are read as folders.
+        pytest.param({"io_backend": "lmdb"}, id="folders, although the options say lmdb"),
+    ],
+)
+def test_the_name_of_a_root_says_whether_it_is_an_lmdb(root, keys):
+    keys = {key: value.replace("{root}", str(root)) for key, value in keys.items()}
+    expected = build(root)[FIRST_SAMPLE]
+
+    found = build(root, **keys)[FIRST_SAMPLE]
+
+    assert torch.equal(found["lq"], expected["lq"])
+
+
+def test_an_unknown_backend_is_refused(root):
+    with pytest.raises(OptionError, match=r"io_backend\.type is 'lmbd'.*"):
+        build(root, io_backend={"type": "lmbd"})
+
+
+# ---- The keys of an LMDB ----
+
+
+def add_to_list(root: Path, name: str) -> None:
+    """Add a picture to the list of the LMDB of blurry frames. The LMDB itself does not have it."""
     listed = root / "lq.lmdb/meta_info.txt"
-    before = listed.read_text()
-    refused = "cannot be the name of a clip or frame"
-    for name, said in (
-        *((name, refused) for name in ("../clip9/0", "clip0/../../x/0", "/tmp/x/0", "clip\t9/0")),
-        ("clip0/000006", r"gt lacks 1 of 7 frames: 000006\.png"),
-    ):
-        listed.write_text(f"{before}{name}.png (16,24,3) 1\n")
-        with pytest.raises(DataError, match=said):
-            build(root, **lmdbs(root, "lq", "gt"))
+    listed.write_text(f"{listed.read_text()}{name}.png (16,24,3) 1\n")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("../clip9/0", id="clip above the root"),
+        pytest.param("clip0/../../x/0", id="clip that leads above the root"),
+        pytest.param("/tmp/x/0", id="absolute path"),
+        pytest.param("clip\t9/0", id="tab in the name"),
+    ],
+)
+def test_a_listed_name_that_leads_out_of_the_results_is_refused(root, name):
+    # Results get the names of clips and frames.
+    add_to_list(root, name)
+
+    with pytest.raises(DataError, match="cannot be the name of a clip or frame"):
+        build(root, **lmdbs(root, "lq", "gt"))
+
+
+def test_a_listed_frame_that_another_kind_lacks_is_named(root):
+    # The clip has frames 0 to 5.
+    add_to_list(root, "clip0/000006")
+
+    with pytest.raises(DataError, match=r"gt lacks 1 of 7 frames: 000006\.png"):
+        build(root, **lmdbs(root, "lq", "gt"))
+
+
+def test_a_key_without_a_value_is_named(root):
     with pytest.raises(DataError, match="no such key"):
         read_bytes(f"{root}/lq.lmdb::clip0/000006")
-    listed.unlink()
+
+
+def test_a_missing_list_of_keys_is_named(root):
+    (root / "lq.lmdb/meta_info.txt").unlink()
+
     with pytest.raises(DataError, match=r"meta_info\.txt"):
         build(root, **lmdbs(root, "lq", "gt"))
 
 
-def test_an_lmdb_cut_short_is_refused_before_its_missing_pages_are_read(root):
+def test_keys_without_the_name_of_a_clip_are_one_clip(tmp_path):
+    write_files(tmp_path / "flat.lmdb", {"baboon.png": b"1234"})
+
+    clips = list_root(str(tmp_path / "flat.lmdb"), "blur", (".png",))
+
+    # The clip has the name of the LMDB.
+    assert clips["flat"]["baboon"].size == 4
+
+
+def test_keys_may_have_spaces(tmp_path):
+    write_files(tmp_path / "spaces.lmdb", {"my clip/0 1.png": b""})
+
+    clips = list_root(str(tmp_path / "spaces.lmdb"), "blur", (".png",))
+
+    assert list(clips["my clip"]) == ["0 1"]
+
+
+@pytest.mark.parametrize(
+    "share", [pytest.param(0.999, id="a little"), pytest.param(0.33, id="two thirds")]
+)
+def test_an_lmdb_cut_short_is_refused_before_its_missing_pages_are_read(root, share):
     path = root / "lq.lmdb/data.mdb"
     whole = path.stat().st_size
-    for keep in (0.999, 0.33):
-        os.truncate(path, int(whole * keep))
-        # In another process, which dies of SIGBUS where a missing page is read.
-        with pytest.raises(
-            DataError, match=f"cut short: data.mdb has {int(whole * keep)} bytes"
-        ) as error:
-            forked(list_root, str(root / "lq.lmdb"), "blur", (".png",))
-        assert f"{whole} bytes" in str(error.value)
+    left = int(whole * share)
+    os.truncate(path, left)
+
+    # A process that reads a missing page dies of SIGBUS. So this is done in another process.
+    with pytest.raises(DataError, match=f"cut short: data.mdb has {left} bytes") as error:
+        forked(list_root, str(root / "lq.lmdb"), "blur", (".png",))
+
+    assert f"{whole} bytes" in str(error.value)
 
 
-def test_the_name_of_a_root_says_whether_it_is_an_lmdb(root):
-    expected = build(root)[(0, 0)]["lq"]
-    assert torch.equal(build(root, dataroot_lq=f"{root}/lq.lmdb")[(0, 0)]["lq"], expected)
-    assert torch.equal(build(root, io_backend="lmdb")[(0, 0)]["lq"], expected)
-    with pytest.raises(OptionError, match=r"io_backend\.type is 'lmbd'.*"):
-        build(root, io_backend={"type": "lmbd"})
-    # One without clips is one clip
-    write_files(root / "flat.lmdb", {"baboon.png": b"1234", "my clip/0 1.png": b""})
-    listing = list_root(str(root / "flat.lmdb"), "blur", (".png",))
+# ---- Forks and threads ----
 
-    assert listing["flat"]["baboon"].size == 4
-    assert list(listing["my clip"]) == ["0 1"]
+
+def test_an_lmdb_opened_before_a_fork_is_not_used_after_it(root):
+    dataset = build(root, **lmdbs(root, "lq", "gt"))
+    here = dataset[FIRST_SAMPLE]
+
+    there = forked(dataset.__getitem__, FIRST_SAMPLE)
+
+    assert torch.equal(there["lq"], here["lq"])
+
+
+def fork_once() -> None:
+    """Fork a process that ends at once."""
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
 
 
 def test_threads_that_begin_together_open_an_lmdb_once(root):
     # An LMDB must not be open while the process forks. So it is closed before each fork, and opened
     # again by the first reader. Here the first readers are eight threads at once, as in the check
     # of the data.
-    listing = list_root(str(root / "lq.lmdb"), "blur", (".png",))
-    paths = [entry.path for frames in listing.values() for entry in frames.values()]
-    for _ in range(20):
-        if (child := os.fork()) == 0:
-            os._exit(0)
-        os.waitpid(child, 0)
-        gate = threading.Barrier(8)
+    clips = list_root(str(root / "lq.lmdb"), "blur", (".png",))
+    paths = [entry.path for frames in clips.values() for entry in frames.values()]
+    threads = 8
 
-        def read(path, gate=gate):
-            gate.wait(10)
+    # Threads meet at another moment each time, so try it 20 times.
+    for _ in range(20):
+        fork_once()
+        together = threading.Barrier(threads)
+
+        def read(path: str, together: threading.Barrier = together) -> bytes:
+            together.wait(timeout=10)
             return read_bytes(path)
 
-        with ThreadPoolExecutor(8) as pool:
-            assert all(pool.map(read, paths[:8]))
+        with ThreadPoolExecutor(threads) as pool:
+            assert all(pool.map(read, paths[:threads]))
 
+
+# ---- Files that break after the start ----
 
 CLIP = "GOPRO_Large/train/clip0"
 FRAME = f"{CLIP}/blur/000003.png"
+SHARP = f"{CLIP}/sharp/000001.png"
 SPIKES = "GOPRO_Large_spike_seq/train/clip0/spike/000002.dat"
 
 
-def small(content):
-    """Return a picture of 8 x 8, in place of a content of a file."""
-    return cv2.imencode(".png", np.zeros((8, 8, 3), np.uint8))[1].tobytes()
-
-
-@pytest.mark.parametrize(("name", "damage", "said"), [
-    (FRAME, None, "cannot read: No such file"), (FRAME, lambda content: b"", "cannot read"),
-    (FRAME, lambda content: content[: len(content) // 2], "cannot read"),
-    (FRAME, lambda content: b"<html>", "cannot read"), (FRAME, "folder", "Is a directory"),
-    (FRAME, small, "frame of 8 x 8"), (f"{CLIP}/sharp/000001.png", small, "frame of 8 x 8"),
-    (SPIKES, None, "No such file"), (SPIKES, lambda content: b"", "spike file"),
-    (SPIKES, lambda content: b"\1" * (12 * PLANES - 1), "spike file"),
-    (SPIKES, lambda content: b"\1" * (12 * PLANES * 2), "spike file"),
-])  # fmt: skip
-def test_a_file_that_breaks_after_the_start_is_an_error_naming_it(tmp_path, name, damage, said):
-    write_clips(tmp_path, "clip0")
-    dataset = build(tmp_path, num_frame=6)
-    path = tmp_path / name
-    content = path.read_bytes()
+def remove(path: Path) -> None:
     path.unlink()
-    if damage == "folder":
-        path.mkdir()
-    elif damage:
-        path.write_bytes(damage(content))
-    with pytest.raises(DataError, match=said) as error:
-        dataset[(0, 0)]
+
+
+def make_empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def cut_in_half(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+def write_web_page(path: Path) -> None:
+    path.write_bytes(b"<html>")
+
+
+def replace_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def write_small_picture(path: Path) -> None:
+    """Write a picture of 8 x 8 pixels. The frames of the clip have 16 x 24."""
+    assert cv2.imwrite(str(path), np.zeros((8, 8, 3), np.uint8))
+
+
+def write_a_byte_too_few(path: Path) -> None:
+    path.write_bytes(b"\1" * (PLANE_BYTES * PLANES - 1))
+
+
+def write_twice_the_planes(path: Path) -> None:
+    path.write_bytes(b"\1" * (PLANE_BYTES * PLANES * 2))
+
+
+class Break(NamedTuple):
+    """A file that breaks, and what is said of it."""
+
+    name: str  # path of the file below the root
+    damage: Callable[[Path], None]
+    said: str
+
+
+BREAKS = [
+    Break(FRAME, remove, "cannot read: No such file"),
+    Break(FRAME, make_empty, "cannot read"),
+    Break(FRAME, cut_in_half, "cannot read"),
+    Break(FRAME, write_web_page, "cannot read"),
+    Break(FRAME, replace_by_folder, "Is a directory"),
+    Break(FRAME, write_small_picture, "frame of 8 x 8"),
+    Break(SHARP, write_small_picture, "frame of 8 x 8"),
+    Break(SPIKES, remove, "No such file"),
+    Break(SPIKES, make_empty, "spike file"),
+    Break(SPIKES, write_a_byte_too_few, "spike file"),
+    Break(SPIKES, write_twice_the_planes, "spike file"),
+]
+
+
+@pytest.mark.parametrize("case", BREAKS, ids=lambda case: f"{case.name}-{case.damage.__name__}")
+def test_a_file_that_breaks_after_the_start_is_an_error_naming_it(tmp_path, case):
+    write_clips(tmp_path, "clip0")
+    # A sample of 6 frames reads all files of the clip.
+    dataset = build(tmp_path, num_frame=6)
+    path = tmp_path / case.name
+    case.damage(path)
+
+    with pytest.raises(DataError, match=case.said) as error:
+        dataset[FIRST_SAMPLE]
 
     assert str(path) in str(error.value)
 
 
 def test_half_a_jpeg_is_not_taken_for_a_picture(tmp_path):
+    # A decoder fills the missing rows of a JPEG with grey, and calls it a picture.
     write_clips(tmp_path, "clip0")
     for path in sorted((tmp_path / CLIP).rglob("*.png")):
         cv2.imwrite(str(path.with_suffix(".jpg")), read_picture(path))
         path.unlink()
     dataset = build(tmp_path, num_frame=6, filename_ext="jpg")
-    dataset[(0, 0)]
+    dataset[FIRST_SAMPLE]  # fine before
     broken = tmp_path / CLIP / "blur/000004.jpg"
     broken.write_bytes(broken.read_bytes()[:-200])
+
     with pytest.raises(DataError, match="cut short"):
-        dataset[(0, 0)]
+        dataset[FIRST_SAMPLE]
 
 
 @contextmanager
-def as_ordinary_user():
+def as_ordinary_user() -> Generator[None]:
     """Take the rights of an ordinary user, because root may read every file."""
     user = os.geteuid()
-    os.seteuid(user or 65534)
+    is_root = user == 0
+    os.seteuid(NOBODY if is_root else user)
     try:
         yield
     finally:
@@ -201,14 +350,16 @@ def as_ordinary_user():
 
 @pytest.mark.parametrize("name", [FRAME, SPIKES])
 def test_a_file_without_permission_is_named(name):
-    with tempfile.TemporaryDirectory() as temporary:  # the folders of pytest belong to one user
+    # Not in `tmp_path`, because only the user who runs pytest may enter its folders.
+    with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         folder.chmod(0o755)
         dataset = build(write_clips(folder, "clip0"), num_frame=6)
         with as_ordinary_user():
-            dataset[(0, 0)]
+            dataset[FIRST_SAMPLE]  # fine before
         (folder / name).chmod(0)
+
         with as_ordinary_user(), pytest.raises(DataError, match="Permission denied") as error:
-            dataset[(0, 0)]
+            dataset[FIRST_SAMPLE]
 
     assert name in str(error.value)

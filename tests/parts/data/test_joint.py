@@ -1,10 +1,17 @@
 """data/motion/joint.py: the sharp frame that fits the RGB frame and the spikes along a motion.
 
 The data are simulated scenes whose motion is known (tests/helpers/moving_scene.py). The equations
-say: the sharp frame, moved along the motion and averaged, is the blurry frame (RGB equations); its
-light between two spikes of a pixel is one threshold (spike equations).
+say what both cameras see of a sharp frame that moves along the motion:
+
+    RGB equations      its mean over the exposure is the blurry frame
+    spike equations    its light between two neighbouring spikes of a pixel is one threshold
+
+A frame has H x W RGB pixels, a plane (one binary picture of the spike camera) h x w spike pixels.
+The planes of an exposure are divided into G groups, and a spike pixel has M intervals between
+spikes. Limits in dB and shares stand beside what was measured.
 """
 
+import itertools
 import json
 from dataclasses import replace
 from typing import NamedTuple
@@ -65,10 +72,10 @@ class Case:
     def __init__(self, folder, motion=None, device=CPU, **spike) -> None:
         reader = reader_of(folder, **spike)
         item = reader.frame(FRAME)
-        self.blurry = item["lq"]
-        self.sharp = item["gt"]
+        self.blurry = item["lq"]  # (3, H, W)
+        self.sharp = item["gt"]  # (3, H, W)
 
-        clip = RecordedClip(reader, None)
+        clip = RecordedClip(reader, context=None)
         self.recording = clip.read(FRAME)
         self.pixels = SpikePixels(clip.view, device)
         self.gain, is_good = clip.gain()
@@ -83,8 +90,10 @@ class Case:
         error = (frame - self.sharp)[INSIDE]
         return float(-10 * (error**2).mean().log10())
 
-    def guarded(self, z: torch.Tensor, start: torch.Tensor, guard: float):
-        """Return the frame between a solution z and its start, and its weights."""
+    def guarded(
+        self, z: torch.Tensor, start: torch.Tensor, guard: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the frame between a solution z and its start, and the weights of z (H, W)."""
         return guarded(z, start, self.recording, self.pixels, self.gain, guard=guard)
 
 
@@ -130,6 +139,8 @@ def misfit(equations: Equations, frame: torch.Tensor) -> Misfit:
 def test_the_sharp_frame_along_the_true_motion_fits_all_equations(true_case):
     of_sharp = misfit(true_case.equations, true_case.sharp)
 
+    # 1 is the expected error. Measured: 0.2 for RGB, 0.6 (light) and 0.8 (display values) for
+    # spikes.
     assert of_sharp.rgb < 1.5
     assert of_sharp.spikes < 1.5
 
@@ -138,8 +149,13 @@ def test_the_blurry_frame_fits_the_equations_worse_than_the_sharp_frame(true_cas
     of_sharp = misfit(true_case.equations, true_case.sharp)
     of_blurry = misfit(true_case.equations, true_case.blurry)
 
+    # Measured: 9 times for RGB, 2.0 (light) and 1.5 (display values) times for spikes. A single
+    # interval of spikes is noisy, so it tells less.
     assert of_blurry.rgb > 3 * of_sharp.rgb
     assert of_blurry.spikes > 1.3 * of_sharp.spikes
+
+
+# ---- The map of the cameras ----
 
 
 class MadeCameras(NamedTuple):
@@ -147,9 +163,9 @@ class MadeCameras(NamedTuple):
 
     cameras: Cameras
     view: View
-    shifts: torch.Tensor  # (G, H, W, 2)
-    shares: torch.Tensor  # (G, H)
-    coverage: torch.Tensor  # (M, G, h, w)
+    shifts: torch.Tensor  # u, (G, H, W, 2)
+    shares: torch.Tensor  # s, (G, H): share of each group in the exposure of each row
+    coverage: torch.Tensor  # c, (M, G, h, w): share of each group in each interval
 
 
 # Two intervals of each spike pixel.
@@ -166,9 +182,9 @@ class Rig(NamedTuple):
     size: tuple[int, int] = (32, 40)  # (H, W)
     plane: tuple[int, int] = (16, 20)  # (h, w)
     to_rgb: np.ndarray = ALIGNED
-    lens_blur: float = 0.0
+    lens_blur: float = 0.0  # sigma in spike pixels
     groups: int = 4
-    rolling: float = 0.0
+    rolling: float = 0.0  # how much later the last row is exposed, as a share of the exposure
     longest: float = 5.0  # longest shift in x and y, in pixels
 
 
@@ -184,52 +200,93 @@ RIGS = {
 }
 
 
+# Planes of the exposures that are made here.
+PLANES = 40
+
+
+def dark_exposure(size: tuple[int, int], plane: tuple[int, int]) -> Recording:
+    """Return an exposure of 40 planes without light. size: (H, W). plane: (h, w)."""
+    return Recording(
+        blurry=np.zeros((*size, 3), np.float32),
+        stream=np.zeros((PLANES, *plane), np.uint8),
+        begin=0,
+        end=PLANES,
+        sharp=20.5,  # the middle of plane 20
+    )
+
+
 @pytest.fixture(params=list(RIGS))
 def made(request) -> MadeCameras:
     """Give cameras along a random motion. Each pixel of each group has a shift of its own."""
     rig = RIGS[request.param]
     height, width = rig.size
     torch.manual_seed(0)
-    view = View(rig.size, rig.plane, rig.to_rgb, False, rig.lens_blur, rig.rolling)
+    view = View(
+        rig.size,
+        rig.plane,
+        rig.to_rgb,
+        is_display=False,
+        lens_blur=rig.lens_blur,
+        rolling=rig.rolling,
+    )
     shifts = rig.longest * (2 * torch.rand(rig.groups, height, width, 2) - 1)
-    frame = np.zeros((height, width, 3), np.float32)
-    recording = Recording(frame, np.zeros((40, *view.plane), np.uint8), 0, 40, 20.5)
-    before_and_after = 20 * rig.rolling  # planes beyond the exposure that some row sees
-    edges = np.linspace(-before_and_after, 40 + before_and_after, rig.groups + 1)
+    recording = dark_exposure(size=rig.size, plane=rig.plane)
+    # The first row is exposed earlier by half of the rolling, and the last row later.
+    beyond = PLANES / 2 * rig.rolling  # planes
+    edges = np.linspace(-beyond, PLANES + beyond, rig.groups + 1)
     shares = torch.from_numpy(exposure_shares(recording, edges, view.delays()))
     coverage = torch.rand(INTERVALS, rig.groups, *view.plane)
     cameras = Cameras(SpikePixels(view, CPU), shifts, shares, coverage)
     return MadeCameras(cameras, view, shifts, shares, coverage)
 
 
-def plainly_seen(made: MadeCameras, x: torch.Tensor, l: torch.Tensor):  # noqa: E741
-    """Return B x and S l by the letter of their equations, one group after the other."""
-    blurry = torch.zeros_like(x)
-    spikes = torch.zeros(INTERVALS, *made.view.plane)
-    places = torch.from_numpy(made.view.places())
+def plainly_seen(
+    made: MadeCameras,
+    x: torch.Tensor,
+    l: torch.Tensor,  # noqa: E741
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return B x (3, H, W) and S l (M, h, w), written down as the equations say.
+
+        B x = sum over groups g of s_g x(p + u_g(p))
+        S l = sum over groups g of c_g D L l(p + u_g(p))
+
+    It is slow and simple, and autograd can go through it.
+    x: (3, H, W), light. l: (1, H, W), what the spike camera integrates.
+    """
     height, width = made.view.size
     rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    p = torch.stack((columns, rows), dim=-1)
-    for u, s, c in zip(made.shifts, made.shares, made.coverage.transpose(0, 1), strict=True):
-        moved = sampled(torch.cat((x, l)), p + u)
-        blurry += s[:, None] * moved[:3]
-        grey = moved[3:]
-        if made.view.lens_blur:
-            sigma = made.view.lens_blur * max(made.view.fine)
-            grey = blurred(grey[None], gaussian(sigma))[0]
-        points = sampled(grey, places)
-        spikes += c * torch.nn.functional.avg_pool2d(points, made.view.fine)
+    p = torch.stack((columns, rows), dim=-1)  # (H, W, 2): x and y of each pixel
+    blurry = torch.zeros_like(x)
+    spikes = torch.zeros(INTERVALS, *made.view.plane)
+    for g in range(len(made.shifts)):
+        positions = p + made.shifts[g]
+        s_g = made.shares[g][:, None]  # (H, 1)
+        blurry += s_g * sampled(x, positions)
+        c_g = made.coverage[:, g]  # (M, h, w)
+        spikes += c_g * seen_by_spike_pixels(sampled(l, positions), made.view)
     return blurry, spikes
+
+
+def seen_by_spike_pixels(grey: torch.Tensor, view: View) -> torch.Tensor:
+    """Return D L of a picture (1, H, W): blur it by the lens, and take means. Returns (1, h, w)."""
+    if view.lens_blur:
+        sigma = view.lens_blur * max(view.fine)  # RGB pixels
+        grey = blurred(grey[None], gaussian(sigma))[0]
+    points = sampled(grey, torch.from_numpy(view.places()))  # (1, h m, w n)
+    return torch.nn.functional.avg_pool2d(points, view.fine)
 
 
 def sampled(picture: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Return a picture (C, H, W) at positions (h, w, 2), x and y in pixels."""
     height, width = picture.shape[1:]
-    last = torch.tensor([max(width - 1, 1), max(height - 1, 1)])
-    grid = 2 * positions / last - 1
-    return torch.nn.functional.grid_sample(
+    # grid_sample counts from -1 (first pixel) to 1 (last pixel). At least 1: a picture of one row
+    # would divide by 0.
+    last_pixel = torch.tensor([max(width - 1, 1), max(height - 1, 1)])
+    grid = 2 * positions / last_pixel - 1
+    [samples] = torch.nn.functional.grid_sample(
         picture[None], grid[None], padding_mode="border", align_corners=True
-    )[0]
+    )
+    return samples
 
 
 def test_the_cameras_see_what_their_equations_say(made):
@@ -274,7 +331,12 @@ def test_the_adjoint_of_the_cameras_is_exact(moving):
     assert float(forward) == pytest.approx(float(backward), rel=1e-5)
 
 
+# ---- The solver and its settings ----
+
+
 def test_conjugate_gradients_solve_the_normal_equations():
+    # A random matrix takes the place of both cameras. The unknown d has 1 x 3 x 4 = 12 values, and
+    # the cameras record 40 values: 30 of the first and 10 of the second.
     torch.manual_seed(0)
     a = torch.rand(40, 12)
     prior = 0.1 + torch.rand(3, 4)
@@ -287,7 +349,7 @@ def test_conjugate_gradients_solve_the_normal_equations():
     def adjoint(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         return (a.T @ torch.cat((first, second))).view(1, 3, 4)
 
-    # As many steps as unknowns are enough, whatever the divisor.
+    # As many steps as unknowns reach the solution, with any divisor.
     divisor = 0.5 + torch.rand_like(right)
     d = conjugate_gradients(linear, adjoint, prior, right, divisor, steps=12)
 
@@ -297,26 +359,31 @@ def test_conjugate_gradients_solve_the_normal_equations():
 
 def motion_over(way: float) -> Motion:
     """Return a motion by `way` pixels to the right within an exposure of 40 planes."""
-    times = np.array([-20.0, 0.0, 20.0])
+    times = np.array([-20.0, 0.0, 20.0])  # planes after the sharp instant
     shifts = np.zeros((3, 16, 16, 2), np.float32)
-    shifts[0, ..., 0] = -way / 2
-    shifts[2, ..., 0] = way / 2
-    return Motion(times, shifts, np.zeros((3, 16, 16), np.float32))
+    shifts[0, ..., 0] = -way / 2  # x, at the begin of the exposure
+    shifts[2, ..., 0] = way / 2  # x, at its end
+    no_errors = np.zeros((3, 16, 16), np.float32)
+    return Motion(times, shifts, no_errors)
 
 
 def exposure_with(spikes: int) -> Recording:
     """Return an exposure of 40 planes in which each pixel has this number of spikes."""
-    stream = np.zeros((40, 8, 8), np.uint8)
-    stream[:spikes] = 1
-    return Recording(np.zeros((16, 16, 3), np.float32), stream, 0, 40, 20.5)
+    recording = dark_exposure(size=(16, 16), plane=(8, 8))
+    recording.stream[:spikes] = 1
+    return recording
 
 
-# (way in pixels, spikes in the exposure, groups). In good light 1.25 pixels lie between two groups,
-# and 2.5 in dim light. At least 6 and at most 20 groups are used.
+# way: in pixels. spikes: of each pixel in the exposure. At most 20 groups are allowed.
 @pytest.mark.parametrize(
     ("way", "spikes", "groups"),
-    [(0, 30, 6), (10, 30, 8), (20, 30, 16), (60, 30, 20), (20, 3, 8)],
-    ids=["still", "slow", "faster", "fastest", "dim"],
+    [
+        pytest.param(0, 30, 6, id="still: the least number"),
+        pytest.param(10, 30, 8, id="slow: 10 / 1.25"),
+        pytest.param(20, 30, 16, id="faster: 20 / 1.25"),
+        pytest.param(60, 30, 20, id="fastest: 60 / 1.25 = 48 are too many"),
+        pytest.param(20, 3, 8, id="dim: 20 / 2.5"),
+    ],
 )
 def test_a_faster_motion_gets_more_groups(way, spikes, groups):
     assert group_count(exposure_with(spikes), motion_over(way), most=20) == groups
@@ -326,16 +393,42 @@ def test_the_solver_limits_the_groups_of_a_still_scene_too():
     assert group_count(exposure_with(30), motion_over(0), most=2) == 2
 
 
+# ---- Intervals between spikes ----
+
 # Times between which light is counted, in planes.
 EDGES = np.array([8, 14, 20, 26, 32])
 
 
+class Interval(NamedTuple):
+    """An interval between two spikes of a pixel."""
+
+    begin: float  # time of the first spike
+    end: float  # time of the last spike
+    count: float  # number of spikes after `begin` and up to `end`
+
+
 @pytest.fixture
 def random_stream():
-    """Give 40 planes of 5 x 6 pixels that fire at different rates."""
+    """Give 40 planes of 5 x 6 pixels, which have different rates of 0 to 0.5 spikes per plane."""
     rng = np.random.default_rng(1)
-    density = rng.random((40, 5, 6))
-    return (density < rng.random((5, 6)) * 0.5).astype(np.uint8)
+    numbers = rng.random((PLANES, 5, 6))
+    rates = 0.5 * rng.random((5, 6))
+    return (numbers < rates).astype(np.uint8)
+
+
+def spike_times(stream: np.ndarray, y: int, x: int) -> np.ndarray:
+    """Return the times of the spikes of a pixel. A spike in plane p has the time p + 1."""
+    return np.flatnonzero(stream[:, y, x]) + 1
+
+
+def used_intervals(stream: np.ndarray, edges: np.ndarray, y: int, x: int) -> list[Interval]:
+    """Return the intervals of a pixel that have a threshold, in the order of time."""
+    begins, ends, counts = spike_intervals(stream, edges)
+    intervals = []
+    for begin, end, count in zip(begins[:, y, x], ends[:, y, x], counts[:, y, x], strict=True):
+        if count > 0:
+            intervals.append(Interval(begin, end, count))
+    return intervals
 
 
 def test_spike_intervals_have_one_value_for_each_pair_of_edges(random_stream):
@@ -345,27 +438,23 @@ def test_spike_intervals_have_one_value_for_each_pair_of_edges(random_stream):
 
 
 def test_an_interval_goes_from_one_spike_to_a_later_one(random_stream):
-    begins, ends, counts = spike_intervals(random_stream, EDGES)
-
     checked = 0
-    for m, y, x in np.argwhere(counts > 0):
-        begin = begins[m, y, x]
-        end = ends[m, y, x]
-        spike_times = np.flatnonzero(random_stream[:, y, x]) + 1  # a spike ends its plane
-        assert begin in spike_times
-        assert end in spike_times
-        assert EDGES[0] <= begin < end <= EDGES[-1]
-        checked += 1
-    assert checked > 60
+    for y, x in np.ndindex(5, 6):
+        times = spike_times(random_stream, y, x)
+        for interval in used_intervals(random_stream, EDGES, y, x):
+            assert interval.begin in times
+            assert interval.end in times
+            assert EDGES[0] <= interval.begin < interval.end <= EDGES[-1]
+            checked += 1
+    assert checked > 60  # measured: 80 of 4 x 30
 
 
 def test_an_interval_counts_the_spikes_that_lie_between(random_stream):
-    begins, ends, counts = spike_intervals(random_stream, EDGES)
-
-    for m, y, x in np.argwhere(counts > 0):
-        spike_times = np.flatnonzero(random_stream[:, y, x]) + 1
-        lies_between = (spike_times > begins[m, y, x]) & (spike_times <= ends[m, y, x])
-        assert counts[m, y, x] == lies_between.sum()
+    for y, x in np.ndindex(5, 6):
+        times = spike_times(random_stream, y, x)
+        for interval in used_intervals(random_stream, EDGES, y, x):
+            lies_between = (times > interval.begin) & (times <= interval.end)
+            assert interval.count == lies_between.sum()
 
 
 def test_an_interval_goes_from_the_spike_nearest_to_one_edge_to_that_nearest_to_a_later_edge():
@@ -373,43 +462,49 @@ def test_an_interval_goes_from_the_spike_nearest_to_one_edge_to_that_nearest_to_
     for time in (3, 9, 16):
         stream[time - 1] = 1  # a spike ends its plane
 
-    begins, ends, counts = spike_intervals(stream, np.array([2, 8, 14, 17]))
+    found = used_intervals(stream, np.array([2, 8, 14, 17]), y=0, x=0)
 
-    is_used = counts[:, 0, 0] > 0
-    assert begins[is_used, 0, 0].tolist() == [3, 9]
-    assert ends[is_used, 0, 0].tolist() == [9, 16]
-    assert counts[is_used, 0, 0].tolist() == [1, 1]
+    # Nearest to the edges 2, 8, 14 and 17 are the spikes at 3, 9, 16 and 16.
+    assert found == [Interval(begin=3, end=9, count=1), Interval(begin=9, end=16, count=1)]
 
 
 def test_no_light_is_counted_twice(random_stream):
-    begins, ends, counts = spike_intervals(random_stream, EDGES)
-
     for y, x in np.ndindex(5, 6):
-        is_used = counts[:, y, x] > 0
-        next_begins = begins[is_used, y, x][1:]
-        former_ends = ends[is_used, y, x][:-1]
-        assert (next_begins >= former_ends).all()
+        intervals = used_intervals(random_stream, EDGES, y, x)
+        for former, following in itertools.pairwise(intervals):
+            assert following.begin >= former.end
 
 
 def test_nearly_each_pixel_that_fires_twice_within_the_edges_has_an_interval(random_stream):
     _, _, counts = spike_intervals(random_stream, EDGES)
 
     has_interval = counts.sum(0) > 0
-    fires_twice = (random_stream[7:32] > 0).sum(0) > 1  # planes that end at times 8 to 32
-    assert (has_interval == fires_twice).mean() > 0.9
+    fires_twice = random_stream[7:32].sum(0) > 1  # the spikes of these planes have times 8 to 32
+    assert (has_interval == fires_twice).mean() > 0.9  # measured: 1.0
+
+
+# ---- A rolling shutter ----
+
+# Times between groups of 4 planes, from the first row's exposure to the last row's exposure.
+EDGES_OF_GROUPS = np.linspace(12, 68, 15)
 
 
 @pytest.fixture
 def rolling_shares():
-    """Give the share (14, 9) of each of 14 times in the exposure of each of 9 rows.
+    """Give the share (14, 9) of each of 14 groups in the exposure of each of 9 rows.
 
-    The exposure is planes 20 to 60 of 80 planes. It rolls by 0.4 of its length, 16 planes.
+    The middle row is exposed in the planes 20 to 59 of 80 planes. The shutter rolls by 0.4 of the
+    exposure, so the first row is exposed 8 planes earlier, and the last row 8 planes later.
     """
-    frame = np.zeros((9, 4, 3), np.float32)
-    spikes = np.zeros((80, 2, 2), np.uint8)
-    recording = Recording(frame, spikes, 20, 60, 40)
+    recording = Recording(
+        blurry=np.zeros((9, 4, 3), np.float32),
+        stream=np.zeros((80, 2, 2), np.uint8),
+        begin=20,
+        end=60,
+        sharp=40,
+    )
     view = View(size=(9, 4), plane=(2, 2), to_rgb=ALIGNED, is_display=False, rolling=0.4)
-    return exposure_shares(recording, np.linspace(12, 68, 15), view.delays())
+    return exposure_shares(recording, EDGES_OF_GROUPS, view.delays())
 
 
 def test_a_rolling_shutter_exposes_each_row_for_as_long(rolling_shares):
@@ -417,13 +512,13 @@ def test_a_rolling_shutter_exposes_each_row_for_as_long(rolling_shares):
 
 
 def test_a_rolling_shutter_exposes_each_row_later(rolling_shares):
-    edges = np.linspace(12, 68, 15)
-    middles = (edges[:-1] + edges[1:]) / 2
+    middles = (EDGES_OF_GROUPS[:-1] + EDGES_OF_GROUPS[1:]) / 2
 
-    mean_times = middles @ rolling_shares
+    mean_times = middles @ rolling_shares  # (9,), of each row
 
-    # From 8 planes before the middle of the exposure (plane 40) to 8 planes after it.
-    assert np.allclose(mean_times, 40 + np.linspace(-8, 8, 9), atol=0.1)
+    # From 8 planes before the middle of the exposure (time 40) to 8 planes after it.
+    expected = 40 + np.linspace(-8, 8, 9)
+    assert np.allclose(mean_times, expected, atol=0.1)
 
 
 # ---- The solution ----
@@ -434,12 +529,14 @@ def test_the_frame_is_far_sharper_than_its_start(moving):
 
     frame = case.equations.solve(case.blurry)
 
-    assert case.psnr(frame) > case.psnr(case.blurry) + 5  # dB
+    assert case.psnr(frame) > case.psnr(case.blurry) + 5  # dB; measured: 6.3
 
 
-# Channels of `Equations.pulls`: 0 to 2 are the change of each colour that the RGB equations want,
-# 3 is the change of the grey value that the spike equations want, 4 and 5 are how far both are off,
-# and 6 is by how much the spikes of the sharp instant are brighter than the frame.
+# ---- What a network sees of the equations ----
+
+# Channels of `Equations.pulls`: 0 to 2 are the change of each colour that the RGB equations want.
+# 3 is the change of the grey value that the spike equations want. 4 and 5 are the sizes of the
+# residuals of both. 6 is by how much the spikes of the sharp instant are brighter than the frame.
 CHANGES = slice(0, 4)
 GREY = slice(3, 4)
 OTHERS = slice(4, 7)
@@ -455,9 +552,10 @@ def test_the_equations_pull_a_frame_towards_the_sharp_one(true_case, channel):
 
     pull = case.equations.pulls(case.blurry)[INSIDE][channel]
 
-    wanted = (case.sharp - case.blurry)[INSIDE].mean(0, keepdim=True)
+    # The cosine of the angle between both: 1 if they are proportional, 0 if they are unrelated.
+    wanted = (case.sharp - case.blurry)[INSIDE].mean(0, keepdim=True)  # (1, H, W)
     cosine = (pull * wanted).sum() / (pull.norm() * wanted.norm())
-    assert float(cosine) > 0.5
+    assert float(cosine) > 0.5  # measured: 0.75 to 0.82
 
 
 def test_the_equations_hardly_pull_the_sharp_frame(true_case):
@@ -466,21 +564,41 @@ def test_the_equations_hardly_pull_the_sharp_frame(true_case):
     of_blurry = case.equations.pulls(case.blurry)[INSIDE].abs()
     of_sharp = case.equations.pulls(case.sharp)[INSIDE].abs()
 
-    assert of_sharp[CHANGES].mean() < 0.5 * of_blurry[CHANGES].mean()
-    assert of_sharp[OTHERS].mean() < 0.8 * of_blurry[OTHERS].mean()
+    assert of_sharp[CHANGES].mean() < 0.5 * of_blurry[CHANGES].mean()  # measured: 0.12 and 0.17
+    # The residuals do not vanish, because they contain the noise of the spikes.
+    assert of_sharp[OTHERS].mean() < 0.8 * of_blurry[OTHERS].mean()  # measured: 0.66 and 0.79
 
 
-FLAT = torch.linspace(0.2, 0.8, 64).expand(64, 64)
+# A picture that becomes brighter from left to right.
+RAMP = torch.linspace(0.2, 0.8, 64).expand(64, 64)
 
 
 def test_a_ramp_has_no_noise():
-    assert noise_of(FLAT) < 1e-6
+    assert noise_of(RAMP) < 1e-6
 
 
-def test_the_noise_of_a_frame_is_measured_where_it_is_flat():
+def test_the_noise_on_a_ramp_is_measured():
     torch.manual_seed(0)
+    noise = 0.02 * torch.randn(64, 64)
 
-    assert noise_of(FLAT + 0.02 * torch.randn(64, 64)) == pytest.approx(0.02, rel=0.1)
+    assert noise_of(RAMP + noise) == pytest.approx(0.02, rel=0.1)
+
+
+# ---- What a calibration tells of the shutter ----
+
+# A spike pixel covers 2 x 2 RGB pixels.
+CAMERAS = {
+    "format": 1,
+    "matrix": [[2, 0, 0.5], [0, 2, 0.5]],
+    "spike_size": [48, 48],
+    "rgb_size": [96, 96],
+}
+
+
+def write_calibration(path, **shutter: float) -> str:
+    """Write a calibration with these keys of the shutter. Returns its path as a text."""
+    path.write_text(json.dumps({**CAMERAS, **shutter}))
+    return str(path)
 
 
 # -0.4: a shutter that begins at the last row.
@@ -488,39 +606,35 @@ def test_the_noise_of_a_frame_is_measured_where_it_is_flat():
 def test_what_the_calibration_tells_of_the_shutter_helps(rolling, tmp_path):
     scene = Scene(velocity=(14.0, 0.0), exposure=0.7, rolling=rolling)
     folder = scene.write(tmp_path / "clip")
-    # A spike pixel covers 2 x 2 RGB pixels.
-    view = {"matrix": [[2, 0, 0.5], [0, 2, 0.5]], "spike_size": [48, 48], "rgb_size": [96, 96]}
 
     def psnr_if_told(**shutter: float) -> float:
         """Return the PSNR that is reached if the calibration has these keys of the shutter."""
-        path = tmp_path / "cameras.json"
-        path.write_text(json.dumps({"format": 1, **view, **shutter}))
-        case = Case(folder, true_motion(scene), calibration=str(path))
+        calibration = write_calibration(tmp_path / "cameras.json", **shutter)
+        case = Case(folder, true_motion(scene), calibration=calibration)
         return case.psnr(case.equations.solve(case.blurry))
 
     without = psnr_if_told()
     with_exposure = psnr_if_told(exposure_share=0.7)
     with_both = psnr_if_told(exposure_share=0.7, rolling=rolling)
 
+    # Measured: 25.1, 31.1 and 34.4 dB.
     assert without + 0.5 < with_exposure
     assert with_exposure + 0.5 < with_both
 
 
 def test_the_motion_takes_the_planes_that_were_exposed_and_no_others(tmp_path):
     folder = Scene(exposure=0.7).write(tmp_path / "clip")
-    path = tmp_path / "cameras.json"
-    view = {"matrix": [[2, 0, 0.5], [0, 2, 0.5]], "spike_size": [48, 48], "rgb_size": [96, 96]}
-    path.write_text(json.dumps({"format": 1, **view, "exposure_share": 0.7}))
-    reader = reader_of(folder, calibration=str(path))
+    calibration = write_calibration(tmp_path / "cameras.json", exposure_share=0.7)
+    reader = reader_of(folder, calibration=calibration)
 
     recording = RecordedClip(reader, context=None).read(FRAME)
 
-    # Of 60 planes, 42 were exposed. Channels are made of 1.12 times as many.
+    # 0.7 of 60 planes were exposed, those in the middle. Half as many are read on each side.
     assert recording.length == 42
-    assert reader.clip.exposures[FRAME].own.count == 47
-    # The planes lie in the middle, and half as many are read on each side.
     assert recording.begin == 21
-    assert len(recording.stream) == 42 + 2 * 21
+    assert len(recording.stream) == 21 + 42 + 21
+    # The channels of a network are made of 1.12 times as many planes: 47.
+    assert reader.clip.exposures[FRAME].own.count == 47
 
 
 # ---- The guard, which falls back to the start where the solution does not fit ----
@@ -531,7 +645,8 @@ def wrong_solution(moving):
     """Give a case with a wrong motion (nothing moves), a good start, and the bad solution."""
     case = Case(moving, true_motion(MOVING, factor=0.0))
     torch.manual_seed(0)
-    start = (case.sharp + 0.03 * torch.randn_like(case.sharp)).clamp(0, 1)
+    noise = 0.03 * torch.randn_like(case.sharp)
+    start = (case.sharp + noise).clamp(0, 1)
     return case, start, case.equations.solve(start)
 
 
@@ -542,8 +657,8 @@ def test_the_guard_saves_a_good_start_from_a_wrong_motion(wrong_solution):
 
     loss_of_solution = case.psnr(start) - case.psnr(z)
     loss_of_guarded = case.psnr(start) - case.psnr(frame)
-    assert loss_of_solution > 1  # dB
-    assert loss_of_guarded < loss_of_solution / 2
+    assert loss_of_solution > 1  # dB; measured: 4.4
+    assert loss_of_guarded < loss_of_solution / 2  # measured: 0.3 dB
 
 
 def test_the_guard_weighs_each_pixel_between_start_and_solution(wrong_solution):

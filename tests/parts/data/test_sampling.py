@@ -1,11 +1,14 @@
 """data/motion/sampling.py: the adjoint of sums of samples of a picture.
 
-torch's gradient of `grid_sample` is the same adjoint, computed in another way.
+A sample is the value of a picture at a position between its pixels. The adjoint is the map back,
+from values of samples to the picture. The gradient that torch has for `grid_sample` is the same
+map, computed in another way, so the tests compare with it.
 """
 
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -22,13 +25,21 @@ from data.motion.sampling import (
 ROOT = Path(__file__).parents[3]
 # Number of samples of a picture.
 COUNT = 200
-# (H, W) of pictures, and by how many pixels the samples may leave them.
+
+
+class Picture(NamedTuple):
+    """A picture whose samples are taken."""
+
+    size: tuple[int, int]  # (H, W)
+    beyond: float  # by how many pixels the samples may leave it
+
+
 PICTURES = {
-    "within": ((7, 9), 0.0),
-    "beyond the edges": ((7, 9), 20.0),
-    "one row": ((1, 9), 2.0),
-    "one column": ((7, 1), 2.0),
-    "one pixel": ((1, 1), 2.0),
+    "within": Picture(size=(7, 9), beyond=0.0),
+    "beyond the edges": Picture(size=(7, 9), beyond=20.0),
+    "one row": Picture(size=(1, 9), beyond=2.0),
+    "one column": Picture(size=(7, 1), beyond=2.0),
+    "one pixel": Picture(size=(1, 1), beyond=2.0),
 }
 
 
@@ -38,19 +49,21 @@ def samples(request):
     size, beyond = PICTURES[request.param]
     torch.manual_seed(0)
     height, width = size
-    last = torch.tensor([width - 1, height - 1])
-    positions = torch.rand(COUNT, 2) * (last + 2 * beyond) - beyond
-    # Some samples lie exactly on pixels, the last row and column among them.
+    last_pixel = torch.tensor([width - 1, height - 1])  # x and y
+    # From `beyond` pixels before the first pixel to `beyond` pixels behind the last pixel.
+    positions = torch.rand(COUNT, 2) * (last_pixel + 2 * beyond) - beyond
+    # Some samples lie exactly on pixels, e.g. in the last row and column.
     positions[:20] = positions[:20].round()
-    positions[0] = last
+    positions[0] = last_pixel
     return size, positions
 
 
 def sampled(picture: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Return the samples (C, N) of a picture (C, H, W) by grid_sample."""
     height, width = picture.shape[1:]
-    grid = normalised(positions[None], (height, width))
-    return F.grid_sample(picture[None], grid, padding_mode="border", align_corners=True)[0, :, 0]
+    grid = normalised(positions[None], (height, width))  # (1, 1, N, 2): one row of positions
+    samples = F.grid_sample(picture[None], grid, padding_mode="border", align_corners=True)
+    return samples[0, :, 0]
 
 
 def test_the_four_weighted_pixels_are_the_sample(samples):
@@ -59,44 +72,61 @@ def test_the_four_weighted_pixels_are_the_sample(samples):
 
     corners = corners_of(positions, size)
 
+    # The sum of the four pixels times their weights.
     found = torch.zeros(COUNT)
     for offset, weights in zip(corners.offsets, corners.weights, strict=True):
-        counts = weights > 0
+        counts = weights > 0  # a pixel of weight 0 may lie beyond the picture
         pixels = corners.corner[counts] + offset
         found[counts] += weights[counts] * picture.flatten()[pixels]
     assert torch.allclose(found, sampled(picture, positions)[0], atol=1e-5)
     assert torch.allclose(corners.weights.sum(0), torch.ones(COUNT))
 
 
-@pytest.mark.parametrize("each", [1, 5], ids=["single samples", "sums of five"])
+@pytest.mark.parametrize("in_sum", [1, 5], ids=["single samples", "sums of five"])
 @pytest.mark.parametrize("has_factors", [False, True], ids=["plain", "with factors"])
-def test_the_adjoint_is_the_gradient_of_the_sums(samples, each, has_factors):
+def test_the_adjoint_is_the_gradient_of_the_sums(samples, in_sum, has_factors):
     size, positions = samples
     factors = torch.rand(COUNT) if has_factors else torch.ones(COUNT)
-    outputs = COUNT // each
+    outputs = COUNT // in_sum
+
+    # An output is the sum of `in_sum` samples that follow one another.
     in_order = sorted_samples(positions, size)
-    output_of = (in_order.numbers // each).int()
-    sorted_factors = factors[in_order.numbers] if has_factors else None
+    adjoint = AdjointOfSums(
+        in_order,
+        outputs=outputs,
+        output_of=(in_order.numbers // in_sum).int(),
+        factors=factors[in_order.numbers] if has_factors else None,
+    )
 
-    adjoint = AdjointOfSums(in_order, outputs, output_of, sorted_factors)
-
+    # The same sums with torch, of a picture of two channels. Sums are linear, so their gradient is
+    # the same for any picture.
     picture = torch.zeros(2, *size, requires_grad=True)
-    sums = (factors * sampled(picture, positions)).view(2, outputs, each).sum(-1)
+    sums = (factors * sampled(picture, positions)).view(2, outputs, in_sum).sum(-1)
     y = torch.rand(outputs, 2)
-    [gradient] = torch.autograd.grad(sums, picture, y.T)
+    [gradient] = torch.autograd.grad(sums, picture, grad_outputs=y.T)  # (2, H, W)
     assert torch.allclose(adjoint(y), gradient.flatten(1).T, rtol=1e-4, atol=1e-4)
-    # A single column gives the same as a vector.
-    assert torch.allclose(adjoint(y[:, 0].contiguous()), adjoint(y)[:, 0], atol=1e-5)
+
+
+def test_a_vector_has_the_adjoint_of_a_single_column(samples):
+    size, positions = samples
+    in_order = sorted_samples(positions, size)
+    adjoint = AdjointOfSums(in_order, outputs=COUNT, output_of=in_order.numbers.int())
+    columns = torch.rand(COUNT, 2)
+
+    of_vector = adjoint(columns[:, 0].contiguous())
+
+    assert torch.allclose(of_vector, adjoint(columns)[:, 0], atol=1e-5)
 
 
 def test_entries_of_a_sparse_matrix_at_the_same_place_are_added():
+    # Two of the four entries, 1 and 3, are in row 1 and column 2.
     rows = torch.tensor([1, 0, 1, 2])
     columns = torch.tensor([2, 0, 2, 1])
     values = torch.tensor([1.0, 2.0, 3.0, 4.0])
 
     matrix = sparse_matrix(rows, columns, values, (4, 3))
 
-    expected = torch.tensor([[2.0, 0, 0], [0, 0, 4], [0, 4, 0], [0, 0, 0]])
+    expected = torch.tensor([[2.0, 0, 0], [0, 0, 1 + 3], [0, 4, 0], [0, 0, 0]])
     assert torch.equal(matrix.to_dense(), expected)
 
 

@@ -1,9 +1,15 @@
 """models/restore/tiling.py: clips are restored in tiles of few frames and few pixels.
 
-Neighbouring tiles overlap, and are blended: "kair" as the published code does, "smooth" with
-weights that fall towards the edges of a tile. The networks here are simple functions whose result
-is known, and a small convolution. The published code was recorded around one of these functions
-(tests/data/golden/tile_*.npz).
+Neighbouring tiles overlap, and are blended. "kair" blends like the published code: it cuts the
+borders of tiles off. "smooth" blends with weights that fall towards the borders of a tile.
+
+The networks here are simple functions whose result is known, and a small convolution. They have the
+limits of a VRT (tests/helpers/tensor_clip.py): at least 2 frames of 64 x 64 pixels, in multiples of
+8 pixels. Inputs and results of the published code with one of these functions are in
+tests/data/golden/tile_*.npz.
+
+Options of tiles: num_frame_testing and size_patch_testing are the frames and the side of a tile (0:
+the whole), num_frame_overlapping and size_patch_overlapping what two neighbouring tiles share.
 """
 
 import json
@@ -25,9 +31,10 @@ GOLDEN = sorted((Path(__file__).resolve().parents[2] / "data" / "golden").glob("
 
 
 class StandIn(nn.Module):
-    """The function around which the published tiling code was recorded.
+    """The function with which the published tiling code was recorded.
 
-    The result depends on the place within a tile. It notes the shapes that it sees.
+    It adds a ramp along the rows, the columns and the frames of a tile. So a wrong place or a wrong
+    weight of a tile changes the result. It notes the shapes that it sees.
     """
 
     def __init__(self, scale=1):
@@ -37,7 +44,8 @@ class StandIn(nn.Module):
 
     def forward(self, lq, spike=None):
         self.shapes.append(tuple(lq.shape))
-        y = enlarge(lq[:, :, :3], self.scale)
+        y = enlarge(lq[:, :, :3], self.scale)  # (B, T, 3, H, W)
+        # Numbers from 0, in shapes that fit y.
         frame = torch.arange(y.shape[1], dtype=y.dtype)[:, None, None, None]
         row = torch.arange(y.shape[3], dtype=y.dtype)[:, None]
         column = torch.arange(y.shape[4], dtype=y.dtype)
@@ -79,21 +87,22 @@ def clip(*shape):
 # ---- The same as the published code, and as no tiling ----
 
 
-def test_there_are_vectors_of_the_published_code():
+def test_all_recordings_of_the_published_code_are_there():
+    # Without files, the next test would be skipped.
     assert len(GOLDEN) == 11
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
 def test_published_tiling_is_reproduced(path):
-    vector = np.load(path)
-    config = json.loads(str(vector["config"]))
+    recording = np.load(path)
+    config = json.loads(str(recording["config"]))
     # The published option has three numbers: frames, height and width.
     frames, size, _ = config["tile"]
     frames_overlap, size_overlap, _ = config["tile_overlap"]
 
     out = restore_clip(
         StandIn(config["scale"]),
-        torch.from_numpy(vector["input"]),
+        torch.from_numpy(recording["input"]),
         num_frame_testing=frames,
         num_frame_overlapping=frames_overlap,
         size_patch_testing=size,
@@ -103,9 +112,10 @@ def test_published_tiling_is_reproduced(path):
         **config["train_options"],
     )
 
+    # The published code then has no axis of frames.
     if config["train_options"].get("center_frame_only"):
         out = out[:, 0]
-    expected = torch.from_numpy(vector["output"])
+    expected = torch.from_numpy(recording["output"])
     torch.testing.assert_close(out, expected, rtol=1e-6, atol=2e-6)
 
 
@@ -164,6 +174,7 @@ def test_a_short_clip_is_continued_by_reflection_as_often_as_needed():
         seen.append(x[0, :, 0, 0, 0].tolist())
         return x
 
+    # Three frames whose values are their numbers. The network has windows of 10 frames.
     lq = torch.arange(3.0)[None, :, None, None, None].expand(1, 3, 3, 64, 64)
 
     out = restore_clip(Net(note_frames), lq, window_size=(10, 8, 8))
@@ -176,7 +187,7 @@ def test_a_short_clip_is_continued_by_reflection_as_often_as_needed():
 
 
 def restore_in_tiles(net, batch_tiles, blend):
-    """Restore 2 clips, each in 2 x 3 tiles."""
+    """Restore 2 clips of 100 x 150 pixels, each in 2 x 3 tiles of 64 x 64 pixels."""
     lq = clip(2, 3, 3, 100, 150)
     return restore_clip(net, lq, size_patch_testing=64, blend=blend, batch_tiles=batch_tiles)
 
@@ -193,9 +204,9 @@ def test_tiles_that_run_together_give_what_they_give_alone(blend):
 @pytest.mark.parametrize(
     ("batch_tiles", "clips"),
     [
+        # clips: how many the network sees in each pass. A tile of 2 clips counts as 2.
         pytest.param(1, [2, 2, 2, 2, 2, 2], id="each alone"),
-        # 4 tiles and 2 tiles, of 2 clips each.
-        pytest.param(4, [8, 4], id="four together"),
+        pytest.param(4, [4 * 2, 2 * 2], id="four together, then the last two"),
     ],
 )
 def test_as_many_tiles_run_together_as_asked(blend, batch_tiles, clips):
@@ -233,8 +244,12 @@ def test_smooth_seams_are_smaller_than_hard_ones():
     lq = clip(1, 2, 3, 96, 96)
 
     def brighten(x):
-        """Depend on the whole tile, as attention does: each tile gets its own brightness."""
-        return x * 0 + x.mean() * 20 + torch.arange(x.shape[-1]) * 0.01
+        """Return the mean of the tile, many times, and a weak ramp.
+
+        As with attention, the result depends on the whole tile. So tiles differ in brightness.
+        """
+        ramp = 0.01 * torch.arange(x.shape[-1])
+        return 0 * x + 20 * x.mean() + ramp
 
     def largest_step(blend):
         """Return the largest difference of neighbouring pixels."""
@@ -251,7 +266,8 @@ def test_smooth_seams_are_smaller_than_hard_ones():
 
 def test_spikes_are_cut_with_the_same_tile():
     lq = clip(1, 6, 3, 50, 61)
-    # The first three channels are the frame plus 1.
+    # The first three of six spike channels are the frame plus 1. So spikes minus frame is 1, if
+    # both are cut at the same place.
     spike = torch.cat((lq + 1, lq), dim=2)
 
     out = restore_clip(
@@ -270,7 +286,7 @@ def test_spikes_are_cut_with_the_same_tile():
 
 
 class Flipped:
-    """A clip of 4 frames with flip_seq, which is continued backwards: the network sees 8 frames."""
+    """A clip of 4 frames, restored with flip_seq: the network sees it, and then its reverse."""
 
     def __init__(self):
         self.lq = clip(1, 4, 3, 64, 64)
@@ -313,10 +329,10 @@ def test_flip_seq_averages_both_directions_of_time():
 
 
 class NumberedFrames:
-    """Nine frames whose values are their numbers, and which frames were read at a time."""
+    """A stream of nine frames whose values are their numbers, in tiles of four frames."""
 
     def __init__(self):
-        self.reads = []
+        self.reads = []  # the numbers of the frames of each read
         tiling = tiles(num_frame_testing=4, num_frame_overlapping=2, blend="smooth")
         self.stream = stream_clip(nn.Identity(), self.read, 9, tiling, range(9))
 
@@ -337,9 +353,9 @@ def test_a_stream_reads_one_tile_for_its_first_frame():
 
 
 def test_a_stream_gives_all_frames_in_their_order():
-    values = [round(frame[0, 0, 0, 0].item(), 5) for frame in NumberedFrames().stream]
+    values = [frame[0, 0, 0, 0].item() for frame in NumberedFrames().stream]
 
-    assert values == [0, 1, 2, 3, 4, 5, 6, 7, 8]
+    assert values == pytest.approx([0, 1, 2, 3, 4, 5, 6, 7, 8])
 
 
 def test_a_stream_reads_no_more_than_one_tile_at_a_time():
@@ -403,7 +419,8 @@ class Clip:
         raise AssertionError("a clip without spikes")
 
 
-LARGE = clip(9, 3, 200, 260)
+LARGE = clip(9, 3, 200, 260)  # (T, C, H, W)
+# Memory for tiles of 6 frames of 64 x 64 pixels, in pixels x frames.
 FITS_64_PIXELS = 6 * 64 * 64
 
 
@@ -418,6 +435,7 @@ def test_tiles_are_halved_until_memory_suffices(caplog):
     out = restore_large(limited(FITS_64_PIXELS), is_halved=True)
 
     torch.testing.assert_close(out, LARGE)
+    # The tile of the whole frame, 260 pixels, is halved twice.
     first, second = caplog.messages
     assert "x 128 px" in first
     assert "x 64 px" in second
@@ -425,7 +443,7 @@ def test_tiles_are_halved_until_memory_suffices(caplog):
 
 def test_too_little_memory_for_the_smallest_tile_is_an_error():
     with pytest.raises(DataError, match="out of memory"):
-        restore_large(limited(100), is_halved=True)
+        restore_large(limited(100), is_halved=True)  # 100 pixels: less than any tile
 
 
 def test_too_little_memory_is_an_error_if_tiles_are_not_halved():
@@ -440,7 +458,7 @@ def test_another_error_of_the_network_is_passed_on():
         restore_large(wrong_shapes, is_halved=True)
 
 
-def test_smaller_tiles_run_alone_first_then_halve_space_then_time():
+def test_smaller_tiles_are_fewer_at_a_time_then_smaller_in_space_then_in_time():
     tiling = tiles(
         num_frame_testing=12, size_patch_testing=0, size_patch_overlapping=20, batch_tiles=4
     )
@@ -454,13 +472,13 @@ def test_smaller_tiles_run_alone_first_then_halve_space_then_time():
         (12, 0, 4),
         (12, 0, 2),
         (12, 0, 1),
-        (12, 640, 1),
+        (12, 640, 1),  # half of 1280, the longer side
         (12, 320, 1),
         (12, 160, 1),
         (12, 80, 1),
-        (12, 64, 1),
+        (12, 64, 1),  # the least side
         (6, 64, 1),
-        (3, 64, 1),
+        (3, 64, 1),  # then None: a tile of one frame has no overlap
     ]
 
 
