@@ -143,7 +143,7 @@ def motion_of(
 ) -> Motion:
     """Measure the motion within an exposure.
 
-    gain: (h, w) spikes per plane of each spike pixel at full light, see `RecordedClip.gain`.
+    gain: (h, w), spikes per plane of each spike pixel at full light.
     begin: a motion at which the search of each time begins, e.g. the motion of a network. None:
     the search of a time begins at the motion of the time before, continued at the same speed. The
     first search begins at no motion.

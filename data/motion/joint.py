@@ -55,12 +55,13 @@ gradients find a change d of z from the normal equations
 
         (A^T W A + lambda) d = A^T W r - lambda (z - z_0)       W = w^2, r = (b - B x, y - S l)
 
-More steps would fit the noise. Few steps are enough, because residuals are divided by M:
+More steps would fit the noise. Few steps are enough, because conjugate gradients divide residuals
+by a number M for each pixel and colour (a preconditioner):
 
-        M = lambda + M_0 + M_1 R       a positive number for each pixel and colour
+        M = lambda + M_0 + M_1 R       always positive
 
 R are the sums of the rows of A^T W A over the pixels of one colour. Without M, pixels of large
-lambda would converge long after the others.
+lambda would converge long after other pixels.
 
 A motion may be wrong although its expected error is small. Then z is worse than z_0. So `guarded`
 blends z and z_0 at the end: it compares how well each of them fits the spikes around the sharp
@@ -112,21 +113,23 @@ CAUCHY = 2.0
 # of it gains 0.2 dB more in dim light on the clips coffee and walker, and loses 0.15 dB on
 # photographs of the training. 2.5 times as much loses 0.2 dB on coffee and walker in good light.
 K = 0.008
-# M_0 and M_1 in the division of residuals, see the top of the page. Values 3 times as large or as
-# small change the gain on coffee and walker by 0.03 dB at most. Without M_0 they gain 0.03 dB less,
-# because a pixel that fits no equation follows noise.
+# M_0 and M_1 in M = lambda + M_0 + M_1 R, by which residuals are divided. Values 3 times as large
+# or as small change the gain on coffee and walker by 0.03 dB at most. Without M_0 they gain 0.03 dB
+# less, because a pixel that fits no equation follows noise.
 M_0 = 300.0
 M_1 = 0.1
 # Between the middles of two groups, a pixel shall move at most this way, in RGB pixels. If the way
 # were longer, light between the two points would count nowhere: 2 pixels lose 0.2 dB on coffee and
 # walker in good light, and 1.5 pixels lose 0.01 dB.
 WAY_BETWEEN_GROUPS = 1.25
-# In dim light (`DIM`) the motion is known less exactly, and a longer way loses nothing.
+# The same if a pixel of median light has fewer spikes in the exposure than `DIM`. The motion is
+# known less exactly then, so a longer way loses nothing.
 WAY_IF_DIM = 2.5
-# This share of the pixels decides how many groups an exposure needs. The others move farther.
+# The number of groups is chosen for the way below which this share of the pixels moves. The other
+# pixels move farther. A larger share would need more groups, and so more time.
 DECIDING_SHARE = 0.8
-# Least number of groups, unless the solver allows fewer. It was judged: a scene that stands still
-# would need one, but the fifth of the pixels that does not decide may move.
+# Least number of groups, unless the solver allows fewer. A scene whose deciding pixels stand still
+# would need one group, but a fifth of its pixels may move. The value is a judgement.
 LEAST_GROUPS = 6
 # Largest number of spike equations of a pixel in an exposure. More equations, of shorter intervals,
 # would add little, because neighbouring intervals share the rounding of the spike between them.
@@ -224,7 +227,7 @@ def luma_weights(device: torch.device) -> Tensor:
 
 
 class SpikePixels:
-    """D L: the linear map from grey pictures to what spike pixels see.
+    """D L: the linear map from grey pictures to what spike pixels see. First L blurs, then D reads.
 
     D: each spike pixel is the mean of m x n samples of the picture, about one for each RGB pixel
     that it covers; (m, n) is `View.fine`. A sample is interpolated from four RGB pixels.
@@ -250,7 +253,7 @@ class SpikePixels:
         )
 
         sigma = view.lens_blur * max(view.fine)  # in RGB pixels
-        self._kernel = gaussian(sigma).to(device) if sigma else None
+        self._kernel = gaussian(sigma).to(device) if sigma > 0 else None  # None: L changes nothing
 
         # Which spike pixels lie on the frame. The frame ends half a pixel beyond the middles of its
         # outermost pixels, e.g. at -0.5.
@@ -310,7 +313,8 @@ def _entries_of_means(positions: Tensor, view: View) -> MatrixEntries:
     plane_height, plane_width = view.plane
     down, across = view.fine
     device = positions.device
-    # The spike pixel of each sample. E.g. with 3 samples across, columns 0 to 2 belong to column 0.
+    # The spike pixel of each sample. E.g. with 3 samples across, the columns 0 to 2 of samples
+    # belong to column 0 of the plane.
     row = torch.arange(plane_height * down, device=device) // down  # (h m,)
     column = torch.arange(plane_width * across, device=device) // across  # (w n,)
     spike_pixel_of_sample = (row[:, None] * plane_width + column).flatten()  # (h m w n,)
@@ -667,7 +671,9 @@ def spike_equations(
 ) -> SpikeEquations:
     """Make the spike equations of an exposure.
 
-    group_edges: (G + 1,), see `PlaneGroups`. gain, is_good: (h, w), see `RecordedClip.gain`.
+    group_edges: (G + 1,), times between the groups of planes.
+    gain: (h, w), spikes per plane of each spike pixel at full light.
+    is_good: (h, w), whether each spike pixel can be trusted.
     """
     # Whole planes, because spikes have whole times.
     edges = np.linspace(recording.begin, recording.end, INTERVALS + 1).round().astype(int)
@@ -752,7 +758,13 @@ class Equations:
         solver: Solver,
         device: torch.device,
     ) -> None:
-        """Set up the equations. gain, is_good: (h, w), see `RecordedClip.gain`."""
+        """Set up the equations.
+
+        recording: what was recorded of the frame. motion: the motion within its exposure.
+        pixels: the map to the spike pixels; it may be used for all frames of a clip.
+        gain: (h, w), spikes per plane of each spike pixel at full light.
+        is_good: (h, w), whether each spike pixel can be trusted.
+        """
         view = pixels.view
         self.solver = solver
         self.pixels = pixels
@@ -1041,8 +1053,8 @@ def guarded(
     a and a_0 are the squared errors of z and z_0. For example, with guard 2.5 the weight of z is
     1/2 where a = 2.5 a_0, and 1 / (1 + 0.4^2) = 0.86 where both fit alike (a = a_0).
 
-    z, z_0: (3, H, W). gain: (h, w), see `RecordedClip.gain`. guard: a / a_0 at which both count
-    alike; with 0, z is returned.
+    z, z_0: (3, H, W). gain: (h, w), spikes per plane of each spike pixel at full light.
+    guard: a / a_0 at which both count alike; with 0, z is returned.
     Returns the frame (3, H, W), and the weight of z (H, W) in [0, 1].
     """
     if guard == 0:

@@ -1,8 +1,15 @@
 """models/fusion/operators.py: how spikes reach the network.
 
-A fusion operator combines RGB frames (B, T, 3, H, W) and spike planes (B, T, S, H, W). It may act
-on the input, on the features, before each stage, and on the image to which the network adds its
-result (the base). The frames and planes are random; the network is a small VRT.
+A fusion operator combines RGB frames (B, T, 3, H, W) and spike channels (B, T, S, H, W). It may act
+on the input, on the features, after each stage, and on the image to which the network adds its
+result (the base). The frames and channels are random, and the network is a small VRT.
+
+Untrained, the last convolution of the network is 0, so the network returns its base exactly. Tests
+that must see an effect of the network fill this convolution with random numbers.
+
+    none, concat   operators without weights
+    gated          adds a learned correction, times a gate between 0 (closed) and 1 (open)
+    exposure       a weighted mean of the blurry frame and of estimates of the sharp frame
 """
 
 import pytest
@@ -35,7 +42,7 @@ def network(**options):
 
 
 def clip(size=32):
-    """Return random frames (1, 3, 3, size, size) and planes (1, 3, S, size, size)."""
+    """Return random frames (1, 3, 3, size, size) and spike channels (1, 3, S, size, size)."""
     torch.manual_seed(0)
     return torch.rand(1, 3, 3, size, size), torch.rand(1, 3, S, size, size)
 
@@ -61,6 +68,7 @@ def test_gated_starts_almost_closed():
 
     change = operator("gated").on_input(rgb, spike) - rgb
 
+    # The gate is sigmoid(-4) = 0.018 at the start.
     assert 0 < change.abs().max() < 0.05
 
 
@@ -70,6 +78,7 @@ def test_gated_starts_open_if_told():
     closed = operator("gated").on_input(rgb, spike) - rgb
     opened = operator({"type": "gated", "gate_bias": 0.0}).on_input(rgb, spike) - rgb
 
+    # sigmoid(0) = 0.5 is 28 times as much as sigmoid(-4).
     assert opened.abs().max() > 5 * closed.abs().max()
 
 
@@ -101,10 +110,11 @@ def test_a_network_with_spikes_refuses_clips_without(section, in_chans):
 @pytest.mark.parametrize(("section", "in_chans"), WITH_SPIKES)
 def test_a_network_with_spikes_refuses_another_number_of_channels(section, in_chans):
     rgb, spike = clip()
+    two_channels = spike[:, :, :2]
     net = network(in_chans=in_chans, fusion=section)
 
     with pytest.raises(DataError, match="S = 4"):
-        net(rgb, spike[:, :, :2])
+        net(rgb, two_channels)
 
 
 def test_a_network_without_fusion_ignores_spikes():
@@ -124,8 +134,9 @@ def test_spikes_reach_the_output(name, base):
     rgb, spike = clip()
     net = network(fusion={"type": name, **SMALL_OPERATOR, "base": base}).eval()
     net.conv_last.weight.data.normal_()
+    other_spike = spike.flip(2)  # the channels in the opposite order
 
-    change = net(rgb, spike) - net(rgb, spike.flip(2))
+    change = net(rgb, spike) - net(rgb, other_spike)
 
     assert change.abs().max() > 1e-3
 
@@ -167,24 +178,26 @@ def test_the_untrained_network_on_the_fused_base_returns_the_fused_frames(name):
 
 @pytest.fixture
 def grey_estimates():
-    """Give grey frames, spike planes, and the S images between which `exposure` chooses.
+    """Give grey frames, spike channels, and the S images between which `exposure` chooses.
 
-    The images are the frame, and the frame times each ratio of the planes. The last plane has no
-    ratio: it is the confidence. In a grey frame all colours change as the luma does.
+    The last channel is the confidence, all others are ratios: light around the sharp instant over
+    mean light. The images are the frame, and the frame times each ratio. In a grey frame, all
+    colours change by the same ratio as the luma.
     """
-    rgb, planes = clip()
+    rgb, channels = clip()
     rgb = rgb[:, :, :1].expand_as(rgb)
-    ratios = 3 * planes[:, :, :-1]
+    ratios = 3 * channels[:, :, :-1]  # 0 to 3: darker and brighter
+    confidence = channels[:, :, -1:]
     images = [rgb]
-    for i in range(S - 1):
-        images.append((rgb * ratios[:, :, i : i + 1]).clamp(0, 1))
-    spike = torch.cat((ratios, planes[:, :, -1:]), dim=2)
+    for ratio in ratios.split(1, dim=2):  # (1, 3, 1, H, W) each
+        images.append((rgb * ratio).clamp(0, 1))
+    spike = torch.cat((ratios, confidence), dim=2)
     return rgb, spike, images
 
 
 @pytest.fixture
 def constant_weights():
-    """Give an operator "exposure" whose weights do not depend on frames and planes."""
+    """Give an operator "exposure" whose weights do not depend on frames and spikes."""
     net = exposure()
     torch.nn.init.zeros_(net.weight.weight)
     torch.nn.init.zeros_(net.weight.bias)
@@ -215,13 +228,16 @@ def test_exposure_can_choose_each_of_its_images(grey_estimates, constant_weights
 def chosen_estimate(rgb, ratio, **options):
     """Return the estimate of an exposure operator from one ratio (B, T, 1, H, W).
 
-    The operator trusts this ratio alone. The other planes, a second ratio and the confidence, have
-    no weight.
+    The spike channels are this ratio, a second ratio, which is not used for an estimate, and the
+    confidence.
     """
     net = exposure(spike_channels=3, estimates=1, **options)
+    # The softmax of 0 (the frame) and 50 (the estimate): the estimate alone counts.
     net.weight.bias.data = torch.tensor([0.0, 50.0])
     net.weight.weight.data.zero_()
-    spike = torch.cat((ratio, 2 * ratio, torch.ones_like(ratio)), dim=2)
+    second_ratio = 2 * ratio
+    confidence = torch.ones_like(ratio)
+    spike = torch.cat((ratio, second_ratio, confidence), dim=2)
     return net.on_input(rgb, spike)
 
 
@@ -238,8 +254,9 @@ def test_exposure_estimates_the_colours_of_objects_that_are_blurred_together(siz
     red = torch.tensor((0.8, 0.2, 0.1)).view(3, 1, 1)
     blue = torch.tensor((0.1, 0.2, 0.5)).view(3, 1, 1)
     torch.manual_seed(0)
-    # Each pixel shows both objects: other shares in the blurry frame than in the sharp frame.
-    share_in_blurry, share_in_sharp = torch.rand(2, 1, 2, 1, *size)
+    # Each pixel shows both objects: the share of the red object, and the rest is the blue object.
+    # The shares of the blurry frame and of the sharp frame differ.
+    share_in_blurry, share_in_sharp = torch.rand(2, 1, 2, 1, *size)  # (1, 2, 1, H, W) each
     blurry = share_in_blurry * red + (1 - share_in_blurry) * blue
     sharp = share_in_sharp * red + (1 - share_in_sharp) * blue
     ratio = luma(sharp) / luma(blurry)
@@ -251,6 +268,7 @@ def test_exposure_estimates_the_colours_of_objects_that_are_blurred_together(siz
     assert error < 0.2 * error_of_simple
 
 
+# A frame of one colour, (B, T, 3, H, W), and the ratio 1.3: the sharp instant is 30 % brighter.
 FLAT = torch.tensor((0.6, 0.3, 0.2)).view(3, 1, 1).expand(1, 1, 3, 16, 16)
 BRIGHTER = torch.full((1, 1, 1, 16, 16), 1.3)
 
@@ -280,13 +298,14 @@ def test_exposure_fits_colours_in_windows_of_this_radius_only(radius):
     torch.manual_seed(0)
     rgb = torch.rand(1, 1, 3, 32, 32)
     ratio = torch.full((1, 1, 1, 32, 32), 1.2)
+    # The same frame, but for the pixel in row 16 and column 16.
     other = rgb.clone()
-    other[..., 16, 16] = 1 - other[..., 16, 16]  # one pixel differs
+    other[..., 16, 16] = 1 - other[..., 16, 16]
 
     before = chosen_estimate(rgb, ratio, colour_radius=radius)
     after = chosen_estimate(other, ratio, colour_radius=radius)
 
-    change_of_row = (before - after).abs().sum((0, 1, 2, 4))
+    change_of_row = (before - after).abs().sum((0, 1, 2, 4))  # (H,)
     changed_rows = change_of_row.gt(1e-6).nonzero().flatten()
     assert changed_rows.min() == 16 - radius
     assert changed_rows.max() == 16 + radius
@@ -364,7 +383,7 @@ def test_what_an_operator_cannot_take_is_refused(section, channels, said):
 
 @FUSIONS.register("everywhere", given=("spike_channels", "feature_channels"))
 class EverywhereFusion(Fusion):
-    """Acts at each place, and notes the shapes of the features that it sees."""
+    """Acts in each hook of an operator, and notes the shapes of the features that it sees."""
 
     def __init__(self, spike_channels: int = 0, feature_channels: list[int] | None = None) -> None:
         super().__init__()
@@ -390,7 +409,7 @@ class EverywhereFusion(Fusion):
 
 @pytest.fixture
 def everywhere():
-    """Give a network with an operator that has acted at each place, and what it restored."""
+    """Give an operator that has acted in a network, and the frames that the network restored."""
     rgb, spike = clip()
     net = network(fusion="everywhere").eval()
     with torch.no_grad():
@@ -409,12 +428,14 @@ def test_an_operator_acts_on_the_input_as_on_the_base(everywhere):
 def test_an_operator_acts_on_the_features_of_each_stage(everywhere):
     fusion, _ = everywhere
 
-    assert [stage for stage, _ in fusion.seen] == list(range(8))
+    stages = [stage for stage, _ in fusion.seen]
+    assert stages == [0, 1, 2, 3, 4, 5, 6, 7]  # 0: before the first stage
 
 
 def test_an_operator_sees_the_features_at_the_scale_of_the_stage(everywhere):
     fusion, _ = everywhere
-    # The network is a U: stages 2 to 4 halve the size, stages 5 to 7 double it.
+    # The network is a U: stages 2 to 4 halve the size, stages 5 to 7 double it. So the size before
+    # the stages (0) and after each stage is the size of the frame over
     scales = (1, 1, 2, 4, 8, 4, 2, 1)
 
     for stage, shape in fusion.seen:
