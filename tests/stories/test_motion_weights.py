@@ -129,8 +129,11 @@ def test_an_exposure_of_few_planes_is_restored(planes, tmp_path):
     # Windows as shares of the exposure, as weights/README.md says for short exposures.
     windows = "spike.representation.half_windows=[0.0465,0.14,0.28]"
 
-    # The blurry frames have 25 dB or more. A motion from empty windows would leave noise.
-    assert restored(clip, tmp_path / "out", MOTION, windows).psnr > 20  # dB
+    by_motion = restored(clip, tmp_path / "motion", MOTION, windows)
+    by_operator = restored(clip, tmp_path / "operator", OPERATOR, windows)
+
+    # Spikes of so few planes say little of the motion: it may do a little harm.
+    assert by_motion.psnr > by_operator.psnr - 0.5  # dB
 
 
 @pytest.mark.parametrize(
