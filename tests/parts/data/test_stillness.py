@@ -46,7 +46,7 @@ def test_a_shake_that_ends_where_it_began_counts_as_motion():
 
 
 def test_jumps_from_time_to_time_count_little_in_dim_light():
-    jumps = motion_along(2.0 * (-1.0) ** np.arange(len(TIMES)))  # 2 pixels to and fro
+    jumps = motion_along(2.0 * (-1.0) ** np.arange(len(TIMES)))  # 2 pixels there and back
 
     assert moving_share(jumps, spikes=3.0).max() == 0
     assert moving_share(jumps, spikes=12.0).min() == 1
