@@ -125,7 +125,7 @@ CHOICES = [
 
 @pytest.fixture
 def without_choice(monkeypatch) -> None:
-    """Remove the variables by which a user or a launcher chooses GPUs. They come back afterwards."""
+    """Remove the variables by which a user or a launcher chooses GPUs. They come back later."""
     for name in ("CUDA_VISIBLE_DEVICES", "LOCAL_WORLD_SIZE"):
         # monkeypatch puts back what was there. It notes this when a variable is set. `delenv` alone
         # would not put back "not set" after the program has set the variable.
