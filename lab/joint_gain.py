@@ -48,9 +48,11 @@ from lab.quality import (
     call,
     difference,
     link_files,
+    make_clips,
     moving_psnr,
     photographs,
     table_cell,
+    video_files,
 )
 from lab.tools import ROOT, environment
 from scripts.make_sample_data import RGB, SPIKES
@@ -165,14 +167,10 @@ def linked_sources(videos: Path, folder: Path, part: str) -> Path:
 
     videos: folder with the files <name>.<any ending>. folder: where the links are made.
     """
-    files = []
-    for name in PARTS[part].videos:
-        matching = sorted(videos.glob(f"{name}.*"))
-        if not matching:
-            sys.exit(f"--videos {videos} has no {name}")
-        files.append(matching[0])
     if part == "photos":
         files = photographs()
+    else:
+        files = video_files(videos, PARTS[part].videos)
     link_files(files, folder)
     return folder
 
@@ -182,23 +180,15 @@ def made_clips(out: Path, part: str, condition: str, sources: Path) -> Path:
 
     prepare_gopro_spike.py keeps clips that are there. sources: folder of `linked_sources`.
     """
-    folder = out / "data" / f"{part}_{condition}"
-    flags = {
-        "--test-share": 0,  # all clips are in the folder "train" of the set
-        "--workers": 1,
-        "--source": sources,
-        "--rig": FALSE_FRAMES.get(condition, condition),
-        "--out": folder,
-        "--clips": PARTS[part].clips,
-        "--frames": PARTS[part].frames,
-        "--average": PARTS[part].average,
-    }
-    words = []
-    for flag, value in flags.items():
-        if value is not None:  # None: the program uses its default
-            words += [flag, str(value)]
-    call("scripts/prepare_gopro_spike.py", out, folder.name, *words)
-    return folder
+    return make_clips(
+        out,
+        name=f"{part}_{condition}",
+        source=sources,
+        rig=FALSE_FRAMES.get(condition, condition),
+        clips=PARTS[part].clips,
+        frames=PARTS[part].frames,
+        average=PARTS[part].average,
+    )
 
 
 def scores_of(out: Path, folder: Path, results: Path, flags: Sequence[str]) -> dict[str, Scores]:

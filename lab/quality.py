@@ -23,8 +23,8 @@ If the program is stopped, repeat the command: it goes on where it stopped. A fi
 repeated only if its options have changed. The runs in docs/benchmarks/quality count as finished.
 docs/benchmarks/quality.md has the figures.
 
-lab/joint_gain.py, lab/train_motion.py and lab/train_motion_net.py use the lists of videos and
-photographs, `call`, and the functions of the tables.
+lab/joint_gain.py, lab/train_motion.py and lab/train_motion_net.py use the lists and files of videos
+and photographs, `make_clips`, `call`, and the functions of the tables.
 """
 
 import argparse
@@ -282,10 +282,11 @@ def make_real(out: Path, args: argparse.Namespace) -> Data:
     sources = link_sources(out, args.videos)
     # The clips of the training, and of the part that is tested.
     for name, training_set in TRAINING_SETS.items():
-        make_clips(out, name, sources[training_set.source], training_set.rig, CLIPS[name])
+        source = sources[training_set.source]
+        make_clips(out, name, source, training_set.rig, CLIPS[name], frames=FRAMES)
     for condition in CONDITIONS:
         name = f"{args.part}_{condition}"
-        make_clips(out, name, sources[args.part], condition, CLIPS[args.part])
+        make_clips(out, name, sources[args.part], condition, CLIPS[args.part], frames=FRAMES)
     tests = {each: out / "data" / f"{args.part}_{each}" for each in args.conditions}
 
     # Folder of each training set -> weight. The made scenes are a training set as well. The order
@@ -306,15 +307,9 @@ def link_sources(out: Path, videos_folder: Path | None) -> dict[str, Path]:
     The parts are "train", "choose" and "report", with videos, and "photos". Ends the program if a
     video is missing.
     """
-    # File name without ending -> video.
-    videos = {}
-    if videos_folder:
-        videos = {path.stem: path for path in sorted(videos_folder.iterdir())}
-    wanted = {name for names in VIDEOS.values() for name in names}
-    missing = wanted - videos.keys()
-    if missing:
-        sys.exit(f"--videos {videos_folder} has no {', '.join(sorted(missing))}")
-
+    # All videos are looked up at once, so that one message names all that are missing.
+    all_names = [name for names in VIDEOS.values() for name in names]
+    videos = dict(zip(all_names, video_files(videos_folder, all_names), strict=True))
     files = {}
     for part, names in VIDEOS.items():
         files[part] = [videos[name] for name in names]
@@ -341,6 +336,20 @@ def photographs() -> list[Path]:
     return files
 
 
+def video_files(folder: Path | None, names: Sequence[str]) -> list[Path]:
+    """Return the files of some videos. Ends the program if one is missing.
+
+    folder: the folder of --videos. names: file names without their endings.
+    """
+    files = {}  # name -> file
+    if folder:
+        files = {path.stem: path for path in sorted(folder.iterdir())}
+    missing = sorted(set(names) - files.keys())
+    if missing:
+        sys.exit(f"--videos {folder} has no {', '.join(missing)}")
+    return [files[name] for name in names]
+
+
 def link_files(files: Sequence[Path], folder: Path) -> None:
     """Make a folder with a link to each file. Links that are there are kept."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -350,25 +359,31 @@ def link_files(files: Sequence[Path], folder: Path) -> None:
             link.symlink_to(file.resolve())
 
 
-def make_clips(out: Path, name: str, source: Path, rig: str, clips: int) -> None:
-    """Make a set of clips in <out>/data/<name>. Clips that are there are kept.
+def make_clips(out: Path, name: str, source: Path, rig: str, clips: int, **settings: Any) -> Path:
+    """Make a set of clips in the folder <out>/data/<name>, and return the folder.
+
+    Clips that are there are kept.
 
     source: folder of videos or photographs. rig: the cameras. clips: number of clips of each video
-    or photograph.
+    or photograph. settings: other flags of scripts/prepare_gopro_spike.py, e.g. average=7. The
+    program uses its default for a setting that is None.
     """
+    folder = out / "data" / name
     flags = {
-        "--test-share": 0,  # all clips are in the folder "train" of the set
-        "--workers": 1,
-        "--source": source,
-        "--rig": rig,
-        "--clips": clips,
-        "--frames": FRAMES,
-        "--out": out / "data" / name,
+        "test_share": 0,  # all clips are in the folder "train" of the set
+        "workers": 1,
+        "source": source,
+        "rig": rig,
+        "clips": clips,
+        "out": folder,
+        **settings,
     }
     words = []
     for flag, value in flags.items():
-        words += [flag, str(value)]
+        if value is not None:
+            words += [f"--{flag.replace('_', '-')}", str(value)]
     call("scripts/prepare_gopro_spike.py", out, name, *words)
+    return folder
 
 
 def digest_of(value: Any) -> str:

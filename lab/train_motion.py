@@ -59,7 +59,7 @@ from data.motion.flow import Motion, median_spikes
 from data.motion.joint import Equations, Solver, SpikePixels
 from data.motion.learned import Finder, finder_of
 from data.motion.recording import RecordedClip, Recording, View
-from lab.quality import VIDEOS, call
+from lab.quality import VIDEOS, link_files, make_clips, video_files
 from lab.tools import ROOT
 from lab.train_motion_net import photo_files
 from models.fusion.fusion_motion import MotionFusion, MotionSteps, Turn
@@ -286,8 +286,8 @@ def hide_motion(samples: Mapping[str, list[Sample]]) -> None:
 def main(argv: Sequence[str]) -> int:
     """Make the samples, train the learned steps, and write their weights.
 
-    Returns the exit code 0. Other programs of this project make the clips. If one of them fails,
-    this program ends, too (`call`).
+    Returns the exit code 0. scripts/prepare_gopro_spike.py makes the clips. If it fails, this
+    program ends, too.
     """
     args = read_arguments(argv)
     out = (args.out or ROOT / "experiments/train_motion").resolve()
@@ -478,25 +478,16 @@ def made_sets(out: Path, videos: Path) -> dict[str, Path]:
     sources = made_sources(out, videos)
     folders = {}
     for name, clip_set in SETS.items():
-        folder = out / "data" / name
-        flags = {
-            "--source": sources[clip_set.source],
-            "--out": folder,
-            "--average": clip_set.average,
-            "--rig": clip_set.rig,
-            "--clips": clip_set.clips,
-            "--frames": clip_set.frames,
-            "--crop": clip_set.crop,
-            # All clips are for training. One process, as everywhere in this program.
-            "--test-share": 0,
-            "--workers": 1,
-        }
-        words = []
-        for flag, value in flags.items():
-            if value is not None:  # None: the program uses its default
-                words += [flag, str(value)]
-        call("scripts/prepare_gopro_spike.py", out, name, *words)
-        folders[name] = folder
+        folders[name] = make_clips(
+            out,
+            name,
+            source=sources[clip_set.source],
+            rig=clip_set.rig,
+            clips=clip_set.clips,
+            frames=clip_set.frames,
+            average=clip_set.average,
+            crop=clip_set.crop,
+        )
     return folders
 
 
@@ -507,26 +498,17 @@ def made_sources(out: Path, videos: Path) -> dict[str, Path]:
     to photographs of scikit-image.
     """
     folders = {kind: out / "sources" / kind for kind in ("videos", "stills", "photos")}
-    for folder in folders.values():
-        folder.mkdir(parents=True, exist_ok=True)
+    video_paths = video_files(videos, VIDEOS["train"])
+    link_files(video_paths, folders["videos"])
+    link_files(photo_files(f"{name}.png" for name in PHOTOS), folders["photos"])
 
-    for name in VIDEOS["train"]:
-        # Exactly one file must have this name, with any ending: "walker.*" -> walker.mp4
-        [video] = sorted(videos.glob(f"{name}.*"))
-        link = folders["videos"] / video.name
-        if not link.exists():
-            link.symlink_to(video.resolve())
-
+    folders["stills"].mkdir(parents=True, exist_ok=True)
+    for video in video_paths:
         frames = FrameSource(video)
         for still_index, place in enumerate(STILL_PLACES):
-            still = folders["stills"] / f"{name}_{still_index}.png"
+            still = folders["stills"] / f"{video.stem}_{still_index}.png"
             if not still.exists():
                 imwrite_rgb(still, frames.read(int(place * len(frames))))
-
-    for photo in photo_files(f"{name}.png" for name in PHOTOS):
-        link = folders["photos"] / photo.name
-        if not link.exists():
-            link.symlink_to(photo)
     return folders
 
 

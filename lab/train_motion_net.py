@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.motion.learned import USUAL_PLANES, pictures_of, spike_windows
 from data.spike.simulate import DISPLAY_GAMMA
-from lab.quality import PHOTOS, VIDEOS
+from lab.quality import PHOTOS, VIDEOS, video_files
 from models.fusion.motion_net import EDGES, INSIDE, WINDOWS, Curves, MotionNet, displacements
 
 # ---- Time ------------------------------------------------------------------------------------
@@ -149,9 +149,7 @@ def all_textures(videos: Path) -> list[np.ndarray]:
     videos: folder of the videos of lab/quality.py.
     """
     textures = []
-    for name in VIDEOS["train"]:
-        # Exactly one file must have this name, with any ending.
-        [video] = sorted(videos.glob(f"{name}.*"))
+    for video in video_files(videos, VIDEOS["train"]):
         textures += frames_of(video)
     for file in photo_files(TRAINING_PHOTOS):
         photo = cv2.imread(str(file), cv2.IMREAD_GRAYSCALE)

@@ -497,18 +497,7 @@ class ClipCheck:
         files: the spike file of each frame. spikes: how these files are read.
         times: times of the frames, if one file holds the planes of all frames.
         """
-        planes: dict[FileEntry, int] = {}  # {file: its number of planes}
-        # Each file once, in the order of the frames.
-        for file in dict.fromkeys(files):
-            try:
-                count = count_planes(file.path, spikes.geometry, spikes.remainder, file.size)
-                planes[file] = count
-            except SpikeFileError as e:
-                # The problems of a data set are shown together in a table. A user's single clip
-                # needs no table, so its error is raised at once.
-                if self.source.is_user_clip:
-                    raise
-                self._report(f"{e.what}; {e.expected}", file.path)
+        planes = self._count_planes(files, spikes)
         if planes and not self.has_one_spike_file and not self.source.is_user_clip:
             self._report_other_lengths(planes, last=files[-1], spikes=spikes)
 
@@ -524,6 +513,24 @@ class ClipCheck:
                     raise
                 self._report(f"{e.what}; expected {e.expected}", files[0].path)
         return tuple(planes.get(file, 0) for file in files), exposures
+
+    def _count_planes(self, files: Sequence[FileEntry], spikes: DatSpikes) -> dict[FileEntry, int]:
+        """Return {spike file: its number of planes}, in the order of the frames.
+
+        A file of a wrong size is reported and left out. files: the spike file of each frame.
+        """
+        planes: dict[FileEntry, int] = {}
+        for file in dict.fromkeys(files):  # a file may hold several frames; count it once
+            try:
+                count = count_planes(file.path, spikes.geometry, spikes.remainder, file.size)
+                planes[file] = count
+            except SpikeFileError as e:
+                # The problems of a data set are shown together in a table. A user's single clip
+                # needs no table, so its error is raised at once.
+                if self.source.is_user_clip:
+                    raise
+                self._report(f"{e.what}; {e.expected}", file.path)
+        return planes
 
     def _report_other_lengths(
         self, planes: Mapping[FileEntry, int], last: FileEntry, spikes: DatSpikes
@@ -615,7 +622,14 @@ class ClipCheck:
             key = frame_key(frame)
             if number.isdecimal() and key in found:
                 found[key][int(number)] = file.path
+        self._report_numbers_of_instants(found)
+        in_order = []
+        for paths in found.values():
+            in_order += [paths[number] for number in sorted(paths)]
+        return tuple(in_order)
 
+    def _report_numbers_of_instants(self, found: Mapping[FrameKey, Mapping[int, str]]) -> None:
+        """Report an even K, or frames with other instants. found: {frame: {number: path}}."""
         # K is the number that most frames have. Every frame must have the instants 0 ... K - 1.
         K = most_frequent(len(paths) for paths in found.values())
         incomplete_frames = []  # their names
@@ -630,10 +644,6 @@ class ClipCheck:
             what = f"gt_instants has other files than _0 ... _{K - 1} for {count} frames"
             shown = names_in_short(incomplete_frames, limit=3)
             self._report(f"{what}, such as {shown}", "gt_instants")
-        in_order = []
-        for paths in found.values():
-            in_order += [paths[number] for number in sorted(paths)]
-        return tuple(in_order)
 
     def _find_sizes(self, paths: Mapping[str, tuple[str, ...]]) -> tuple[Size, Size]:
         """Return (height, width) of the first lq frame and of the first gt frame.

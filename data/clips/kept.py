@@ -50,7 +50,7 @@ from data.clips.files import (
     state_of,
     stem_of,
 )
-from data.clips.source import Problem, Source
+from data.clips.source import Kind, Problem, Source
 from data.clips.table import (
     ClipTable,
     Columns,
@@ -348,7 +348,8 @@ class _SameClip:
     """A function: number of a clip -> whether its files are the same as in the record.
 
     The check of the files must also give the same clip again, because a forged record may hold a
-    wrong clip. The object is called in several threads and changes nothing in itself.
+    wrong clip. Several threads call the object at once. This is safe, because a call changes
+    nothing in it.
     """
 
     def __init__(self, table: ClipTable, columns: Columns) -> None:
@@ -362,15 +363,7 @@ class _SameClip:
         found: dict[str, dict[str, FileEntry] | None] = {}
         for name, kind in kinds_of(source).items():
             recorded = self._recorded_files(name, number)
-            # The state of an LMDB was compared already, so its files are the same.
-            files_now = recorded
-            if not is_lmdb(kind.root):
-                folder = list_clip(kind.root, kind.folder, kind.endings, clip.name)
-                if folder:
-                    files_now = list(folder.entries().values())
-                else:
-                    # The clip has no folder: its one spike file lies in the root.
-                    files_now = [entry_of(entry.path) for entry in recorded]
+            files_now = _files_now(kind, clip.name, recorded)
             # Every recorded file must still be there, with the same size and time. There may be
             # further files, e.g. if a meta file lists only some frames of a folder.
             has_all_recorded = set(recorded) <= set(files_now)
@@ -394,6 +387,18 @@ class _SameClip:
         for path, size, mtime_ns in zip(paths, sizes, times, strict=True):
             entries.append(FileEntry(path, size, mtime_ns))
         return entries
+
+
+def _files_now(kind: Kind, clip: str, recorded: list[FileEntry]) -> list[FileEntry]:
+    """Return the files of one kind that a clip has now. recorded: those that it had."""
+    # The state of an LMDB was compared already, so its files are the same.
+    if is_lmdb(kind.root):
+        return recorded
+    folder = list_clip(kind.root, kind.folder, kind.endings, clip)
+    if folder:
+        return list(folder.entries().values())
+    # The clip has no folder: its one spike file lies in the root.
+    return [entry_of(entry.path) for entry in recorded]
 
 
 def _clips_to_look_at(table: ClipTable, share: float) -> range:

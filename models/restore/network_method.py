@@ -1,8 +1,11 @@
 """Restoration by a network: its weights, and its tiles.
 
-main_test_vrt.py restores by a "method" (utils.contract.Method). `NetworkMethod` is the method of a
-network. `network_for_test_set` and `network_for_own_clips` build it for the two forms of the
-command line. `find_weights` finds the weights of a run.
+main_test_vrt.py restores by a "method" (utils.contract.Method). It calls:
+
+    find_weights             the weights file: of the command line, or of a run
+    network_for_test_set     the network with tiles for the clips of an option file
+    network_for_own_clips    the network with tiles for a user's clips
+    NetworkMethod            what these two functions return: the method of a network
 
 The other methods are `data.reconstruct.Reconstruction` and `data.motion.method.JointMethod`.
 
@@ -57,8 +60,9 @@ class NetworkMethod:
         self.instants = saved.spec.out_instants
         self.center_frame_only = tiling.center_frame_only
         # can_cut: whether several ranks may each restore a part of a clip. Cutting saves no time if
-        # each part needs the whole clip: if a tile is the whole clip, or if flip_seq computes all
-        # tiles for any frame. If only the middle frame is wanted, there is nothing to cut.
+        # each part needs the whole clip: if a tile is the whole clip, or if flip_seq (the mean with
+        # the time-reversed clip) computes all tiles for any frame. If only the middle frame is
+        # wanted, there is nothing to cut.
         is_whole_clip = tiling.num_frame_testing == WHOLE
         needs_whole_clip = is_whole_clip or tiling.flip_seq
         self.can_cut = not needs_whole_clip and not tiling.center_frame_only
@@ -69,14 +73,17 @@ class NetworkMethod:
         The output folder records these settings. A test may continue in the folder of an earlier
         test only if the settings of both tests are equal.
         """
+        # How the network is built, as 12 hex digits: weights files without this knowledge get it
+        # from an option file, which may change.
         values = [getattr(self.saved, field) for field in NETWORK_FIELDS]
-        about = json.dumps(values, sort_keys=True)
+        text = json.dumps(values, sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()
         tile = self.tiling.describe()
         if self.tiling.is_halved:
             tile += ", halved where memory is short"
         return {
             "weights": sha256_of(self.saved.path),
-            "network": hashlib.sha256(about.encode()).hexdigest()[:12],
+            "network": digest[:12],
             "tile": tile,
             "dtype": self.dtype,
             "sigma": self.sigma,
@@ -94,8 +101,8 @@ class NetworkMethod:
         return words
 
     def restorer(self, device: torch.device) -> Restorer:
-        """Return what restores on a device."""
-        log_device(device)
+        """Return the object that restores frames on a device."""
+        log_device(device)  # e.g. which kernels the device uses
         return Restorer(
             self.saved.build(),
             self.tiling,
@@ -208,21 +215,22 @@ def find_weights(path: PathOptions, folder: Path, weights: str | None) -> str:
     """
     if weights:
         return weights
-    # The file or folder that path.resume names.
+    # The file or folder that path.resume names, or None if it names nothing.
     named = None if path.resume in ("auto", None) else Path(path.resume)
     if named is not None and not named.is_dir():
         candidates = [named]
     else:
         candidates = []
-        if path.resume:
+        if path.resume:  # "auto" or a folder
             run = _run_of(named) if named is not None else folder
             candidates += [own_checkpoint(run, name) for name in ("best", "latest")]
-        if named is None:
+        if named is None:  # "auto" or null
             # The averaged weights come first, as in `portable.read_saved`.
             pretrained = (path.pretrained_netE, path.pretrained_netG)
             candidates += [Path(file) for file in pretrained if file]
     for candidate in candidates:
-        if candidate.is_file() or is_name(str(candidate)):
+        is_released = is_name(str(candidate))  # e.g. "vrt/006"
+        if candidate.is_file() or is_released:
             return str(candidate)
     raise CheckpointError(
         what="no weights to test",

@@ -10,8 +10,15 @@ A value may come from four sources. The first source that gives it wins:
 
 There are two forms of a command line: the user's own clips (--input), or the clips of an option
 file (--opt, datasets.test). `read_request` returns a `TestRequest`, which main_test_vrt.py turns
-into clips and a network. A new flag needs three things: a line in `_parser`, a field of
-`TestRequest`, and a line in `read_request`. If it excludes other flags, also a refusal.
+into clips and a network. E.g. `--input a.mp4 --spike b.dat --output out --tile 12,256`.
+
+Words: a formula (tfp, tfi, tfstp, exposure) computes a frame from spikes directly. The joint
+solution solves equations of the blurry frame and its spikes. A network restores a clip in tiles of
+few frames and few pixels.
+
+A new flag needs three things: a line in one of the functions `_add_flags_of_...`, a field of
+`TestRequest` or `TileRequest`, and a line in `read_request`. If it excludes other flags, it also
+needs a refusal. Names of flags and their texts are part of docs/testing.md.
 
 Tests: tests/stories/test_main_test.py, test_bad_input.py, test_reconstruct.py
 """
@@ -157,9 +164,9 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
 
     Raises OptionError for unknown flags, wrong values and flags that exclude each other.
     """
-    # Refuse the flags of KAIR's test program first, with the command of ours that does the same.
-    # argparse would only say that they are unknown.
     parser = _parser(description)
+    # Refuse the flags of KAIR's test program first, with the command of this program that does the
+    # same. argparse would only say that they are unknown.
     refuse_kair_test_flags(argv)
     # "Intermixed" means that key=value may be given between flags. After a flag with a list,
     # argparse would still take key=value as an entry of the list, so we move it to the front.
@@ -170,7 +177,7 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
     # The flags that the user gave, e.g. {"spike_size"}. A flag with its default value counts as not
     # given.
     given = {key for key, value in vars(args).items() if value != parser.get_default(key)}
-    # --tile is "auto" or two numbers, --overlap two numbers.
+    # --tile is "auto" or two numbers. --overlap is two numbers.
     tile = args.tile
     if tile != "auto":
         tile = _two_numbers("tile", args.tile)
@@ -183,11 +190,11 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
 
     # "method.key=value" belongs to the section `method`, all other overrides to the option file.
     # Without --method, nothing is taken out, and the option file refuses the unknown key.
-    overrides = tuple(args.overrides or ())
+    overrides = args.overrides or []
     method = None
     if args.method is not None:
         of_method = [override for override in overrides if override.startswith("method.")]
-        overrides = tuple(override for override in overrides if override not in of_method)
+        overrides = [override for override in overrides if not override.startswith("method.")]
         method = _method_section(args.method, of_method)
     return TestRequest(
         opt=args.opt,
@@ -213,7 +220,7 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
         fps=args.fps,
         lpips=tuple(args.lpips or ()),
         overwrite=args.overwrite,
-        overrides=overrides,
+        overrides=tuple(overrides),
     )
 
 
@@ -388,12 +395,14 @@ def _options_before_lists(argv: Sequence[str]) -> list[str]:
 def _two_numbers(key: str, text: str | None) -> tuple[int, int] | None:
     """Return the two numbers of --key, e.g. "12,256" -> (12, 256).
 
-    Returns None if the flag was not given. Raises OptionError if `text` is something else.
+    Returns None if the flag was not given, or was given with an empty text. Raises OptionError for
+    any other text, e.g. "12" or "12,-1".
     """
     if not text:
         return None
     numbers = text.split(",")
-    if len(numbers) != 2 or not all(number.strip().isdigit() for number in numbers):
+    are_all_digits = all(number.strip().isdigit() for number in numbers)
+    if len(numbers) != 2 or not are_all_digits:
         raise OptionError(
             what=f"--{key} is {text}",
             where=f"--{key}",
@@ -409,8 +418,8 @@ def _method_section(name: str, overrides: Sequence[str]) -> dict[str, Any]:
 
     E.g. "joint", ["method.groups=8"] -> {"type": "joint", "groups": 8}.
     """
-    # `apply_override` changes a table of sections, as an option file has it. So put the section
-    # into such a table.
+    # `apply_override` changes a table of sections in place, as an option file has it. So put the
+    # section into a table.
     table: dict[str, Any] = {"method": {"type": name}}
     for override in overrides:
         if override.startswith("method.type="):
@@ -420,7 +429,8 @@ def _method_section(name: str, overrides: Sequence[str]) -> dict[str, Any]:
                 expected="the name of the method once",
                 do="give the name with --method alone",
             )
-        apply_override(table, override, Sources(""))  # "": there is no option file to name
+        # Its errors name the option file. Here is none, so the name is empty.
+        apply_override(table, override, Sources(""))
     return table["method"]
 
 
@@ -432,7 +442,8 @@ def _refuse_contradictions(args: Namespace, given: set[str]) -> None:
 
     given: the keys of the flags that differ from their defaults, e.g. {"spike_size"}.
     """
-    # Which of the two forms it is, see the top of this file. As TestRequest.is_of_own_clips.
+    # The same question as TestRequest.is_of_own_clips, which is not made yet: the user's own clips
+    # or datasets.test. A formula needs no frames, so --spike may be its only input.
     is_of_own_clips = args.input is not None or (args.method is not None and args.opt is None)
     if args.method:
         _refuse_flags_of_a_network(args, given)
@@ -455,13 +466,14 @@ def _refuse_contradictions(args: Namespace, given: set[str]) -> None:
 
 def _refuse_flags_of_a_network(args: Namespace, given: set[str]) -> None:
     """Raise OptionError for flags of a network together with --method, which has no network."""
-    # The exception: the joint solution may begin with the frames of a network.
+    # The exception: the joint solution may begin with the frames of a network. Then all flags of a
+    # network are allowed.
     begins_with_network = args.method == JOINT and args.weights is not None
     if begins_with_network:
         wrong = []
     else:
         wrong = [key for key in FLAGS_OF_NETWORK if key in given]
-    # With --input, the option file would only describe a network.
+    # With --input, the clips are the user's, so an option file could only describe a network.
     and_input = ""
     if args.input and "opt" in given:
         wrong.append("opt")

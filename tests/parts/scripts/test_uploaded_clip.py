@@ -1,12 +1,14 @@
 """What the files of a stranger may ask of the machine, see scripts/parts/uploaded_clip.py.
 
 On the page of app.py anybody can give files and options. `start_work` checks them and starts a
-restoration in a process of its own.
+restoration in a process of its own: main_test_vrt.py in a new folder. A `Work` is this process,
+with its messages and its results.
 """
 
 import os
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,11 @@ from tests.helpers.clip_files import picture, write_dat, write_video
 from tests.helpers.textured_clips import make_textured_home
 from utils.errors import DataError, OptionError
 from utils.image import imwrite_rgb
+
+# Exit code of main_test_vrt.py if an option must be changed.
+CHANGE_OPTIONS = 2
+# Seconds until a restoration must have ended. It takes less than ten on an idle machine.
+LIMIT_S = 120
 
 
 def started(folder: Path, frames: list[Path], spikes: Sequence[Path] = (), **changes: Any) -> Work:
@@ -46,60 +53,102 @@ def frame(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_more_frames_and_larger_ones_than_allowed_are_refused(tmp_path, frame):
+@dataclass(frozen=True)
+class Clip:
+    """The files of a clip of moving textures."""
+
+    frames: list[Path]
+    spikes: list[Path]
+    info: Path  # dataset.json, which says the rate of the spikes
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Clip:
+    """Give a clip with frames, spikes and dataset.json."""
+    home = make_textured_home(tmp_path_factory.mktemp("home"))
+    return Clip(
+        frames=sorted((home / "GOPRO_Large/test/clip0/blur").iterdir()),
+        spikes=sorted((home / "GOPRO_Large_spike_seq/test/clip0/spike").iterdir()),
+        info=home / "GOPRO_Large_spike_seq/dataset.json",
+    )
+
+
+# ---- What is refused before a process starts ----
+
+
+def test_more_frames_than_allowed_are_refused(tmp_path, frame):
     frames = [tmp_path / f"{number:03d}.png" for number in range(MOST_FRAMES + 1)]
     for path in frames:
         shutil.copyfile(frame, path)
+
     with pytest.raises(DataError, match=f"{MOST_FRAMES + 1} frames of 48 x 64"):
-        started(tmp_path / "long", frames)
-    imwrite_rgb(tmp_path / "wide.png", picture(1100, 2000))
+        started(tmp_path / "work", frames)
+
+
+def test_a_larger_frame_than_allowed_is_refused(tmp_path):
+    imwrite_rgb(tmp_path / "wide.png", picture(height=1100, width=2000))
+
     with pytest.raises(DataError, match="1 frames of 1100 x 2000"):
-        started(tmp_path / "wide", [tmp_path / "wide.png"])
+        started(tmp_path / "work", [tmp_path / "wide.png"])
 
 
 def test_more_bytes_than_allowed_are_refused_before_they_are_read(tmp_path, frame):
+    # A file of this size that takes no room on the disk. With the frame it is too much.
     (tmp_path / "clip.dat").touch()
     os.truncate(tmp_path / "clip.dat", MOST_BYTES)
+
     with pytest.raises(DataError, match="MB of files"):
-        started(tmp_path / "many", [frame], [tmp_path / "clip.dat"])
+        started(tmp_path / "work", [frame], [tmp_path / "clip.dat"])
 
 
-def test_an_option_names_no_file_of_the_machine_and_no_flag(tmp_path, frame):
-    for number, more in enumerate(("spike.calibration=/etc/passwd", "--opt x", "path.root=out")):
-        with pytest.raises(OptionError, match="cannot set"):
-            started(tmp_path / str(number), [frame], more=more)
+@pytest.mark.parametrize(
+    "option",
+    [
+        pytest.param("spike.calibration=/etc/passwd", id="a file of the machine"),
+        pytest.param("--opt x", id="a flag"),
+        pytest.param("path.root=out", id="a place to write to"),
+    ],
+)
+def test_an_option_names_no_file_of_the_machine_and_no_flag(tmp_path, frame, option):
+    with pytest.raises(OptionError, match="cannot set"):
+        started(tmp_path / "work", [frame], more=option)
 
 
-def test_two_files_of_one_name_and_no_frames_are_refused(tmp_path, frame):
+def test_two_files_of_one_name_are_refused(tmp_path, frame):
     with pytest.raises(DataError, match="two files with the same name"):
-        started(tmp_path / "twice", [frame, frame])
+        started(tmp_path / "work", [frame, frame])
+
+
+def test_a_clip_without_frames_is_refused(tmp_path):
     with pytest.raises(OptionError, match="no frames"):
-        started(tmp_path / "none", [])
+        started(tmp_path / "work", [])
 
 
-def test_an_option_of_the_page_reaches_the_program_which_refuses_it_in_its_words(tmp_path):
-    home = make_textured_home(tmp_path / "home")
-    frames = sorted((home / "GOPRO_Large/test/clip0/blur").iterdir())
-    spikes = sorted((home / "GOPRO_Large_spike_seq/test/clip0/spike").iterdir())
-    work = started(tmp_path / "work", frames, spikes, method="tfp", more="method.half_windw=3")
+# ---- What the program does ----
 
-    assert work.process.wait(120) == 2
+
+def test_an_option_of_the_page_is_refused_in_the_words_of_the_program(tmp_path, clip):
+    # "windw" is a typing error. "tfp" is a formula that needs no network.
+    work = started(
+        tmp_path / "work", clip.frames, clip.spikes, method="tfp", more="method.half_windw=3"
+    )
+
+    assert work.process.wait(LIMIT_S) == CHANGE_OPTIONS
     assert "half_windw" in work.messages()
+    # A stranger must not learn the folders of the machine.
     assert str(tmp_path) not in work.messages()
 
 
-def test_a_rate_that_nobody_gives_is_asked_for_and_one_that_is_given_is_used(tmp_path):
-    home = make_textured_home(tmp_path / "home")
-    frames = sorted((home / "GOPRO_Large/test/clip0/blur").iterdir())
-    spikes = sorted((home / "GOPRO_Large_spike_seq/test/clip0/spike").iterdir())
-    said = []
-    for name, rate in (("unknown", 0.0), ("known", 0.6)):
-        work = started(tmp_path / name, frames, spikes, method="tfp", rate=rate)
-        assert work.process.wait(120) == 0, work.messages()
-        said.append(work.messages())
+@pytest.mark.parametrize(
+    ("rate", "is_asked_for"),
+    [pytest.param(0.0, True, id="no rate"), pytest.param(0.6, False, id="a rate")],
+)
+def test_a_rate_is_asked_for_if_nobody_gives_it(tmp_path, clip, rate, is_asked_for):
+    # Without dataset.json the rate of the spikes is not known. 0 in the page means: not given.
+    work = started(tmp_path / "work", clip.frames, clip.spikes, method="tfp", rate=rate)
 
-    assert "give spike.rate" in said[0]
-    assert "give spike.rate" not in said[1]
+    assert work.process.wait(LIMIT_S) == 0, work.messages()
+    assert ("give spike.rate" in work.messages()) == is_asked_for
 
 
 def names_of_weights() -> list[Any]:
@@ -115,33 +164,48 @@ def names_of_weights() -> list[Any]:
 
 
 @pytest.mark.parametrize("weights", names_of_weights())
-def test_all_shipped_weights_restore_by_name(tmp_path, weights):
-    home = make_textured_home(tmp_path / "home")
-    frames = sorted((home / "GOPRO_Large/test/clip0/blur").iterdir())
-    spikes = sorted((home / "GOPRO_Large_spike_seq/test/clip0/spike").iterdir())
-    info = home / "GOPRO_Large_spike_seq/dataset.json"
-    work = started(tmp_path / "work", frames, [*spikes, info], weights=weights)
+def test_all_shipped_weights_restore_by_name(tmp_path, clip, weights):
+    work = started(tmp_path / "work", clip.frames, [*clip.spikes, clip.info], weights=weights)
 
-    assert work.process.wait(120) == 0, work.messages()
-    assert len(work.restored()) == len(frames)
+    assert work.process.wait(LIMIT_S) == 0, work.messages()
+    assert len(work.restored()) == len(clip.frames)
 
 
-def test_a_film_with_one_spike_file_is_restored_also_as_a_film(tmp_path, frame):
-    write_video(tmp_path / "film.mp4", 4, 10, height=96, width=96)
-    light = np.full((160, 48, 48), 0.3)
-    drawn = np.random.default_rng(0).random(light.shape) < light
-    write_dat(tmp_path / "clip.dat", drawn.astype(np.uint8))
-    planes = 'spike.exposure={"start": 0, "length": 40, "period": 40}\nspike.flip=false'
-    size = {"height": 48, "width": 48, "more": planes}
-    work = started(tmp_path / "work", [tmp_path / "film.mp4"], [tmp_path / "clip.dat"], **size)
+def test_a_film_with_one_spike_file_is_restored_also_as_a_film(tmp_path):
+    write_video(tmp_path / "film.mp4", count=4, fps=10, height=96, width=96)
+    # 40 planes of 48 x 48 for each of 4 frames. A pixel fires with a probability of 0.3.
+    spikes = np.random.default_rng(0).random((160, 48, 48)) < 0.3
+    write_dat(tmp_path / "clip.dat", spikes.astype(np.uint8))
+    options = 'spike.exposure={"start": 0, "length": 40, "period": 40}\nspike.flip=false'
 
-    assert work.process.wait(120) == 0, work.messages()
+    work = started(
+        tmp_path / "work",
+        [tmp_path / "film.mp4"],
+        [tmp_path / "clip.dat"],
+        height=48,
+        width=48,
+        more=options,
+    )
+
+    assert work.process.wait(LIMIT_S) == 0, work.messages()
     assert len(work.restored()) == 4
     assert (work.results / "film.mp4").is_file()
 
 
-def test_a_clip_that_is_cancelled_leaves_no_process_and_no_file(tmp_path, frame):
-    work = started(tmp_path / "work", [frame])
+# ---- Cancelling ----
+
+
+@pytest.fixture(scope="module")
+def cancelled(tmp_path_factory, frame) -> Work:
+    """Give a restoration that was cancelled at once."""
+    work = started(tmp_path_factory.mktemp("cancelled") / "work", [frame])
     work.remove()
-    assert work.process.returncode is not None
-    assert not work.folder.exists()
+    return work
+
+
+def test_a_clip_that_is_cancelled_leaves_no_process(cancelled):
+    assert cancelled.process.returncode is not None  # None: it still runs
+
+
+def test_a_clip_that_is_cancelled_leaves_no_file(cancelled):
+    assert not cancelled.folder.exists()

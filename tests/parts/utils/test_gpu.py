@@ -1,11 +1,13 @@
 """Which GPUs a process uses, what is said of GPUs, and when a step waits for its GPU.
 
 This machine need not have a GPU: the tests replace what torch and the driver say of GPUs. A step
-runs on the CPU in the form for GPUs, and each operation is noted for whose result a GPU would let
-the program wait.
+runs on the CPU in the form for GPUs. The last test notes the operations that would let the program
+wait for the result of a GPU.
 """
 
 import os
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from main_train_vrt import read_options
 from models.model_vrt import ModelVRT
 from models.vrt import forms
 from scripts.parts.doctor_checks import check_ranks
-from tests.dist.launching import write_command
+from tests.dist.launching import RankResult, write_command
 from tests.helpers.checked import of_part
 from tests.helpers.train_files import train, write_options
 from utils.dist.gpu import choose_gpus, claim, describe, missing_wheel, usage
@@ -25,98 +27,223 @@ from utils.dist.status import status_line
 from utils.errors import DistError
 from utils.run.measure import Measured, log_values
 
-SINGLE = LaunchInfo("single")
-PAIR, FOUR = (LaunchInfo("torchrun", 0, 0, ranks, "localhost", 29500) for ranks in (2, 4))
+# Exit codes of a run: an option must be changed, or the data do not fit.
+CHANGE_OPTIONS = 2
+DATA_DO_NOT_FIT = 3
+
+# ---- The option gpu_ids ----
 
 
-@pytest.mark.parametrize(("launch", "ids", "env", "count", "visible", "said"), [
-    (SINGLE, None, {}, 4, None, ""),
-    (SINGLE, [2, 3], {}, 2, "2,3", "CUDA_VISIBLE_DEVICES=2,3 ./launch_train.sh 2 my.json"),
-    (SINGLE, [0, 1, 2], {}, 1, "0,1,2", ""),  # the reference file on a machine with one GPU
-    (SINGLE, [0, 1], {"CUDA_VISIBLE_DEVICES": "3"}, 1, "3",
-     "CUDA_VISIBLE_DEVICES=3 wins over gpu_ids [0,1]"),
-    (SINGLE, [0, 1], {"CUDA_VISIBLE_DEVICES": ""}, 0, "", ""),
-    (PAIR, [0, 1, 2, 3], {}, 2, None, ""),
-    (PAIR, [0, 1], {}, 4, None, ""),  # two ranks on a machine of four
-    (PAIR, [0, 1, 2, 3], {}, 4, None, "gpu_ids [0,1,2,3] has no effect with several ranks"),
-    # two nodes
-    (FOUR, [0, 1, 2, 3], {"LOCAL_WORLD_SIZE": "2"}, 4, None, "gpu_ids [0,1,2,3] has no effect"),
-    (PAIR, [2, 3], {}, 4, None, "gpu_ids [2,3] has no effect with several ranks"),
-])  # fmt: skip
-def test_gpu_ids_choose_where_nobody_else_has_chosen_and_what_differs_is_said(
-    monkeypatch, caplog, launch, ids, env, count, visible, said
-):
+def launch_of(ranks: int) -> LaunchInfo:
+    """Return what the launcher says to rank 0 of so many ranks."""
+    if ranks == 1:
+        return LaunchInfo("single")
+    return LaunchInfo("torchrun", 0, 0, ranks, "localhost", 29500)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A start with gpu_ids, and which GPUs the process sees then."""
+
+    ids: list[int] | None  # the option gpu_ids
+    gpus: int  # GPUs that torch finds
+    visible: str | None  # CUDA_VISIBLE_DEVICES afterwards; None: not set
+    said: str = ""  # in the log; "": nothing
+    ranks: int = 1
+    # Variables before the start.
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+CHOICES = [
+    # One rank.
+    pytest.param(Choice(None, gpus=4, visible=None), id="nothing is asked for"),
+    pytest.param(
+        Choice(
+            [2, 3],
+            gpus=2,
+            visible="2,3",
+            said="CUDA_VISIBLE_DEVICES=2,3 ./launch_train.sh 2 my.json",
+        ),
+        id="two GPUs for one rank, which can use one: the command for two ranks is said",
+    ),
+    pytest.param(
+        Choice([0, 1, 2], gpus=1, visible="0,1,2"),
+        id="the published file on a machine with one GPU",
+    ),
+    pytest.param(
+        Choice(
+            [0, 1],
+            gpus=1,
+            visible="3",
+            said="CUDA_VISIBLE_DEVICES=3 wins over gpu_ids [0,1]",
+            variables={"CUDA_VISIBLE_DEVICES": "3"},
+        ),
+        id="the user has chosen another GPU",
+    ),
+    pytest.param(
+        Choice([0, 1], gpus=0, visible="", variables={"CUDA_VISIBLE_DEVICES": ""}),
+        id="the user has chosen no GPU",
+    ),
+    # Several ranks: rank n takes GPU n of the machine.
+    pytest.param(Choice([0, 1, 2, 3], gpus=2, visible=None, ranks=2), id="all GPUs of the machine"),
+    pytest.param(
+        Choice([0, 1], gpus=4, visible=None, ranks=2), id="the GPUs that two ranks take anyway"
+    ),
+    pytest.param(
+        Choice(
+            [0, 1, 2, 3],
+            gpus=4,
+            visible=None,
+            said="gpu_ids [0,1,2,3] has no effect with several ranks",
+            ranks=2,
+        ),
+        id="more GPUs than ranks",
+    ),
+    pytest.param(
+        Choice(
+            [0, 1, 2, 3],
+            gpus=4,
+            visible=None,
+            said="gpu_ids [0,1,2,3] has no effect",
+            ranks=4,
+            variables={"LOCAL_WORLD_SIZE": "2"},
+        ),
+        id="more GPUs than ranks on each of two nodes",
+    ),
+    pytest.param(
+        Choice(
+            [2, 3],
+            gpus=4,
+            visible=None,
+            said="gpu_ids [2,3] has no effect with several ranks",
+            ranks=2,
+        ),
+        id="other GPUs than two ranks take",
+    ),
+]
+
+
+@pytest.fixture
+def without_choice(monkeypatch) -> None:
+    """Remove the variables by which a user or a launcher chooses GPUs. They come back later."""
     for name in ("CUDA_VISIBLE_DEVICES", "LOCAL_WORLD_SIZE"):
-        monkeypatch.setenv(name, env.get(name, ""))  # pytest restores what was there
-        if name not in env:
-            del os.environ[name]
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-
-    monkeypatch.setattr(RUN, "launch", launch)
-    choose_gpus(ids, "my.json")
-
-    assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
-    assert said in caplog.text
-    assert bool(caplog.text) == bool(said)
+        # monkeypatch puts back what was there. It notes this when a variable is set. `delenv` alone
+        # would not put back "not set" after the program has set the variable.
+        monkeypatch.setenv(name, "")
+        del os.environ[name]
 
 
-# The architectures for which two builds of torch have code, as torch.cuda.get_arch_list says.
-# "sm_86" runs on GPUs of compute capability 8.6 to 8.9. "compute_120" (PTX) can be compiled for any
-# later GPU.
+@pytest.mark.usefixtures("without_choice")
+@pytest.mark.parametrize("case", CHOICES)
+def test_gpu_ids_choose_where_nobody_else_has_chosen(monkeypatch, caplog, case):
+    for name, value in case.variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: case.gpus)
+    monkeypatch.setattr(RUN, "launch", launch_of(case.ranks))
+
+    choose_gpus(case.ids, "my.json")
+
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == case.visible
+    # What has another effect than the option says is said.
+    assert case.said in caplog.text
+    assert bool(caplog.text) == bool(case.said)
+
+
+# ---- GPUs that this torch cannot use ----
+
+# The architectures for which builds of torch have code, as torch.cuda.get_arch_list says. "sm_86"
+# runs on GPUs of compute capability 8.6 to 8.9. "compute_120" (PTX) can be compiled for any later
+# GPU.
 CU126 = ["sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"]
 CU132 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
 
 
-@pytest.mark.parametrize(("capability", "built_for", "wheel"), [
-    # V100, GTX 1080, by sm_60
-    ((7, 0), CU132, "cu126"), ((6, 1), CU132, "cu126"), ((6, 1), CU126, ""),
-    # 4090: by sm_86
-    ((7, 5), CU132, ""), ((8, 9), CU132, ""), ((9, 0), CU132, ""), ((12, 1), CU132, ""),
-    # 5090 with an old torch
-    ((12, 0), CU126, "CUDA 12.8 or later"), ((8, 0), ["sm_86"], "CUDA 12.8 or later"),
-    # a later GPU, by PTX
-    ((13, 0), CU132, ""), ((9, 0), ["sm_90a"], ""), ((3, 5), CU132, "another GPU"),
-    ((9, 0), ["gfx90a", "gfx942"], ""),
-])  # fmt: skip
-def test_a_gpu_that_this_torch_was_not_built_for_is_told_with_the_wheel_that_was(
+@pytest.mark.parametrize(
+    ("capability", "built_for", "wheel"),
+    [
+        pytest.param((7, 0), CU132, "cu126", id="V100 with a new torch"),
+        pytest.param((6, 1), CU132, "cu126", id="GTX 1080 with a new torch"),
+        pytest.param((12, 0), CU126, "CUDA 12.8 or later", id="5090 with an old torch"),
+        pytest.param((8, 0), ["sm_86"], "CUDA 12.8 or later", id="A100 with code for later ones"),
+        pytest.param((3, 5), CU132, "another GPU", id="too old for any wheel"),
+    ],
+)
+def test_a_gpu_that_this_torch_was_not_built_for_gets_the_name_of_a_wheel(
     capability, built_for, wheel
 ):
-    found = missing_wheel(capability, built_for)
-    assert wheel in found
-    assert bool(found) == bool(wheel)
+    assert wheel in missing_wheel(capability, built_for)
+
+
+@pytest.mark.parametrize(
+    ("capability", "built_for"),
+    [
+        pytest.param((6, 1), CU126, id="GTX 1080 by sm_60"),
+        pytest.param((7, 5), CU132, id="T4"),
+        pytest.param((8, 9), CU132, id="4090 by sm_86"),
+        pytest.param((9, 0), CU132, id="H100"),
+        pytest.param((12, 1), CU132, id="by sm_120"),
+        pytest.param((13, 0), CU132, id="a later GPU by PTX"),
+        pytest.param((9, 0), ["sm_90a"], id="code for this GPU alone"),
+        # The names of AMD's GPUs are others, so nothing can be said.
+        pytest.param((9, 0), ["gfx90a", "gfx942"], id="AMD"),
+    ],
+)
+def test_a_gpu_that_this_torch_was_built_for_needs_no_wheel(capability, built_for):
+    assert missing_wheel(capability, built_for) == ""
 
 
 def test_two_ranks_on_one_gpu_are_both_named():
     store = torch.distributed.HashStore()
-    for rank, uuid in enumerate(["GPU-a", "GPU-b"]):
-        claim(store, rank, uuid)
+    claim(store, rank=0, uuid="GPU-a")
+    claim(store, rank=1, uuid="GPU-b")
+
     with pytest.raises(DistError, match="ranks 1 and 2 use the same GPU, GPU-b"):
-        claim(store, 2, "GPU-b")
+        claim(store, rank=2, uuid="GPU-b")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the GPUs of this machine are of use")
-def test_a_gpu_that_torch_cannot_use_is_an_error_unless_the_cpu_is_asked_for(tmp_path):
-    fake = write_command(tmp_path / "bin/nvidia-smi", "echo 470.82.01\necho 470.82.01")
-    options = write_options(tmp_path)
-    path = f"{fake.parent}:{os.environ['PATH']}"
+def start_with_unusable_gpus(folder: Path, visible: str) -> RankResult:
+    """Start a training where the driver knows two GPUs that torch cannot use.
 
-    refused, allowed = (
-        train(
-            options,
-            "datasets.train.dataroot_gt=/nowhere",
-            env={"PATH": path, "CUDA_VISIBLE_DEVICES": devices},
-        )
-        for devices in ("", "-1")  # "" unsets it
-    )
+    The folder of the sharp frames does not exist, so the run ends at its data if not before.
 
-    assert refused.exit_codes == [2]
-    assert "torch cannot use the 2 GPUs of this machine" in refused.text
-    assert "NVIDIA driver 470.82.01" in refused.text
-    assert f"torch {torch.__version__}" in refused.text
-    assert 'CUDA_VISIBLE_DEVICES=""' in refused.text
-    assert allowed.exit_codes == [3]
-    assert "/nowhere" in allowed.text
+    visible: CUDA_VISIBLE_DEVICES; "" removes the variable.
+    """
+    driver = write_command(folder / "bin/nvidia-smi", "echo 470.82.01\necho 470.82.01")
+    variables = {
+        "PATH": f"{driver.parent}:{os.environ['PATH']}",
+        "CUDA_VISIBLE_DEVICES": visible,
+    }
+    options = write_options(folder)
+    return train(options, "datasets.train.dataroot_gt=/nowhere", env=variables)
 
+
+needs_no_gpu = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="the GPUs of this machine are of use"
+)
+
+
+@needs_no_gpu
+def test_a_gpu_that_torch_cannot_use_is_an_error(tmp_path):
+    result = start_with_unusable_gpus(tmp_path, visible="")
+
+    assert result.exit_codes == [CHANGE_OPTIONS]
+    assert "torch cannot use the 2 GPUs of this machine" in result.text
+    assert "NVIDIA driver 470.82.01" in result.text
+    assert f"torch {torch.__version__}" in result.text
+    # The advice for who wants to train on the CPU.
+    assert 'CUDA_VISIBLE_DEVICES=""' in result.text
+
+
+@needs_no_gpu
+def test_a_gpu_that_torch_cannot_use_is_no_error_if_the_cpu_is_asked_for(tmp_path):
+    # -1 is no GPU. The start goes on until it misses the data.
+    result = start_with_unusable_gpus(tmp_path, visible="-1")
+
+    assert result.exit_codes == [DATA_DO_NOT_FIT]
+    assert "/nowhere" in result.text
+
+
+# ---- The use of GPUs ----
 
 # The use of the GPUs of two ranks: busy share of the time, and used memory.
 GPUS = [
@@ -135,7 +262,7 @@ FACTS = {
 STATE = {"host": "a", "pid": 7, "step": 3, "age": 0.1, "phase": "data"}
 
 
-def rank_with(use):
+def rank_with(use: dict[str, float] | None) -> Measured:
     """Return the figures of a rank at a line of the log. use: the use of its GPU, or None."""
     return Measured("a", (), 0, 0.0, 0.0, 0.0, 0.0, {"memory_gb": 1.0}, {}, use)
 
@@ -143,6 +270,7 @@ def rank_with(use):
 def test_the_use_of_a_gpu_is_said_in_percent_and_gigabytes(monkeypatch):
     pytest.importorskip("pynvml")
     monkeypatch.setattr(torch.cuda, "utilization", lambda device: 25)
+    # Free bytes and all bytes. So 20 GB are used.
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 * 10**9, 80 * 10**9))
 
     found = usage(torch.device("cuda", 0))
@@ -153,33 +281,51 @@ def test_the_use_of_a_gpu_is_said_in_percent_and_gigabytes(monkeypatch):
 
 def test_the_log_line_has_the_idlest_and_the_fullest_gpu():
     assert log_values([rank_with(use) for use in GPUS]) == {
-        "memory_gb": 1.0, "gpu_busy_min": 0.5, "gpu_busy_mean": pytest.approx(0.7),
+        "memory_gb": 1.0,
+        "gpu_busy_min": 0.5,
+        "gpu_busy_mean": pytest.approx(0.7),  # of 0.9 and 0.5
         "gpu_used_gb_max": 41.5,
-    }  # fmt: skip
-    assert log_values([rank_with(use) for use in (GPUS[0], None)]) == {"memory_gb": 1.0}
+    }
 
 
-def test_the_status_line_of_a_rank_has_its_gpu_where_it_has_one():
-    with_gpu, without = (
-        status_line(1, STATE | {"facts": FACTS | more}) for more in ({"gpu": describe(GPUS[1])}, {})
-    )
+def test_the_log_line_says_nothing_of_gpus_if_a_rank_does_not_know_its_own():
+    ranks = [rank_with(GPUS[0]), rank_with(None)]
 
-    assert with_gpu == without + "; GPU 50% busy, 41.5 of 80.0 GB used"
+    assert log_values(ranks) == {"memory_gb": 1.0}
 
 
-def test_without_a_gpu_nothing_is_asked_and_nothing_said():
+def test_the_status_line_of_a_rank_ends_with_its_gpu():
+    without_gpu = status_line(1, STATE | {"facts": FACTS})
+
+    with_gpu = status_line(1, STATE | {"facts": FACTS | {"gpu": describe(GPUS[1])}})
+
+    assert with_gpu == f"{without_gpu}; GPU 50% busy, 41.5 of 80.0 GB used"
+
+
+def test_a_cpu_has_no_use_of_a_gpu():
     assert usage(torch.device("cpu")) is None
-    if not torch.cuda.is_available():
-        assert "GPUs" not in {finding.check for finding in check_ranks()}
 
 
+@needs_no_gpu
+def test_the_doctor_says_nothing_of_gpus_if_there_are_none():
+    assert "GPUs" not in {finding.check for finding in check_ranks()}
+
+
+# ---- The start of CUDA ----
+
+
+@pytest.mark.usefixtures("without_choice")
 @pytest.mark.parametrize(
     ("launch", "visible"),
-    [(LaunchInfo("single"), "2,3"), (LaunchInfo("torchrun", 1, 1, 2, "localhost", 29500), None)],
+    [
+        pytest.param(launch_of(ranks=1), "2,3", id="one rank, for which gpu_ids chooses"),
+        pytest.param(
+            LaunchInfo("torchrun", 1, 1, 2, "localhost", 29500), None, id="the second of two ranks"
+        ),
+    ],
 )
 def test_nothing_starts_cuda_before_the_process_has_its_gpu(tmp_path, monkeypatch, launch, visible):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # pytest restores what was there
-    del os.environ["CUDA_VISIBLE_DEVICES"]
+    # CUDA would take memory of GPU 0 in each process that starts it too early.
     monkeypatch.setattr(RUN, "launch", launch)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for name in ("_lazy_init", "is_available"):
@@ -191,6 +337,9 @@ def test_nothing_starts_cuda_before_the_process_has_its_gpu(tmp_path, monkeypatc
 
     assert of_part(opt.netG).checkpoint == "auto"
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
+
+
+# ---- How often a step waits ----
 
 
 class Waits(TorchDispatchMode):
@@ -215,20 +364,27 @@ class Waits(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.removeprefix("aten::")
-        masked = name in ("index", "index_put_") and any(
-            i is not None and i.dtype is torch.bool for i in args[1]
-        )
-        if name in self.NAMES or masked:
+        # An index by a mask waits for the number of true values. args[1] has an index for each
+        # axis.
+        has_mask = False
+        if name in ("index", "index_put_"):
+            for index in args[1]:
+                has_mask = has_mask or (index is not None and index.dtype is torch.bool)
+        if name in self.NAMES or has_mask:
             self.found.append(name)
         return func(*args, **(kwargs or {}))
 
 
-# The form for GPUs, and the plain form in bfloat16, because a CPU cannot run the form for GPUs in
-# bfloat16.
-@pytest.mark.parametrize(("form", "amp"), [("auto", False), ("plain", True)])
-def test_a_step_waits_for_the_gpu_once_for_the_norm_that_decides_on_it(
-    tmp_path, monkeypatch, form, amp
-):
+# A CPU cannot run the form for GPUs in bfloat16. So bfloat16 is tried in the plain form.
+@pytest.mark.parametrize(
+    ("form", "amp"),
+    [
+        pytest.param("auto", False, id="the form for GPUs"),
+        pytest.param("plain", True, id="the plain form in bfloat16"),
+    ],
+)
+def test_a_step_waits_for_the_gpu_once(tmp_path, monkeypatch, form, amp):
+    # Without the form for CPUs, a CPU runs the form for GPUs.
     monkeypatch.setattr(forms, "CPU_FORM", ())
     changed = [
         f"train.amp.enable={str(amp).lower()}",
@@ -240,13 +396,18 @@ def test_a_step_waits_for_the_gpu_once_for_the_norm_that_decides_on_it(
     model.init_train(None)
     for group in model.optimizer.param_groups:
         group["fused"] = True  # as on a GPU
+    # A clip of 2 frames of 32 x 32 pixels: (B, frames, channels, H, W).
     batch = {
-        "lq": torch.rand(1, 2, 3, 32, 32), "gt": torch.rand(1, 2, 3, 32, 32),
-        "spike": torch.rand(1, 2, 2, 32, 32), "key": ["a"],
-    }  # fmt: skip
-    model.optimize_parameters(1, [batch])  # fits, and makes the constant tensors
+        "lq": torch.rand(1, 2, 3, 32, 32),
+        "gt": torch.rand(1, 2, 3, 32, 32),
+        "spike": torch.rand(1, 2, 2, 32, 32),
+        "key": ["a"],
+    }
+    # The first step also measures memory, and makes tensors that all later steps use.
+    model.optimize_parameters(1, [batch])
 
     with Waits() as waits:
         model.optimize_parameters(2, [batch])
 
+    # The norm of the gradients, which decides whether the step is taken.
     assert waits.found == ["_local_scalar_dense"]
