@@ -73,20 +73,7 @@ def trial(number: int) -> dict[str, Any]:
     # docs/benchmarks/calibration.
     rng = np.random.default_rng([26, number])
     rig = Rig.random(rng)
-    layers = make_layers(rng, PLANES * FRAMES, SIDE)
-    pictures = (render(layers, plane) for plane in range(PLANES * FRAMES))
-    clip = list(rig.record(pictures, PLANES, SPIKE))  # (blurry, sharp, spikes) of each frame
-    stream = np.concatenate([spikes for _, _, spikes in clip])  # spikes (T, h, w) of the clip
-
-    # A view is a frame with the planes of its interval and AROUND it.
-    views = []
-    for frame_index, (blurry, _, _) in enumerate(clip):
-        begin = frame_index * PLANES  # of the interval of this frame, in planes of the clip
-        end = begin + PLANES
-        first = max(0, begin - AROUND)  # the first frame has no planes before it
-        planes = stream[first : end + AROUND]
-        views.append(View(blurry, planes, before=begin - first, count=PLANES))
-    found = fit(views, nominal(SPIKE, RGB), rig.light)
+    found = fit(recorded_views(rig, rng), nominal(SPIKE, RGB), rig.light)
 
     errors = {
         "px": mean_distance(found.matrix, rig.matrix(SPIKE, RGB)),
@@ -96,6 +83,22 @@ def trial(number: int) -> dict[str, Any]:
     rounded = {key: round(float(error), 3) for key, error in errors.items()}
     are_sure = [bool(is_sure) for is_sure in found.is_sure]  # matrix, middle, exposure time
     return {"number": number, **rounded, "sure": are_sure, "rig": asdict(rig)}
+
+
+def recorded_views(rig: Rig, rng: np.random.Generator) -> list[View]:
+    """Record a made scene. Returns each frame with the planes of its interval and AROUND it."""
+    layers = make_layers(rng, PLANES * FRAMES, SIDE)
+    pictures = (render(layers, plane) for plane in range(PLANES * FRAMES))
+    clip = list(rig.record(pictures, PLANES, SPIKE))  # (blurry, sharp, spikes) of each frame
+    stream = np.concatenate([spikes for _, _, spikes in clip])  # spikes (T, h, w) of the clip
+    views = []
+    for frame_index, (blurry, _, _) in enumerate(clip):
+        begin = frame_index * PLANES  # of the interval of this frame, in planes of the clip
+        end = begin + PLANES
+        first = max(0, begin - AROUND)  # the first frame has no planes before it
+        planes = stream[first : end + AROUND]
+        views.append(View(blurry, planes, before=begin - first, count=PLANES))
+    return views
 
 
 def mean_distance(found: np.ndarray, true: np.ndarray) -> float:

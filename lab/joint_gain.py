@@ -36,7 +36,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -140,24 +139,28 @@ def main(argv: Sequence[str]) -> int:
 
         # A file for each condition, e.g. motion_report_rig.json, so that a stop loses one
         # condition at most. The first word of the way is enough for its name.
-        about = {
-            "measured": environment(),
-            "part": args.part,
-            "condition": condition,
-            "ways": plain(found[condition]),
-        }
-        file = out / f"{last_way.partition(' ')[0]}_{folder.name}.json"
-        file.write_text(json.dumps(about, indent=1) + "\n")
+        first_word = last_way.split()[0]
+        write_scores(
+            out / f"{first_word}_{folder.name}.json", args.part, condition, found[condition]
+        )
     print(table_of(found))
     return 0
 
 
-def plain(ways: Mapping[str, Mapping[str, Scores]]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return way -> clip -> scores with dictionaries in place of `Scores`, for JSON."""
-    result = {}
+def write_scores(
+    file: Path, part: str, condition: str, ways: Mapping[str, Mapping[str, Scores]]
+) -> None:
+    """Write the scores of a condition as JSON. ways: way -> clip -> scores."""
+    plain = {}
     for way, clips in ways.items():
-        result[way] = {clip: asdict(scores) for clip, scores in clips.items()}
-    return result
+        plain[way] = {clip: asdict(scores) for clip, scores in clips.items()}
+    about = {
+        "measured": environment(),
+        "part": part,
+        "condition": condition,
+        "ways": plain,
+    }
+    file.write_text(json.dumps(about, indent=1) + "\n")
 
 
 def linked_sources(videos: Path, folder: Path, part: str) -> Path:
@@ -261,10 +264,10 @@ def row_of(condition: str, scores: Mapping[str, Mapping[str, Scores]]) -> list[s
     gains_of_moving = [last[clip].moving - base[clip].moving for clip in last]
     cells.append(f"{statistics.fmean(gains_of_moving):+.2f}")
 
-    # The clip that gains least.
-    gains = {clip: psnr_of_last[clip] - psnr_of_base[clip] for clip in last}
-    worst_clip = min(gains, key=lambda clip: (gains[clip], clip))  # by name among equal gains
-    cells.append(f"{gains[worst_clip]:+.2f} ({worst_clip})")
+    # The clip that gains least. Among equal gains, the first name is taken.
+    gains = [(psnr_of_last[clip] - psnr_of_base[clip], clip) for clip in last]
+    least_gain, worst_clip = min(gains)
+    cells.append(f"{least_gain:+.2f} ({worst_clip})")
 
     # The time is None if an earlier call restored the clip. To measure the time of all clips,
     # delete <out>/tests first.

@@ -290,7 +290,7 @@ class MotionRestorer:
         self.context = context
         self.device = device
         # The motion of the frame that was yielded last, for `pictures`. None if the frame is its
-        # first estimate, because it has too few spikes.
+        # first estimate, because it has too few spikes or the spike camera is saturated.
         self.used_motion: Motion | None = None
 
     def describe(self) -> str:
@@ -333,6 +333,7 @@ class MotionRestorer:
                 tick(1 - FIRST_SHARE)
             else:
                 # The motion is found on the whole frame, so it does not end at a border of a band.
+                # The gain differs from the gain of the clip if the RGB camera changed its exposure.
                 gain_here = clip.gain_in(recording, gain)
                 motion = self.find(recording, clip.view, gain_here)
                 seen = Seen(recording, motion, gain_here, median_spikes(recording))
@@ -342,7 +343,8 @@ class MotionRestorer:
                     watchdog.go_on()
                     tick((1 - FIRST_SHARE) / len(areas))
                 frame = joined(improved, [area.band for area in areas])
-                # What stands still keeps its first estimate.
+                # The share of the improved frame in each pixel: 0 where nothing moves, so that the
+                # first estimate stays there.
                 share = torch.from_numpy(moving_share(motion, seen.median_spikes))
                 frame = z_0 + share.to(self.device) * (frame - z_0)
                 self.used_motion = motion

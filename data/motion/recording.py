@@ -47,10 +47,12 @@ DARK = 1e-3
 # Least median gain, in spikes per plane. It matters only for a clip without any spike, whose gain
 # would be 0. Grey values are rates over gains, so a gain of 0 would divide by 0.
 LEAST_GAIN = 1e-6
-# If more than this share of an exposure are spikes, the spike camera is saturated.
+# The spike camera is saturated if a pixel fires in more than this share of the planes, in the mean
+# over all pixels. It fires at most once in a plane, so brighter light then gives no more spikes.
 SATURATED = 0.95
-# Spikes over light may differ between frames by this factor, by noise and by what moves in and out
-# of view. If they differ more, the RGB camera changed its exposure.
+# The level of a frame is spikes over light, over all its pixels. By noise, and by what moves in and
+# out of view, it differs from frame to frame by up to about this factor. If the level differs more,
+# the RGB camera has changed its exposure time or its gain between the frames.
 SAME_LEVEL = 1.1
 # A pixel is not trusted if its gain is more than this many times the median gain, or less than the
 # median gain over this number: it is hot or dead, or was too dark in all frames. A smaller factor
@@ -291,8 +293,11 @@ class RecordedClip:
 
         The light comes from the blurry frames, because both cameras collect the same light in an
         exposure. So the threshold of the sensor and its fixed pattern need not be known. Spikes and
-        light are summed over up to `MOST_FRAMES` frames, spread evenly over the clip. `gain_in`
-        gives the gain in one of its exposures.
+        light are summed over up to `MOST_FRAMES` frames, spread evenly over the clip.
+
+        With automatic exposure, the RGB camera shows the same light by other values in each frame.
+        Then the gain is right for a frame of the median level, and `gain_in` gives the gain for one
+        frame.
 
         Returns the gain (h, w) float32, and whether each pixel can be trusted (h, w) bool. A pixel
         that cannot be trusted has the median gain.
@@ -300,12 +305,14 @@ class RecordedClip:
         count = min(self.frames, MOST_FRAMES)
         chosen = np.linspace(0, self.frames - 1, count).round().astype(int)
         exposures = [self._exposure_light(self.read(frame)) for frame in chosen.tolist()]
-        # A saturated exposure, and an exposure without any spike, say nothing of the pixels.
-        told = [each for each in exposures if 0 < each.fired.mean() < SATURATED]
-        exposures = told or exposures
+        # A saturated exposure, and an exposure without any spike, say nothing of the pixels. If
+        # there are no others, they count all the same: frames like them are not improved anyway.
+        usable = [each for each in exposures if 0 < each.fired.mean() < SATURATED]
+        if usable:
+            exposures = usable
 
-        # With automatic exposure the RGB camera gives the same light other values in each frame.
-        # All frames are then brought to the level of the middle one.
+        # Bring the light of all frames to the median level: a frame whose RGB exposure was halved
+        # has half of the light, and twice the level. So its light is multiplied by 2.
         levels = np.array([each.level() for each in exposures])
         usual_level = float(np.median(levels))
         # Sums over the frames, (h, w): spikes per plane, and light in [0, 1].
@@ -322,16 +329,21 @@ class RecordedClip:
         return np.where(is_good, gain, usual).astype(np.float32), is_good
 
     def gain_in(self, recording: Recording, gain: np.ndarray) -> np.ndarray:
-        """Return the gain (h, w) float32 in one exposure. gain: (h, w), that of the clip.
+        """Return the gain (h, w) float32 for one exposure.
 
-        It differs from that of the clip if the RGB camera has another exposure in this frame.
+        It differs from the gain of the clip if the RGB camera has changed its exposure.
+
+        gain: (h, w), the gain of the clip.
         """
         exposure = self._exposure_light(recording)
-        level_of_clip = float((gain * exposure.seen).sum()) / max(float(exposure.seen.sum()), DARK)
+        # The level that this exposure would have with the gain of the clip: gain * light spikes in
+        # each pixel, over the light.
+        expected_spikes = float((gain * exposure.seen).sum())
+        level_of_clip = expected_spikes / max(float(exposure.seen.sum()), DARK)
         return gain * np.float32(_change(exposure.level(), level_of_clip))
 
     def _exposure_light(self, recording: Recording) -> "ExposureLight":
-        """Return what both cameras say of the light of an exposure."""
+        """Return the light of an exposure, as each camera measures it."""
         rates = recording.light(recording.parts(PARTS))  # (parts, h, w)
         # The light that the spike pixels have integrated, as the blurry frame shows it.
         grey = integrated(recording.blurry, self.view.is_display)
@@ -339,22 +351,25 @@ class RecordedClip:
         if self.view.is_display:
             # The blurry frame shows the mean light, and this sensor the mean display value.
             seen *= _of_mean_light(rates)
-        return ExposureLight(rates.mean(axis=0), seen)
+        return ExposureLight(fired=rates.mean(axis=0), seen=seen)
 
 
 class ExposureLight(NamedTuple):
-    """The light of an exposure by both cameras, (h, w) each."""
+    """The light of an exposure on the spike pixels, as each camera measures it. Both are (h, w)."""
 
-    fired: np.ndarray  # spikes per plane
-    seen: np.ndarray  # light in [0, 1], by the blurry frame
+    fired: np.ndarray  # by the spike camera: spikes per plane
+    seen: np.ndarray  # by the RGB camera: light in [0, 1]
 
     def level(self) -> float:
-        """Return the spikes per plane over the light, of all pixels together."""
+        """Return spikes per plane over light, of all pixels together: their mean gain."""
         return float(self.fired.sum()) / max(float(self.seen.sum()), DARK)
 
 
 def _change(level: float, usual_level: float) -> float:
-    """Return level / usual_level, and 1 if both are alike."""
+    """Return level / usual_level, or 1 if both differ by less than `SAME_LEVEL`.
+
+    1 changes nothing, so a clip without automatic exposure has the same gain in all its frames.
+    """
     change = level / max(usual_level, LEAST_GAIN)
     if 1 / SAME_LEVEL < change < SAME_LEVEL:
         return 1.0
@@ -363,7 +378,8 @@ def _change(level: float, usual_level: float) -> float:
 
 def is_saturated(recording: Recording) -> bool:
     """Return whether nearly all spike pixels fire in each plane of an exposure."""
-    return float(recording.stream[recording.begin : recording.end].mean()) > SATURATED
+    exposure = recording.stream[recording.begin : recording.end]
+    return float(exposure.mean()) > SATURATED
 
 
 def _exposures(clip: Clip, context: int) -> tuple[Exposure, ...]:

@@ -174,12 +174,20 @@ def represent(
     if mirrors_channels:
         channels = np.ascontiguousarray(channels[::-1])
 
-    # Brightness and gamma, only for channels that show light.
-    if not chosen.proportional and not chosen.is_ratio:
-        return channels
     if chosen.proportional and rate != 1.0:
         # In place, which is safe because a representation returns a new array.
         channels *= np.float32(1.0 / rate)
+    if chosen.proportional or chosen.is_ratio:
+        channels = _with_gamma(channels, light, gamma)
+    return channels
+
+
+def _with_gamma(channels: np.ndarray, light: str, gamma: float) -> np.ndarray:
+    """Return what the sensor integrated, as values of a gamma.
+
+    light: what the channels are: linear light, or "display" values of gamma 2.2.
+    gamma: the result is linear light raised to 1 / gamma.
+    """
     # To linear light, then to values of the wanted gamma.
     to_light = DISPLAY_GAMMA if light == "display" else 1.0
     exponent = to_light / gamma
