@@ -114,6 +114,17 @@ def test_a_camera_that_changes_its_exposure_loses_nothing(tmp_path):
     assert gain_on(clip, tmp_path) > -MOST_LOST
 
 
+def test_a_noisy_frame_loses_nothing(tmp_path):
+    clip = MOVING.write(tmp_path / "clip")
+    rng = np.random.default_rng(0)
+    for path in files_in(clip / "blur"):
+        picture = imread_rgb(path)
+        noisy = picture + rng.normal(0, 0.05 * 255, picture.shape)
+        imwrite_rgb(path, noisy.clip(0, 255).round().astype(np.uint8))
+
+    assert gain_on(clip, tmp_path) > -MOST_LOST
+
+
 def test_a_saturated_exposure_spoils_no_other_frame(tmp_path):
     clip = MOVING.write(tmp_path / "clip")
     path = clip / "spike/001.dat"
