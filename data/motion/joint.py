@@ -230,7 +230,7 @@ class SpikePixels:
     """D L: the linear map from grey pictures to what spike pixels see. First L blurs, then D reads.
 
     D: each spike pixel is the mean of m x n samples of the picture, about one for each RGB pixel
-    that it covers; (m, n) is `View.fine`. A sample is interpolated from four RGB pixels.
+    that it covers; (m, n) is `View.points_in_pixel`. A sample is interpolated from four RGB pixels.
     L: the lens blurs by `View.lens_blur` spike pixels.
 
     It depends on the view alone, so it is made once for all frames of a clip.
@@ -239,7 +239,8 @@ class SpikePixels:
     def __init__(self, view: View, device: torch.device) -> None:
         self.view = view
         height, width = view.size
-        positions = torch.from_numpy(view.places()).to(device)  # (h m, w n, 2), x and y on frame
+        points = view.points_on_frame()  # (h m, w n, 2), x and y in RGB pixels
+        positions = torch.from_numpy(points).to(device)
 
         # D as a matrix (h w, H W), and the transposed matrix for the adjoint.
         entries = _entries_of_means(positions, view)
@@ -252,7 +253,7 @@ class SpikePixels:
             entries.pixels, entries.spike_pixels, entries.values, (pixel_count, spike_pixel_count)
         )
 
-        sigma = view.lens_blur * max(view.fine)  # in RGB pixels
+        sigma = view.lens_blur * max(view.points_in_pixel)  # in RGB pixels
         self._kernel = gaussian(sigma).to(device) if sigma > 0 else None  # None: L changes nothing
 
         # Which spike pixels lie on the frame. The frame ends half a pixel beyond the middles of its
@@ -260,7 +261,7 @@ class SpikePixels:
         x = positions[..., 0]  # (h m, w n)
         y = positions[..., 1]
         on_frame = (x > -0.5) & (x < width - 0.5) & (y > -0.5) & (y < height - 0.5)
-        share = F.avg_pool2d(on_frame.float()[None], view.fine)[0]  # (h, w)
+        share = F.avg_pool2d(on_frame.float()[None], view.points_in_pixel)[0]  # (h, w)
         self.are_on_frame = share > ON_FRAME
 
     def __call__(self, pictures: Tensor) -> Tensor:
@@ -311,7 +312,7 @@ def _entries_of_means(positions: Tensor, view: View) -> MatrixEntries:
     positions: (h m, w n, 2), of the samples on the frame.
     """
     plane_height, plane_width = view.plane
-    down, across = view.fine
+    down, across = view.points_in_pixel
     device = positions.device
     # The spike pixel of each sample. E.g. with 3 samples across, the columns 0 to 2 of samples
     # belong to column 0 of the plane.
@@ -793,7 +794,7 @@ class Equations:
         rate = rate_around_sharp(recording, INSTANT_PLANES)
         self.instant = self._display_of(tensor_of(rate / gain, device))
         # Where each RGB pixel lies on the spike plane, (1, H, W, 2).
-        on_plane = torch.from_numpy(view.spike_places()).to(device)
+        on_plane = torch.from_numpy(view.pixels_on_plane()).to(device)
         self._positions_on_plane = normalised(on_plane, view.plane)
         # The result of `_precision`, kept after its first use: the steps of a network need it
         # several times. It does not depend on z.
@@ -1089,7 +1090,7 @@ def guarded(
     weight = 1 / (1 + (a / (guard * a_0)) ** 2)  # (h, w)
 
     # Interpolate the weights of spike pixels to RGB pixels.
-    on_plane = torch.from_numpy(pixels.view.spike_places()).to(z.device)  # (H, W, 2)
+    on_plane = torch.from_numpy(pixels.view.pixels_on_plane()).to(z.device)  # (H, W, 2)
     positions = normalised(on_plane, pixels.view.plane)
     weight = F.grid_sample(weight[None, None], positions, padding_mode="border", align_corners=True)
     weight = weight[0, 0]  # (H, W)
