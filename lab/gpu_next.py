@@ -198,8 +198,7 @@ def graph(device: str) -> dict[str, Any]:
     """Run the same steps with and without a graph.
 
     Returns the losses of both, the seconds of a step with a graph, and the first modules that gave
-    NaN or Inf within the graph. On a CPU there are no graphs, so the same plain steps
-    run twice.
+    NaN or Inf within the graph. On a CPU there are no graphs, so the same plain steps run twice.
     """
     # `prepared` makes the network and a clip. clip(net) runs the network on the clip. Its optimizer
     # is not used, because a graph needs another form of Adam (`_adam`).

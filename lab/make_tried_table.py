@@ -3,10 +3,11 @@
 usage: python lab/make_tried_table.py [--check]
 
 The table has a row for each story: a test in one of FOLDERS, which starts whole programs. The first
-line of a test file says the situation, and the name of a test says what happens. E.g. the file
-tests/dist/test_torchrun.py and its test `test_an_elastic_restart_resumes` give
+line of a test file says the situation, and the name of a test says what happens. E.g. a file
+tests/stories/test_a.py that begins with "Wrong options." and has a test
+`test_a_wrong_key_is_refused` gives
 
-    | torchrun itself: restarts, signals | an elastic restart resumes | [test_torchrun](...) |
+    | Wrong options | a wrong key is refused | [test_a](../tests/stories/test_a.py) |
 
 `--check` writes nothing and exits with 1 if the page has another table.
 

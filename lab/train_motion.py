@@ -159,19 +159,19 @@ class ClipSet:
 # `train` draws from the sets in this order. With another order, a new set or a new weight, the same
 # seed draws other samples.
 SETS = {
-    "seven_ideal": ClipSet("videos", "ideal", 2, frames=4, weight=3, average=7, crop=192),
-    "seven_rig": ClipSet("videos", "rig", 2, frames=4, weight=3, average=7, crop=192),
-    "seven_dim": ClipSet("videos", "dim", 2, frames=4, weight=4, average=7, crop=192),
-    "seven_random": ClipSet("videos", "random", 1, frames=3, weight=2, average=7),
-    "seven_means": ClipSet("videos", "ideal,sum_gamma=2.2", 1, frames=2, weight=2, average=7),
-    "usual_other": ClipSet("videos", "other", 1, frames=3, weight=2),
-    "stills_ideal": ClipSet("stills", "ideal", 1, frames=3, weight=2),
-    "stills_other": ClipSet("stills", "other", 1, frames=3, weight=2),
-    "stills_dim": ClipSet("stills", "dim", 1, frames=3, weight=3),
-    "stills_random": ClipSet("stills", "random", 1, frames=3, weight=2, calibration=None),
-    "photos_ideal": ClipSet("photos", "ideal", 4, frames=3, weight=2),
-    "photos_rig": ClipSet("photos", "rig", 4, frames=3, weight=2),
-    "photos_dim": ClipSet("photos", "dim", 4, frames=3, weight=3),
+    "seven_ideal": ClipSet("videos", "ideal", clips=2, frames=4, weight=3, average=7, crop=192),
+    "seven_rig": ClipSet("videos", "rig", clips=2, frames=4, weight=3, average=7, crop=192),
+    "seven_dim": ClipSet("videos", "dim", clips=2, frames=4, weight=4, average=7, crop=192),
+    "seven_random": ClipSet("videos", "random", clips=1, frames=3, weight=2, average=7),
+    "seven_means": ClipSet("videos", "ideal,sum_gamma=2.2", clips=1, frames=2, weight=2, average=7),
+    "usual_other": ClipSet("videos", "other", clips=1, frames=3, weight=2),
+    "stills_ideal": ClipSet("stills", "ideal", clips=1, frames=3, weight=2),
+    "stills_other": ClipSet("stills", "other", clips=1, frames=3, weight=2),
+    "stills_dim": ClipSet("stills", "dim", clips=1, frames=3, weight=3),
+    "stills_random": ClipSet("stills", "random", clips=1, frames=3, weight=2, calibration=None),
+    "photos_ideal": ClipSet("photos", "ideal", clips=4, frames=3, weight=2),
+    "photos_rig": ClipSet("photos", "rig", clips=4, frames=3, weight=2),
+    "photos_dim": ClipSet("photos", "dim", clips=4, frames=3, weight=3),
 }
 
 
@@ -192,7 +192,7 @@ class Sample:
     proposal: Tensor  # (3, H, W), the solution of the equations
     sharp: Tensor  # (3, H, W) in [0, 1], the true frame
     equations: JointEquations | None = None  # along `motion`; None until they are first needed
-    is_plain: bool = False  # whether the motion and its equations are hidden, see --plain
+    is_plain: bool = False  # whether the motion and its equations are hidden, by --plain
 
     def equations_along(self, motion: Motion, solver: Solver) -> JointEquations:
         """Return the equations of the exposure along any motion, measured or wrong."""
@@ -214,8 +214,8 @@ class Sample:
 #
 # The two masks have an entry for each channel of two results of `Equations` (data/motion/joint.py).
 # The entry is True if --plain must hide the channel. If `Equations` gets a new channel, its mask
-# needs a new entry. The last test of tests/parts/house/test_train_motion.py notices a channel that
-# shows the motion.
+# needs a new entry. `test_the_control_sees_neither_the_motion_nor_its_equations` in
+# tests/parts/house/test_train_motion.py notices a channel that shows the motion.
 
 HIDDEN_EVIDENCE = torch.tensor(
     [

@@ -341,14 +341,15 @@ def fit(
 
     # From coarse to fine: if the start is off by many pixels, fine details match at wrong places.
     # The first details are a tenth of the shorter side, so that a start which is off by about this
-    # length is corrected. The counts of rounds are limits: `run_rounds` ends earlier.
+    # length is corrected. A plane with a side below 60 pixels begins with details of 6 pixels. The
+    # counts of rounds are limits: `run_rounds` ends earlier.
     shorter_side = min(pairs[0].sums.shape[1:])
     coarse_sigma = max(6.0, shorter_side / 10)
-    state.run_rounds(coarse_sigma, rounds=8)
-    state.run_rounds(3.0, rounds=6)
-    state.run_rounds(TIME_SIGMA, rounds=8)
+    state.run_rounds(sigma=coarse_sigma, rounds=8)
+    state.run_rounds(sigma=3.0, rounds=6)
+    state.run_rounds(sigma=TIME_SIGMA, rounds=8)
     # The last rounds change the matrix only, so a fixed matrix needs none of them.
-    state.run_rounds(FINE_SIGMA, rounds=4 if model else 0)
+    state.run_rounds(sigma=FINE_SIGMA, rounds=4 if model else 0)
 
     # Back to the pixels before binning. A binned pixel has factor^2 times the spikes of a pixel. A
     # pixel of the binned frame is factor pixels of the frame wide, so distances grow.
@@ -1139,11 +1140,11 @@ class State:
                 g[v, :, i] = np.bincount(parts, w * J[i] * r, count)
                 for j in (0, 1):
                     H[v, :, i, j] = np.bincount(parts, w * J[i] * J[j], count)
+            # The sum of x, of y, and of 1 over the pixels of each part.
             x = self._thinned(self.x, details)
             y = self._thinned(self.y, details)
-            # The sum of x, of y, and of 1 over the pixels of each part.
-            for i, values in enumerate((x, y, np.ones_like(x))):
-                center_sums[:, i] += np.bincount(parts, values[details.is_compared], count)
+            for column, values in enumerate((x, y, np.ones_like(x))):
+                center_sums[:, column] += np.bincount(parts, values[details.is_compared], count)
         return PartEquations(H, g, center_sums)
 
     def _set_errors(self, joint: JointChange) -> None:

@@ -32,7 +32,7 @@ import inspect
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import cv2
 import numpy as np
@@ -87,6 +87,18 @@ SPIKE_SOURCES = Registry("spike source", "type")
 import_parts("data.spike", "represent_*")
 for _name, _representation in rp.REPRESENTATIONS.items():
     REPRESENTATIONS.register(_name, given=("stream", "center"))(_representation.function)
+
+
+class _NearbyFile(NamedTuple):
+    """The file of a frame, or the file before or after it in time.
+
+    Planes are counted from the first plane of the file of the frame. So with 56 planes in each
+    file, the three files have the planes -56 ... -1, 0 ... 55 and 56 ... 111.
+    """
+
+    path: str
+    begin: int  # number of the first plane
+    end: int  # number after the last plane
 
 
 # The section gives the arguments of `__init__`, and `info` is added when the object is built. The
@@ -406,33 +418,30 @@ class DatSpikes:
         files: (path, number of planes) of each spike file of the clip.
         file_index: index in `files` of the file with the planes of the frame.
         """
-        # Up to three files, in the order of time: (number of its first plane, path, number of its
-        # planes). Planes are counted from the first plane of the file of the frame. So the file
-        # before begins at a negative number: at -56 in the example.
+        # Up to three files, in the order of time.
         path, planes = files[file_index]
-        nearby_files = [(0, path, planes)]
+        nearby_files = [_NearbyFile(path, begin=0, end=planes)]
         if file_index > 0:
             path_before, planes_before = files[file_index - 1]
-            nearby_files.insert(0, (-planes_before, path_before, planes_before))
+            nearby_files.insert(0, _NearbyFile(path_before, begin=-planes_before, end=0))
         if file_index + 1 < len(files):
             path_after, planes_after = files[file_index + 1]
-            nearby_files.append((planes, path_after, planes_after))
+            nearby_files.append(_NearbyFile(path_after, planes, planes + planes_after))
 
         # Wanted are the planes `wanted_from` ... `wanted_end` - 1: -8 ... 63 in the example. Take
         # the part of them that each file has.
         wanted_from = span.first - self.context
         wanted_end = span.first + span.count + self.context
         pieces = []
-        for begin, path, planes in nearby_files:
-            first = max(wanted_from, begin)
-            end = min(wanted_end, begin + planes)
+        for file in nearby_files:
+            first = max(wanted_from, file.begin)
+            end = min(wanted_end, file.end)
             if first < end:
                 # A piece counts from the first plane of its own file.
-                pieces.append(Piece(path, first=first - begin, count=end - first))
+                pieces.append(Piece(file.path, first=first - file.begin, count=end - first))
 
         # No plane can be read before the first plane of the first file.
-        first_plane, _, _ = nearby_files[0]
-        context_before = min(self.context, span.first - first_plane)
+        context_before = min(self.context, span.first - nearby_files[0].begin)
         return context_before, tuple(pieces)
 
     def _center(self, clip: str, span: Span) -> float:

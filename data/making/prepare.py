@@ -283,8 +283,16 @@ def _refuse_equal_names(clips: list[RawClip], source: Path) -> None:
 def cuts_of(raw: RawClip, recipe: Recipe) -> list[Cut] | DataError:
     """Return the parts of a source that a rig records, at most `recipe.clips`.
 
-    raw: the source. recipe: the settings.
     A DataError is returned and not raised, so that the program goes on with the other sources.
+    """
+    try:
+        return _find_cuts_of(raw, recipe)
+    except DataError as e:
+        return e
+
+
+def _find_cuts_of(raw: RawClip, recipe: Recipe) -> list[Cut]:
+    """Return the parts of a source that a rig records. Raises DataError if there are none.
 
     What must stay: the parts for a source and a recipe. `random_stream` gives the same numbers on
     every machine. Another order of the draws would give other data sets (VERSION).
@@ -292,33 +300,30 @@ def cuts_of(raw: RawClip, recipe: Recipe) -> list[Cut] | DataError:
     # This changes OpenCV in the whole process. The program runs as many processes as there are
     # cores, so more threads would compete for them.
     cv2.setNumThreads(1)
-    try:
-        frames = FrameSource(raw.path)
-        if min(frames.size) < recipe.crop:
-            height, width = frames.size
-            raise DataError(
-                what=f"frames of {height} x {width}",
-                where=str(raw.path),
-                expected=f"both sides at least --crop {recipe.crop}",
-                do="lower --crop",
-            )
-        if raw.is_photo:
-            # A photograph has no parts. Each clip is another motion over the same photograph, and
-            # `first` is only the number of the clip.
-            numbers = range(recipe.clips)
-            return [Cut(first=number, average=1, side=recipe.side) for number in numbers]
-        least_side = min(round(LEAST_SIDE_PER_CROP * recipe.crop), recipe.side)
-        cuts = find_cuts(
-            frames,
-            intervals=recipe.frames,
-            sides=(least_side, recipe.side),
-            frames_per_interval=recipe.average,
-            rng=random_stream(f"cuts of {raw.name}", recipe.seed),
+    frames = FrameSource(raw.path)
+    if min(frames.size) < recipe.crop:
+        height, width = frames.size
+        raise DataError(
+            what=f"frames of {height} x {width}",
+            where=str(raw.path),
+            expected=f"both sides at least --crop {recipe.crop}",
+            do="lower --crop",
         )
-    except DataError as e:
-        return e
+    if raw.is_photo:
+        # A photograph has no parts. Each clip is another motion over the same photograph, and
+        # `first` is only the number of the clip.
+        return [Cut(first=i, average=1, side=recipe.side) for i in range(recipe.clips)]
+
+    least_side = min(round(LEAST_SIDE_PER_CROP * recipe.crop), recipe.side)
+    cuts = find_cuts(
+        frames,
+        intervals=recipe.frames,
+        sides=(least_side, recipe.side),
+        frames_per_interval=recipe.average,
+        rng=random_stream(f"cuts of {raw.name}", recipe.seed),
+    )
     if not cuts:
-        return DataError(
+        raise DataError(
             what="no part without a cut and with small motion",
             where=str(raw.path),
             expected=f"{recipe.frames} exposures whose frames can be interpolated",

@@ -109,8 +109,8 @@ def bands_of(view: View, most_pixels: int = MOST_PIXELS) -> list[Band]:
     # A spike pixel is the mean of m x n points on the frame. The first and the last row on which a
     # point of each spike pixel lies, (h, w) each.
     plane_height, plane_width = view.plane
-    down, across = view.fine  # m, n
-    y = view.places()[..., 1].reshape(plane_height, down, plane_width, across)
+    down, across = view.points_in_pixel  # m, n
+    y = view.points_on_frame()[..., 1].reshape(plane_height, down, plane_width, across)
     first_y = y.min(axis=(1, 3))
     last_y = y.max(axis=(1, 3))
     bands = []

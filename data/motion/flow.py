@@ -207,7 +207,7 @@ def _pictures(
     rates = _rates(recording, windows, has_few_spikes=spikes < FEW)
 
     # Where the RGB pixels lie on the spike plane, (H, W) each.
-    x, y = np.moveaxis(view.spike_places(), -1, 0)
+    x, y = np.moveaxis(view.pixels_on_plane(), -1, 0)
     pictures = []
     for rate in rates:
         # A spike pixel at full light has the rate `gain`, so rate / gain is what it integrates.

@@ -236,7 +236,7 @@ class SpikePixels:
     """D L: the linear map from grey pictures to what spike pixels see. First L blurs, then D reads.
 
     D: each spike pixel is the mean of m x n samples of the picture, about one for each RGB pixel
-    that it covers; (m, n) is `View.fine`. A sample is interpolated from four RGB pixels.
+    that it covers; (m, n) is `View.points_in_pixel`. A sample is interpolated from four RGB pixels.
     L: the lens blurs by `View.lens_blur` spike pixels.
 
     It depends on the view alone, so it is made once for all frames of a clip.
@@ -245,7 +245,8 @@ class SpikePixels:
     def __init__(self, view: View, device: torch.device) -> None:
         self.view = view
         height, width = view.size
-        positions = torch.from_numpy(view.places()).to(device)  # (h m, w n, 2), x and y on frame
+        points = view.points_on_frame()  # (h m, w n, 2), x and y in RGB pixels
+        positions = torch.from_numpy(points).to(device)
 
         # D as a matrix (h w, H W), and the transposed matrix for the adjoint.
         entries = _entries_of_means(positions, view)
@@ -258,7 +259,7 @@ class SpikePixels:
             entries.pixels, entries.spike_pixels, entries.values, (pixel_count, spike_pixel_count)
         )
 
-        sigma = view.lens_blur * max(view.fine)  # in RGB pixels
+        sigma = view.lens_blur * max(view.points_in_pixel)  # in RGB pixels
         self._kernel = gaussian(sigma).to(device) if sigma > 0 else None  # None: L changes nothing
 
         # Which spike pixels lie on the frame. The frame ends half a pixel beyond the middles of its
@@ -266,7 +267,7 @@ class SpikePixels:
         x = positions[..., 0]  # (h m, w n)
         y = positions[..., 1]
         on_frame = (x > -0.5) & (x < width - 0.5) & (y > -0.5) & (y < height - 0.5)
-        share = F.avg_pool2d(on_frame.float()[None], view.fine)[0]  # (h, w)
+        share = F.avg_pool2d(on_frame.float()[None], view.points_in_pixel)[0]  # (h, w)
         self.are_on_frame = share > ON_FRAME
 
     def __call__(self, pictures: Tensor) -> Tensor:
@@ -317,7 +318,7 @@ def _entries_of_means(positions: Tensor, view: View) -> MatrixEntries:
     positions: (h m, w n, 2), of the samples on the frame.
     """
     plane_height, plane_width = view.plane
-    down, across = view.fine
+    down, across = view.points_in_pixel
     device = positions.device
     # The spike pixel of each sample. E.g. with 3 samples across, the columns 0 to 2 of samples
     # belong to column 0 of the plane.
@@ -801,7 +802,7 @@ class Equations:
         rate = rate_around_sharp(recording, INSTANT_PLANES)
         self.instant = self._display_of(tensor_of(rate / gain, device))
         # Where each RGB pixel lies on the spike plane, (1, H, W, 2).
-        on_plane = torch.from_numpy(view.spike_places()).to(device)
+        on_plane = torch.from_numpy(view.pixels_on_plane()).to(device)
         self._positions_on_plane = normalised(on_plane, view.plane)
         # The result of `_precision`, kept after its first use: the steps of a network need it
         # several times. It does not depend on z.
@@ -815,12 +816,16 @@ class Equations:
     def robust_weights(self, r_b: Tensor, r_s: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weights w / sqrt(1 + (w r / c)^2) of Cauchy's rho, with c = `CAUCHY`.
 
-        r_b: (3, H, W). r_s: (M, h, w). Returns weights of the same shapes. The three colours of a
-        pixel are weakened alike, by the mean of their squares, because one motion moves all three.
+        r_b: residuals (3, H, W). r_s: residuals (M, h, w). Returns weights of the same shapes. The
+        three colours of a pixel are weakened alike, by the mean of their squares, because one
+        motion moves all three.
         """
+        # (w r / c)^2
         off_b = ((self.w_b * r_b) ** 2).mean(0, keepdim=True) / CAUCHY**2  # (1, H, W)
         off_s = (self.w_s * r_s) ** 2 / CAUCHY**2  # (M, h, w)
-        return self.w_b / (1 + off_b).sqrt(), self.w_s / (1 + off_s).sqrt()
+        weights_b = self.w_b / (1 + off_b).sqrt()
+        weights_s = self.w_s / (1 + off_s).sqrt()
+        return weights_b, weights_s
 
     # ---- The solution ----
 
@@ -907,19 +912,23 @@ class Equations:
         were trained with them, so they must stay. A network for these channels is in
         models/fusion/fusion_motion.py, and a new channel needs a change of the constants there.
         """
-        channels = [
-            self._precision().clamp(min=1).log10() - 3,
-            0.3 * self.motion_length.sqrt(),
-            0.3 * self.motion_error.sqrt(),
-            math.log10(max(self.median_rate, LEAST_RATE)) + 1,
-            math.log10(max(self.noise, LEAST_NOISE)) + 2.5,
-            (self.motion_length > 1).float().mean(),
-        ]
-        size = self.motion_length.shape
-        pictures = []  # (H, W) of each channel
-        for channel in channels:
-            pictures.append(torch.as_tensor(channel).to(self.motion_length).expand(size))
-        return torch.stack(pictures)
+        # (H, W) each. A pixel without spikes has the precision 0, and log(0) is infinite: at least
+        # 1.
+        precision = self._precision().clamp(min=1).log10() - 3  # e.g. an error of 0.03 -> 0
+        motion_length = 0.3 * self.motion_length.sqrt()  # e.g. 11 pixels -> 1
+        motion_error = 0.3 * self.motion_error.sqrt()
+
+        # Numbers of the whole frame.
+        rate_of_frame = math.log10(max(self.median_rate, LEAST_RATE)) + 1  # e.g. 0.1 -> 0
+        noise_of_frame = math.log10(max(self.noise, LEAST_NOISE)) + 2.5  # e.g. 0.003 -> 0
+        moving_of_frame = (self.motion_length > 1).float().mean()  # 0 to 1
+
+        # The order of the channels belongs to the trained weights.
+        channels = [precision, motion_length, motion_error]
+        for number in (rate_of_frame, noise_of_frame, moving_of_frame):
+            same_everywhere = torch.as_tensor(number).to(motion_length).expand(motion_length.shape)
+            channels.append(same_everywhere)
+        return torch.stack(channels)
 
     def pulls(self, z: Tensor) -> Tensor:
         """Return how the equations would change a frame z (3, H, W): seven channels (7, H, W).
@@ -933,7 +942,8 @@ class Equations:
         r_b, r_s = self.residuals(z)  # (3, H, W) and (M, h, w)
         slope_of_blurry = slope_of(self.blurry)
         r_b = (r_b / slope_of_blurry).clamp(-MOST_OFF, MOST_OFF)  # in display values
-        # The residuals of the spikes in units of their error, limited to CAUCHY: r / sqrt(1 + ...).
+        # The residuals of the spikes in units of their error. r / sqrt(1 + (r / c)^2) limits them
+        # to c = CAUCHY: a small residual stays, and a large residual becomes nearly c.
         r_s = self.w_s * r_s
         r_s = r_s / (1 + (r_s / CAUCHY) ** 2).sqrt()
 
@@ -947,19 +957,21 @@ class Equations:
 
         # Channels 5 and 6 are known for spike pixels (h, w), and are interpolated to RGB pixels.
         off_spikes = r_s.abs().mean(0) / CAUCHY  # (h, w), at most 1
-        seen_of_z = self.pixels(self._integrated(z))[0]
-        brighter = self.instant - self._display_of(seen_of_z)
+        seen_of_z = self.pixels(self._integrated(z))[0]  # what spike pixels see of z, (h, w)
+        brighter = self.instant - self._display_of(seen_of_z)  # (h, w), in display values
         on_plane = torch.stack((off_spikes, brighter))[None]  # (1, 2, h, w)
         on_frame = F.grid_sample(
             on_plane, self._positions_on_plane, padding_mode="border", align_corners=True
         )
         off_rgb = luma(r_b.abs())  # (1, H, W)
+        # The order of the channels belongs to the trained weights.
         return torch.cat((colour, grey, off_rgb, on_frame[0]))
 
     def _precision(self) -> Tensor:
         """Return 1 / variance (H, W) of the grey display values, as the spikes alone know them.
 
-        It is the diagonal of the normal equations of the spikes, S^T w_s^2, for display values.
+        Each spike equation adds its weight w_s^2 to the pixels that it sees: S^T w_s^2. The square
+        of the slope turns 1 / variance of light into 1 / variance of display values.
         """
         if self._known_precision is None:
             _, in_light = self.cameras.adjoint(torch.zeros_like(self.b), self.w_s**2)  # (1, H, W)
@@ -1085,7 +1097,7 @@ def guarded(
     weight = 1 / (1 + (a / (guard * a_0)) ** 2)  # (h, w)
 
     # Interpolate the weights of spike pixels to RGB pixels.
-    on_plane = torch.from_numpy(pixels.view.spike_places()).to(z.device)  # (H, W, 2)
+    on_plane = torch.from_numpy(pixels.view.pixels_on_plane()).to(z.device)  # (H, W, 2)
     positions = normalised(on_plane, pixels.view.plane)
     weight = F.grid_sample(weight[None, None], positions, padding_mode="border", align_corners=True)
     weight = weight[0, 0]  # (H, W)

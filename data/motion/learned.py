@@ -189,7 +189,7 @@ def _on_frame(recording: Recording, view: View, curve: np.ndarray, log_error: np
     log_error: (h, w), the logarithm of the expected error of q, in spike pixels. It is the mean of
     the error over the exposure.
     """
-    on_plane = view.spike_places()  # (H, W, 2): x and y of each RGB pixel on the spike plane
+    on_plane = view.pixels_on_plane()  # (H, W, 2): x and y of each RGB pixel on the spike plane
     coefficients = []  # c_1, c_2, c_3 at each RGB pixel: (H, W, 2) each
     for x_index in range(0, len(curve), 2):  # 0, 2 and 4; y follows x
         c_x = _interpolated(curve[x_index], on_plane)

@@ -80,7 +80,7 @@ class View:
     all_rows: int | None = None
 
     @property
-    def fine(self) -> tuple[int, int]:
+    def points_in_pixel(self) -> tuple[int, int]:
         """Return the number of points in a spike pixel, (down, across).
 
         There is about one point for each RGB pixel. E.g. a spike pixel that is 2.9 RGB pixels high
@@ -115,15 +115,15 @@ class View:
         last_row = max(rows_of_frame - 1, 1)  # at least 1: a frame of one row would divide by 0
         return (row / last_row - 0.5) * self.rolling
 
-    def places(self) -> np.ndarray:
+    def points_on_frame(self) -> np.ndarray:
         """Return where the points of the spike pixels lie on the frame.
 
-        A spike pixel has m x n points, where (m, n) is `fine`.
+        A spike pixel has m x n points, where (m, n) is `points_in_pixel`.
         Returns (h m, w n, 2) float32, x and y in RGB pixels. The points of the spike pixel in row r
         and column c of the plane are at [r m : (r + 1) m, c n : (c + 1) n].
         """
         # Spike pixel 0 reaches from -0.5 to 0.5. E.g. with 2 points, they are at -0.25 and 0.25.
-        down, across = self.fine
+        down, across = self.points_in_pixel
         y = (np.arange(self.plane[0] * down) + 0.5) / down - 0.5
         x = (np.arange(self.plane[1] * across) + 0.5) / across - 0.5
         return mapped(self.to_rgb, _grid(x, y))
@@ -131,16 +131,18 @@ class View:
     def means(self, picture: np.ndarray) -> np.ndarray:
         """Return the means of a picture (H, W) float32 over the spike pixels, (h, w)."""
         # Sample the picture at all points of all spike pixels, (h m, w n).
-        x, y = np.moveaxis(self.places(), -1, 0)
-        points = cv2.remap(picture, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
-        # INTER_AREA takes the mean over the m x n points of each spike pixel.
+        x, y = np.moveaxis(self.points_on_frame(), -1, 0)
+        samples = cv2.remap(picture, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
+        # INTER_AREA takes the mean over the m x n samples of each spike pixel.
         height, width = self.plane
-        return cv2.resize(points, (width, height), interpolation=cv2.INTER_AREA)
+        return cv2.resize(samples, (width, height), interpolation=cv2.INTER_AREA)
 
-    def spike_places(self) -> np.ndarray:
+    def pixels_on_plane(self) -> np.ndarray:
         """Return where the RGB pixels lie on the spike plane: (H, W, 2) float32, x and y."""
         height, width = self.size
-        return mapped(np.linalg.inv(self.to_rgb), _grid(np.arange(width), np.arange(height)))
+        pixels_on_frame = _grid(np.arange(width), np.arange(height))  # (H, W, 2)
+        to_plane = np.linalg.inv(self.to_rgb)
+        return mapped(to_plane, pixels_on_frame)
 
 
 def _grid(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -148,17 +150,17 @@ def _grid(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.stack(np.broadcast_arrays(x[None], y[:, None]), axis=-1)
 
 
-def mapped(matrix: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Map places by a matrix, e.g. from the spike plane to the frame. Returns (h, w, 2) float32.
+def mapped(matrix: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Map points by a matrix, e.g. from the spike plane to the frame. Returns (h, w, 2) float32.
 
-    matrix: (3, 3), a homography. places: (h, w, 2), x and y in pixels.
+    matrix: (3, 3), a homography. points: (h, w, 2), x and y in pixels.
     """
-    x = places[..., 0]
-    y = places[..., 1]
-    points = np.stack(np.broadcast_arrays(x, y, 1.0))  # (3, h, w)
+    x = points[..., 0]
+    y = points[..., 1]
+    homogeneous = np.stack(np.broadcast_arrays(x, y, 1.0))  # (3, h, w)
     # The product is (x depth, y depth, depth) of the mapped point. Its depth is 1 everywhere if the
     # matrix is affine, and differs between points if one camera is tilted.
-    x_times_depth, y_times_depth, depth = np.tensordot(matrix, points, axes=1)  # (h, w) each
+    x_times_depth, y_times_depth, depth = np.tensordot(matrix, homogeneous, axes=1)  # (h, w) each
     mapped_x = x_times_depth / depth
     mapped_y = y_times_depth / depth
     return np.stack((mapped_x, mapped_y), axis=-1).astype(np.float32)

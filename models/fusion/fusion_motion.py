@@ -159,7 +159,8 @@ class MotionSteps(nn.Module):
                     DIFFERENCE_SCALE * pulls.brighter,
                     DIFFERENCE_SCALE * first_brighter,
                     DIFFERENCE_SCALE * fits_worse,
-                    torch.full_like(first_brighter, number - 1.0),  # the number of the step: -1, 0
+                    # The number of the step, from -1: the weights were trained with it.
+                    torch.full_like(first_brighter, number - 1.0),
                 )
             )
             # The conv net sees turned pictures. Its outputs are turned back.

@@ -1,10 +1,10 @@
-"""Restores clips of any length and size in tiles of time and space.
+"""Restore clips of any length and size in tiles of time and space.
 
 The memory that a network needs grows with the clip. So a clip is cut into tiles, e.g. of 12 frames
 of 256 x 256 pixels, which overlap. The tiles are restored one by one and blended: each pixel of the
 result is a weighted mean over the tiles that contain this pixel. There are two blends:
 
-    "kair"     the published blend: equal weights, and trimmed borders
+    "kair"     the blend of KAIR, the published code: equal weights, and trimmed borders
     "smooth"   weights that rise and fall over the overlap, so that no seam is visible
 
     Restorer.frames        a network on a device: restores frames of a clip, and takes smaller tiles
@@ -14,7 +14,11 @@ result is a weighted mean over the tiles that contain this pixel. There are two 
           _run             one tile, padded to a size that the network takes
 
 Networks that interpolate (VRT with pa_frames 0) take the frames around a gap and make a new frame
-in the gap: see Restorer.frames, InterpolatedClip and LeftOutFrames.
+in the gap. InterpolatedClip and LeftOutFrames are clips with gaps.
+
+Shapes: B clips, n frames, C channels of a blurry frame, S spike channels, H x W pixels. A result
+has C' channels (the colours of all its instants) and sH x sW pixels, where s is the scale of the
+network, e.g. 4 for super-resolution.
 
 What must stay: the order in which tiles are computed and added, because floating-point sums depend
 on their order. The blend "kair" reproduces the published numbers. If several processes restore
@@ -99,6 +103,7 @@ class Tiling:
     def __post_init__(self) -> None:
         """Raise OptionError for tiles that make no progress or do not fit the windows."""
         # Each tile must reach beyond the tile before, or the tiles never reach the end of the clip.
+        # The keys are num_frame_testing and num_frame_overlapping, then the same of size_patch.
         for key in ("num_frame", "size_patch"):
             size = getattr(self, f"{key}_testing")
             overlap = getattr(self, f"{key}_overlapping")
@@ -129,7 +134,7 @@ class Tiling:
         """
         # Where `changes` has a key of `val`, `changes` wins.
         fields: dict[str, Any] = val.plain() | changes
-        del fields["save_img"]  # an option of validation, not of tiles
+        del fields["save_img"]  # says whether validation saves pictures; no field of tiles
 
         # Replace "auto" by a number: AUTO_TILE, rounded up to whole windows of the network.
         window_frames = spec.window_size[0]
@@ -203,9 +208,9 @@ def stream_clip(
     flip_seq all tiles. The frames equal the frames of a run over the whole clip bit for bit, so
     several processes may restore parts of one clip. The network must be in eval mode.
 
-    net: takes the tensors that `read` returns.
+    net: takes the tensors that `read` returns, and returns (B, n, C', sH, sW).
     read: reads moments of the clip. A moment is (index of a frame, whether time runs backwards).
-    num_frames: number of frames of the clip.
+    num_frames: number of frames of the clip. wanted: indices of the frames to yield.
     tick: is called with the share of the work, 0 to 1, that was done since the call before.
     """
     moments = [(index, False) for index in range(num_frames)]
@@ -226,7 +231,8 @@ def stream_clip(
     # in a file.
     with tempfile.TemporaryFile() as file:
         results = _FrameStore(file)
-        for frame in _stream_moments(net, read, there_and_back, tiling, range(count), tick):
+        all_positions = range(count)
+        for frame in _stream_moments(net, read, there_and_back, tiling, all_positions, tick):
             results.append(frame)
         for index in wanted:
             forward = results.read(index)
@@ -308,10 +314,11 @@ def _stream_moments(
             needed_tiles.append((tile_index, start))
 
     # The sums of the frames from the start of the present tile on, in the order of time. A frame is
-    # complete if the next tile begins behind it.
+    # complete if the next tile begins after it.
     pending: deque[_WeightedSum] = deque()
     for tile_index, start in needed_tiles:
         inputs = read(moments[start : start + size])
+        # restore_space reports shares of one tile, the caller wants shares of all needed tiles.
         clip = restore_space(net, inputs, tiling, lambda done: tick(done / len(needed_tiles)))
         del inputs  # the tile in time is restored, so its input can leave the memory
 
@@ -541,7 +548,7 @@ def _padded_length(frames: int, tiling: Tiling) -> int:
     Windows of 6 frames: a whole clip of 7 frames runs with 12. A tile of the length that the
     options ask for runs as it is, because the length for "auto" is a multiple of the window.
     """
-    is_whole_clip = tiling.num_frame_testing == WHOLE
+    is_whole_clip = tiling.num_frame_testing == WHOLE  # the tile is the whole clip
     # If the clip is shorter than a tile, the blend "smooth" pads the clip like a whole clip. "kair"
     # runs the clip as it is, because the published tiling does.
     is_short_clip = frames < tiling.num_frame_testing
@@ -568,7 +575,7 @@ def _padded_size(height: int, width: int, spec: InputSpec) -> tuple[int, int]:
 
 
 def _mirrored(x: Tensor, axis: int, size: int) -> Tensor:
-    """Extend x along an axis by mirroring: 0 1 2 -> 0 1 2 2 1 0 0 1 2 ..., up to `size`."""
+    """Extend x along an axis by mirroring, e.g. 0 1 2 -> 0 1 2 2 1 0 0 1 2 ..., up to `size`."""
     length = x.shape[axis]
     if size == length:
         return x
@@ -623,8 +630,9 @@ class FrameCache:
     ) -> None:
         """Wrap a clip.
 
-        capacity: number of frames that are kept. selection: indices of frames of the clip, in any
-        order and also several times. None selects all frames.
+        capacity: number of frames that are kept.
+        selection: indices of frames of the clip, e.g. [0, 1, 2, 3, 1, 2, 3, 4]. A frame may come
+        several times, and the order is free. None selects all frames.
         """
         self.name = clip.name
         self._selection = range(len(clip.stems)) if selection is None else selection
@@ -647,8 +655,8 @@ class Restorer:
     net: is moved to the device, and set to eval mode.
     tiling: the tiles in use. They become smaller if is_halved is set and memory is full.
     dtype: dtype of autocast, or None for float32.
-    noise_sigma: noise level 0..255, which becomes one more input channel, for networks that take
-    one (non-blind denoising). None: no such channel.
+    noise_sigma: noise level 0..255 for a non-blind denoiser, which takes it as one more channel of
+    its input. None: the network takes no noise level.
     finite_only: whether NaN or Inf in a restored frame is an error.
     do: advice in the error for out of memory.
     """
@@ -871,8 +879,8 @@ class InterpolatedClip:
         self.gaps: list[int | None] = []
         for frame_index, stem in enumerate(clip.stems):
             self.stems += [stem, f"{stem}_5"]
-            self.gaps += [None, frame_index]  # gap g lies behind frame g
-        # There is no gap behind the last frame.
+            self.gaps += [None, frame_index]  # gap g lies after frame g
+        # There is no gap after the last frame.
         del self.stems[-1]
         del self.gaps[-1]
 
@@ -899,10 +907,10 @@ def _with_middles(times: Sequence[Fraction]) -> list[Fraction]:
 
 
 class LeftOutFrames:
-    """A clip whose every second frame is given, to score an interpolation.
+    """A clip of which every second frame is given, to score an interpolation.
 
-    The network makes the frames between the given frames. They are compared with the frames that
-    were left out. Only gaps with `length` / 2 given frames on either side count.
+    The network makes new frames between the given frames. The new frames are compared with the
+    frames that were left out. Only gaps with `length` / 2 given frames on either side count.
 
     E.g. Vimeo-90K has clips im1 ... im7. For length 4, the frames im1, im3, im5 and im7 are given
     (indices 0, 2, 4, 6), and im4 (gap 1) is scored, as published.
@@ -910,8 +918,8 @@ class LeftOutFrames:
     given, gaps: see InterpolatedClip. Each frame of this clip lies in a gap.
     """
 
-    # None as for a folder of frames, see ClipReader. The left-out frames alone are scored; no film
-    # is made of them.
+    # None, as a folder of frames has no frame rate. The left-out frames are only scored, and no
+    # film is made of them.
     fps = None
     times = None
 
@@ -922,8 +930,8 @@ class LeftOutFrames:
         self.origin = clip.origin
         self.pixel_aspect = clip.pixel_aspect
         self.given = range(0, len(clip.stems), 2)
-        # E.g. length 4: gap 1 is the first gap with two given frames before it. Of m given frames,
-        # m - 3 groups of 4 neighbours exist, and each group has one gap in its middle.
+        # E.g. length 4: gap 1 is the first gap with two given frames before it. m given frames have
+        # m - 3 groups of 4 neighbours, and each group has one gap in its middle.
         first_gap = length // 2 - 1
         gap_count = len(self.given) - length + 1
         self.gaps = range(first_gap, first_gap + gap_count)

@@ -96,7 +96,8 @@ def test_a_clip_that_stands_still_stays_as_sharp_as_it_is(tmp_path):
     assert restored(clip, tmp_path / "out", MOTION).psnr > 42  # dB
 
 
-# 0.4 spikes per plane at full light are 24 in an exposure, and about 8 in a pixel of median light.
+# Spikes per plane at full light. 0.4 are 24 in an exposure of 60 planes, and about 8 in a pixel of
+# median light. 0.6 is the usual rate of a scene.
 @pytest.mark.parametrize("rate", [0.6, 0.4])
 def test_a_clip_that_stands_still_stays_as_the_operator_restores_it(rate, tmp_path):
     assert gain(Scene(rate=rate), tmp_path) > -MOST_LOST
@@ -104,12 +105,12 @@ def test_a_clip_that_stands_still_stays_as_the_operator_restores_it(rate, tmp_pa
 
 def test_a_camera_that_changes_its_exposure_loses_nothing(tmp_path):
     clip = MOVING.write(tmp_path / "clip")
-    # The display values of the frames are scaled as by automatic exposure. The spike camera sees
-    # the same light in all frames.
+    # The first and the second frame become darker, as by automatic exposure: their display values
+    # are multiplied by 0.5 and 0.75. The spike camera sees the same light in all frames.
     for folder in ("blur", "sharp"):
         for path, factor in zip(files_in(clip / folder), (0.5, 0.75, 1.0), strict=True):
-            picture = imread_rgb(path) * factor
-            imwrite_rgb(path, picture.round().astype(np.uint8))
+            darker = imread_rgb(path) * factor
+            imwrite_rgb(path, darker.round().astype(np.uint8))
 
     assert gain_on(clip, tmp_path) > -MOST_LOST
 
@@ -127,8 +128,9 @@ def test_a_noisy_frame_loses_nothing(tmp_path):
 
 def test_a_saturated_exposure_spoils_no_other_frame(tmp_path):
     clip = MOVING.write(tmp_path / "clip")
-    path = clip / "spike/001.dat"
-    path.write_bytes(b"\xff" * path.stat().st_size)  # a spike of each pixel in each plane
+    spikes_of_middle_frame = clip / "spike/001.dat"
+    size = spikes_of_middle_frame.stat().st_size
+    spikes_of_middle_frame.write_bytes(b"\xff" * size)  # a spike of each pixel in each plane
 
     assert gain_on(clip, tmp_path) > -MOST_LOST
 
@@ -137,7 +139,8 @@ def test_a_saturated_exposure_spoils_no_other_frame(tmp_path):
 def test_an_exposure_of_few_planes_is_restored(planes, tmp_path):
     scene = Scene(velocity=(5.0, -2.0), planes=planes, sharp_plane=planes // 2, rate=0.2)
     clip = scene.write(tmp_path / "clip")
-    # Windows as shares of the exposure, as weights/README.md says for short exposures.
+    # The weights expect windows of whole planes, which are longer than the exposure. So they are
+    # given as shares of the exposure, as weights/README.md says for short exposures.
     windows = "spike.representation.half_windows=[0.0465,0.14,0.28]"
 
     by_motion = restored(clip, tmp_path / "motion", MOTION, windows)

@@ -73,10 +73,10 @@ def test_a_spike_pixel_of_a_band_lies_where_it_lies_on_the_frame():
     view = View(SIZE, (270, 22), turned, is_display=False)
     # A spike pixel has 2 x 2 points. Axes: row of the plane, point down, column of the plane, point
     # across, and x and y on the frame.
-    on_frame = view.places().reshape(270, 2, 22, 2, 2)
+    on_frame = view.points_on_frame().reshape(270, 2, 22, 2, 2)
 
     for band in bands_of(view, FEW_PIXELS):
-        found = band.view.places()
+        found = band.view.points_on_frame()
         rows, columns = band.plane
         expected = on_frame[rows, :, columns].reshape(found.shape)
         # A band counts rows from its own first row. x stays, y becomes less.

@@ -270,10 +270,10 @@ def plainly_seen(
 def seen_by_spike_pixels(grey: torch.Tensor, view: View) -> torch.Tensor:
     """Return D L of a picture (1, H, W): blur it by the lens, and take means. Returns (1, h, w)."""
     if view.lens_blur:
-        sigma = view.lens_blur * max(view.fine)  # RGB pixels
+        sigma = view.lens_blur * max(view.points_in_pixel)  # RGB pixels
         grey = blurred(grey[None], gaussian(sigma))[0]
-    points = sampled(grey, torch.from_numpy(view.places()))  # (1, h m, w n)
-    return torch.nn.functional.avg_pool2d(points, view.fine)
+    points = sampled(grey, torch.from_numpy(view.points_on_frame()))  # (1, h m, w n)
+    return torch.nn.functional.avg_pool2d(points, view.points_in_pixel)
 
 
 def sampled(picture: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -3,9 +3,18 @@
 The network estimates how each spike pixel moves within an exposure: a curve of six numbers, a
 polynomial of time along x and along y, and the logarithm of an expected error. The networks of
 these tests give the same curve for each pixel, so the expected shifts can be worked out.
+
+    plane      one bit for each spike pixel: whether it fired at one instant
+    window     some planes in a row; the network sees the spikes and the light of each window
+    edge       where a window begins or ends
+    tau        time from the middle of the exposure, -1 at its begin and 1 at its end
+    motion     how far each pixel of the frame has moved at several instants (shifts), and the
+               expected error of this
+    "dis"      optical flow of pictures made of the spikes, without a network
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +24,8 @@ import torch
 from data.motion.drawing import motion_picture, not_trusted, way_picture
 from data.motion.flow import Motion, motion_of
 from data.motion.learned import (
+    NetworkInputs,
+    Windows,
     finder_of,
     learned_motion,
     mean_motion,
@@ -30,13 +41,16 @@ CPU = torch.device("cpu")
 # Planes at which the windows of the network begin and end. The exposure has 88 planes from plane 0
 # on, so its middle is plane 44. It is divided into eleven windows of 8 planes, from edge -5.5 to
 # edge 5.5. Further windows lie before and after it.
-INSTANT = np.array([round(44 + 8 * edge) for edge in EDGES])  # of 88 planes from plane 0 on
+PLANES_OF_EDGES = np.array([round(44 + 8 * edge) for edge in EDGES])
 
 
-def network(curve=(0.0,) * 6, log_error=0.0):
+def network(curve: Sequence[float] = (0.0,) * 6, log_error: float = 0.0) -> MotionNet:
     """Return a network that gives the same curve everywhere, because its weights are 0.
 
     The result then is the bias of the last layer: `curve` and `log_error`.
+
+    curve: x1, y1, x2, y2, x3, y3. The shift along x at time tau is x1 tau + x2 tau^2 + x3 tau^3, in
+    spike pixels.
     """
     net = MotionNet().eval()
     with torch.no_grad():
@@ -48,82 +62,156 @@ def network(curve=(0.0,) * 6, log_error=0.0):
     return net
 
 
-def clip_of(tmp_path, scene):
-    """Write a scene as a clip of a user, and open it."""
-    return RecordedClip(reader_of(scene.write(tmp_path / "clip")), None)
+def clip_of(folder: Path, scene: Scene) -> RecordedClip:
+    """Write a scene as a clip of a user, and open it. The clip has three frames."""
+    return RecordedClip(reader_of(scene.write(folder / "clip")), None)
 
 
-def test_spikes_and_light_of_windows_are_counted():
+# ---- What the network sees ----
+
+
+@pytest.fixture(scope="module")
+def windows() -> Windows:
+    """Give five windows of 12 planes of two pixels. The first and the last lie outside of them.
+
+    The first pixel fires in planes 2, 5 and 8. The second pixel never fires.
+    """
     stream = np.zeros((12, 1, 2), np.uint8)
-    stream[[2, 5, 8], 0, 0] = 1  # intervals end at 3, 6 and 9; the second pixel never fires
-    found = spike_windows(stream, np.array([-2, 0, 4, 6, 12, 14]))
-
-    assert found.counts[:, 0, 0].tolist() == [0, 1, 1, 1, 0]
-    # Of the interval from 3 to 6, a third has passed at 4. The last one ends after the stream.
-    assert found.light[:, 0, 0] == pytest.approx([0, 4 / 3, 2 / 3, 1.75, 0])
-    assert found.light[:, 0, 1].sum() < 1
-    assert not found.counts[:, 0, 1].any()
-    assert found.are_recorded.tolist() == [False, True, True, True, False]
+    stream[[2, 5, 8], 0, 0] = 1
+    return spike_windows(stream, np.array([-2, 0, 4, 6, 12, 14]))
 
 
-def test_what_the_network_sees_hardly_depends_on_the_light_and_on_the_length_of_the_exposure():
+def test_the_spikes_of_a_window_are_counted(windows):
+    assert windows.counts[:, 0, 0].tolist() == [0, 1, 1, 1, 0]
+    assert not windows.counts[:, 0, 1].any()
+
+
+def test_the_light_of_a_window_is_that_of_its_parts_of_intervals(windows):
+    # A spike in plane p ends an interval at time p + 1: here 3, 6 and 9. An interval has the light
+    # of one spike. Until time 4, the first interval and a third of the second one have passed:
+    # 4/3. Until time 6 two thirds follow. The last interval, which begins at 9, ends after the
+    # stream, so its length is not known: it counts as 4 planes, and 3 of them have passed: 1.75.
+    assert windows.light[:, 0, 0] == pytest.approx([0, 4 / 3, 2 / 3, 1.75, 0])
+
+
+def test_a_pixel_without_spikes_has_less_light_than_one_spike(windows):
+    assert windows.light[:, 0, 1].sum() < 1
+
+
+def test_windows_outside_of_the_planes_are_not_recorded(windows):
+    assert windows.are_recorded.tolist() == [False, True, True, True, False]
+
+
+def test_what_the_network_sees_hardly_depends_on_the_length_of_the_exposure():
     rng = np.random.default_rng(0)
     blurry = rng.random((16, 20)).astype(np.float32)
+    # Each pixel fires each 4 planes. With half of the planes, it fires each 2 planes.
     stream = np.zeros((176, 16, 20), np.uint8)
     stream[::4] = 1
-    usual = pictures_of(spike_windows(stream, INSTANT), blurry, INSIDE, 8.0)
-    twice = pictures_of(spike_windows(stream[::2], INSTANT // 2), blurry, INSIDE, 4.0)
-    for a, b in zip(usual, twice, strict=True):
-        assert np.isfinite(a).all()
-        assert np.abs(a).max() < 5
-        assert np.allclose(a[2:13], b[2:13], atol=0.3)
+    half_as_many_planes = stream[::2]
+
+    usual = pictures_of(spike_windows(stream, PLANES_OF_EDGES), blurry, INSIDE, 8.0)
+    short = pictures_of(
+        spike_windows(half_as_many_planes, PLANES_OF_EDGES // 2), blurry, INSIDE, 4.0
+    )
+
+    for of_usual, of_short in zip(usual, short, strict=True):
+        assert np.isfinite(of_usual).all()
+        assert np.abs(of_usual).max() < 5
+        # The eleven windows of the exposure. Two windows lie before them, and two after them.
+        assert np.allclose(of_usual[2:13], of_short[2:13], atol=0.3)
 
 
-@pytest.mark.parametrize("rate", [0.6, 0.001])
-def test_its_inputs_are_finite_in_all_light_and_at_the_edges_of_a_clip(tmp_path, rate):
-    clip = clip_of(tmp_path, Scene(velocity=(5.0, 0.0), rate=rate))
-    for frame in range(3):
-        pictures, scene = network_inputs(clip.read(frame), clip.view, network())
+@pytest.fixture(scope="module", params=[0.6, 0.001], ids=["bright", "nearly dark"])
+def inputs_of_frames(request, tmp_path_factory) -> list[NetworkInputs]:
+    """Give the inputs of the network for each of three frames."""
+    scene = Scene(velocity=(5.0, 0.0), rate=request.param)
+    clip = clip_of(tmp_path_factory.mktemp("inputs"), scene)
+    return [network_inputs(clip.read(frame), clip.view, network()) for frame in range(3)]
+
+
+def test_the_inputs_are_finite_in_all_light(inputs_of_frames):
+    for pictures, scene in inputs_of_frames:
         assert np.isfinite(pictures).all()
         assert np.isfinite(scene).all()
+
+
+@pytest.mark.parametrize("inputs_of_frames", [0.6], ids=["bright"], indirect=True)
+def test_the_windows_outside_of_a_clip_are_empty(inputs_of_frames):
+    for frame, (pictures, _) in enumerate(inputs_of_frames):
         is_recorded = np.abs(pictures).max(axis=(1, 2, 3)) > 0
-        if rate > 0.1:
-            # The first frame has no planes before it, and the last one has none after it.
-            assert is_recorded[:2].any() == (frame > 0)
-            assert is_recorded[13:].any() == (frame < 2)
+        # The first frame has no planes before it, and the last frame has no planes after it.
+        assert is_recorded[:2].any() == (frame > 0)
+        assert is_recorded[13:].any() == (frame < 2)
 
 
-def test_a_curve_becomes_shifts_in_pixels_of_the_frame_with_an_error_that_grows_with_time(tmp_path):
-    clip = clip_of(tmp_path, Scene(size=(88, 84)))
-    curve = (3.0, -1.0, 0.5, 0.25, 0.0, -0.5)
-    recording = clip.read(1)
-    found = learned_motion(recording, clip.view, network(curve, np.log(0.4)), CPU)
-    tau = (found.times / 30).astype(np.float32)  # an exposure has 60 planes
-    # A spike pixel is as wide as two pixels of the frame.
-    x = 2 * (3.0 * tau + 0.5 * tau**2)
-    y = 2 * (-1.0 * tau + 0.25 * tau**2 - 0.5 * tau**3)
+# ---- From curves to motion ----
 
-    assert found.shifts.shape == (9, 88, 84, 2)
-    assert np.allclose(found.shifts[..., 0], x[:, None, None], atol=1e-4)
-    assert np.allclose(found.shifts[..., 1], y[:, None, None], atol=1e-4)
-    assert np.allclose(found.errors, 2 * 0.4 * 2 * np.abs(tau)[:, None, None], atol=1e-4)
+
+@pytest.fixture(scope="module")
+def motion(tmp_path_factory) -> Motion:
+    """Give the motion of a network with one curve, and an expected error of 0.4 spike pixels."""
+    clip = clip_of(tmp_path_factory.mktemp("motion"), Scene(size=(88, 84)))
+    net = network(curve=(3.0, -1.0, 0.5, 0.25, 0.0, -0.5), log_error=np.log(0.4))
+    return learned_motion(clip.read(1), clip.view, net, CPU)
+
+
+def tau_of(motion: Motion) -> np.ndarray:
+    """Return the instants of a motion, from -1 at the begin of the exposure to 1 at its end."""
+    half_exposure = 30  # planes
+    return (motion.times / half_exposure).astype(np.float32)
+
+
+# A spike pixel is as wide as two pixels of the frame.
+PIXELS_OF_SPIKE_PIXEL = 2
+
+
+def test_a_curve_becomes_shifts_in_pixels_of_the_frame(motion):
+    tau = tau_of(motion)
+    x = PIXELS_OF_SPIKE_PIXEL * (3.0 * tau + 0.5 * tau**2)
+    y = PIXELS_OF_SPIKE_PIXEL * (-1.0 * tau + 0.25 * tau**2 - 0.5 * tau**3)
+
+    # 9 instants. All pixels move alike.
+    assert motion.shifts.shape == (9, 88, 84, 2)
+    assert np.allclose(motion.shifts[..., 0], x[:, None, None], atol=1e-4)
+    assert np.allclose(motion.shifts[..., 1], y[:, None, None], atol=1e-4)
+
+
+def test_the_expected_error_grows_with_the_time_from_the_middle(motion):
+    # The mean of 2 |tau| over the exposure is 1. So the mean of the errors is 0.4 spike pixels.
+    expected = PIXELS_OF_SPIKE_PIXEL * 0.4 * 2 * np.abs(tau_of(motion))
+
+    assert np.allclose(motion.errors, expected[:, None, None], atol=1e-4)
 
 
 def test_the_curves_of_a_mirrored_spike_camera_are_mirrored_back(tmp_path):
     folder = Scene().write(tmp_path / "clip")
-    about = {
-        "format": 1, "matrix": [[2, 0, 0.5], [0, 2, 0.5]], "mirror": "columns", "spike_size": [48,
-        48], "rgb_size": [96, 96],
-    }  # fmt: skip
-    (tmp_path / "cameras.json").write_text(json.dumps(about))
+    calibration = {
+        "format": 1,
+        "matrix": [[2, 0, 0.5], [0, 2, 0.5]],
+        "mirror": "columns",
+        "spike_size": [48, 48],
+        "rgb_size": [96, 96],
+    }
+    (tmp_path / "cameras.json").write_text(json.dumps(calibration))
     clip = RecordedClip(reader_of(folder, calibration=str(tmp_path / "cameras.json")), None)
+
     found = learned_motion(clip.read(1), clip.view, network((2.0, 1.0, 0, 0, 0, 0)), CPU)
 
-    assert np.allclose(found.shifts[-1, 48, 48] / found.times[-1] * 30, (-4, 2), atol=1e-3)
+    # The shift of a pixel in the middle at the last instant, and what it would be at tau = 1.
+    shift_at_the_end = found.shifts[-1, 48, 48] / tau_of(found)[-1]
+    # 2 and 1 spike pixels are 4 and 2 pixels of the frame. Columns are mirrored, so x changes sign.
+    assert np.allclose(shift_at_the_end, (-4, 2), atol=1e-3)
+
+
+# ---- Which motion is used ----
 
 
 def read_clip(folder: Path, rate: float) -> tuple[RecordedClip, Recording, np.ndarray]:
-    """Return a clip with its frame 1 and its gain. rate: spikes per plane at full light."""
+    """Return a clip with its frame 1 and its gain, the light of a spike.
+
+    rate: spikes per plane in full light.
+    """
     clip = RecordedClip(reader_of(Scene(rate=rate).write(folder)), None)
     gain, _ = clip.gain()
     return clip, clip.read(1), gain
@@ -159,7 +247,7 @@ def test_dis_does_not_ask_the_network(tmp_path, rate):
     assert np.array_equal(dis.shifts, motion_of(recording, clip.view, gain).shifts)
 
 
-def test_a_mean_of_motions_lies_where_less_error_is_expected():
+def test_a_mean_of_motions_lies_nearer_to_the_motion_with_less_expected_error():
     times = np.array([-10.0, 0, 10])
     here = np.zeros((3, 4, 4, 2), np.float32)
     there = np.full((3, 4, 4, 2), 5, np.float32)
@@ -171,27 +259,54 @@ def test_a_mean_of_motions_lies_where_less_error_is_expected():
 
     found = mean_motion(Motion(times, here, large), Motion(times, there, small))
 
-    # The weights are 1 / error^2. So half the error counts four times: (1 * 0 + 4 * 5) / 5 = 4.
+    # The weights are 1 / error^2. So half the error has four times the weight:
+    # (1 * 0 + 4 * 5) / 5 = 4.
     assert np.allclose(found.shifts[[0, 2]], 4.0)
     assert np.array_equal(found.errors, small)
     assert np.isfinite(found.shifts).all()
 
 
-def test_a_picture_shows_the_direction_and_covers_what_was_not_trusted():
-    shifts = np.zeros((3, 20, 30, 2), np.float32)
-    shifts[0, :, :10, 0], shifts[2, :, :10, 0] = -4, 4  # to the right
-    shifts[0, :, 10:20, 1], shifts[2, :, 10:20, 1] = -4, 4  # down
+# ---- Pictures of a motion ----
+
+
+@pytest.fixture(scope="module")
+def drawn() -> Motion:
+    """Give a motion of 20 x 30 pixels, of which columns 0 to 9 move right and 10 to 19 move down.
+
+    Columns 20 to 29 stand still. Rows 0 to 4 have an expected error of 6 pixels, the others of 0.2.
+    """
+    shifts = np.zeros((3, 20, 30, 2), np.float32)  # (instants, H, W, xy)
+    for instant, shift in ((0, -4), (2, 4)):
+        shifts[instant, :, :10, 0] = shift
+        shifts[instant, :, 10:20, 1] = shift
     errors = np.full((3, 20, 30), 0.2, np.float32)
     errors[:, :5] = 6.0
-    motion = Motion(np.array([-10.0, 0, 10]), shifts, errors)
-    assert not_trusted(motion)[:5].all()
-    assert not not_trusted(motion)[5:].any()
-    picture = motion_picture(motion)
+    return Motion(np.array([-10.0, 0, 10]), shifts, errors)
+
+
+def test_pixels_of_a_large_expected_error_are_not_trusted(drawn):
+    is_not_trusted = not_trusted(drawn)
+
+    assert is_not_trusted[:5].all()
+    assert not is_not_trusted[5:].any()
+
+
+def test_a_picture_of_a_motion_shows_the_direction(drawn):
+    picture = motion_picture(drawn)
 
     assert picture.dtype == np.uint8
     assert picture.shape == (20, 30, 3)
-    assert picture[10, 2].tolist() == [255, 0, 0]
-    assert picture[10, 15, 1] > picture[10, 15, 2]  # more green than blue
-    assert picture[10, 25].tolist() == [255, 255, 255]
-    assert len(set(picture[2, 12].tolist())) == 1  # grey
+    assert picture[10, 2].tolist() == [255, 0, 0]  # right: red
+    _, green, blue = picture[10, 15].tolist()  # down: yellow to green
+    assert green > blue
+    assert picture[10, 25].tolist() == [255, 255, 255]  # still: white
+
+
+def test_a_picture_of_a_motion_is_grey_where_the_motion_is_not_trusted(drawn):
+    red, green, blue = motion_picture(drawn)[2, 12].tolist()
+
+    assert red == green == blue
+
+
+def test_a_picture_of_no_motion_is_white():
     assert way_picture(np.zeros((4, 4, 2), np.float32)).min() == 255

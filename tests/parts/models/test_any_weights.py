@@ -1,4 +1,7 @@
-"""Whatever the bytes of a weights file or a checkpoint, it is read, or refused in words."""
+"""Whatever the bytes of a weights file or a checkpoint, it is read, or refused in words.
+
+hypothesis draws the damage. Any other error than a CheckpointError fails a test.
+"""
 
 import io
 from pathlib import Path
@@ -20,10 +23,14 @@ STATE = {
 }
 
 
-def saved(state: object, is_new: bool = True, sums: bool = True) -> bytes:
-    """Bytes of torch.save. sums: whether checksums of its parts are in the file."""
+def saved(state: object, is_new: bool = True, has_sums: bool = True) -> bytes:
+    """Return the bytes of a file of torch.save.
+
+    is_new: whether the file is a zip archive, as since torch 1.6, or a pickle.
+    has_sums: whether the file has checksums of its parts.
+    """
     file = io.BytesIO()
-    torch.serialization.set_crc32_options(sums)
+    torch.serialization.set_crc32_options(has_sums)
     try:
         torch.save(state, file, _use_new_zipfile_serialization=is_new)
     finally:
@@ -31,13 +38,23 @@ def saved(state: object, is_new: bool = True, sums: bool = True) -> bytes:
     return file.getvalue()
 
 
-# Without checksums, damage reaches what reads the parts.
+# With checksums, most damage is seen before the parts are read. Without checksums, the damage
+# reaches the code that reads the parts.
 WEIGHTS = {
     "zip file": saved(STATE),
-    "zip file without checksums": saved(STATE, sums=False),
+    "zip file without checksums": saved(STATE, has_sums=False),
     "pickle": saved(STATE, is_new=False),
 }
-OPERATOR = saved(torch.load(ROOT / "weights" / "operator.pth", weights_only=True), sums=False)
+# The shipped weights of a network, without checksums.
+OPERATOR = saved(torch.load(ROOT / "weights" / "operator.pth", weights_only=True), has_sums=False)
+
+
+def assert_is_whole(error: CheckpointError, path: Path) -> None:
+    """Check that an error names the file, and has its four parts."""
+    assert str(path) in error.where
+    assert error.what
+    assert error.expected
+    assert error.do
 
 
 @examples(150)
@@ -46,38 +63,42 @@ OPERATOR = saved(torch.load(ROOT / "weights" / "operator.pth", weights_only=True
     kind=st.sampled_from(sorted(WEIGHTS)),
     read=st.sampled_from([read_weights, checkpoint.load]),
 )
-def test_damaged_weights_and_checkpoints(tmp_path, data, kind, read):
+def test_a_damaged_file_is_read_or_refused(tmp_path, data, kind, read):
     path = tmp_path / "a.pth"
     path.write_bytes(data.draw(damaged(WEIGHTS[kind])))
+
     try:
         read(path)
-    except CheckpointError as e:
-        assert str(path) in e.where
-        assert e.what
-        assert e.expected
-        assert e.do
+    except CheckpointError as error:
+        assert_is_whole(error, path)
 
 
 @examples(40)
 @given(data=st.data())
-def test_damaged_weights_of_a_network(tmp_path, data):
+def test_a_damaged_network_is_built_or_refused(tmp_path, data):
     path = tmp_path / "a.pth"
     path.write_bytes(data.draw(damaged(OPERATOR)))
+
     try:
         read_saved(path).build()
-    except CheckpointError as e:
-        assert str(path) in e.where
-        assert e.what
-        assert e.expected
-        assert e.do
+    except CheckpointError as error:
+        assert_is_whole(error, path)
 
 
-values = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(-5, 2**40), st.floats(), st.text(max_size=5)),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
-    max_leaves=6,
+# ---- Options that no network has ----
+
+# Negative numbers, and numbers far above any size of a network.
+single_values = (
+    st.none() | st.booleans() | st.integers(-5, 2**40) | st.floats() | st.text(max_size=5)
 )
-KEYS = ("net_type", "depths", "embed_dims", "window_size", "num_heads", "mlp_ratio", "fusion")
+
+
+def containers_of(inner: st.SearchStrategy) -> st.SearchStrategy:
+    """Draw a list or a dict of values that `inner` draws."""
+    return st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner)
+
+
+values = st.recursive(single_values, containers_of, max_leaves=6)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +107,9 @@ def small():
     return torch.load(ROOT / "weights" / "vrt_small.pth", weights_only=True)
 
 
-# Keys of the description that the file holds beside its weights.
+# Keys of the section `netG` in the options that a file holds beside its weights.
+KEYS = ("net_type", "depths", "embed_dims", "window_size", "num_heads", "mlp_ratio", "fusion")
+# Keys of these options themselves.
 OUTER = ("scale", "netG", "spike_channels", "spike", "spike_data", "datasets")
 
 
@@ -95,16 +118,16 @@ OUTER = ("scale", "netG", "spike_channels", "spike", "spike_data", "datasets")
     change=st.dictionaries(st.sampled_from(KEYS), values, max_size=2),
     outer=st.dictionaries(st.sampled_from(OUTER), values, max_size=2),
 )
-def test_weights_whose_options_are_nonsense(tmp_path, small, change, outer):
+def test_weights_that_do_not_fit_their_options_are_refused(tmp_path, small, change, outer):
     path = Path(tmp_path, "a.pth")
     options = small["options"]
-    about = options | {"netG": options["netG"] | change} | outer
-    few = dict(list(small["params"].items())[:20])
-    torch.save({"params": few, "options": about}, path)
-    with pytest.raises(CheckpointError) as e:
+    changed_options = options | {"netG": options["netG"] | change} | outer
+    # A file with 20 of the weights is written faster. The others are missing in any case, so the
+    # file must be refused even if the options are as before.
+    few_weights = dict(list(small["params"].items())[:20])
+    torch.save({"params": few_weights, "options": changed_options}, path)
+
+    with pytest.raises(CheckpointError) as error:
         read_saved(path).build()
 
-    assert str(path) in e.value.where
-    assert e.value.what
-    assert e.value.expected
-    assert e.value.do
+    assert_is_whole(error.value, path)
