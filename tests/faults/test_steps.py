@@ -3,15 +3,20 @@
 tests/dist/odd_worker.py trains a network of one layer, in which something goes wrong on one rank at
 one step: "once" makes the loss NaN in this step, "nan" from this step on, and "memory" lets the
 memory run out. All ranks must take the same decision, or they would wait for one another.
+
+`struck=(rank, step)` says on which rank and at which step something goes wrong.
 """
 
 import json
 import re
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from models.model_vrt import define_Model
+from tests.dist.launching import RankResult
 from tests.faults.secret_keys import ENV, KEY, KEY_OF_OPTIONS, SECRET, files_with_a_key
 from tests.helpers.train_files import (
     experiment,
@@ -26,67 +31,131 @@ from tests.helpers.train_files import (
 from tests.helpers.weights_files import save_weights
 from utils.run.steps import StepLog
 
+# Exit code of a run that ends because its numbers are NaN or infinite (docs/ddp.md).
+NOT_FINITE = 4
 
-def test_nan_on_one_rank_skips_the_step_on_all_and_is_named(tmp_path):
-    options = write_odd(tmp_path)
+# ---- One step with NaN ----
+
+
+class Run(NamedTuple):
+    """A run on two ranks."""
+
+    options: Path  # the option file
+    result: RankResult
+
+
+@pytest.fixture(scope="module")
+def skipped(tmp_path_factory) -> Run:
+    """Train with a NaN on rank 1 at step 2, and save the weights after each step."""
+    options = write_odd(tmp_path_factory.mktemp("skipped"))
     # compare_every=1: the ranks compare their weights after each step.
-    changes = (
-        "datasets.test={}",
-        "train.checkpoint_save=1",
-        "debug.compare_every=1",
-    )
-    result = odd(options, *changes, case="once", struck=(1, 2), ranks=2)
-    assert result.exit_codes == [0, 0], result.text
-    assert result.text.count("step skipped on all ranks") == 1  # the other rank is silent
-    assert (
-        "iteration 2: loss is NaN or Inf, step skipped on all ranks (rank 1: train" in result.text
-    )
-    files = [experiment(options) / f"models/{step}_G.pth" for step in (1, 2, 3)]
-    first, second, third = (torch.load(file, weights_only=True)["params"] for file in files)
+    changes = ("datasets.test={}", "train.checkpoint_save=1", "debug.compare_every=1")
+    return Run(options, odd(options, *changes, case="once", struck=(1, 2), ranks=2))
+
+
+def test_nan_on_one_rank_is_named_once(skipped):
+    text = skipped.result.text
+
+    assert skipped.result.exit_codes == [0, 0], text
+    # The other rank is silent.
+    assert text.count("step skipped on all ranks") == 1
+    said = "iteration 2: loss is NaN or Inf, step skipped on all ranks (rank 1: train"
+    assert said in text
+
+
+def weights_after(options: Path, step: int) -> dict[str, torch.Tensor]:
+    """Return the weights that a run saved after a step."""
+    path = experiment(options) / f"models/{step}_G.pth"
+    return torch.load(path, weights_only=True)["params"]
+
+
+def test_nan_on_one_rank_skips_the_step_on_all_ranks(skipped):
+    first = weights_after(skipped.options, step=1)
+    second = weights_after(skipped.options, step=2)
+    third = weights_after(skipped.options, step=3)
 
     assert same(first, second)
     assert not same(second, third)
 
 
-def test_nan_in_too_many_steps_stops_all_ranks_with_code_4_and_numbers_without_a_key(tmp_path):
-    options = write_odd(tmp_path)
+# ---- Too many steps with NaN ----
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory) -> Run:
+    """Train with NaN on rank 1 from step 1 on, with secret keys in options and environment."""
+    options = write_odd(tmp_path_factory.mktemp("stopped"))
     changes = (
         "datasets.test={}",
         "train.max_nonfinite_steps=3",
+        # Print the samples of each step.
         "debug.every=1",
         "train.checkpoint_save=1",
         SECRET,
     )
-    result = odd(options, *changes, case="nan", struck=(1, 1), ranks=2, env=ENV)
-    assert result.exit_codes == [4, 4]
-    assert result.text.count("NonFiniteError: loss NaN or Inf in 3 steps in a row") == 1
-    dump = experiment(options) / "nonfinite_3.json"
-    assert str(dump) in result.text
-    steps = json.loads(dump.read_text(), parse_constant=pytest.fail)["steps"]
-    assert [step["step"] for step in steps] == [1, 2, 3]
-    assert {(s["what"], s["grad_norm"], s["scale"]) for s in steps} == {("loss", "nan", 1.0)}
-    assert all(0.0009 < s["lr"] <= 0.001 for s in steps)
-    seen = [re.findall(r"Step \d, .*Samples: (\S+)", out) for out in result.stdout]  # of each rank
-    healthy, broken = steps[1]["ranks"]
+    return Run(options, odd(options, *changes, case="nan", struck=(1, 1), ranks=2, env=ENV))
 
+
+@pytest.fixture(scope="module")
+def steps_of_dump(stopped) -> list[dict[str, Any]]:
+    """Give the last steps with their numbers, which the run wrote before it ended."""
+    dump = experiment(stopped.options) / "nonfinite_3.json"
+    assert str(dump) in stopped.result.text
+    # NaN is no JSON. The file has the text "nan" in its place.
+    return json.loads(dump.read_text(), parse_constant=pytest.fail)["steps"]
+
+
+def test_nan_in_too_many_steps_stops_all_ranks(stopped):
+    text = stopped.result.text
+
+    assert stopped.result.exit_codes == [NOT_FINITE, NOT_FINITE]
+    assert text.count("NonFiniteError: loss NaN or Inf in 3 steps in a row") == 1
+
+
+def test_a_run_that_nan_stops_writes_the_numbers_of_its_steps(steps_of_dump):
+    assert [step["step"] for step in steps_of_dump] == [1, 2, 3]
+    for step in steps_of_dump:
+        assert step["what"] == "loss"
+        assert step["grad_norm"] == "nan"
+        assert step["scale"] == 1.0
+        # It begins with 0.001, and the schedule lowers it a little.
+        assert 0.0009 < step["lr"] <= 0.001
+
+
+def test_a_run_that_nan_stops_writes_the_numbers_of_each_rank(stopped, steps_of_dump):
+    # The samples of each rank, as it printed them: one for each step.
+    printed = [re.findall(r"Step \d, .*Samples: (\S+)", out) for out in stopped.result.stdout]
+
+    step_2 = steps_of_dump[1]
+    healthy, broken = step_2["ranks"]
     assert healthy["finite"]
     assert healthy["loss"] > 0
-    assert healthy["samples"] == seen[0][1:2]
-    assert broken == {"rank": 1, "loss": "nan", "finite": False, "samples": seen[1][1:2]}
-    assert files_with_a_key(tmp_path / "experiments") == []
-    assert not re.search(f"{KEY}|{KEY_OF_OPTIONS}", result.text)
-    assert f"rank 1: {steps[2]['ranks'][1]['samples'][0]}" in result.text
+    assert healthy["samples"] == [printed[0][1]]
+    assert broken == {"rank": 1, "loss": "nan", "finite": False, "samples": [printed[1][1]]}
+
+
+def test_a_run_that_nan_stops_names_the_last_sample(stopped, steps_of_dump):
+    _, broken = steps_of_dump[2]["ranks"]
+
+    assert f"rank 1: {broken['samples'][0]}" in stopped.result.text
+
+
+def test_a_run_that_nan_stops_writes_no_secret_key(stopped):
+    assert files_with_a_key(stopped.options.parent / "experiments") == []
+    assert not re.search(f"{KEY}|{KEY_OF_OPTIONS}", stopped.result.text)
 
 
 def test_skipped_steps_before_and_after_a_resume_are_counted_together(tmp_path):
     options = write_odd(tmp_path)
     changes = ("datasets.test={}", "train.max_nonfinite_steps=3", "train.checkpoint_save=1")
+    # Two steps with NaN are allowed, and the run ends well after them.
     first = odd(options, *changes, "train.total_iter=2", case="nan")
     assert first.exit_codes == [0], first.text
 
     second = odd(options, *changes, "train.total_iter=9", case="nan")
 
-    assert second.exit_codes == [4], second.text
+    # The first step of the second start is the third one with NaN.
+    assert second.exit_codes == [NOT_FINITE], second.text
     assert (experiment(options) / "nonfinite_3.json").is_file()
 
 
@@ -119,28 +188,30 @@ def test_weights_that_diverge_while_the_flow_is_trained_end_with_code_4(tmp_path
 
     result = train(options, *changes)
 
-    assert result.exit_codes == [4], result.text
+    assert result.exit_codes == [NOT_FINITE], result.text
     assert result.text.count("NonFiniteError: loss NaN or Inf in 3 steps in a row") == 1
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_an_error_is_reported_before_a_dashboard_that_hangs_while_closing(tmp_path, ranks):
+    # The writer "hanging" of odd_worker.py never comes back from its `close`.
     logging = {"use_tensorboard": False, "writers": ["hanging"]}
     changes = ("datasets.test={}", "train.max_nonfinite_steps=1")
     result = odd(
         write_odd(tmp_path, logging=logging), *changes, case="nan", struck=(0, 2), ranks=ranks
     )
 
-    assert result.exit_codes == [4] * ranks, result.text
+    assert result.exit_codes == [NOT_FINITE] * ranks, result.text
     assert result.text.count("NonFiniteError: ") == 1
     assert "StallError" not in result.text
 
 
-def test_one_rank_without_memory_ends_all_and_says_what_to_change(tmp_path):
+def test_one_rank_without_memory_ends_all_ranks_with_an_advice(tmp_path):
     # With three ranks. In its first two passes DDP settles how it groups the gradients, before the
     # first step itself.
     result = odd(write_odd(tmp_path), "datasets.test={}", case="memory", struck=(1, 1), ranks=3)
 
+    # 1: the exit code of an error that has no number of its own.
     assert result.exit_codes == [1, 1, 1]
     assert result.text.count("out of memory on rank 1") == 1
     assert "train.amp.enable=true" in result.text
@@ -159,9 +230,15 @@ def test_an_infinite_loss_whose_gradients_are_finite_is_skipped_too():
     model.init_train()
     log = StepLog()
     clip = torch.rand(1, 2, 3, 32, 32)
-    for step, gt in enumerate((clip, torch.full_like(clip, 1e30), clip), start=1):
-        log.add(model.optimize_parameters(step, [{"lq": clip, "gt": gt, "key": ["a/0"]}]))
-    found = log.read_epoch()
+    # The square of 1e30 is infinite in float32.
+    enormous = torch.full_like(clip, 1e30)
 
-    assert (found["steps"], found["skipped"]) == (3, 1)
+    for step, gt in enumerate((clip, enormous, clip), start=1):
+        batch = {"lq": clip, "gt": gt, "key": ["a/0"]}
+        log.add(model.optimize_parameters(step, [batch]))
+
+    found = log.read_epoch()
+    assert found["steps"] == 3
+    assert found["skipped"] == 1
+    # The mean over the other two steps.
     assert found["loss"] < 1
