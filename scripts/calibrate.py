@@ -536,8 +536,7 @@ def with_offset(
         most_offset=search,
     )
     offset = found.offset  # planes
-    # The errors of three numbers: of the matrix, of the offset (in planes), and of the share.
-    _, error, share_error = found.errors
+    error = found.offset_error  # planes
     if found.explained < registration.LEAST_EXPLAINED or error > MOST_OFFSET_ERROR:
         raise _wrong(
             f"the scene moves too little: the offset would be {offset:.1f} planes, error "
@@ -549,7 +548,7 @@ def with_offset(
         raise _wrong(f"the best offset, {offset:.1f} planes, is the last one searched", where)
     print(
         f"the exposures are {offset:+.2f} planes later than --planes says, error {error:.2f}; "
-        f"exposed for {found.share:.0%} of these planes, error {share_error:.1%}"
+        f"exposed for {found.share:.0%} of these planes, error {found.share_error:.1%}"
     )
     changes = {
         "time_offset_planes": round(offset, 3),
@@ -565,7 +564,7 @@ def share_of(found: registration.Found, known: Calibration) -> float:
     The share is 1 if the found share differs from 1 by less than its error allows. If the pairs do
     not show the share, it is the share of the known calibration.
     """
-    _, _, error = found.errors  # the third error is the error of the share
+    error = found.share_error
     if error > registration.SURE_WITHIN_SHARE:
         print(f"the share is not sure: it stays {known.exposure_share:g}")
         return known.exposure_share

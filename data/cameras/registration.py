@@ -185,14 +185,29 @@ class Found:
     share: float  # exposed fraction of the planes, e.g. 0.8
     gain: float  # spikes per plane = gain light + dark, with light from 0 to 1
     dark: float
-    # Three standard errors: of the matrix (RGB pixels, mean over the plane), of the offset
-    # (planes), and of the share. An error is infinite if the clip does not show the value.
+    # The standard errors matrix_error, offset_error and share_error, which the properties of these
+    # names describe. An error is infinite if the clip does not show the value.
     errors: tuple[float, float, float]
     explained: float  # fraction of the variance of the spikes' details that the frames explain
     moved: float  # mean distance in RGB pixels between the places by the start and by the result
     # For each part of the plane that was matched alone: the distance in RGB pixels from the place
     # where the part fits best to the place where the matrix puts it.
     residuals: tuple[float, ...] = ()
+
+    @property
+    def matrix_error(self) -> float:
+        """The standard error of the matrix in RGB pixels, the mean over the plane."""
+        return self.errors[0]
+
+    @property
+    def offset_error(self) -> float:
+        """The standard error of the offset in planes."""
+        return self.errors[1]
+
+    @property
+    def share_error(self) -> float:
+        """The standard error of the share."""
+        return self.errors[2]
 
     @property
     def share_to_read(self) -> float:
@@ -206,17 +221,15 @@ class Found:
         The frames must explain the spikes (LEAST_EXPLAINED), and the error must be small
         (FOUND_WITHIN_PX). For example, a clip without texture has a large error.
         """
-        matrix_error, _, _ = self.errors
-        return self.explained >= LEAST_EXPLAINED and matrix_error <= FOUND_WITHIN_PX
+        return self.explained >= LEAST_EXPLAINED and self.matrix_error <= FOUND_WITHIN_PX
 
     @property
     def is_sure(self) -> Decisions:
         """Whether the error of a value is small: matrix, offset, share."""
-        matrix_error, offset_error, share_error = self.errors
         return Decisions(
-            matrix=self.is_matrix_found and bool(matrix_error <= SURE_WITHIN_PX),
-            offset=self.is_matrix_found and bool(offset_error <= SURE_WITHIN_PLANES),
-            share=self.is_matrix_found and bool(share_error <= SURE_WITHIN_SHARE),
+            matrix=self.is_matrix_found and bool(self.matrix_error <= SURE_WITHIN_PX),
+            offset=self.is_matrix_found and bool(self.offset_error <= SURE_WITHIN_PLANES),
+            share=self.is_matrix_found and bool(self.share_error <= SURE_WITHIN_SHARE),
         )
 
     @property
@@ -228,10 +241,9 @@ class Found:
         because it is then nearer to the truth than the start.
         """
         is_sure = self.is_sure
-        matrix_error, offset_error, share_error = self.errors
-        least_moved = max(LEAST_CHANGE_PX, LEAST_CHANGE_IN_ERRORS * matrix_error)
-        least_offset = max(LEAST_CHANGE_PLANES, LEAST_CHANGE_IN_ERRORS * offset_error)
-        least_shortening = max(LEAST_CHANGE_SHARE, LEAST_CHANGE_IN_ERRORS * share_error)
+        least_moved = max(LEAST_CHANGE_PX, LEAST_CHANGE_IN_ERRORS * self.matrix_error)
+        least_offset = max(LEAST_CHANGE_PLANES, LEAST_CHANGE_IN_ERRORS * self.offset_error)
+        least_shortening = max(LEAST_CHANGE_SHARE, LEAST_CHANGE_IN_ERRORS * self.share_error)
         shortened_by = 1 - self.share_to_read
         return Decisions(
             matrix=self.is_matrix_found and self.moved >= least_moved,
@@ -246,27 +258,27 @@ class Found:
         0.19 px), not sure, yet nearer; exposed +0.9 planes later (error 0.6), left as it was;
         for 74% of the planes (error 2.7%), 83% are read; spikes per plane = 0.304 light -0.0024
         """
-        matrix_error, offset_error, share_error = self.errors
         if not self.is_matrix_found:
             return (
                 f"not sure (the frames explain {self.explained:.0%} of the spikes' details, error "
-                f"of the place {matrix_error:.2f} px): nothing is changed"
+                f"of the place {self.matrix_error:.2f} px): nothing is changed"
             )
         matrix_note, offset_note, share_note = self._notes()
         # The first column of the matrix is where a step to the right leads: (right, down).
         right = self.matrix[0, 0]
         down = self.matrix[1, 0]
         angle = np.degrees(np.arctan2(down, right))
-        return "; ".join(
-            [
-                f"moved by {self.moved:.2f} px, turned by {angle:.2f} degrees, "
-                f"{scale_of(self.matrix):.4f} RGB pixels per spike pixel "
-                f"(error {matrix_error:.2f} px){matrix_note}",
-                f"exposed {self.offset:+.1f} planes later (error {offset_error:.1f}){offset_note}",
-                f"for {self.share:.0%} of the planes (error {share_error:.1%}){share_note}",
-                f"spikes per plane = {self.gain:.3f} light {self.dark:+.4f}",
-            ]
+        place = (
+            f"moved by {self.moved:.2f} px, turned by {angle:.2f} degrees, "
+            f"{scale_of(self.matrix):.4f} RGB pixels per spike pixel "
+            f"(error {self.matrix_error:.2f} px){matrix_note}"
         )
+        time = (
+            f"exposed {self.offset:+.1f} planes later (error {self.offset_error:.1f}){offset_note}"
+        )
+        share = f"for {self.share:.0%} of the planes (error {self.share_error:.1%}){share_note}"
+        spikes = f"spikes per plane = {self.gain:.3f} light {self.dark:+.4f}"
+        return "; ".join([place, time, share, spikes])
 
     def _notes(self) -> list[str]:
         """Return a note for the log on matrix, offset and share, in this order.

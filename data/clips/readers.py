@@ -146,6 +146,7 @@ class DatasetClip(Reader):
             self.pixel_aspect = frames.pixel_aspect
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
+        """Return the tensors (C, H, W) of frame `index`, as `Reader.frame` describes them."""
         item = self.dataset.read_frames(self.clip_index, first=index, count=1, reverse=reverse)
         tensors = {}
         for kind in ("lq", "spike", "gt", "gt_instants"):
@@ -153,8 +154,8 @@ class DatasetClip(Reader):
                 tensors[kind] = item[kind][0]  # (1, C, H, W) -> (C, H, W)
         return tensors
 
-    # The methods and properties below override `Reader`. They answer from the `Clip`, and decode no
-    # frame.
+    # The methods and properties below override `Reader`, too. They answer from the `Clip`, and
+    # decode no frame.
 
     def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
         """Return the picture that the spikes show of frame `index`: display values (H, W).
@@ -166,6 +167,7 @@ class DatasetClip(Reader):
 
     @property
     def origin(self) -> dict[str, str]:
+        """{kind: the path that the user gave}, or the folders of the files of a data set."""
         clip = self.clip
         if clip.origin:
             return clip.origin
