@@ -6,102 +6,131 @@ which is a new Python, and not by "fork".
 """
 
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.dist.launching import Ranks, run_command, run_ranks
+from tests.dist.launching import RankResult, Ranks, run_command, run_ranks
 from tests.helpers import no_proc
 from tests.helpers.train_files import MAIN, latest, same, train, write_options
 from tests.helpers.weights_files import make_home
 
 # Arguments of `run_ranks`.
 WITHOUT_PROC: dict[str, Any] = {"prefix": no_proc.PREFIX}
-WITH_PROC: dict[str, Any] = {}
+# Exit codes: an option or the start must be changed; a signal has stopped the run, which can go on.
+CHANGE_START = 2
+STOPPED_BY_SIGNAL = 75
 
 
 @pytest.fixture(autouse=True, scope="module")
-def namespaces():
+def namespaces() -> None:
     """Skip all tests if this machine cannot hide /proc."""
     if no_proc.missing():
         pytest.skip(no_proc.missing())
 
 
 @pytest.fixture
-def spawn(tmp_path_factory):
+def spawn(tmp_path_factory) -> dict[str, str]:
     """Give environment variables with which loader processes are started by "spawn"."""
     return {"PYTHONPATH": no_proc.spawning(tmp_path_factory.mktemp("spawn"))}
 
 
+# ---- One process ----
+
+
 def test_a_run_without_proc_with_workers_by_spawn_gives_the_same_weights(tmp_path, spawn):
-    states = []
-    for name, how in (("with", WITH_PROC), ("without", WITHOUT_PROC | {"env": spawn})):
-        (tmp_path / name).mkdir()
-        options = write_options(tmp_path / name)
-        done = train(options, **how)
-        assert done.exit_codes == [0], done.text
-        states.append(latest(options))
+    (tmp_path / "with").mkdir()
+    (tmp_path / "without").mkdir()
+    options_with = write_options(tmp_path / "with")
+    options_without = write_options(tmp_path / "without")
+
+    with_proc = train(options_with)
+    without_proc = train(options_without, env=spawn, **WITHOUT_PROC)
+
+    assert with_proc.exit_codes == [0], with_proc.text
+    assert without_proc.exit_codes == [0], without_proc.text
+    expected = latest(options_with)
+    found = latest(options_without)
     for key in ("model_state_dict", "ema_state_dict", "optimizer", "best_psnr"):
-        assert same(states[0][key], states[1][key]), key
+        assert same(found[key], expected[key]), key
 
 
 # Two programs and their loader processes, each of which imports torch anew: 15 s of a core.
 @pytest.mark.slow
 def test_a_signal_stops_a_run_without_proc_and_the_same_command_goes_on(tmp_path, spawn):
     options = write_options(tmp_path)
-    long = ("--opt", str(options), "train.total_iter=100000", "watchdog.stall_s=30")
-    with Ranks(1, MAIN, *long, env=spawn, **WITHOUT_PROC) as ranks:
-        ranks.wait_for("Iter: 2", 0, 60)
+    without_end = ("--opt", str(options), "train.total_iter=100000", "watchdog.stall_s=30")
+
+    with Ranks(1, MAIN, *without_end, env=spawn, **WITHOUT_PROC) as ranks:
+        ranks.wait_for("Iter: 2", rank=0, limit_s=60)
         ranks.processes[0].send_signal(signal.SIGTERM)
         stopped = ranks.wait(60)
-    assert stopped.exit_codes == [75], stopped.text
-
     step = latest(options)["step"]
     done = train(options, f"train.total_iter={step + 1}", env=spawn, **WITHOUT_PROC)
+
+    assert stopped.exit_codes == [STOPPED_BY_SIGNAL], stopped.text
     assert done.exit_codes == [0], done.text
     assert f"at iter {step}" in done.text, done.text
 
 
+def restore_clips(home: Path, name: str, **how: Any) -> dict[str, bytes]:
+    """Restore three clips into home/name. Return the pictures by their path below this folder.
+
+    how: arguments of `run_ranks`.
+    """
+    files = ["--opt", home / "options.json", "--weights", home / "spike.pth"]
+    out = home / name
+    done = run_ranks(1, "main_test_vrt.py", *files, "--output", out, "--save", "frames", **how)
+    assert done.exit_codes == [0], done.text
+    return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*.png")}
+
+
 def test_clips_are_restored_without_proc_as_with_it(tmp_path):
     home = make_home(tmp_path)
-    for name, how in (("with", WITH_PROC), ("without", WITHOUT_PROC)):
-        done = run_ranks(
-            1, "main_test_vrt.py", "--opt", home / "options.json", "--weights", home / "spike.pth",
-            "--output", home / name, "--save", "frames", **how,
-        )  # fmt: skip
-        assert done.exit_codes == [0], done.text
-    expected = sorted((home / "with").rglob("*.png"))
-    assert len(expected) >= 9
-    for path in expected:
-        found = home / "without" / path.relative_to(home / "with")
-        assert found.read_bytes() == path.read_bytes(), path
 
+    with_proc = restore_clips(home, "with")
+    without_proc = restore_clips(home, "without", **WITHOUT_PROC)
 
-def test_several_ranks_without_proc_are_refused_once_in_words(tmp_path):
-    options = write_options(tmp_path)
-    done = train(options, ranks=2, **WITHOUT_PROC)
-
-    assert done.exit_codes == [2, 2], done.text
-    assert "several ranks on a system that does not show its processes in /proc" in done.text
-    assert "do        train in one process: ./launch_train.sh 1 FILE" in done.text
-
-
-def test_the_launcher_starts_one_process_without_proc_and_refuses_two(tmp_path):
-    options = write_options(tmp_path)
-    two, one = (
-        run_command(
-            [*no_proc.PREFIX, "./launch_train.sh", n, str(options), "train.total_iter=1"], 120
-        )
-        for n in ("2", "1")
-    )
-
-    assert two.exit_codes == [2]
-    assert "./launch_train.sh 1 [FILE]" in two.text
-    assert one.exit_codes == [0], one.text
-    assert "Finished at iter 1" in one.text, one.text
+    assert len(with_proc) >= 9  # the clips have 2, 3 and 4 frames
+    assert without_proc == with_proc
 
 
 def test_the_doctor_looks_at_a_host_without_proc():
     done = run_ranks(1, "scripts/doctor.py", **WITHOUT_PROC)
+
     assert done.exit_codes == [0], done.text
     assert "Traceback" not in done.text, done.text
+
+
+# ---- Several ranks ----
+
+
+def test_several_ranks_without_proc_are_refused_once_in_words(tmp_path):
+    done = train(write_options(tmp_path), ranks=2, **WITHOUT_PROC)
+
+    assert done.exit_codes == [CHANGE_START, CHANGE_START], done.text
+    # The ranks watch each other's processes, and for this they need /proc.
+    assert "several ranks on a system that does not show its processes in /proc" in done.text
+    assert "do        train in one process: ./launch_train.sh 1 FILE" in done.text
+
+
+def launch(folder: Path, ranks: int) -> RankResult:
+    """Start a training of one step by the launcher, without /proc."""
+    options = str(write_options(folder))
+    command = [*no_proc.PREFIX, "./launch_train.sh", str(ranks), options, "train.total_iter=1"]
+    return run_command(command, limit_s=120)
+
+
+def test_the_launcher_refuses_to_start_two_processes_without_proc(tmp_path):
+    done = launch(tmp_path, ranks=2)
+
+    assert done.exit_codes == [CHANGE_START]
+    assert "./launch_train.sh 1 [FILE]" in done.text
+
+
+def test_the_launcher_starts_one_process_without_proc(tmp_path):
+    done = launch(tmp_path, ranks=1)
+
+    assert done.exit_codes == [0], done.text
+    assert "Finished at iter 1" in done.text, done.text
