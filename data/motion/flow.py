@@ -40,9 +40,11 @@ LEAST_PICTURE = 0.11
 MOST_PICTURE = 0.4
 # Least number of spikes where it is a divisor: an exposure without any spike would divide by 0.
 TINY = 1e-6
-# Light is dim if a pixel of median light has fewer spikes than this in an exposure.
+# Light is dim if a pixel of median light has fewer spikes than this in an exposure. learned.py then
+# asks the network, too, and joint.py makes fewer groups of planes.
 DIM = 5.0
-# Spikes are few if a pixel of median light has fewer than this in an exposure.
+# Spikes are few if a pixel of median light has fewer than this in an exposure. Then DIS compares
+# larger squares, each picture is read from its own planes alone, and errors are expected larger.
 FEW = 18.0
 # Where spikes are few, DIS compares squares of this side, this far apart, in pixels. The defaults
 # of DIS are 8 and 3. Small squares find small things that move by themselves, but with few spikes
@@ -169,12 +171,10 @@ def motion_of(
         # Away from the sharp instant, so that each search begins near its result.
         nearer = 0.0  # the time before, which lies nearer to the sharp instant
         for time in side:
-            start = shifts_at[nearer]
             if begin is not None:
                 start, _ = begin.at(time)
-            elif nearer != 0:
-                # Continued at the same speed: e.g. from 10 planes to 20 planes, twice the shifts.
-                start = start * np.float32(time / nearer)
+            else:
+                start = _continued(shifts_at[nearer], nearer, time)
             there = _shifts(dis, picture_at[0.0], picture_at[time], start)
             # The search of the way back begins at about the inverse of the way there.
             inverse = -moved(there, -there)
@@ -190,6 +190,17 @@ def motion_of(
     shifts = np.stack([shifts_at[time] for time in times])
     errors = np.stack([errors_at[time] for time in times])
     return Motion(np.array(times), shifts, errors)
+
+
+def _continued(shifts: np.ndarray, nearer: float, time: float) -> np.ndarray:
+    """Return the shifts (H, W, 2) at a time if the motion goes on at the same speed.
+
+    E.g. from 10 to 20 planes after the sharp instant: twice the shifts.
+    shifts: (H, W, 2), the shifts at the time `nearer`. At the sharp instant, 0, they are 0.
+    """
+    if nearer == 0:
+        return shifts
+    return shifts * np.float32(time / nearer)
 
 
 def _pictures(

@@ -236,7 +236,8 @@ class MotionNet(nn.Module):
         change = self._changes_in_time(light, count, scene)  # (B, 4, h, w)
         g_x, g_y = _gradient(light.mean(1, keepdim=True))  # (B, 1, h, w) each
 
-        # Means of the products over squares of pixels: 1 + 1 + 1 + 4 + 4 channels, (B, 11, h, w).
+        # Sums of products over squares of pixels, of which the normal equations are made. Means are
+        # as good as sums, because x and y are quotients. 1 + 1 + 1 + 4 + 4 channels.
         products = (g_x * g_x, g_x * g_y, g_y * g_y, g_x * change, g_y * change)
         means = F.avg_pool2d(
             torch.cat(products, dim=1),
@@ -261,11 +262,12 @@ class MotionNet(nn.Module):
 
         light, count: pictures of the windows of the exposure, (B, 11, h, w). scene: (B, 3, h, w).
         """
-        # `fit` turns the values of the windows (k: 11) into slope and curvature (d: 2).
+        # `fit` (2, 11) turns the values of the windows, the axis k, into slope and curvature, the
+        # axis d: change[b, d] = sum over k of fit[d, k] light[b, k], at each pixel (h, w).
         change_of_light = torch.einsum("dk,bkhw->bdhw", self.fit, light)  # (B, 2, h, w)
-        # Both changes must have the same unit. `light` is the square root of relative light, so a
-        # relative change N' / N of the number N of spikes is a change of N' / (2 N) in `light`.
-        # `count` is N' / sqrt(N), so it is divided by 2 sqrt(N). Channel 1 of the scene is log(N).
+        # Both changes must have the same unit. N is the number of spikes, and N' its change.
+        # `light` is the square root of relative light, so it changes by N' / (2 N). `count` changes
+        # by N' / sqrt(N). So `count` is divided by 2 sqrt(N). Channel 1 of the scene is log(N).
         two_roots = 2 * torch.exp(scene[:, 1:2] / 2)
         change_of_count = torch.einsum("dk,bkhw->bdhw", self.fit, count) / two_roots
         return torch.cat((change_of_light, change_of_count), dim=1)
@@ -274,7 +276,8 @@ class MotionNet(nn.Module):
 def _gradient(picture: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradient in x and in y of a picture (B, 1, h, w), each of the same shape.
 
-    It is half the difference of the two neighbours. Beyond the edge, the outermost pixel repeats.
+    It is half the difference of the two neighbours. At the edge, the missing neighbour has the
+    value of the pixel itself.
     """
     padded = F.pad(picture, (1, 1, 1, 1), mode="replicate")  # (B, 1, h + 2, w + 2)
     left = padded[..., 1:-1, :-2]

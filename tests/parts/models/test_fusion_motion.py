@@ -1,8 +1,11 @@
 """models/fusion/fusion_motion.py: the fusion "motion", learned steps along the motion of a clip.
 
-Its first estimate is the one of the fusion "exposure". Steps then change the estimate so that it
-fits the equations of both cameras better. The equations are those of the middle frame of a
-simulated scene with a known motion (tests/helpers/moving_scene.py).
+Its first estimate z_0 is the result of the fusion "exposure". Steps then change the estimate so
+that it fits the equations of both cameras better (data/motion/joint.py). The equations of these
+tests belong to the middle frame of a rendered scene that moves (tests/helpers/moving_scene.py).
+
+A step sees the evidence of the equations (what is known before any step) and their pulls (how they
+would change the frame). "proposal" is a solution of the equations, to which a step may go.
 """
 
 import itertools
@@ -70,7 +73,7 @@ def test_the_weights_of_exposure_fit_all_but_the_steps():
 
     differing = operator("motion").load_state_dict(weights, strict=False)
 
-    assert not differing.unexpected_keys
+    assert not differing.unexpected_keys  # "motion" has all modules of "exposure"
     for key in differing.missing_keys:
         assert key.startswith("steps.")
 
@@ -84,7 +87,7 @@ def test_its_first_estimate_is_that_of_exposure_with_the_same_weights():
     assert torch.equal(motion.on_input(lq, spike), exposure.on_input(lq, spike))
 
 
-def test_a_network_and_steps_for_few_spikes_are_there_where_they_are_asked_for():
+def test_motion_by_decides_which_networks_the_operator_has():
     def modules_with_weights(motion_by: str) -> set[str]:
         """Return the names of the operator's modules, e.g. {"head", "body", "steps"}."""
         section = {"type": "motion", **SMALL, "motion_by": motion_by}
@@ -97,7 +100,7 @@ def test_a_network_and_steps_for_few_spikes_are_there_where_they_are_asked_for()
     assert modules_with_weights("both") - by_dis == {"motion_net", "few_steps"}
 
 
-def test_a_network_of_it_alone_gives_the_first_estimate():
+def test_a_network_that_is_this_operator_alone_gives_the_first_estimate():
     net = FusionNet({"type": "motion", **SMALL}, spike_channels=S)
     lq, spike = random_clip()
 
