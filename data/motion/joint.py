@@ -34,8 +34,9 @@ at p + u_g(p) in the sharp instant, so its light is x(p + u_g(p)). Two kinds of 
 
     A means both maps together: A = (B, S).
 
-Errors. A blurry pixel has the error sigma_b, in display values. The error of n has two causes: the
-times of both spikes are rounded to whole planes, and each threshold jitters by its share j. So
+Errors. A blurry pixel has the error sigma_b, in display values, which is larger in a noisy frame.
+The error of n has two causes: the times of both spikes are rounded to whole planes, and each
+threshold jitters by its share j. So
 
         var(n) = r^2 / 6 + j^2 n    with the rate r = n / (end - begin)
 
@@ -109,10 +110,11 @@ JITTER = 0.02
 # value would weaken equations that are right but noisy. A larger value would let wrong equations
 # pull.
 CAUCHY = 2.0
-# sigma_b is at least NOISE_FACTOR (n - USUAL_NOISE), for the measured noise n of the blurry frame.
-# Without this, noise of 0.03 and 0.05 lost 0.6 and 0.4 dB on a photograph; now it loses 0.1 and
-# gains 0.6 dB. Fine texture is measured as noise too, up to 0.011 on the photographs of the
-# training. So a smaller n does not count.
+# sigma_b is at least NOISE_FACTOR * (noise - USUAL_NOISE), where the noise of the blurry frame is
+# measured by `noise_of`, in display values. Without this limit, a photograph with noise of 0.03 and
+# 0.05 lost 0.6 and 0.4 dB. With it, the photograph loses 0.1 dB and gains 0.6 dB. Fine texture is
+# measured as noise, too, up to 0.011 on the photographs of the training. So noise below USUAL_NOISE
+# does not count.
 NOISE_FACTOR = 7.0
 USUAL_NOISE = 0.013
 # K in lambda: how strongly z is held near z_0 where the expected error of the motion is large. Half
@@ -783,6 +785,7 @@ class Equations:
         self.motion_length = groups.shifts.norm(dim=-1).mean(0)  # mean over the groups, (H, W)
         blurry = tensor_of(recording.blurry, device).permute(2, 0, 1)
         self.blurry = blurry
+        # The error of a blurry pixel: of the solver, or more if the frame is noisy.
         self.noise = noise_of(luma(blurry)[0])
         sigma_b = max(solver.noise, NOISE_FACTOR * (self.noise - USUAL_NOISE))
         # lambda = 1 + K (q / sigma_b)^2, (H, W)

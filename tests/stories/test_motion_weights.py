@@ -120,7 +120,7 @@ def test_a_noisy_frame_loses_nothing(tmp_path):
     rng = np.random.default_rng(0)
     for path in files_in(clip / "blur"):
         picture = imread_rgb(path)
-        noisy = picture + rng.normal(0, 0.05 * 255, picture.shape)
+        noisy = picture + rng.normal(0, 0.05 * 255, picture.shape)  # 5 % of white
         imwrite_rgb(path, noisy.clip(0, 255).round().astype(np.uint8))
 
     assert gain_on(clip, tmp_path) > -MOST_LOST
