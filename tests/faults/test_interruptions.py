@@ -8,40 +8,67 @@ and position, bit for bit (tests/faults/runs.py).
 import os
 import signal
 import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
-from tests.dist.launching import Ranks
+from tests.dist.launching import RankResult, Ranks
 from tests.faults.runs import interrupt, reference
 from tests.helpers.train_files import MAIN, odd_command, write_odd, write_options
 
+# Exit code of a run that a signal has stopped, and that can go on.
+STOPPED_BY_SIGNAL = 75
+
+
+class Runs(NamedTuple):
+    """A run that trials interrupt, and how it must end."""
+
+    options: Path  # the option file
+    expected: Any  # the last checkpoint of the uninterrupted run on two ranks
+
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Give an option file, and the last checkpoint of its uninterrupted run on two ranks."""
-    return write_options(tmp_path_factory.mktemp("interruptions")), reference(2)
+def runs(tmp_path_factory) -> Runs:
+    """Give a run for trials."""
+    return Runs(write_options(tmp_path_factory.mktemp("interruptions")), reference(2))
 
 
-@pytest.mark.parametrize(("first", "second"), [("SIGUSR1", "SIGTERM"), ("SIGINT", "SIGINT")])
+# ---- Signals ----
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param(signal.SIGUSR1, signal.SIGTERM, id="two signals of a cluster"),
+        pytest.param(signal.SIGINT, signal.SIGINT, id="Ctrl-C twice"),
+    ],
+)
 def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(
     tmp_path, first, second
 ):
-    with Ranks(
-        1, *odd_command(write_odd(tmp_path), "datasets.test={}", case="stall", struck=(0, 2))
-    ) as running:
-        running.wait_for("Iter: 1,", 0, 120)
-        running.processes[0].send_signal(getattr(signal, first))
-        deadline = time.monotonic() + 10
+    # The run stands still in step 2.
+    command = odd_command(write_odd(tmp_path), "datasets.test={}", case="stall", struck=(0, 2))
+
+    with Ranks(1, *command) as running:
+        running.wait_for("Iter: 1,", rank=0, limit_s=120)
+        (process,) = running.processes
+        process.send_signal(first)
         # The first signal waits for the end of the step, which never comes. Two signals that are on
         # their way at the same time may arrive in any order, or as one. So the second signal is
         # sent until the run ends.
-        while running.processes[0].poll() is None and time.monotonic() < deadline:
-            running.processes[0].send_signal(getattr(signal, second))
+        deadline = time.monotonic() + 10
+        while process.poll() is None and time.monotonic() < deadline:
+            process.send_signal(second)
             time.sleep(0.1)
         result = running.wait(10)
 
-    assert result.exit_codes == [128 + getattr(signal, second)]
-    assert result.text.count("Ctrl-C again ends it at once") == (first == "SIGINT")
+    # The code by which a shell reports a program that a signal has ended.
+    assert result.exit_codes == [128 + second]
+    # Only who has pressed Ctrl-C is told what a second Ctrl-C does.
+    expected_count = 1 if first == signal.SIGINT else 0
+    assert result.text.count("Ctrl-C again ends it at once") == expected_count
 
 
 # Starts a command that ignores signals. nohup starts commands like this, and so does a shell for
@@ -49,35 +76,55 @@ def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(
 DEAF = ("bash", "-c", 'trap "" HUP INT TERM USR1; exec "$@"', "bash")
 
 
-@pytest.mark.parametrize(("names", "prefix", "code"), [
-    ("SIGHUP SIGINT", DEAF, 0),
-    ("SIGHUP", (), 75),  # its terminal is gone
-    ("SIGTERM SIGTERM", DEAF, 75),  # as scancel sends them
-    ("SIGUSR1", DEAF, 75),
-])  # fmt: skip
-def test_a_signal_or_two_save_and_end_a_run_unless_it_was_started_deaf_to_them(
-    tmp_path, names, prefix, code
-):
-    command = (
-        "--opt",
-        str(write_options(tmp_path)),
-        f"train.total_iter={1000 if code else 5}",
-        "datasets.test={}",
-    )
-    with Ranks(1, MAIN, *command, prefix=prefix) as running:
-        running.wait_for("Iter: 1,", 0, 120)
-        for name in names.split():
+def run_with_signals(
+    folder: Path, signals: list[signal.Signals], prefix: Sequence[str], steps: int
+) -> RankResult:
+    """Train for `steps` steps. Send signals after the first step, and wait for the end.
+
+    prefix: a command that starts the program.
+    """
+    options = str(write_options(folder))
+    changes = (f"train.total_iter={steps}", "datasets.test={}")
+    with Ranks(1, MAIN, "--opt", options, *changes, prefix=prefix) as running:
+        running.wait_for("Iter: 1,", rank=0, limit_s=120)
+        for number in signals:
             # When a terminal is gone, the system sends SIGHUP to all processes of the run.
-            send = os.killpg if name == "SIGHUP" else os.kill
-            send(running.processes[0].pid, getattr(signal, name))
-            time.sleep(0.02)  # apart, or the system makes one of two
-        result = running.wait(60)
+            send = os.killpg if number == signal.SIGHUP else os.kill
+            send(running.processes[0].pid, number)
+            # The system would make one signal of two equal ones that wait at the same time.
+            time.sleep(0.02)
+        return running.wait(60)
 
-    assert result.exit_codes == [code], result.text
+
+def test_a_run_that_was_started_deaf_goes_on_after_signals_of_a_terminal(tmp_path):
+    result = run_with_signals(tmp_path, [signal.SIGHUP, signal.SIGINT], DEAF, steps=5)
+
+    assert result.exit_codes == [0], result.text
     assert "Ctrl-C" not in result.text, result.text
-    assert ("stopped by a signal at iter" if code else "Finished at iter 5") in result.text
+    assert "Finished at iter 5" in result.text
 
 
+@pytest.mark.parametrize(
+    ("signals", "prefix"),
+    [
+        pytest.param([signal.SIGHUP], (), id="the terminal is gone"),
+        # scancel sends the signal to the shell and to the run.
+        pytest.param([signal.SIGTERM, signal.SIGTERM], DEAF, id="the job is cancelled"),
+        pytest.param([signal.SIGUSR1], DEAF, id="the time of the job is nearly over"),
+    ],
+)
+def test_a_signal_saves_and_ends_a_run(tmp_path, signals, prefix):
+    result = run_with_signals(tmp_path, signals, prefix, steps=1000)
+
+    assert result.exit_codes == [STOPPED_BY_SIGNAL], result.text
+    assert "Ctrl-C" not in result.text, result.text
+    assert "stopped by a signal at iter" in result.text
+
+
+# ---- The bits of a resumed run ----
+
+
+# The seed decides when and which ranks are struck, see `interrupt`.
 @pytest.mark.parametrize(
     ("how", "seed", "struck"),
     [
@@ -90,13 +137,15 @@ def test_a_signal_or_two_save_and_end_a_run_unless_it_was_started_deaf_to_them(
 def test_a_rank_that_is_killed_or_signalled_ends_all_and_the_resumed_run_has_the_same_bits(
     runs, how, seed, struck
 ):
-    options, expected = runs
-    trial = interrupt(options, 2, how, seed, expected)
+    trial = interrupt(runs.options, 2, how, seed, runs.expected)
+
     assert trial.struck == f"{how} to {struck}", trial.text
     assert trial.identical, trial.text
     if how == "kill":
+        # -9: killed. The other rank ends with an error.
         assert -9 in trial.exit_codes
         assert 0 not in trial.exit_codes
-    else:  # at the same step, also where all that the ranks started hear it
-        assert trial.exit_codes == [75, 75]
+    else:
+        # Both ranks stop at the same step, and rank 0 alone says so.
+        assert trial.exit_codes == [STOPPED_BY_SIGNAL, STOPPED_BY_SIGNAL]
         assert trial.text.count("stopped by a signal at iter") == 1
