@@ -1,8 +1,14 @@
-"""Several ranks validate together, and begin each epoch together."""
+"""Several ranks validate together, and begin each epoch together.
+
+A validation restores test clips in tiles: pieces of some frames, which overlap in time. The
+watchdog ends a run that gives no sign of life for too long, so each tile must give one.
+"""
 
 import re
 import weakref
+from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -10,6 +16,7 @@ from main_train_vrt import read_options
 from models.model_vrt import ModelVRT
 from models.restore.validation import validate
 from models.select_network import NETWORKS
+from tests.helpers.checked import present
 from tests.helpers.train_files import odd, write_odd, write_options
 from utils.dist import watchdog
 from utils.dist.state import RUN
@@ -29,6 +36,9 @@ class Same(nn.Module):
     def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
         ticks.add(RUN.place.since)
         return lq * self.factor
+
+
+# ---- One validation ----
 
 
 class Clip:
@@ -57,21 +67,50 @@ class Clip:
         self.alive -= 1
 
 
-def test_a_validation_keeps_one_tile_of_a_clip_and_each_tile_is_a_sign_of_life(tmp_path):
-    options = write_options(tmp_path, netG={"net_type": "same"})
+class Validated(NamedTuple):
+    """A validation of three clips in tiles of 4 frames."""
+
+    model: ModelVRT
+    clips: list[Clip]
+    panels: dict[str, Any]  # name of a clip -> pictures of it
+    signs_of_life: int
+
+
+@pytest.fixture(scope="module")
+def validated(tmp_path_factory) -> Validated:
+    """Validate clips of 12, 3 and 3 frames in this process."""
+    options = write_options(tmp_path_factory.mktemp("validated"), netG={"net_type": "same"})
     tiles_of_4 = "val.num_frame_testing=4"
     model = ModelVRT(read_options(["--opt", str(options), "train.E_decay=0", tiles_of_4]))
     clips = [Clip(0, frames=12), Clip(1, frames=3), Clip(2, frames=3)]
 
-    found = validate(model, clips)
+    # `Clip` has the parts of a reader that a validation reads, and no others.
+    readers: Any = clips
+    ticks.clear()
+    found = present(validate(model, readers))
+    watchdog.phase("start")  # as before the validation
+    return Validated(model, clips, found.panels, len(ticks))
 
+
+def test_a_validation_keeps_one_tile_of_a_clip_in_memory(validated):
     # A tile has 4 frames, and a few more are read beside it, however long the clip is.
-    assert max(clip.most for clip in clips) <= 7
+    assert max(clip.most for clip in validated.clips) <= 7
+
+
+def test_each_tile_of_a_validation_is_a_sign_of_life(validated):
     # 12 frames make 5 tiles of 4 frames, because neighbours share 2 frames. 3 frames make one tile.
-    assert len(ticks) == 5 + 1 + 1
-    assert sorted(found.panels) == ["clip0", "clip1", "clip2"]
-    assert model.netG.training
-    watchdog.phase("start")  # as before the test
+    assert validated.signs_of_life == 5 + 1 + 1
+
+
+def test_a_validation_shows_each_clip(validated):
+    assert sorted(validated.panels) == ["clip0", "clip1", "clip2"]
+
+
+def test_after_a_validation_the_network_is_in_training_again(validated):
+    assert validated.model.netG.training
+
+
+# ---- Several ranks ----
 
 
 def test_one_and_two_ranks_validate_alike(tmp_path):
@@ -97,7 +136,10 @@ def table_of_scores(text: str) -> str:
     return found[1]
 
 
-def test_epochs_turn_without_a_hang_and_progress_opens_when_all_ranks_have_their_loaders(tmp_path):
+# ---- Epochs ----
+
+
+def test_the_progress_of_an_epoch_opens_when_all_ranks_have_their_loaders(tmp_path):
     changes = (
         "train.epochs=6",
         "train.total_iter=100",  # more than 6 epochs
@@ -109,14 +151,14 @@ def test_epochs_turn_without_a_hang_and_progress_opens_when_all_ranks_have_their
     # Rank 1 takes longer to start its loaders.
     result = odd(write_odd(tmp_path), *changes, case="late", struck=(1, 0), ranks=2)
 
+    # No rank hangs between two epochs.
     assert result.exit_codes == [0, 0], result.text
     # Each rank prints when it had started the loader and when it showed the progress of each epoch.
-    first, second = result.jsons
-    assert len(first["progress"]) == 6
-    assert len(second["progress"]) == 6
-    assert len(first["loader"]) == 6
-    assert len(second["loader"]) == 6
+    rank_0, rank_1 = result.jsons
+    for rank in (rank_0, rank_1):
+        assert len(rank["loader"]) == 6
+        assert len(rank["progress"]) == 6
     for epoch in range(6):
-        all_started = max(first["loader"][epoch], second["loader"][epoch])
-        assert first["progress"][epoch] >= all_started
-        assert second["progress"][epoch] >= all_started
+        all_started = max(rank_0["loader"][epoch], rank_1["loader"][epoch])
+        assert rank_0["progress"][epoch] >= all_started
+        assert rank_1["progress"][epoch] >= all_started
