@@ -143,7 +143,9 @@ class Clip:
     @property
     def scale(self) -> int:
         """Height of a sharp frame over height of a blurry frame, e.g. 4; 1 for deblurring."""
-        return self.gt_size[0] // self.size[0]
+        gt_height, _ = self.gt_size
+        height, _ = self.size
+        return gt_height // height
 
     @property
     def instants(self) -> int:

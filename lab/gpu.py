@@ -291,7 +291,7 @@ def restore(device: str, side: int, dtype: str) -> Figures:
     side: height and width of a tile in pixels; 0 restores whole frames.
     dtype: "bfloat16" for autocast, else "float32".
     """
-    frames = (12, 3, 720, 1280)
+    frames = (12, 3, 720, 1280)  # (T, C, H, W)
     if device == "cpu":
         frames = (2, 3, 48, 64)
         side = min(side, 32)
@@ -305,7 +305,7 @@ def restore(device: str, side: int, dtype: str) -> Figures:
     }
     with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
         figures = figures_of(lambda: restore_clip(net, clip, **tiling), device, repeats=2)
-    number_of_frames = frames[0]
+    number_of_frames, _, _, _ = frames
     figures["s a frame"] = figures["s"] / number_of_frames
     return figures
 

@@ -394,7 +394,8 @@ class ScaledGrid:
 
 def _refuse_frame_of_no_multiple(geometry: SpikeGeometry, size: tuple[int, int]) -> None:
     """Raise DataError for a frame that is no whole multiple of the spike plane."""
-    sizes = f"lq is {size[0]} x {size[1]}, spikes {geometry.height} x {geometry.width}"
+    height, width = size
+    sizes = f"lq is {height} x {width}, spikes {geometry.height} x {geometry.width}"
     raise DataError(
         what=f"{sizes}: no whole multiple (spike.h, spike.w)",
         where="spike.h, spike.w",
@@ -495,7 +496,8 @@ class CalibratedGrid:
         plane_size = (geometry.height, geometry.width)
         if tuple(calibration.spike_size) != plane_size:
             _refuse_planes_of_other_size(calibration, plane_size, path)
-        self.size = (calibration.rgb_size[0], calibration.rgb_size[1])
+        height, width = calibration.rgb_size
+        self.size = (height, width)  # of a frame
         matrix_to_rgb = calibration.to_rgb()  # (3, 3), from spike pixels to RGB pixels
         rgb_per_spike_pixel = scale_of(matrix_to_rgb)  # along a side, e.g. 3.96
         self.pixel = max(1, round(rgb_per_spike_pixel))
@@ -535,10 +537,11 @@ class CalibratedGrid:
         """Raise DataError for frames of another size (H, W) than the calibration's."""
         if size == self.size:
             return
-        height, width = self.size
+        height, width = size
+        calibrated_height, calibrated_width = self.size
         raise DataError(
-            what=f"lq is {size[0]} x {size[1]}, spike.calibration was made for frames of "
-            f"{height} x {width}",
+            what=f"lq is {height} x {width}, spike.calibration was made for frames of "
+            f"{calibrated_height} x {calibrated_width}",
             where=self._path,
             expected="frames as they were in the calibration, not resized or cropped",
             do="calibrate with these",
@@ -706,10 +709,11 @@ def _refuse_planes_of_other_size(
     calibration: Calibration, size: tuple[int, int], path: str
 ) -> None:
     """Raise DataError for spike planes of another size (h, w) than the calibration's."""
-    height, width = calibration.spike_size
+    calibrated_height, calibrated_width = calibration.spike_size
+    height, width = size
     raise DataError(
-        what=f"the calibration was made for spike planes of {height} x {width}, "
-        f"these are {size[0]} x {size[1]}",
+        what=f"the calibration was made for spike planes of {calibrated_height} x "
+        f"{calibrated_width}, these are {height} x {width}",
         where=path,
         expected="the same spike camera",
         do="correct spike.h and spike.w, or calibrate again",

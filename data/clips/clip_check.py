@@ -660,10 +660,12 @@ class ClipCheck:
             self._report(e.what, e.where)
             return lq, gt
         # gt must be larger than lq by a whole number, which is the same in height and width.
-        scale_of_height, rest_of_height = divmod(gt[0], lq[0])
-        scale_of_width, rest_of_width = divmod(gt[1], lq[1])
+        gt_height, gt_width = gt
+        height, width = lq
+        scale_of_height, rest_of_height = divmod(gt_height, height)
+        scale_of_width, rest_of_width = divmod(gt_width, width)
         if rest_of_height or rest_of_width or scale_of_height != scale_of_width:
-            sizes = f"gt is {gt[0]} x {gt[1]}, lq {lq[0]} x {lq[1]}"
+            sizes = f"gt is {gt_height} x {gt_width}, lq {height} x {width}"
             self._report(f"{sizes}: no whole multiple", paths["gt"][0])
         try:
             if self.spikes:

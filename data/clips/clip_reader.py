@@ -431,14 +431,14 @@ def _refuse_other_size(gt: tuple[int, int], lq: tuple[int, int], scale: int, whe
 
     gt, lq: (height, width). where: path of the sharp frames.
     """
-    height = lq[0] * scale
-    width = lq[1] * scale
-    if gt == (height, width):
+    height, width = lq
+    if gt == (height * scale, width * scale):
         return
+    gt_height, gt_width = gt
     raise DataError(
-        what=f"reference of {gt[1]}x{gt[0]} for frames of {lq[1]}x{lq[0]}",
+        what=f"reference of {gt_width}x{gt_height} for frames of {width}x{height}",
         where=where,
-        expected=f"{width}x{height}, as the network enlarges by {scale}",
+        expected=f"{width * scale}x{height * scale}, as the network enlarges by {scale}",
         do="check --gt",
     )
 

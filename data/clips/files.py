@@ -928,10 +928,12 @@ def _refuse_other_size(found: tuple[int, int], size: tuple[int, int] | None, pat
     """
     if size is None or found == size:
         return
+    height, width = size
+    found_height, found_width = found
     raise DataError(
-        what=f"frame of {found[0]} x {found[1]}",
+        what=f"frame of {found_height} x {found_width}",
         where=path,
-        expected=f"{size[0]} x {size[1]}, as the first of its clip",
+        expected=f"{height} x {width}, as the first of its clip",
         do="remove the frame, or make it again",
     )
 

@@ -458,8 +458,9 @@ def _what_is_wrong(look: Look, kind: str, size: Size) -> str:
         return look.flaw
     if look.shape is not None and look.shape != size:
         height, width = look.shape
+        first_height, first_width = size
         what = f"{kind} frame of {height} x {width}"
-        return f"{what}, the first of the clip has {size[0]} x {size[1]}"
+        return f"{what}, the first of the clip has {first_height} x {first_width}"
     return look.cut
 
 

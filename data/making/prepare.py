@@ -448,14 +448,13 @@ def _refuse_ratio(size: tuple[int, int], ratio: int, path: Path) -> None:
     A plane of a .dat has one bit for each spike pixel, so its number of pixels must divide by 8.
     size: (height, width) of the frames. ratio: RGB pixels along a spike pixel. path: the source.
     """
-    height = size[0] // ratio
-    width = size[1] // ratio
-    is_divisible = height * ratio == size[0] and width * ratio == size[1]
-    has_whole_bytes = height * width % 8 == 0
+    height, width = size
+    is_divisible = height % ratio == 0 and width % ratio == 0
+    spike_pixels = (height // ratio) * (width // ratio)
+    has_whole_bytes = spike_pixels % 8 == 0
     if not (is_divisible and has_whole_bytes):
         raise DataError(
-            what=f"frames of {size[0]} x {size[1]} do not divide by --ratio {ratio} into "
-            "whole bytes",
+            what=f"frames of {height} x {width} do not divide by --ratio {ratio} into whole bytes",
             where=str(path),
             expected="both sides divisible, and their product / ratio^2 by 8",
             do="choose another --ratio",
@@ -469,10 +468,10 @@ def _bytes_per_exposure(
 
     size: (height, width) of the frames. source: the raw frames; None with a rig.
     """
+    height, width = size
+    spike_pixels = (height // recipe.ratio) * (width // recipe.ratio)
     # A spike pixel has one bit in each plane.
-    height = size[0] // recipe.ratio
-    width = size[1] // recipe.ratio
-    spike_bytes = recipe.planes_of(clip) * height * width // 8
+    spike_bytes = recipe.planes_of(clip) * spike_pixels // 8
     if source:
         # All images are assumed to have the size of the first frame as a PNG. There are three
         # images (blur, blur_gamma, sharp) and the instants.
@@ -525,13 +524,16 @@ def _refuse_other_sizes(clip: str, files: list[Path], size: tuple[int, int]) -> 
         if file.suffix.lower() != ".png":
             continue
         found = image_size(str(file))
-        if found != size:
-            raise DataError(
-                what=f"clip {clip} has a frame of {found[0]} x {found[1]}",
-                where=str(file),
-                expected=f"{size[0]} x {size[1]}, as the first",
-                do="remove it, or make it again",
-            )
+        if found == size:
+            continue
+        height, width = size
+        found_height, found_width = found
+        raise DataError(
+            what=f"clip {clip} has a frame of {found_height} x {found_width}",
+            where=str(file),
+            expected=f"{height} x {width}, as the first",
+            do="remove it, or make it again",
+        )
 
 
 def _is_made(job: Job, record: dict[str, Any]) -> bool:
@@ -723,8 +725,9 @@ def make_spikes(clip: str, recipe: Recipe, frames: FrameSource, folder: Path) ->
     """
     average = recipe.raw_frames_per_exposure(clip)
     planes = recipe.planes_of(clip)
-    height = frames.size[0] // recipe.ratio
-    width = frames.size[1] // recipe.ratio
+    frame_height, frame_width = frames.size
+    height = frame_height // recipe.ratio
+    width = frame_width // recipe.ratio
     # With light "display", the sensor integrates display values, so the curve is a straight line.
     gamma = recipe.gamma if recipe.light == "linear" else 1.0
     path = LightPath(grey_light(frames, (height, width), gamma), len(frames), recipe.method)
