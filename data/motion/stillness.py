@@ -36,8 +36,9 @@ MOVING = 1.3
 # If a pixel of median light has fewer spikes than this in an exposure, the shifts of a still pixel
 # differ much from one measured time to the next, because of noise. Then a curve is fitted to them.
 FEW_SPIKES = 9.0
-# Fewer spikes count as this number, because an exposure without any spike would divide by 0.
-LEAST_SPIKES = 0.1
+# Fewer spikes count as this number. Stars on black have a median near 0, although their motion is
+# seen well: without this least number they would have to move by 20 pixels.
+LEAST_SPIKES = 0.6
 
 
 def moving_share(motion: Motion, spikes: float) -> np.ndarray:
