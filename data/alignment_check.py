@@ -451,10 +451,11 @@ def _gradients(image: np.ndarray, pixel: int) -> np.ndarray:
     """Return the magnitude of the gradient of a picture, on the grid of the spike pixels.
 
     image: (H, W). pixel: number of RGB pixels along a spike pixel.
-    Returns a new array of about (H / pixel, W / pixel) float32, without the border. `measure` may
-    overwrite it.
+    Returns a new array of about (H / pixel, W / pixel) float32, without the border.
+    `_measure_frame` overwrites it.
     """
     rgb_height, rgb_width = image.shape
+    # At least one: a tiny region may be smaller than a spike pixel.
     height = max(1, rgb_height // pixel)
     width = max(1, rgb_width // pixel)
     small = image

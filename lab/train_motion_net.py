@@ -611,13 +611,13 @@ def recorded_stream(rng: np.random.Generator, scene: Scene) -> tuple[np.ndarray,
     # From near darkness, with about 2 spikes in the 88 planes of an exposure at full light, up to
     # nearly a spike in every plane.
     rate = log_uniform(rng, 0.02, 0.95)
-    # The camera. `Sensor`, above, explains each of these numbers. A quarter of the cameras
-    # integrate display values instead of light.
+    # A quarter of the cameras integrate display values instead of light.
     is_display = rng.random() < 0.25
-    # The exposure of both cameras: dark frames with a factor of 0.6, and with 1.6 frames in which
-    # bright places are cut off at full light.
+    # The light of both cameras. A factor of 0.6 makes dark frames. With 1.6, bright places are cut
+    # off at full light.
     light = np.clip(scene.light * rng.uniform(0.6, 1.6), 0, 1)
     blur = rng.uniform(0, 0.6)  # of the lens: sigma in spike pixels
+    # The flaws of the camera; the fields of `Sensor` say what they are.
     jitter = rng.uniform(0, 0.05)
     pattern = rng.uniform(0, 0.05)
     # A camera of display values gets up to ten times the dark charge. Its charges in dim light are

@@ -1,4 +1,9 @@
-"""A small hostile file of the data is refused in words, in two seconds and a gigabyte."""
+"""A small hostile file of the data is refused in words, in two seconds and a gigabyte.
+
+A file that a stranger gives may be small, and may state that it holds more than fits into memory.
+`assert_refused` and `call_limited` call a function in a process of its own, which may use no more
+memory and time than this.
+"""
 
 import io
 import math
@@ -6,6 +11,7 @@ import os
 import struct
 import zipfile
 import zlib
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -14,21 +20,30 @@ import pytest
 from data.spike.formats import Crop, SpikeFileError, SpikeGeometry, open_spikes, read_spikes
 from tests.helpers.limited import assert_refused, call_limited
 
+# ---- Pictures ----
 
-def png_of_zeros(width, height):
-    """A grey PNG of one bit a pixel, whose pixels are all there and all black."""
 
-    def chunk(kind, data):
-        return (
-            len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
-        )
+def png_chunk(kind: bytes, data: bytes) -> bytes:
+    """Return a chunk of a PNG: the length of its data, its kind, the data, and a checksum."""
+    checksum = zlib.crc32(kind + data).to_bytes(4, "big")
+    return len(data).to_bytes(4, "big") + kind + data + checksum
 
+
+def png_of_zeros(width: int, height: int) -> bytes:
+    """Return a grey PNG of one bit a pixel. All its pixels are there, and are black."""
+    # A row begins with a byte that names its filter, here none. Then 8 pixels are in each byte.
     row = bytes(1 + (width + 7) // 8)
     packing = zlib.compressobj(9)
     pixels = b"".join(packing.compress(row) for _ in range(height)) + packing.flush()
+    # Width, height, bits of a pixel, and 0 for: grey, deflate, usual filters, no interlacing.
     header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
-    chunks = chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + chunks
+    signature = b"\x89PNG\r\n\x1a\n"
+    return (
+        signature
+        + png_chunk(b"IHDR", header)
+        + png_chunk(b"IDAT", pixels)
+        + png_chunk(b"IEND", b"")
+    )
 
 
 READERS = ["files.read_bgr", "files.image_size", "clip_reader.user_clips"]
@@ -38,7 +53,8 @@ READERS = ["files.read_bgr", "files.image_size", "clip_reader.user_clips"]
 def test_a_small_png_of_900_million_pixels_is_not_decoded(tmp_path, reader):
     path = tmp_path / "a.png"
     path.write_bytes(png_of_zeros(30_000, 30_000))
-    assert path.stat().st_size < 200_000
+    assert path.stat().st_size < 200_000  # so this is a small file
+
     assert_refused(
         f"data.clips.{reader}", path, by="DataError", saying="30000 x 30000, 900 million pixels"
     )
@@ -46,13 +62,36 @@ def test_a_small_png_of_900_million_pixels_is_not_decoded(tmp_path, reader):
 
 def test_an_8k_frame_is_read(tmp_path):
     (tmp_path / "a.png").write_bytes(png_of_zeros(7680, 4320))
-    assert call_limited("data.clips.files.read_bgr", tmp_path / "a.png").error == ""
+
+    ended = call_limited("data.clips.files.read_bgr", tmp_path / "a.png")
+
+    assert ended.error == ""
 
 
-def write_npz(path, shape, member="spk.npy", packing=zipfile.ZIP_DEFLATED, said=None):
-    """A .npz of zeros, written in parts. said: the shape in its header, if it is another."""
+def test_a_png_that_states_a_chunk_of_4_gigabytes_is_not_given_them(tmp_path):
+    _, encoded = cv2.imencode(".png", np.zeros((20, 30, 3), np.uint8))
+    content = bytearray(encoded.tobytes())
+    # The signature has 8 bytes, and the first chunk, the header, has 25. Then comes the length of
+    # the second chunk.
+    content[33:37] = b"\xff\xff\xff\x00"
+    (tmp_path / "a.png").write_bytes(content)
+
+    said = "is damaged or cut short"
+    assert_refused("data.clips.files.read_bgr", tmp_path / "a.png", by="DataError", saying=said)
+
+
+# ---- Arrays ----
+
+
+def write_npz(
+    path: Path,
+    shape: tuple[int, ...],
+    member: str = "spk.npy",
+    packing: int = zipfile.ZIP_DEFLATED,
+) -> None:
+    """Write a .npz of zeros, a plane at a time, so that the test itself needs little memory."""
     header = io.BytesIO()
-    about = {"descr": "|u1", "fortran_order": False, "shape": said or shape}
+    about = {"descr": "|u1", "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(header, about)
     with zipfile.ZipFile(path, "w", packing) as archive, archive.open(member, "w") as file:
         file.write(header.getvalue())
@@ -60,17 +99,19 @@ def write_npz(path, shape, member="spk.npy", packing=zipfile.ZIP_DEFLATED, said=
             file.write(bytes(math.prod(shape[1:])))
 
 
-def read_one_plane(path):
-    """The first plane of 250 x 400 pixels of a file."""
+def read_one_plane(path: Path) -> np.ndarray:
+    """Return the first plane of 250 x 400 pixels of a file."""
     return read_spikes(path, SpikeGeometry(250, 400), 0, 1)
 
 
 def test_a_plane_of_a_small_npz_of_many_planes_does_not_unpack_them_all(tmp_path):
     write_npz(tmp_path / "a.npz", (3_000, 250, 400))
-    assert (tmp_path / "a.npz").stat().st_size < 1_000_000
+    assert (tmp_path / "a.npz").stat().st_size < 1_000_000  # so this is a small file
+
     ended = call_limited(f"{__name__}.read_one_plane", tmp_path / "a.npz")
 
     assert ended.error == "", ended
+    # All planes have 300 MB.
     assert ended.mb < 200, ended
 
 
@@ -80,11 +121,15 @@ def test_planes_of_a_large_npz_are_those_of_the_array(tmp_path):
     noise = np.random.default_rng(0).integers(0, 256, (700, 250, 400), np.uint8)
     planes = (noise == 0).astype(np.uint8)
     np.savez_compressed(tmp_path / "a.npz", spk=planes)
-    file = open_spikes(tmp_path / "a.npz", SpikeGeometry(250, 400))
-    assert np.array_equal(file.read(600, 90), planes[600:690])
-    assert np.array_equal(file.read(3, 2, Crop(5, 7, 20, 30)), planes[3:5, 5:25, 7:37])
-    parts = list(file.parts(10, 150))
 
+    file = open_spikes(tmp_path / "a.npz", SpikeGeometry(250, 400))
+
+    # 90 planes from plane 600 on, and a crop of 20 x 30 pixels of 2 planes.
+    assert np.array_equal(file.read(600, 90), planes[600:690])
+    crop = Crop(top=5, left=7, height=20, width=30)
+    assert np.array_equal(file.read(3, 2, crop), planes[3:5, 5:25, 7:37])
+    # 150 planes from plane 10 on, in parts of at most 64 planes.
+    parts = list(file.parts(10, 150))
     assert [len(part) for part in parts] == [64, 64, 22]
     assert np.array_equal(np.concatenate(parts), planes[10:160])
 
@@ -122,31 +167,43 @@ def test_the_header_of_an_array_with_nonsense_is_refused(tmp_path, ending, name)
     assert e.value.do
 
 
-def test_an_npz_that_numpy_does_not_write_is_refused(tmp_path):
-    geometry = SpikeGeometry(8, 8)
+def assert_refused_as(path: Path, words: str) -> None:
+    """Check that a file of planes of 8 x 8 pixels is refused with these words."""
+    with pytest.raises(SpikeFileError, match=words):
+        read_spikes(path, SpikeGeometry(8, 8))
+
+
+def test_an_npz_of_another_compression_is_refused(tmp_path):
     write_npz(tmp_path / "lzma.npz", (4, 8, 8), packing=zipfile.ZIP_LZMA)
-    write_npz(tmp_path / "locked.npz", (4, 8, 8), packing=zipfile.ZIP_STORED)
-    content = bytearray((tmp_path / "locked.npz").read_bytes())
-    for mark, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
-        content[content.index(mark) + flags] |= 1
-    (tmp_path / "locked.npz").write_bytes(content)
-    with zipfile.ZipFile(tmp_path / "many.npz", "w") as archive:
+
+    assert_refused_as(tmp_path / "lzma.npz", "in a way that NumPy")
+
+
+def test_an_encrypted_npz_is_refused(tmp_path):
+    path = tmp_path / "locked.npz"
+    write_npz(path, (4, 8, 8), packing=zipfile.ZIP_STORED)
+    # A zip archive describes each member twice. Each description begins with a mark, and has flags
+    # so many bytes behind it. The lowest flag says that the member is encrypted.
+    content = bytearray(path.read_bytes())
+    for mark, bytes_to_flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        content[content.index(mark) + bytes_to_flags] |= 1
+    path.write_bytes(content)
+
+    assert_refused_as(path, "is encrypted")
+
+
+def test_an_npz_of_many_arrays_is_refused(tmp_path):
+    path = tmp_path / "many.npz"
+    with zipfile.ZipFile(path, "w") as archive:
         for number in range(1000):
             archive.writestr(f"{number}.npy", b"")
-    said = {"lzma": "in a way that NumPy", "locked": "is encrypted", "many": "holds 1000 arrays"}
-    for name, words in said.items():
-        with pytest.raises(SpikeFileError, match=words):
-            read_spikes(tmp_path / f"{name}.npz", geometry)
+
+    assert_refused_as(path, "holds 1000 arrays")
 
 
-def test_a_png_that_states_a_chunk_of_4_gigabytes_is_not_given_them(tmp_path):
-    content = bytearray(cv2.imencode(".png", np.zeros((20, 30, 3), np.uint8))[1].tobytes())
-    content[33:37] = b"\xff\xff\xff\x00"
-    (tmp_path / "a.png").write_bytes(content)
-    said = "is damaged or cut short"
-    assert_refused("data.clips.files.read_bgr", tmp_path / "a.png", by="DataError", saying=said)
+# ---- Devices and pipes ----
 
-
+# Function -> names of files that it would read.
 DEVICES = {
     "data.clips.clip_reader.user_clips": ["x.png", "x.tif", "x.mp4"],
     f"{__name__}.read_one_plane": ["x.npy", "x.npz", "x.dat"],

@@ -1,8 +1,16 @@
-"""An accelerator of any make: a package brings one to torch, and no program knows its name."""
+"""An accelerator of any make: a package brings it to torch, and no program knows its name.
+
+tests/helpers/standin is such a package. Its device is called "Stand-in" and computes on the CPU. It
+is compiled when the tests ask for it. The second half of the page is about accelerators that a
+machine has, but that torch cannot use.
+"""
 
 import json
 import re
+from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,70 +24,111 @@ from utils.image import imread_rgb
 
 pytestmark = pytest.mark.slow
 
+# Exit code of a run whose start must be changed.
+CHANGE_START = 2
+# What a run on such a device says about the parts that are made for GPUs of NVIDIA.
 STANDS_IN = (
     "torch's operators stand in for our kernels, which are for NVIDIA's GPUs; "
     "our own sampling stands in for torchvision's deformable convolution"
 )
+# Variables with which a process uses no accelerator.
 CPU = {"CUDA_VISIBLE_DEVICES": "-1"}
 
 
 @pytest.fixture(scope="module")
-def accelerator(tmp_path_factory):
-    """Variables with which a process has it."""
+def accelerator(tmp_path_factory) -> dict[str, str]:
+    """Give the variables with which a process has the accelerator."""
     if standin.missing():
         pytest.skip(standin.missing())
     return standin.install(tmp_path_factory.mktemp("standin"))
 
 
-def trained(folder, env, *overrides, ranks=1):
-    """The options of a finished run, and what it printed."""
+class Trained(NamedTuple):
+    """A finished run of two steps."""
+
+    options: Path  # the option file
+    text: str  # what the run printed
+
+
+def trained(folder: Path, env: dict[str, str], *overrides: str, ranks: int = 1) -> Trained:
+    """Train for two steps."""
     folder.mkdir()
     options = write_options(folder)
     done = train(options, "train.total_iter=2", *overrides, ranks=ranks, env=env)
     assert done.exit_codes == [0] * ranks, done.text
-    return options, done.text
+    return Trained(options, done.text)
 
 
-def assert_close(options, expected, rtol=1e-3, atol=1e-5):
-    """Whether two runs have the same weights but for rounding."""
-    found = latest(options)["model_state_dict"]
-    for name, tensor in latest(expected)["model_state_dict"].items():
-        torch.testing.assert_close(found[name], tensor, rtol=rtol, atol=atol)
+def assert_same_weights(found: Trained, expected: Trained) -> None:
+    """Check that two runs have the same weights but for rounding."""
+    weights = latest(found.options)["model_state_dict"]
+    for name, tensor in latest(expected.options)["model_state_dict"].items():
+        torch.testing.assert_close(weights[name], tensor, rtol=1e-3, atol=1e-5)
 
 
-def test_a_run_trains_on_it_as_on_the_cpu_and_says_in_a_line_what_stands_in(tmp_path, accelerator):
-    own, said = trained(tmp_path / "own", accelerator)
-    on_cpu, said_on_cpu = trained(tmp_path / "cpu", CPU)
+# ---- A run on the accelerator ----
 
-    assert f"1 on 1 host: 1 x Stand-in; {STANDS_IN}\n" in said
-    about = json.loads((experiment(own) / "environment.json").read_text())
+
+@pytest.fixture(scope="module")
+def on_device(accelerator, tmp_path_factory) -> Trained:
+    """Give a run on the accelerator."""
+    return trained(tmp_path_factory.mktemp("device") / "run", accelerator)
+
+
+@pytest.fixture(scope="module")
+def on_cpu(tmp_path_factory) -> Trained:
+    """Give the same run on the CPU."""
+    return trained(tmp_path_factory.mktemp("cpu") / "run", CPU)
+
+
+def test_a_run_trains_on_the_accelerator_as_on_the_cpu(on_device, on_cpu):
+    assert_same_weights(on_device, on_cpu)
+
+
+def test_a_run_says_in_a_line_which_parts_are_replaced(on_device):
+    assert f"1 on 1 host: 1 x Stand-in; {STANDS_IN}\n" in on_device.text
+
+
+def test_a_run_says_that_it_is_on_the_cpu_as_asked(on_cpu):
+    assert "1 x CPU, 1 threads; as CUDA_VISIBLE_DEVICES asks\n" in on_cpu.text
+
+
+def test_the_record_of_a_run_names_the_accelerator(on_device):
+    about = json.loads((experiment(on_device.options) / "environment.json").read_text())
+
     assert about["device"] == "Stand-in"
     assert "CUDA" not in about
-    # Of the device's tensors: a process with torch has ten times as much.
-    assert 0.01 < history(own)["train/memory_gb"][-1][1] < 0.15
-    assert "1 x CPU, 1 threads; as CUDA_VISIBLE_DEVICES asks\n" in said_on_cpu
-    assert_close(own, on_cpu)
+
+
+def test_the_memory_of_a_run_is_that_of_the_tensors_on_the_accelerator(on_device):
+    _step, memory_gb = history(on_device.options)["train/memory_gb"][-1]
+
+    # The process itself, with torch, has ten times as much.
+    assert 0.01 < memory_gb < 0.15
 
 
 def test_two_ranks_exchange_by_the_backend_of_the_device(tmp_path, accelerator):
-    own, said = trained(tmp_path / "own", accelerator | {"STANDIN_COUNT": "2"}, ranks=2)
-    on_cpu, said_on_cpu = trained(tmp_path / "cpu", CPU, ranks=2)
+    two_devices = accelerator | {"STANDIN_COUNT": "2"}
 
-    assert "Backend: standccl" in said
-    assert "Backend: gloo" in said_on_cpu
-    assert "2 on 1 host: 2 x Stand-in; ranks exchange by standccl; torch's operators" in said
-    assert_close(own, on_cpu)
+    found = trained(tmp_path / "device", two_devices, ranks=2)
+    expected = trained(tmp_path / "cpu", CPU, ranks=2)
+
+    assert "Backend: standccl" in found.text
+    assert "Backend: gloo" in expected.text
+    said = "2 on 1 host: 2 x Stand-in; ranks exchange by standccl; torch's operators"
+    assert said in found.text
+    assert_same_weights(found, expected)
 
 
 def test_two_ranks_on_one_device_are_refused(tmp_path, accelerator):
-    options = write_options(tmp_path)
-    done = train(options, ranks=2, env=accelerator)
-    assert done.exit_codes == [2, 2]
+    done = train(write_options(tmp_path), ranks=2, env=accelerator)
+
+    assert done.exit_codes == [CHANGE_START, CHANGE_START]
     assert re.search(r"ranks (0 and 1|1 and 0) use the same GPU, standin:0 on ", done.text)
 
 
 def test_mixed_precision_and_fitted_memory_are_those_of_the_device(tmp_path, accelerator):
-    options, said = trained(
+    run = trained(
         tmp_path / "run",
         accelerator,
         "train.amp.enable=true",
@@ -87,54 +136,74 @@ def test_mixed_precision_and_fitted_memory_are_those_of_the_device(tmp_path, acc
         "train.empty_cache=true",
     )
 
-    assert "mixed precision in bfloat16" in said
-    assert "of 1.80 GB (kept" in said  # 0.9 of what the device has
-    assert all(loss < 0.2 for _, loss in history(options)["train/loss"])
+    assert "mixed precision in bfloat16" in run.text
+    # 0.9 of what the device has, 2 GB.
+    assert "of 1.80 GB (kept" in run.text
+    losses = [loss for _step, loss in history(run.options)["train/loss"]]
+    assert max(losses) < 0.2
 
 
-@pytest.mark.parametrize("how", ["the option", "the variable"])
-def test_whoever_asks_for_the_cpu_gets_it(tmp_path, accelerator, how):
-    asked = {"the option": ((), ["gpu_ids=[]"]), "the variable": (CPU, [])}
-    env, overrides = asked[how]
-    _, said = trained(tmp_path / "run", accelerator | dict(env), *overrides)
+@pytest.mark.parametrize(
+    ("variables", "overrides"),
+    [pytest.param({}, ["gpu_ids=[]"], id="by the option"), pytest.param(CPU, [], id="by CUDA_...")],
+)
+def test_whoever_asks_for_the_cpu_gets_it(tmp_path, accelerator, variables, overrides):
+    run = trained(tmp_path / "run", accelerator | variables, *overrides)
 
-    assert "1 x CPU, 1 threads; as CUDA_VISIBLE_DEVICES asks\n" in said
-    assert "Stand-in" not in said
+    assert "1 x CPU, 1 threads; as CUDA_VISIBLE_DEVICES asks\n" in run.text
+    assert "Stand-in" not in run.text
 
 
-def test_clips_are_restored_on_it_as_on_the_cpu(tmp_path, accelerator):
+class Restored(NamedTuple):
+    """The test clips after they were restored."""
+
+    text: str  # what the program printed
+    frames: list[np.ndarray]  # of clip test2, which has 4 frames
+
+
+def restored(home: Path, name: str, env: dict[str, str]) -> Restored:
+    """Restore the test clips into home/name."""
+    files = ["--opt", home / "options.json", "--weights", home / "spike.pth"]
+    out = home / name
+    done = run_ranks(1, "main_test_vrt.py", *files, "--output", out, "--save", "frames", env=env)
+    assert done.exit_codes == [0], done.text
+    frames = [imread_rgb(path).astype(int) for path in sorted((out / "test2").rglob("*.png"))]
+    return Restored(done.text, frames)
+
+
+def test_clips_are_restored_on_the_accelerator_as_on_the_cpu(tmp_path, accelerator):
     home = make_home(tmp_path)
-    pictures = {}
-    for name, env in (("own", accelerator), ("cpu", CPU)):
-        done = run_ranks(
-            1, "main_test_vrt.py", "--opt", home / "options.json", "--weights", home / "spike.pth",
-            "--output", home / name, "--save", "frames", env=env,
-        )  # fmt: skip
-        assert done.exit_codes == [0], done.text
-        pictures[name] = [
-            imread_rgb(path).astype(int) for path in sorted((home / name / "test2").rglob("*.png"))
-        ]
-        assert ("device: Stand-in; torch's" in done.text) == (name == "own")
-    assert len(pictures["own"]) == 4
-    for own, on_cpu in zip(pictures["own"], pictures["cpu"], strict=True):
-        assert abs(own - on_cpu).max() <= 1
+
+    found = restored(home, "device", accelerator)
+    expected = restored(home, "cpu", CPU)
+
+    assert "device: Stand-in; torch's" in found.text
+    assert "device: Stand-in; torch's" not in expected.text
+    assert len(found.frames) == 4
+    # Rounding may change a value by one level of 8 bits.
+    for of_device, of_cpu in zip(found.frames, expected.frames, strict=True):
+        assert np.abs(of_device - of_cpu).max() <= 1
 
 
-def test_the_doctor_counts_and_names_it(accelerator):
+def test_the_doctor_counts_and_names_the_accelerators(accelerator):
     done = run_ranks(1, "scripts/doctor.py", env=accelerator | {"STANDIN_COUNT": "3"})
+
     assert "; 3 x Stand-in" in done.text
 
 
 # ---- What is there, and not used ---------------------------------------------------------------
 
 
-def reasons(root):
+def reasons(root: Path) -> list[str]:
     """Return what is said of devices below `root` that a run on the CPU does not use."""
     return devices.unused(torch.device("cpu"), root)
 
 
-def made(root, *files):
-    """Make empty files below `root`, in place of devices. Return `root`."""
+def made(root: Path, *files: str) -> Path:
+    """Make empty files below `root`, in place of devices. Return `root`.
+
+    Linux shows each device as a file, e.g. /dev/kfd for GPUs of AMD.
+    """
     for file in files:
         (root / file).parent.mkdir(parents=True, exist_ok=True)
         (root / file).touch()
@@ -142,17 +211,28 @@ def made(root, *files):
 
 
 @pytest.fixture
-def nobody_asks_for_the_cpu(monkeypatch):
+def nobody_asks_for_the_cpu(monkeypatch) -> None:
     """Remove the variable by which the tests ask for the CPU."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
 @pytest.mark.usefixtures("nobody_asks_for_the_cpu")
-@pytest.mark.parametrize(("file", "reason"), [
-    ("dev/davinci0", "an Ascend NPU is not used: torch_npu is not installed"),
-    ("dev/mtgpu.0", "a Moore Threads GPU is not used: torch_musa is not installed"),
-    ("dev/kfd", "an AMD GPU is not used: this torch is not built for it (ROCm)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [
+        pytest.param(
+            "dev/davinci0", "an Ascend NPU is not used: torch_npu is not installed", id="Ascend"
+        ),
+        pytest.param(
+            "dev/mtgpu.0",
+            "a Moore Threads GPU is not used: torch_musa is not installed",
+            id="Moore Threads",
+        ),
+        pytest.param(
+            "dev/kfd", "an AMD GPU is not used: this torch is not built for it (ROCm)", id="AMD"
+        ),
+    ],
+)
 def test_an_accelerator_without_its_torch_is_said_with_what_is_missing(tmp_path, file, reason):
     assert reasons(tmp_path) == []
     assert reasons(made(tmp_path, file)) == [reason]
@@ -162,6 +242,7 @@ def test_an_accelerator_without_its_torch_is_said_with_what_is_missing(tmp_path,
 def test_a_package_that_does_not_load_is_said_with_its_own_words(tmp_path, monkeypatch):
     (tmp_path / "torch_npu.py").write_text("raise OSError('libascendcl.so: cannot open')")
     monkeypatch.syspath_prepend(tmp_path)
+
     found = reasons(made(tmp_path, "dev/davinci0"))
 
     assert found == [
@@ -170,21 +251,31 @@ def test_a_package_that_does_not_load_is_said_with_its_own_words(tmp_path, monke
 
 
 @pytest.mark.usefixtures("nobody_asks_for_the_cpu")
-@pytest.mark.parametrize(("address", "is_said"), [("0000:03:00.0", True), ("0000:00:02.0", False)])
-def test_an_intel_gpu_is_said_unless_it_is_the_small_one_of_the_processor(
-    tmp_path, address, is_said
-):
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        pytest.param(
+            "0000:03:00.0",
+            ["an Intel GPU is not used: this torch is not built for it (xpu)"],
+            id="a card",
+        ),
+        # The small GPU of each Intel processor has this address on the PCI bus.
+        pytest.param("0000:00:02.0", [], id="the GPU of the processor"),
+    ],
+)
+def test_an_intel_gpu_is_said_unless_it_is_that_of_the_processor(tmp_path, address, expected):
+    device = tmp_path / f"sys/devices/{address}"
     made(tmp_path, f"sys/devices/{address}/vendor")
-    (tmp_path / f"sys/devices/{address}/vendor").write_text("0x8086\n")
+    (device / "vendor").write_text("0x8086\n")  # the number of Intel
     (tmp_path / "sys/class/drm/renderD128").mkdir(parents=True)
-    (tmp_path / "sys/class/drm/renderD128/device").symlink_to(tmp_path / f"sys/devices/{address}")
-    expected = ["an Intel GPU is not used: this torch is not built for it (xpu)"] * is_said
+    (tmp_path / "sys/class/drm/renderD128/device").symlink_to(device)
 
     assert reasons(tmp_path) == expected
 
 
 def test_whoever_asks_for_the_cpu_is_told_of_no_accelerator(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
     assert reasons(made(tmp_path, "dev/davinci0")) == []
 
 

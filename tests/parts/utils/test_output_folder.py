@@ -5,8 +5,8 @@ main_test_vrt.py runs in this process, with tiny networks of random weights: spi
 with spikes, rgb.pth of one without. Most tests restore the user's clip X/clip1, with a few frames
 of 32 x 32 pixels. Tests of names alone call `claim_folder`, the first step of each test of clips.
 
-Exit codes: 2 if an option must be changed (another --output, or --overwrite added), 3 if files must
-be moved or renamed, because they are not those of a test, or because two would have one name.
+"Taken over" means: a later test finds the results of an earlier test in its output folder, and does
+not compute them again. "Ours" are files that an earlier test wrote, and lists in run.json.
 """
 
 import json
@@ -37,6 +37,11 @@ WITH_AND_WITHOUT_OVERWRITE = pytest.mark.parametrize(
 )
 # The error about files that are not ours. The names of the files follow.
 NOT_OURS = "no test of this program made"
+# Exit code if an option must be changed: another --output, or --overwrite added.
+CHANGE_OPTIONS = 2
+# Exit code if files must be moved or renamed, because they are not ours, or because two results
+# would have one name.
+MOVE_FILES = 3
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +104,7 @@ def test_an_output_around_the_inputs_is_refused(home, clip, tmp_path, capfd, pla
         capfd, *restoring(home, clip, tmp_path / place, "--gt", clip / "sharp", "--overwrite")
     )
 
-    assert code == 2
+    assert code == CHANGE_OPTIONS
     assert "--output would write over the input" in text
     assert snapshot(tmp_path) == before
 
@@ -120,18 +125,15 @@ class Restarted(NamedTuple):
     times_after: dict[Path, int]
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(([], "all"), id="all frames"),
-        pytest.param((["--center-frame-only"], "the middle one"), id="middle frame"),
-    ],
-)
+@pytest.fixture(scope="module", params=["all frames", "middle frame"])
 def restarted(request, home, tmp_path_factory) -> Restarted:
     """Restore a clip, remove the file that marks it as finished, and run the command again."""
-    more, expected_choice = request.param
     out = tmp_path_factory.mktemp("restarted")
-    command = scoring(home, home / "GOPRO_Large/test/test0", out, *more)
+    command = scoring(home, home / "GOPRO_Large/test/test0", out)
+    expected_choice = "all"
+    if request.param == "middle frame":
+        command.append("--center-frame-only")
+        expected_choice = "the middle one"
     restore(*command)
     before = metrics(out)
     times_before = times_of_change(out / "test0")
@@ -140,7 +142,11 @@ def restarted(request, home, tmp_path_factory) -> Restarted:
     restore(*command)
 
     return Restarted(
-        expected_choice, before, metrics(out), times_before, times_of_change(out / "test0")
+        expected_choice=expected_choice,
+        before=before,
+        after=metrics(out),
+        times_before=times_before,
+        times_after=times_of_change(out / "test0"),
     )
 
 
@@ -163,7 +169,7 @@ def test_pictures_in_a_folder_without_run_json_are_not_taken_over(home, clip, ou
 
     text, code = message(capfd, *scoring(home, clip, out))
 
-    assert code == 3
+    assert code == MOVE_FILES
     assert f"{NOT_OURS}: clip1" in text
 
 
@@ -180,7 +186,7 @@ def test_results_whose_run_json_is_gone_are_not_taken_over(finished, out, capfd)
 
     text, code = message(capfd, *finished)
 
-    assert code == 3
+    assert code == MOVE_FILES
     assert NOT_OURS in text
     assert "with its run.json" in text
 
@@ -195,7 +201,7 @@ def test_results_of_a_changed_input_are_not_taken_over(finished, clip, capfd):
 
     text, code = message(capfd, *finished)
 
-    assert code == 2
+    assert code == CHANGE_OPTIONS
     assert "the files of clip clip1 have changed" in text
 
 
@@ -239,7 +245,7 @@ def command_with_options(home) -> list[object]:
 def test_results_of_other_settings_are_not_taken_over(command_with_options, capfd, change, said):
     text, code = message(capfd, *command_with_options, change)
 
-    assert code == 2
+    assert code == CHANGE_OPTIONS
     assert said in text, text
 
 
@@ -299,7 +305,7 @@ def test_two_results_of_one_name_are_refused_before_any_is_written(
 
     text, code = message(capfd, *restoring_all(home, tmp_path, *save))
 
-    assert code == 3
+    assert code == MOVE_FILES
     assert f"two results would have the name {name_of_both}" in text
     assert "rename one of the clips" in text
     assert snapshot(tmp_path) == before
@@ -336,7 +342,7 @@ def videos_in(folder: Path) -> list[str]:
 
 
 def test_the_results_of_an_earlier_clip_are_not_replaced_by_those_of_another(tmp_path):
-    claim(tmp_path, "x")
+    claim(tmp_path, "x")  # it writes x.mp4 and x_comparison.mp4
     claim(tmp_path, "y")
 
     with pytest.raises(DataError, match=r"the name x_comparison\.mp4") as error:
@@ -346,15 +352,16 @@ def test_the_results_of_an_earlier_clip_are_not_replaced_by_those_of_another(tmp
 
 
 @WITH_AND_WITHOUT_OVERWRITE
+# name: the foreign file. shown: how the error names it, as a regular expression.
 @pytest.mark.parametrize(
     ("name", "shown"),
     [
-        ("strips/x/1.png", "strips"),
-        ("strips", "strips"),
-        ("x.mp4", r"x\.mp4"),
-        ("clips", "clips"),
-        ("report.html", r"report\.html"),
-        (".work/x/0.png", r"\.work"),
+        pytest.param("strips/x/1.png", "strips", id="within the folder of the strips"),
+        pytest.param("strips", "strips", id="in place of the folder of the strips"),
+        pytest.param("x.mp4", r"x\.mp4", id="in place of the film"),
+        pytest.param("clips", "clips", id="in place of the folder of the scores"),
+        pytest.param("report.html", r"report\.html", id="in place of the report"),
+        pytest.param(".work/x/0.png", r"\.work", id="within the folder of unsaved frames"),
     ],
 )
 def test_a_foreign_file_under_any_name_that_is_written_is_refused_at_the_start(
@@ -424,13 +431,16 @@ def test_a_damaged_run_json_marks_no_folder_as_ours(tmp_path, content):
 
 # ---- Results beside a training run --------------------------------------------------------------
 #
-# `claim_run_folder` takes a folder for a training run. ["log"] are the files that the run writes
-# there. The last argument is whether an earlier run is known to have made the folder.
+# `claim_run_folder` takes a folder for a training run. `is_ours` says whether an earlier run is
+# known to have made the folder.
+
+# What a training run writes into its folder.
+FILES_OF_RUN = ["log"]
 
 
 @WITH_AND_WITHOUT_OVERWRITE
 def test_the_folder_of_a_training_run_is_refused_for_results(tmp_path, overwrite):
-    claim_run_folder(tmp_path, ["log"], False)
+    claim_run_folder(tmp_path, FILES_OF_RUN, is_ours=False)
 
     with pytest.raises(OptionError, match="--output is the folder of a training run"):
         claim(tmp_path, "x", overwrite)
@@ -439,7 +449,7 @@ def test_the_folder_of_a_training_run_is_refused_for_results(tmp_path, overwrite
 
 
 def test_a_folder_in_that_of_a_training_run_is_taken_for_results(tmp_path):
-    claim_run_folder(tmp_path, ["log"], False)
+    claim_run_folder(tmp_path, FILES_OF_RUN, is_ours=False)
 
     claim(tmp_path / "test", "x")
 
@@ -450,14 +460,14 @@ def test_the_folder_of_results_is_refused_for_a_training_run(tmp_path):
     claim(tmp_path, "x")
 
     with pytest.raises(OptionError, match="holds the results of a test"):
-        claim_run_folder(tmp_path, ["log"], False)
+        claim_run_folder(tmp_path, FILES_OF_RUN, is_ours=False)
 
 
 def test_a_training_run_whose_checkpoints_lie_beside_results_goes_on(tmp_path):
     claim(tmp_path, "x")
 
-    # True: an earlier run has made the folder, because checkpoints of this run are there.
-    claim_run_folder(tmp_path, ["log"], True)
+    # The folder is known, because checkpoints of this run are there.
+    claim_run_folder(tmp_path, FILES_OF_RUN, is_ours=True)
 
     assert (tmp_path / RESULTS).is_file()
 
@@ -581,11 +591,14 @@ def scored(clip, out) -> Scored:
         return {}
 
     watchdog.phase("score: clip1")
-    finish_clip(reader, range(len(reader.stems)), outputs, note_place, {})
+    all_frames = range(len(reader.stems))
+    finish_clip(reader, all_frames, outputs, more_scores=note_place, notes={})
     places.append(RUN.place)
     watchdog.phase("start")
     return Scored(
-        len(reader.stems), {place.phase for place in places}, [place.since for place in places]
+        frames=len(reader.stems),
+        phases={place.phase for place in places},
+        times=[place.since for place in places],
     )
 
 
