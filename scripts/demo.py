@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Restore two short clips, then train a small network for a minute. A page shows the results.
+"""Restore two short clips, then train a small network for 45 s. A page shows the results.
 
     python scripts/demo.py
     python scripts/demo.py --data /tmp/clips --output /tmp/demo
@@ -8,7 +8,7 @@ First part. The shipped weights restore two clips: a made scene, and a photograp
 camera (NASA's portrait of Eileen Collins, in the public domain). Their blur and their spikes are
 simulated. The results are experiments/demo/report.html and a video of each clip beside it.
 
-Second part. main_train_vrt.py begins the sample run. After a minute of training the demo stops it
+Second part. main_train_vrt.py begins the sample run. After 45 seconds of training the demo stops it
 with the signal that a scheduler would send. The run saves a checkpoint and ends, and its curves are
 added to the page. `make sample` continues the run to its end.
 
@@ -47,7 +47,7 @@ SAMPLE_RUN = ROOT / "options/vrt/000_train_vrt_sample_rgbspike.json"  # of the s
 # The exit code of a run that a signal stopped. The same command resumes this run.
 STOPPED = 75
 # Seconds of training. A minute shows how the loss falls. It is far too short for good frames.
-TRAIN_S = 60.0
+TRAIN_S = 45.0
 
 
 # ---- The clips -------------------------------------------------------------------------------

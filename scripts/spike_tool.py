@@ -256,10 +256,15 @@ def add_geometry(parser: argparse.ArgumentParser) -> None:
         type=int,
         nargs=2,
         metavar=("H", "W"),
-        help="of a spike plane; default: of an array its own, else dataset.json, else what fits "
-        "the file size",
+        help="size of a spike plane; default: an array tells its size, else dataset.json tells it, "
+        "else a size that fits the file is taken",
     )
-    parser.add_argument("--head-columns", type=int, default=0)
+    parser.add_argument(
+        "--head-columns",
+        type=int,
+        default=0,
+        help="number of head columns of a plane, which hold no pixels (default: %(default)s)",
+    )
     parser.add_argument(
         "--bit-order", choices=("little", "big"), default="little", help="first pixel of a byte"
     )
@@ -281,8 +286,8 @@ def add_output(parser: argparse.ArgumentParser, name: str, output: str) -> None:
     parser.add_argument(
         "--out",
         type=Path,
-        help=f"{output}; default: FILE's name with _{name}{DEFAULT_SUFFIX[name]}, in this folder, "
-        "in the repository a temporary one",
+        help=f"{output}; default: the name of FILE with _{name}{DEFAULT_SUFFIX[name]}, in the "
+        "current folder, or in a temporary folder if the current one is the repository",
     )
     parser.add_argument(
         "--rate",

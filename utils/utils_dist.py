@@ -441,19 +441,22 @@ def _forget_run() -> None:
 def _launch_of_group(launch: LaunchInfo) -> LaunchInfo:
     """Return the launch of a process group that another library has made before. Collective.
 
-    Rank and world size come from the process group, all other fields from `launch`.
+    Rank and world size come from the process group, the port from rank 0. Local rank and all
+    fields that are not named below stay as in `launch`.
 
     launch: what the environment says of this process.
     """
     world_size = dist.get_world_size()
     if world_size == 1:
         return launch  # a single process needs no store
-    # The watchdog needs a store of this program, at a port that nobody else uses. Rank 0 asks its
-    # system for a free port (by binding port 0), and sends the number to the other ranks. A process
-    # group of gloo takes CPU tensors only.
+    # A process group of gloo takes CPU tensors only.
     own_device = get_device()
     takes_own_device = dist.get_backend() == devices.backend(own_device)
     device = torch.device(own_device.type if takes_own_device else "cpu")
+    # The watchdog needs a store of this program, at a port that nobody else uses. Rank 0 asks its
+    # system for a free port (by binding port 0), and sends the number to the other ranks. The port
+    # is free again until the store is opened, so another program could take it meanwhile: then the
+    # start ends with an error that names the port.
     port = torch.zeros(1, dtype=torch.int64, device=device)
     if dist.get_rank() == 0:
         with socket.socket() as free_socket:
@@ -466,7 +469,6 @@ def _launch_of_group(launch: LaunchInfo) -> LaunchInfo:
         mode="platform",
         rank=dist.get_rank(),
         world_size=world_size,
-        local_rank=launch.local_rank,
         master_addr=launch.master_addr or os.environ.get("MASTER_ADDR", "127.0.0.1"),
         master_port=int(port),
         by_agent=False,  # rank 0 opens the store

@@ -333,6 +333,8 @@ def _restore_piece(
     restored_count = restored_before
     watchdog.phase(f"restore: {clip.name}", restored_count)
     restored = restorer.frames(clip, work.frames, bar.update)
+    # The report shows one frame of each clip, and pictures that the method adds to it, e.g. the
+    # motion that it found. This is the index of this frame.
     example = example_of(job.frames_of(clip))
     for index, frame in zip(work.frames, restored, strict=True):
         # Write the pictures first. The file of the frame means that the frame is finished, so a
@@ -352,10 +354,14 @@ def finish(
     more_scores: MoreScores | None,
     mean_pace: float | None,
 ) -> None:
-    """Score a clip of which all frames are there, and write its strips and videos: `finish_clip`.
+    """Score a clip of which all frames are there, and write its videos and strips.
 
-    mean_pace: seconds per frame, the mean over the frames that this rank has restored so far. None
-    if the clip was cut between ranks, or if no frame of the clip was missing.
+    A strip shows crops of a frame beside one another, for the report.
+
+    more_scores: function that adds scores to those of the options, e.g. LPIPS. None: none.
+    mean_pace: seconds per frame, the mean over the frames that this rank has restored so far, as an
+    estimate for this clip. None if the clip was cut between ranks, because then no rank has
+    restored all of it, or if no frame of the clip was missing.
     """
     watchdog.phase(f"score: {clip.name}")
     notes = {"s_per_frame": mean_pace, "tile": restorer.describe()}

@@ -725,7 +725,8 @@ class Restorer:
             tick(done * len(wanted) / len(selection))
 
         restored = self._restored(frames_of_gaps, range(len(selection)), tick_of_wanted)
-        # `_run` repeats each new frame `length` times, so take one of every `length` frames.
+        # The network makes one new frame of `length` given frames. `_run` repeats it `length`
+        # times, because `_restored` needs as many frames as it gave. So take one of every `length`.
         new_frames = itertools.islice(restored, 0, None, length)
         for index in wanted:
             if reader.gaps[index] is None:

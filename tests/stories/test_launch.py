@@ -656,12 +656,16 @@ def test_all_wrong_variables_are_named_in_one_message():
     ],
 )
 def test_the_launcher_on_a_platform_gives_the_command_without_its_secrets(given, shown):
-    result = run_command([ROOT / "launch_train.sh", "8", SAMPLE, *given], 10, PLATFORM)
+    limit_s = 10
+    result = run_command([ROOT / "launch_train.sh", "8", SAMPLE, *given], limit_s, PLATFORM)
 
+    # The platform starts each process itself. So the launcher, which would start eight more, ends
+    # with the code of wrong options, and says which command to give to the platform.
     assert result.exit_codes == [2]
     command = f"python -u main_train_vrt.py --opt {SAMPLE}{shown}"
     assert f"do        {command}" in result.text
     assert "canary" not in result.text
+    # This command is for a platform that starts one process for each node.
     assert f"NPROC_PER_NODE=8 {command}" not in result.text
 
 

@@ -428,8 +428,9 @@ class Watchdog(threading.Thread):
         if verdict.kind == "DEAD":
             stacks = ""
         else:
-            # A stuck rank still beats, so it writes its stacks with its next beat. A silent rank
-            # will hardly answer: half a second is for a rank that is only slow.
+            # A stuck rank still beats. With its next beat, at most a second later, it sees that
+            # the run has failed, and writes its stacks into the store. A silent rank will hardly
+            # answer: half a second is for a rank that is only slow.
             wait_s = 0.5 if verdict.kind == "SILENT" else 1.5
             stacks = self._stacks_of(rank, wait_s) or "(it does not answer)"
         self._say(verdict, stacks)
@@ -531,8 +532,10 @@ class Watchdog(threading.Thread):
             with suppress(ForeignValueError, RuntimeError):
                 earlier = claim_failure(self.store, own_failure, self.beats.world_size)
                 if earlier is not None:
+                    # Another rank reports. This ends the process, unless the main thread of this
+                    # rank is ending it already.
                     self._follow(earlier)
-        # The stranger may have written under the key of the failure. Then no rank can claim the
+        # No other rank has claimed the failure, or no rank can claim one. The stranger may have written under the key of the failure. Then no rank can claim the
         # failure, and the first rank of each host reports.
         if first_to_say_foreign():
             say(str(error))

@@ -189,8 +189,8 @@ class Experiment:
     ) -> None:
         """Log the means of a validation, and write its curves and pictures.
 
-        scalars: tag -> mean over the clips, e.g. "val/psnr" of the restored frames, and
-            "val/psnr_input" of the blurry frames.
+        scalars: tag -> number: means over the clips and scores of single clips, e.g. "val/psnr" is
+            the mean of the restored frames, and "val/psnr_input" that of the blurry frames.
         panels: clip -> title -> picture. The pictures of a clip become one strip, in the file
             images/<clip>/<step>.png.
         """

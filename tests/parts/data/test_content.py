@@ -114,6 +114,7 @@ def test_digests_have_16_hex_digits(root):
 
 def test_a_frame_more_changes_the_digest(root):
     before = digest(root)
+    # The same clip with 7 frames in place of 6. seed=1 gives the first 6 the same content.
     write_clip(root, "clip1", split="test", first=47, frames=7, seed=1)
 
     assert digest(root) != before

@@ -252,7 +252,7 @@ def test_spikes_that_do_not_look_upside_down_are_no_warning(root, caplog):
 
 
 def test_spikes_that_look_upside_down_are_a_warning(root, said):
-    # The files are upside down. Neither dataset.json nor the options say so.
+    # The files are upside down. dataset.json does not say so, and the options say the contrary.
     write_info(root, flip=None)
     spike = {"type": "dat", "flip": False}
 
