@@ -428,7 +428,7 @@ class Watchdog(threading.Thread):
         if verdict.kind == "DEAD":
             stacks = ""
         else:
-            # A stuck rank still beats. With its next beat, at most a second later, it sees that
+            # A stuck rank still beats. With its next beat, within half a second, it sees that
             # the run has failed, and writes its stacks into the store. A silent rank will hardly
             # answer: half a second is for a rank that is only slow.
             wait_s = 0.5 if verdict.kind == "SILENT" else 1.5
@@ -535,8 +535,8 @@ class Watchdog(threading.Thread):
                     # Another rank reports. This ends the process, unless the main thread of this
                     # rank is ending it already.
                     self._follow(earlier)
-        # No other rank has claimed the failure, or no rank can claim one. The stranger may have written under the key of the failure. Then no rank can claim the
-        # failure, and the first rank of each host reports.
+        # No other rank has claimed the failure before. Or the stranger has written under the key of
+        # the failure, so that no rank can claim it. Then the first rank of each host reports.
         if first_to_say_foreign():
             say(str(error))
         self.failure = own_failure
