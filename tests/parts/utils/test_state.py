@@ -11,6 +11,7 @@ does not see the state of libraries that is set by a call, such as torch.manual_
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.helpers.imports import modules_below
 
@@ -76,6 +77,13 @@ STATE = {
 STATE |= dict.fromkeys(REGISTRIES + CACHES, "see above")
 
 
+class Names(NamedTuple):
+    """The names of a module."""
+
+    dotted_names: dict[str, str]  # name -> dotted name
+    packages: set[str]  # names that are imported packages
+
+
 def test_the_table_of_state_is_complete_and_exact():
     found = {
         name
@@ -92,44 +100,75 @@ def changed_names(module: str, tree: ast.Module) -> Iterator[str]:
     These are its objects of HOLDERS, its functions with a cache, and what its functions change
     outside of themselves.
     """
-    names, packages = names_of(module, tree)
-    # Objects of HOLDERS, e.g. `RUN = Run()`.
-    for node in tree.body:
-        if (
-            isinstance(node, ast.Assign)
-            and isinstance(node.value, ast.Call)
-            and last_name(node.value) in HOLDERS
-        ):
-            (target,) = node.targets
-            yield f"{module}.{last_name(target)}"
+    for name in held_names(tree):
+        yield f"{module}.{name}"
+    names = names_of(module, tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
-            # A function with a cache.
-            if any(
-                last_name(decorator) in ("cache", "lru_cache") for decorator in node.decorator_list
-            ):
+            if has_cache(node):
                 yield f"{module}.{node.name}"
-            # Names that the function declares as global.
-            declared = {
-                name
-                for inner in ast.walk(node)
-                if isinstance(inner, ast.Global)
-                for name in inner.names
-            }
-            yield from (f"{module}.{name}" for name in declared)
-            # What the function changes in place. Its own variables and arguments do not count, and
-            # an imported package counts only with a name in it, e.g. `os.environ`.
-            stored = {
-                n.id
-                for n in ast.walk(node)
-                if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-            }
-            own = (stored | {a.arg for a in ast.walk(node) if isinstance(a, ast.arg)}) - declared
-            others = other_names_in(node)
-            for first, *rest in filter(None, map(dotted, targets_in(node))):
-                first, *rest = [*others.get(first, [first]), *rest]
-                if first in names.keys() - own and (rest or first not in packages):
-                    yield names[first] if names[first] in STATE else ".".join([names[first], *rest])
+            for name in global_names(node):
+                yield f"{module}.{name}"
+            yield from names_changed_in(node, names)
+
+
+def held_names(tree: ast.Module) -> Iterator[str]:
+    """Yield the names of objects of HOLDERS that a module makes, e.g. "RUN" for `RUN = Run()`."""
+    for node in tree.body:
+        makes_object = isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+        if makes_object and last_name(node.value) in HOLDERS:
+            [target] = node.targets
+            yield last_name(target)
+
+
+def has_cache(function: ast.FunctionDef) -> bool:
+    """Return whether a function keeps its results: `@cache` or `@lru_cache`."""
+    names = [last_name(decorator) for decorator in function.decorator_list]
+    return "cache" in names or "lru_cache" in names
+
+
+def global_names(function: ast.FunctionDef) -> set[str]:
+    """Return the names that a function declares by `global`."""
+    names = set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.Global):
+            names.update(node.names)
+    return names
+
+
+def own_names(function: ast.FunctionDef) -> set[str]:
+    """Return the variables and arguments of a function. Names declared by `global` do not count."""
+    names = set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+    return names - global_names(function)
+
+
+def names_changed_in(function: ast.FunctionDef, names: Names) -> Iterator[str]:
+    """Yield the dotted names of what a function changes in place, outside of itself.
+
+    E.g. "os.environ" for `os.environ["A"] = "1"`. names: the names of its module.
+    """
+    own = own_names(function)
+    others = other_names_in(function)
+    for target in targets_in(function):
+        path = dotted(target)  # e.g. ["os", "environ"]
+        if not path:
+            continue
+        # A second name of the function for something, e.g. `module: Any = torch.cuda`.
+        if path[0] in others:
+            path = others[path[0]] + path[1:]
+        first = path[0]
+        is_of_module = first in names.dotted_names and first not in own
+        # An imported package counts only with a name in it, e.g. `os.environ`.
+        is_bare_package = first in names.packages and len(path) == 1
+        if is_of_module and not is_bare_package:
+            whole = names.dotted_names[first]
+            # The table has some objects as a whole, and not by their attributes.
+            yield whole if whole in STATE else ".".join([whole, *path[1:]])
 
 
 def other_names_in(function: ast.FunctionDef) -> dict[str, list[str]]:
@@ -143,8 +182,8 @@ def other_names_in(function: ast.FunctionDef) -> dict[str, list[str]]:
     return found
 
 
-def names_of(module: str, tree: ast.Module) -> tuple[dict[str, str], set[str]]:
-    """Return the names of a module: name -> dotted name. Then those that are imported packages.
+def names_of(module: str, tree: ast.Module) -> Names:
+    """Return the names of a module.
 
     E.g. `import numpy as np` -> "np": "numpy", which is a package, and `from a.b import c` ->
     "c": "a.b.c", which is none.
@@ -164,7 +203,7 @@ def names_of(module: str, tree: ast.Module) -> tuple[dict[str, str], set[str]]:
             names |= {
                 alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names
             }
-    return names, packages
+    return Names(names, packages)
 
 
 def targets_in(function: ast.FunctionDef) -> Iterator[ast.expr]:
