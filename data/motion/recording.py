@@ -54,6 +54,8 @@ SATURATED = 0.95
 # out of view, it differs from frame to frame by up to about this factor. If the level differs more,
 # the RGB camera has changed its exposure time or its gain between the frames.
 SAME_LEVEL = 1.1
+# Light above this may be clipped in the blurry frame.
+CLIPPED = 0.9
 # A pixel is not trusted if its gain is more than this many times the median gain, or less than the
 # median gain over this number: it is hot or dead, or was too dark in all frames. A smaller factor
 # would also distrust good pixels of a sensor whose pixels differ much.
@@ -338,11 +340,9 @@ class RecordedClip:
         gain: (h, w), the gain of the clip.
         """
         exposure = self._exposure_light(recording)
-        # The level that this exposure would have with the gain of the clip: gain * light spikes in
-        # each pixel, over the light.
-        expected_spikes = float((gain * exposure.seen).sum())
-        level_of_clip = expected_spikes / max(float(exposure.seen.sum()), DARK)
-        return gain * np.float32(_change(exposure.level(), level_of_clip))
+        # The same exposure with as many spikes as the gain of the clip lets expect.
+        as_in_clip = exposure._replace(fired=gain * exposure.seen)
+        return gain * np.float32(_change(exposure.level(), as_in_clip.level()))
 
     def _exposure_light(self, recording: Recording) -> "ExposureLight":
         """Return the light of an exposure, as each camera measures it."""
@@ -363,8 +363,15 @@ class ExposureLight(NamedTuple):
     seen: np.ndarray  # by the RGB camera: light in [0, 1]
 
     def level(self) -> float:
-        """Return spikes per plane over light, of all pixels together: their mean gain."""
-        return float(self.fired.sum()) / max(float(self.seen.sum()), DARK)
+        """Return spikes per plane over light, of all pixels together: their mean gain.
+
+        Pixels at full light do not count, because the RGB camera clips there: a lamp that comes
+        into view would look like another exposure. If all are at full light, all count.
+        """
+        counts = self.seen < CLIPPED
+        if not counts.any():
+            counts = np.ones_like(counts)
+        return float(self.fired[counts].sum()) / max(float(self.seen[counts].sum()), DARK)
 
 
 def _change(level: float, usual_level: float) -> float:
