@@ -12,7 +12,7 @@ import pytest
 
 from data.clips.clip_reader import user_clips
 from data.motion.flow import Motion, motion_of, moved
-from data.motion.recording import RecordedClip
+from data.motion.recording import ExposureLight, RecordedClip
 from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
 from tests.helpers.moving_scene import Scene, reader_of
 from utils.errors import DataError
@@ -233,3 +233,16 @@ def test_a_clip_without_spikes_is_refused(tmp_path):
 
     with pytest.raises(DataError, match="no spikes"):
         RecordedClip(reader, context=None)
+
+
+def test_pixels_at_full_light_say_nothing_of_the_level_of_a_frame():
+    # The RGB camera clips a lamp at 1, while the spike camera sees 3 times as much light.
+    light = np.full((8, 8), 0.5)
+    lamp = light.copy()
+    lamp[:2] = 3.0
+    rate = 0.2  # spikes per plane at full light
+
+    without_lamp = ExposureLight(fired=rate * light, seen=light)
+    with_lamp = ExposureLight(fired=rate * lamp, seen=np.minimum(lamp, 1.0))
+
+    assert with_lamp.level() == pytest.approx(without_lamp.level())
