@@ -46,7 +46,8 @@ RESTORATION = ROOT / "options/operators/motion_alone.json"  # option file of the
 SAMPLE_RUN = ROOT / "options/vrt/000_train_vrt_sample_rgbspike.json"  # of the second part
 # The exit code of a run that a signal stopped. The same command resumes this run.
 STOPPED = 75
-# Seconds of training. A minute shows how the loss falls. It is far too short for good frames.
+# Seconds of training. They show how the loss falls, and are far too short for good frames. With 60
+# seconds the demo would take more than a minute and a half on two cores.
 TRAIN_S = 45.0
 
 
