@@ -808,6 +808,8 @@ def tables(outcomes: Sequence[Outcome], conditions: Sequence[str]) -> str:
     titles = {"psnr": "PSNR", "moving": "PSNR of moving pixels", "psnr_y": "PSNR-Y"}
     for metric, title in titles.items():
         known = [outcome for outcome in outcomes if outcome.clips(conditions[0], metric)]
+        if not known:
+            continue  # e.g. only grey frames were restored, which have no PSNR of colours
         sections.append(f"{title} in dB, ± over seeds")
         sections.append(_table_of_scores(known, conditions, metric))
         sections.append(f"{title} minus that of the input, ± 95 % over clips")

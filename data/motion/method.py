@@ -215,13 +215,17 @@ class LearnedMotion:
         def after_steps(z_0: Tensor, exposure: "Exposure") -> Tensor:
             has_few_spikes = exposure.median_spikes < FEW_SPIKES
             steps = parts.few_steps if has_few_spikes else parts.steps
-            if exposure.equations.pixels.view.pixel_area < LEAST_AREA:
-                return z_0
             return steps(z_0, exposure.equations)
 
         start = self.start.restorer(device)
         return MotionRestorer(
-            start, parts.find, self.solver, improve=after_steps, context=None, device=device
+            start,
+            find=parts.find,
+            solver=self.solver,
+            improve=after_steps,
+            context=None,
+            device=device,
+            least_area=LEAST_AREA,
         )
 
 
@@ -272,6 +276,8 @@ class MotionRestorer:
     solver: settings of the equations.
     improve: function that makes a first estimate better.
     context: number of planes that are read before and after an exposure, see `JointOptions`.
+    least_area: if a spike pixel has a smaller area, in RGB pixels, all frames keep their first
+    estimate.
     """
 
     def __init__(
@@ -282,6 +288,7 @@ class MotionRestorer:
         improve: Improvement,
         context: int | None,
         device: torch.device,
+        least_area: float = 0.0,
     ) -> None:
         self.start = start
         self.find = find
@@ -289,6 +296,7 @@ class MotionRestorer:
         self.improve = improve
         self.context = context
         self.device = device
+        self.least_area = least_area
         # The motion of the frame that was yielded last, for `pictures`. None if the frame is its
         # first estimate, because it has too few spikes or the spike camera is saturated.
         self.used_motion: Motion | None = None
@@ -314,6 +322,7 @@ class MotionRestorer:
         # Once for the whole clip: its planes, the gain of its spike pixels, and its bands.
         clip = RecordedClip(reader, self.context)
         gain, is_good = clip.gain()  # (h, w) each, see `Area`
+        has_small_pixels = clip.view.pixel_area < self.least_area
         areas = []
         for band in bands_of(clip.view):
             pixels = SpikePixels(band.view, self.device) if band.has_spikes else None
@@ -326,8 +335,8 @@ class MotionRestorer:
             watchdog.go_on()
             z_0 = estimate.to(self.device).clamp(0, 1)
             recording = clip.read(index)
-            has_few_spikes = spikes_at_full_light(recording, clip.view) < LEAST_SPIKES
-            if has_few_spikes or is_saturated(recording):
+            is_nearly_dark = spikes_at_full_light(recording, clip.view) < LEAST_SPIKES
+            if has_small_pixels or is_nearly_dark or is_saturated(recording):
                 frame = z_0
                 self.used_motion = None
                 tick(1 - FIRST_SHARE)

@@ -35,10 +35,10 @@ STILL = 0.6
 MOVING = 1.3
 # If a pixel of median light has fewer spikes than this in an exposure, the shifts of a still pixel
 # differ much from one measured time to the next, because of noise. Then a curve is fitted to them.
-FEW_SPIKES = 9.0
+CURVE_BELOW = 9.0
 # Fewer spikes count as this number. Stars on black have a median near 0, although their motion is
 # seen well: without this least number they would have to move by 20 pixels.
-LEAST_SPIKES = 0.6
+FEWEST_COUNTED = 0.6
 
 
 def moving_share(motion: Motion, spikes: float) -> np.ndarray:
@@ -46,7 +46,7 @@ def moving_share(motion: Motion, spikes: float) -> np.ndarray:
 
     spikes: number of spikes of a pixel of median light in the exposure.
     """
-    half = LEAST_REACH + REACH_BY_LIGHT / max(spikes, LEAST_SPIKES) ** POWER
+    half = LEAST_REACH + REACH_BY_LIGHT / max(spikes, FEWEST_COUNTED) ** POWER
     share = np.clip((_reach(motion, spikes) / half - STILL) / (MOVING - STILL), 0, 1)
     # A smooth step, so that no edge of the weight shows in the frame.
     return (share * share * (3 - 2 * share)).astype(np.float32)
@@ -59,7 +59,7 @@ def _reach(motion: Motion, spikes: float) -> np.ndarray:
     moves by 4 to the right and returns has the reach 4.
     """
     shifts = motion.shifts
-    if spikes < FEW_SPIKES:
+    if spikes < CURVE_BELOW:
         shifts = _parabolas(motion)
     least = np.full(shifts.shape[1:], np.inf, np.float32)  # (H, W, 2), x and y
     largest = -least

@@ -5,6 +5,7 @@ So the tests compare with operator.pth. The clips are rendered scenes
 (tests/helpers/moving_scene.py).
 """
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from data.clips.files import files_in
+from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
 from tests.helpers.moving_scene import Scene
 from tests.helpers.weights_files import metrics, restore
 from utils.image import imread_rgb, imwrite_rgb
@@ -133,6 +135,24 @@ def test_a_saturated_exposure_spoils_no_other_frame(tmp_path):
     spikes_of_middle_frame.write_bytes(b"\xff" * size)  # a spike of each pixel in each plane
 
     assert gain_on(clip, tmp_path) > -MOST_LOST
+
+
+def test_spike_pixels_smaller_than_the_pixels_of_the_frame_give_the_frames_of_the_operator(
+    tmp_path,
+):
+    clip = MOVING.write(tmp_path / "clip")
+    # Each spike pixel becomes 4 x 4 pixels, so 2 x 2 of them lie in a pixel of the frame.
+    for path in files_in(clip / "spike", (".dat",)):
+        spikes = read_spikes(path, SpikeGeometry(48, 48)).repeat(4, axis=1).repeat(4, axis=2)
+        write_spikes(path, spikes, SpikeGeometry(192, 192))
+    about = json.loads((clip / "spike/dataset.json").read_text())
+    (clip / "spike/dataset.json").write_text(json.dumps(about | {"h": 192, "w": 192}))
+
+    by_motion = restored(clip, tmp_path / "motion", MOTION)
+    by_operator = restored(clip, tmp_path / "operator", OPERATOR)
+
+    for file, other in zip(by_motion.frames, by_operator.frames, strict=True):
+        assert_same_picture(file, other)
 
 
 @pytest.mark.parametrize("planes", [5, 11])
