@@ -63,7 +63,7 @@ from utils.dist.launchers import process_count, with_standard_names
 from utils.dist.platforms import node_variables, read_launch
 from utils.dist.rendezvous import FailedRank, Round
 from utils.dist.state import RUN, LaunchInfo
-from utils.dist.store_values import Failure, ForeignValueError, read_state
+from utils.dist.store_values import Failure, ForeignValueError, State, read_state
 from utils.dist.watchdog import Watchdog
 from utils.errors import DistError, SpikeVRTError, StallError
 from utils.logger import setup_logging
@@ -828,16 +828,15 @@ def _ending_with_store(error: BaseException) -> _Ending:
 
 
 def _lost_contact(error: BaseException) -> StallError:
-    """Return the error of a broken connection. It names the ranks that have stopped beating.
+    """Return the error of a broken connection. It names the ranks that may be the cause.
 
-    Each rank writes a beat with a growing number into the store every half second. Before
-    naming a rank, this waits for the report of another rank, which may know the cause.
+    Before naming a rank, this waits for the report of another rank, which may know the cause.
     """
     suspects = ""
     # Reading the beats fails if the store is lost as well, or if a process that is no rank has
     # written into it. The watchdog reports both.
     with suppress(RuntimeError, ForeignValueError):
-        suspects = _ranks_without_new_beat()
+        suspects = _suspects()
     return StallError(
         what="lost contact with another rank",
         where=suspects or f"rank {get_rank()}",
@@ -847,11 +846,11 @@ def _lost_contact(error: BaseException) -> StallError:
     )
 
 
-def _ranks_without_new_beat() -> str:
-    """Wait for the report of another rank. Returns the ranks that did not beat in this time.
+def _suspects() -> str:
+    """Wait for the report of another rank. Returns the ranks that may have caused the error here.
 
     E.g. 'rank 3 on gpu7, last seen in phase "forward" at step 120'. Returns "" if another rank has
-    noted a failure, or if another rank compares the beats.
+    noted a failure, if another rank compares the beats, or if no rank differs from the others.
     """
     store = RUN.store
     # Only one rank, the observer, compares the beats of all ranks before and after the wait. The
@@ -867,11 +866,39 @@ def _ranks_without_new_beat() -> str:
     if not is_observer or store.get(FAILURE):
         return ""
     after = read_states(store, get_world_size())
-    suspects = []
-    for other, state in after.items():
-        if other != get_rank() and state["beat"] == before[other]["beat"]:
-            suspects.append(f"rank {other} on {state['host']}, last seen in {where(state)}")
-    return "; ".join(suspects)
+    # The beats show within half a second which collective a rank has entered. So `after` shows it,
+    # and `before` may not yet.
+    suspects = _silent(before, after) or _behind(after)
+    places = []
+    for rank in suspects:
+        state = after[rank]
+        places.append(f"rank {rank} on {state['host']}, last seen in {where(state)}")
+    return "; ".join(places)
+
+
+def _silent(before: dict[int, State], after: dict[int, State]) -> list[int]:
+    """Return the other ranks that did not beat between two readings of all states.
+
+    A rank beats every half second: it writes its state with a growing number into the store.
+    """
+    ranks = []
+    for rank, state in after.items():
+        if rank != get_rank() and state["beat"] == before[rank]["beat"]:
+            ranks.append(rank)
+    return ranks
+
+
+def _behind(states: dict[int, State]) -> list[int]:
+    """Return the ranks that have entered the fewest collectives, if other ranks have entered more.
+
+    A collective ends only when every rank has entered it. So if it runs into its time-out while all
+    ranks beat, the others have waited for these ranks.
+    """
+    counts = {rank: state["syncs"] for rank, state in states.items()}
+    fewest = min(counts.values())
+    if max(counts.values()) == fewest:
+        return []
+    return [rank for rank, count in counts.items() if count == fewest]
 
 
 def _text_of(cause: BaseException) -> str:

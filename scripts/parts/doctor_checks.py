@@ -34,7 +34,7 @@ from models.model_vrt import ModelVRT, define_Model, unwrap_ddp, weights_hash
 from scripts.parts.doctor_failures import FAIL, OK, WARN, Finding, table
 from utils import device as devices
 from utils import utils_dist
-from utils.dist import gpu
+from utils.dist import gpu, watchdog
 from utils.dist.state import RUN
 from utils.errors import SpikeVRTError
 from utils.run.measure import seconds_of
@@ -62,7 +62,10 @@ def examine(file: str | None, overrides: Sequence[str]) -> int:
         utils_dist.init_dist(LONGEST_WAIT_S)
         seconds = time.perf_counter() - begin
         findings = [Finding(OK, "rendezvous", f"all ranks met in {seconds:.1f} s")]
+        # The names of the phases stand in the report if a rank does not come to the end of a check.
+        watchdog.phase("check the host")
         findings += from_all_ranks(list(check_host()))
+        watchdog.phase("check the ranks")
         findings += check_ranks()
         if file:
             findings += check_training(["--opt", file, *overrides])
@@ -306,6 +309,7 @@ def check_training(argv: list[str]) -> list[Finding]:
     """
     findings: list[Finding] = []
     for check in ("options", "data", "network"):
+        watchdog.phase(f"check the {check}")
         try:
             if check == "options":
                 opt = main_train_vrt.read_options(argv)
@@ -329,13 +333,16 @@ def check_training(argv: list[str]) -> list[Finding]:
             return findings
 
     findings += check_shards(loader, model)
+    watchdog.phase("check the loader")
     # Each item is a list with the batches of one step.
     batches = loader.start(epoch=0, batch=0)
     batch = next(batches)[0]
     findings.append(check_loader(batches, batch))
+    watchdog.phase("check the speed of a step")
     model.fit_memory(batch)
     findings.append(check_scaling(model, batch))
     if utils_dist.get_world_size() > 1:
+        watchdog.phase("check the gradients")
         findings.append(check_gradients(model, batch))
     return findings
 

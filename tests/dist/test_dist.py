@@ -8,6 +8,7 @@ tests/dist/helpers_worker.py that the test names. Exit codes: 0 finished, 1 an u
 import contextlib
 import os
 import re
+import socket
 import subprocess
 import sys
 
@@ -111,13 +112,14 @@ def test_a_paused_terminal_is_no_stall():
     assert b"StallError" not in head + rest
 
 
-def test_nccl_timeout_is_the_time_of_a_collective():
-    # The options say 60 s, and the rank that never comes sleeps for 600 s.
+def test_nccl_timeout_is_the_time_of_a_collective_and_the_rank_that_never_comes_is_named():
+    # The options say 60 s, and the last rank sleeps for 600 s. It beats all the time.
     result = run_ranks(
         2, WORKER, "barrier_without_the_last_rank", limit_s=50, env={"NCCL_TIMEOUT": "2"}
     )
 
     assert result.exit_codes == [70, 70]
+    assert f'in        rank 1 on {socket.gethostname()}, last seen in phase "' in result.text
 
 
 def test_the_rank_with_the_cause_of_an_nccl_error_alone_reports_it():
