@@ -83,8 +83,8 @@ MOST_CHANNELS_OF_HEAD = 32
 class Tile(NamedTuple):
     """How a kernel divides its work: the part of a T x T matrix that is in registers at a time."""
 
-    queries: int  # queries of a tile, BM in the kernels
-    keys: int  # keys of a tile, BN in the kernels
+    queries: int  # queries of a tile: rows of the part. QUERIES in the kernels
+    keys: int  # keys of a tile: columns of the part. KEYS in the kernels
     warps: int  # groups of 32 threads in a program
     stages: int  # rounds of the loop over tiles that overlap, because later tiles are loaded ahead
 
@@ -122,19 +122,21 @@ def backward_tile(tokens: int) -> Tile:
 #
 # Sizes, which Triton compiles into a kernel (`tl.constexpr`):
 #   T                    tokens of a window
-#   HEADS, HD, PAD       heads; channels of a head; the same, padded to a power of two
-#   BM, BN               queries and keys in a tile
+#   HEADS                heads
+#   HD, PAD              channels of a head; the same, padded to a power of two with zeros, because
+#                        Triton requires such sizes
+#   QUERIES, KEYS        queries and keys in a tile
 #   MUTUAL               whether a "window" is one frame of a pair of frames, and the queries come
-#                        from the other frame of the pair. The output of these queries belongs to
-#                        the frame of the keys
+#                        from the other frame of the pair. See `_window_of_queries`
 #   HAS_BIAS, HAS_MASK   whether there is a bias, whether there are masks. Without them, the pointer
 #                        is None and no kernel reads it
 #
 # Arguments:
 #   qkv                  packed queries, keys and values, (n, T, 3, HEADS, HD)
 #   bias                 (HEADS, T, T), times log2(e)
-#   region_row, regions  the masks: regions (rows, T) has the number of the region of each token,
-#                        and region_row (n,) says which row of `regions` a window takes
+#   region_row, regions  the masks, made by `mask_table`: regions (rows, T) has the number of the
+#                        region of each token, and region_row (n,) says which row of `regions` a
+#                        window takes
 #   n                    number of windows
 #   group_size           number of successive windows that a program goes through
 #   scale                factor of the logits, times log2(e)
@@ -148,17 +150,17 @@ def backward_tile(tokens: int) -> Tile:
 #   query_row            number of the first row of the tile in q, where a row is a token
 #   key_row              number of the first row of the tile in k and in v
 #   out_row              number of the first row of the tile in the output and in its gradient
-#   sum_index            (BM,), positions of the tile's queries in log_sums and delta
+#   query_index          (QUERIES,), positions of the tile's queries in log_sums and delta
 
 
 # ---- Functions that the kernels call -----------------------------------------------------------
 
 
 @jit
-def _work_of_program(n, group_size, HEADS: tl.constexpr, TILES: tl.constexpr):
-    """Return what this program computes: head, tile, group of windows, first window, end.
+def _head_and_tile(HEADS: tl.constexpr, TILES: tl.constexpr):
+    """Return the number of the head and the number of the tile that this program computes.
 
-    The windows of the program are first ... end - 1.
+    TILES: number of tiles of a head in one window.
 
     Programs with successive numbers have successive heads. The heads of a token lie side by side in
     memory, so these programs read the same cache lines. E.g. 6 heads and 2 tiles: programs 0 to 5
@@ -166,20 +168,44 @@ def _work_of_program(n, group_size, HEADS: tl.constexpr, TILES: tl.constexpr):
     begins at program 12.
     """
     program = tl.program_id(0)
-    group = program // (HEADS * TILES)
-    head = program % HEADS
-    tile = program // HEADS % TILES
+    return program % HEADS, program // HEADS % TILES
+
+
+@jit
+def _group_of_program(HEADS: tl.constexpr, TILES: tl.constexpr):
+    """Return the number of the group of windows that this program goes through.
+
+    E.g. 6 heads and 2 tiles: programs 0 to 11 have group 0, programs 12 to 23 have group 1.
+    """
+    return tl.program_id(0) // (HEADS * TILES)
+
+
+@jit
+def _windows_of_group(group, group_size, n):
+    """Return the windows of a group, as the first window and the window after the last one."""
     first = group * group_size
-    end = tl.minimum(first + group_size, n)  # the last group may have fewer windows
-    return head, tile, group, first, end
+    return first, tl.minimum(first + group_size, n)  # the last group may have fewer windows
+
+
+@jit
+def _bias_of_head(bias, head, T: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """Return a pointer to the bias of a head, a matrix (T, T). Without a bias, return None."""
+    if HAS_BIAS:
+        return bias + head * T * T
+    return bias  # None, which `_logits` does not read
 
 
 @jit
 def _window_of_queries(window, MUTUAL: tl.constexpr):
     """Return the number of the window whose queries meet the keys of `window`.
 
-    With MUTUAL it is the other frame of the pair. Frames 0 and 1 are a pair, frames 2 and 3, and so
-    on, so the last bit of the number is inverted (^ 1): 0 -> 1, 1 -> 0, 2 -> 3, 3 -> 2.
+    Without MUTUAL it is `window`. With MUTUAL it is the other frame of the pair. Frames 0 and 1 are
+    a pair, frames 2 and 3, and so on, so the last bit of the number is inverted (^ 1):
+    0 -> 1, 1 -> 0, 2 -> 3, 3 -> 2.
+
+    With MUTUAL, each kernel reads and writes at two windows. E.g. for window 0:
+        q and dQ                                            are in the rows of window 1
+        k, v, dK, dV, output, dO, log_sums and delta        are in the rows of window 0
     """
     if MUTUAL:
         return window ^ 1
@@ -187,11 +213,11 @@ def _window_of_queries(window, MUTUAL: tl.constexpr):
 
 
 @jit
-def _sum_index(
-    window, head, first_query, T: tl.constexpr, HEADS: tl.constexpr, BM: tl.constexpr
-):  # fmt: skip
+def _query_index(
+    window, head, first_query, T: tl.constexpr, HEADS: tl.constexpr, QUERIES: tl.constexpr
+):
     """Return the positions of a tile's queries in log_sums and delta, which are (n, HEADS, T)."""
-    return (window * HEADS + head) * T + first_query + tl.arange(0, BM)
+    return (window * HEADS + head) * T + first_query + tl.arange(0, QUERIES)
 
 
 @jit
@@ -227,18 +253,20 @@ def _load_rows(
 
 @jit
 def _store_rows(
-    x, tensor, first_row, stride, head, ROWS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr
-):
-    """Store x (ROWS, PAD) to ROWS successive rows of a head, without the channels beyond HD.
+    tensor, first_row, stride, head, values,
+    ROWS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,
+):  # fmt: skip
+    """Store values (ROWS, PAD) to ROWS successive rows of a head, without the channels beyond HD.
 
-    The numbers are converted to the dtype of the tensor. The other arguments are those of
+    The values are converted to the dtype of the tensor. The other arguments are those of
     `_row_pointers`.
     """
     pointers = _row_pointers(tensor, first_row, stride, head, ROWS, HD, PAD)
+    values = values.to(pointers.dtype.element_ty)
     if HD == PAD:
-        tl.store(pointers, x.to(pointers.dtype.element_ty))
+        tl.store(pointers, values)
     else:
-        tl.store(pointers, x.to(pointers.dtype.element_ty), mask=tl.arange(0, PAD)[None, :] < HD)
+        tl.store(pointers, values, mask=tl.arange(0, PAD)[None, :] < HD)
 
 
 @jit
@@ -289,14 +317,17 @@ def _logits(
 
 @jit(do_not_specialize=["n", "group_size"])
 def _forward(
-    qkv, bias, region_row, regions,  # inputs
-    out, log_sums,  # results: the output (n, T, HEADS, HD), and L of each query (n, HEADS, T)
+    qkv, bias,  # inputs: packed queries, keys and values; the bias of the logits
+    region_row, regions,  # inputs: the masks
+    out,  # result: the output, (n, T, HEADS, HD)
+    log_sums,  # result: L of each query, (n, HEADS, T)
     n, group_size,  # number of windows, number of windows of a program
     scale,  # factor of the logits, times log2(e)
-    T: tl.constexpr, HEADS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,  # tokens, heads
-    MUTUAL: tl.constexpr,  # whether the queries come from the other frame
-    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,  # queries and keys of a tile
+    T: tl.constexpr, HEADS: tl.constexpr,  # tokens of a window, heads
+    HD: tl.constexpr, PAD: tl.constexpr,  # channels of a head, the same with padding
+    MUTUAL: tl.constexpr,  # whether the queries come from the other frame of the pair
+    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,  # whether there is a bias, whether masks
+    QUERIES: tl.constexpr, KEYS: tl.constexpr,  # queries and keys in a tile
 ):  # fmt: skip
     """Write the output and the log-sum-exp of the logits for a tile of queries of one head.
 
@@ -314,56 +345,69 @@ def _forward(
     start. After the last tile, the output is result / total, and L is top + log2(total).
     """
     # This program computes one tile of queries of one head, in the windows first ... end - 1.
-    head, tile, _, first, end = _work_of_program(n, group_size, HEADS, TILES=T // BM)
-    first_query = tile * BM
-    stride = 3 * HEADS * HD  # from a token to the next one, because q, k and v are packed in qkv
+    group = _group_of_program(HEADS, TILES=T // QUERIES)
+    head, tile = _head_and_tile(HEADS, TILES=T // QUERIES)
+    first, end = _windows_of_group(group, group_size, n)
+    first_query = tile * QUERIES
+
+    # Pointers to the first query, key and value are qkv, keys and values. q, k and v are packed, so
+    # all three have the same distance from a token to the next one: stride.
     keys = qkv + HEADS * HD
     values = qkv + 2 * HEADS * HD
-    bias_of_head = bias + head * T * T if HAS_BIAS else bias
-    for window in range(first, end):
-        # The keys are those of `window`. With MUTUAL the queries are those of the other frame of
-        # the pair. Their output is written to the rows of `window`, the window of the keys.
-        query_row = _window_of_queries(window, MUTUAL) * T + first_query
-        q = _load_rows(qkv, query_row, stride, head, ROWS=BM, HD=HD, PAD=PAD)  # (BM, PAD)
-        top = tl.full((BM,), -float("inf"), tl.float32)
-        total = tl.zeros((BM,), tl.float32)
-        result = tl.zeros((BM, PAD), tl.float32)
+    stride = 3 * HEADS * HD
+    bias_of_head = _bias_of_head(bias, head, T, HAS_BIAS)
 
-        for first_key in range(0, T, BN):
+    for window in range(first, end):
+        query_row = _window_of_queries(window, MUTUAL) * T + first_query
+        q = _load_rows(qkv, query_row, stride, head, ROWS=QUERIES, HD=HD, PAD=PAD)  # (QUERIES, PAD)
+        # Before the first tile of keys there is no logit: the largest is -infinity, the sums are 0.
+        top = tl.full((QUERIES,), -float("inf"), tl.float32)
+        total = tl.zeros((QUERIES,), tl.float32)
+        result = tl.zeros((QUERIES, PAD), tl.float32)
+
+        for first_key in range(0, T, KEYS):
             key_row = window * T + first_key
-            k = _load_rows(keys, key_row, stride, head, ROWS=BN, HD=HD, PAD=PAD)  # (BN, PAD)
-            v = _load_rows(values, key_row, stride, head, ROWS=BN, HD=HD, PAD=PAD)  # (BN, PAD)
+            k = _load_rows(keys, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
+            v = _load_rows(values, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
             logits = _logits(
                 q, k, scale, bias_of_head, region_row, regions, window,
                 row=first_query, column=first_key,
-                T=T, HAS_BIAS=HAS_BIAS, HAS_MASK=HAS_MASK, ROWS=BM, COLUMNS=BN,
+                T=T, HAS_BIAS=HAS_BIAS, HAS_MASK=HAS_MASK, ROWS=QUERIES, COLUMNS=KEYS,
             )  # fmt: skip
-            new_top = tl.maximum(top, tl.max(logits, 1))  # (BM,)
-            p = tl.exp2(logits - new_top[:, None])  # (BM, BN)
-            factor = tl.exp2(top - new_top)  # (BM,)
+            new_top = tl.maximum(top, tl.max(logits, 1))  # (QUERIES,)
+            p = tl.exp2(logits - new_top[:, None])  # (QUERIES, KEYS)
+            factor = tl.exp2(top - new_top)  # (QUERIES,)
             total = total * factor + tl.sum(p, 1)
             # tl.dot(a, b, c) is a b + c, so this is p v + result * factor.
             result = tl.dot(p.to(v.dtype), v, result * factor[:, None])
             top = new_top
 
+        # With MUTUAL, too, the output belongs to `window`, the window of the keys.
         out_row = window * T + first_query
         _store_rows(
-            result / total[:, None], out, out_row, HEADS * HD, head, ROWS=BM, HD=HD, PAD=PAD
-        )
-        sum_index = _sum_index(window, head, first_query, T, HEADS, BM)
-        tl.store(log_sums + sum_index, top + tl.log2(total))
+            out, out_row, HEADS * HD, head, values=result / total[:, None],
+            ROWS=QUERIES, HD=HD, PAD=PAD,
+        )  # fmt: skip
+        query_index = _query_index(window, head, first_query, T, HEADS, QUERIES)
+        tl.store(log_sums + query_index, top + tl.log2(total))
 
 
 # ---- Backward --------------------------------------------------------------------------------
 #
-# All backward kernels take the same arguments, so that `_BackwardPass.launch` can launch each of
-# them. A kernel ignores what it does not need.
+# All backward kernels have the same arguments in the same order, so that `_BackwardPass.launch` can
+# launch each of them. A kernel ignores an argument that it does not need: "not used" below.
 #
-# Only the layout of the bias differs. `_gradient_of_queries` takes (HEADS, queries, keys), as in
-# forward. The other kernels take the bias transposed, (HEADS, keys, queries), because they compute
-# P and dS transposed. The reason: dV = P^T dO and dK = scale dS^T Q need P^T and dS^T. A matrix
-# that is computed in transposed form is in registers, and the product can read it there. A matrix
-# that is transposed afterwards would go through shared memory, which is slower.
+# The kernels compute P and dS tile by tile, in the same four steps:
+#     logits                                 `_logits`
+#     p      = exp2(logits - L)              P. L is read from log_sums
+#     grad_p = dO V^T
+#     ds     = p (grad_p - delta)            dS
+#
+# In `_gradient_of_queries` the matrices are (queries, keys), as in forward. In the other kernels
+# they are transposed, (keys, queries), and these kernels take the bias transposed too. The reason:
+# dV = P^T dO and dK = scale dS^T Q need P^T and dS^T. A matrix that is computed in transposed form
+# is in registers, and the product can read it there. A matrix that is transposed afterwards would
+# go through shared memory, which is slower.
 #
 # Further arguments:
 #   bias        (HEADS, keys, queries), but (HEADS, queries, keys) for `_gradient_of_queries`
@@ -378,269 +422,324 @@ def _forward(
 #   grad_qkv    dQ, dK and dV, packed like qkv
 #   grad_bias   sums of dS, one for each group of windows, (groups, HEADS, keys, queries)
 #   true_scale  factor of the logits without log2(e). `scale` is with log2(e)
-#
-# Further values: p is P, ds is dS. "(transposed)" says that a matrix is (keys, queries).
+
+
+@jit
+def _bias_sum_of_group(grad_bias, group, head, T: tl.constexpr, HEADS: tl.constexpr):
+    """Return a pointer to the sum of dS of a group of windows for a head, a matrix (T, T)."""
+    # 64 bits, because grad_bias of many groups may have more than 2^31 numbers.
+    return grad_bias + (group * HEADS + head).to(tl.int64) * T * T
 
 
 @jit(do_not_specialize=["n", "group_size"])
 def _all_gradients(
-    qkv, bias, region_row, regions,  # inputs; bias transposed
+    qkv, bias,  # inputs: packed queries, keys and values; the bias, transposed
+    region_row, regions,  # inputs: the masks
     out,  # input: the output of forward, O
     grad, grad_stride: tl.constexpr,  # input: dO, and the distance of its rows
     log_sums,  # input: L of each query
-    delta,  # not used
+    delta,  # not used: this kernel computes the delta of a query right where it needs it
     grad_qkv,  # result: dQ, dK and dV
-    grad_bias,  # result: the sum of dS of the group
+    grad_bias,  # result: the sum of dS of each group, if there is a bias
     n, group_size,  # number of windows, number of windows of a program
     scale, true_scale,  # factor of the logits, with log2(e) and without it
-    T: tl.constexpr, HEADS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,  # tokens, heads
-    MUTUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,  # queries and keys of a tile
+    T: tl.constexpr, HEADS: tl.constexpr,  # tokens of a window, heads
+    HD: tl.constexpr, PAD: tl.constexpr,  # channels of a head, the same with padding
+    MUTUAL: tl.constexpr,  # whether the queries come from the other frame of the pair
+    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,  # whether there is a bias, whether masks
+    QUERIES: tl.constexpr, KEYS: tl.constexpr,  # queries and keys in a tile
 ):  # fmt: skip
     """Write dQ, dK, dV and the sum of dS of one head in a group of windows.
 
-    The keys of a window are one tile (BN = T), and the queries are at most two tiles. The argument
-    delta is not used, because this kernel computes the delta of a query right where it needs it.
+    All keys of a window are one tile. The queries are one tile (T = 64) or two tiles (T = 128).
     """
-    tl.static_assert(BN == T and T // BM <= 2)
-    # This program computes one head in the windows first ... end - 1, which are group `group`.
-    head, _, group, first, end = _work_of_program(n, group_size, HEADS, TILES=1)
-    stride = 3 * HEADS * HD  # from a token to the next one
+    tl.static_assert(KEYS == T and T // QUERIES <= 2)
+    # This program computes one head in the windows first ... end - 1, which are group `group`. It
+    # computes all tiles of a window, so the work is not divided into tiles: TILES is 1.
+    group = _group_of_program(HEADS, TILES=1)
+    head, _ = _head_and_tile(HEADS, TILES=1)
+    first, end = _windows_of_group(group, group_size, n)
+
+    # Pointers to the first query, key and value, and to their gradients. q, k and v are packed, so
+    # all have the same distance from a token to the next one: stride.
     keys = qkv + HEADS * HD
     values = qkv + 2 * HEADS * HD
     grad_keys = grad_qkv + HEADS * HD
     grad_values = grad_qkv + 2 * HEADS * HD
-    bias_of_head = bias + head * T * T if HAS_BIAS else bias
-    # The sums of dS over the windows (transposed), one matrix for each tile of queries, because
-    # Triton has no arrays of registers.
-    sum0 = tl.zeros((BN, BM), tl.float32)
-    sum1 = tl.zeros((BN, BM), tl.float32)
+    stride = 3 * HEADS * HD
+    bias_of_head = _bias_of_head(bias, head, T, HAS_BIAS)
+    # The sums of dS over the windows, (keys, queries). A window has at most two tiles of queries.
+    # So there are two sums, one for the first tile and one for the second. They cannot be one array
+    # with an index, because Triton has no arrays of registers.
+    first_sum = tl.zeros((KEYS, QUERIES), tl.float32)
+    second_sum = tl.zeros((KEYS, QUERIES), tl.float32)
+
     for window in range(first, end):
         key_row = window * T
-        k = _load_rows(keys, key_row, stride, head, ROWS=BN, HD=HD, PAD=PAD)  # (BN, PAD)
-        v = _load_rows(values, key_row, stride, head, ROWS=BN, HD=HD, PAD=PAD)  # (BN, PAD)
-        grad_k = tl.zeros((BN, PAD), tl.float32)
-        grad_v = tl.zeros((BN, PAD), tl.float32)
+        k = _load_rows(keys, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
+        v = _load_rows(values, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
+        # dK and dV are sums over the queries.
+        grad_k = tl.zeros((KEYS, PAD), tl.float32)
+        grad_v = tl.zeros((KEYS, PAD), tl.float32)
 
         # One or two rounds. Triton writes the code of each round out (static_range).
-        for first_query in tl.static_range(0, T, BM):
-            # With MUTUAL the queries are those of the other frame, but their output is in `window`.
+        for first_query in tl.static_range(0, T, QUERIES):
             query_row = _window_of_queries(window, MUTUAL) * T + first_query
             out_row = window * T + first_query
-            sum_index = _sum_index(window, head, first_query, T, HEADS, BM)
-            q = _load_rows(qkv, query_row, stride, head, ROWS=BM, HD=HD, PAD=PAD)  # (BM, PAD)
-            grad_out = _load_rows(grad, out_row, grad_stride, head, ROWS=BM, HD=HD, PAD=PAD)
-            output = _load_rows(out, out_row, HEADS * HD, head, ROWS=BM, HD=HD, PAD=PAD)
+            query_index = _query_index(window, head, first_query, T, HEADS, QUERIES)
+            # All three: (QUERIES, PAD).
+            q = _load_rows(qkv, query_row, stride, head, ROWS=QUERIES, HD=HD, PAD=PAD)
+            grad_out = _load_rows(grad, out_row, grad_stride, head, ROWS=QUERIES, HD=HD, PAD=PAD)
+            output = _load_rows(out, out_row, HEADS * HD, head, ROWS=QUERIES, HD=HD, PAD=PAD)
 
             # P = exp2(logits - L) (transposed), and dV = P^T dO.
             logits = _logits(
                 k, q, scale, bias_of_head, region_row, regions, window,
                 row=0, column=first_query,
-                T=T, HAS_BIAS=HAS_BIAS, HAS_MASK=HAS_MASK, ROWS=BN, COLUMNS=BM,
+                T=T, HAS_BIAS=HAS_BIAS, HAS_MASK=HAS_MASK, ROWS=KEYS, COLUMNS=QUERIES,
             )  # fmt: skip
-            p = tl.exp2(logits - tl.load(log_sums + sum_index)[None, :])  # (BN, BM)
+            p = tl.exp2(logits - tl.load(log_sums + query_index)[None, :])  # (KEYS, QUERIES)
             grad_v = tl.dot(p.to(v.dtype), grad_out, grad_v)  # adds to grad_v
 
             # dS = P (dO V^T - delta) (transposed).
-            row_delta = tl.sum(grad_out.to(tl.float32) * output.to(tl.float32), 1)  # (BM,)
-            grad_p = tl.dot(v, tl.trans(grad_out))  # (BN, BM)
+            row_delta = tl.sum(grad_out.to(tl.float32) * output.to(tl.float32), 1)  # (QUERIES,)
+            grad_p = tl.dot(v, tl.trans(grad_out))  # (KEYS, QUERIES)
             ds = p * (grad_p - row_delta[None, :])
             if HAS_BIAS:
                 if first_query == 0:
-                    sum0 += ds
+                    first_sum += ds
                 else:
-                    sum1 += ds
+                    second_sum += ds
 
-            # dK = scale dS^T Q, dQ = scale dS K.
+            # dK = scale dS^T Q, dQ = scale dS K. dK gets its factor `scale` after the last round.
             ds = ds.to(k.dtype)
             grad_k = tl.dot(ds, q, grad_k)  # adds to grad_k
             grad_q = tl.dot(tl.trans(ds), k) * true_scale
-            _store_rows(grad_q, grad_qkv, query_row, stride, head, ROWS=BM, HD=HD, PAD=PAD)
+            _store_rows(
+                grad_qkv, query_row, stride, head, values=grad_q, ROWS=QUERIES, HD=HD, PAD=PAD
+            )
 
         grad_k = grad_k * true_scale
-        _store_rows(grad_k, grad_keys, key_row, stride, head, ROWS=BN, HD=HD, PAD=PAD)
-        _store_rows(grad_v, grad_values, key_row, stride, head, ROWS=BN, HD=HD, PAD=PAD)
+        _store_rows(grad_keys, key_row, stride, head, values=grad_k, ROWS=KEYS, HD=HD, PAD=PAD)
+        _store_rows(grad_values, key_row, stride, head, values=grad_v, ROWS=KEYS, HD=HD, PAD=PAD)
 
     if HAS_BIAS:
-        # 64 bits, because grad_bias of many groups may have more than 2^31 numbers.
-        sum_of_group = grad_bias + (group * HEADS + head).to(tl.int64) * T * T
-        tl.store(_matrix_pointers(sum_of_group, 0, 0, T, BN, BM), sum0)
-        if T > BM:
-            tl.store(_matrix_pointers(sum_of_group, 0, BM, T, BN, BM), sum1)
+        # The columns of the matrix are the queries, so the second tile begins at column QUERIES.
+        matrix = _bias_sum_of_group(grad_bias, group, head, T, HEADS)
+        tl.store(
+            _matrix_pointers(matrix, row=0, column=0, T=T, ROWS=KEYS, COLUMNS=QUERIES), first_sum
+        )
+        has_second_tile: tl.constexpr = T > QUERIES
+        if has_second_tile:
+            tl.store(
+                _matrix_pointers(matrix, row=0, column=QUERIES, T=T, ROWS=KEYS, COLUMNS=QUERIES),
+                second_sum,
+            )
 
 
 @jit(do_not_specialize=["n", "group_size"])
 def _gradient_of_queries(
-    qkv, bias, region_row, regions,  # inputs; bias (HEADS, queries, keys)
+    qkv, bias,  # inputs: packed queries, keys and values; the bias, not transposed
+    region_row, regions,  # inputs: the masks
     out,  # input: the output of forward, O
     grad, grad_stride: tl.constexpr,  # input: dO, and the distance of its rows
     log_sums,  # input: L of each query
     delta,  # result: rowsum(dO O)
     grad_qkv,  # result: dQ. The places of dK and dV stay as they are
-    grad_bias,  # not used
+    grad_bias,  # not used: `_gradient_of_bias` writes it
     n, group_size,  # number of windows, number of windows of a program
     scale, true_scale,  # factor of the logits, with log2(e) and without it
-    T: tl.constexpr, HEADS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,  # tokens, heads
-    MUTUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,  # queries and keys of a tile
+    T: tl.constexpr, HEADS: tl.constexpr,  # tokens of a window, heads
+    HD: tl.constexpr, PAD: tl.constexpr,  # channels of a head, the same with padding
+    MUTUAL: tl.constexpr,  # whether the queries come from the other frame of the pair
+    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,  # whether there is a bias, whether masks
+    QUERIES: tl.constexpr, KEYS: tl.constexpr,  # queries and keys in a tile
 ):  # fmt: skip
-    """Write dQ of a tile of queries, and delta of these queries. dQ is a sum over the keys."""
+    """Write dQ of a tile of queries, and delta of these queries. dQ is a sum over the keys.
+
+    `_BackwardPass.launch` must launch this kernel before the two kernels that read delta.
+    """
     # This program computes one tile of queries of one head, in the windows first ... end - 1.
-    head, tile, _, first, end = _work_of_program(n, group_size, HEADS, TILES=T // BM)
-    first_query = tile * BM
-    stride = 3 * HEADS * HD  # from a token to the next one
+    group = _group_of_program(HEADS, TILES=T // QUERIES)
+    head, tile = _head_and_tile(HEADS, TILES=T // QUERIES)
+    first, end = _windows_of_group(group, group_size, n)
+    first_query = tile * QUERIES
+
+    # Pointers to the first key and the first value, and the distance from a token to the next one.
     keys = qkv + HEADS * HD
     values = qkv + 2 * HEADS * HD
-    bias_of_head = bias + head * T * T if HAS_BIAS else bias
+    stride = 3 * HEADS * HD
+    bias_of_head = _bias_of_head(bias, head, T, HAS_BIAS)
+
     for window in range(first, end):
-        # The queries, and delta = rowsum(dO O).
-        # With MUTUAL the queries are those of the other frame, but their output is in `window`.
         query_row = _window_of_queries(window, MUTUAL) * T + first_query
         out_row = window * T + first_query
-        sum_index = _sum_index(window, head, first_query, T, HEADS, BM)
-        q = _load_rows(qkv, query_row, stride, head, ROWS=BM, HD=HD, PAD=PAD)  # (BM, PAD)
-        grad_out = _load_rows(grad, out_row, grad_stride, head, ROWS=BM, HD=HD, PAD=PAD)
-        output = _load_rows(out, out_row, HEADS * HD, head, ROWS=BM, HD=HD, PAD=PAD)
-        log_sum = tl.load(log_sums + sum_index)  # (BM,)
-        row_delta = tl.sum(grad_out.to(tl.float32) * output.to(tl.float32), 1)  # (BM,)
-        tl.store(delta + sum_index, row_delta)
+        query_index = _query_index(window, head, first_query, T, HEADS, QUERIES)
+        # All three: (QUERIES, PAD).
+        q = _load_rows(qkv, query_row, stride, head, ROWS=QUERIES, HD=HD, PAD=PAD)
+        grad_out = _load_rows(grad, out_row, grad_stride, head, ROWS=QUERIES, HD=HD, PAD=PAD)
+        output = _load_rows(out, out_row, HEADS * HD, head, ROWS=QUERIES, HD=HD, PAD=PAD)
+        log_sum = tl.load(log_sums + query_index)  # (QUERIES,)
+        # delta = rowsum(dO O), for this kernel and for the kernels that run later.
+        row_delta = tl.sum(grad_out.to(tl.float32) * output.to(tl.float32), 1)  # (QUERIES,)
+        tl.store(delta + query_index, row_delta)
 
-        grad_q = tl.zeros((BM, PAD), tl.float32)
-        for first_key in range(0, T, BN):
+        # dQ = scale dS K, without its factor `scale` until the last tile of keys is added.
+        grad_q = tl.zeros((QUERIES, PAD), tl.float32)
+        for first_key in range(0, T, KEYS):
             key_row = window * T + first_key
-            k = _load_rows(keys, key_row, stride, head, ROWS=BN, HD=HD, PAD=PAD)  # (BN, PAD)
-            v = _load_rows(values, key_row, stride, head, ROWS=BN, HD=HD, PAD=PAD)  # (BN, PAD)
+            k = _load_rows(keys, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
+            v = _load_rows(values, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
             logits = _logits(
                 q, k, scale, bias_of_head, region_row, regions, window,
                 row=first_query, column=first_key,
-                T=T, HAS_BIAS=HAS_BIAS, HAS_MASK=HAS_MASK, ROWS=BM, COLUMNS=BN,
+                T=T, HAS_BIAS=HAS_BIAS, HAS_MASK=HAS_MASK, ROWS=QUERIES, COLUMNS=KEYS,
             )  # fmt: skip
-            p = tl.exp2(logits - log_sum[:, None])  # (BM, BN)
-            grad_p = tl.dot(grad_out, tl.trans(v))  # (BM, BN)
+            p = tl.exp2(logits - log_sum[:, None])  # (QUERIES, KEYS)
+            grad_p = tl.dot(grad_out, tl.trans(v))  # (QUERIES, KEYS)
             ds = p * (grad_p - row_delta[:, None])
             grad_q = tl.dot(ds.to(k.dtype), k, grad_q)  # adds to grad_q
 
         grad_q = grad_q * true_scale
-        _store_rows(grad_q, grad_qkv, query_row, stride, head, ROWS=BM, HD=HD, PAD=PAD)
+        _store_rows(grad_qkv, query_row, stride, head, values=grad_q, ROWS=QUERIES, HD=HD, PAD=PAD)
 
 
 @jit(do_not_specialize=["n", "group_size"])
 def _gradients_of_keys(
-    qkv, bias, region_row, regions,  # inputs; bias transposed
-    out,  # not used
+    qkv, bias,  # inputs: packed queries, keys and values; the bias, transposed
+    region_row, regions,  # inputs: the masks
+    out,  # not used: only delta needs it, and delta is an input here
     grad, grad_stride: tl.constexpr,  # input: dO, and the distance of its rows
     log_sums,  # input: L of each query
-    delta,  # input, written by _gradient_of_queries
+    delta,  # input: `_gradient_of_queries` must have written it before this launch
     grad_qkv,  # result: dK and dV. The place of dQ stays as it is
-    grad_bias,  # not used
+    grad_bias,  # not used: `_gradient_of_bias` writes it
     n, group_size,  # number of windows, number of windows of a program
     scale, true_scale,  # factor of the logits, with log2(e) and without it
-    T: tl.constexpr, HEADS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,  # tokens, heads
-    MUTUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,  # queries and keys of a tile
+    T: tl.constexpr, HEADS: tl.constexpr,  # tokens of a window, heads
+    HD: tl.constexpr, PAD: tl.constexpr,  # channels of a head, the same with padding
+    MUTUAL: tl.constexpr,  # whether the queries come from the other frame of the pair
+    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,  # whether there is a bias, whether masks
+    QUERIES: tl.constexpr, KEYS: tl.constexpr,  # queries and keys in a tile
 ):  # fmt: skip
-    """Write dK and dV of a tile of keys. Both are sums over the queries.
-
-    This kernel reads delta, so `_gradient_of_queries` must run before.
-    """
+    """Write dK and dV of a tile of keys. Both are sums over the queries."""
     # This program computes one tile of keys of one head, in the windows first ... end - 1.
-    head, tile, _, first, end = _work_of_program(n, group_size, HEADS, TILES=T // BN)
-    first_key = tile * BN
-    stride = 3 * HEADS * HD  # from a token to the next one
+    group = _group_of_program(HEADS, TILES=T // KEYS)
+    head, tile = _head_and_tile(HEADS, TILES=T // KEYS)
+    first, end = _windows_of_group(group, group_size, n)
+    first_key = tile * KEYS
+
+    # Pointers to the first key and the first value, and to their gradients. stride: the distance
+    # from a token to the next one.
     keys = qkv + HEADS * HD
     values = qkv + 2 * HEADS * HD
     grad_keys = grad_qkv + HEADS * HD
     grad_values = grad_qkv + 2 * HEADS * HD
-    bias_of_head = bias + head * T * T if HAS_BIAS else bias
+    stride = 3 * HEADS * HD
+    bias_of_head = _bias_of_head(bias, head, T, HAS_BIAS)
+
     for window in range(first, end):
         key_row = window * T + first_key
-        k = _load_rows(keys, key_row, stride, head, ROWS=BN, HD=HD, PAD=PAD)  # (BN, PAD)
-        v = _load_rows(values, key_row, stride, head, ROWS=BN, HD=HD, PAD=PAD)  # (BN, PAD)
-        grad_k = tl.zeros((BN, PAD), tl.float32)
-        grad_v = tl.zeros((BN, PAD), tl.float32)
+        k = _load_rows(keys, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
+        v = _load_rows(values, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
+        grad_k = tl.zeros((KEYS, PAD), tl.float32)
+        grad_v = tl.zeros((KEYS, PAD), tl.float32)
 
-        for first_query in range(0, T, BM):
-            # With MUTUAL the queries are those of the other frame, but their output is in `window`.
+        for first_query in range(0, T, QUERIES):
             query_row = _window_of_queries(window, MUTUAL) * T + first_query
             out_row = window * T + first_query
-            sum_index = _sum_index(window, head, first_query, T, HEADS, BM)
-            q = _load_rows(qkv, query_row, stride, head, ROWS=BM, HD=HD, PAD=PAD)  # (BM, PAD)
-            grad_out = _load_rows(grad, out_row, grad_stride, head, ROWS=BM, HD=HD, PAD=PAD)
+            query_index = _query_index(window, head, first_query, T, HEADS, QUERIES)
+            # Both: (QUERIES, PAD).
+            q = _load_rows(qkv, query_row, stride, head, ROWS=QUERIES, HD=HD, PAD=PAD)
+            grad_out = _load_rows(grad, out_row, grad_stride, head, ROWS=QUERIES, HD=HD, PAD=PAD)
 
             # P = exp2(logits - L) (transposed), and dV = P^T dO.
             logits = _logits(
                 k, q, scale, bias_of_head, region_row, regions, window,
                 row=first_key, column=first_query,
-                T=T, HAS_BIAS=HAS_BIAS, HAS_MASK=HAS_MASK, ROWS=BN, COLUMNS=BM,
+                T=T, HAS_BIAS=HAS_BIAS, HAS_MASK=HAS_MASK, ROWS=KEYS, COLUMNS=QUERIES,
             )  # fmt: skip
-            p = tl.exp2(logits - tl.load(log_sums + sum_index)[None, :])  # (BN, BM)
+            p = tl.exp2(logits - tl.load(log_sums + query_index)[None, :])  # (KEYS, QUERIES)
             grad_v = tl.dot(p.to(v.dtype), grad_out, grad_v)  # adds to grad_v
 
             # dS = P (dO V^T - delta) (transposed), and dK = scale dS^T Q.
-            grad_p = tl.dot(v, tl.trans(grad_out))  # (BN, BM)
-            ds = p * (grad_p - tl.load(delta + sum_index)[None, :])
-            grad_k = tl.dot(ds.to(k.dtype), q, grad_k)  # adds to grad_k
+            grad_p = tl.dot(v, tl.trans(grad_out))  # (KEYS, QUERIES)
+            ds = p * (grad_p - tl.load(delta + query_index)[None, :])
+            grad_k = tl.dot(ds.to(k.dtype), q, grad_k)  # adds to grad_k, still without `scale`
 
         grad_k = grad_k * true_scale
-        _store_rows(grad_k, grad_keys, key_row, stride, head, ROWS=BN, HD=HD, PAD=PAD)
-        _store_rows(grad_v, grad_values, key_row, stride, head, ROWS=BN, HD=HD, PAD=PAD)
+        _store_rows(grad_keys, key_row, stride, head, values=grad_k, ROWS=KEYS, HD=HD, PAD=PAD)
+        _store_rows(grad_values, key_row, stride, head, values=grad_v, ROWS=KEYS, HD=HD, PAD=PAD)
 
 
 @jit(do_not_specialize=["n", "group_size"])
 def _gradient_of_bias(
-    qkv, bias, region_row, regions,  # inputs; bias transposed
-    out,  # not used
+    qkv, bias,  # inputs: packed queries, keys and values; the bias, transposed
+    region_row, regions,  # inputs: the masks
+    out,  # not used: only delta needs it, and delta is an input here
     grad, grad_stride: tl.constexpr,  # input: dO, and the distance of its rows
     log_sums,  # input: L of each query
-    delta,  # input, written by _gradient_of_queries
-    grad_qkv,  # not used
-    grad_bias,  # result: the sum of dS of the group
+    delta,  # input: `_gradient_of_queries` must have written it before this launch
+    grad_qkv,  # not used: the two kernels above write it
+    grad_bias,  # result: the sum of dS of each group
     n, group_size,  # number of windows, number of windows of a program
-    scale, true_scale,  # factor of the logits, with log2(e) and without it
-    T: tl.constexpr, HEADS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,  # tokens, heads
-    MUTUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,  # queries and keys of a tile
+    scale, true_scale,  # factor of the logits, with log2(e); without it: not used
+    T: tl.constexpr, HEADS: tl.constexpr,  # tokens of a window, heads
+    HD: tl.constexpr, PAD: tl.constexpr,  # channels of a head, the same with padding
+    MUTUAL: tl.constexpr,  # whether the queries come from the other frame of the pair
+    HAS_BIAS: tl.constexpr,  # not used: without a bias, this kernel is not launched
+    HAS_MASK: tl.constexpr,  # whether there are masks
+    QUERIES: tl.constexpr, KEYS: tl.constexpr,  # queries and keys in a tile
 ):  # fmt: skip
-    """Write the sum of dS over a group of windows, for a tile of keys and a tile of queries.
+    """Write the sum of dS over a group of windows, for a tile of keys and a tile of queries."""
+    # This program computes one tile of the matrix (keys, queries) of one head. It adds the windows
+    # first ... end - 1, which are group `group`. E.g. T 192 and tiles of 64 x 64: the tiles 0, 1, 2
+    # have the first 64 keys and all queries, the tiles 3, 4, 5 have the next 64 keys.
+    tiles_of_queries: tl.constexpr = T // QUERIES
+    tiles_of_keys: tl.constexpr = T // KEYS
+    tiles: tl.constexpr = tiles_of_queries * tiles_of_keys
+    group = _group_of_program(HEADS, TILES=tiles)
+    head, tile = _head_and_tile(HEADS, TILES=tiles)
+    first, end = _windows_of_group(group, group_size, n)
+    first_key = tile // tiles_of_queries * KEYS
+    first_query = tile % tiles_of_queries * QUERIES
 
-    This kernel reads delta, so `_gradient_of_queries` must run before.
-    """
-    # A matrix has T // BM tiles of queries for each of T // BN tiles of keys. E.g. T 192 and tiles
-    # of 64 x 64: tile 0, 1, 2 have the first keys, tile 3, 4, 5 the next keys.
-    head, tile, group, first, end = _work_of_program(
-        n, group_size, HEADS, TILES=T // BM * (T // BN)
-    )
-    first_key = tile // (T // BM) * BN
-    first_query = tile % (T // BM) * BM
-    stride = 3 * HEADS * HD  # from a token to the next one
+    # Pointers to the first key and the first value, and the distance from a token to the next one.
     keys = qkv + HEADS * HD
     values = qkv + 2 * HEADS * HD
-    total = tl.zeros((BN, BM), tl.float32)  # the sum of dS (transposed)
+    stride = 3 * HEADS * HD
+    total = tl.zeros((KEYS, QUERIES), tl.float32)  # the sum of dS (transposed)
     # The tile of the bias is the same for all windows. So load it once here, and not in `_logits`.
-    bias_pointers = _matrix_pointers(bias + head * T * T, first_key, first_query, T, BN, BM)
+    bias_pointers = _matrix_pointers(
+        bias + head * T * T, row=first_key, column=first_query, T=T, ROWS=KEYS, COLUMNS=QUERIES
+    )
     bias_tile = tl.load(bias_pointers).to(tl.float32)
+
     for window in range(first, end):
         key_row = window * T + first_key
-        # With MUTUAL the queries are those of the other frame, but their output is in `window`.
         query_row = _window_of_queries(window, MUTUAL) * T + first_query
         out_row = window * T + first_query
-        sum_index = _sum_index(window, head, first_query, T, HEADS, BM)
-        k = _load_rows(keys, key_row, stride, head, ROWS=BN, HD=HD, PAD=PAD)  # (BN, PAD)
-        v = _load_rows(values, key_row, stride, head, ROWS=BN, HD=HD, PAD=PAD)  # (BN, PAD)
-        q = _load_rows(qkv, query_row, stride, head, ROWS=BM, HD=HD, PAD=PAD)  # (BM, PAD)
-        grad_out = _load_rows(grad, out_row, grad_stride, head, ROWS=BM, HD=HD, PAD=PAD)
+        query_index = _query_index(window, head, first_query, T, HEADS, QUERIES)
+        k = _load_rows(keys, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
+        v = _load_rows(values, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
+        q = _load_rows(qkv, query_row, stride, head, ROWS=QUERIES, HD=HD, PAD=PAD)  # (QUERIES, PAD)
+        grad_out = _load_rows(grad, out_row, grad_stride, head, ROWS=QUERIES, HD=HD, PAD=PAD)
+
+        # P = exp2(logits - L), dS = P (dO V^T - delta), both transposed: (KEYS, QUERIES).
         without_bias = _logits(
             k, q, scale, bias, region_row, regions, window,
             row=first_key, column=first_query,
-            T=T, HAS_BIAS=False, HAS_MASK=HAS_MASK, ROWS=BN, COLUMNS=BM,
+            T=T, HAS_BIAS=False, HAS_MASK=HAS_MASK, ROWS=KEYS, COLUMNS=QUERIES,
         )  # fmt: skip
-        # P = exp2(logits - L), dS = P (dO V^T - delta), both transposed.
-        p = tl.exp2(without_bias + bias_tile - tl.load(log_sums + sum_index)[None, :])
-        grad_p = tl.dot(v, tl.trans(grad_out))  # (BN, BM)
-        total += p * (grad_p - tl.load(delta + sum_index)[None, :])
-    # 64 bits, because grad_bias of many groups may have more than 2^31 numbers.
-    sum_of_group = grad_bias + (group * HEADS + head).to(tl.int64) * T * T
-    tl.store(_matrix_pointers(sum_of_group, first_key, first_query, T, BN, BM), total)
+        p = tl.exp2(without_bias + bias_tile - tl.load(log_sums + query_index)[None, :])
+        grad_p = tl.dot(v, tl.trans(grad_out))
+        total += p * (grad_p - tl.load(delta + query_index)[None, :])
+
+    matrix = _bias_sum_of_group(grad_bias, group, head, T, HEADS)
+    sum_pointers = _matrix_pointers(
+        matrix, row=first_key, column=first_query, T=T, ROWS=KEYS, COLUMNS=QUERIES
+    )
+    tl.store(sum_pointers, total)
 
 
 # ---- Launches --------------------------------------------------------------------------------
@@ -701,8 +800,8 @@ class _BackwardPass(NamedTuple):
             self.scale * LOG2_E.value,
             self.scale,
             **self.constants,
-            BM=tile.queries,
-            BN=tile.keys,
+            QUERIES=tile.queries,
+            KEYS=tile.keys,
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
@@ -767,8 +866,8 @@ class WindowAttention(torch.autograd.Function):
             group_size,
             scale * LOG2_E.value,
             **constants,
-            BM=tile.queries,
-            BN=tile.keys,
+            QUERIES=tile.queries,
+            KEYS=tile.keys,
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
@@ -811,7 +910,7 @@ class WindowAttention(torch.autograd.Function):
         sums = None  # the gradient of the bias, one sum for each group of windows
         if is_one_pass:
             if scaled_bias is not None:
-                group_size = _windows_of_group(log_sums, tiles=1)
+                group_size = _group_size(log_sums, tiles=1)
                 sums = _memory_for_sums(log_sums, group_size)
             work.launch(
                 _all_gradients, transposed_bias, tiles=1, group_size=group_size, grad_bias=sums
@@ -822,7 +921,7 @@ class WindowAttention(torch.autograd.Function):
             work.launch(_gradients_of_keys, transposed_bias, tiles=t // tile.keys)
             if scaled_bias is not None:
                 tiles = (t // tile.queries) * (t // tile.keys)
-                group_size = _windows_of_group(log_sums, tiles)
+                group_size = _group_size(log_sums, tiles)
                 sums = _memory_for_sums(log_sums, group_size)
                 work.launch(
                     _gradient_of_bias,
@@ -850,7 +949,7 @@ def _with_even_rows(grad: Tensor) -> Tensor:
     return grad.contiguous()
 
 
-def _windows_of_group(log_sums: Tensor, tiles: int) -> int:
+def _group_size(log_sums: Tensor, tiles: int) -> int:
     """Return how many windows a program goes through, if it sums the gradient of the bias.
 
     All heads, tiles and groups together should be about PROGRAMS programs. E.g. 6 heads, 1 tile,
