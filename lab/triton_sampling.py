@@ -149,6 +149,25 @@ def _corners(x_values, first_index, is_used, top, left, H, W, C: tl.constexpr):
 
 
 @jit
+def _interpolated(v_00, v_01, v_10, v_11, fy, fx):
+    """Interpolate between the corners of each sample: upper, lower and s, all (ROWS, PAD).
+
+    The equations at the top of this file explain the three results. fy, fx: (ROWS,).
+    """
+    upper = v_00 + fx[:, None] * (v_01 - v_00)
+    lower = v_10 + fx[:, None] * (v_11 - v_10)
+    s = upper + fy[:, None] * (lower - upper)
+    return upper, lower, s
+
+
+@jit
+def _entry_index(pixel, group, channel, G: tl.constexpr, C: tl.constexpr, TAP: tl.constexpr):
+    """Return the index in columns (n h w, G, 9, C) of the entries of a tap, (ROWS, PAD)."""
+    first_entry = ((pixel * G + group) * 9 + TAP)[:, None] * C  # of channel 0
+    return first_entry + channel[None, :]
+
+
+@jit
 def _add_to_corner(grad_x, first_index, is_used, gradient, y, x, H, W, C: tl.constexpr):
     """Add a gradient (ROWS, PAD) to a corner of each sample in grad_x, if it is in the image.
 
@@ -161,17 +180,48 @@ def _add_to_corner(grad_x, first_index, is_used, gradient, y, x, H, W, C: tl.con
     tl.atomic_add(grad_x + index, gradient, mask=is_added)
 
 
+@jit
+def _add_to_corners(
+    grad_x, first_index, is_used, gradient, top, left, fy, fx, H, W, C: tl.constexpr
+):
+    """Add the gradient of each sample (ROWS, PAD) to its four corners in grad_x.
+
+    A corner gets the gradient times the weight of the corner in the interpolation. The weights are
+
+        (1 - fy) (1 - fx)    (1 - fy) fx        the corners above
+        fy (1 - fx)          fy fx              the corners below
+    """
+    upper = gradient * (1 - fy)[:, None]
+    lower = gradient * fy[:, None]
+    g_00 = upper * (1 - fx)[:, None]
+    g_01 = upper * fx[:, None]
+    g_10 = lower * (1 - fx)[:, None]
+    g_11 = lower * fx[:, None]
+    bottom = top + 1
+    right = left + 1
+    _add_to_corner(grad_x, first_index, is_used, g_00, top, left, H, W, C)
+    _add_to_corner(grad_x, first_index, is_used, g_01, top, right, H, W, C)
+    _add_to_corner(grad_x, first_index, is_used, g_10, bottom, left, H, W, C)
+    _add_to_corner(grad_x, first_index, is_used, g_11, bottom, right, H, W, C)
+
+
+# `do_not_specialize`: without it, Triton compiles a kernel once more if the number of pixels is 1,
+# or is divisible by 16. This number changes with the size of the clip.
+
+
 @jit(do_not_specialize=["pixels"])
 def _sample(
-    x,  # the input, (n, G, h, w, C)
-    offset,  # dy and dx of each tap, (n, G, 9, 2, h, w)
-    mask,  # factor of each tap, (n, G, 9, h, w)
-    columns,  # result, (n h w, G, 9, C)
-    pixels, H, W,  # n h w, h, w
+    x,  # input: the values that are sampled, (n, G, h, w, C)
+    offset,  # input: dy and dx of each tap, (n, G, 9, 2, h, w)
+    mask,  # input: factor of each tap, (n, G, 9, h, w)
+    columns,  # result: (n h w, G, 9, C)
+    pixels,  # n h w
+    H, W,  # h, w
     G: tl.constexpr, C: tl.constexpr, PAD: tl.constexpr,  # groups, channels of a group, C padded
     ROWS: tl.constexpr,  # output pixels of a program
 ):  # fmt: skip
     """Write the columns of ROWS output pixels of one group."""
+    # What this program computes: the output pixels, and the group.
     HW = H * W
     pixel, is_pixel, image, pixel_of_image, row, column = _pixels_of_program(pixels, HW, W, ROWS)
     group = tl.program_id(1)
@@ -180,32 +230,33 @@ def _sample(
     first_index = ((image * G + group) * HW * C)[:, None] + channel[None, :]
     # Triton writes the code of each of the 9 rounds out (static_range), so TAP is a constant.
     for TAP in tl.static_range(9):
-        # The four corners of each sample, and their bilinear interpolation.
-        mask_plane = (image * G + group) * 9 + TAP  # number of the plane (h, w) in mask
-        dy_plane = 2 * mask_plane  # in offset, which has two planes for each plane of mask
+        # Where the tap samples. An image has one plane (h, w) of mask for each group and tap, and
+        # two planes of offset: first dy, then dx.
+        mask_plane = (image * G + group) * 9 + TAP
+        dy_plane = 2 * mask_plane
         top, left, fy, fx = _position(
             offset, dy_plane, pixel_of_image, row, column, is_pixel, HW, TAP
         )
+
+        # The samples s, (ROWS, PAD).
         v_00, v_01, v_10, v_11 = _corners(x, first_index, is_used, top, left, H, W, C)
-        upper = v_00 + fx[:, None] * (v_01 - v_00)  # (ROWS, PAD), as lower and s
-        lower = v_10 + fx[:, None] * (v_11 - v_10)
-        s = upper + fy[:, None] * (lower - upper)
+        _, _, s = _interpolated(v_00, v_01, v_10, v_11, fy, fx)
 
         # The sample times its mask is an entry of the column.
         m = tl.load(mask + mask_plane * HW + pixel_of_image, mask=is_pixel, other=0.0)  # (ROWS,)
         entry = s * m.to(tl.float32)[:, None]
-        first_entry = ((pixel * G + group) * 9 + TAP)[:, None] * C  # of channel 0
-        entry_index = first_entry + channel[None, :]
+        entry_index = _entry_index(pixel, group, channel, G, C, TAP)
         tl.store(columns + entry_index, entry.to(columns.dtype.element_ty), mask=is_used)
 
 
 @jit(do_not_specialize=["pixels"])
 def _sample_backward(
-    x, offset, mask,  # inputs, as in `_sample`
+    x, offset, mask,  # inputs, in the shapes that `_sample` has
     columns,  # (n h w, G, 9, C): before the kernel the gradients g, after it the entries m s
-    grad_x,  # result (n, G, h, w, C), float32. 0 at the start, because the kernel adds to it
+    grad_x,  # result: (n, G, h, w, C), float32. 0 at the start, because the kernel adds to it
     grad_offset, grad_mask,  # results, in the shapes of offset and mask
-    pixels, H, W,  # n h w, h, w
+    pixels,  # n h w
+    H, W,  # h, w
     G: tl.constexpr, C: tl.constexpr, PAD: tl.constexpr,  # groups, channels of a group, C padded
     ROWS: tl.constexpr,  # output pixels of a program
 ):  # fmt: skip
@@ -222,6 +273,7 @@ def _sample_backward(
     Each program writes its own entries of columns, grad_offset and grad_mask. Only grad_x is shared
     by programs, so the kernel adds to it atomically.
     """
+    # What this program computes: the output pixels, and the group.
     HW = H * W
     pixel, is_pixel, image, pixel_of_image, row, column = _pixels_of_program(pixels, HW, W, ROWS)
     group = tl.program_id(1)
@@ -229,27 +281,26 @@ def _sample_backward(
     is_used = is_pixel[:, None] & (channel < C)[None, :]
     first_index = ((image * G + group) * HW * C)[:, None] + channel[None, :]
     for TAP in tl.static_range(9):
-        # The samples, as in `_sample`.
-        mask_plane = (image * G + group) * 9 + TAP  # number of the plane (h, w) in mask
-        dy_plane = 2 * mask_plane  # in offset
+        # The samples s once more, because the forward pass does not keep them. An image has one
+        # plane (h, w) of mask for each group and tap, and two planes of offset: dy and dx.
+        mask_plane = (image * G + group) * 9 + TAP
+        dy_plane = 2 * mask_plane
         dx_plane = 2 * mask_plane + 1
         top, left, fy, fx = _position(
             offset, dy_plane, pixel_of_image, row, column, is_pixel, HW, TAP
         )
         v_00, v_01, v_10, v_11 = _corners(x, first_index, is_used, top, left, H, W, C)
-        upper = v_00 + fx[:, None] * (v_01 - v_00)  # (ROWS, PAD), as lower, s and ds_d...
-        lower = v_10 + fx[:, None] * (v_11 - v_10)
-        s = upper + fy[:, None] * (lower - upper)
+        upper, lower, s = _interpolated(v_00, v_01, v_10, v_11, fy, fx)
+
+        # The derivatives of s, (ROWS, PAD). ds_dx is (1 - fy) (v_01 - v_00) + fy (v_11 - v_10),
+        # written with one product less.
         ds_dy = lower - upper
-        # The same as (1 - fy) (v_01 - v_00) + fy (v_11 - v_10), with one product less.
         ds_dx = (v_01 - v_00) + fy[:, None] * ((v_11 - v_10) - (v_01 - v_00))
 
         # Read the gradient g of an entry, then write the entry over it.
-        m = tl.load(mask + mask_plane * HW + pixel_of_image, mask=is_pixel, other=0.0).to(
-            tl.float32
-        )
-        first_entry = ((pixel * G + group) * 9 + TAP)[:, None] * C  # of channel 0
-        entry_index = first_entry + channel[None, :]
+        m = tl.load(mask + mask_plane * HW + pixel_of_image, mask=is_pixel, other=0.0)  # (ROWS,)
+        m = m.to(tl.float32)
+        entry_index = _entry_index(pixel, group, channel, G, C, TAP)
         g = tl.load(columns + entry_index, mask=is_used, other=0.0).to(tl.float32)
         entry = s * m[:, None]
         tl.store(columns + entry_index, entry.to(columns.dtype.element_ty), mask=is_used)
@@ -262,20 +313,9 @@ def _sample_backward(
         tl.store(grad_offset + dy_plane * HW + pixel_of_image, grad_dy, mask=is_pixel)
         tl.store(grad_offset + dx_plane * HW + pixel_of_image, grad_dx, mask=is_pixel)
 
-        # The gradients of the corners: m g times the weight of each corner.
+        # The gradients of the corners. m g is the gradient of the sample.
         g *= m[:, None]
-        g_upper = g * (1 - fy)[:, None]
-        g_lower = g * fy[:, None]
-        g_00 = g_upper * (1 - fx)[:, None]
-        g_01 = g_upper * fx[:, None]
-        g_10 = g_lower * (1 - fx)[:, None]
-        g_11 = g_lower * fx[:, None]
-        bottom = top + 1
-        right = left + 1
-        _add_to_corner(grad_x, first_index, is_used, g_00, top, left, H, W, C)
-        _add_to_corner(grad_x, first_index, is_used, g_01, top, right, H, W, C)
-        _add_to_corner(grad_x, first_index, is_used, g_10, bottom, left, H, W, C)
-        _add_to_corner(grad_x, first_index, is_used, g_11, bottom, right, H, W, C)
+        _add_to_corners(grad_x, first_index, is_used, g, top, left, fy, fx, H, W, C)
 
 
 # ---- The convolution ----
@@ -410,8 +450,8 @@ def _launch(kernel: Any, grouped: Tensor, offset: Tensor, mask: Tensor, *others:
 def _channels_innermost(x: Tensor, groups: int) -> Tensor:
     """Return x (n, c, h, w) as (n, G, h, w, C).
 
-    Then the channels of a group lie side by side in memory, because a sample reads all of them. The
-    pixels of a row lie side by side too, because neighbouring output pixels mostly read neighbours.
+    A sample reads all channels of a group, so they lie side by side in memory. Neighbouring output
+    pixels mostly read neighbouring pixels of the input, so the pixels of a row follow each other.
     """
     n, c, h, w = x.shape
     x = x.reshape(n, groups, c // groups, h, w)  # (n, G, C, h, w)
@@ -427,7 +467,8 @@ def _columns_like(grouped: Tensor) -> Tensor:
 def _weights_of_columns(weight: Tensor, grouped: Tensor) -> Tensor:
     """Return the weights (c', c / k, 3, 3) in the order of the columns: (k, c'/k, K).
 
-    `_as_weight` is the way back: change both together.
+    weight has the taps of a channel side by side (C, 9). A column has the channels of a tap side by
+    side (9, C). So the two axes are swapped. `_as_weight` swaps them back: change both together.
     """
     _, groups, _, _, channels = grouped.shape
     outputs = len(weight)
@@ -438,7 +479,10 @@ def _weights_of_columns(weight: Tensor, grouped: Tensor) -> Tensor:
 
 
 def _as_weight(grads: Tensor, weight: Tensor, grouped: Tensor) -> Tensor:
-    """Return gradients (k, c'/k, K) in the order of the columns in the shape of `weight`."""
+    """Return the gradient of the weights in the shape and order of `weight`, (c', c / k, 3, 3).
+
+    grads: the gradient in the order of the columns, (k, c'/k, K).
+    """
     _, groups, _, _, channels = grouped.shape
     k, outputs, _ = grads.shape
     ordered = grads.view(k, outputs, groups // k, TAPS, channels)  # (k, c'/k, G/k, 9, C)

@@ -1,14 +1,20 @@
-"""Relative errors of lab/triton_sampling.py against float64, as a program: one line of JSON.
+"""Measures the relative errors of lab/triton_sampling.py against float64, as a program.
 
-usage: TRITON_INTERPRET=1 python -m tests.helpers.sampling_errors
+    TRITON_INTERPRET=1 python -m tests.helpers.sampling_errors
+
+It prints one line of JSON: the name of a case -> a result -> its error, e.g.
+{"one source, float32": {"out": 2e-7, "x": 3e-7, ...}, ...}. The results are the output of the
+convolution and the gradients of its inputs. tests/parts/house/test_triton_sampling.py starts this
+program and compares the errors with limits.
 
 The offsets reach beyond the image on all sides. They lie between the multiples of 1/64, half a step
 away from the pixels, because the derivative of a sample jumps at a pixel. torch.empty gives NaN
-here, so an output that a kernel leaves unwritten is found.
+here. So an output that a kernel leaves unwritten has an infinite error.
 """
 
 import json
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,54 +23,82 @@ from lab import triton_sampling
 from models.vrt import deform_align
 from models.vrt.deform_align import TAPS
 
+
+class Case(NamedTuple):
+    """The sizes of a deformable convolution."""
+
+    # Frames whose channels are sampled together. Each has its own group of weights.
+    sources: int
+    # Channels of a source, and channels of the output.
+    channels: int
+    # Groups of channels with offsets of their own.
+    groups: int
+    # Precision of the input and of the output.
+    dtype: torch.dtype
+
+
+CASES = {
+    "one source, float32": Case(sources=1, channels=12, groups=2, dtype=torch.float32),
+    "one source, float16": Case(sources=1, channels=12, groups=2, dtype=torch.float16),
+    "two sources, float32": Case(sources=2, channels=10, groups=4, dtype=torch.float32),
+}
 IMAGES = 2
+# Small, because the interpreter is slow. 2 x 7 x 9 = 126 output pixels do not fill the 128 pixels
+# of a program, so the masks of the kernels have an effect.
 HEIGHT = 7
 WIDTH = 9
-NAMES = ("out", "x", "offset", "mask", "weight", "bias")
-# sources, channels of a source, groups of offsets, precision of the values
-CASES = {
-    "one source, float32": (1, 12, 2, torch.float32),
-    "one source, float16": (1, 12, 2, torch.float16),
-    "two sources, float32": (2, 10, 4, torch.float32),
-}
+# The output, then the inputs in the order of the arguments of deform_conv.
+RESULTS = ("out", "x", "offset", "mask", "weight", "bias")
 
 
 def main() -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills torch.empty with NaN
-    found = {}
-    for name, (sources, channels, groups, dtype) in CASES.items():
-        inputs = inputs_of(sources, channels, groups)
-        inputs[0] = inputs[0].to(dtype)  # rounded once, for both
+    errors_of_cases = {}
+    for name, case in CASES.items():
+        inputs = inputs_of(case)
+        found = results(triton_sampling.deform_conv, inputs)
         exact = results(deform_align.deform_conv, [tensor.double() for tensor in inputs])
-        ours = results(triton_sampling.deform_conv, inputs)
         errors = {}
-        for result, a, b in zip(NAMES, ours, exact, strict=True):
-            error = float((a.double() - b).abs().max() / b.abs().max())
-            errors[result] = error if a.isfinite().all() else float("inf")
-        found[name] = errors
-    print(json.dumps(found))
+        for result, tensor, exact_tensor in zip(RESULTS, found, exact, strict=True):
+            errors[result] = relative_error(tensor, exact_tensor)
+        errors_of_cases[name] = errors
+    print(json.dumps(errors_of_cases))
 
 
-def inputs_of(sources: int, channels: int, groups: int) -> list[Tensor]:
+def inputs_of(case: Case) -> list[Tensor]:
     """Return x, offset, mask, weight and bias of a deformable convolution."""
     generator = torch.Generator().manual_seed(0)
     size = (HEIGHT, WIDTH)
-    offsets = (IMAGES, 2 * TAPS * groups, *size)
-    steps = torch.randint(-64 * 6, 64 * 6, offsets, generator=generator)
-    x = torch.rand((IMAGES, sources * channels, *size), generator=generator) - 0.5
-    mask = torch.rand((IMAGES, TAPS * groups, *size), generator=generator)
-    weight = torch.rand((channels, channels, 3, 3), generator=generator) - 0.5
-    bias = torch.rand((channels,), generator=generator) - 0.5
-    return [x, (steps + 0.5) / 64, mask, weight / 8, bias]
+    # Offsets of -6 to 6 pixels, in steps of 1/64.
+    steps = torch.randint(
+        -64 * 6, 64 * 6, (IMAGES, 2 * TAPS * case.groups, *size), generator=generator
+    )
+    offset = (steps + 0.5) / 64
+    x = torch.rand((IMAGES, case.sources * case.channels, *size), generator=generator) - 0.5
+    mask = torch.rand((IMAGES, TAPS * case.groups, *size), generator=generator)
+    weight = torch.rand((case.channels, case.channels, 3, 3), generator=generator) - 0.5
+    bias = torch.rand((case.channels,), generator=generator) - 0.5
+    # x is rounded here, so that the kernels and float64 get the same numbers. The weights are
+    # divided by 8, so that the output, a sum of about 100 products, is not much larger than 1.
+    return [x.to(case.dtype), offset, mask, weight / 8, bias]
 
 
-def results(form: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
-    """Return the output, and the gradient of each input, of the sum of squares."""
+def results(deform_conv: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
+    """Return the output, and the gradient of each input, of the sum of squares of the output."""
     leaves = [tensor.detach().requires_grad_() for tensor in inputs]
-    out = form(*leaves)
+    out = deform_conv(*leaves)
+    # A sum in float16 would have large rounding errors of its own.
     precise = torch.promote_types(out.dtype, torch.float32)
     gradients = torch.autograd.grad(out.to(precise).square().sum(), leaves)
     return [out.detach(), *gradients]
+
+
+def relative_error(found: Tensor, exact: Tensor) -> float:
+    """Return the largest difference, divided by the largest exact number."""
+    if not found.isfinite().all():
+        return float("inf")
+    difference = (found.double() - exact).abs().max()
+    return float(difference / exact.abs().max())
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Does the prepared deformable sampling (lab/triton_sampling.py) give the numbers of float64?
 
 Triton's interpreter runs its kernels on the CPU, in a process of its own, because Triton decides
-at its import whether it interprets.
+at its import whether it interprets. The process is tests/helpers/sampling_errors.py. It computes
+three small convolutions, once by our kernels and once by models.vrt.deform_align in float64.
 """
 
 import json
@@ -15,6 +16,13 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed (CPU wheels of torch)")
 
 ROOT = Path(__file__).resolve().parents[3]
+# The largest relative error of a case. A rounding error is 6e-8 in float32, and 5e-4 in float16.
+# A result is a sum of rounded numbers, so its error may be some times larger.
+MOST_ERROR = {
+    "one source, float32": 2e-6,
+    "one source, float16": 2e-3,
+    "two sources, float32": 2e-6,
+}
 
 
 def test_sampling_and_its_gradients_are_those_of_float64():
@@ -24,12 +32,9 @@ def test_sampling_and_its_gradients_are_those_of_float64():
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert len(found) == 3
-    # A rounding error is 6e-8 in float32, and 5e-4 in float16.
-    wrong = {
-        name: errors
-        for name, errors in found.items()
-        if not max(errors.values()) < (2e-3 if "float16" in name else 2e-6)
-    }
-    assert not wrong
+    # e.g. {"one source, float32": {"out": 2e-7, "x": 3e-7, "offset": ...}, ...}
+    errors_of_cases = json.loads(done.stdout.splitlines()[-1])
+    assert errors_of_cases.keys() == MOST_ERROR.keys()
+    for case, errors in errors_of_cases.items():
+        wrong = {result: error for result, error in errors.items() if not error < MOST_ERROR[case]}
+        assert not wrong, case
