@@ -1244,6 +1244,7 @@ def _explain(views: Sequence[Details]) -> Explanation:
     weights = [np.ones(len(s)) for s in spikes]  # w (n,) of each view
     for _ in range(2):
         a = _coefficients(features, spikes, weights)
+        # r (n,) of each view
         residuals = [s - F @ a for F, s in zip(features, spikes, strict=True)]
         # One limit for all views. The median is not moved by the few large residuals. 1e-9: the
         # limit is a divisor, and would be 0 if all residuals are 0.
@@ -1315,6 +1316,23 @@ def _correlated_pixels(sigma: float, every: int) -> float:
 
 
 # ---- The algebra of a round on parts of the plane ----------------------------------------------
+#
+# `State._step_from_parts` calls these functions in three steps:
+#
+#     _usable_parts   selects the parts that have enough texture
+#     _shifts         finds the shift d of each part by itself, with its variance
+#     _join_shifts    finds the one change of the matrix that makes these shifts
+#
+# np.einsum names the axes of its arrays by letters, and sums over each letter that is not behind
+# the arrow. E.g. np.einsum("tij,tj->ti", A, x) computes, for each t and i,
+#
+#     result[t, i] = sum over j of A[t, i, j] x[t, j]
+#
+# which is the product A x of each part t. The letters in this section are v: view, t: part,
+# i and j: directions (0 right, 1 down), a and b: changes of the matrix.
+#
+# An einsum must not become a product `@`: the product may sum in another order, so that the last
+# bit of a result would change.
 
 # Limits of `_usable_parts`. They are low on purpose: a part with weak texture gets a large variance
 # in `_shifts`, and counts little. With limits of 0, H of a part could perhaps not be inverted.
@@ -1330,11 +1348,11 @@ LEAST_OF_TWO_DIRECTIONS = 1e-4
 def _usable_parts(H: np.ndarray, pixels: np.ndarray) -> np.ndarray:
     """Select the parts with enough pixels, and with texture in two directions.
 
-    `State._step_from_parts` calls this and the functions below.
-
     H: (t, 2, 2), the structure tensor of each of t parts: sums of the products of the gradients
-    right and down.
-    pixels: (t,), number of compared pixels of a part. Returns bool (t,).
+        right and down.
+    pixels: (t,), number of compared pixels of a part.
+
+    Returns bool (t,).
     """
     # The trace l1 + l2 is the sum of the squared gradients, right and down together.
     texture = np.trace(H, axis1=1, axis2=2)  # (t,)
@@ -1357,9 +1375,8 @@ def _shifts(H: np.ndarray, g: np.ndarray, noise: float) -> tuple[np.ndarray, np.
     All views share the shift of a part. With several views, the variance of the shift is the mean
     of two estimates: one from the noise, and one from the spread of the views.
     """
-    # In the einsums, v is the view, t the part, and i, j are the directions right and down. A
-    # letter that is not in the result is summed.
     inverse = np.linalg.inv(H.sum(axis=0))  # H_t^-1, (t, 2, 2)
+    # d[t, i] = -(sum over v and j of inverse[t, i, j] g[v, t, j])
     shifts = -np.einsum("tij,vtj->ti", inverse, g)  # (t, 2)
     from_noise = inverse * noise  # (t, 2, 2)
     if len(H) == 1:
@@ -1386,8 +1403,11 @@ def _variance_from_spread(
     H, g: (v, t, 2, 2) and (v, t, 2). inverse: H_t^-1 (t, 2, 2). shifts: d (t, 2).
     """
     views = len(H)
+    # gradient[v, t, i] = g[v, t, i] + sum over j of H[v, t, i, j] d[t, j]
     gradient = g + np.einsum("vtij,tj->vti", H, shifts)  # (v, t, 2)
+    # m[v, t, i] = sum over j of inverse[t, i, j] gradient[v, t, j]
     moves = np.einsum("tij,vtj->vti", inverse, gradient)  # m, (v, t, 2)
+    # The sum over v of m[v, t, i] m[v, t, j], which is m m' of each part.
     sum_of_squares = np.einsum("vti,vtj->tij", moves, moves)  # (t, 2, 2)
     return sum_of_squares * views / (views - 1)
 
@@ -1429,12 +1449,13 @@ def _motions_of_places(changes: np.ndarray, places: np.ndarray) -> np.ndarray:
 
     changes: (k, 3, 3). places: (t, 3), homogeneous coordinates x, y, z with z = 1.
     """
-    # A change moves x, y and z. In the einsum, t is the place, k the change, and i, j are
-    # coordinates.
+    # A change moves x, y and z of a place by its product with (x, y, z). So, with coordinates i, j,
+    # moved[t, k, i] = sum over j of changes[k, i, j] places[t, j].
     moved = np.einsum("kij,tj->tki", changes, places)  # (t, k, 3)
     dx_dy = moved[..., :2]  # (t, k, 2)
     dz = moved[..., 2:]  # (t, k, 1)
-    # The point in the image is (x / z, y / z). Its derivative is d(x / z) = dx - x dz at z = 1.
+    # The point in the image is (x / z, y / z). At z = 1, x / z changes by dx - x dz, and y / z by
+    # dy - y dz.
     x_y = places[:, None, :2]  # (t, 1, 2)
     J = dx_dy - x_y * dz  # (t, k, 2)
     return J.swapaxes(1, 2)
@@ -1455,16 +1476,16 @@ def _joint_change(
     This is a weighted least-squares fit of d = J c. A part with a large variance has a small
     weight. A larger `extra` makes the weights of all parts smaller and more equal.
     """
-    # Letters of the einsums: t is the part, i and j are directions (right, down), a and b are
-    # changes. A letter that is not behind the arrow is summed: so each line sums over the parts t.
-    # E.g. "tia,tij,tjb->ab" is the sum over t, i and j of J[t,i,a] W[t,i,j] J[t,j,b].
     W = np.linalg.inv(variances + extra * np.eye(2))  # (t, 2, 2)
-    JWJ = np.einsum("tia,tij,tjb->ab", J, W, J)  # sum J' W J, (k, k)
-    JWd = np.einsum("tia,tij,tj->a", J, W, shifts)  # sum J' W d, (k,)
+    # JWJ[a, b] = sum over t, i and j of J[t, i, a] W[t, i, j] J[t, j, b]
+    JWJ = np.einsum("tia,tij,tjb->ab", J, W, J)  # (k, k)
+    # JWd[a] = sum over t, i and j of J[t, i, a] W[t, i, j] d[t, j]
+    JWd = np.einsum("tia,tij,tj->a", J, W, shifts)  # (k,)
     covariance = np.linalg.inv(JWJ)  # of c, (k, k)
     c = covariance @ JWd
     e = shifts - J @ c  # (t, 2)
-    squares = float(np.einsum("ti,tij,tj->", e, W, e))  # sum e' W e, one number
+    # The sum over t, i and j of e[t, i] W[t, i, j] e[t, j]: one number.
+    squares = float(np.einsum("ti,tij,tj->", e, W, e))
     return JointChange(amounts=c, covariance=covariance, remaining=e), squares
 
 
