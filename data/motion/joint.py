@@ -341,6 +341,18 @@ def _entries_of_means(positions: Tensor, view: View) -> MatrixEntries:
     return MatrixEntries(torch.cat(spike_pixels), torch.cat(pixels), torch.cat(values))
 
 
+def positions_of_samples(shifts: Tensor) -> Tensor:
+    """Return p + u_g(p): where each group g samples the picture for each pixel p, (G, H, W, 2).
+
+    shifts: u, (G, H, W, 2), x and y in RGB pixels.
+    """
+    height, width = shifts.shape[1:3]
+    y = torch.arange(height, device=shifts.device)
+    x = torch.arange(width, device=shifts.device)
+    p = torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1)  # (H, W, 2)
+    return p + shifts
+
+
 class Cameras:
     """A = (B, S): the linear map from the sharp instant to what both cameras record of it.
 
@@ -356,29 +368,30 @@ class Cameras:
         self, pixels: SpikePixels, shifts: Tensor, shares: Tensor, coverage: Tensor
     ) -> None:
         groups, height, width = shifts.shape[:3]
-        y = torch.arange(height, device=shifts.device)
-        x = torch.arange(width, device=shifts.device)
-        p = torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1)  # (H, W, 2)
-        positions = p + shifts  # p + u_g(p) of each group, (G, H, W, 2)
+        positions = positions_of_samples(shifts)  # (G, H, W, 2)
+        # What `__call__` needs.
         self._positions = normalised(positions, (height, width))
         self._pixels = pixels
         self._s = shares[:, None, :, None]  # (G, 1, H, 1)
         self._c = coverage
 
-        # The adjoints of two maps, U and B, that share the samples x(p + u_g(p)). Pixels p are
-        # numbered row by row, and sample n = g H W + p belongs to group g and pixel p.
+        # What `adjoint` needs. Both B and S sample the picture at the same positions, so the
+        # samples are sorted once. A sample has a number n. E.g. with 2 groups and 3 pixels, the
+        # samples 0, 1, 2 are of group 0 and the pixels 0, 1, 2, and the samples 3, 4, 5 are of
+        # group 1 and the same pixels. So n = g H W + p, with the pixels p numbered row by row.
         samples = sorted_samples(positions, (height, width))
-        n = samples.numbers.int()  # the samples, sorted; all tensors below have this order
-        group_of_sample = n.div(height * width, rounding_mode="floor")
-        p_of_sample = n - group_of_sample * (height * width)
-        # U: the map from l to the samples l(p + u_g(p)) of all groups, (H W G,). The groups of a
-        # pixel follow one another, because `SpikePixels.adjoint` has them in this order in memory.
-        output_of_sample = p_of_sample * groups + group_of_sample
-        self._U_adjoint = AdjointOfSums(samples, outputs=len(n), output_of=output_of_sample)
-        # B: the samples of pixel p, times the shares s_g of their groups, are added up.
-        s = shares[:, :, None].expand(groups, height, width).flatten()  # (G H W,), of sample n
+        n = samples.numbers.int()  # (G H W,), in the order of `samples`, as g and p
+        g = n.div(height * width, rounding_mode="floor")
+        p = n - g * (height * width)
+
+        # U is the map from l to the samples l(p + u_g(p)) of all groups. Sample n is the output
+        # p G + g of U, so that the groups of a pixel follow one another: in this order
+        # `SpikePixels.adjoint` has them in memory.
+        self._U_adjoint = AdjointOfSums(samples, outputs=len(n), output_of=p * groups + g)
+        # B adds up the samples of pixel p, each times the share s_g of its group in the row of p.
+        share_of_sample = shares[:, :, None].expand(groups, height, width).flatten()  # by n
         self._B_adjoint = AdjointOfSums(
-            samples, outputs=height * width, output_of=p_of_sample, factors=s[n]
+            samples, outputs=height * width, output_of=p, factors=share_of_sample[n]
         )
 
     def __call__(self, x: Tensor, l: Tensor) -> tuple[Tensor, Tensor]:  # noqa: E741

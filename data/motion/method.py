@@ -43,6 +43,7 @@ from data.motion.learned import Finder, FinderName
 from data.motion.recording import (
     RecordedClip,
     Recording,
+    View,
     is_saturated,
     spikes_at_full_light,
 )
@@ -321,45 +322,62 @@ class MotionRestorer:
         """
         # Once for the whole clip: its planes, the gain of its spike pixels, and its bands.
         clip = RecordedClip(reader, self.context)
-        gain, is_good = clip.gain()  # (h, w) each, see `Area`
-        has_small_pixels = clip.view.pixel_area < self.least_area
-        areas = []
-        for band in bands_of(clip.view):
-            pixels = SpikePixels(band.view, self.device) if band.has_spikes else None
-            areas.append(Area(band, pixels, band.of_plane(is_good)))
+        gain_of_clip, is_good = clip.gain()  # (h, w) each, see `Seen` and `Area`
+        areas = self._areas_of(clip.view, is_good)
 
-        # A generator: `start` works when the loop asks for the next estimate.
-        estimates = self.start.frames(reader, wanted, lambda done: tick(FIRST_SHARE * done))
+        # The first estimates are a part of the work on each frame, the improvement is the rest.
+        def tick_of_start(done: float) -> None:
+            tick(FIRST_SHARE * done)
+
+        # A generator: `start` computes an estimate when the loop asks for it.
+        estimates = self.start.frames(reader, wanted, tick_of_start)
         for index, estimate in zip(wanted, estimates, strict=True):
             # A frame may take long on a CPU: tell the watchdog that the process still works.
             watchdog.go_on()
             z_0 = estimate.to(self.device).clamp(0, 1)
             recording = clip.read(index)
-            is_nearly_dark = spikes_at_full_light(recording, clip.view) < LEAST_SPIKES
-            if has_small_pixels or is_nearly_dark or is_saturated(recording):
+            if self._keeps_first_estimate(recording, clip.view):
                 frame = z_0
                 self.used_motion = None
                 tick(1 - FIRST_SHARE)
             else:
                 # The motion is found on the whole frame, so it does not end at a border of a band.
                 # The gain differs from the gain of the clip if the RGB camera changed its exposure.
-                gain_here = clip.gain_in(recording, gain)
-                motion = self.find(recording, clip.view, gain_here)
-                seen = Seen(recording, motion, gain_here, median_spikes(recording))
-                improved = []
-                for area in areas:
-                    improved.append(self._improved(z_0, seen, area))
-                    watchdog.go_on()
-                    tick((1 - FIRST_SHARE) / len(areas))
-                frame = joined(improved, [area.band for area in areas])
-                # The share of the improved frame in each pixel: 0 where nothing moves, so that the
-                # first estimate stays there.
-                share = torch.from_numpy(moving_share(motion, seen.median_spikes))
-                frame = z_0 + share.to(self.device) * (frame - z_0)
+                gain = clip.gain_in(recording, gain_of_clip)
+                motion = self.find(recording, clip.view, gain)
+                seen = Seen(recording, motion, gain, median_spikes(recording))
+                frame = self._improved_frame(z_0, seen, areas, tick)
                 self.used_motion = motion
             yield frame.cpu()
 
-    def _improved(self, z_0: Tensor, seen: Seen, area: Area) -> Tensor:
+    def _areas_of(self, view: View, is_good: np.ndarray) -> list[Area]:
+        """Divide the frames of a clip into areas. is_good: (h, w) bool, see `Area`."""
+        areas = []
+        for band in bands_of(view):
+            pixels = SpikePixels(band.view, self.device) if band.has_spikes else None
+            areas.append(Area(band, pixels, is_good=band.of_plane(is_good)))
+        return areas
+
+    def _keeps_first_estimate(self, recording: Recording, view: View) -> bool:
+        """Say whether the spikes are of no help for a frame, so that its first estimate stays."""
+        has_small_pixels = view.pixel_area < self.least_area
+        is_nearly_dark = spikes_at_full_light(recording, view) < LEAST_SPIKES
+        return has_small_pixels or is_nearly_dark or is_saturated(recording)
+
+    def _improved_frame(self, z_0: Tensor, seen: Seen, areas: list[Area], tick: Tick) -> Tensor:
+        """Return the improved frame (3, H, W). z_0: its first estimate, (3, H, W)."""
+        improved = []
+        for area in areas:
+            improved.append(self._improved_rows(z_0, seen, area))
+            watchdog.go_on()
+            tick((1 - FIRST_SHARE) / len(areas))
+        frame = joined(improved, [area.band for area in areas])
+        # Keep the first estimate where nothing moves. share: the share of the improved frame in
+        # each pixel, 0 where nothing moves.
+        share = torch.from_numpy(moving_share(seen.motion, seen.median_spikes)).to(self.device)
+        return z_0 + share * (frame - z_0)
+
+    def _improved_rows(self, z_0: Tensor, seen: Seen, area: Area) -> Tensor:
         """Return the improved rows (3, rows, W) of an area. z_0: (3, H, W), of the whole frame."""
         band = area.band
         z_0 = band.of_frame(z_0)

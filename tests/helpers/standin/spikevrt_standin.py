@@ -1,8 +1,18 @@
 """The accelerator "standin" of `device.cpp`, registered as a vendor's package would do it.
 
-torch imports this module by its entry point and calls `register`, as it does for packages such as
-torch_npu. The memory of the device is memory of this machine. Its ranks exchange tensors by the
-backend "standccl", which copies them to the CPU and uses gloo.
+It lets the tests run our program on a device that is not a CPU and not a GPU of NVIDIA.
+tests/helpers/standin/__init__.py compiles device.cpp and installs this file as a package. torch
+finds the package by its entry point and calls `register`. It does the same for the packages of
+vendors, such as torch_npu.
+
+    torch.standin    what programs ask of the accelerator, as torch.cuda is for GPUs:
+                     `AcceleratorModule`. The memory of the device is memory of this machine, and
+                     device.cpp counts it
+    standccl         the backend by which ranks exchange tensors of the device, as NCCL is for GPUs:
+                     `Group`. It copies the tensors to the CPU, and gloo does the work
+
+The names of the methods are names that torch and our program call, so they must stay. Their results
+may change, e.g. BYTES. Tests: tests/parts/utils/test_device.py.
 """
 
 import ctypes
@@ -13,55 +23,130 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-BYTES = 2_000_000_000  # of a device
-FOLDER = os.path.dirname(__file__)
+# Memory that a device says it has. Our program compares its needs with this number.
+BYTES = 2_000_000_000
+# The compiled device.cpp lies beside this file.
+LIBRARY = os.path.join(os.path.dirname(__file__), "standin.so")
 
 
-def device_module(library: ctypes.CDLL) -> types.ModuleType:
-    """Return torch.standin: what torch and programs ask of an accelerator, as of torch.cuda.
+def register() -> None:
+    """Register device, module and backend. torch calls this function while it is imported."""
+    library = ctypes.CDLL(LIBRARY)
+    # torch calls an unknown maker's device "privateuseone". From here on its name is "standin".
+    torch.utils.rename_privateuse1_backend("standin")
+    library.standin_register()
+    torch._register_device_module("standin", AcceleratorModule(library))
+    # Gives tensors and modules the methods `x.standin()` and `x.is_standin`.
+    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    dist.Backend.register_backend("standccl", make_group, devices=["standin"])
 
-    The names are those of torch. "waits" alone is of this project: it tells how often the program
-    has waited for the device. library: the compiled `device.cpp`.
+
+# ---- The module torch.standin ------------------------------------------------------------------
+
+
+class AcceleratorModule(types.ModuleType):
+    """torch.standin: the functions that torch.cuda has for a GPU, as far as anybody calls them.
+
+    `device` is an index, a torch.device, a text such as "standin:1", or None for the current
+    device. All devices share one memory, so most functions ignore it.
+
+    Only `waits` is of this project: the tests ask it how often the program waited for the device.
     """
-    module = types.ModuleType("torch.standin")
-    for name in ("standin_allocated", "standin_peak", "standin_waits"):
-        getattr(library, name).restype = ctypes.c_longlong
 
-    def index_of(device: Any) -> int:
+    def __init__(self, library: ctypes.CDLL) -> None:
+        """library: the compiled device.cpp."""
+        super().__init__("torch.standin")
+        self.library = library
+        # These functions return 64 bits. Without a type, ctypes would cut their results to 32 bits.
+        for name in ("standin_allocated", "standin_peak", "standin_waits"):
+            getattr(library, name).restype = ctypes.c_longlong
+
+    # Whether the device is there, and may be used.
+
+    def is_available(self) -> bool:
+        return self.library.standin_count() > 0
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def _is_in_bad_fork(self) -> bool:
+        """Say whether this process was forked from one that used the device. It may use it too."""
+        return False
+
+    # Devices.
+
+    def device_count(self) -> int:
+        """Return the number of devices: the variable STANDIN_COUNT, or 1."""
+        return self.library.standin_count()
+
+    def current_device(self) -> int:
+        return self.library.standin_current()
+
+    def set_device(self, device: Any) -> None:
         index = None if device is None else torch.device(device).index
-        return library.standin_current() if index is None else index
+        if index is None:  # also for a text without a number, "standin"
+            index = self.current_device()
+        self.library.standin_set(index)
 
-    def get_device_properties(device: Any = None) -> types.SimpleNamespace:
+    def get_device_name(self, device: Any = None) -> str:
+        return "Stand-in"
+
+    def get_device_properties(self, device: Any = None) -> types.SimpleNamespace:
         return types.SimpleNamespace(name="Stand-in", total_memory=BYTES)
 
-    values = {
-        "is_available": lambda: library.standin_count() > 0,
-        "is_initialized": lambda: True,
-        "_is_in_bad_fork": lambda: False,
-        "device_count": library.standin_count,
-        "current_device": library.standin_current,
-        "set_device": lambda device: library.standin_set(index_of(device)),
-        "get_device_name": lambda device=None: "Stand-in",
-        "get_device_properties": get_device_properties,
-        "manual_seed_all": lambda seed: None,
-        "get_rng_state": lambda device=None: torch.get_rng_state(),
-        "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
-        "get_amp_supported_dtype": lambda: [torch.bfloat16, torch.float16],
-        "is_bf16_supported": lambda: True,
-        "max_memory_allocated": lambda device=None: library.standin_peak(),
-        "mem_get_info": lambda device=None: (BYTES - library.standin_allocated(), BYTES),
-        "memory_reserved": lambda device=None: library.standin_allocated(),
-        "empty_cache": lambda: None,
-        "synchronize": lambda device=None: None,
-        "waits": library.standin_waits,
-    }
-    for name, value in values.items():
-        setattr(module, name, value)
-    return module
+    # Random numbers. The operations run on the CPU, and draw from the generator of the CPU.
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Do nothing: torch.manual_seed calls this, and seeds the generator of the CPU itself."""
+
+    def get_rng_state(self, device: Any = None) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
+        torch.set_rng_state(state)
+
+    # Precision.
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+    def is_bf16_supported(self) -> bool:
+        return True
+
+    # Memory, in bytes.
+
+    def max_memory_allocated(self, device: Any = None) -> int:
+        return self.library.standin_peak()
+
+    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
+        """Return the free memory and all memory."""
+        free = BYTES - self.library.standin_allocated()
+        return free, BYTES
+
+    def memory_reserved(self, device: Any = None) -> int:
+        return self.library.standin_allocated()
+
+    def empty_cache(self) -> None:
+        """Do nothing: the device keeps no freed memory for later."""
+
+    # Waiting.
+
+    def synchronize(self, device: Any = None) -> None:
+        """Do nothing: each operation is finished when it returns."""
+
+    def waits(self) -> int:
+        """Return how often the program has waited for the device."""
+        return self.library.standin_waits()
 
 
-class Done(dist._Work):
-    """Work of a process group that is finished, so that wait() returns at once."""
+# ---- The backend standccl ----------------------------------------------------------------------
+
+
+class Finished(dist._Work):
+    """The work of a collective that is finished already, so `wait` returns at once.
+
+    torch hands it to the caller of a collective, e.g. of dist.all_reduce(..., async_op=True).
+    """
 
     def __init__(self, result: Any) -> None:
         super().__init__()
@@ -75,63 +160,73 @@ class Done(dist._Work):
         return self.future
 
 
-def on_copies(group: Any, name: str, tensors: list[torch.Tensor], opts: Any) -> Done:
-    """Run a collective of gloo on copies of `tensors`, and write the results into `tensors`.
+def make_group(store: Any, rank: int, size: int, timeout: Any) -> "Group":
+    """Return the process group of one rank. torch calls this in init_process_group.
 
-    name: the collective, e.g. "allreduce".
+    store: the store by which gloo's ranks find each other. size: number of ranks.
     """
-    if any(tensor.device.type != "standin" for tensor in tensors):
-        raise RuntimeError("standccl takes tensors of the stand-in")
-    copies = [tensor.cpu() for tensor in tensors]
-    getattr(group.gloo, name)(copies, *([] if opts is None else [opts])).wait()
-    for tensor, copy in zip(tensors, copies, strict=True):
-        tensor.copy_(copy)
-    return Done(tensors)
-
-
-def allgather(group: Any, outputs: Any, inputs: list[torch.Tensor], opts: Any = None) -> Done:
-    """Write the inputs of all ranks into `outputs`, a list of tensors for each input."""
-    copies = [[tensor.cpu() for tensor in tensors] for tensors in outputs]
-    group.gloo.allgather(copies, [tensor.cpu() for tensor in inputs]).wait()
-    for tensors, found in zip(outputs, copies, strict=True):
-        for tensor, copy in zip(tensors, found, strict=True):
-            tensor.copy_(copy)
-    return Done(outputs)
-
-
-def barrier(group: Any, opts: Any = None) -> Done:
-    """Wait for all ranks."""
-    group.gloo.barrier().wait()
-    return Done([])
-
-
-def make_group(store: Any, rank: int, size: int, timeout: Any) -> Any:
-    """Return a process group, which runs gloo on copies of the tensors of the device."""
-    kind: Any = type(
-        "Group",
-        (dist.ProcessGroup,),
-        {
-            "getBackendName": lambda group: "standccl",
-            "allreduce": lambda group, tensors, opts=None: on_copies(
-                group, "allreduce", tensors, opts
-            ),
-            "broadcast": lambda group, tensors, opts=None: on_copies(
-                group, "broadcast", tensors, opts
-            ),
-            "allgather": allgather,
-            "barrier": barrier,
-        },
-    )
-    group = kind(rank, size)
+    group = Group(rank, size)
     group.gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
     return group
 
 
-def register() -> None:
-    """Register device, module and backend. torch calls this function while it is imported."""
-    library = ctypes.CDLL(os.path.join(FOLDER, "standin.so"))
-    torch.utils.rename_privateuse1_backend("standin")
-    library.standin_register()
-    torch._register_device_module("standin", device_module(library))
-    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
-    dist.Backend.register_backend("standccl", make_group, devices=["standin"])
+# The methods of `Group` have other arguments than the type stubs of torch say, because torch calls
+# them with the arguments below. So the type checker must not compare them with the stubs: Any.
+ProcessGroup: Any = dist.ProcessGroup
+
+
+class Group(ProcessGroup):
+    """Collectives for tensors of the device. Each method runs gloo on copies of the tensors.
+
+    torch calls a method by the name of the collective, with the arguments that gloo has. opts: the
+    options of the collective, e.g. which rank broadcasts. All ranks must call it.
+    """
+
+    gloo: Any  # the process group that does the work
+
+    def getBackendName(self) -> str:
+        return "standccl"
+
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Finished:
+        return self._on_copies("allreduce", tensors, opts)
+
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Finished:
+        return self._on_copies("broadcast", tensors, opts)
+
+    def allgather(self, outputs: Any, inputs: list[torch.Tensor], opts: Any = None) -> Finished:
+        """Write the inputs of all ranks into `outputs`.
+
+        outputs: for each input a list with one tensor for each rank.
+        """
+        output_copies = []
+        for outputs_of_input in outputs:
+            output_copies.append([tensor.cpu() for tensor in outputs_of_input])
+        input_copies = [tensor.cpu() for tensor in inputs]
+        self.gloo.allgather(output_copies, input_copies).wait()
+
+        for outputs_of_input, copies in zip(outputs, output_copies, strict=True):
+            _write_back(outputs_of_input, copies)
+        return Finished(outputs)
+
+    def barrier(self, opts: Any = None) -> Finished:
+        """Wait for all ranks."""
+        self.gloo.barrier().wait()
+        return Finished([])
+
+    def _on_copies(self, collective: str, tensors: list[torch.Tensor], opts: Any) -> Finished:
+        """Run a collective that changes `tensors` in place, e.g. "allreduce"."""
+        # NCCL refuses tensors of a CPU too. So a test finds a collective with the wrong tensors.
+        if any(tensor.device.type != "standin" for tensor in tensors):
+            raise RuntimeError("standccl takes tensors of the stand-in")
+        copies = [tensor.cpu() for tensor in tensors]
+        run = getattr(self.gloo, collective)
+        work = run(copies) if opts is None else run(copies, opts)
+        work.wait()
+        _write_back(tensors, copies)
+        return Finished(tensors)
+
+
+def _write_back(tensors: list[torch.Tensor], copies: list[torch.Tensor]) -> None:
+    """Write the copies on the CPU into the tensors of the device, in place."""
+    for tensor, copy in zip(tensors, copies, strict=True):
+        tensor.copy_(copy)
