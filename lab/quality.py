@@ -115,9 +115,10 @@ MOVING_AROUND = 7
 # A frame without at least this share of moving pixels has no score of moving pixels, because a few
 # pixels would decide it.
 LEAST_MOVING = 0.01
-# Methods are alike if the numbers of their parameters differ by this share at most. Other methods
-# are marked in the table, because more parameters alone may restore better.
-ALIKE = 0.05
+# Two networks have the same size if the numbers of their parameters differ by this share at most. A
+# network of another size is marked in the table, because more parameters alone may restore better.
+# With a larger share, a gain that comes from the size would pass for a gain of the method.
+MOST_SIZE_DIFFERENCE = 0.05
 # 97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom. The last one serves for all
 # larger numbers of degrees. Their intervals are a little too wide then.
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
@@ -677,12 +678,13 @@ class Outcome:
     # The name of a clip is "<condition>/<clip>".
     runs: Mapping[int, Mapping[str, Any]]
 
-    def clips(
+    def scores_of_clips(
         self, condition: str, metric: str, kind: str = "restored", seeds: Collection[int] = ()
     ) -> dict[str, float]:
         """Return the mean of a metric over the seeds, for each clip: e.g. {"rig/street": 30.1}.
 
-        Clips that lack the metric are left out.
+        A clip without the metric is left out. E.g. grey frames have no "psnr", which is of colours.
+        So the result of a method that restores grey frames is {} for "psnr".
 
         condition: e.g. "rig". metric: e.g. "psnr". kind: "restored", or "input" for the blurry
         frames. seeds: () for all.
@@ -718,19 +720,19 @@ class Outcome:
                 runs.append(clips)
         return runs
 
-    def seeds(self, condition: str, metric: str) -> list[float]:
-        """Return the mean over the clips, for each seed that was tested under the condition."""
+    def scores_of_seeds(self, condition: str, metric: str) -> list[float]:
+        """Return the mean score of the clips, for each seed that was tested under the condition."""
         means = []
         for seed in self.runs:
-            clips = self.clips(condition, metric, seeds=[seed])
-            if clips:
-                means.append(statistics.fmean(clips.values()))
+            scores = self.scores_of_clips(condition, metric, seeds=[seed])
+            if scores:
+                means.append(statistics.fmean(scores.values()))
         return means
 
     def gain(self, condition: str, metric: str) -> Spread | None:
         """Return the mean gain over the blurry frames, with its confidence interval over clips."""
-        restored = self.clips(condition, metric)
-        blurry = self.clips(condition, metric, "input")
+        restored = self.scores_of_clips(condition, metric)
+        blurry = self.scores_of_clips(condition, metric, "input")
         return difference(restored, blurry)
 
     def seconds(self) -> float | None:
@@ -772,15 +774,17 @@ def difference(mine: Mapping[Any, float], reference: Mapping[Any, float]) -> Spr
 def report(out: Path, data: Data, methods: Sequence[Method], seeds: Sequence[int]) -> str:
     """Return the tables, as Markdown, of the formulas and of all finished runs.
 
-    Tests the formulas first, if their results are not there.
+    Tests a formula first if its results are not there.
     """
     outcomes = []
     for formula in FORMULAS:
         file = out / "results" / f"{formula}_{data.part}.json"
         if not file.exists():
-            clips = test(out, data, formula, methods[0].file, "--method", formula)
+            # A formula has no network. It takes from an option file only how clips are read.
+            option_file = methods[0].file
+            clips = test(out, data, formula, option_file, "--method", formula)
             save(out, data, formula, {"clips": clips})
-        # A formula has no seed and no parameters.
+        # A formula has no seed and no parameters. 0 stands for its only run.
         outcomes.append(Outcome(formula, parameters=0, runs={0: read_json(file)}))
     for method in methods:
         runs = {}
@@ -796,72 +800,106 @@ def report(out: Path, data: Data, methods: Sequence[Method], seeds: Sequence[int
 def tables(outcomes: Sequence[Outcome], conditions: Sequence[str]) -> str:
     """Return the tables as Markdown: one row for each method, one column for each condition.
 
-    outcomes: methods with results. If names begin with "concat", the last of these methods is the
-    base, with which the other methods are compared.
+    outcomes: methods with results, at least one.
     """
-    base = None
-    for outcome in outcomes:
-        if outcome.name.startswith("concat"):
-            base = outcome
-
+    base = _base_of(outcomes)
     sections = [_table_of_methods(outcomes, base)]
     titles = {"psnr": "PSNR", "moving": "PSNR of moving pixels", "psnr_y": "PSNR-Y"}
     for metric, title in titles.items():
-        known = [outcome for outcome in outcomes if outcome.clips(conditions[0], metric)]
-        if not known:
-            continue  # e.g. only grey frames were restored, which have no PSNR of colours
+        # The methods that have the metric. If all of them restore grey frames, none has "psnr".
+        with_metric = []
+        for outcome in outcomes:
+            if outcome.scores_of_clips(conditions[0], metric):
+                with_metric.append(outcome)
+        if not with_metric:
+            continue
         sections.append(f"{title} in dB, ± over seeds")
-        sections.append(_table_of_scores(known, conditions, metric))
+        sections.append(_table_of_scores(with_metric, conditions, metric))
         sections.append(f"{title} minus that of the input, ± 95 % over clips")
-        rows = []
-        for outcome in known:
-            gains = [
-                table_cell(outcome.gain(condition, metric), sign="+") for condition in conditions
-            ]
-            rows.append([outcome.name, *gains])
-        sections.append(table(rows, ["", *conditions]))
+        sections.append(_table_of_gains(with_metric, conditions, metric))
     if base:
         sections.append(f"PSNR minus that of {base.name}, ± 95 % over clips")
         sections.append(_table_against(base, outcomes, conditions))
     return "\n\n".join(sections) + "\n"
 
 
+def _base_of(outcomes: Sequence[Outcome]) -> Outcome | None:
+    """Return the method with which all others are compared, or None if it was not tested.
+
+    The base is the plainest fusion, options/benchmark/concat.json: it puts the channels of the
+    spikes beside the channels of the frame. Its name begins with "concat". If it was trained with several numbers
+    of steps, the base is the last of them, because `--steps` usually has the largest number last.
+    """
+    base = None
+    for outcome in outcomes:
+        if outcome.name.startswith("concat"):
+            base = outcome
+    return base
+
+
 def _table_of_methods(outcomes: Sequence[Outcome], base: Outcome | None) -> str:
     """Return the first table: size, time, seeds, and clips that are worse than the blurry input."""
     rows = []
     for outcome in outcomes:
-        # The gain of each clip with each seed. Grey frames have no PSNR of colours.
-        gains = []
-        for run in outcome.runs.values():
-            for clip in run["clips"].values():
-                if "psnr" in clip["restored"]:
-                    gains.append(clip["restored"]["psnr"] - clip["input"]["psnr"])
-        losses = [gain for gain in gains if gain < 0]
-
-        size = "-"
+        size = "-"  # of a formula
         if outcome.parameters:
             size = f"{outcome.parameters:,}"
-            if base and abs(outcome.parameters / base.parameters - 1) > ALIKE:
+            if base and not _have_same_size(outcome, base):
                 size += ", NOT ALIKE"
         seconds = outcome.seconds()
         time = f"{seconds:.2f}" if seconds else "-"
+        gains = _gains_of_all_runs(outcome)
+        losses = [gain for gain in gains if gain < 0]
         below = f"{len(losses)} of {len(gains)}"
         rows.append([outcome.name, size, time, len(outcome.runs), below])
     return table(rows, ["method, steps", "parameters", "s/step", "seeds", "clips below input"])
 
 
+def _have_same_size(outcome: Outcome, base: Outcome) -> bool:
+    """Say whether two networks have nearly the same number of parameters."""
+    ratio = outcome.parameters / base.parameters
+    return abs(ratio - 1) <= MOST_SIZE_DIFFERENCE
+
+
+def _gains_of_all_runs(outcome: Outcome) -> list[float]:
+    """Return the gain in PSNR over the blurry input, of each clip with each seed."""
+    gains = []
+    for run in outcome.runs.values():
+        for clip in run["clips"].values():
+            if "psnr" in clip["restored"]:  # grey frames have no PSNR of colours
+                gains.append(clip["restored"]["psnr"] - clip["input"]["psnr"])
+    return gains
+
+
 def _table_of_scores(outcomes: Sequence[Outcome], conditions: Sequence[str], metric: str) -> str:
-    """Return the table of a metric: the blurry input, then each method."""
-    # All methods have the same input, so the last method serves for all.
+    """Return the table of a metric: the blurry input, then each method.
+
+    outcomes: at least one; all have the metric.
+    """
+    # Any method gives the row of the blurry input, because all methods were tested on the same
+    # clips.
+    any_outcome = outcomes[-1]
     blurry = []
     for condition in conditions:
-        scores = outcomes[-1].clips(condition, metric, "input")
+        scores = any_outcome.scores_of_clips(condition, metric, "input")
         blurry.append(f"{statistics.fmean(scores.values()):.2f}")
     rows = [["blurry input", *blurry]]
     for outcome in outcomes:
         cells = []
         for condition in conditions:
-            cells.append(table_cell(_mean_and_deviation(outcome.seeds(condition, metric))))
+            scores_of_seeds = outcome.scores_of_seeds(condition, metric)
+            cells.append(table_cell(_mean_and_deviation(scores_of_seeds)))
+        rows.append([outcome.name, *cells])
+    return table(rows, ["", *conditions])
+
+
+def _table_of_gains(outcomes: Sequence[Outcome], conditions: Sequence[str], metric: str) -> str:
+    """Return the table of the gains over the blurry input, with their intervals over clips."""
+    rows = []
+    for outcome in outcomes:
+        cells = []
+        for condition in conditions:
+            cells.append(table_cell(outcome.gain(condition, metric), sign="+"))
         rows.append([outcome.name, *cells])
     return table(rows, ["", *conditions])
 
@@ -876,9 +914,9 @@ def _table_against(base: Outcome, outcomes: Sequence[Outcome], conditions: Seque
             continue
         cells = []
         for condition in conditions:
-            mine = outcome.clips(condition, "psnr", seeds=common_seeds)
-            reference = base.clips(condition, "psnr", seeds=common_seeds)
-            cells.append(table_cell(difference(mine, reference), sign="+"))
+            of_method = outcome.scores_of_clips(condition, "psnr", seeds=common_seeds)
+            of_base = base.scores_of_clips(condition, "psnr", seeds=common_seeds)
+            cells.append(table_cell(difference(of_method, of_base), sign="+"))
         rows.append([outcome.name, *cells])
     return table(rows, ["", *conditions])
 

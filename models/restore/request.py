@@ -162,7 +162,8 @@ class TestRequest:
 def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
     """Read the command line of main_test_vrt.py. description: the text of --help.
 
-    Raises OptionError for unknown flags, wrong values and flags that exclude each other.
+    Raises OptionError for unknown flags, wrong values and flags that exclude each other. If there
+    are several errors, the user sees the first one in the order of the lines below.
     """
     parser = _parser(description)
     # Refuse the flags of KAIR's test program first, with the command of this program that does the
@@ -175,27 +176,19 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
     # torchrun or srun says in the environment.
     check_launch_flags(args)
     # The flags that the user gave, e.g. {"spike_size"}. A flag with its default value counts as not
-    # given.
+    # given. So ask before `args.weights` is filled in below.
     given = {key for key, value in vars(args).items() if value != parser.get_default(key)}
-    # --tile is "auto" or two numbers. --overlap is two numbers.
-    tile = args.tile
-    if tile != "auto":
-        tile = _two_numbers("tile", args.tile)
-    overlap = _two_numbers("overlap", args.overlap)
-    # A user's clip is restored with the shipped weights if no flag says what restores it.
+
+    tiles = _tile_request(args)
+    # A user's clip is restored with the shipped weights if no flag says what restores it. From here
+    # on, args.weights is what --weights would have said.
     says_what_restores = args.method or args.opt or args.weights
     if args.input and not says_what_restores:
         args.weights = str(SHIPPED)
     _refuse_contradictions(args, given)
 
-    # "method.key=value" belongs to the section `method`, all other overrides to the option file.
-    # Without --method, nothing is taken out, and the option file refuses the unknown key.
-    overrides = args.overrides or []
-    method = None
-    if args.method is not None:
-        of_method = [override for override in overrides if override.startswith("method.")]
-        overrides = [override for override in overrides if not override.startswith("method.")]
-        method = _method_section(args.method, of_method)
+    of_method, of_option_file = _divided_overrides(args)
+    method = None if args.method is None else _method_section(args.method, of_method)
     return TestRequest(
         opt=args.opt,
         weights=args.weights,
@@ -204,15 +197,7 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
         spike=args.spike,
         gt=args.gt,
         spike_size=tuple(args.spike_size) if args.spike_size else None,
-        tiles=TileRequest(
-            tile=tile,
-            overlap=overlap,
-            batch_tiles=args.batch_tiles,
-            blend=args.blend,
-            flip_seq=args.flip_seq,
-            pad_seq=args.pad_seq,
-            center_frame_only=args.center_frame_only,
-        ),
+        tiles=tiles,
         dtype=args.dtype,
         sigma=args.sigma,
         output=args.output,
@@ -220,8 +205,41 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
         fps=args.fps,
         lpips=tuple(args.lpips or ()),
         overwrite=args.overwrite,
-        overrides=tuple(overrides),
+        overrides=tuple(of_option_file),
     )
+
+
+def _tile_request(args: Namespace) -> TileRequest:
+    """Return the flags of tiles. Raises OptionError if --tile or --overlap is not two numbers."""
+    # --tile is "auto" or two numbers, e.g. "12,256". --overlap is two numbers.
+    tile = "auto" if args.tile == "auto" else _two_numbers("tile", args.tile)
+    overlap = _two_numbers("overlap", args.overlap)
+    return TileRequest(
+        tile=tile,
+        overlap=overlap,
+        batch_tiles=args.batch_tiles,
+        blend=args.blend,
+        flip_seq=args.flip_seq,
+        pad_seq=args.pad_seq,
+        center_frame_only=args.center_frame_only,
+    )
+
+
+def _divided_overrides(args: Namespace) -> tuple[list[str], list[str]]:
+    """Return the overrides of the section `method`, and the overrides of the option file.
+
+    E.g. with --method joint: method.groups=8 spike.rate=0.4 -> ["method.groups=8"],
+    ["spike.rate=0.4"]. Without --method, all belong to the option file, which refuses the
+    unknown key "method.groups".
+    """
+    of_method = []
+    of_option_file = []
+    for override in args.overrides or []:
+        if args.method is not None and override.startswith("method."):
+            of_method.append(override)
+        else:
+            of_option_file.append(override)
+    return of_method, of_option_file
 
 
 def _parser(description: str | None) -> OptionParser:

@@ -4,8 +4,16 @@ The tables below name all of them: state of the process, registries and caches. 
 source of all modules and finds the names that functions change. Both must be equal. So whoever adds
 a global or a cache must name it here, with a reason.
 
-The scan sees assignments, `with` on a lock, methods that change a container, and decorators. It
-does not see the state of libraries that is set by a call, such as torch.manual_seed.
+What the scan finds in the source:
+
+    RUN = Run()                     an object that holds state (`HOLDERS`), made by a module
+    @cache, @lru_cache              a function that keeps its results
+    global name                     a name of the module that a function assigns
+    os.environ["A"] = "1"           a change of something outside of the function: an assignment, a
+    FILES.append(file)              method that changes a container (`CHANGES`), or `with` on a lock
+    with LOCK:
+
+The scan does not see the state of libraries that is set by a call, such as torch.manual_seed.
 """
 
 import ast
@@ -32,22 +40,36 @@ CHANGES = (
     "setdefault",
     "update",
 )
-# Classes whose objects are state wherever a module makes one.
+# Classes whose objects hold state. The scan lists each object of these classes that a module makes,
+# also if no function of this module changes it.
 HOLDERS = ("Registry", "Run", "Lock", "Event")
 
+# ---- The tables --------------------------------------------------------------------------------
+
 REGISTRIES = (  # filled once, on import, before any option is read
-    "data.augment.CAMERAS", "data.clips.io_backend.IO_BACKENDS", "data.select_dataset.DATASETS",
-    "data.spike.represent.REPRESENTATIONS", "data.cameras.spike_source.REPRESENTATIONS",
-    "data.cameras.spike_source.SPIKE_SOURCES", "models.fusion.operators.FUSIONS",
-    "models.losses.LOSSES", "models.metrics.COLUMNS", "models.metrics.METRICS",
-    "models.optim.OPTIMIZERS", "models.schedules.SCHEDULES", "models.select_network.NETWORKS",
+    "data.augment.CAMERAS",
+    "data.cameras.spike_source.REPRESENTATIONS",
+    "data.cameras.spike_source.SPIKE_SOURCES",
+    "data.clips.io_backend.IO_BACKENDS",
+    "data.select_dataset.DATASETS",
+    "data.spike.represent.REPRESENTATIONS",
+    "models.fusion.operators.FUSIONS",
+    "models.losses.LOSSES",
+    "models.metrics.COLUMNS",
+    "models.metrics.METRICS",
+    "models.optim.OPTIMIZERS",
+    "models.schedules.SCHEDULES",
+    "models.select_network.NETWORKS",
     "utils.run.writers.WRITERS",
-)  # fmt: skip
+)
 CACHES = (  # index tensors of a few sizes; the same in each forward pass
-    "models.vrt.deform_align._tap_positions", "models.vrt.flow.pixel_grid",
-    "models.vrt.windows.relative_position_index", "models.vrt.windows.window_chunks",
+    "models.vrt.deform_align._tap_positions",
+    "models.vrt.flow.pixel_grid",
     "models.vrt.triton_attention.mask_table",
-)  # fmt: skip
+    "models.vrt.windows.relative_position_index",
+    "models.vrt.windows.window_chunks",
+)
+# Dotted name -> why it must outlive a function call.
 STATE = {
     "utils.dist.state.RUN":
         "a process has one rank in one run; signal handlers and every collective need it",
@@ -59,46 +81,43 @@ STATE = {
     "models.vrt.forms._kernels_run_on":
         "cache: a GPU that compiles the kernels once goes on doing so",
     "data.clips.files._environments": "LMDB refuses to be opened twice in a process",
-    "data.clips.files._opening": "the lock for it: a check reads in several threads",
+    "data.clips.files._opening": "the lock for `_environments`: a check reads in several threads",
     "models.foreign_weights._taking_scalars":
-        "the lock for the list of names that torch has for a process",
+        "the lock for the names that torch.load allows: torch has one list of them in a process",
     "os.environ": "CUDA, torch and W&B read their settings there; child processes inherit it",
     "sys.argv": "W&B notes the command line: the key is struck out first",
-    "sys.stdout": "where the shell has closed it, what is printed is dropped",
-    "sys.stderr": "likewise",
+    "sys.stdout": "if the shell has closed it, what is printed is dropped",
+    "sys.stderr": "if the shell has closed it, what is printed is dropped",
     "sys.stdin": "W&B would wait on a terminal for a key: it sees an empty one",
     "threading.excepthook": "TensorBoard's thread would print an error a second time",
     "torch._dynamo.config.recompile_limit": "torch has no other way to allow more graphs",
     "torch.distributed.launcher.api.LocalElasticAgent":
         "torch has no argument for its agent, which decides on restarts",
     "torch.distributed.elastic.multiprocessing.api.PContext.close.__defaults__":
-        "torch 2.8 has no --shutdown-timeout",
+        "the time that the launcher gives its ranks to end: torch 2.8 has no flag for it",
 }  # fmt: skip
-STATE |= dict.fromkeys(REGISTRIES + CACHES, "see above")
-
-
-class Names(NamedTuple):
-    """The names of a module."""
-
-    dotted_names: dict[str, str]  # name -> dotted name
-    packages: set[str]  # names that are imported packages
+for registry in REGISTRIES:
+    STATE[registry] = "a registry"
+for function in CACHES:
+    STATE[function] = "a cache of index tensors"
 
 
 def test_the_table_of_state_is_complete_and_exact():
-    found = {
-        name
-        for module, path in MODULES.items()
-        for name in changed_names(module, ast.parse(path.read_text()))
-    }
+    found = set()
+    for module, path in MODULES.items():
+        tree = ast.parse(path.read_text())
+        found.update(changed_names(module, tree))
 
     assert found == STATE.keys()
+
+
+# ---- The scan ----------------------------------------------------------------------------------
 
 
 def changed_names(module: str, tree: ast.Module) -> Iterator[str]:
     """Yield the dotted names of what a module holds or changes, e.g. "utils.dist.state.RUN".
 
-    These are its objects of HOLDERS, its functions with a cache, and what its functions change
-    outside of themselves.
+    module: the dotted name of the module. tree: its source.
     """
     for name in held_names(tree):
         yield f"{module}.{name}"
@@ -136,6 +155,33 @@ def global_names(function: ast.FunctionDef) -> set[str]:
     return names
 
 
+def names_changed_in(function: ast.FunctionDef, names: "Names") -> Iterator[str]:
+    """Yield the dotted names of what a function changes in place, outside of itself.
+
+    E.g. "os.environ" for `os.environ["A"] = "1"`. names: the names of its module.
+    """
+    own = own_names(function)
+    second_names = second_names_in(function)
+    for target in targets_in(function):
+        path = dotted(target)  # e.g. ["os", "environ"]
+        if not path:
+            continue
+        if path[0] in second_names:
+            path = second_names[path[0]] + path[1:]
+        first = path[0]
+        is_of_module = first in names.dotted_names and first not in own
+        # A change of a package itself does not count, e.g. `with torch:`. A change of a name in a
+        # package counts, e.g. of `os.environ`.
+        is_bare_package = first in names.packages and len(path) == 1
+        if not is_of_module or is_bare_package:
+            continue
+        whole = names.dotted_names[first]
+        # The table has some objects as a whole. E.g. `RUN.rank = 0` is a change of "RUN", although
+        # the path is ["RUN", "rank"].
+        is_listed_as_a_whole = whole in STATE
+        yield whole if is_listed_as_a_whole else ".".join([whole, *path[1:]])
+
+
 def own_names(function: ast.FunctionDef) -> set[str]:
     """Return the variables and arguments of a function. Names declared by `global` do not count."""
     names = set()
@@ -147,97 +193,112 @@ def own_names(function: ast.FunctionDef) -> set[str]:
     return names - global_names(function)
 
 
-def names_changed_in(function: ast.FunctionDef, names: Names) -> Iterator[str]:
-    """Yield the dotted names of what a function changes in place, outside of itself.
+def second_names_in(function: ast.FunctionDef) -> dict[str, list[str]]:
+    """Return the second names that a function gives to objects outside of itself.
 
-    E.g. "os.environ" for `os.environ["A"] = "1"`. names: the names of its module.
+    E.g. `module: Any = torch.cuda` -> {"module": ["torch", "cuda"]}. Such a line is in the program
+    where the type checker must not check what is changed.
     """
-    own = own_names(function)
-    others = other_names_in(function)
-    for target in targets_in(function):
-        path = dotted(target)  # e.g. ["os", "environ"]
-        if not path:
-            continue
-        # A second name of the function for something, e.g. `module: Any = torch.cuda`.
-        if path[0] in others:
-            path = others[path[0]] + path[1:]
-        first = path[0]
-        is_of_module = first in names.dotted_names and first not in own
-        # An imported package counts only with a name in it, e.g. `os.environ`.
-        is_bare_package = first in names.packages and len(path) == 1
-        if is_of_module and not is_bare_package:
-            whole = names.dotted_names[first]
-            # The table has some objects as a whole, and not by their attributes.
-            yield whole if whole in STATE else ".".join([whole, *path[1:]])
-
-
-def other_names_in(function: ast.FunctionDef) -> dict[str, list[str]]:
-    """Return what names in a function stand for: name -> ["a", "b"] of each `name: Any = a.b`."""
     found = {}
     for node in ast.walk(function):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            value = dotted(node.value) if node.value is not None else None
-            if value:
-                found[node.target.id] = value
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
+            path = dotted(node.value)
+            if path:
+                found[node.target.id] = path
     return found
-
-
-def names_of(module: str, tree: ast.Module) -> Names:
-    """Return the names of a module.
-
-    E.g. `import numpy as np` -> "np": "numpy", which is a package, and `from a.b import c` ->
-    "c": "a.b.c", which is none.
-    """
-    names = {}
-    packages = set()
-    for node in tree.body:
-        for target in getattr(node, "targets", [getattr(node, "target", None)]):
-            if isinstance(target, ast.Name):
-                names[target.id] = f"{module}.{target.id}"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found = {alias.asname or alias.name.split(".")[0]: alias for alias in node.names}
-            packages |= found.keys()
-            names |= {name: alias.name if alias.asname else name for name, alias in found.items()}
-        elif isinstance(node, ast.ImportFrom):
-            names |= {
-                alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names
-            }
-    return Names(names, packages)
 
 
 def targets_in(function: ast.FunctionDef) -> Iterator[ast.expr]:
     """Yield what a function changes in place.
 
-    E.g. `a` in `a[b] = 1`, `del a[b]`, `a.append(1)`, `a += 1` and `with a`, and `a.b` in
-    `a.b = 1`.
+    `a` of `a[b] = 1`, `del a[b]`, `a.append(1)`, `a += 1` and `with a:`. `a.b` of `a.b = 1`.
     """
     for node in ast.walk(function):
-        if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
-            yield node if isinstance(node, ast.Attribute) else node.value
+        if isinstance(node, ast.Attribute) and is_written(node):
+            yield node
+        elif isinstance(node, ast.Subscript) and is_written(node):
+            yield node.value
         elif isinstance(node, ast.AugAssign):
             yield node.target
-        elif (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr in CHANGES
-        ):
-            yield node.func.value
         elif isinstance(node, ast.With):
-            yield from (item.context_expr for item in node.items)
+            for item in node.items:
+                yield item.context_expr
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr in CHANGES:
+                yield node.func.value
+
+
+def is_written(node: ast.Attribute | ast.Subscript) -> bool:
+    """Return whether an expression is assigned or deleted, and not only read."""
+    return not isinstance(node.ctx, ast.Load)
+
+
+# ---- The names of a module ---------------------------------------------------------------------
+
+
+class Names(NamedTuple):
+    """The names of a module, and what each of them is."""
+
+    dotted_names: dict[str, str]  # name -> dotted name, e.g. "c" -> "a.b.c" after an import
+    packages: set[str]  # the names that are packages or modules, e.g. "np" and "os"
+
+
+def names_of(module: str, tree: ast.Module) -> Names:
+    """Return the names of a module: what it assigns, and what it imports anywhere.
+
+    E.g. in the module "utils.logger":
+
+        _unwritten = set()        "_unwritten" -> "utils.logger._unwritten"
+        import numpy as np        "np" -> "numpy", a package
+        import os.path            "os" -> "os", a package
+        from a.b import c as d    "d" -> "a.b.c"
+    """
+    names = {}
+    packages = set()
+    for node in tree.body:
+        for target in assigned_in(node):
+            if isinstance(target, ast.Name):
+                names[target.id] = f"{module}.{target.id}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                # Without `as`, the first part of "os.path" becomes a name.
+                first_part = alias.name.split(".")[0]
+                name = alias.asname or first_part
+                names[name] = alias.name if alias.asname else first_part
+                packages.add(name)
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                name = alias.asname or alias.name
+                names[name] = f"{node.module}.{alias.name}"
+    return Names(names, packages)
+
+
+def assigned_in(statement: ast.stmt) -> list[ast.expr]:
+    """Return the targets of an assignment: [a, b] of `a = b = 1`, [a] of `a: int = 1`."""
+    if isinstance(statement, ast.Assign):
+        return statement.targets
+    if isinstance(statement, (ast.AnnAssign, ast.AugAssign, ast.For)):
+        return [statement.target]
+    return []
 
 
 def last_name(node: ast.expr) -> str:
     """Return the last name of an expression: "b" of `a.b`, `a.b(1)` and `b`."""
-    return ast.unparse(node.func if isinstance(node, ast.Call) else node).split(".")[-1]
+    called = node.func if isinstance(node, ast.Call) else node
+    return ast.unparse(called).split(".")[-1]
 
 
 def dotted(node: ast.expr) -> list[str]:
     """Return the names of an expression: ["a", "b"] of `a.b` and of `a.b[c]`.
 
-    Return [] if the expression does not begin with a name, e.g. `f().b`.
+    Returns [] if the expression does not begin with a name, e.g. `f().b`.
     """
     if isinstance(node, ast.Name):
         return [node.id]
-    before = dotted(node.value) if isinstance(node, (ast.Attribute, ast.Subscript)) else []
-    return [*before, node.attr] if before and isinstance(node, ast.Attribute) else before
+    if isinstance(node, ast.Subscript):
+        return dotted(node.value)
+    if isinstance(node, ast.Attribute):
+        before = dotted(node.value)
+        return [*before, node.attr] if before else []
+    return []
