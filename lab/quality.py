@@ -827,8 +827,9 @@ def _base_of(outcomes: Sequence[Outcome]) -> Outcome | None:
     """Return the method with which all others are compared, or None if it was not tested.
 
     The base is the plainest fusion, options/benchmark/concat.json: it puts the channels of the
-    spikes beside the channels of the frame. Its name begins with "concat". If it was trained with several numbers
-    of steps, the base is the last of them, because `--steps` usually has the largest number last.
+    spikes beside the channels of the frame. Its name begins with "concat". If it was trained with
+    several numbers of steps, the base is the last of them, because `--steps` usually has the
+    largest number last.
     """
     base = None
     for outcome in outcomes:
