@@ -250,7 +250,7 @@ class HiddenEquations:
     this class or `Equations`.
     """
 
-    def __init__(self, known: Equations) -> None:
+    def __init__(self, known: JointEquations) -> None:
         self.known = known
         self.blurry = known.blurry
 

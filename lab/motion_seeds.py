@@ -1,0 +1,460 @@
+#!/usr/bin/env python3
+"""Train the learned steps of the fusion "motion" with several seeds, and a plain control beside.
+
+    python lab/motion_seeds.py --videos VIDEOS [--updates 800] [--seeds 0 1 2]
+    python lab/motion_seeds.py --videos VIDEOS --parts few --clips report_rig report_dim
+
+lab/train_motion.py explains the learned steps, their two parts "good" and "few", and the control
+(its flag --plain): the same conv net, which sees neither the motion nor its equations. This program
+answers two questions about them. How much do the gains depend on the seed? How much is left without
+the motion and its equations?
+
+The program works in this order:
+
+    trained      for each run and each part: new steps -> <out>/steps/<run>_<part>.pt
+    scores_of    all runs restore the same clips of lab/joint_gain.py -> <out>/seeds_<...>.json
+    table_of     the gains over the operator, a row for each set of clips
+
+A run is a kind of steps ("equations" or "plain"), a seed, and a number of updates. One more plain
+run has twice as many updates. So it has more CPU time than a run with the equations.
+
+The clips are restored by the class that main_test_vrt.py uses (data.motion.method.MotionRestorer),
+so its rules for dark frames and still pixels hold. But all runs restore a frame together: its first
+estimate, its motion and its proposal are computed once. The shipped weights are restored beside
+the runs. Their scores must be those of lab/joint_gain.py, which shows that both programs restore
+alike.
+
+Steps and scores that are there are not made again. Delete <out>/samples and <out>/steps after a
+change of the training. tests/parts/house/test_motion_seeds.py tests the restoration and the table.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from data.clips.readers import DatasetClip
+from data.motion.joint import Solver
+from data.motion.learned import Finder, finder_of
+from data.motion.method import FEW_SPIKES, LEAST_AREA, Exposure, MotionRestorer
+from lab.joint_gain import linked_sources, made_clips
+from lab.quality import Spread, table_cell
+from lab.tools import ROOT, environment
+from lab.train_motion import (
+    CPU,
+    OPERATOR,
+    SOLVER,
+    HiddenEquations,
+    Sample,
+    motion_network,
+    readers_of_set,
+    samples_of_part,
+    steps_of,
+    train,
+    training_samples,
+)
+from models.fusion.fusion_motion import MotionFusion, MotionSteps
+from models.fusion.fusion_motion import motion_of as motion_fusion_of
+from models.metrics import psnr
+from models.portable import SavedNetwork, read_saved
+from utils.contract import Tick
+from utils.image import tensor_to_uint8
+from utils.results import markdown_table, read_json
+
+SHIPPED = ROOT / "weights/motion.pth"
+PARTS = ("good", "few")
+# The kinds of steps. The words are in the names of files and in the columns of the table.
+EQUATIONS = "equations"  # the steps see the motion and its equations
+PLAIN = "plain"  # the control
+# Name of a set of clips -> its part and its condition of lab/joint_gain.py. In the light of rig and
+# dim all frames have few spikes, and in that of the others nearly all have many.
+CLIPS = {
+    "report_ideal": ("report", "ideal"),
+    "report_other": ("report", "other"),
+    "choose_ideal": ("choose", "ideal"),
+    "photos_ideal": ("photos", "ideal"),
+    "report_rig": ("report", "rig"),
+    "report_dim": ("report", "dim"),
+}
+OF_GOOD_LIGHT = ["report_ideal", "report_other", "choose_ideal", "photos_ideal"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training of the steps."""
+
+    kind: str  # EQUATIONS or PLAIN
+    seed: int
+    updates: int  # number of updates of each part
+
+    @property
+    def name(self) -> str:
+        """The name in files, e.g. "plain_seed0_800"."""
+        return f"{self.kind}_seed{self.seed}_{self.updates}"
+
+
+@dataclass
+class Learned:
+    """The learned steps of a run, with the process time of their training."""
+
+    run: Run
+    steps: dict[str, MotionSteps]  # part -> its steps
+    cpu_s: dict[str, float]  # part -> CPU seconds of the updates, without making the samples
+
+
+# Run -> clip -> PSNR in dB. The operator and the shipped weights are in it, too, under these names.
+Scores = dict[str, dict[str, float]]
+OF_OPERATOR = "operator"
+OF_SHIPPED = "shipped"
+
+
+# ---- The program -------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train all runs, restore the clips with them, write the scores, and print the table.
+
+    Returns the exit code 0. If a program that makes clips fails, this program ends, too.
+    """
+    args = read_arguments(argv)
+    out = (args.out or ROOT / "experiments/motion_seeds").resolve()
+    # One thread, as in lab/train_motion.py: the sums then have one order.
+    torch.set_num_threads(1)
+    cv2.setNumThreads(1)
+
+    runs = runs_of(args.seeds, args.updates)
+    learned = [Learned(run, steps={}, cpu_s={}) for run in runs]
+    network = network_file(out)
+    for part in args.parts:
+        train_all(out, args.videos, network, part, learned)
+
+    found: dict[str, Scores] = {}
+    for name in args.clips:
+        file = out / f"seeds_{name}.json"
+        if not file.exists():
+            # In a folder of their own, because sets of the training have the same names.
+            folder = clips_of(out / "test", args.videos, name)
+            write_scores(file, name, learned, scores_of(folder, learned))
+        found[name] = read_json(file)["psnr"]
+        print(f"{name} is measured", flush=True)
+    print(table_of(found, runs))
+    return 0
+
+
+def read_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the flags of the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--videos", type=Path, required=True, help="folder of the videos of lab/quality.py")
+    add("--updates", type=int, default=800, help="updates of each part, default %(default)s")
+    add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="default 0 1 2")
+    help_of_parts = (
+        "which steps are trained; clips with frames that need the other part are left out; "
+        "default good"
+    )
+    add("--parts", nargs="+", choices=PARTS, default=["good"], help=help_of_parts)
+    help_of_clips = "sets of clips for the comparison; default those of good light"
+    add("--clips", nargs="+", choices=CLIPS, default=OF_GOOD_LIGHT, help=help_of_clips)
+    add("--out", type=Path, help="results folder (default experiments/motion_seeds)")
+    return parser.parse_args(argv)
+
+
+def runs_of(seeds: Sequence[int], updates: int) -> list[Run]:
+    """Return all runs: both kinds with each seed, and a plain one with twice as many updates."""
+    runs = [Run(EQUATIONS, seed, updates) for seed in seeds]
+    runs += [Run(PLAIN, seed, updates) for seed in seeds]
+    return [*runs, Run(PLAIN, seeds[0], 2 * updates)]
+
+
+def clips_of(out: Path, videos: Path, name: str) -> Path:
+    """Make the clips of a set as lab/joint_gain.py makes them. Returns their folder.
+
+    name: a key of CLIPS. videos: folder of the videos.
+    """
+    part, condition = CLIPS[name]
+    sources = linked_sources(videos, out / "sources" / part, part)
+    return made_clips(out, part, condition, sources)
+
+
+def network_file(out: Path) -> Path:
+    """Write the network that finds the motion, from the shipped weights. Returns its file.
+
+    The file has the form in which lab/train_motion_net.py writes it.
+    """
+    file = out / "network.pt"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        motion_net = network_of(SHIPPED).motion_net
+        assert motion_net is not None  # the shipped weights find the motion with a network, too
+        torch.save(motion_net.state_dict(), file)
+    return file
+
+
+def network_of(weights: Path) -> MotionFusion:
+    """Return the fusion "motion" of a weights file."""
+    net = motion_fusion_of(read_saved(weights).build())
+    assert net is not None  # the file has another fusion
+    return net.eval()
+
+
+# ---- Training ----------------------------------------------------------------------------------
+
+
+def train_all(
+    out: Path, videos: Path, network: Path, part: str, learned: Sequence[Learned]
+) -> None:
+    """Add the steps of a part to each run. Steps whose files are there are read from them.
+
+    videos: folder of the videos. network: file of the network that finds the motion.
+    """
+    operator = read_saved(OPERATOR)
+    # Kind -> name of a set -> its samples. They are made only if a training needs them.
+    samples: dict[str, dict[str, list[Sample]]] = {}
+    for of_run in learned:
+        run = of_run.run
+        # The seed of the initial weights, as in lab/train_motion.py.
+        torch.manual_seed(run.seed)
+        steps = steps_of(motion_network(operator, network)[1], part)
+        of_run.steps[part] = steps.eval()
+
+        file = out / "steps" / f"{run.name}_{part}.pt"
+        if not file.exists():
+            if not samples:
+                samples = samples_of_kinds(out, videos, network, part)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(trained(run, steps, samples[run.kind]), file)
+        saved = torch.load(file)
+        steps.load_state_dict(saved["weights"])
+        of_run.cpu_s[part] = saved["cpu_s"]
+        print(f"{run.name}, {part}: {saved['cpu_s']:.0f} CPU seconds", flush=True)
+
+
+def trained(run: Run, steps: MotionSteps, samples: Mapping[str, list[Sample]]) -> dict[str, Any]:
+    """Train new steps. Returns their averaged weights, and the CPU seconds of the updates."""
+    last: dict[str, Tensor] = {}
+
+    def keep(weights: Mapping[str, Tensor], updates: int) -> None:
+        """Keep a copy of the weights. `train` calls it at the end, and now and then before."""
+        last.update({name: value.clone() for name, value in weights.items()})
+
+    # The process time and not the time of day, because other programs may use the machine as well.
+    begin = time.process_time()
+    train(steps, samples, solver=SOLVER, updates=run.updates, seed=run.seed, save=keep)
+    return {"weights": last, "cpu_s": time.process_time() - begin}
+
+
+def samples_of_kinds(
+    out: Path, videos: Path, network: Path, part: str
+) -> dict[str, dict[str, list[Sample]]]:
+    """Return the samples of a part for both kinds of steps: kind -> name of a set -> samples.
+
+    All have their equations, so that no training pays for the equations of the others.
+    """
+    operator = read_saved(OPERATOR)
+    samples = training_samples(out, videos, operator, motion_network(operator, network)[1])
+    seen = samples_of_part(samples, part)
+    hidden = {}
+    for name, samples_of_set in seen.items():
+        hidden[name] = [hidden_sample(sample) for sample in samples_of_set]
+    return {EQUATIONS: seen, PLAIN: hidden}
+
+
+def hidden_sample(sample: Sample) -> Sample:
+    """Return a sample for the control: without the motion, its equations and their proposal."""
+    # Both samples share the same equations. `HiddenEquations` hides what the control must not see.
+    known = sample.measured_equations(SOLVER)
+    return replace(sample, equations=HiddenEquations(known), is_plain=True, proposal=sample.z_0)
+
+
+# ---- Restoring -----------------------------------------------------------------------------------
+
+
+class FirstEstimates:
+    """Restores the frames of a clip with the operator, for `MotionRestorer`."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.net = net
+
+    def frames(self, reader: DatasetClip, wanted: range, tick: Tick) -> Iterator[Tensor]:
+        """Yield the frames (3, H, W). `MotionRestorer.frames` explains the arguments."""
+        for index in wanted:
+            frame = reader.frame(index)
+            # A batch of one clip of one frame: (C, H, W) -> (1, 1, C, H, W), and back.
+            yield self.net(frame["lq"][None, None], frame["spike"][None, None])[0, 0]
+            tick(1.0)
+
+
+class EachWay:
+    """Restores a frame in all ways at once, as function `improve` of `MotionRestorer`.
+
+    The ways are the operator, the shipped weights, and all runs, in the order of `names`.
+    """
+
+    def __init__(self, shipped: MotionFusion, learned: Sequence[Learned]) -> None:
+        self.shipped = {"good": shipped.steps, "few": shipped.few_steps or shipped.steps}
+        self.learned = learned
+        self.names = [OF_OPERATOR, OF_SHIPPED, *(of_run.run.name for of_run in learned)]
+        # Number of frames so far for which a run has no trained steps.
+        self.frames_without_steps = 0
+
+    def __call__(self, z_0: Tensor, exposure: Exposure) -> Tensor:
+        """Return the frames of all ways, (ways, 3, H, W).
+
+        `MotionRestorer` keeps the pixels of z_0 that stand still in each of them.
+        """
+        part = "few" if exposure.median_spikes < FEW_SPIKES else "good"
+        equations = exposure.equations
+        proposal = equations.proposal(z_0)
+        hidden = HiddenEquations(equations)
+        frames = [z_0, self.shipped[part].all_steps(z_0, proposal, equations)[-1]]
+        if any(part not in of_run.steps for of_run in self.learned):
+            self.frames_without_steps += 1
+        for of_run in self.learned:
+            steps = of_run.steps.get(part)
+            if steps is None:  # `scores_of` leaves this clip out
+                frames.append(z_0)
+            elif of_run.run.kind == PLAIN:
+                frames.append(steps.all_steps(z_0, hidden.proposal(z_0), hidden)[-1])
+            else:
+                frames.append(steps.all_steps(z_0, proposal, equations)[-1])
+        return torch.stack(frames).clamp(0, 1)
+
+
+def scores_of(folder: Path, learned: Sequence[Learned]) -> Scores:
+    """Restore the clips of a folder in all ways. Returns way -> clip -> PSNR in dB.
+
+    Clips with frames for which the steps of a run were not trained are left out.
+    """
+    operator = read_saved(OPERATOR)
+    shipped = network_of(SHIPPED)
+    solver = Solver(
+        groups=shipped.groups,
+        linearisations=shipped.linearisations,
+        steps=shipped.proposal_steps,
+    )
+    find = finder_of(shipped.motion_by, shipped.motion_net, CPU)
+    ways = EachWay(shipped, learned)
+    scores: Scores = {name: {} for name in ways.names}
+    for reader in readers_of_set(folder, "auto", operator):
+        ways.frames_without_steps = 0
+        of_clip = clip_scores(reader, operator, ways, find, solver)
+        if ways.frames_without_steps:
+            print(f"{reader.name} is left out: other steps serve for its light", flush=True)
+            continue
+        for name, value in of_clip.items():
+            scores[name][reader.name] = value
+    return scores
+
+
+def clip_scores(
+    reader: DatasetClip, operator: SavedNetwork, ways: EachWay, find: Finder, solver: Solver
+) -> dict[str, float]:
+    """Restore a clip in all ways. Returns way -> PSNR in dB, the mean over the frames.
+
+    The frames are compared as main_test_vrt.py writes them, with values of 8 bits.
+
+    find: finds the motion within an exposure. solver: settings of the equations.
+    """
+    restorer = MotionRestorer(
+        FirstEstimates(operator.build().eval()),
+        find=find,
+        solver=solver,
+        improve=ways,
+        context=None,
+        device=CPU,
+        least_area=LEAST_AREA,
+    )
+    frame_count = len(reader.stems)
+    of_frames: dict[str, list[float]] = {name: [] for name in ways.names}
+    for index, frames in enumerate(restorer.frames(reader, range(frame_count), lambda done: None)):
+        # A frame that keeps its first estimate comes alone, (3, H, W). It is the same in all ways.
+        all_frames = frames.expand(len(ways.names), *frames.shape[-3:])
+        sharp = tensor_to_uint8(reader.frame(index)["gt"])
+        for name, frame in zip(ways.names, all_frames, strict=True):
+            of_frames[name].append(psnr(tensor_to_uint8(frame), sharp))
+    return {name: float(np.mean(values)) for name, values in of_frames.items()}
+
+
+def write_scores(file: Path, name: str, learned: Sequence[Learned], scores: Scores) -> None:
+    """Write the scores of a set of clips as JSON, with the CPU time of each training.
+
+    name: of the set, e.g. "report_ideal". The files are in docs/benchmarks/quality, so the keys
+    must stay.
+    """
+    about = {
+        "measured": environment(),
+        "clips": name,
+        "cpu_s": {of_run.run.name: of_run.cpu_s for of_run in learned},
+        "psnr": scores,
+    }
+    file.write_text(json.dumps(about, indent=1) + "\n")
+
+
+# ---- The table ---------------------------------------------------------------------------------
+
+
+def table_of(found: Mapping[str, Scores], runs: Sequence[Run]) -> str:
+    """Return the table in Markdown: a row for each set of clips, with gains over the operator.
+
+    A cell of a kind has the mean over its seeds, and the standard deviation over them. The worst
+    clip is the one that gains least with any seed.
+
+    found: name of a set -> its scores.
+    """
+    updates = min(run.updates for run in runs)
+    columns = ["", OF_OPERATOR, OF_SHIPPED]
+    for kind in (EQUATIONS, PLAIN):
+        columns += [kind, f"{kind}, worst clip"]
+    longer = [run for run in runs if run.updates > updates]
+    columns += [run.name for run in longer]
+
+    rows = []
+    for name, scores in found.items():
+        cells = [name, f"{statistics.fmean(scores[OF_OPERATOR].values()):.2f}"]
+        cells.append(f"{statistics.fmean(gains_of(scores, OF_SHIPPED).values()):+.2f}")
+        for kind in (EQUATIONS, PLAIN):
+            of_kind = [run.name for run in runs if run.kind == kind and run.updates == updates]
+            cells += cells_of_kind(scores, of_kind)
+        for run in longer:
+            cells.append(f"{statistics.fmean(gains_of(scores, run.name).values()):+.2f}")
+        rows.append(cells)
+    return markdown_table(rows, columns)
+
+
+def cells_of_kind(scores: Scores, names: Sequence[str]) -> list[str]:
+    """Return the cells of the runs of a kind: their gain over the seeds, and the worst clip."""
+    means = []
+    of_clips = []  # (gain, clip) of each clip with each seed
+    for name in names:
+        gains = gains_of(scores, name)
+        means.append(statistics.fmean(gains.values()))
+        of_clips += [(gain, clip) for clip, gain in gains.items()]
+    # One seed has no deviation.
+    deviation = statistics.stdev(means) if len(means) > 1 else None
+    least_gain, worst_clip = min(of_clips)
+    gain = table_cell(Spread(statistics.fmean(means), deviation), sign="+")
+    return [gain, f"{least_gain:+.2f} ({worst_clip})"]
+
+
+def gains_of(scores: Scores, name: str) -> dict[str, float]:
+    """Return the gains of a way over the operator in dB: clip -> gain."""
+    operator = scores[OF_OPERATOR]
+    return {clip: value - operator[clip] for clip, value in scores[name].items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
