@@ -1,13 +1,17 @@
-"""Write the table "What is tried" of docs/reliability.md from the names of the tests.
+"""Write the section "What is tested" of docs/reliability.md from the names of the tests.
 
 usage: python lab/make_tried_table.py [--check]
 
-The table has a row for each story: a test in one of FOLDERS, which starts whole programs. The first
-line of a test file says the situation, and the name of a test says what happens. E.g. a file
-tests/stories/test_a.py that begins with "Wrong options." and has a test
-`test_a_wrong_key_is_refused` gives
+The section is about the test files in FOLDERS. The first sentence of a test file says the
+situation, and the name of a test says what happens. E.g. a file tests/stories/test_a.py that begins
+with "Wrong options." and has the one test `test_a_wrong_key_is_refused` gives a row of a table, and
+below the table a list, which a reader unfolds:
 
-    | Wrong options | a wrong key is refused | [test_a](../tests/stories/test_a.py) |
+    | Wrong options | 1 | [test_a](../tests/stories/test_a.py) |
+
+    **test_a**
+
+    * a wrong key is refused
 
 `--check` writes nothing and exits with 1 if the page has another table.
 
@@ -16,31 +20,35 @@ Nothing else uses this file. Run it after a test of FOLDERS got another name.
 
 import argparse
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/reliability.md"
 FOLDERS = ("tests/stories", "tests/dist", "tests/faults")
-# Lines of the page before and after the table.
+# Lines of the page before and after what this program writes.
 BEGIN = "<!-- python lab/make_tried_table.py -->\n"
 END = "<!-- end of the table -->\n"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the table, or compare it with the page. Returns the exit code."""
+    """Write the section, or compare it with the page. Returns the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--check", action="store_true", help="write nothing; 1 if the table is old")
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if the page is old")
     arguments = parser.parse_args(argv)
 
     # Replace what is between the two marks.
     old_page = PAGE.read_text(encoding="utf-8")
     before, _, rest = old_page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    new_page = before + BEGIN + "\n".join(table()) + "\n" + END + after
+    files = read_test_files()
+    lines = [*table(files), "", *lists(files)]
+    new_page = before + BEGIN + "\n".join(lines) + "\n" + END + after
 
     if arguments.check:
         is_old = new_page != old_page
@@ -49,33 +57,64 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def table() -> Iterator[str]:
-    """Yield the lines of the table, without line ends."""
-    yield "| situation | what happens | tests |"
-    yield "|---|---|---|"
+class TestFile(NamedTuple):
+    """What a test file says about itself."""
+
+    path: Path  # below the project, e.g. tests/stories/test_a.py
+    situation: str  # its first sentence
+    happens: list[str]  # for each test: what happens
+
+
+def read_test_files() -> list[TestFile]:
+    """Return what the test files in FOLDERS say, in the order of the page."""
+    files = []
     for folder in FOLDERS:
         for file in sorted((ROOT / folder).glob("test_*.py")):
-            yield from rows(file)
+            files.append(read_test_file(file))
+    return files
 
 
-def rows(file: Path) -> Iterator[str]:
-    """Yield a row for each test of a file. Only the first row says the situation."""
+def read_test_file(file: Path) -> TestFile:
+    """Return what a test file says. Nothing is imported."""
     module = ast.parse(file.read_text(encoding="utf-8"))
     docstring = ast.get_docstring(module) or ""
-    first_line = docstring.split("\n")[0]
-    situation = sentence(first_line)
-    path = file.relative_to(ROOT)
+    # A full stop within a word, as in "app.py", ends no sentence.
+    first_sentence = re.split(r"\.(?:\s|$)", docstring, maxsplit=1)[0]
+    situation = " ".join(first_sentence.split())
+    happens = []
     for node in module.body:
         # Other functions of the file are fixtures and helpers.
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-            happens = node.name.removeprefix("test_").replace("_", " ")
-            yield f"| {situation} | {happens} | [{file.stem}](../{path}) |"
-            situation = ""
+            happens.append(node.name.removeprefix("test_").replace("_", " "))
+    return TestFile(file.relative_to(ROOT), cell(situation), happens)
 
 
-def sentence(text: str) -> str:
-    """Return a sentence as a cell of the table: no full stop, and bars do not end the cell."""
-    return text.rstrip(".").replace("|", "\\|")
+def table(files: list[TestFile]) -> Iterator[str]:
+    """Yield the lines of the table, which has a row for each test file."""
+    yield "| situation | tests | file |"
+    yield "|---|---|---|"
+    for file in files:
+        yield f"| {file.situation} | {len(file.happens)} | [{file.path.stem}](../{file.path}) |"
+
+
+def lists(files: list[TestFile]) -> Iterator[str]:
+    """Yield the lines of the lists: what happens in each test. A reader unfolds them."""
+    count = sum(len(file.happens) for file in files)
+    yield "<details>"
+    yield f"<summary>What happens in each of the {count} tests</summary>"
+    for file in files:
+        yield ""
+        yield f"**{file.path.stem}**"
+        yield ""
+        for text in file.happens:
+            yield f"* {text}"
+    yield ""
+    yield "</details>"
+
+
+def cell(text: str) -> str:
+    """Return a text as a cell of a table, whose bars do not end the cell."""
+    return text.replace("|", "\\|")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Makes the first table of docs/reliability.md from the results of the trials.
+"""Makes the first sections of docs/reliability.md from the results of the trials.
 
 tests/faults/trials.py calls `page` with the results of docs/benchmarks/faults.json. There, each kind
 of trial has its figures, e.g.
@@ -17,21 +17,43 @@ from typing import Any
 # The part of the page before the rows.
 HEAD = """# Reliability
 
-What happens when something goes wrong, and how often it was tried, with gloo on CPUs. Not tried: NCCL, several hosts with a real network, power loss. `make faults` repeats it (an hour on two cores); `docs/benchmarks/faults.json`
-has each trial.
+What happens to a run if something goes wrong? This page says which faults were tried, how often, and with which result.
+
+| question | section |
+|---|---|
+| Which faults does a run survive or name, and how fast? | [Faults that were tried](#faults-that-were-tried) |
+| Does this hold for thousands of ranks? | [Many ranks](#many-ranks) |
+| Who can do what to a run, on a cluster that is shared? | [Trust](#trust) |
+| Which situations have tests? | [What is tested](#what-is-tested) |
+
+[ddp.md](ddp.md#what-happens-if-something-fails) says what you do after a failure.
+
+## Faults that were tried
+
+The runs of these trials had up to eight ranks (processes) on CPUs of one machine, which exchanged data by gloo. NCCL, several hosts with a real network, and power loss were not tried.
+
+| word | meaning |
+|---|---|
+| T | `watchdog.stall_s`, the time that a rank may stay in one phase of its work: 5 s in these trials, 300 s by default |
+| struck rank | the rank that the trial stops, kills or disturbs |
+| named | the log of every rank names the struck rank, its phase, its step and its stack, and no rank ends with exit code 0 |
+| gone | the process has ended |
+| identical | weights, their running average, optimizer and position in the data are the same bit for bit as those of a run without the fault |
+| store | a small server in rank 0, through which the ranks report their states |
+
+A row that begins with "no fault" is a check that nothing happens to a healthy run.
 
 | fault | tried | result |
 |---|---|---|"""
 
 # The part of the page after the rows.
-TAIL = """T is `watchdog.stall_s`: 5 s in these trials, 300 s by default. "Named": all ranks name the struck rank, its phase and step, with its stack, and none ends with exit code 0. "Identical": weights,
-average, optimizer and position, bit for bit."""
+TAIL = """[faults.json](benchmarks/faults.json) has each trial. `make faults` repeats all of them, in an hour on two cores."""
 
 # From this heading on, the page is written by hand and by other programs. This part stays.
 FIRST_HEADING_THAT_STAYS = "\n## Many ranks"
 
 # The last two columns of the kinds of trials in which one rank is struck.
-NAMED = "{trials} trials | {right} named; detected after {detected_s_median} s (median), {detected_s_max} s (worst); all processes gone after {gone_s_max} s at worst"
+NAMED = "{trials} trials | {right} named; found after {detected_s_median} s (median) and {detected_s_max} s (worst); all processes gone after {gone_s_max} s at worst"
 
 # Kind of trial -> its row: fault | tried | result. The rows stand in this order.
 ROWS = {
@@ -39,16 +61,16 @@ ROWS = {
     "deaths": "kill -9 or exception, 2/4/8 ranks | " + NAMED,
     "store_host": "rank 0, which holds the store, stopped, stuck in C code or killed, 2/4/8 ranks | "
     + NAMED,
-    "false_alarms": "none: {ranks} healthy ranks on busy cores | {minutes:g} minutes | {alarms} alarms, {last[steps]} steps",
-    "overhead": "none: cost of the watchdog | 10^6 phases, 1000 beats | {phase_ns} ns a phase, {turn_us} us a beat: {percent:.3f} % of a 100 ms step",
+    "false_alarms": "no fault: {ranks} ranks on busy cores | {minutes:g} minutes | {alarms} alarms, {last[steps]} steps",
+    "overhead": "no fault: time that the watchdog takes | 10^6 phases, 1000 beats | {phase_ns} ns a phase and {turn_us} us a beat: {percent:.3f} % of a step of 100 ms, which has five phases, with two beats a second",
     "kills": "kill -9 of a random rank at a random time, resumed | {trials} trials | {identical} identical",
-    "saves": "kill -9 while saving | {trials} trials, {torn} in the middle of a write | {unreadable} unreadable, {lost} acknowledged saves lost",
+    "saves": "kill -9 while saving | {trials} trials, {torn} in the middle of a write | {unreadable} unreadable, {lost} saves lost that the run had reported as done",
     "preemptions": "{signals} to one or all ranks, resumed | {trials} trials | {codes_right} ended with 75, {identical} identical; gone after {gone_s_max} s at worst",
     "suspensions": "the whole run is suspended for longer than T | {trials} trials | {right} went on and finished",
     "environments": "environments in which a launch cannot work | {trials} kinds | each explained; the slowest after {seconds_max} s",
     "broken_files": "frames or spikes vanish or are cut during training, 2/4 ranks | {trials} trials | {right} named; all ranks gone after {gone_s_max} s at worst",
     "readers": "files of every kind with changed, missing or foreign bytes, {readers} tests | {trials} files | {right} read, or refused with their name and the cause",
-    "epochs": "none: {epochs} epochs of a few steps, one rank starts its loader late | {runs} runs | {finished} finished",
+    "epochs": "no fault: {epochs} epochs of a few steps, one rank starts its loader late | {runs} runs | {finished} finished",
     "agents": "one of two torchrun agents restarts its rank | {trials} trials | {right} went on after one restart",
     "launcher": "{signals} to launch_train.sh, 2/4 ranks | {trials} trials | {right} ended with 75; gone after {gone_s_max} s at worst",
 }
