@@ -21,7 +21,7 @@ if [[ -z ${PYTORCH_CUDA_ALLOC_CONF:-} ]]; then
     export PYTORCH_ALLOC_CONF="${PYTORCH_ALLOC_CONF:-expandable_segments:True}"
 fi
 # Threads that wait for one another sleep. Spinning is faster on idle cores (a step on the CPU takes 0.6 of the time), but
-# 2 to 25 times slower as soon as anything else wants a core: docs/benchmarks/net.md.
+# two to three times slower as soon as anything else wants a core: docs/benchmarks/net.md.
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 if [[ -z ${NCCL_IB_DISABLE:-} && -z $(ls -A /sys/class/infiniband 2>/dev/null) ]]; then export NCCL_IB_DISABLE=1; fi
 # torch has no gradient of grid_sample on Apple's GPUs: the CPU computes it.
