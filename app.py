@@ -126,6 +126,7 @@ def build_page(gr: Any, folder: Path) -> Any:
     gr: the package gradio.
     folder: the folder in which each restoration makes a folder of its own.
     """
+    # How often gradio looks for old uploads, and the age at which it removes an upload.
     cleaning = (CLEAN_EVERY_S, VISITOR_S)
     with gr.Blocks(title="SpikeVRT", analytics_enabled=False, delete_cache=cleaning) as page:
         # The last restoration of the visitor (`Work`). Gradio keeps one value for each visitor.
@@ -139,18 +140,23 @@ def build_page(gr: Any, folder: Path) -> Any:
             spikes = file_field(label="Spike file, or one for each frame", elem_id="spikes")
             sharp = file_field(label="Sharp film or frames, to score against", elem_id="sharp")
         with gr.Row():
+            # NETWORK restores with the chosen weights, JOINT improves the frames of these weights,
+            # and the METHODS are formulas without weights.
             method = gr.Dropdown([NETWORK, JOINT, *METHODS], value=NETWORK, label="Method")
             weights = gr.Dropdown(
                 [*WEIGHTS], value=SHIPPED.stem, label="Weights (of network and joint)"
             )
+            # With 0, the program finds the value: from dataset.json, or else from the spikes.
             side_field = partial(gr.Number, value=0, precision=0, minimum=0)
-            height = side_field(label="Height of a spike plane (0: found)", elem_id="height")
-            width = side_field(label="Width of a spike plane (0: found)", elem_id="width")
+            height = side_field(label="Height of a spike plane (0: automatic)", elem_id="height")
+            width = side_field(label="Width of a spike plane (0: automatic)", elem_id="width")
             rate = gr.Number(
-                value=0, label="Spikes per plane at full light (0: found)", elem_id="rate"
+                value=0,
+                label="Spikes of a pixel per plane at full light (0: automatic)",
+                elem_id="rate",
             )
             more = gr.Textbox(
-                label="Options spike.key=value, method.key=value, one a line", lines=2
+                label="Options such as spike.key=value, each in a line of its own", lines=2
             )
         with gr.Row():
             demo = gr.Button("Take the demo clip", elem_id="demo")
@@ -160,13 +166,15 @@ def build_page(gr: Any, folder: Path) -> Any:
         # What the program shows.
         state = gr.HTML(elem_id="state")
         slider = gr.ImageSlider(label="Blurry | restored", format="png", elem_id="slider")
+        # gradio wants a maximum now. `restore` sets it to the number of frames.
         number = gr.Slider(minimum=1, maximum=2, step=1, label="Frame", elem_id="number")
         download = gr.File(label="Results", interactive=False, elem_id="download")
         said = gr.Textbox(label="What the program says", lines=8, max_lines=24, elem_id="said")
 
-        # What the buttons do. The arguments of `click` are handler, inputs, outputs. Two orders
-        # must stay: the inputs are the arguments of `start_work`, and the outputs are the values
-        # that `restore` yields.
+        # What the buttons do. The arguments of `click` are handler, inputs, outputs. The handler of
+        # "Restore" is `restore`, which hands `inputs` on to `start_work`. So two orders must stay:
+        # the inputs are the arguments of `start_work`, and the outputs are the values that
+        # `restore` yields.
         inputs = [frames, spikes, sharp, method, weights, height, width, rate, more]
         outputs = [work, state, said, slider, number, download]
         private = {"api_visibility": "private"}  # for this page only, not for programs
@@ -175,10 +183,13 @@ def build_page(gr: Any, folder: Path) -> Any:
         # Gradio's own progress bar would cover the fields that show the progress here.
         hidden = {**private, "show_progress": "hidden"}
         running = start.click(partial(restore, gr, folder), [work, *inputs], outputs, **hidden)
-        # The button "Cancel" does two things. Gradio calls `stop`, which kills the process. And
-        # because of `cancels`, gradio closes the generator `restore`. If `restore` notices first
-        # that its process has ended, it shows "cancelled" and keeps the files. If gradio closes it
-        # first, it removes the files.
+        # The button "Cancel" does two things at once: gradio calls `stop`, which kills the process
+        # of the restoration, and gradio closes the generator `restore` (`cancels`). What happens
+        # depends on which of the two is first:
+        #
+        #     the process ends first         `restore` shows "cancelled", and keeps the files
+        #     the generator is closed first  `restore` removes the files
+        #
         # queue=False, because in the queue it would wait for the restoration that it should cancel.
         cancel.click(stop, work, state, cancels=[running], queue=False, **hidden)
         # If the visitor moves on while a frame is read, only the last position counts.
@@ -198,7 +209,7 @@ def demo_clip(folder: Path) -> tuple[list[str], list[str], list[str]]:
     # folders. E.g. the blurry frames of a clip are in <folder>/demo/GOPRO_Large/test/<clip>/blur.
     make_sample(folder / "demo", DEMO)
     clips = sorted((folder / "demo" / RGB / "test").iterdir())
-    clip = clips[-1]  # the photograph
+    clip = clips[-1]  # the clip made from a photograph; clip 0 is a made scene
     blurry = sorted(map(str, (clip / "blur").iterdir()))
     sharp = sorted(map(str, (clip / "sharp").iterdir()))
 

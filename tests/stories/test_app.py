@@ -1,7 +1,11 @@
 """app.py in a browser: upload, restore, cancel, wrong files, what leaves and what stays.
 
 app.py serves a page on which a person restores a clip. The tests start it, and use the page by a
-real browser as a person does. The clip has four frames.
+real browser as a person does: `Page` has the verbs. A field, a button or a text of the page is
+named by its elem_id in `app.build_page`, e.g. "frames", "restore" and "state".
+
+The clip has four frames. The tests of this file share one running app.py (`server`), and the last
+of them stops it. Each test loads the page anew.
 """
 
 import importlib.util
@@ -33,76 +37,122 @@ HAS_GRADIO = importlib.util.find_spec("gradio") is not None
 needs_gradio = pytest.mark.skipif(
     not HAS_GRADIO, reason="gradio is not installed (requirements-app.txt)"
 )
+# Exit code of a program whose input or environment is wrong.
+REFUSED = 2
 
 
-@dataclass(frozen=True)
-class Clip:
-    """Files of a clip of 4 frames. blurry, spikes, sharp: folders."""
-
-    blurry: Path
-    spikes: Path
-    sharp: Path
-    info: Path
+# ---- The page in a browser ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Page:
-    """The page in a browser. A field or a button is named by its id in the page."""
+    """The page in a browser, which selenium drives."""
 
     browser: Any
 
     def open(self, address: str) -> None:
         """Open the page, and wait until files can be given."""
         self.browser.get(address)
-        self.wait(lambda: self.found("#spikes input[type=file]"))
+        self.wait(lambda: self.elements("#spikes input[type=file]"))
 
-    def found(self, selector: str) -> list[Any]:
+    def wait(self, ask: Callable[[], Any]) -> Any:
+        """Call `ask` until its answer is true or not empty. Returns the answer.
+
+        After LIMIT_S the test fails, and shows what the page says.
+        """
+        end = time.monotonic() + LIMIT_S
+        while time.monotonic() < end:
+            answer = ask()
+            if answer:
+                return answer
+            time.sleep(0.1)
+        raise AssertionError((self.text("state"), self.messages()))
+
+    def wait_for_state(self, pattern: str) -> str:
+        """Wait until the line of state matches a regular expression. Returns the line."""
+
+        def matching_state() -> str:
+            state = self.text("state")
+            return state if re.search(pattern, state) else ""
+
+        return self.wait(matching_state)
+
+    def elements(self, selector: str) -> list[Any]:
         """Return the elements of the page that fit a CSS selector."""
         return self.browser.find_elements("css selector", selector)
 
-    def wait(self, answer: Callable[[], Any]) -> Any:
-        """Ask again and again. Return the answer as soon as it is true or not empty."""
-        end = time.monotonic() + LIMIT_S
-        while not (found := answer()):
-            assert time.monotonic() < end, (self.text("state"), self.said())
-            time.sleep(0.1)
-        return found
-
-    def give(self, field: str, files: Sequence[Path]) -> None:
+    def upload(self, field: str, files: Sequence[Path]) -> None:
         """Upload files, and wait until the page names them."""
-        self.found(f"#{field} input[type=file]")[0].send_keys("\n".join(map(str, files)))
+        paths = "\n".join(str(file) for file in files)  # as a browser gets several files
+        self.elements(f"#{field} input[type=file]")[0].send_keys(paths)
         self.wait(lambda: all(file.stem in self.text(field) for file in files))
 
-    def write(self, field: str, value: object) -> None:
+    def take_demo_clip(self) -> None:
+        """Press the button of the demo clip, and wait until its files are in the fields."""
+        self.press("demo")
+        # The clip has eight frames, 000000 to 000007. The sharp frames are given last.
+        self.wait(lambda: "000007" in self.text("sharp"))
+
+    def write(self, field: str, value: int) -> None:
         """Write a number into a field."""
-        box = self.found(f"#{field} input[type=number]")[0]
+        box = self.elements(f"#{field} input[type=number]")[0]
         box.clear()
-        box.send_keys(f"{value}\t")
+        box.send_keys(f"{value}\t")  # the tab leaves the field, and so ends the input
 
     def press(self, button: str) -> None:
         """Press a button."""
-        self.found(f"#{button}")[0].click()
+        self.elements(f"#{button}")[0].click()
 
     def text(self, field: str) -> str:
-        """Return the text that a part of the page shows."""
+        """Return the text that a part of the page shows, "" if the part is not there."""
         return self.browser.execute_script(
             "return document.getElementById(arguments[0])?.innerText ?? ''", field
         )
 
-    def said(self) -> str:
-        """Return the output of the program, which the page shows."""
+    def messages(self) -> str:
+        """Return the output of main_test_vrt.py, which the page shows."""
         return self.browser.execute_script(
             "return document.querySelector('#said textarea')?.value ?? ''"
         )
 
     def pictures(self) -> set[str]:
-        """Return the addresses of the blurry and the restored frame."""
-        images = "[...document.querySelectorAll('#slider img')]"
-        return set(self.browser.execute_script(f"return {images}.map(image => image.src)"))
+        """Return the addresses of the blurry and the restored frame in the slider."""
+        return set(
+            self.browser.execute_script(
+                "return [...document.querySelectorAll('#slider img')].map(image => image.src)"
+            )
+        )
 
-    def wait_for(self, pattern: str) -> str:
-        """Return the line of state once it matches."""
-        return self.wait(lambda: re.search(pattern, self.text("state")) and self.text("state"))
+    def has_results(self) -> bool:
+        """Return whether the page offers an archive of results."""
+        return bool(self.elements("#download a"))
+
+    def archive(self) -> zipfile.ZipFile:
+        """Wait for the archive of results, and return it."""
+        [link, *_] = self.wait(lambda: self.elements("#download a"))
+        with urllib.request.urlopen(link.get_attribute("href")) as answer:
+            return zipfile.ZipFile(BytesIO(answer.read()))
+
+    def requested_addresses(self) -> list[str]:
+        """Return the addresses that the browser has asked for since the last call."""
+        addresses = []
+        for line in self.browser.get_log("performance"):
+            if "requestWillBeSent" in line["message"]:
+                addresses += re.findall(r'"url":"(https?://[^"]*)', line["message"])
+        return addresses
+
+
+# ---- What the tests share ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Folders of a clip of four frames, and the description of its spikes."""
+
+    blurry: Path
+    spikes: Path  # one spike file for each frame
+    sharp: Path
+    info: Path  # dataset.json
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +161,12 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Clip:
     home = make_textured_home(tmp_path_factory.mktemp("home"))
     rgb = home / "GOPRO_Large/test/clip0"
     spikes = home / "GOPRO_Large_spike_seq"
-    return Clip(rgb / "blur", spikes / "test/clip0/spike", rgb / "sharp", spikes / "dataset.json")
+    return Clip(
+        blurry=rgb / "blur",
+        spikes=spikes / "test/clip0/spike",
+        sharp=rgb / "sharp",
+        info=spikes / "dataset.json",
+    )
 
 
 @dataclass(frozen=True)
@@ -137,9 +192,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     )
     assert process.stdout is not None
     try:
+        # Its first line is "open http://127.0.0.1:7860".
         line = process.stdout.readline()
         assert line.startswith("open http://127.0.0.1:"), line
-        yield Server(process, line.split()[1], folder)
+        yield Server(process, address=line.split()[1], folder=folder)
     finally:
         process.kill()
         process.wait()
@@ -158,123 +214,166 @@ def files_of(folder: Path) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-def archive_of(page: Page) -> zipfile.ZipFile:
-    """Return the results that the page offers."""
-    link = page.wait(lambda: page.found("#download a"))[0].get_attribute("href")
-    with urllib.request.urlopen(link) as answer:
-        return zipfile.ZipFile(BytesIO(answer.read()))
+# ---- Restoring ---------------------------------------------------------------------------------
 
 
 @needs_gradio
 def test_an_own_clip_is_restored_as_by_the_command_line(page, clip, tmp_path):
-    page.give("frames", files_of(clip.blurry))
-    page.give("spikes", [*files_of(clip.spikes), clip.info])
-    page.give("sharp", files_of(clip.sharp))
+    page.upload("frames", files_of(clip.blurry))
+    page.upload("spikes", [*files_of(clip.spikes), clip.info])
+    page.upload("sharp", files_of(clip.sharp))
     page.press("restore")
-    shown = page.wait_for("dB")
+    state = page.wait_for_state("dB")  # the scores, at the end
+    archive = page.archive()
+    out = tmp_path / "out"
     command = [sys.executable, "main_test_vrt.py", "--input", clip.blurry, "--spike", clip.spikes]
-    command += ["--gt", clip.sharp, "--output", tmp_path / "out", "--save", "frames"]
+    command += ["--gt", clip.sharp, "--output", out, "--save", "frames"]
     assert run_command(command).exit_codes == [0]
 
-    averages = read_json(tmp_path / "out/metrics.json")["averages"]
-    expected = "PSNR: blurry {:.2f} dB, restored {:.2f} dB"
-    assert shown == expected.format(averages["input"]["psnr"], averages["restored"]["psnr"])
-    archive = archive_of(page)
+    # The same scores.
+    averages = read_json(out / "metrics.json")["averages"]
+    blurry = averages["input"]["psnr"]
+    restored = averages["restored"]["psnr"]
+    assert state == f"PSNR: blurry {blurry:.2f} dB, restored {restored:.2f} dB"
+    # The same frames to the byte, and the report. The clip is called "clip" in the archive, and
+    # "clip0" here, after the folder of its frames.
     names = [name for name in archive.namelist() if re.fullmatch(r"clip/\d+\.png", name)]
-    ours = files_of(next(path for path in (tmp_path / "out").iterdir() if path.name == "clip0"))
-    assert [archive.read(name) for name in sorted(names)] == [path.read_bytes() for path in ours]
+    frames = [archive.read(name) for name in sorted(names)]
+    assert frames == [path.read_bytes() for path in files_of(out / "clip0")]
     assert "report.html" in archive.namelist()
-    shown = page.pictures()
+
+    # The slider shows the middle frame. After a choice of frame 1 it shows two other pictures.
+    pictures_of_middle = page.pictures()
     page.write("number", 1)
-    page.wait(lambda: len(page.pictures()) == 2 and not page.pictures() & shown)
+
+    def are_both_pictures_new() -> bool:
+        pictures = page.pictures()
+        return len(pictures) == 2 and pictures.isdisjoint(pictures_of_middle)
+
+    page.wait(are_both_pictures_new)
 
 
 @needs_gradio
-def test_the_demo_clip_is_cancelled_and_its_process_is_gone(page, server):
-    page.press("demo")
-    page.wait(lambda: "000007" in page.text("sharp"))
+def test_a_cancelled_restoration_ends_its_process_and_has_no_results(page, server):
+    page.take_demo_clip()
     page.press("restore")
-    page.wait_for("of 8 frames")
-    assert descendants_of(server.process.pid)
-    page.press("cancel")
-    assert page.wait_for("cancelled")
-    page.wait(lambda: not descendants_of(server.process.pid))
+    page.wait_for_state("of 8 frames")  # e.g. "0 of 8 frames restored"
+    assert descendants_of(server.process.pid)  # main_test_vrt.py
 
-    assert not page.found("#download a")
+    page.press("cancel")
+
+    page.wait_for_state("cancelled")
+    page.wait(lambda: not descendants_of(server.process.pid))
+    assert not page.has_results()
 
 
 @needs_gradio
-def test_a_wrong_file_and_missing_spikes_are_refused_in_the_words_of_the_program(
-    page, clip, tmp_path
-):
+def test_the_size_of_a_spike_plane_is_found_from_the_files(page, clip):
+    page.upload("frames", files_of(clip.blurry))
+    page.upload("spikes", files_of(clip.spikes))  # without dataset.json, which would say the size
+    page.press("restore")
+
+    # Without sharp frames there are no scores.
+    page.wait_for_state("^restored$")
+    assert "frames 1 to 4 restored" in page.messages()
+
+
+# ---- Refusals ----------------------------------------------------------------------------------
+
+
+@needs_gradio
+def test_a_wrong_file_is_refused_in_the_words_of_the_program(page, tmp_path):
     wrong = tmp_path / "holiday.png"
     wrong.write_text("<!doctype html><title>not found</title>")
-    page.give("frames", [wrong])
+    page.upload("frames", [wrong])
     page.press("restore")
-    page.wait_for("refused")
-    said = page.said()
-    assert "its content is a web page" in said
-    assert re.search(r"\n  in +blur/holiday\.png\n  expected .+\n  do ", said), said
 
-    page.browser.refresh()
-    page.wait(lambda: page.found("#frames input[type=file]"))
-    page.give("frames", files_of(clip.blurry))
-    page.press("restore")
-    page.wait_for("refused")
-    assert "OptionError: these weights need spikes" in page.said()
+    page.wait_for_state("refused")
+    messages = page.messages()
+    assert "its content is a web page" in messages
+    # The four parts of an error: what is wrong, in which file, what is expected, what to do. The
+    # file has the name that the visitor gave, and not its path on the server.
+    assert re.search(r"\n  in +blur/holiday\.png\n  expected .+\n  do ", messages), messages
 
 
 @needs_gradio
-def test_the_size_of_a_plane_is_found_and_one_that_does_not_fit_is_refused(page, clip):
-    page.give("frames", files_of(clip.blurry))
-    page.give("spikes", files_of(clip.spikes))
+def test_frames_without_spikes_are_refused_in_the_words_of_the_program(page, clip):
+    page.upload("frames", files_of(clip.blurry))
+    page.press("restore")
+
+    page.wait_for_state("refused")
+    assert "OptionError: these weights need spikes" in page.messages()
+
+
+@needs_gradio
+def test_a_size_of_a_spike_plane_that_does_not_fit_the_files_is_refused(page, clip):
+    page.upload("frames", files_of(clip.blurry))
+    page.upload("spikes", files_of(clip.spikes))
+    # The planes have 48 x 48 pixels.
     page.write("height", 50)
     page.write("width", 70)
     page.press("restore")
-    page.wait_for("refused")
-    assert "DataError" in page.said()
-    assert "50" in page.said()
-    page.write("height", 0)
-    page.write("width", 0)
-    page.press("restore")
-    page.wait_for("^restored$")
 
-    assert "frames 1 to 4 restored" in page.said()
+    page.wait_for_state("refused")
+    messages = page.messages()
+    assert "DataError" in messages
+    assert "50" in messages
 
 
 @needs_gradio
-def test_the_page_asks_for_nothing_elsewhere_and_is_served_to_this_machine_alone(page, server):
-    asked = [
-        url
-        for line in page.browser.get_log("performance")
-        if "requestWillBeSent" in line["message"]
-        for url in re.findall(r'"url":"(https?://[^"]*)', line["message"])
-    ]
-    assert asked
-    assert all(url.startswith("http://127.0.0.1:") for url in asked)
+def test_after_a_refusal_the_same_visitor_can_restore(page, clip):
+    page.upload("frames", files_of(clip.blurry))
+    page.press("restore")
+    page.wait_for_state("refused")  # without spikes
+
+    page.upload("spikes", [*files_of(clip.spikes), clip.info])
+    page.press("restore")
+
+    page.wait_for_state("^restored$")
+
+
+# ---- Privacy, and the end ----------------------------------------------------------------------
+
+
+@needs_gradio
+def test_the_page_asks_other_machines_for_nothing(page):
+    addresses = page.requested_addresses()
+
+    assert addresses
+    for address in addresses:
+        assert address.startswith("http://127.0.0.1:")
+
+
+@needs_gradio
+def test_other_machines_cannot_reach_the_page(server):
     port = int(server.address.strip("/").rpartition(":")[2])
+
+    # A server that other machines could reach listens at all addresses of this machine. 127.0.0.2
+    # is one of them.
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", port))
 
 
 @needs_gradio
 def test_a_stop_ends_the_work_and_leaves_no_file(page, server):
-    page.press("demo")
-    page.wait(lambda: "000007" in page.text("sharp"))
+    page.take_demo_clip()
     page.press("restore")
-    page.wait_for("of 8 frames")
-    (worker, *_) = descendants_of(server.process.pid)
+    page.wait_for_state("of 8 frames")
+    [worker, *_] = descendants_of(server.process.pid)  # main_test_vrt.py
     assert list(server.folder.glob("spikevrt_app_*"))
-    server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(LIMIT_S) == 0
-    page.wait(lambda: process_state(worker) in (None, "Z"))
 
+    server.process.send_signal(signal.SIGTERM)
+
+    assert server.process.wait(LIMIT_S) == 0
+    # A dead process has no state, or the state Z until its parent has asked for its exit code.
+    page.wait(lambda: process_state(worker) in (None, "Z"))
     assert not list(server.folder.glob("spikevrt_app_*"))
 
 
 @pytest.mark.skipif(HAS_GRADIO, reason="gradio is installed")
 def test_without_gradio_the_program_says_what_to_install():
     result = run_command([sys.executable, "app.py"])
-    assert result.exit_codes == [2]
+
+    assert result.exit_codes == [REFUSED]
     assert "cannot import gradio" in result.text
     assert "make app" in result.text
