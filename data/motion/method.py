@@ -47,7 +47,7 @@ from data.motion.recording import (
     is_saturated,
     spikes_at_full_light,
 )
-from data.motion.stillness import moving_share
+from data.motion.stillness import share_by_change, share_by_reach
 from utils.contract import FramePicture, Method, Tick
 from utils.dist import watchdog
 from utils.options.models import Count, Positive
@@ -267,6 +267,8 @@ class Seen(NamedTuple):
     motion: Motion  # within the exposure
     gain: np.ndarray  # (h, w): spikes per plane of each spike pixel at full light
     median_spikes: float  # spikes of a pixel of median light in the exposure
+    # (H, W) in [0, 1]: how sure it is that a pixel moves. This share of the improved frame is used.
+    moves: np.ndarray
 
 
 class MotionRestorer:
@@ -345,7 +347,11 @@ class MotionRestorer:
                 # The gain differs from the gain of the clip if the RGB camera changed its exposure.
                 gain = clip.gain_in(recording, gain_of_clip)
                 motion = self.find(recording, clip.view, gain)
-                seen = Seen(recording, motion, gain, median_spikes(recording))
+                spikes = median_spikes(recording)
+                by_reach = share_by_reach(motion, spikes)
+                by_change = share_by_change(recording, clip.view, is_good)
+                moves = by_reach * by_change
+                seen = Seen(recording, motion, gain, spikes, moves)
                 frame = self._improved_frame(z_0, seen, areas, tick)
                 self.used_motion = motion
             yield frame.cpu()
@@ -372,10 +378,8 @@ class MotionRestorer:
             watchdog.go_on()
             tick((1 - FIRST_SHARE) / len(areas))
         frame = joined(improved, [area.band for area in areas])
-        # Keep the first estimate where nothing moves. share: the share of the improved frame in
-        # each pixel, 0 where nothing moves.
-        share = torch.from_numpy(moving_share(seen.motion, seen.median_spikes)).to(self.device)
-        return z_0 + share * (frame - z_0)
+        # Keep the first estimate where nothing moves.
+        return z_0 + torch.from_numpy(seen.moves).to(self.device) * (frame - z_0)
 
     def _improved_rows(self, z_0: Tensor, seen: Seen, area: Area) -> Tensor:
         """Return the improved rows (3, rows, W) of an area. z_0: (3, H, W), of the whole frame."""
