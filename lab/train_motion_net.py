@@ -560,13 +560,16 @@ def samples_of(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> list
     return [recorded(rng, scene) for _ in range(2)]
 
 
-def recorded(rng: np.random.Generator, scene: Scene) -> Sample:
+def recorded(rng: np.random.Generator, scene: Scene, rate: float | None = None) -> Sample:
     """Record a scene by a spike camera and an RGB camera, with their usual flaws.
 
     Everything that a user does not know is drawn: light, lens, noise, exposure, the shift between
     the cameras, and the curve from light to display values.
+
+    rate: `Sensor.rate` of the spike camera. None: it is drawn. lab/vrt_curve.py gives it, to
+    compare networks in one light.
     """
-    light, stream = recorded_stream(rng, scene)
+    light, stream = recorded_stream(rng, scene, rate)
     blurry = blurry_frame(rng, light)
 
     # The windows of the network. EDGES are in elevenths of an exposure from its middle, and the
@@ -602,15 +605,21 @@ class Sensor:
     dark: float  # mean charge in a plane without any light
 
 
-def recorded_stream(rng: np.random.Generator, scene: Scene) -> tuple[np.ndarray, np.ndarray]:
+def recorded_stream(
+    rng: np.random.Generator, scene: Scene, rate: float | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Record a scene by a random spike camera in random light.
 
     Returns the light (N, SIDE, SIDE), which the RGB camera sees as well, and the spikes
     (T, SIDE, SIDE).
+
+    rate: `Sensor.rate` of the camera. None: it is drawn.
     """
     # From near darkness, with about 2 spikes in the 88 planes of an exposure at full light, up to
-    # nearly a spike in every plane.
-    rate = log_uniform(rng, 0.02, 0.95)
+    # nearly a spike in every plane. It is drawn in any case, because all later draws depend on it.
+    drawn_rate = log_uniform(rng, 0.02, 0.95)
+    if rate is None:
+        rate = drawn_rate
     # A quarter of the cameras integrate display values instead of light.
     is_display = rng.random() < 0.25
     # The light of both cameras. A factor of 0.6 makes dark frames. With 1.6, bright places are cut
