@@ -460,35 +460,13 @@ def training_samples(
     videos: folder of the videos. operator: makes the first estimates. net: its network finds the
     motion.
     """
-    folders = made_sets(out, videos)
+    sources = made_sources(out, videos)
     find_motion = finder_of(net.motion_by, net.motion_net, CPU)
     samples = {}
-    for name in SETS:
-        samples[name] = samples_of(out, name, folders[name], operator, find_motion)
-    return samples
-
-
-def made_sets(out: Path, videos: Path) -> dict[str, Path]:
-    """Make the clips of all sets. Returns name of a set -> its folder.
-
-    Sources, stills and clips that are already there are kept.
-
-    videos: folder of the videos.
-    """
-    sources = made_sources(out, videos)
-    folders = {}
     for name, clip_set in SETS.items():
-        folders[name] = make_clips(
-            out,
-            name,
-            source=sources[clip_set.source],
-            rig=clip_set.rig,
-            clips=clip_set.clips,
-            frames=clip_set.frames,
-            average=clip_set.average,
-            crop=clip_set.crop,
-        )
-    return folders
+        source = sources[clip_set.source]
+        samples[name] = samples_of(out, name, clip_set, source, operator, find_motion)
+    return samples
 
 
 def made_sources(out: Path, videos: Path) -> dict[str, Path]:
@@ -518,15 +496,21 @@ OF_OPERATOR_DATA = ("rate", "light", "exposure", "first", "count", "calibration"
 
 
 def samples_of(
-    out: Path, name: str, folder: Path, operator: SavedNetwork, find_motion: Finder
+    out: Path,
+    name: str,
+    clip_set: ClipSet,
+    source: Path,
+    operator: SavedNetwork,
+    find_motion: Finder,
 ) -> list[Sample]:
-    """Return a sample of each frame of a set, and write the samples to <out>/samples.
+    """Make the clips of a set, and return a sample of each frame, clip after clip.
 
-    If the file is there, the samples are read from it. Delete the file after a change of what a
-    sample is made of: its first estimate, its motion or its proposal.
+    The clips are written to <out>/data, and the samples to <out>/samples. If the file of samples is
+    there, the samples are read from it. Delete the file after a change of what a sample is made of:
+    its first estimate, its motion or its proposal. lab/vrt_curve.py calls this function as well.
 
-    name: the set, a key of SETS.
-    folder: the clips of the set.
+    name: the name of the set, e.g. a key of SETS.
+    source: folder of the videos or photographs.
     operator: makes the first estimates.
     find_motion: takes a recording, its view and the gain of the spike pixels.
     """
@@ -536,9 +520,19 @@ def samples_of(
         saved = torch.load(file, weights_only=False)
         return [Sample(**fields) for fields in saved]
 
+    folder = make_clips(
+        out,
+        name,
+        source=source,
+        rig=clip_set.rig,
+        clips=clip_set.clips,
+        frames=clip_set.frames,
+        average=clip_set.average,
+        crop=clip_set.crop,
+    )
     samples = []
     net = operator.build()
-    for reader in readers_of_set(folder, SETS[name].calibration, operator):
+    for reader in readers_of_set(folder, clip_set.calibration, operator):
         clip = RecordedClip(reader, context=None)
         gain, is_good = clip.gain()
         for frame_index in range(clip.frames):

@@ -35,6 +35,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,11 +48,25 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.cameras.rig import NAMED
-from lab import train_motion_net
-from lab.quality import VIDEOS, difference, video_files
+from data.motion.flow import median_spikes
+from data.motion.joint import Solver
+from data.motion.learned import finder_of
+from data.motion.method import FEW_SPIKES
+from lab import train_motion, train_motion_net
+from lab.quality import VIDEOS, difference, link_files, video_files
 from lab.tools import ROOT, environment
+from lab.train_motion import ClipSet, Sample
 from lab.train_motion_net import Batch, batch_of, frames_of, turned
-from models.fusion.fusion_motion import motion_of
+from models.fusion.fusion_motion import (
+    CHANNELS_AT_FULL_SIZE,
+    CHANNELS_AT_HALF_SIZE,
+    GATES,
+    HALF,
+    MotionFusion,
+    MotionSteps,
+    Turn,
+    motion_of,
+)
 from models.fusion.motion_net import (
     INSIDE,
     LEVELS,
@@ -63,7 +78,10 @@ from models.fusion.motion_net import (
     displacements,
 )
 from models.portable import read_saved
-from models.vrt.block import BlockGroup
+from models.select_network import NETWORKS
+from models.vrt.block import BlockGroup, Stage
+from utils.contract import JointEquations
+from utils.options.load import Sources, read_with_base
 
 # The two networks of a form.
 ATTENTION = "attention"
@@ -110,7 +128,7 @@ def main(argv: Sequence[str]) -> int:
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
     args.out.mkdir(parents=True, exist_ok=True)
-    form = FORMS[args.form](args.videos, args.out)
+    form = FORMS[args.form].made(args.videos, args.out)
     measure(form, args.out, sorted(args.minutes), args.seed)
     return 0
 
@@ -171,6 +189,14 @@ class Form(ABC):
     name: str  # a value of --form
     score: str  # what the scores are, with their unit
     rate: float  # the learning rate
+
+    @classmethod
+    @abstractmethod
+    def made(cls, videos: Path, out: Path) -> "Form":
+        """Make the data, or read it.
+
+        videos: folder of the videos of lab/quality.py. out: folder in which clips are kept.
+        """
 
     @abstractmethod
     def network(self, arm: str) -> nn.Module:
@@ -396,15 +422,10 @@ class MotionForm(Form):
     def __init__(
         self,
         videos: Path,
-        out: Path,
         training_scenes: int = TRAINING_SCENES,
         test_scenes: int = TEST_SCENES,
     ) -> None:
-        """Draw the scenes.
-
-        videos: folder of the videos of lab/quality.py. out: not used, because scenes are drawn
-        again from their seed.
-        """
+        """Draw the scenes. videos: folder of the videos of lab/quality.py."""
         rng = np.random.default_rng(0)
         textures = train_motion_net.all_textures(videos)
         self.samples: list[train_motion_net.Sample] = []
@@ -425,6 +446,10 @@ class MotionForm(Form):
                 rate = NAMED[light]["rate"]
                 sample = train_motion_net.recorded(flaws, scene, rate)
                 self.tests[light].append(batch_of([sample]))
+
+    @classmethod
+    def made(cls, videos: Path, out: Path) -> "MotionForm":
+        return cls(videos)  # scenes are drawn again from their seed, so nothing is read from `out`
 
     def network(self, arm: str) -> MotionNet:
         return AttentionMotionNet() if arm == ATTENTION else MotionNet()
@@ -453,7 +478,9 @@ class MotionForm(Form):
             lengths = [float(batch.shifts.norm(dim=2).mean()) for batch in batches]
             still[light] = {f"scene_{number:02d}": each for number, each in enumerate(lengths)}
         with torch.no_grad():
-            shipped = self.scores(shipped_motion_net())
+            net = shipped_fusion().motion_net
+            assert net is not None
+            shipped = self.scores(net)
         return {"no motion": still, "weights/motion.pth": shipped}
 
 
@@ -466,14 +493,443 @@ def mean_error(net: MotionNet, batch: Batch) -> float:
     return float((found - batch.shifts).norm(dim=2).mean())
 
 
-def shipped_motion_net() -> MotionNet:
-    """Return the network of weights/motion.pth that finds the motion."""
+def shipped_fusion() -> MotionFusion:
+    """Return the fusion of weights/motion.pth: the network that finds the motion, and the steps."""
     fusion = motion_of(read_saved(ROOT / "weights/motion.pth").build())
-    assert fusion is not None and fusion.motion_net is not None
-    return fusion.motion_net.eval()
+    assert fusion is not None
+    return fusion.eval()
 
 
-FORMS = {"motion": MotionForm}
+# ---- Clips of the forms "prior" and "behind" ---------------------------------------------------
+#
+# Both forms see clips of three or four frames. Frames are samples of lab/train_motion.py. They have
+# the frame of the operator (z_0) and the equations along the motion.
+
+# The sets of training clips: videos and photographs in each light. One clip of each video and
+# photograph is enough for minutes of training, and the equations of all clips are kept in memory.
+TRAINING_SETS = {
+    f"one_{kind}_{light}": replace(train_motion.SETS[f"{kind}_{light}"], clips=1)
+    for kind in ("seven", "photos")
+    for light in LIGHTS
+}
+# Light -> the set of test clips: the clips "choose" of lab/quality.py.
+TEST_SETS = {
+    light: ClipSet("choose", light, clips=2, frames=8, weight=1, crop=192) for light in LIGHTS
+}
+TEST_FRAMES = slice(2, 6)  # the frames of a test clip that are restored, together
+# Side in pixels of the middle of a frame, in which it is scored. At its border attention and convs
+# see less. VRT restores no more than this square, because the rest would take most of the time.
+SCORED_SIDE = 128
+
+Clip = list[Sample]  # successive frames
+
+
+def training_clips(videos: Path, out: Path) -> list[list[Clip]]:
+    """Return the clips of each of TRAINING_SETS. Makes them in `out` if they are not there.
+
+    videos: folder of the videos of lab/quality.py.
+    """
+    sources = train_motion.made_sources(out, videos)
+    clips = []
+    for name, clip_set in TRAINING_SETS.items():
+        clips.append(clips_of(out, name, clip_set, sources[clip_set.source]))
+    return clips
+
+
+def test_clips(videos: Path, out: Path) -> dict[str, dict[str, Clip]]:
+    """Return light -> name of a clip -> its TEST_FRAMES. Makes the clips if they are not there."""
+    source = out / "sources" / "choose"
+    link_files(video_files(videos, VIDEOS["choose"]), source)
+    clips: dict[str, dict[str, Clip]] = {}
+    for light, clip_set in TEST_SETS.items():
+        # The clips are in the order of the videos, e.g. coffee_00, coffee_01, walker_00.
+        names = []
+        for video in VIDEOS["choose"]:
+            names += [f"{video}_{index:02d}" for index in range(clip_set.clips)]
+        found = clips_of(out, f"choose_{light}", clip_set, source)
+        clips[light] = {}
+        for name, clip in zip(names, found, strict=True):
+            clips[light][name] = clip[TEST_FRAMES]
+    return clips
+
+
+def clips_of(out: Path, name: str, clip_set: ClipSet, source: Path) -> list[Clip]:
+    """Return the clips of a set. The shipped weights find their motion."""
+    operator = read_saved(train_motion.OPERATOR)
+    shipped = shipped_fusion()
+    find_motion = finder_of(shipped.motion_by, shipped.motion_net, torch.device("cpu"))
+    samples = train_motion.samples_of(out, name, clip_set, source, operator, find_motion)
+    # The samples are in the order of the frames, clip after clip.
+    starts = range(0, len(samples), clip_set.frames)
+    return [samples[start : start + clip_set.frames] for start in starts]
+
+
+def drawn_clip(clips: Sequence[Sequence[Any]], rng: np.random.Generator) -> Any:
+    """Draw a set, and a clip of this set."""
+    clips_of_set = clips[int(rng.integers(len(clips)))]
+    return clips_of_set[int(rng.integers(len(clips_of_set)))]
+
+
+def gain_db(restored: Tensor, z_0: Tensor, sharp: Tensor) -> float:
+    """Return by how many dB a clip is better than the frames z_0, in the mean over its frames.
+
+    All: (N, 3, H, W). Only the middle of a frame is scored.
+    """
+    errors = (middle(restored).clamp(0, 1) - middle(sharp)).square().mean((1, 2, 3))  # (N,)
+    errors_0 = (middle(z_0) - middle(sharp)).square().mean((1, 2, 3))
+    return float(-10 * (errors / errors_0).log10().mean())
+
+
+def middle(frames: Tensor) -> Tensor:
+    """Return the middle SCORED_SIDE x SCORED_SIDE pixels of frames (..., H, W)."""
+    top = (frames.shape[-2] - SCORED_SIDE) // 2
+    left = (frames.shape[-1] - SCORED_SIDE) // 2
+    return frames[..., top : top + SCORED_SIDE, left : left + SCORED_SIDE]
+
+
+# ---- Form "behind" -----------------------------------------------------------------------------
+
+BEHIND_OPTIONS = ROOT / "options/vrt/000_train_vrt_real_rgbspike.json"
+BEHIND_SIDE = 32  # side of the crop of a training clip in pixels, as in the option file
+# The control: width and number of its convs, for about the number of parameters of the VRT.
+BEHIND_FEATURES = 96
+BEHIND_LAYERS = 12
+# Added to mean squared errors in the loss, so that the logarithm of a perfect frame is finite.
+LOSS_FLOOR = train_motion.LOSS_FLOOR
+
+
+class FrameNet(nn.Module):
+    """Improves each frame on its own, by residual convs at half size: the control of "behind"."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        pixels = 3 * 2 * 2  # 2 x 2 pixels become channels
+        self.head = nn.Conv2d(pixels, BEHIND_FEATURES, kernel_size=3, padding=1)
+        self.body = FrameConvs(BEHIND_FEATURES, BEHIND_LAYERS)
+        self.tail = nn.Conv2d(BEHIND_FEATURES, pixels, kernel_size=3, padding=1)
+        set_to_zero(self.tail)  # the first result is the input, as in VRT
+
+    def forward(self, frames: Tensor) -> Tensor:
+        """Return better frames. frames and result: (1, N, 3, H, W), as VRT has them."""
+        x = F.pixel_unshuffle(frames[0], 2)
+        x = self.body(F.leaky_relu(self.head(x), 0.1))
+        return frames + F.pixel_shuffle(self.tail(x), 2)[None]
+
+
+class FrameConvs(nn.Module):
+    """Residual convs on each frame: (N, features, h, w) -> the same shape."""
+
+    def __init__(self, features: int, layers: int) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(
+            nn.Conv2d(features, features, kernel_size=3, padding=1) for _ in range(layers)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for conv in self.convs:
+            x = x + F.leaky_relu(conv(x), 0.1)
+        return x
+
+
+def set_to_zero(conv: nn.Conv2d) -> None:
+    """Set weights and bias to 0, so that a network begins without any effect."""
+    for parameter in conv.parameters():
+        nn.init.zeros_(parameter)
+
+
+class BehindForm(Form):
+    """A network behind the frames of the operator, which is not trained."""
+
+    name = "behind"
+    score = "gain over weights/operator.pth in dB"
+    rate = 1e-3  # of the option file
+
+    def __init__(
+        self, clips: Sequence[Sequence[Clip]], tests: Mapping[str, Mapping[str, Clip]]
+    ) -> None:
+        """Take training clips, and test clips by light and name, see `training_clips`."""
+        self.clips: list[list[Pictures]] = []
+        for clips_of_set in clips:
+            self.clips.append([pictures_of(clip) for clip in clips_of_set])
+        self.tests: dict[str, dict[str, Pictures]] = {}
+        for light, clips_of_light in tests.items():
+            self.tests[light] = {name: pictures_of(clip) for name, clip in clips_of_light.items()}
+
+    @classmethod
+    def made(cls, videos: Path, out: Path) -> "BehindForm":
+        return cls(training_clips(videos, out), test_clips(videos, out))
+
+    def network(self, arm: str) -> nn.Module:
+        if arm == CONTROL:
+            return FrameNet()
+        options = read_with_base(BEHIND_OPTIONS, Sources(str(BEHIND_OPTIONS)))
+        # Without fusion, because the operator has already made the frames that VRT sees.
+        netG = NETWORKS.resolve({**options["netG"], "fusion": "none"}, "netG").plain()
+        net = NETWORKS.build(netG, "netG", spike_channels=0)
+        # The option file does not train the optical flow, either.
+        net.spynet.requires_grad_(False)
+        return net
+
+    def loss(self, net: nn.Module, rng: np.random.Generator) -> Tensor:
+        pictures = drawn_clip(self.clips, rng)
+        height, width = pictures.sharp.shape[-2:]
+        top = int(rng.integers(height - BEHIND_SIDE + 1))
+        left = int(rng.integers(width - BEHIND_SIDE + 1))
+        mirrored, upside_down, transposed = (bool(each) for each in rng.integers(0, 2, 3))
+        turn = Turn(mirrored, upside_down, transposed)
+        rows = slice(top, top + BEHIND_SIDE)
+        columns = slice(left, left + BEHIND_SIDE)
+        z_0 = turn.of(pictures.z_0[..., rows, columns])
+        sharp = turn.of(pictures.sharp[..., rows, columns])
+        e = (net(z_0[None])[0] - sharp).square().mean()
+        e_0 = (z_0 - sharp).square().mean()
+        # Of relative errors, so that bright and dim clips count alike.
+        return ((e + LOSS_FLOOR) / (e_0 + LOSS_FLOOR)).log()
+
+    def scores(self, net: nn.Module) -> Scores:
+        scores: Scores = {}
+        for light, clips in self.tests.items():
+            scores[light] = {}
+            for name, pictures in clips.items():
+                z_0 = middle(pictures.z_0)
+                restored = net(z_0[None])[0]
+                scores[light][name] = gain_db(restored, z_0, pictures.sharp)
+        return scores
+
+
+class Pictures(NamedTuple):
+    """A clip without its spikes."""
+
+    z_0: Tensor  # (N, 3, H, W) the frames of the operator
+    sharp: Tensor  # (N, 3, H, W) the true frames
+
+
+def pictures_of(clip: Clip) -> Pictures:
+    """Return the frames of the operator and the true frames of a clip."""
+    return Pictures(
+        z_0=torch.stack([sample.z_0 for sample in clip]),
+        sharp=torch.stack([sample.sharp for sample in clip]),
+    )
+
+
+# ---- Form "prior" ------------------------------------------------------------------------------
+#
+# The learned steps (`MotionSteps`) restore each frame on its own. Here all frames of a clip take a
+# step together, and a second net, the prior, adds to the outputs of the conv net of the steps. The
+# prior sees all frames. The shipped weights of the steps stay as they are.
+
+PRIOR_FEATURES = 32
+QUARTER = 4  # side of a pixel of the prior, in pixels of the frame
+# The attention: one stage of VRT, with two blocks of mutual attention (windows of two frames) and
+# two blocks of self attention. A window has 6 x 6 pixels of the prior, 24 x 24 of the frame.
+PRIOR_DEPTH = 4
+PRIOR_MUTUAL_DEPTH = 2
+PRIOR_HEADS = 4
+PRIOR_WINDOW = (4, 6, 6)
+# The control has so many convs in place of the attention, for about the same number of parameters.
+PRIOR_LAYERS = 7
+TEST_SOLVER = Solver()  # of the shipped weights; lab/train_motion.py has a cheaper one for training
+
+
+class ClipEquations:
+    """The equations of all frames of a clip, as if the clip were one tall frame.
+
+    The frames lie below one another: N frames of (3, H, W) are (3, N H, W). So
+    `MotionSteps.all_steps` restores a clip as it restores a frame. No equation connects two frames.
+
+    It has the members of `utils.contract.JointEquations`.
+    """
+
+    def __init__(self, of_frames: Sequence[JointEquations]) -> None:
+        self.of_frames = of_frames
+        self.blurry = below([each.blurry for each in of_frames])
+
+    def proposal(self, z_0: Tensor) -> Tensor:
+        """Return the solutions of the equations of all frames, (3, N H, W)."""
+        pairs = zip(self.of_frames, apart(z_0, len(self.of_frames)), strict=True)
+        return below([equations.proposal(frame) for equations, frame in pairs])
+
+    def evidence(self) -> Tensor:
+        """Return the evidence of all frames, (6, N H, W)."""
+        return below([each.evidence() for each in self.of_frames])
+
+    def pulls(self, z: Tensor) -> Tensor:
+        """Return the pulls of all frames, (7, N H, W)."""
+        pairs = zip(self.of_frames, apart(z, len(self.of_frames)), strict=True)
+        return below([equations.pulls(frame) for equations, frame in pairs])
+
+
+def below(frames: Sequence[Tensor] | Tensor) -> Tensor:
+    """Put frames (C, H, W) below one another: (C, N H, W)."""
+    return torch.cat(list(frames), dim=-2)
+
+
+def apart(clip: Tensor, count: int) -> Tensor:
+    """Undo `below`: (C, N H, W) -> (N, C, H, W). count: number of frames, N."""
+    return torch.stack(clip.chunk(count, dim=-2))
+
+
+class FrameAttention(nn.Module):
+    """Attention over the frames of a clip: (N, features, h, w) -> the same shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stage = Stage(
+            kind="none",
+            inputs=PRIOR_FEATURES,
+            dim=PRIOR_FEATURES,
+            depth=PRIOR_DEPTH,
+            heads=PRIOR_HEADS,
+            window=PRIOR_WINDOW,
+            mutual_depth=PRIOR_MUTUAL_DEPTH,
+            drop_path=[0.0] * PRIOR_DEPTH,
+            pa_frames=0,  # no alignment along an optical flow
+            deformable_groups=1,
+            scale=QUARTER,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.permute(0, 2, 3, 1)[None]  # (1, N, h, w, C)
+        tokens = self.stage(tokens, [], [])
+        return tokens[0].permute(0, 3, 1, 2)
+
+
+class Prior(nn.Module):
+    """Adds to the outputs of the conv net of the steps. At first it adds 0.
+
+    middle: sees all frames, (N, features, h, w) -> the same shape.
+    """
+
+    def __init__(self, middle: nn.Module) -> None:
+        super().__init__()
+        inputs = HALF**2 * CHANNELS_AT_FULL_SIZE + CHANNELS_AT_HALF_SIZE
+        self.entry = nn.Conv2d(inputs, PRIOR_FEATURES, kernel_size=3, stride=2, padding=1)
+        self.middle = middle
+        outputs = QUARTER**2 * (3 + GATES)
+        self.exit = nn.Conv2d(PRIOR_FEATURES, outputs, kernel_size=3, padding=1)
+        set_to_zero(self.exit)
+
+    def forward(self, at_full_size: Tensor, at_half_size: Tensor) -> Tensor:
+        """Return what is added, (N, 3 + GATES, H, W). H and W are multiples of QUARTER.
+
+        The arguments are those of `MotionSteps.net`, with a first axis for the N frames.
+        """
+        pixels = F.pixel_unshuffle(at_full_size, HALF)
+        means = F.avg_pool2d(at_half_size, HALF)
+        x = F.leaky_relu(self.entry(torch.cat((pixels, means), dim=1)), 0.1)
+        x = self.exit(self.middle(x))
+        return F.pixel_shuffle(x, QUARTER)
+
+
+class StepsWithPrior(MotionSteps):
+    """The shipped learned steps for a clip, with a prior between them.
+
+    Before each call of `all_steps`, set `frames` and `is_dim`.
+    """
+
+    def __init__(self, prior: Prior) -> None:
+        shipped = shipped_fusion()
+        good = shipped.steps
+        super().__init__(good.head.out_channels, len(good.body), good.count)
+        self.load_state_dict(good.state_dict())
+        assert shipped.few_steps is not None
+        self.few_steps = shipped.few_steps
+        # Only the prior is trained.
+        self.requires_grad_(False)
+        self.prior = prior
+        self.frames = 1  # number of frames of the clip
+        self.is_dim = False  # whether the steps for few spikes serve
+
+    def net(self, at_full_size: Tensor, at_half_size: Tensor) -> Tensor:
+        """Return the change and the gates of all frames, (3 + GATES, N H, W)."""
+        full = apart(at_full_size, self.frames)  # (N, C, H, W)
+        half = apart(at_half_size, self.frames)
+        outputs = []
+        for full_of_frame, half_of_frame in zip(full, half, strict=True):
+            if self.is_dim:
+                outputs.append(self.few_steps.net(full_of_frame, half_of_frame))
+            else:
+                outputs.append(super().net(full_of_frame, half_of_frame))
+        return below(torch.stack(outputs) + self.prior(full, half))
+
+
+class PriorForm(Form):
+    """A prior between the learned steps of weights/motion.pth, which are not trained."""
+
+    name = "prior"
+    score = "gain over weights/operator.pth in dB"
+    rate = 1e-3
+
+    def __init__(
+        self, clips: Sequence[Sequence[Clip]], tests: Mapping[str, Mapping[str, Clip]]
+    ) -> None:
+        """Take training clips, and test clips by light and name, see `training_clips`."""
+        self.clips = clips
+        self.tests = tests
+        # Make all equations before the training, because making data does not count as training.
+        for clips_of_set in clips:
+            for clip in clips_of_set:
+                for sample in clip:
+                    sample.measured_equations(train_motion.SOLVER)
+        # The proposals of the tests, by the solver of the shipped weights.
+        for clips_of_light in tests.values():
+            for clip in clips_of_light.values():
+                for sample in clip:
+                    equations = sample.measured_equations(TEST_SOLVER)
+                    sample.proposal = equations.proposal(sample.z_0)
+
+    @classmethod
+    def made(cls, videos: Path, out: Path) -> "PriorForm":
+        return cls(training_clips(videos, out), test_clips(videos, out))
+
+    def network(self, arm: str) -> "StepsWithPrior":
+        if arm == ATTENTION:
+            return StepsWithPrior(Prior(FrameAttention()))
+        return StepsWithPrior(Prior(FrameConvs(PRIOR_FEATURES, PRIOR_LAYERS)))
+
+    def loss(self, net: nn.Module, rng: np.random.Generator) -> Tensor:
+        assert isinstance(net, StepsWithPrior)
+        clip = drawn_clip(self.clips, rng)
+        frames = steps_of_clip(net, clip, train_motion.SOLVER)
+        pictures = pictures_of(clip)
+        loss, _ = train_motion.loss_of(frames, below(pictures.z_0), below(pictures.sharp))
+        return loss
+
+    def scores(self, net: nn.Module) -> Scores:
+        assert isinstance(net, StepsWithPrior)
+        scores: Scores = {}
+        for light, clips in self.tests.items():
+            scores[light] = {}
+            for name, clip in clips.items():
+                restored = steps_of_clip(net, clip, TEST_SOLVER)[-1]
+                pictures = pictures_of(clip)
+                frames = apart(restored, len(clip))
+                scores[light][name] = gain_db(frames, pictures.z_0, pictures.sharp)
+        return scores
+
+    def references(self) -> dict[str, Any]:
+        """Return the scores of the shipped weights, without a prior."""
+        net = self.network(CONTROL)  # a new prior adds nothing
+        with torch.no_grad():
+            return {"weights/motion.pth": self.scores(net)}
+
+
+def steps_of_clip(net: StepsWithPrior, clip: Clip, solver: Solver) -> list[Tensor]:
+    """Return all frames of a clip after each step, (3, N H, W) each."""
+    net.frames = len(clip)
+    # Light changes little within a clip, so its first frame decides.
+    net.is_dim = median_spikes(clip[0].recording) < FEW_SPIKES
+    z_0 = below([sample.z_0 for sample in clip])
+    proposal = below([sample.proposal for sample in clip])
+    equations = ClipEquations([sample.measured_equations(solver) for sample in clip])
+    return net.all_steps(z_0, proposal, equations)
+
+
+FORMS: dict[str, type[Form]] = {
+    "motion": MotionForm,
+    "prior": PriorForm,
+    "behind": BehindForm,
+}
 
 
 if __name__ == "__main__":

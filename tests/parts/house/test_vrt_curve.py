@@ -1,0 +1,183 @@
+"""lab/vrt_curve.py: what attention over frames is worth at equal training time."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from data.motion.flow import motion_of
+from data.motion.joint import Solver
+from data.motion.recording import RecordedClip
+from lab.quality import VIDEOS
+from lab.train_motion import Sample
+from lab.vrt_curve import (
+    ARMS,
+    ATTENTION,
+    CONTROL,
+    LIGHTS,
+    BehindForm,
+    MotionForm,
+    PriorForm,
+    Training,
+    apart,
+    below,
+    main,
+    measure,
+    steps_of_clip,
+)
+from tests.helpers.moving_scene import Scene, reader_of
+
+SECOND = 1 / 60  # in minutes
+SOLVER = Solver(groups=4, linearisations=1, steps=2)
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> list[Sample]:
+    """Give two frames of a clip that moves. Their first estimate is the blurry frame."""
+    scene = Scene(velocity=(9.0, -4.0), size=(144, 144))
+    reader = reader_of(scene.write(tmp_path_factory.mktemp("clip") / "a"))
+    recorded = RecordedClip(reader, None)
+    gain, is_good = recorded.gain()
+    samples = []
+    for index in (0, 1):
+        frame = reader.frame(index)
+        recording = recorded.read(index)
+        motion = motion_of(recording, recorded.view, gain)
+        z_0 = frame["lq"].clone()
+        sharp = frame["gt"].clone()
+        sample = Sample(recording, recorded.view, motion, gain, is_good, z_0, z_0, sharp)
+        sample.proposal = sample.measured_equations(SOLVER).proposal(z_0)
+        samples.append(sample)
+    return samples
+
+
+def form_of_clips(form, clip):
+    """Build a form that is trained and tested on one clip."""
+    # `replace`, because the form for "prior" changes the proposals of its tests.
+    tests = {light: {"a": [replace(sample) for sample in clip]} for light in LIGHTS}
+    return form([[clip]], tests)
+
+
+def written(folder: Path, form: str) -> dict:
+    return json.loads((folder / f"vrt_curve_{form}.json").read_text())
+
+
+@pytest.mark.parametrize("form", [PriorForm, BehindForm])
+def test_both_networks_of_a_form_are_trained_for_the_same_time(form, clip, tmp_path):
+    measure(form_of_clips(form, clip), tmp_path, [SECOND, 2 * SECOND], seed=0)
+    found = written(tmp_path, form.name)
+
+    parameters = [found["parameters"][arm] for arm in ARMS]
+    assert max(parameters) < 1.05 * min(parameters)
+    assert [point["minutes"] for point in found["points"]] == [SECOND, 2 * SECOND]
+    for arm in ARMS:
+        steps = [point[arm]["steps"] for point in found["points"]]
+        assert 0 < steps[0] <= steps[1]
+        assert set(found["points"][1][arm]["scores"]) == set(LIGHTS)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("form", [PriorForm, BehindForm])
+def test_a_new_network_changes_nothing(form, arm, clip):
+    curve = form_of_clips(form, clip)
+    net = curve.network(arm).eval()
+    with torch.no_grad():
+        scores = curve.scores(net)
+    wanted = 0.0
+    if form is PriorForm:
+        wanted = curve.references()["weights/motion.pth"]["rig"]["a"]
+
+    assert scores["rig"]["a"] == pytest.approx(wanted, abs=1e-4)
+
+
+@pytest.mark.parametrize(("arm", "sees_others"), [(ATTENTION, True), (CONTROL, False)])
+@pytest.mark.parametrize("form", [PriorForm, BehindForm])
+def test_attention_sees_the_other_frames_and_the_control_does_not(form, arm, sees_others, clip):
+    curve = form_of_clips(form, clip)
+    torch.manual_seed(0)
+    net = curve.network(arm).eval()
+    # New networks add nothing, because their last layer is 0.
+    for parameter in net.parameters():
+        if not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.1)
+
+    def first_frame_with(second: Sample) -> torch.Tensor:
+        with torch.no_grad():
+            if form is PriorForm:
+                return apart(steps_of_clip(net, [clip[0], second], SOLVER)[-1], 2)[0]
+            return net(torch.stack([clip[0].z_0, second.z_0])[None])[0, 0]
+
+    other = replace(clip[1], z_0=clip[1].z_0.flip(-1), proposal=clip[1].proposal.flip(-1))
+    is_changed = not torch.allclose(first_frame_with(clip[1]), first_frame_with(other), atol=1e-6)
+
+    assert is_changed == sees_others
+
+
+def test_a_stopped_training_goes_on_where_it_was(clip, tmp_path):
+    curve = form_of_clips(BehindForm, clip)
+    file = tmp_path / "state.pt"
+    whole = Training(curve, CONTROL, 0, tmp_path / "whole.pt")
+    for _ in range(6):
+        whole.step()
+    first = Training(curve, CONTROL, 0, file)
+    for _ in range(3):
+        first.step()
+    first.save()
+    again = Training(curve, CONTROL, 0, file)
+    for _ in range(3):
+        again.step()
+
+    assert again.steps == whole.steps
+    assert all(torch.equal(again.averaged[key], each) for key, each in whole.averaged.items())
+
+
+def test_a_point_before_the_saved_training_is_refused(clip, tmp_path):
+    training = Training(form_of_clips(BehindForm, clip), CONTROL, 0, tmp_path / "state.pt")
+    late = training.weights_after(0.2)
+
+    assert training.weights_after(0.2) is late
+    with pytest.raises(SystemExit, match="another --out"):
+        training.weights_after(0.1)
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a folder with the videos of lab/quality.py, of noise."""
+    folder = tmp_path_factory.mktemp("videos")
+    rng = np.random.default_rng(0)
+    for name in (*VIDEOS["train"], *VIDEOS["choose"]):
+        fourcc = cv2.VideoWriter.fourcc(*"mp4v")
+        writer = cv2.VideoWriter(str(folder / f"{name}.mp4"), fourcc, 25, (80, 80))
+        for _ in range(3):
+            writer.write(rng.integers(0, 256, (80, 80, 3), dtype=np.uint8))
+        writer.release()
+    return folder
+
+
+def test_the_motion_is_found_by_both_networks(videos, tmp_path):
+    measure(MotionForm(videos, 2, 2), tmp_path, [SECOND], seed=0)
+    found = written(tmp_path, "motion")
+
+    parameters = [found["parameters"][arm] for arm in ARMS]
+    assert max(parameters) < 1.05 * min(parameters)
+    for scores in (found["no motion"], found["points"][0][ATTENTION]["scores"]):
+        assert list(scores) == list(LIGHTS)
+        assert len(scores["dim"]) == 2
+    # The scene and so the length of the motion are the same in all lights.
+    assert found["no motion"]["dim"] == found["no motion"]["ideal"]
+
+
+def test_frames_below_one_another_come_apart():
+    frames = torch.rand(3, 2, 4, 5)
+    assert below(frames).shape == (2, 12, 5)
+    assert torch.equal(apart(below(frames), 3), frames)
+
+
+def test_an_unknown_form_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["--videos", "a", "--out", "b", "--form", "none"])
+    assert "motion" in capsys.readouterr().err
