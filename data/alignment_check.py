@@ -345,8 +345,8 @@ def _with_mean_of_exposure(draw: Draw) -> Draw:
         exposures.append(
             Exposure(
                 own=planes,
-                pieces=(planes,),
-                before=0,
+                pieces=(planes,),  # one range of planes: no plane between two files is missing
+                before=0,  # no context before `own`
                 center=(planes.count - 1) / 2,
                 origin=exposure.origin,
             )
@@ -370,8 +370,9 @@ def _what_differs(
     """
     # Flipped: some flip of the spikes gives a correlation, and the spikes as they are give none.
     if measures.correlation < LEAST_CORRELATION:
-        for flip, index in FLIPS.items():
-            flipped_pairs = [Pair(pair.spikes[index], pair.frame) for pair in pairs]
+        # flip: in words. slices: rows and columns of a picture, backwards where it is flipped.
+        for flip, slices in FLIPS.items():
+            flipped_pairs = [Pair(pair.spikes[slices], pair.frame) for pair in pairs]
             if_flipped = measure(flipped_pairs, pixel).correlation
             if if_flipped >= LEAST_CORRELATION:
                 return (

@@ -322,8 +322,8 @@ def _quality_of(found: registration.Found, model: str, where: str) -> Quality:
 
     where: the files, for the error.
     """
-    # `explained` is the squared correlation. It is below 0 if the frame explains less than a
-    # constant would. Then the correlation counts as 0.
+    # `explained` is the squared correlation. It is below 0 if the fit is worse than a constant, the
+    # mean of the spikes. Then the correlation counts as 0.
     correlation = float(np.sqrt(max(found.explained, 0)))
     distances = found.residuals  # one for each part of the plane that could be matched
     if found.explained < registration.LEAST_EXPLAINED:
@@ -348,11 +348,11 @@ def mirrored(views: Sequence[registration.View], mirror: str) -> list[registrati
     """Return the views with mirrored spike images."""
     # The axes along which a stream (planes, h, w) is reversed.
     axes = {"none": (), "columns": (2,), "rows": (1,), "both": (1, 2)}[mirror]
-    found = []
+    mirrored_views = []
     for view in views:
         stream = np.ascontiguousarray(np.flip(view.stream, axes))
-        found.append(replace(view, stream=stream))
-    return found
+        mirrored_views.append(replace(view, stream=stream))
+    return mirrored_views
 
 
 def images_of(view: registration.View, light: str) -> tuple[np.ndarray, np.ndarray]:
@@ -360,6 +360,7 @@ def images_of(view: registration.View, light: str) -> tuple[np.ndarray, np.ndarr
 
     light: what the spike camera integrates, "linear" light or "display" values.
     """
+    # The stream begins `before` planes before the exposure, which has `count` planes.
     end = view.before + view.count
     exposure = view.stream[view.before : end]
     rates = exposure.mean(axis=0, dtype=np.float32)  # (h, w), spikes per plane

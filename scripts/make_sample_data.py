@@ -83,6 +83,10 @@ Scene = Callable[[int], np.ndarray]
 # ---- The scene: layers that move --------------------------------------------------------------
 
 
+# What is painted as a letter. Another number of them changes all files that are made.
+LETTERS = "ABCDEFGHKLMNPRSTVXYZ2345689"
+
+
 @dataclass(frozen=True)
 class Layer:
     """A textured sheet in front of the camera, and its motion.
@@ -90,7 +94,9 @@ class Layer:
     The scene is the camera's view of a background layer and of objects in front of it.
     """
 
-    sheet: np.ndarray  # (n, n, 4): linear colour times opacity, then opacity. n = side + 2 MARGIN
+    # (n, n, 4), with n = side + 2 MARGIN. Channels 0 to 2: linear colour times opacity. Channel 3:
+    # opacity.
+    sheet: np.ndarray
     path: np.ndarray  # (planes, 3): shift x and shift y in pixels, angle in radians
     side: int = SIZE  # of the frame, in pixels
 
@@ -107,12 +113,13 @@ def texture(rng: np.random.Generator, n: int) -> np.ndarray:
         _paint_shape(rng, picture)  # in place
     # A blur of 0.9 pixels makes an edge about two RGB pixels wide, which are one spike pixel.
     smooth = cv2.GaussianBlur(picture.astype(np.float32) / 255, (0, 0), 0.9)
+    # So no pixel is quite black or quite white.
     return np.clip(smooth, 0.04, 0.98)
 
 
 def _clouds(rng: np.random.Generator, n: int) -> np.ndarray:
     """Return coloured noise (n, n, 3) with the spectrum 1 / f**a, as natural images have it."""
-    # The spectrum: f is the length of a frequency in y and x.
+    # The spectrum: f = sqrt(frequency_y^2 + frequency_x^2).
     frequency_y = np.fft.fftfreq(n)[:, None]  # (n, 1)
     frequency_x = np.fft.rfftfreq(n)[None]  # (1, n / 2 + 1)
     frequency = np.hypot(frequency_y, frequency_x)
@@ -131,17 +138,22 @@ def _clouds(rng: np.random.Generator, n: int) -> np.ndarray:
 
     # The first channel is brightness. The second moves the colour between red and blue, and the
     # third between green and purple. Tints are weak, as in natural images.
-    brightness, red_minus_blue, green = clouds
-    tints = np.stack((red_minus_blue, green, -red_minus_blue), axis=2)  # (n, n, 3)
+    brightness, warmth, greenness = clouds
+    red = warmth
+    green = greenness  # below 0, red and blue are left: purple
+    blue = -warmth
+    tints = np.stack((red, green, blue), axis=2)  # (n, n, 3)
     mean_colour = rng.uniform(0.35, 0.65, 3)
     brightness_of_colours = brightness[..., None]  # (n, n, 1), the same for the three colours
+    # 0.13: around a mean of 0.5, brightness reaches from 0.11 to 0.89 (three standard deviations).
     return mean_colour + 0.13 * brightness_of_colours + 0.04 * tints
 
 
 def _paint_shape(rng: np.random.Generator, picture: np.ndarray) -> None:
     """Paint a random disc, bar, polygon or letter into a picture (n, n, 3) uint8, in place.
 
-    Another range or another order of the draws gives other files: then raise `Size.version`.
+    Another range or another order of the random numbers gives other files. Whoever changes them
+    increases `Size.version`, so that old files are made anew.
     """
     n = len(picture)
     brightness = rng.uniform(0.05, 0.95)
@@ -166,9 +178,11 @@ def _paint_shape(rng: np.random.Generator, picture: np.ndarray) -> None:
         corners = np.array([x, y]) + rng.uniform(-size, size, (count, 2))
         cv2.fillPoly(picture, [corners.astype(np.int32)], colour, cv2.LINE_AA)
     else:
-        letter = "ABCDEFGHKLMNPRSTVXYZ2345689"[int(rng.integers(27))]
+        letter = LETTERS[int(rng.integers(len(LETTERS)))]
         font = cv2.FONT_HERSHEY_SIMPLEX
-        cv2.putText(picture, letter, (x, y), font, size / 14, colour, 2, cv2.LINE_AA)
+        font_scale = size / 14  # OpenCV's letters are about 21 pixels high at a scale of 1
+        thickness = 2
+        cv2.putText(picture, letter, (x, y), font, font_scale, colour, thickness, cv2.LINE_AA)
 
 
 def make_layers(rng: np.random.Generator, planes: int, side: int = SIZE) -> list[Layer]:

@@ -44,7 +44,8 @@ VISIBLE = {
 # Kinds that use the memory of the host. Pinned memory does not make copies to them faster. If their
 # memory is full, the system swaps, and no error is raised at once.
 SHARED_MEMORY = ("cpu", "mps")
-# The PCI address of the small GPU within a processor of Intel. `unused` does not name this GPU.
+# The PCI address of the small GPU within a processor of Intel. Many machines have it, and torch
+# cannot use it, so `unused` (accelerators of this machine that are not used) leaves it out.
 INTEGRATED_GPU_ADDRESS = "0000:00:02.0"
 
 
@@ -88,7 +89,11 @@ def count() -> int:
 
 
 def visible_by() -> str:
-    """Return the variable that hides accelerators of this machine, e.g. CUDA_VISIBLE_DEVICES."""
+    """Return the variable that hides accelerators of this machine, e.g. CUDA_VISIBLE_DEVICES.
+
+    Kinds that are not in VISIBLE, e.g. "mps", have no variable of their own. For them it is
+    CUDA_VISIBLE_DEVICES, because `is_cpu_wanted` obeys this variable for all kinds.
+    """
     return VISIBLE.get(_kind_of_torch(), "CUDA_VISIBLE_DEVICES")
 
 
@@ -96,10 +101,14 @@ def is_cpu_wanted() -> bool:
     """Return whether the environment asks for the CPU.
 
     It does if CUDA_VISIBLE_DEVICES is set and names no device, e.g. "" or "-1". It names one in
-    "0,1", "GPU-8f2a..." and "MIG-...". This holds for accelerators of all makers.
+    "0,1", "GPU-8f2a..." and "MIG-...". This holds for accelerators of all makers, so that one
+    variable asks for the CPU on every machine.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return visible is not None and not re.match(r"\s*(\d|GPU-|MIG-)", visible)
+    if visible is None:
+        return False
+    names_a_device = re.match(r"\s*(\d|GPU-|MIG-)", visible)
+    return not names_a_device
 
 
 def of_rank(local_rank: int) -> torch.device:

@@ -333,13 +333,13 @@ def _restore_piece(
     restored_count = restored_before
     watchdog.phase(f"restore: {clip.name}", restored_count)
     restored = restorer.frames(clip, work.frames, bar.update)
-    # The report shows one frame of each clip, and pictures that the method adds to it, e.g. the
-    # motion that it found. This is the index of this frame.
-    example = example_of(job.frames_of(clip))
+    # The report shows one frame of each clip. Some methods (`ShowsPictures`) have more pictures of
+    # a frame, e.g. the motion that was found. The report shows them for the same frame.
+    index_in_report = example_of(job.frames_of(clip))
     for index, frame in zip(work.frames, restored, strict=True):
         # Write the pictures first. The file of the frame means that the frame is finished, so a
         # continued test would not write the pictures any more.
-        if index == example and isinstance(restorer, ShowsPictures):
+        if index == index_in_report and isinstance(restorer, ShowsPictures):
             job.outputs.write_pictures(clip.name, restorer.pictures())
         job.outputs.write_frame(clip.name, clip.stems[index], frame)
         restored_count += 1
@@ -354,16 +354,18 @@ def finish(
     more_scores: MoreScores | None,
     mean_pace: float | None,
 ) -> None:
-    """Score a clip of which all frames are there, and write its videos and strips.
+    """Score a clip of which all frames are restored, and write its videos and strips.
 
-    A strip shows crops of a frame beside one another, for the report.
+    A strip is a picture for the report: crops of one frame in a row, e.g. blurry, restored, sharp.
 
-    more_scores: function that adds scores to those of the options, e.g. LPIPS. None: none.
-    mean_pace: seconds per frame, the mean over the frames that this rank has restored so far, as an
-    estimate for this clip. None if the clip was cut between ranks, because then no rank has
-    restored all of it, or if no frame of the clip was missing.
+    more_scores: function that computes further scores, e.g. LPIPS. None: only the scores of the
+        options are computed.
+    mean_pace: seconds per frame. This rank does not know the time of each clip, so it takes the
+        mean over all frames that it has restored so far. None if the clip was cut between ranks,
+        because then no rank has restored all of it, or if no frame of the clip was missing.
     """
     watchdog.phase(f"score: {clip.name}")
+    # `describe` returns the tiles in words, e.g. "tiles of 12 frames x 256 px, ...".
     notes = {"s_per_frame": mean_pace, "tile": restorer.describe()}
     indices = job.frames_of(clip)
     finish_clip(clip, indices, job.outputs, more_scores, notes, job.method.is_grey)
@@ -384,7 +386,9 @@ def write_report(job: Job) -> None:
     loaded = [job.outputs.load_clip(name) for name in clips]
     entries = [entry for entry in loaded if entry is not None]
 
-    # metrics.json and table.txt: the scores, and how they came about.
+    # metrics.json and table.txt: the scores, and how they came about. `collect` averages the scores
+    # over "clips" or "frames" (metric.mean). job.expected is the number of clips that the averages
+    # should have.
     protocol = protocol_of(job, entries)
     results = {"protocol": protocol, **collect(entries, job.expected, job.outputs.metric.mean)}
     write_whole(folder / "metrics.json", json_bytes(results))
@@ -393,9 +397,9 @@ def write_report(job: Job) -> None:
     write_whole(folder / "table.txt", f"{table}\n\n{lines}\n".encode())
 
     # report.html: the same with pictures and videos.
-    examples = {}
+    examples = {}  # name of a clip -> name of a picture -> the picture
     captions = {}  # name of a clip -> name of a picture -> what it shows
-    videos = {}
+    videos = {}  # name of a clip -> its comparison video, as text within the page
     for entry in entries[:MOST_CLIPS_IN_REPORT]:
         name = entry["name"]
         examples[name] = example_panels(job, clips[name], entry)

@@ -79,7 +79,7 @@ class NetworkMethod:
         text = json.dumps(values, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()
         tile = self.tiling.describe()
-        if self.tiling.is_halved:
+        if self.tiling.may_halve:
             tile += ", halved where memory is short"
         return {
             "weights": sha256_of(self.saved.path),
@@ -144,15 +144,20 @@ def network_for_own_clips(saved: SavedNetwork, request: TestRequest) -> NetworkM
     tile = request.tiles.tile
     tile_options = ValOptions().plain()  # the defaults, as a dict
     if saved.released and tile is None:
-        number = saved.released[:3]  # e.g. "006"
+        # `released` is the name of a published network, e.g. "006_VRT_videodeblurring_GoPro". Its
+        # number is the key of the table.
+        number = saved.released[:3]
         frames, side = RELEASED_TILES[number]
         tile_options |= {"num_frame_testing": frames, "size_patch_testing": side}
     elif not devices.swaps_when_full(utils_dist.get_device()):
         # Begin with the whole frame. If a GPU runs out of memory, it raises an error, and the tiles
         # are halved. A CPU starts to swap instead, so it keeps the default side.
         tile_options["size_patch_testing"] = WHOLE
-    is_halved = tile is None or tile == "auto"
-    tiling = _tiling(saved, tile_options, request.tiles, blend="smooth", is_halved=is_halved)
+    # Tiles that the user chose are not halved when the memory is full.
+    may_halve = tile is None or tile == "auto"
+    # "smooth" leaves no visible seams. The test set of an option file keeps the blend "kair" of the
+    # published scores.
+    tiling = _tiling(saved, tile_options, request.tiles, blend="smooth", may_halve=may_halve)
     return NetworkMethod(saved, tiling, request.dtype, request.sigma)
 
 
@@ -182,6 +187,8 @@ def _tiling(
     if flags.blend:
         fields["blend"] = flags.blend
     val = read_section(ValOptions, tile_options, "val")
+    # A network that interpolates gets the frames around each gap, one gap after the other. Both
+    # flags would reverse or lengthen this row of frames, and not the clip.
     if saved.spec.interpolates and (val.flip_seq or val.pad_seq):
         raise OptionError(
             what="these weights interpolate new frames",
@@ -207,27 +214,23 @@ def find_weights(path: PathOptions, folder: Path, weights: str | None) -> str:
 
         path.resume    files
         "auto"         best, then latest checkpoint of the run; then the pretrained weights
-        a file         this file
-        a folder       best, then latest checkpoint of the run in this folder
         null           the pretrained weights
+        a folder       best, then latest checkpoint of the run in this folder
+        a file         this file
 
     Raises CheckpointError if no file exists.
     """
     if weights:
         return weights
-    # The file or folder that path.resume names, or None if it names nothing.
-    named = None if path.resume in ("auto", None) else Path(path.resume)
-    if named is not None and not named.is_dir():
-        candidates = [named]
+    # One branch for each row of the table above, in the same order.
+    if path.resume == "auto":
+        candidates = [*_checkpoints_of(folder), *_pretrained(path)]
+    elif path.resume is None:
+        candidates = _pretrained(path)
+    elif Path(path.resume).is_dir():
+        candidates = _checkpoints_of(_run_of(Path(path.resume)))
     else:
-        candidates = []
-        if path.resume:  # "auto" or a folder
-            run = _run_of(named) if named is not None else folder
-            candidates += [own_checkpoint(run, name) for name in ("best", "latest")]
-        if named is None:  # "auto" or null
-            # The averaged weights come first, as in `portable.read_saved`.
-            pretrained = (path.pretrained_netE, path.pretrained_netG)
-            candidates += [Path(file) for file in pretrained if file]
+        candidates = [Path(path.resume)]
     for candidate in candidates:
         is_released = is_name(str(candidate))  # e.g. "vrt/006"
         if candidate.is_file() or is_released:
@@ -238,6 +241,20 @@ def find_weights(path: PathOptions, folder: Path, weights: str | None) -> str:
         expected="a checkpoint of this run, or path.pretrained_netG",
         do="give --weights FILE",
     )
+
+
+def _checkpoints_of(run: Path) -> list[Path]:
+    """Return the files of the best and the latest checkpoint of a run. They need not exist.
+
+    run: the folder of the run.
+    """
+    return [own_checkpoint(run, "best"), own_checkpoint(run, "latest")]
+
+
+def _pretrained(path: PathOptions) -> list[Path]:
+    """Return the pretrained weights of the options: the averaged weights, then the others."""
+    files = (path.pretrained_netE, path.pretrained_netG)
+    return [Path(file) for file in files if file]
 
 
 def _run_of(named: Path) -> Path:

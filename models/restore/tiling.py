@@ -58,6 +58,9 @@ ReadMoments = Callable[[Sequence[Moment]], tuple[Tensor, ...]]
 # The value of num_frame_testing or size_patch_testing for a single tile: the whole clip in time, or
 # the whole frame in space.
 WHOLE = 0
+# Frames that a cache holds beyond the frames that are needed at once: a reserve, not measured. With
+# 0, one frame too many would push out a frame that is still needed, and it would be read twice.
+SPARE_FRAMES = 2
 # The tile for "auto", in frames and in pixels. The tile is the same on every machine, so that no
 # score depends on the memory of a machine, see docs/testing.md. The network sees less of the clip
 # in a smaller tile, and needs more memory for a larger tile.
@@ -70,7 +73,7 @@ logger = logging.getLogger(__name__)
 class Tiling:
     """How a clip is cut into tiles and blended again.
 
-    Sizes are in input pixels, lengths in frames. All fields but `spec` and `is_halved` are option
+    Sizes are in input pixels, lengths in frames. All fields but `spec` and `may_halve` are option
     keys of the section `val`, so their names must stay.
 
     spec: what the network requires of its input, e.g. a multiple of 8 pixels. Tiles are padded to
@@ -85,7 +88,7 @@ class Tiling:
     center_frame_only: whether only frame n // 2 of n is restored.
     batch_tiles: number of spatial tiles per pass of the network. More are faster on a GPU, and use
     more memory.
-    is_halved: whether smaller tiles are tried after an out-of-memory error.
+    may_halve: whether smaller tiles are tried after an out-of-memory error.
     """
 
     spec: InputSpec
@@ -98,7 +101,7 @@ class Tiling:
     pad_seq: bool = False
     center_frame_only: bool = False
     batch_tiles: int = 1
-    is_halved: bool = False
+    may_halve: bool = False
 
     def __post_init__(self) -> None:
         """Raise OptionError for tiles that make no progress or do not fit the windows."""
@@ -130,7 +133,7 @@ class Tiling:
     def of(cls, val: ValOptions, spec: InputSpec, **changes: Any) -> "Tiling":
         """Return the tiling that the options `val` ask for, for a network with `spec`.
 
-        changes: fields that replace fields of `val`, or that `val` lacks (`blend`, `is_halved`).
+        changes: fields that replace fields of `val`, or that `val` lacks (`blend`, `may_halve`).
         """
         # Where `changes` has a key of `val`, `changes` wins.
         fields: dict[str, Any] = val.plain() | changes
@@ -146,7 +149,7 @@ class Tiling:
                 # who gives a size may want to reproduce the published result for this size: then
                 # the blend stays "kair", and no smaller tile is tried.
                 fields.setdefault("blend", "smooth")
-                fields.setdefault("is_halved", True)
+                fields.setdefault("may_halve", True)
 
         # A network that interpolates takes exactly `least_frames` frames, the frames around a gap.
         # Each group of these frames is one tile in time, see `Restorer._interpolated`.
@@ -653,7 +656,7 @@ class Restorer:
     Validation and tests restore with it (`validation`, `network_method`).
 
     net: is moved to the device, and set to eval mode.
-    tiling: the tiles in use. They become smaller if is_halved is set and memory is full.
+    tiling: the tiles in use. They become smaller if may_halve is set and memory is full.
     dtype: dtype of autocast, or None for float32.
     noise_sigma: noise level 0..255 for a non-blind denoiser, which takes it as one more channel of
     its input. None: the network takes no noise level.
@@ -696,9 +699,8 @@ class Restorer:
         frames_of_tile = self.tiling.num_frame_testing
         if frames_of_tile == WHOLE:
             frames_of_tile = len(reader.stems)
-        # A cache smaller than a tile would read the frames that two tiles share twice. Two further
-        # frames are a reserve.
-        capacity = frames_of_tile + 2
+        # A cache smaller than a tile would read the frames that two tiles share twice.
+        capacity = frames_of_tile + SPARE_FRAMES
         return FrameCache(reader, capacity)
 
     def frames(self, reader: Any, wanted: range, tick: Tick = lambda _: None) -> Iterator[Tensor]:
@@ -718,11 +720,13 @@ class Restorer:
         selection = _frames_around_gaps(reader, wanted, length)
         # The frames of neighbouring gaps are the same but for one. So a cache of little more than
         # `length` frames reads each frame once.
-        frames_of_gaps = FrameCache(reader.clip, capacity=length + 2, selection=selection)
+        capacity = length + SPARE_FRAMES
+        frames_of_gaps = FrameCache(reader.clip, capacity=capacity, selection=selection)
 
-        def tick_of_wanted(done: float) -> None:
-            # `_restored` counts the frames of the selection. The caller counts the wanted frames.
-            tick(done * len(wanted) / len(selection))
+        def tick_of_wanted(done_frames: float) -> None:
+            # `_restored` counts frames of the selection. The caller counts wanted frames.
+            done_share = done_frames / len(selection)
+            tick(done_share * len(wanted))
 
         restored = self._restored(frames_of_gaps, range(len(selection)), tick_of_wanted)
         # The network makes one new frame of `length` given frames. `_run` repeats it `length`
@@ -737,22 +741,29 @@ class Restorer:
     def _restored(self, reader: FrameReader, wanted: range, tick: Tick) -> Iterator[Tensor]:
         """Yield what the network makes of the frames `wanted`. Memory holds one tile in time.
 
-        With `Tiling.is_halved`, the clip is tried again with smaller tiles after an out-of-memory
+        With `Tiling.may_halve`, the clip is tried again with smaller tiles after an out-of-memory
         error, as long as no frame has been yielded. All tiles of a clip have the same size, so
         memory that suffices for the first frame suffices for the last. An error after the first
         frame is raised, because frames of two tilings in one clip would not fit together.
         """
         cache = self.cached(reader)
         has_yielded = False
-        # Each round tries all of the clip with `self.tiling`. An empty range needs no frame.
-        while wanted:
+        if not wanted:  # an empty range
+            return
+
+        def tick_of_frames(done_share: float) -> None:
+            # `stream_clip` counts shares of the clip. The caller counts frames.
+            tick(done_share * len(wanted))
+
+        # Each round tries all of the clip with `self.tiling`, which is smaller in the next round.
+        while True:
             frames = stream_clip(
                 net=self._run,
-                read=lambda moments: self._read(cache, moments),
+                read=lambda moments: self._read(cache, moments),  # a moment: (index, is reversed)
                 num_frames=len(cache.stems),
                 tiling=self.tiling,
                 wanted=wanted,
-                tick=lambda done: tick(done * len(wanted)),  # a share of the clip -> frames
+                tick=tick_of_frames,
             )
             try:
                 for frame in frames:  # (1, C, sH, sW)
@@ -782,7 +793,7 @@ class Restorer:
 
         Returns None if smaller tiles were not asked for, or if the tiles are the smallest already.
         """
-        if not self.tiling.is_halved:
+        if not self.tiling.may_halve:
             return None
         height, width = cache.frame(0)["lq"].shape[-2:]
         return smaller(self.tiling, height, width)

@@ -108,6 +108,7 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
     all_scores = []
     for scores in utils_dist.gather_objects(scores_of_rank):
         all_scores += scores
+    # metric.mean says over what the averages are: "clips" or "frames".
     results = collect(all_scores, len(clips), model.opt.metric.mean)
     shown_panels = _gathered_panels(clips, shown_indices, panels_of_rank)
     metrics = [metric.name for metric in scorer.metrics]
@@ -163,6 +164,7 @@ def _any_rank_stops() -> bool:
     # Tell the watchdog that this rank waits for other ranks, so that a rank that waits for a slower
     # rank is not reported as stuck.
     with watchdog.collective("stop vote"):
+        # `stop_vote` starts the vote. Its result waits for the votes of all ranks.
         is_stop = utils_dist.stop_vote()
         return is_stop()
 
@@ -188,7 +190,7 @@ class _Scorer:
 
     def __init__(self, model: ModelVRT, restorer: Restorer) -> None:
         self.restorer = restorer
-        self.values = model.opt.metric.values
+        self.values = model.opt.metric.values  # what is scored, e.g. "uint8": frames of 8 bits
         self.metrics = chosen_metrics(OF_VALIDATIONS, model.opt.metric.more)
         # Only rank 0 writes into the folder of a run, and only frames of its own clips.
         is_writing = model.opt.val.save_img and utils_dist.is_main_process()
@@ -211,7 +213,7 @@ class _Scorer:
         scores: Scores = {}
         panels = {}
         for index, frame in zip(wanted, restorer.frames(cache, wanted, tick), strict=True):
-            watchdog.go_on()
+            watchdog.go_on()  # tells the watchdog that this rank still works
             item = cache.frame(index)
             lq = item["lq"]
             gt = item["gt"]
@@ -223,6 +225,7 @@ class _Scorer:
                 nonfinite_count += 1
             # With several instants, the middle instant is compared with gt.
             frame = middle_instant(frame, restorer.tiling.spec.out_instants)
+            # Without a frame, all its scores are NaN.
             self._add_scores(scores, frame if is_finite else None, lq, gt)
             is_middle = index == len(clip.stems) // 2
             if is_shown and is_middle:

@@ -21,16 +21,17 @@ WIDTH_STEP = 8  # a row has whole bytes, so its width is a multiple of 8 pixels
 # The shapes of cameras, height / width: from upright to wide.
 HIGHEST_SHAPE = 4 / 3
 WIDEST_SHAPE = 2 / 5
-# The limits in words. `Ranking.tried` cuts the text at ", not", so these words must stay.
+# The limits in words. If a picture gives the shape, the limits of the shape do not hold: then
+# `Ranking.tried` (scripts/spike_tool.py) uses only the words before ", not". So ", not" must stay.
 TRIED = (
     f"heights and widths from {LEAST_SIDE} to {MOST_SIDE}, the width a multiple of {WIDTH_STEP}, "
     "not higher than 4:3 and not wider than 2:5"
 )
 # `smoothest_first` judges each size by a few planes in the middle of the file, because hundreds of
-# sizes can fit. It takes at most this number of planes, and planes of at most this number of bits
-# in all. Larger numbers take more time, smaller numbers make the judgement less sure.
-JUDGED_PLANES = 16
-JUDGED_BITS = 4_000_000
+# sizes can fit. Two limits hold. Larger numbers take more time, smaller numbers make the judgement
+# less sure.
+JUDGED_PLANES = 16  # most planes of a size
+JUDGED_BITS = 4_000_000  # most bits of these planes together
 # Two shapes count as equal up to this relative difference, as in data.clips.files.check_same_view.
 SHAPE_TOLERANCE = 0.02
 
@@ -58,7 +59,9 @@ def smoothness(rates: np.ndarray) -> dict[str, float]:
 
 
 def sizes_that_fit(length: int, picture: tuple[int, int] | None = None) -> list[tuple[int, int]]:
-    """Return the sizes (h, w) of TRIED of which a file of `length` bytes holds whole planes.
+    """Return the sizes (h, w) that divide a file of `length` bytes into whole planes.
+
+    Only sizes within the limits of TRIED are returned.
 
     picture: height and width of a frame of the same view. Only sizes of its shape are returned.
     """
@@ -79,11 +82,14 @@ def sizes_that_fit(length: int, picture: tuple[int, int] | None = None) -> list[
 
 def has_shape(size: tuple[int, int], picture: tuple[int, int]) -> bool:
     """Return whether a spike plane of this size can show what a picture of that size shows."""
-    h, w = size
-    height, width = picture
-    # The shapes are equal if h / w = height / width, i.e. if h width = height w. The difference of
-    # both sides may be 2 % of the first.
-    return abs(width * h - height * w) <= SHAPE_TOLERANCE * width * h
+    plane_height, plane_width = size
+    picture_height, picture_width = picture
+    # The shapes are equal if
+    #     plane_height / plane_width = picture_height / picture_width.
+    # Without divisions, this is a = b. The difference may be 2 % of a.
+    a = picture_width * plane_height
+    b = picture_height * plane_width
+    return abs(a - b) <= SHAPE_TOLERANCE * a
 
 
 def smoothest_first(

@@ -71,9 +71,13 @@ STEP = int(sys.argv[3])
 FOREVER_S = 600  # longer than every limit of a test
 LATE_S = 0.3  # by which a loader starts late in the case "late"
 TILE_S = 0.05  # as long as a tile of a real network takes at least
-# What a rank computes in the case "busy".
+# What a rank computes in the case "busy": this number of products of a matrix with itself. It is
+# enough work that its time can be measured, a few milliseconds.
 PRODUCTS = 40
 MATRIX = torch.eye(256)
+# The change of the weights in the case "drift". It is small, so that the test shows that even a
+# small difference of the ranks is found.
+DRIFT = 1e-6
 
 
 def change(owner: Any, **attributes: Any) -> None:
@@ -99,8 +103,8 @@ def is_struck_rank() -> bool:
 class Odd(nn.Module):
     """One convolution, in whose forward pass the case strikes."""
 
-    # Training steps so far. A validation runs in a copy of the network, the average of its weights,
-    # so the number belongs to the class.
+    # Number of training steps so far. A validation runs a second network of this class, with the
+    # averaged weights. It must know the number too, so the number belongs to the class.
     training_steps = 0
 
     def __init__(self) -> None:
@@ -109,7 +113,7 @@ class Odd(nn.Module):
             self.conv = nn.Conv2d(3, 3, kernel_size=5, padding=2)
         else:
             self.conv = nn.Conv2d(3, 3, kernel_size=3, padding=1)
-        self.forward_passes = 0
+        self.forward_passes = 0  # of this network alone
 
     def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
         """Return the frames (N, D, 3, H, W) after the convolution. The spikes are not used."""
@@ -135,7 +139,7 @@ class Odd(nn.Module):
         elif CASE == "wait":
             print("waiting", flush=True)
             loaders = descendants_of(os.getpid())
-            while any(process_state(loader) != "T" for loader in loaders):
+            while any(process_state(loader) != "T" for loader in loaders):  # T: stopped
                 time.sleep(0.02)
                 loaders = descendants_of(os.getpid())
         elif CASE == "bury":
@@ -150,7 +154,7 @@ class Odd(nn.Module):
         elif CASE == "drift":
             bias = self.conv.bias
             assert bias is not None
-            bias.data += 1e-6
+            bias.data += DRIFT
 
     def send_signal(self) -> None:
         """Send a signal to this process, if the case is one of signals and this is its moment."""

@@ -223,37 +223,37 @@ class Counter(TorchDispatchMode):
         self.alive: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Run the operation. Fake tensors only compute shapes.
+        """Run an operation, and count what it needs. Returns its result.
+
+        func: the operation, e.g. torch.ops.aten.add.Tensor. args, kwargs: its arguments.
+        types: the classes of the tensors among them. torch gives them, and nobody needs them here.
+        """
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        name = func._schema.name.removeprefix("aten::")
+        out = func(*args, **kwargs)  # fake tensors: only shapes are computed
+        name = func._schema.name.removeprefix("aten::")  # e.g. "add"
         if name == "_scaled_dot_product_efficient_attention_backward":
-            # The kernel of a GPU reads `out` (n, heads, T, hd) with the row stride that its own
-            # forward pass gives it. Our code must hand it over with the same strides. The first
-            # arguments are grad_out, query, key, value, attn_bias, out.
-            forward_out = args[5]
-            assert forward_out.transpose(1, 2).is_contiguous(), (
-                f"out has strides {forward_out.stride()}"
-            )
+            check_strides_for_attention(args)
 
-        made = tensors(out)
-        given = tensors((args, kwargs))
-        devices = {tensor.device.type for tensor in (*given, *made)}
-        if devices == {"cpu", "cuda"}:
-            self.copies_from_host += 1
-
+        results = tensors(out)
+        self.count_copy_from_host([*tensors((args, kwargs)), *results])
         # Tensors that share a storage share its bytes, so each storage counts once.
-        for storage in {tensor.untyped_storage() for tensor in made}:
+        for storage in {tensor.untyped_storage() for tensor in results}:
             self.add_storage(storage)
-
-        # A kernel reads its inputs and writes its results.
-        if made and name not in FREE and not is_view(func):
+        runs_kernel = bool(results) and name not in FREE and not is_view(func)
+        if runs_kernel:
+            # A kernel reads its inputs and writes its results.
             self.kernels += 1
             self.moved[name] += sum(bytes_of(tensor) for tensor in inputs_of(func, args, kwargs))
-            self.moved[name] += sum(bytes_of(tensor) for tensor in made)
+            self.moved[name] += sum(bytes_of(tensor) for tensor in results)
         if name in COLUMNS:
             self.add_columns(name, args)
         return out
+
+    def count_copy_from_host(self, used: list[Tensor]) -> None:
+        """Count an operation on tensors of both devices. used: its inputs and results."""
+        kinds = {tensor.device.type for tensor in used}
+        if kinds == {"cpu", "cuda"}:
+            self.copies_from_host += 1
 
     def add_columns(self, name: str, args: Any) -> None:
         """Add the columns of torchvision's kernel, for `name`, an operation in COLUMNS."""
@@ -284,6 +284,18 @@ class Counter(TorchDispatchMode):
         """Count the bytes of a storage as free. Python calls this when it deletes the storage."""
         self.alive.discard(address)
         self.now -= size
+
+
+def check_strides_for_attention(args: Any) -> None:
+    """Fail if memory-efficient attention gets the output of its forward pass with other strides.
+
+    The kernel of a GPU reads this output (n, heads, T, hd) with the row stride that its own forward
+    pass has given to it, without a check. With other strides it would read wrong numbers.
+
+    args: the arguments of the backward operation: grad_out, query, key, value, attn_bias, out, ...
+    """
+    out = args[5]
+    assert out.transpose(1, 2).is_contiguous(), f"out has strides {out.stride()}"
 
 
 def is_view(func: Any) -> bool:
@@ -594,9 +606,13 @@ def hidden_device() -> Generator[None]:
 
     Autograd asks each tensor for its device, and the device for its streams. A GPU that does not
     exist has no streams. So autograd is told that the tensors are on "meta", a device of torch
-    without streams. Operations, which also ask for the device, still see "cuda". The block replaces
-    two methods of torch for this. torch's own autocast does not act here, so CudaAutocast applies
-    its rules.
+    without streams. Operations, which also ask for the device, still see "cuda".
+
+    The question for the device is the operation DEVICE. Like each operation on a fake tensor, it
+    passes through two methods of torch: first `FakeTensor.__torch_dispatch__`, then
+    `FakeTensorMode.dispatch`. The block replaces both: outside of an operation they answer "meta".
+
+    torch's own autocast does not act here, so CudaAutocast applies its rules.
     """
     tensor_dispatch = FakeTensor.__torch_dispatch__
     mode_dispatch = FakeTensorMode.dispatch

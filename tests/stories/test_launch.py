@@ -572,7 +572,8 @@ def test_more_ranks_than_gpus_are_refused_before_torchrun_starts(tmp_path):
     script = tmp_path / "few.py"
     script.write_text(FEW_GPUS)
 
-    result = run_ranks(1, script, "3")
+    ranks_to_start = "3"  # the argument of the script
+    result = run_ranks(1, script, ranks_to_start)
 
     assert result.exit_codes == [DistError.exit_code], result.text
     assert "3 ranks on 2 GPUs" in result.text
@@ -581,16 +582,24 @@ def test_more_ranks_than_gpus_are_refused_before_torchrun_starts(tmp_path):
 
 # ---- Wrong variables ----
 
+# GPUs of the host in these cases. So LOCAL_RANK must be 0 or 1.
+GPU_COUNT = 2
+
 
 def wrong(read, env, said, **change):
-    """Return a case: a function that reads variables, the variables, and what is said of them."""
-    name = next(iter(change), "WORLD_SIZE")
+    """Return a case of the test below, with one wrong variable.
+
+    read: the function that reads the variables. env: right variables. change: the wrong variable
+    and its value. said: what the error says of it.
+    """
+    [name] = change
     return pytest.param(read, {**env, **change}, said, id=f"{read.__name__}: {name}: {said}")
 
 
 @pytest.mark.parametrize(
     ("read", "env", "said"),
     [
+        # A platform gives the variables of each rank.
         wrong(read_launch, PLATFORM, "WORLD_SIZE is 'two', no number", WORLD_SIZE="two"),
         wrong(read_launch, PLATFORM, "WORLD_SIZE is -4, expected 1 or more", WORLD_SIZE="-4"),
         wrong(read_launch, PLATFORM, "RANK is missing", RANK=""),
@@ -598,7 +607,8 @@ def wrong(read, env, said, **change):
         wrong(
             read_launch,
             PLATFORM,
-            "LOCAL_RANK is 2, expected 0 to 1 (below the number of GPUs on",
+            # The name of the host follows.
+            "LOCAL_RANK is 2, expected 0 to 1 (below the number of GPUs on ",
             LOCAL_RANK="2",
         ),
         wrong(read_launch, PLATFORM, "MASTER_ADDR is missing", MASTER_ADDR=" "),
@@ -609,9 +619,10 @@ def wrong(read, env, said, **change):
             "MASTER_PORT is 70000, expected 1 to 65535",
             MASTER_PORT="70000",
         ),
-        wrong(read_launch, without(PLATFORM, "WORLD_SIZE"), "WORLD_SIZE is missing"),
+        # srun gives the variables of each rank.
         wrong(read_launch, SLURM, "SLURM_JOB_ID is missing", SLURM_JOB_ID=""),
         wrong(read_launch, SLURM, "SLURM_JOB_NODELIST is missing", SLURM_JOB_NODELIST=""),
+        # A platform gives the variables of a node, and launch_train.sh starts its ranks.
         wrong(node_variables, NODE, "NPROC_PER_NODE is 'many', no number", NPROC_PER_NODE="many"),
         wrong(node_variables, NODE, "NPROC_PER_NODE is 0, expected 1 or more", NPROC_PER_NODE="0"),
         wrong(node_variables, NODE, "RANK is 2, expected 0 to 1 (below WORLD_SIZE)", RANK="2"),
@@ -622,10 +633,17 @@ def wrong(read, env, said, **change):
 )
 def test_a_wrong_variable_is_named(read, env, said):
     with pytest.raises(DistError) as error:
-        read(env, gpu_count=2)
+        read(env, gpu_count=GPU_COUNT)
 
     assert said in str(error.value)
     assert error.value.exit_code == 2
+
+
+def test_a_variable_that_is_not_set_is_named():
+    with pytest.raises(DistError) as error:
+        read_launch(without(PLATFORM, "WORLD_SIZE"), gpu_count=GPU_COUNT)
+
+    assert "WORLD_SIZE is missing" in str(error.value)
 
 
 def test_all_wrong_variables_are_named_in_one_message():
@@ -636,7 +654,19 @@ def test_all_wrong_variables_are_named_in_one_message():
         assert said in error.value.what
 
 
-# ---- launch_train.sh on a platform that starts the ranks itself ----
+# ---- launch_train.sh on a platform that starts processes itself ----
+#
+# Such a platform starts the given command on each node: once for each rank, or once for the node.
+# launch_train.sh would start eight ranks in each of these processes. So it refuses, and suggests
+# the command that the user should give to the platform instead:
+#
+#     once for each rank     python -u main_train_vrt.py ...
+#     once for each node     NPROC_PER_NODE=8 python -u main_train_vrt.py ...
+
+
+def start_launcher(env, *options):
+    """Run launch_train.sh for eight ranks. Returns its result. env: variables of the platform."""
+    return run_command([ROOT / "launch_train.sh", "8", SAMPLE, *options], limit_s=10, env=env)
 
 
 @pytest.mark.parametrize(
@@ -655,24 +685,25 @@ def test_all_wrong_variables_are_named_in_one_message():
         ),
     ],
 )
-def test_the_launcher_on_a_platform_gives_the_command_without_its_secrets(given, shown):
-    limit_s = 10
-    result = run_command([ROOT / "launch_train.sh", "8", SAMPLE, *given], limit_s, PLATFORM)
+def test_the_launcher_refuses_and_suggests_a_command_without_the_secrets(given, shown):
+    result = start_launcher(PLATFORM, *given)
 
-    # The platform starts each process itself. So the launcher, which would start eight more, ends
-    # with the code of wrong options, and says which command to give to the platform.
-    assert result.exit_codes == [2]
-    command = f"python -u main_train_vrt.py --opt {SAMPLE}{shown}"
-    assert f"do        {command}" in result.text
+    assert result.exit_codes == [2]  # wrong options
+    assert f"do        python -u main_train_vrt.py --opt {SAMPLE}{shown}" in result.text
     assert "canary" not in result.text
-    # This command is for a platform that starts one process for each node.
-    assert f"NPROC_PER_NODE=8 {command}" not in result.text
 
 
-def test_the_launcher_gives_a_command_for_ranks_or_one_for_nodes():
-    unclear = {**PLATFORM, "LOCAL_RANK": ""}
+def test_the_launcher_suggests_one_command_to_a_platform_that_starts_each_rank():
+    # PLATFORM has LOCAL_RANK, the number of a rank on its node. So it starts each rank.
+    result = start_launcher(PLATFORM)
 
-    result = run_command([ROOT / "launch_train.sh", "8", SAMPLE], 10, unclear)
+    assert f"do        python -u main_train_vrt.py --opt {SAMPLE}" in result.text
+    assert "NPROC_PER_NODE=8" not in result.text
+
+
+def test_without_local_rank_the_launcher_suggests_a_command_for_ranks_and_one_for_nodes():
+    # Without LOCAL_RANK the platform may start each rank, or one process for each node.
+    result = start_launcher({**PLATFORM, "LOCAL_RANK": ""})
 
     assert result.exit_codes == [2]
     command = f"python -u main_train_vrt.py --opt {SAMPLE}\n"
@@ -682,7 +713,9 @@ def test_the_launcher_gives_a_command_for_ranks_or_one_for_nodes():
 
 @pytest.mark.parametrize("count", ["", "0", "two"])
 def test_the_launcher_needs_a_number_of_processes(count):
-    assert run_command([ROOT / "launch_train.sh", count], 10).exit_codes == [2]
+    result = run_command([ROOT / "launch_train.sh", count], limit_s=10)
+
+    assert result.exit_codes == [2]
 
 
 # ---- What the launchers start: a `python` that prints what it was given ----
@@ -715,8 +748,12 @@ def fake_python(tmp_path):
 
 
 def launch(env, count=1, *options):
-    """Run launch_train.sh with `count` ranks. Returns its result; `text` has a line a variable."""
-    return run_command([ROOT / "launch_train.sh", str(count), SAMPLE, *options], 20, env)
+    """Run launch_train.sh with `count` ranks and the `python` above.
+
+    Returns its result. The `text` of the result has one line for each variable.
+    """
+    command = [ROOT / "launch_train.sh", str(count), SAMPLE, *options]
+    return run_command(command, limit_s=20, env=env)
 
 
 @pytest.fixture(scope="module")

@@ -274,7 +274,7 @@ def interrupted(home, tested):
     times = {}
     finished = [*folder.glob("test?/*.png"), *folder.glob("clips/test[02].*")]
     for path in finished:
-        # Of the missing frame, those of other clips have the same name: leave them out too.
+        # Other clips have a frame of the same name as the missing frame. Leave them out too.
         if path.name != "000001.png":
             times[path] = path.stat().st_mtime_ns
     after = restore(folder, *by_file(home), "--save", "frames", "comparison")
@@ -282,6 +282,7 @@ def interrupted(home, tested):
 
 
 def test_a_second_run_writes_no_finished_file_again(interrupted):
+    # Six frames (all but the second of each clip), and the scores of two clips.
     assert len(interrupted.times_before) > 5
     for path, time in interrupted.times_before.items():
         assert path.stat().st_mtime_ns == time, path

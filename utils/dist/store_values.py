@@ -95,7 +95,15 @@ def write_state(rank: int, state: State) -> str:
 
 
 def read_state(rank: int, value: str | bytes) -> State:
-    """Return the beat of `rank`. utils.dist.beats explains its keys.
+    """Return the beat of `rank`: what the rank last said of itself.
+
+    Its keys, which utils.dist.beats explains in full:
+
+        beat, step, syncs, pid    number of the beat, number of training steps so far, number of
+                                  collectives that the rank has entered, process id
+        age, budget               seconds in the present phase, and the limit of the phase
+        machine, host, phase      an id of the machine, its host name, and the name of the phase
+        facts                     what the rank has told of itself, e.g. its samples
 
     value: what the store holds under "beat/<rank>".
 
@@ -127,8 +135,8 @@ def read_failure(value: str | bytes, world_size: int) -> Failure | None:
 
     value: what the store holds under "failure".
 
-    Raises ForeignValueError if it is no failure of a rank of this run. An exit code of 0, for
-    example, would let a run that was broken off pass for a finished one.
+    Raises ForeignValueError if it is no failure of a rank of this run. E.g. exit code 0: with it,
+    an aborted run would look finished.
     """
     if not value:
         return None
@@ -142,7 +150,7 @@ def read_failure(value: str | bytes, world_size: int) -> Failure | None:
     is_ours = (
         all(type(number) is int for number in failure)
         and failure.rank in ranks
-        and failure.by in ranks
+        and failure.by in ranks  # the rank that reports the failure
         and failure.code in FAILURE_CODES
     )
     if not is_ours:
@@ -180,7 +188,7 @@ def _table(key: str, value: str | bytes) -> dict[str, Any]:
     """Return a value of the store as a table. Raises ForeignValueError if it is none."""
     try:
         table = json.loads(unsealed(key, value))
-    except (ValueError, RecursionError) as e:
+    except (ValueError, RecursionError) as e:  # RecursionError: brackets are nested too deep
         raise foreign(key) from e
     if not isinstance(table, dict):
         raise foreign(key)
@@ -188,7 +196,7 @@ def _table(key: str, value: str | bytes) -> dict[str, Any]:
 
 
 def _count(value: Any) -> int:
-    """Return a number from 0 to 2**63 - 1. Raises ValueError for anything else."""
+    """Return a number from 0 to 2**63 - 1, which fits 64 bits. Raises ValueError otherwise."""
     if type(value) is not int or not 0 <= value < 2**63:
         raise ValueError(f"{value!r} is no count")
     return value

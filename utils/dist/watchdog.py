@@ -81,6 +81,16 @@ LONG_PHASE_S = 1.0
 TELL_AFTER_S = 10.0
 # Longest wait for a terminal, in seconds. A terminal that is not paused takes the text at once.
 SAY_S = 1.0
+# Seconds that the reporting rank waits for the stacks of another rank. A stuck rank still beats,
+# twice a second: it sees the failure with its next beat, so three beats are enough. A silent rank
+# will hardly answer, so the shorter wait is for a rank that is only slow.
+STUCK_ANSWERS_S = 1.5
+SILENT_ANSWERS_S = 0.5
+# Seconds that a stuck rank gets to end itself, before it is killed: one beat, as it ends with it.
+STUCK_ENDS_S = 0.5
+# Seconds without an answer of the store, three beats, after which a rank ends if the process that
+# hosts the store is gone. The store will never answer again, so a longer wait only delays the end.
+HOST_GONE_S = 1.5
 
 # ---- Where the main thread is ----------------------------------------------------------------
 
@@ -276,7 +286,7 @@ class Watchdog(threading.Thread):
                 # and the main thread of this rank calls `stop` within a moment.
                 if self.ending or self.stopped.wait(0.3):
                     return
-                self._store_lost()
+                self._end_without_store()
 
     def beat_once(self) -> None:
         """Write a beat, read the beats of other ranks, and end the run if there is a reason.
@@ -354,11 +364,12 @@ class Watchdog(threading.Thread):
 
         now: time of the clock of the beats.
         """
-        # In a new phase do not ask the system, because asking costs time. But while the main thread
-        # waits for its terminal, `_own_state` keeps the age of the phase at 0, so that the phase
-        # looks new. Then `blocked_since` is set, and the system is asked again.
+        # In a new phase do not ask the system, because asking costs time. But ask on if the last
+        # answer was yes (`blocked_since` is set): the phase then looks new because `_own_state`
+        # keeps its age at 0.
         is_new_phase = now - self.entered < LONG_PHASE_S
-        if self.blocked_since is None and is_new_phase:
+        was_blocked = self.blocked_since is not None
+        if is_new_phase and not was_blocked:
             return False
         if not process.main_thread_writes():
             self.blocked_since = None
@@ -381,7 +392,9 @@ class Watchdog(threading.Thread):
 
         torch's own time limit of a request does not work if the network drops all packets.
         """
-        clock = process.AwakeClock(2 * self.interval_s)
+        # The clock stands still while the process is suspended, because it counts at most `slice_s`
+        # between two calls of `now`. The loop calls `now` once in an interval, so two are enough.
+        clock = process.AwakeClock(slice_s=2 * self.interval_s)
         seen_passes = 0
         changed_at = 0.0  # when the number of passes of the watchdog thread last changed
         is_told = False  # whether the log file has the line about this silence
@@ -404,53 +417,59 @@ class Watchdog(threading.Thread):
                     f"{RUN.launch.master_port} has not answered for {silent_s:.0f} s"
                 )
             if silent_s > self._longest_silence_s(self.budgets.stall_s):
-                self._store_lost()
+                self._end_without_store()  # ends this process
 
     def _longest_silence_s(self, stall_s: float) -> float:
         """Return how many seconds the store may be silent before this rank ends."""
         if self.failure is not None:
+            # The run is ending, and the process that hosts the store may have ended before.
             return EXIT_S
-        # Without an agent of torchrun, rank 0 hosts the store. If the process of rank 0 is gone,
-        # the store will never answer again. A longer wait than 1.5 s, three beats, would only delay
-        # the end.
+        # Without an agent of torchrun, rank 0 hosts the store.
         state_of_host = None if RUN.launch.by_agent else self.beats.states.get(0)
         if state_of_host is not None and is_gone(state_of_host):
-            return min(1.5, stall_s)
+            return min(HOST_GONE_S, stall_s)
         return stall_s
 
     # ---- Reports -----------------------------------------------------------------------------
 
     def _report(self, verdict: Verdict) -> NoReturn:
-        """Report the rank that stops the run, with its stacks, and end the run."""
+        """Report the rank that stops the run, with its stacks, and end the run.
+
+        The caller has written the failure into the store (`claim_failure`), where every rank reads
+        it with its next beat. So what the ranks do now, in this order:
+
+            1  a stuck rank reads the failure, and writes its stacks into the store (`_follow`)
+            2  this rank takes these stacks, and writes the report
+            3  this rank sets the key REPORTED, for which the other ranks wait before they end
+            4  this rank kills the rank that stops the run, if it has not ended itself
+        """
         rank = verdict.rank
         if self.store is not None:
             self.beats.states.update(read_states(self.store, self.beats.world_size))
         if verdict.kind == "DEAD":
             stacks = ""
         else:
-            # A stuck rank still beats. With its next beat, within half a second, it sees that
-            # the run has failed, and writes its stacks into the store. A silent rank will hardly
-            # answer: half a second is for a rank that is only slow.
-            wait_s = 0.5 if verdict.kind == "SILENT" else 1.5
+            wait_s = SILENT_ANSWERS_S if verdict.kind == "SILENT" else STUCK_ANSWERS_S
             stacks = self._stacks_of(rank, wait_s) or "(it does not answer)"
-        self._say(verdict, stacks)
+        self._write_report(verdict, stacks)
         # Set `failure` only now. As soon as it is set, `_watch_watchdog` waits for EXIT_S only, and
         # would end this process while it still collects stacks.
         self.failure = Failure(rank, STALL_CODE, self.rank)
         if self.store is not None:
             self.store.set(REPORTED, "1")
             if rank != self.rank and verdict.kind != "DEAD":
-                # A stuck rank reads the failure with its next beat, half a second later, and ends
-                # itself. A silent rank cannot end itself, so it is killed.
-                time.sleep(0.5)
+                # A silent rank cannot end itself, so it is killed.
+                time.sleep(STUCK_ENDS_S)
                 process.kill_rank(self.beats.states[rank]["pid"], stack_file_name(rank))
         leave(STALL_CODE, self.store)
 
     def _stacks_of(self, rank: int, wait_s: float = 0.0) -> str:
         """Return the stacks of a rank, or "" if there are none.
 
-        When the run fails, each rank with a running watchdog thread puts its stacks into the store.
-        A rank of this host can also be asked by a signal.
+        A rank that has failed puts its stacks into the store, if its watchdog thread runs. If it
+        does not, `process.stacks_of` asks the rank by a signal. This works for a rank of this host.
+        For a rank of another host the result is "", because this host has no process that holds the
+        memory file of that rank.
 
         wait_s: seconds to wait for the stacks in the store; 0 if the store does not answer.
         """
@@ -458,11 +477,13 @@ class Watchdog(threading.Thread):
             return process.dump_stacks(self.stack_file)
         key = f"stacks/{rank}"
         if wait_s and self.store is not None and wait_for(self.store, key, wait_s):
+            # `unsealed` refuses a text that no rank of this run wrote. `shown` removes characters
+            # that would move the cursor of a terminal.
             text = unsealed(key, self.store.get(key))
             return "\n".join(shown(line) for line in text.splitlines())
         return process.stacks_of(self.beats.states[rank]["pid"], stack_file_name(rank))
 
-    def _say(self, verdict: Verdict, stacks: str) -> None:
+    def _write_report(self, verdict: Verdict, stacks: str) -> None:
         """Write the report: the error, a table of the last beat of every rank, and the stacks.
 
         docs/ddp.md explains the columns of this table:
@@ -482,7 +503,7 @@ class Watchdog(threading.Thread):
         say("\n".join(lines))
 
     def _row_of_table(self, rank: int, state: State, now: float) -> str:
-        """Return the row of a rank in the table of `_say`.
+        """Return the row of a rank in the table of `_write_report`.
 
         state: the last beat of the rank
         now: time of the clock of the beats
@@ -527,16 +548,19 @@ class Watchdog(threading.Thread):
 
         A stranger is a process that is no rank of this run.
         """
+        # No rank has failed, but a failure must name a rank. So this rank names itself.
         own_failure = Failure(rank=self.rank, code=error.exit_code, by=self.rank)
         if self.store is not None:
+            # ForeignValueError: the stranger has written under the key of the failure.
+            # RuntimeError: the store does not answer. In both cases no rank can claim the failure.
             with suppress(ForeignValueError, RuntimeError):
                 earlier = claim_failure(self.store, own_failure, self.beats.world_size)
                 if earlier is not None:
                     # Another rank reports. This ends the process, unless the main thread of this
                     # rank is ending it already.
                     self._follow(earlier)
-        # No other rank has claimed the failure before. Or the stranger has written under the key of
-        # the failure, so that no rank can claim it. Then the first rank of each host reports.
+        # This rank has claimed the failure, or no rank can claim it. In the second case every rank
+        # comes here, so only the first rank of each host reports.
         if first_to_say_foreign():
             say(str(error))
         self.failure = own_failure
@@ -545,7 +569,7 @@ class Watchdog(threading.Thread):
                 self.store.set(REPORTED, "1")
         leave(own_failure.code, self.store)
 
-    def _store_lost(self) -> NoReturn:
+    def _end_without_store(self) -> NoReturn:
         """End because the store does not answer any more. One rank of each host reports it."""
         if self.failure is not None:  # known, and reported by another rank
             leave(self.failure.code, store=None)
@@ -573,10 +597,11 @@ class Watchdog(threading.Thread):
             gone = Verdict(
                 rank=0, kind="DEAD", what=f"its process {pid} is gone, and the store with it"
             )
-            self._say(gone, stacks="")
+            self._write_report(gone, stacks="")
         else:
             silent = Verdict(rank=0, kind="SILENT", what="its store does not answer")
-            self._say(silent, self._stacks_of(rank=0))
+            self._write_report(silent, self._stacks_of(rank=0))
+            # The name of its memory file proves that the process with this pid still is rank 0.
             process.kill_rank(rank_0["pid"], stack_file_name(0))
         leave(STALL_CODE, store=None)
 
@@ -591,8 +616,8 @@ def first_to_say_foreign() -> bool:
 
 def say(text: str) -> None:
     """Write to the log file, then to stderr, for which nobody waits longer than SAY_S."""
-    # If the encoding of the system is not UTF-8 (LC_ALL=C), arguments of the command line may hold
-    # bytes that are no text. These bytes are written as escapes, e.g. "\udce4".
+    # A byte that is no UTF-8, e.g. in an argument of the command line, is a "surrogate" in a text
+    # of Python, and cannot be written. So write it as an escape, e.g. "\udce4".
     text = text.encode(errors="backslashreplace").decode()
     write_to_log_file(text)
 
@@ -600,6 +625,7 @@ def say(text: str) -> None:
         with suppress(Exception):
             sys.stdout.flush()
         with suppress(OSError):
+            # Not sys.stderr: the main thread may hold its lock, while it waits for the terminal.
             os.write(2, f"{text}\n".encode())
 
     within_say_s(to_terminal)

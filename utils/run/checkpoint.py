@@ -124,7 +124,7 @@ class Progress:
     wandb_id: str | None = None  # id of the run at W&B
 
     def advance(self) -> None:
-        """Count one more step. Its validation, if one is due, has not been stopped yet."""
+        """Count one more step. No signal has stopped a validation of the new step, so count 0."""
         self.step += 1
         self.batch += 1
         self.validation_stops = 0
@@ -182,6 +182,7 @@ def left_to_do(
     else:
         is_due = is_last or progress.step % test_every == 0
 
+    # At step 0, nothing is validated, because `validated` is 0 before the first validation, too.
     # Leave out a validation that a signal has stopped twice. A cluster may end each job before a
     # long validation is done; without this rule, the run would repeat the validation for ever.
     is_done = progress.validated == progress.step
@@ -217,16 +218,17 @@ def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
         folder.
 
     path.resume            the folder has a checkpoint_latest  the folder has none
-    null                   refused                             fresh start*
-    "auto"                 checkpoint_latest                   fresh start*
-    a file of another run  checkpoint_latest                   the named file
-    a file of this run     the one with more steps             the named file
+    null                   refused                             fresh start (1)
+    "auto"                 checkpoint_latest                   fresh start (1)
+    a file of another run  checkpoint_latest (2)               the named file (2)
+    a file of this run     the file with more steps (3)        the named file
 
-    * refused if the folder holds a checkpoint_best, because a fresh start would overwrite it.
+    (1) It is refused if the folder holds a checkpoint_best, because a fresh start would overwrite
+        this file.
+    (2) So the user can repeat the same command after an interruption: the first start uses the
+        named file, and later starts go on from their own checkpoint_latest.
+    (3) If checkpoint_latest cannot be read, the named file is used.
 
-    A file of another run: the user can repeat the same command after an interruption. The first
-    start uses the named file, and later starts go on from their own checkpoint_latest.
-    A file of this run: if checkpoint_latest cannot be read, the named file is used.
     A path to a folder means the checkpoint_latest in this folder.
 
     Raises OptionError if the run is refused, and CheckpointError if a file is missing, damaged, or
@@ -236,6 +238,8 @@ def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
     # a dict, because a message between ranks holds plain types only.
     values_on_rank_0 = None
     if utils_dist.is_main_process():
+        # An error on rank 0 ends the whole run, because the caller runs this within
+        # `utils_dist.all_ranks_or_none`.
         found = _find(resume, folder)
         values_on_rank_0 = None if found is None else vars(found)  # vars: name of field -> value
     values = utils_dist.state_from_rank_0(values_on_rank_0)

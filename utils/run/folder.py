@@ -158,10 +158,10 @@ def log_links(folder: Path) -> None:
             logger.info("%s is a link to %s", path.relative_to(folder), path.resolve())
 
 
-def _is_same(path: Path, file: os.stat_result) -> bool:
-    """Whether `path` names a certain file. file: what os.stat or os.fstat tells of the file."""
+def _is_same(path: Path, stat: os.stat_result) -> bool:
+    """Whether `path` names a certain file. stat: what os.stat or os.fstat tells of the file."""
     try:
-        return os.path.samestat(os.stat(path), file)
+        return os.path.samestat(os.stat(path), stat)
     except OSError:  # there is no such file
         return False
 
@@ -196,7 +196,7 @@ def _take_lock(path: Path) -> BinaryIO:
 
         # Another process has the lock. Wait longer for a process of another host, because the file
         # server releases the lock of a crashed host late.
-        holder = _holder_of(file)
+        holder = _holder_of(file)  # e.g. "process 4711 on host7, since ...", or "" without a text
         is_on_this_host = f" on {socket.gethostname()}," in holder
         is_elsewhere = holder.startswith(HOLDER.decode()) and not is_on_this_host
         if is_elsewhere and not is_told:
@@ -227,7 +227,7 @@ def _try_lock(file: BinaryIO) -> bool:
     try:
         # LOCK_EX: one process alone. LOCK_NB: raise an error if another process has the lock.
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
+    except (BlockingIOError, PermissionError):  # POSIX allows both errors for a taken lock
         return False
     return True
 
@@ -246,7 +246,10 @@ def _sign(file: BinaryIO, path: Path) -> None:
     """
     file.seek(0)
     beginning = file.read(len(HOLDER))
-    if beginning.strip(b"\n") and beginning != HOLDER:  # neither empty nor signed by a run
+    # A file of empty lines counts as empty: it holds nothing that could be lost.
+    is_empty = not beginning.strip(b"\n")
+    is_of_a_run = beginning == HOLDER
+    if not is_empty and not is_of_a_run:
         file.close()
         raise OptionError(
             what="the lock of the run holds what no run wrote",

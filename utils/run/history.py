@@ -366,7 +366,7 @@ def draw_panels(histories: Mapping[str, History]) -> Any:
     tags = ("train/loss", "val/psnr", "train/lr", "train/it_per_s")
     for axis, tag in zip(axes, tags, strict=True):
         if not axis.lines:
-            # transAxes: (0.5, 0.5) is the middle of the panel, and no step and value.
+            # With transAxes, (0.5, 0.5) is the middle of the panel, and not step 0.5, value 0.5.
             style = {"transform": axis.transAxes, "ha": "center", "va": "center", "color": GREY}
             axis.text(0.5, 0.5, f"no {tag} yet", **style)
 
@@ -436,7 +436,7 @@ def _draw_speed(axis: Any, histories: Mapping[str, History]) -> None:
     axis.set_ylim(bottom=0)
     axis.set_ylabel("iterations per second")
     waits = axis.twinx()
-    waits.spines[["top"]].set_visible(False)
+    waits.spines["top"].set_visible(False)
     waits.set(ylim=(0, 100), ylabel="data wait, % of the time")
     for curve in _curves(histories, "train/data_share"):
         # If there is one run, its two curves have two colours. If there are several runs, each run

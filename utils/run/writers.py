@@ -155,7 +155,7 @@ class Experiment:
 
         scalars = {f"train/{name}": value for name, value in values.items()}
         scalars |= _scalars_of_ranks(ranks)
-        self.to_writers("scalars", scalars, progress.step)
+        self.to_writers("scalars", scalars, progress.step)  # calls the method `scalars` of each
         self.health.logged(ranks, grad_norms)
 
     def log_epoch(self, epoch: int, values: dict[str, float], timer: StepTimer) -> None:
@@ -163,7 +163,7 @@ class Experiment:
 
         epoch: number of the epoch that has ended, from 1.
         values: mean loss and numbers of steps of the epoch: "loss", "steps", "skipped".
-        timer: the times of the epoch.
+        timer: the times of the epoch. Its field `epoch` holds the sums since the epoch began.
         """
         speed = timer.epoch.values()
         skipped = values["skipped"]
@@ -189,8 +189,8 @@ class Experiment:
     ) -> None:
         """Log the means of a validation, and write its curves and pictures.
 
-        scalars: tag -> number: means over the clips and scores of single clips, e.g. "val/psnr" is
-            the mean of the restored frames, and "val/psnr_input" that of the blurry frames.
+        scalars: tag -> number: means over the clips and scores of single clips. E.g. "val/psnr" is
+            the mean of the restored frames, and "val/psnr_input" is the mean of the blurry frames.
         panels: clip -> title -> picture. The pictures of a clip become one strip, in the file
             images/<clip>/<step>.png.
         """
@@ -199,14 +199,14 @@ class Experiment:
             value = scalars[f"val/{name}"]
             of_input = scalars[f"val/{name}_input"]
             further += f", {name}: {value:.4f} (input {of_input:.4f})"
+        restored = f"PSNR: {scalars['val/psnr']:.2f} dB, SSIM: {scalars['val/ssim']:.4f}"
+        blurry = f"(input {scalars['val/psnr_input']:.2f}, {scalars['val/ssim_input']:.4f})"
         logger.info(
-            "Epoch: %d, Iter: %d, validation PSNR: %.2f dB, SSIM: %.4f (input %.2f, %.4f)%s",
+            "Epoch: %d, Iter: %d, validation %s %s%s",
             progress.epoch + 1,
             progress.step,
-            scalars["val/psnr"],
-            scalars["val/ssim"],
-            scalars["val/psnr_input"],
-            scalars["val/ssim_input"],
+            restored,
+            blurry,
             further,
         )
         self.health.validated(scalars["val/psnr"])

@@ -195,7 +195,7 @@ def test_flipped_bits_are_not_found_without_decoding(root):
     assert check(section(root)).problems == []
 
 
-def test_a_picture_that_cannot_be_decoded_leaves_its_clip_among_those_that_are_shown(root):
+def test_a_clip_with_a_picture_that_cannot_be_decoded_is_still_counted(root):
     first = frame(root, "sharp/000000.png")
     cut_short(first)
 
@@ -218,16 +218,22 @@ def root_with_odd_pictures(root):
     return root
 
 
-def test_clips_that_are_held_out_and_pictures_that_lose_bits_are_told_once(
+def test_each_check_warns_once_of_held_out_clips_and_of_pictures_that_lose_bits(
     root_with_odd_pictures, caplog
 ):
     root = root_with_odd_pictures
-    rgb = {"dataset_type": "VideoRecurrentTrainDataset", "dataroot_spike": None, "spike": None}
+    without_spikes = {
+        "dataset_type": "VideoRecurrentTrainDataset",
+        "dataroot_spike": None,
+        "spike": None,
+    }
 
-    # The second check takes over the stored result, and tells the same.
+    # The second check takes over the stored result, and says the same.
     for _ in range(2):
         caplog.clear()
-        run_check(root, **rgb, val_partition="REDS4")
+        # REDS4 are four clips of the data set REDS, which papers keep for tests: 000, 011, 015 and
+        # 020. Two of them are here.
+        run_check(root, **without_spikes, val_partition="REDS4")
 
         warnings = [
             record.getMessage() for record in caplog.records if record.levelname == "WARNING"
@@ -235,6 +241,7 @@ def test_clips_that_are_held_out_and_pictures_that_lose_bits_are_told_once(
         grey = frame(root, "blur/000000.png", "100")
         deep = frame(root, "sharp/000000.png", "100")
         assert warnings == [
+            # "null" is the value val_partition: null, which leaves no clip out.
             "data train: val_partition: 2 of 5 clips are left out, 011, 020: "
             f"KAIR trains on them, as null does here  [{root}/GOPRO_Large/train]",
             f"data train: 100: lq is a grey image: its value is used for R, G and B  [{grey}]",

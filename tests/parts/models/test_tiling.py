@@ -432,7 +432,7 @@ def restore_large(net, **tiling):
 
 
 def test_tiles_are_halved_until_memory_suffices(caplog):
-    out = restore_large(limited(FITS_64_PIXELS), is_halved=True)
+    out = restore_large(limited(FITS_64_PIXELS), may_halve=True)
 
     torch.testing.assert_close(out, LARGE)
     # The tile of the whole frame, 260 pixels, is halved twice.
@@ -443,7 +443,7 @@ def test_tiles_are_halved_until_memory_suffices(caplog):
 
 def test_too_little_memory_for_the_smallest_tile_is_an_error():
     with pytest.raises(DataError, match="out of memory"):
-        restore_large(limited(100), is_halved=True)  # 100 pixels: less than any tile
+        restore_large(limited(100), may_halve=True)  # 100 pixels: less than any tile
 
 
 def test_too_little_memory_is_an_error_if_tiles_are_not_halved():
@@ -455,7 +455,7 @@ def test_another_error_of_the_network_is_passed_on():
     wrong_shapes = Net(lambda x: x @ torch.ones(3, 3))
 
     with pytest.raises(RuntimeError, match="shapes"):
-        restore_large(wrong_shapes, is_halved=True)
+        restore_large(wrong_shapes, may_halve=True)
 
 
 def test_smaller_tiles_are_fewer_at_a_time_then_smaller_in_space_then_in_time():

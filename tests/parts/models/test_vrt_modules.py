@@ -33,18 +33,21 @@ LAST_OF_FLOW = "spynet.basic_module.5.basic_module.8"
 
 
 def names_of_vectors(prefix: str) -> list[str]:
-    """Return the names of the reference vectors that begin so, e.g. "mod_align"."""
+    """Return the names of the reference vectors that begin with `prefix`, e.g. "mod_align"."""
     return sorted(path.stem for path in golden.FOLDER.glob(f"{prefix}*.npz"))
 
 
 def assert_near(found: dict[str, torch.Tensor], vector: dict[str, torch.Tensor]) -> None:
-    """Check tensors against those of a vector with the same keys."""
+    """Check tensors against the tensors of a vector that have the same keys."""
     for key, value in found.items():
         assert golden.difference(value, vector[key]) < golden.TOLERANCE, key
 
 
 def run_backward(*outputs: torch.Tensor) -> None:
-    """Run backward from the loss of the vectors. The n-th output has n times the weight."""
+    """Run backward from the loss of the vectors: sum over n of n sum(cotangent * output n).
+
+    The factor n = 1, 2, ... makes the gradients wrong if two outputs are exchanged.
+    """
     loss = torch.zeros((), dtype=torch.float64)
     for number, output in enumerate(outputs, start=1):
         loss = loss + number * (output * golden.cotangent(output)).sum()
@@ -68,15 +71,18 @@ def frames(*shape: int) -> torch.Tensor:
     "mode", ["bilinear/zeros", "bilinear/border", "nearest/zeros", "nearest4/zeros"]
 )
 @pytest.mark.parametrize(
-    "lacking",
+    "kinds_without_padding",
     [
         pytest.param((), id="torch pads the border"),
         pytest.param(("cpu",), id="border padded by us"),
     ],
 )
-def test_a_warp_with_its_gradients_is_that_of_the_reference(mode, lacking, monkeypatch):
-    # Some kinds of device cannot pad the border in grid_sample.
-    monkeypatch.setattr(forms, "NO_BORDER_PADDING", lacking)
+def test_a_warp_with_its_gradients_is_that_of_the_reference(
+    mode, kinds_without_padding, monkeypatch
+):
+    # On some kinds of device grid_sample cannot pad the border, so our own code does it there. With
+    # "cpu" among these kinds, this test runs our code.
+    monkeypatch.setattr(forms, "NO_BORDER_PADDING", kinds_without_padding)
     _, vector = golden.load("mod_flow_warp")
     x = vector["x"].requires_grad_()
     flow = vector["flow"].requires_grad_()
@@ -91,7 +97,8 @@ def test_a_warp_with_its_gradients_is_that_of_the_reference(mode, lacking, monke
 
     assert_near({f"out/{mode}": y, f"grad_x/{mode}": present(x.grad)}, vector)
     if mode == "nearest4/zeros":
-        # Not differentiable: the reference stored zeros.
+        # The nearest pixels do not change with a small change of the flow. So there is no gradient
+        # here, and the reference stored zeros.
         assert flow.grad is None
         assert not vector[f"grad_flow/{mode}"].any()
     else:
@@ -101,6 +108,7 @@ def test_a_warp_with_its_gradients_is_that_of_the_reference(mode, lacking, monke
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])
 def test_nearest4_survives_a_flow_that_is_no_number(bad):
+    # The function computes indices of pixels from the flow. It must not read at a wrong index.
     flow = torch.full((1, 2, 4, 4), bad)
 
     assert nearest4(torch.ones(1, 1, 4, 4), flow).shape == (1, 4, 4, 4)
@@ -140,6 +148,7 @@ def test_spynet_takes_images_whose_coarsest_level_is_one_pixel(size):
 
     flows = SpyNet()(frames(1, 3, height, width), frames(1, 3, height, width))
 
+    # The flows are in full resolution, then at a half, a quarter and an eighth of it.
     sizes = [tuple(flow.shape[2:]) for flow in flows]
     assert sizes == [(height // scale, width // scale) for scale in (1, 2, 4, 8)]
     for flow in flows:
@@ -147,11 +156,17 @@ def test_spynet_takes_images_whose_coarsest_level_is_one_pixel(size):
 
 
 def moved_pictures(motion: tuple[float, float]) -> np.ndarray:
-    """Return two pictures (2, 128, 128, 3) float32; the second one is moved by (x, y) pixels."""
+    """Return two pictures (2, 128, 128, 3) float32.
+
+    motion: x and y in pixels, by which the content of the second picture is moved.
+    """
     sheet = texture(np.random.default_rng(11), 192).astype(np.float32)
     sheet = cv2.GaussianBlur(sheet, (0, 0), 1.0)
-    first = cv2.getRectSubPix(sheet, (128, 128), (96, 96))
-    second = cv2.getRectSubPix(sheet, (128, 128), (96 - motion[0], 96 - motion[1]))
+    # Cut both pictures out of the sheet of 192 x 192. Its middle is (96, 96). The content moves to
+    # the right if the cut moves to the left.
+    x, y = motion
+    first = cv2.getRectSubPix(sheet, (128, 128), center=(96, 96))
+    second = cv2.getRectSubPix(sheet, (128, 128), center=(96 - x, 96 - y))
     return np.stack([first, second])
 
 
@@ -160,7 +175,8 @@ def moved_pictures(motion: tuple[float, float]) -> np.ndarray:
 def test_the_shipped_weights_find_a_known_translation(motion, is_blurry):
     clip = torch.from_numpy(moved_pictures(motion)).permute(0, 3, 1, 2)
     if is_blurry:
-        clip = torch.nn.functional.avg_pool2d(clip, 5, 1, 2)
+        # The mean of 5 x 5 pixels around each pixel.
+        clip = torch.nn.functional.avg_pool2d(clip, kernel_size=5, stride=1, padding=2)
     net = VRT(**SMALL, spynet_path=str(OWN_FLOW))
 
     with torch.no_grad():
@@ -169,9 +185,13 @@ def test_the_shipped_weights_find_a_known_translation(motion, is_blurry):
     to_next = backward[0]  # index 0: between neighbours
     to_former = forward[0]
 
+    # The mean error over all pixels, those at the border too, whose content comes from outside. It
+    # must be below a quarter of the motion: a flow of 0 would have an error of the whole motion.
     true = torch.tensor(motion).view(1, 1, 2, 1, 1)
-    assert (to_next - true).norm(dim=2).mean() < 0.25 * true.norm()
-    assert (to_former + true).norm(dim=2).mean() < 0.25 * true.norm()
+    largest_error = 0.25 * true.norm()
+    assert (to_next - true).norm(dim=2).mean() < largest_error
+    to_former_reversed = -to_former  # the motion to the former frame is the opposite
+    assert (to_former_reversed - true).norm(dim=2).mean() < largest_error
 
 
 @pytest.fixture(scope="module")
@@ -219,15 +239,19 @@ def test_the_alignment_of_a_clip_with_its_gradients_is_that_of_the_reference(nam
     config, vector = golden.load(name)
     reach = config["pa_frames"] // 2  # frames on each side
     module = DeformAlign(
-        config["dim"], config["deformable_groups"], reach, config["max_residue_magnitude"]
+        config["dim"],
+        config["deformable_groups"],
+        reach,
+        max_residual=config["max_residue_magnitude"],
     ).double()
     module.load_state_dict(golden.entries(vector, "sd/pa_deform."))
     inputs = {}
     for key, tensor in vector.items():
         if key == "x" or key.startswith("flow_"):
             inputs[key] = tensor.requires_grad_()
-    flows_backward = [inputs[f"flow_backward/{d}"] for d in range(reach)]
-    flows_forward = [inputs[f"flow_forward/{d}"] for d in range(reach)]
+    # One flow for each distance: index 0 is the flow to the next frame, index 1 to the frame after.
+    flows_backward = [inputs[f"flow_backward/{index}"] for index in range(reach)]
+    flows_forward = [inputs[f"flow_forward/{index}"] for index in range(reach)]
 
     later, earlier = align_clip(module, inputs["x"], flows_backward, flows_forward)
     run_backward(later, earlier)
@@ -245,8 +269,8 @@ def test_an_attention_group_with_all_its_gradients_is_that_of_the_reference(name
         config["depth"],
         config["num_heads"],
         tuple(config["window_size"]),
-        config["mut_attn"],
-        [0.0] * config["depth"],
+        mutual=config["mut_attn"],
+        drop_path=[0.0] * config["depth"],
         mlp_ratio=config["mlp_ratio"],
         qkv_bias=config["qkv_bias"],
         kernels=kernels,
@@ -254,8 +278,9 @@ def test_an_attention_group_with_all_its_gradients_is_that_of_the_reference(name
     group.load_state_dict(golden.entries(vector, "sd/"))
     x = vector["input"].requires_grad_()
 
-    # The reference has channels first (B, C, N, H, W); ours has channels last.
-    y = group(x.permute(0, 2, 3, 4, 1)).permute(0, 4, 1, 2, 3)
+    # The reference has channels first, (B, C, N, H, W). Our block has channels last.
+    channels_last = x.permute(0, 2, 3, 4, 1)  # (B, N, H, W, C)
+    y = group(channels_last).permute(0, 4, 1, 2, 3)
     run_backward(y)
 
     found = {"output": y, **gradients([("input", x), *group.named_parameters()])}
@@ -270,8 +295,8 @@ def test_a_computed_table_is_that_of_the_reference(table):
         config["depth"],
         config["num_heads"],
         tuple(config["window_size"]),
-        True,
-        [0.0],
+        mutual=True,
+        drop_path=[0.0],
     )
     key = f"blocks.0.attn.{table}"
 
@@ -321,6 +346,9 @@ def test_bfloat16_keeps_the_flow_in_float32(precisions):
 def test_bfloat16_keeps_the_output_near(precisions):
     error = (precisions.rough - precisions.exact).abs().max()
 
+    # bfloat16 has 8 bits, so one rounding error is up to 0.4 % of a number. Through all layers the
+    # errors may add up to 5 % of what the network changes. An error of 0 would mean that autocast
+    # had no effect.
     largest_change = (precisions.exact - precisions.x).abs().max()
     assert 0 < error < 0.05 * largest_change
 
@@ -351,7 +379,8 @@ def test_a_new_network_learns_everywhere_as_soon_as_its_last_convolution_is_not_
         if parameter.grad is None or not parameter.grad.any():
             without_gradient.append(name)
 
-    # Two other convolutions begin as 0. What stands before them waits one step more.
+    # The last convolutions of the flow network and of the offsets begin as 0, too. So the layers
+    # before them have no gradient in the first step.
     for name in without_gradient:
         assert name.startswith("spynet.") or "pa_deform.conv_offset" in name
 
