@@ -326,15 +326,21 @@ def photographs() -> list[Path]:
     """Return the files of PHOTOS in the installed packages. Ends the program if one is missing."""
     files = []
     for package, photos in PHOTOS.items():
-        package_folder = _folder_of(package)
         for photo in photos:
-            # The whole package is searched, because each package has its photographs in another
-            # folder. The first file of this name is taken.
-            found = list(package_folder.rglob(photo))
-            if not found:
-                sys.exit(f"the package {package} has no {photo}")
-            files.append(found[0])
+            files.append(package_file(package, photo))
     return files
+
+
+def package_file(package: str, name: str) -> Path:
+    """Return a file of an installed package by its name. Ends the program if it is missing.
+
+    The whole package is searched, because each package has its photographs in another folder. The
+    first file of this name is taken.
+    """
+    found = list(_folder_of(package).rglob(name))
+    if not found:
+        sys.exit(f"the package {package} has no {name}")
+    return found[0]
 
 
 def video_files(folder: Path | None, names: Sequence[str]) -> list[Path]:

@@ -1,0 +1,71 @@
+"""lab/still_clips.py: clips of photographs that stand still or move a little, and the table."""
+
+import numpy as np
+import pytest
+
+from data.spike.formats import SpikeGeometry, read_spikes
+from lab.still_clips import (
+    BINS,
+    DISC,
+    HEIGHT,
+    LIGHTS,
+    MOTIONS,
+    PHOTOGRAPHS,
+    PLANES,
+    WIDTH,
+    in_motion,
+    table_of,
+    with_disc,
+    write_clip,
+)
+from utils.image import imread_rgb
+
+# Light that grows from the left edge to the right edge of a picture larger than a frame.
+PICTURE = np.broadcast_to(np.linspace(0, 1, 400, dtype=np.float32)[:, None], (400, 400, 3)).copy()
+
+
+def written(folder, scene):
+    """Write a clip. Return its first blurry frame, its sharp frame, and its spikes."""
+    write_clip(folder, "clip", scene, rate=0.5)
+    blurry = imread_rgb(folder / "rgb/clip/blur/000.png")
+    sharp = imread_rgb(folder / "rgb/clip/sharp/000.png")
+    geometry = SpikeGeometry(HEIGHT // BINS, WIDTH // BINS)
+    return blurry, sharp, read_spikes(folder / "spike/clip/000.dat", geometry)
+
+
+def test_a_still_clip_is_sharp_in_its_blurry_frames_and_has_spikes_by_its_light(tmp_path):
+    blurry, sharp, spikes = written(tmp_path, in_motion(PICTURE, 0))
+
+    assert np.array_equal(blurry, sharp)
+    assert spikes.shape == (PLANES, HEIGHT // BINS, WIDTH // BINS)
+    # The frame begins at column 100 of 400, so its light is 1/4 at its left edge. 60 planes at half
+    # a spike in a plane of full light: 7.5 spikes, and the random first charge changes one at most.
+    assert spikes[:, :, 0].sum(axis=0).mean() == pytest.approx(0.25 * 0.5 * PLANES, abs=1)
+
+
+def test_a_clip_in_motion_is_blurry(tmp_path):
+    rng = np.random.default_rng(0)
+    texture = rng.random((400, 400, 3), dtype=np.float32)
+    blurry, sharp, _ = written(tmp_path, in_motion(texture, 3.6))
+
+    assert blurry.std() < 0.7 * sharp.std()
+
+
+def test_before_a_still_background_only_the_disc_moves(tmp_path):
+    blurry, sharp, _ = written(tmp_path, with_disc(PICTURE, 1 - PICTURE))
+
+    differs = (blurry != sharp).any(axis=(0, 2))  # of each column
+    assert not differs[: WIDTH // 4].any()
+    assert differs[WIDTH // 4 :].any()
+
+
+def test_the_table_has_a_row_for_each_motion_with_the_gains_of_the_photographs():
+    clips = {}
+    for photo in PHOTOGRAPHS:
+        for motion in (*MOTIONS, DISC):
+            clips[f"{photo.removesuffix('.png')}, {motion}"] = 0.5
+
+    lines = table_of(dict.fromkeys(LIGHTS, clips)).splitlines()
+
+    assert len(lines) == 2 + len(MOTIONS) + 1  # the header has two lines
+    assert lines[2].count("+0.50, +0.50, +0.50 (mean +0.50)") == len(LIGHTS)
