@@ -451,19 +451,24 @@ def write_weights(file: Path, saved: SavedNetwork, net: MotionFusion, updates: i
 
 
 def training_samples(
-    out: Path, videos: Path, operator: SavedNetwork, net: MotionFusion
+    out: Path,
+    videos: Path,
+    operator: SavedNetwork,
+    net: MotionFusion,
+    names: Sequence[str] = tuple(SETS),
 ) -> dict[str, list[Sample]]:
-    """Make the clips of all sets, and a sample of each frame. Returns name of a set -> its samples.
+    """Make the clips of sets, and a sample of each frame. Returns name of a set -> its samples.
 
     Clips and samples that are already in `out` are used as they are.
 
     videos: folder of the videos. operator: makes the first estimates. net: its network finds the
-    motion.
+    motion. names: the sets, in the order of SETS.
     """
     sources = made_sources(out, videos)
     find_motion = finder_of(net.motion_by, net.motion_net, CPU)
     samples = {}
-    for name, clip_set in SETS.items():
+    for name in names:
+        clip_set = SETS[name]
         source = sources[clip_set.source]
         samples[name] = samples_of(out, name, clip_set, source, operator, find_motion)
     return samples
