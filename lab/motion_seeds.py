@@ -74,9 +74,9 @@ from utils.image import tensor_to_uint8
 from utils.results import markdown_table, read_json
 
 SHIPPED = ROOT / "weights/motion.pth"
-# Part of the steps -> the sets of lab/train_motion.py with most of its samples, in the order of SETS
-# there. The others are left out, because making them takes longer than a training here. E.g.
-# seven_rig and photos_rig have 15 samples of good light, and the sets of "good" have 359.
+# Part of the steps -> the sets of lab/train_motion.py with most of its samples. They have the order
+# of SETS there. The others are left out, because making them takes longer than a training here.
+# E.g. seven_rig and photos_rig have 15 samples of good light, and the sets of "good" have 359.
 SETS_OF_PART = {
     "good": (
         "seven_ideal",
