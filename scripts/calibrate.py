@@ -24,7 +24,9 @@ with pixel centres at whole numbers, as in data/cameras/spike_grid.py.
 #   plane      one readout of the spike camera: a bit for each spike pixel
 #   view       a frame and the spikes of its exposure (registration.View)
 #   matrix     (3, 3), from a place (x, y, 1) of the spike image to a place of the frame
-#   geometry   of a spike file: height, width and storage of its planes (SpikeGeometry)
+#   geometry   in the code: height, width and storage of the planes of a spike file (SpikeGeometry).
+#              In the text above and in --geometry: how the cameras lie to one another, which the
+#              code calls alignment
 #
 # The written file is a `Calibration`, whose keys docs/data_format.md describes: they must stay. The
 # limits below decide which pairs are refused. They may change if test_calibrate.py still passes.
@@ -35,7 +37,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -282,7 +284,7 @@ def with_geometry(
     # 3. Is it good enough?
     quality = _quality_of(found, model, where)
 
-    print(geometry_in_words(start, mirror, found.matrix, quality))
+    print(alignment_in_words(start, mirror, found.matrix, quality))
     # Only a homography needs its third row. The third row of the other models is 0, 0, 1.
     rows = 3 if model == "homography" else 2
     frame_height, frame_width = views[0].frame.shape[:2]
@@ -372,6 +374,10 @@ def images_of(view: registration.View, light: str) -> tuple[np.ndarray, np.ndarr
     return spikes, to_grey(view.frame).astype(np.float32) / 255
 
 
+# How a spike image may be mirrored, the values of `Calibration.mirror`.
+Mirror = Literal["none", "columns", "rows", "both"]
+
+
 class Start(NamedTuple):
     """The rough position of the spike image in the frame, from features."""
 
@@ -380,7 +386,7 @@ class Start(NamedTuple):
     matches: int  # features that were found in both images
 
 
-def geometry_in_words(start: Start, mirror: str, matrix: np.ndarray, quality: Quality) -> str:
+def alignment_in_words(start: Start, mirror: str, matrix: np.ndarray, quality: Quality) -> str:
     """Return what was found, in two lines for the terminal.
 
     E.g. "60 of 81 features agree; correlation 0.912; mirrored: none; turned by 3.10 degrees, ...".
@@ -403,7 +409,7 @@ def geometry_in_words(start: Start, mirror: str, matrix: np.ndarray, quality: Qu
 
 def _best_start(
     views: Sequence[registration.View], command: argparse.Namespace
-) -> tuple[Any, Start]:
+) -> tuple[Mirror, Start]:
     """Return how the spike image is mirrored, e.g. "columns", and its rough position.
 
     With --mirror auto, the image is tried as it is and mirrored. The way in which more features
@@ -411,12 +417,17 @@ def _best_start(
     """
     # Mirrored rows need no trial. They are mirrored columns and a turn by 180 degrees, and a
     # position may have any turn.
-    mirrors: tuple[Any, ...] = (command.mirror,)
+    mirrors: tuple[Mirror, ...] = (command.mirror,)
     if command.mirror == "auto":
         mirrors = ("none", "columns")
-    starts = {mirror: _from_features(mirrored(views, mirror), command.light) for mirror in mirrors}
-    best = max(starts, key=lambda mirror: starts[mirror].inliers)
-    return best, starts[best]
+    best_mirror = mirrors[0]
+    best_start = _from_features(mirrored(views, best_mirror), command.light)
+    for mirror in mirrors[1:]:
+        start = _from_features(mirrored(views, mirror), command.light)
+        if start.inliers > best_start.inliers:
+            best_mirror = mirror
+            best_start = start
+    return best_mirror, best_start
 
 
 def _from_features(views: Sequence[registration.View], light: str) -> Start:

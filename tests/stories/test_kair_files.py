@@ -43,6 +43,9 @@ from utils.options.models import KAIR_ONLY
 ADDRESS = "https://github.com/JingyunLiang/VRT/releases/tag/v0.0"
 # Weights of the optical flow that KAIR's files name. They are not in this project.
 SPYNET = "model_zoo/vrt/spynet_sintel_final-3d2a1287.pth"
+# Exit codes.
+WRONG_OPTIONS = 2
+WRONG_DATA = 3  # also for a missing file
 # Dotted keys of KAIR's files that have no effect here, and are left out.
 NO_EFFECT = {f"{section}.{key}" for section, keys in KAIR_ONLY.items() for key in keys}
 
@@ -105,9 +108,11 @@ def results(out: Path, options: Path, *arguments: str) -> dict[str, Any]:
 
 
 def check_kind(options: Path, frames: int, *overrides: str, ranks: int = 1) -> RankResult:
-    """Train one step, resume for a second step, then test. Check all three; return the first.
+    """Train one step, resume for a second step, then test, and check all three runs.
 
     frames: number of restored frames of the two test clips. overrides: options of the command line.
+
+    Returns the run of the first step.
     """
     first = train(options, "train.total_iter=1", *overrides, ranks=ranks)
     second = train(options, *overrides, ranks=ranks)
@@ -119,9 +124,9 @@ def check_kind(options: Path, frames: int, *overrides: str, ranks: int = 1) -> R
     check_stand_in_of_the_flow(options, first, second)
     # On several ranks, a warning says that KAIR's numbers of the loader are totals.
     number_of_warnings = 1 if ranks > 1 else 0
-    total = f"dataloader_batch_size 1 x {ranks} ranks = {ranks} in all, in KAIR 1"
-    assert first.text.count(total) == number_of_warnings
-    assert first.text.count("keys that only KAIR has") == number_of_warnings
+    warning = f"dataloader_batch_size 1 x {ranks} ranks = {ranks} in all, in KAIR 1"
+    assert first.text.count(warning) == number_of_warnings
+    assert first.text.count("keys that only KAIR has") == number_of_warnings  # a part of it
 
     # Each step has a loss and a validation. The best validation is found again by the test.
     curves = history(options)
@@ -167,15 +172,18 @@ def test_each_kind_trains_validates_resumes_and_is_tested(number, frames, tmp_pa
     check_kind(prepare(tmp_path, number), frames)
 
 
-# KAIR's lists of the clips of GoPro, which are not in this project. %s: "train" in the name of the
-# list that KAIR has.
-LISTS = "datasets.train.meta_info_file=data/meta_info/meta_info_GoPro_%s_GT.txt"
+def list_of_clips(split: str) -> str:
+    """Return the option for a list of the clips of GoPro. The lists are not in this project.
+
+    split: "train" in the name of the list that KAIR has.
+    """
+    return f"datasets.train.meta_info_file=data/meta_info/meta_info_GoPro_{split}_GT.txt"
 
 
 def test_deblurring_on_two_ranks_takes_the_folders_for_a_missing_list_of_kair(tmp_path):
     options = prepare(tmp_path, "006")
 
-    run = check_kind(options, 6, LISTS % "train", ranks=2)
+    run = check_kind(options, 6, list_of_clips("train"), ranks=2)
 
     message = "the list of the clips is missing: all 2 in the folders are used, KAIR's list has 22"
     assert run.text.count(message) == 1
@@ -183,16 +191,16 @@ def test_deblurring_on_two_ranks_takes_the_folders_for_a_missing_list_of_kair(tm
 
 
 def test_a_list_of_clips_that_kair_does_not_have_is_refused(tmp_path):
-    run = train(prepare(tmp_path, "006"), LISTS % "trian")
+    run = train(prepare(tmp_path, "006"), list_of_clips("trian"))
 
-    assert run.exit_codes == [3]
+    assert run.exit_codes == [WRONG_DATA]
     assert "cannot read the meta file" in run.text
 
 
 def test_weights_of_the_flow_that_kair_does_not_have_are_refused(tmp_path):
     run = train(prepare(tmp_path, "006"), f"netG.spynet_path={SPYNET}.pht")
 
-    assert run.exit_codes == [2]
+    assert run.exit_codes == [WRONG_OPTIONS]
     assert f"no file {SPYNET}.pht" in run.text
     assert ADDRESS in run.text
 
@@ -204,7 +212,7 @@ PUBLISHED = "002_VRT_videosr_bi_REDS_16frames.pth"
 def test_missing_published_weights_are_named_with_their_address(tmp_path):
     run = train(prepare(tmp_path, "003", **{"path.pretrained_netG": PUBLISHED}))
 
-    assert run.exit_codes == [3]
+    assert run.exit_codes == [WRONG_DATA]
     assert run.text.count("no such weights file") == 1, run.text
     _, _, rest = run.text.partition("no such weights file")
     assert f"download: {ADDRESS}" in rest
@@ -219,6 +227,7 @@ def test_vimeo_x4_starts_from_weights_of_another_deformable_convolution(tmp_path
 
     run = check_kind(options, 6)
 
+    # 14: the weight and the bias of the convolution that makes the offsets, in each of 7 stages.
     assert "mismatched (14): stage" in run.text
     assert "tensors matched" in run.text
 
@@ -229,7 +238,7 @@ def test_frames_of_another_scale_than_the_network_are_named_before_the_first_ste
 
     run = train(prepare(tmp_path, "001", **{"datasets.train.dataroot_lq": gt}))
 
-    assert run.exit_codes == [3]
+    assert run.exit_codes == [WRONG_DATA]
     assert run.text.count("gt of 64 x 80 for lq of 64 x 80 in clip 001, but scale is 4") == 1
 
 
@@ -262,7 +271,8 @@ def test_the_interpolated_frame_is_the_fourth_of_seven_and_is_compared_with_it(t
     pictures = [read_rgb(clip / f"im{number}.png") for number in range(1, 8)]
     frames = torch.stack(pictures) / 255  # (7, 3, H, W)
     with torch.no_grad():
-        interpolated = net(frames[None, ::2])[0, 0].clamp(0, 1)
+        given = frames[None, ::2]  # (1, 4, 3, H, W), every second frame
+        interpolated = net(given)[0, 0].clamp(0, 1)
     # One picture is written. Rounding may change a value by 1.
     out = tmp_path / "out/00001/0266"
     assert [path.name for path in out.iterdir()] == ["im4.png"]
@@ -365,7 +375,7 @@ def test_missing_data_are_named_all_at_once_with_the_layout_expected(tmp_path):
 
     run = train(write_file(tmp_path / "options.json", in_folder(tmp_path, options)))
 
-    assert run.exit_codes == [3], run.text
+    assert run.exit_codes == [WRONG_DATA], run.text
     assert run.text.count("DataError") == 1, run.text
     for line in (
         "trainsets/vimeo90k/vimeo90k_train_GT_all.lmdb/data.mdb  a file under each key "
@@ -691,7 +701,8 @@ def test_a_denoising_sample_has_noise_of_its_own_level_and_the_noise_map(clean, 
     noise = 255 * (noisy - sample["gt"])
     assert 10 <= level <= 50
     assert noise_map.unique().numel() == 1
-    # A sample of 3 x 3 x 40 x 40 values has this deviation but for a few percent.
+    # A sample has 3 x 3 x 40 x 40 = 14,400 values. By chance, their deviation differs from the
+    # level by about 1 / sqrt(2 x 14,400) = 0.6 %, and their mean from 0 by up to 50 / 120 = 0.4.
     assert float(noise.std()) == pytest.approx(level, rel=0.05)
     assert abs(float(noise.mean())) < 1.5
     # Each frame has noise of its own.

@@ -104,15 +104,15 @@ class Experiment:
         options: dict[str, Any],
         order: DataOrder,
         health: Health,
-        held: RunFolder | None = None,
+        locked_folder: RunFolder | None = None,
     ) -> None:
         """folder: the folder of the run.
         options: all options, plain and without secrets. Each checkpoint holds the options.
         order: the order of the training data. Each checkpoint holds the order.
         health: object that judges the numbers of log lines and validations, and warns.
-        held: the lock of the folder on rank 0, or None on the other ranks.
+        locked_folder: the folder of the run with its lock, on rank 0. None on the other ranks.
         """
-        self.locked_folder = held
+        self.locked_folder = locked_folder
         self.folder = folder
         self.options = options
         self.order = order
