@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -23,6 +24,8 @@ from utils.dist.platforms import first_host, host_count, node_variables, read_la
 from utils.dist.state import RUN, LaunchInfo
 from utils.errors import DistError
 
+# Exit code of a program whose options or variables are wrong.
+REFUSED = 2
 SAMPLE = "options/vrt/000_train_vrt_sample_rgbspike.json"
 
 # A process that is not one of several ranks.
@@ -354,40 +357,54 @@ VOLCANO = {
 }
 
 
+class Place(NamedTuple):
+    """The place of rank 1 among the ranks, and where it finds rank 0."""
+
+    local_rank: int  # number on its host
+    world_size: int  # number of ranks
+    address: str  # host of rank 0
+
+
+# Two ranks on one host, which need no address of another host.
+ON_ONE_HOST = Place(local_rank=1, world_size=2, address="127.0.0.1")
+# The same, if the launcher gives the address h0.
+ON_HOST_H0 = Place(local_rank=1, world_size=2, address="h0")
+
+
 @pytest.mark.parametrize(
-    ("env", "rank", "local_rank", "world_size", "address"),
+    ("env", "place"),
     [
         # Launchers that start a process for each rank.
-        pytest.param(OPEN_MPI | ADDRESS, 1, 1, 2, "h0", id="Open MPI with an address"),
-        pytest.param(OPEN_MPI, 1, 1, 2, "127.0.0.1", id="Open MPI"),
-        pytest.param(OPEN_MPI | SLURM, 1, 1, 2, "127.0.0.1", id="Open MPI within SLURM"),
+        pytest.param(OPEN_MPI, ON_ONE_HOST, id="Open MPI"),
+        pytest.param(OPEN_MPI | ADDRESS, ON_HOST_H0, id="Open MPI with an address"),
+        pytest.param(OPEN_MPI | SLURM, ON_ONE_HOST, id="Open MPI within SLURM"),
         pytest.param(
+            # A local size of 1: the other rank is on another host. Azure says where rank 0 is.
             OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "AZ_BATCH_MASTER_NODE": "10.0.0.4:6105"},
-            1,
-            1,
-            2,
-            "10.0.0.4",
+            Place(local_rank=1, world_size=2, address="10.0.0.4"),
             id="Open MPI on Azure Batch",
         ),
-        pytest.param(HYDRA, 1, 1, 2, "127.0.0.1", id="Hydra"),
-        pytest.param(HYDRA | ADDRESS, 1, 1, 2, "h0", id="Hydra with an address"),
-        pytest.param(JSRUN | ADDRESS, 1, 1, 4, "h0", id="jsrun"),
-        pytest.param(FLUX | HYDRA, 1, 1, 2, "127.0.0.1", id="Flux"),
-        pytest.param(MVAPICH | ADDRESS, 1, 1, 2, "h0", id="MVAPICH"),
+        pytest.param(HYDRA, ON_ONE_HOST, id="Hydra"),
+        pytest.param(HYDRA | ADDRESS, ON_HOST_H0, id="Hydra with an address"),
+        pytest.param(JSRUN | ADDRESS, Place(local_rank=1, world_size=4, address="h0"), id="jsrun"),
+        pytest.param(FLUX | HYDRA, ON_ONE_HOST, id="Flux"),
+        pytest.param(MVAPICH | ADDRESS, ON_HOST_H0, id="MVAPICH"),
         # Platforms that start a process for each node, here of one GPU.
-        pytest.param(SAGEMAKER | {"SM_NUM_GPUS": "1"}, 1, 0, 2, "algo-1", id="SageMaker"),
-        pytest.param(VOLCANO, 1, 0, 2, "j-0.j", id="Volcano"),
+        pytest.param(
+            SAGEMAKER | {"SM_NUM_GPUS": "1"},
+            Place(local_rank=0, world_size=2, address="algo-1"),
+            id="SageMaker",
+        ),
+        pytest.param(VOLCANO, Place(local_rank=0, world_size=2, address="j-0.j"), id="Volcano"),
     ],
 )
-def test_a_rank_of_another_launcher_joins_the_others(env, rank, local_rank, world_size, address):
+def test_a_rank_of_another_launcher_joins_the_others(env, place):
     named = with_standard_names(env, gpu_count=1)
 
     assert not node_variables(named, gpu_count=1)
     found = read_launch(named, gpu_count=1)
-    assert found.rank == rank
-    assert found.local_rank == local_rank
-    assert found.world_size == world_size
-    assert found.master_addr == address
+    assert found.rank == 1
+    assert Place(found.local_rank, found.world_size, found.master_addr) == place
     assert found.master_port > 0
 
 
@@ -499,7 +516,7 @@ def test_ranks_that_do_not_know_where_rank_0_is_are_refused_once(two_steps):
 
     result = run_command([*OPEN_MPI_RUN, *elsewhere, *two_steps], limit_s=60)
 
-    assert result.exit_codes == [2], result.text
+    assert result.exit_codes == [REFUSED], result.text
     assert result.text.count("MASTER_ADDR is missing") == 1
 
 
@@ -550,9 +567,10 @@ def test_ranks_of_an_older_torchrun_are_started_as_those_of_a_new_one(tmp_path):
 
     result = run_ranks(1, script)
 
-    # A handler of SIGUSR1; 180 s until ranks are killed; the cores are shared by two ranks.
-    threads = max(1, len(os.sched_getaffinity(0)) // 2)
-    expected = f"on_signal (None, 180) 2 ranks, threads {threads}\n"
+    # The function on_signal handles SIGUSR1. The default arguments of PContext.close are no signal
+    # of its own, and 180 s until ranks are killed. Two ranks share the cores of this machine.
+    threads_of_rank = max(1, len(os.sched_getaffinity(0)) // 2)
+    expected = f"on_signal (None, 180) 2 ranks, threads {threads_of_rank}\n"
     assert result.text.startswith(expected), result.text
 
 
@@ -636,7 +654,7 @@ def test_a_wrong_variable_is_named(read, env, said):
         read(env, gpu_count=GPU_COUNT)
 
     assert said in str(error.value)
-    assert error.value.exit_code == 2
+    assert error.value.exit_code == REFUSED
 
 
 def test_a_variable_that_is_not_set_is_named():
@@ -688,7 +706,7 @@ def start_launcher(env, *options):
 def test_the_launcher_refuses_and_suggests_a_command_without_the_secrets(given, shown):
     result = start_launcher(PLATFORM, *given)
 
-    assert result.exit_codes == [2]  # wrong options
+    assert result.exit_codes == [REFUSED]  # wrong options
     assert f"do        python -u main_train_vrt.py --opt {SAMPLE}{shown}" in result.text
     assert "canary" not in result.text
 
@@ -705,7 +723,7 @@ def test_without_local_rank_the_launcher_suggests_a_command_for_ranks_and_one_fo
     # Without LOCAL_RANK the platform may start each rank, or one process for each node.
     result = start_launcher({**PLATFORM, "LOCAL_RANK": ""})
 
-    assert result.exit_codes == [2]
+    assert result.exit_codes == [REFUSED]
     command = f"python -u main_train_vrt.py --opt {SAMPLE}\n"
     assert f"do        {command}" in result.text
     assert f"NPROC_PER_NODE=8 {command}" in result.text
@@ -715,19 +733,26 @@ def test_without_local_rank_the_launcher_suggests_a_command_for_ranks_and_one_fo
 def test_the_launcher_needs_a_number_of_processes(count):
     result = run_command([ROOT / "launch_train.sh", count], limit_s=10)
 
-    assert result.exit_codes == [2]
+    assert result.exit_codes == [REFUSED]
 
 
 # ---- What the launchers start: a `python` that prints what it was given ----
 
 
-def environment_of_fake_python(folder):
-    """Return the environment of a launcher with a `python` that prints, and ends with exit code 3.
+# Exit code of the `python` of these tests. No launcher ends with this code by itself.
+FAKE_EXIT_CODE = 3
 
-    It prints its variables and its arguments. Variables that the launcher may set are not set.
+
+def environment_of_fake_python(folder):
+    """Return the environment of a launcher with a `python` that only prints what it was given.
+
+    It prints its variables and its arguments, and ends with FAKE_EXIT_CODE. Variables that the
+    launcher may set are not set.
+
     folder: where this `python` is written.
     """
-    python = write_command(folder / "bin/python", 'env\necho "arguments $*"\nexit 3')
+    script = f'env\necho "arguments $*"\nexit {FAKE_EXIT_CODE}'
+    python = write_command(folder / "bin/python", script)
     unset = {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "",
         "OMP_NUM_THREADS": "",
@@ -760,7 +785,8 @@ def launch(env, count=1, *options):
 def launched(tmp_path_factory):
     """Give the results of launch_train.sh by the number of ranks: 1 and 2.
 
-    The machine says to have so many cores that most are idle. The user has set two variables.
+    The command getconf says that the machine has 100,000 cores, so most of them are idle: then the
+    launcher of one rank sets GOMP_SPINCOUNT. The user has set two variables.
     """
     folder = tmp_path_factory.mktemp("idle")
     env = environment_of_fake_python(folder)
@@ -771,7 +797,7 @@ def launched(tmp_path_factory):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_launcher_ends_with_the_code_of_the_run(launched, count):
-    assert launched[count].exit_codes == [3]
+    assert launched[count].exit_codes == [FAKE_EXIT_CODE]
 
 
 @pytest.mark.parametrize("count", [1, 2])
