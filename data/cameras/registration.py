@@ -748,23 +748,27 @@ class State:
         # because it is a divisor.
         reach = max(reach, 1.0)
 
+        # Blurred details vary slowly, so every `every`-th pixel is enough: with a sigma of 3, every
+        # second pixel.
+        every = max(1, int(sigma / 1.5))
+
+        def details_of(spikes: np.ndarray) -> np.ndarray:
+            """Return the details of spike counts (h, w), at every `every`-th pixel."""
+            return _band_pass(spikes, sigma)[::every, ::every]
+
         # The spikes of the exposure, and of 2 reach planes around its start and its end, (h, w).
         sums = pair.spikes_until(end) - pair.spikes_until(start)
         around_start = pair.spikes_until(start + reach) - pair.spikes_until(start - reach)
         around_end = pair.spikes_until(end + reach) - pair.spikes_until(end - reach)
 
-        # Blurred details vary slowly, so every `every`-th pixel is enough: with a sigma of 3, every
-        # second pixel.
-        every = max(1, int(sigma / 1.5))
+        # Where these pixels are in the frame, and which of them are compared.
         u, v = self._places_in_frame(sums.shape, every)
         is_compared = self._compared_pixels(u, v, features.overexposed, sigma, every)
-        details_around_start = _band_pass(around_start, sigma)[::every, ::every]
-        details_around_end = _band_pass(around_end, sigma)[::every, ::every]
         return Details(
-            spikes=_band_pass(sums, sigma)[::every, ::every],
+            spikes=details_of(sums),
             features=_details_at(features.values, u, v, sigma / every),
-            rate_at_start=details_around_start / (2 * reach),  # spikes per plane
-            rate_at_end=details_around_end / (2 * reach),
+            rate_at_start=details_of(around_start) / (2 * reach),  # spikes per plane
+            rate_at_end=details_of(around_end) / (2 * reach),
             is_compared=is_compared,
             noise=self._noise(sums, is_compared, sigma, reach),
             reach=reach,
@@ -905,11 +909,7 @@ class State:
             H = H + WJ.T @ J
             of_pixels = WJ * r[:, None]  # (n, k): what each pixel adds to g
             g = g + of_pixels.sum(axis=0)
-            # The same sum for each tile alone.
-            tiles = self._tiles(details, TILES)  # (n,), the tile of each pixel
-            for tile in np.unique(tiles):
-                is_in_tile = tiles == tile
-                of_tiles.append(of_pixels[is_in_tile].sum(axis=0))
+            of_tiles += self._sums_of_tiles(details, of_pixels)
             # What only the fit of the times needs.
             if self.has_room:
                 pull = self._pull_of_misfit(details, w, r)
@@ -917,6 +917,18 @@ class State:
                 removed += pull
                 time_noise += self._noise_of_times(details, w)
         return NormalEquations(H, g, of_tiles, time_noise, removed)
+
+    def _sums_of_tiles(self, details: Details, of_pixels: np.ndarray) -> list[np.ndarray]:
+        """Return what the pixels of each tile add to g, (k,) for each tile that has a pixel.
+
+        of_pixels: what each compared pixel adds to g, (n, k).
+        """
+        sums = []
+        tile_of_pixel = self._tiles(details, TILES)  # (n,)
+        for tile in np.unique(tile_of_pixel):
+            is_in_tile = tile_of_pixel == tile
+            sums.append(of_pixels[is_in_tile].sum(axis=0))
+        return sums
 
     def _pull_of_misfit(self, details: Details, w: np.ndarray, r: np.ndarray) -> float:
         """Return the part of g, of one view, that would only shorten the exposure.
