@@ -100,7 +100,8 @@ def _norm_forward(
     weight, bias,  # inputs (C,), float32
     y,  # result (n, C), in the dtype of x
     n, eps,  # number of rows; what is added to the variance
-    C: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr,
+    C: tl.constexpr, PAD: tl.constexpr,  # channels of a row, the same with padding
+    ROWS: tl.constexpr,  # rows of a tile
 ):  # fmt: skip
     """Write y = u weight + bias for one tile, where u are the normalized rows."""
     # The rows and channels of this program's tile, and where their numbers are in memory.
@@ -125,12 +126,10 @@ def _norm_backward(
     grad,  # the gradient of y, (n, C)
     grad_x,  # result: dx, (n, C)
     program_sums,  # result: the sums of each program, (programs, 2, C): dweight, then dbias
-    n,
-    eps,
-    C: tl.constexpr,
-    ROWS: tl.constexpr,
-    PAD: tl.constexpr,
-):
+    n, eps,  # number of rows; what is added to the variance
+    C: tl.constexpr, PAD: tl.constexpr,  # channels of a row, the same with padding
+    ROWS: tl.constexpr,  # rows of a tile
+):  # fmt: skip
     """Write the gradients of x, and the sums of this program for the gradients of weight and bias.
 
     With the normalized rows u, and factor = 1 / sqrt(var + eps) of each row:
@@ -145,11 +144,12 @@ def _norm_backward(
     """
     channel = tl.arange(0, PAD)
     is_channel = channel < C
-    w = tl.load(weight + channel, mask=is_channel, other=0.0)[None, :]
+    w = tl.load(weight + channel, mask=is_channel, other=0.0)[None, :]  # (1, PAD)
     # The sums over the tiles of this program. At the end the ROWS rows of the sums are added.
     grad_w = tl.zeros((ROWS, PAD), tl.float32)
     grad_b = tl.zeros((ROWS, PAD), tl.float32)
-    # The first row of each tile of this program: tile p, then each P-th tile.
+    # The first row of each tile of this program: tile p, then each P-th tile. E.g. 3 programs and
+    # tiles of 32 rows: program 1 begins at the rows 32, 128, 224, ...
     for start in range(tl.program_id(0) * ROWS, n, tl.num_programs(0) * ROWS):
         row = start + tl.arange(0, ROWS)
         is_inside = (row < n)[:, None] & is_channel[None, :]
@@ -227,7 +227,8 @@ def _geglu_forward(
     z,  # input (n, 2 H)
     y,  # result (n, H)
     n,  # number of rows
-    H: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr,
+    H: tl.constexpr, PAD: tl.constexpr,  # numbers in a row of y, the same with padding
+    ROWS: tl.constexpr,  # rows of a tile
 ):  # fmt: skip
     """Write y = gelu(a) b for one tile, with gelu(a) = a / 2 (1 + erf(a / sqrt(2)))."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -249,7 +250,8 @@ def _geglu_backward(
     grad_z,  # result: da and db of each row, (n, 2 H)
     program_sums,  # result: the sum of each program over its rows of grad_z, (programs, 2 H)
     n,  # number of rows
-    H: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr,
+    H: tl.constexpr, PAD: tl.constexpr,  # numbers in a row of y, the same with padding
+    ROWS: tl.constexpr,  # rows of a tile
 ):  # fmt: skip
     """Write the gradients of a and b in y = gelu(a) b, and their sums over the rows.
 

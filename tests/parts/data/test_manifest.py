@@ -107,7 +107,7 @@ def regrouped(tmp_path):
     return write_clips(tmp_path / "regrouped", "clip0", first=47, regrouped=True)
 
 
-def test_regrouped_folders_hold_the_frames_of_the_published_ones(root, regrouped):
+def test_published_and_regrouped_folders_have_the_same_frames(root, regrouped):
     published = build(root).clips[0]
     in_groups = build(regrouped, regrouped=True).clips[0]
 
@@ -116,7 +116,7 @@ def test_regrouped_folders_hold_the_frames_of_the_published_ones(root, regrouped
     assert in_groups.stems == expected
 
 
-def test_regrouped_folders_give_the_samples_of_the_published_ones(root, regrouped):
+def test_published_and_regrouped_folders_give_the_same_samples(root, regrouped):
     published = build(root)
     in_groups = build(regrouped, regrouped=True)
 
@@ -189,7 +189,7 @@ def test_a_missing_folder_of_nested_clips_is_named_with_both_names(nested):
 
     said = complaint(nested.root, regrouped=nested.regrouped)
 
-    assert "1 problem " in said
+    assert "1 problem " in said  # with a blank, because "1 problems" would be wrong
     assert "00001/0002 | spike has no folder" in said
 
 

@@ -34,11 +34,18 @@ DATA_DO_NOT_FIT = 3
 # ---- The option gpu_ids ----
 
 
-def launch_of(ranks: int) -> LaunchInfo:
-    """Return what the launcher says to rank 0 of so many ranks."""
+def launch_of(ranks: int, rank: int = 0) -> LaunchInfo:
+    """Return what the launcher says to a rank. ranks: number of ranks, all on one host."""
     if ranks == 1:
         return LaunchInfo("single")
-    return LaunchInfo("torchrun", 0, 0, ranks, "localhost", 29500)
+    return LaunchInfo(
+        "torchrun",
+        rank=rank,
+        local_rank=rank,
+        world_size=ranks,
+        master_addr="localhost",
+        master_port=29500,
+    )
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,7 @@ class Choice:
     """A start with gpu_ids, and which GPUs the process sees then."""
 
     ids: list[int] | None  # the option gpu_ids
-    gpus: int  # GPUs that torch finds
+    gpus: int  # GPUs that torch finds, among the visible ones
     visible: str | None  # CUDA_VISIBLE_DEVICES afterwards; None: not set
     said: str = ""  # in the log; "": nothing
     ranks: int = 1
@@ -66,6 +73,7 @@ CHOICES = [
         ),
         id="two GPUs for one rank, which can use one: the command for two ranks is said",
     ),
+    # Nothing is said: a command for three ranks would not help, because there is one GPU.
     pytest.param(
         Choice([0, 1, 2], gpus=1, visible="0,1,2"),
         id="the published file on a machine with one GPU",
@@ -84,8 +92,12 @@ CHOICES = [
         Choice([0, 1], gpus=0, visible="", variables={"CUDA_VISIBLE_DEVICES": ""}),
         id="the user has chosen no GPU",
     ),
-    # Several ranks: rank n takes GPU n of the machine.
-    pytest.param(Choice([0, 1, 2, 3], gpus=2, visible=None, ranks=2), id="all GPUs of the machine"),
+    # Several ranks: rank n takes GPU n of the machine, and gpu_ids chooses nothing. This is said,
+    # unless the ranks take the GPUs of gpu_ids that there are.
+    pytest.param(
+        Choice([0, 1, 2, 3], gpus=2, visible=None, ranks=2),
+        id="two of four GPUs are there, and both are taken",
+    ),
     pytest.param(
         Choice([0, 1], gpus=4, visible=None, ranks=2), id="the GPUs that two ranks take anyway"
     ),
@@ -127,8 +139,9 @@ CHOICES = [
 def without_choice(monkeypatch) -> None:
     """Remove the variables by which a user or a launcher chooses GPUs. They come back later."""
     for name in ("CUDA_VISIBLE_DEVICES", "LOCAL_WORLD_SIZE"):
-        # monkeypatch puts back what was there. It notes this when a variable is set. `delenv` alone
-        # would not put back "not set" after the program has set the variable.
+        # The program may set the variable, and monkeypatch shall undo this. For a variable that is
+        # not there, `monkeypatch.delenv` remembers nothing to undo, but `setenv` remembers that the
+        # variable was not there. So set it, then remove it.
         monkeypatch.setenv(name, "")
         del os.environ[name]
 
@@ -319,9 +332,7 @@ def test_the_doctor_says_nothing_of_gpus_if_there_are_none():
     ("launch", "visible"),
     [
         pytest.param(launch_of(ranks=1), "2,3", id="one rank, for which gpu_ids chooses"),
-        pytest.param(
-            LaunchInfo("torchrun", 1, 1, 2, "localhost", 29500), None, id="the second of two ranks"
-        ),
+        pytest.param(launch_of(ranks=2, rank=1), None, id="the second of two ranks"),
     ],
 )
 def test_nothing_starts_cuda_before_the_process_has_its_gpu(tmp_path, monkeypatch, launch, visible):
