@@ -98,9 +98,9 @@ def test_a_clip_that_stands_still_stays_as_sharp_as_it_is(tmp_path):
     assert restored(clip, tmp_path / "out", MOTION).psnr > 42  # dB
 
 
-# Spikes per plane at full light. 0.4 are 24 in an exposure of 60 planes, and about 8 in a pixel of
-# median light. 0.1 are 2 in such a pixel. 0.6 is the usual rate of a scene.
-@pytest.mark.parametrize("rate", [0.6, 0.4, 0.1])
+# Spikes per plane at full light. 0.6 is the usual rate of a scene. 0.1 are 6 spikes in an exposure
+# of 60 planes, and about 2 in a pixel of median light.
+@pytest.mark.parametrize("rate", [0.6, 0.1])
 def test_a_clip_that_stands_still_stays_as_the_operator_restores_it(rate, tmp_path):
     assert gain(Scene(rate=rate), tmp_path) > -MOST_LOST
 
