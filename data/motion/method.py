@@ -13,8 +13,8 @@ Both make a `MotionRestorer`, which goes through a clip frame by frame:
     Equations   the equations of both cameras along this motion (data.motion.joint)
     improve     z_0 and the equations -> sharp frame
 
-An exposure with too few spikes (`LEAST_SPIKES`), or whose spike camera is saturated, keeps its
-first estimate. So does each pixel that stands still (data.motion.stillness).
+An exposure with too few spikes (`LEAST_SPIKES`), or with a saturated spike camera, keeps its first
+estimate. So does each pixel that stands still (data.motion.stillness).
 
 Sizes: a frame has H x W RGB pixels, and the spike camera h x w spike pixels. A plane is one binary
 picture (h, w) of the spike camera.
@@ -301,7 +301,7 @@ class MotionRestorer:
         self.device = device
         self.least_area = least_area
         # The motion of the frame that was yielded last, for `pictures`. None if the frame is its
-        # first estimate, because it has too few spikes or the spike camera is saturated.
+        # first estimate, because nothing moves or the spikes are of no help.
         self.used_motion: Motion | None = None
 
     def describe(self) -> str:
@@ -338,7 +338,9 @@ class MotionRestorer:
             watchdog.go_on()
             z_0 = estimate.to(self.device).clamp(0, 1)
             recording = clip.read(index)
-            if self._keeps_first_estimate(recording, clip.view):
+            by_change = share_by_change(recording, clip.view, is_good)
+            nothing_moves = not by_change.any()
+            if nothing_moves or self._keeps_first_estimate(recording, clip.view):
                 frame = z_0
                 self.used_motion = None
                 tick(1 - FIRST_SHARE)
@@ -348,9 +350,7 @@ class MotionRestorer:
                 gain = clip.gain_in(recording, gain_of_clip)
                 motion = self.find(recording, clip.view, gain)
                 spikes = median_spikes(recording)
-                by_reach = share_by_reach(motion, spikes)
-                by_change = share_by_change(recording, clip.view, is_good)
-                moves = by_reach * by_change
+                moves = share_by_reach(motion, spikes) * by_change
                 seen = Seen(recording, motion, gain, spikes, moves)
                 frame = self._improved_frame(z_0, seen, areas, tick)
                 self.used_motion = motion
