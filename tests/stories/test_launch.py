@@ -875,7 +875,9 @@ def test_the_launcher_hands_its_arguments_to_the_program(launched, count, starte
     ],
 )
 def test_the_launcher_of_tests_takes_both_forms(fake_python, given, passed_on):
-    result = run_command([ROOT / "launch_test.sh", "1", *given.split()], 20, fake_python)
+    result = run_command(
+        [ROOT / "launch_test.sh", "1", *given.split()], limit_s=20, env=fake_python
+    )
 
     assert f"arguments -u main_test_vrt.py {passed_on}" in result.text.splitlines()
 
@@ -908,7 +910,7 @@ def test_threads_wait_as_the_user_says_also_on_busy_cores(fake_python, busy_core
 def launch_in_bash(env, before=""):
     """Run launch_train.sh from a shell that first runs another command. Returns the text."""
     command = f"{before}{ROOT}/launch_train.sh 1 {SAMPLE}"
-    return run_command(["bash", "-c", command], 20, env).text
+    return run_command(["bash", "-c", command], limit_s=20, env=env).text
 
 
 def test_a_limited_address_space_is_said_before_anything_can_fail_by_it(fake_python):
@@ -928,7 +930,7 @@ def test_nothing_is_said_of_an_address_space_without_limit(fake_python):
 def chosen_python(env):
     """Return the Python that scripts/environment.sh chooses."""
     show = ["bash", "-c", "source scripts/environment.sh; echo $python"]
-    return run_command(show, 10, env).text.strip()
+    return run_command(show, limit_s=10, env=env).text.strip()
 
 
 def test_an_active_environment_with_python_is_taken(fake_python):
@@ -957,7 +959,7 @@ def test_a_launcher_of_another_folder_takes_the_files_of_the_callers_folder(tmp_
     (tmp_path / "main_train_vrt.py").write_text("raise SystemExit('not the program')")
     command = [ROOT / "launch_train.sh", "1", SAMPLE, "datasets.test={}", "train.total_iter=1"]
 
-    result = run_command(command, 120, cwd=tmp_path)
+    result = run_command(command, limit_s=120, cwd=tmp_path)
 
     assert result.exit_codes == [0], result.text
     assert (tmp_path / "experiments/mine/models").is_dir()
