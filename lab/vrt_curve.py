@@ -12,17 +12,18 @@ the motion with a small network and restores along it. --form says where the att
 
 Each form has two networks with about the same number of parameters ("arms"): one with attention
 over frames, and a control without. Both begin at the same seed, see the same data in the same
-order, and are tested on the same data, which comes from videos that no network has seen:
+order, and are tested on the same data. Tests come from the videos coffee and walker, and training
+data does not:
 
     train data -> train with attention, train the control -> test data -> FOLDER/vrt_curve_FORM.json
 
 A point of the curve is a time of training. Time is CPU time of one thread (`time.process_time`), so
-other programs on the machine do not count. Making and reading data does not count either. The
-learning rate stays constant, and the tested weights are a moving average of the newest weights.
-So each point of a curve is what a training of this length gives, and one training makes all points.
+other programs on the machine do not count. Making scenes and clips does not count either. The
+learning rate stays constant, and the tested weights are a moving average of the newest weights. So
+each point of a curve is what a training of this length gives, and one training makes all points.
 
-If the program is stopped, repeat the command: it goes on at the last minute that was saved in
-FOLDER. docs/benchmarks/quality.md has the figures.
+If the program is stopped, repeat the command: it goes on from the state of the training in FOLDER,
+which is saved each minute. docs/benchmarks/quality.md has the figures.
 
 What must stay: the order of the random draws, so that a training can be repeated by its seed, and
 the keys of the written JSON, which are in docs/benchmarks/quality.
@@ -96,7 +97,7 @@ WARM_STEPS = 50  # steps in which the learning rate rises
 LARGEST_GRADIENT = 1.0  # larger gradients are scaled down to this norm
 SAVE_EVERY = 60  # CPU seconds
 
-# Light -> name of the scene or frame -> score.
+# Light -> name of the scene or clip -> score.
 Scores = dict[str, dict[str, float]]
 
 
@@ -211,7 +212,7 @@ class Form(ABC):
 
     @abstractmethod
     def scores(self, net: nn.Module) -> Scores:
-        """Test a network. Returns the score of each scene or frame in each light."""
+        """Test a network. Returns the score of each scene or clip in each light."""
 
     def references(self) -> dict[str, Any]:
         """Return scores of what needs no training here, by name, for the written file."""
