@@ -475,6 +475,8 @@ class Rig(RgbCamera):
             rgb_size=list(rgb),
             time_offset_planes=self.time_offset,
             exposure_share=self.exposure,
+            rolling=self.rolling,
+            lens_blur=self.lens_blur,
             made={"rig": {"seed": self.seed, **asdict(self)}},
         )
 

@@ -77,7 +77,7 @@ def read_log(text: str) -> list[Finding]:
     begin = max(text.rfind("] rank 0 of "), 0)
     last_start = text[begin:]
     first_line = 1 + text.count("\n", 0, begin)
-    findings = known_failures(last_start, first_line)
+    findings = without_consequences(known_failures(last_start, first_line))
     if findings:
         return findings
 
@@ -104,6 +104,21 @@ def read_log(text: str) -> list[Finding]:
             cure="look at the logs of the other ranks, of the scheduler, and at dmesg",
         )
     ]
+
+
+def without_consequences(findings: list[Finding]) -> list[Finding]:
+    """Leave out the kill of a rank that the watchdog of the run has ended.
+
+    The watchdog kills a rank that is stuck or silent, and the launcher then reports this kill. But
+    a rank that the watchdog found dead had been killed before, so there the kill is the cause.
+    """
+    names = [finding.check for finding in findings]
+    if "watchdog" not in names:
+        return findings
+    by_watchdog = findings[names.index("watchdog")]
+    if " is DEAD" in by_watchdog.what:
+        return findings
+    return [finding for finding in findings if finding.check != "killed"]
 
 
 def known_failures(text: str, first_line: int) -> list[Finding]:

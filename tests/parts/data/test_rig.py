@@ -122,6 +122,16 @@ def test_the_calibration_says_how_long_a_frame_is_exposed(name, share):
     assert rig.calibration(SPIKE, RGB).exposure_share == share
 
 
+def test_the_calibration_says_the_rolling_shutter_and_the_blur_of_the_lens():
+    rig = Rig.asked("rig", np.random.default_rng(0))
+
+    calibration = rig.calibration(SPIKE, RGB)
+
+    assert (calibration.rolling, calibration.lens_blur) == (rig.rolling, rig.lens_blur)
+    assert calibration.rolling > 0
+    assert calibration.lens_blur > 0
+
+
 def test_the_calibration_moves_the_middle_of_a_plane_by_the_shift():
     rig = Rig(shift_x=3.0, shift_y=-2.0, rotation_deg=1.5, scale=0.97)
     middle_of_plane = [(SPIKE[1] - 1) / 2, (SPIKE[0] - 1) / 2, 1]

@@ -80,6 +80,22 @@ def test_only_the_failure_of_the_last_start_is_explained():
     assert "rank 0 was silent" in finding.why
 
 
+KILLED = "failed (exitcode: -9) local_rank: 1 (pid: 7)\n"  # a line of torchrun
+
+
+@pytest.mark.parametrize("state", ["STUCK: 9 s", "SILENT: no beat for 9 s"])
+def test_a_rank_that_the_watchdog_ended_is_not_said_to_lack_memory(state):
+    findings = read_log(f"{START}rank 1 is {state}\n{KILLED}")
+
+    assert [finding.check for finding in findings] == ["watchdog"]
+
+
+def test_a_rank_that_was_dead_before_was_killed():
+    findings = read_log(f"{START}rank 1 is DEAD: its process 7 is gone\n{KILLED}")
+
+    assert [finding.check for finding in findings] == ["watchdog", "killed"]
+
+
 # ---- The table ----
 
 
