@@ -251,6 +251,7 @@ class Training:
         self.averaged = {name: value.clone() for name, value in self.net.state_dict().items()}
         self.steps = 0
         self.seconds = 0.0  # CPU time so far
+        self.seconds_before = 0.0  # CPU time before the last step
         self.points: dict[float, Weights] = {}  # CPU seconds -> weights
         if file.exists():
             self.load()
@@ -259,13 +260,15 @@ class Training:
         """Train until the training has taken this CPU time, and return the averaged weights."""
         if seconds in self.points:
             return self.points[seconds]
-        if seconds < self.seconds:
+        # A long last step may have passed this point as well as the point before.
+        if seconds < self.seconds_before:
             sys.exit(
                 f"{self.file} has already been trained for {self.seconds:.0f} s, longer than the "
                 f"{seconds:.0f} s of this point: use another --out, or larger --minutes"
             )
         saved_at = self.seconds
         while self.seconds < seconds:
+            self.seconds_before = self.seconds
             begin = time.process_time()
             self.step()
             self.seconds += time.process_time() - begin
@@ -304,6 +307,7 @@ class Training:
             "rng": self.rng.bit_generator.state,
             "steps": self.steps,
             "seconds": self.seconds,
+            "seconds_before": self.seconds_before,
             "points": {at: tuple(weights) for at, weights in self.points.items()},
         }
         # First to another name, so that a stop while writing leaves the old file whole.
@@ -322,6 +326,7 @@ class Training:
         self.rng.bit_generator.state = state["rng"]
         self.steps = state["steps"]
         self.seconds = state["seconds"]
+        self.seconds_before = state["seconds_before"]
         self.points = {at: Weights(*weights) for at, weights in state["points"].items()}
 
 

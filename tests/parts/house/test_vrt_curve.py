@@ -137,11 +137,13 @@ def test_a_stopped_training_goes_on_where_it_was(clip, tmp_path):
 
 def test_a_point_before_the_saved_training_is_refused(clip, tmp_path):
     training = Training(form_of_clips(BehindForm, clip), CONTROL, 0, tmp_path / "state.pt")
-    late = training.weights_after(0.2)
+    first_point = 2e-6  # CPU seconds, less than a step takes
+    first = training.weights_after(first_point)
+    training.weights_after(training.seconds + 1e-6)  # a further step
 
-    assert training.weights_after(0.2) is late
+    assert training.weights_after(first_point) is first
     with pytest.raises(SystemExit, match="another --out"):
-        training.weights_after(0.1)
+        training.weights_after(1e-6)
 
 
 @pytest.fixture(scope="module")
