@@ -92,7 +92,7 @@ def method_options(section: Mapping[str, Any]) -> dict[str, Any]:
     Raises OptionError for an unknown method, and for options that make several pictures.
     """
     # The message names all methods that a user can choose. `joint` is not in METHODS, because it is
-    # no formula. data/motion/joint.py has this method.
+    # no formula. data/motion/method.py has this method.
     name = section["type"]
     if name not in METHODS:
         raise OptionError(

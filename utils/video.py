@@ -400,8 +400,13 @@ def _orientation(frame: Any) -> Orientation:
     # The matrix is stored as nine integers: a b u, c d v, x y w. Only a, b, c and d are needed.
     numbers = np.frombuffer(bytes(matrix), np.int32).tolist()
     a, b, _, c, d = numbers[:5]
-    # x and y are exchanged if b and c are larger than a and d. A negative factor reverses the axis:
-    # b and d belong to the rows that are shown, a and c to the columns.
+    # x and y are exchanged if b and c are larger than a and d. A negative factor reverses an axis:
+    # b and d belong to the rows that are shown, a and c to the columns. E.g., with 1 for 65536:
+    #
+    #     a  b  c  d
+    #     1  0  0  1    upright
+    #     0  1 -1  0    a quarter turn: exchanged, with reversed columns
+    #    -1  0  0 -1    upside down: both axes are reversed
     is_transposed = abs(a) + abs(d) < abs(b) + abs(c)
     if is_transposed:
         return Orientation(is_transposed=True, has_reversed_columns=c < 0, has_reversed_rows=b < 0)

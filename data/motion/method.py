@@ -142,12 +142,14 @@ class JointMethod:
 # few spikes are used if a pixel of median light has fewer spikes than this in an exposure. Compared
 # with the steps for good light, they gain on the clips coffee and walker 0.2 to 0.9 dB more below 6
 # spikes, and 0 to 0.1 dB more at 16 to 18 spikes. In ideal conditions they gain up to 0.2 dB less
-# above 14 spikes.
+# above 14 spikes. The limit is the middle between 6 and 14.
 FEW_SPIKES = 10.0
 
 # If a spike pixel is smaller than this number of RGB pixels, the learned steps are not used. They
 # were trained with 4 RGB pixels in a spike pixel. With 1 they gain as much, and with 1/4 the frame
-# gets grain and another brightness, and loses 2.5 dB.
+# gets grain and another brightness, and loses 2.5 dB. No size between 1/4 and 1 was measured. The
+# limit is a little below 1, so that spike pixels of the size of RGB pixels still count as such if
+# the calibration is a little off.
 LEAST_AREA = 0.6
 
 # Takes learned steps: (first estimate z_0, equations) -> z. Both frames are (3, H, W).

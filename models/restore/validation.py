@@ -93,6 +93,7 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
         # In a round each rank scores one clip. In the last round a rank may have no clip. It must
         # vote before this round nevertheless, because the other ranks wait for its vote.
         for first in range(0, len(clips), world):
+            # The ranks vote between two rounds, so a signal is obeyed after a round at the latest.
             if first > 0 and _any_rank_stops():
                 return None
             index = first + rank

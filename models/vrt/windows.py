@@ -68,9 +68,10 @@ class Chunk:
     slices of consecutive tokens: rows and results are the same slice, and there are no spans.
     """
 
-    # The number of the token at each position, window after window. At padding it is 0.
+    # The index of the token at each position, window after window, (rows,) int64. At padding it is
+    # 0. For a chunk of `GatedMlp` a slice. The type is Any, because each user knows which it has.
     rows: Any
-    # The numbers of the tokens, without padding, in the order of `rows`.
+    # The indices of the tokens, without padding, in the order of `rows`, int64 or a slice.
     results: Any
     # True at padding, (rows, 1). None: no position is padding.
     padding: Tensor | None = None
@@ -130,7 +131,7 @@ class _WindowRange(NamedTuple):
 
     first: int
     end: int
-    # Number of the last tokens of such a window that come from the other end of the clip.
+    # How many tokens at the end of such a window come from the other end of the clip.
     wrapped: int
 
 

@@ -284,7 +284,11 @@ class Beats:
         A rank publishes its age with each beat, so the published age of a silent rank stays small.
         Then the rank with the largest age may only wait for the silent rank, which has entered as
         few collectives. So each other rank with as few collectives must be heard before `rank` is
-        called STUCK.
+        called STUCK. E.g. with
+
+            rank   syncs   age   last beat heard
+            2      2210    312   0.4 s ago          `rank`: it waits in an all_reduce
+            5      2210    0.2   9.1 s ago          SILENT: it has fallen silent in its forward pass
         """
         now = self.clock.now()
         all_are_heard = True
