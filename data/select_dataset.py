@@ -28,21 +28,30 @@ def build_dataset(section: LoaderOptions | dict[str, Any], split: str, seed: int
     """
     where = f"datasets.{split}"
     resolved: Any = DATASETS.resolve(section, where)
+    refuse_wrong_purpose(resolved.dataset_type, split)
+    return DATASETS.build(resolved, where, seed=seed)
+
+
+def refuse_wrong_purpose(dataset_type: str, split: str) -> None:
+    """Raise OptionError if a dataset is not for this split, e.g. a test set as datasets.train.
+
+    dataset_type: name of a registered dataset. split: "train" or "test".
+    """
+    where = f"datasets.{split}"
     is_training = split == "train"
     fitting = []  # names of the datasets for this split
     for name in DATASETS.names():
         dataset_class = DATASETS.model(name).constructor
         if _is_for_training(dataset_class) == is_training:
             fitting.append(name)
-    if resolved.dataset_type not in fitting:
+    if dataset_type not in fitting:
         purpose = "training" if is_training else "testing"
         raise OptionError(
-            what=f"{where}.dataset_type is {resolved.dataset_type}",
+            what=f"{where}.dataset_type is {dataset_type}",
             where=f"{where}.dataset_type",
             expected=f"a dataset for {purpose}: {', '.join(fitting)}",
             do="choose one",
         )
-    return DATASETS.build(resolved, where, seed=seed)
 
 
 def _is_for_training(dataset_class: Any) -> bool:

@@ -80,14 +80,18 @@ def check_data(file: str, overrides: list[str], decode: bool) -> None:
         of a file are read
     """
     from data.clips.manifest import raise_problems
+    from data.select_dataset import refuse_wrong_purpose
     from main_train_vrt import PARTS
 
     problems = []  # (where the clips are, their problems) of each report
     unreadable = []  # errors of splits without a folder
     opt = load_options(file, overrides, parts=PARTS)
     for split, section in opt.datasets:
+        if section is None:
+            continue
+        refuse_wrong_purpose(section.dataset_type, split)
         # A data set of a user's own class may have no check.
-        if section is None or not hasattr(section.constructor, "check"):
+        if not hasattr(section.constructor, "check"):
             continue
         try:
             reports = section.constructor.check(

@@ -946,6 +946,12 @@ def test_the_check_knows_every_root(roots, tmp_path, capsys):
     assert "train 1: 3 clips, 12 frames of 32 x 40" in said
 
 
+def test_a_training_set_for_testing_is_refused_by_the_check(roots, tmp_path, capsys):
+    clip_files.doctor_of_data(tmp_path, test=joined(roots))
+
+    assert "a dataset for testing: " in capsys.readouterr().err
+
+
 def test_a_cache_knows_every_root(roots, tmp_path):
     values = joined(roots)
     plain = set_for_training(values)
