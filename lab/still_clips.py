@@ -45,7 +45,8 @@ from lab.tools import ROOT, environment
 from utils.image import imread_rgb, imwrite_rgb
 from utils.results import markdown_table, read_json
 
-HEIGHT, WIDTH = 128, 160  # of a frame
+HEIGHT = 128  # of a frame, in pixels
+WIDTH = 160
 CORNER = (100, 100)  # place of the frame in the photograph at time 0, x and y
 PLANES = 60  # in an exposure
 SHARP_PLANE = 30  # the sharp frame is the middle plane of an exposure
@@ -161,7 +162,8 @@ def with_disc(picture: np.ndarray, other: np.ndarray) -> Scene:
 
 def write_clip(folder: Path, clip: str, scene: Scene, rate: float) -> None:
     """Write the blurry and the sharp frames of a clip, and its spikes."""
-    height, width = HEIGHT // BINS, WIDTH // BINS
+    height = HEIGHT // BINS  # of a spike plane
+    width = WIDTH // BINS
     camera = IntegrateAndFire(height, width, rate=rate, rng=np.random.default_rng(SEED))
     for frame in range(FRAMES):
         # A plane shows the light in its middle.

@@ -681,8 +681,8 @@ class BehindForm(Form):
         height, width = pictures.sharp.shape[-2:]
         top = int(rng.integers(height - BEHIND_SIDE + 1))
         left = int(rng.integers(width - BEHIND_SIDE + 1))
-        mirrored, upside_down, transposed = (bool(each) for each in rng.integers(0, 2, 3))
-        turn = Turn(mirrored, upside_down, transposed)
+        # Three draws of 0 or 1 in one call: mirrored, upside down, transposed.
+        turn = Turn(*rng.integers(0, 2, 3).astype(bool).tolist())
         rows = slice(top, top + BEHIND_SIDE)
         columns = slice(left, left + BEHIND_SIDE)
         z_0 = turn.of(pictures.z_0[..., rows, columns])

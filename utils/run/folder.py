@@ -159,7 +159,7 @@ def log_links(folder: Path) -> None:
 
 
 def _is_same(path: Path, stat: os.stat_result) -> bool:
-    """Whether `path` names a certain file. stat: what os.stat or os.fstat tells of the file."""
+    """Say whether `path` names a certain file. stat: the result of os.stat or os.fstat for it."""
     try:
         return os.path.samestat(os.stat(path), stat)
     except OSError:  # there is no such file

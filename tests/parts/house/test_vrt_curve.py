@@ -57,8 +57,10 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> list[Sample]:
 
 def form_of_clips(form, clip):
     """Build a form that is trained and tested on one clip."""
-    # `replace`, because the form for "prior" changes the proposals of its tests.
-    tests = {light: {"a": [replace(sample) for sample in clip]} for light in LIGHTS}
+    tests = {}
+    for light in LIGHTS:
+        # `replace`, because the form for "prior" changes the proposals of its tests.
+        tests[light] = {"a": [replace(sample) for sample in clip]}
     return form([[clip]], tests)
 
 
