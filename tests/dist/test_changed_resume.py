@@ -35,14 +35,22 @@ NO_TEST = "datasets.test={}"
 TENSORBOARD = "logging.use_tensorboard=true"
 
 
-def total(steps: int) -> str:
-    """Return the option that ends a run after so many steps."""
-    return f"train.total_iter={steps}"
+def end_at_step(step: int) -> str:
+    """Return the option that ends a run after this step."""
+    return f"train.total_iter={step}"
 
 
-def position(state: dict[str, Any]) -> tuple[int, int, int]:
-    """Return where in the data a checkpoint was saved: step, epoch, batch of the epoch."""
-    return state["step"], state["epoch"], state["batch"]
+class Position(NamedTuple):
+    """Where in the data a checkpoint was saved."""
+
+    step: int  # steps of the whole run
+    epoch: int  # whole epochs before this epoch
+    batch: int  # batches of this epoch that the run has taken
+
+
+def position(state: dict[str, Any]) -> Position:
+    """Return where in the data a checkpoint was saved."""
+    return Position(state["step"], state["epoch"], state["batch"])
 
 
 def exit_codes(*results: RankResult) -> list[list[int]]:
@@ -71,8 +79,8 @@ class Start(NamedTuple):
 def story(tmp_path_factory) -> dict[str, Start]:
     """Start one run six times. Returns each start by its name.
 
-    The data have 8 samples an epoch, and a step takes one sample. The option file says
-    total_iter 4.
+    The data have 8 samples an epoch: 2 training clips of 4 frames. A step takes one sample. The
+    option file says total_iter 4.
     """
     options = write_odd(tmp_path_factory.mktemp("story"))
     file = json.loads(options.read_text())
@@ -81,19 +89,21 @@ def story(tmp_path_factory) -> dict[str, Start]:
     checkpoint = experiment(options) / "checkpoints/checkpoint_latest.pth"
     starts = {}
 
-    # One epoch of 8 steps, more than the 4 steps of the file.
+    # One epoch of 8 steps, more than the 4 steps of the file. Each rank prints every fourth step.
     result = odd(options, "--epochs", "1", "debug.every=4")
     starts["epochs"] = Start(result, latest(options))
 
-    # Other learning rate, betas and parameter groups. Two epochs are 16 steps, 13 are fewer.
+    # Other learning rate, betas and parameter groups. Two epochs are 16 steps, 13 are fewer. In the
+    # case "states", odd_worker.py prints how many checkpoints its memory holds. `struck` says when:
+    # on rank 0, in the first step after the start.
     result = odd(
         options,
-        total(13),
+        end_at_step(13),
         "train.epochs=2",
         "train.G_optimizer_lr=1e-6",
         "train.G_optimizer_betas=[0.5,0.6]",
         'train.fix_keys=["bias"]',
-        case="states",  # counts the checkpoints in memory
+        case="states",
         struck=(0, 1),
     )
     starts["changed"] = Start(result, latest(options))
@@ -101,7 +111,7 @@ def story(tmp_path_factory) -> dict[str, Start]:
     # While another process holds the lock of the folder.
     with open(experiment(options) / ".lock", "ab") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
-        result = odd(options, total(15))
+        result = odd(options, end_at_step(15))
     starts["locked"] = Start(result, latest(options))
 
     # Weights in place of a checkpoint.
@@ -110,14 +120,15 @@ def story(tmp_path_factory) -> dict[str, Start]:
     starts["weights"] = Start(result, latest(options))
 
     # One of two training clips is removed. An epoch now has 4 samples, but the run has taken 5
-    # samples of its last epoch, so no sample of this epoch would be left.
+    # samples of its second epoch (13 steps = 8 + 5). So this epoch would have no sample left.
     for root in ("GOPRO_Large", "GOPRO_Large_spike_seq"):
         shutil.rmtree(options.parent / root / "train/train1")
-    result = odd(options, total(15), "train.epochs=2")
+    result = odd(options, end_at_step(15), "train.epochs=2")
     starts["fewer clips"] = Start(result, latest(options))
 
-    # The same data, but the checkpoint is named.
-    result = odd(options, total(15), "--resume", str(checkpoint), "debug.every=1")
+    # The same data, but the checkpoint is named. Each step prints its sample, so that the test sees
+    # from which clip it comes.
+    result = odd(options, end_at_step(15), "--resume", str(checkpoint), "debug.every=1")
     starts["checkpoint named"] = Start(result, latest(options))
     return starts
 
@@ -126,6 +137,7 @@ def test_epochs_on_the_command_line_replace_the_steps_of_the_file(story):
     start = story["epochs"]
 
     assert start.result.exit_codes == [0], start.result.text
+    # 1 epoch of 8 samples.
     assert start.state["step"] == 8
 
 
@@ -133,7 +145,8 @@ def test_a_start_says_that_the_steps_end_the_run_before_its_epochs(story):
     start = story["changed"]
 
     assert start.result.exit_codes == [0], start.result.text
-    assert position(start.state) == (13, 1, 5)
+    # 13 steps are one whole epoch of 8 samples, and 5 samples of the next epoch.
+    assert position(start.state) == Position(step=13, epoch=1, batch=5)
     message = "train.total_iter = 13 ends the run before train.epochs = 2"
     assert start.result.text.count(message) == 1
 
@@ -141,10 +154,12 @@ def test_a_start_says_that_the_steps_end_the_run_before_its_epochs(story):
 def test_the_first_batch_of_a_rank_is_described_once(story):
     output = story["epochs"].result.stdout[0]
 
+    # 1 clip of 2 frames, 3 colours, 32 x 32 pixels. Then comes the range of the values, from 0 or
+    # a little more, e.g. "0.012..0.98".
     assert output.count("[Rank 0/1] First batch: lq (1, 2, 3, 32, 32) float32 0") == 1
     assert "gt (1, 2, 3, 32, 32) float32" in output
     assert "loss () float32" in output
-    # debug.every is 4, and the start has 8 steps.
+    # debug.every is 4, and the start has 8 steps: it prints the steps 4 and 8.
     assert output.count("[Rank 0/1] Step ") == 2
 
 
@@ -198,10 +213,12 @@ def test_a_run_takes_other_training_clips_if_the_checkpoint_is_named(story):
     start = story["checkpoint named"]
 
     assert start.result.exit_codes == [0], start.result.text
-    # It begins the next epoch, and takes 2 steps of it.
-    assert position(start.state) == (15, 2, 2)
+    # After 13 steps it begins the third epoch, and takes the 2 steps up to step 15 from it.
+    assert position(start.state) == Position(step=15, epoch=2, batch=2)
     assert start.result.text.count("epoch 3 begins with its first sample") == 1
+    # Before the start, a warning may name the removed clip. No step may take a sample of it.
     _, _, after_start = start.result.text.rpartition("starting at")
+    assert "Samples: train0" in after_start
     assert "train1" not in after_start
 
 
@@ -210,7 +227,7 @@ def test_a_run_takes_other_training_clips_if_the_checkpoint_is_named(story):
 
 def test_a_run_stopped_in_a_validation_ends_with_the_bits_of_an_uninterrupted_run(tmp_path):
     options = write_odd(tmp_path)
-    steps = ("train.checkpoint_test=2", total(3))
+    steps = ("train.checkpoint_test=2", end_at_step(3))
     whole = odd(options, "task=whole", *steps, ranks=2)
 
     # Rank 1 gets a signal in the validation after step 2.
@@ -229,7 +246,7 @@ def test_a_run_stopped_in_a_validation_ends_with_the_bits_of_an_uninterrupted_ru
 
 def test_a_validation_that_was_stopped_twice_is_left_out(tmp_path):
     options = write_odd(tmp_path)
-    steps = ("train.checkpoint_test=2", total(4))
+    steps = ("train.checkpoint_test=2", end_at_step(4))
 
     # The first four starts get a signal in a validation: two in the validation after step 2, two in
     # the validation after step 4. The step of `struck` counts from the start, so a start that
@@ -247,7 +264,7 @@ def test_a_validation_that_was_stopped_twice_is_left_out(tmp_path):
 def best_psnr(tmp_path_factory) -> float:
     """Return the best PSNR of a run of two steps that nobody stopped."""
     options = write_odd(tmp_path_factory.mktemp("whole"))
-    result = odd(options, total(2))
+    result = odd(options, end_at_step(2))
     assert result.exit_codes == [0], result.text
     return latest(options)["best_psnr"]
 
@@ -275,7 +292,7 @@ class Cut(NamedTuple):
 )
 def test_the_last_validation_is_recorded_once_wherever_the_run_was_cut(tmp_path, best_psnr, cut):
     options = write_odd(tmp_path)
-    common = (total(2), TENSORBOARD)
+    common = (end_at_step(2), TENSORBOARD)
     writers = f"logging.writers={json.dumps(cut.writers)}"
 
     first = odd(options, *common, writers, case=cut.case, struck=(0, cut.step))
@@ -325,7 +342,7 @@ def after_skipped_steps(tmp_path_factory) -> dict[str, Any]:
     """A run whose output is NaN from step 3 on, so that it ends. Then the run is started again."""
     options = write_odd(tmp_path_factory.mktemp("skipped"))
     # Two skipped steps in a row end the run.
-    changes = (total(4), NO_TEST, TENSORBOARD, "train.max_nonfinite_steps=2")
+    changes = (end_at_step(4), NO_TEST, TENSORBOARD, "train.max_nonfinite_steps=2")
     failed = odd(options, *changes, case="nan", struck=(0, 3))
     losses = history(options)["train/loss"]
     again = odd(options, *changes)
@@ -352,7 +369,7 @@ def test_tensorboard_shows_each_step_once_after_a_second_start(after_skipped_ste
 
 def test_tensorboard_shows_the_newer_start_after_a_clock_that_went_back(tmp_path):
     options = write_odd(tmp_path)
-    first = odd(options, total(2), NO_TEST, TENSORBOARD)
+    first = odd(options, end_at_step(2), NO_TEST, TENSORBOARD)
     # The file name holds the time of the start: events.out.tfevents.<seconds>.<host>... Move it an
     # hour into the future, as if the clock went back an hour before the second start.
     (written,) = (experiment(options) / "tb_logger").iterdir()
@@ -363,7 +380,7 @@ def test_tensorboard_shows_the_newer_start_after_a_clock_that_went_back(tmp_path
     foreign = written.with_name("events.out.tfevents.of_my_own")
     foreign.write_bytes(b"")
 
-    again = odd(options, total(4), NO_TEST, TENSORBOARD)
+    again = odd(options, end_at_step(4), NO_TEST, TENSORBOARD)
 
     assert exit_codes(first, again) == [[0], [0]], texts(first, again)
     # TensorBoard could not read it. The line fails if the run has removed the file.

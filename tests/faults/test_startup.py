@@ -177,7 +177,8 @@ def test_options_that_differ_between_ranks_are_refused(tmp_path):
 def test_a_time_out_of_the_group_before_the_watchdog_is_refused(tmp_path):
     result = train(write_options(tmp_path), ranks=2, env={"NCCL_TIMEOUT": "200"})
 
-    limits = "stall_s is 300 s, start_s is 900 s, validate_s is 1500 s, save_s is 900 s; the"
+    # The defaults. All of them are longer than 200 s.
+    limits = "stall_s is 300 s, start_s is 900 s, validate_s is 1500 s, save_s is 900 s"
     assert result.exit_codes == [2, 2]
     assert result.text.count(limits) == 1
 
@@ -187,9 +188,21 @@ def test_a_longer_time_out_of_the_group_makes_limits_of_the_watchdog_longer(tmp_
 
     result = train(write_options(tmp_path), *changes, ranks=2, env={"NCCL_TIMEOUT": "7200"})
 
-    # The limits of long phases become 0.9 x 7200 s. The limit of a step, stall_s, stays.
+    # The limits of slow phases become 90 % of the time-out: 0.9 x 7200 s = 6480 s. The other 10 %,
+    # 12 minutes, leave the watchdog time to end the run first. The limit of a step, stall_s, stays.
     assert result.exit_codes == [0, 0], result.text
     assert result.text.count("stall_s 300, start_s 6480, validate_s 6480, save_s 6480") == 1
+
+
+# The rule: a user sets stall_s, the limit of a step. It is 300 s by default. The limits of slow
+# phases are multiples of stall_s, but of 300 s if stall_s is shorter. The time-out of the process
+# group is 1.2 x the longest limit, so that it comes after the watchdog, but at least 1800 s.
+#
+#     stall_s   300 (default)   1000
+#     start     3 x  300        3 x 1000
+#     validate  5 x  300        5 x 1000
+#     save      3 x  300        3 x 1000
+#     group     1.2 x 1500      1.2 x 5000
 
 
 @dataclass(frozen=True)
@@ -204,12 +217,18 @@ class Limits:
     group: int  # time-out of the process group
 
 
+# By default, the time-out of the process group has at least so many seconds (dist_timeout_s).
+LEAST_GROUP_S = 1800
+
+
 @pytest.mark.parametrize(
     "limits",
     [
         Limits({}, step=300, start=900, validate=1500, save=900, group=1800),
         Limits({"stall_s": 5}, step=5, start=900, validate=1500, save=900, group=1800),
         Limits({"stall_s": 1000}, step=1000, start=3000, validate=5000, save=3000, group=6000),
+        # A limit that is given replaces the multiple. But validate_s and save_s, 1 s, are shorter
+        # than stall_s, and no phase has less time than a step. So both are 5 s.
         Limits(
             {"stall_s": 5, "start_s": 60, "validate_s": 1, "save_s": 1},
             step=5,
@@ -226,38 +245,61 @@ def test_the_limits_of_time_follow_from_one_number(limits):
 
     assert budgets.of("data") == limits.step
     assert budgets.of("start") == limits.start
-    assert budgets.of("validate: a clip") == limits.validate
+    assert budgets.of("validate") == limits.validate
     assert budgets.of("save") == limits.save
-    # Ranks that wait at the turn of an epoch wait as long as in a step.
-    assert budgets.of("barrier in epoch turn") == limits.step
-    assert budgets.timeout_s(1800) == limits.group
-    # The name of a clip, behind the colon, does not count. It may have the word "in", which comes
-    # between a phase and the phase around it, and it may have the name of a phase.
-    assert budgets.of("restore: cat in hat") == limits.validate
-    assert budgets.of("barrier in validate: clip in save") == limits.validate
+    assert budgets.timeout_s(LEAST_GROUP_S) == limits.group
+
+
+# The watchdog writes a phase as "[inner phase in ]phase[: clip]". The outer phase has the limit.
+@pytest.mark.parametrize(
+    ("written", "phase_with_the_limit"),
+    [
+        ("validate: a clip", "validate"),
+        # Ranks that wait at the turn of an epoch wait as long as in a step.
+        ("barrier in epoch turn", "epoch turn"),
+        # A clip may have " in " in its name, and even the name of a phase. It does not count.
+        ("restore: cat in hat", "restore"),
+        ("barrier in validate: clip in save", "validate"),
+    ],
+)
+def test_the_outer_phase_has_the_limit_whatever_the_clip_is_named(written, phase_with_the_limit):
+    # Four limits that differ, so that a wrong phase is noticed.
+    budgets = WatchdogOptions(stall_s=5, start_s=60, validate_s=70, save_s=80)
+    limits = {"validate": 70, "restore": 70, "epoch turn": 5}
+
+    assert budgets.of(written) == limits[phase_with_the_limit]
 
 
 # ---- Who reports an error ----
 
 
+# The command of each case names an option file that is missing, nothere.json. A run of one rank
+# says so. A run of several ranks first needs an address to meet at, which is missing as well.
 @pytest.mark.parametrize(
     ("launch", "message"),
     [
-        ({"RANK": "0", "WORLD_SIZE": "1"}, "nothere.json"),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "7"}, "nothere.json"),
-        (
-            {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "x"},
-            "SLURM_JOB_NODELIST is missing",
+        pytest.param({"RANK": "0", "WORLD_SIZE": "1"}, "nothere.json", id="one rank"),
+        # SLURM sets these in a shell of one task. The number of the job may be any number.
+        pytest.param(
+            {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "7"},
+            "nothere.json",
+            id="srun --pty bash",
         ),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR is missing"),
+        # 8 tasks are 8 ranks, which meet on the first node of the job.
+        pytest.param(
+            {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"},
+            "SLURM_JOB_NODELIST is missing",
+            id="srun --pty bash in a job of 8 tasks",
+        ),
+        pytest.param({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR is missing", id="no address"),
     ],
-    ids=["one rank", "srun --pty bash", "srun --pty bash in a job of 8 tasks", "no address"],
 )
 def test_each_command_of_a_shell_reports_its_own_error(tmp_path, launch, message):
     env = {**launch, "TMPDIR": str(tmp_path)}
 
-    # Ranks of one launch report an error once. Two commands of one shell are two launches, although
-    # they have the same parent. Here the fork server of the tests is the shell.
+    # The ranks of one launch report an error once. They have the same parent process. But two
+    # commands of a shell have the same parent too, the shell, and both must report. Here the fork
+    # server of the tests is the parent of both commands.
     for _ in range(2):
         result = run_ranks(1, MAIN, "--opt", "nothere.json", env=env)
 

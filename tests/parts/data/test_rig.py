@@ -2,11 +2,16 @@
 
 A `Rig` says how the two cameras are mounted and which flaws they have. The scene is one random
 picture, rendered at 64 x 80 for the RGB camera; the spike camera has 32 x 40 pixels.
+
+`Rig.asked` makes the rig that the flag --rig asks for, e.g. by a name of NAMED: "ideal" has two
+cameras in one place and little noise, "rig" has the flaws of a common pair of cameras, "dim" has
+these flaws in less light.
 """
 
 import json
 from dataclasses import asdict
 
+import cv2
 import numpy as np
 import pytest
 
@@ -24,20 +29,27 @@ RGB = (64, 80)
 SPIKE = (32, 40)
 # Spike planes of a frame.
 PLANES = 16
+# Spikes per plane at full light, if a rig does not say another number.
+RATE = 0.9
 
 
 def scene(planes=3 * PLANES, step=0.0, seed=0):
     """Return light (planes, H, W, 3) that moves by `step` pixels a plane to the left."""
     height, width = RGB
     rng = np.random.default_rng(seed)
-    # 60 more columns than the frame has, because the scene moves.
-    picture = texture(rng, (4 * height, 4 * width))[:height, : width + 60]
+    # The shapes of a texture have a radius of 4 pixels to a twelfth of its height. In a texture of
+    # 4 x 64 rows this is up to 21 pixels, which a spike camera of half the pixels shows as well.
+    # Only a part is used: the height of the frame, and 60 more columns than the frame has, because
+    # the scene moves.
+    large = texture(rng, (4 * height, 4 * width))
+    picture = large[:height, : width + 60]
     light = simulate.to_linear(picture)
 
     views = []
     for plane in range(planes):
         left = round(step * plane)
         views.append(light[:, left : left + width])
+    # Another weight for each colour, so that mixed-up colours show.
     colour = np.array([0.9, 1.0, 0.8], np.float32)
     return np.stack(views)[..., None] * colour
 
@@ -69,8 +81,10 @@ def test_the_spike_camera_of_a_perfect_pair_integrates_the_light_of_each_pixel()
 
     _, spikes = record(Rig(), lights)
 
+    # The same sensor as that of the rig: with the random numbers of seed 0, which the sensor begins
+    # with, and with as many spikes per plane at full light.
     rng = random_stream("sensor of a rig", 0)
-    sensor = simulate.IntegrateAndFire(*SPIKE, rate=0.9, rng=rng)
+    sensor = simulate.IntegrateAndFire(*SPIKE, rate=RATE, rng=rng)
     expected = sensor.run(simulate.bin_pixels(simulate.to_grey(light), 2) for light in lights)
     assert np.array_equal(spikes, expected)
 
@@ -94,17 +108,19 @@ def test_the_true_calibration_puts_the_spikes_where_they_belong():
     mix = (0.3, 0.5, 0.2)  # how strongly the spike camera sees red, green and blue
     rig = Rig(shift_x=3.0, shift_y=-2.0, rotation_deg=1.5, scale=0.97, mix=mix)
     lights = scene(30 * PLANES)
-    rates = firing_rates(rig, lights).astype(np.float32)[None]
+    rates = firing_rates(rig, lights).astype(np.float32)  # (h, w)
     geometry = SpikeGeometry(*SPIKE)
-    calibrated = CalibratedGrid(rig.calibration(SPIKE, RGB), geometry, "rig")
-    uncalibrated = ScaledGrid(geometry, RGB, 1)
+    calibrated = CalibratedGrid(rig.calibration(SPIKE, RGB), geometry, path="no file")
+    uncalibrated = ScaledGrid(geometry, RGB, interpolation=cv2.INTER_LINEAR)
 
-    truth = 0.9 * lights[0] @ np.array(mix, np.float32)  # 0.9: the rate at full light
+    grey = lights[0] @ np.array(mix, np.float32)  # (H, W)
+    true_rates = RATE * grey
     inside = (slice(8, -8), slice(8, -8))  # the spike camera does not see the edges
 
     def mean_error(grid):
-        in_rgb = grid.window(Augment.whole(RGB)).to_rgb(rates)[0]
-        return np.abs(in_rgb - truth)[inside].mean()
+        window = grid.window(Augment.whole(RGB))
+        (rates_on_frame,) = window.to_rgb(rates[None])  # one channel: (1, h, w) -> (1, H, W)
+        return np.abs(rates_on_frame - true_rates)[inside].mean()
 
     assert mean_error(calibrated) < 0.5 * mean_error(uncalibrated)
 
@@ -115,6 +131,7 @@ def test_the_calibration_says_the_rig_that_it_was_made_for():
     assert calibration.made["rig"]["shift_x"] == 3.0
 
 
+# A camera of NAMED that is not ideal is exposed for 0.8 of the time between two frames.
 @pytest.mark.parametrize(("name", "share"), [("ideal", 1.0), ("rig", 0.8), ("dim", 0.8)])
 def test_the_calibration_says_how_long_a_frame_is_exposed(name, share):
     rig = Rig.asked(name, np.random.default_rng(0))
