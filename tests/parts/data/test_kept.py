@@ -50,6 +50,10 @@ from tests.helpers.train_files import latest, train, write_options
 
 # The arrays of a record, by their names.
 Columns = dict[str, np.ndarray]
+# Helpers of tests/helpers/clip_files.py that these tests use:
+#     section(root, **changes)  the section datasets.train for the clips below `root`
+#     source_of(values)         the clips that such a section asks for, before they are checked
+
 # Options of a training on frames alone.
 RGB: dict[str, Any] = {
     "dataset_type": "VideoRecurrentTrainDataset",
@@ -64,15 +68,15 @@ def root(tmp_path):
     return write_clips(tmp_path, "clip0", "clip10")
 
 
-def start(values: dict[str, Any], folder: Path) -> Report:
-    """Check the data as a start of a training does. Return the report.
+def checked_at_start(values: dict[str, Any], folder: Path) -> Report:
+    """Check the data as a start of a training does, and write the record. Return the report.
 
     values: the section datasets.train. folder: where the record is, in .preflight.
     """
     return check_source(source_of(values), "train", folder / ".preflight")
 
 
-def is_known(report: Report) -> bool:
+def is_from_record(report: Report) -> bool:
     """Return whether a start took the clips from the record."""
     return report.note.endswith("as checked before")
 
@@ -176,11 +180,11 @@ def test_the_clips_of_a_record_are_those_of_the_files(root, change_kind):
     values = section(root, **changes)
     expected, _ = manifest.scan(source_of(values))
 
-    first = start(values, root)
-    second = start(values, root)
+    first = checked_at_start(values, root)
+    second = checked_at_start(values, root)
 
-    assert not is_known(first)
-    assert is_known(second)
+    assert not is_from_record(first)
+    assert is_from_record(second)
     assert first.counts() == second.counts()
     of_files = [all_that_a_clip_holds(clip) for clip in expected]
     assert [all_that_a_clip_holds(clip) for clip in first.clips] == of_files
@@ -211,11 +215,11 @@ def copy_clip(path: Path) -> None:
 @pytest.mark.parametrize("change", [remove, rewrite, touch, copy_clip])
 def test_files_that_changed_are_checked_anew(root, change):
     values = section(root, **RGB)
-    start(values, root)
+    checked_at_start(values, root)
 
     change(root / "GOPRO_Large/train/clip10/sharp/000003.png")
 
-    assert not is_known(start(values, root))
+    assert not is_from_record(checked_at_start(values, root))
 
 
 def write_many_clips(root: Path) -> Path:
@@ -235,13 +239,13 @@ def test_a_folder_with_another_name_in_it_is_noticed_without_a_look_at_its_files
     # 9902 files. A repeated start looks at no more than 4096 files, but at every folder.
     clips = write_many_clips(tmp_path)
     values = section(tmp_path, **RGB)
-    start(values, tmp_path)
-    assert is_known(start(values, tmp_path))
+    checked_at_start(values, tmp_path)
+    assert is_from_record(checked_at_start(values, tmp_path))
 
     last = clips / "c77/sharp/000049.png"
     last.rename(last.with_name("000050.png"))
 
-    assert "lacks" in str(start(values, tmp_path).problems)
+    assert "lacks" in str(checked_at_start(values, tmp_path).problems)
 
 
 # ---- Records of a stranger -------------------------------------------------------------------
@@ -268,7 +272,7 @@ def plus(column: np.ndarray, value: float) -> np.ndarray:
 
 
 # A lie replaces some columns of a true record. Each function below gets the true columns, and
-# returns those that it replaces. Its name says what is wrong.
+# returns {name: column} of those that it replaces. Its name says what is wrong.
 
 
 # ---- Lies: paths ----
@@ -283,11 +287,13 @@ def another_folder(columns: Columns) -> Columns:
 
 
 def a_name_with_a_folder(columns: Columns) -> Columns:
-    return {"lq_names": text(*["../x.png"] * 12)}
+    names = 12 * ["../x.png"]  # of six frames of two clips
+    return {"lq_names": text(*names)}
 
 
 def an_empty_name(columns: Columns) -> Columns:
-    return {"lq_names": text(*[""] * 12)}
+    names = 12 * [""]
+    return {"lq_names": text(*names)}
 
 
 def pictures_of_other_frames(columns: Columns) -> Columns:
@@ -381,9 +387,11 @@ def two_dimensions(columns: Columns) -> Columns:
 
 
 def states_of_other_folders(columns: Columns) -> Columns:
-    # The same number of folders, but each is the root of the system.
-    folders = len(columns["folder_states"]) // 2
-    return {"folders": text(*["/"] * folders)}
+    # The same number of folders, but each is the root of the system. The record has two numbers for
+    # the state of a folder.
+    folder_count = len(columns["folder_states"]) // 2
+    names = folder_count * ["/"]
+    return {"folders": text(*names)}
 
 
 def no_states(columns: Columns) -> Columns:
@@ -423,29 +431,30 @@ LIES = [
 @pytest.mark.parametrize("lie", LIES)
 def test_a_record_that_does_not_fit_is_as_good_as_none(root, lie):
     values = section(root)
-    start(values, root)
+    checked_at_start(values, root)
     columns = record_of(root)
     expected, _ = manifest.scan(source_of(values))
     # Writing the same columns again changes nothing. So what follows is due to the lie.
     write_record(root, columns)
-    assert is_known(start(values, root))
+    assert is_from_record(checked_at_start(values, root))
 
     write_record(root, columns | lie(columns))
-    report = start(values, root)
+    report = checked_at_start(values, root)
 
-    assert not is_known(report)
+    assert not is_from_record(report)
     assert not report.problems
     assert [clip.lq for clip in report.clips] == [clip.lq for clip in expected]
     # This start has written a true record.
-    assert is_known(start(values, root))
+    assert is_from_record(checked_at_start(values, root))
 
 
 def test_a_record_without_one_of_the_clips_is_as_good_as_none(root):
     values = section(root)
-    start(values, root)
-    # A second record, elsewhere, of one of the two clips.
+    checked_at_start(values, root)
+    # A second record, elsewhere, of one of the two clips. A line of the list has the name of a
+    # clip, its number of frames, its shape (0: any) and its first frame.
     (root / "meta.txt").write_text("clip0 6 0 0\n")
-    start(section(root, meta_info_file=str(root / "meta.txt")), root / "other")
+    checked_at_start(section(root, meta_info_file=str(root / "meta.txt")), root / "other")
     columns = record_of(root / "other")
     # The states of the folders are true, so that nothing seems to have changed.
     true_columns = record_of(root)
@@ -453,23 +462,29 @@ def test_a_record_without_one_of_the_clips_is_as_good_as_none(root):
     columns["folder_states"] = true_columns["folder_states"]
 
     write_record(root, columns)
-    report = start(values, root)
+    report = checked_at_start(values, root)
 
-    assert not is_known(report)
+    assert not is_from_record(report)
     assert len(report.clips) == 2
 
 
 def test_a_compressed_record_is_as_good_as_none(root):
     # A small compressed file can hold arrays that fill all memory.
     values = section(root)
-    start(values, root)
+    checked_at_start(values, root)
 
     write_record(root, record_of(root), save=np.savez_compressed)
 
-    assert not is_known(start(values, root))
+    assert not is_from_record(checked_at_start(values, root))
 
 
 # ---- Damaged records -------------------------------------------------------------------------
+
+
+# An .npz file is a zip file. Its last 22 bytes say where the list of its arrays begins, so the bit
+# 20 bytes before the end is one of theirs, and a file without its last 50 bytes has no such entry.
+# A .json file ends with the digest of the arrays, 64 digits, and a bracket. So both damages hit the
+# digest.
 
 
 def flip_bit(content: bytes) -> bytes:
@@ -480,7 +495,7 @@ def flip_bit(content: bytes) -> bytes:
 
 
 def cut_short(content: bytes) -> bytes:
-    """Return the content of a file without its end."""
+    """Return the content of a file without its last 50 bytes."""
     return content[:-50]
 
 
@@ -499,22 +514,22 @@ DAMAGES = [
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_record_is_as_good_as_none(root, damage, suffix):
     values = section(root)
-    start(values, root)
+    checked_at_start(values, root)
     (record,) = (root / ".preflight").glob(f"*{suffix}")
 
     content = damage(record.read_bytes()) if callable(damage) else damage
     record.write_bytes(content)
 
-    assert not is_known(start(values, root))
+    assert not is_from_record(checked_at_start(values, root))
     # This start has written a sound record.
-    assert is_known(start(values, root))
+    assert is_from_record(checked_at_start(values, root))
 
 
 def test_a_folder_that_cannot_be_written_costs_the_record_alone(root, caplog):
     (root / ".preflight").write_text("a file in its place")
     caplog.set_level("INFO")
 
-    report = start(section(root), root)
+    report = checked_at_start(section(root), root)
 
     assert not report.problems
     assert len(report.clips) == 2
@@ -549,28 +564,40 @@ def run_python(program: str, root: Path, *before: str) -> subprocess.CompletedPr
     return ended
 
 
-def calls_for(root: Path, suffix: str) -> int:
-    """Return how often a start asks for the state of a file with this suffix, below `root`."""
+@dataclasses.dataclass
+class FirstStart:
+    """What a first start asked of the system."""
+
+    root: Path
+    # The calls that asked for the state of a file below `root`, a line of strace each.
+    calls: list[str]
+
+
+@pytest.fixture(scope="module")
+def first_start(tmp_path_factory) -> FirstStart:
+    """Check the two clips of `root` with an eye on the system calls."""
+    if not shutil.which("strace"):
+        pytest.skip("counts calls with strace")
+    root = write_clips(tmp_path_factory.mktemp("first_start"), "clip0", "clip10")
     table = root / "calls.txt"
     # -f: also of processes that the program starts. -y: with the names of open files.
     strace = ["strace", "-f", "-y", "-o", str(table), "-e", f"trace={STATES}"]
     ended = run_python(CHECK, root, *strace)
     assert ended.stdout.startswith("[]"), ended.stdout  # no problems
-    count = 0
-    for line in table.read_text(errors="replace").splitlines():
-        if str(root) in line and suffix in line:
-            count += 1
-    return count
+    lines = table.read_text(errors="replace").splitlines()
+    return FirstStart(root, [line for line in lines if str(root) in line])
 
 
-# The first picture and the first spikes of each clip are opened once more, to compare their
-# contents. So are the first pictures of one clip.
-@pytest.mark.skipif(not shutil.which("strace"), reason="counts calls with strace")
+# Some files are opened once more. Clips are compared by content, by the first blurry picture and
+# the first spikes of each of the two clips: 2 pictures, 2 files of spikes. Besides, the first
+# blurry and the first sharp picture of one clip are decoded: 2 more pictures.
 @pytest.mark.parametrize(("suffix", "opened_again"), [(".png", 4), (".dat", 2)])
-def test_a_first_start_asks_for_the_state_of_each_file_once(root, suffix, opened_again):
-    files = len(list(root.rglob(f"*{suffix}")))
+def test_a_first_start_asks_for_the_state_of_each_file_once(first_start, suffix, opened_again):
+    files = list(first_start.root.rglob(f"*{suffix}"))
 
-    assert calls_for(root, suffix) == files + opened_again
+    calls = [call for call in first_start.calls if suffix in call]
+
+    assert len(calls) == len(files) + opened_again
 
 
 # A rank of a training: it prints which files and folders it opens to make its data set, and whether

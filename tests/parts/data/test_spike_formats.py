@@ -86,10 +86,10 @@ def test_each_format_reads_back_what_was_written(written):
 
 
 def crops_of(height, width):
-    """Return crops of a plane: its first pixel, its last ones, some in the middle, all rows.
+    """Return crops of a plane: its first pixel, its last pixels, some in the middle, all rows.
 
-    Of small planes, all crops of three rows at two heights, because they begin and end at each
-    place within a byte.
+    For a plane of less than 20 columns also every left edge with every width, in two places of the
+    plane. So crops begin and end at each bit of a byte.
     """
     crops = [
         Crop(top=0, left=0, height=1, width=1),
@@ -109,7 +109,7 @@ def test_each_format_reads_back_parts_of_what_was_written(written):
     spikes, file = written
 
     for crop in crops_of(*spikes.shape[1:]):
-        part = file.read(3, 2, crop)
+        part = file.read(first=3, count=2, crop=crop)
 
         rows = slice(crop.top, crop.top + crop.height)
         columns = slice(crop.left, crop.left + crop.width)
@@ -156,13 +156,16 @@ def test_packed_bytes_are_those_of_the_definition(tmp_path, order, weights):
 
     write_spikes(tmp_path / "a.bin", spikes, SpikeGeometry(6, 12, bit_order=order))
 
+    # A file of a spike camera has the bottom row first (flipud, the default). A row of 12 pixels
+    # needs no whole number of bytes, so the pixels of all rows follow one another: the first byte
+    # has 8 pixels of the bottom row, the second byte has its last 4 and 4 of the row above it.
     bottom_row_first = spikes[:, ::-1]
-    groups_of_8 = bottom_row_first.reshape(-1, 8)
-    expected = bytes((groups_of_8 @ weights).tolist())
+    groups_of_8_pixels = bottom_row_first.reshape(-1, 8)  # (bytes, 8)
+    expected = bytes((groups_of_8_pixels @ weights).tolist())
     assert (tmp_path / "a.bin").read_bytes() == expected
 
 
-def test_planes_with_the_top_row_first_are_upside_down_for_others(tmp_path):
+def test_planes_are_upside_down_if_a_reader_takes_the_top_row_for_the_first(tmp_path):
     spikes = random_spikes(6, 12, planes=2)
     write_spikes(tmp_path / "a.bin", spikes, SpikeGeometry(6, 12))
 
@@ -181,6 +184,7 @@ def test_the_wrong_order_of_bits_gives_plausible_planes_that_are_wrong(tmp_path)
     assert not np.array_equal(found, spikes)
 
 
+# Some cameras add columns to each row that are no picture, head columns. They are not read.
 @pytest.mark.parametrize("name", ["head.dat", "head.npy"])
 def test_head_columns_are_the_last_of_a_row(tmp_path, name):
     spikes = random_spikes(6, 12, planes=2)

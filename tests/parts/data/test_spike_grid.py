@@ -182,16 +182,18 @@ def test_crops_are_drawn_where_the_spike_camera_sees():
 
     assert some_grid.window(region).covered.all()
     # The region is the largest upright rectangle that was found in the view. The view is turned by
-    # 3 degrees, so the rectangle leaves out a part of it, here 7 %. With a region below three
-    # quarters, much of the view would be in no crop.
+    # 3 degrees, so the rectangle leaves out its edges, here 7 % of the view. The limit is 25 %:
+    # edges are left out at any angle, but a region that leaves out more than this is too small.
     area_in_view = some_grid.coverage * FRAME[0] * FRAME[1]
     assert region.height * region.width > 0.75 * area_in_view
 
 
 def test_the_coverage_is_the_share_of_the_frame_in_view():
-    # The view has 24 x 32 spike pixels, each 1.37 x 1.37 RGB pixels: two thirds of the frame. A
-    # small part of it lies above the upper edge of the frame.
-    assert 0.5 < grid().coverage < 0.9
+    # The view has 24 x 32 spike pixels, each 1.37 x 1.37 RGB pixels: 33 x 44 = 1441 of the 36 x 60
+    # = 2160 RGB pixels. Its middle is 2.6 RGB pixels above the middle of the frame, so a strip of
+    # about 33 / 2 + 2.6 - 36 / 2 = 1 row lies above the frame.
+    view = 1441 - 1 * 44
+    assert grid().coverage == pytest.approx(view / 2160, abs=0.01)
 
 
 def test_edges_are_repeated_outside_of_the_view():
@@ -280,6 +282,8 @@ def test_another_mirror_changes_the_digest():
     assert changed.digest() != saved.digest()
 
 
+# A calibration without a share has the share 1. The digest holds the share of the planes that are
+# read, at most 1, which is 1.12 times the exposure share. So 0.95 must count in another way.
 @pytest.mark.parametrize("share", [0.8, 0.95])
 def test_another_exposure_share_changes_the_digest(share):
     saved = saved_calibration()

@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,10 +20,15 @@ from tests.helpers.weights_files import released_tensors
 from utils.errors import CheckpointError
 
 NAME = "006_VRT_videodeblurring_GoPro"
-# The end of each program of `started`. It refuses --sigma, because 006 is no denoiser, but only
-# after it has read the weights. So this text proves that they were fetched and read.
+# The end of each program of `started`. It is given a noise level (--sigma), which 006 cannot take,
+# because it is no denoiser. The program finds this after it has read the weights. So this text
+# proves that they were fetched and read.
 REFUSAL_OF_READ_WEIGHTS = "these weights do not take a noise level"
-FILE = Path("model_zoo/vrt") / f"{NAME}.pth"
+FILE_NAME = f"{NAME}.pth"
+# Where a program puts the file, seen from the folder in which the program is started.
+FILE = Path("model_zoo/vrt") / FILE_NAME
+# Exit code for wrong or missing files.
+WRONG_DATA = 3
 
 
 def save_as_released(path: Path) -> None:
@@ -80,10 +85,16 @@ def home(tmp_path: Path) -> Path:
     return folder
 
 
+def unanswered_address() -> str:
+    """Return an address of this machine at which no server answers."""
+    return f"http://127.0.0.1:{free_port()}"
+
+
 def started(folder: Path, mirror: str) -> Ranks:
     """Start main_test_vrt.py in `folder`, with the weights vrt/006 and a noise level.
 
-    The program ends with REFUSAL_OF_READ_WEIGHTS, and restores no frame.
+    If it gets the weights, it ends with REFUSAL_OF_READ_WEIGHTS, and restores no frame.
+    mirror: address of the server from which it fetches the weights.
     """
     clip = ("--input", folder / "GOPRO_Large/test/mine/blur", "--output", folder / "out")
     arguments = ("--weights", "vrt/006", *clip, "--sigma", "9")
@@ -96,27 +107,33 @@ def run_to_end(folder: Path, mirror: str) -> RankResult:
         return program.wait(120)
 
 
+def advice_of(text: str) -> str:
+    """Return the advice of an error, the text behind its last "do", e.g. "download it on ..."."""
+    _, _, advice = text.rpartition("  do ")
+    return advice.strip()
+
+
 def left_in(folder: Path) -> list[str]:
-    """Return the names of all files of downloads, also of unfinished ones."""
+    """Return the names of all downloaded files, also of those whose download did not end."""
     return sorted(path.name for path in (folder / "model_zoo").rglob("*") if path.is_file())
 
 
 def test_released_weights_are_fetched_once_and_then_found_without_a_network(server, tmp_path):
-    save_as_released(server.folder / FILE.name)
+    save_as_released(server.folder / FILE_NAME)
     folder = home(tmp_path)
 
     first = run_to_end(folder, server.address)
-    again = run_to_end(folder, f"http://127.0.0.1:{free_port()}")
+    again = run_to_end(folder, unanswered_address())
 
-    assert f"downloading {server.address}/{FILE.name} to {FILE}" in first.text
+    assert f"downloading {server.address}/{FILE_NAME} to {FILE}" in first.text
     for result in (first, again):
         assert REFUSAL_OF_READ_WEIGHTS in result.text, result.text
-    assert server.asked == [f"/{FILE.name}"]
-    assert left_in(folder) == [FILE.name]
+    assert server.asked == [f"/{FILE_NAME}"]
+    assert left_in(folder) == [FILE_NAME]
 
 
 def test_a_training_starts_from_released_weights_by_name(server, tmp_path):
-    save_as_released(server.folder / FILE.name)
+    save_as_released(server.folder / FILE_NAME)
     options = write_options(tmp_path / "run")
 
     arguments = ("--opt", options, "path.pretrained_netG=vrt/006")
@@ -127,37 +144,38 @@ def test_a_training_starts_from_released_weights_by_name(server, tmp_path):
 
     # The options have another network, so the weights are refused. To see that they do not fit, the
     # program must have fetched and read them.
-    assert result.exit_codes == [3]
+    assert result.exit_codes == [WRONG_DATA]
     assert "the weights do not fit the network" in result.text
     assert str(FILE) in result.text
     assert (tmp_path / FILE).is_file()
 
 
 def test_two_processes_fetch_a_file_once(server, tmp_path):
-    save_as_released(server.folder / FILE.name)
+    save_as_released(server.folder / FILE_NAME)
     folder = home(tmp_path)
 
     with started(folder, server.address) as one, started(folder, server.address) as other:
         found = [one.wait(120), other.wait(120)]
 
     assert all(REFUSAL_OF_READ_WEIGHTS in result.text for result in found)
-    assert server.asked == [f"/{FILE.name}"]
-    assert left_in(folder) == [FILE.name]
+    assert server.asked == [f"/{FILE_NAME}"]
+    assert left_in(folder) == [FILE_NAME]
 
 
 def test_without_a_network_one_line_says_what_to_do(tmp_path):
     folder = home(tmp_path)
-    mirror = f"http://127.0.0.1:{free_port()}"
+    mirror = unanswered_address()
 
     result = run_to_end(folder, mirror)
 
-    assert result.exit_codes == [3], result.text
-    assert f"cannot download {mirror}/{FILE.name}: " in result.text
-    do = result.text.rpartition("  do ")[2].strip()
-    assert do.startswith("download it on a machine with a network and copy it to")
-    assert str(FILE) in do
-    assert MIRROR in do
-    assert "\n" not in do
+    assert result.exit_codes == [WRONG_DATA], result.text
+    assert f"cannot download {mirror}/{FILE_NAME}: " in result.text
+    advice = advice_of(result.text)
+    assert advice.startswith("download it on a machine with a network and copy it to")
+    assert str(FILE) in advice
+    assert MIRROR in advice
+    # It is the last line that the program wrote: no traceback follows.
+    assert "\n" not in advice
     assert left_in(folder) == []
 
 
@@ -167,23 +185,44 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1000])
 
 
-# Case -> what writes the file that the server has in place of the released one, and what is said.
-WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
-    "page": (lambda path: path.write_text("<!DOCTYPE html><html>"), "an HTML page"),
-    "cut": (cut, "its end is missing or damaged"),
-    "other": (
-        lambda path: torch.save({"params": {"conv_first.weight": torch.zeros(2)}}, path),
-        f"what was downloaded is not {NAME}: 1 tensors, of which 1 have names of that network",
-    ),
-    "long": (lambda path: path.open("wb").truncate(300_000_000), "more than the"),
-    "none": (lambda path: None, "404"),
-}
+def write_page(path: Path) -> None:
+    path.write_text("<!DOCTYPE html><html>")
 
 
-@pytest.mark.parametrize("kind", WRONG)
-def test_what_is_not_the_released_file_is_refused_and_not_kept(kind, server, tmp_path, monkeypatch):
-    write, words = WRONG[kind]
-    write(server.folder / FILE.name)
+def write_another_network(path: Path) -> None:
+    """Write weights with one tensor, whose name is that of a tensor of the released network."""
+    torch.save({"params": {"conv_first.weight": torch.zeros(2)}}, path)
+
+
+def write_too_long(path: Path) -> None:
+    """Write 300 MB of zeros. The released files have fewer bytes. The file takes no space."""
+    with path.open("wb") as file:
+        file.truncate(300_000_000)
+
+
+def write_nothing(path: Path) -> None:
+    """Write no file, so that the server answers 404."""
+
+
+# What writes the file that the server has in place of the released one, and words of the error.
+@pytest.mark.parametrize(
+    ("write", "words"),
+    [
+        pytest.param(write_page, "an HTML page", id="page"),
+        pytest.param(cut, "its end is missing or damaged", id="cut"),
+        pytest.param(
+            write_another_network,
+            f"what was downloaded is not {NAME}: 1 tensors, of which 1 have names of that network",
+            id="other",
+        ),
+        pytest.param(write_too_long, "more than the", id="long"),
+        pytest.param(write_nothing, "404", id="none"),
+    ],
+)
+def test_what_is_not_the_released_file_is_refused_and_not_kept(
+    write, words, server, tmp_path, monkeypatch
+):
+    write(server.folder / FILE_NAME)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(MIRROR, server.address)
 
@@ -193,20 +232,30 @@ def test_what_is_not_the_released_file_is_refused_and_not_kept(kind, server, tmp
     assert left_in(tmp_path) == []
 
 
-def test_a_name_that_is_not_known_and_a_file_that_has_the_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_an_unknown_name_is_refused_with_the_known_names():
     with pytest.raises(CheckpointError, match="no released weights of this name") as error:
         file_of("vrt/010")
-    assert error.value.expected == ", ".join(f"vrt/{name[:3]}" for name in sorted(RELEASED))
 
+    # The name of a network begins with its number, e.g. "006_VRT_videodeblurring_GoPro".
+    known = [f"vrt/{name[:3]}" for name in sorted(RELEASED)]
+    assert error.value.expected == ", ".join(known)
+
+
+def test_a_file_with_the_name_of_released_weights_is_taken_instead(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "vrt").mkdir()
     (tmp_path / "vrt/006").write_bytes(b"mine")
+
     assert file_of("vrt/006") == Path("vrt/006")
 
 
-def test_the_addresses_are_those_of_the_page_of_the_release():
-    text = (ROOT / "docs/links.md").read_text(encoding="utf-8")
-    assert ADDRESS.replace("/download/", "/tag/") in text
+def test_the_page_of_links_has_the_page_of_the_release():
+    # ADDRESS is .../releases/download/v0.0, for files. A person reads .../releases/tag/v0.0.
+    page_of_release = ADDRESS.replace("/download/", "/tag/")
+
+    links = (ROOT / "docs/links.md").read_text(encoding="utf-8")
+
+    assert page_of_release in links
 
 
 # The networks that hubconf.py offers.
