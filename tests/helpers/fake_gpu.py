@@ -605,19 +605,23 @@ def hidden_device() -> Generator[None]:
     """Let autograd run a backward pass of fake tensors without a GPU, within a `with` block.
 
     Autograd asks each tensor for its device, and the device for its streams. A GPU that does not
-    exist has no streams. So autograd is told that the tensors are on "meta", a device of torch
-    without streams. Operations, which also ask for the device, still see "cuda".
+    exist has no streams, so torch would end with an error. So autograd gets another answer than an
+    operation. "meta" is a device of torch without streams:
+
+        who asks       operations that are running    answer
+        autograd       none                           "meta"
+        an operation   itself, and those around it    "cuda"
 
     The question for the device is the operation DEVICE. Like each operation on a fake tensor, it
     passes through two methods of torch: first `FakeTensor.__torch_dispatch__`, then
-    `FakeTensorMode.dispatch`. The block replaces both: outside of an operation they answer "meta".
+    `FakeTensorMode.dispatch`. Within the block both are replaced. The new methods answer the
+    question, and hand all other operations to the old methods.
 
     torch's own autocast does not act here, so CudaAutocast applies its rules.
     """
     tensor_dispatch = FakeTensor.__torch_dispatch__
     mode_dispatch = FakeTensorMode.dispatch
-    # How many operations are running, one within another. If it is 0, autograd asks for the device.
-    # Otherwise an operation asks.
+    # How many operations are running, one within another: 2 if an operation calls another one.
     depth = 0
 
     def tensor_dispatch_without_device(
@@ -625,9 +629,11 @@ def hidden_device() -> Generator[None]:
     ) -> Any:
         if func is DEVICE and depth == 0:
             return META
-        # `tensor_dispatch` is a class method bound to FakeTensor. Its function is called here with
-        # `cls`, which may be a subclass.
-        return tensor_dispatch.__func__(cls, func, types, args, kwargs or {})
+        # The class may be a subclass of FakeTensor, which torch's method must get. But
+        # `tensor_dispatch` already has its first argument: FakeTensor, because it was taken from
+        # there. `__func__` is the same method without a first argument.
+        dispatch_of_any_class = tensor_dispatch.__func__
+        return dispatch_of_any_class(cls, func, types, args, kwargs or {})
 
     def mode_dispatch_without_device(
         mode: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -636,7 +642,8 @@ def hidden_device() -> Generator[None]:
         if func is DEVICE and depth == 0:
             return META
         kwargs = dict(kwargs or {})
-        # Autograd makes a tensor like another one, on the device that it was told.
+        # Autograd makes new tensors, e.g. gradients of zeros, on the device that it was told. They
+        # must be on the GPU, too.
         if kwargs.get("device") == META:
             kwargs["device"] = torch.device("cuda", 0)
         depth += 1

@@ -107,9 +107,12 @@ def results(out: Path, options: Path, *arguments: str) -> dict[str, Any]:
     return json.loads((out / "metrics.json").read_text())
 
 
-def check_kind(options: Path, frames: int, *overrides: str, ranks: int = 1) -> RankResult:
-    """Train one step, resume for a second step, then test, and check all three runs.
+def train_resume_and_test(
+    options: Path, frames: int, *overrides: str, ranks: int = 1
+) -> RankResult:
+    """Train one step, resume for a second step, then test. Check what all three runs leave.
 
+    options: an option file that `prepare` wrote. It says 2 steps, with a validation after each.
     frames: number of restored frames of the two test clips. overrides: options of the command line.
 
     Returns the run of the first step.
@@ -121,24 +124,39 @@ def check_kind(options: Path, frames: int, *overrides: str, ranks: int = 1) -> R
     assert first.exit_codes == [0] * ranks, first.text
     assert second.exit_codes == [0] * ranks, second.text
     assert "at iter 1" in second.text
-    check_stand_in_of_the_flow(options, first, second)
-    # On several ranks, a warning says that KAIR's numbers of the loader are totals.
-    number_of_warnings = 1 if ranks > 1 else 0
-    warning = f"dataloader_batch_size 1 x {ranks} ranks = {ranks} in all, in KAIR 1"
-    assert first.text.count(warning) == number_of_warnings
-    assert first.text.count("keys that only KAIR has") == number_of_warnings  # a part of it
+    assert_stand_in_of_the_flow_is_told(options, first, second)
+    assert_totals_of_kair_are_told(first, ranks)
+    assert_test_finds_the_best_validation(options, tested["averages"]["restored"], frames)
+    return first
 
-    # Each step has a loss and a validation. The best validation is found again by the test.
+
+def assert_totals_of_kair_are_told(run: RankResult, ranks: int) -> None:
+    """Check that a run on several ranks says once that KAIR's numbers of the loader are totals.
+
+    The warning begins with how the run knows a file of KAIR: by keys that only KAIR has.
+    """
+    times = 1 if ranks > 1 else 0
+    warning = f"dataloader_batch_size 1 x {ranks} ranks = {ranks} in all, in KAIR 1"
+    assert run.text.count(warning) == times
+    assert run.text.count("keys that only KAIR has") == times
+
+
+def assert_test_finds_the_best_validation(
+    options: Path, scores: dict[str, Any], frames: int
+) -> None:
+    """Check that each of the 2 steps has a loss and a validation, and that the test agrees.
+
+    scores: those of the restored frames, of metrics.json. frames: their number.
+    """
     curves = history(options)
     assert steps_of(curves["train/loss"]) == [1, 2]
     assert steps_of(curves["val/psnr"]) == [1, 2]
+    # The test restores with the weights of the best validation.
     best = max(psnr for _, psnr in curves["val/psnr"])
-    scores = tested["averages"]["restored"]
     assert scores["psnr"] == pytest.approx(best, abs=1e-6)
     assert scores["clips_found"] == 2
     assert scores["complete"] is True
     assert scores["frames"] == frames
-    return first
 
 
 def steps_of(curve: list[list[float]]) -> list[float]:
@@ -146,7 +164,7 @@ def steps_of(curve: list[list[float]]) -> list[float]:
     return [step for step, _ in curve]
 
 
-def check_stand_in_of_the_flow(options: Path, *runs: RankResult) -> None:
+def assert_stand_in_of_the_flow_is_told(options: Path, *runs: RankResult) -> None:
     """Check that each run says once that the flow network of this project replaces KAIR's.
 
     A network without parallel warping (pa_frames 0) has no flow network, so nothing is said.
@@ -169,7 +187,7 @@ def check_stand_in_of_the_flow(options: Path, *runs: RankResult) -> None:
     ids=["REDS x4", "noise", "interpolation"],
 )
 def test_each_kind_trains_validates_resumes_and_is_tested(number, frames, tmp_path):
-    check_kind(prepare(tmp_path, number), frames)
+    train_resume_and_test(prepare(tmp_path, number), frames)
 
 
 def list_of_clips(split: str) -> str:
@@ -183,7 +201,7 @@ def list_of_clips(split: str) -> str:
 def test_deblurring_on_two_ranks_takes_the_folders_for_a_missing_list_of_kair(tmp_path):
     options = prepare(tmp_path, "006")
 
-    run = check_kind(options, 6, list_of_clips("train"), ranks=2)
+    run = train_resume_and_test(options, 6, list_of_clips("train"), ranks=2)
 
     message = "the list of the clips is missing: all 2 in the folders are used, KAIR's list has 22"
     assert run.text.count(message) == 1
@@ -225,7 +243,7 @@ def test_vimeo_x4_starts_from_weights_of_another_deformable_convolution(tmp_path
     net = define_G(read(options, "netG.deformable_groups=2"))
     torch.save({"params": net.state_dict()}, tmp_path / PUBLISHED)
 
-    run = check_kind(options, 6)
+    run = train_resume_and_test(options, 6)
 
     # 14: the weight and the bias of the convolution that makes the offsets, in each of 7 stages.
     assert "mismatched (14): stage" in run.text

@@ -1,5 +1,16 @@
-// An accelerator that stands in for one that is not here: its memory and its arithmetic are the
-// CPU's, its tensors, streams, events and generators are of torch's PrivateUse1.
+// An accelerator that stands in for one that is not here. Its memory and its arithmetic are the
+// CPU's. Its tensors, streams, events and generators have the device type PrivateUse1, which torch
+// keeps for devices that it does not know.
+//
+// tests/helpers/standin/__init__.py compiles this file. spikevrt_standin.py registers the device,
+// and gives torch a Python module for it. The program of a test then computes on it as on a GPU of
+// another vendor (tests/parts/utils/test_device.py). An operation that is not defined below runs on
+// copies of its tensors on the CPU (`by_cpu`).
+//
+//   Memory               allocates, and counts how many bytes are allocated
+//   Devices, ...         what torch asks of a device: which one is current, its streams, its events
+//   Tensors              the operations that a device must have itself, and convolution
+//   extern "C"           what spikevrt_standin.py calls
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
@@ -20,9 +31,14 @@ namespace {
 
 using at::Tensor;
 constexpr auto KIND = c10::DeviceType::PrivateUse1;
+// The number of the device that this thread computes on.
 thread_local c10::DeviceIndex current = 0;
-std::atomic<long long> allocated{0}, peak{0}, waits{0};
+// Bytes that are allocated now, and the most that were allocated at once.
+std::atomic<long long> allocated{0}, peak{0};
+// How often the CPU waited for the device. A training step should wait rarely.
+std::atomic<long long> waits{0};
 
+// Number of devices of this machine: the variable STANDIN_COUNT, or 1.
 c10::DeviceIndex count() {
   const char* text = std::getenv("STANDIN_COUNT");
   return text == nullptr ? 1 : static_cast<c10::DeviceIndex>(std::atoi(text));
@@ -30,9 +46,10 @@ c10::DeviceIndex count() {
 
 // ---- Memory ---------------------------------------------------------------------------------
 
+// Memory of one storage. torch gets `data` to use, and hands the whole Block back to `release`.
 struct Block {
   void* data;
-  size_t size;
+  size_t size;  // bytes
 };
 
 void release(void* context) {
@@ -44,11 +61,13 @@ void release(void* context) {
 
 struct Memory final : c10::Allocator {
   c10::DataPtr allocate(size_t size) override {
+    // malloc(0) may return no address, and a tensor of 0 bytes needs one.
     auto* block = new Block{std::malloc(size == 0 ? 1 : size), size};
     const long long now = allocated += static_cast<long long>(size);
     if (now > peak) peak = now;
     return {block->data, block, &release, c10::Device(KIND, current)};
   }
+  // There is none, because a deleter that got the bare address would not know the size.
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
   void copy_data(void* to, const void* from, size_t size) const override {
     std::memcpy(to, from, size);
@@ -62,6 +81,8 @@ REGISTER_ALLOCATOR(KIND, &memory);
 
 using Clock = std::chrono::steady_clock;
 
+// Every operation has ended when its call returns. So there is one stream, every event is past, and
+// nothing needs to be waited for. An event is the time at which it was recorded.
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return KIND; }
   c10::Device exchangeDevice(c10::Device device) const override {
@@ -104,6 +125,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
+// Random numbers: those of the CPU, by a generator that is said to be on this device.
 struct Numbers final : at::CPUGeneratorImpl {
   explicit Numbers(c10::DeviceIndex index) {
     device_ = c10::Device(KIND, index);
@@ -111,6 +133,7 @@ struct Numbers final : at::CPUGeneratorImpl {
   }
 };
 
+// What torch.accelerator and torch's loader ask.
 struct Hooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return count() > 0; }
@@ -133,6 +156,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   at::Generator getNewGenerator(c10::DeviceIndex index) const override {
     return at::make_generator<Numbers>(index < 0 ? 0 : index);
   }
+  // Pinned memory is memory from which a GPU copies by itself. Here all memory is the CPU's.
   at::Allocator* getPinnedMemoryAllocator() const override {
     return c10::GetAllocator(c10::DeviceType::CPU);
   }
@@ -169,6 +193,7 @@ Tensor on_cpu(const Tensor& x) {
       .set_(all.storage(), x.storage_offset(), x.sizes(), x.strides());
 }
 
+// Every copy passes here: to the device, from the device, and on the device.
 Tensor copy_from(const Tensor& from, const Tensor& to, bool) {
   on_cpu(to).copy_(on_cpu(from));
   return to;
@@ -179,6 +204,7 @@ Tensor copy_from_and_resize(const Tensor& from, const Tensor& to) {
   return copy_from(from, to, false);
 }
 
+// Give a tensor another size. Its memory grows if it is too small, and never shrinks.
 const Tensor& resize(
     const Tensor& x, c10::IntArrayRef size, std::optional<at::MemoryFormat>) {
   auto* tensor = x.unsafeGetTensorImpl();
@@ -191,6 +217,7 @@ const Tensor& resize(
   return x;
 }
 
+// Make `x` a view of a storage. No strides (and a size) mean a contiguous view.
 Tensor& set_storage(
     Tensor& x, at::Storage storage, int64_t offset, c10::IntArrayRef size, c10::IntArrayRef stride) {
   auto* tensor = x.unsafeGetTensorImpl();
@@ -201,16 +228,20 @@ Tensor& set_storage(
   return x;
 }
 
+// Make `x` a view of all numbers of a storage, of one dimension. torch.load calls it.
 Tensor& set_whole_storage(Tensor& x, at::Storage storage) {
   const auto numbers = static_cast<int64_t>(storage.nbytes() / x.itemsize());
   return set_storage(x, storage, 0, {numbers}, {});
 }
 
+// The value of a tensor of one number, e.g. for `loss.item()`. A GPU would have to be waited for.
 at::Scalar local_scalar(const Tensor& x) {
   waits++;
   return at::_local_scalar_dense(on_cpu(x));
 }
 
+// torch has no way to the CPU for convolution, unlike for other operations. So these two copy the
+// tensors there, and the results back.
 Tensor convolution(
     const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
     c10::IntArrayRef stride, c10::IntArrayRef padding, c10::IntArrayRef dilation, bool transposed,
@@ -227,6 +258,7 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(
     const Tensor& grad, const Tensor& x, const Tensor& weight, c10::IntArrayRef stride,
     c10::IntArrayRef padding, c10::IntArrayRef dilation, bool transposed,
     c10::IntArrayRef output_padding, int64_t groups, std::array<bool, 3> mask) {
+  // mask: which of the three gradients are asked for. The others are undefined tensors.
   const std::vector<int64_t> bias_size{transposed ? weight.size(1) * groups : weight.size(0)};
   auto [x_grad, weight_grad, bias_grad] = at::convolution_backward(
       on_cpu(grad), on_cpu(x), on_cpu(weight), bias_size, stride, padding, dilation, transposed,
@@ -235,12 +267,14 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(
   return {moved(x_grad), moved(weight_grad), moved(bias_grad)};
 }
 
+// Which kernel scaled_dot_product_attention takes: products of matrices, which run anywhere.
 int64_t attention_by_products(
     const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, double, bool,
     std::optional<double>, bool) {
   return 0;  // SDPBackend.MATH
 }
 
+// Run any other operation on the CPU: copy its tensors there, and its results back.
 void by_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   // torchvision has no kernel for this device, and no copy through the CPU may hide that.
   TORCH_CHECK_NOT_IMPLEMENTED(
@@ -273,6 +307,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_fused_sdp_choice", &attention_by_products);
 }
 
+// Autocast: the operations below compute in the lower precision, all others as they are called.
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFallthrough());
 }
@@ -284,6 +319,7 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
   KERNEL_PRIVATEUSEONE(conv2d, lower_precision_fp)
 }
 
+// Functions that spikevrt_standin.py calls by their names.
 extern "C" {
 void standin_register() { at::RegisterPrivateUse1HooksInterface(new Hooks); }
 int standin_count() { return count(); }
