@@ -587,9 +587,13 @@ def gain_db(restored: Tensor, z_0: Tensor, sharp: Tensor) -> float:
 
 
 def middle(frames: Tensor) -> Tensor:
-    """Return the middle SCORED_SIDE x SCORED_SIDE pixels of frames (..., H, W)."""
-    top = (frames.shape[-2] - SCORED_SIDE) // 2
-    left = (frames.shape[-1] - SCORED_SIDE) // 2
+    """Return the middle SCORED_SIDE x SCORED_SIDE pixels of frames (..., H, W).
+
+    A frame that is smaller is returned as a whole.
+    """
+    # No index below 0, which would count from the other end.
+    top = max(0, (frames.shape[-2] - SCORED_SIDE) // 2)
+    left = max(0, (frames.shape[-1] - SCORED_SIDE) // 2)
     return frames[..., top : top + SCORED_SIDE, left : left + SCORED_SIDE]
 
 
