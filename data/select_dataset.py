@@ -7,15 +7,42 @@ programs and users' scripts call it, so its arguments and its errors must stay.
 Tests: tests/parts/data/test_dataset_video_rgbspike.py, tests/stories/test_extending.py
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch.utils.data import Dataset
 
 from utils.errors import OptionError
 from utils.options.models import LoaderOptions
-from utils.options.section import Registry, import_parts
+from utils.options.section import Registry, Section, import_parts
 
-DATASETS = Registry("dataset", "dataset_type", base=LoaderOptions)
+
+class DatasetRegistry(Registry):
+    """A registry that says first if a dataset is not for its split.
+
+    A training dataset in `datasets.test` lacks keys that only training needs, e.g. `num_frame`. An
+    error about these keys would mislead the user, because the wrong name is the cause.
+    """
+
+    def resolve(self, section: Section | Mapping[str, Any] | str, where: str) -> Any:
+        """Return a section checked and completed with defaults, as `Registry.resolve` does.
+
+        Raises the error of `refuse_wrong_purpose` in place of an error about the keys. If the keys
+        have no error, a wrong dataset passes here. `build_dataset` refuses it, and only for the
+        split that a program reads: main_test_vrt.py does not read `datasets.train`.
+        """
+        try:
+            return super().resolve(section, where)
+        except OptionError:
+            _, _, split = where.rpartition(".")  # "datasets.test" -> "test"
+            # A section is a mapping, or the name of the dataset alone.
+            name = section.get("dataset_type") if isinstance(section, Mapping) else section
+            if name in self.names():
+                refuse_wrong_purpose(name, split)
+            raise
+
+
+DATASETS = DatasetRegistry("dataset", "dataset_type", base=LoaderOptions)
 
 
 def build_dataset(section: LoaderOptions | dict[str, Any], split: str, seed: int) -> Dataset:

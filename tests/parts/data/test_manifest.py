@@ -952,6 +952,17 @@ def test_a_training_set_for_testing_is_refused_by_the_check(roots, tmp_path, cap
     assert "a dataset for testing: " in capsys.readouterr().err
 
 
+def test_the_purpose_of_a_data_set_is_named_before_its_missing_keys(roots, tmp_path, capsys):
+    values = joined(roots)
+    del values["num_frame"]  # a test set needs no num_frame, a training set does
+
+    clip_files.doctor_of_data(tmp_path, test=values)
+
+    said = capsys.readouterr().err
+    assert "datasets.test.dataset_type is TrainDatasetRGBSpike" in said
+    assert "num_frame" not in said
+
+
 def test_a_cache_knows_every_root(roots, tmp_path):
     values = joined(roots)
     plain = set_for_training(values)
