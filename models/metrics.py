@@ -30,7 +30,8 @@ from utils.errors import DataError, OptionError
 from utils.options.models import MetricOptions
 from utils.options.section import Registry, import_parts
 
-Score = Callable[..., float]  # (restored, sharp, **options) -> value
+# The function of a metric, as its author writes it: (restored, sharp, **options) -> value.
+Score = Callable[..., float]
 # The scores of one clip: what was scored -> metric -> value of each frame. E.g.
 # {"restored": {"psnr": [30.1, 30.4]}, "input": {"psnr": [28.8, 28.9]}, "instant 0": {...}}.
 Scores = dict[str, dict[str, list[float]]]
@@ -44,8 +45,8 @@ class Column:
     """How a metric is shown in tables, and on which values it is computed.
 
     title: header of the column. digits: decimals of the values.
-    on_luma: whether the metric compares the luma, (H, W) float64 in 16..235, instead of RGB. Only
-        such metrics score grey frames.
+    on_luma: whether the metric compares the luma (H, W) instead of RGB. Only metrics on the luma
+        score grey frames. The luma is 16 for black and 235 for white, see `rgb_to_y`.
     """
 
     title: str
@@ -74,12 +75,16 @@ COLUMNS: dict[str, Column] = {}
 def metric(
     name: str, *, title: str, digits: int, on_luma: bool = False
 ) -> Callable[[Score], Score]:
-    """Register a metric (a decorator). title, digits, on_luma: the fields of its `Column`."""
+    """Return a decorator that registers a function as a metric. It returns the function unchanged.
+
+    title, digits, on_luma: the fields of the metric's `Column`.
+    """
 
     def add(score: Score) -> Score:
-        # The first two parameters are the images. All other parameters are options.
+        # The program gives the first two parameters, the images. All other parameters are options.
         parameters = list(inspect.signature(score).parameters)
-        METRICS.register(name, given=parameters[:2])(score)
+        register = METRICS.register(name, given=parameters[:2])  # a decorator, too
+        register(score)
         COLUMNS[name] = Column(title, digits, on_luma)
         return score
 
@@ -121,7 +126,7 @@ def ssim(restored: np.ndarray, sharp: np.ndarray) -> float:
     if min(restored.shape[:2]) < len(_SSIM_KERNEL):
         raise DataError(
             what=f"SSIM of an image of {restored.shape[1]}x{restored.shape[0]}",
-            where="",
+            where="",  # the images have no names here
             expected="at least 11x11 pixels",
             do="use larger frames",
         )
@@ -142,14 +147,15 @@ def ssim(restored: np.ndarray, sharp: np.ndarray) -> float:
     return float((above / below).mean())
 
 
-# The same functions on the luma, under their own names.
+# psnr and ssim once more, on the luma: the metrics psnr_y and ssim_y.
 metric("psnr_y", title="PSNR-Y dB", digits=2, on_luma=True)(psnr)
 metric("ssim_y", title="SSIM-Y", digits=4, on_luma=True)(ssim)
-# LPIPS needs files of weights, so `metric.more` cannot name it. The flag --lpips asks for it
-# (models/restore/lpips.py). It has a column nevertheless.
+# LPIPS needs files of weights, so the flag --lpips of main_test_vrt.py asks for LPIPS, and
+# `metric.more` cannot. LPIPS has a column like the other metrics.
 COLUMNS["lpips"] = Column("LPIPS", digits=4)
 
-# The metrics of a test and of a validation, to which `metric.more` adds others.
+# The metrics that are always computed: in a test (main_test_vrt.py), and in a validation during
+# training. `metric.more` adds others.
 OF_TESTS = ("psnr", "ssim", "psnr_y", "ssim_y")
 OF_VALIDATIONS = ("psnr", "ssim")
 
@@ -185,7 +191,7 @@ def chosen_metrics(names: Sequence[str], more: Sequence[str | dict[str, Any]]) -
 
 def check_metrics(metric: MetricOptions) -> None:
     """Raise OptionError if `metric.more` names an unknown metric or a wrong option of a metric."""
-    chosen_metrics((), metric.more)
+    chosen_metrics((), metric.more)  # called for its errors alone
 
 
 def metrics_in_words(more: Sequence[str | dict[str, Any]]) -> str:
@@ -274,7 +280,7 @@ def _check_shapes(restored: np.ndarray, sharp: np.ndarray) -> None:
     if restored.shape != sharp.shape:
         raise DataError(
             what=f"two images of different sizes: {restored.shape} and {sharp.shape}",
-            where="",
+            where="",  # the images have no names here
             expected="the same size",
             do="check --gt",
         )

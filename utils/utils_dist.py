@@ -455,8 +455,8 @@ def _launch_of_group(launch: LaunchInfo) -> LaunchInfo:
     device = torch.device(own_device.type if takes_own_device else "cpu")
     # The watchdog needs a store of this program, at a port that nobody else uses. Rank 0 asks its
     # system for a free port (by binding port 0), and sends the number to the other ranks. The port
-    # is free again until the store is opened, so another program could take it meanwhile: then the
-    # start ends with an error that names the port.
+    # is free again until the store is opened. If another program takes the port in this moment, the
+    # start ends with an error that names the port, so no run uses a wrong store.
     port = torch.zeros(1, dtype=torch.int64, device=device)
     if dist.get_rank() == 0:
         with socket.socket() as free_socket:
@@ -499,6 +499,8 @@ def gather_objects(obj: Any) -> list[Any]:
         return [obj]
     device = get_device()
     own_bytes = _bytes_tensor(obj)
+    # The watchdog counts one collective for the two all_gathers below. This is enough, because
+    # every rank calls both, one right after the other.
     with watchdog.collective("all_gather"):
         # Exchange the sizes first, because all tensors of an all_gather must have the same size.
         # `sizes` and `padded_bytes` are lists of one tensor for each rank, filled by all_gather.
@@ -527,7 +529,8 @@ def gather_objects(obj: Any) -> list[Any]:
 
 def _bytes_tensor(obj: Any) -> Tensor:
     """Return an object as a tensor of its bytes on the CPU, (number of bytes,)."""
-    # frombuffer shares memory, so it wants a buffer that may be written: bytes may not.
+    # `frombuffer` shares the memory of its argument, and warns if this memory must not be written.
+    # `bytes` must not be written, a `bytearray` may.
     return torch.frombuffer(bytearray(message.pack(obj)), dtype=torch.uint8)
 
 
@@ -560,7 +563,8 @@ def from_rank(source: int, obj: Any) -> Any:
 def share_checked(checked: dict[str, Any] | None) -> None:
     """Set RUN.checked on all ranks to what rank 0 has checked in the data. Collective.
 
-    checked: what rank 0 has found when it checked the data. On the other ranks it is ignored.
+    checked: what rank 0 has found when it checked the data. None on the other ranks, whose value is
+        ignored. If it is None on rank 0 too, nothing was checked, and RUN.checked is {}.
     """
     RUN.checked = from_rank(0, checked) or {}
 

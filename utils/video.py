@@ -392,7 +392,8 @@ def _orientation(frame: Any) -> Orientation:
         matrix = frame.side_data.get("DISPLAYMATRIX")
     except ValueError:
         # PyAV fails if data that it does not know, such as Exif, lies beside the frame. The angle
-        # can still be read.
+        # can still be read. It counts counter-clockwise, as TURNS does, and may be negative: -90
+        # degrees are three quarter turns.
         quarter_turns = round(frame.rotation / 90)
         return TURNS[quarter_turns % 4]
     if matrix is None:
@@ -460,15 +461,17 @@ class VideoWriter(AbstractContextManager):
         self.path = Path(path)
         self.chroma = chroma
         self.pixel_aspect = pixel_aspect
+        # The float 29.97002997 stands for 30000 / 1001, which needs a denominator of 1001. With a
+        # limit of 100,000 each rate with up to five decimals is exact. Without a limit the
+        # denominator would be a power of two, e.g. 2^48, which is no clock for a film.
         self._fps = Fraction(fps).limit_denominator(100_000)
         self._times = times
         # A film has a clock, a number of ticks a second. Each time stamp is a whole number of
         # ticks. E.g. times in 1/24 s and 1/25 s need 600 ticks a second, the least common multiple.
         # At 30000 / 1001 frames a second a frame lasts 1001 / 30000 s, so 30000 ticks are needed.
-        if times:
-            denominators = [time.denominator for time in times]
-        else:
-            denominators = [self._fps.numerator]
+        # If more than FINEST_CLOCK ticks are needed, times are rounded to this clock in `write`.
+        instants = times or [1 / self._fps]
+        denominators = [instant.denominator for instant in instants]
         self._ticks_a_second = min(math.lcm(*denominators), FINEST_CLOCK)
         self._temporary = temporary_beside(self.path)
         self._out: av.container.OutputContainer | None = None

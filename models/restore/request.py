@@ -264,12 +264,14 @@ def _parser(description: str | None) -> OptionParser:
 
     # Flags that launchers such as torchrun add, and the options, which are no flags.
     add_launch_flags(parser)
-    # E.g. netG.fusion=none; with --input: spike.key=value; with --method: method.half_window=8.
+    # Three examples: netG.fusion=none for an option file, spike.rate=0.4 for the user's own clips
+    # (--input), and method.half_window=8 for a --method.
     add(
         "overrides",
         nargs="*",
         metavar="section.key=value",
-        help="any option (with --input: spike.key=value); of a --method: method.key=value",
+        help="an option of the option file. If --input is given: spike.key=value. If --method is "
+        "given: method.key=value",
     )
     return parser
 
@@ -284,7 +286,8 @@ def _add_flags_of_network(add: Callable[..., Any]) -> None:
         "--opt",
         "-opt",
         metavar="FILE",
-        help="option file: tests on datasets.test; with --input: names the network",
+        help="option file. Its clips datasets.test are restored. If --input is given, only the "
+        "network of the file is used",
     )
     # tfp, tfi, tfstp and exposure are formulas, which compute a frame directly. "joint" solves
     # equations of the blurry frame and its spikes, and needs a first frame to begin with: of the
@@ -292,14 +295,16 @@ def _add_flags_of_network(add: Callable[..., Any]) -> None:
     add(
         "--method",
         metavar="NAME",
-        help="a reconstruction without weights: tfp, tfi, tfstp or exposure; joint: solved from "
-        "frames and spikes, begun with the formula exposure or with the network of --weights",
+        help="a method without weights. tfp, tfi, tfstp, exposure: a formula of the spikes. joint: "
+        "solves equations of frames and spikes, and begins with the formula exposure, or with the "
+        "network of --weights",
     )
     add(
         "--weights",
         metavar="FILE",
-        help="weights or checkpoint, or vrt/001 to vrt/009, fetched once (default: "
-        "weights/motion.pth; with --opt: the run's best checkpoint)",
+        help="a file of weights or a checkpoint, or a name vrt/001 ... vrt/009: published weights, "
+        "which are downloaded once. Default: weights/motion.pth. Default if --opt is given: the "
+        "best checkpoint of its run",
     )
 
 
@@ -309,7 +314,7 @@ def _add_flags_of_clips(add: Callable[..., Any]) -> None:
     add(
         "--output",
         metavar="DIR",
-        help="where results go (with --opt: default experiments/<task>/test)",
+        help="folder of the results. Default if --opt is given: experiments/<task>/test",
     )
     add(
         "--spike", metavar="PATH", help="spike file of the whole clip, or folder with one per frame"
@@ -328,7 +333,8 @@ def _add_flags_of_tiles(add: Callable[..., Any]) -> None:
     add(
         "--tile",
         metavar="auto|T,P",
-        help="frames and side of a tile; 0 = the whole; auto: halves on out of memory",
+        help="frames of a tile, and its side in pixels. 0: all frames, the whole frame. auto: "
+        "tiles are halved when memory runs out",
     )
     add(
         "--overlap",
@@ -339,23 +345,25 @@ def _add_flags_of_tiles(add: Callable[..., Any]) -> None:
         "--batch-tiles",
         type=int,
         metavar="N",
-        help="tiles through the network at once (val.batch_tiles)",
+        help="number of tiles that go through the network at once (val.batch_tiles)",
     )
     # "smooth": the weight of a tile falls towards its border, so no seam is visible. "kair": the
     # borders are cut off, and what is left of each tile has the same weight.
     add(
         "--blend",
         choices=("kair", "smooth"),
-        help="blending of tiles (default smooth; with --opt kair, as published)",
+        help="how tiles are blended where they overlap. Default: smooth. Default if --opt is "
+        "given: kair, as the published results were made",
     )
     add(
         "--flip-seq", action="store_true", help="average with the time-reversed clip (val.flip_seq)"
     )
+    # E.g. 7 frames become 8, if the network saw them so in its training.
     add("--pad-seq", action="store_true", help="repeat the last frame once (val.pad_seq)")
     add(
         "--center-frame-only",
         action="store_true",
-        help="only the middle frame (val.center_frame_only)",
+        help="restore only the middle frame of each clip (val.center_frame_only)",
     )
     add(
         "--dtype",
@@ -363,19 +371,20 @@ def _add_flags_of_tiles(add: Callable[..., Any]) -> None:
         default="float32",
         help="precision of the network (default float32)",
     )
+    # "Non-blind": the denoiser is told the noise level, and does not estimate it.
     add("--sigma", type=float, help="noise level 0..255 for a non-blind denoiser")
 
 
 def _add_flags_of_results(add: Callable[..., Any]) -> None:
     """Add the flags that say what is saved, and what is scored."""
-    # Without --save: the restored clip in the form of --input (frames or a video) and a comparison
-    # video. If the network restores several instants of a frame, also a slow-motion video.
+    # Some networks restore several instants within the exposure of each frame. Their slow-motion
+    # video shows all instants.
     add(
         "--save",
         nargs="+",
         choices=("frames", *VIDEOS),
-        help="what to save (default: frames or video like --input, comparison; slowmotion with "
-        "several instants)",
+        help="what to save. Default: frames or a video, like --input, and a comparison video. For "
+        "a network that restores several instants of a frame, also slowmotion",
     )
     add(
         "--fps",
@@ -383,11 +392,16 @@ def _add_flags_of_results(add: Callable[..., Any]) -> None:
         default=25.0,
         help="frame rate of videos made from frames (default 25)",
     )
-    add("--lpips", nargs="+", metavar="FILE", help="AlexNet and LPIPS weights: adds LPIPS")
+    add(
+        "--lpips",
+        nargs="+",
+        metavar="FILE",
+        help="weights of AlexNet and of LPIPS: also computes the metric LPIPS",
+    )
     add(
         "--overwrite",
         action="store_true",
-        help="remove the results that this program made in the output folder",
+        help="first remove the results of earlier tests from the output folder",
     )
 
 

@@ -1,8 +1,10 @@
 """Restore clips of any length and size in tiles of time and space.
 
 The memory that a network needs grows with the clip. So a clip is cut into tiles, e.g. of 12 frames
-of 256 x 256 pixels, which overlap. The tiles are restored one by one and blended: each pixel of the
-result is a weighted mean over the tiles that contain this pixel. There are two blends:
+of 256 x 256 pixels, which overlap. The cut has two steps: a tile in time is a run of whole frames,
+and a tile in space is a rectangle of these frames. The tiles are restored one by one and blended:
+each pixel of the result is a weighted mean over the tiles that contain this pixel. There are two
+blends:
 
     "kair"     the blend of KAIR, the published code: equal weights, and trimmed borders
     "smooth"   weights that rise and fall over the overlap, so that no seam is visible
@@ -52,8 +54,8 @@ from utils.options.models import ValOptions
 # Index of a frame, and whether time is reversed. In reversed time, the frame comes with the spikes
 # of the reversed stream.
 Moment = tuple[int, bool]
-# A function that reads n moments. It returns the frames lq (B, n, C, H, W), and if the clip has
-# spikes, as a second tensor the spike channels (B, n, S, H, W).
+# A function that reads n moments. It returns a tuple of one or two tensors: the blurry frames, lq
+# (B, n, C, H, W), and if the clip has spikes, the spike channels (B, n, S, H, W).
 ReadMoments = Callable[[Sequence[Moment]], tuple[Tensor, ...]]
 # The value of num_frame_testing or size_patch_testing for a single tile: the whole clip in time, or
 # the whole frame in space.
@@ -104,9 +106,10 @@ class Tiling:
     may_halve: bool = False
 
     def __post_init__(self) -> None:
-        """Raise OptionError for tiles that make no progress or do not fit the windows."""
+        """Raise OptionError for tiles no larger than their overlap, or not of whole windows."""
         # Each tile must reach beyond the tile before, or the tiles never reach the end of the clip.
-        # The keys are num_frame_testing and num_frame_overlapping, then the same of size_patch.
+        # The keys are num_frame_testing and num_frame_overlapping for time, size_patch_testing and
+        # size_patch_overlapping for space.
         for key in ("num_frame", "size_patch"):
             size = getattr(self, f"{key}_testing")
             overlap = getattr(self, f"{key}_overlapping")
@@ -117,7 +120,8 @@ class Tiling:
                     expected="overlap < tile, or tile 0 (the whole)",
                     do=f"raise {key}_testing or lower {key}_overlapping",
                 )
-        # A tile holds whole attention windows, so that no window is padded.
+        # A tile holds whole attention windows, so that no window is padded. WHOLE is 0, a multiple
+        # of any window: such a tile is padded in `_run`.
         side = self.size_patch_testing
         _, window_height, window_width = self.spec.window_size
         for window_side in (window_height, window_width):
@@ -151,8 +155,9 @@ class Tiling:
                 fields.setdefault("blend", "smooth")
                 fields.setdefault("may_halve", True)
 
-        # A network that interpolates takes exactly `least_frames` frames, the frames around a gap.
-        # Each group of these frames is one tile in time, see `Restorer._interpolated`.
+        # A network that interpolates takes exactly `least_frames` frames, half of them before a gap
+        # and half behind it. The frames of one gap are one tile in time. `_interpolated` puts the
+        # tiles of all gaps one behind the other, so the tiles do not overlap.
         if spec.interpolates:
             fields["num_frame_testing"] = spec.least_frames
             fields["num_frame_overlapping"] = 0
@@ -207,9 +212,10 @@ def stream_clip(
 ) -> Iterator[Tensor]:
     """Yield the restored frames `wanted` in order, (B, C', sH, sW) each, on the CPU.
 
-    Memory holds one tile in time. Only the tiles that contain wanted frames are computed, but with
-    flip_seq all tiles. The frames equal the frames of a run over the whole clip bit for bit, so
-    several processes may restore parts of one clip. The network must be in eval mode.
+    Memory holds one tile in time. Only the tiles that contain wanted frames are computed. The
+    exception is flip_seq, for which all tiles are computed. The frames equal the frames of a run
+    over the whole clip bit for bit, so several processes may restore parts of one clip. The network
+    must be in eval mode.
 
     net: takes the tensors that `read` returns, and returns (B, n, C', sH, sW).
     read: reads moments of the clip. A moment is (index of a frame, whether time runs backwards).
@@ -240,11 +246,11 @@ def stream_clip(
         for index in wanted:
             forward = results.read(index)
             backward = results.read(count - 1 - index)  # e.g. frame 0 of 6 positions: also at 5
-            # In the reversed clip, the K instants of a frame are in the opposite order. The
-            # instants are groups of channels.
-            instants = backward.unflatten(-3, (tiling.spec.out_instants, -1))  # (B, K, C, H, W)
+            # A network may restore K instants of each frame, one behind the other along the
+            # channels. In the reversed clip the last instant comes first, so reverse their order.
+            instants = backward.unflatten(-3, (tiling.spec.out_instants, -1))  # (B, K, 3, sH, sW)
             in_order = instants.flip(-4)
-            backward = in_order.flatten(-4, -3)  # (B, K C, H, W)
+            backward = in_order.flatten(-4, -3)  # (B, C', sH, sW), where C' is 3 K
             yield (forward + backward) / 2
 
 
@@ -303,17 +309,20 @@ def _stream_moments(
 ) -> Iterator[Tensor]:
     """Yield the restored frames at positions `wanted` of `moments`, tile by tile in time."""
     length = len(moments)
-    size = length  # of a tile, in frames
+    size = length  # number of frames of a tile
     if tiling.num_frame_testing != WHOLE:
         size = min(tiling.num_frame_testing, length)
-    starts = tile_starts(length, size, tiling.num_frame_overlapping)
+    starts = tile_starts(length, size, tiling.num_frame_overlapping)  # e.g. 0, 10, 20
     # The blend "kair" trims the borders of tiles in space, not in time.
     overlap = tiling.num_frame_overlapping if tiling.blend == "smooth" else 0
 
     # Index and start of each tile that contains a wanted frame.
     needed_tiles = []
     for tile_index, start in enumerate(starts):
-        if start + size > wanted.start and start < wanted.stop:
+        stop = start + size
+        begins_before_end = start < wanted.stop
+        ends_after_begin = stop > wanted.start
+        if begins_before_end and ends_after_begin:
             needed_tiles.append((tile_index, start))
 
     # The sums of the frames from the start of the present tile on, in the order of time. A frame is
@@ -323,7 +332,7 @@ def _stream_moments(
         inputs = read(moments[start : start + size])
         # restore_space reports shares of one tile, the caller wants shares of all needed tiles.
         clip = restore_space(net, inputs, tiling, lambda done: tick(done / len(needed_tiles)))
-        del inputs  # the tile in time is restored, so its input can leave the memory
+        del inputs  # the input of this tile can leave the memory
 
         weights = _blend_weights(starts, tile_index, size, overlap, tiling.blend)
         _add_frames(pending, clip, weights.tolist())
@@ -419,7 +428,9 @@ def restore_space(
         for column, left in enumerate(lefts):
             patches.append(_Patch(row, top, column, left, tile_height, tile_width))
 
-    total = torch.empty(0)  # weighted sum of the tiles; its channels follow from the first result
+    # The weighted sum of the tiles, and the sum of their weights. `total` gets its shape with the
+    # first result, which says how many channels there are.
+    total = torch.empty(0)
     total_weight = torch.zeros(height * scale, width * scale)
     for first in range(0, len(patches), tiling.batch_tiles):
         batch = patches[first : first + tiling.batch_tiles]
@@ -466,9 +477,9 @@ def _restore_patches(
 ) -> tuple[Tensor, ...]:
     """Restore several tiles in one pass of the network. Returns a (B, n, C', h, w) for each tile.
 
-    inputs: the tensors of the whole frames, (B, n, channels, H, W) each.
+    inputs: lq and perhaps the spike channels of the whole frames, (B, n, channels, H, W) each.
     """
-    stacked = []
+    stacked = []  # each input, with the tiles as clips of one batch
     for x in inputs:
         cut_tiles = []
         for patch in batch:
@@ -548,12 +559,14 @@ def _run(net: Callable[..., Tensor], inputs: tuple[Tensor, ...], tiling: Tiling)
 def _padded_length(frames: int, tiling: Tiling) -> int:
     """Return the number of frames with which the network runs on a tile of `frames` frames.
 
-    Windows of 6 frames: a whole clip of 7 frames runs with 12. A tile of the length that the
-    options ask for runs as it is, because the length for "auto" is a multiple of the window.
+    E.g. windows of 6 frames, and a clip of 7 frames:
+
+        num_frame_testing 0                 12   a whole clip is padded to whole windows
+        num_frame_testing 12, "smooth"      12   a clip shorter than a tile, too
+        num_frame_testing 12, "kair"         7   not here, because the published tiling does not
+        num_frame_testing 7                  7   a tile of the length that the user asks for is not
     """
-    is_whole_clip = tiling.num_frame_testing == WHOLE  # the tile is the whole clip
-    # If the clip is shorter than a tile, the blend "smooth" pads the clip like a whole clip. "kair"
-    # runs the clip as it is, because the published tiling does.
+    is_whole_clip = tiling.num_frame_testing == WHOLE
     is_short_clip = frames < tiling.num_frame_testing
     needs_whole_windows = is_whole_clip or (is_short_clip and tiling.blend == "smooth")
     if needs_whole_windows:
@@ -565,8 +578,9 @@ def _padded_length(frames: int, tiling: Tiling) -> int:
 def _padded_size(height: int, width: int, spec: InputSpec) -> tuple[int, int]:
     """Return height and width with which the network runs on a tile of this height and width.
 
-    They are multiples of the window and of the stride of the network. E.g. windows of 8 x 8 pixels
-    and stride 1: 20 x 64 becomes 24 x 64.
+    Both are multiples of the window, and of the stride: the number of pixels that the network
+    merges into one position at its coarsest resolution. E.g. windows of 8 x 8 pixels and stride 1:
+    20 x 64 becomes 24 x 64.
     """
     _, window_height, window_width = spec.window_size
     least_height, least_width = spec.least_size
@@ -600,7 +614,7 @@ def smaller(tiling: Tiling, height: int, width: int) -> Tiling | None:
 
     height, width: size of a frame of the input.
     """
-    # Fewer tiles per pass change no result, so they come first.
+    # The number of tiles per pass changes no result, so it is lowered first.
     if tiling.batch_tiles > 1:
         return replace(tiling, batch_tiles=tiling.batch_tiles // 2)
 
@@ -611,10 +625,11 @@ def smaller(tiling: Tiling, height: int, width: int) -> Tiling | None:
         side = max(height, width)
     half_side = max(least_side, _rounded_down(side // 2, step))
     # A tile must be larger than its overlap with the next tile.
-    if half_side < side and half_side > tiling.size_patch_overlapping:
+    is_side_smaller = half_side < side  # not if the side is the smallest already
+    if is_side_smaller and half_side > tiling.size_patch_overlapping:
         return replace(tiling, size_patch_testing=half_side)
 
-    # Tiles of the whole length (WHOLE is 0) are not halved: 0 // 2 is not below 0.
+    # Tiles of the whole length are not halved: WHOLE is 0, and half of 0 is not smaller.
     length = tiling.num_frame_testing
     half_length = max(tiling.spec.least_frames, length // 2)
     if half_length < length and half_length > tiling.num_frame_overlapping:
@@ -693,7 +708,8 @@ class Restorer:
         A caller may pass the cached reader to `frames`. Afterwards the cache still holds the input
         of the last tile, e.g. to compare the results with it.
         """
-        # For a network that interpolates, `_interpolated` makes a cache.
+        # A reader may have a cache already, from the caller of `frames`. For a network that
+        # interpolates, `_interpolated` makes the cache.
         if isinstance(reader, FrameCache) or self.tiling.spec.interpolates:
             return reader
         frames_of_tile = self.tiling.num_frame_testing
@@ -729,8 +745,9 @@ class Restorer:
             tick(done_share * len(wanted))
 
         restored = self._restored(frames_of_gaps, range(len(selection)), tick_of_wanted)
-        # The network makes one new frame of `length` given frames. `_run` repeats it `length`
-        # times, because `_restored` needs as many frames as it gave. So take one of every `length`.
+        # The network makes one new frame of `length` given frames. `_restored` needs as many
+        # results as given frames, so `_run` repeats the new frame `length` times. Here only the
+        # first repetition is taken, e.g. for length 4 the results 0, 4, 8, ...
         new_frames = itertools.islice(restored, 0, None, length)
         for index in wanted:
             if reader.gaps[index] is None:
@@ -759,7 +776,7 @@ class Restorer:
         while True:
             frames = stream_clip(
                 net=self._run,
-                read=lambda moments: self._read(cache, moments),  # a moment: (index, is reversed)
+                read=lambda moments: self._read(cache, moments),
                 num_frames=len(cache.stems),
                 tiling=self.tiling,
                 wanted=wanted,
@@ -801,13 +818,16 @@ class Restorer:
     def _read(self, cache: FrameReader, moments: Sequence[Moment]) -> tuple[Tensor, ...]:
         """Return lq (1, n, C, H, W) and, if the clip has spikes, spike (1, n, S, H, W).
 
-        With noise_sigma, lq has the noise level as one more channel.
+        If `noise_sigma` is set, lq has the noise level as one more channel.
+
+        moments: pairs (index of a frame, whether time is reversed).
         """
         items = [cache.frame(index, reverse) for index, reverse in moments]
         lq = torch.stack([item["lq"] for item in items])  # (n, C, H, W)
         lq = lq[None]  # a batch of one clip
         if self.noise_sigma is not None:
-            noise_map = torch.full_like(lq[:, :, :1], self.noise_sigma / 255)  # (1, n, 1, H, W)
+            one_channel = lq[:, :, :1]  # (1, n, 1, H, W)
+            noise_map = torch.full_like(one_channel, self.noise_sigma / 255)
             lq = torch.cat((lq, noise_map), dim=2)
         if "spike" not in items[0]:
             return (lq,)
@@ -847,17 +867,20 @@ class Restorer:
 def _frames_around_gaps(reader: Any, wanted: range, length: int) -> list[int]:
     """Return the frames from which the network makes the new frames, `length` for each gap.
 
-    Half of them lie before the gap. E.g. gap 1 and length 4: the given frames 0, 1 before the gap
-    and 2, 3 after it. Gap g lies between the given frames g and g + 1.
+    Gap g lies between the given frames g and g + 1. Half of the frames lie before the gap. E.g.
+    length 4: for gap 1 the given frames 0, 1 | 2, 3, and for gap 0 the given frames 0, 0 | 1, 2,
+    because there is no frame before frame 0.
 
-    reader: an InterpolatedClip or LeftOutFrames. wanted: frames of the reader. A given frame has no
-    gap, and is left out. The result counts frames of the clip inside the reader.
+    reader: an InterpolatedClip or LeftOutFrames.
+    wanted: indices of frames of `reader`.
+
+    The result has indices of frames of `reader.clip`.
     """
     last_given = len(reader.given) - 1
     selection = []
     for index in wanted:
         gap = reader.gaps[index]
-        if gap is None:
+        if gap is None:  # a given frame, which the network does not make
             continue
         first = gap + 1 - length // 2
         for position in range(first, first + length):
@@ -899,7 +922,8 @@ class InterpolatedClip:
     def frame(self, index: int, reverse: bool = False) -> dict[str, Any]:
         """Return the given frame at or before the time of frame `index`, to compare with.
 
-        E.g. the frames 4 and 5 of this clip: frame 2 of the given clip.
+        E.g. for the frames 4 and 5 of this clip, frame 2 of the given clip. `reverse` has no
+        effect, because only spikes depend on the direction of time.
         """
         return {"lq": self.clip.frame(index // 2)["lq"]}
 

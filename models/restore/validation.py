@@ -35,22 +35,23 @@ from utils.image import comparison, imwrite_rgb, scored_values, tensor_to_uint8
 from utils.logger import best_effort
 from utils.run.progress import open_progress
 
-# A validation shows the pictures of at most this many clips. The pictures are sent to rank 0, so a
-# larger number makes each validation take longer.
-MAX_STRIPS = 12
+# A validation shows panels of at most this many clips. Panels are sent to rank 0, so with a larger
+# number each validation takes longer.
+MAX_SHOWN_CLIPS = 12
 
 logger = logging.getLogger(__name__)
 
 
 class Validation(NamedTuple):
-    """The scores of all clips, on every rank, and images of some clips, on rank 0.
+    """The scores of all clips, on every rank, and panels of some clips, on rank 0.
 
     scalars: name -> average. "val/psnr", "val/ssim" and each metric of `metric.more` for the
     restored frames; "val/psnr_input" and so on for the blurry input. On rank 0 also
     "clips/psnr/<clip>" and so on for each clip in `panels`.
     table: the scores as text: a row for each clip, and the means.
-    panels: name of a clip -> pictures of its middle frame (`utils.image.comparison`), for at most
-    MAX_STRIPS clips.
+    panels: name of a clip -> its panels, for at most MAX_SHOWN_CLIPS clips. The panels of a clip
+    show its middle frame: title -> (H, W, 3) uint8, e.g. {"blurry": ..., "restored": ...,
+    "sharp": ...}, as `utils.image.comparison` makes them.
     """
 
     scalars: dict[str, float]
@@ -63,8 +64,8 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
 
     clips: the clips of the test split, with sharp frames.
 
-    Returns None if a signal ends the validation between two clips. Memory holds one tile in time,
-    or with val.num_frame_testing 0 the whole clip.
+    Returns None if a signal ends the validation between two clips. Memory holds
+    val.num_frame_testing frames of a clip, or all its frames if this option is 0.
     """
     rank = utils_dist.get_rank()
     world = utils_dist.get_world_size()  # number of ranks
@@ -73,14 +74,16 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
     net = model.netE if model.netE is not None else unwrap_ddp(model.netG)
     was_training = net.training
     restorer = _restorer(model, net)
+    # As many clips as before, in the same order. Only a network that interpolates gets other clips:
+    # each without the frames that the network makes.
     clips = scored_clips(clips, restorer.tiling.spec)
     scorer = _Scorer(model, restorer)
-    # Indices of the clips that are shown with pictures. They are the same in every validation, so
-    # that the pictures of different steps can be compared.
-    shown_indices = evenly_spaced(len(clips), MAX_STRIPS)
+    # Indices of the clips that are shown with panels. They are the same in every validation, so
+    # that the panels of different steps can be compared.
+    shown_indices = evenly_spaced(len(clips), MAX_SHOWN_CLIPS)
 
-    scores_of_rank = []  # one entry for each clip of this rank
-    panels_of_rank = {}  # index of a clip -> its pictures
+    scores_of_rank = []  # one entry for each clip of this rank, see `_Scorer.score_clip`
+    panels_of_rank = {}  # index of a clip -> its panels
     with ExitStack() as stack:
         # The restorer has set the network to eval mode. At the end, set its former mode.
         stack.callback(net.train, was_training)
@@ -90,10 +93,15 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
         logger.info("validating %d clips, %s", len(clips), restorer.describe())
         progress = open_progress(model.opt.logging.progress, frame_count, "validation", "frames")
         bar = stack.enter_context(progress)
-        # In a round each rank scores one clip. In the last round a rank may have no clip. It must
-        # vote before this round nevertheless, because the other ranks wait for its vote.
+        # In a round each rank scores one clip. E.g. 5 clips on 2 ranks:
+        #
+        #     round    first   rank 0   rank 1
+        #     1        0       clip 0   clip 1
+        #     2        2       clip 2   clip 3
+        #     3        4       clip 4   no clip, but rank 1 votes, because rank 0 waits for its vote
         for first in range(0, len(clips), world):
-            # The ranks vote between two rounds, so a signal is obeyed after a round at the latest.
+            # The ranks vote between two rounds, so a signal ends the validation after one round at
+            # the latest. A signal before the first round has to wait for this round, too.
             if first > 0 and _any_rank_stops():
                 return None
             index = first + rank
@@ -105,12 +113,14 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
                 if panels:
                     panels_of_rank[index] = panels
 
-    # Every rank gets the scores of all ranks.
+    # Every rank gets the scores of all ranks: the list of rank 0, then the list of rank 1, ...
     all_scores = []
-    for scores in utils_dist.gather_objects(scores_of_rank):
-        all_scores += scores
-    # metric.mean says over what the averages are: "clips" or "frames".
-    results = collect(all_scores, len(clips), model.opt.metric.mean)
+    for scores_of_one_rank in utils_dist.gather_objects(scores_of_rank):
+        all_scores += scores_of_one_rank
+    # `collect` sorts the clips, and returns {"clips": name -> scores, "averages": means}. It notes
+    # if there are fewer scores than clips. metric.mean says over what the averages are: "clips" or
+    # "frames".
+    results = collect(all_scores, expected=len(clips), mean=model.opt.metric.mean)
     shown_panels = _gathered_panels(clips, shown_indices, panels_of_rank)
     metrics = [metric.name for metric in scorer.metrics]
     scalars = _scalars(results, metrics, list(shown_panels))
@@ -122,15 +132,16 @@ def _gathered_panels(
     shown_indices: Sequence[int],
     panels_of_rank: dict[int, dict[str, np.ndarray]],
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Return the pictures of all shown clips on rank 0, and {} on the other ranks. Collective.
+    """Return the panels of all shown clips on rank 0, and {} on the other ranks. Collective.
 
     shown_indices: indices of the clips that are shown, the same on every rank.
-    panels_of_rank: index of a clip -> its pictures, for the clips that this rank has scored.
+    panels_of_rank: index of a clip -> its panels, for the clips that this rank has scored.
     """
     world = utils_dist.get_world_size()
     shown_panels = {}
-    # The pictures are sent one clip after the other, and only rank 0 keeps them. `from_rank` is
-    # collective, so every rank calls it for each clip.
+    # Panels are sent one clip after the other, and only rank 0 keeps them. `from_rank` is
+    # collective, so every rank calls it for each clip. A rank that has not scored the clip gives
+    # None, which is not sent.
     for index in shown_indices:
         rank_of_clip = index % world
         panels = utils_dist.from_rank(rank_of_clip, panels_of_rank.get(index))
@@ -144,11 +155,15 @@ def _restorer(model: ModelVRT, net: nn.Module) -> Restorer:
     val = model.opt.val
     test = model.opt.datasets.test
     spec = input_spec(net)
-    # These two keys exist only for some kinds of datasets.
+    # The last frame is repeated if either section asks for it. Each kind of dataset has its own
+    # options, so this section may have no key `pad_sequence` (KAIR's name of pad_seq), and no key
+    # `sigma`.
     pad_seq = val.pad_seq or getattr(test, "pad_sequence", False)
+    # The noise level of the test clips, for a denoiser that gets a map of the noise as input.
     noise_sigma = getattr(test, "sigma", None) if spec.noise_map else None
     return Restorer(
         net,
+        # How a clip is cut into tiles: the options `val`, completed by what the network takes.
         Tiling.of(val, spec, pad_seq=pad_seq),
         model.device,
         dtype=model.amp_dtype,
@@ -192,6 +207,7 @@ class _Scorer:
     def __init__(self, model: ModelVRT, restorer: Restorer) -> None:
         self.restorer = restorer
         self.values = model.opt.metric.values  # what is scored, e.g. "uint8": frames of 8 bits
+        # psnr and ssim, and the metrics that the user adds.
         self.metrics = chosen_metrics(OF_VALIDATIONS, model.opt.metric.more)
         # Only rank 0 writes into the folder of a run, and only frames of its own clips.
         is_writing = model.opt.val.save_img and utils_dist.is_main_process()
@@ -200,11 +216,11 @@ class _Scorer:
     def score_clip(
         self, clip: ClipReader, is_shown: bool, tick: Tick
     ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return the scores of all frames, in the form that `collect` takes, and panels.
+        """Return the scores of a clip, as `collect` takes them, and the panels of its middle frame.
 
-        The scores are {"name": name of the clip, "frames": their number, "per_frame": Scores}.
+        The scores are {"name": name of the clip, "frames": number of frames, "per_frame": Scores}.
 
-        is_shown: whether panels of the middle frame are made. Otherwise they are empty.
+        is_shown: whether panels are made. If not, the panels are {}.
         tick: function that is called after each piece of work, to show progress.
         """
         restorer = self.restorer
@@ -216,8 +232,8 @@ class _Scorer:
         for index, frame in zip(wanted, restorer.frames(cache, wanted, tick), strict=True):
             watchdog.go_on()  # tells the watchdog that this rank still works
             item = cache.frame(index)
-            lq = item["lq"]
-            gt = item["gt"]
+            lq = item["lq"]  # the blurry frame, (3, H, W), or (4, H, W) with a noise map
+            gt = item["gt"]  # the sharp frame
             if lq.shape != gt.shape:
                 # Super-resolution: the input is scored at the size of the sharp frame.
                 lq = torch.nn.functional.interpolate(lq[None], gt.shape[-2:], mode="bicubic")[0]

@@ -68,16 +68,18 @@ class Chunk:
     slices of consecutive tokens: rows and results are the same slice, and there are no spans.
     """
 
-    # The index of the token at each position, window after window, (rows,) int64. At padding it is
-    # 0. For a chunk of `GatedMlp` a slice. The type is Any, because each user knows which it has.
+    # The index of the token at each position, window after window, (positions,) int64. At padding
+    # it is 0. For a chunk of `GatedMlp` a slice. The type is Any, because each caller uses only one
+    # of the two.
     rows: Any
-    # The indices of the tokens, without padding, in the order of `rows`, int64 or a slice.
+    # The indices of the tokens, without padding, in the order of `rows`, (tokens,) int64. For a
+    # chunk of `GatedMlp` the same slice.
     results: Any
-    # True at padding, (rows, 1). None: no position is padding.
+    # True at padding, (positions, 1). None: no position is padding.
     padding: Tensor | None = None
-    # The positions that hold a token. None: every position holds a token.
+    # The positions that hold a token, (tokens,) int64. None: every position holds a token.
     kept: Tensor | None = None
-    # Which windows share a mask, from the first window of the chunk to the last.
+    # The windows of the chunk, in order, as runs of windows with the same mask (`Span`, above).
     spans: tuple[Span, ...] = ()
 
     @property
@@ -97,7 +99,8 @@ def take(x: Tensor, rows: Tensor | slice | None) -> Tensor:
     """Return x[rows], or x itself if `rows` is None.
 
     If a gradient is needed, `rows` must name each row at most once. Then the gradient only copies
-    rows, which is many times faster than torch's own gradient, because this sums rows.
+    rows. torch's own gradient of x[rows] adds up the rows that are named twice, even if there are
+    none, and is many times slower.
     """
     if rows is None:
         return x
@@ -163,6 +166,7 @@ def window_chunks(
     are summed in the order of the chunks and of their windows, so another order changes the last
     bits of a training.
     """
+    # No window is longer than the clip. E.g. for 4 frames, a window of 6 frames becomes 4.
     window, shift = _fitted(size, window, shift)
     clip = _partition(size, window, shift)  # token numbers, (windows along D, along H, along W, T)
     tokens_of_clip = math.prod(size)
@@ -172,6 +176,7 @@ def window_chunks(
     spans = []
     start = 0
     for group in _groups_of_mask(clip, window, shift):
+        # Token numbers: (windows of one clip, T) -> (windows of all clips, T).
         numbers = _in_all_clips(group.numbers, batch, tokens_of_clip)
         mask = None if group.mask is None else group.mask.to(device)
         stop = start + len(numbers)
@@ -290,8 +295,8 @@ def _partition(size: Triple, window: Triple, shift: Triple) -> Tensor:
 def _mask(window: Triple, wrapped: tuple[int, ...]) -> Tensor | None:
     """Return the mask (T, T) of a window, which keeps apart tokens from different ends of the clip.
 
-    wrapped: for each axis, the number of the window's last tokens that come from the other end of
-    the clip. Returns None if all numbers are 0.
+    wrapped: for each axis, how many tokens at the end of the window come from the other end of the
+        clip. If all three are 0, no mask is needed, and the result is None.
     """
     if not any(wrapped):
         return None
@@ -319,6 +324,7 @@ def _cut_spans(spans: list[Span], first: int, count: int) -> tuple[Span, ...]:
     """
     spans_of_chunk = []
     for span in spans:
+        # A span may begin before the chunk and end after it. Only its part in the chunk counts.
         start = max(span.start - first, 0)
         stop = min(span.stop - first, count)
         if start < stop:  # the span has a window of the chunk
@@ -369,8 +375,8 @@ def relative_position_index(window: Triple) -> Tensor:
     The tensor is cached and shared by all networks of the process: do not modify it.
     """
     frames, height, width = window
-    # Always on the CPU, because the default device may be "meta". The cache would then keep a
-    # tensor without numbers.
+    # Always on the CPU. If the default device is "meta", whose tensors have no numbers, the cache
+    # would keep a tensor without numbers.
     axes = [torch.arange(length, device="cpu") for length in window]
     grid = torch.meshgrid(*axes, indexing="ij")  # three tensors (frames, height, width)
     points = torch.stack(grid).flatten(1)  # (3, T): time, row and column of each token

@@ -206,6 +206,8 @@ class Beats:
         has_budget = own["budget"] > 0
         is_late = stall_s is not None and has_budget and own["age"] > own["budget"]
         if not is_late:
+            # This rank may have been late before. Then it still holds the key LOOKING, so let
+            # another rank look.
             self.stop_looking()
             return None
         # This rank has been too long in its phase. It looks for the cause, unless another rank
@@ -214,7 +216,8 @@ class Beats:
             if not self._may_look(self.store):
                 return None
             self.states.update(read_states(self.store, self.world_size))
-        # With a short stall_s, a rank must be taken for silent before stall_s is over.
+        # If stall_s is below 6 s, e.g. 2 s in a test, QUIET_S is too long: the silent rank must be
+        # found before stall_s is over. Half of stall_s holds three beats (`Watchdog.watch`).
         quiet_s = min(QUIET_S, stall_s / 2)
         return self._cause_of_wait(quiet_s)
 
@@ -229,9 +232,10 @@ class Beats:
             # A rank with a budget of 0 has no limits yet: it may still be loading libraries.
             has_limits = state["budget"] > 0
             if silent is None and stall_s is not None and has_limits:
+                # E.g. a beat is written at 10.0 s. This rank reads beats every BEAT_S, so it reads
+                # this beat at 10.5 s at the latest. The rank has then been silent for BEAT_S longer
+                # than silent_s. So the limit is BEAT_S shorter.
                 silent_s = now - last.when
-                # This rank reads the beats every BEAT_S. So the last beat may have been written up
-                # to BEAT_S before it was heard, and the rank is silent for longer by this time.
                 if silent_s > stall_s - BEAT_S:
                     silent = Verdict(rank, "SILENT", f"no beat for {silent_s:.1f} s")
         return silent
@@ -267,7 +271,8 @@ class Beats:
         fewest_collectives = min(state["syncs"] for state in self.states.values())
         latest_rank = None
         most_over_s = 0.0
-        # Go from the highest rank down. If two ranks are equally late, the higher rank is taken.
+        # If two ranks are equally late, the higher rank is taken. Any fixed order would do: it
+        # makes two looks name the same rank.
         for rank in sorted(self.states, reverse=True):
             state = self.states[rank]
             over_s = state["age"] - state["budget"]
@@ -281,47 +286,55 @@ class Beats:
     def _stuck_or_silent(self, rank: int, quiet_s: float) -> Verdict | None:
         """Tell whether `rank` is stuck, or waits for a silent rank. Returns None if not known yet.
 
-        A rank publishes its age with each beat, so the published age of a silent rank stays small.
-        Then the rank with the largest age may only wait for the silent rank, which has entered as
-        few collectives. So each other rank with as few collectives must be heard before `rank` is
-        called STUCK. E.g. with
+        A silent rank writes no beats, so the age in its last beat stays small. Then `rank`, which
+        has the largest age, may only wait for the silent rank. `rank` waits only for ranks that
+        have entered as few collectives as `rank`: the candidates. E.g. with `rank` 2, quiet_s 3:
 
-            rank   syncs   age   last beat heard
-            2      2210    312   0.4 s ago          `rank`: it waits in an all_reduce
-            5      2210    0.2   9.1 s ago          SILENT: it has fallen silent in its forward pass
+            rank   syncs   age   last beat read
+            2      2210    312   0.4 s ago       `rank`: it waits in an all_reduce
+            4      2211    300   0.3 s ago       no candidate: it has entered one collective more
+            5      2210    0.2   9.1 s ago       candidate, silent: the result names rank 5
+            6      2210    0.3   0.2 s ago       candidate that beats: it is not the cause
+
+        Without rank 5, the result is that rank 2 is STUCK: all candidates beat.
+
+        Of a candidate that this rank does not watch, one look shows only a number, so two looks are
+        compared. E.g.
+
+            first look   beat 512    noted in `first_look`; nothing is known yet
+            next look    beat 513    another number: the candidate beats
+               or        beat 512    the same number: silent, as soon as quiet_s have passed
         """
         now = self.clock.now()
-        all_are_heard = True
+        all_are_known = True  # whether every candidate is known to beat
         for other, state in self.states.items():
-            # This rank runs, so it is not silent.
+            # `rank` is no candidate for itself. This rank (self.rank) runs, so it is not silent.
             if other in (rank, self.rank):
                 continue
-            # The others wait only for ranks with as few collectives as `rank`.
-            if state["syncs"] != self.states[rank]["syncs"]:
+            is_candidate = state["syncs"] == self.states[rank]["syncs"]
+            if not is_candidate:
                 continue
             last = self._last_beat_of(other, now)
             is_watched = other in self.heard
-            # A new number shows that a rank, which is not watched, has beaten since this rank began
-            # to look. For a watched rank, `last` already is its newest beat.
+            # Another number than at the first look: the candidate beats. A watched rank has no
+            # first look. For a watched rank, `last` is the newest beat, and its time decides.
             if not is_watched and last.beat != state["beat"]:
                 continue
             silent_s = now - last.when
             if silent_s > quiet_s:
                 return Verdict(other, "SILENT", f"no beat for {silent_s:.1f} s")
-            # One look does not show whether a rank that is not watched still beats. So look again
-            # with the next beat.
+            # The same number as at the first look, but not for quiet_s yet: look again later.
             if not is_watched:
-                all_are_heard = False
-        if all_are_heard:
+                all_are_known = False
+        if all_are_known:
             return Verdict(rank, "STUCK", f"{self.states[rank]['age']:.1f} s")
         return None
 
     def _last_beat_of(self, other: int, now: float) -> Heard:
-        """Return a beat of another rank, and since when this rank knows it.
+        """Return a beat of another rank, and when this rank first read this beat.
 
-        For a watched rank this is its last beat. For any other rank it is the beat that was read
-        when this rank began to look, and the first call notes this beat in `first_look`. Only a
-        later beat with another number then shows that the other rank is alive.
+        For a watched rank the result is its newest beat. For a rank that is not watched, the result
+        is its beat at the first look. The first call for this rank notes it in `first_look`.
         """
         if other in self.heard:
             return self.heard[other]

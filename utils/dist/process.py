@@ -57,16 +57,17 @@ from utils.errors import StallError
 # public equivalent. It is None if this Python does not have it. `end` calls it.
 run_exit_handlers = getattr(atexit, "_run_exitfuncs", None)
 
-# The request of fcntl that only a file in memory answers. The number is from linux/fcntl.h.
-F_GET_SEALS = 1034
-
-# The numbers of the system calls write and writev in linux/unistd.h: 1 and 20 on x86-64, 64 and 66
-# on most other processors. They are texts, because they are compared with a word of
-# /proc/.../syscall.
+# The numbers of the system calls write and writev: 1 and 20 on x86-64, 64 and 66 on most other
+# processors (linux/unistd.h). `main_thread_writes` finds them in /proc/.../syscall if the main
+# thread waits in a write, e.g. to a paused terminal. They are texts, because this file has words.
 WRITE_CALLS = ("1", "20") if platform.machine() == "x86_64" else ("64", "66")
 
-# Seconds that a rank with a claim waits for the other ranks. Ranks of one start that fail with the
-# same error do so within this time.
+# The claims of this process. If several ranks of a host fail with the same error, each of them
+# claims a name, e.g. the text of the error, and only the first rank reports (`first_to_claim`). A
+# claim is a socket, and lasts as long as the socket is open. This list keeps the sockets open.
+CLAIMS: list[socket.socket] = []
+# Seconds that a rank that has made a claim waits before it ends, so that the other ranks find its
+# claim. Ranks of one start that fail with the same error do so within this time.
 CLAIM_S = 10.0
 # Longest wait for exit handlers of libraries, in seconds. A library may still send its last data
 # over a slow network; a shorter wait would lose them, a longer one only delays the end.
@@ -74,10 +75,6 @@ HANDLERS_S = 60.0
 # Longest time, in seconds, that a guard takes to write its report. If the terminal is paused, the
 # write never returns, and the guard ends after this time.
 LAST_WORDS_S = 5
-
-# The claims of this process, which `first_to_claim` makes. A claim lasts as long as its socket is
-# open.
-CLAIMS: list[socket.socket] = []
 
 # Signals that a launcher, a cluster or a terminal sends to all processes of a rank at once.
 GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -545,7 +542,7 @@ def stack_file_of(pid: int, name: str) -> FileIO | None:
                 file = open(f"{folder}/{entry}", "a+b", buffering=0)  # noqa: SIM115
                 # A file on a disk can have this name too. This request raises OSError for it,
                 # because only a file in memory has seals.
-                fcntl.fcntl(file, F_GET_SEALS)
+                fcntl.fcntl(file, fcntl.F_GET_SEALS)
                 return file
     return None
 

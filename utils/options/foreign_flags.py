@@ -66,8 +66,8 @@ TRAIN_FLAGS = {
 def add_launch_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags with which KAIR and BasicSR are launched.
 
-    The flags set nothing here. `check_launch_flags` compares their values with the environment
-    variables of the launch, such as LOCAL_RANK, and refuses values that contradict them.
+    The flags set nothing. `check_launch_flags` compares their values with the environment variables
+    of the launch, such as LOCAL_RANK, and refuses values that contradict these variables.
     """
     add = parser.add_argument
     add(
@@ -75,17 +75,17 @@ def add_launch_flags(parser: argparse.ArgumentParser) -> None:
         "--local_rank",
         type=int,
         metavar="N",
-        help="of torch.distributed.launch; only compared with LOCAL_RANK, which counts",
+        help="ignored, for torch.distributed.launch. An error if it contradicts LOCAL_RANK",
     )
     add(
         "--launcher",
         choices=LAUNCHERS,
-        help="of KAIR and BasicSR; only compared with the variables of the launch, which count",
+        help="ignored, for KAIR and BasicSR. An error if it contradicts the way of the launch",
     )
     add(
         "--dist",
         metavar="True|False",
-        help="of KAIR; only compared with the variables of the launch, which count",
+        help="ignored, for KAIR. The launcher says how many processes there are",
     )
 
 
@@ -149,12 +149,16 @@ def refuse_train_flags(argv: Sequence[str]) -> None:
 def refuse_kair_test_flags(argv: Sequence[str]) -> None:
     """Raise OptionError with our command if `argv` has flags of KAIR's main_test_vrt.py.
 
-    A flag with fewer values than in KAIR is not counted: the flag is incomplete, or one of ours.
+    A flag of KAIR counts only if it has all its values. E.g.
+
+        --tile_overlap 2 20 20      counts: 3 values, as in KAIR
+        --tile_overlap 2            does not count; argparse then refuses the unknown flag
+        --tile 40,128               does not count: it is our flag --tile, with one value
+        --save_result=yes           counts: KAIR's flag has no value, and one more is no harm
     """
     values = _values_of_flags(argv)
     given = []
     for flag in values:
-        # More values than in KAIR are possible: `--save_result=yes` has one, and needs none.
         if len(values[flag]) >= KAIR_TEST[flag].value_count:
             given.append(flag)
     if not given:
@@ -174,8 +178,9 @@ def _our_arguments(values: Mapping[str, Sequence[str]], argv: Sequence[str]) -> 
     E.g. --task 001_VRT_videosr_bi_REDS_6frames --folder_lq CLIPS
     -> --weights vrt/001 --input CLIPS --output results/001_VRT_videosr_bi_REDS_6frames.
 
-    values: KAIR's flags with their values, e.g. {"--task": ["006_..."]}. argv: the whole command
-        line.
+    values: KAIR's flags with their values, e.g. {"--task": ["006_..."]}.
+    argv: the whole command line. Only --sigma is read from it: KAIR and this program have this flag
+        in the same form, so it is no flag of KAIR_TEST, and `values` lacks it.
     """
     # A command without --task gets task 006, which deblurs as this project does.
     task = "006"
@@ -216,7 +221,7 @@ def _values_of_flags(argv: Sequence[str]) -> dict[str, list[str]]:
             continue
         # The values: the text behind "=", and then the following arguments up to the next flag.
         value_count = KAIR_TEST[flag].value_count
-        values = [text] if equals else []
+        values = [text] if equals else []  # `equals` is "=", or "" if the argument has none
         for value in argv[position + 1 :]:
             if value.startswith("--") or len(values) == value_count:
                 break

@@ -403,14 +403,18 @@ class Measured:
     host: str  # name of the host
     cores: tuple[int, ...]  # numbers of the cores that the process may use
     steps: int  # number of steps that were measured
-    # Wall-clock seconds of all these steps. The three times below are parts of it.
+    # Wall-clock seconds of all these steps. They contain the three times below, as in
+    #
+    #     seconds  =  data_s  +  compute_s                                     +  others
+    #                            forward_s  +  backward pass, optimizer, ...
     seconds: float
     # Seconds of waiting for batches. The first batch of an epoch does not count, because it waits
     # for new loader processes.
     data_s: float
-    # Seconds of the forward passes. A forward pass waits for no other rank; a backward pass does.
+    # Seconds of the forward passes, a part of compute_s. A forward pass waits for no other rank; a
+    # backward pass does. So forward_s shows a rank that is slow itself.
     forward_s: float
-    compute_s: float  # seconds of all computing of the steps
+    compute_s: float  # seconds of all computing of the steps: forward, backward, optimizer
     values: dict[str, float]  # numbers of the log line, e.g. "loss", "lr", "memory_gb"
     memory: dict[str, Use]  # "GPU" and "host" -> (used, total) in GB, as far as they are known
     gpu: dict[str, float] | None  # name -> how busy the GPU is, from `gpu.usage`; None if not known
@@ -420,20 +424,26 @@ def measured(steps: int, model_log: dict[str, Any], timed: dict[str, float]) -> 
     """Return the measurements of this rank since the last log line.
 
     steps: number of steps that were measured.
-    model_log: the values of `StepLog.read_line` (utils.run.steps), and "forward_s", the seconds of
-        the forward passes.
-    timed: the values of `StepTimer.read` for these steps.
+    model_log: what `StepLog.read_line` (utils.run.steps) returns, and the seconds of the forward
+        passes: {"loss": ..., other losses, "lr": ..., "grad_norms": [...], "forward_s": ...}.
+    timed: what `StepTimer.read` returns for these steps: {"it_per_s": ..., "data_share": ...,
+        "epoch_start_share": ..., "compute_share": ..., other shares, "memory_gb": ...}. A share
+        that took no time may be missing. Without a step there is only "memory_gb".
     """
-    # `pop` takes out what is no number of the log line.
     values: dict[str, Any] = model_log | timed
+    # Take out the three values that are no numbers of the log line.
     forward_s = values.pop("forward_s")
     grad_norms = values.pop("grad_norms")
+    epoch_start_share = values.pop("epoch_start_share", 0.0)
     if grad_norms:  # empty if all steps were skipped
         values["grad_norm"] = statistics.median(grad_norms)
-    # Without a step there is no speed, and each time is 0.
+    # The timer gives steps per second, as the log line shows them, and no seconds. Without a step
+    # there is no speed, and each time is 0.
     seconds = steps / timed["it_per_s"] if steps else 0.0
-    # `data_share` includes the wait for the first batch of an epoch, which does not count.
-    data_share = timed.get("data_share", 0.0) - values.pop("epoch_start_share", 0.0)
+    # `data_share` contains `epoch_start_share`, the wait for the first batch of an epoch, which
+    # does not count here. The log line shows the whole `data_share`, so `values` keeps it.
+    data_share = values.get("data_share", 0.0) - epoch_start_share
+    compute_share = values.get("compute_share", 0.0)
     device = utils_dist.get_device()
     return Measured(
         host=socket.gethostname(),
@@ -442,7 +452,7 @@ def measured(steps: int, model_log: dict[str, Any], timed: dict[str, float]) -> 
         seconds=seconds,
         data_s=data_share * seconds,
         forward_s=forward_s,
-        compute_s=timed.get("compute_share", 0.0) * seconds,
+        compute_s=compute_share * seconds,
         values=values,
         memory=_memory(device),
         gpu=gpu.usage(device),
