@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """Measure two ideas that may make training on a GPU faster, before they become a part of it.
 
-    python lab/gpu_next.py                 on an NVIDIA GPU
-    python lab/gpu_next.py --device cpu    tiny sizes, to try the script itself
+    python lab/gpu_next.py        on an NVIDIA GPU
+    TRITON_INTERPRET=1 python lab/gpu_next.py --device cpu
+                                  tiny sizes, to try the script itself: Triton needs the variable to
+                                  run without a GPU
 
 1. Deformable sampling by lab/triton_sampling.py in place of torchvision's. Measured are the time
    and the error of a forward and a backward pass, at the sizes of a step of 8 clips. Expected are
    half of the time, and errors like those of rounding to 16 bits (4e-3).
 2. A training step as a CUDA graph: the GPU repeats a recorded step, and Python starts no kernels. A
    first try took 0.28 to 0.35 s in place of 0.67 s, and its loss became NaN. So the graph notes for
-   each module whether its output was finite, and the first modules that gave NaN are named. The
+   each module whether its output was finite, and the modules that first gave NaN are named. The
    losses of the graph are printed beside the losses of the same steps without a graph.
 
 All takes a minute. The program prints a line of JSON for each measurement:
@@ -17,6 +19,9 @@ All takes a minute. The program prints a line of JSON for each measurement:
     {"sampling": {"side": 192, "errors": {"out": 0.003, ...}, "present": {"median_s": 0.1, ...},
                   "triton": {...}}}
     {"graph": {"losses without": [...], "losses": [...], "s": 0.3, "first bad": []}}
+
+If "first bad" begins with the first module of the network, the weights were NaN before the step. So
+look for the cause in the backward pass or in the optimizer.
 
 No GPU has run the two measurements yet. Nothing else uses this file: change it freely.
 """
@@ -157,20 +162,22 @@ def _forward_and_backward(form: Callable[..., Tensor], inputs: list[Tensor]) -> 
 
 @dataclass
 class FiniteOutputs:
-    """Whether the output of each module was finite, in the order in which a step calls them.
+    """Whether the output of each module was finite, in the order in which a step calls the modules.
 
-    While a graph is recorded, the flags become tensors of the graph: each replay sets them anew. So
-    they must stay on the GPU until the step has ended.
+    A plain step appends a name and a flag for each module. With a graph, only the recorded step
+    appends: its flags become tensors of the graph, and Python does not run in a replay. Each replay
+    overwrites the same flags with its own results. So read `first_bad` after each replay.
     """
 
     names: list[str] = field(default_factory=list)  # of the modules that were called
-    flags: list[Tensor] = field(default_factory=list)  # bool, () on the device, for each name
+    # For each name one bool tensor without axes, on the device of the output.
+    flags: list[Tensor] = field(default_factory=list)
 
     def watch(self, net: nn.Module) -> None:
         """Note from now on the output of each module that has no modules in it."""
         for name, module in net.named_modules():
-            has_modules = any(True for _ in module.children())
-            if not has_modules:
+            is_leaf = not list(module.children())
+            if is_leaf:
                 module.register_forward_hook(self._hook(name))
 
     def clear(self) -> None:
@@ -187,7 +194,10 @@ class FiniteOutputs:
         """Return the function that torch calls after the module of this name."""
 
         def note(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            # A module may return a list of tensors, e.g. the pyramid of the optical flow. The
+            # modules after it show NaN in one of these tensors.
             if isinstance(output, Tensor):
+                # No bool() here: it would wait for the GPU, which a recording refuses.
                 self.names.append(name)
                 self.flags.append(torch.isfinite(output.detach()).all())
 
@@ -195,55 +205,61 @@ class FiniteOutputs:
 
 
 def graph(device: str) -> dict[str, Any]:
-    """Run the same steps with and without a graph.
+    """Run the same steps with and without a graph, from the same weights.
 
-    Returns the losses of both, the seconds of a step with a graph, and the first modules that gave
+    Returns the losses of both, the seconds of a step with a graph, and the modules that first gave
     NaN or Inf within the graph. On a CPU there are no graphs, so the same plain steps run twice.
     """
-    # `prepared` makes the network and a clip. clip(net) runs the network on the clip. Its optimizer
-    # is not used, because a graph needs another form of Adam (`_adam`).
+    # `prepared` makes a network, a clip and an optimizer. The optimizer is not used, because a
+    # graph needs another form of Adam (`_adam`). `run_clip(net)` returns the network's output for
+    # the clip.
     setup = prepared(device)
     net = setup.net
+    run_clip = setup.clip
     initial_weights = copy.deepcopy(net.state_dict())
 
-    # Without a graph.
-    losses_without = _losses(_plain_step(net, setup.clip, _adam(net)))
+    # Without a graph. No module is watched yet, so there are no flags.
+    optimizer = _adam(net)
+    step = _plain_step(net, run_clip, optimizer)
+    losses_without, _ = watched_losses(step, FiniteOutputs())
 
-    # With a graph, from the same weights.
+    # With a graph.
     net.load_state_dict(initial_weights)
     outputs = FiniteOutputs()
     outputs.watch(net)
     optimizer = _adam(net)
-    step = _plain_step(net, setup.clip, optimizer)
+    step = _plain_step(net, run_clip, optimizer)
     if device == "cuda":
         step = _captured(net, step, outputs)
-        # The steps before the recording have changed the weights and the state of Adam. Both are
-        # set back in place, because the graph holds the addresses of their memory.
+        # `_captured` has made some steps before the recording, which changed the weights and the
+        # state of Adam. Set both back in place, because the graph holds the addresses of their
+        # memory.
         net.load_state_dict(initial_weights)
         for state_of_parameter in optimizer.state.values():
             for tensor in state_of_parameter.values():
                 tensor.zero_()
-    losses = _losses(step)
+    losses, first_bad = watched_losses(step, outputs)
     figures = compared({"step": step}, torch.device(device), repeats=REPEATS, warmup=WARMUP)
     return {
         "losses without": losses_without,
         "losses": losses,
         "s": figures["step"]["median_s"],
-        "first bad": outputs.first_bad(),
+        "first bad": first_bad,
     }
 
 
 def _adam(net: nn.Module) -> torch.optim.Adam:
     """Return Adam in the form that a graph can record.
 
-    It keeps the number of its steps on the GPU ("capturable"), where each replay increases it.
+    This form keeps the number of steps on the GPU ("capturable"), where each replay increases it.
+    Its learning rate is that of `prepared`.
     """
     is_on_gpu = next(net.parameters()).is_cuda
     return torch.optim.Adam(net.parameters(), lr=1e-4, capturable=is_on_gpu)
 
 
 def _plain_step(
-    net: nn.Module, clip: Callable[[nn.Module], Tensor], optimizer: torch.optim.Optimizer
+    net: nn.Module, run_clip: Callable[[nn.Module], Tensor], optimizer: torch.optim.Optimizer
 ) -> Callable[[], Tensor]:
     """Return a training step: a function that changes the weights, and returns the loss.
 
@@ -252,7 +268,7 @@ def _plain_step(
 
     def step() -> Tensor:
         optimizer.zero_grad(set_to_none=True)
-        error = clip(net).float() - 0.5
+        error = run_clip(net).float() - 0.5
         loss = error.square().add(1e-9).sqrt().mean()
         loss.backward()
         optimizer.step()
@@ -268,8 +284,8 @@ def _captured(
 
     The returned loss is one tensor, which each replay fills anew.
     """
-    # Three steps on another stream, as torch.cuda.graph asks for. They make constant tensors,
-    # compile kernels, and allocate the state of the optimizer.
+    # Three steps on another stream, as torch.cuda.graph asks for. These steps make constant
+    # tensors, compile kernels, and allocate the state of the optimizer.
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -277,7 +293,7 @@ def _captured(
             step()
     torch.cuda.current_stream().wait_stream(stream)
 
-    outputs.clear()
+    outputs.clear()  # the flags of these steps are no tensors of the graph
     for parameter in net.parameters():
         parameter.grad = None  # so that the graph allocates the gradients itself
     recorded = torch.cuda.CUDAGraph()
@@ -291,9 +307,24 @@ def _captured(
     return replay
 
 
-def _losses(step: Callable[[], Tensor]) -> list[float]:
-    """Run GRAPH_STEPS steps. Returns their losses."""
-    return [float(step()) for _ in range(GRAPH_STEPS)]
+def watched_losses(
+    step: Callable[[], Tensor], outputs: FiniteOutputs
+) -> tuple[list[float], list[str]]:
+    """Run GRAPH_STEPS steps. Returns their losses, and the modules that first gave NaN or Inf.
+
+    The modules are those of the first step with NaN, because this step makes the weights NaN. In
+    each later step all modules give NaN, and the flags of a graph show only its last replay.
+
+    Test: tests/parts/house/test_lab.py
+    """
+    losses = []
+    first_bad: list[str] = []
+    for _ in range(GRAPH_STEPS):
+        loss = float(step())  # waits until the GPU has set all flags of the step
+        losses.append(loss)
+        if not first_bad:
+            first_bad = outputs.first_bad()
+    return losses, first_bad
 
 
 if __name__ == "__main__":

@@ -12,8 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from lab import benchmark, gpu
+from lab.gpu_next import FiniteOutputs, watched_losses
 from lab.quality import Outcome, difference, moving_psnr, tables
 from lab.tools import NAMED
 from main_train_vrt import read_options
@@ -211,3 +213,48 @@ def test_a_measurement_of_a_gpu_that_takes_too_long_is_noted(failing_python, mon
     figures = dict(gpu.in_process(["ceilings"], "cpu", 0))
 
     assert "limit" in figures["ceilings"]["failed"]
+
+
+# ---- lab/gpu_next.py ----
+
+
+class Logarithm(nn.Module):
+    """Gives NaN if the input is negative."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.log()
+
+
+def test_the_module_where_nan_began_is_named_although_replays_overwrite_the_flags():
+    linear = nn.Linear(1, 1, bias=False)
+    weight = linear.weight
+    net = nn.Sequential(linear, Logarithm())
+    outputs = FiniteOutputs()
+    outputs.watch(net)
+    flags: list[Tensor] = []  # of the first step, as a graph has them
+
+    def step() -> Tensor:
+        """Run the net on 1, and lower the weight from 1.5 to 0.5, -0.5 and NaN.
+
+        As in a graph, the results of later steps are in the flags of the first step.
+        """
+        with torch.no_grad():
+            loss = net(torch.ones(1)).sum()
+            # A loss of NaN makes the weight NaN, as a backward pass does.
+            weight.sub_(1 + 0 * loss)
+        if not flags:
+            flags.extend(outputs.flags)
+            return loss
+        for flag, new_flag in zip(flags, outputs.flags[len(flags) :], strict=True):
+            flag.copy_(new_flag)
+        del outputs.names[len(flags) :]
+        del outputs.flags[len(flags) :]
+        return loss
+
+    nn.init.constant_(weight, 1.5)
+    losses, first_bad = watched_losses(step, outputs)
+
+    # The third of five steps has the logarithm of -0.5. In the last step both modules give NaN.
+    assert np.isnan(losses).tolist() == [False, False, True, True, True]
+    assert outputs.first_bad() == ["0", "1"]
+    assert first_bad == ["1"]
