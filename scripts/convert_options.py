@@ -129,7 +129,14 @@ class Conversion:
     # Key -> problem. With any problem nothing is written.
     problems: dict[str, Problem] = field(default_factory=dict)
 
-    def at_or_below(self, where: str) -> list[str]:
+    def has(self, where: str) -> bool:
+        """Return whether there is an option `where`, or an option in a section `where`.
+
+        For example, a file with the option `netG.depths` has `netG.depths` and `netG`.
+        """
+        return bool(self.keys_of(where))
+
+    def keys_of(self, where: str) -> list[str]:
         """Return the keys of a section; or `where` itself, if `where` is an option.
 
         For example, `netG` -> [`netG.depths`, `netG.img_size`], and `netG.depths` ->
@@ -144,7 +151,7 @@ class Conversion:
         The keys of a returned section are relative to it. E.g. the section `netG.optical_flow` is
         returned as {"module": "spynet"}. Returns None if there is neither.
         """
-        keys = self.at_or_below(where)
+        keys = self.keys_of(where)
         if where in self.values:
             taken = self.values[where]
             for key in keys:
@@ -153,13 +160,17 @@ class Conversion:
         section = {}
         for key in keys:
             relative_key = key.removeprefix(f"{where}.")
-            section[relative_key] = self.values.pop(key)  # removes the key
+            section[relative_key] = self.values[key]
+            del self.values[key]
         if not section:
             return None
         return section
 
-    def rename(self, old: str, new: str, value: Any, note: str = "") -> None:
-        """Set our option `new`, and report what became of the key `old` of S-VRT.
+    def set_ours(self, new: str, value: Any, old: str, note: str = "") -> None:
+        """Set our option `new`, and report that the key `old` of S-VRT became this option.
+
+        `old` is not removed here: `take(old)` comes before. Without `take`, `old` is the same key
+        as `new`, and only its value changes.
 
         note: text of the report, if it says more than "new = value"
         """
@@ -168,7 +179,7 @@ class Conversion:
 
     def drop(self, where: str, why: str) -> None:
         """Leave out an option or a section, and report why. If there is neither, do nothing."""
-        if self.at_or_below(where):
+        if self.has(where):
             self.take(where)
             self.dropped[where] = why
 
@@ -184,7 +195,8 @@ def main(arguments: list[str] | None = None) -> int:
     """
     command = parse(arguments)
     # PARTS: section -> registry of the networks, datasets or losses that the section can name.
-    from main_train_vrt import PARTS  # not before --help, because it imports torch
+    # Imported after `parse`, so that --help need not import torch.
+    from main_train_vrt import PARTS
 
     source = Path(command.file)
     out = Path(command.out)
@@ -202,9 +214,10 @@ def main(arguments: list[str] | None = None) -> int:
     conversion = Conversion(flattened(redact(values)))
     is_svrt = any(OF_SVRT.match(key) for key in conversion.values)
     if not is_svrt:
-        refuse_unknown_kind(values, source)
+        refuse_unless_kair(values, source)
 
-    # A JSON file of KAIR is checked and not converted. A YAML file always becomes JSON.
+    # A JSON file of KAIR is checked and not converted. A YAML file of KAIR becomes JSON, because
+    # our programs read only JSON.
     is_converted = is_svrt or is_yaml
     if is_converted:
         values = convert(conversion, command, PARTS)
@@ -225,24 +238,25 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def refuse_unfit_out(out: Path) -> None:
-    """Raise an error if the new file exists already, or has an ending that is not JSON's."""
+    """Raise an error if the new file exists already, or has another ending than .json or .json5."""
     refuse_existing(out, "--out")
-    # .json5 is accepted too. The error advises .json, because the option files of this project and
-    # the examples in launch_train.sh have this ending.
+    # The error does not advise .json5, because the option files of this project end in .json.
     if out.suffix not in (".json", ".json5"):
+        name = out.name
         raise OptionError(
-            what="another ending",  # than .json and .json5
+            what=f"{name} has another ending",
             where=f"--out {out}",
             expected=".json, as launch_train.sh expects",
-            do="add it",
+            do=f"name the file {name}.json",
         )
 
 
 def process_count(values: dict[str, Any]) -> int:
-    """Return the number of processes that the options ask for. values: sections of the new file.
+    """Return the number of processes for the option `dist`: one for each GPU. Without `dist`, 1.
 
-    It is 1, or with `dist` the number of gpu_ids. If gpu_ids is missing or empty, it counts as [0],
-    the first GPU.
+    If gpu_ids is missing or empty, it counts as [0], the first GPU.
+
+    values: sections of the new file
     """
     if not values.get("dist"):
         return 1
@@ -272,10 +286,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_intermixed_args(arguments)
 
 
-def refuse_unknown_kind(values: dict[str, Any], source: Path) -> None:
-    """Raise OptionError if a file is neither of S-VRT nor of KAIR.
+def refuse_unless_kair(values: dict[str, Any], source: Path) -> None:
+    """Raise OptionError if a file is not of KAIR.
 
-    The caller has found no key of S-VRT, so only KAIR is left to test.
+    The caller has found no key of S-VRT in the file. So a file that is not of KAIR is unknown.
 
     values: the sections of the file.
     """
@@ -349,7 +363,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
             return values
         what = "the option file holds no object"
     except (OSError, ValueError, ArithmeticError, RecursionError, yaml.YAMLError) as e:
-        # Of an error of PyYAML only the line is told. Its whole text may quote a secret.
+        # The message gives only the line of PyYAML's error, because the error's text may quote a
+        # secret.
         reason = ""
         if isinstance(e, OSError):
             reason = f": {e.strerror}"
@@ -361,7 +376,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         mark = getattr(e, "problem_mark", None)  # where PyYAML stopped
         if mark is not None:
             where += f", line {mark.line + 1}"  # PyYAML counts lines from 0
-    # Raised after the block above, and not in it, so that PyYAML's error is not printed with it.
+    # Raised after the `except` block, because within it Python would print PyYAML's error too.
     raise OptionError(
         what=what,
         where=where,
@@ -378,7 +393,7 @@ def _parse_yaml(path: Path, yaml: Any) -> Any:
     Raises UnfitYamlError if the file is too large or repeats too much, and the errors of PyYAML.
     """
 
-    # In YAML 1.1 a number needs a point: 4e-4 is text. This loader reads 4e-4 as a number, too.
+    # YAML 1.1 reads 4.0e-4 as a number, and 4e-4 as text. Our loader reads both as numbers.
     # `add_implicit_resolver` changes the class on which it is called. So call it on a new class,
     # and not on PyYAML's own.
     class Loader(yaml.SafeLoader):
@@ -393,29 +408,29 @@ def _parse_yaml(path: Path, yaml: Any) -> Any:
         content = file.read(MOST_YAML_BYTES + 1)
     if len(content) > MOST_YAML_BYTES:
         raise UnfitYamlError(f"it has more than {MOST_YAML_BYTES} bytes")
-    loader = Loader(content.decode("utf-8-sig"))  # "-sig": skips a mark at the begin of a file
-    node = loader.get_single_node()  # the tree of the file, before values are made; or None
-    _refuse_repetition(node)
-    # The values are made after the check, because making them copies each merged key (<<) at each
-    # use. Without the check these copies could fill the memory.
-    return loader.construct_document(node) if node else None
+    loader = Loader(content.decode("utf-8-sig"))  # "-sig": without the byte order mark
+    root = loader.get_single_node()  # the tree of the file, in which no value is made yet; or None
+    _refuse_repetition(root)
+    # Make the values only after the check. At each use of a merged key (<<) PyYAML copies its
+    # values, so a file with very many uses would fill the memory.
+    return loader.construct_document(root) if root else None
 
 
 def _refuse_repetition(root: Any) -> None:
     """Raise UnfitYamlError if the aliases of a YAML file stand for very many values.
 
     An alias `*name` repeats the value `&name`. Ten lines, each with ten aliases of the line
-    before, stand for 10**10 values. An alias of its own parent stands for endlessly many.
+    before, stand for 10**10 values. An alias within its own value stands for endlessly many values.
 
-    root: the node that PyYAML has read. PyYAML puts the same node object at each alias, so this
-        walk visits a node once for each use.
+    root: the root node of the file, or None. PyYAML puts the same node object at each alias. So
+        this walk visits a node once for each use, and not once for each line.
     """
     waiting = [(root, 0)]  # nodes to visit, each with its depth
-    count = 0
+    visits = 0
     while waiting:
         node, depth = waiting.pop()
-        count += 1
-        if count > MOST_YAML_VALUES:
+        visits += 1
+        if visits > MOST_YAML_VALUES:
             raise UnfitYamlError(f"its aliases (*name) make more than {MOST_YAML_VALUES} values")
         if depth > DEEPEST:
             raise UnfitYamlError(f"more than {DEEPEST} brackets or sections within one another")
@@ -477,7 +492,8 @@ def convert(conversion: Conversion, command: argparse.Namespace, parts: Any) -> 
     command: the result of `parse`.
     parts: PARTS of main_train_vrt.py.
     """
-    # argparse gives all words after --drop to --drop, also a key=value that is an override.
+    # In `--drop train.lora_rank path.root=runs`, argparse gives both words to --drop. The second is
+    # an override.
     keys_to_drop = [word for word in command.drop if "=" not in word]
     overrides = command.overrides + [word for word in command.drop if "=" in word]
 
@@ -500,7 +516,8 @@ def convert(conversion: Conversion, command: argparse.Namespace, parts: Any) -> 
 
     # From here on the options are sections again, as the functions of utils/options expect.
     values = nested(conversion.values)
-    # Removes from `values` the keys of KAIR that have no effect here, and returns these keys.
+    # `drop_without_effect` removes from `values` the keys of KAIR that have no effect here, and
+    # returns these keys. KAIR_ONLY has the reason for each: {section: {key: reason}}.
     keys_without_effect = drop_without_effect(values, parts)
     for key in keys_without_effect:
         section, _, name = key.rpartition(".")
@@ -526,7 +543,7 @@ def drop_as_asked(conversion: Conversion, keys: list[str], file: str) -> None:
     """Leave out the keys of --drop. Raises OptionError if the file does not have such a key."""
     for key in keys:
         # A key that `drop_without_counterpart` has removed is no error.
-        if not conversion.at_or_below(key) and key not in conversion.dropped:
+        if not conversion.has(key) and key not in conversion.dropped:
             raise OptionError(
                 what=f"--drop {key}: no such key",
                 where=file,
@@ -545,7 +562,7 @@ def convert_frames(conversion: Conversion, split: str) -> None:
     if isinstance(sizes, list) and sizes:
         is_square = all(size == sizes[0] for size in sizes)
         if is_square:
-            conversion.rename(key, key, sizes[0])
+            conversion.set_ours(key, sizes[0], old=key)
 
     key = f"{split}.rgb_normalize"
     kind = conversion.take(key)
@@ -561,7 +578,7 @@ def divide_totals(conversion: Conversion) -> None:
         gpus = len(ids)
     if gpus <= 1:
         return
-    for name in TOTALS:
+    for name in TOTALS:  # dataloader_batch_size, dataloader_num_workers
         key = f"datasets.train.{name}"
         total = conversion.values.get(key)
         if not isinstance(total, int):
@@ -572,7 +589,7 @@ def divide_totals(conversion: Conversion) -> None:
         per_gpu = max(total // gpus, least)
         new_total = per_gpu * gpus
         note = f"{total} for {gpus} GPUs in all -> {per_gpu} per GPU, {new_total} in all"
-        conversion.rename(key, key, per_gpu, note)
+        conversion.set_ours(key, per_gpu, old=key, note=note)
         if new_total != total:
             conversion.differences[key] = (
                 f"{total} in all is no multiple of {gpus} GPUs: {per_gpu} per GPU is {new_total} "
@@ -602,7 +619,7 @@ def print_report(conversion: Conversion, file: str) -> None:
 def convert_spikes(conversion: Conversion, split: str, spike_size: list[int] | None) -> None:
     """Convert the spike options of a split, if it has any, to our section `spike`.
 
-    Raises DataError if the dataset.json beside the spikes cannot be used.
+    Raises DataError if the dataset.json beside the spikes is wrong.
 
     spike_size: [height, width] of --spike-size
     """
@@ -624,7 +641,7 @@ def convert_spikes(conversion: Conversion, split: str, spike_size: list[int] | N
     key = f"{split}.spike_flipud"
     flip = conversion.take(key)
     if flip is not None:
-        conversion.rename(key, f"{split}.spike.flip", flip)
+        conversion.set_ours(f"{split}.spike.flip", flip, old=key)
     convert_representation(conversion, split)
     convert_spike_scale(conversion, split)
 
@@ -639,14 +656,14 @@ def convert_spike_size(
     spike = f"{split}.spike"
     height = conversion.take(f"{spike}_h")
     width = conversion.take(f"{spike}_w")
-    size_of_file = f"the file says {height} x {width}"
+    size_of_file = f"the file says {height} x {width}"  # the option file of S-VRT
     report_key = f"{spike}_h, spike_w"
 
     conversion.values[f"{spike}.type"] = "dat"
     if spike_size:
         size = spike_size
     elif info.h:
-        # Our option stays unset, so that the reader takes the size of dataset.json.
+        # Our options h and w stay unset. Then our reader takes the size of dataset.json.
         conversion.renamed[report_key] = (
             f"{spike}.h, w = those of dataset.json, {info.h} x {info.w}; {size_of_file}"
         )
@@ -668,8 +685,9 @@ def convert_spike_brightness(conversion: Conversion, split: str, info: Any) -> N
     info: DatasetInfo, what the dataset.json of the spikes says
     """
     if info.light == "display":
-        # These spikes integrate display values. Our reader would raise firing rates to the power
-        # 2.2 / gamma. With gamma 2.2 the power is 1, and the rates stay as S-VRT has them.
+        # These spikes were simulated from display values, not from light. Our reader raises firing
+        # rates to the power 2.2 / gamma. With gamma 2.2 the power is 1, and the rates stay as
+        # S-VRT has them.
         conversion.values[f"{split}.spike.gamma"] = 2.2
     if info.rate not in (None, 1.0):
         # Our reader divides by the rate, S-VRT does not.
@@ -683,7 +701,7 @@ def convert_spike_brightness(conversion: Conversion, split: str, info: Any) -> N
 def convert_spike_scale(conversion: Conversion, split: str) -> None:
     """Convert `spike_normalize`, which subtracts a mean and divides by a std, to `spike.rate`."""
     key = f"{split}.spike_normalize"
-    if not conversion.at_or_below(key):
+    if not conversion.has(key):
         return
     scale = conversion.take(key)  # {"mean": ..., "std": ...}, or null
     mean = None
@@ -691,18 +709,18 @@ def convert_spike_scale(conversion: Conversion, split: str) -> None:
     if isinstance(scale, dict):
         mean = scale.get("mean")
         std = scale.get("std")
-    # Each is one number, or a list with a number for each channel.
+    # The mean is one number, or a list with a number for each channel. So is the std.
     means = mean if isinstance(mean, list) else [mean]
     stds = std if isinstance(std, list) else [std]
 
     has_offset = any(means)
     has_one_scale = len(set(stds)) == 1
     if has_offset or not has_one_scale:
-        # Our options have no offset, and one scale for all channels.
+        # Our option `spike.rate` is one divisor for all channels. There is no option for an offset.
         note = "a scale and offset that the first convolution learns; not applied"
         conversion.differences[key] = f"mean {means}, std {stds}: {note}"
     elif stds[0] not in (None, 1):
-        conversion.rename(key, f"{split}.spike.rate", float(stds[0]))
+        conversion.set_ours(f"{split}.spike.rate", float(stds[0]), old=key)
     else:
         conversion.dropped[key] = "null, or mean 0 and std 1, change nothing"
 
@@ -710,41 +728,55 @@ def convert_spike_scale(conversion: Conversion, split: str) -> None:
 def convert_representation(conversion: Conversion, split: str) -> None:
     """Set `spike.representation`, and `spike.center` if it has an effect.
 
-    The versions of S-VRT have the representation in three different keys. A file may have several
-    of these keys, and they may contradict one another.
+    The versions of S-VRT name the representation in two different keys. A third key may hold the
+    center of one representation, "middle_tfp". For example, the file
+
+        spike.reconstruction   {"type": "middle_tfp", "half_win_length": 20}
+        middle_tfp_center      44
+
+    becomes
+
+        spike.representation   {"type": "tfp", "half_window": 20}
+        spike.center           44
+
+    A file may have several of the three keys. `_joined_reconstruction` removes the keys and joins
+    what they say. If they contradict one another, it notes a problem.
     """
     key = f"{split}.spike.reconstruction"
+    other_key = f"{split}.spike_reconstruction"
     center_key = f"{split}.middle_tfp_center"
-    possible_keys = (key, f"{split}.spike_reconstruction", center_key)
-    given_keys = [given for given in possible_keys if conversion.at_or_below(given)]
-    # The parameters of the representation, e.g. {"type": "middle_tfp", "half_win_length": 20}. Each
-    # `pop` below takes out a parameter that this function knows.
-    parameters = _joined_reconstruction(conversion, given_keys, key, center_key)
+    given_keys = [given for given in (key, other_key, center_key) if conversion.has(given)]
+    # E.g. {"type": "middle_tfp", "half_win_length": 20, "middle_tfp_center": 44}. Each `pop` below
+    # takes out a parameter that this function knows.
+    parameters = _joined_reconstruction(
+        conversion, given_keys, center_key=center_key, key_of_problems=key
+    )
 
-    # The values that a file of S-VRT means if it lacks a key (docs/coming_from.md): TFP of 20
-    # planes on each side, 4 bins, a window of 21 planes.
+    # The values that S-VRT takes if a key is missing (docs/coming_from.md): TFP of 20 planes on
+    # each side, 4 bins, a window of 21 planes.
     kind = parameters.pop("type", "spikecv_tfp")
     center = parameters.pop("middle_tfp_center", None)
     channels = conversion.take(f"{split}.spike_channels")
-    # If a file has both names of this key, `half_win_length` wins.
+    # S-VRT has two names for the planes on each side. If a file has both, `half_win_length` wins.
     half_window = parameters.pop("half_window", 20)
     half_window = parameters.pop("half_win_length", half_window)
+    # Without num_bins, S-VRT makes as many bins as spike_channels says.
     usual_bins = channels if channels else 4
     bins = parameters.pop("num_bins", usual_bins)
     window = parameters.pop("window", 21)
 
     counterparts = _counterparts(half_window, bins, window)
-    # As text, because a file may hold a list or a number here.
-    if str(kind) not in counterparts:
+    # A file may hold a list or a number in place of a name.
+    if not isinstance(kind, str) or kind not in counterparts:
         conversion.problems[key] = Problem(
-            what=f"{kind!r} has no counterpart; those of tfp, middle_tfp, tfi, raw_window and "
-            "encoding25 do",
+            what=f"{kind!r} has no counterpart; only tfp, middle_tfp, tfi, raw_window and "
+            "encoding25 have one",
             do=f"--drop {' '.join(given_keys)}, to write tfp with {bins} bins instead",
         )
         return
     counterpart = counterparts[kind]
 
-    # The parameters that are left are parameters that this function does not know.
+    # This function does not know the parameters that are left.
     for name in parameters:
         conversion.problems[f"{key}.{name}"] = Problem(
             what="unknown to this script",
@@ -752,11 +784,13 @@ def convert_representation(conversion: Conversion, split: str) -> None:
         )
     _compare_channels(conversion, f"{split}.spike_channels", channels, counterpart)
 
-    conversion.rename(key, f"{split}.spike.representation", counterpart.representation)
+    # The report names `key`, also if the file has the other key or none of the three.
+    new_key = f"{split}.spike.representation"
+    conversion.set_ours(new_key, counterpart.representation, old=key)
     if counterpart.difference:
         conversion.differences[key] = counterpart.difference
     if center is not None and kind == "middle_tfp":
-        conversion.rename(center_key, f"{split}.spike.center", center)
+        conversion.set_ours(f"{split}.spike.center", center, old=center_key)
     elif center is not None:
         conversion.dropped[center_key] = f"only middle_tfp uses it, not {kind}"
 
@@ -770,16 +804,22 @@ class Counterpart(NamedTuple):
 
 
 def _counterparts(half_window: Any, bins: Any, window: Any) -> dict[str, Counterpart]:
-    """Return the representations of S-VRT, each with its counterpart for these parameters.
+    """Return the counterpart of each representation of S-VRT: {its name in S-VRT: counterpart}.
 
-    Only `convert_representation` calls this. The values come from the user's file and are not
-    checked here: `refuse_problems` checks the new file as a whole.
+    The values come from the user's file and are not checked here: `refuse_problems` checks the new
+    file as a whole. A new name of S-VRT needs only an entry here.
+
+    half_window: number of planes on each side, for tfp, middle_tfp and tfi.
+    bins: number of channels, for tfp and encoding25. window: number of planes, for raw.
     """
     tfp = {"type": "tfp", "half_window": half_window}
+    # ROUNDED says that S-VRT rounds the channels, and by how much ours differ.
     tfp_of_bins = Counterpart({**tfp, "num_bins": bins}, channels=bins, difference=ROUNDED)
+    tfi = Counterpart({"type": "tfi", "half_window": half_window}, channels=1, difference=ROUNDED)
+    # STRETCHED says that S-VRT averages "2 h planes" and stretches them to [0, 1]. So the text ends
+    # with the value of h.
     stretched = f"{STRETCHED}, h = {half_window}"
     middle_tfp = Counterpart(tfp, channels=1, difference=stretched)
-    tfi = Counterpart({"type": "tfi", "half_window": half_window}, channels=1, difference=ROUNDED)
     raw = Counterpart({"type": "raw", "window": window}, channels=window, difference="")
     encoding25 = Counterpart(
         {"type": "encoding25", "num_windows": bins}, channels=None, difference=""
@@ -817,16 +857,16 @@ def _compare_channels(
 
 
 def _joined_reconstruction(
-    conversion: Conversion, given_keys: list[str], key: str, center_key: str
+    conversion: Conversion, given_keys: list[str], center_key: str, key_of_problems: str
 ) -> dict[str, Any]:
     """Remove the keys `given_keys` and return what they say, as one section of S-VRT.
 
     E.g. `spike_reconstruction` "middle_tfp" and `middle_tfp_center` 44 -> {"type": "middle_tfp",
-    "middle_tfp_center": 44}. A contradiction becomes a problem.
+    "middle_tfp_center": 44}. If two keys give one parameter different values, e.g. the types "tfp"
+    and "tfi", the first value stays and a problem is noted.
 
-    key: `spike.reconstruction` of the split, for the message.
-    center_key: the key that holds the center. Each of the other keys holds a section, or the type
-    alone.
+    center_key: the key that holds the center. Each other key holds a section, or the type alone.
+    key_of_problems: the key that a problem names, e.g. `datasets.train.spike.reconstruction`
     """
     joined: dict[str, Any] = {}
     for given_key in given_keys:
@@ -841,7 +881,7 @@ def _joined_reconstruction(
                 joined[name] = value
             first = joined[name]  # the value of the first key that has this name
             if first != value:
-                conversion.problems[f"{given_key}, {key}.{name}"] = Problem(
+                conversion.problems[f"{given_key}, {key_of_problems}.{name}"] = Problem(
                     what=f"{value!r} and {first!r} are given", do=f"--drop {given_key}"
                 )
     return joined
@@ -853,29 +893,30 @@ def _joined_reconstruction(
 def convert_test_split(conversion: Conversion) -> None:
     """Give the test split spikes, if the training has spikes.
 
-    S-VRT's test section may name no spikes. A network that reads spikes needs them in the test.
+    S-VRT's test section may name no spikes. A network that was trained with spikes needs spikes in
+    the test, too.
     """
     train, test = SPLITS
     key = f"{test}.dataset_type"
     name = conversion.values.get(key)
 
-    # A training without spikes: only the dataset class has another name here.
-    if not conversion.at_or_below(f"{train}.spike"):
-        if name == "TestDataset" and conversion.at_or_below(train):
-            conversion.rename(key, key, "VideoRecurrentTestDataset")
+    # In a training without spikes, only the dataset class has another name here.
+    if not conversion.has(f"{train}.spike"):
+        if name == "TestDataset" and conversion.has(train):
+            conversion.set_ours(key, "VideoRecurrentTestDataset", old=key)
         return
 
     # Without a test split there is nothing to do. A split without any option is one value: {} or
     # null.
     is_empty = test in conversion.values and not conversion.values[test]
-    if is_empty or not conversion.at_or_below(test):
+    if is_empty or not conversion.has(test):
         return
     if name != "TestDatasetRGBSpike":
         note = f"{name} -> TestDatasetRGBSpike: the network reads spikes"
-        conversion.rename(key, key, "TestDatasetRGBSpike", note)
+        conversion.set_ours(key, "TestDatasetRGBSpike", old=key, note=note)
 
     # Without a spike section of its own, the test reads its spikes as the training does.
-    if not conversion.at_or_below(f"{test}.spike"):
+    if not conversion.has(f"{test}.spike"):
         for spike_key in SPIKE_KEYS:
             key_in_training = f"{train}.spike.{spike_key}"
             if key_in_training in conversion.values:
@@ -893,16 +934,16 @@ def convert_test_split(conversion: Conversion) -> None:
 
 def convert_network(conversion: Conversion) -> None:
     """Convert the way in which RGB and spikes are joined, and the optical flow network."""
-    if conversion.at_or_below("datasets.train.spike"):
+    if conversion.has("datasets.train.spike"):
         conversion.drop("netG.in_chans", "it follows from netG.fusion and the spike channels")
 
-    # S-VRT says in the network, or in each split, how RGB and spikes are joined.
+    # One version of S-VRT says in the network how RGB and spikes are joined, another in each split.
     input_keys = ["netG.input_mode"]
     input_keys += [f"{split}.input_pack_mode" for split in SPLITS]
     for key in input_keys:
         mode = conversion.take(key)
         if mode == "concat":
-            conversion.rename(key, "netG.fusion", {"type": "concat"})
+            conversion.set_ours("netG.fusion", {"type": "concat"}, old=key)
         elif mode is not None:
             conversion.problems[key] = Problem(
                 what=f"{mode!r}: S-VRT's other ways to join RGB and spikes have no counterpart",
@@ -916,8 +957,7 @@ def convert_optical_flow(conversion: Conversion) -> None:
     """Convert the section of the optical flow network to `netG.spynet_path`."""
     key = "netG.optical_flow"
     do = "give netG.spynet_path=FILE"
-    if key in conversion.dropped:
-        # The user left out the whole section with --drop.
+    if key in conversion.dropped:  # the user left out the whole section with --drop
         conversion.differences[key] = f"its weights went with it: {do}"
     # E.g. {"module": "spynet", "checkpoint": "spynet.pth"}.
     flow = conversion.take(key)
@@ -930,7 +970,7 @@ def convert_optical_flow(conversion: Conversion) -> None:
         )
         return
     weights_file = flow.pop("checkpoint", None)
-    conversion.rename(key, "netG.spynet_path", weights_file)
+    conversion.set_ours("netG.spynet_path", weights_file, old=key)
     # Any other parameter is a problem, unless it is unset: null, false, 0 or empty.
     for name, value in flow.items():
         if value:
@@ -948,15 +988,15 @@ def refuse_problems(
 ) -> None:
     """Raise one OptionError with all problems, so that the user can answer them in one command.
 
-    These are the problems of the conversion, then what our option models and our network refuse.
+    The problems of the conversion come first, then what our option models and our network refuse.
 
     values: the sections of the new file.
     parts: PARTS of main_train_vrt.py.
     """
     from models.select_network import check_options
 
-    # The weights of SpyNet may be on another machine. So a missing file is no problem here: check
-    # the options without its path. This changes a copy, and not the new file.
+    # The weights of SpyNet may be on another machine. So a missing file is no problem here: check a
+    # copy of the options without the path.
     path = conversion.values.get("netG.spynet_path")
     if isinstance(path, str) and not Path(path).is_file():
         values = {**values, "netG": {**values["netG"], "spynet_path": None}}
@@ -965,12 +1005,12 @@ def refuse_problems(
         opt = read_options(values, parts)
         check_options(opt.netG, opt.datasets, opt.val, opt.scale)
     except OptionError as e:
-        # An error about several keys holds one error for each key in `found`. An error about one
-        # key has nothing there.
+        # An error about several keys holds one error for each key in `found`. In an error about one
+        # key, `found` is empty.
         errors = e.found if e.found else (e,)
         for single in errors:
             what = f"{single.what}; expected {single.expected}"
-            # A problem of the conversion says more about the same key, so it stays.
+            # If the conversion has noted a problem of this key, it says more, so it stays.
             conversion.problems.setdefault(single.where, Problem(what, do=_way_out(single)))
     if not conversion.problems:
         return
@@ -994,7 +1034,7 @@ def _way_out(error: OptionError) -> str:
         key = error.where.partition("[")[0]  # `netG.depths[3]` is set as a whole
         return f"give {key}=VALUE"
     drop = f"--drop {error.where}, if it may be left out"
-    # A misspelt key has a better way out, which the error names.
+    # If the key is nearly the name of one of our keys, the error advises to rename it.
     if error.do == "rename it":
         return f"{error.do}, or {drop}"
     return drop
