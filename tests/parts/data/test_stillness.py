@@ -112,6 +112,17 @@ def test_noise_of_dim_light_is_no_motion():
     assert change_of(recording_of(STILL)).max() == 0
 
 
+# On a narrow plane most pixels are at an edge. On a large plane, a mean near 0 adds up.
+@pytest.mark.parametrize("plane", [(3, 200), (20, 400), (360, 640)])
+def test_noise_is_no_motion_on_a_plane_of_any_size(plane):
+    chance = np.random.default_rng(0).random((60, *plane))
+    stream = (chance < 0.1).astype(np.uint8)
+    recording = Recording(np.zeros((*plane, 3), np.float32), stream, begin=0, end=60, sharp=30)
+    view = View(plane, plane, to_rgb=np.eye(3), is_display=False)
+
+    assert share_by_change(recording, view, is_good=np.ones(plane, bool)).max() < 0.1
+
+
 @pytest.mark.parametrize("positions", [STEADY, RETURN])
 def test_a_motion_shows_in_dim_light(positions):
     assert change_of(recording_of(positions)).min() == 1
