@@ -44,7 +44,7 @@ PARTS = 8
 # Light below this value counts as this value where light is a divisor, because a black pixel would
 # divide by 0.
 DARK = 1e-3
-# Least median gain, in spikes per plane. It matters only for a clip without any spike, whose gain
+# Least usual gain, in spikes per plane. It matters only for a clip without any spike, whose gain
 # would be 0. Grey values are rates over gains, so a gain of 0 would divide by 0.
 LEAST_GAIN = 1e-6
 # The spike camera is saturated if a pixel fires in more than this share of the planes, in the mean
@@ -56,10 +56,18 @@ SATURATED = 0.95
 SAME_LEVEL = 1.1
 # Light above this may be clipped in the blurry frame.
 CLIPPED = 0.9
-# A pixel is not trusted if its gain is more than this many times the median gain, or less than the
-# median gain over this number: it is hot or dead, or was too dark in all frames. A smaller factor
-# would also distrust good pixels of a sensor whose pixels differ much.
+# A pixel is not trusted if its gain is more than this many times the usual gain, or less than the
+# usual gain over this number, and not by chance: it is hot or dead, or was too dark in all frames.
+# A smaller factor would also distrust good pixels of a sensor whose pixels differ much.
 ODD_GAIN = 2.5
+# A number of spikes differs by chance if it differs from the expected number by less than this many
+# standard deviations. In 10,000 pixels, chance alone exceeds 4 about once.
+CHANCE = 4.0
+# The gain of each pixel is measured as if this many more spikes had been counted at the usual gain.
+# Without them, the gain of a pixel with one or no spike is noise. With many spikes they matter
+# little. On dim and on bright clips, 3 to 30 gave the same PSNR within 0.02 dB, and 400 gave up to
+# 0.04 dB less.
+USUAL_SPIKES = 3.0
 
 
 @dataclass(frozen=True)
@@ -295,6 +303,8 @@ class RecordedClip:
 
             gain = spikes per plane / light
 
+        A pixel with few spikes gets about the usual gain, see `USUAL_SPIKES`.
+
         The light comes from the blurry frames, because both cameras collect the same light in an
         exposure. So the threshold of the sensor and its fixed pattern need not be known. Spikes and
         light are summed over up to `MOST_FRAMES` frames, spread evenly over the clip.
@@ -304,7 +314,7 @@ class RecordedClip:
         frame.
 
         Returns the gain (h, w) float32, and whether each pixel can be trusted (h, w) bool. A pixel
-        that cannot be trusted has the median gain.
+        that cannot be trusted has the usual gain.
         """
         count = min(self.frames, MOST_FRAMES)
         chosen = np.linspace(0, self.frames - 1, count).round().astype(int)
@@ -319,17 +329,19 @@ class RecordedClip:
         # has half of the light, and twice the level. So its light is multiplied by 2.
         levels = np.array([each.level() for each in exposures])
         usual_level = float(np.median(levels))
-        # Sums over the frames, (h, w): spikes per plane, and light in [0, 1].
-        fired = np.zeros(self.view.plane)
+        # Sums over all planes of the frames, (h, w): spikes, and light in [0, 1].
+        spikes = np.zeros(self.view.plane)
         light = np.zeros(self.view.plane)
+        planes = 0
         for exposure, level in zip(exposures, levels.tolist(), strict=True):
-            fired += exposure.fired
-            light += exposure.seen * _change(level, usual_level)
-        # `light` is a sum over frames, so its least value is a sum, too.
-        gain = fired / np.maximum(light, DARK * len(exposures))
+            spikes += exposure.fired * exposure.planes
+            light += exposure.seen * _change(level, usual_level) * exposure.planes
+            planes += exposure.planes
+        light = np.maximum(light, DARK * planes)
 
-        usual = max(float(np.median(gain)), LEAST_GAIN)
-        is_good = (gain > usual / ODD_GAIN) & (gain < usual * ODD_GAIN)
+        usual = _usual_gain(spikes, light)
+        gain = (spikes + USUAL_SPIKES) / (light + USUAL_SPIKES / usual)
+        is_good = ~_is_odd(spikes, expected=usual * light)
         return np.where(is_good, gain, usual).astype(np.float32), is_good
 
     def gain_in(self, recording: Recording, gain: np.ndarray) -> np.ndarray:
@@ -353,14 +365,15 @@ class RecordedClip:
         if self.view.is_display:
             # The blurry frame shows the mean light, and this sensor the mean display value.
             seen *= _of_mean_light(rates)
-        return ExposureLight(fired=rates.mean(axis=0), seen=seen)
+        return ExposureLight(fired=rates.mean(axis=0), seen=seen, planes=recording.length)
 
 
 class ExposureLight(NamedTuple):
-    """The light of an exposure on the spike pixels, as each camera measures it. Both are (h, w)."""
+    """The light of an exposure on the spike pixels, as each camera measures it."""
 
-    fired: np.ndarray  # by the spike camera: spikes per plane
-    seen: np.ndarray  # by the RGB camera: light in [0, 1]
+    fired: np.ndarray  # by the spike camera: spikes per plane, (h, w)
+    seen: np.ndarray  # by the RGB camera: light in [0, 1], (h, w)
+    planes: int  # number of planes in the exposure
 
     def level(self) -> float:
         """Return spikes per plane over light, of all pixels together: their mean gain.
@@ -372,6 +385,37 @@ class ExposureLight(NamedTuple):
         if not counts.any():
             counts = np.ones_like(counts)
         return float(self.fired[counts].sum()) / max(float(self.seen[counts].sum()), DARK)
+
+
+def _usual_gain(spikes: np.ndarray, light: np.ndarray) -> float:
+    """Return the gain of a usual pixel, in spikes per plane at full light.
+
+    Half of the light falls on pixels of a smaller gain. Pixels count by their light, because most
+    pixels of a dark scene may have no spike at all, e.g. if stars are few.
+
+    spikes, light: sums over the same planes, (h, w) each. The light is above 0.
+    """
+    gain = (spikes / light).ravel()
+    by_gain = np.argsort(gain)
+    light_so_far = np.cumsum(light.ravel()[by_gain])
+    middle = np.searchsorted(light_so_far, light_so_far[-1] / 2)
+    usual = float(gain[by_gain[middle]])
+    if usual == 0:
+        # So few spikes that even bright pixels mostly have none. All pixels together have some.
+        usual = float(spikes.sum() / light.sum())
+    return max(usual, LEAST_GAIN)
+
+
+def _is_odd(spikes: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """Return which pixels have far more or fewer spikes than expected, and not by chance.
+
+    Returns (h, w) bool. spikes: number of spikes of each pixel, (h, w). expected: the same at the
+    usual gain.
+    """
+    is_far = (spikes > expected * ODD_GAIN) | (spikes < expected / ODD_GAIN)
+    # The square root of a count has about the standard deviation 1/2, whatever the count is.
+    deviations = 2 * np.abs(np.sqrt(spikes) - np.sqrt(expected))
+    return is_far & (deviations > CHANCE)
 
 
 def _change(level: float, usual_level: float) -> float:
