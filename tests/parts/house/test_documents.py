@@ -306,7 +306,7 @@ def keys_of(block: str) -> dict[str, Any]:
 class OptionBlocks:
     """The blocks of options in docs/data_format.md, in their order."""
 
-    layouts: list[str]  # a section `train` for each of three layouts of files
+    layouts: list[dict[str, Any]]  # a section `train` for each of three layouts of files
     exposures: list[str]  # three forms of the key `exposure`
     section: str  # a section `train` with most of its keys
     roots: str  # keys that name several folders
@@ -317,8 +317,12 @@ class OptionBlocks:
 def option_blocks() -> OptionBlocks:
     """Give the blocks of options in docs/data_format.md."""
     page = read_page("docs/data_format.md")
+    # The first layout has a whole option file. The other layouts have their section `spike` alone.
+    whole_file = json5.loads(found(r"```json\n(.*?)```", page, re.DOTALL)[1])
+    first_layout = whole_file["datasets"]["train"]
     blocks = re.findall(r"```jsonc\n(.*?)```", page, re.DOTALL)
-    *layouts, forms, section, roots, camera = blocks
+    *spikes_of_layouts, forms, section, roots, camera = blocks
+    layouts = [first_layout, *(first_layout | keys_of(spikes) for spikes in spikes_of_layouts)]
     # One block has all forms of `exposure`. Each form begins with the key at the begin of a line.
     # The split has an empty text before the first form.
     _, *exposures = re.split(r'^(?="exposure")', forms, flags=re.MULTILINE)
@@ -335,11 +339,13 @@ def test_the_page_on_data_shows_three_forms_of_exposure(option_blocks):
 
 @pytest.mark.parametrize("index", range(3))
 def test_the_options_for_each_layout_are_valid(option_file, option_blocks, index):
-    section = keys_of(option_blocks.layouts[index])["train"]
+    section = option_blocks.layouts[index]
 
     read = read_section(option_file, section)
 
     assert read.dataroot_spike == "my_data/spikes/train"
+    # Without this key the check of the data refuses clips that have no dataset.json.
+    assert read.spike.center == "file"
 
 
 @pytest.mark.parametrize("index", range(3))
