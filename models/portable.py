@@ -55,10 +55,13 @@ FROM_FILE = "the weights file"
 # may also be a state dict itself.
 CONTAINERS = ("params_ema", "params", "model_state_dict", "state_dict")
 # Smallest share of the tensors that must match without `strict`. If a smaller share matches, the
-# file most likely belongs to another network.
+# file most likely belongs to another network, and a training would begin almost from random
+# weights without a word. With 1.0, a network with one more layer than the file could not begin
+# with the file.
 LEAST_MATCHED = 0.9
-# The tensors of a file may share numbers, e.g. a weight that two layers use. So they may be larger
-# than the file, but at most this many times, because a small file could otherwise fill the memory.
+# The tensors of a file may share numbers, e.g. a weight that two layers use. So all tensors
+# together may be larger than the file, but at most this many times. A hostile file repeats one
+# number millions of times, and would fill the memory; a real file shares few of its numbers.
 MOST_TIMES_FILE_SIZE = 4
 # Tensors of at most this many bytes (537 MB) in all are allowed, whatever the size of the file is.
 ALWAYS_ALLOWED_BYTES = 2**29
@@ -147,6 +150,7 @@ def read_weights(
             do=f"correct {key}{address_of(path)}",
         )
     content = load_content(path)
+    # If the file holds its state dict under a key, take what is under the key.
     if isinstance(content, dict):
         for name in (prefer, *CONTAINERS):
             if isinstance(content.get(name), dict):
@@ -324,7 +328,8 @@ def load_weights(
     report, fitting = compare_weights(net, weights, where, strict)
     of_network = net.state_dict()
     for name in fitting:
-        # These tensors are not loaded, because networks share them. They must be equal.
+        # These tables follow from the window, and networks share them, so a table of the file is
+        # not loaded. It must be equal.
         if name.endswith(".relative_position_index"):
             refuse_other_index(fitting[name], of_network[name], name, where)
     net.load_state_dict(fitting, strict=False)  # compare_weights has checked the names
@@ -355,9 +360,10 @@ def compare_weights(
             fitting[name] = given
             report.matched.append(name)
             continue
-        wide = None  # the given tensor with zeros for further input channels
+        # The first layer may get zeros for further input channels, e.g. for spikes.
+        wide = None
         if name == "conv_first.weight":
-            wide = widen_first(given, wanted, net)
+            wide = widen_first(given, wanted, net)  # None if this does not help
         if wide is not None:
             fitting[name] = wide
             report.widened.append(f"{name} {tuple(given.shape)} -> {tuple(wanted.shape)}")
@@ -399,7 +405,8 @@ def widen_first(given: Tensor, wanted: Tensor, net: nn.Module) -> Tensor | None:
     differs_elsewhere = given.shape[0] != wanted.shape[0] or given.shape[2:] != wanted.shape[2:]
     if differs_elsewhere:
         return None
-    # A network of a user may have neither of these attributes.
+    # A network of a user may have neither of these attributes. `pa_frames` above 0 means alignment:
+    # the frame and 2 neighbours x 4 corners are 9 groups.
     groups = 9 if getattr(net, "pa_frames", 0) else 1
     noise_channels = int(getattr(net, "nonblind", False))  # 0 or 1
     inputs_given = given.shape[1] - noise_channels
@@ -516,12 +523,13 @@ class SavedNetwork:
 
         Raises CheckpointError if a tensor does not fit.
         """
-        # Compare on the device "meta" first: there a network takes no memory, however large it is.
-        # Only a network that fits the tensors of the file is built with memory.
         # A tensor that repeats one number is small in the file, and may be huge in the network.
         _refuse_repeated_numbers(self.weights, self.path)
+        # Compare on the device "meta", where a network takes no memory, however large it is. This
+        # call is made for its errors alone.
         with torch.device("meta"):
             compare_weights(self.network(), self.weights, str(self.path), strict=True)
+        # Only a network that fits the tensors of the file is built with memory.
         net = self.network()
         load_weights(net, self.weights, str(self.path), strict=True)
         return net.eval().requires_grad_(False)
@@ -631,8 +639,8 @@ def _with_option_file(
     if saved.spec.spike_channels == 0:
         return saved  # the network takes no spikes
 
-    # If the number of spike channels is the same, channels of another kind fit the weights. So
-    # refuse them here, at the first difference.
+    # If the number of spike channels is the same, channels of another kind fit the weights, and
+    # the results would be wrong without an error. So refuse them here, at the first difference.
     for key, was, now in other_kinds(spike_of_training, saved.spike):
         raise CheckpointError(
             what=f"the spike channels have {key} {now}, the weights were trained with {was}",
@@ -640,7 +648,8 @@ def _with_option_file(
             expected="the same",
             do=f"take other weights, or set spike.{key} to {was}",
         )
-    # Other differences may be meant, so they are a warning.
+    # Other differences in what the channels show may be meant, so they are a warning. The keys that
+    # are not compared describe the camera and its files, which may be others than in the training.
     changes = []
     differences = checkpoint.differences(spike_of_training, saved.spike)
     for key, (was, now) in differences.items():
@@ -673,6 +682,8 @@ def refuse_larger(
     """
     tensor_count = len(weights)
     number_count = sum(tensor.numel() for tensor in weights.values())
+    # Each option may have a wrong type, as the file is not trusted. So take all numbers in it, e.g.
+    # [8, 8] -> 8, 8; "8" -> nothing.
     depths = list(_numbers_in(netG.get("depths")))
     embed_dims = list(_numbers_in(netG.get("embed_dims")))
     window_size = list(_numbers_in(netG.get("window_size")))

@@ -54,8 +54,9 @@ from utils.image import ERROR, data_uri, imread_rgb, render
 from utils.results import json_bytes
 from utils.run.progress import open_progress
 
-# Limits of the report. A page of more than some tens of megabytes opens slowly. So it shows the
-# pictures of at most this many clips, and videos of at most this many bytes (1 MiB).
+# Limits of the report. A page of more than some tens of megabytes opens slowly. So the report shows
+# the pictures of at most this many clips, and only videos of less than this many bytes (1 MiB).
+# Together the videos then have at most 24 MiB.
 MOST_CLIPS_IN_REPORT = 24
 MOST_BYTES_OF_VIDEO = 2**20
 # Added to the metrics in the protocol if LPIPS is computed: network and version of LPIPS.
@@ -136,12 +137,15 @@ def restore_clips(job: Job) -> None:
                 do="leave out slowmotion",
             )
         restorer = job.method.restorer(device)
+        # A function (restored frame, sharp frame) -> {"lpips": 0.12}, or None without --lpips.
         more_scores = Lpips(job.lpips).to(device).score if job.lpips else None
         if utils_dist.is_main_process():
             claim_folder_of(job)
 
     plan = shared_plan(job)
-    # Of n ranks, rank r takes the items r, r + n, r + 2 n, ... of a list.
+    # Of n ranks, rank r takes the items r, r + n, r + 2 n, ... of a list. E.g. of 4 ranks, rank 1
+    # takes the items 1, 5, 9, ... The plan begins with the longest pieces, so each rank gets a long
+    # piece first.
     of_this_rank = slice(utils_dist.get_rank(), None, utils_dist.get_world_size())
     with utils_dist.all_ranks_or_none():
         restore_share(job, restorer, plan[of_this_rank], more_scores)
@@ -164,7 +168,8 @@ def claim_folder_of(job: Job) -> None:
         inputs[clip.name] = clip.digest()
         watchdog.go_on()  # the digests of all clips may take minutes
     stems = {clip.name: job.stems_of(clip) for clip in job.clips}
-    # The LPIPS weights are recorded by name, size and time of change, not by their content.
+    # The LPIPS weights are recorded by name, size and time of change, because to read 240 MB of
+    # weights in each test would take too long.
     lpips_files = []
     for name in job.lpips:
         if os.path.exists(name):
@@ -356,9 +361,7 @@ def finish(
 ) -> None:
     """Score a clip of which all frames are restored, and write its videos and strips.
 
-    A strip is a picture for the report: crops of one frame in a row, e.g. blurry, restored, sharp.
-
-    more_scores: function that computes further scores, e.g. LPIPS. None: only the scores of the
+    more_scores: function that computes further scores, e.g. LPIPS. None: only the metrics of the
         options are computed.
     mean_pace: seconds per frame. This rank does not know the time of each clip, so it takes the
         mean over all frames that it has restored so far. None if the clip was cut between ranks,
@@ -386,11 +389,11 @@ def write_report(job: Job) -> None:
     loaded = [job.outputs.load_clip(name) for name in clips]
     entries = [entry for entry in loaded if entry is not None]
 
-    # metrics.json and table.txt: the scores, and how they came about. `collect` averages the scores
-    # over "clips" or "frames" (metric.mean). job.expected is the number of clips that the averages
-    # should have.
+    # metrics.json and table.txt: the scores, and how they came about. `collect` returns
+    # {"clips": ..., "averages": ...}, and marks averages over fewer clips than job.expected.
     protocol = protocol_of(job, entries)
-    results = {"protocol": protocol, **collect(entries, job.expected, job.outputs.metric.mean)}
+    scores = collect(entries, expected=job.expected, mean=job.outputs.metric.mean)
+    results = {"protocol": protocol, **scores}
     write_whole(folder / "metrics.json", json_bytes(results))
     table = score_text(results)
     lines = "\n".join(f"{key}: {value}" for key, value in protocol.items())
@@ -445,6 +448,7 @@ def protocol_of(job: Job, entries: Sequence[Mapping[str, Any]]) -> dict[str, str
     if metric.more:
         protocol["further metrics"] = metrics_in_words(metric.more)
     protocol["device"] = devices.name(utils_dist.get_device())
+    # A clip that was cut between ranks has no pace. Its entry is None.
     paces = [entry["s_per_frame"] for entry in entries if entry.get("s_per_frame")]
     if paces:
         protocol["speed"] = f"{np.mean(paces):.3f} s/frame per process"
@@ -566,7 +570,7 @@ def _range_of_psnr(lines: Mapping[str, Sequence[float]]) -> tuple[int, int]:
         finite_values = [0.0]
     low = int(np.floor(min(finite_values)))
     high = int(np.ceil(max(finite_values)))
-    if high == 0:  # e.g. no finite value: from 0 to 1 dB
+    if high == 0:  # e.g. no finite value: the axis goes from 0 to 1 dB
         high = 1
     # If all values are the same whole number, low and high are equal so far.
     return low, max(high, low + 1)

@@ -49,7 +49,8 @@ from utils.options.models import MetricOptions
 from utils.results import json_bytes, read_json
 from utils.video import VideoWriter
 
-# Strips are for a look at the results, so a few frames of each clip suffice.
+# A strip is a picture with a frame beside its input, its spikes and its sharp frame. Strips are for
+# a first look at the results: the first, the middle and the last frame of each clip.
 STRIPS_PER_CLIP = 3
 # Kinds of files that are videos.
 VIDEOS = ("video", "comparison", "slowmotion")
@@ -150,6 +151,7 @@ class Outputs:
         stems: names of the frames. If empty, only the files of the clip itself are returned, such
         as its videos.
         """
+        # The positions of the frames that get a strip, e.g. 0, 3, 6 of 7 frames.
         strips = [self.file("strip", clip, stems[i]) for i in evenly_spaced(len(stems))]
         files = [
             *self.results(clip, stems),
@@ -207,8 +209,8 @@ class Outputs:
             content = BytesIO()
             np.save(content, instants.numpy())
             write_whole(path, content.getvalue())
-        # The images in the order of `frame_files`: the instants, then the frame. The frame is the
-        # middle instant. A single instant is the frame.
+        # The images in the order of `frame_files`. E.g. 3 instants: instant 0, 1, 2, and then
+        # instant 1 once more, as the file of the frame. With one instant: the frame alone.
         images = list(tensor_to_uint8(instants))
         if len(images) > 1:
             middle = images[len(images) // 2]
@@ -278,7 +280,9 @@ def claim_folder(
             _refuse_another_test(earlier, settings, inputs, folder)
             clips_that_stay = sorted(earlier["inputs"].keys() - stems)
             _refuse_names_of_kept_clips(owners, clips_that_stay, outputs)
-            inputs = earlier["inputs"] | inputs  # for a clip of both, the digest of this test
+            # A clip of both tests has the same digest in both, as `_refuse_another_test` has
+            # checked. A run.json of an older version has no "files".
+            inputs = earlier["inputs"] | inputs
             files_of_clips = earlier.get("files", {})
 
     # From here on nothing is refused.
@@ -290,7 +294,7 @@ def claim_folder(
 
 def _read_run_json(path: Path) -> dict[str, Any] | None:
     """Return the content of run.json, or None if a test of this program did not write the file."""
-    if not path.is_file() or path.is_symlink():
+    if not path.is_file() or path.is_symlink():  # a test never writes a link
         return None
     content = read_json(path)
     if not isinstance(content, dict):
@@ -319,6 +323,8 @@ def _files_of_earlier_tests(
     for name in clips_without_files:
         finished = outputs.load_clip(name)
         if finished is None:
+            # The clip was not finished, so no file says which frames it had. If this test restores
+            # the clip too, take its frames.
             stems_then = stems.get(name, ())
         else:
             stems_then = finished["stems"]
@@ -374,7 +380,8 @@ def _refuse_another_test(
     earlier: dict[str, Any], settings: dict[str, Any], inputs: dict[str, str], folder: Path
 ) -> None:
     """Raise OptionError if this test has other settings or input files than the earlier test."""
-    # Older versions of SpikeVRT did not record these settings. They always had these values.
+    # Older versions of SpikeVRT did not record these settings. They always had these values. A new
+    # setting needs a line here, or no earlier test could be continued.
     defaults = {"metric.values": "uint8", "metric.more": []}
     changed = _differences(defaults | earlier["settings"], defaults | settings)
     # A clip that only one of the tests restores may be added or left out.
@@ -444,6 +451,8 @@ def _differences(old: Any, new: Any, key: str = "") -> list[str]:
         if old == new:
             return []
         return [f"{key} was {old}, is {new}"]
+    # Both are dicts: compare the values of each key, in the order of `new`, then the keys that only
+    # `old` has. A missing value counts as None.
     sentences = []
     only_old = [name for name in old if name not in new]
     for name in [*new, *only_old]:
@@ -469,7 +478,8 @@ def finish_clip(
     The input is scored too if it has the size of the sharp frame. The instants are scored too if
     the clip has a sharp frame for each of them.
 
-    `watchdog.go_on` says that the process makes progress. It is called after each slow part.
+    This function calls `watchdog.go_on` after each slow part. The call says that the process makes
+    progress; without it, the watchdog would end a test of long clips.
 
     indices: indices of the restored frames.
     more_scores: function (restored frame, sharp frame) -> further scores, or None.
@@ -508,11 +518,12 @@ def finish_clip(
         "stems": [clip.stems[index] for index in indices],
         "example": clip.stems[middle_index],
         "per_frame": scorer.scores,
-        **notes,
+        **notes,  # e.g. {"s_per_frame": 0.31, "tile": "tiles of 12 frames x 256 px"}
     }
     write_whole(outputs.file("clip", clip.name), json_bytes(content))
     # Remove the files that only the scoring needed. This comes after the JSON, because a test that
     # is interrupted before the JSON must find these files again.
+    # Some of these files may not exist, e.g. of a frame that was not restored.
     temporary = outputs.exact_files(clip.name, clip.stems)
     if "frames" not in outputs.save:
         temporary += outputs.frame_files(clip.name, clip.stems)
@@ -524,7 +535,8 @@ def _write_comparison(
 ) -> None:
     """Write a frame beside its input and sharp frame, as a picture and as a frame of a video.
 
-    panels: name -> picture, from `comparison_of`. This function removes the panel of the error.
+    panels: name -> picture, from `comparison_of`. For a video, this function removes the panel of
+        the error from it.
     strip_file: path of the picture, or None for no picture.
     video: the open video, or None for no video.
     """
@@ -566,11 +578,10 @@ def example_of(indices: Sequence[int]) -> int:
 
 
 class _Scorer:
-    """Collects the scores of the frames of one clip. `finish_clip` makes it, and explains the
-    arguments.
+    """Collects the scores of the frames of one clip. `finish_clip` explains the arguments.
 
-    scores: the result, (what is scored) -> (metric) -> values of the frames. What is scored is
-    "restored", "input", "instant 0", "instant 1", ...
+    scores: the result: what is scored -> metric -> value of each frame. E.g.
+        {"restored": {"psnr": [30.1, 30.4], ...}, "input": ..., "instant 0": ..., "instant 1": ...}.
     """
 
     def __init__(
@@ -583,14 +594,14 @@ class _Scorer:
         self.of_restored = self.of_input
         if is_grey:  # such frames have a luma alone
             self.of_restored = [metric for metric in self.of_input if metric.on_luma]
-        self.of_instants = chosen_metrics(("psnr",), ())
+        self.of_instants = chosen_metrics(("psnr",), more=())
         self.scores: Scores = {}
 
     def add(self, item: dict[str, Any], images: Sequence[np.ndarray] | np.ndarray) -> None:
         """Score a frame, and its instants if there are several.
 
-        item: input and sharp frames: "lq", and "gt" and "gt_instants" if there are any. images: the
-        instants, of which the middle one counts as the frame, or the frame alone.
+        item: input and sharp frames: "lq", and "gt" and "gt_instants" if there are any.
+        images: the instants, or the frame alone. The middle instant counts as the frame.
         """
         if "gt" in item:
             sharp = scored_values(item["gt"], self.values)
@@ -617,7 +628,10 @@ class _Scorer:
 def comparison_of(
     clip: ClipReader, index: int, item: dict[str, Any], restored: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Return the restored frame beside its input, its spikes and its sharp frame."""
+    """Return the restored frame with its input, its spikes and its sharp frame, as panels.
+
+    The result is {title: (H, W, 3) uint8}, see `utils.image.comparison`.
+    """
     spikes = clip.spike_light(index, item["spike"]) if "spike" in item else None
     sharp = tensor_to_uint8(item["gt"]) if "gt" in item else None
     return comparison(tensor_to_uint8(item["lq"][:3]), spikes, restored, sharp)
@@ -656,8 +670,9 @@ def _open_videos(
             stamps = _slow_times(times, outputs.instants)
         video = VideoWriter(
             outputs.file(kind, clip.name),
-            clip.fps or outputs.fps,
-            times=stamps or None,
+            # Single frames have no frame rate of their own, so the user's flag --fps counts.
+            fps=clip.fps or outputs.fps,
+            times=stamps or None,  # None: a constant frame rate
             # A comparison is for players everywhere, and many players only play 4:2:0 (colour in
             # half the resolution). The other videos are results, so their colour keeps its full
             # resolution, 4:4:4.

@@ -51,14 +51,14 @@ TYPE_KEYS = ("net_type", "dataset_type", "G_lossfn_type")
 # Limits of an option file. A user may have given the path of another file by mistake, or of a
 # hostile file. tests/parts/utils/test_hostile_options.py goes beyond each limit.
 #
-# Number of bytes. The longest option file of this project has 10,000. So a larger file is refused
-# as no option file. A larger limit would let a hostile file take more time and memory.
+# Number of bytes, 1 MiB. The longest option file of this project has 10,000, so a user's file may
+# be 100 times as long. A larger limit would let a hostile file take more time and memory.
 MOST_FILE_BYTES = 2**20
 # Number of characters of a file that may use all of JSON5. The package json5 reads some 10 kB a
 # second, so twice as many characters would take 3 s. A longer file may have comments only.
 MOST_JSON5_CHARACTERS = 2**14
-# Number of brackets within one another. Files of this project need 6. json and json5 call
-# themselves for each bracket, so without this limit many brackets would exhaust Python's stack.
+# Number of brackets within one another. Files of this project need 6, so 64 are ample. json and
+# json5 call themselves for each bracket, and Python allows some 1000 calls within one another.
 DEEPEST = 64
 # Number of characters of a dotted key, such as "netG.fusion.type". Our longest key has some 50.
 # Each key holds the names of the sections around it. Without this limit, 20,000 keys in a section
@@ -68,8 +68,9 @@ MOST_KEY_CHARACTERS = 500
 # Keys of a file that are no options: the JSON Schema for editors, and the version of this project
 # that wrote a record of options.
 NO_OPTIONS = ("$schema", "$version")
-# Keys of the loader. Their numbers are per GPU here, and totals of all GPUs in files of KAIR. KAIR
-# is the program in which VRT was published; its option files can be read.
+# Keys of datasets.train for the loader (the part that reads samples in the background). Here their
+# numbers are per GPU. In files of KAIR they are totals of all GPUs. KAIR is the program in which
+# VRT was published; its option files can be read.
 TOTALS = ("dataloader_batch_size", "dataloader_num_workers")
 
 # Kind of part -> the registry that knows the parts of this kind.
@@ -209,19 +210,25 @@ def _train_parser(usage: str | None) -> "OptionParser":
         const="train.amp.enable=true",
         help="train.amp.enable=true",
     )
+    # SHORT_FLAGS: flag -> key, e.g. "batch_size" -> "datasets.train.dataloader_batch_size".
     for flag, key in SHORT_FLAGS.items():
         parser.add_argument(
             f"--{flag}",
             dest="flags",
             action="append",
             default=[],
-            type=f"{key}={{}}".format,  # "8" -> "datasets.train.dataloader_batch_size=8"
+            type=_override_of_key(key),
             metavar="N",
             help=key,
         )
     add_launch_flags(parser)
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="any option")
     return parser
+
+
+def _override_of_key(key: str) -> Callable[[str], str]:
+    """Return a function that makes an override of a value, e.g. "8" -> "train.epochs=8"."""
+    return lambda value: f"{key}={value}"
 
 
 def _asks_for_epochs_only(overrides: Sequence[str]) -> bool:
@@ -413,11 +420,13 @@ def _merge(
 
     where: dotted key of the section with a dot at its end, e.g. "train.", or "" for the whole file
     """
-    # The file names another nested part than the base. No key of the old part fits the new part.
+    # The file names another nested part than the base, e.g. another `netG.fusion.type`. No key of
+    # the old part fits the new part, so nothing of the base is taken.
     if "type" in file and file["type"] != base.get("type"):
         return copy.deepcopy(file)
-    # The file names another network, dataset or loss: mark the keys that come from the base, see
-    # `Sources.inherited`.
+    # The file names another network, dataset or loss. Some keys of the base, e.g. total_iter, fit
+    # every part, others fit the old part alone. So all are taken, and marked as inherited:
+    # `read_options` drops those that do not fit.
     is_new_part = any(key in file and file[key] != base.get(key) for key in TYPE_KEYS)
     if is_new_part:
         for key in base:
@@ -439,7 +448,8 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     E.g. {"task": "a"} gives {"task": "a"} and {"task": "train.json, line 1"}.
     """
     text = _read_text(path)
-    # The places come first, because this step refuses too many brackets, which json could not read.
+    # This order must stay. `_places_of_keys` refuses a text with too many brackets. `json` and
+    # `json5`, which `_values_of_text` calls, could crash on such a text.
     places = _places_of_keys(text, path)
     values = _values_of_text(text, path)
     options = {}
@@ -813,7 +823,9 @@ def _resolve_part(
     try:
         holder[name] = registry.resolve(own_values, where)
     except OptionError:
-        holder[name] = registry.base.model_construct()  # unchecked defaults
+        # `registry.base` is the model of the keys that every part of this kind has.
+        # `model_construct` gives its defaults without a check.
+        holder[name] = registry.base.model_construct()
         raise
 
 
@@ -849,6 +861,7 @@ def _totals_of_kair(raw: Mapping[str, Any], dropped: Sequence[str], sources: Sou
     dropped: the dotted keys that `drop_without_effect` has removed, e.g. "netG.init_type"
     """
     names = [key.rpartition(".")[2] for key in dropped]  # "netG.init_type" -> "init_type"
+    # FORMERLY_OURS: keys that former versions of this project had too, so they prove nothing.
     is_of_kair = any(name not in FORMERLY_OURS for name in names)
     if not is_of_kair:
         return []
@@ -868,11 +881,14 @@ def drop_without_effect(raw: dict[str, Any], parts: Parts) -> list[str]:
     unless the network has a parameter `init_type`.
     """
     dropped = []
+    # KAIR_ONLY: dotted key of a section -> the keys that only KAIR has in this section.
     for where, keys in KAIR_ONLY.items():
-        section = _section_of(raw, where) or {}
-        # The parameters of the part that the section names, e.g. of the network.
+        section = _section_of(raw, where) or {}  # None if the file has no such section
+        # The parameters of the part that the section names, e.g. of the network. Some sections,
+        # e.g. "path", name no part.
         part_keys: set[str] = set()
-        registry = parts.get(PART_SECTIONS.get(where, ""))
+        kind_of_part = PART_SECTIONS.get(where, "")
+        registry = parts.get(kind_of_part)
         if registry:
             name = section.get(registry.type_key)
             if name in registry.names():

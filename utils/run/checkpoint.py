@@ -235,7 +235,8 @@ def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
     no checkpoint.
     """
     # Only rank 0 reads the folder, because other hosts may not have it. Rank 0 sends the fields as
-    # a dict, because a message between ranks holds plain types only.
+    # a dict, because a message between ranks holds plain types only. The other ranks send None,
+    # which is ignored.
     values_on_rank_0 = None
     if utils_dist.is_main_process():
         # An error on rank 0 ends the whole run, because the caller runs this within
@@ -413,7 +414,8 @@ def restore_progress(
     progress = _progress_in(state)
 
     # If the position is the end of an epoch, move it to the start of the next epoch. Here and below
-    # `..._then` is a value of the checkpoint. Its epochs may have had another length.
+    # `..._then` is a value of the checkpoint. The epochs of the checkpoint may have had another
+    # length. An earlier version did not save this length; then it is the length of now.
     order_then = _order_in(state)
     steps_per_epoch_then = order.steps if order_then is None else order_then.steps
     if progress.batch == steps_per_epoch_then:
@@ -594,8 +596,9 @@ def _fit_position_to_data(
     if (is_other_data or per_step != per_step_then) and not is_intended:
         raise _other_data_or_batch(is_other_data, changed, per_step_then, resumed.path)
 
-    # The number of steps in an epoch follows from the numbers above. If none of them has changed, a
-    # position behind the end of the epoch is impossible, so somebody has changed the file.
+    # The number of steps in an epoch follows from the number of samples and the samples per step.
+    # If neither has changed, a position behind the end of the epoch is impossible, so somebody has
+    # changed the file.
     if not changed and progress.batch > order.steps:
         changed = [f"position {progress.batch}, yet {order.steps} steps an epoch"]
     # A position at the start of an epoch can stay: no sample of the epoch has been used.
@@ -692,8 +695,9 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
     * the disk is too full, or
     * writing fails.
     """
-    # The file is a little larger than its tensors. A fifth more is ample. `_plain_bytes` also
-    # refuses a state that could not be loaded again, before anything is written.
+    # The file is a little larger than its tensors, because it also holds names and shapes. A fifth
+    # more is ample. With less, a save could fill the disk and fail; with more, a save would be
+    # refused that fits. `_plain_bytes` also refuses a state that could not be loaded again.
     need_mb = 1.2 * _plain_bytes(state) / 2**20
     new_file = _temporary_name(path)
     new_sidecar = _temporary_name(_sidecar_of(path))
@@ -800,12 +804,15 @@ def _rename_versions(path: Path, keep: int) -> None:
     The oldest version is overwritten. `X.pth` keeps its name as well, until the new file replaces
     it, so that there is a file `X.pth` at any time.
 
-    keep: number of former versions that stay.
+    keep: number of former versions that stay. E.g. 2: X_previous -> X_previous2, and then X ->
+        X_previous. The X_previous2 from before is lost.
     """
+    # The names from the newest version to the oldest, e.g. X, X_previous, X_previous2.
     versions = [path, path.with_name(f"{path.stem}_previous{path.suffix}")]
     for number in range(2, keep + 1):
         versions.append(path.with_name(f"{path.stem}_previous{number}{path.suffix}"))
     # Rename the oldest version first, so that no version is overwritten before it has a new name.
+    # E.g. keep 2: first number 2 (from versions[1] to versions[2]), then number 1.
     for number in range(keep, 0, -1):
         newer = versions[number - 1]
         older = versions[number]
