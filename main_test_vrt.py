@@ -1,4 +1,4 @@
-"""Restore clips with a trained network, and score them where there are sharp frames.
+"""Restore clips with a trained network, and score them if there are sharp frames to compare with.
 
     python main_test_vrt.py --opt FILE [--weights FILE] [section.key=value ...]
     python main_test_vrt.py --weights FILE --input FOLDER|VIDEO --output DIR \\
@@ -14,10 +14,10 @@ Examples:
     python main_test_vrt.py --weights models/500_G.pth --input blur.mp4 --spike clip.dat \\
         --output restored
 
-The first form tests on `datasets.test`; the second restores your own frames or video; with
+The first form tests on `datasets.test`. The second form restores your own frames or video. With
 --method, a reconstruction from the spikes takes the place of the network. `joint` begins with the
-formula `exposure`, or with the output of a network where there are --weights. Several processes:
-launch_test.sh. See docs/testing.md.
+formula `exposure`, or with the output of a network if --weights is given. launch_test.sh starts
+several processes. See docs/testing.md.
 """
 
 import logging
@@ -228,7 +228,7 @@ def job_on_test_set(request: TestRequest, asked: MethodRequest, opt: Options) ->
 
     # The clips. check_clips looks at the files before the first frame is restored. It compares the
     # number of sharp frames of each exposure with the instants that a network restores. A formula
-    # has no such number.
+    # restores no instants, so `instants` is None.
     dataset: Any = build_dataset(section, "test", opt.train.manual_seed)
     instants = method.instants if saved is not None else None
     check_clips(dataset, "test", opt.scale, instants)
@@ -241,7 +241,7 @@ def job_on_test_set(request: TestRequest, asked: MethodRequest, opt: Options) ->
     folder = output_folder(request, asked, opt)
     for source in getattr(dataset, "sources", ()):
         refuse_overlap(folder, source.roots())
-    # What the report says: title, number of clips, which keys the scores depend on.
+    # What the report says. The title is "Test of TASK", or "Test of tfp on the test set of TASK".
     title = f"Test of {request.method_name or opt.task}"
     if asked.formula is not None:
         title += f" on the test set of {opt.task}"
@@ -415,7 +415,8 @@ def own_clips(request: TestRequest, asked: MethodRequest, chosen: MethodOfOwnCli
         return OwnClips(clips, frames_note="all")
     if asked.formula is not None and asked.formula.is_grey:
         assert request.spike is not None
-        # One frame is restored for each exposure that the options name, or for each spike file.
+        # One frame is restored for each exposure that the options name, or for each spike file. The
+        # word goes into the report.
         each = "exposure" if chosen.section.exposure else "spike file"
         return OwnClips(
             clips=[spike_clip(request.spike, request.gt, chosen.section)],

@@ -57,9 +57,9 @@ OWN_FLOW = Path(__file__).parent / "vrt/spynet_scenes.pth"
 # share a step may run out of memory, because the need is an estimate. With a smaller share more
 # branches are recomputed, which takes time.
 GPU_SHARE = 0.9
-# torch compiles a function again for each kind of input, up to this number of times. torch's own
-# limit is 8. The blocks of VRT have more kinds: each width, mask and size, mutual and self
-# attention.
+# torch compiles a function again for each kind of input, up to this number of times. Above it,
+# torch runs the function without compiling it. torch's own limit is 8. The blocks of VRT have more
+# kinds: each width, mask and size, mutual and self attention. 64 is well above their number.
 COMPILATIONS_OF_BLOCK = 64
 # Height and width must be multiples of this number, because the U-net halves them three times.
 UNET_MULTIPLE = 8
@@ -385,8 +385,9 @@ class VRT(nn.Module):
 
         # Align the neighbours of each frame along the flow, which is estimated from RGB or gray.
         rgb = image[:, :, :3]
+        # flows[level]: (backward flows, forward flows) at 1 / 2**level of the resolution. Each is a
+        # list with a flow for each distance in frames: 1, 2, ... Here: level 0, distance 1.
         flows = self.estimate_flows(rgb)
-        # Level 0 is full resolution. Index 0 of a list is the flow to the next frame: distance 1.
         backward, forward = flows[0]
         x = aligned_input(trunk, backward[0], forward[0])  # (B, N, 9 in_chans, H, W)
         if self.nonblind:
@@ -402,9 +403,12 @@ class VRT(nn.Module):
             base = F.interpolate(
                 base, scale_factor=self.upscale, mode="bilinear", align_corners=False
             )
-        # Each instant is added to the same base, so repeat the base K times along the channels.
+        # Each of the K instants is added to the same base. A gray base, with one channel, is added
+        # to each colour.
         x = self.conv_last(x)  # (B N, K out_chans, sH, sW)
-        x = x + base.repeat(1, self.out_instants, 1, 1)
+        instants = x.unflatten(1, (self.out_instants, -1))  # (B N, K, out_chans, sH, sW)
+        instants = instants + base[:, None]
+        x = instants.flatten(1, 2)
         batch_and_frames = lq.shape[:2]
         return x.view(*batch_and_frames, *x.shape[1:])
 
@@ -420,7 +424,7 @@ class VRT(nn.Module):
         x = F.leaky_relu(self.linear_fuse(x), negative_slope=0.2)  # (B, 64, H, W)
         x = F.pad(x, (3, 3, 3, 3), mode="reflect")  # 3 pixels at each side, for the 7x7 kernel
         x = self.conv_last(x)  # (B, out_chans, H, W)
-        return x.view(len(x), -1, 3, height, width) + mean
+        return x.view(len(x), -1, 3, height, width) + mean  # (B, out_chans / 3, 3, H, W)
 
     def fit(self, lq: Tensor, spike: Tensor | None = None) -> None:
         """Choose the recomputed branches for training steps on clips of this size, once.
@@ -485,8 +489,7 @@ class VRT(nn.Module):
                 backward = []
                 forward = []
             else:
-                # flows[level] has 1 / 2**level of the resolution. The scales 1, 2, 4, 8 have the
-                # levels 0, 1, 2, 3.
+                # The scales 1, 2, 4, 8 have the levels 0, 1, 2, 3.
                 level = int(math.log2(scale))
                 backward, forward = flows[level]
             stage = getattr(self, f"stage{number}")
@@ -508,7 +511,7 @@ def _drop_rates(depths: list[int], last_rate: float) -> list[list[float]]:
     The probabilities grow evenly over all blocks, from 0 to last_rate. E.g. depths [2, 1] and
     last_rate 0.2 -> [[0, 0.1], [0.2]].
     """
-    # Always on the CPU, because tensors of the default device may be on "meta", without numbers.
+    # Always on the CPU. The default device may be "meta", whose tensors have no numbers.
     rates = torch.linspace(0, last_rate, sum(depths), device="cpu").tolist()
     rates_of_stages = []
     first = 0

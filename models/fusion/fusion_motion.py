@@ -38,8 +38,8 @@ CHANNELS_AT_FULL_SIZE = 4 * 3 + 3 + 1
 # (2); the spikes of the sharp instant compared with z, compared with z_0, and whether z or z_0 fits
 # better (3); the number of the step (1).
 CHANNELS_AT_HALF_SIZE = 6 + 2 + 3 + 1
-# Factor of differences of display values. They are much less than 1, and a conv net learns best
-# from inputs of about 1.
+# Factor of differences of display values. A conv net learns best from inputs of about 1, and these
+# differences are much smaller: with this factor, 0.2 becomes 1. The trained weights fit this value.
 DIFFERENCE_SCALE = 5.0
 # Side of a pixel of the half size, in pixels of the frame. The conv net works at half size, which
 # has a quarter of the pixels, so that a step takes less time.
@@ -48,7 +48,7 @@ HALF = 2
 # of the spike equations, and for the way to the proposal.
 GATES = 3
 # Factor of the change that the conv net adds by itself, without a pull. It is small, so that most
-# of a step comes from the equations.
+# of a step comes from the equations. The trained weights fit this value.
 CHANGE_SCALE = 0.1
 
 
@@ -220,7 +220,8 @@ def _pulls_at(z: Tensor, equations: JointEquations) -> Pulls:
     with torch.no_grad():
         # Clamped, because display values lie in [0, 1], and a step may lead out of this range.
         channels = equations.pulls(z.detach().clamp(0, 1))  # (7, H, W)
-    return Pulls(*channels.split((3, 1, 1, 1, 1)))
+    channels_of_fields = (3, 1, 1, 1, 1)  # g_b has 3 channels, each other field of Pulls has 1
+    return Pulls(*channels.split(channels_of_fields))
 
 
 @FUSIONS.register("motion", given=("spike_channels",))

@@ -214,7 +214,10 @@ def plan_work(job: Job) -> list[Work]:
 
     The longest pieces come first, so that all ranks end at nearly the same time. If there are fewer
     clips than ranks, clips are cut in time. E.g. 1 clip of 100 frames on 4 ranks -> 4 pieces of 25.
-    The restored frames do not depend on the cuts, bit for bit.
+
+    Free to change: any division gives the same frames, bit for bit. What must stay: each missing
+    frame is in exactly one piece, and a clip without a missing frame has one empty piece.
+    test_main_test.py compares one rank with two.
     """
     outputs = job.outputs
 

@@ -307,7 +307,12 @@ def _stream_moments(
     wanted: range,
     tick: Tick,
 ) -> Iterator[Tensor]:
-    """Yield the restored frames at positions `wanted` of `moments`, tile by tile in time."""
+    """Yield the restored frames at positions `wanted` of `moments`, tile by tile in time.
+
+    Only `stream_clip` calls this. The order of the tiles must stay, because a frame in two tiles is
+    the sum of both, in this order. test_tiling.py notices a frame that is missing, or that differs
+    if only a part of the clip is wanted.
+    """
     length = len(moments)
     size = length  # number of frames of a tile
     if tiling.num_frame_testing != WHOLE:
@@ -507,13 +512,17 @@ def _blend_weights(
     "smooth"    half a period of a cosine over the whole overlap, from nearly 0 to nearly 1. The
                 weight is never 0, because the sum of the weights is a divisor.
 
-    starts: starts of all tiles along the axis. tile_index: which of these tiles. size: size of the
-    tile. overlap: overlap of neighbours. Size and overlap count pixels or frames of the result.
+    starts: starts of all tiles along the axis.
+    tile_index: which of these tiles, from 0.
+    size, overlap: size of the tile and overlap of neighbours, in pixels or frames of the result.
+
+    "kair" must stay as it is: test_published_tiling_is_reproduced compares with the published code.
+    "smooth" is free to change, if no weight is 0.
     """
     if blend == "smooth":
-        overlap = min(overlap, size)
+        overlap = min(overlap, size)  # a small frame may be smaller than the overlap
         # The middles of `overlap` equal steps from 0 to pi. E.g. overlap 2: pi / 4, 3 pi / 4.
-        divisor = max(overlap, 1)  # no division by 0; then there are no steps
+        divisor = max(overlap, 1)  # for overlap 0 there are no steps, and no division by 0
         phase = torch.pi * (torch.arange(overlap) + 0.5) / divisor
         begin = 0.5 - 0.5 * torch.cos(phase)  # rises from nearly 0 to nearly 1
         end = begin.flip(0)

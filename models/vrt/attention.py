@@ -33,9 +33,10 @@ from models.vrt.chunks import Tape
 from models.vrt.forms import attention_has_kernel, fused_attention, head_multiple
 from models.vrt.windows import Span
 
-# The T x T matrices that are computed at once take at most this many bytes, unless one window takes
-# more. They should fit the cache of a CPU core. Larger batches would leave the cache, smaller
-# batches need more calls.
+# The T x T matrices that are computed at once take at most this many bytes (3 MB), unless one
+# window takes more. They should fit the cache of a CPU core. Larger batches would leave the cache,
+# smaller batches need more calls. Another number also changes the last bits of the bias gradient,
+# because it is summed batch by batch.
 CORE_BYTES = 3_000_000
 # Most windows times heads in one call of torch's attention, because an axis of a GPU's grid of
 # thread blocks has at most 65,535 blocks.
@@ -312,8 +313,8 @@ def _widened(
 ) -> _Widened:
     """Append the channels of `_Widened`, so that no further pass over the T x T matrices is needed.
 
-    The numbers to subtract are appended to q and G, and ones are appended to k and v.
-    `_with_column` needs two channels for a number.
+    The numbers to subtract are appended to q and G, and ones are appended to k and v: a product
+    then has one more summand, number x 1. `_with_column` needs two channels for a number.
 
     q, k, v: (n, heads, T, hd). grad: G. out: O. sums: the log-sum-exp of each row, (n, heads, T,
         1). scale: factor of the logits.
@@ -396,7 +397,8 @@ def _with_column(x: Tensor, column: Tensor) -> Tensor:
     """Append a number to each row of x (n, heads, T, hd), as two channels that add up to it.
 
     The first channel is the number, rounded to the dtype of x. The second channel is what the
-    rounding has lost. In bfloat16, one channel alone would be wrong by 2 %.
+    rounding has lost. E.g. in bfloat16, with 8 bits: 5.03 is 5.03125 - 0.00125. With one channel
+    alone the weights P would be wrong by up to 2 %, because P is 2 to the power of this number.
 
     column: the numbers, (n, heads, T, 1), float32 or float64.
     """
@@ -438,12 +440,14 @@ def cpu_attention(
     q, k, v: (n, heads, T, hd).
     offset: bias and mask times LOG2_E, (windows at once * heads, T, T), or None.
     subtracts: whether the largest logit of each row is subtracted before exp2, so that no sum
-        overflows. This takes one more pass over the T x T matrices. So callers leave it at False,
-        and the function first tries without subtracting. If a sum is too large or too small, it
-        calls itself with True.
+        overflows. This takes one more pass over the T x T matrices. So callers leave it at False.
+        If a sum then is too large or too small, this function calls itself with True.
 
     Returns the output (n, heads, T, hd), and the log-sum-exp of each row of logits in base 2,
-    (n, heads, T, 1), float32 at least.
+    (n, heads, T, 1), float32 at least. `CpuAttention.forward` needs both.
+
+    Free to change: how the sums are computed, if they stay finite for logits of any size.
+    test_block.py tries such logits.
     """
     n, heads, t, hd = q.shape
     windows = windows_at_once(q)

@@ -112,7 +112,8 @@ def _columns(x: Tensor, offset: Tensor, mask: Tensor) -> Tensor:
     grid = _sampling_grid(offset, groups)  # (n g, 9 h, w, 2)
     samples = nn.functional.grid_sample(images, grid, align_corners=True)  # (n g, c/g, 9 h, w)
     samples = samples.view(n, groups, -1, TAPS, h * w)  # (n, g, c/g, 9, h w)
-    factors = mask.view(n, groups, 1, TAPS, h * w)  # one factor for all channels of a group
+    # One factor for all channels of a group, so the axis of channels has length 1.
+    factors = mask.view(n, groups, 1, TAPS, h * w)
     if torch.is_grad_enabled():
         columns = samples * factors
     else:
@@ -235,7 +236,8 @@ class DeformAlign(nn.Module):
 
             return recomputed(both_steps, target, *neighbours, weights=self.parameters())
         # On a CPU recompute the second step alone. Its offsets are three times as large as the
-        # input, and its samples nine times, and both cost little to recompute.
+        # input, its samples nine times, and both cost little to recompute. The convolutions of the
+        # first step cost much. Under torch.compile nothing is recomputed.
         estimated = self._estimated(target, *neighbours)
         weights = (self.weight, self.bias)
         return recomputed(
@@ -385,6 +387,9 @@ def _aligned(module: DeformAlign, frames: Tensor, flows: list[Tensor], is_later:
 
     flows: for the distances 1, 2, ..., each (N - distance, B, 2, H, W).
     is_later: whether the neighbours are later than the frame, or earlier.
+
+    Only `align_clip` calls this. test_vrt_modules.py compares the alignment of a clip, with its
+    gradients, with the published network.
     """
     n = len(frames)
     targets = frames[:-1] if is_later else frames[1:]  # all frames with a neighbour on this side

@@ -65,8 +65,9 @@ class Moment(NamedTuple):
     # The branches of this module.
     branches: list[Branch]
     # Bytes that autograd has saved by the end of the module's forward pass, if all branches are
-    # recomputed. They are in use during the module's backward pass. The bytes of later modules are
-    # free again, because backward goes from the last module to the first.
+    # recomputed: by this module and all modules before it. They are in use during the module's
+    # backward pass. What later modules have saved is free again, because backward goes from the
+    # last module to the first.
     saved: int
     # Further bytes that the module's backward pass allocates on a GPU.
     transient: int = 0
@@ -121,9 +122,9 @@ def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> floa
         # At least 1 byte, because a branch may save nothing.
         return branch.flops / max(branch.bytes, 1)
 
-    # Stop recomputing one branch after the other, beginning with the branches for which a byte of
-    # memory saves the most work. If the step then needs more than the budget, recompute this branch
-    # after all.
+    # Stop recomputing one branch after the other. Begin with the branch for which a byte of memory
+    # saves the most work. If the step then needs more than the budget, recompute this branch after
+    # all, and try the next branch, which may be smaller.
     for branch in sorted(branches, key=work_per_byte, reverse=True):
         setattr(branch.owner, branch.flag, False)
         if needed_bytes() > budget:
@@ -166,10 +167,19 @@ def _warn_of_small_budget(budget_gb: float, need: float, parameter_bytes: int) -
 def _activations(moments: list[Moment]) -> Activations:
     """Estimate the activations with the present flags, in bytes.
 
-    The backward pass of a module is a moment of it. Then these are in memory: what all modules up
-    to this one have saved, what recomputing its branches gives, and what the pass itself allocates.
+    In the backward pass of a module, three things are in memory: what all modules up to this module
+    have saved, what its recomputed branches give, and what the pass itself allocates (transient).
+    E.g. two blocks, each with one branch of 10 MB. The second branch is recomputed. In MB:
+
+        moment           saved   branches kept so far   recomputed   in all
+        block 1              5                     10            0       15
+        block 2             10                     10           10       30   the peak
+        end of forward      10                     10            0       20   kept
 
     moments: one for each module, in the order of the forward pass.
+
+    `fit_memory` alone calls this. test_fit_memory.py compares the estimate with what a step
+    allocates.
     """
     kept_in_branches = 0  # bytes of the branches so far that are not recomputed
     peak = 0
@@ -293,7 +303,8 @@ def _moment(
     known: kind and size of a module -> its measurement. This function adds new measurements, so
     that blocks that are alike are measured once.
     """
-    # Everything that the bytes depend on. A block without a shift has no masks.
+    # `kind`: everything that the bytes depend on. The shift is part of it, because a block with a
+    # shift has masks. A block without a shift has none.
     kind: tuple[Any, ...] = (type(owner), tuple(x.shape), x.dtype)
     if isinstance(owner, Block):
         attn = owner.attn
@@ -446,7 +457,8 @@ def _fewer_clips_at_a_time(train: TrainOptions, data: LoaderOptions | None) -> s
     batch = getattr(data, "dataloader_batch_size", 1)
     if batch <= 1:
         return ""
-    # Of the divisors of the batch, take the largest up to its half.
+    # Take the largest number that divides the batch and is at most its half. E.g. 9: 4 does not
+    # divide 9, 3 does.
     fewer = batch // 2
     while batch % fewer != 0:
         fewer -= 1

@@ -196,7 +196,8 @@ class SpyNet(nn.Module):
         for level, module in enumerate(modules):
             if level > 0:
                 # This scale has twice as many pixels along an axis as the scale before. So the same
-                # shift is twice as many pixels.
+                # shift is twice as many pixels. align_corners is True here and False elsewhere, as
+                # in the published network.
                 flow_so_far = 2.0 * F.interpolate(
                     flow, scale_factor=2, mode="bilinear", align_corners=True
                 )
@@ -255,6 +256,9 @@ def estimate_flows(spynet: SpyNet, frames: Tensor, distance: int) -> Flows:
 
     SpyNet runs once, on a batch of all pairs of adjacent frames in both directions. It builds the
     pyramid of each frame once.
+
+    test_network_vrt.py notices a flow that leads to a wrong place. No test notices another order of
+    the sums, because it changes last bits alone.
     """
     b, n, _, height, width = frames.shape
     levels = []
@@ -287,7 +291,8 @@ def estimate_flows(spynet: SpyNet, frames: Tensor, distance: int) -> Flows:
             last = far_backward[-1][:, :-1]  # its last flow ends at the last frame already
             far_backward.append(_chained(last, backward[:, reach:]))
             # A forward flow is read at a frame, and leads to an earlier frame. So extend the flows
-            # without the first one, which ends at frame 0.
+            # without the first one, which ends at frame 0. E.g. 4 frames: flows 1 and 2, extended
+            # by flows 0 and 1.
             last = far_forward[-1][:, 1:]
             far_forward.append(_chained(last, forward[:, :-reach]))
         flows.append(FlowsOfLevel(far_backward, far_forward))

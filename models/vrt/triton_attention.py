@@ -966,7 +966,7 @@ def _memory_for_sums(log_sums: Tensor, group_size: int) -> Tensor:
     """Return memory for the gradient of the bias of each group: (groups, heads, T, T), float32."""
     n, heads, t = log_sums.shape
     groups = math.ceil(n / group_size)
-    return log_sums.new_empty(groups, heads, t, t)
+    return log_sums.new_empty(groups, heads, t, t)  # in the dtype of log_sums, float32
 
 
 # 256: windows.window_chunks caches 128 plans of chunks. Each plan may need two tables here, one for

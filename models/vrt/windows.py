@@ -165,6 +165,11 @@ def window_chunks(
     masks, because along each of three axes a window is the last one or not. Gradients of weights
     are summed in the order of the chunks and of their windows, so another order changes the last
     bits of a training.
+
+    Callers (block.py) rely on three facts: each token is in exactly one window, the windows of a
+    span share a mask, and the order. Free to change: how the numbers are computed. test_block.py
+    and test_vrt_modules.py notice a wrong number. No test notices another order, because it changes
+    last bits alone.
     """
     # No window is longer than the clip. E.g. for 4 frames, a window of 6 frames becomes 4.
     window, shift = _fitted(size, window, shift)
@@ -211,7 +216,13 @@ def _groups_of_mask(clip: Tensor, window: Triple, shift: Triple) -> Iterator[_Gr
 
     Along each shifted axis, only the last window needs a mask. So each axis is one or two ranges of
     windows: all but the last, and the last. Each combination of ranges is a group. E.g. a shift
-    along height and width, but not along time: four groups.
+    along height and width, but not along time, and 2 x 3 x 3 windows:
+
+        range in time   in height   in width   windows   mask
+        0 ... 1         0 ... 1     0 ... 1    8         none
+        0 ... 1         0 ... 1     2          4         along the width
+        0 ... 1         2           0 ... 1    4         along the height
+        0 ... 1         2           2          2         along both
     """
     ranges_of_axes = []
     for count, shift_of_axis in zip(clip.shape[:3], shift, strict=True):
@@ -267,7 +278,13 @@ def _partition(size: Triple, window: Triple, shift: Triple) -> Tensor:
     """Return the numbers of the tokens in each window, (windows along D, along H, along W, T).
 
     Padding has the number -1. E.g. 7 tokens along the width, windows of 4, a shift of 2:
-    [0, 1, 2, 3, 4, 5, 6, -1] is rolled to [2, 3, 4, 5, 6, -1, 0, 1], two windows.
+
+        padded        0 1 2 3 4 5 6 -1
+        shifted       2 3 4 5 6 -1 0 1
+        partitioned   [2 3 4 5] [6 -1 0 1]
+
+    Only `window_chunks` calls this. test_vrt_modules.py compares an attention group, which uses the
+    windows, with the published network.
     """
     # Pad.
     window_counts = []  # along each axis

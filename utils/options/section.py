@@ -177,6 +177,8 @@ def _failed_key(
         key is a position within its value, here item 0 of a list, and is left out.
     model, values, where: arguments of `read_section`
     """
+    # Go into one section after the other, as long as a name is a section. `model` and `values` are
+    # then those of the innermost section. The last name is the key in any case.
     names = [str(name) for name in loc]
     depth = 0  # number of sections on the path
     while depth < len(names) - 1:
@@ -186,7 +188,7 @@ def _failed_key(
         model = inner
         values = values[names[depth]]
         depth += 1
-    section = ".".join([where, *names[:depth]]).strip(".")
+    section = ".".join([where, *names[:depth]]).strip(".")  # `where` may be "", the whole file
     return _FailedKey(names[depth], section, model, values, is_in_outer_section=depth == 0)
 
 
@@ -205,14 +207,16 @@ def _error_of(
         # `kind` describes the outer section. A section within it has no kind.
         return _unknown_key(failed, kind if failed.is_in_outer_section else "")
 
-    # Second case: the key is missing.
+    # For the second and the third case: what the field takes, in words.
     field = failed.model.model_fields[failed.key]
     is_section = _section_type(failed.model, failed.key) is not None
     expected = "an object { ... }" if is_section else describe(field)
+    # Second case: the key is missing.
     if error["type"] == "missing":
         return OptionError(f"{dotted} is missing", dotted, expected, f"add {dotted}")
 
-    # Third case: the value is wrong. The error shows the value, unless the value is a secret.
+    # Third case: the value is wrong. The error shows the value, unless the value is a secret. A
+    # secret has the type SecretStr, or `redact` knows it by its key or its form.
     if "SecretStr" in str(field.annotation):
         shown = MASK
     else:
@@ -311,7 +315,7 @@ def describe(annotation: Any, limits: Sequence[Any] = ()) -> str:
     if isinstance(annotation, FieldInfo):
         return describe(annotation.annotation, annotation.metadata)
     kind = get_origin(annotation)  # e.g. list for list[int], None for int
-    if kind is Annotated:
+    if kind is Annotated:  # e.g. Annotated[int, Field(ge=0)]
         inner_type, *extra = get_args(annotation)
         return describe(inner_type, [*_limits_in(extra), *limits])
 

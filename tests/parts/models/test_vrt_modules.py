@@ -456,6 +456,17 @@ def test_clips_that_cannot_go_through_are_refused(shape, expected):
     assert expected in refused.value.expected
 
 
+def test_each_instant_of_gray_frames_begins_as_the_gray_frame_in_each_colour():
+    """The network adds the one channel of its input to 3 instants x 3 colours. A new network adds
+    nothing else."""
+    net = VRT(**SMALL, in_chans=1, out_chans=3, out_instants=3)
+    gray = torch.rand(1, 2, 1, 32, 32)
+
+    restored = net(gray)
+
+    assert torch.equal(restored, gray.expand(1, 2, 9, 32, 32))
+
+
 # ---- Options of a former version: flow_input ----
 
 FORMER = {"net_type": "vrt", **SMALL, "flow_input": "rgb", "flow_channels": None}
