@@ -283,7 +283,7 @@ class LongExposures:
                 do="correct --spike",
             )
         self.stems = [file.stem for file in self.files]
-        if source.timing.is_one_file:
+        if source.timing.has_exposures:
             # The frames of one file are named by their numbers: "000000", "000001", ...
             with spike_errors_as_data_errors():
                 planes = count_planes(self.files[0], source.geometry, source.remainder)

@@ -185,11 +185,14 @@ class Found:
     share: float  # exposed fraction of the planes, e.g. 0.8
     gain: float  # spikes per plane = gain light + dark, with light from 0 to 1
     dark: float
-    # The standard errors matrix_error, offset_error and share_error, which the properties of these
-    # names describe. An error is infinite if the clip does not show the value.
+    # Standard errors of matrix, offset and share. The properties matrix_error, offset_error and
+    # share_error give each error, and its unit. An error is infinite if the clip does not show the
+    # value.
     errors: tuple[float, float, float]
     explained: float  # fraction of the variance of the spikes' details that the frames explain
-    moved: float  # mean distance in RGB pixels between the places by the start and by the result
+    # How far the fit moved a spike pixel on the frame, from the place by the starting matrix to the
+    # place by `matrix`. In RGB pixels, the mean over the plane.
+    moved: float
     # For each part of the plane that was matched alone: the distance in RGB pixels from the place
     # where the part fits best to the place where the matrix puts it.
     residuals: tuple[float, ...] = ()
@@ -211,7 +214,10 @@ class Found:
 
     @property
     def share_to_read(self) -> float:
-        """The fraction of the planes to read: a little more than was exposed."""
+        """The fraction of the planes to read: 1.12 times the exposed share, and at most 1.
+
+        The channels are better if they are made of a few more planes (data/cameras/spike_grid.py).
+        """
         return spike_grid.share_to_read(self.share)
 
     @property
@@ -227,23 +233,25 @@ class Found:
     def is_sure(self) -> Decisions:
         """Whether the error of a value is small: matrix, offset, share."""
         return Decisions(
-            matrix=self.is_matrix_found and bool(self.matrix_error <= SURE_WITHIN_PX),
-            offset=self.is_matrix_found and bool(self.offset_error <= SURE_WITHIN_PLANES),
-            share=self.is_matrix_found and bool(self.share_error <= SURE_WITHIN_SHARE),
+            matrix=self.is_matrix_found and self.matrix_error <= SURE_WITHIN_PX,
+            offset=self.is_matrix_found and self.offset_error <= SURE_WITHIN_PLANES,
+            share=self.is_matrix_found and self.share_error <= SURE_WITHIN_SHARE,
         )
 
     @property
     def is_changed(self) -> Decisions:
         """Whether a value is applied to the clip, in place of the value at the start.
 
-        A change must be at least three times its error, and not below the least change. The offset
-        and the share must also be sure. The matrix need not be sure: it is applied if it was found,
-        because it is then nearer to the truth than the start.
+        A change must be at least three times its error, and not below the least change
+        (LEAST_CHANGE_PX and its neighbours). The offset and the share must also be sure. The matrix
+        need not be sure: a matrix that was found is nearer to the truth than the start.
         """
         is_sure = self.is_sure
         least_moved = max(LEAST_CHANGE_PX, LEAST_CHANGE_IN_ERRORS * self.matrix_error)
         least_offset = max(LEAST_CHANGE_PLANES, LEAST_CHANGE_IN_ERRORS * self.offset_error)
         least_shortening = max(LEAST_CHANGE_SHARE, LEAST_CHANGE_IN_ERRORS * self.share_error)
+        # Compare the share that is read, because only this share changes what is read: with a share
+        # of 0.9 all planes are read, as at the start.
         shortened_by = 1 - self.share_to_read
         return Decisions(
             matrix=self.is_matrix_found and self.moved >= least_moved,
@@ -252,7 +260,7 @@ class Found:
         )
 
     def sentence(self) -> str:
-        """Describe the result in one line of the log, e.g. (one line)
+        """Describe the result for the log, e.g. (in the log this is one line)
 
         moved by 2.69 px, turned by 0.36 degrees, 2.0014 RGB pixels per spike pixel (error
         0.19 px), not sure, yet nearer; exposed +0.9 planes later (error 0.6), left as it was;
@@ -295,7 +303,8 @@ class Found:
                 notes.append(", not sure: left")
         matrix_note, offset_note, share_note = notes
 
-        # An unsure matrix may be used. If the share is used, the log says how many planes are read.
+        # A matrix may be used although it is not sure. If the share is used, the log says how many
+        # planes are read.
         if self.is_changed.matrix and not self.is_sure.matrix:
             matrix_note = ", not sure, yet nearer"
         if self.is_changed.share:
@@ -857,31 +866,36 @@ class State:
     def _step(self, views: list[Details], sigma: float) -> np.ndarray:
         """Change the estimate by one round of Gauss-Newton. Returns the changes (7,).
 
-        Order: shift right, shift down, scale, turn (in half sides of the plane); middle, length,
-        roll (in planes). If the streams have no room to fit times, the last three are 0.
+        The first four changes are shift right, shift down, scale and turn, in half sides of the
+        plane. The last three are middle, length and roll, in planes. If the streams have no room to
+        fit times, the last three are 0.
 
-        What must stay: the order of the sums in here and in the functions that it calls, because
-        results of a clip must not change in the last bit.
+        What must stay: the order of the sums here and in the functions that this function calls,
+        because the results of a clip must not change in the last bit. Compare the results of `fit`
+        before and after a change, on a clip.
         """
         # The best coefficients a, with the present matrix and times.
         explanation = _explain(views)
         self.explained = explanation.explained
         equations = self._normal_equations(views, explanation)
-        H = equations.H
-        g = equations.g
-        # H counts every pixel as if it had noise of its own, but neighbours share their noise. So
-        # the priors are weighed against the noise of all pixels that share it.
+        H = equations.H  # (k, k)
+        g = equations.g  # (k,)
+        # H counts every pixel as if its noise were its own. But neighbours share their noise, so
+        # the clip tells less than H says. The noise in the weights of the priors is larger by the
+        # number of pixels that share it, so that the priors count for more.
         mean_square = _mean_square(explanation.residuals, explanation.weights)
         noise = mean_square * _correlated_pixels(sigma, views[0].every)
         P, p = self._priors(H, noise)  # (k,) each. P is the diagonal of the matrix P
 
-        # step = -(H + P)^-1 (g + P p). A is H + P, with a little more on the diagonal, so that it
-        # can be solved even without texture.
+        # step = -(H + P)^-1 (g + P p). A is H + P, with a little more on the diagonal: without
+        # texture, H is nearly 0 and could not be solved. 1e-7 of the diagonal moves a step by far
+        # less than SMALL_SHIFT. 1e-12 serves a diagonal of 0.
         diagonal_of_H = np.diag(H)
         added_to_diagonal = P + 1e-7 * diagonal_of_H + 1e-12
         A = H + np.diag(added_to_diagonal)
         step = -np.linalg.solve(A, g + P * p)
 
+        # Both methods change the estimate in place, and keep each value within its limits.
         change = self._change_matrix(step[:MATRIX_CHANGES])
         if not self.has_room:
             return np.concatenate((change, np.zeros(3)))
@@ -938,8 +952,9 @@ class State:
         least squares would shorten the exposure only to make the misfit smaller.
         `_normal_equations` removes this part of g.
 
-        The misfit is in proportion to the length L, so its square is c L^2. g is half of the
-        derivative of the squares, c L, which is the square of the misfit divided by L.
+        The misfit grows in proportion to the length L, so its square is c L^2 with a constant c. g
+        is half of the derivative of the square by L. The derivative is 2 c L, so g is c L. This is
+        the square of the misfit divided by L.
         """
         mean_weight = float(w.mean())
         square_of_noise = mean_weight * details.noise.of_sums
@@ -1108,8 +1123,9 @@ class State:
         standard_errors = np.sqrt(np.diag(covariance))  # (k,)
         middle_error, length_error = standard_errors[middle_and_length] / signal
 
-        # How much of the misfit really comes from the length is not known. Half of the change that
-        # the removed part of g would have made is added to the error. 1e-9: no division by 0.
+        # `removed` is the part of g that `_pull_of_misfit` took away. Some of it may have come from
+        # a wrong length after all. How much is not known, so half of the change that it would have
+        # made is added to the error. 1e-9: no division by 0.
         length_error += 0.5 * equations.removed / max(float(without_noise[1]), 1e-9)
         return float(middle_error), float(length_error) / self.planes
 

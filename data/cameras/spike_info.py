@@ -314,11 +314,11 @@ def _cause_in_words(e: Exception) -> str:
     """Return the cause of an error in one line: "clips.a.h is 0: Input should be ..."."""
     if isinstance(e, ValidationError):
         first = e.errors()[0]
-        # Shortened, because the wrong value may be a table of a whole data set.
+        # `reprlib` shortens the value, because it may be the table of a whole data set.
         found = reprlib.repr(first["input"])
         key = ".".join(str(name) for name in first["loc"])  # ("clips", "a", "h") -> "clips.a.h"
         return f"{key} is {found}: {first['msg']}".strip()
-    # The reason of the system alone, because the text of an OSError repeats the path.
+    # Only the reason of the system, because the whole text of an OSError repeats the path.
     if isinstance(e, OSError) and e.strerror:
         return e.strerror
     return str(e)
@@ -331,36 +331,42 @@ def _cause_in_words(e: Exception) -> str:
 class Span:
     """The planes that are read for one frame. `Timing.span` makes it, and `DatSpikes` reads it.
 
-    The options count the planes of a frame in their own way: with one file per frame, from the
-    first plane of the file, and with one file per clip, from the first plane of the exposure.
-    `spike.center` and gt_plane are such numbers. `origin`, `length` and `middle` count so, too.
+    A plane has two numbers. `first` counts the planes of the file. `origin` and `middle` count as
+    the options `spike.center` and `gt_plane` do: if each frame has a file, plane 0 is the first
+    plane of the file; if the clip has one file, plane 0 is the first plane of the exposure.
 
-    Example: the exposure has the planes 100 ... 155 of the one file of a clip, and the middle half
-    of the planes is read. Then first = 114, count = 28, length = 56, origin = 14, middle = 27.5.
+    Example: a clip has one file. The exposure of the frame is the planes 100 ... 155 of the file,
+    and the middle half of the exposure is read, the planes 114 ... 141:
+
+        first=114    the first plane that is read, counted from the start of the file
+        count=28     the number of planes that are read
+        origin=14    the first plane that is read, counted from the start of the exposure
+        length=56    the number of planes of the exposure
+        middle=27.5  the middle of the exposure, between its planes 27 and 28
     """
 
     first: int  # the planes first ... first + count - 1 of the frame's file are read
     count: int
-    # Number of the first plane that is read, as the options count. The planes that are read have
-    # the numbers origin ... origin + count - 1.
-    origin: int
-    length: int  # how many planes the options count, for a frame
-    # Number of the middle of the planes that belong to the frame, as the options count. x.5 lies
-    # between two planes. If the file lacks planes, the planes that are read have another middle.
+    origin: int  # number of the first plane that is read, as the options count
+    # Number of planes of the frame, before a part is chosen: of the exposure, or of the whole file.
+    length: int
+    # Middle of the planes that belong to the frame, as the options count. If the file lacks some of
+    # the planes, the middle of the planes that are read is another plane.
     middle: float
 
 
 class _PlanesOfFrame(NamedTuple):
     """The planes start ... start + count - 1 of a file, which belong to one frame."""
 
-    start: int
+    start: int  # counted from the start of the file
     count: int
-    number_of_start: int  # number of the plane `start`, as the options count planes
-    length: int  # how many planes the options count, for the frame
+    # The next two as `Span.origin` and `Span.length`.
+    number_of_start: int  # number of the plane `start`, as the options count
+    length: int  # number of planes of the exposure, or of the whole file
 
 
 Start = Annotated[float, Field(strict=True, ge=0, le=MOST_PLANES, allow_inf_nan=False)]
-# At least one plane, once rounded.
+# At least half a plane, which is rounded to one plane.
 Length = Annotated[float, Field(strict=True, ge=0.5, le=MOST_PLANES, allow_inf_nan=False)]
 
 
@@ -376,8 +382,10 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
     """
 
     start: Start = 0.0
+    # The default 0.0 means "not given, because `rows` is". It is below the limit of Length, but
+    # pydantic checks only values that are given.
     length: Length = 0.0
-    # Also at least one plane. With a shorter period a file would hold frames without end.
+    # At least half a plane. With a shorter period a file would hold frames without end.
     period: Length = 0.0
     # (start, length) of the exposure of each frame.
     rows: Annotated[tuple[tuple[Start, Length], ...], Field(min_length=1)] = ()
@@ -401,7 +409,8 @@ class Timing:
     """Which planes of the spike files are read.
 
     `DatSpikes.exposures` calls `plane_ranges` if a clip has one file, and then `span` for each
-    frame. E.g. the defaults read whole files, so frame 0 with a file of 56 planes gives
+    frame. E.g. the defaults read whole files. So a file of 56 planes gives the planes 0 ... 55,
+    with the middle between the planes 27 and 28:
 
         Timing().span("clip_07", frame=0, planes=56)
         Span(first=0, count=56, origin=0, length=56, middle=27.5)
@@ -409,24 +418,25 @@ class Timing:
     Digests of runs hold the repr of this object: do not rename or reorder fields.
     """
 
-    # Of a file per frame, the planes first ... first + count - 1 are read. count None: all planes
-    # to the end of the file. first "central": the `count` planes in the middle.
+    # If each frame has a file, its planes first ... first + count - 1 are read. count None: all
+    # planes to the end of the file. first "central": the `count` planes in the middle.
     first: int | Literal["central"] = 0
     count: int | None = None
-    # {clip: its exposures}, if a clip has one file. The key "" is for every clip that has no key of
-    # its own. None: there is a file for each frame, or the times of the frames say which planes of
-    # the one file belong to which frame (`plane_ranges`).
+    # The option `spike.exposure`: {clip: its exposures}, for clips that have one file. The key ""
+    # is for every clip without a key of its own. None if the option is not given. Then each frame
+    # has a file, or a clip has one file and `plane_ranges` divides it by the times of the frames.
     exposures: dict[str, Exposures] | None = None
-    # The next two come from the calibration of the cameras. First, a number of planes that is added
-    # to the first plane, because the clocks of the two cameras differ.
+    # The next two come from the calibration of the cameras. `offset` is a number of planes that is
+    # added to the first plane, because the clocks of the two cameras differ.
     offset: float = 0.0
-    # Second, the fraction of the planes of an exposure that is read, in the middle of the exposure.
-    # The repr leaves it out, because digests contain the calibration.
+    # `share` is the fraction of the planes of an exposure that is read, in the middle of the
+    # exposure. The repr leaves it out, because digests contain the calibration with its share. They
+    # would not need `offset` either, but without it the digests of old runs would change.
     share: float = field(default=1.0, repr=False)
 
     @property
-    def is_one_file(self) -> bool:
-        """Whether `exposures` says which planes of one file belong to each frame of a clip."""
+    def has_exposures(self) -> bool:
+        """Whether the option `spike.exposure` says which planes of one file belong to a frame."""
         return self.exposures is not None
 
     def table(self, clip: str) -> Exposures | None:
@@ -439,23 +449,27 @@ class Timing:
     def frames(self, clip: str, planes: int) -> int:
         """Return how many frames the one file of a clip holds.
 
-        These are the rows of `spike.exposure`, or the exposures that end within `planes` planes.
+        With `rows`, the number of rows. Without, the number of exposures that end within the file.
         Returns at least 1, even if the first exposure does not fit: `span` then refuses this frame
         with a message.
+
+        planes: number of planes in the file.
         """
         table = self.table(clip)
         if table is None:
             return 1
         if table.rows:
             return len(table.rows)
-        # Begin with the periods between the end of the first exposure and the end of the file. E.g.
-        # exposures of 20 planes with a period of 25 in a file of 100 planes: 80 / 25 -> 3. They end
-        # at 20, 45, 70, 95, so 4 frames is right.
+        # A lower bound of the number: the periods between the end of the first exposure and the end
+        # of the file. E.g. a file has 100 planes, and exposures of 20 planes begin every 25 planes.
+        # 80 planes are left after the first exposure, which are 3 periods. A division alone would
+        # not do, because starts are rounded to planes. And without the bound, the loop below would
+        # take long for a file of a billion planes.
         first, count = table.planes_of(0, self.offset)
         planes_after_first = planes - first - count
         frames = max(int(planes_after_first / table.period), 1)
-        # This number may be too small. Add frames as long as the next exposure ends within the
-        # file. A division alone would not do, because starts are rounded to planes.
+        # Add frames as long as the next exposure ends within the file. In the example, exposures 0
+        # to 4 end at the planes 20, 45, 70, 95 and 120. Exposure 3 fits, 4 does not: 4 frames.
         while True:
             first, count = table.planes_of(frames, self.offset)
             if first + count > planes:
@@ -595,7 +609,7 @@ class Timing:
 
     def _outside(self, clip: str, frame: int, first: int, end: int, planes: int) -> DataError:
         """Return the refusal of a frame if its file lacks some of the planes first ... end - 1."""
-        keys = "spike.exposure" if self.is_one_file else "spike.first, spike.count"
+        keys = "spike.exposure" if self.has_exposures else "spike.first, spike.count"
         shift = f", time offset {self.offset:g}" if self.offset else ""
         needs = f"frame {frame} of clip {clip} needs planes {first} to {end - 1} ({keys}{shift})"
         return DataError(

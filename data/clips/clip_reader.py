@@ -403,7 +403,7 @@ def _check_spikes(
     # Without spike.exposure, the times of the frames say which planes belong to which frame. If the
     # frames last for different times, they have different numbers of planes. The user may not
     # expect this, so warn.
-    is_divided_by_times = is_one_file and not spikes.timing.is_one_file
+    is_divided_by_times = is_one_file and not spikes.timing.has_exposures
     if is_divided_by_times and not times.is_even:
         text = MISSING_FRAMES if times.missing else FRAMES_OF_DIFFERENT_TIMES
         logger.warning("spikes of %s: %s", clip.name, text)

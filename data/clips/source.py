@@ -174,7 +174,7 @@ class Source:
         if self.spikes is None or not self.dataroot_spike:
             return False
         # `timing` holds the option spike.exposure.
-        if self.spikes.timing.is_one_file:
+        if self.spikes.timing.has_exposures:
             return True
         return self.is_user_clip and not os.path.isdir(self.dataroot_spike)
 
