@@ -67,8 +67,8 @@ class Formula:
     # [0, 1]. channels are (S, H, W). The frame is (H, W, 3) float32 in [0, 1].
     picture: Callable[[np.ndarray, np.ndarray], np.ndarray]
     is_grey: bool  # whether the frame has no colour; it is then scored on grey values
-    # `spike.gamma` with which the channels are made: light^(1 / gamma). 1 means linear light, and
-    # DISPLAY_GAMMA (2.2) means display values.
+    # The channels hold light^(1 / gamma). With gamma 1 they are linear light, with DISPLAY_GAMMA
+    # (2.2) display values. The method sets the option `spike.gamma` to this value.
     gamma: float
 
 
@@ -82,7 +82,12 @@ GREY = Formula(picture=_first_channel, is_grey=True, gamma=DISPLAY_GAMMA)
 # `exposure_estimate` multiplies the linear light of the blurry frame by a ratio of two channels. So
 # the channels must be linear light, too: gamma 1.
 EXPOSURE = Formula(picture=exposure_estimate, is_grey=False, gamma=1.0)
-METHODS = {"tfp": GREY, "tfi": GREY, "tfstp": GREY, "exposure": EXPOSURE}
+METHODS = {
+    "tfp": GREY,  # texture from playback: spikes per plane in a window
+    "tfi": GREY,  # texture from interval: planes between two spikes
+    "tfstp": GREY,  # texture from short-term plasticity: a model of synapses
+    "exposure": EXPOSURE,
+}
 
 
 def method_options(section: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,8 +96,8 @@ def method_options(section: Mapping[str, Any]) -> dict[str, Any]:
     section: {"type": name of the method, ...}.
     Raises OptionError for an unknown method, and for options that make several pictures.
     """
-    # The message names all methods that a user can choose. `joint` is not in METHODS, because it is
-    # no formula. data/motion/method.py has this method.
+    # The message also names `joint`, which a user can choose, too. It is not in METHODS, because it
+    # is no formula but `JointMethod` in data/motion/method.py.
     name = section["type"]
     if name not in METHODS:
         raise OptionError(
@@ -101,6 +106,7 @@ def method_options(section: Mapping[str, Any]) -> dict[str, Any]:
             expected=f"one of {', '.join(METHODS)}, or joint",
             do="choose one",
         )
+    # E.g. method.num_bins=4 would make four pictures.
     refused = [f"method.{key}" for key in KEYS_OF_SEVERAL_PICTURES if key in section]
     if refused:
         raise OptionError(
@@ -110,7 +116,8 @@ def method_options(section: Mapping[str, Any]) -> dict[str, Any]:
             do="remove it",
         )
     options = REPRESENTATIONS.resolve(section, "method").plain()
-    # The result is not needed. The call raises an error if options contradict one another.
+    # The number of channels is not needed here. But `channels_of` raises an error if options
+    # contradict one another.
     channels_of(options)
     # `resolve` has added the defaults of these keys. A user cannot set the keys, so the report and
     # the stored settings must not list them.
@@ -131,15 +138,15 @@ class Reconstruction:
     # Number of sharp frames for each blurry one.
     instants = 1
 
-    def __init__(self, representation: dict[str, Any], center_frame_only: bool) -> None:
+    def __init__(self, options: dict[str, Any], center_frame_only: bool) -> None:
         """Make the method.
 
-        representation: the options that `method_options` has completed.
+        options: what `method_options` returned, e.g. {"type": "tfp", "half_window": 10}.
         center_frame_only: whether only the middle frame of a clip is restored.
         """
-        self.representation = representation
+        self.options = options
         self.center_frame_only = center_frame_only
-        self.formula = METHODS[representation["type"]]
+        self.formula = METHODS[options["type"]]
         self.is_grey = self.formula.is_grey
 
     def settings(self) -> dict[str, Any]:
@@ -148,15 +155,15 @@ class Reconstruction:
         E.g. {"method": {"type": "tfp", "half_window": 10, ...}, ...}. A repeated test
         continues stored results only if they are equal.
         """
-        return {"method": self.representation, "center_frame_only": self.center_frame_only}
+        return {"method": self.options, "center_frame_only": self.center_frame_only}
 
     def protocol(self) -> dict[str, str]:
         """Return the method in words, for the report, e.g. {"method": "tfp (half_window 10)"}."""
-        options = []
-        for key, value in self.representation.items():
+        parameters = []
+        for key, value in self.options.items():
             if key != "type" and value is not None:
-                options.append(f"{key} {value}")
-        words = {"method": f"{self.representation['type']} ({', '.join(options)})"}
+                parameters.append(f"{key} {value}")
+        words = {"method": f"{self.options['type']} ({', '.join(parameters)})"}
         if self.is_grey:
             words["colour"] = "none: scored on the luma of the sharp frame alone (PSNR-Y, SSIM-Y)"
         if self.center_frame_only:
@@ -201,7 +208,7 @@ def spike_section(section: Any, method: Reconstruction, recorded: float | None) 
     warning says so.
     """
     set_by_method = {
-        "representation": method.representation,
+        "representation": method.options,
         "gamma": method.formula.gamma,
         "resize": "bilinear",  # smooth pictures; "nearest" is for raw planes of 0 and 1
         "context": 0,  # no method uses planes outside of the exposure

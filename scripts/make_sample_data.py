@@ -361,10 +361,11 @@ def write_clips(root: Path, size: Size, seed: int, instants: int) -> None:
     def make(clip: tuple[int, str, int]) -> None:
         split_number, split, index = clip
         # A generator for each clip, so that a clip does not depend on the other clips, nor on which
-        # of them is made first.
+        # clip is made first. Another generator would change the files, and so their digest.
         rng = published_stream(seed, split_number, index)
         write_clip(root, size, split, index, rng, instants)
 
+    # Each thread takes one clip at a time (at_once).
     made = mapped(make, clips, at_once=1, threads=usable_cores())
     for _ in tracked(made, len(clips), "making", "clips"):
         pass  # `tracked` shows the progress
@@ -380,7 +381,7 @@ def write_clip(
 ) -> None:
     """Write the frames and the spikes of one clip.
 
-    The scene draws from `rng` first, then the sensor. This order is part of the made files.
+    The scene draws from `rng` first, then the sensor. Another order would change the files.
 
     split: "train" or "test".
     index: number of the clip in its split.
@@ -389,7 +390,10 @@ def write_clip(
     clip = f"{split}/{size.name.upper()}{index:02d}_{split}"
     spikes = root / SPIKES / clip / "spike"
     spikes.mkdir(parents=True)
-    scene = size.scene(rng, size.frames * PLANES, index)
+    # scene(plane) -> linear light (side, side, 3). The scenes of scripts/demo.py depend on the
+    # number of the clip.
+    number_of_planes = size.frames * PLANES
+    scene = size.scene(rng, number_of_planes, index)
     # The sensor sees the grey scene at half resolution. It keeps its charge from frame to frame.
     half = size.side // 2
     sensor = simulate.IntegrateAndFire(half, half, rng=rng, **SENSOR)
@@ -431,7 +435,7 @@ def write_info(root: Path, size: Size, seed: int, instants: int) -> None:
         "rate": SENSOR["rate"],
         "light": "linear",
         "gt_plane": GT_PLANE,
-        "gamma": 2.2,
+        "gamma": 2.2,  # of the pictures
         # How the set was made, for `check_made`.
         "seed": seed,
         "version": size.version,
@@ -440,6 +444,7 @@ def write_info(root: Path, size: Size, seed: int, instants: int) -> None:
     }
     if instants:
         about["instants"] = instant_planes(instants)
+    # Sets of the sample are older than this key. Without it, they stay as they are.
     if size.name != "sample":
         about["size"] = size.name
     (root / INFO).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")

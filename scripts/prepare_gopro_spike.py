@@ -217,23 +217,21 @@ def read_recipe(command: argparse.Namespace) -> Recipe:
             expected=e.expected,
             do="correct it",
         ) from None
-    # Only called because it refuses an unknown rig. Any name of a clip would do.
-    recipe.rig_of("")
+    recipe.refuse_unknown_rig()
     return recipe
 
 
 def refuse_numbers(command: argparse.Namespace) -> None:
     """Raise OptionError for a number that is out of range, or does not fit another number."""
-    # The sharp frame is the middle one of the averaged frames, so their number is odd. A rig needs
-    # no middle frame, because it has the light between the frames, too. Without --average the
-    # recipe chooses the number.
+    # Without a rig, the sharp frame is the middle frame of the averaged frames, so their number is
+    # odd. 0 lets the recipe choose the number.
     has_even_average = bool(command.average) and command.average % 2 == 0
-    refuse_if(
-        command.rig == "none" and has_even_average, "--average", command.average, "an odd number"
-    )
-    # The middle instant is the sharp frame.
+    if not command.recipe.has_rig:
+        refuse_if(has_even_average, "--average", command.average, "an odd number")
+    # The middle instant is the sharp frame, so the number of instants is odd. 0: no instants.
     has_even_instants = bool(command.instants) and command.instants % 2 == 0
     refuse_if(has_even_instants, "--instants", command.instants, "0, or an odd number")
+    # A crop is cut from the scaled source, whose shorter side is --side.
     refuse_if(command.crop > command.side, "--crop", command.crop, f"at most --side {command.side}")
     refuse_if(command.workers < 1, "--workers", command.workers, "at least 1")
     is_share = 0 <= command.test_share < 1
@@ -248,13 +246,17 @@ def refuse_if(is_wrong: bool, flag: str, value: Any, expected: str) -> None:
 
 def refuse_without_effect(command: argparse.Namespace) -> None:
     """Raise OptionError for a setting that has no effect with a rig, or without one."""
-    has_rig = command.recipe.has_rig
-    unused = prepare.ONLY_WITHOUT_RIG if has_rig else prepare.ONLY_WITH_RIG
-    for name in sorted(unused):
+    if command.recipe.has_rig:
+        without_effect = prepare.ONLY_WITHOUT_RIG
+        case = "with --rig"
+    else:
+        without_effect = prepare.ONLY_WITH_RIG
+        case = "without --rig"
+    for name in sorted(without_effect):
         if getattr(command, name) != Recipe.model_fields[name].default:
             flag = f"--{name.replace('_', '-')}"
             raise OptionError(
-                what=f"{flag} has no effect {'with' if has_rig else 'without'} --rig",
+                what=f"{flag} has no effect {case}",
                 where=flag,
                 expected="settings with an effect",
                 do=f"drop {flag}",
@@ -265,15 +267,21 @@ def refuse_without_effect(command: argparse.Namespace) -> None:
 
 
 def find_jobs(command: argparse.Namespace) -> list[Job]:
-    """Return every clip to make. With a rig, these are the parts of a source that it can record.
+    """Return a job for every clip to make.
+
+    A source is a video, a folder of images or a photograph. Without a rig, a source becomes one
+    clip. With a rig, it becomes several clips: the cuts of the source that the rig can record.
 
     Raises OptionError if --leave-out names an unknown clip or all clips, and DataError if a rig can
     record no source.
     """
     recipe = command.recipe
-    raw = prepare.find_raw_clips(command.source, recipe.has_rig)
-    splits = choose_splits(raw, command.test_share, command.out)
-    jobs = [Job(clip.name, splits[clip.name], clip, command.out) for clip in raw]
+    sources = prepare.find_raw_clips(command.source, recipe.has_rig)
+    splits = choose_splits(sources, command.test_share, command.out)
+    jobs = []
+    for source in sources:
+        split = splits[source.name]
+        jobs.append(Job(source.name, split, raw=source, out=command.out))
     if recipe.has_rig:
         jobs = cut_jobs(jobs, command)
 
@@ -298,14 +306,15 @@ def find_jobs(command: argparse.Namespace) -> list[Job]:
 
 
 def cut_jobs(jobs: list[Job], command: argparse.Namespace) -> list[Job]:
-    """Return a job for each part of a source that a rig can record.
+    """Return a job for each cut of a source that a rig can record.
 
-    Prints which sources the rig cannot record, and leaves them out. Raises DataError if none is
-    left.
+    Prints which sources the rig cannot record, and leaves them out. Raises DataError if no source
+    is left.
 
     jobs: a job for each source
     """
     calls = [(job.raw, command.recipe) for job in jobs]
+    # For each source: the list of its cuts, or the DataError that says why it has none.
     results = run_counted(command.workers, prepare.cuts_of, calls, "cutting", "clips")
     cut_jobs_of_all = []
     for job, result in zip(jobs, results, strict=True):

@@ -337,8 +337,9 @@ class ClipCheck:
 
         wanted: all frames of the clip. names: the name of each frame.
         """
-        for kind, stems in self.stems.items():
-            missing = [names[key] for key in wanted - stems.keys()]
+        for kind, stems in self.stems.items():  # e.g. "lq", {key of a frame: stem}
+            missing_keys = wanted - stems.keys()
+            missing = [names[key] for key in missing_keys]
             if not missing:
                 continue
             missing.sort(key=natural_key)
@@ -349,8 +350,8 @@ class ClipCheck:
     def _shown_ending(self, kind: str) -> str:
         """Return the ending with which a message shows missing files of a kind, e.g. ".png".
 
-        It is the ending of a file that is there. An LMDB has keys such as "clip_a/000046", without
-        an ending. Then it is the first ending that files of this kind may have.
+        The result is the ending of a file that exists. An LMDB has keys such as "clip_a/000046",
+        without an ending. Then the result is the first ending that files of this kind may have.
         """
         a_file = next(iter(self.found[kind].values()))
         _, ending = os.path.splitext(a_file.path)
@@ -373,14 +374,19 @@ class ClipCheck:
             self._report(f"frame numbers jump at {names_in_short(gaps)}", "lq")
 
     def _report_odd_names(self, keys: Sequence[FrameKey]) -> None:
-        """Report names that do not follow the option filename_tmpl, a format such as "08d"."""
+        """Report names that do not follow the option filename_tmpl, a format such as "08d".
+
+        keys: the frames of the clip.
+        """
         template = self.source.filename_tmpl
         if not template:
             return
         for kind, stems in self.stems.items():
             odd_names = []
             for key in keys:
-                stem = stems.get(key, "")
+                if key not in stems:
+                    continue  # `_report_missing` has reported this file
+                stem = stems[key]
                 # With the template "08d", the name "47" is wrong, because it should be "00000047".
                 # Names that are more than a number do not follow a template, and are accepted.
                 if stem.isdecimal() and format(int(stem), template) != stem:
@@ -391,16 +397,19 @@ class ClipCheck:
                 self._report(f"{what}: {shown}", kind)
 
     def _report_other_numbers(self) -> bool:
-        """Report kinds of files that number or name the same frames in another way than lq.
+        """Report kinds of files that have other numbers, or other text around them, than lq.
 
-        For example, lq has the numbers 0, 1, 2 and gt has 1, 2, 3. Then the user must rename files,
-        and a message about missing files would mislead. Returns whether there are such kinds.
+        For example, lq has the files 0, 1, 2 and gt has 1, 2, 3, or lq has im1, im2 and gt has
+        frame1, frame2. Then the user must rename files, and a message about missing files would
+        mislead. Returns whether there are such kinds.
         """
         # Compare the distances of the numbers from the first number. They are [0, 1, 2] both for
         # the numbers 0, 1, 2 and for 1, 2, 3.
         first_keys = {}  # {kind: key of its first frame}
         distances = {}  # {kind: distance of each number from the first number}
         for kind, stems in self.stems.items():
+            # Made again from the names, because the keys of `stems` may be whole names, without a
+            # number (`_find_stems`).
             keys = sorted(frame_key(stem) for stem in stems.values())
             first = keys[0]
             texts = {(key.before, key.after) for key in keys}
@@ -432,17 +441,20 @@ class ClipCheck:
             what = f"{kind} counts from {name}, lq from {lq_name}"
         else:
             what = f"{kind} has the name {name} where lq has {lq_name}"
+        # Whether both names mean the same frame, only the user knows.
         do = "give the files of one frame the same name, if both begin with the same frame"
         self._report(what, kind, do)
 
     # ---- Spikes -----------------------------------------------------------------------------
 
     def _find_spikes(self, keys: Sequence[FrameKey], stems: Sequence[str]) -> _FoundSpikes:
-        """Return the spike files and the planes of the frames. keys, stems: the frames.
+        """Return the spike files and the planes of the frames.
 
         If one file holds the planes of all frames, the times of the frames say which planes belong
-        to which frame. A user's clip may have known times. Otherwise the names of the frames may be
-        times, e.g. "432.033333".
+        to which frame. The source knows the times of a user's clip, e.g. from a film. Without them,
+        the times are the names of the frames, if these are times such as "432.033333".
+
+        keys: the frames in the order of time. stems: the name of each.
         """
         times = None
         if self.has_one_spike_file:

@@ -177,11 +177,16 @@ class Recipe(Section):
             without_effect.add("instants")
         return {key: value for key, value in self.plain().items() if key not in without_effect}
 
+    def refuse_unknown_rig(self) -> None:
+        """Raise OptionError if --rig names no rig."""
+        # Any name of a clip would do, because the name only changes the random numbers of a rig.
+        self.rig_of("")
+
     def rig_of(self, clip: str) -> Rig:
         """Return the rig that records a clip.
 
         Without --rig, there is no second camera. Then the result describes the simulated sensor
-        alone. The program reads only the fields `rate` and `light` of it, for dataset.json.
+        alone, and the program reads only its fields `rate` and `light`, for dataset.json.
         Raises OptionError if --rig names no rig.
         """
         if self.has_rig:

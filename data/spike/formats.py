@@ -384,7 +384,10 @@ def _check_array(array: ArrayFile, path: PathLike, geometry: SpikeGeometry) -> N
 
 
 def _has_shape(shape: tuple[int, ...], geometry: SpikeGeometry) -> bool:
-    """Return whether an array has the shape (T >= 1, h, w), with or without head columns."""
+    """Return whether an array has the shape (T >= 1, h, w) of planes, or of whole sensor lines.
+
+    A sensor line may be longer than a row of the plane: head columns without image follow the row.
+    """
     if len(shape) != 3:
         return False
     planes, height, width = shape
@@ -411,7 +414,8 @@ def _map_bytes(path: PathLike) -> np.ndarray:
         # Mapping a folder fails with a text that does not name the cause. Say that it is a folder.
         if os.path.isdir(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path)) from None
-        # A pipe or a device has no planes.
+        # A pipe or a device has no planes. The caller refuses 0 bytes, and names the size that it
+        # expected.
         if not os.path.isfile(path):
             return np.empty(0, np.uint8)
         raise
@@ -437,8 +441,11 @@ def count_planes(
 ) -> int:
     """Return the number of planes in a file.
 
-    For packed planes in raster order, the number follows from the size of the file, so the file is
-    not opened. size: size of the file in bytes, if the caller knows it already.
+    For packed planes in the layout "raster", the number follows from the size of the file, so the
+    file is not opened. An array says its number of planes in its header. In the layout "sps100",
+    the planes begin at a byte that must be found in the content.
+
+    size: size of the file in bytes, if the caller knows it already.
     Raises SpikeFileError.
     """
     if is_array(path) or geometry.layout != "raster":
