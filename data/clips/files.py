@@ -201,6 +201,7 @@ class Folder(Mapping[str, FileEntry]):
         return dict(zip(self.stems, files, strict=True))
 
     def __getitem__(self, stem: str) -> FileEntry:
+        """Return one file. Looks up all files of the clip, so call `entries` for several files."""
         return self.entries()[stem]
 
     def __iter__(self) -> Iterator[str]:
@@ -246,8 +247,8 @@ class State(NamedTuple):
 
     # Changes when an entry is added, removed or renamed. A program can set it back: `cp -a` does.
     mtime_ns: int
-    # Set by the system alone, so copied data have another ctime. So a stored state that was copied
-    # together with the data never equals the state of the copy.
+    # Set by the system alone: the files of a copy get the time of the copying. So a stored state
+    # that was copied together with the data never equals the state of the copy.
     ctime_ns: int
 
 
@@ -265,7 +266,7 @@ class Listing(dict[str, Folder]):
 
 
 def state_of(path: str) -> State:
-    """Return the state of a folder or file. Raises OSError."""
+    """Return the two times of change of a folder or file. Raises OSError."""
     about = os.stat(path)
     return State(about.st_mtime_ns, about.st_ctime_ns)
 
@@ -276,8 +277,8 @@ def reading(
 ) -> Generator[None]:
     """Turn an OSError in the `with` block into a DataError with the system's reason.
 
-    path: the file that is named if the system's error names none. expected, do: texts of the
-    DataError, with a usual text for the file of a clip.
+    path: the file that the DataError names if the system's error names none.
+    expected, do: texts of the DataError. The defaults fit a file of a clip.
     """
     try:
         yield
@@ -306,8 +307,8 @@ def entry_of(path: str) -> FileEntry:
 def stamp(file: str) -> tuple[int, int]:
     """Return (size, time of change in ns) of a file.
 
-    For a file in an LMDB: size and time of the LMDB. Returns (0, 0) if the file is not on this
-    machine, because callers compare stamps and do not read the file.
+    For a file in an LMDB, size and time are those of data.mdb. Returns (0, 0) if the file is not on
+    this machine: callers only compare stamps, so a missing file is no error for them.
 
     The result must stay a plain tuple: names of stored calibrations are made from its repr
     (data/cameras/self_calibration.py).
@@ -341,10 +342,10 @@ def list_root(
     clips "<folder>/<clip>".
 
     folder: name of the folder within a clip, e.g. "blur".
-    suffixes: endings of the files' names, e.g. (".png", ".jpg"). A clip has files with the first
-    ending that fits any of them.
-    single_files: whether a file directly in the root is a clip, too, e.g. <root>/clip_a.dat. A
-    folder of the same name with files counts more.
+    suffixes: endings of the files' names, e.g. (".png", ".jpg"). If a clip has files with several
+    of these endings, only the files with the earliest ending are listed.
+    single_files: whether a file directly in the root is a clip, too, e.g. <root>/clip_a.dat. If a
+    folder <root>/clip_a has files, the folder is the clip.
     names: list only these clips. A name such as "a/b" is looked up in the folder "a" of the root.
     None: every clip.
     Raises DataError if the root cannot be read or holds no clip, and for names that cannot be used
@@ -360,8 +361,8 @@ def list_root(
     for clip, files in listing.items():
         checked_name(clip, root)
         # The tests of a million stems take long. So the stems are only tested if a test can fail.
-        # Keys of an LMDB can hold anything. A name in a folder has no slash, so only an unprintable
-        # character could be refused, and one test of the joined names finds it.
+        # Keys of an LMDB can hold anything. The name of a file has no slash, so `checked_name` can
+        # only refuse an unprintable character, and one test of the joined names finds it.
         is_in_lmdb = files.lmdb_entries is not None
         if is_in_lmdb or not files.joined_names.isprintable():
             for stem in files.stems:
@@ -410,10 +411,12 @@ def _list_folders(
 def _add_single_files(
     listing: Listing, root: str, suffixes: tuple[str, ...], names: Sequence[str]
 ) -> None:
-    """Add a clip for each file of the root, if no clip with the stem of the file has files.
+    """Add a clip for each file of the root, if the listing has no files of this clip yet.
 
-    names: names of the files. If "a.dat" and "a.npy" are there, the file with the earlier suffix is
-    used.
+    E.g. "a.dat" becomes the clip "a", unless the folder "a" has files. If the root has both "a.dat"
+    and "a.npy", the file with the earlier suffix is used.
+
+    names: names of the files that lie directly in the root.
     """
     prefix = os.path.join(root, "")  # the root with a slash at its end
     for suffix in suffixes:
@@ -646,8 +649,8 @@ def _entries_of_keys(
     E.g. the key "clip_a/000000" is the file "000000" of "clip_a". The clip of a key without a slash
     is "". changed_ns: time of change of the LMDB.
     """
-    # Opening the database finds damage of the file as a whole, and says what is wrong. Damage
-    # within the file can end the process that reads it. So another process reads the sizes.
+    # Opening the database here finds damage of the file as a whole, and says what is wrong. Damage
+    # within the file can kill the process that reads it. So `lmdb_sizes` reads in another process.
     _environment(root)
     try:
         sizes = lmdb_sizes.sizes(root, keys)
@@ -856,8 +859,8 @@ def decode_bgr(encoded: bytes, path: str, size: tuple[int, int] | None = None) -
         refuse_header(header, path)
         _refuse_other_size(header.size, size, path)
 
-    # OpenCV would decode a part of a picture that is cut short. So OpenCV gets only pictures in
-    # which nothing is known to be wrong.
+    # OpenCV decodes what is there of a picture that is cut short, without an error. So OpenCV gets
+    # only pictures in which nothing is known to be wrong.
     image = None
     reason = _why_not_whole(encoded, header)
     if header is not None and not reason:
@@ -971,9 +974,10 @@ def _has_end(jpeg: bytes) -> bool:
 
 
 def image_size(path: str) -> tuple[int, int]:
-    """Return (height, width) of an upright image. Of a PNG, only the header is read.
+    """Return (height, width) of an upright image.
 
-    Images of other formats are decoded, so that the size is certain.
+    A PNG says its size in its header. Images of other formats are decoded, so that the size is
+    certain.
     """
     header = _png_header(path)
     if header is None:
@@ -1024,7 +1028,7 @@ def _loss_of_16_bits(content: bytes) -> str:
     are read.
     """
     bits = _bits_in_use(content)
-    if bits in (0, 16):  # unknown, or all of them
+    if bits in (0, 16):  # unknown, or all 16
         return "has 16 bits: they are cut to 8"
     # E.g. 12 bits: the largest value is 4095, and 16 times as much fills 16 bits.
     largest = 2**bits - 1
@@ -1071,10 +1075,10 @@ class FrameSource:
     data/reconstruct.py has the same attributes, and so must any other kind of source.
     """
 
-    # Of each frame: its file, and its name without an ending. The images of a folder are in the
-    # order of `files_in` ("2" before "10"). The frames of a video all have the path of the video.
+    # The file of each frame. The images of a folder are in the order of `files_in` ("2" before
+    # "10"). The frames of a video all have the path of the video.
     files: list[Path]
-    stems: list[str]
+    stems: list[str]  # the name of each frame, without an ending
     size: tuple[int, int]  # (H, W) of the first frame
     fps: float | None  # frames a second of a video; None for images
     # Time of each frame of a video in seconds. None for images.
@@ -1098,16 +1102,16 @@ class FrameSource:
         self.fps = None
         self.times = None
         self.pixel_aspect = SQUARE
-        # A file with any ending but the endings of images is tried as a video. If it is none,
-        # `VideoReader` names it in an error.
+        # A file without the ending of an image is tried as a video. `VideoReader` raises an error
+        # if the file is no video.
         self.is_video = not path.is_dir() and path.suffix.lower() not in IMAGE_SUFFIXES
         if self.is_video:
             self._open_video(go_on)
         else:
             self._list_images()
         self.size = self._size_of_first()
-        # The warnings come after the first frame was decoded, so that a damaged image gives an
-        # error and no warning.
+        # Warn only now. A damaged first image has raised an error above, and an error without
+        # warnings before it is easier to see.
         if not self.is_video:
             self._warn()
 
@@ -1179,8 +1183,8 @@ def files_in(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Pat
     for path in folder.iterdir():
         if path.suffix.lower() in suffixes and not path.name.startswith("."):
             found.append(path)
-    # `order` is a function stem -> sort key. It is made from all stems, because one stem that is no
-    # number changes the order of all stems.
+    # `order` is a function: stem -> sort key. `order_of` needs all stems to make it, because a
+    # single stem that is no number makes the order of all stems the natural order.
     order = order_of(path.stem for path in found)
 
     def key_of(path: Path) -> tuple[Any, Any]:
