@@ -177,9 +177,7 @@ def _evidence(change: np.ndarray, light: np.ndarray) -> tuple[float, np.ndarray]
 
     change: (h, w), by how much each pixel changes in a way. light: (h, w), its spikes per plane.
     """
-    light_around = _blurred(light, LIGHT_AROUND)
-    # Without any light around, there is no change either, so any divisor will do.
-    light_around = np.where(light_around > 0, light_around, 1)
+    light_around = _light_around(light)
     # The change that all pixels around have in common is a share of their light. This share of the
     # light of a pixel is taken out.
     common = _blurred(change, LIGHT_AROUND) / light_around
@@ -199,6 +197,14 @@ def _evidence(change: np.ndarray, light: np.ndarray) -> tuple[float, np.ndarray]
     return whole, around
 
 
+def _light_around(light: np.ndarray) -> np.ndarray:
+    """Return the mean light around each pixel, (h, w), above 0."""
+    light_around = _blurred(light, LIGHT_AROUND)
+    # Where no pixel around has a spike, nothing changes either. What is divided by this number is
+    # 0 there, so any number will do.
+    return np.where(light_around > 0, light_around, 1)
+
+
 def _sum_of_neighbours(values: np.ndarray) -> np.ndarray:
     """Return the weighted sum of the neighbours of each pixel (h, w), without the pixel itself.
 
@@ -215,32 +221,37 @@ def _sum_of_neighbours(values: np.ndarray) -> np.ndarray:
 def _product_of_noise(
     change: np.ndarray, light: np.ndarray, light_around: np.ndarray
 ) -> np.ndarray:
-    """Return the mean of a change times the sum of the changes of its neighbours, if nothing moves.
+    """Return what `change` times the sum of its neighbours is in the mean if nothing moves, (h, w).
 
-    Returns (h, w). The changes of two neighbours i and j have noise of their own. But the common
+    The noise of a pixel has nothing in common with the noise of its neighbours. But the common
     change, of which a share was taken out of both, contains the noise of both and of all others. So
-    their product is slightly negative in the mean. With L the light, M the light around, g the
-    weights of M, and v the variance of a change before, this mean is
+    the product of two neighbours i and j is slightly negative in the mean:
 
         - g_ij (L_i v_j / M_i + L_j v_i / M_j) + L_i L_j / (M_i M_j) sum over k of g_ik g_jk v_k
 
-    Here g_ij is taken as g_ii, because neighbours are near, and v as a share of the light: the
-    share of the squares of the changes around.
+    with L the light, M the light around, g the weights of M, and v the variance of a change. This
+    is made simpler in two ways. Neighbours are near, so g_ij is about g_ii, M_j about M_i, and so
+    on. And the variance is about proportional to the light: v_i = V L_i / M_i, with V the mean of
+    the squares of the changes around. With N the weighted sum of L over the neighbours, this gives
+
+        (sum over k of g_ik^2 - 2 g_ii) V L_i N_i / M_i^2
+
+    change, light, light_around: (h, w) each.
     """
-    rows = _weights_along(len(change))
-    columns = _weights_along(change.shape[1])
-    own = np.outer(rows.of_itself, columns.of_itself)  # g_ii
-    squares = np.outer(rows.squares, columns.squares)  # sum over k of g_ik^2
-    variance_around = _blurred(change**2, LIGHT_AROUND)
-    of_light = light * _sum_of_neighbours(light) / light_around**2
-    return (squares - 2 * own) * variance_around * of_light
+    rows = _weights_along(light.shape[0])
+    columns = _weights_along(light.shape[1])
+    g_own = np.outer(rows.of_itself, columns.of_itself)  # g_ii, (h, w)
+    g_squares = np.outer(rows.squares, columns.squares)  # sum over k of g_ik^2, (h, w)
+    V = _blurred(change**2, LIGHT_AROUND)
+    N = _sum_of_neighbours(light)
+    return (g_squares - 2 * g_own) * V * light * N / light_around**2
 
 
 class Weights(NamedTuple):
-    """What the mean around a pixel (`_blurred` by LIGHT_AROUND) is made of, along one axis."""
+    """The weights of the mean around a pixel (`_blurred` by LIGHT_AROUND), along one axis."""
 
-    of_itself: np.ndarray  # (n,): the weight of the pixel itself
-    squares: np.ndarray  # (n,): the sum of the squares of all weights
+    of_itself: np.ndarray  # (n,): for each pixel, the weight of the pixel itself
+    squares: np.ndarray  # (n,): for each pixel, the sum of the squares of all weights
 
 
 def _weights_along(length: int) -> Weights:
