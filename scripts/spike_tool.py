@@ -1,21 +1,22 @@
 #!/usr/bin/env python3
 """Inspect spike files, look at them, and make them from images or video.
 
-info FILE       which height and width the file most likely has. It lists the sizes that the length
-                of the file allows, ranked by the smoothness of the image that each size gives,
-                what speaks against each size, the bit order, and firing rates. With --picture (a
-                frame of the same time) it tries the sizes of the frame's shape only, and finds the
-                rate, the light that the spikes integrate, and the order of the rows
-view FILE       are the rows flipped or not? the mean image as read and flipped, side by side
-play FILE       a video: the single planes beside their reconstruction
+info FILE       say which height and width the file most likely has. The length of the file allows
+                some sizes. They are listed with the smoothest image first. The list says what
+                speaks against each size. Then follow the bit order and the firing rates.
+                With --picture (a frame of the same time) only sizes of the frame's shape are
+                tried. The frame also shows the rate, the light that the spikes integrate, and the
+                order of the rows
+view FILE       show the mean image as read and flipped, side by side: are the rows flipped or not?
+play FILE       make a video of the single planes beside their reconstruction
 recon FILE --planes 100 200
-                the reconstruction (--method tfp, tfi or tfstp) at these planes: a picture, a
+                reconstruct the image at these planes (--method tfp, tfi or tfstp), as a picture, a
                 folder or a video
 convert FILE OUT
-                write the planes in the format of OUT's suffix (.dat, .bin, .npy, .npz), a part of
-                the file at a time
+                write the planes in the format of OUT's suffix (.dat, .bin, .npy, .npz). Files of
+                any length fit, because only a part of the file is in memory
 simulate INPUT OUT.dat
-                a folder of images, an image or a video -> one .dat
+                write one .dat with the spikes of a folder of images, an image or a video
 
     python scripts/spike_tool.py play capture.dat --size 250 400 --tick-hz 20000 --out capture.mp4
     python scripts/spike_tool.py recon capture.dat --planes 150 --out plane150.png \
@@ -195,8 +196,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add_output(
         action,
         "recon",
-        "one plane: the image; several: .png shows them side by side, a folder gets one .png each, "
-        ".mp4 a video",
+        "one plane gives an image; several planes give a .png with the images side by side, a "
+        "folder with a .png for each plane, or a video (.mp4)",
     )
     add_method(action)
     action.add_argument(
@@ -204,7 +205,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         type=int,
         nargs="+",
         metavar="N",
-        help="the first is 0; default: the one in the middle",
+        help="numbers of the planes, from 0; default: the plane in the middle of the file",
     )
 
     action = actions.add_parser("play")
@@ -216,7 +217,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     action.add_argument(
         "--step",
         type=int,
-        help=f"planes per video frame; default: 1, or more for at most {MOST_FRAMES} frames",
+        help=f"planes per video frame; default: as few as give at most {MOST_FRAMES} frames",
     )
 
     action = actions.add_parser("convert")
@@ -231,8 +232,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     action.set_defaults(run=simulate_stream)
     add_simulation(action)
 
-    # argparse cannot take the overrides method.key=value after a file and options. So it returns
-    # them as unknown words, and we check them here.
+    # argparse cannot read the words method.key=value behind a file and options. So
+    # `parse_known_args` returns these words as unknown, and they are checked here.
     command, command.overrides = parser.parse_known_args(arguments)
     can_override = command.action in ("recon", "play")
     wrong = command.overrides
@@ -256,8 +257,8 @@ def add_geometry(parser: argparse.ArgumentParser) -> None:
         type=int,
         nargs=2,
         metavar=("H", "W"),
-        help="size of a spike plane; default: an array tells its size, else dataset.json tells it, "
-        "else a size that fits the file is taken",
+        help="size of a spike plane; default: the size of the array, else the size in "
+        "dataset.json, else the size of a known camera that fits the file",
     )
     parser.add_argument(
         "--head-columns",
@@ -266,15 +267,24 @@ def add_geometry(parser: argparse.ArgumentParser) -> None:
         help="number of head columns of a plane, which hold no pixels (default: %(default)s)",
     )
     parser.add_argument(
-        "--bit-order", choices=("little", "big"), default="little", help="first pixel of a byte"
+        "--bit-order",
+        choices=("little", "big"),
+        default="little",
+        help="whether the first pixel of a byte is its least significant bit (little) or its most "
+        "significant bit (big); default: %(default)s",
     )
     parser.add_argument(
-        "--layout", choices=("raster", "sps100"), default="raster", help="of packed planes"
+        "--layout",
+        choices=("raster", "sps100"),
+        default="raster",
+        help="how the lines of a packed plane are stored; sps100: as the camera SPS100 does "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--no-flip",
         action="store_true",
-        help="rows are stored top first (default: dataset.json, else bottom first)",
+        help="the top row of a plane comes first in the file (default: as dataset.json says, else "
+        "the bottom row)",
     )
 
 
@@ -287,17 +297,18 @@ def add_output(parser: argparse.ArgumentParser, name: str, output: str) -> None:
         "--out",
         type=Path,
         help=f"{output}; default: the name of FILE with _{name}{DEFAULT_SUFFIX[name]}, in the "
-        "current folder, or in a temporary folder if the current one is the repository",
+        "current folder, or in a temporary folder if the current folder is the repository",
     )
     parser.add_argument(
         "--rate",
         type=float,
-        help="spikes per plane at full light; default: dataset.json, else bright pixels are white",
+        help="spikes per plane at full light; default: the rate in dataset.json, else the "
+        "brightest half percent of the pixels is white",
     )
     parser.add_argument(
         "--light",
         choices=("linear", "display"),
-        help="what the sensor integrates; default: dataset.json, else linear",
+        help="what the sensor integrates; default: as dataset.json says, else linear",
     )
 
 
@@ -307,8 +318,8 @@ def add_method(parser: argparse.ArgumentParser) -> None:
         "--method",
         choices=GREY_METHODS,
         default="tfp",
-        help=f"as in main_test_vrt.py --method; tfstp sees the last {HISTORY} planes; default "
-        "%(default)s",
+        help=f"method of the reconstruction, as in main_test_vrt.py; tfstp sees the last {HISTORY} "
+        "planes (default: %(default)s)",
     )
     parser.add_argument("--tick-hz", type=float, help="planes per second, to show the time")
     parser.add_argument(
@@ -321,8 +332,12 @@ def add_method(parser: argparse.ArgumentParser) -> None:
 
 def add_range(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose the planes first ... first + count - 1."""
-    parser.add_argument("--first", type=int, default=0, help="plane")
-    parser.add_argument("--count", type=int, help="planes; default: to the end")
+    parser.add_argument(
+        "--first", type=int, default=0, help="number of the first plane (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--count", type=int, help="number of planes; default: all to the end of the file"
+    )
 
 
 def add_simulation(parser: argparse.ArgumentParser) -> None:
@@ -331,16 +346,25 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--planes-per-frame", type=int, default=8)
     parser.add_argument(
-        "--ratio", type=int, default=1, help="pixels of the input per spike pixel, each way"
+        "--ratio",
+        type=int,
+        default=1,
+        help="width of a spike pixel in pixels of the input (default: %(default)s)",
     )
     parser.add_argument(
-        "--method", choices=("flow", "linear"), default="flow", help="between the frames"
+        "--method",
+        choices=("flow", "linear"),
+        default="flow",
+        help="how the light between two frames is interpolated (default: %(default)s)",
     )
     parser.add_argument(
-        "--gamma", type=float, default=2.2, help="of the input; 1: integrate the display values"
+        "--gamma",
+        type=float,
+        default=2.2,
+        help="gamma of the input; 1: the sensor integrates display values (default: %(default)s)",
     )
     parser.add_argument("--seed", type=seed, default=0)
-    # Of simulate.IntegrateAndFire, which describes them.
+    # The arguments of simulate.IntegrateAndFire. Its docstring describes them.
     parser.add_argument("--rate", type=float, default=0.5)
     parser.add_argument("--shot-noise", type=float, default=0.0)
     parser.add_argument("--dark-rate", type=float, default=0.0)
@@ -396,7 +420,8 @@ def given_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry | N
         what = "a folder" if path.is_dir() else "cannot read: No such file or directory"
         raise DataError(what=what, where=str(path), expected="a spike file", do="correct the path")
 
-    # Read in any case, so that a damaged dataset.json is an error beside every file.
+    # Read dataset.json also for an array, which does not need it: a damaged dataset.json should be
+    # an error for each file beside it.
     about = nearest_info(path)
 
     # An array (.npy, .npz) knows its own size. It is not packed, so bit order does not matter.
@@ -439,8 +464,8 @@ def given_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry | N
 def is_flipped(path: Path, command: argparse.Namespace) -> bool:
     """Return whether the bottom row of a packed plane comes first in the file.
 
-    This is so for all known files, except for the files of the SPS100 camera. --no-flip and
-    dataset.json can deny it.
+    This is so for all known files, except for the files of the SPS100 camera. --no-flip or
+    dataset.json may say that the top row comes first.
     """
     if command.no_flip or command.layout != "raster":
         return False
@@ -924,8 +949,8 @@ def brightness(command: argparse.Namespace, rates: np.ndarray) -> dict[str, Any]
     rates: (h, w), spikes per plane of each pixel.
     """
     about = nearest_info(command.file)
-    # The guess for the rate at full light: all pixels but the brightest 0.5 % are at most white. It
-    # is above 0 also for a dark file, because the rates are divided by it.
+    # The guess for the rate at full light: all pixels but the brightest 0.5 % are at most white.
+    # The guess must be above 0 also for a dark file, because the rates are divided by it.
     brightest_rate = float(np.percentile(rates, 99.5))
     white = max(brightest_rate, 1e-6)
     # None, and 0, count as not given.
@@ -1110,7 +1135,7 @@ def convert(command: argparse.Namespace) -> None:
     if count is None:
         count = planes - command.first
 
-    # Print how the file is read, because a wrong size would be stored for good.
+    # Print how the file is read, so that the user notices a wrong size before the file is used.
     if formats.is_array(command.file):
         form = f"{stored.height} x {stored.width}, an array"
     elif command.size:
@@ -1122,8 +1147,8 @@ def convert(command: argparse.Namespace) -> None:
     for doubt in candidate.doubts(candidate):
         print(f"  warning: {doubt}")
 
-    # Some planes at a time, with a line that says how many are written. `len` tells `tracked` how
-    # many planes a block has.
+    # Each block holds some planes. `tracked` shows how many planes are written. It calls `len` to
+    # learn how many planes a block has.
     blocks = candidate.file.parts(command.first, count)
     blocks = tracked(blocks, count, "converting", "planes", len)
     formats.write_spikes(command.out, blocks, written)

@@ -47,7 +47,9 @@ import numpy as np
 from .simulate import DISPLAY_GAMMA, to_display, to_linear, window_light
 
 Numbers = tuple[int, ...] | list[int]
-# Number of spikes in the exposure that gives `relative` the confidence 1/2: n / (n + 4).
+# Number of spikes in the exposure that gives `relative` the confidence 1/2: n / (n + 4). With 4
+# spikes, the light of an exposure is known to about a quarter. The number must stay, because
+# trained networks expect it.
 SPIKES_OF_HALF_CONFIDENCE = 4.0
 
 
@@ -175,7 +177,7 @@ def represent(
         channels = np.ascontiguousarray(channels[::-1])
 
     if chosen.proportional and rate != 1.0:
-        # In place, which is safe because a representation returns a new array.
+        # Changed in place, which is safe because a representation returns a new array.
         channels *= np.float32(1.0 / rate)
     if chosen.proportional or chosen.is_ratio:
         channels = _with_gamma(channels, light, gamma)
@@ -552,8 +554,8 @@ def exposure_rates(
             raise ValueError(f"plane {center} has no planes around it within 1 to {planes - 1}")
         windows.append((start, stop))
 
-    # (h, w) each, the number of thresholds in a window. With fewer planes the sum is smaller, so
-    # divide by the planes.
+    # The light of a window, (h, w), summed over its planes, in spikes. A window with fewer planes
+    # has a smaller sum, so divide by the number of planes.
     lights = window_light(stream, windows)
     rates = []
     for light, (start, stop) in zip(lights, windows, strict=True):
@@ -623,8 +625,8 @@ def relative(
             f"{most_planes} planes are needed, whole or below 1, and num_bins {num_bins} >= 0"
         )
 
-    # Windows (start, stop) of the planes start ... stop - 1: the exposure, windows around the sharp
-    # frame, and equal parts of the exposure.
+    # Each window is (start, stop), with the planes start ... stop - 1. First come the windows
+    # around the sharp frame, then the equal parts of the exposure.
     first = center - half_exposure
     planes = 2 * half_exposure + 1
     exposure = (first, first + planes)
