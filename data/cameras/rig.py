@@ -3,7 +3,7 @@
 The two cameras may look from slightly different places, and have noise and other flaws. Rigs make
 clips for training (`scripts/prepare_gopro_spike.py --rig`) and tests with a known calibration.
 
-    rig = Rig.asked("random", rng)                # or a name in NAMED
+    rig = Rig.of_flag("random", rng)                # or a name in NAMED
     for blurry, sharp, spikes in rig.record(lights, planes=88, spike=(96, 96)):
         ...                                       # one frame interval
 
@@ -214,11 +214,12 @@ class Rig(RgbCamera):
         object.__setattr__(self, "mix", tuple(self.mix))
 
     @classmethod
-    def asked(cls, text: str, rng: np.random.Generator) -> "Rig":
+    def of_flag(cls, text: str, rng: np.random.Generator) -> "Rig":
         """Return the rig that the flag --rig names.
 
         text: a name in NAMED, or "random". Values of fields may follow: "rig,parallax=0,rate=0.2".
-        Raises OptionError.
+        rng: the generator of the rig "random", and of the seed of a named rig.
+        Raises OptionError for an unknown name or field, and for values that do not fit together.
         """
         name, *changes = text.split(",")  # "rig", and "parallax=0", "rate=0.2"
         try:
@@ -260,6 +261,7 @@ class Rig(RgbCamera):
         most_rolling = 1 / values["exposure"] - 1
         values["rolling"] = min(values["rolling"], most_rolling)
         values["jpeg"] = round(values["jpeg"])  # OpenCV needs a whole number
+        # Drawn last, so that the seed does not change the other values.
         return cls(**values, seed=int(rng.integers(2**31)))
 
     def matrix(self, spike: Size, rgb: Size) -> np.ndarray:

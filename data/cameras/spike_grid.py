@@ -55,12 +55,15 @@ LEAST_COVERAGE = 0.5
 # Largest condition number of a matrix that is inverted. A number of 1e12 costs 12 of the 16 digits
 # of float64, so the inverse of a worse matrix has too few correct digits.
 LARGEST_CONDITION = 1e12
-# Channels are made of so many times the planes that were exposed. Channels show the ratio of the
-# firing rate at the sharp instant to the mean rate of the exposure. The spikes are blurred by
-# windows of planes, by pixels and by the lens, so this ratio is nearer to 1 than it should be. A
-# mean over more planes is smoother, so the ratio to it is stronger again. 1.12 was chosen by trials
-# with factors from 1 to 1.25. A larger factor was better by 0.06 dB for cameras with many flaws,
-# but worse by 0.3 dB for cameras without other flaws (docs/benchmarks/calibration.md).
+# Channels are made of so many times the planes that were exposed. Channels show a ratio: the firing
+# rate at the sharp instant, divided by the mean rate of the exposure. The spikes are blurred by
+# windows of planes, by pixels and by the lens, so this ratio is nearer to 1 than it should be. The
+# mean over more planes is smoother. So the ratio to this mean is farther from 1, which makes up for
+# a part of the blur. 1.12 was chosen by trials with factors from 1 to 1.25 (the figures are in
+# docs/benchmarks/calibration.md):
+#
+#     cameras with many flaws          a larger factor gains 0.06 dB
+#     cameras without other flaws      a larger factor loses 0.3 dB
 LONGER = 1.12
 
 logger = logging.getLogger(__name__)
@@ -82,8 +85,8 @@ class Calibration(Section):
     (affine) or 3 rows of 3 (homography).
     mirror: what is mirrored in the upright spike image before `matrix` applies.
     spike_size, rgb_size: (height, width) of a spike plane and of a frame.
-    region: (top, left, height, width) in RGB pixels, the part of the frame with usable spikes.
-    None: the largest rectangle that the spike planes cover.
+    region: (top, left, height, width) in RGB pixels, the part of the frame in which the spikes can
+    be used. None: the largest rectangle that the spike planes cover.
 
     When an exposure happens:
     time_offset_planes: number that is added to the plane at which an exposure should start. The
@@ -514,11 +517,12 @@ class CalibratedGrid:
         self.region = _usable_region(calibration, covered, path)
 
     def _points_across_a_pixel(self) -> int:
-        """Return n: each RGB pixel takes n x n points. n is 1 if spike pixels are not smaller.
+        """Return n: each RGB pixel takes the mean of n x n points of the spike plane.
 
         n is the number of spike pixels across the RGB pixel in the middle of the frame, rounded up.
-        Up to 0.05 more is ignored. So cameras of equal resolution still get one point if their
-        scale was measured as 1.02.
+        E.g. 1.7 spike pixels give n = 2, and 0.25 spike pixels give n = 1. An excess of up to 0.05
+        is ignored, so that two cameras of equal resolution get n = 1 although their scale was
+        measured as 1.02.
         """
         height, width = self.size
         middle = Crop(top=(height - 1) // 2, left=(width - 1) // 2, height=1, width=1)
@@ -553,7 +557,8 @@ class CalibratedGrid:
         The last window is kept, because all frames of a sample have the same crop, and making a
         window takes longer than using it.
         """
-        # `crop` may be an Augment, which is equal to another one only if also the flips are equal.
+        # `crop` may be an Augment. Two of these are equal only if their flips are equal, too. A
+        # plain Crop leaves the flips out, because a window does not depend on them.
         place = Crop(crop.top, crop.left, crop.height, crop.width)
         if self._last is not None:
             last_place, last_window = self._last

@@ -75,6 +75,7 @@ MORE_PLANES_IF_PROPORTIONAL = 0.51
 MORE_PLANES_ELSE = 10
 # "match" divides the mean firing rate by the mean brightness. Both are at least as large as these
 # limits, so that black frames or planes without a spike give no rate of 0 and no division by 0.
+# Clips in which anything can be seen are far above the limits.
 LEAST_FIRING_RATE = 1e-4  # spikes per plane
 LEAST_BRIGHTNESS = 1e-3  # of 1
 
@@ -159,7 +160,7 @@ class DatSpikes:
     # Whether the section or dataset.json gives the value, or the representation does not need it.
     is_light_known: bool
     is_rate_known: bool
-    is_stretched: bool  # whether the planes cover frames of any ratio of height to width
+    is_stretched: bool  # whether planes are stretched to frames of another ratio of height to width
 
     def __init__(
         self,
@@ -633,7 +634,8 @@ class DatSpikes:
         exponent = self.gamma / power
         channels = channels.astype(np.float64)  # the confidence may be close to 1
         ratio = np.maximum(channels[middle_window], 0) ** exponent
-        # At most 0.999, because the division by 1 - c below would have no limit.
+        # At most 0.999, because the light below is divided by 1 - c, and c = 1 would make it
+        # infinite.
         confidence = np.clip(channels[-1], 0, 0.999) ** exponent
         light = ratio * confidence / (1 - confidence)  # r c / (1 - c)
         brightest = max(light.max(), 1e-9)  # not 0, because it is a divisor

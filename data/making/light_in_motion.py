@@ -24,7 +24,7 @@ Tests: tests/parts/scripts/test_prepare_gopro_spike.py
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -77,6 +77,14 @@ def smooth_walk(
     return amplitude * walk
 
 
+class _Flows(NamedTuple):
+    """The optical flow between two neighbouring frames A and B, (h, w, 2) each, in pixels."""
+
+    index_of_A: int  # number of the frame A. B is the next frame
+    f: np.ndarray  # A -> B: the pixel at x in A is at x + f(x) in B
+    g: np.ndarray  # B -> A
+
+
 class LightPath:
     """The light at any time between the frames of a clip.
 
@@ -101,8 +109,8 @@ class LightPath:
         self.light = lru_cache(2)(light)
         self.count = count
         self.method = method
-        # Of the last pair of frames A, B: the number of A, and the flows f: A -> B and g: B -> A.
-        self._last_flows: tuple[int, np.ndarray, np.ndarray] | None = None
+        # The flows between the last pair of frames. None: no flow was computed yet.
+        self._last_flows: _Flows | None = None
         # DIS is the method of optical flow ("dense inverse search").
         self._dis: Any = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_FAST)
 
@@ -129,22 +137,23 @@ class LightPath:
         if self.method == "linear":
             return (1 - fraction) * A + fraction * B
         # light(x) = (1 - p) A(x - p f(x)) + p B(x - (1 - p) g(x))
-        f, g = self._flows_from(index)  # (h, w, 2) each
+        flows = self._flows_from(index)
         p = np.float32(fraction)
-        moved_A = _moved(A, shift=-p * f)  # A(x - p f(x))
-        moved_B = _moved(B, shift=(p - 1) * g)  # B(x - (1 - p) g(x))
+        moved_A = _moved(A, shift=-p * flows.f)  # A(x - p f(x))
+        moved_B = _moved(B, shift=(p - 1) * flows.g)  # B(x - (1 - p) g(x))
         return (1 - p) * moved_A + p * moved_B
 
-    def _flows_from(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the flows f and g, (h, w, 2), between frame `index` and the next frame."""
-        if self._last_flows is None or self._last_flows[0] != index:
-            A = _for_flow(self.light(index))
-            B = _for_flow(self.light(index + 1))
-            f = self._dis.calc(A, B, None)
-            g = self._dis.calc(B, A, None)
-            self._last_flows = (index, f, g)
-        _, f, g = self._last_flows
-        return f, g
+    def _flows_from(self, index: int) -> _Flows:
+        """Return the flows between frame `index` and the next frame. They are kept."""
+        last = self._last_flows
+        if last is not None and last.index_of_A == index:
+            return last
+        A = _for_flow(self.light(index))
+        B = _for_flow(self.light(index + 1))
+        f = self._dis.calc(A, B, None)
+        g = self._dis.calc(B, A, None)
+        self._last_flows = _Flows(index, f, g)
+        return self._last_flows
 
 
 def _for_flow(light: np.ndarray) -> np.ndarray:
@@ -338,8 +347,8 @@ def video_scene(
         picture = scaled(frames.read(cut.first + number), cut.side)
         return cv2.LUT(picture, LIGHT_OF_DISPLAY_VALUE)
 
-    # The frames of the intervals, with one frame before and one frame after, because the light
-    # begins half an interval before the first sharp frame and ends half an interval after the last.
+    # The frames of the intervals, with one frame before and one frame after them. The light begins
+    # half an interval before the first sharp frame, and ends half an interval after the last one.
     path = LightPath(light_of, count=cut.average * count + 2)
     height, width = path.at(0.0).shape[:2]
     corners = _corners_of_crop(height, width, crop, count, planes, rng)
@@ -460,6 +469,8 @@ def _draw_camera(
     shake_x = walk(rng.uniform(2, crop / 6))  # in RGB pixels
     shake_y = walk(rng.uniform(2, crop / 6))
     shake = FINE * np.stack([shake_x, shake_y], axis=1)  # in pixels of the view
+    # The camera turns by up to 0.1 radians (6 degrees). It zooms by 8 % around a factor of 1 to
+    # 1.3, because a person who films mostly holds one zoom.
     angles = walk(0.1)
     zooms = rng.uniform(1.0, 1.3) * np.exp(walk(0.08))
     # At most 0.1 / view_side in x and y. An edge of the view is view_side / 2 from its middle, so a
@@ -525,7 +536,7 @@ def _layer(
     # that it has no steps of whole pixels.
     corners = middle + view_side * rng.uniform(-0.2, 0.2, (8, 2))
     hull = cv2.convexHull(corners.astype(np.int32))
-    mask = cv2.fillPoly(0 * opaque, [hull], 1.0, cv2.LINE_AA)
+    mask = cv2.fillPoly(np.zeros_like(opaque), [hull], 1.0, cv2.LINE_AA)
     opacity = cv2.GaussianBlur(mask, (0, 0), 0.8)[..., None]  # (H, W, 1)
     sheet = np.concatenate((light * opacity, opacity), axis=2)
     # The nearer the layer, the more it moves with the camera: 1.35 and 1.7 times as much as the

@@ -190,7 +190,7 @@ class Recipe(Section):
         Raises OptionError if --rig names no rig.
         """
         if self.has_rig:
-            return Rig.asked(self.rig, random_stream(f"rig of clip {clip}", self.seed))
+            return Rig.of_flag(self.rig, random_stream(f"rig of clip {clip}", self.seed))
         return Rig(rate=self.rate, light=self.light)
 
     def raw_frames_per_exposure(self, clip: str) -> int:

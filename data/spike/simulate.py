@@ -503,9 +503,10 @@ def _collect(
 
 
 def _has_decreased(light: np.ndarray) -> np.ndarray:
-    """Return where the interval of a plane is longer than the one before by over one plane.
+    """Return in which planes the interval is over one plane longer than in the plane before.
 
-    A read-out rounds spike times to planes, so a difference of one plane may be only rounding.
+    Then the light has become darker. A read-out rounds spike times to planes, so a difference of
+    one plane may be only rounding.
 
     light: (T, h, w) of `plane_light`. Returns bool (T, h, w).
     """

@@ -134,13 +134,13 @@ def test_the_calibration_says_the_rig_that_it_was_made_for():
 # A camera of NAMED that is not ideal is exposed for 0.8 of the time between two frames.
 @pytest.mark.parametrize(("name", "share"), [("ideal", 1.0), ("rig", 0.8), ("dim", 0.8)])
 def test_the_calibration_says_how_long_a_frame_is_exposed(name, share):
-    rig = Rig.asked(name, np.random.default_rng(0))
+    rig = Rig.of_flag(name, np.random.default_rng(0))
 
     assert rig.calibration(SPIKE, RGB).exposure_share == share
 
 
 def test_the_calibration_says_the_rolling_shutter_and_the_blur_of_the_lens():
-    rig = Rig.asked("rig", np.random.default_rng(0))
+    rig = Rig.of_flag("rig", np.random.default_rng(0))
 
     calibration = rig.calibration(SPIKE, RGB)
 
@@ -274,7 +274,7 @@ def record_half_lit_frame(sum_gamma):
     dark = np.zeros((16, 16, 3), np.float32)
     bright = np.ones((16, 16, 3), np.float32)
     lights = [dark] * 4 + [bright] * 4
-    rig = Rig.asked(f"ideal,sum_gamma={sum_gamma}", random_stream("a", 0))
+    rig = Rig.of_flag(f"ideal,sum_gamma={sum_gamma}", random_stream("a", 0))
     [(blurry, _, spikes)] = rig.record(iter(lights), 8, (8, 8))
     return blurry, spikes
 
@@ -290,7 +290,7 @@ def mean_of_half_lit_frame(sum_gamma):
 
 @pytest.mark.parametrize("name", [*NAMED, "rig,parallax=0,jpeg=90"])
 def test_a_named_rig_is_made_again_from_its_record(name):
-    rig = Rig.asked(name, np.random.default_rng(3))
+    rig = Rig.of_flag(name, np.random.default_rng(3))
 
     record_in_json = json.dumps(asdict(rig))
 
@@ -319,7 +319,7 @@ def test_a_random_rig_is_within_its_ranges():
 
 @pytest.mark.parametrize("name", NAMED)
 def test_a_named_rig_records_a_frame_with_spikes(name):
-    rig = Rig.asked(name, np.random.default_rng(0))
+    rig = Rig.of_flag(name, np.random.default_rng(0))
 
     blurry, spikes = record(rig, scene(PLANES))
 
