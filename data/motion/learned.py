@@ -197,9 +197,8 @@ def _on_frame(recording: Recording, view: View, curve: np.ndarray, log_error: np
         coefficients.append(np.stack((c_x, c_y), axis=-1))
 
     # The error in RGB pixels. A spike pixel is as wide as the root of its area in RGB pixels.
-    area = abs(np.linalg.det(view.to_rgb[:2, :2]))
     error_on_plane = _interpolated(np.exp(log_error), on_plane)  # (H, W) in spike pixels
-    mean_error = error_on_plane * np.float32(np.sqrt(area))  # (H, W)
+    mean_error = error_on_plane * np.float32(np.sqrt(view.pixel_area))  # (H, W) in RGB pixels
 
     # The times of `motion_of`, because `mean_motion` needs two motions at the same times.
     times = sorted([0.0, *motion_times(recording)])

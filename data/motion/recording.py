@@ -13,8 +13,13 @@ classes of this file.
     time      counted in planes from the first plane of the stream. Plane p collects light from p to
               p + 1. So a spike in plane p has the time p + 1.
     sharp     the time at which the sharp frame is wanted, usually the middle of the exposure
+    gain      of a spike pixel: its spikes per plane at full light (light 1)
+    level     of a frame: its spikes per plane over its light, both summed over the pixels
 
 A frame has H x W RGB pixels, and a plane has h x w spike pixels.
+
+What must stay: the numbers of `gain`, `gain_in` and `light`. The shipped weights of the fusion
+"motion" were trained on equations and pictures that are made of them.
 
 Tests: tests/parts/data/test_joint.py, tests/parts/data/test_motion.py
 """
@@ -38,35 +43,45 @@ from utils.errors import DataError
 # of these frames are read once more, so a larger number takes longer. A smaller number gives a
 # noisier gain.
 MOST_FRAMES = 16
-# Number of windows of an exposure in which the gain measures how the light changes. With fewer
-# windows, the light could change within a window. With more windows, their rates would be noisier.
+# The light may change within an exposure. To see this change, the exposure is cut into this many
+# windows, and the spikes of each window are counted. With fewer windows, the light could change
+# within a window. With more windows, their counts would be noisier. The value is a judgement.
 PARTS = 8
 # Light below this value counts as this value where light is a divisor, because a black pixel would
 # divide by 0.
 DARK = 1e-3
 # Least usual gain, in spikes per plane. It matters only for a clip without any spike, whose gain
-# would be 0. Grey values are rates over gains, so a gain of 0 would divide by 0.
+# would be 0. Grey values are rates over gains, so a gain of 0 would divide by 0. No real camera has
+# a gain as small as one spike in a million planes.
 LEAST_GAIN = 1e-6
 # The spike camera is saturated if a pixel fires in more than this share of the planes, in the mean
-# over all pixels. It fires at most once in a plane, so brighter light then gives no more spikes.
+# over all pixels. A pixel fires at most once in a plane, so brighter light gives no more spikes.
+# The limit is a little below 1, because a saturated camera may have some dark or dead pixels.
 SATURATED = 0.95
-# The level of a frame is spikes over light, over all its pixels. By noise, and by what moves in and
-# out of view, it differs from frame to frame by up to about this factor. If the level differs more,
-# the RGB camera has changed its exposure time or its gain between the frames.
+# The level of a frame differs from frame to frame by up to about this factor, although no camera
+# has changed. Two causes are noise, and things that move into view or out of it. If the level of
+# two frames differs by a larger factor, the RGB camera has changed its exposure time or its gain
+# between them.
 SAME_LEVEL = 1.1
-# Light above this may be clipped in the blurry frame.
+# A spike pixel with more light than this counts as clipped by the RGB camera. The RGB camera clips
+# at light 1. But a spike pixel sees the mean of several RGB pixels, and at the edge of a lamp only
+# some of them are clipped. So the limit is below 1. The value is a judgement: a larger value would
+# count edges of lamps, a smaller value would leave out bright pixels that are right.
 CLIPPED = 0.9
 # A pixel is not trusted if its gain is more than this many times the usual gain, or less than the
-# usual gain over this number, and not by chance: it is hot or dead, or was too dark in all frames.
-# A smaller factor would also distrust good pixels of a sensor whose pixels differ much.
+# usual gain over this number, and if the difference is no chance (`CHANCE`). Then the pixel is hot
+# or dead, or was too dark in all frames. A smaller factor would also distrust good pixels of a
+# sensor whose pixels differ much. The value is a judgement.
 ODD_GAIN = 2.5
-# A number of spikes differs by chance if it differs from the expected number by less than this many
-# standard deviations. In 10,000 pixels, chance alone exceeds 4 about once.
+# A number of spikes may differ from the expected number by chance, up to this many standard
+# deviations. With 4, chance alone goes beyond the limit in about one of 10,000 pixels.
 CHANCE = 4.0
 # The gain of each pixel is measured as if this many more spikes had been counted at the usual gain.
-# Without them, the gain of a pixel with one or no spike is noise. With many spikes they matter
-# little. On dim and on bright clips, 3 to 30 gave the same PSNR within 0.02 dB, and 400 gave up to
-# 0.04 dB less.
+# Without these spikes, the gain of a pixel with one or no spike would be noise. A pixel with many
+# spikes hardly changes by them. Any value from 3 to 30 is right. PSNR on dim and on bright clips:
+#
+#     3 to 30    the same within 0.02 dB
+#     400        up to 0.04 dB less
 USUAL_SPIKES = 3.0
 
 
@@ -74,18 +89,21 @@ USUAL_SPIKES = 3.0
 class View:
     """Where the spike pixels lie on the frame, and what they integrate.
 
-    It is the same for all frames of a clip. data/motion/bands.py makes the view of a part of the
-    frame: whoever adds a field must decide there what the field is for a part.
+    All frames of a clip have the same view. data/motion/bands.py makes the view of a band (some
+    rows of the frame): whoever adds a field must decide there what the field is for a band.
     """
 
     size: tuple[int, int]  # (H, W) of the frames
     plane: tuple[int, int]  # (h, w) of the spike planes
-    to_rgb: np.ndarray  # (3, 3), spike pixel (x, y, 1) -> RGB pixel, up to a factor
+    # (3, 3), a homography: spike pixel (x, y, 1) -> RGB pixel. A factor of the whole matrix has no
+    # effect, so its last value need not be 1.
+    to_rgb: np.ndarray
     is_display: bool  # True: the sensor integrates display values. False: it integrates light.
-    lens_blur: float = 0.0  # sigma of the lens in spike pixels, see `Calibration`
-    rolling: float = 0.0  # how much later the last row is exposed, see `Calibration`
-    # If the rows are a band of a larger frame (data/motion/bands.py): the row of the larger frame
-    # at which the band begins, and the number of its rows. None: the frame is whole.
+    lens_blur: float = 0.0  # by the lens of the spike camera: sigma in spike pixels
+    # The last row is exposed later than the first row by this share of the exposure.
+    rolling: float = 0.0
+    # If the rows are a band of a larger frame: the row of the larger frame at which the band
+    # begins, and the number of rows of the larger frame. None: the rows are the whole frame.
     first_row: int = 0
     all_rows: int | None = None
 
@@ -96,11 +114,8 @@ class View:
         There is about one point for each RGB pixel. E.g. a spike pixel that is 2.9 RGB pixels high
         and 3.1 wide has (3, 3) points. What a spike pixel sees is the mean over its points.
         """
-        # Column 0 of the matrix is the step on the frame, (x, y), from a spike pixel to its right
-        # neighbour. Column 1 is the step to the neighbour below. The lengths of these steps are the
-        # sides of a spike pixel, in RGB pixels.
-        to_right = self.to_rgb[:2, 0]
-        to_below = self.to_rgb[:2, 1]
+        # The lengths of both steps are the sides of a spike pixel, in RGB pixels.
+        to_right, to_below = self._steps.T
         width = float(np.hypot(to_right[0], to_right[1]))
         height = float(np.hypot(to_below[0], to_below[1]))
         # At least one point, because a spike pixel may be smaller than half an RGB pixel.
@@ -108,16 +123,30 @@ class View:
 
     @property
     def pixel_area(self) -> float:
-        """Return the area of a spike pixel in RGB pixels."""
-        across = self.to_rgb[:2, 0]  # the step on the frame to the next spike pixel
-        down = self.to_rgb[:2, 1]
-        return abs(float(across[0] * down[1] - across[1] * down[0]))
+        """Return the area of a spike pixel in RGB pixels.
+
+        It is the area of the parallelogram between the steps to the right and below. E.g. the steps
+        (3, 0) and (0, 2) give the area 6.
+        """
+        # The determinant is negative if the matrix mirrors.
+        return abs(float(np.linalg.det(self._steps)))
+
+    @property
+    def _steps(self) -> np.ndarray:
+        """Return the steps on the frame between neighbouring spike pixels, (2, 2).
+
+        Column 0 is the step (x, y) in RGB pixels from a spike pixel to its right neighbour. Column
+        1 is the step to the neighbour below. If one camera is tilted, the steps differ a little
+        over the frame, and these steps are right near the first spike pixel.
+        """
+        # Divided by its last value, the matrix has no factor any more.
+        return self.to_rgb[:2, :2] / self.to_rgb[2, 2]
 
     def delays(self) -> np.ndarray:
         """Return by how much each row is exposed later than the middle of the whole frame.
 
-        Returns (H,), as shares of the exposure: from -rolling / 2 (top) to rolling / 2 (bottom).
-        E.g. with rolling 0.4 the top row is exposed 0.2 exposures earlier than the middle row.
+        Returns (H,), in exposures: from -rolling / 2 (top) to rolling / 2 (bottom). E.g. with
+        rolling 0.4 the top row is exposed 0.2 exposures earlier than the middle row.
         """
         height, _ = self.size
         row = self.first_row + np.arange(height)  # row of the whole frame, (H,)
@@ -141,7 +170,9 @@ class View:
     def means(self, picture: np.ndarray) -> np.ndarray:
         """Return the means of a picture (H, W) float32 over the spike pixels, (h, w)."""
         # Sample the picture at all points of all spike pixels, (h m, w n).
-        x, y = np.moveaxis(self.points_on_frame(), -1, 0)
+        points = self.points_on_frame()
+        x = points[..., 0]
+        y = points[..., 1]
         samples = cv2.remap(picture, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
         # INTER_AREA takes the mean over the m x n samples of each spike pixel.
         height, width = self.plane
@@ -156,7 +187,8 @@ class View:
 
 
 def _grid(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return the points (h, w, 2) of a grid. x: (w,). y: (h,)."""
+    """Return the points (h, w, 2), x and y, of a grid. x: (w,). y: (h,)."""
+    # x belongs to columns and is repeated over the rows. y is repeated over the columns.
     return np.stack(np.broadcast_arrays(x[None], y[:, None]), axis=-1)
 
 
@@ -206,6 +238,8 @@ class Recording:
         number_of_planes = len(self.stream)
         wanted_begin = round(time - planes / 2)
         wanted_end = round(time + planes / 2)
+        # A window before the stream becomes its first plane, and a window after the stream its last
+        # plane.
         begin = min(max(wanted_begin, 0), number_of_planes - 1)
         end = min(max(wanted_end, begin + 1), number_of_planes)
         return begin, end
@@ -213,8 +247,10 @@ class Recording:
     def parts(self, count: int) -> list[tuple[int, int]]:
         """Return windows that divide the exposure, as evenly as planes allow.
 
-        E.g. 3 windows of planes 0..7 are (0, 3), (3, 5), (5, 8). count: number of windows. There
-        are fewer if the exposure has fewer planes.
+        E.g. 3 windows of the planes 0 to 7 are (0, 3), (3, 5), (5, 8): (first plane, plane after
+        the last).
+
+        count: number of windows. An exposure with fewer planes has one window for each plane.
         """
         count = min(count, self.length)
         edges = np.linspace(self.begin, self.end, count + 1).round().astype(int).tolist()
@@ -223,8 +259,8 @@ class Recording:
     def light(self, windows: list[tuple[int, int]]) -> np.ndarray:
         """Return the spikes per plane in each window, (windows, h, w) float32.
 
-        An interval between two spikes counts as one spike. If it lies in a window only partly, the
-        part counts as the same part of a spike. So a short window without a spike is not black.
+        An interval between two spikes counts as one spike. If half of an interval lies in a window,
+        it counts as half a spike. So a short window without a spike is not black.
 
         windows: (first plane, plane after the last) of each window.
         """
@@ -241,6 +277,7 @@ class RecordedClip:
     reader: the clip. context: number of planes that are read before and after an exposure. None:
     half as many as the longest exposure has.
     At the begin and the end of a clip there are fewer planes around the exposure, or none.
+    `view` says where the spike pixels lie on the frames.
 
     Raises DataError if the clip has no spikes.
     """
@@ -255,35 +292,36 @@ class RecordedClip:
                 do="add them, or choose a method that needs none",
             )
         self.reader = reader
-        self.frames = len(reader.stems)
-        # The planes of each exposure with the context around it, and the files that have them. Only
-        # planes that were exposed count as the exposure. `clip.exposures` is not used, because it
-        # has a few planes more, from which the channels of a network are made.
+        self.frames = len(reader.stems)  # number of frames of the clip
         if context is None:
+            # `own` are the planes of an exposure without context.
             exposed = _exposures(clip, context=0)
             context = max(exposure.own.count for exposure in exposed) // 2
+        # For each frame: the planes of its exposure, the context, and the files that have them.
+        # Only planes that were exposed count as the exposure. `clip.exposures` is not used, because
+        # it has a few planes more, from which the channels of a network are made.
         self._exposures = _exposures(clip, context)
         geometry = clip.spikes.geometry
-        self._plane = Crop(0, 0, geometry.height, geometry.width)
+        self._whole_plane = Crop(top=0, left=0, height=geometry.height, width=geometry.width)
         self.view = _view(clip)
 
     def read(self, frame: int) -> Recording:
         """Return the recording of a frame. Reads its files. frame: number of the frame, from 0."""
-        # The dataset may simulate a spike camera on the recorded spikes. Its draw, the random
-        # choices for one sample, says which camera. Here the sample is a single frame.
+        # A draw says what is read for one sample: here a single frame. It also has the camera that
+        # the dataset simulates on the recorded spikes, or None.
         reader = self.reader
-        draw = reader.dataset.draw(reader.clip_index, frame, 1)
+        draw = reader.dataset.draw(reader.clip_index, first=frame, count=1)
         clip = draw.clip
         exposure = self._exposures[frame]
         files = reader.dataset.files
-        # An exposure may reach over several spike files, with a piece in each. Planes are read
-        # whole, because `_plane` is the crop that leaves nothing out.
-        pieces = []
+        # An exposure may reach over several spike files, with a piece of planes in each.
+        pieces = []  # (planes, h, w) each
         with spike_errors_as_data_errors():
             for piece in exposure.pieces:
-                pieces.append(files.stream(clip, piece, self._plane))
+                pieces.append(files.stream(clip, piece, self._whole_plane))
         stream = np.concatenate(pieces)  # (T, h, w)
         if draw.camera:
+            # The number of the frame chooses its noise.
             stream = draw.camera.apply(stream, frame)
 
         # "lq" is the blurry frame. OpenCV has the colours in the order B, G, R.
@@ -295,7 +333,7 @@ class RecordedClip:
             stream=stream,
             begin=begin,
             end=begin + exposure.own.count,
-            sharp=begin + exposure.center + 0.5,  # the middle of its plane
+            sharp=begin + exposure.center + 0.5,  # 0.5: the middle of the sharp plane
         )
 
     def gain(self) -> tuple[np.ndarray, np.ndarray]:
@@ -319,15 +357,19 @@ class RecordedClip:
         count = min(self.frames, MOST_FRAMES)
         chosen = np.linspace(0, self.frames - 1, count).round().astype(int)
         exposures = [self._exposure_light(self.read(frame)) for frame in chosen.tolist()]
-        # A saturated exposure, and an exposure without any spike, say nothing of the pixels. If
-        # there are no others, they count all the same: frames like them are not improved anyway.
-        usable = [each for each in exposures if 0 < each.fired.mean() < SATURATED]
+        # A saturated exposure, and an exposure without any spike, say nothing of the pixels. If all
+        # exposures are so, they count all the same: their frames are not improved anyway.
+        usable = []
+        for exposure in exposures:
+            spikes_per_plane = exposure.fired.mean()
+            if 0 < spikes_per_plane < SATURATED:
+                usable.append(exposure)
         if usable:
             exposures = usable
 
         # Bring the light of all frames to the median level: a frame whose RGB exposure was halved
         # has half of the light, and twice the level. So its light is multiplied by 2.
-        levels = np.array([each.level() for each in exposures])
+        levels = np.array([exposure.level() for exposure in exposures])
         usual_level = float(np.median(levels))
         # Sums over all planes of the frames, (h, w): spikes, and light in [0, 1].
         spikes = np.zeros(self.view.plane)
@@ -339,6 +381,8 @@ class RecordedClip:
             planes += exposure.planes
         light = np.maximum(light, DARK * planes)
 
+        # gain = spikes / light, with USUAL_SPIKES more spikes, and the light that gives so many
+        # spikes at the usual gain.
         usual = _usual_gain(spikes, light)
         gain = (spikes + USUAL_SPIKES) / (light + USUAL_SPIKES / usual)
         is_good = ~_is_odd(spikes, expected=usual * light)
@@ -347,24 +391,27 @@ class RecordedClip:
     def gain_in(self, recording: Recording, gain: np.ndarray) -> np.ndarray:
         """Return the gain (h, w) float32 for one exposure.
 
-        It differs from the gain of the clip if the RGB camera has changed its exposure.
+        It differs from the gain of the clip if the RGB camera has changed its exposure. E.g. with
+        half of the exposure time, the frame shows half of the light for the same spikes, so the
+        gain is twice as large.
 
         gain: (h, w), the gain of the clip.
         """
         exposure = self._exposure_light(recording)
-        # The same exposure with as many spikes as the gain of the clip lets expect.
+        # The spikes of the same light if the gain of the clip were right for it.
         as_in_clip = exposure._replace(fired=gain * exposure.seen)
         return gain * np.float32(_change(exposure.level(), as_in_clip.level()))
 
     def _exposure_light(self, recording: Recording) -> "ExposureLight":
         """Return the light of an exposure, as each camera measures it."""
         rates = recording.light(recording.parts(PARTS))  # (parts, h, w)
-        # The light that the spike pixels have integrated, as the blurry frame shows it.
-        grey = integrated(recording.blurry, self.view.is_display)
+        # What the spike pixels have integrated, as the blurry frame shows it.
+        grey = integrated(recording.blurry, self.view.is_display)  # (H, W)
         seen = self.view.means(grey)  # (h, w)
         if self.view.is_display:
-            # The blurry frame shows the mean light, and this sensor the mean display value.
-            seen *= _of_mean_light(rates)
+            # The blurry frame shows the display value of the mean light, but this sensor counts the
+            # mean display value. In place: `seen` is a new array.
+            seen *= _mean_display_over_display_of_mean(rates)
         return ExposureLight(fired=rates.mean(axis=0), seen=seen, planes=recording.length)
 
 
@@ -376,29 +423,34 @@ class ExposureLight(NamedTuple):
     planes: int  # number of planes in the exposure
 
     def level(self) -> float:
-        """Return spikes per plane over light, of all pixels together: their mean gain.
+        """Return the level of a frame: spikes per plane over light, of all its pixels together.
 
         Pixels at full light do not count, because the RGB camera clips there: a lamp that comes
-        into view would look like another exposure. If all are at full light, all count.
+        into view would look like another exposure. If all pixels are at full light, all count.
+        test_pixels_at_full_light_say_nothing_of_the_level_of_a_frame notices.
         """
-        counts = self.seen < CLIPPED
+        counts = self.seen < CLIPPED  # (h, w) bool
         if not counts.any():
             counts = np.ones_like(counts)
-        return float(self.fired[counts].sum()) / max(float(self.seen[counts].sum()), DARK)
+        fired = float(self.fired[counts].sum())
+        seen = float(self.seen[counts].sum())
+        return fired / max(seen, DARK)
 
 
 def _usual_gain(spikes: np.ndarray, light: np.ndarray) -> float:
-    """Return the gain of a usual pixel, in spikes per plane at full light.
+    """Return the usual gain: the median of the gains, in which a pixel counts by its light.
 
-    Half of the light falls on pixels of a smaller gain. Pixels count by their light, because most
-    pixels of a dark scene may have no spike at all, e.g. if stars are few.
+    E.g. the gains 0, 0 and 0.6 with the light 1, 1 and 10: the total light is 12, and the pixel of
+    the middle, 6, has the gain 0.6. A plain median would be 0. Most pixels of a dark scene may have
+    no spike at all, e.g. if stars are few.
 
     spikes, light: sums over the same planes, (h, w) each. The light is above 0.
     """
-    gain = (spikes / light).ravel()
-    by_gain = np.argsort(gain)
+    gain = (spikes / light).ravel()  # (h w,)
+    by_gain = np.argsort(gain)  # numbers of the pixels, the smallest gain first
     light_so_far = np.cumsum(light.ravel()[by_gain])
-    middle = np.searchsorted(light_so_far, light_so_far[-1] / 2)
+    total_light = light_so_far[-1]
+    middle = np.searchsorted(light_so_far, total_light / 2)
     usual = float(gain[by_gain[middle]])
     if usual == 0:
         # So few spikes that even bright pixels mostly have none. All pixels together have some.
@@ -409,20 +461,24 @@ def _usual_gain(spikes: np.ndarray, light: np.ndarray) -> float:
 def _is_odd(spikes: np.ndarray, expected: np.ndarray) -> np.ndarray:
     """Return which pixels have far more or fewer spikes than expected, and not by chance.
 
-    Returns (h, w) bool. spikes: number of spikes of each pixel, (h, w). expected: the same at the
-    usual gain.
+    Returns (h, w) bool.
+    spikes: number of spikes of each pixel, (h, w).
+    expected: number of spikes that each pixel would have at the usual gain, (h, w).
     """
     is_far = (spikes > expected * ODD_GAIN) | (spikes < expected / ODD_GAIN)
-    # The square root of a count has about the standard deviation 1/2, whatever the count is.
+    # The square root of a count has about the standard deviation 1/2, whatever the count is. So
+    # twice the difference of two roots is a number of standard deviations.
     deviations = 2 * np.abs(np.sqrt(spikes) - np.sqrt(expected))
     return is_far & (deviations > CHANCE)
 
 
 def _change(level: float, usual_level: float) -> float:
-    """Return level / usual_level, or 1 if both differ by less than `SAME_LEVEL`.
+    """Return level / usual_level, or 1 if both differ by less than the factor `SAME_LEVEL`.
 
-    1 changes nothing, so a clip without automatic exposure has the same gain in all its frames.
+    Callers multiply by the result, and 1 changes nothing. So a clip without automatic exposure has
+    the same gain in all its frames.
     """
+    # At least LEAST_GAIN, because the level of a clip without any spike is 0.
     change = level / max(usual_level, LEAST_GAIN)
     if 1 / SAME_LEVEL < change < SAME_LEVEL:
         return 1.0
@@ -442,13 +498,12 @@ def _exposures(clip: Clip, context: int) -> tuple[Exposure, ...]:
     return spikes.exposures(clip.name, files, len(clip), clip.times)
 
 
-def _of_mean_light(rates: np.ndarray) -> np.ndarray:
+def _mean_display_over_display_of_mean(rates: np.ndarray) -> np.ndarray:
     """Return (mean display value) / (display value of the mean light), (h, w), at most 1.
 
-    The blurry frame shows the mean light of an exposure, as a display value. A sensor of display
-    values counts the mean display value. Both differ if the light changes. E.g. for half the time 0
-    and half the time 1, the mean display value is 0.5, and the display value of the mean light is
-    0.5^(1 / 2.2) = 0.73.
+    Both differ if the light changes within the exposure. E.g. if the display value is 0 for half of
+    the time, and 1 for the other half: the mean display value is 0.5. The mean light is 0.5, too,
+    and its display value is 0.5^(1 / 2.2) = 0.73. So the result is 0.5 / 0.73 = 0.68.
 
     rates: (parts, h, w), proportional to the display values in parts of an exposure.
     """
@@ -472,13 +527,14 @@ def integrated(frame: np.ndarray, is_display: bool) -> np.ndarray:
 def spikes_at_full_light(recording: Recording, view: View) -> float:
     """Return how many spikes a spike pixel at full light would have in an exposure.
 
-    It is the mean number of spikes of a pixel over the mean light. So the number says how sensitive
-    the camera is, and a dark scene gives the same number as a bright one. Light below `DARK` counts
-    as `DARK`, because a black frame would divide by 0.
+    It is the mean number of spikes of a pixel, divided by the mean light. So the number says how
+    sensitive the camera is: a dark scene gives the same number as a bright scene.
     """
     exposure = recording.stream[recording.begin : recording.end]
     spikes = float(exposure.mean()) * recording.length
-    light = float(view.means(integrated(recording.blurry, view.is_display)).mean())
+    grey = integrated(recording.blurry, view.is_display)  # (H, W)
+    light = float(view.means(grey).mean())
+    # At least DARK, because a black frame would divide by 0.
     return spikes / max(light, DARK)
 
 
@@ -498,8 +554,8 @@ def _view(clip: Clip) -> View:
             rolling=calibration.rolling,
         )
     # Without a calibration both cameras have the same view, and the plane fills the whole frame. A
-    # spike pixel then has `down` x `across` RGB pixels. E.g. with 3 RGB pixels across, they are the
-    # RGB pixels 0, 1 and 2 for spike pixel 0, so its middle is at 1 = (3 - 1) / 2.
+    # spike pixel then has `down` x `across` RGB pixels. E.g. with 3 RGB pixels across, spike pixel
+    # 0 has the RGB pixels 0, 1 and 2, so its middle is at x = 1 = (3 - 1) / 2.
     down = clip.size[0] / plane[0]
     across = clip.size[1] / plane[1]
     matrix = np.array([[across, 0, (across - 1) / 2], [0, down, (down - 1) / 2], [0, 0, 1]])

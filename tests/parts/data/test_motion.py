@@ -180,6 +180,27 @@ def test_the_expected_error_is_of_the_size_of_the_true_error(fast_spot):
 # ---- What was recorded ----
 
 
+# Both matrices map the spike pixel (x, y) to the RGB pixel (2 x + 0.5, 2 y + 0.5): a homography
+# divides by its third row, so a factor of the whole matrix has no effect.
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        pytest.param([[2, 0, 0.5], [0, 2, 0.5], [0, 0, 1]], id="third row 0 0 1"),
+        pytest.param([[6, 0, 1.5], [0, 6, 1.5], [0, 0, 3]], id="times 3"),
+    ],
+)
+def test_the_size_of_a_spike_pixel_does_not_depend_on_a_factor_of_the_matrix(tmp_path, matrix):
+    folder = Scene().write(tmp_path / "clip")
+    calibration = tmp_path / "cameras.json"
+    cameras = {"format": 1, "matrix": matrix, "spike_size": [48, 48], "rgb_size": [96, 96]}
+    calibration.write_text(json.dumps(cameras))
+
+    view = RecordedClip(reader_of(folder, calibration=str(calibration)), context=None).view
+
+    assert view.points_in_pixel == (2, 2)
+    assert view.pixel_area == pytest.approx(4)
+
+
 def test_half_an_exposure_is_read_on_each_side_if_planes_were_recorded_there(tmp_path):
     reader = reader_of(Scene().write(tmp_path / "clip"))
     clip = RecordedClip(reader, context=None)
