@@ -90,7 +90,8 @@ def main(arguments: list[str] | None = None) -> int:
     command = parse(arguments)
     refuse_existing(command.out, "--out")
     refuse_existing(command.overlay, "--overlay")
-    # Write an image of one pixel, in memory: this refuses an unknown suffix before the work.
+    # Encode an image of one pixel, in memory. This raises an error for an unknown suffix before the
+    # long work.
     encode_rgb(command.overlay, np.zeros((1, 1, 3), np.uint8))
 
     with spike_errors_as_data_errors():
@@ -141,8 +142,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     text = (
-        "spikes, and an image of that time (or a folder or video, of which the mean is "
-        "taken); may be repeated"
+        "file of spikes, and an image of the same time; of a folder or a video the mean image is "
+        "taken; may be repeated"
     )
     add(
         "--pair",
@@ -160,36 +161,37 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         type=int,
         nargs=2,
         metavar=("FIRST", "COUNT"),
-        help="planes of the exposure; default: all",
+        help="first plane and number of planes of the exposure; default: all planes of the file",
     )
     add(
         "--light",
         choices=("linear", "display"),
         default="linear",
-        help="what the spike camera integrates",
+        help="what the spike camera integrates (default: %(default)s)",
     )
     add(
         "--model",
         choices=tuple(registration.MODELS),
         default="homography",
-        help="default %(default)s",
+        help="which matrices are allowed (default: %(default)s)",
     )
     add(
         "--mirror",
         choices=("auto", "none", "columns", "rows", "both"),
         default="auto",
-        help="default: try both ways",
+        help="how the spike image is mirrored; auto: tried as it is and mirrored (default: "
+        "%(default)s)",
     )
     add("--geometry", type=Path, metavar="FILE", help="calibration to take matrix and mirror from")
     add(
         "--search-planes",
         type=int,
         metavar="N",
-        help="with --geometry: offsets from -N to N planes",
+        help="with --geometry: search offsets from -N to N planes",
     )
-    add("--tick-hz", type=float, help="planes per second, for the file")
-    add("--out", type=Path, required=True, help="the calibration, JSON")
-    add("--overlay", type=Path, help="default: beside --out, .png")
+    add("--tick-hz", type=float, help="planes per second; only written to the file")
+    add("--out", type=Path, required=True, help="new file of the calibration, JSON")
+    add("--overlay", type=Path, help="new image; default: the name of --out with .png")
     command = parser.parse_args(arguments)
     if command.overlay is None:
         command.overlay = command.out.with_suffix(".png")
@@ -274,7 +276,7 @@ def with_geometry(
     # 1. A rough position, from features.
     mirror, start = _best_start(views, command)
     if start.inliers < LEAST_INLIERS:
-        raise _wrong(
+        raise _cannot_calibrate(
             f"only {start.inliers} of {start.matches} features match in one position", where
         )
     # 2. The exact position. most_offset 0: the time is known.
@@ -320,7 +322,9 @@ class Quality(NamedTuple):
 
 
 def _quality_of(found: registration.Found, model: str, where: str) -> Quality:
-    """Return how well the matrix of a fit suits. Raises DataError if it is not good enough.
+    """Return how well the matrix of a fit maps the spikes to the frames.
+
+    Raises DataError if the matrix is not good enough.
 
     where: the files, for the error.
     """
@@ -329,18 +333,21 @@ def _quality_of(found: registration.Found, model: str, where: str) -> Quality:
     correlation = float(np.sqrt(max(found.explained, 0)))
     distances = found.residuals  # one for each part of the plane that could be matched
     if found.explained < registration.LEAST_EXPLAINED:
-        raise _wrong(f"the correlation of the aligned images is {correlation:.2f}", where)
+        raise _cannot_calibrate(
+            f"the correlation of the aligned images is {correlation:.2f}", where
+        )
     if len(distances) < LEAST_PATCHES:
-        raise _wrong(
+        raise _cannot_calibrate(
             f"only {len(distances)} patches have enough texture to measure the residual", where
         )
     residual = float(np.median(distances))
     p90 = float(np.percentile(distances, 90))
-    # The limit is in pixels of the coarser camera. If a spike pixel is smaller than an RGB pixel
-    # (scale below 1), the RGB camera is the coarser one.
+    # The limit is in pixels of the camera with the larger pixels. E.g. with 4 RGB pixels per spike
+    # pixel, a residual of up to 4 RGB pixels is accepted. With a scale below 1, the RGB camera has
+    # the larger pixels.
     scale = scale_of(found.matrix)  # RGB pixels per spike pixel
     if residual > MOST_RESIDUAL * max(1.0, scale):
-        raise _wrong(
+        raise _cannot_calibrate(
             f"single patches lie {residual:.2f} RGB pixels from where the {model} maps them", where
         )
     return Quality(correlation, len(distances), residual, p90)
@@ -456,9 +463,9 @@ def _from_features(views: Sequence[registration.View], light: str) -> Start:
     )
     if affine is None:
         return nothing
-    # The determinant says by how much an area grows. Below 0 the matrix mirrors, and mirrored
-    # images are tried on their own. If an area grows 1000 times, or shrinks so much, the two images
-    # are no views of the same scene.
+    # The determinant says by how much an area grows. A determinant below 0 means that the matrix
+    # mirrors. It is refused, because `_best_start` tries mirrored images separately. If an area
+    # becomes 1000 times larger or smaller, the two images are no views of the same scene.
     determinant = np.linalg.det(affine[:, :2])
     if not 1e-3 < determinant < 1e3:
         return nothing
@@ -550,14 +557,16 @@ def with_offset(
     offset = found.offset  # planes
     error = found.offset_error  # planes
     if found.explained < registration.LEAST_EXPLAINED or error > MOST_OFFSET_ERROR:
-        raise _wrong(
+        raise _cannot_calibrate(
             f"the scene moves too little: the offset would be {offset:.1f} planes, error "
             f"{error:.1f}",
             where,
         )
     # If the best offset is at the end of the search, a better offset may lie behind the end.
     if abs(offset) > search - registration.LEAST_REACH:
-        raise _wrong(f"the best offset, {offset:.1f} planes, is the last one searched", where)
+        raise _cannot_calibrate(
+            f"the best offset, {offset:.1f} planes, is the last one searched", where
+        )
     print(
         f"the exposures are {offset:+.2f} planes later than --planes says, error {error:.2f}; "
         f"exposed for {found.share:.0%} of these planes, error {found.share_error:.1%}"
@@ -591,7 +600,7 @@ def share_of(found: registration.Found, known: Calibration) -> float:
 # ---- Errors and the overlay -------------------------------------------------------------------
 
 
-def _wrong(what: str, where: str) -> DataError:
+def _cannot_calibrate(what: str, where: str) -> DataError:
     """Return the error for a pair that cannot be calibrated. what: the reason. where: the files."""
     return DataError(
         what=f"the two cameras cannot be calibrated with this pair: {what}",

@@ -77,9 +77,9 @@ class InputOfClip(NamedTuple):
 
 
 class ScoredTest(NamedTuple):
-    """What two tests must have in common to be compared."""
+    """A test, with what another test must have too, so that the two can be compared."""
 
-    name: str  # in the table
+    name: str  # of the test in the table
     scoring: str  # how metrics were computed, in words
     clips: dict[str, InputOfClip]
 
@@ -99,7 +99,7 @@ def main(argv: list[str]) -> int:
         print(f"{args.out}: {', '.join(runs)}")
         return 0
 
-    # All paths are training runs, or all are tests.
+    # Either all paths must be training runs, or all must be tests.
     not_tests = [str(folder) for folder in args.runs if not (folder / METRICS_FILE).is_file()]
     if not_tests and len(not_tests) < len(args.runs):
         raise DataError(
@@ -126,16 +126,25 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN")
     parser.add_argument(
-        "--at-least", type=float, metavar="DB", help="the least gain of the last validation"
+        "--at-least",
+        type=float,
+        metavar="DB",
+        help="check that the last validation gains at least DB",
     )
     parser.add_argument(
-        "--md", action="store_true", help=f"Markdown, uncut; else at most {LINE_WIDTH} columns"
+        "--md",
+        action="store_true",
+        help=f"print Markdown; without, lines are cut at {LINE_WIDTH} columns",
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="a new file; its suffix sets the format"
     )
     parser.add_argument(
-        "--tags", nargs="+", default=[], metavar="PREFIX", help="with --out: these, one panel each"
+        "--tags",
+        nargs="+",
+        default=[],
+        metavar="PREFIX",
+        help="with --out: draw a panel for each of these scalars",
     )
     return parser.parse_args(argv)
 
@@ -220,7 +229,7 @@ def chosen_scalars(
 def check_gain(run: Path, at_least: float) -> int:
     """Print the gain of the last validation over its input. Return the exit code.
 
-    This is 0 if the gain is `at_least` dB or more, else 1.
+    The code is 0 if the gain is `at_least` dB or more, else 1.
     """
     scalars = history.read_history(run)
     if not scalars.get(RESTORED_PSNR) or not scalars.get(BLURRY_PSNR):

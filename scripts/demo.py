@@ -102,19 +102,34 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--data", type=Path, default=Path("trainsets/demo"), help="made clips (%(default)s)"
+        "--data",
+        type=Path,
+        default=Path("trainsets/demo"),
+        help="folder of the made clips (default: %(default)s)",
     )
     parser.add_argument(
-        "--output", type=Path, default=Path("experiments/demo"), help="results (%(default)s)"
+        "--output",
+        type=Path,
+        default=Path("experiments/demo"),
+        help="folder of the results (default: %(default)s)",
     )
     parser.add_argument(
-        "--sample", type=Path, default=Path("trainsets/sample"), help="its data (%(default)s)"
+        "--sample",
+        type=Path,
+        default=Path("trainsets/sample"),
+        help="data of the training (default: %(default)s)",
     )
     parser.add_argument(
-        "--train_s", type=float, default=TRAIN_S, help="seconds of training; 0: none (%(default)s)"
+        "--train_s",
+        type=float,
+        default=TRAIN_S,
+        help="seconds of training; 0: no training (%(default)s)",
     )
     parser.add_argument(
-        "--root", type=Path, default=Path("experiments"), help="folder of runs (%(default)s)"
+        "--root",
+        type=Path,
+        default=Path("experiments"),
+        help="folder of the training run (default: %(default)s)",
     )
     command = parser.parse_args(arguments)
 

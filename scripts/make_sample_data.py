@@ -519,7 +519,10 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--root", type=Path, default=Path("trainsets/sample"), help="folder to make (%(default)s)"
+        "--root",
+        type=Path,
+        default=Path("trainsets/sample"),
+        help="folder of the set (default: %(default)s)",
     )
     parser.add_argument("--seed", type=seed, default=0)
     parser.add_argument(
@@ -527,7 +530,7 @@ def main(arguments: list[str] | None = None) -> int:
         type=int,
         default=0,
         metavar="K",
-        help="also K instants of each exposure, K odd",
+        help="also write K sharp pictures of each exposure; K is odd",
     )
     command = parser.parse_args(arguments)
     root = command.root

@@ -150,27 +150,34 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--source",
         type=Path,
         required=True,
-        help="a video, or videos and folders of images, also in train/ and test/",
+        help="a video, or a folder with videos and folders of images, which may be in train/ and "
+        "test/",
     )
     parser.add_argument(
-        "--out", type=Path, required=True, help="gets GOPRO_Large/ and GOPRO_Large_spike_seq/"
+        "--out",
+        type=Path,
+        required=True,
+        help="folder that gets GOPRO_Large/ and GOPRO_Large_spike_seq/",
     )
     parser.add_argument(
         "--test-share",
         type=float,
         default=0.2,
-        help="share of test clips, if the source has no split",
+        help="share of the clips that become test clips, if the source has no train/ and test/",
     )
     parser.add_argument(
         "--leave-out",
         action="append",
         default=[],
         metavar="CLIP",
-        help="make all clips but this one",
+        help="do not make this clip; may be repeated",
     )
     add_settings(parser)
     parser.add_argument(
-        "--workers", type=int, default=usable_cores(), help="processes; default: one for each core"
+        "--workers",
+        type=int,
+        default=usable_cores(),
+        help="number of processes; default: one for each core",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="print what would be made, and its size"

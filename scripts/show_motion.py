@@ -171,15 +171,20 @@ def read_command(arguments: list[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--input", required=True, metavar="PATH", help="video or folder of frames")
-    add("--spike", required=True, metavar="PATH", help="its spikes, as for main_test_vrt.py")
+    add(
+        "--spike", required=True, metavar="PATH", help="spikes of the clip, as for main_test_vrt.py"
+    )
     add("--spike-size", nargs=2, type=int, metavar=("H", "W"), help="size of a spike plane")
-    add("--weights", type=Path, default=WEIGHTS, help="default weights/motion.pth")
-    add("--frames", type=int, nargs="+", default=[0], metavar="N", help="the first is 0; default 0")
+    add("--weights", type=Path, default=WEIGHTS, help="weights; default weights/motion.pth")
+    add(
+        "--frames", type=int, nargs="+", default=[0], metavar="N", help="numbers, from 0; default 0"
+    )
     add(
         "--out",
         type=Path,
         metavar="PAGE",
-        help="a new file; default: motion.html in this folder, in the repository a temporary one",
+        help="a new file; default: motion.html in the current folder, or in a temporary folder if "
+        "the current folder is the repository",
     )
     add("overrides", nargs="*", metavar="spike.key=value")
     command = parser.parse_intermixed_args(arguments)

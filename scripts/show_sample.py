@@ -65,8 +65,9 @@ class Sample(NamedTuple):
     item: dict[str, Any]  # "lq", "gt", "spike" -> (frames, channels, H, W); "key" -> name
 
 
-# `RecordedClip`, which measures the motion, reads a test clip and its data set. The next two
-# classes give the clip of any sample this form. They have only the members that it uses.
+# `RecordedClip` (data/motion/recording.py) measures the motion. It reads a test clip and the data
+# set of this clip. A sample of training is no test clip. So the next two classes give it this form.
+# They have only the members that `RecordedClip` uses.
 
 
 class OneSample(NamedTuple):
@@ -86,7 +87,7 @@ class SampleReader(NamedTuple):
     clip: Any  # data.clip.Clip
     stems: tuple[str, ...]  # names of the frames of the clip
     dataset: OneSample
-    clip_index: int = 0  # number of the clip in the data set; it has no other
+    clip_index: int = 0  # number of the clip in the data set, which has only this clip
 
 
 class Picture(NamedTuple):
@@ -198,12 +199,21 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--opt", required=True, help="option file")
     parser.add_argument(
-        "--index", type=int, default=0, metavar="N", help="of the sample or test clip; default 0"
+        "--index",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of the sample or of the test clip (default: %(default)s)",
     )
     parser.add_argument(
-        "--split", choices=("train", "test"), default="train", help="default %(default)s"
+        "--split", choices=("train", "test"), default="train", help="which data set; default train"
     )
-    parser.add_argument("--epoch", type=int, default=0, help="of training, the first is 0")
+    parser.add_argument(
+        "--epoch",
+        type=int,
+        default=0,
+        help="epoch of a training sample, from 0 (default: %(default)s)",
+    )
     parser.add_argument(
         "--motion",
         action="store_true",
@@ -213,8 +223,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--out",
         type=Path,
         metavar="PAGE",
-        help="a new file; default: sample_SPLIT_INDEX.html in this folder, in the repository a "
-        "temporary one",
+        help="a new file; default: sample_SPLIT_INDEX.html in the current folder, or in a "
+        "temporary folder if the current folder is the repository",
     )
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     return parser.parse_intermixed_args(arguments)
@@ -284,7 +294,10 @@ def facts(draw: Any) -> dict[str, str]:
 
 
 def spike_facts(draw: Any) -> dict[str, str]:
-    """Return the rows of the table that concern spikes. Its planes are of the first frame."""
+    """Return the rows of the table that concern spikes, e.g. "planes" and "channels".
+
+    The row "planes" is about the first frame of the sample.
+    """
     clip = draw.clip
     spikes = clip.spikes  # how this data set reads its spikes
     frame = draw.frames[0]
@@ -398,16 +411,17 @@ def whole_frame(dataset: Any, sample: Sample, name: str) -> Section:
         boxes = {CYAN: clip.grid.region, **boxes}
     thickness = max(1, round(image.shape[1] / 500))  # pixels: thin, but visible in a large frame
     for colour, box in boxes.items():
-        corner = (factor * box.left, factor * box.top)  # OpenCV's order
-        size = (factor * box.width, factor * box.height)
-        cv2.rectangle(image, (*corner, *size), colour, thickness)
+        left = factor * box.left
+        top = factor * box.top
+        rectangle = (left, top, factor * box.width, factor * box.height)  # the form of OpenCV
+        cv2.rectangle(image, rectangle, colour, thickness)
     return Section(f"Whole frame {name}", [Row(title="", pictures=[Picture(note, image)])])
 
 
 def alignment(sample: Sample, names: dict[str, list[str]], found: Any) -> Section:
     """Return frames with the edges of the spikes over them: of the crop, and of the whole frame.
 
-    names: "lq", "gt" -> a name for each frame.
+    names: {"lq": a name for each frame, "gt": a name for each frame}.
     found: the Comparison of spikes and frames.
     """
     item = sample.item
@@ -421,7 +435,8 @@ def alignment(sample: Sample, names: dict[str, list[str]], found: Any) -> Sectio
 
     pictures = []
     for kind, stems in names.items():
-        number = min(middle, len(item[kind]) - 1)  # "gt" may have one frame only
+        # "gt" may have a single frame, which is then shown.
+        number = min(middle, len(item[kind]) - 1)
         image = tensor_to_uint8(item[kind][number][:3])
         over = edges_over(image, sharp, clip.grid.pixel)
         pictures.append(Picture(f"{kind} {stems[number]}", over))
@@ -440,7 +455,7 @@ def motion_within_exposure(dataset: Any, sample: Sample) -> Section:
     It is the motion that `--method joint` takes, by optical flow between pictures of the spikes. It
     is shown for the whole frame, as recorded: without crop, flips or reversed time.
     """
-    # Not before --help, because they bring torch.
+    # Imported here, so that --help does not wait for torch, which these modules import.
     from data.motion.drawing import LEGEND, pictures_of
     from data.motion.flow import motion_of
     from data.motion.recording import RecordedClip
@@ -448,8 +463,11 @@ def motion_within_exposure(dataset: Any, sample: Sample) -> Section:
     clip = sample.draw.clip
     frame = sample.draw.frames[len(sample.draw.frames) // 2]
     reader: Any = SampleReader(clip, clip.stems, OneSample(dataset.files, sample.draw))
+    # context=None: on each side of an exposure, half as many planes as it has are read, too.
     recorded = RecordedClip(reader, context=None)
-    gain, _ = recorded.gain()  # spikes per plane at full light, of each spike pixel
+    # The gain is the spikes per plane at full light, of each spike pixel, (h, w). The second result
+    # says which pixels can be trusted. It is not needed, because other pixels have the usual gain.
+    gain, _ = recorded.gain()
     motion = motion_of(recorded.read(frame), recorded.view, gain)
 
     pictures = []

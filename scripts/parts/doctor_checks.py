@@ -96,7 +96,7 @@ def check_environment() -> Iterator[Finding]:
     env = os.environ
     launch = RUN.launch
 
-    # 10**5 s are more than a day, so a larger value is probably in milliseconds.
+    # 10**5 s are more than a day, so a value of 10**5 or more is probably in milliseconds.
     timeout = env.get("NCCL_TIMEOUT")
     if timeout:
         what = f"{timeout} s for every collective"
@@ -259,7 +259,7 @@ def check_sum(device: torch.device) -> Finding:
 
 def check_bandwidth(device: torch.device) -> Finding:
     """Return how long the ranks take to add up data of three sizes. Collective."""
-    # The smallest size shows the delay of an exchange, the largest size its bandwidth.
+    # The smallest size shows how long an exchange takes to begin, the largest size its bandwidth.
     rates = []
     for megabytes in (0.01, 1, 16):
         data = torch.ones(int(megabytes * 2**20 / 4), device=device)  # float32: 4 bytes each
@@ -308,6 +308,7 @@ def check_training(argv: list[str]) -> list[Finding]:
     argv: arguments of main_train_vrt.py.
     """
     findings: list[Finding] = []
+    # One loop for the three checks, because an error is handled in the same way in each.
     for check in ("options", "data", "network"):
         watchdog.phase(f"check the {check}")
         try:
@@ -434,9 +435,9 @@ def check_scaling(model: ModelVRT, batch: dict[str, Any]) -> Finding:
     # afterwards, because the next check wraps the network itself.
     net = unwrap_ddp(model.netG)
     model.netG = model.wrap(net)
-    seconds = utils_dist.gather_objects(seconds_of(step, model.device, TIMED_STEPS))
+    seconds_of_ranks = utils_dist.gather_objects(seconds_of(step, model.device, TIMED_STEPS))
     model.netG = net
-    together = max(seconds)  # seconds of a step on the slowest rank
+    together = max(seconds_of_ranks)  # seconds of a step on the slowest rank
     alone_of_rank_0 = utils_dist.gather_objects(alone)[0]
     efficiency = alone_of_rank_0 / together
     is_cpu = devices.kind() == "cpu"
@@ -462,7 +463,9 @@ def check_gradients(model: ModelVRT, batch: dict[str, Any]) -> Finding:
     Each rank computes the gradients twice: alone from the batches of all ranks, and through DDP
     from its own batch. Everything is float64, so that rounding does not hide an error.
     """
-    net = unwrap_ddp(model.netG).double().eval()  # eval: no random dropout
+    # In float64, and without random dropout (eval). Both change the network in place. Nothing
+    # trains with it later, because this is the last check.
+    net = unwrap_ddp(model.netG).double().eval()
     tensors = {key: value for key, value in batch.items() if isinstance(value, torch.Tensor)}
     of_all_ranks = utils_dist.gather_objects(tensors)
 
