@@ -36,13 +36,17 @@ The runs of these trials had up to eight ranks (processes) on CPUs of one machin
 |---|---|
 | T | `watchdog.stall_s`, the time that a rank may stay in one phase of its work: 5 s in these trials, 300 s by default |
 | struck rank | the rank that the trial stops, kills or disturbs |
+| stall | the rank stands still in one of 6 ways: before an exchange between ranks; in the forward pass; on rank 0 alone; in a loader process; in C code that holds Python's lock; stopped by a signal |
 | named | the log of every rank names the struck rank, its phase, its step and its stack, and no rank ends with exit code 0 |
 | gone | the process has ended |
 | identical | weights, their running average, optimizer and position in the data are the same bit for bit as those of a run without the fault |
 | store | a small server in rank 0, through which the ranks report their states |
 
 A row that begins with "no fault" is a check that nothing happens to a healthy run.
+"""
 
+# The head of the table of the rows.
+TABLE_HEAD = """
 | fault | tried | result |
 |---|---|---|"""
 
@@ -62,7 +66,7 @@ ROWS = {
     "store_host": "rank 0, which holds the store, stopped, stuck in C code or killed, 2/4/8 ranks | "
     + NAMED,
     "false_alarms": "no fault: {ranks} ranks on busy cores | {minutes:g} minutes | {alarms} alarms, {last[steps]} steps",
-    "overhead": "no fault: time that the watchdog takes | 10^6 phases, 1000 beats | {phase_ns} ns a phase and {turn_us} us a beat: {percent:.3f} % of a step of 100 ms, which has five phases, with two beats a second",
+    "overhead": "no fault: time that the watchdog takes | 10^6 phases, 1000 beats | {phase_ns} ns a phase and {turn_us} us a beat: {percent:.3f} % of a step of 100 ms, which has five phases and a fifth of a beat",
     "kills": "kill -9 of a random rank at a random time, resumed | {trials} trials | {identical} identical",
     "saves": "kill -9 while saving | {trials} trials, {torn} in the middle of a write | {unreadable} unreadable, {lost} saves lost that the run had reported as done",
     "preemptions": "{signals} to one or all ranks, resumed | {trials} trials | {codes_right} ended with 75, {identical} identical; gone after {gone_s_max} s at worst",
@@ -85,8 +89,17 @@ def page(results: dict[str, Any], former_page: str) -> str:
     """
     begin_of_rest = former_page.index(FIRST_HEADING_THAT_STAYS)
     rest = former_page[begin_of_rest:]
-    lines = [HEAD, *rows(results), "", *exceptions(results), TAIL, rest]
+    lines = [HEAD, summary(results), TABLE_HEAD, *rows(results), "", *exceptions(results)]
+    lines += [TAIL, rest]
     return "\n".join(lines)
+
+
+def summary(results: dict[str, Any]) -> str:
+    """Return the sentence before the table: whether all trials ended as they should."""
+    wrong = sum(len(figures.get("wrong", [])) for figures in results.values())
+    if wrong:
+        return f"**{wrong} trials did not end as they should;** they are listed below the table:"
+    return "**All trials ended as they should:**"
 
 
 def rows(results: dict[str, Any]) -> Iterator[str]:
