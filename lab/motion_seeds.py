@@ -11,7 +11,7 @@ the motion and its equations?
 
 The program works in this order:
 
-    trained      for each run and each part: new steps -> <out>/steps/<run>_<part>.pt
+    train_all    for each run and each part: new steps -> <out>/steps/<run>_<part>.pt
     scores_of    all runs restore the same clips of lab/joint_gain.py -> <out>/seeds_<...>.json
     table_of     the gains over the operator, a row for each set of clips
 
@@ -100,8 +100,8 @@ SETS_OF_PART = {
 # The kinds of steps. The words are in the names of files and in the columns of the table.
 EQUATIONS = "equations"  # the steps see the motion and its equations
 PLAIN = "plain"  # the control
-# Name of a set of clips -> its part and its condition of lab/joint_gain.py. In the light of rig and
-# dim all frames have few spikes, and in that of the others nearly all have many.
+# Name of a set of clips -> its part and its condition of lab/joint_gain.py. Under the conditions
+# "rig" and "dim" all frames have few spikes. Under "ideal" and "other" nearly all frames have many.
 CLIPS = {
     "report_ideal": ("report", "ideal"),
     "report_other": ("report", "other"),
@@ -128,15 +128,19 @@ class Run:
 
 
 @dataclass
-class Learned:
-    """The learned steps of a run, with the process time of their training."""
+class TrainedRun:
+    """The learned steps of a run, with the process time of their training.
+
+    `train_all` adds the steps of one part after the other.
+    """
 
     run: Run
     steps: dict[str, MotionSteps]  # part -> its steps
     cpu_s: dict[str, float]  # part -> CPU seconds of the updates, without making the samples
 
 
-# Run -> clip -> PSNR in dB. The operator and the shipped weights are in it, too, under these names.
+# Name of a run -> clip -> PSNR in dB. The operator and the shipped weights count as runs, too, with
+# the names OF_OPERATOR and OF_SHIPPED.
 Scores = dict[str, dict[str, float]]
 OF_OPERATOR = "operator"
 OF_SHIPPED = "shipped"
@@ -157,10 +161,10 @@ def main(argv: Sequence[str]) -> int:
     cv2.setNumThreads(1)
 
     runs = runs_of(args.seeds, args.updates)
-    learned = [Learned(run, steps={}, cpu_s={}) for run in runs]
+    trained_runs = [TrainedRun(run, steps={}, cpu_s={}) for run in runs]
     network = network_file(out)
     for part in args.parts:
-        train_all(out, args.videos, network, part, learned)
+        train_all(out, args.videos, network, part, trained_runs)
 
     found: dict[str, Scores] = {}
     for name in args.clips:
@@ -168,7 +172,7 @@ def main(argv: Sequence[str]) -> int:
         if not file.exists():
             # In a folder of their own, because sets of the training have the same names.
             folder = clips_of(out / "test", args.videos, name)
-            write_scores(file, name, learned, scores_of(folder, learned))
+            write_scores(file, name, trained_runs, scores_of(folder, trained_runs))
         found[name] = read_json(file)["psnr"]
         print(f"{name} is measured", flush=True)
     print(table_of(found, runs))
@@ -237,7 +241,7 @@ def network_of(weights: Path) -> MotionFusion:
 
 
 def train_all(
-    out: Path, videos: Path, network: Path, part: str, learned: Sequence[Learned]
+    out: Path, videos: Path, network: Path, part: str, trained_runs: Sequence[TrainedRun]
 ) -> None:
     """Add the steps of a part to each run. Steps whose files are there are read from them.
 
@@ -246,26 +250,27 @@ def train_all(
     operator = read_saved(OPERATOR)
     # Kind -> name of a set -> its samples. They are made only if a training needs them.
     samples: dict[str, dict[str, list[Sample]]] = {}
-    for of_run in learned:
-        run = of_run.run
+    for trained_run in trained_runs:
+        run = trained_run.run
         # The seed of the initial weights, as in lab/train_motion.py.
         torch.manual_seed(run.seed)
-        steps = steps_of(motion_network(operator, network)[1], part)
-        of_run.steps[part] = steps.eval()
+        _, fusion = motion_network(operator, network)
+        steps = steps_of(fusion, part)
+        trained_run.steps[part] = steps.eval()
 
         file = out / "steps" / f"{run.name}_{part}.pt"
         if not file.exists():
             if not samples:
                 samples = samples_of_kinds(out, videos, network, part)
             file.parent.mkdir(parents=True, exist_ok=True)
-            torch.save(trained(run, steps, samples[run.kind]), file)
+            torch.save(train_run(run, steps, samples[run.kind]), file)
         saved = torch.load(file)
         steps.load_state_dict(saved["weights"])
-        of_run.cpu_s[part] = saved["cpu_s"]
+        trained_run.cpu_s[part] = saved["cpu_s"]
         print(f"{run.name}, {part}: {saved['cpu_s']:.0f} CPU seconds", flush=True)
 
 
-def trained(run: Run, steps: MotionSteps, samples: Mapping[str, list[Sample]]) -> dict[str, Any]:
+def train_run(run: Run, steps: MotionSteps, samples: Mapping[str, list[Sample]]) -> dict[str, Any]:
     """Train new steps. Returns their averaged weights, and the CPU seconds of the updates."""
     last: dict[str, Tensor] = {}
 
@@ -284,7 +289,8 @@ def samples_of_kinds(
 ) -> dict[str, dict[str, list[Sample]]]:
     """Return the samples of a part for both kinds of steps: kind -> name of a set -> samples.
 
-    All have their equations, so that no training pays for the equations of the others.
+    Each sample has its equations already. Otherwise the first training would make the equations,
+    and its CPU time would be longer than the time of the next trainings.
     """
     operator = read_saved(OPERATOR)
     _, net = motion_network(operator, network)
@@ -327,10 +333,16 @@ class EachWay:
     The ways are the operator, the shipped weights, and all runs, in the order of `names`.
     """
 
-    def __init__(self, shipped: MotionFusion, learned: Sequence[Learned]) -> None:
+    def __init__(self, shipped: MotionFusion, trained_runs: Sequence[TrainedRun]) -> None:
+        # Part -> the shipped steps of this part. Weights without steps for few spikes use the same
+        # steps in all light.
         self.shipped = {"good": shipped.steps, "few": shipped.few_steps or shipped.steps}
-        self.learned = learned
-        self.names = [OF_OPERATOR, OF_SHIPPED, *(of_run.run.name for of_run in learned)]
+        self.trained_runs = trained_runs
+        self.names = [
+            OF_OPERATOR,
+            OF_SHIPPED,
+            *(trained_run.run.name for trained_run in trained_runs),
+        ]
         # Number of frames so far for which a run has no trained steps.
         self.frames_without_steps = 0
 
@@ -342,25 +354,34 @@ class EachWay:
         part = "few" if exposure.median_spikes < FEW_SPIKES else "good"
         equations = exposure.equations
         proposal = equations.proposal(z_0)
+        # What the control sees. Its proposal is z_0.
         hidden = HiddenEquations(equations)
-        frames = [z_0, self.shipped[part].all_steps(z_0, proposal, equations)[-1]]
-        if any(part not in of_run.steps for of_run in self.learned):
+        hidden_proposal = hidden.proposal(z_0)
+
+        # `all_steps` returns the frame after each learned step. The last one is the restored frame.
+        shipped_frames = self.shipped[part].all_steps(z_0, proposal, equations)
+        frames = [z_0, shipped_frames[-1]]
+        if any(part not in trained_run.steps for trained_run in self.trained_runs):
             self.frames_without_steps += 1
-        for of_run in self.learned:
-            steps = of_run.steps.get(part)
-            if steps is None:  # `scores_of` leaves this clip out
+        for trained_run in self.trained_runs:
+            steps = trained_run.steps.get(part)
+            if steps is None:
+                # The number of frames must be the number of ways. `scores_of` leaves this clip out.
                 frames.append(z_0)
-            elif of_run.run.kind == PLAIN:
-                frames.append(steps.all_steps(z_0, hidden.proposal(z_0), hidden)[-1])
+                continue
+            if trained_run.run.kind == PLAIN:
+                frames_of_run = steps.all_steps(z_0, hidden_proposal, hidden)
             else:
-                frames.append(steps.all_steps(z_0, proposal, equations)[-1])
+                frames_of_run = steps.all_steps(z_0, proposal, equations)
+            frames.append(frames_of_run[-1])
         return torch.stack(frames).clamp(0, 1)
 
 
-def scores_of(folder: Path, learned: Sequence[Learned]) -> Scores:
+def scores_of(folder: Path, trained_runs: Sequence[TrainedRun]) -> Scores:
     """Restore the clips of a folder in all ways. Returns way -> clip -> PSNR in dB.
 
-    Clips with frames for which the steps of a run were not trained are left out.
+    A clip is left out if it has a frame for which a run has no trained steps, e.g. a frame with few
+    spikes if only the part "good" was trained.
     """
     operator = read_saved(OPERATOR)
     shipped = network_of(SHIPPED)
@@ -370,7 +391,7 @@ def scores_of(folder: Path, learned: Sequence[Learned]) -> Scores:
         steps=shipped.proposal_steps,
     )
     find = finder_of(shipped.motion_by, shipped.motion_net, CPU)
-    ways = EachWay(shipped, learned)
+    ways = EachWay(shipped, trained_runs)
     scores: Scores = {name: {} for name in ways.names}
     for reader in readers_of_set(folder, "auto", operator):
         ways.frames_without_steps = 0
@@ -412,7 +433,7 @@ def clip_scores(
     return {name: float(np.mean(values)) for name, values in of_frames.items()}
 
 
-def write_scores(file: Path, name: str, learned: Sequence[Learned], scores: Scores) -> None:
+def write_scores(file: Path, name: str, trained_runs: Sequence[TrainedRun], scores: Scores) -> None:
     """Write the scores of a set of clips as JSON, with the CPU time of each training.
 
     name: of the set, e.g. "report_ideal". The files are in docs/benchmarks/quality, so the keys
@@ -421,7 +442,7 @@ def write_scores(file: Path, name: str, learned: Sequence[Learned], scores: Scor
     about = {
         "measured": environment(),
         "clips": name,
-        "cpu_s": {of_run.run.name: of_run.cpu_s for of_run in learned},
+        "cpu_s": {trained_run.run.name: trained_run.cpu_s for trained_run in trained_runs},
         "psnr": scores,
     }
     file.write_text(json.dumps(about, indent=1) + "\n")

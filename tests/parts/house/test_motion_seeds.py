@@ -14,8 +14,8 @@ from lab.motion_seeds import (
     PLAIN,
     SHIPPED,
     EachWay,
-    Learned,
     Run,
+    TrainedRun,
     clip_scores,
     network_of,
     table_of,
@@ -34,12 +34,12 @@ CPU = torch.device("cpu")
 GATE_OF_PROPOSAL = slice(20, 24)
 
 
-def learned_with(run: Run, gate: float) -> Learned:
+def learned_with(run: Run, gate: float) -> TrainedRun:
     """Return a run whose steps go this share of the way to the proposal, and do nothing else."""
     _, net = motion_network(read_saved(OPERATOR))
     with torch.no_grad():
         present(net.steps.tail.bias)[GATE_OF_PROPOSAL] = gate
-    return Learned(run, steps={"good": net.steps.eval()}, cpu_s={"good": 1.0})
+    return TrainedRun(run, steps={"good": net.steps.eval()}, cpu_s={"good": 1.0})
 
 
 def reader_of(clip, operator: SavedNetwork) -> DatasetClip:
@@ -59,7 +59,7 @@ def test_all_ways_restore_as_the_test_program_and_the_control_does_not_see_the_m
     new = Run(EQUATIONS, seed=0, updates=0)
     seeing = Run(EQUATIONS, seed=1, updates=1)
     plain = Run(PLAIN, seed=1, updates=1)
-    learned = [learned_with(new, 0.0), learned_with(seeing, 0.5), learned_with(plain, 0.5)]
+    trained_runs = [learned_with(new, 0.0), learned_with(seeing, 0.5), learned_with(plain, 0.5)]
     shipped = network_of(SHIPPED)
     solver = Solver(
         groups=shipped.groups,
@@ -67,7 +67,7 @@ def test_all_ways_restore_as_the_test_program_and_the_control_does_not_see_the_m
         steps=shipped.proposal_steps,
     )
     find = finder_of(shipped.motion_by, shipped.motion_net, CPU)
-    ways = EachWay(shipped, learned)
+    ways = EachWay(shipped, trained_runs)
     scores = clip_scores(reader_of(clip, operator), operator, ways, find, solver)
 
     for way, weights in ((OF_OPERATOR, OPERATOR), (OF_SHIPPED, SHIPPED)):
