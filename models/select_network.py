@@ -243,9 +243,7 @@ def _check_task(
 
 
 def _check_time(name: str, section: LoaderOptions, spec: InputSpec) -> None:
-    """Raise OptionError if datasets.<name> is for interpolation and the network is not, or vice
-    versa.
-    """
+    """Raise OptionError if only one of datasets.<name> and the network is for interpolation."""
     temporal_scale = getattr(section, "temporal_scale", None)  # None: the dataset has no such key
     if spec.interpolates:
         # The test program can leave out every second frame of any clip. So a test dataset need not

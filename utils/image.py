@@ -51,8 +51,11 @@ def tensor_to_uint8(image: Any) -> np.ndarray:
 def scored_values(image: Any, values: str) -> np.ndarray:
     """Turn a tensor (..., C, H, W) in [0, 1] into the values (..., H, W, C) that a metric compares.
 
-    values: what the metric takes, one of metrics.VALUES. "uint8": rounded values 0 ... 255.
-    "clamped": float64 in 0 ... 255. Any other text: float64, times 255 and not clamped.
+    values: the option metric.values:
+
+        "uint8"      clamped to 0 ... 1, times 255, rounded; uint8
+        "clamped"    clamped to 0 ... 1, times 255; float64
+        "float"      times 255; float64
     """
     if values == "uint8":
         return tensor_to_uint8(image)

@@ -36,7 +36,8 @@ def spikes_for_network(saved: SavedNetwork, request: TestRequest) -> dict[str, A
         return None
     spike = {"type": saved.spike} if isinstance(saved.spike, str) else dict(saved.spike)
     # Drop the keys that describe the training data, because they need not be true of the user's
-    # clips. The rate "match" is measured anew in each clip, so it stays.
+    # clips: rate, light, and the four keys in the loop. The rate "match" is measured anew in each
+    # clip, so it stays. Without `spike_data`, the section is all that is known of rate and light.
     if saved.spike_data is not None and spike.get("rate") != "match":
         spike |= {"rate": None, "light": None}
     for key in ("calibration", "exposure", "first", "count"):
@@ -107,7 +108,7 @@ def _refuse_wrong_inputs(saved: SavedNetwork, request: TestRequest) -> None:
         raise OptionError(
             what=f"these weights {wants} a noise level",
             where="--sigma",
-            expected="0..255 for 008",
+            expected="0..255 for 008",  # the published denoiser, 008_VRT_videodenoising_DAVIS
             do="add or drop --sigma",
         )
     if spec.spike_channels and not request.spike:

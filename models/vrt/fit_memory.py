@@ -216,19 +216,21 @@ def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> list[Moment]:
     aligns = [module for module in net.modules() if isinstance(module, DeformAlign)]
     seen: list[_Seen] = []  # in the order of the forward pass
 
-    def note(module: nn.Module, args: tuple[Any, ...], _: Any) -> None:
-        # torch calls this after the forward pass of a module. DeformAlign takes (sources, target,
-        # flows), all other modules take x alone.
-        x = args[1] if module in aligns else args[0]
-        seen.append(_Seen(module, x.detach(), saved=sum(sizes.values())))
-
     # `forked_generators` restores torch's random generators at the end. So the training draws the
     # same numbers as without this run.
     first_parameter = next(net.parameters())
     with devices.forked_generators(first_parameter.device), torch.enable_grad():
-        # 1. Run the network once with all flags set and with the hooks.
+        # 1. Run the network once with all flags set. A hook notes each module and its input.
         with ExitStack() as stack:
+            # Fills up during the run: address of a saved storage -> its bytes.
             sizes = stack.enter_context(saved_bytes(net))
+
+            def note(module: nn.Module, args: tuple[Any, ...], _: Any) -> None:
+                # torch calls this after the forward pass of a module. DeformAlign takes (sources,
+                # target, flows), all other modules take x alone.
+                x = args[1] if module in aligns else args[0]
+                seen.append(_Seen(module, x.detach(), saved=sum(sizes.values())))
+
             for owner in owners:
                 for flag in owner.FLAGS:
                     setattr(owner, flag, True)

@@ -317,18 +317,25 @@ def _logits(
 
 @jit(do_not_specialize=["n", "group_size"])
 def _forward(
-    qkv, bias,  # inputs: packed queries, keys and values; the bias of the logits
-    region_row, regions,  # inputs: the masks
+    qkv,  # input: packed queries, keys and values
+    bias,  # input: the bias of the logits, or None
+    region_row,  # input: for each window, its row in `regions`; None without masks
+    regions,  # input: for each token, the number of its region; None without masks
     out,  # result: the output, (n, T, HEADS, HD)
     log_sums,  # result: L of each query, (n, HEADS, T)
-    n, group_size,  # number of windows, number of windows of a program
+    n,  # number of windows
+    group_size,  # number of windows of a program
     scale,  # factor of the logits, times log2(e)
-    T: tl.constexpr, HEADS: tl.constexpr,  # tokens of a window, heads
-    HD: tl.constexpr, PAD: tl.constexpr,  # channels of a head, the same with padding
+    T: tl.constexpr,  # tokens of a window
+    HEADS: tl.constexpr,  # heads
+    HD: tl.constexpr,  # channels of a head
+    PAD: tl.constexpr,  # channels of a head with padding, a power of two
     MUTUAL: tl.constexpr,  # whether the queries come from the other frame of the pair
-    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,  # whether there is a bias, whether masks
-    QUERIES: tl.constexpr, KEYS: tl.constexpr,  # queries and keys in a tile
-):  # fmt: skip
+    HAS_BIAS: tl.constexpr,  # whether there is a bias
+    HAS_MASK: tl.constexpr,  # whether there are masks
+    QUERIES: tl.constexpr,  # queries in a tile
+    KEYS: tl.constexpr,  # keys in a tile
+):
     """Write the output and the log-sum-exp of the logits for a tile of queries of one head.
 
     The table "Names in all kernels" explains the arguments.
@@ -433,22 +440,31 @@ def _bias_sum_of_group(grad_bias, group, head, T: tl.constexpr, HEADS: tl.conste
 
 @jit(do_not_specialize=["n", "group_size"])
 def _all_gradients(
-    qkv, bias,  # inputs: packed queries, keys and values; the bias, transposed
-    region_row, regions,  # inputs: the masks
+    qkv,  # input: packed queries, keys and values
+    bias,  # input: the bias, transposed, or None
+    region_row,  # input: for each window, its row in `regions`; None without masks
+    regions,  # input: for each token, the number of its region; None without masks
     out,  # input: the output of forward, O
-    grad, grad_stride: tl.constexpr,  # input: dO, and the distance of its rows
+    grad,  # input: dO
+    grad_stride: tl.constexpr,  # numbers from a row of dO to the next row
     log_sums,  # input: L of each query
     delta,  # not used: this kernel computes the delta of a query right where it needs it
     grad_qkv,  # result: dQ, dK and dV
     grad_bias,  # result: the sum of dS of each group, if there is a bias
-    n, group_size,  # number of windows, number of windows of a program
-    scale, true_scale,  # factor of the logits, with log2(e) and without it
-    T: tl.constexpr, HEADS: tl.constexpr,  # tokens of a window, heads
-    HD: tl.constexpr, PAD: tl.constexpr,  # channels of a head, the same with padding
+    n,  # number of windows
+    group_size,  # number of windows of a program
+    scale,  # factor of the logits, times log2(e)
+    true_scale,  # factor of the logits
+    T: tl.constexpr,  # tokens of a window
+    HEADS: tl.constexpr,  # heads
+    HD: tl.constexpr,  # channels of a head
+    PAD: tl.constexpr,  # channels of a head with padding, a power of two
     MUTUAL: tl.constexpr,  # whether the queries come from the other frame of the pair
-    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,  # whether there is a bias, whether masks
-    QUERIES: tl.constexpr, KEYS: tl.constexpr,  # queries and keys in a tile
-):  # fmt: skip
+    HAS_BIAS: tl.constexpr,  # whether there is a bias
+    HAS_MASK: tl.constexpr,  # whether there are masks
+    QUERIES: tl.constexpr,  # queries in a tile
+    KEYS: tl.constexpr,  # keys in a tile
+):
     """Write dQ, dK, dV and the sum of dS of one head in a group of windows.
 
     All keys of a window are one tile. The queries are one tile (T = 64) or two tiles (T = 128).
@@ -539,22 +555,31 @@ def _all_gradients(
 
 @jit(do_not_specialize=["n", "group_size"])
 def _gradient_of_queries(
-    qkv, bias,  # inputs: packed queries, keys and values; the bias, not transposed
-    region_row, regions,  # inputs: the masks
+    qkv,  # input: packed queries, keys and values
+    bias,  # input: the bias, not transposed, or None
+    region_row,  # input: for each window, its row in `regions`; None without masks
+    regions,  # input: for each token, the number of its region; None without masks
     out,  # input: the output of forward, O
-    grad, grad_stride: tl.constexpr,  # input: dO, and the distance of its rows
+    grad,  # input: dO
+    grad_stride: tl.constexpr,  # numbers from a row of dO to the next row
     log_sums,  # input: L of each query
     delta,  # result: rowsum(dO O)
     grad_qkv,  # result: dQ. The places of dK and dV stay as they are
     grad_bias,  # not used: `_gradient_of_bias` writes it
-    n, group_size,  # number of windows, number of windows of a program
-    scale, true_scale,  # factor of the logits, with log2(e) and without it
-    T: tl.constexpr, HEADS: tl.constexpr,  # tokens of a window, heads
-    HD: tl.constexpr, PAD: tl.constexpr,  # channels of a head, the same with padding
+    n,  # number of windows
+    group_size,  # number of windows of a program
+    scale,  # factor of the logits, times log2(e)
+    true_scale,  # factor of the logits
+    T: tl.constexpr,  # tokens of a window
+    HEADS: tl.constexpr,  # heads
+    HD: tl.constexpr,  # channels of a head
+    PAD: tl.constexpr,  # channels of a head with padding, a power of two
     MUTUAL: tl.constexpr,  # whether the queries come from the other frame of the pair
-    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,  # whether there is a bias, whether masks
-    QUERIES: tl.constexpr, KEYS: tl.constexpr,  # queries and keys in a tile
-):  # fmt: skip
+    HAS_BIAS: tl.constexpr,  # whether there is a bias
+    HAS_MASK: tl.constexpr,  # whether there are masks
+    QUERIES: tl.constexpr,  # queries in a tile
+    KEYS: tl.constexpr,  # keys in a tile
+):
     """Write dQ of a tile of queries, and delta of these queries. dQ is a sum over the keys.
 
     `_BackwardPass.launch` must launch this kernel before the two kernels that read delta.
@@ -606,22 +631,31 @@ def _gradient_of_queries(
 
 @jit(do_not_specialize=["n", "group_size"])
 def _gradients_of_keys(
-    qkv, bias,  # inputs: packed queries, keys and values; the bias, transposed
-    region_row, regions,  # inputs: the masks
+    qkv,  # input: packed queries, keys and values
+    bias,  # input: the bias, transposed, or None
+    region_row,  # input: for each window, its row in `regions`; None without masks
+    regions,  # input: for each token, the number of its region; None without masks
     out,  # not used: only delta needs it, and delta is an input here
-    grad, grad_stride: tl.constexpr,  # input: dO, and the distance of its rows
+    grad,  # input: dO
+    grad_stride: tl.constexpr,  # numbers from a row of dO to the next row
     log_sums,  # input: L of each query
     delta,  # input: `_gradient_of_queries` must have written it before this launch
     grad_qkv,  # result: dK and dV. The place of dQ stays as it is
     grad_bias,  # not used: `_gradient_of_bias` writes it
-    n, group_size,  # number of windows, number of windows of a program
-    scale, true_scale,  # factor of the logits, with log2(e) and without it
-    T: tl.constexpr, HEADS: tl.constexpr,  # tokens of a window, heads
-    HD: tl.constexpr, PAD: tl.constexpr,  # channels of a head, the same with padding
+    n,  # number of windows
+    group_size,  # number of windows of a program
+    scale,  # factor of the logits, times log2(e)
+    true_scale,  # factor of the logits
+    T: tl.constexpr,  # tokens of a window
+    HEADS: tl.constexpr,  # heads
+    HD: tl.constexpr,  # channels of a head
+    PAD: tl.constexpr,  # channels of a head with padding, a power of two
     MUTUAL: tl.constexpr,  # whether the queries come from the other frame of the pair
-    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,  # whether there is a bias, whether masks
-    QUERIES: tl.constexpr, KEYS: tl.constexpr,  # queries and keys in a tile
-):  # fmt: skip
+    HAS_BIAS: tl.constexpr,  # whether there is a bias
+    HAS_MASK: tl.constexpr,  # whether there are masks
+    QUERIES: tl.constexpr,  # queries in a tile
+    KEYS: tl.constexpr,  # keys in a tile
+):
     """Write dK and dV of a tile of keys. Both are sums over the queries."""
     # This program computes one tile of keys of one head, in the windows first ... end - 1.
     group = _group_of_program(HEADS, TILES=T // KEYS)
@@ -674,23 +708,31 @@ def _gradients_of_keys(
 
 @jit(do_not_specialize=["n", "group_size"])
 def _gradient_of_bias(
-    qkv, bias,  # inputs: packed queries, keys and values; the bias, transposed
-    region_row, regions,  # inputs: the masks
+    qkv,  # input: packed queries, keys and values
+    bias,  # input: the bias, transposed, or None
+    region_row,  # input: for each window, its row in `regions`; None without masks
+    regions,  # input: for each token, the number of its region; None without masks
     out,  # not used: only delta needs it, and delta is an input here
-    grad, grad_stride: tl.constexpr,  # input: dO, and the distance of its rows
+    grad,  # input: dO
+    grad_stride: tl.constexpr,  # numbers from a row of dO to the next row
     log_sums,  # input: L of each query
     delta,  # input: `_gradient_of_queries` must have written it before this launch
     grad_qkv,  # not used: the two kernels above write it
     grad_bias,  # result: the sum of dS of each group
-    n, group_size,  # number of windows, number of windows of a program
-    scale, true_scale,  # factor of the logits, with log2(e); without it: not used
-    T: tl.constexpr, HEADS: tl.constexpr,  # tokens of a window, heads
-    HD: tl.constexpr, PAD: tl.constexpr,  # channels of a head, the same with padding
+    n,  # number of windows
+    group_size,  # number of windows of a program
+    scale,  # factor of the logits, times log2(e)
+    true_scale,  # not used
+    T: tl.constexpr,  # tokens of a window
+    HEADS: tl.constexpr,  # heads
+    HD: tl.constexpr,  # channels of a head
+    PAD: tl.constexpr,  # channels of a head with padding, a power of two
     MUTUAL: tl.constexpr,  # whether the queries come from the other frame of the pair
     HAS_BIAS: tl.constexpr,  # not used: without a bias, this kernel is not launched
     HAS_MASK: tl.constexpr,  # whether there are masks
-    QUERIES: tl.constexpr, KEYS: tl.constexpr,  # queries and keys in a tile
-):  # fmt: skip
+    QUERIES: tl.constexpr,  # queries in a tile
+    KEYS: tl.constexpr,  # keys in a tile
+):
     """Write the sum of dS over a group of windows, for a tile of keys and a tile of queries."""
     # This program computes one tile of the matrix (keys, queries) of one head. It adds the windows
     # first ... end - 1, which are group `group`. E.g. T 192 and tiles of 64 x 64: the tiles 0, 1, 2

@@ -97,12 +97,15 @@ def _normalized(x, C: tl.constexpr, is_inside, eps):
 @jit(do_not_specialize=["n"])
 def _norm_forward(
     x,  # input (n, C)
-    weight, bias,  # inputs (C,), float32
+    weight,  # input (C,), float32
+    bias,  # input (C,), float32
     y,  # result (n, C), in the dtype of x
-    n, eps,  # number of rows; what is added to the variance
-    C: tl.constexpr, PAD: tl.constexpr,  # channels of a row, the same with padding
+    n,  # number of rows
+    eps,  # what is added to the variance
+    C: tl.constexpr,  # channels of a row
+    PAD: tl.constexpr,  # channels of a row with padding, a power of two
     ROWS: tl.constexpr,  # rows of a tile
-):  # fmt: skip
+):
     """Write y = u weight + bias for one tile, where u are the normalized rows."""
     # The rows and channels of this program's tile, and where their numbers are in memory.
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -126,10 +129,12 @@ def _norm_backward(
     grad,  # the gradient of y, (n, C)
     grad_x,  # result: dx, (n, C)
     program_sums,  # result: the sums of each program, (programs, 2, C): dweight, then dbias
-    n, eps,  # number of rows; what is added to the variance
-    C: tl.constexpr, PAD: tl.constexpr,  # channels of a row, the same with padding
+    n,  # number of rows
+    eps,  # what is added to the variance
+    C: tl.constexpr,  # channels of a row
+    PAD: tl.constexpr,  # channels of a row with padding, a power of two
     ROWS: tl.constexpr,  # rows of a tile
-):  # fmt: skip
+):
     """Write the gradients of x, and the sums of this program for the gradients of weight and bias.
 
     With the normalized rows u, and factor = 1 / sqrt(var + eps) of each row:
@@ -227,9 +232,10 @@ def _geglu_forward(
     z,  # input (n, 2 H)
     y,  # result (n, H)
     n,  # number of rows
-    H: tl.constexpr, PAD: tl.constexpr,  # numbers in a row of y, the same with padding
+    H: tl.constexpr,  # numbers in a row of y
+    PAD: tl.constexpr,  # numbers in a row of y with padding, a power of two
     ROWS: tl.constexpr,  # rows of a tile
-):  # fmt: skip
+):
     """Write y = gelu(a) b for one tile, with gelu(a) = a / 2 (1 + erf(a / sqrt(2)))."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, PAD)
@@ -250,9 +256,10 @@ def _geglu_backward(
     grad_z,  # result: da and db of each row, (n, 2 H)
     program_sums,  # result: the sum of each program over its rows of grad_z, (programs, 2 H)
     n,  # number of rows
-    H: tl.constexpr, PAD: tl.constexpr,  # numbers in a row of y, the same with padding
+    H: tl.constexpr,  # numbers in a row of y
+    PAD: tl.constexpr,  # numbers in a row of y with padding, a power of two
     ROWS: tl.constexpr,  # rows of a tile
-):  # fmt: skip
+):
     """Write the gradients of a and b in y = gelu(a) b, and their sums over the rows.
 
         gelu(a) = a Phi(a)

@@ -53,6 +53,7 @@ def status_line(rank: int | None = None, state: State | None = None) -> str:
     if rank is None:
         rank = RUN.launch.rank
     facts: dict[str, Any] = state["facts"]
+    # E.g. "17, 4, 230". At the end of an epoch a rank has no sample left of this epoch.
     first = ", ".join(str(index) for index in facts["first"]) or "none left of this one"
     parts = [
         f"rank {rank} of {RUN.launch.world_size} on {state['host']}, {facts['device']}, "

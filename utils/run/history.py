@@ -640,7 +640,8 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
     if finite_psnr_at:
         best_step = max(finite_psnr_at, key=lambda step: finite_psnr_at[step])
 
-    # The rows: the newest validations, and the best validation. The newest comes first.
+    # The rows: the newest validations, and the best validation. The newest comes first. (Without a
+    # best validation, best_step is None, which no step equals.)
     shown_steps = {best_step, *steps[-SHOWN_ROWS:]}
     newest_first = [step for step in reversed(steps) if step in shown_steps]
     rows = _validation_rows(history, newest_first, metrics=("psnr", "ssim", *further))

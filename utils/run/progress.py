@@ -38,8 +38,11 @@ BAR_FORMAT = (
 # Seconds after a line until the next line is logged, even if no tenth was completed. A user who
 # looks at the log should not take a slow action for one that hangs.
 LONGEST_WITHOUT_LINE_S = 60.0
-# Seconds before the first line of an action. A shorter action needs no line in the log of a run.
+# Seconds at the start of an action in which no line comes. A shorter action needs no line in the
+# log of a run. A caller may ask for another number.
 QUIET_S = 5.0
+# Seconds at the start after which a line comes even if no tenth was completed.
+FIRST_LINE_S = 5.0
 
 # By default, tqdm has a thread, and a lock that all processes share. If a process were killed or
 # forked while the lock is held, all others would wait for ever. So tqdm gets no thread and a lock
@@ -228,12 +231,12 @@ class Lines:
     """
 
     def __init__(
-        self, total: int, name: str, unit: str, say: Callable[[str], object], no_line_s: float = 0.0
+        self, total: int, name: str, unit: str, say: Callable[[str], object], quiet_s: float = 0.0
     ) -> None:
         """total: number of things to do, e.g. 500.
         name: what is done, e.g. "check". unit: what is counted, e.g. "clips".
         say: function that is called with each line.
-        no_line_s: seconds at the start in which no line comes.
+        quiet_s: seconds at the start in which no line comes.
         """
         self.total = max(total, 1)  # 0 things to do would divide by zero below
         self.name = name
@@ -241,10 +244,10 @@ class Lines:
         self.done = 0
         self._say = say
         self._begin = time.monotonic()
-        self._quiet_until = self._begin + no_line_s  # no line comes before this time
+        self._quiet_until = self._begin + quiet_s  # no line comes before this time
         # When a line comes even if no tenth was completed. At the start this is soon, so that the
         # user sees early how long the action takes.
-        self._due = self._begin + QUIET_S
+        self._due = self._begin + FIRST_LINE_S
 
     def update(self, count: float = 1) -> None:
         """Count what was done since the last call, and write a line if one is due.
@@ -252,7 +255,7 @@ class Lines:
         count: may be a part of one thing, e.g. 1/3 of a clip.
         """
         now = time.monotonic()
-        # The addition of 1e-6 is for fractions: 1/3 + 1/3 + 1/3 may be slightly less than 1.
+        # 1e-6 is added because of fractions: 1/3 + 1/3 + 1/3 may be slightly less than 1.
         former_share = (self.done + 1e-6) / self.total
         self.done += count
         share = (self.done + 1e-6) / self.total
