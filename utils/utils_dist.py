@@ -795,7 +795,17 @@ def _is_reporter_without_store(error: BaseException) -> bool:
 
 
 def _ending_with_store(error: BaseException) -> _Ending:
-    """Return how this rank ends after an error. The ranks agree through the store who reports."""
+    """Return how this rank ends after an error. The ranks agree through the store who reports.
+
+    The cause may be on this rank, or the error says that another rank has gone (a peer). What this
+    rank does:
+
+        the store                             cause on this rank   on another rank
+        has no failure yet                    reports its error    reports "lost contact"
+        has a failure of another rank         is silent            is silent
+        has a value that no rank wrote        reports its error    one rank of the host reports it
+        is gone                               is silent: a watchdog reports, in both cases
+    """
     cause = error
     code = _exit_code(error)
     # If another rank fails, the connection to this rank breaks, which raises an error here too.

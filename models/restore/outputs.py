@@ -231,8 +231,13 @@ def claim_folder(
 ) -> None:
     """Take the output folder for one test.
 
-    Results that this test wrote before an interruption are kept. Results of another test are
-    refused.
+    What the folder holds, and what happens:
+
+        nothing, or there is no folder       the folder is taken
+        results of this test                 the test continues: the results stay
+        results of another test              refused; with `overwrite`, these results are removed
+        files that no test wrote             refused
+        a training run                       refused
 
     The file run.json marks the folder as one of ours. It holds settings, inputs and the names of
     all results. It is written only after all checks, so a refused test changes nothing. A new check

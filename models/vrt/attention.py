@@ -300,6 +300,11 @@ class _Widened(NamedTuple):
 
         q k^T is then    q k^T - log-sum-exp / (scale log2(e))
         G v^T is then    G v^T - sum(G * O)
+
+    E.g. a row of q, and a row of k, whose product is q_1 k_1 + ... + q_hd k_hd + a + b:
+
+        q    q_1 ... q_hd  a  b      a + b is minus the number of this row
+        k    k_1 ... k_hd  1  1
     """
 
     q: Tensor

@@ -188,6 +188,11 @@ class InChunks(torch.autograd.Function):
     Forward saves x, the weights and the tape. Backward frees the graph of each chunk before the
     next chunk: whoever keeps a tensor with a graph beyond the loop breaks the saving of memory.
     test_fake_gpu.py measures the memory.
+
+    One chunk in forward, and in backward (from right to left):
+
+        x  --take-->  tokens  --hidden-->  y, h  --last layer-->  out
+        grad_x  <--put--  grad_tokens  <--autograd--  gradients of y, h  <--by hand--  grad
     """
 
     @staticmethod

@@ -451,7 +451,12 @@ class Round:
         """Report success or failure, and count this rank as arrived.
 
         The failure must be in the store before this rank counts as arrived, because the other ranks
-        read the outcome as soon as the last rank has arrived.
+        read the outcome as soon as the last rank has arrived. The lowest rank that failed counts.
+        E.g. the ranks 5, 2 and 3 fail, in this order, with exit code 1:
+
+            rank 5   finds ""      writes "5 1"
+            rank 2   finds "5 1"   writes "2 1"
+            rank 3   finds "2 1"   writes nothing
 
         code: the exit code if this rank failed, or None if it did not.
         """
@@ -461,10 +466,9 @@ class Round:
         own_value = "" if code is None else sealed(self.failed, f"{self.rank} {code}")
         value = self.store.compare_set(self.failed, "", own_value)
         if own_value:
-            # Another rank may have noted its failure before. The lowest rank that failed counts, so
-            # this rank replaces the failure of a higher rank. Between two requests, a third rank
-            # may replace it too. Then compare_set writes nothing and returns the new failure, which
-            # is compared in the next turn.
+            # Replace the failure of a higher rank. Between two requests, a third rank may replace
+            # it too. Then compare_set writes nothing and returns the new failure, which is compared
+            # in the next turn.
             failure = self._failure(value)
             while failure is not None and failure.rank > self.rank:
                 value = self.store.compare_set(self.failed, value.decode(), own_value)

@@ -662,7 +662,13 @@ def _key_lines(text: str, where: str) -> list[tuple[str, int]]:
                      "writers": [{"type": "table"}]}}
 
     give ("logging", 1), ("logging.progress", 1), ("logging.writers", 2) and
-    ("logging.writers.0.type", 2).
+    ("logging.writers.0.type", 2). The last one is found like this:
+
+        token       the innermost open bracket   found
+        [           "logging.writers"
+        {           "logging.writers.0"
+        "type"      "logging.writers.0"
+        :           "logging.writers.0"          "logging.writers.0.type"
 
     This function looks for the keys itself, because json and json5 do not say on which line a key
     is. It goes through the tokens of the text once: a colon makes the last word a key, a comma

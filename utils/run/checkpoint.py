@@ -567,17 +567,23 @@ def _fit_position_to_data(
 ) -> None:
     """Move `progress` to the next epoch if its position means other samples than before.
 
-    If the number of samples per step is the same as before, the run continues with the next sample.
+    What has changed since the checkpoint, and what the run does:
+
+        nothing                             goes on with the next sample
+        the seed or the number of samples   goes on with the next epoch
+        the number of samples per step      OptionError
+        the clips, frames or spikes         DataError
+
     The number of ranks may change: e.g. 4 ranks with 2 samples each and 2 ranks with 4 samples each
-    have the same samples in a step.
+    have the same number of samples per step.
 
     order_then: the order that the checkpoint was written with, or None if it is not known.
     order: the order of this start.
 
-    Raises OptionError if the number of samples per step differs, and DataError if the samples
-    themselves differ, because a run that a queue starts again must not continue with half of its
-    GPUs or clips after a host or a disk was lost. But if the user has named the checkpoint, the
-    change is intended and is only logged. tests/dist/test_changed_resume.py tries each case.
+    The two errors are needed, because a run that a queue starts again must not continue with half
+    of its GPUs or clips after a host or a disk was lost. But if the user has named the checkpoint,
+    the change is intended: the run goes on with the next epoch, and the change is only logged.
+    tests/dist/test_changed_resume.py tries each case.
     """
     ranks = utils_dist.get_world_size()
     ranks_then = resumed.state["world_size"]
