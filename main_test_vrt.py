@@ -268,7 +268,10 @@ def job_on_test_set(request: TestRequest, asked: MethodRequest, opt: Options) ->
 
 
 def forms_of_test_set(request: TestRequest, opt: Options) -> Sequence[str]:
-    """Return the forms in which the results are saved: as --save says, else as val.save_img."""
+    """Return the forms in which the results are saved, e.g. ("frames", "video").
+
+    --save names the forms. Without --save, the option val.save_img says whether frames are saved.
+    """
     if request.save:
         return request.save
     if opt.val.save_img:
@@ -286,8 +289,8 @@ def section_of_test_set(opt: Options) -> LoaderOptions:
             expected="the clips to test on",
             do="add the section",
         )
-    # Each frame is read once or twice: without a cache, memory does not grow with the length of a
-    # clip.
+    # A cache would keep all frames of all clips in memory. It would save no time, because each
+    # frame is read once or twice.
     if hasattr(section, "cache_data"):
         section = section.model_copy(update={"cache_data": False})
     return section

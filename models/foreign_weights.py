@@ -72,6 +72,7 @@ class _ScalarType:
     """
 
     def __init__(self, name: str, *_: object) -> None:
+        # The further arguments of numpy.dtype say how it is made, not which type it is.
         self.name = name  # e.g. "f8", a float of 8 bytes
         # Byte order: "=" as on this machine, "<" little, ">" big, "|" none.
         self.order = "="
@@ -114,8 +115,8 @@ def load_content(path: Path, mmap: bool = False) -> Any:
         # torch keeps one list of allowed names for the whole process. Without the lock, a thread
         # could remove the names while another thread still reads with them.
         with _taking_scalars:
-            # Try without the stand-ins first, because few files hold NumPy scalars. The error about
-            # such a scalar has its name.
+            # Try without the stand-ins first, because few files hold NumPy scalars. If a file holds
+            # one, the error of `load_plain` contains one of SCALAR_NAMES.
             try:
                 return load_plain(path, mmap)
             except checkpoint.UNREADABLE as e:
@@ -136,7 +137,7 @@ def no_weights(path: Path, error: Exception) -> CheckpointError:
         do = DOWNLOAD
     elif isinstance(error, MemoryError):
         what = "the memory does not hold it"
-        do = "free some"
+        do = "free some memory"
     elif isinstance(error, RefusedFile):
         what = f"not a weights file: {error}"
         do = DOWNLOAD

@@ -358,7 +358,8 @@ class VRT(nn.Module):
             )
         # All blocks share the code of `forward_plain`, and torch counts its compilations. Above
         # the limit torch would run the code without compiling it.
-        config: Any = torch._dynamo.config  # Any, because ty knows the default value's type alone
+        # Any, because the type checker takes the limit for a constant, its default value.
+        config: Any = torch._dynamo.config
         config.recompile_limit = max(COMPILATIONS_OF_BLOCK, config.recompile_limit)
         for block in self.modules():
             if isinstance(block, Block):
@@ -430,14 +431,14 @@ class VRT(nn.Module):
         """Choose the recomputed branches for training steps on clips of this size, once.
 
         With checkpoint "auto", a step then fits into memory_budget_gb. Otherwise this does nothing.
-        ModelVRT calls this before the first step. It leaves no gradients. A network of one's own
-        may have a method with this name and these arguments, too.
+        ModelVRT calls this before the first step. No gradients are left behind. A network that a
+        user adds may have a method with this name and these arguments, too.
         """
         if self.is_fitted:
             return
         self.is_fitted = True
-        # Ask for the size of the GPU only now. The constructor runs before the process has its GPU.
-        # There each process would take memory on GPU 0.
+        # Ask for the size of the GPU only now. The constructor runs before the process has chosen
+        # its GPU, so asking in the constructor would let each process take memory on GPU 0.
         budget = self.memory_budget_gb
         if budget is None:
             budget = GPU_SHARE * devices.total_gb(lq.device)

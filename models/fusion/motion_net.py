@@ -236,8 +236,9 @@ class MotionNet(nn.Module):
         change = self._changes_in_time(light, count, scene)  # (B, 4, h, w)
         g_x, g_y = _gradient(light.mean(1, keepdim=True))  # (B, 1, h, w) each
 
-        # Sums of products over squares of pixels, of which the normal equations are made. Means are
-        # as good as sums, because x and y are quotients. 1 + 1 + 1 + 4 + 4 channels.
+        # The normal equations are made of sums of products over squares of pixels. Means are as
+        # good as sums, because x and y are quotients. Each of the first three products has 1
+        # channel. Each of the last two has 4, one for each change.
         products = (g_x * g_x, g_x * g_y, g_y * g_y, g_x * change, g_y * change)
         means = F.avg_pool2d(
             torch.cat(products, dim=1),
@@ -246,6 +247,8 @@ class MotionNet(nn.Module):
             padding=SQUARE_SIDE // 2,
             count_include_pad=False,
         )
+        # xx is the mean of g_x g_x, xy of g_x g_y, yy of g_y g_y, x_change of g_x change, and
+        # y_change of g_y change.
         xx, xy, yy, x_change, y_change = means.split((1, 1, 1, 4, 4), dim=1)
         xx = xx + FLAT
         yy = yy + FLAT

@@ -125,8 +125,10 @@ class ImageFusion(Fusion):
     def __init__(self, base: Base, inputs: int, features: int, layers: int) -> None:
         super().__init__()
         self.base = base
-        self.head = nn.Conv2d(inputs, features, 3, 1, 1)
-        self.body = nn.ModuleList(nn.Conv2d(features, features, 3, 1, 1) for _ in range(layers))
+        self.head = nn.Conv2d(inputs, features, kernel_size=3, padding=1)
+        self.body = nn.ModuleList(
+            nn.Conv2d(features, features, kernel_size=3, padding=1) for _ in range(layers)
+        )
 
     def features_of(self, x: Tensor) -> Tensor:
         """Run the conv net: (n, inputs, H, W) -> (n, features, H, W)."""
@@ -194,8 +196,8 @@ class GatedFusion(ImageFusion):
     ) -> None:
         super().__init__(base, 3 + spike_channels, features, layers)
         self.spike_channels = spike_channels
-        self.value = nn.Conv2d(features, 3, 3, 1, 1)
-        self.gate = nn.Conv2d(features, 3, 3, 1, 1)
+        self.value = nn.Conv2d(features, 3, kernel_size=3, padding=1)
+        self.gate = nn.Conv2d(features, 3, kernel_size=3, padding=1)
         # At first the gate has the same value everywhere: sigmoid(gate_bias), 0.018 for -4.
         nn.init.zeros_(self.gate.weight)
         assert self.gate.bias is not None  # a Conv2d has a bias if it is not told otherwise
@@ -308,8 +310,8 @@ class ExposureFusion(ImageFusion):
         self.spike_channels = spike_channels
         self.estimates = estimate_count
         self.colour_radius = colour_radius
-        self.weight = nn.Conv2d(features, pictures, 3, 1, 1)
-        self.value = nn.Conv2d(features, 3, 3, 1, 1)
+        self.weight = nn.Conv2d(features, pictures, kernel_size=3, padding=1)
+        self.value = nn.Conv2d(features, 3, kernel_size=3, padding=1)
         # The correction starts at 0.
         nn.init.zeros_(self.value.weight)
         assert self.value.bias is not None  # a Conv2d has a bias if it is not told otherwise

@@ -48,7 +48,7 @@ class NetworkMethod:
     dtype: key of DTYPES. sigma: noise level 0..255 for a non-blind denoiser, or None.
     """
 
-    is_grey = False
+    is_grey = False  # a network restores frames in colour, so all metrics can score them
 
     def __init__(
         self, saved: SavedNetwork, tiling: Tiling, dtype: str, sigma: float | None

@@ -495,7 +495,7 @@ def finish_clip(
     indices_of_strips = {indices[position] for position in evenly_spaced(len(indices))}
     middle_index = example_of(indices)
     with ExitStack() as stack:
-        videos = _open_videos(clip, outputs, len(indices), stack)
+        videos = _open_videos(clip, outputs, len(indices), stack)  # kind -> open video
         for index in indices:
             stem = clip.stems[index]
             item = clip.frame(index)  # input, spikes and sharp frames
@@ -527,8 +527,8 @@ def finish_clip(
     }
     write_whole(outputs.file("clip", clip.name), json_bytes(content))
     # Remove the files that only the scoring needed. This comes after the JSON, because a test that
-    # is interrupted before the JSON must find these files again.
-    # Some of these files may not exist, e.g. of a frame that was not restored.
+    # is interrupted before the JSON must find these files again. Some of the files do not exist,
+    # e.g. the file of a frame that was not restored.
     temporary = outputs.exact_files(clip.name, clip.stems)
     if "frames" not in outputs.save:
         temporary += outputs.frame_files(clip.name, clip.stems)
@@ -540,8 +540,8 @@ def _write_comparison(
 ) -> None:
     """Write a frame beside its input and sharp frame, as a picture and as a frame of a video.
 
-    panels: name -> picture, from `comparison_of`. For a video, this function removes the panel of
-        the error from it.
+    panels: name -> picture, from `comparison_of`. If there is a video, this function removes the
+        panel of the error from `panels`.
     strip_file: path of the picture, or None for no picture.
     video: the open video, or None for no video.
     """

@@ -272,7 +272,8 @@ def usage(device: torch.device) -> dict[str, float] | None:
     """Return how busy the whole GPU is, with all programs that use it.
 
     E.g. {"busy": 0.97, "used_gb": 61.2, "total_gb": 80.0}. "busy" is the share of time, 0 to 1, in
-    which the GPU computed during the driver's last sample. The others are in 1e9 bytes.
+    which the GPU computed during the driver's last sample. "used_gb" and "total_gb" are the used
+    memory and the whole memory of the GPU, in GB (1e9 bytes).
 
     Returns None on the CPU. Also returns None if the driver does not report these values: without
     the package nvidia-ml-py, or on a slice of a GPU (MIG).

@@ -238,7 +238,7 @@ class Watchdog(threading.Thread):
 
     def watch(self, budgets: WatchdogOptions) -> None:
         """End the run from now on if a rank stands still. budgets: the options `watchdog`."""
-        go_on()
+        go_on()  # the time of the present phase counts from now on
         # With at least six beats within the shortest limit, one late beat makes no rank silent.
         self.interval_s = min(BEAT_S, budgets.stall_s / 6)
         # The clock asks for the time at each beat. If more than slice_s have passed since the last
@@ -246,7 +246,7 @@ class Watchdog(threading.Thread):
         # interval leaves room for a late beat.
         self.beats.clock.slice_s = 2 * self.interval_s
         # The other ranks can tell more about a silent rank than the guard can. So the guard waits
-        # 4 s longer than the other ranks.
+        # 4 s longer than the other ranks, in which they report and end this rank.
         guard_limit_s = budgets.stall_s + 4
         is_alone = self.store is None  # a single process
         self.guard = process.start_guard(
@@ -283,7 +283,8 @@ class Watchdog(threading.Thread):
                 self._end_by_foreign_value(e)
             except RuntimeError:
                 # The store does not answer. At the normal end of a run, rank 0 ends with its store,
-                # and the main thread of this rank calls `stop` within a moment.
+                # and the main thread of this rank calls `stop` within a moment, for which 0.3 s are
+                # ample.
                 if self.ending or self.stopped.wait(0.3):
                     return
                 self._end_without_store()

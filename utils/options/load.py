@@ -529,8 +529,8 @@ def _read_text(path: Path) -> str:
             expected="a JSON file in UTF-8",
             do="save it as UTF-8",
         ) from e
-    # NUL would reach the names of files, and no name of a file can have it. A text holds it as one
-    # character, or as the escape of JSON.
+    # An option with the character NUL could become the name of a file, and no file can have such a
+    # name. The text holds NUL as one character, or as the escape \u0000 of JSON.
     if "\0" in text or "\\u0000" in text:
         raise OptionError(
             what="the option file holds the character NUL",
@@ -615,7 +615,8 @@ def _with_whole_characters(value: Any) -> Any:
 _TOKEN = re.compile(
     r"""
     (?P<skip> // [^\n]*                                # a comment up to the end of the line
-        | /\* (?: [^*] | \* (?!/) )* (?: \*/ )?         # /* a comment */
+        | /\* (?: [^*] | \* (?!/) )* (?: \*/ )?         # /* a comment */: any character but a star,
+                                                       # or a star that no slash follows
     )
     | (?P<text> " (?: \\. | [^"\\\n] )* "?             # "a text", which may have escapes: \"
         | ' (?: \\. | [^'\\\n] )* '?                   # 'a text'

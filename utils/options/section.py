@@ -72,8 +72,9 @@ OTHER_NAMES = SHORT_FLAGS | {
 class Section(BaseModel):
     """A group of options: no unknown key, no conversion between types, no change after reading."""
 
-    # strict: "3" is no int. frozen: no change after reading. allow_inf_nan: a NaN or an infinite
-    # number is no option.
+    # strict: "3" is no int. extra: an unknown key is an error. frozen: no change after reading.
+    # arbitrary_types_allowed: a field may hold any object, e.g. the section of a registered part.
+    # allow_inf_nan: a NaN or an infinite number is no option.
     model_config = ConfigDict(
         strict=True, extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False
     )

@@ -490,8 +490,9 @@ def encoded(figure: Any, kind: str = "png") -> bytes:
     from matplotlib import rc_context
 
     image = io.BytesIO()
-    # Draw long curves in chunks. Otherwise a curve of 300,000 entries is refused as too complex.
-    with rc_context({"agg.path.chunksize": 10000}):
+    # Draw long curves in chunks of 10,000 entries. Without chunks, matplotlib refuses a curve of
+    # 300,000 entries as too complex.
+    with rc_context({"agg.path.chunksize": 10_000}):
         figure.savefig(image, dpi=100, format=kind)
     return image.getvalue()
 
