@@ -148,16 +148,20 @@ def measure(form: "Form", out: Path, minutes: Sequence[float], seed: int) -> Non
         "points": [],
         **form.references(),
     }
+    # The list in `found` holds the same dicts as `points`, which are filled below.
     points: dict[float, dict[str, Any]] = {minute: {"minutes": minute} for minute in minutes}
     found["points"] = list(points.values())
+    # The control comes second, so that a point of both networks is complete with the control.
     for arm in ARMS:
         training = Training(form, arm, seed, out / f"{form.name}_{arm}_seed{seed}.pt")
         found["parameters"][arm] = training.parameter_count
         for minute in minutes:
-            weights = training.weights_after(60 * minute)
-            scores = form.tested(arm, weights.averaged)
+            weights = training.weights_after(seconds=60 * minute)
+            scores = form.scores_with(arm, weights.averaged)
             points[minute][arm] = {"steps": weights.steps, "scores": scores}
-            means = {light: float(np.mean(list(of.values()))) for light, of in scores.items()}
+            means = {}
+            for light, scores_of_light in scores.items():
+                means[light] = float(np.mean(list(scores_of_light.values())))
             print(f"{form.name} {arm} {minute:g} minutes {weights.steps} steps: {means}")
             if arm == CONTROL:
                 points[minute]["attention - control"] = differences(points[minute])
@@ -169,7 +173,10 @@ def measure(form: "Form", out: Path, minutes: Sequence[float], seed: int) -> Non
 
 
 def differences(point: Mapping[str, Any]) -> dict[str, list[float | None]]:
-    """Return the mean of attention - control, and half of its 95 % interval, for each light."""
+    """Return light -> [mean of attention - control, half of its 95 % interval].
+
+    point: the scores of both networks at one point, as the written file has them.
+    """
     found = {}
     for light in LIGHTS:
         spread = difference(
@@ -185,7 +192,11 @@ def differences(point: Mapping[str, Any]) -> dict[str, list[float | None]]:
 
 
 class Form(ABC):
-    """What a form is trained and tested on. One object serves both of its networks."""
+    """What a form is trained and tested on. One object serves both of its networks.
+
+    A new form is a subclass and an entry of FORMS. `Training` calls `network` and `loss`, and
+    `measure` calls the rest.
+    """
 
     name: str  # a value of --form
     score: str  # what the scores are, with their unit
@@ -218,7 +229,7 @@ class Form(ABC):
         """Return scores of what needs no training here, by name, for the written file."""
         return {}
 
-    def tested(self, arm: str, weights: Mapping[str, Tensor]) -> Scores:
+    def scores_with(self, arm: str, weights: Mapping[str, Tensor]) -> Scores:
         """Return the scores of a network with these weights."""
         net = self.network(arm)
         net.load_state_dict(weights)
@@ -245,6 +256,7 @@ class Training:
         self.file = file
         self.net = form.network(arm)
         self.rng = np.random.default_rng(seed)  # of the data
+        # Parts of a network may be frozen, e.g. the shipped steps of the form "prior".
         self.trained = [each for each in self.net.parameters() if each.requires_grad]
         self.parameter_count = sum(each.numel() for each in self.trained)
         self.optimizer = torch.optim.Adam(self.trained, form.rate, betas=(0.9, 0.99))
@@ -260,7 +272,9 @@ class Training:
         """Train until the training has taken this CPU time, and return the averaged weights."""
         if seconds in self.points:
             return self.points[seconds]
-        # A long last step may have passed this point as well as the point before.
+        # A long step may pass several points, which then get the same weights. E.g. a step lasts
+        # from 0.9 s to 2.5 s, and the points are at 1 s and at 2 s: the point at 2 s is not before
+        # 0.9 s, so it is valid. A point before 0.9 s would need weights that are gone.
         if seconds < self.seconds_before:
             sys.exit(
                 f"{self.file} has already been trained for {self.seconds:.0f} s, longer than the "
@@ -308,6 +322,7 @@ class Training:
             "steps": self.steps,
             "seconds": self.seconds,
             "seconds_before": self.seconds_before,
+            # As plain tuples, so that the file can be read after `Weights` was renamed.
             "points": {at: tuple(weights) for at, weights in self.points.items()},
         }
         # First to another name, so that a stop while writing leaves the old file whole.
@@ -347,6 +362,8 @@ MOTION_LEVELS = len(LEVELS) - 1
 # The levels with attention, by the side of their pixels in spike pixels. They are the coarsest, in
 # which dim light is averaged most and attention takes least time.
 ATTENTION_LEVELS = (8, 4)
+# With more channels or heads, a step of the attention takes longer, so it makes fewer steps in the
+# same time. No measurement of other values is recorded.
 TOKEN_CHANNELS = 16
 HEADS = 2
 # A window of the attention: all pictures, and 2 x 2 pixels of the level. Windows of 4 x 4 pixels
@@ -378,12 +395,13 @@ class PictureAttention(nn.Module):
     def forward(self, moved: Tensor, scene: Tensor) -> Tensor:
         """Return channels for the conv net of the level, (B, 24, h, w).
 
-        moved: the pictures (B, 30, h, w), shifted back to the sharp instant. scene: (B, 3, h, w).
+        moved: two channels of each of the 15 pictures, (B, 30, h, w), shifted back to the sharp
+        instant. scene: (B, 3, h, w). The C below is TOKEN_CHANNELS.
         """
         pictures = moved.unflatten(1, (WINDOWS, PICTURE_CHANNELS))  # (B, 15, 2, h, w)
         batch = len(pictures)
         scenes = scene[:, None].expand(-1, WINDOWS, -1, -1, -1)  # (B, 15, 3, h, w)
-        seen = torch.cat((pictures, scenes), dim=2)
+        seen = torch.cat((pictures, scenes), dim=2)  # (B, 15, 5, h, w)
         features = self.embed(seen.flatten(0, 1))  # (B 15, C, h, w)
         tokens = features.unflatten(0, (batch, WINDOWS)).permute(0, 1, 3, 4, 2)  # (B, 15, h, w, C)
         tokens = self.blocks(tokens)
@@ -399,23 +417,31 @@ class AttentionMotionNet(MotionNet):
         self.attention = nn.ModuleDict({str(size): PictureAttention() for size in ATTENTION_LEVELS})
         for index, level in enumerate(LEVELS):
             if level.size in ATTENTION_LEVELS:
-                # The same net with more inputs, and narrower.
+                # Replace the conv net of the level by a net with more inputs, and narrower.
                 convs = [each for each in self.nets[index].modules() if isinstance(each, nn.Conv2d)]
+                first_conv = convs[0]
+                last_conv = convs[-1]
                 self.nets[index] = conv_net(
-                    inputs=convs[0].in_channels + JOINED_CHANNELS,
+                    inputs=first_conv.in_channels + JOINED_CHANNELS,
                     features=NARROW_FEATURES,
                     layers=level.layers,
-                    outputs=convs[-1].out_channels,
+                    outputs=last_conv.out_channels,
                 )
 
     def _inputs(
         self, pictures: Tensor, scene: Tensor, curve: Tensor, log_error: Tensor, size: int
     ) -> Tensor:
+        """Return the inputs of the conv net of a level, with the channels of the attention.
+
+        `MotionNet.forward` calls this for each level. The arguments are those of
+        `MotionNet._inputs`, whose result (B, 48, h, w) begins with the 30 channels of the pictures.
+        """
         inputs = super()._inputs(pictures, scene, curve, log_error, size)
         if size not in ATTENTION_LEVELS:
             return inputs
-        moved = inputs[:, : WINDOWS * PICTURE_CHANNELS]  # the pictures are the first channels
-        return torch.cat((inputs, self.attention[str(size)](moved, scene)), dim=1)
+        moved = inputs[:, : WINDOWS * PICTURE_CHANNELS]  # the 30 channels of the pictures
+        joined = self.attention[str(size)](moved, scene)  # (B, 24, h, w)
+        return torch.cat((inputs, joined), dim=1)
 
 
 class MotionForm(Form):
@@ -481,8 +507,11 @@ class MotionForm(Form):
         """Return the scores of still pixels, and of the network in weights/motion.pth."""
         still = {}
         for light, batches in self.tests.items():
-            lengths = [float(batch.shifts.norm(dim=2).mean()) for batch in batches]
-            still[light] = {f"scene_{number:02d}": each for number, each in enumerate(lengths)}
+            still[light] = {}
+            for number, batch in enumerate(batches):
+                # If nothing is moved, the error of a shift is its length. Dimension 2 is x and y.
+                length = batch.shifts.norm(dim=2).mean()
+                still[light][f"scene_{number:02d}"] = float(length)
         with torch.no_grad():
             net = shipped_fusion().motion_net
             assert net is not None
@@ -492,7 +521,9 @@ class MotionForm(Form):
 
 def mean_error(net: MotionNet, batch: Batch) -> float:
     """Return the mean error of the shifts of all spike pixels, in spike pixels."""
-    curves = net(batch.pictures, batch.scenes, MOTION_LEVELS)[-1]
+    curves_of_levels = net(batch.pictures, batch.scenes, MOTION_LEVELS)
+    curves = curves_of_levels[-1]  # the finest level that is computed
+    # The level has larger pixels than the spike camera, so its curves are enlarged.
     size = batch.shifts.shape[-2:]
     coefficients = F.interpolate(curves.coefficients, size, mode="bilinear", align_corners=False)
     found = displacements(coefficients, net.tau[INSIDE])  # (B, 11, 2, h, w)
@@ -513,11 +544,12 @@ def shipped_fusion() -> MotionFusion:
 
 # The sets of training clips: videos and photographs in each light. One clip of each video and
 # photograph is enough for minutes of training, and the equations of all clips are kept in memory.
-TRAINING_SETS = {
-    f"one_{kind}_{light}": replace(train_motion.SETS[f"{kind}_{light}"], clips=1)
-    for kind in ("seven", "photos")
-    for light in LIGHTS
-}
+# The order of the sets is part of the training, because `drawn_clip` draws a set by its index.
+TRAINING_SETS: dict[str, ClipSet] = {}  # e.g. "one_seven_dim" -> "seven_dim" with one clip
+for _kind in ("seven", "photos"):
+    for _light in LIGHTS:
+        _set = train_motion.SETS[f"{_kind}_{_light}"]
+        TRAINING_SETS[f"one_{_kind}_{_light}"] = replace(_set, clips=1)
 # Light -> the set of test clips: the clips "choose" of lab/quality.py.
 TEST_SETS = {
     light: ClipSet("choose", light, clips=2, frames=8, weight=1, crop=192) for light in LIGHTS
@@ -591,7 +623,7 @@ def middle(frames: Tensor) -> Tensor:
 
     A frame that is smaller is returned as a whole.
     """
-    # No index below 0, which would count from the other end.
+    # In a smaller frame the difference is below 0. An index below 0 would count from the other end.
     top = max(0, (frames.shape[-2] - SCORED_SIDE) // 2)
     left = max(0, (frames.shape[-1] - SCORED_SIDE) // 2)
     return frames[..., top : top + SCORED_SIDE, left : left + SCORED_SIDE]
@@ -657,7 +689,10 @@ class BehindForm(Form):
     def __init__(
         self, clips: Sequence[Sequence[Clip]], tests: Mapping[str, Mapping[str, Clip]]
     ) -> None:
-        """Take training clips, and test clips by light and name, see `training_clips`."""
+        """Take the results of `training_clips` and `test_clips`.
+
+        clips: the training clips of each set. tests: light -> name -> test clip.
+        """
         self.clips: list[list[Pictures]] = []
         for clips_of_set in clips:
             self.clips.append([pictures_of(clip) for clip in clips_of_set])
@@ -685,15 +720,16 @@ class BehindForm(Form):
         height, width = pictures.sharp.shape[-2:]
         top = int(rng.integers(height - BEHIND_SIDE + 1))
         left = int(rng.integers(width - BEHIND_SIDE + 1))
-        # Three draws of 0 or 1 in one call: mirrored, upside down, transposed.
-        turn = Turn(*rng.integers(0, 2, 3).astype(bool).tolist())
+        mirrored, upside_down, transposed = rng.integers(0, 2, size=3).astype(bool).tolist()
+        turn = Turn(mirrored, upside_down, transposed)
         rows = slice(top, top + BEHIND_SIDE)
         columns = slice(left, left + BEHIND_SIDE)
         z_0 = turn.of(pictures.z_0[..., rows, columns])
         sharp = turn.of(pictures.sharp[..., rows, columns])
-        e = (net(z_0[None])[0] - sharp).square().mean()
+        restored = net(z_0[None])[0]  # (N, 3, 32, 32), a batch of one clip
+        e = (restored - sharp).square().mean()
         e_0 = (z_0 - sharp).square().mean()
-        # Of relative errors, so that bright and dim clips count alike.
+        # The logarithm of a ratio of errors makes bright and dim clips count alike.
         return ((e + LOSS_FLOOR) / (e_0 + LOSS_FLOOR)).log()
 
     def scores(self, net: nn.Module) -> Scores:
@@ -800,7 +836,8 @@ class FrameAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.permute(0, 2, 3, 1)[None]  # (1, N, h, w, C)
-        tokens = self.stage(tokens, [], [])
+        # The lists are flows, which a stage without alignment does not use.
+        tokens = self.stage(tokens, backward=[], forward=[])
         return tokens[0].permute(0, 3, 1, 2)
 
 
@@ -824,22 +861,26 @@ class Prior(nn.Module):
 
         The arguments are those of `MotionSteps.net`, with a first axis for the N frames.
         """
-        pixels = F.pixel_unshuffle(at_full_size, HALF)
+        # Bring both inputs to half size, as `MotionSteps.net` does.
+        pixels = F.pixel_unshuffle(at_full_size, HALF)  # 2 x 2 pixels become channels
         means = F.avg_pool2d(at_half_size, HALF)
-        x = F.leaky_relu(self.entry(torch.cat((pixels, means), dim=1)), 0.1)
+        joined = torch.cat((pixels, means), dim=1)  # (N, inputs, H / 2, W / 2)
+        x = F.leaky_relu(self.entry(joined), 0.1)  # (N, features, H / 4, W / 4), by stride 2
         x = self.exit(self.middle(x))
-        return F.pixel_shuffle(x, QUARTER)
+        return F.pixel_shuffle(x, QUARTER)  # channels become 4 x 4 pixels
 
 
 class StepsWithPrior(MotionSteps):
     """The shipped learned steps for a clip, with a prior between them.
 
-    Before each call of `all_steps`, set `frames` and `is_dim`.
+    `MotionSteps.all_steps` calls `net` with two tensors, which do not say how many frames the clip
+    has. So set `frames` and `is_dim` before each call of `all_steps`, as `steps_of_clip` does.
     """
 
     def __init__(self, prior: Prior) -> None:
         shipped = shipped_fusion()
         good = shipped.steps
+        # A `MotionSteps` of the same form, with the same weights.
         super().__init__(good.head.out_channels, len(good.body), good.count)
         self.load_state_dict(good.state_dict())
         assert shipped.few_steps is not None
@@ -852,8 +893,8 @@ class StepsWithPrior(MotionSteps):
 
     def net(self, at_full_size: Tensor, at_half_size: Tensor) -> Tensor:
         """Return the change and the gates of all frames, (3 + GATES, N H, W)."""
-        full = apart(at_full_size, self.frames)  # (N, C, H, W)
-        half = apart(at_half_size, self.frames)
+        full = apart(at_full_size, self.frames)  # (N, CHANNELS_AT_FULL_SIZE, H, W)
+        half = apart(at_half_size, self.frames)  # (N, CHANNELS_AT_HALF_SIZE, H, W)
         outputs = []
         for full_of_frame, half_of_frame in zip(full, half, strict=True):
             if self.is_dim:
@@ -873,7 +914,10 @@ class PriorForm(Form):
     def __init__(
         self, clips: Sequence[Sequence[Clip]], tests: Mapping[str, Mapping[str, Clip]]
     ) -> None:
-        """Take training clips, and test clips by light and name, see `training_clips`."""
+        """Take the results of `training_clips` and `test_clips`, and make their equations.
+
+        clips: the training clips of each set. tests: light -> name -> test clip.
+        """
         self.clips = clips
         self.tests = tests
         # Make all equations before the training, because making data does not count as training.
@@ -911,9 +955,9 @@ class PriorForm(Form):
         for light, clips in self.tests.items():
             scores[light] = {}
             for name, clip in clips.items():
-                restored = steps_of_clip(net, clip, TEST_SOLVER)[-1]
+                frames_of_steps = steps_of_clip(net, clip, TEST_SOLVER)
+                frames = apart(frames_of_steps[-1], len(clip))  # after the last step
                 pictures = pictures_of(clip)
-                frames = apart(restored, len(clip))
                 scores[light][name] = gain_db(frames, pictures.z_0, pictures.sharp)
         return scores
 
