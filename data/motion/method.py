@@ -7,11 +7,11 @@ main_test_vrt.py uses two methods of this module (they implement utils.contract.
 
 Both make a `MotionRestorer`, which goes through a clip frame by frame:
 
-    start       makes the first estimate z_0, by a formula or a network
-    find        finds the motion within the exposure (data.motion.flow or data.motion.learned)
-    bands       rows of a large frame, e.g. 0 to 499; each band is solved alone (data.motion.bands)
-    Equations   the equations of both cameras along this motion (data.motion.joint)
-    improve     z_0 and the equations -> sharp frame
+    start        makes the first estimate z_0, by a formula or a network
+    find         finds the motion within the exposure (data.motion.flow or data.motion.learned)
+    bands_of     cuts a large frame into bands of rows, which are solved alone (data.motion.bands)
+    Equations    the equations of both cameras along this motion (data.motion.joint)
+    improve      z_0 and the equations -> sharp frame
 
 An exposure with too few spikes (`LEAST_SPIKES`), or with a saturated spike camera, keeps its first
 estimate. So does each pixel that stands still (data.motion.stillness).
@@ -19,9 +19,11 @@ estimate. So does each pixel that stands still (data.motion.stillness).
 Sizes: a frame has H x W RGB pixels, and the spike camera h x w spike pixels. A plane is one binary
 picture (h, w) of the spike camera.
 
-What must stay: the keys of `settings`, because an interrupted test continues only if its settings
-are equal. Also the order in `MotionRestorer.frames`: `pictures` is asked after each frame, so
-`used_motion` is set before the frame is yielded.
+What must stay:
+
+* The keys of `settings`. An interrupted test continues only if its settings are equal.
+* `MotionRestorer.frames` sets `used_motion` before it yields a frame. After each frame, the program
+  calls `pictures()`, which draws this motion.
 
 Tests: tests/stories/test_joint.py, tests/stories/test_motion_weights.py
 """
@@ -56,30 +58,41 @@ from utils.options.section import Section, read_section
 NAME = "joint"
 # Least number of spikes that a pixel at full light must have in an exposure. With fewer spikes, the
 # frame is the first estimate: the motion could not be found, and the learned steps would add
-# structures that are not there. On the clips coffee and walker they gain 1.4 dB or more with 2.3
-# spikes at full light. With 0.6 to 1 spikes they gain 0.2 dB at most and lose up to 0.6 dB, and
-# with 0.3 up to 3.5 dB.
+# structures that are not there. The limit lies between the first and the second row of what was
+# measured on the clips coffee and walker (docs/benchmarks/quality.md, "Near darkness"):
+#
+#     spikes at full light    gain of the learned steps over the first estimate
+#     2.3 to 2.6              +1.4 to +1.9 dB
+#     0.6 to 1.0              -0.6 to +0.2 dB
+#     0.3                     -3.5 to -1.6 dB
 LEAST_SPIKES = 1.2
-# Share of the first estimate in the work on a frame. Only the progress display depends on it: with
-# another value, the display would move less evenly.
+# The first estimate counts as this share of the work on a frame, about its share of the time. Only
+# the progress display depends on it: with another value, the display would move less evenly.
 FIRST_SHARE = 0.1
 
 
 class JointOptions(Section):
     """The options of `--method joint`, e.g. `method.groups=8`.
 
-    context: number of planes that are read before and after an exposure. None: half as many as the
-    exposure has. 0 is right if some planes between the spike files of a clip were not recorded.
-    The other options are the fields of `Solver`, with its defaults. `Solver` explains them.
+    The names are keys of option files, so they must stay. All options but `context` are fields of
+    `Solver`, with its defaults.
     """
 
     type: Literal["joint"] = NAME
+    # Number of planes that are read before and after an exposure. None: half as many as the
+    # exposure has. 0 is right if planes between the spike files of a clip were not recorded. With
+    # another number, planes of the next file would count as the planes that follow the exposure.
     context: Count | None = None
+    # Largest number of groups into which the planes of an exposure are divided.
     groups: Positive = Solver.groups
+    # Number of times that the equations are linearised.
     linearisations: Positive = Solver.linearisations
+    # Number of steps of conjugate gradients after each linearisation.
     steps: Positive = Solver.steps
+    # Least expected error of a blurry pixel, in display values. It is a divisor, so it is above 0.
     noise: float = Field(Solver.noise, gt=0)
-    # 0 is allowed: the solution then is not blended with the first estimate.
+    # How much worse than z_0 the solution may fit before z_0 counts more, as a ratio of squared
+    # errors. 0: the solution is not blended with z_0.
     guard: float = Field(Solver.guard, ge=0)
 
 
@@ -102,31 +115,41 @@ class JointMethod:
     def __init__(self, options: JointOptions, start: Method) -> None:
         self.options = options
         self.start = start
-        # Each frame is improved alone. So what can be restored alone is decided by `start`.
+        # Each frame is improved alone, so `start` decides. can_cut: whether ranks may share the
+        # frames of a clip. center_frame_only: whether only the middle frame of a clip is restored.
         self.can_cut = start.can_cut
         self.center_frame_only = start.center_frame_only
 
     def settings(self) -> dict[str, Any]:
-        """Return everything that the frames depend on."""
+        """Return everything that the frames depend on, as plain JSON."""
         return {"method": self.options.plain(), "start": self.start.settings()}
 
     def protocol(self) -> dict[str, str]:
         """Return the method in words, for the report."""
+        # E.g. "groups 20, linearisations 3, ...". A context of None is not an option that was
+        # given.
         options = []
         for key, value in self.options.plain().items():
             if key != "type" and value is not None:
                 options.append(f"{key} {value}")
-        protocol_of_start = self.start.protocol()
-        # The protocol of a formula has the line "method", e.g. "exposure". The protocol of a
-        # network has the line "weights" in its place.
-        first = protocol_of_start.pop("method", "the output of the weights")
+        protocol = self.start.protocol()  # name of a line of the report -> its text
+        # The protocol of a formula has the line "method", e.g. "exposure". It is replaced, and its
+        # text becomes a part of the new line. The protocol of a network has no line "method": its
+        # line "weights" stays.
+        first = protocol.pop("method", "the output of the weights")
         words = f"{NAME} ({', '.join(options)}), begun with {first}"
-        return {"method": words, **protocol_of_start}
+        return {"method": words, **protocol}
 
     def restorer(self, device: torch.device) -> "MotionRestorer":
         """Return the object that restores frames on a device. It finds motions by optical flow."""
         options = self.options
-        solver = Solver(**options.model_dump(exclude={"type", "context"}))
+        solver = Solver(
+            groups=options.groups,
+            linearisations=options.linearisations,
+            steps=options.steps,
+            noise=options.noise,
+            guard=options.guard,
+        )
         start = self.start.restorer(device)
         return MotionRestorer(
             start,
@@ -139,20 +162,29 @@ class JointMethod:
 
 
 # A network may have two sets of learned steps: for good light, and for few spikes. The steps for
-# few spikes are used if a pixel of median light has fewer spikes than this in an exposure. Compared
-# with the steps for good light, they gain on the clips coffee and walker 0.2 to 0.9 dB more below 6
-# spikes, and 0 to 0.1 dB more at 16 to 18 spikes. In ideal conditions they gain up to 0.2 dB less
-# above 14 spikes. The limit is the middle between 6 and 14.
+# few spikes are used if a pixel of median light has fewer spikes than this in an exposure. The
+# limit is the middle between 6 spikes, below which they are better, and 14 spikes, above which they
+# may be worse. Measured on the clips coffee and walker: the gain of the steps for few spikes, minus
+# the gain of the steps for good light.
+#
+#     spikes      difference of the gains
+#     below 6     +0.2 to +0.9 dB
+#     16 to 18    0 to +0.1 dB
+#     above 14    down to -0.2 dB, in the condition ideal
 FEW_SPIKES = 10.0
 
-# If a spike pixel is smaller than this number of RGB pixels, the learned steps are not used. They
-# were trained with 4 RGB pixels in a spike pixel. With 1 they gain as much, and with 1/4 the frame
-# gets grain and another brightness, and loses 2.5 dB. No size between 1/4 and 1 was measured. The
-# limit is a little below 1, so that spike pixels of the size of RGB pixels still count as such if
-# the calibration is a little off.
+# Least area of a spike pixel, in RGB pixels. If spike pixels are smaller, the learned steps are not
+# used. No area between 1/4 and 1 was measured. The limit is below 1, so that spike pixels that are
+# as large as RGB pixels are not refused if the calibration is a little wrong.
+#
+#     area    learned steps
+#     4       as in their training
+#     1       gain as much as with 4
+#     1/4     lose 2.5 dB: the frame gets grain and another brightness
 LEAST_AREA = 0.6
 
-# Takes learned steps: (first estimate z_0, equations) -> z. Both frames are (3, H, W).
+# A function that takes the learned steps: (z_0, equations) -> z. z_0 and z are (3, rows, W), of a
+# frame or of a band.
 Steps = Callable[[Tensor, Equations], Tensor]
 
 
@@ -165,7 +197,8 @@ class LearnedParts:
     find: Finder  # finds the motion within an exposure
 
 
-# Improves a frame or a band: (first estimate z_0, its exposure) -> z. Both are (3, rows, W).
+# A function that improves a frame or a band: (z_0, its exposure) -> z. `MotionRestorer` calls it.
+# There are two: `solved` below, and `after_steps`, which chooses between two functions `Steps`.
 Improvement = Callable[[Tensor, "Exposure"], Tensor]
 
 
@@ -175,7 +208,8 @@ class LearnedMotion:
     start: the method that makes the first estimates z_0 with the network.
     parts: function that puts the learned parts on a device and returns them.
     solver: settings of the equations.
-    motion_by: "dis", "network" or "both", see data/motion/learned.py.
+    motion_by: what finds the motion: "dis" (an optical flow), "network" or "both". It is only used
+    for the report: `parts` has the function that finds the motion.
     """
 
     is_grey = False  # the frames have colours
@@ -193,14 +227,15 @@ class LearnedMotion:
         self.parts = parts
         self.solver = solver
         self.motion_by = motion_by
+        # Each frame is improved alone, so `start` decides, as in `JointMethod`.
         self.can_cut = start.can_cut
         self.center_frame_only = start.center_frame_only
 
     def settings(self) -> dict[str, Any]:
-        """Return everything that the frames depend on.
+        """Return everything that the frames depend on, as plain JSON.
 
-        The settings of `start` contain the digest of the weights file, and with it the learned
-        steps.
+        The settings of `start` contain the digest of the weights file. The file has the learned
+        steps and `motion_by`, so another key for them is not needed.
         """
         return {**self.start.settings(), "motion": asdict(self.solver)}
 
@@ -216,6 +251,7 @@ class LearnedMotion:
         parts = self.parts(device)
 
         def after_steps(z_0: Tensor, exposure: "Exposure") -> Tensor:
+            """Return the frame after the learned steps for its light."""
             has_few_spikes = exposure.median_spikes < FEW_SPIKES
             steps = parts.few_steps if has_few_spikes else parts.steps
             return steps(z_0, exposure.equations)
@@ -226,6 +262,8 @@ class LearnedMotion:
             find=parts.find,
             solver=self.solver,
             improve=after_steps,
+            # Half an exposure, as in the training. A user cannot choose it: the option
+            # `method.context` belongs to `--method joint`.
             context=None,
             device=device,
             least_area=LEAST_AREA,
@@ -234,9 +272,9 @@ class LearnedMotion:
 
 @dataclass(frozen=True)
 class Exposure:
-    """A frame, or a band of a frame, with what was recorded of it and the equations that follow.
+    """What a function `Improvement` may use: what was recorded of a frame or band, its equations.
 
-    A function `Improvement` gets it. So a new function of this kind needs no other argument.
+    If a new function needs one more value, add a field here: `MotionRestorer` fills them in.
     """
 
     recording: Recording
@@ -246,30 +284,41 @@ class Exposure:
 
 
 def solved(z_0: Tensor, exposure: Exposure) -> Tensor:
-    """Return the solution of the equations, blended with z_0 where the solution fits worse."""
+    """Return the solution z of the equations, blended with z_0 where z fits the spikes worse."""
     equations = exposure.equations
     z = equations.solve(z_0)
-    guard = equations.solver.guard
-    frame, _ = guarded(z, z_0, exposure.recording, equations.pixels, exposure.gain, guard)
+    # Beside the frame, `guarded` returns the weight of z in each pixel, which tests look at.
+    frame, _ = guarded(
+        z,
+        z_0,
+        recording=exposure.recording,
+        pixels=equations.pixels,
+        gain=exposure.gain,
+        guard=equations.solver.guard,
+    )
     return frame
 
 
 class Area(NamedTuple):
-    """A band of the frames of a clip, and its spike pixels. It is the same for all frames."""
+    """A band with its spike pixels. All frames of a clip have the same areas.
+
+    A frame that is not large is a single area.
+    """
 
     band: Band
-    pixels: SpikePixels | None  # None if no spike pixel sees the band
-    is_good: np.ndarray  # (h, w) bool: whether each spike pixel can be trusted
+    pixels: SpikePixels | None  # what the spike pixels see of the band. None if none sees the band
+    is_good: np.ndarray  # (h, w) bool: whether each spike pixel of the band can be trusted
 
 
-class Seen(NamedTuple):
+class KnownOfFrame(NamedTuple):
     """What is known of a whole frame before it is improved."""
 
     recording: Recording
     motion: Motion  # within the exposure
     gain: np.ndarray  # (h, w): spikes per plane of each spike pixel at full light
     median_spikes: float  # spikes of a pixel of median light in the exposure
-    # (H, W) in [0, 1]: how sure it is that a pixel moves. This share of the improved frame is used.
+    # (H, W) in [0, 1]: 1 where a pixel moves for certain, 0 where it stands still. It is the weight
+    # of the improved frame; the rest is the first estimate.
     moves: np.ndarray
 
 
@@ -280,9 +329,10 @@ class MotionRestorer:
     find: function that finds the motion within an exposure.
     solver: settings of the equations.
     improve: function that makes a first estimate better.
-    context: number of planes that are read before and after an exposure, see `JointOptions`.
-    least_area: if a spike pixel has a smaller area, in RGB pixels, all frames keep their first
-    estimate.
+    context: number of planes that are read before and after an exposure. None: half as many as the
+    exposure has.
+    least_area: least area of a spike pixel, in RGB pixels. If spike pixels are smaller, all frames
+    keep their first estimate. 0: any area is right.
     """
 
     def __init__(
@@ -302,7 +352,7 @@ class MotionRestorer:
         self.context = context
         self.device = device
         self.least_area = least_area
-        # The motion of the frame that was yielded last, for `pictures`. None if the frame is its
+        # The motion of the frame that was yielded last, for `pictures`. None if this frame kept its
         # first estimate, because nothing moves or the spikes are of no help.
         self.used_motion: Motion | None = None
 
@@ -324,9 +374,10 @@ class MotionRestorer:
         reader: a data.clips.readers.DatasetClip. tick: called with the work done since the last
         call, in frames. For each frame its calls sum up to 1.
         """
-        # Once for the whole clip: its planes, the gain of its spike pixels, and its bands.
+        # Once for the whole clip: the gain of its spike pixels (h, w), which of them can be trusted
+        # (h, w), and its bands.
         clip = RecordedClip(reader, self.context)
-        gain_of_clip, is_good = clip.gain()  # (h, w) each, see `Seen` and `Area`
+        gain_of_clip, is_good = clip.gain()
         areas = self._areas_of(clip.view, is_good)
 
         # The first estimates are a part of the work on each frame, the improvement is the rest.
@@ -340,6 +391,7 @@ class MotionRestorer:
             watchdog.go_on()
             z_0 = estimate.to(self.device).clamp(0, 1)
             recording = clip.read(index)
+            # (H, W) in [0, 1]: 0 where the spikes change by noise alone.
             by_change = share_by_change(recording, clip.view, is_good)
             nothing_moves = not by_change.any()
             if nothing_moves or self._keeps_first_estimate(recording, clip.view):
@@ -352,14 +404,18 @@ class MotionRestorer:
                 gain = clip.gain_in(recording, gain_of_clip)
                 motion = self.find(recording, clip.view, gain)
                 spikes = median_spikes(recording)
+                # A pixel moves if its motion is long enough, and if its spikes change.
                 moves = share_by_reach(motion, spikes) * by_change
-                seen = Seen(recording, motion, gain, spikes, moves)
-                frame = self._improved_frame(z_0, seen, areas, tick)
+                known = KnownOfFrame(recording, motion, gain, spikes, moves)
+                frame = self._improved_frame(z_0, known, areas, tick)
                 self.used_motion = motion
             yield frame.cpu()
 
     def _areas_of(self, view: View, is_good: np.ndarray) -> list[Area]:
-        """Divide the frames of a clip into areas. is_good: (h, w) bool, see `Area`."""
+        """Divide the frames of a clip into areas, from the top to the bottom.
+
+        is_good: (h, w) bool, whether each spike pixel of the whole plane can be trusted.
+        """
         areas = []
         for band in bands_of(view):
             pixels = SpikePixels(band.view, self.device) if band.has_spikes else None
@@ -367,32 +423,42 @@ class MotionRestorer:
         return areas
 
     def _keeps_first_estimate(self, recording: Recording, view: View) -> bool:
-        """Say whether the spikes are of no help for a frame, so that its first estimate stays."""
+        """Return whether the spikes do not help a frame, so that its first estimate stays."""
         has_small_pixels = view.pixel_area < self.least_area
         is_nearly_dark = spikes_at_full_light(recording, view) < LEAST_SPIKES
         return has_small_pixels or is_nearly_dark or is_saturated(recording)
 
-    def _improved_frame(self, z_0: Tensor, seen: Seen, areas: list[Area], tick: Tick) -> Tensor:
+    def _improved_frame(
+        self, z_0: Tensor, known: KnownOfFrame, areas: list[Area], tick: Tick
+    ) -> Tensor:
         """Return the improved frame (3, H, W). z_0: its first estimate, (3, H, W)."""
-        improved = []
+        improved = []  # (3, rows, W) of each area
         for area in areas:
-            improved.append(self._improved_rows(z_0, seen, area))
+            improved.append(self._improved_rows(z_0, known, area))
             watchdog.go_on()
             tick((1 - FIRST_SHARE) / len(areas))
         frame = joined(improved, [area.band for area in areas])
         # Keep the first estimate where nothing moves.
-        return z_0 + torch.from_numpy(seen.moves).to(self.device) * (frame - z_0)
+        moves = torch.from_numpy(known.moves).to(self.device)  # (H, W)
+        return z_0 + moves * (frame - z_0)
 
-    def _improved_rows(self, z_0: Tensor, seen: Seen, area: Area) -> Tensor:
+    def _improved_rows(self, z_0: Tensor, known: KnownOfFrame, area: Area) -> Tensor:
         """Return the improved rows (3, rows, W) of an area. z_0: (3, H, W), of the whole frame."""
         band = area.band
-        z_0 = band.of_frame(z_0)
+        z_0_of_band = band.of_frame(z_0)
         if area.pixels is None:
-            return z_0  # no spike pixel sees the band
-        recording = band.of_recording(seen.recording)
-        motion = band.of_motion(seen.motion)
-        gain = band.of_plane(seen.gain)
+            return z_0_of_band  # no spike pixel sees the band
+        recording = band.of_recording(known.recording)
+        gain = band.of_plane(known.gain)
         equations = Equations(
-            recording, area.pixels, motion, gain, area.is_good, self.solver, self.device
+            recording,
+            area.pixels,
+            motion=band.of_motion(known.motion),
+            gain=gain,
+            is_good=area.is_good,
+            solver=self.solver,
+            device=self.device,
         )
-        return self.improve(z_0, Exposure(recording, equations, gain, seen.median_spikes))
+        # The median is that of the whole frame, so that all its bands get the same learned steps.
+        exposure = Exposure(recording, equations, gain, known.median_spikes)
+        return self.improve(z_0_of_band, exposure)
