@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from data.cameras.spike_info import FILE_NAME, FORMAT
 from data.clips.threads import usable_cores
 from data.making import prepare
-from data.making.prepare import Job, Plan, RawClip, Recipe
+from data.making.prepare import ClipSource, Job, Plan, Recipe
 from scripts.parts.exit_codes import shown, with_exit_code
 from utils.dist.process import die_with_parent
 from utils.errors import DataError, OptionError
@@ -52,11 +52,11 @@ from utils.options.section import read_section
 # Test: tests/parts/scripts/test_prepare_gopro_spike.py
 #
 # Words of this file. Their classes are in data/making/prepare.py:
-#   Recipe    the settings of a data set, one flag for each
-#   RawClip   a video, a folder of frames or a photograph of the source
-#   Job       a clip to make, with its split ("train" or "test"); with a rig, a part of a RawClip
-#   Cut       which part of a RawClip a job is: its first frame, averaged frames, and size
-#   Plan      what a checked job will write: frames, bytes, size of a frame
+#   Recipe        the settings of a data set, one flag for each
+#   ClipSource    what clips are made from: a video, a folder of frames, or a photograph
+#   Cut           a part of a source, which a rig records: first frame, averaged frames, and size
+#   Job           a clip to make: its name, its split ("train" or "test"), its source and its cut
+#   Plan          what a checked job will write: frames, bytes, size of a frame
 
 # dataset.json, below --out. It says how to read the spikes, and how the clips were made.
 INFO = Path("GOPRO_Large_spike_seq", FILE_NAME)
@@ -283,12 +283,12 @@ def find_jobs(command: argparse.Namespace) -> list[Job]:
     record no source.
     """
     recipe = command.recipe
-    sources = prepare.find_raw_clips(command.source, recipe.has_rig)
+    sources = prepare.find_sources(command.source, recipe.has_rig)
     splits = choose_splits(sources, command.test_share, command.out)
     jobs = []
     for source in sources:
         split = splits[source.name]
-        jobs.append(Job(source.name, split, raw=source, out=command.out))
+        jobs.append(Job(source.name, split, source=source, out=command.out))
     if recipe.has_rig:
         jobs = cut_jobs(jobs, command)
 
@@ -320,7 +320,7 @@ def cut_jobs(jobs: list[Job], command: argparse.Namespace) -> list[Job]:
 
     jobs: a job for each source
     """
-    calls = [(job.raw, command.recipe) for job in jobs]
+    calls = [(job.source, command.recipe) for job in jobs]
     # For each source: the list of its cuts, or the DataError that says why it has none.
     results = run_counted(command.workers, prepare.cuts_of, calls, "cutting", "clips")
     cut_jobs_of_all = []
@@ -344,7 +344,7 @@ def cut_jobs(jobs: list[Job], command: argparse.Namespace) -> list[Job]:
     return cut_jobs_of_all
 
 
-def choose_splits(raw: list[RawClip], share: float, out: Path) -> dict[str, str]:
+def choose_splits(sources: list[ClipSource], share: float, out: Path) -> dict[str, str]:
     """Return source name -> split, "train" or "test".
 
     A source keeps the split of its folder (train/ or test/), or the split of an earlier start, so
@@ -353,7 +353,7 @@ def choose_splits(raw: list[RawClip], share: float, out: Path) -> dict[str, str]
 
     share: --test-share. out: --out, with the clips of an earlier start.
     """
-    names = [clip.name for clip in raw if not clip.split]
+    names = [source.name for source in sources if not source.split]
     earlier = earlier_splits(names, out)
 
     # How many test clips are wanted, and how many are still missing.
@@ -361,22 +361,23 @@ def choose_splits(raw: list[RawClip], share: float, out: Path) -> dict[str, str]
     if share > 0 and len(names) > 1:
         rounded = round(share * len(names))
         wanted = min(max(1, rounded), len(names) - 1)
-    existing = sum(split == "test" for split in earlier.values())
+    existing = list(earlier.values()).count("test")
     undecided = [name for name in names if name not in earlier]
     missing = min(max(0, wanted - existing), len(undecided))
     new_test_names = evenly_chosen(undecided, missing)
 
     # The folder decides first, then the earlier start, and the choice above only for new sources.
     splits = {}
-    for clip in raw:
-        if clip.split:
-            splits[clip.name] = clip.split
-        elif clip.name in earlier:
-            splits[clip.name] = earlier[clip.name]
-        elif clip.name in new_test_names:
-            splits[clip.name] = "test"
+    for source in sources:
+        name = source.name
+        if source.split:
+            splits[name] = source.split
+        elif name in earlier:
+            splits[name] = earlier[name]
+        elif name in new_test_names:
+            splits[name] = "test"
         else:
-            splits[clip.name] = "train"
+            splits[name] = "train"
     return splits
 
 
@@ -455,7 +456,7 @@ def errors_of_size(plans: dict[Job, Plan]) -> dict[Job, DataError]:
         height, width = plan.size
         errors[job] = DataError(
             what=f"clip {job.name} has another size than the others: {height} x {width}",
-            where=str(job.raw.path),
+            where=str(job.source.path),
             expected=f"frames of one size, as {usual_height} x {usual_width}",
             do="make clips of another size in a run of their own, with another --out",
         )
@@ -592,7 +593,7 @@ def clip_info(job: Job, plan: Plan, recipe: Recipe, spike_size: tuple[int, int])
         "split": job.split,
         "planes": planes,
         "gt_plane": planes // 2,
-        "source": job.raw.name,
+        "source": job.source.name,
         "cut": asdict(job.cut),
         "rate": rig.rate,
         "light": rig.light,

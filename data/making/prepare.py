@@ -11,7 +11,7 @@ make a clip:
 
 The steps, in the order in which the program takes them:
 
-    find_raw_clips   finds the sources: folders of images, videos, photographs
+    find_sources     finds the sources: folders of images, videos, photographs
     cuts_of          with a rig: chooses the parts of a source that are recorded, one clip each
     plan_clip        checks a clip before anything is written, and says what the clip needs
     make_clip        writes the pictures and the spikes of a clip
@@ -216,8 +216,8 @@ class Recipe(Section):
 # ---- Sources -----------------------------------------------------------------------------------
 
 
-class RawClip(NamedTuple):
-    """A source of clips."""
+class ClipSource(NamedTuple):
+    """What a clip is made from. With a rig, several clips may be made from one source."""
 
     name: str  # name of the file or folder, without suffix
     path: Path  # a folder of images, a video file or, with a rig, a photograph
@@ -228,75 +228,78 @@ class RawClip(NamedTuple):
         return self.path.suffix.lower() in IMAGE_SUFFIXES and self.path.is_file()
 
 
-def find_raw_clips(source: Path, photos: bool = False) -> list[RawClip]:
+def find_sources(path: Path, photos: bool = False) -> list[ClipSource]:
     """Return the sources in a folder, or in its folders `train` and `test`.
 
-    source: a folder, or one file. photos: whether image files are sources too.
+    path: --source, a folder or one file. photos: whether image files are sources too.
     Raises DataError if there is no source, and if two sources have the same name.
     """
-    if source.is_file():
-        return [RawClip(source.stem, source, split="")]
+    if path.is_file():
+        return [ClipSource(path.stem, path, split="")]
     # The folders to search, as (folder, name of the split).
     roots = []
     for split in SPLITS:
-        folder = source / split
+        folder = path / split
         if folder.is_dir():
             roots.append((folder, split))
-    if not roots and source.is_dir():
-        roots = [(source, "")]
+    if not roots and path.is_dir():
+        roots = [(path, "")]
 
     # Folders of images and videos come first, then photographs. Clips are made and shown in this
     # order.
-    clips = []
+    sources = []
     for root, split in roots:
-        for name, path in clips_in(root):
-            clips.append(RawClip(name, path, split))
+        for name, file_or_folder in clips_in(root):
+            sources.append(ClipSource(name, file_or_folder, split))
     if photos:
         for root, split in roots:
-            for path in sorted(root.iterdir(), key=lambda path: natural_key(path.name)):
-                clip = RawClip(path.stem, path, split)
-                if clip.is_photo:
-                    clips.append(clip)
+            for file in sorted(root.iterdir(), key=lambda file: natural_key(file.name)):
+                source = ClipSource(file.stem, file, split)
+                if source.is_photo:
+                    sources.append(source)
 
     # The names become names of folders, so a name that no folder can have is refused.
-    for clip in clips:
-        checked_name(clip.name, str(source))
-    if not clips:
+    for source in sources:
+        checked_name(source.name, str(path))
+    if not sources:
         raise DataError(
             what="no raw clip found",
-            where=str(source),
+            where=str(path),
             expected="folders of images or video files, with or without train/ and test/",
             do="correct --source",
         )
-    _refuse_equal_names(clips, source)
-    return clips
+    _refuse_equal_names(sources, path)
+    return sources
 
 
-def _refuse_equal_names(clips: list[RawClip], source: Path) -> None:
-    """Refuse two sources of one name, because their clips would have one folder."""
-    counts = Counter(clip.name for clip in clips)
+def _refuse_equal_names(sources: list[ClipSource], path: Path) -> None:
+    """Refuse two sources of one name, because their clips would have one folder.
+
+    path: --source, for the message.
+    """
+    counts = Counter(source.name for source in sources)
     twice = [name for name, count in counts.items() if count > 1]
     if twice:
         raise DataError(
             what=f"two raw clips of the same name: {', '.join(twice[:5])}",
-            where=str(source),
+            where=str(path),
             expected="one clip per name",
             do="rename one",
         )
 
 
-def cuts_of(raw: RawClip, recipe: Recipe) -> list[Cut] | DataError:
+def cuts_of(source: ClipSource, recipe: Recipe) -> list[Cut] | DataError:
     """Return the parts of a source that a rig records, at most `recipe.clips`.
 
     A DataError is returned and not raised, so that the program goes on with the other sources.
     """
     try:
-        return _find_cuts_of(raw, recipe)
+        return _find_cuts_of(source, recipe)
     except DataError as e:
         return e
 
 
-def _find_cuts_of(raw: RawClip, recipe: Recipe) -> list[Cut]:
+def _find_cuts_of(source: ClipSource, recipe: Recipe) -> list[Cut]:
     """Return the parts of a source that a rig records. Raises DataError if there are none.
 
     What must stay: the parts for a source and a recipe. `random_stream` gives the same numbers on
@@ -305,16 +308,16 @@ def _find_cuts_of(raw: RawClip, recipe: Recipe) -> list[Cut]:
     # This changes OpenCV in the whole process. The program runs as many processes as there are
     # cores, so more threads would compete for them.
     cv2.setNumThreads(1)
-    frames = FrameSource(raw.path)
+    frames = FrameSource(source.path)
     if min(frames.size) < recipe.crop:
         height, width = frames.size
         raise DataError(
             what=f"frames of {height} x {width}",
-            where=str(raw.path),
+            where=str(source.path),
             expected=f"both sides at least --crop {recipe.crop}",
             do="lower --crop",
         )
-    if raw.is_photo:
+    if source.is_photo:
         # A photograph has no parts. Each clip is another motion over the same photograph, and
         # `first` is only the number of the clip.
         return [Cut(first=i, average=1, side=recipe.side) for i in range(recipe.clips)]
@@ -325,12 +328,12 @@ def _find_cuts_of(raw: RawClip, recipe: Recipe) -> list[Cut]:
         intervals=recipe.frames,
         sides=(least_side, recipe.side),
         frames_per_interval=recipe.average,
-        rng=random_stream(f"cuts of {raw.name}", recipe.seed),
+        rng=random_stream(f"cuts of {source.name}", recipe.seed),
     )
     if not cuts:
         raise DataError(
             what="no part without a cut and with small motion",
-            where=str(raw.path),
+            where=str(source.path),
             expected=f"{recipe.frames} exposures whose frames can be interpolated",
             do="lower --frames, --average or --crop",
         )
@@ -349,7 +352,7 @@ class Job:
 
     name: str  # name of the clip
     split: str  # "train" or "test"
-    raw: RawClip  # source of the clip
+    source: ClipSource  # what the clip is made from
     out: Path  # folder of the data set
     # With a rig, the part of the source that is recorded. For a photograph, `cut.first` is the
     # number of the clip. None without a rig.
@@ -391,21 +394,22 @@ def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
 def _plan(job: Job, recipe: Recipe) -> Plan:
     """Check a clip, and say what making it needs. Raises DataError."""
     raw_frames = recipe.raw_frames_per_exposure(job.name)
-    # With a rig (a cut), `cuts_of` has checked the frames already, so they are not opened here.
-    source = None if job.cut else FrameSource(job.raw.path)
-    if source is None:
+    # A job with a cut has a rig. `cuts_of` has checked its frames already, so they are not opened
+    # here.
+    raw = None if job.cut else FrameSource(job.source.path)
+    if raw is None:
         size = (recipe.crop, recipe.crop)
         frames = recipe.frames
         exposures = frames
     else:
-        size = source.size
-        frames = len(source)
+        size = raw.size
+        frames = len(raw)
         exposures = frames // raw_frames  # raw frames after the last whole exposure are left out
 
-    _refuse_ratio(size, recipe.ratio, job.raw.path)
+    _refuse_ratio(size, recipe.ratio, job.source.path)
     _refuse_too_few_frames(job, recipe, frames, exposures)
 
-    files = _files_of(job.raw.path, source)
+    files = _files_of(job.source.path, raw)
     record = {
         "version": VERSION,
         "recipe": recipe.record(),
@@ -413,11 +417,11 @@ def _plan(job: Job, recipe: Recipe) -> Plan:
     }
     is_to_make = not _is_made(job, record)
     # The headers of all frames are read only if the frames are needed.
-    if is_to_make and source:
+    if is_to_make and raw:
         _refuse_other_sizes(job.name, files, size)
     return Plan(
         size=size,
-        bytes=exposures * _bytes_per_exposure(job.name, recipe, size, source),
+        bytes=exposures * _bytes_per_exposure(job.name, recipe, size, raw),
         is_to_make=is_to_make,
         frames=frames,
         record=record,
@@ -434,14 +438,14 @@ def _refuse_too_few_frames(job: Job, recipe: Recipe, frames: int, exposures: int
         raise DataError(
             what=f"clip {job.name} averages {raw_frames} raw frames, fewer than --instants "
             f"{recipe.instants}",
-            where=str(job.raw.path),
+            where=str(job.source.path),
             expected="a raw frame for each instant",
             do="lower --instants, or raise --average",
         )
     if exposures == 0:
         raise DataError(
             what=f"clip {job.name} has {frames} frames",
-            where=str(job.raw.path),
+            where=str(job.source.path),
             expected=f"at least {raw_frames}, for one exposure",
             do="lower --average, or remove the clip",
         )
@@ -467,20 +471,20 @@ def _refuse_ratio(size: tuple[int, int], ratio: int, path: Path) -> None:
 
 
 def _bytes_per_exposure(
-    clip: str, recipe: Recipe, size: tuple[int, int], source: FrameSource | None
+    clip: str, recipe: Recipe, size: tuple[int, int], raw: FrameSource | None
 ) -> int:
     """Return the estimated bytes of the spikes and images of an exposure.
 
-    size: (height, width) of the frames. source: the raw frames; None with a rig.
+    size: (height, width) of the frames. raw: the raw frames; None with a rig.
     """
     height, width = size
     spike_pixels = (height // recipe.ratio) * (width // recipe.ratio)
     # A spike pixel has one bit in each plane.
     spike_bytes = recipe.planes_of(clip) * spike_pixels // 8
-    if source:
+    if raw:
         # All images are assumed to have the size of the first frame as a PNG. There are three
         # images (blur, blur_gamma, sharp) and the instants.
-        _, first_png = cv2.imencode(".png", source.read(0))
+        _, first_png = cv2.imencode(".png", raw.read(0))
         image_bytes = len(first_png) * (3 + recipe.instants)
     else:
         # No frame exists yet. A pixel has 3 bytes in blur and 3 bytes in sharp. We assume that PNG
@@ -489,19 +493,19 @@ def _bytes_per_exposure(
     return spike_bytes + image_bytes
 
 
-def _files_of(path: Path, source: FrameSource | None) -> list[Path]:
+def _files_of(path: Path, raw: FrameSource | None) -> list[Path]:
     """Return the files of a source, each once.
 
-    path: the source. source: its frames; None with a rig.
+    path: the source. raw: its frames; None with a rig.
     The order is part of the digest of the source (`_digest_of`), so it must stay.
     """
-    if source:
-        files = source.files
+    if raw:
+        files = raw.files
     elif path.is_dir():
         files = sorted(path.iterdir())
     else:
         files = [path]
-    # A video is in `source.files` once for each frame. dict.fromkeys keeps the order.
+    # A video is in `raw.files` once for each frame. dict.fromkeys keeps the order.
     return list(dict.fromkeys(files))
 
 
@@ -578,7 +582,7 @@ def make_clip(job: Job, recipe: Recipe, record: dict[str, Any]) -> None:
     `plan_clip` must have accepted the clip before, because nothing is checked here.
     """
     cv2.setNumThreads(1)  # for the whole process, because the program runs one on each core
-    frames = FrameSource(job.raw.path)
+    frames = FrameSource(job.source.path)
     # Everything is written into two hidden folders beside the final folders.
     scratch_folders = []
     for folder in job.folders:
@@ -615,7 +619,7 @@ def _record_with_rig(
     # lights: an iterator over the light of each plane, (crop, crop, 3).
     rng = random_stream(f"scene of clip {job.name}", recipe.seed)
     crop = recipe.crop
-    if job.raw.is_photo:
+    if job.source.is_photo:
         picture = frames.read(0)
         lights = photo_scene(picture, cut.side, recipe.frames, recipe.planes, crop, rng)
     else:

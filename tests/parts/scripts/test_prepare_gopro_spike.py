@@ -32,7 +32,7 @@ from data.cameras.rig import Rig
 from data.cameras.spike_grid import Calibration
 from data.clip_dataset import ClipDataset
 from data.making.light_in_motion import LightPath
-from data.making.prepare import RawClip
+from data.making.prepare import ClipSource
 from data.select_dataset import build_dataset
 from data.spike.formats import SpikeGeometry, read_spikes
 from data.spike.represent import represent
@@ -491,7 +491,7 @@ def test_wrong_input_is_refused_before_anything_is_written(
 
 def raw_clips(letter, count, folder):
     """Return `count` raw clips without a split, e.g. c0, c1, c2."""
-    return [RawClip(f"{letter}{number}", folder, "") for number in range(count)]
+    return [ClipSource(f"{letter}{number}", folder, "") for number in range(count)]
 
 
 # The share of clips for testing is rounded, but neither split becomes empty if both are asked for.
