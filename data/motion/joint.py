@@ -8,12 +8,15 @@ Called by data/motion/method.py (`--method joint`) and by the fusion "motion"
     Equations               both together: the equations, their solution, and what a network sees
     guarded                 blends the solution with the first estimate where it fits worse
 
-The unknown is the sharp frame at one instant: display values z, (3, H, W). Its light is x = z^2.2.
-The spike camera integrates a grey value l = luma(x), or l = luma(z) if it sees display values. A
-plane is one binary picture (h, w) of the spike camera; times are counted in planes.
+The unknown is the sharp frame at one instant, the sharp instant: display values z, (3, H, W). Its
+light is x = z^2.2. The spike camera integrates a grey value l = luma(x), or l = luma(z) if it sees
+display values. A pixel of the spike camera fires a spike each time when it has integrated a fixed
+amount, its threshold. A plane is one binary picture (h, w) of the spike camera; times are counted
+in planes.
 
-The planes of the exposure are divided into G groups. Pixel p of group g shows the point that lies
-at p + u_g(p) in the sharp instant, so its light is x(p + u_g(p)). Two kinds of equations follow:
+The planes of the exposure are divided into G groups. What group g shows at pixel p lies at
+p + u_g(p) in the sharp instant, where u_g is the motion from the group to the sharp instant. So the
+light of group g at p is x(p + u_g(p)). Two kinds of equations follow:
 
     RGB equations, one per pixel and colour of the blurry frame:
 
@@ -28,15 +31,17 @@ at p + u_g(p) in the sharp instant, so its light is x(p + u_g(p)). Two kinds of 
 
         begin, end  times of the two spikes, in planes
         n           thresholds that the pixel passed between them: 1 for neighbouring spikes
+        gain        spikes per plane of the spike pixel at full light (l = 1)
         y           measured grey value: y = n / (gain (end - begin))
         c_g         share of group g in the time from begin to end
         L, D        lens blur of the spike camera, and the mean over the area of a spike pixel
 
     A means both maps together: A = (B, S).
 
-Errors. A blurry pixel has the error sigma_b, in display values, which is larger in a noisy frame.
-The error of n has two causes: the times of both spikes are rounded to whole planes, and each
-threshold jitters by its share j. So
+Errors. A blurry pixel has the error sigma_b, in display values. A noisy frame has a larger sigma_b.
+The error of n has two causes. The times of both spikes are rounded to whole planes; each rounding
+has the variance 1/12 plane^2, and r spikes come in a plane. And each threshold differs by chance,
+by the share j of itself. So
 
         var(n) = r^2 / 6 + j^2 n    with the rate r = n / (end - begin)
 
@@ -49,10 +54,13 @@ The solution minimises
 
         sum rho(w_b (b - B x)) + sum rho(w_s (y - S l)) + sum lambda |z - z_0|^2
 
-rho is Cauchy's function, so an equation along a wrong motion counts little. z_0 is a first
-estimate. lambda = 1 + K (q / sigma_b)^2 holds z near z_0 where the expected error q of the motion
-is large (in pixels). The problem is linearised a few times. Each time, a few steps of conjugate
-gradients find a change d of z from the normal equations
+rho is Cauchy's function, so an equation along a wrong motion counts little. z_0 is a first estimate
+of z. The expected error of the motion is q, in pixels. Where q is large, z is held near z_0 by
+
+        lambda = 1 + K (q / sigma_b)^2
+
+The problem is linearised a few times. Each time, a few steps of conjugate gradients find a change d
+of z from the normal equations
 
         (A^T W A + lambda) d = A^T W r - lambda (z - z_0)       W = w^2, r = (b - B x, y - S l)
 
@@ -100,50 +108,65 @@ from data.spike.simulate import DISPLAY_GAMMA, LUMA
 
 # ---- Constants of the equations ----
 
-# sigma_s: error of a spike equation by motion and optics, in display values. A smaller value would
-# trust bright pixels more, whose many spikes have little error of their own.
+# sigma_s: error of a spike equation by motion and optics, in display values: about 5 of 255. It
+# matters for bright pixels, whose many spikes have little error by themselves. A smaller value
+# would trust these pixels although the motion is a little wrong. A larger value would leave more to
+# z_0.
 SIGMA_S = 0.02
-# j: jitter of each threshold, as a share of the threshold. A larger value would trust intervals
-# with many spikes less.
+# j: deviation of each threshold, as a share of the threshold. It matters for intervals with many
+# spikes, whose times are rounded at both ends only: a larger value would trust them less.
 JITTER = 0.02
 # An equation whose residual is this many times its error has 1 / sqrt(2) of its weight. A smaller
 # value would weaken equations that are right but noisy. A larger value would let wrong equations
 # pull.
 CAUCHY = 2.0
 # sigma_b is at least NOISE_FACTOR * (noise - USUAL_NOISE), where the noise of the blurry frame is
-# measured by `noise_of`, in display values. Without this limit, a photograph with noise of 0.03 and
-# 0.05 lost 0.6 and 0.4 dB. With it, the photograph loses 0.1 dB and gains 0.6 dB. Fine texture is
-# measured as noise, too, up to 0.011 on the photographs of the training. So noise below USUAL_NOISE
-# does not count.
+# measured by `noise_of`, in display values. The gain on a photograph with noise:
+#
+#     noise    without this limit    with this limit
+#     0.03     -0.6 dB               -0.1 dB
+#     0.05     -0.4 dB               +0.6 dB
+#
+# Fine texture is measured as noise, too, up to 0.011 on the photographs of the training. So noise
+# below USUAL_NOISE, a little more than 0.011, does not count.
 NOISE_FACTOR = 7.0
 USUAL_NOISE = 0.013
-# K in lambda: how strongly z is held near z_0 where the expected error of the motion is large. Half
-# of it gains 0.2 dB more in dim light on the clips coffee and walker, and loses 0.15 dB on
-# photographs of the training. 2.5 times as much loses 0.2 dB on coffee and walker in good light.
+# K in lambda: how strongly z is held near z_0 where the expected error of the motion is large. What
+# another value changes:
+#
+#     K / 2      +0.2 dB on the clips coffee and walker in dim light,
+#                but -0.15 dB on photographs of the training
+#     2.5 K      -0.2 dB on coffee and walker in good light
 K = 0.008
 # M_0 and M_1 in M = lambda + M_0 + M_1 R, by which residuals are divided. Values 3 times as large
-# or as small change the gain on coffee and walker by 0.03 dB at most. Without M_0 they gain 0.03 dB
-# less, because a pixel that fits no equation follows noise.
+# or as small change the gain on coffee and walker by 0.03 dB at most. With M_0 = 0 these clips gain
+# 0.03 dB less, because a pixel that fits no equation follows noise.
 M_0 = 300.0
 M_1 = 0.1
-# Between the middles of two groups, a pixel shall move at most this way, in RGB pixels. If the way
-# were longer, light between the two points would count nowhere: 2 pixels lose 0.2 dB on coffee and
-# walker in good light, and 1.5 pixels lose 0.01 dB.
+# A pixel should move by at most this many RGB pixels from the middle of one group to the middle of
+# the next group. If it moved farther, the light between the two points would count nowhere. A
+# smaller value needs more groups, and so more time. On coffee and walker in good light:
+#
+#     2 pixels       -0.2 dB
+#     1.5 pixels     -0.01 dB
+#     1.25 pixels    taken
 WAY_BETWEEN_GROUPS = 1.25
-# The same if a pixel of median light has fewer spikes in the exposure than `DIM`. The motion is
-# known less exactly then, so a longer way loses nothing.
+# The way between two groups in dim light, in RGB pixels: if a pixel of median light has fewer
+# spikes in the exposure than `DIM`. The motion is known less exactly there, so a longer way loses
+# nothing.
 WAY_IF_DIM = 2.5
-# The number of groups is chosen for the way below which this share of the pixels moves. The other
-# pixels move farther. A larger share would need more groups, and so more time.
+# This share of the pixels decides the number of groups: for them, the groups are near enough. The
+# other pixels move farther. A larger share would need more groups, and so more time.
 DECIDING_SHARE = 0.8
-# Least number of groups, unless the solver allows fewer. A scene whose deciding pixels stand still
-# would need one group, but a fifth of its pixels may move. The value is a judgement.
+# Least number of groups, unless the solver allows fewer. If the deciding pixels stand still, one
+# group would be enough for them, but the other pixels (a fifth) may move. The value is a judgement.
 LEAST_GROUPS = 6
-# Largest number of spike equations of a pixel in an exposure. More equations, of shorter intervals,
-# would add little, because neighbouring intervals share the rounding of the spike between them.
+# Largest number of spike equations of a pixel in an exposure. Fewer equations, of longer intervals,
+# would say less about what changes within the exposure. More equations, of shorter intervals, would
+# add little, because neighbouring intervals share the rounding of the spike between them.
 INTERVALS = 8
-# Display values below this one count as this one in slopes. At 0 the slope dx / dz is 0, so the
-# weights would be infinite.
+# Display values below this value count as this value in slopes: about 10 of 255. At 0 the slope
+# dx / dz is 0, so the weights would be infinite.
 DARK = 0.04
 
 # ---- Constants of the guard ----
@@ -151,11 +174,12 @@ DARK = 0.04
 # The guard compares light in this many planes around the sharp instant. With more planes, a right
 # frame would differ from their blurred light. With fewer planes, there would be more noise.
 GUARD_PLANES = 9
-# Side in spike pixels of the squares over which the guard takes means. It is odd, so that a square
-# has a middle pixel. Larger squares have less noise, and see less where a frame is wrong.
+# The guard takes means over squares of this side, in spike pixels. The side is odd, so that a
+# square has a middle pixel. With larger squares, the means have less noise, but they tell less
+# exactly where a frame is wrong.
 GUARD_SIDE = 7
-# The error that noise alone causes is taken from the best-fitting pixels: this share of all pixels
-# is assumed to fit perfectly, up to noise. A larger share would call true errors noise.
+# The guard assumes that this share of the pixels fits perfectly, up to noise. So their errors show
+# what noise alone causes. A larger share would take true errors for noise.
 PERFECT_SHARE = 0.2
 # Added to squared errors, so that a frame without any error does not divide by 0.
 TINY_ERROR = 1e-6
@@ -169,12 +193,13 @@ INSTANT_PLANES = 9
 # value: spikes per plane, and noise in display values.
 LEAST_RATE = 1e-3
 LEAST_NOISE = 3e-4
-# Limits of the channels, in display values. A residual above MOST_OFF comes from an equation that
-# is wrong (e.g. an occlusion), and would only disturb the network.
+# Limits of the channels, in display values: of a residual, and of a change of z. A residual above
+# MOST_OFF comes from an equation that is wrong (e.g. an occlusion), and would only disturb the
+# network.
 MOST_OFF = 0.5
 MOST_PULL = 0.3
-# Added to the precision (1 / variance) of the grey value by the spikes. The spikes then pull a
-# grey value only weakly if its error by the spikes is above 1 / sqrt(400) = 0.05.
+# Added to the precision (1 / variance) with which the spikes know a grey value. So a grey value is
+# pulled only weakly if the spikes know it with an error above 1 / sqrt(400) = 0.05.
 PRIOR_PRECISION = 400.0
 
 # A spike pixel lies on the frame if more than this share of its points does. It is a little below
@@ -188,12 +213,13 @@ class Solver:
 
     The fields are options of `--method joint` (data/motion/method.py), so their names must stay.
 
-    groups: largest G, number of groups of planes. A slow motion needs fewer, see `group_count`.
+    groups: largest G, number of groups of planes. A slow motion gets fewer groups (`group_count`).
     linearisations: number of times that the equations are linearised.
     steps: number of steps of conjugate gradients after each linearisation.
     noise: least sigma_b, error of a blurry pixel in display values. A noisy frame has more.
-    guard: ratio of the squared errors of z and z_0 at which both count alike in `guarded`. With 0,
-    z is not blended.
+    guard: ratio of the squared errors of z and z_0 at which both count alike when they are blended.
+    E.g. with 2.5, z counts more as long as its squared error is less than 2.5 times that of z_0.
+    With 0, z is not blended.
     """
 
     groups: int = 20
@@ -241,7 +267,8 @@ class SpikePixels:
     that it covers; (m, n) is `View.points_in_pixel`. A sample is interpolated from four RGB pixels.
     L: the lens blurs by `View.lens_blur` spike pixels.
 
-    It depends on the view alone, so it is made once for all frames of a clip.
+    It depends on the view alone, so it is made once for all frames of a clip. `adjoint` must stay
+    the adjoint of `__call__`; test_the_adjoint_of_the_cameras_is_exact notices.
     """
 
     def __init__(self, view: View, device: torch.device) -> None:
@@ -261,26 +288,32 @@ class SpikePixels:
             entries.pixels, entries.spike_pixels, entries.values, (pixel_count, spike_pixel_count)
         )
 
-        sigma = view.lens_blur * max(view.points_in_pixel)  # in RGB pixels
+        # Sigma in RGB pixels. A spike pixel has about as many points as RGB pixels along a side,
+        # and the longer side is taken.
+        sigma = view.lens_blur * max(view.points_in_pixel)
         self._kernel = gaussian(sigma).to(device) if sigma > 0 else None  # None: L changes nothing
 
-        # Which spike pixels lie on the frame. The frame ends half a pixel beyond the middles of its
-        # outermost pixels, e.g. at -0.5.
+        # Which spike pixels lie on the frame, (h, w) bool. The frame ends half a pixel beyond the
+        # middles of its outermost pixels, e.g. at -0.5.
         x = positions[..., 0]  # (h m, w n)
         y = positions[..., 1]
         on_frame = (x > -0.5) & (x < width - 0.5) & (y > -0.5) & (y < height - 0.5)
-        share = F.avg_pool2d(on_frame.float()[None], view.points_in_pixel)[0]  # (h, w)
+        # The share of the points of each spike pixel that lie on the frame, (h, w).
+        [share] = F.avg_pool2d(on_frame.float()[None], view.points_in_pixel)
         self.are_on_frame = share > ON_FRAME
 
     def __call__(self, pictures: Tensor) -> Tensor:
         """Return D L of N grey pictures (N, H, W): what the spike pixels see, (N, h, w)."""
         pictures = self._lens(pictures)
-        seen = self._D @ pictures.flatten(1).t().contiguous()  # (h w, N)
+        # A picture is a column of the right factor, (H W, N).
+        columns = pictures.flatten(1).t().contiguous()
+        seen = self._D @ columns  # (h w, N)
         return seen.t().reshape(-1, *self.view.plane)
 
     def adjoint(self, seen: Tensor) -> Tensor:
         """Return the adjoint L^T D^T (N, H, W) of what the spike pixels see, (N, h, w)."""
-        pictures = self._D_transposed @ seen.flatten(1).t().contiguous()  # (H W, N)
+        columns = seen.flatten(1).t().contiguous()  # (h w, N)
+        pictures = self._D_transposed @ columns  # (H W, N)
         pictures = pictures.t().reshape(-1, *self.view.size)
         if self._kernel is None:
             return pictures
@@ -312,11 +345,13 @@ class MatrixEntries(NamedTuple):
 
 
 def _entries_of_means(positions: Tensor, view: View) -> MatrixEntries:
-    """Return the matrix that takes the mean over the samples of each spike pixel.
+    """Return the entries of the matrix D, which takes the mean over the samples of a spike pixel.
 
-    It has an entry for each sample and each of its four pixels: the weight of the pixel in the
-    sample, over the number of samples in a spike pixel. Several entries may have the same place in
-    the matrix.
+    There is an entry for each sample and each of its four pixels:
+
+        entry = (weight of the pixel in the sample) / (number of samples in a spike pixel)
+
+    Several entries may have the same place in the matrix: they are added.
     positions: (h m, w n, 2), of the samples on the frame.
     """
     plane_height, plane_width = view.plane
@@ -333,7 +368,8 @@ def _entries_of_means(positions: Tensor, view: View) -> MatrixEntries:
     pixels = []
     values = []
     for offset, weights in zip(corners.offsets, corners.weights, strict=True):
-        # If both cameras are aligned, most weights are 0. Without them the matrix is smaller.
+        # If both cameras are aligned, most weights are 0. Entries of 0 are left out, so that the
+        # matrix is smaller.
         counts = weights > 0
         spike_pixels.append(spike_pixel_of_sample[counts])
         pixels.append(corners.corner[counts] + offset)
@@ -376,17 +412,20 @@ class Cameras:
         self._c = coverage
 
         # What `adjoint` needs. Both B and S sample the picture at the same positions, so the
-        # samples are sorted once. A sample has a number n. E.g. with 2 groups and 3 pixels, the
-        # samples 0, 1, 2 are of group 0 and the pixels 0, 1, 2, and the samples 3, 4, 5 are of
-        # group 1 and the same pixels. So n = g H W + p, with the pixels p numbered row by row.
+        # samples are sorted once. The sample of group g at pixel p has the number n = g H W + p.
+        # E.g. with 2 groups and 3 pixels:
+        #
+        #     n    0  1  2  3  4  5
+        #     g    0  0  0  1  1  1
+        #     p    0  1  2  0  1  2
         samples = sorted_samples(positions, (height, width))
         n = samples.numbers.int()  # (G H W,), in the order of `samples`, as g and p
         g = n.div(height * width, rounding_mode="floor")
         p = n - g * (height * width)
 
-        # U is the map from l to the samples l(p + u_g(p)) of all groups. Sample n is the output
-        # p G + g of U, so that the groups of a pixel follow one another: in this order
-        # `SpikePixels.adjoint` has them in memory.
+        # U is the map from l to the samples l(p + u_g(p)) of all groups. Its outputs are in another
+        # order, in which the groups of a pixel follow one another: output p G + g. The results of
+        # `SpikePixels.adjoint` have this order in memory, so they need not be copied.
         self._U_adjoint = AdjointOfSums(samples, outputs=len(n), output_of=p * groups + g)
         # B adds up the samples of pixel p, each times the share s_g of its group in the row of p.
         share_of_sample = shares[:, :, None].expand(groups, height, width).flatten()  # by n
@@ -399,8 +438,8 @@ class Cameras:
         picture = torch.cat((x, l))[None]  # (1, 4, H, W), so that one call samples all
         blurry = torch.zeros_like(x)
         moved_l = l.new_empty(len(self._s), *l.shape[1:])  # (G, H, W)
-        # One group after the other, because samples of all groups at once would be a tensor of
-        # hundreds of megabytes for a large frame, and would take longer.
+        # One group after the other. For a large frame, the samples of all groups at once would be a
+        # tensor of hundreds of megabytes, and would take longer.
         for g, s_g in enumerate(self._s):
             # x(p + u_g(p)) and l(p + u_g(p)): (4, H, W)
             positions = self._positions[g : g + 1]
@@ -477,7 +516,8 @@ def exposure_shares(recording: Recording, edges: np.ndarray, delays: np.ndarray)
     group_begins = edges[:-1, None]  # (G, 1)
     group_ends = edges[1:, None]
 
-    # The time that a group and the exposure of a row have in common, (G, rows).
+    # The time that a group and the exposure of a row have in common, (G, rows). At least 0: a group
+    # may end before the exposure of a row begins.
     overlap_begins = np.maximum(group_begins, row_begins)
     overlap_ends = np.minimum(group_ends, row_ends)
     overlap = np.clip(overlap_ends - overlap_begins, 0, None)
@@ -489,7 +529,9 @@ class SpikeIntervals(NamedTuple):
 
     begins: np.ndarray  # time of the spike that begins the interval, in planes
     ends: np.ndarray  # time of the spike that ends the interval
-    thresholds: np.ndarray  # n: number of spikes after `begins` and up to `ends`; 0: no interval
+    # n: number of spikes after `begins` and up to `ends`. 0: the pixel has no interval here, and
+    # `begins` and `ends` mean nothing.
+    thresholds: np.ndarray
 
 
 # A spike ends its plane, so the first possible time of a spike is 1, and 0 can mean "no spike".
@@ -500,9 +542,14 @@ def spike_intervals(stream: np.ndarray, edges: np.ndarray) -> SpikeIntervals:
     """Find one interval of each pixel between every two edges: from one spike to a later spike.
 
     An interval begins at the spike that is nearest to one edge, and ends at the spike that is
-    nearest to a later edge. Only spikes from edges[0] to edges[-1] count. For example, spikes at
-    the times 3, 9 and 16 and edges at 2, 8, 14 and 17 give the intervals 3 to 9 and 9 to 16. The
-    intervals of a pixel never overlap, so no light is counted twice.
+    nearest to a later edge. Only spikes from edges[0] to edges[-1] count. For example, a pixel with
+    spikes at the times 3, 9 and 16:
+
+        edges              2    8    14    17
+        nearest spikes     3    9    16    16
+        intervals            3-9  9-16  none
+
+    The intervals of a pixel never overlap, so no light is counted twice.
 
     stream: (T, h, w) uint8 in {0, 1}. edges: (M + 1,) times, ascending whole planes.
     """
@@ -519,9 +566,13 @@ def spike_intervals(stream: np.ndarray, edges: np.ndarray) -> SpikeIntervals:
         ends.append(end.time)
         thresholds.append(np.where(is_interval, end.count - begin.count, 0))
 
-        # The next interval begins where this one ends. A pixel without a spike so far begins anew.
-        # Otherwise both edges have the same nearest spike, or no spike follows: then the begin
-        # stays, and the interval ends near a later edge.
+        # Where the next interval of each pixel begins:
+        #
+        #     this interval exists          at its end
+        #     the pixel had no spike yet    at the nearest spike of this edge, if there is one
+        #     else                          the begin stays, and the interval ends at a later edge
+        #
+        # "Else" means that both edges have the same nearest spike, or that no spike follows.
         begins_here = is_interval | ~has_begin
         begin = NearestSpikes(
             time=np.where(begins_here, end.time, begin.time),
@@ -549,38 +600,39 @@ def _nearest_spikes(stream: np.ndarray, edges: list[int]) -> list[NearestSpikes]
     after_stream = len(stream) + 1  # a time later than each spike
     pieces = _pieces_between(stream, edges, no_first=after_stream)
 
-    # The first spike after each edge, found from the last edge back: it is the first spike of the
-    # next piece, or the first spike after the next edge if the next piece has no spike. Spikes
-    # after the last edge do not count.
-    following = np.full(stream.shape[1:], after_stream, np.int32)
-    following_edge = [following]  # (h, w) for each edge
+    # The first spike after each edge, from the last edge back to the first edge. It is the first
+    # spike of the piece that follows the edge. If this piece has no spike, it is the first spike
+    # after the next edge. Spikes after the last edge do not count.
+    next_spike = np.full(stream.shape[1:], after_stream, np.int32)
+    next_spikes = [next_spike]  # (h, w) for each edge
     for piece in reversed(pieces[1:]):
-        following = np.minimum(piece.first, following)
-        following_edge.insert(0, following)
+        next_spike = np.minimum(piece.first, next_spike)
+        next_spikes.insert(0, next_spike)
 
-    # The last spike up to each edge, and the nearer one of both.
+    # The last spike up to each edge. The nearest spike is this spike or the first spike after the
+    # edge.
     nearest = []
     last = np.full(stream.shape[1:], NO_SPIKE, np.int32)
     count = np.zeros(stream.shape[1:], np.int32)  # number of spikes up to the edge
-    for edge, piece, following in zip(edges, pieces, following_edge, strict=True):
+    for edge, piece, next_spike in zip(edges, pieces, next_spikes, strict=True):
         last = np.maximum(last, piece.last)
         count = count + piece.count
         has_last = last > NO_SPIKE
-        has_following = following < after_stream
-        is_last_nearer = edge - last <= following - edge
-        takes_last = has_last & (~has_following | is_last_nearer)
-        takes_following = ~takes_last & has_following
-        following_or_none = np.where(has_following, following, NO_SPIKE)
-        time = np.where(takes_last, last, following_or_none)
-        # The following spike is one more than the spikes up to the edge.
-        nearest.append(NearestSpikes(time, count + takes_following))
+        has_next = next_spike < after_stream
+        is_last_nearer = edge - last <= next_spike - edge
+        takes_last = has_last & (~has_next | is_last_nearer)
+        takes_next = ~takes_last & has_next
+        next_or_none = np.where(has_next, next_spike, NO_SPIKE)
+        time = np.where(takes_last, last, next_or_none)
+        # `count` is the number of spikes up to the edge. The spike after the edge is one more.
+        nearest.append(NearestSpikes(time, count + takes_next))
     return nearest
 
 
 class Piece(NamedTuple):
     """The spikes of each pixel in the planes that end at an edge, each field (h, w)."""
 
-    first: np.ndarray  # time of the first spike
+    first: np.ndarray  # time of the first spike; a time after the stream if there is none
     last: np.ndarray  # time of the last spike; NO_SPIKE if there is none
     count: np.ndarray  # number of spikes
 
@@ -588,17 +640,20 @@ class Piece(NamedTuple):
 def _pieces_between(stream: np.ndarray, edges: list[int], no_first: int) -> list[Piece]:
     """Return the piece of planes that ends at each edge.
 
-    The first piece has one plane, whose spikes have the time edges[0]. They are the earliest spikes
-    that count.
+    E.g. for the edges 2, 8 and 14: the planes 1, 2 to 7, and 8 to 13. The first piece has one
+    plane, whose spikes have the time edges[0]. They are the earliest spikes that count.
     no_first: value of `first` where a pixel has no spike. stream, edges: see `spike_intervals`.
     """
-    begins = [max(edges[0] - 1, 0), *edges[:-1]]  # at least 0: an edge may be at time 0
+    # At least 0: the first edge may be at time 0. No plane ends there, so its piece is empty.
+    first_begin = max(edges[0] - 1, 0)
+    begins = [first_begin, *edges[:-1]]
     pieces = []
     for begin, end in zip(begins, edges, strict=True):
         planes = stream[begin:end]
         # A spike has the time at which its plane ends.
         plane_ends = np.arange(begin + 1, end + 1, dtype=np.int32)[:, None, None]
         spike_times = np.where(planes, plane_ends, no_first)  # (planes, h, w)
+        # `initial` is the result for an empty piece.
         first = spike_times.min(axis=0, initial=no_first)
         last = (planes * plane_ends).max(axis=0, initial=NO_SPIKE)
         pieces.append(Piece(first, last, planes.sum(axis=0, dtype=np.int32)))
@@ -632,11 +687,12 @@ class PlaneGroups(NamedTuple):
 def group_count(recording: Recording, motion: Motion, most: int) -> int:
     """Return G, the number of groups that a motion needs. most: the largest number allowed.
 
-    For example, where 0.8 of the pixels move by up to 20 pixels in good light, 16 groups have 1.25
-    pixels between them.
+    For example, if 80 % of the pixels move by up to 20 pixels in good light, 16 groups are needed:
+    from one group to the next these pixels move by at most 20 / 16 = 1.25 pixels.
     """
-    steps = np.diff(motion.shifts, axis=0)  # (K - 1, H, W, 2)
-    way = np.linalg.norm(steps, axis=-1).sum(axis=0)  # of each pixel in the exposure, (H, W)
+    # The way of each pixel: the sum of its steps from each time of the motion to the next.
+    steps = np.diff(motion.shifts, axis=0)  # (times - 1, H, W, 2)
+    way = np.linalg.norm(steps, axis=-1).sum(axis=0)  # (H, W)
     longest_way = float(np.quantile(way, DECIDING_SHARE))
     if median_spikes(recording) < DIM:
         between_groups = WAY_IF_DIM
@@ -651,14 +707,14 @@ def plane_groups(
 ) -> PlaneGroups:
     """Divide the exposure of all rows into groups of planes, and find the shifts of each group."""
     # With a rolling shutter some rows are exposed earlier than the middle row, and some later. So
-    # the groups reach beyond the exposure.
+    # the groups reach beyond the exposure of the middle row, from `begin` to `end`.
     delays = view.delays()
     begin = recording.begin + delays.min() * recording.length
     end = recording.end + delays.max() * recording.length
     edges = np.linspace(begin, end, groups + 1)
     middles = (edges[:-1] + edges[1:]) / 2
 
-    # A group moves as one, along the shifts at its middle.
+    # All planes of a group have the same shifts: the shifts at the middle of the group.
     shifts = []  # (H, W, 2) of each group
     errors = []  # (H, W) of each group
     for time in middles.tolist():
@@ -763,11 +819,19 @@ class Equations:
     It fulfils utils.contract.JointEquations. Its results do not change after it is made, so one
     object may be solved, and then be given to a network.
 
-    solver, pixels: as given.
-    cameras: A.
+    Attributes:
+    solver, pixels: the arguments of the constructor.
+    is_display: whether the spike camera integrates display values.
+    cameras: A, what both cameras see of a frame.
     b, w_b: right side and weights of the RGB equations, (3, H, W).
     y, w_s: right side and weights of the spike equations, (M, h, w).
     blurry: the blurry frame (3, H, W), display values.
+    noise: standard deviation of the noise of the blurry frame, in display values.
+    prior_weight: lambda, (H, W).
+    motion_length, motion_error: length and expected error of the motion of each pixel, the mean
+    over the groups, (H, W) in pixels.
+    median_rate: spikes per plane in a median interval.
+    instant: display values (h, w) that the spikes around the sharp instant show.
     """
 
     def __init__(
@@ -795,7 +859,8 @@ class Equations:
         count = group_count(recording, motion, solver.groups)
         groups = plane_groups(recording, view, motion, count, device)
         self.motion_error = groups.motion_error  # q, (H, W)
-        self.motion_length = groups.shifts.norm(dim=-1).mean(0)  # mean over the groups, (H, W)
+        lengths = groups.shifts.norm(dim=-1)  # (G, H, W)
+        self.motion_length = lengths.mean(0)
         blurry = tensor_of(recording.blurry, device).permute(2, 0, 1)
         self.blurry = blurry
         # The error of a blurry pixel: of the solver, or more if the frame is noisy.
@@ -820,8 +885,8 @@ class Equations:
         # Where each RGB pixel lies on the spike plane, (1, H, W, 2).
         on_plane = torch.from_numpy(view.pixels_on_plane()).to(device)
         self._positions_on_plane = normalised(on_plane, view.plane)
-        # The result of `_precision`, kept after its first use: the steps of a network need it
-        # several times. It does not depend on z.
+        # The result of `_precision` after its first call, because the steps of a network need it
+        # several times. It does not depend on z. None: not computed yet.
         self._known_precision: Tensor | None = None
 
     def residuals(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -928,8 +993,8 @@ class Equations:
         were trained with them, so they must stay. A network for these channels is in
         models/fusion/fusion_motion.py, and a new channel needs a change of the constants there.
         """
-        # (H, W) each. A pixel without spikes has the precision 0, and log(0) is infinite: at least
-        # 1.
+        # Numbers of each pixel, (H, W) each. The precision is at least 1, because it is 0 for a
+        # pixel without spikes, and log(0) is infinite.
         precision = self._precision().clamp(min=1).log10() - 3  # e.g. an error of 0.03 -> 0
         motion_length = 0.3 * self.motion_length.sqrt()  # e.g. 11 pixels -> 1
         motion_error = 0.3 * self.motion_error.sqrt()
@@ -942,8 +1007,9 @@ class Equations:
         # The order of the channels belongs to the trained weights.
         channels = [precision, motion_length, motion_error]
         for number in (rate_of_frame, noise_of_frame, moving_of_frame):
-            same_everywhere = torch.as_tensor(number).to(motion_length).expand(motion_length.shape)
-            channels.append(same_everywhere)
+            # On the device and in the type of the other channels.
+            number = torch.as_tensor(number).to(motion_length)
+            channels.append(number.expand(motion_length.shape))  # the same in all pixels
         return torch.stack(channels)
 
     def pulls(self, z: Tensor) -> Tensor:
@@ -951,15 +1017,15 @@ class Equations:
 
         0 to 2  change of each colour by the RGB equations, in display values
         3       change of the grey value by the spike equations, in display values
-        4       size of the residuals of the RGB equations at this pixel
-        5       size of the residuals of the spike equations at this pixel
-        6       by how much the spikes of the sharp instant are brighter than z
+        4       size of the residuals of the RGB equations at this pixel, in display values
+        5       size of the residuals of the spike equations at this pixel, 0 to 1
+        6       by how much the spikes of the sharp instant are brighter than z, in display values
         """
         r_b, r_s = self.residuals(z)  # (3, H, W) and (M, h, w)
         slope_of_blurry = slope_of(self.blurry)
         r_b = (r_b / slope_of_blurry).clamp(-MOST_OFF, MOST_OFF)  # in display values
-        # The residuals of the spikes in units of their error. r / sqrt(1 + (r / c)^2) limits them
-        # to c = CAUCHY: a small residual stays, and a large residual becomes nearly c.
+        # The residuals of the spikes in multiples of their error. r / sqrt(1 + (r / c)^2) limits
+        # them to c = CAUCHY. E.g. with c = 2: 0.1 stays 0.1, and 20 becomes 1.99.
         r_s = self.w_s * r_s
         r_s = r_s / (1 + (r_s / CAUCHY) ** 2).sqrt()
 
@@ -1013,17 +1079,18 @@ class Equations:
 def noise_of(grey: Tensor) -> float:
     """Return the standard deviation of the noise of a picture (H, W).
 
-    It is estimated from second differences, which vanish on flat places and on ramps. Most places
-    of a picture are flat. So the median of the sizes of the differences shows the noise alone. The
-    method is of Immerkaer (CVIU 1996), who takes the mean in place of the median.
+    It is estimated from second differences, which are 0 on flat places and on ramps without noise.
+    Most places of a picture are flat. So the median of the sizes of the differences shows the noise
+    alone. The method is that of Immerkaer (CVIU 1996), who takes the mean in place of the median.
     """
     if min(grey.shape) < 3:
         return 0.0  # the picture is smaller than the kernel
     kernel = torch.tensor([[1.0, -2, 1], [-2, 4, -2], [1, -2, 1]], device=grey.device)
-    second = F.conv2d(grey[None, None], kernel[None, None])
+    second = F.conv2d(grey[None, None], kernel[None, None])  # (1, 1, H - 2, W - 2)
+    median_size = float(second.abs().median())
     # The squares of the kernel sum up to 36. So the deviation of the second differences is 6 times
     # the deviation of the noise. The median size of normal noise is 0.6745 of its deviation.
-    return float(second.abs().median()) / 0.6745 / 6
+    return median_size / 0.6745 / 6
 
 
 # ---- Linear algebra ----------------------------------------------------------------------------
@@ -1047,7 +1114,7 @@ def conjugate_gradients(
     With ones, the steps are conjugate gradients without preconditioner.
     """
     d = torch.zeros_like(right)
-    residual = right
+    residual = right  # right - N d, with d = 0
     divided = residual / divisor
     direction = divided
     energy = (residual * divided).sum()
@@ -1092,7 +1159,7 @@ def guarded(
     guard: a / a_0 at which both count alike; with 0, z is returned.
     Returns the frame (3, H, W), and the weight of z (H, W) in [0, 1].
     """
-    if guard == 0:
+    if guard == 0:  # the formula would divide by 0
         return z, torch.ones_like(z[0])
     rate = rate_around_sharp(recording, GUARD_PLANES)
     y = torch.from_numpy(rate / gain).to(z.device)  # (h, w)
@@ -1102,14 +1169,14 @@ def guarded(
     # Noise alone causes about the error of the best-fitting pixels. It is added to both errors.
     # Otherwise the weight would follow the noise where both fit.
     best = torch.minimum(error_of_z, error_of_z_0).flatten()
-    # The error below which PERFECT_SHARE of the pixels lie. kthvalue counts from 1, and a frame of
-    # a few spike pixels would have the rank 0.
+    # PERFECT_SHARE of the pixels have at most this error. E.g. it is the 20th smallest of 100
+    # errors. At least the smallest: of 4 errors it would be the 0th.
     rank = max(1, int(PERFECT_SHARE * len(best)))
-    floor = best.kthvalue(rank).values + TINY_ERROR
+    error_by_noise = best.kthvalue(rank).values + TINY_ERROR
 
     # weight = 1 / (1 + (a / (guard a_0))^2)
-    a = error_of_z + floor
-    a_0 = error_of_z_0 + floor
+    a = error_of_z + error_by_noise
+    a_0 = error_of_z_0 + error_by_noise
     weight = 1 / (1 + (a / (guard * a_0)) ** 2)  # (h, w)
 
     # Interpolate the weights of spike pixels to RGB pixels.
@@ -1125,11 +1192,15 @@ def _error_at_instant(frame: Tensor, y: Tensor, pixels: SpikePixels) -> Tensor:
 
     frame: (3, H, W). y: (h, w), the grey values that the spikes around the sharp instant measure.
     """
-    # Display values are compared, because in light the differences of dark places are tiny.
+    # Display values are compared, because the differences of dark places are tiny in light.
+    # difference: (1, h, w).
     if pixels.view.is_display:
-        difference = pixels(luma(frame)) - y  # (1, h, w)
+        difference = pixels(luma(frame)) - y
     else:
-        difference = shown(pixels(luma(light_of(frame)))) - shown(y)
+        seen_light = pixels(luma(light_of(frame)))
+        difference = shown(seen_light) - shown(y)
+    # The mean over the square around each pixel. At the edges of the plane, only pixels of the
+    # plane count (count_include_pad).
     mean = F.avg_pool2d(
         difference**2,
         kernel_size=GUARD_SIDE,
