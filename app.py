@@ -88,12 +88,12 @@ def main(arguments: list[str] | None = None) -> int:
             # A Hugging Face Space sets the variable. Elsewhere only this machine reaches the page.
             server_name=os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1"),
             server_port=command.port,
-            share=False,
-            ssr_mode=False,
+            share=False,  # no public address at the makers of gradio
+            ssr_mode=False,  # no second server, which would need Node.js
             max_file_size=MOST_FILE,
-            footer_links=[],
-            quiet=True,
-            prevent_thread_lock=True,
+            footer_links=[],  # no links to gradio below the page
+            quiet=True,  # the line below says the address
+            prevent_thread_lock=True,  # return at once; `block_thread` waits below
         )
         print(f"open {address}", flush=True)
         try:

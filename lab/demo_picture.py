@@ -14,6 +14,8 @@ The program needs Chromium and its driver, and requirements-test.txt.
 
 All but demo.webp are screenshots or pictures at two or three times their size, so that they are
 sharp on screens with small pixels.
+
+No test runs this file, and nothing else uses it. After a change, look at the pictures.
 """
 
 import html
@@ -163,6 +165,7 @@ def save_tensorboard(run: Path, picture: Path) -> None:
                 text = body.text.replace("\n", "")  # the page breaks long names into lines
                 return all(tag in text for tag in SCALARS)
 
+            # At most 300 s: TensorBoard reads the files of the run first.
             WebDriverWait(browser, 300).until(has_all_names)
             # This button closes the side bar.
             browser.find_element("xpath", "//button[contains(., 'Settings')]").click()

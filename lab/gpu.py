@@ -16,6 +16,9 @@ tests whether the results are right. docs/gpu.md has figures of an H200.
 
 The program runs as several processes: `main` starts itself again with `--here NAME ...`, and each
 of these processes measures some of MEASUREMENTS.
+
+What must stay: the names of the measurements, which docs/gpu.md and stored files have, and
+`prepared`, which lab/gpu_next.py calls. Tests: tests/parts/house/test_lab.py (on a CPU)
 """
 
 import argparse
@@ -85,7 +88,7 @@ def main(argv: list[str]) -> int:
         for name, figures in in_process(names, args.device, limit_s=time_left_s):
             content["figures"][name] = figures
             args.out.write_text(json.dumps(content, indent=1) + "\n")
-            # The begin is enough on the screen: the table of the profile has 30 lines.
+            # Only the beginning, because the table of the profile has 30 lines.
             print(f"{name}: {json.dumps(figures)[:150]}", flush=True)
     has_failed = any("failed" in figures for figures in content["figures"].values())
     return int(has_failed)
@@ -207,7 +210,8 @@ def figures_of(run: Callable[[], Any], device: str, repeats: int = 3) -> Figures
     s: median wall time in seconds. peak GB: peak memory of the tensors on a GPU. On a CPU it is the
     peak memory of the process, because torch does not count its tensors there.
     """
-    figures = compared({"": run}, torch.device(device), repeats, warmup=1)[""]
+    runs = {"run": run}  # `compared` measures several functions, here one
+    figures = compared(runs, torch.device(device), repeats, warmup=1)["run"]
     if "allocated_mb" in figures:
         peak_mb = figures["allocated_mb"]
     else:
@@ -229,9 +233,12 @@ def ceilings(device: str) -> Figures:
     place = torch.device(device)
     is_gpu = place.type == "cuda"
 
-    # A copy of 1 GB, so that the start of the kernel does not count; 4 MB on a CPU.
-    source = torch.empty(2**28 if is_gpu else 2**20, device=place)  # float32: 4 bytes each
+    # A copy of 1 GB on a GPU, so that the start of the kernel does not count, and of 4 MB on a CPU.
+    # A number of float32 has 4 bytes.
+    count = 2**28 if is_gpu else 2**20
+    source = torch.empty(count, device=place)
     target = torch.empty_like(source)
+    # The fastest of 5 copies, because other work can only make a copy slower.
     copy_s = min(seconds(lambda: target.copy_(source), place) for _ in range(5))
     bytes_moved = 2 * source.nbytes  # each byte is read and written
     figures = {"copy GB/s": bytes_moved / copy_s / 1e9}

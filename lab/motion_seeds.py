@@ -459,6 +459,7 @@ def table_of(found: Mapping[str, Scores], runs: Sequence[Run]) -> str:
 
     found: name of a set -> its scores.
     """
+    # The usual number of updates. One more run of the control has twice as many.
     updates = min(run.updates for run in runs)
     columns = ["", OF_OPERATOR, OF_SHIPPED]
     for kind in (EQUATIONS, PLAIN):
@@ -468,30 +469,35 @@ def table_of(found: Mapping[str, Scores], runs: Sequence[Run]) -> str:
 
     rows = []
     for name, scores in found.items():
-        cells = [name, f"{statistics.fmean(scores[OF_OPERATOR].values()):.2f}"]
-        cells.append(f"{statistics.fmean(gains_of(scores, OF_SHIPPED).values()):+.2f}")
+        psnr_of_operator = statistics.fmean(scores[OF_OPERATOR].values())
+        cells = [name, f"{psnr_of_operator:.2f}", f"{mean_gain(scores, OF_SHIPPED):+.2f}"]
         for kind in (EQUATIONS, PLAIN):
             of_kind = [run.name for run in runs if run.kind == kind and run.updates == updates]
             cells += cells_of_kind(scores, of_kind)
         for run in longer:
-            cells.append(f"{statistics.fmean(gains_of(scores, run.name).values()):+.2f}")
+            cells.append(f"{mean_gain(scores, run.name):+.2f}")
         rows.append(cells)
     return markdown_table(rows, columns)
 
 
 def cells_of_kind(scores: Scores, names: Sequence[str]) -> list[str]:
     """Return the cells of the runs of a kind: their gain over the seeds, and the worst clip."""
-    means = []
-    of_clips = []  # (gain, clip) of each clip with each seed
+    means = []  # mean gain of each run, i.e. of each seed
+    gains_of_clips = []  # (gain, clip) of each clip with each seed
     for name in names:
-        gains = gains_of(scores, name)
-        means.append(statistics.fmean(gains.values()))
-        of_clips += [(gain, clip) for clip, gain in gains.items()]
+        means.append(mean_gain(scores, name))
+        for clip, gain in gains_of(scores, name).items():
+            gains_of_clips.append((gain, clip))
     # One seed has no deviation.
     deviation = statistics.stdev(means) if len(means) > 1 else None
-    least_gain, worst_clip = min(of_clips)
+    least_gain, worst_clip = min(gains_of_clips)
     gain = table_cell(Spread(statistics.fmean(means), deviation), sign="+")
     return [gain, f"{least_gain:+.2f} ({worst_clip})"]
+
+
+def mean_gain(scores: Scores, name: str) -> float:
+    """Return the mean gain of a way over the operator in dB, over the clips."""
+    return statistics.fmean(gains_of(scores, name).values())
 
 
 def gains_of(scores: Scores, name: str) -> dict[str, float]:

@@ -83,7 +83,8 @@ Scene = Callable[[int], np.ndarray]
 # ---- The scene: layers that move --------------------------------------------------------------
 
 
-# What is painted as a letter. Another number of them changes all files that are made.
+# What is painted as a letter. One of these letters is drawn by its index, so another number of
+# letters changes all files that are made.
 LETTERS = "ABCDEFGHKLMNPRSTVXYZ2345689"
 
 
@@ -108,7 +109,8 @@ def texture(rng: np.random.Generator, n: int) -> np.ndarray:
     lab/benchmark.py uses it, too.
     """
     picture = simulate.to_uint8(_clouds(rng, n))
-    number_of_shapes = int(n * n / 900)  # one for each 30 x 30 pixels
+    # One shape for each 30 x 30 pixels, so that each part of a frame has edges.
+    number_of_shapes = int(n * n / 900)
     for _ in range(number_of_shapes):
         _paint_shape(rng, picture)  # in place
     # A blur of 0.9 pixels makes an edge about two RGB pixels wide, which are one spike pixel.
@@ -145,7 +147,8 @@ def _clouds(rng: np.random.Generator, n: int) -> np.ndarray:
     tints = np.stack((red, green, blue), axis=2)  # (n, n, 3)
     mean_colour = rng.uniform(0.35, 0.65, 3)
     brightness_of_colours = brightness[..., None]  # (n, n, 1), the same for the three colours
-    # 0.13: around a mean of 0.5, brightness reaches from 0.11 to 0.89 (three standard deviations).
+    # With 0.13, brightness reaches from 0.11 to 0.89 around a mean of 0.5 (three standard
+    # deviations). A larger number would cut off more bright and dark places.
     return mean_colour + 0.13 * brightness_of_colours + 0.04 * tints
 
 
@@ -194,8 +197,9 @@ def make_layers(rng: np.random.Generator, planes: int, side: int = SIZE) -> list
     side: side of the frame, in pixels.
     """
     n = side + 2 * MARGIN
-    # The shake of the camera: up to 22 and 16 pixels, and 0.05 radians. It is a sum of waves, each
-    # of 3 to 9 exposures.
+    # The shake of the camera: up to 22 and 16 pixels, and 0.05 radians (3 degrees). It is a sum of
+    # waves, each of 3 to 9 exposures. So the picture moves by some pixels within an exposure, as in
+    # GoPro. Larger numbers would blur the frames more, and change all files.
     walk = partial(smooth_walk, rng, planes, periods=(3.0 * PLANES, 9.0 * PLANES))
     shake_x = walk(amplitude=22.0)
     shake_y = walk(amplitude=16.0)
@@ -205,8 +209,9 @@ def make_layers(rng: np.random.Generator, planes: int, side: int = SIZE) -> list
     layers = []
     for depth in range(4):
         is_background = depth == 0
-        # Each object moves along a line, at most 3.5 pixels in an exposure. In the middle of the
-        # clip it is where it would be without this motion.
+        # Each object moves along a line, in x and in y by at most 3.5 pixels in an exposure, so
+        # that not all motion is the camera's. In the middle of the clip, the object is where it
+        # would be without this motion.
         speed = 0.0 if is_background else 3.5 / PLANES  # pixels per plane
         direction = rng.uniform(-1, 1, 2)
         times = np.arange(planes) - planes / 2  # in planes, 0 in the middle of the clip

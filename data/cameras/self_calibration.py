@@ -65,17 +65,18 @@ def calibrated(clips: Sequence[Clip], files: Any) -> list[Clip]:
     Collective if there is a clip to calibrate.
     """
     clips = list(clips)
-    wanted = []  # numbers of the clips to calibrate
-    for i, clip in enumerate(clips):
+    wanted = []  # indices of the clips to calibrate
+    for clip_index, clip in enumerate(clips):
         if clip.spikes and clip.spikes.is_auto and not clip.spikes.calibration:
-            wanted.append(i)
+            wanted.append(clip_index)
     if not wanted:
         return clips
-    results = _found_in([clips[i] for i in wanted], files)
-    for i, found in zip(wanted, results, strict=True):
+    results = _found_in([clips[clip_index] for clip_index in wanted], files)
+    for clip_index, found in zip(wanted, results, strict=True):
+        clip = clips[clip_index]
         if utils_dist.is_main_process():
-            logger.info("spikes of %s, calibration: %s", clips[i].name, found.sentence())
-        clips[i] = _calibrated_clip(clips[i], found)
+            logger.info("spikes of %s, calibration: %s", clip.name, found.sentence())
+        clips[clip_index] = _calibrated_clip(clip, found)
     return clips
 
 
@@ -94,17 +95,17 @@ def _found_in(clips: Sequence[Clip], files: Any) -> list[Found]:
     results: list[Any] = _kept_results(kept_files)  # None until the clip is fitted
 
     # In each round, every rank fits one of the missing clips.
-    missing = [i for i, result in enumerate(results) if result is None]
-    world = utils_dist.get_world_size()
+    missing = [index for index, result in enumerate(results) if result is None]
+    world = utils_dist.get_world_size()  # number of ranks
     for first in range(0, len(missing), world):
         watchdog.go_on()  # this rank makes progress, so the watchdog must not end the run
-        in_round = missing[first : first + world]
-        fitted = _fit_on_ranks([clips[i] for i in in_round], files)
-        for i, result in zip(in_round, fitted, strict=True):
-            results[i] = result
+        in_round = missing[first : first + world]  # indices of at most `world` clips
+        fitted = _fit_on_ranks([clips[index] for index in in_round], files)
+        for index, result in zip(in_round, fitted, strict=True):
+            results[index] = result
             # Kept at once, so that a run that ends here loses no finished round.
             if is_main:
-                _write_result(result, kept_files[i])
+                _write_result(result, kept_files[index])
 
     if is_main and RUN.kept:
         text = "spike.calibration auto: %d clips fitted in %.1f s, %d known from an earlier run"
@@ -154,8 +155,9 @@ def _fitted(clip: Clip, files: Any) -> Found:
             for piece in exposure.pieces:
                 pieces.append(files.stream(clip, piece, Crop(0, 0, *size)))
         stream = np.concatenate(pieces)  # (T, h, w)
-        views.append(View(frame[..., ::-1], stream, exposure.before, exposure.own.count))
-    # The fit needs exposures of one length. The last exposure of a clip may be shorter: leave it
+        rgb = frame[..., ::-1]
+        views.append(View(rgb, stream, before=exposure.before, count=exposure.own.count))
+    # The fit needs exposures of one length. The last exposure of a clip may be shorter. Leave it
     # out.
     views = [view for view in views if view.count == views[0].count]
     return fit(views, nominal(size, clip.size), clip.spikes.light)
@@ -175,7 +177,7 @@ def _exposures_read_by(spikes: DatSpikes, clip: Clip) -> tuple[Exposure, ...]:
 
 
 def _calibrated_clip(clip: Clip, found: Found) -> Clip:
-    """Return the clip with the found values, as far as they are sure and differ from the start."""
+    """Return the clip with the found values that `Found.is_changed` lets apply."""
     if not any(found.is_changed):
         return clip
     calibration = _calibration_of(clip, found)
@@ -240,8 +242,8 @@ def _file_for_result(clip: Clip, files: Any) -> Path | None:
     stamps = [stamp(name) for name in dict.fromkeys(names)]  # each name once, in this order
     # A stamp is (size, time of change), or (0, 0) for a file that is not on this machine. Without
     # any file here, a changed clip could not be told from the same clip.
-    has_stamp = any(any(each) for each in stamps)
-    if not has_stamp:
+    has_file = any(each != (0, 0) for each in stamps)
+    if not has_file:
         return None
 
     # The repr of these values is part of the name of the file: if the repr changes, results of
@@ -256,11 +258,12 @@ def _read_result(path: Path | None) -> Found | None:
     if path is None:
         return None
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-        matrix = np.array(table["matrix"], float)
-        return Found(**table | {"matrix": matrix})
+        # The fields of `Found`, with the matrix as a list of rows.
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields["matrix"] = np.array(fields["matrix"], float)
+        return Found(**fields)
     except (OSError, ValueError, KeyError, TypeError):
-        # The clip was never fitted, or the file is not one of ours.
+        # The clip was never fitted, or another program wrote the file.
         return None
 
 
