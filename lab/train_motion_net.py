@@ -16,8 +16,12 @@ The program uses one thread of a CPU. It writes the weights to FILE every 30 sec
 and prints the mean error of the motion. lab/train_motion.py reads FILE, and trains the rest of
 weights/motion.pth behind the network.
 
-All random numbers come from one generator, one after the other. A new draw, or another order of two
-draws, changes all scenes after it. No test notices, but a training cannot be repeated then.
+What must stay: the order of the random draws. All random numbers come from one generator, one after
+the other. A new draw, or another order of two draws, changes all scenes after it. No test notices,
+but a training cannot be repeated then. lab/vrt_curve.py draws its scenes and computes its loss with
+functions of this file.
+
+Tests: tests/parts/house/test_vrt_curve.py (scenes and loss). No test runs `train`.
 """
 
 import argparse
@@ -391,19 +395,23 @@ def random_scene(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> Sc
 
     textures: grey pictures (h, w) uint8 from which surfaces are cut.
     """
-    # The motion of the camera. In a quarter of the scenes it stands still. Then turn and zoom are
-    # drawn as well and multiplied by False, which gives 0, because all later draws depend on them.
+    # The motion of the camera. In a quarter of the scenes it stands still.
     stands_still = rng.random() < 0.25
-    way_length = 0.0 if stands_still else log_uniform(rng, 0.15, 12)
+    way_length = 0.0 if stands_still else log_uniform(rng, 0.15, 12)  # pixels
     way = random_way(rng, way_length)
-    turn = rng.normal(0, 0.03, size=2) * (not stands_still)
-    zoom = rng.normal(0, 0.03, size=2) * (not stands_still)
+    # Turn and zoom are drawn in any case, because all later draws depend on these draws.
+    turn = rng.normal(0, 0.03, size=2)  # radians
+    zoom = rng.normal(0, 0.03, size=2)  # logarithm of a factor: about 3 %
+    if stands_still:
+        turn = 0 * turn
+        zoom = 0 * zoom
     camera = CameraMotion(way, turn, zoom)
 
     # A still camera sees at least one thing, because otherwise nothing would move.
     least_things = 1 if stands_still else 0
     number_of_things = int(rng.integers(least_things, 6))
-    # Parallax: a thing at depth d moves by (1 + nearer d) times the way of the camera.
+    # Parallax: a thing at depth d moves by (1 + nearer d) times the way of the camera. E.g. with
+    # nearer = 0.5, the thing in front of all, at depth 5, moves 3.5 times as far as the background.
     nearer = rng.uniform(0, 0.5)
 
     # From the back to the front: each layer covers what is behind it, in the light and in the
@@ -444,8 +452,9 @@ def background(
     rng: np.random.Generator, textures: Sequence[np.ndarray], camera: CameraMotion
 ) -> Layer:
     """Draw the background. It moves as the camera does."""
-    # The background has no shear. The draw stays, because all later draws depend on it.
-    shear = rng.normal(0, 0.03, size=2) * 0
+    # The background has no shear. The numbers are drawn, because all later draws depend on this
+    # draw.
+    drawn_shear = rng.normal(0, 0.03, size=2)
     light = surface(rng, textures)
     return Layer(
         light=light,
@@ -454,7 +463,7 @@ def background(
         way=camera.way,
         turn=camera.turn,
         zoom=camera.zoom,
-        shear=shear,
+        shear=0 * drawn_shear,
     )
 
 
@@ -475,7 +484,8 @@ def thing(rng: np.random.Generator, textures: Sequence[np.ndarray], camera: Came
 
     cover = polygon(rng, center)
 
-    # Three in ten things have nearly one light everywhere, so that only their edges show motion.
+    # Three in ten things have nearly one light everywhere, so that only their edges show motion: 15
+    # % of the contrast is left, on a random light.
     if rng.random() < 0.3:
         light = light * 0.15 + rng.uniform(0.01, 0.7)
     return Layer(light, cover, center, way, turn, zoom, shear)
@@ -577,7 +587,9 @@ def recorded(rng: np.random.Generator, scene: Scene, rate: float | None = None) 
     middle = WARM_UP + BEFORE + HALF
     edges = np.array([round(middle + edge * USUAL_PLANES) for edge in EDGES])
     windows = spike_windows(stream, edges)
-    # The first frame of a clip has no planes before it, and the last has no planes after it.
+    # The first frame of a clip has no planes before it, and the last frame has no planes after it.
+    # So the windows before the exposure (INSIDE) are missing in a fifth of the samples, and the
+    # windows after it in nearly as many.
     if rng.random() < 0.2:
         windows.are_recorded[: INSIDE.start] = False
     elif rng.random() < 0.2:
