@@ -11,10 +11,10 @@ frames in dB, for two ways to enlarge the grey picture (docs/benchmarks/quality.
     bilinear +7.55
     bicubic +8.21
 
-How a frame is restored:
+How a frame is restored. All are display values, as the frames are:
 
-    light = linear grey of a frame, reduced to half the size    (of the sharp and the blurry frame)
-    ratio = sharp light / blurry light, enlarged to the size of the frame
+    grey = what the grey camera sees of a frame, at half the size    (of the sharp and the blurry
+    one) ratio = sharp grey / blurry grey, enlarged to the size of the frame
     restored = blurry + change of colours (ratio - 1)
 
 Nothing else uses this file, and no test runs it. A change may change only the two figures, which
@@ -59,11 +59,13 @@ def restore(blurry: np.ndarray, sharp: np.ndarray, interpolation: int) -> np.nda
 
     blurry, sharp: (H, W, 3) uint8. interpolation: a value of WAYS.
     """
-    grey_ratio = half_size_grey(sharp) / half_size_grey(blurry).clip(1e-3)  # no division by 0
+    sharp_grey = half_size_grey(sharp)
+    blurry_grey = half_size_grey(blurry).clip(1e-3)  # no division by 0 in a black place
+    grey_ratio = sharp_grey / blurry_grey
     height, width = blurry.shape[:2]
     ratio = cv2.resize(grey_ratio, (width, height), interpolation=interpolation)
 
-    # How a display value of each colour changes if the light changes: (H, W, 3).
+    # How much each colour of a pixel changes if its grey value becomes twice as large: (H, W, 3).
     values = blurry / np.float32(255)
     frame = torch.from_numpy(values).permute(2, 0, 1)[None]  # (1, 3, H, W)
     changes = ExposureFusion(spike_channels=2).colour_changes(frame)[0]  # (3, H, W)
@@ -74,7 +76,10 @@ def restore(blurry: np.ndarray, sharp: np.ndarray, interpolation: int) -> np.nda
 
 
 def half_size_grey(frame: np.ndarray) -> np.ndarray:
-    """Return the display values of what a perfect grey camera with half the resolution sees."""
+    """Return what a perfect grey camera with half the resolution sees, as display values.
+
+    The camera adds up light. So the mean over 2 x 2 pixels is a mean of linear light.
+    """
     light = to_linear(frame / np.float32(255)) @ LUMA
     return to_display(cv2.resize(light, None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA))
 

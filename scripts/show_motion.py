@@ -72,13 +72,16 @@ def main(arguments: list[str] | None = None) -> int:
     request = test_request(command)
     saved, fusion = read_weights(command.weights)
     reader = first_clip(command, request, saved)
+    # context=None: on each side of an exposure, half as many planes as it has are read, too.
     clip = RecordedClip(reader, context=None)
     refuse_other_frames(command.frames, clip.frames)
 
     # `find` estimates the motion within an exposure, as the weights ask for: by optical flow, or by
     # a network.
     find = finder_of(fusion.motion_by, fusion.motion_net, torch.device("cpu"))
-    gain, _ = clip.gain()  # spikes per plane at full light, of each spike pixel
+    # The gain is the spikes per plane at full light, of each spike pixel, (h, w). The second result
+    # says which pixels can be trusted. It is not needed, because other pixels have the usual gain.
+    gain, _ = clip.gain()
     sections = []
     for frame in command.frames:
         recording = clip.read(frame)
@@ -147,11 +150,12 @@ def page(name: str, sections: list[Section], about: dict[str, str]) -> str:
     """Return the HTML page. name: name of the clip. about: the table at the top of the page."""
     from data.motion.drawing import LEGEND
 
-    # In the template a section has rows of pictures. Here it has one row, without a title.
+    # The template shows chapters: (title, rows), where a row is (title, pictures). Here a chapter
+    # has one row, without a title.
     chapters = []
     for section in sections:
-        row_title = ""
-        chapters.append((section.title, [(row_title, section.pictures)]))
+        row = ("", section.pictures)
+        chapters.append((section.title, [row]))
     return render(
         "sample",
         title=f"Motion of {name}",
