@@ -9,7 +9,7 @@ such as
         "naive": ...}
 
 `compared` calls `measured` for one run, and `measured` calls `seconds`. The keys of the figures are
-keys of files in docs/benchmarks, so they must stay.
+keys of files in docs/benchmarks, so they must stay. Test: tests/parts/house/test_lab.py
 """
 
 import ctypes

@@ -29,6 +29,13 @@ from utils.dist import process
 from utils.errors import DataError
 from utils.options.load import load_options
 
+# scripts/parts/doctor_checks.py has the checks of host, ranks and training, and
+# scripts/parts/doctor_failures.py explains logs. This file has only the command, and --data.
+#
+# What must stay: the exit codes, which the text above promises and scripts of users test. The texts
+# may change, except where tests/parts/scripts/test_doctor.py and tests/parts/data/test_manifest.py
+# quote them.
+
 
 @with_exit_code
 def main(argv: list[str]) -> int:

@@ -42,7 +42,9 @@ from utils.options.load import load_options
 #   draw    which clip, frames, crop and flips were chosen for the sample
 #
 # The page is made from utils/templates/sample.html, which reads the records `Section`, `Row` and
-# `Picture`. Test: tests/parts/scripts/test_show_sample.py
+# `Picture`. So the names of their fields must stay, or change there, too. All else may change,
+# because only people read the page. A new section is an entry in the list of `sections`.
+# Test: tests/parts/scripts/test_show_sample.py
 
 # Frames that are shown of a test clip. The page holds every image, so more frames make it larger.
 SHOWN = 6

@@ -6,6 +6,9 @@ allows many sizes. The right size gives an image whose neighbouring pixels resem
 
 A plane is one readout of the spike camera: a bit for each pixel.
 
+The limits and the measure may change: they only decide which sizes are proposed to a user.
+app.py takes a proposed size if it is clear, so a new measure must not be sure of a wrong size.
+
 Tests: tests/parts/scripts/test_spike_tool.py
 """
 

@@ -10,6 +10,9 @@ The folder of a restoration:
     results                              what main_test_vrt.py writes
     log                                  what main_test_vrt.py prints
 
+What must stay: every limit, because strangers fill in the page, and the order of the arguments of
+`start_work`, which is the order of the fields in app.py.
+
 Tests: tests/parts/scripts/test_uploaded_clip.py, tests/stories/test_app.py
 """
 
