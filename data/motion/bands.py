@@ -15,9 +15,9 @@ more than `MOST_PIXELS` pixels is solved band by band, and the solutions are joi
                               |    band 1    |
     row H                     +--------------+
 
-To the equations, a band is a small frame: its rows, and the spike pixels that see these rows. Light
-that moves across the border of a band is missing near this border. So the rows near the border of
-one band are taken from its neighbour alone.
+The equations treat a band as a small frame: its rows, and the spike pixels that see these rows.
+Light that moves across the border of a band is missing near this border. So the rows near the
+border of a band are taken from the neighbouring band alone.
 
 data/motion/method.py calls it. The motion is found on the whole frame, before it is divided. The
 spike camera has planes of h x w pixels, and the frame has H x W RGB pixels.
@@ -39,17 +39,19 @@ from torch import Tensor
 from data.motion.flow import Motion
 from data.motion.recording import Recording, View
 
-# A frame of more pixels is divided. Then a band has at most this number of pixels, and its
-# equations take 3 GB. A frame of 1280 x 720 and a frame of 1000 x 1000 stay whole. A larger value
-# takes more memory. A smaller value computes more rows twice.
+# A frame of more pixels is divided. Each of its bands has at most this number of pixels, and the
+# equations of a band take 3 GB. A frame of 1280 x 720 and a frame of 1000 x 1000 stay whole. With a
+# larger value, a frame takes more memory. With a smaller value, more rows are computed twice.
 MOST_PIXELS = 2**20
-# Rows that two neighbouring bands share.
+# Number of rows that two neighbouring bands share. With a larger value, more rows are computed
+# twice. With a smaller value, a fast motion leaves a trace, see FADE.
 OVERLAP = 128
-# Rows in the middle of an overlap where both solutions count. So (128 - 64) / 2 = 32 rows near a
-# border are not used. A motion by more than 32 rows in half an exposure may leave a trace there.
+# Number of rows in the middle of an overlap where both solutions count. So (128 - 64) / 2 = 32 rows
+# near a border are not used. A motion by more than 32 rows in half an exposure brings light from
+# beyond the border to the used rows, and may leave a trace there.
 FADE = 64
-# A band has at least this number of rows, so that the overlaps are not most of the work. A very
-# wide frame then has bands of more than MOST_PIXELS pixels.
+# A band has at least this number of rows, so that its two overlaps are at most two thirds of it. So
+# a very wide frame has bands of more than MOST_PIXELS pixels.
 LEAST_ROWS = 3 * OVERLAP
 
 
@@ -61,8 +63,8 @@ class Band:
     rows: slice
     # Rows and columns of the spike plane. Both are empty if no spike pixel sees the band.
     plane: tuple[slice, slice]
-    # Where these spike pixels lie on these rows. It counts rows and spike pixels from the first row
-    # and the first spike pixel of the band.
+    # Where these spike pixels lie on these rows. Rows and spike pixels are counted from the first
+    # row and the first spike pixel of the band.
     view: View
 
     @property
@@ -100,10 +102,12 @@ def bands_of(view: View, most_pixels: int = MOST_PIXELS) -> list[Band]:
 
     # Bands of nearly equal height. A band begins OVERLAP rows before the band above ends. So each
     # band adds at most `most_rows` - OVERLAP rows to the bands above. E.g. 1080 rows of 1920
-    # pixels: at most 546 rows in a band, so ceil(952 / 418) = 3 bands.
+    # pixels: a band has at most 2^20 / 1920 = 546 rows. The count is ceil(952 / 418) = 3, where
+    # 952 = 1080 - 128 and 418 = 546 - 128.
     most_rows = max(most_pixels // width, LEAST_ROWS)
     count = math.ceil((height - OVERLAP) / (most_rows - OVERLAP))
     count = max(count, 1)  # a very wide frame may have fewer rows than an overlap
+    # The first row of each band, and at the end the row at which one more band would begin.
     begins = np.linspace(0, height - OVERLAP, count + 1).round().astype(int).tolist()
 
     # A spike pixel is the mean of m x n points on the frame. The first and the last row on which a
@@ -115,7 +119,7 @@ def bands_of(view: View, most_pixels: int = MOST_PIXELS) -> list[Band]:
     last_y = y.max(axis=(1, 3))
     bands = []
     for begin, next_begin in itertools.pairwise(begins):
-        # At most `height`: the only band of a frame that has fewer rows than an overlap.
+        # At most `height`, for the only band of a frame that has fewer rows than an overlap.
         end = min(next_begin + OVERLAP, height)
         # Row r reaches from r - 0.5 to r + 0.5.
         sees_band = (last_y > begin - 0.5) & (first_y < end - 0.5)
@@ -137,17 +141,19 @@ def _band(view: View, begin: int, end: int, sees_band: np.ndarray) -> Band:
     # `in_plane` leads to the spike pixel of the whole plane, `to_rgb` to the pixel of the whole
     # frame, and `from_frame` to the pixel of the band. `in_plane` and `from_frame` only shift.
     in_plane = np.eye(3)
-    in_plane[0, 2] = columns.start
-    in_plane[1, 2] = rows.start
+    in_plane[0, 2] = columns.start  # added to x
+    in_plane[1, 2] = rows.start  # added to y
     from_frame = np.eye(3)
-    from_frame[1, 2] = -begin
+    from_frame[1, 2] = -begin  # added to y
+    # The view may be that of a band itself: rows are counted in the largest frame.
+    all_rows = view.size[0] if view.all_rows is None else view.all_rows
     view_of_band = replace(
         view,
         size=(end - begin, view.size[1]),
         plane=(rows.stop - rows.start, columns.stop - columns.start),
         to_rgb=from_frame @ view.to_rgb @ in_plane,
         first_row=view.first_row + begin,
-        all_rows=view.all_rows or view.size[0],
+        all_rows=all_rows,
     )
     return Band(slice(begin, end), (rows, columns), view_of_band)
 
@@ -168,8 +174,11 @@ def joined(pictures: list[Tensor], bands: list[Band]) -> Tensor:
     for lower, band in zip(pictures[1:], bands[1:], strict=True):
         begin = band.rows.start
         overlap = upper.shape[1] - begin  # OVERLAP, or less
-        # The share of the lower band in each row: 0 near its border, then a rise to 1 over `fade`
-        # rows in the middle of the overlap, then 1. E.g. for 128 rows: 0 in the rows 0 to 31.
+        # The share of the lower band in each row of the overlap. E.g. for 128 rows:
+        #
+        #     rows 0 to 31      0: near the border of the lower band
+        #     rows 32 to 95     rises from 0 to 1: the `fade` rows
+        #     rows 96 to 127    1: near the border of the upper band
         fade = min(FADE, overlap)
         unused = (overlap - fade) / 2
         middle_of_row = torch.arange(overlap, device=upper.device) + 0.5

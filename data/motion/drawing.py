@@ -1,9 +1,9 @@
 """Pictures of a motion: which one was used, and where it was not trusted.
 
-`scripts/show_motion.py`, `scripts/show_sample.py` and the report of a test show them. The colours
-are those of Baker et al., "A database and evaluation methodology for optical flow" (IJCV 2011), but
-for their saturation: the hue is the direction, and the saturation is the length over the longest
-one. Still pixels are white.
+`scripts/show_motion.py`, `scripts/show_sample.py` and the report of a test show them. The hue of a
+pixel is the direction of its motion, with the colours of Baker et al., "A database and evaluation
+methodology for optical flow" (IJCV 2011). But the saturation is the length of the motion, divided
+by the longest length of the picture. Still pixels are white.
 """
 
 import cv2
@@ -18,8 +18,8 @@ from utils.contract import FramePicture
 # The full colour stands for the longest way of the picture, but for at least this length in pixels.
 # So if nothing moves more than a fraction of a pixel, the picture is pale.
 FULL_COLOUR_AT_LEAST = 1.0
-# The longest ways, of this share of the pixels, do not count as the longest way. They have the full
-# colour, too. If they counted, one wrong way could make all others pale.
+# This share of the pixels, those with the longest ways, does not decide the full colour. Otherwise
+# one wrong way could make all others pale. These pixels have the full colour, too.
 SHARE_ABOVE_FULL_COLOUR = 0.05
 # A motion is drawn as not trusted if its expected error is at least this share of its length.
 NOT_TRUSTED = 0.5
@@ -31,7 +31,7 @@ GREY = 160
 # Grey level of the slanted lines on the cover, and the pixels from one line to the next.
 DARK_GREY = 90
 LINE_EACH = 6
-# An expected error of so many pixels, and any larger one, is drawn white.
+# An expected error of at least this number of pixels is drawn white.
 WHITE_ERROR = 8.0
 # The meaning of the colours, for a page that shows the pictures.
 LEGEND = (

@@ -2,15 +2,18 @@
 
     spikes -> pictures   grey pictures of nine instants of the exposure, one of them sharp
     pictures -> shifts   DIS, an optical flow (Kroeger et al., ECCV 2016), from the sharp instant to
-                         each other instant, and back
-    shifts -> Motion     the shifts there, and their expected error: how much there and back differ
+                         each other instant (the way there), and from there to the sharp instant
+                         (the way back)
+    shifts -> Motion     the shifts of the way there, and their expected error, which is larger if
+                         there and back do not end at the pixel where they began
 
 A picture is the light of some planes, where a plane is one binary picture of the spike camera. So a
 picture is far sharper than the blurry frame, but it has no colour and more noise.
 
 Called by data/motion/method.py (`--method joint`) and data/motion/learned.py (the fusion "motion").
-A shift moves a point by x and y, in RGB pixels. Times are planes after the sharp instant. H x W is
-the size of a frame, h x w the size of a plane.
+The sharp instant is the time of the wanted sharp frame. A shift moves a point by x and y, in RGB
+pixels. Times are planes after the sharp instant. H x W is the size of a frame, h x w the size of a
+plane. "A pixel of median light" is a spike pixel: half of the spike pixels have less light.
 
 What must stay: the nine times of `motion_times`, because learned.py evaluates its curves at the
 same times. The weights of the fusion "motion" were trained with these motions and these expected
@@ -33,22 +36,26 @@ INSTANTS = (0.25, 0.5, 0.75, 1.0)
 # A picture has as many planes as bring this number of spikes to a pixel of median light. With fewer
 # spikes a picture would have more noise. With more spikes it would have more blur.
 SPIKES_OF_PICTURE = 3.0
-# A picture has at least and at most these shares of the exposure. The least matters in bright
-# light: a larger value would blur, a smaller value would make the pictures of few planes uneven.
-# The most matters in dim light: a larger value would blur, a smaller value would leave more noise.
+# A picture has at least this share of the planes of the exposure. It matters in bright light: a
+# larger value would blur, a smaller value would make the pictures of few planes uneven. The
+# nine instants are about an eighth of an exposure apart, so these pictures do not overlap.
 LEAST_PICTURE = 0.11
+# A picture has at most this share of the planes of the exposure. It matters in dim light: a larger
+# value would blur, a smaller value would leave more noise.
 MOST_PICTURE = 0.4
 # Least number of spikes where it is a divisor: an exposure without any spike would divide by 0.
 TINY = 1e-6
-# Light is dim if a pixel of median light has fewer spikes than this in an exposure. learned.py then
-# asks the network, too, and joint.py makes fewer groups of planes.
+# Light is dim if a pixel of median light has fewer spikes than this in an exposure. In dim light,
+# learned.py asks the network, too (`by_both` there has what was measured), and joint.py makes fewer
+# groups of planes.
 DIM = 5.0
-# Spikes are few if a pixel of median light has fewer than this in an exposure. Then DIS compares
-# larger squares, each picture is read from its own planes alone, and errors are expected larger.
+# Spikes are few if a pixel of median light has fewer spikes than this in an exposure: fewer than
+# two in each of the nine pictures. Then DIS compares larger squares, each picture is read from its
+# own planes alone, and larger errors are expected.
 FEW = 18.0
-# Where spikes are few, DIS compares squares of this side, this far apart, in pixels. The defaults
-# of DIS are 8 and 3. Small squares find small things that move by themselves, but with few spikes
-# they follow the noise.
+# If spikes are few, DIS compares squares of the side PATCH, and their distance is STRIDE, in
+# pixels. The defaults of DIS are 8 and 3. Small squares find small things that move by themselves,
+# but with few spikes they follow the noise.
 PATCH = 16
 STRIDE = 4
 # Least side of a picture. DIS refuses pictures that are smaller than its squares.
@@ -57,7 +64,8 @@ LEAST_SIDE = 2 * PATCH
 # more noise of the spikes, a larger value blurs small things.
 SMOOTH = 1.5
 # Number of steps in which a field of shifts is inverted. Each step multiplies the error by about
-# the gradient of the field, which is far below 1 where neighbours move alike.
+# the gradient of the field, which is far below 1 where neighbours move alike. E.g. with a gradient
+# of 0.1, four steps leave 1/10,000 of the error.
 INVERSION = 4
 # Sigma in pixels of the mean over the neighbours, in the expected error. At a single pixel, the
 # ways there and back may agree by chance.
@@ -67,8 +75,8 @@ AROUND = 4.0
 LEAST_ERROR = 0.15  # error of a still pixel
 ERROR_BY_DIFFERENCE = 0.7  # more for each pixel by which the ways there and back differ
 ERROR_BY_LENGTH = 0.05  # more for each pixel of the shift
-# Where spikes are few, noise misleads the ways there and back alike, so their difference says too
-# little. All expected errors are then multiplied by this factor.
+# If spikes are few, noise misleads the ways there and back alike, so their difference says too
+# little. So all expected errors are multiplied by this factor.
 FACTOR_IF_FEW = 2.5
 
 
@@ -89,8 +97,12 @@ class Motion:
         Both are interpolated linearly between the two nearest measured times. Before the first and
         after the last measured time, they are extrapolated from the two nearest measured times.
         """
-        # The indices `left` and `right` of these two times. E.g. times -10, 0, 10: for the time 4
-        # they are 1 and 2. For the time -15 they are 0 and 1, so `right` is at least 1.
+        # The indices `left` and `right` of these two times. E.g. with the times -10, 0, 10:
+        #
+        #     time     left, right
+        #     4        1, 2
+        #     -15      0, 1           right is at least 1
+        #     15       1, 2           right is at most 2
         first_not_before = int(np.searchsorted(self.times, time))
         right = int(np.clip(first_not_before, 1, len(self.times) - 1))
         left = right - 1
@@ -106,7 +118,8 @@ class Motion:
         """Return the shifts from the pixels of another time back to the sharp instant.
 
         Returns the shifts (H, W, 2) and their errors (H, W). What is at the pixel p at this time
-        lies at p + back[p] in the sharp instant. From there, `shifts` leads to p. So
+        lies at p + back[p] in the sharp instant. From that point, the shift of the sharp instant
+        leads to p. So
 
             back[p] = -shifts[p + back[p]]
 
@@ -162,14 +175,14 @@ def motion_of(
         dis.setPatchSize(PATCH)
         dis.setPatchStride(STRIDE)
 
+    # Each side of the sharp instant, away from it, so that each search begins near its result.
+    times_before = wanted[: len(INSTANTS)]
+    times_after = wanted[len(INSTANTS) :]
     # Shifts and expected errors by time. At the sharp instant both are 0.
     shifts_at = {0.0: np.zeros((*view.size, 2), np.float32)}
     errors_at = {0.0: np.zeros(view.size, np.float32)}
-    times_before = wanted[: len(INSTANTS)]
-    times_after = wanted[len(INSTANTS) :]
     for side in (times_before, times_after):
-        # Away from the sharp instant, so that each search begins near its result.
-        nearer = 0.0  # the time before, which lies nearer to the sharp instant
+        nearer = 0.0  # the last time of this side, which lies nearer to the sharp instant
         for time in side:
             if begin is not None:
                 start, _ = begin.at(time)
@@ -195,10 +208,10 @@ def motion_of(
 def _continued(shifts: np.ndarray, nearer: float, time: float) -> np.ndarray:
     """Return the shifts (H, W, 2) at a time if the motion goes on at the same speed.
 
-    E.g. from 10 to 20 planes after the sharp instant: twice the shifts.
-    shifts: (H, W, 2), the shifts at the time `nearer`. At the sharp instant, 0, they are 0.
+    E.g. at 20 planes after the sharp instant they are twice the shifts at 10 planes.
+    shifts: (H, W, 2), the shifts at the time `nearer`.
     """
-    if nearer == 0:
+    if nearer == 0:  # the sharp instant: the shifts are 0, and the speed is not known
         return shifts
     return shifts * np.float32(time / nearer)
 
@@ -211,7 +224,8 @@ def _pictures(
     times: planes after the sharp instant. spikes: number of spikes of a pixel of median light in
     the exposure.
     """
-    # The planes of a picture: e.g. with 12 spikes in the exposure, a quarter of it has 3 spikes.
+    # The share of the planes that brings SPIKES_OF_PICTURE = 3 spikes to a pixel. E.g. with 12
+    # spikes in the exposure, it is a quarter.
     share = np.clip(SPIKES_OF_PICTURE / max(spikes, TINY), LEAST_PICTURE, MOST_PICTURE)
     planes = float(share) * recording.length
     windows = [recording.window(recording.sharp + time, planes) for time in times]
@@ -240,9 +254,9 @@ def _rates(
     """
     if not has_few_spikes:
         return list(recording.light(windows))
-    # With few spikes, an interval between two spikes reaches into several windows. It would show
-    # the same light in all of them, and pull the motion to zero. So each window is read as if no
-    # other planes had been recorded.
+    # With few spikes, an interval between two spikes reaches into several windows. All of these
+    # windows would show the same light, so nothing would seem to move. So each window is read as if
+    # no other planes had been recorded.
     rates = []
     for first, end in windows:
         planes_of_window = recording.stream[first:end]
@@ -265,9 +279,10 @@ def _shifts(
     right = max(LEAST_SIDE - width, 0)
 
     def padded(values: np.ndarray) -> np.ndarray:
+        """Return values (H, W) or (H, W, 2) with repeated edges, as a copy."""
         return cv2.copyMakeBorder(values, 0, below, 0, right, cv2.BORDER_REPLICATE)
 
-    # DIS writes the result into the start that it is given. `padded` gives it a copy.
+    # DIS overwrites its third argument with the result, so it gets a copy of `start`.
     shifts = dis.calc(padded(a), padded(b), padded(start))
     return np.ascontiguousarray(shifts[:height, :width])
 
@@ -275,13 +290,16 @@ def _shifts(
 def expected_error(there: np.ndarray, back: np.ndarray) -> np.ndarray:
     """Return the expected length of the error (H, W) of the shifts `there`, in pixels.
 
-    there, back: (H, W, 2), the shifts from the sharp instant to another time, and the shifts from
-    that time to the sharp instant. Where the way there and back does not end at the pixel where it
-    began, one of the two is wrong: because of noise, of an occlusion, or of a thing too small and
-    too fast for the search.
+    Where the way there and back does not end at the pixel where it began, one of both ways is
+    wrong: because of noise, of an occlusion, or of a thing that is too small and too fast for the
+    search.
+
+    there: (H, W, 2), the shifts from the sharp instant to another time.
+    back: (H, W, 2), the shifts from this other time to the sharp instant.
     """
     # Distance between a pixel and the end of the way there and back, (H, W).
     difference = np.linalg.norm(there + moved(back, there), axis=-1)
+    # The size (0, 0) lets OpenCV choose the size of the kernel for this sigma.
     mean_difference = cv2.GaussianBlur(difference, (0, 0), AROUND)
     length = np.linalg.norm(there, axis=-1)
     return LEAST_ERROR + ERROR_BY_DIFFERENCE * mean_difference + ERROR_BY_LENGTH * length

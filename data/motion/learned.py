@@ -1,6 +1,6 @@
 """Find the motion within an exposure by a small network, by DIS, or by both.
 
-There are three ways to find a motion (`finder_of`), and the weights say which one is used:
+There are three ways to find a motion (`finder_of`). The weights say which way is used:
 
     dis      DIS, an optical flow (`data.motion.flow`), also used by `--method joint`
     network  the network alone
@@ -9,13 +9,14 @@ There are three ways to find a motion (`finder_of`), and the weights say which o
 
 In good light DIS is at least as good as the network. In dim light each of the two is better at some
 pixels: the network hardly follows noise, and DIS finds small things that move by themselves. The
-network and DIS both give an expected error for each pixel, and the mean weighs by these errors.
+network and DIS both give an expected error for each pixel. In the mean of both motions, the motion
+with the smaller expected error counts more.
 
 The fusion "motion" (models/fusion/fusion_motion.py) calls `finder_of`. A plane is one binary
 picture (h, w) of the spike camera. RGB frames have H x W pixels.
 
 The network (models/fusion/motion_net.py) sees the spikes in windows of time around the sharp
-instant. The data flow is
+instant, the time of the wanted sharp frame. The data flow is
 
     spike_windows     spike planes -> number of spikes and light in each window
     pictures_of       windows -> inputs of the network: two pictures for each window, and the scene
@@ -23,8 +24,8 @@ instant. The data flow is
     _on_frame         curves -> shifts of RGB pixels
 
 The light of a window comes from the intervals between spikes. In dim light an interval reaches over
-several windows. Then the light is the same in all of them, and only the number of spikes tells when
-light came. So the network sees both.
+several windows. Then the light is the same in all of these windows, and only the number of spikes
+tells when light came. So the network sees both light and number.
 
 What must stay: the inputs of the network, in values and order. weights/motion.pth is trained on
 them, so the network finds wrong motion in other inputs, and no error says so. Whoever changes the
@@ -52,39 +53,41 @@ FinderName = Literal["dis", "network", "both"]
 # Finds a motion from a recording, its view, and the gain (h, w) of the spike pixels.
 Finder = Callable[[Recording, View, np.ndarray], Motion]
 
-# Least expected error in the weights of a mean, in pixels. At the sharp instant errors are 0, so
-# weights would be infinite.
+# Least expected error in the weights of a mean, in pixels. At the sharp instant both errors are 0,
+# so both weights would be infinite. Everywhere else errors are far larger than this value.
 LEAST_ERROR = 1e-3
 
 # ---- Constants of the inputs of the network, which was trained with these values ----
 
-# An exposure is divided into so many parts of equal length, "elevenths". Each of the windows within
-# the exposure is an eleventh long.
+# An exposure is divided into this many parts of equal length, "elevenths". Each of the windows
+# within the exposure is an eleventh long.
 ELEVENTHS = 11
-# Planes of an eleventh in training: an exposure had 11 x 8 = 88 planes.
+# Planes of an eleventh in training: an exposure had 11 x 8 = 88 planes. For another exposure, a
+# "usual plane" is 1/88 of the exposure. E.g. in an exposure of 176 planes it is 2 planes long.
 USUAL_PLANES = 8
-# Sigma in spike pixels of the brightness around a pixel. A larger value has less noise, and mixes
-# more of the neighbours.
+# Sigma in spike pixels by which brightness is smoothed. With a larger value there is less noise,
+# but more of the neighbours is mixed in.
 SMOOTH = 2.0
-# Least mean spikes in an eleventh: relative light divides by the mean, which may be 0 in the dark.
+# Least mean number of spikes of a pixel in an eleventh. It is a divisor, and in the dark the mean
+# may be 0. With 8e-4, 100 pixels have about one spike in an exposure, so nothing can be seen.
 LEAST_MEAN = 8e-4
-# Least spikes in an eleventh around a pixel: the logarithm of 0 is infinite.
+# Least number of spikes in an eleventh around a pixel: the logarithm of 0 is infinite.
 LEAST_AROUND = 8e-3
-# In the expected noise, a pixel is at least this share of the mean as bright ...
+# The expected noise of a dark pixel. The pixel counts as at least this share of the mean as bright,
+# and ADDED_VARIANCE is added. Otherwise a single spike in the dark would look like a large change.
 LEAST_SHARE_OF_MEAN = 0.1
-# ... and this variance is added, so that a number of spikes is never divided by almost 0.
 ADDED_VARIANCE = 0.05
-# Limits of the inputs, so that a pixel that always fires does not make them large: light in
-# multiples of the mean, and by how many standard deviations the number of spikes of a window
-# differs from the expected number.
-MOST_LIGHT = 9.0
-MOST_DEVIATIONS = 4.0
-CONTRAST = 2.0  # factor of the contrast of the blurry frame
+# Limits of the inputs, so that a pixel that always fires does not make them large.
+MOST_LIGHT = 9.0  # of light, in multiples of the mean light
+MOST_DEVIATIONS = 4.0  # of the change of a number of spikes, in standard deviations
+# Factor of the contrast of the blurry frame. Most display values differ from their mean by less
+# than 0.5, so that most contrasts are below 1.
+CONTRAST = 2.0
 
 # ---- Constants of the network ----
 
-# Sides of the inputs are multiples of this: the size of a pixel of its coarsest level, in spike
-# pixels.
+# The network takes inputs whose sides are multiples of this number, because a pixel of its coarsest
+# level covers 8 x 8 spike pixels.
 MULTIPLE = 8
 # Range of the logarithm of the expected error in spike pixels: the error is between 0.007 and 55.
 # The training had the same range (lab/train_motion_net.py), so values beyond it mean nothing.
@@ -96,8 +99,8 @@ class Windows:
     """The spikes of an exposure in K windows of time."""
 
     counts: np.ndarray  # (K, h, w): number of spikes
-    # (K, h, w): light in spikes. A pixel fires when it has collected a fixed amount of light. So
-    # half of an interval between two spikes is 0.5.
+    # (K, h, w): light, counted in spikes. A pixel fires when it has collected a fixed amount of
+    # light. E.g. a window that has half of an interval between two spikes has the light 0.5.
     light: np.ndarray
     lengths: np.ndarray  # (K,): number of planes of each window
     are_recorded: np.ndarray  # (K,) bool: whether all planes of a window were recorded
@@ -113,16 +116,19 @@ def finder_of(name: FinderName, network: MotionNetwork | None, device: torch.dev
     """
     if name == "dis":
         return motion_of
-    assert network is not None
+    assert network is not None  # weights that say "network" or "both" have a network
 
     # The network needs no gain, but all finders have the same arguments.
     def by_network(recording: Recording, view: View, gain: np.ndarray) -> Motion:
         return learned_motion(recording, view, network, device)
 
     def by_both(recording: Recording, view: View, gain: np.ndarray) -> Motion:
-        # Below DIM = 5 spikes in a pixel of median light, frames become 0.1 to 0.3 dB better with
-        # the mean motion than with DIS alone. With 5 to 18 spikes they become up to 0.1 dB worse.
-        # Measured with the joint solution on dim frames of the training videos and stills.
+        # DIM is 5. The frames of the joint solution along the mean motion, compared with the frames
+        # along the motion of DIS alone, on dim frames of the training videos and stills:
+        #
+        #     spikes in a pixel of median light    PSNR
+        #     below 5                              +0.1 to +0.3 dB
+        #     5 to 18                              down to -0.1 dB
         if median_spikes(recording) >= DIM:
             return motion_of(recording, view, gain)
         by_net = by_network(recording, view, gain)
@@ -135,8 +141,9 @@ def finder_of(name: FinderName, network: MotionNetwork | None, device: torch.dev
 def mean_motion(a: Motion, b: Motion) -> Motion:
     """Return the mean of two motions at the same times.
 
-    The weight of a shift is 1 / (expected error)^2. The expected error of the mean is the smaller
-    of the two expected errors. It is not smaller still, because the errors of a and b are not
+    The weight of a shift is 1 / (expected error)^2. E.g. with the expected errors 1 and 2 pixels,
+    the first motion has four times the weight. The expected error of the mean is the smaller of the
+    two expected errors: 1 pixel. It is not less than that, because the errors of a and b are not
     independent.
     """
     weight_a = 1 / np.maximum(a.errors, LEAST_ERROR) ** 2  # (K, H, W)
@@ -156,20 +163,21 @@ def learned_motion(
     """Find the motion within an exposure by the network."""
     inputs = network_inputs(recording, view, network)
 
-    # The network needs whole multiples. So repeat the last row and column up to the next multiple.
-    # E.g. 250 rows need 6 more: -250 % 8.
+    # The sides must be multiples of 8. So the last row and column are repeated up to the next
+    # multiple. E.g. 250 rows need 6 more rows: -250 % 8 = 6.
     height, width = view.plane
     below = -height % MULTIPLE
     right = -width % MULTIPLE
 
     def padded(values: np.ndarray) -> torch.Tensor:
-        """Return an input with an axis for the batch, on the device."""
+        """Return an input (..., h, w) with repeated edges, as a batch of one, on the device."""
         larger = F.pad(torch.from_numpy(values), (0, right, 0, below), mode="replicate")
         return larger[None].to(device)
 
+    # The network returns its result at several resolutions, the finest last.
     levels = network(padded(inputs.pictures), padded(inputs.scene))
-    # The only exposure of the batch at the finest level, without the padding.
     finest = levels[-1]
+    # The only exposure of the batch, without the padding.
     curve = finest.coefficients[0, :, :height, :width]  # (6, h, w)
     log_error = finest.log_error[0, 0, :height, :width]  # (h, w)
     log_error = log_error.clamp(*LOG_ERRORS)
@@ -186,8 +194,8 @@ def _on_frame(recording: Recording, view: View, curve: np.ndarray, log_error: np
     tau counts halves of an exposure: 1 is about the end of the exposure, and -1 its begin.
 
     curve: (6, h, w) in spike pixels: x and y of c_1, then of c_2, then of c_3.
-    log_error: (h, w), the logarithm of the expected error of q, in spike pixels. It is the mean of
-    the error over the exposure.
+    log_error: (h, w), the logarithm of the expected error of q in spike pixels, where the error is
+    the mean over the exposure.
     """
     on_plane = view.pixels_on_plane()  # (H, W, 2): x and y of each RGB pixel on the spike plane
     coefficients = []  # c_1, c_2, c_3 at each RGB pixel: (H, W, 2) each
@@ -210,11 +218,10 @@ def _on_frame(recording: Recording, view: View, curve: np.ndarray, log_error: np
         q = np.zeros_like(on_plane)  # (H, W, 2) in spike pixels
         for power, c in enumerate(coefficients, start=1):
             q = q + c * tau**power
-        # q moves the point on the spike plane. The shift is its way on the frame.
+        # q moves each point on the spike plane. The shift is the way of the point on the frame.
         shifts.append(mapped(view.to_rgb, on_plane + q) - without_motion)
-        # The error grows with the time from the sharp instant, in proportion to |tau|. The mean of
-        # |tau| over the exposure is 1/2, so the mean of 2 |tau| is 1. So the mean of these errors
-        # over the exposure is `mean_error`.
+        # The error grows with the time from the sharp instant: it is mean_error * 2 |tau|. Over the
+        # exposure the mean of |tau| is 1/2. So the mean of the error is `mean_error`, as wanted.
         errors.append((mean_error * 2 * abs(tau)).astype(np.float32))
     return Motion(np.array(times), np.stack(shifts), np.stack(errors))
 
@@ -238,7 +245,10 @@ def _interpolated(values: np.ndarray, places: np.ndarray) -> np.ndarray:
 
 
 class NetworkInputs(NamedTuple):
-    """What the network sees of one exposure. It takes batches, so each array gets an axis first."""
+    """What the network sees of one exposure.
+
+    The network takes batches: `learned_motion` puts an axis in front of each array.
+    """
 
     # (K, 2, h, w) float32: for each window the relative light, and by how much the number of spikes
     # differs from the expected number.
@@ -249,14 +259,15 @@ class NetworkInputs(NamedTuple):
 
 def network_inputs(recording: Recording, view: View, network: MotionNetwork) -> NetworkInputs:
     """Return the pictures of all windows and the scene, from the spikes and the blurry frame."""
-    # The network gives the edges of its windows in elevenths of an exposure. They count from the
-    # begin of the sharp plane. The sharp instant is the middle of this plane, half a plane later.
+    # `network.edges` are the edges of its windows, in elevenths of an exposure after the begin of
+    # the sharp plane. The sharp instant is the middle of this plane, half a plane later. Here they
+    # become edges in planes, counted from the begin of the stream.
     planes_per_eleventh = recording.length / ELEVENTHS
     begin_of_sharp_plane = recording.sharp - 0.5
-    edges = np.array(
-        [round(begin_of_sharp_plane + edge * planes_per_eleventh) for edge in network.edges]
-    )
-    windows = spike_windows(recording.stream, edges)
+    edges = []
+    for edge in network.edges:
+        edges.append(round(begin_of_sharp_plane + edge * planes_per_eleventh))
+    windows = spike_windows(recording.stream, np.array(edges))
 
     # The luma of the blurry frame in display values, as the spike pixels would see it, (h, w).
     light = view.means(to_linear(recording.blurry) @ LUMA)
@@ -265,14 +276,18 @@ def network_inputs(recording: Recording, view: View, network: MotionNetwork) -> 
 
 
 def spike_windows(stream: np.ndarray, edges: np.ndarray) -> Windows:
-    """Count the spikes and the light of K windows, each of which begins where the last one ends.
+    """Count the spikes and the light of K windows. Each window begins where the last one ends.
+
+    E.g. the edges -2, 0, 4, 6 give three windows: the planes -2 and -1, which were not recorded,
+    the planes 0 to 3, and the planes 4 and 5.
 
     stream: (T, h, w) in {0, 1}. edges: (K + 1,) planes, ascending. Edges may lie outside of the
     stream: planes that were not recorded have no spikes.
     """
     planes = len(stream)
     recorded_edges = np.clip(edges, 0, planes)
-    # Count from the begin of the stream to each edge. A window has the difference of two edges.
+    # Count from the begin of the stream to each edge. A window has the difference between the
+    # counts at its two edges.
     spikes_before = []  # (h, w) for each edge
     # (h, w) for each edge: the spikes, plus the share of the present interval that has passed. E.g.
     # 3.6 after three spikes and 60 % of the interval up to the fourth spike.
@@ -284,14 +299,16 @@ def spike_windows(stream: np.ndarray, edges: np.ndarray) -> Windows:
     counts = np.diff(np.stack(spikes_before), axis=0).astype(np.float32)  # (K, h, w)
     light = np.diff(np.stack(light_before), axis=0).astype(np.float32)  # (K, h, w)
     lengths = np.diff(edges)
-    # In an exposure of few planes a window may have no plane. It then tells nothing, as a window
-    # that was not recorded.
+    # In an exposure of few planes a window may have no plane. It tells nothing, so it counts as not
+    # recorded.
     are_recorded = (edges[:-1] >= 0) & (edges[1:] <= planes) & (lengths > 0)
     return Windows(counts, light, lengths.astype(np.float32), are_recorded)
 
 
 def _passed_share(stream: np.ndarray, edge: int) -> np.ndarray:
-    """Return the share (h, w) of the interval between two spikes that has passed, in [0, 1).
+    """Return the share (h, w) of the present interval that has passed at an edge, in [0, 1).
+
+    The present interval is that from the last spike before the edge to the first spike after it.
 
     For example, between spikes at the times 4 and 14, a share of 0.6 has passed at the edge 10.
 
@@ -335,7 +352,7 @@ def _time_of_next_spike(stream: np.ndarray, edge: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Brightness:
-    """The brightness of the spikes. Each rate is a number of spikes per usual plane."""
+    """The brightness of the spikes, as rates: spikes per usual plane (see `USUAL_PLANES`)."""
 
     of_windows: np.ndarray  # (K, h, w): the rate in each window
     of_pixels: np.ndarray  # (h, w): the mean rate over the exposure
@@ -346,7 +363,7 @@ class _Brightness:
 def pictures_of(
     windows: Windows, blurry: np.ndarray, inside: slice, planes_per_eleventh: float
 ) -> NetworkInputs:
-    """Make the inputs of the network, each about 1 or less, whatever the light.
+    """Make the inputs of the network. Each is about 1 or less, in good and in dim light.
 
     Windows that were not recorded are 0 in the pictures.
 
@@ -355,8 +372,8 @@ def pictures_of(
     planes_per_eleventh: number of planes in an eleventh of the exposure.
     """
     # Times are counted in usual planes here, so that exposures of all lengths look alike: each
-    # exposure has 88 usual planes. E.g. one of 176 planes has 16 planes in an eleventh, which are
-    # USUAL_PLANES = 8 usual planes. So a usual plane is 2 planes long.
+    # exposure has 88 usual planes. E.g. an exposure of 176 planes has 16 planes in an eleventh, and
+    # 8 usual planes. So a usual plane is 2 planes long.
     planes_per_usual_plane = np.float32(planes_per_eleventh / USUAL_PLANES)
     lengths = (windows.lengths / planes_per_usual_plane)[:, None, None]  # (K, 1, 1)
     brightness = _brightness_of(windows, lengths, inside)
@@ -377,12 +394,12 @@ def _brightness_of(windows: Windows, lengths: np.ndarray, inside: slice) -> _Bri
     """
     # A window without any plane has no light. The length 1 only keeps 0 / 0 away.
     divisors = np.where(lengths > 0, lengths, 1)
-    # The light up to an edge never falls from one edge to the next, so no rate is negative.
-    # `maximum` only excludes that rounding makes one negative.
+    # The light up to an edge never falls from one edge to the next. So a rate is negative only by
+    # rounding, which `maximum` mends.
     of_windows = np.maximum(windows.light / divisors, 0)  # (K, h, w)
 
-    # The mean over the exposure. A sharp instant at the edge of what was recorded may leave no
-    # recorded window: then all windows count.
+    # The mean over the recorded windows of the exposure. If the sharp instant lies at the edge of
+    # what was recorded, there may be no such window: then all windows count.
     is_used = np.zeros(len(of_windows), bool)
     is_used[inside] = windows.are_recorded[inside]
     used = of_windows[is_used] if is_used.any() else of_windows
@@ -426,8 +443,9 @@ def _deviations(counts: np.ndarray, lengths: np.ndarray, brightness: _Brightness
 def _scene(brightness: _Brightness, blurry: np.ndarray) -> np.ndarray:
     """Return the channels (3, h, w) that all windows share.
 
-    They are the logarithm of the spikes in an eleventh around each pixel, the same in the mean of
-    all pixels, and the contrast of the blurry frame.
+        0    logarithm of the number of spikes in an eleventh, around each pixel
+        1    logarithm of the number of spikes in an eleventh, in the mean of all pixels
+        2    contrast of the blurry frame: by how much it differs from its mean
 
     blurry: luma (h, w) in display values.
     """

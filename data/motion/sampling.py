@@ -13,7 +13,7 @@ picture:
 Beyond the picture its edge is repeated. For example, a position 3 pixels to the left of the picture
 has the value at its left edge. `grid_sample` with padding_mode "border" and align_corners samples
 in this way. The weights here must stay the same as the weights of `grid_sample`, because joint.py
-samples with the one and goes back with the other.
+samples with `grid_sample` and goes back with this module.
 
 The adjoint A^T of a linear map A is the map with <A x, y> = <x, A^T y> for all x and y, where < , >
 is the sum of the products. Its matrix is the transposed matrix of A. torch has the adjoint of
@@ -45,7 +45,7 @@ def normalised(positions: Tensor, size: tuple[int, int]) -> Tensor:
     Returns (1, h, w, 2) or (N, h, w, 2).
     """
     height, width = size
-    # At least 1, because a picture of one pixel would divide by 0.
+    # At least 1, because a picture of one row or column would divide by 0.
     last_pixel = torch.tensor([max(width - 1, 1), max(height - 1, 1)], device=positions.device)
     positions = positions * (2 / last_pixel) - 1
     if positions.ndim == 3:
@@ -125,9 +125,12 @@ class AdjointOfSums:
 
         y_i = sum over the samples n of output i of f_n x(position of n)
 
+    In joint.py, an output is e.g. a pixel of the blurry frame, which adds up a sample of each group
+    of planes, and f is the share of the group.
+
     samples: the samples of all outputs, sorted.
     outputs: number of outputs.
-    output_of: (N,) int32, the output of each sample, in the order of `samples`.
+    output_of: (N,) int32, the number of the output of each sample, in the order of `samples`.
     factors: (N,), f in the order of `samples`. None: all are 1.
     """
 
