@@ -23,39 +23,58 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 gc.set_threshold(100_000)
 
 # Test files in the order in which they begin. Several workers (`make test` has four) take a file
-# each. A long file that begins last would keep one worker busy long after the others have ended.
-# Files that mostly wait, for SLURM or for a time-out, stand beside files that compute. Otherwise
-# the file with most processor time is first: test_torchrun takes 75 s, test_dist 12 s (busy cores).
+# each. A long file that begins last would keep one worker busy long after the others have ended. So
+# these are all files that take 8 s or more, about the longest first. test_main_test takes two
+# minutes if nothing else runs, test_history 8 s. Files that mostly wait, for a time-out or for
+# SLURM (test_stalls, test_startup, test_dist, test_life, test_trust, test_slurm), stand between
+# files that compute, so that the cores are never without work. A name stands for all files of this
+# name.
 LONG_FILES = (
-    "test_slurm",
-    "test_torchrun",
     "test_main_test",
-    "test_interruptions",
-    "test_kair_files",
-    "test_main_train",
-    "test_network_vrt",
-    "test_life",
     "test_stalls",
-    "test_weights",
-    "test_coming_from",
+    "test_kair_files",
     "test_startup",
-    "test_changed_resume",
-    "test_hostile_options",
-    "test_health",
-    "test_gradients",
-    "test_fit_memory",
-    "test_process",
-    "test_disk_full",
-    "test_launch",
-    "test_any_bytes",
-    "test_cpu_memory",
-    "test_steps",
-    "test_triton",
-    "test_quality_command",
-    "test_lab",
-    "test_fake_gpu",
-    "test_history",
+    "test_network_vrt",
+    "test_main_train",
     "test_dist",
+    "test_torchrun",
+    "test_weights",
+    "test_life",
+    "test_interruptions",
+    "test_self_calibration",
+    "test_trust",
+    "test_kept",
+    "test_motion_weights",
+    "test_launch",
+    "test_system",
+    "test_changed_resume",
+    "test_steps",
+    "test_gradients",
+    "test_joint",
+    "test_disk_full",
+    "test_motion",
+    "test_fit_memory",
+    "test_slurm",
+    "test_protocols",
+    "test_cpu_memory",
+    "test_published_streams",
+    "test_scale",
+    "test_resume",
+    "test_vrt_curve",
+    "test_coming_from",
+    "test_foreign_files",
+    "test_spike_simulate",
+    "test_health",
+    "test_two_cameras",
+    "test_spike_tool",
+    "test_process",
+    "test_calibrate",
+    "test_released",
+    "test_checkpoint",
+    "test_sample_data",
+    "test_uploaded_clip",
+    "test_documents",
+    "test_history",
 )
 
 
