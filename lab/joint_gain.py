@@ -4,28 +4,31 @@
     python lab/joint_gain.py --videos VIDEOS [--part report] [--conditions ideal rig]
     python lab/joint_gain.py --videos VIDEOS --ways motion [--part photos]
 
-A way is a method of main_test_vrt.py: the operator, `--method joint`, or weights/motion.pth. All
-ways restore the same clips. A part says what the clips show:
+A way is a method of main_test_vrt.py: the operator (weights/operator.pth, a network), `--method
+joint`, or weights/motion.pth. All ways restore the same clips. A part says what the clips show:
 
     choose, report  the test sets of lab/quality.py
-    seven           the training videos, with seven real frames in an exposure. The parts above have
-                    one to four, and optical flow makes the light between them. Here it makes less.
-    seven_others    the same with the videos of choose and report. Nothing was trained on them.
+    seven           the training videos, with seven real frames in an exposure. An exposure of the
+                    parts above has one to four real frames, and optical flow makes the light
+                    between them. With seven real frames it makes less of the light.
+    seven_others    the videos of choose and report, with seven real frames in an exposure. Nothing
+                    was trained on these videos.
     photos          photographs under exact motion: layers cover each other, and no optical flow is
                     used
 
-A condition says how the clips are recorded. The conditions are those of data/cameras/rig.py, and
-two false models of the frame: `means` of display values instead of light, and another `curve`.
+A condition says how the clips are recorded: with a rig of data/cameras/rig.py, e.g. `ideal`, or
+with one of two false models of the frame. `means` takes means of display values instead of light,
+and `curve` another curve from light to display values.
 
 The ways are told nothing about the cameras. All read the clips with spike.calibration=auto, which
 finds the place of the spike camera and the time and length of the exposures.
 
-The program writes <out>/<way>_<part>_<condition>.json for the last way, and prints a table with a
-row for each condition. docs/benchmarks/quality.md has the figures. Clips and frames that are there
-are not made again.
+The program writes the scores of each condition to <out>/<way>_<part>_<condition>.json, where <way>
+is the last way. It prints a table with a row for each condition. docs/benchmarks/quality.md has the
+figures.
 
-What must stay: the names of the written files, and what a clip is made from. A program that is
-called again takes the clips and figures that are there, even if this file would make others now.
+What must stay: the names of the written files, and what a clip is made from. If the program is
+called again, it takes the clips and frames that are there, even if this file would make others now.
 tests/parts/house/test_joint_gain.py tests the table alone.
 """
 
@@ -57,8 +60,8 @@ from lab.tools import ROOT, environment
 from scripts.make_sample_data import RGB, SPIKES
 from utils.results import markdown_table, read_json
 
-# Way -> its flags of main_test_vrt.py. A way is a column of the table, in this order. The gains of
-# the table are those of the last way over BASE.
+# Way -> its flags of main_test_vrt.py. A way is a column of the table, in this order. The table has
+# the gains of the last way over BASE.
 OPERATOR = str(ROOT / "weights/operator.pth")
 BASE = "operator"
 WAYS = {
@@ -87,8 +90,9 @@ PARTS = {
     "seven_others": Part(VIDEOS["choose"] + VIDEOS["report"], clips=2, frames=4, average=7),
     "photos": Part((), clips=2, frames=3),
 }
-# Condition -> value of --rig, where the condition is no rig. The joint solution assumes a model of
-# the blurry frame, and these frames break it: means of display values, or another camera curve.
+# Condition -> value of --rig. The name of any other condition is the value of --rig itself. The
+# joint solution assumes that a blurry frame is the mean of light, and that light = (display
+# value)^2.2. The frames of these conditions break the first or the second assumption.
 FALSE_FRAMES = {"means": "ideal,sum_gamma=2.2", "curve": "ideal,gamma=1.8,contrast=0.3"}
 
 
@@ -102,6 +106,14 @@ class Scores:
     s_per_frame: float | None  # seconds; None if an earlier call restored the clip
 
 
+# Way -> clip -> its scores.
+ScoresOfWays = Mapping[str, Mapping[str, Scores]]
+
+
+# Way -> clip -> its scores.
+ScoresOfWays = Mapping[str, Mapping[str, Scores]]
+
+
 def main(argv: Sequence[str]) -> int:
     """Make the clips, restore them in each way, write the scores, and print the table.
 
@@ -113,14 +125,24 @@ def main(argv: Sequence[str]) -> int:
     add = parser.add_argument
     add("--videos", type=Path, required=True, help="folder of the videos of lab/quality.py")
     add("--part", choices=PARTS, default="report", help="default %(default)s")
-    names = f"{', '.join((*CONDITIONS, *FALSE_FRAMES))}; default the first four"
-    add("--conditions", nargs="+", default=CONDITIONS, metavar="NAME", help=names)
+    conditions = ", ".join((*CONDITIONS, *FALSE_FRAMES))
+    add(
+        "--conditions",
+        nargs="+",
+        default=CONDITIONS,
+        metavar="NAME",
+        help=f"{conditions}; default the first four",
+    )
     add("--ways", nargs="+", default=list(WAYS)[1:], metavar="NAME", help="default %(default)s")
-    add("--formulas", action="store_true", help="also the methods exposure and joint alone")
+    add(
+        "--formulas",
+        action="store_true",
+        help="also measure the methods exposure and joint without weights",
+    )
     add("--out", type=Path, help="results folder (default experiments/joint_gain)")
     args = parser.parse_args(argv)
     out = (args.out or ROOT / "experiments/joint_gain").resolve()
-    # The operator is always restored, too, because the gains are over it.
+    # The operator always restores the clips, too, because the table has gains over the operator.
     asked = {BASE, *args.ways}
     ways = {way: flags for way, flags in WAYS.items() if way in asked}
     if args.formulas:
@@ -128,31 +150,28 @@ def main(argv: Sequence[str]) -> int:
     last_way = list(ways)[-1]
 
     sources = linked_sources(args.videos, out / "sources" / args.part, args.part)
-    # condition -> way -> clip -> scores.
-    found: dict[str, dict[str, dict[str, Scores]]] = {}
+    found: dict[str, ScoresOfWays] = {}  # for each condition
     for condition in args.conditions:
         folder = made_clips(out, args.part, condition, sources)
-        found[condition] = {}
+        scores = {}
         for way, flags in ways.items():
             results = out / "tests" / folder.name / way.replace(" ", "_")
-            found[condition][way] = scores_of(out, folder, results, flags)
+            scores[way] = scores_of(out, folder, results, flags)
+        found[condition] = scores
 
-        # A file for each condition, e.g. motion_report_rig.json, so that a stop loses one
-        # condition at most. The first word of the way is enough for its name.
+        # A file for each condition, so that a stop loses one condition at most. The first word of
+        # the last way and the name of the folder make its name, e.g. motion_report_rig.json.
         first_word = last_way.split()[0]
-        write_scores(
-            out / f"{first_word}_{folder.name}.json", args.part, condition, found[condition]
-        )
+        file = out / f"{first_word}_{folder.name}.json"
+        write_scores(file, args.part, condition, scores)
     print(table_of(found))
     return 0
 
 
-def write_scores(
-    file: Path, part: str, condition: str, ways: Mapping[str, Mapping[str, Scores]]
-) -> None:
-    """Write the scores of a condition as JSON. ways: way -> clip -> scores."""
+def write_scores(file: Path, part: str, condition: str, found: ScoresOfWays) -> None:
+    """Write the scores of a condition as JSON: {..., "ways": {way: {clip: {"psnr": ...}}}}."""
     plain = {}
-    for way, clips in ways.items():
+    for way, clips in found.items():
         plain[way] = {clip: asdict(scores) for clip, scores in clips.items()}
     about = {
         "measured": environment(),
@@ -168,7 +187,8 @@ def linked_sources(videos: Path, folder: Path, part: str) -> Path:
 
     Ends the program if a video is missing.
 
-    videos: folder with the files <name>.<any ending>. folder: where the links are made.
+    videos: folder with the files <name>.<any ending>. It is not used for the photographs, which are
+    in installed packages. folder: where the links are made.
     """
     if part == "photos":
         files = photographs()
@@ -199,8 +219,10 @@ def scores_of(out: Path, folder: Path, results: Path, flags: Sequence[str]) -> d
 
     folder: the clips. results: where the frames go. flags: of main_test_vrt.py, for this way.
     """
-    # Input and sharp frames lie below one folder: <clip>/blur and <clip>/sharp.
+    # Input and sharp frames lie in one folder: <clip>/blur and <clip>/sharp. So --input and --gt
+    # are the same.
     frames = folder / RGB / "train"
+    # `out` and the name say where the log goes: <out>/logs/<name>.txt.
     call(
         "main_test_vrt.py",
         out,
@@ -216,12 +238,15 @@ def scores_of(out: Path, folder: Path, results: Path, flags: Sequence[str]) -> d
         str(results),
         "--save",
         "frames",
-        # The way finds place and time of the spike camera itself.
+        # main_test_vrt.py finds the place and the time of the spike camera.
         "spike.calibration=auto",
     )
     scores = {}
-    for clip, about in read_json(results / "metrics.json")["clips"].items():
-        moving = moving_psnr(results / clip, frames / clip)
+    # clip -> {"restored": {"psnr": dB}, "input": {"psnr": dB}, "s_per_frame": seconds, ...}.
+    # "s_per_frame" is missing if an earlier call restored the clip.
+    clips = read_json(results / "metrics.json")["clips"]
+    for clip, about in clips.items():
+        moving = moving_psnr(results / clip, frames / clip)  # {"restored": dB, "input": dB}
         scores[clip] = Scores(
             psnr=about["restored"]["psnr"],
             blurry=about["input"]["psnr"],
@@ -231,46 +256,50 @@ def scores_of(out: Path, folder: Path, results: Path, flags: Sequence[str]) -> d
     return scores
 
 
-def table_of(found: Mapping[str, Mapping[str, Mapping[str, Scores]]]) -> str:
+def table_of(found: Mapping[str, ScoresOfWays]) -> str:
     """Return the table in Markdown, one row for each condition.
 
-    The gains are those of the last way over the operator. The header and the cells of a row have
-    the same order.
+    It has the gains of the last way over the operator. The header and the cells of a row have the
+    same order.
 
-    found: condition -> way -> clip -> scores.
+    found: condition -> scores of its ways. All conditions have the same ways.
     """
-    ways = list(next(iter(found.values())))
-    columns = ["gain over operator", "moving pixels", "worst clip", "s/frame"]
     rows = []
+    ways: list[str] = []
     for condition, scores in found.items():
         rows.append(row_of(condition, scores))
+        ways = list(scores)
+    columns = ["gain over operator", "moving pixels", "worst clip", "s/frame"]
     return markdown_table(rows, ["", "blurry", *ways, *columns])
 
 
-def row_of(condition: str, scores: Mapping[str, Mapping[str, Scores]]) -> list[str]:
-    """Return the cells of a condition. scores: way -> clip -> scores."""
+def row_of(condition: str, scores: ScoresOfWays) -> list[str]:
+    """Return the cells of a condition, in the order of the header in `table_of`."""
     base = scores[BASE]
     last = list(scores.values())[-1]
+    # The name of the condition, and the means over the clips: of the blurry frames, and of each
+    # way.
     blurry = statistics.fmean(of_clip.blurry for of_clip in base.values())
     cells = [condition, f"{blurry:.2f}"]
     for clips in scores.values():
         psnr = statistics.fmean(of_clip.psnr for of_clip in clips.values())
         cells.append(f"{psnr:.2f}")
 
-    # The gain in the mean with its confidence interval, and the gain at moving pixels.
+    # The mean gain with its confidence interval, e.g. "+3.61 ± 0.40", and the mean gain at moving
+    # pixels.
     psnr_of_last = {clip: of_clip.psnr for clip, of_clip in last.items()}
     psnr_of_base = {clip: of_clip.psnr for clip, of_clip in base.items()}
     cells.append(table_cell(difference(psnr_of_last, psnr_of_base), sign="+"))
     gains_of_moving = [last[clip].moving - base[clip].moving for clip in last]
     cells.append(f"{statistics.fmean(gains_of_moving):+.2f}")
 
-    # The clip that gains least. Among equal gains, the first name is taken.
+    # The clip that gains least. `min` compares the gains, and the names of clips with equal gains.
     gains = [(psnr_of_last[clip] - psnr_of_base[clip], clip) for clip in last]
     least_gain, worst_clip = min(gains)
     cells.append(f"{least_gain:+.2f} ({worst_clip})")
 
-    # The time is None if an earlier call restored the clip. To measure the time of all clips,
-    # delete <out>/tests first.
+    # The median time of the clips that this call restored. The time is None if an earlier call
+    # restored the clip. To measure the time of all clips, delete <out>/tests first.
     seconds = [of_clip.s_per_frame for of_clip in last.values()]
     measured = [time_s for time_s in seconds if time_s is not None]
     cells.append(f"{statistics.median(measured):.2f}" if measured else "unknown")

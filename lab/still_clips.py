@@ -4,19 +4,21 @@
     python lab/still_clips.py [--out FOLDER]
 
 The learned steps of motion.pth move light along the motion that the spikes show. If nothing moves,
-noise may look like a motion, and the steps would only do harm (data/motion/stillness.py). So this
-program makes clips of three photographs, in three lights, with four kinds of motion. It restores
-them with motion.pth and with operator.pth, the network whose frames the steps improve, and prints
-the gain of motion.pth:
+noise may look like a motion, and the steps would only do harm. data/motion/stillness.py prevents
+this harm, and this program measures how well. It makes clips of three photographs, in three lights,
+with four kinds of motion. It restores each clip with motion.pth and with operator.pth, the network
+whose frames the steps improve. It prints the gain of motion.pth over operator.pth, in dB.
 
     photographs   of the package scikit-image, crops of 160 x 128 pixels (width x height)
-    cameras       an ideal RGB camera. A spike pixel covers 2 x 2 RGB pixels, an exposure 60 planes
+    cameras       both ideal. A spike pixel covers 2 x 2 RGB pixels. An exposure has 60 planes, the
+                  readings of the spike camera
     noise         of the spike camera: each pixel begins with a random charge
 
-Clips and results in <out> are used again: delete <out> to measure again. The scores of each clip
-are in <out>/still_clips.json.
+Clips and results that are in <out> are not made again: delete <out> to measure again. The gain of
+each clip is in <out>/still_clips.json.
 
-tests/stories/test_motion_weights.py has made scenes for the same states.
+No test calls this program. tests/stories/test_motion_weights.py restores made scenes of the same
+kinds: still, moved a little, in good and in dim light.
 """
 
 import argparse
@@ -47,7 +49,7 @@ from utils.results import markdown_table, read_json
 
 HEIGHT = 128  # of a frame, in pixels
 WIDTH = 160
-CORNER = (100, 100)  # place of the frame in the photograph at time 0, x and y
+CORNER = (100, 100)  # first pixel of the frame in the photograph at time 0, x and y
 PLANES = 60  # in an exposure
 SHARP_PLANE = 30  # the sharp frame is the middle plane of an exposure
 FRAMES = 2  # of a clip
@@ -56,14 +58,16 @@ BINS = 2  # a spike pixel covers BINS x BINS RGB pixels
 SEED = 3
 
 PHOTOGRAPHS = ("astronaut.png", "chelsea.png", "coffee.png")
-# Name -> spikes per plane at full light. A pixel of median light has 5 to 14 spikes in an exposure
-# in the first light, and about one in the last.
+# Name -> spikes per plane at full light. In an exposure, a pixel of median light has 5 to 14 spikes
+# in the light "good", and about one spike in the light "a twelfth".
 LIGHTS = {"good": 0.6, "a third": 0.2, "a twelfth": 0.05}
 # Radius in pixels of the disc that moves before a still background.
 DISC_RADIUS = 24
-# Motion -> RGB pixels in an exposure, to the left. It goes half as far upwards.
+# Motion -> RGB pixels by which the picture moves to the left in an exposure. It moves half as far
+# upwards. So the whole way is sqrt(1 + 1/4) = 1.12 times as long: 2.0 and 4.0 pixels.
 MOTIONS = {"still": 0.0, "2 pixels": 1.8, "4 pixels": 3.6}
 DISC = "a disc moves by 12 pixels"
+DISC_WAY = 12  # RGB pixels by which the disc moves to the right in an exposure
 
 WEIGHTS = {"operator": ROOT / "weights/operator.pth", "motion": ROOT / "weights/motion.pth"}
 
@@ -83,16 +87,14 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     out = (args.out or ROOT / "experiments/still_clips").resolve()
 
-    # light -> clip -> gain in dB
-    gains: dict[str, dict[str, float]] = {}
+    gains: dict[str, dict[str, float]] = {}  # light -> clip -> gain in dB
     for light, rate in LIGHTS.items():
         folder = out / light.replace(" ", "_")
         if not folder.exists():
             make_clips(folder, rate)
-        by_weights = {name: psnr_of(folder, name) for name in WEIGHTS}
-        gains[light] = {
-            clip: psnr - by_weights["operator"][clip] for clip, psnr in by_weights["motion"].items()
-        }
+        by_operator = psnr_of(folder, "operator")  # clip -> dB
+        by_motion = psnr_of(folder, "motion")
+        gains[light] = {clip: by_motion[clip] - by_operator[clip] for clip in by_motion}
     file = out / "still_clips.json"
     file.write_text(json.dumps({"measured": environment(), "gains": gains}, indent=1) + "\n")
     print(table_of(gains))
@@ -105,9 +107,10 @@ def main(argv: Sequence[str]) -> int:
 def make_clips(folder: Path, rate: float) -> None:
     """Make the clips of a light. rate: spikes per plane at full light.
 
-    <folder>/rgb/<clip>/blur and sharp get the frames, <folder>/spike/<clip> the spikes.
+    The frames go to <folder>/rgb/<clip>/blur and <folder>/rgb/<clip>/sharp, the spikes to
+    <folder>/spike/<clip>. E.g. a clip is "astronaut, 2 pixels".
     """
-    pictures = {}
+    pictures = {}  # name -> light (H, W, 3)
     for name in PHOTOGRAPHS:
         path = package_file("skimage", name)
         pictures[path.stem] = to_linear(imread_rgb(path).astype(np.float32) / 255)
@@ -115,8 +118,10 @@ def make_clips(folder: Path, rate: float) -> None:
     for index, (photo, picture) in enumerate(pictures.items()):
         for motion, pixels in MOTIONS.items():
             write_clip(folder, f"{photo}, {motion}", in_motion(picture, pixels), rate)
-        # The disc shows the next photograph, so that it differs from the background.
-        other = pictures[names[(index + 1) % len(names)]]
+        # The disc shows the next photograph, so that it differs from the background. The photograph
+        # after the last one is the first.
+        next_name = names[(index + 1) % len(names)]
+        other = pictures[next_name]
         write_clip(folder, f"{photo}, {DISC}", with_disc(picture, other), rate)
     about = {
         "format": 1,
@@ -132,10 +137,15 @@ def make_clips(folder: Path, rate: float) -> None:
 
 
 def in_motion(picture: np.ndarray, pixels: float) -> Scene:
-    """Return a view of a picture (H, W, 3) from which it moves by some pixels in an exposure."""
+    """Return a scene in which a picture (H, W, 3) moves to the left and upwards.
+
+    pixels: how far it moves to the left in an exposure, in RGB pixels.
+    """
 
     def view(time: float) -> np.ndarray:
+        """Return the picture as the frame shows it at a time in planes."""
         way = pixels * time / PLANES
+        # From a pixel (x, y, 1) of the picture to a pixel of the frame.
         to_frame = np.array([[1, 0, -CORNER[0] - way], [0, 1, -CORNER[1] - way / 2]], np.float32)
         return cv2.warpAffine(picture, to_frame, (WIDTH, HEIGHT), borderMode=cv2.BORDER_REFLECT)
 
@@ -143,17 +153,25 @@ def in_motion(picture: np.ndarray, pixels: float) -> Scene:
 
 
 def with_disc(picture: np.ndarray, other: np.ndarray) -> Scene:
-    """Return a still view of a picture, before which a disc moves. other: what the disc shows."""
-    background = in_motion(picture, 0)(0)
-    texture = in_motion(other, 0)(0)
+    """Return a scene in which a picture stands still, and a disc moves before it.
+
+    other: the picture that the disc shows.
+    """
+    still_picture = in_motion(picture, pixels=0)
+    still_other = in_motion(other, pixels=0)
+    background = still_picture(0)  # (HEIGHT, WIDTH, 3)
+    texture = still_other(0)
     rows, columns = np.mgrid[:HEIGHT, :WIDTH]
 
     def view(time: float) -> np.ndarray:
+        """Return the background and the disc at a time in planes."""
         # The disc is in the middle of the frame in the middle of the clip.
-        way = 12 * (time - FRAMES * PLANES / 2) / PLANES
+        middle = FRAMES * PLANES / 2
+        way = DISC_WAY * (time - middle) / PLANES
         distance = np.hypot(rows - HEIGHT / 2, columns - WIDTH / 2 - way)
         # The share of the disc in each pixel: 1 within it, 0 outside, and between on its edge.
         share = np.clip(DISC_RADIUS - distance + 0.5, 0, 1)[..., None].astype(np.float32)
+        # The texture moves with the disc, by whole pixels. A fraction would need interpolation.
         shifted = np.roll(texture, round(way), axis=1)
         return background * (1 - share) + shifted * share
 
@@ -166,7 +184,7 @@ def write_clip(folder: Path, clip: str, scene: Scene, rate: float) -> None:
     width = WIDTH // BINS
     camera = IntegrateAndFire(height, width, rate=rate, rng=np.random.default_rng(SEED))
     for frame in range(FRAMES):
-        # A plane shows the light in its middle.
+        # A plane shows the light in its middle. lights: (HEIGHT, WIDTH, 3) of each plane.
         lights = [scene(frame * PLANES + plane + 0.5) for plane in range(PLANES)]
         blurry = np.mean(lights, axis=0)
         for kind, light in (("blur", blurry), ("sharp", lights[SHARP_PLANE])):
@@ -183,10 +201,15 @@ def write_clip(folder: Path, clip: str, scene: Scene, rate: float) -> None:
 
 
 def psnr_of(folder: Path, name: str) -> dict[str, float]:
-    """Restore the clips of a light. Return clip -> PSNR in dB. name: of the weights."""
+    """Restore the clips of a light. Return {clip: PSNR in dB}.
+
+    folder: the clips of the light. name: a key of WEIGHTS. The results go to <folder>/<name>.
+    """
     results = folder / name
     if not (results / "metrics.json").exists():
+        # The folders blur and sharp of a clip lie beside each other, so --input and --gt are equal.
         frames = str(folder / "rgb")
+        # `folder` and `name` say where the log goes: <folder>/logs/<name>.txt.
         call(
             "main_test_vrt.py",
             folder,
@@ -207,7 +230,9 @@ def psnr_of(folder: Path, name: str) -> dict[str, float]:
 
 
 def table_of(gains: dict[str, dict[str, float]]) -> str:
-    """Return the table in Markdown: a row for each motion, the gains of the photographs in a cell.
+    """Return the table in Markdown: a row for each motion, and a column for each light.
+
+    A cell has the gains of the three photographs, e.g. "+0.10, -0.02, +0.31 (mean +0.13)".
 
     gains: light -> clip -> gain in dB.
     """
