@@ -9,15 +9,17 @@ seconds without progress.
 import os
 import re
 import signal
+import subprocess
 import time
 from typing import NamedTuple
 
 import pytest
 import torch
 
-from tests.dist.launching import Ranks
+from tests.dist.launching import ROOT, Ranks
 from tests.faults.secret_keys import ENV, KEY, KEY_OF_OPTIONS, SECRET, files_with_a_key
 from tests.faults.stalls import run_stall
+from tests.helpers.checked import found
 from tests.helpers.train_files import experiment, odd, odd_command, write_odd
 from utils.dist.process import descendants_of, process_state
 
@@ -244,6 +246,57 @@ def test_every_rank_stands_in_the_status_even_of_a_run_that_stands_still_and_no_
     assert KEY not in result.text
     assert KEY_OF_OPTIONS not in result.text
     assert files_with_a_key(tmp_path / "experiments") == []
+
+
+def command_for_stacks():
+    """Return the command of docs/troubleshooting.md that shows the stacks of the rank PID."""
+    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    return found(r"```bash\n(kill -USR2 PID;.*)\n```", page)[1]
+
+
+def text_of(file, limit_s):
+    """Wait until a file has text. Returns the text."""
+    deadline = time.monotonic() + limit_s
+    while not file.exists() or not file.read_text():
+        assert time.monotonic() < deadline, f"{file} is missing or empty"
+        time.sleep(0.05)
+    return file.read_text()
+
+
+def test_the_command_of_the_documents_shows_the_stacks_of_a_rank_that_stands_still(tmp_path):
+    options = write_odd(tmp_path)
+    status = experiment(options) / "status"
+    # Rank 1 stands still in its step 2, within the method `strike`. The watchdog would end the run
+    # after a minute, so it does not come before the command.
+    changes = ("datasets.test={}", "watchdog.stall_s=60")
+    command = odd_command(options, *changes, case="stall", struck=(1, 2))
+
+    with Ranks(2, *command) as running:
+        running.wait_for("Iter: 1,", rank=0, limit_s=120)
+        # An empty file asks the run for its status, which has the PID of each rank.
+        status.touch()
+        _, rank_1 = lines_of_ranks(text_of(status, limit_s=30))
+        shown = stacks_of(rank_1["pid"], limit_s=30)
+
+    assert re.search(r"File .*odd_worker\.py\", line \d+ in strike", shown), shown
+    # The stacks of all threads are shown, e.g. of the watchdog.
+    assert shown.count("hread 0x") > 1, shown
+
+
+def stacks_of(pid, limit_s):
+    """Run the command of the documents for a rank until its stack has `strike`. Returns the stacks.
+
+    More than once, because the rank may reach its step 2 after the first command. The rank may also
+    write its stacks after `find` has read them, as the signal needs some time on a busy machine.
+    """
+    command = command_for_stacks().replace("PID", pid)
+    deadline = time.monotonic() + limit_s
+    shown = ""
+    while "in strike" not in shown and time.monotonic() < deadline:
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+        shown = done.stdout
+        time.sleep(0.2)
+    return shown
 
 
 # ---- Ranks whose networks differ ----
