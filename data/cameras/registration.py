@@ -1038,13 +1038,14 @@ class State:
         larger = -(right * x + down * y)
         turned = right * y - down * x
 
-        # One plane later, the sum gains the plane at the end and loses the plane at the start.
+        # The derivatives of the sum s by the times. If the planes begin and end one plane later, the
+        # sum gains the plane at the end and loses the plane at the start.
         later = details.rate_at_end - details.rate_at_start
-        # One plane longer, the sum gains half a plane at both ends. Larger a would explain
-        # the mean part of this gain, F a / length, so the mean part is subtracted.
+        # If they are one plane more, the sum gains half a plane at both ends. Larger coefficients a
+        # would explain the mean part of this gain, F a / length, so the mean part is subtracted.
         gained = (details.rate_at_start + details.rate_at_end) / 2
         longer = gained - predicted / np.float32(self.length)
-        # A row at y is exposed y roll later.
+        # A row at y is exposed y * roll planes later than the middle row.
         rolled = later * y
         return [-right, -down, larger, turned, later, longer, rolled]
 

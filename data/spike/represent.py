@@ -596,13 +596,13 @@ def relative(
     half_exposure: int | None = None,
     num_bins: int = 0,
 ) -> np.ndarray:
-    """Ratios of the light around the sharp frame, and in parts of the exposure, to that of the
-    exposure; a confidence.
+    """The mean light of each window divided by the mean light of the exposure, and a confidence.
 
-    half_windows: planes on each side of center, or below 1 a share of half_exposure; one channel
-    for each, 1 where there are too few spikes. half_exposure: planes of the exposure on each side
-    of center; null: as many as there are, without plane 0. num_bins: number of equal parts of the
-    exposure, each of which adds a channel.
+    half_windows: one window around the sharp frame for each number. A number is how many planes the
+    window has on each side of center; below 1 it is a share of half_exposure. half_exposure: planes
+    of the exposure on each side of center; null: as many as there are, without plane 0. num_bins:
+    number of further windows, which are equal parts of the exposure. Each window is a channel,
+    which is 1 where there are too few spikes.
 
     The last channel is the confidence n / (n + 4), where n is the number of spikes in the exposure.
     The light is 1 / interval in all planes between two spikes (data/spike/simulate.py), so a window
