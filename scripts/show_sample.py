@@ -365,12 +365,12 @@ def sections(dataset: Any, sample: Sample, found: Any) -> list[Section]:
     chosen = [whole_frame(dataset, sample, names["lq"][0])]
     if found:
         chosen.append(alignment(sample, names, found))
-    for kind, stems in names.items():
+    for kind, names_of_kind in names.items():
         pictures = []
         # strict=False: "gt" may have fewer frames than names.
-        for stem, frame in zip(stems, item[kind], strict=False):
+        for name, frame in zip(names_of_kind, item[kind], strict=False):
             rgb = frame[:3]  # the input may have a fourth channel, the noise level
-            pictures.append(Picture(stem, enlarged(tensor_to_uint8(rgb))))
+            pictures.append(Picture(name, enlarged(tensor_to_uint8(rgb))))
         noise = ""
         if item[kind].shape[1] > 3:
             level = item[kind][0, 3].mean()
@@ -436,12 +436,12 @@ def alignment(sample: Sample, names: dict[str, list[str]], found: Any) -> Sectio
     sharp = clip.spikes.sharp_image(channels, clip.exposures[frame], is_backwards)
 
     pictures = []
-    for kind, stems in names.items():
+    for kind, names_of_kind in names.items():
         # "gt" may have a single frame, which is then shown.
         number = min(middle, len(item[kind]) - 1)
         image = tensor_to_uint8(item[kind][number][:3])
         over = edges_over(image, sharp, clip.grid.pixel)
-        pictures.append(Picture(f"{kind} {stems[number]}", over))
+        pictures.append(Picture(f"{kind} {names_of_kind[number]}", over))
     name, image, spikes = found.shown  # the middle one of the frames that were compared
     over = edges_over(image, spikes, clip.grid.pixel)
     pictures.append(Picture(f"{name}, before the crop", over))
@@ -507,17 +507,17 @@ def spike_channels(spikes: Any, names: list[str], title: str) -> Section:
 def edges_over(image: np.ndarray, spikes: np.ndarray, pixel: int) -> np.ndarray:
     """Return an image with the strongest edges of the spikes painted in green.
 
-    image: (sH, sW, 3) uint8.
-    spikes: grey image (H, W), made from the spikes.
-    pixel: RGB pixels per spike pixel along an axis.
+    image: (sH, sW, 3) uint8, s times as large as `spikes` along an axis.
+    spikes: grey image (H, W), made from the spikes and brought to the size of the frames.
+    pixel: pixels of `spikes` for one pixel of the spike camera, along an axis.
     """
     shown = enlarged(image)
     height, width = shown.shape[:2]
     # Bring the spikes to the size of the image, and smooth over one spike pixel. Without smoothing,
     # the noise of single spikes would have the strongest edges.
     large = cv2.resize(spikes.astype(np.float32), (width, height), interpolation=cv2.INTER_CUBIC)
-    enlargement = width / spikes.shape[1]
-    sigma = max(1.0, pixel * enlargement)  # one spike pixel, in pixels of the shown image
+    enlargement = width / spikes.shape[1]  # pixels of `large` for one pixel of `spikes`
+    sigma = max(1.0, pixel * enlargement)  # one pixel of the spike camera, in pixels of `large`
     smooth = cv2.GaussianBlur(large, (0, 0), sigma)
     # The gradient in x and in y, (height, width) each.
     gradient_x = cv2.Sobel(smooth, cv2.CV_32F, dx=1, dy=0)

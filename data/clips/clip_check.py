@@ -111,8 +111,8 @@ class ClipCheck:
         self.kinds: dict[str, Kind] = self.source.kinds()
         # Whether one spike file holds the planes of all frames.
         self.has_one_spike_file: bool = self.source.has_one_spike_file
-        # How the spikes of this clip are read. dataset.json may say it for this clip (`own_spikes`).
-        # Otherwise they are read like all others. None: the data set has no spikes.
+        # How the spikes of this clip are read. dataset.json may say it for this clip, in
+        # `own_spikes`. Otherwise they are read as in most clips. None: the data set has no spikes.
         self.spikes: DatSpikes | None = self.source.own_spikes.get(self.name, self.source.spikes)
         self.found: dict[str, dict[str, FileEntry]] = {}
 
