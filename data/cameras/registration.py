@@ -1038,8 +1038,8 @@ class State:
         larger = -(right * x + down * y)
         turned = right * y - down * x
 
-        # The derivatives of the sum s by the times. If the planes begin and end one plane later, the
-        # sum gains the plane at the end and loses the plane at the start.
+        # The derivatives of the sum s by the times. If the planes begin and end one plane later,
+        # the sum gains the plane at the end and loses the plane at the start.
         later = details.rate_at_end - details.rate_at_start
         # If they are one plane more, the sum gains half a plane at both ends. Larger coefficients a
         # would explain the mean part of this gain, F a / length, so the mean part is subtracted.
