@@ -110,10 +110,6 @@ class Scores:
 ScoresOfWays = Mapping[str, Mapping[str, Scores]]
 
 
-# Way -> clip -> its scores.
-ScoresOfWays = Mapping[str, Mapping[str, Scores]]
-
-
 def main(argv: Sequence[str]) -> int:
     """Make the clips, restore them in each way, write the scores, and print the table.
 
