@@ -302,10 +302,27 @@ def _read_run_json(path: Path) -> dict[str, Any] | None:
     if not path.is_file() or path.is_symlink():  # a test never writes a link
         return None
     content = read_json(path)
+    return content if _is_run_json(content) else None
+
+
+def _is_run_json(content: Any) -> bool:
+    """Say whether a test of this program can have written this content: its keys and their types.
+
+    By these keys files are removed, and the file may be damaged, or come from another program.
+    """
     if not isinstance(content, dict):
-        return None
-    is_ours = all(isinstance(content.get(key), dict) for key in ("settings", "inputs"))
-    return content if is_ours else None
+        return False
+    settings = content.get("settings")
+    inputs = content.get("inputs")
+    files = content.get("files", {})  # older versions did not write this key
+    if not all(isinstance(table, dict) for table in (settings, inputs, files)):
+        return False
+    # The names of what was saved, and the names of the files of each clip.
+    lists = [settings.get("save", []), *files.values()]
+    for names in lists:
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            return False
+    return True
 
 
 def _files_of_earlier_tests(
@@ -598,7 +615,7 @@ class _Scorer:
         self.of_input = chosen_metrics(OF_TESTS, metric.more)
         self.of_restored = self.of_input
         if is_grey:  # such frames have a luma alone
-            self.of_restored = [metric for metric in self.of_input if metric.on_luma]
+            self.of_restored = [chosen for chosen in self.of_input if chosen.on_luma]
         self.of_instants = chosen_metrics(("psnr",), more=())
         self.scores: Scores = {}
 

@@ -433,7 +433,7 @@ def _two_numbers(key: str, text: str | None) -> tuple[int, int] | None:
     if not text:
         return None
     numbers = text.split(",")
-    are_all_digits = all(number.strip().isdigit() for number in numbers)
+    are_all_digits = all(number.strip().isdecimal() for number in numbers)
     if len(numbers) != 2 or not are_all_digits:
         raise OptionError(
             what=f"--{key} is {text}",

@@ -380,10 +380,13 @@ def _flops_of_block(block: Block, x: Tensor) -> list[float]:
 
 
 def _weights_in_layers(module: nn.Module) -> int:
-    """Return the number of weights in the linear layers of a module, without biases."""
+    """Return the number of weights in the linear layers of a module, without biases.
+
+    All modules within an attention or an MLP of a block are linear layers.
+    """
     count = 0
-    for child in module.children():
-        layer: Any = child
+    for layer in module.children():
+        assert isinstance(layer, nn.Linear)
         count += layer.weight.numel()
     return count
 

@@ -28,6 +28,7 @@ from torch.distributed import PrefixStore, TCPStore
 
 from tests.dist.launching import ROOT, Ranks, run_ranks
 from utils.dist import process
+from utils.dist.store_values import ForeignValueError, read_state
 
 WORKER = "tests/dist/helpers_worker.py"
 # The end of the sentence with which a run reports a forged value.
@@ -272,25 +273,27 @@ time.sleep(10)
 """
 
 
+# A beat as rank 1 would write it before the first step, on another host.
+BEAT = {
+    "beat": 1,
+    "machine": "elsewhere",
+    "phase": "start",
+    "step": 0,
+    "syncs": 0,
+    "age": 0.0,
+    "budget": 0.0,
+    "pid": 1,
+    "host": "elsewhere",
+    "facts": {},
+}
+
+
 def test_a_stranger_that_comes_as_the_missing_rank_executes_nothing(tmp_path):
-    # A beat as rank 1 would write it before the first step, on another host.
-    beat = {
-        "beat": 1,
-        "machine": "elsewhere",
-        "phase": "start",
-        "step": 0,
-        "syncs": 0,
-        "age": 0.0,
-        "budget": 0.0,
-        "pid": 1,
-        "host": "elsewhere",
-        "facts": {},
-    }
     # With these arguments rank 1 ends before it meets rank 0.
     absent = ["second_life", str(tmp_path / "absent")]
 
     with Ranks(2, WORKER, "work", str(tmp_path / "over"), args_of={1: absent}) as ranks:
-        arguments = [str(ranks.port), str(tmp_path / "executed"), json.dumps(beat)]
+        arguments = [str(ranks.port), str(tmp_path / "executed"), json.dumps(BEAT)]
         stranger = subprocess.Popen([sys.executable, "-c", STRANGER, *arguments], cwd=ROOT)
         ranks.processes[0].wait(60)
         stranger.kill()
@@ -299,6 +302,14 @@ def test_a_stranger_that_comes_as_the_missing_rank_executes_nothing(tmp_path):
     assert not (tmp_path / "executed").exists()
     assert result.exit_codes[0] == FORGED_VALUE, result.text
     assert "rank 1 sent something that no rank of this version sends" in result.stderr[0]
+
+
+def test_seconds_that_no_float_holds_are_refused():
+    assert read_state(1, json.dumps(BEAT)) == BEAT
+
+    forged = BEAT | {"age": 10**400}  # a whole number, for which JSON has no limit
+    with pytest.raises(ForeignValueError, match="key 'beat/1'"):
+        read_state(1, json.dumps(forged))
 
 
 # ---- Which process of a host reports an error ---------------------------------------------------

@@ -474,4 +474,4 @@ def _port_of_job(env: Env) -> str:
 
 def _number(text: str) -> int:
     """Return the number in a text such as "8", or 0 if the text is no number."""
-    return int(text) if text.isdigit() else 0
+    return int(text) if text.isdecimal() else 0

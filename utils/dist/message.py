@@ -60,7 +60,9 @@ def unpack(message: bytes, sender: int) -> Any:
     try:
         outline = json.loads(message[HEAD:text_end])
         value, end = _value(outline, message, text_end)
-    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as e:
+    # RuntimeError: torch refuses a shape, e.g. with a negative length; or the outline is nested too
+    # deeply (RecursionError is a kind of RuntimeError). OverflowError: a length of 31 digits.
+    except (ValueError, TypeError, KeyError, IndexError, OverflowError, RuntimeError) as e:
         raise _not_a_message(sender) from e
     if end != len(message):  # bytes that belong to no array
         raise _not_a_message(sender)

@@ -310,7 +310,7 @@ def host_count(nodelist: str) -> int:
 def _length_of_range(text: str) -> int:
     """Return how many numbers "003-007" stands for, here 5. "9" stands for 1."""
     low, dash, high = text.partition("-")
-    is_range = dash and low.isdigit() and high.isdigit()
+    is_range = dash and low.isdecimal() and high.isdecimal()
     if not is_range:
         return 1
     return int(high) - int(low) + 1

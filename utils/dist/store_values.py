@@ -120,7 +120,8 @@ def read_state(rank: int, value: str | bytes) -> State:
         for name in ("machine", "host", "phase"):
             state[name] = shown(_text(table[name]))
         state["facts"] = _facts(table.get("facts", {}))
-    except (KeyError, TypeError, ValueError) as e:
+    # OverflowError: a number of seconds that is too large for a float, e.g. of 400 digits.
+    except (KeyError, TypeError, ValueError, OverflowError) as e:
         raise foreign(key) from e
     return state
 

@@ -271,7 +271,7 @@ def _note_if_gone(holder: str) -> str:
     holder: the text of the lock, of a process of this host.
     """
     words = holder.split()
-    if len(words) < 2 or not words[1].isdigit():
+    if len(words) < 2 or not words[1].isdecimal():
         return ""
     if process_state(int(words[1])) is None:
         return " (that process has ended: `lslocks` names the one that holds the lock)"

@@ -152,6 +152,9 @@ def test_any_bytes_are_read_or_refused(message):
         pytest.param(b'["array", "O", [1]]', id="an array of Python objects"),
         pytest.param(b"NaN", id="no JSON, although Python reads it"),
         pytest.param(b'["path", {}]', id="a path that is no text"),
+        pytest.param(b'["shape", "uint8", [-1]]', id="a shape with a negative length"),
+        pytest.param(b'["tensor", "uint8", [0, -1]]', id="a negative length in an empty tensor"),
+        pytest.param(b'["array", "<f4", [%d]]' % 10**30, id="a length of 31 digits"),
     ],
 )
 def test_any_outline_is_read_or_refused(outline):

@@ -414,6 +414,9 @@ def test_overwrite_leaves_a_file_of_the_user_that_no_test_would_write(tmp_path):
     "content",
     [
         pytest.param({"settings": [1], "inputs": {}}, id="settings that are a list"),
+        pytest.param({"settings": {"save": 5}, "inputs": {}}, id="a number in place of names"),
+        pytest.param({"settings": {}, "inputs": {}, "files": [1]}, id="files that are a list"),
+        pytest.param({"settings": {}, "inputs": {}, "files": {"x": [5]}}, id="a number as a file"),
         pytest.param(
             {"settings": {}, "inputs": {}, "files": {"x": ["/elsewhere"]}},
             id="a file outside the folder",
