@@ -107,8 +107,8 @@ class _Stdout(_SaysOnce, logging.StreamHandler):
     handler that kept the first sys.stdout would write across the bar.
     """
 
-    # Reading the attribute gives the present sys.stdout. StreamHandler sets the attribute once,
-    # when it is made; the second function, the setter, ignores this.
+    # The first function answers who reads `handler.stream`: with the present sys.stdout. The second
+    # one is called if somebody sets it, as StreamHandler does once, and ignores the new value.
     stream = property(lambda _: sys.stdout, lambda *_: None)
 
 

@@ -180,7 +180,7 @@ class MotionSteps(nn.Module):
         """
         # Repeat the last row and column of odd sizes, so that the half size is whole.
         height, width = at_full_size.shape[-2:]
-        below = height % HALF
+        below = height % HALF  # rows to add: 1 if the height is odd, else 0
         right = width % HALF
         all_channels = torch.cat((at_full_size, at_half_size))[None]  # (1, channels, H, W)
         all_channels = F.pad(all_channels, (0, right, 0, below), mode="replicate")

@@ -189,13 +189,13 @@ def _member_of_step(env: Env, task_count: int, faults: list[str]) -> Member:
     """
     last = task_count - 1
     rank = _number(env, "SLURM_PROCID", faults, low=0, high=last, high_is_from="SLURM_NTASKS")
-    # Task 0 runs on the first host of its step (one srun). With `srun --nodelist` this need not be
-    # the first host of the job, so the list of the step comes first. SLURM_NODELIST is the name
-    # that older versions of SLURM use for the list of the job.
+    # All tasks meet at task 0, which runs on the first host of its step (one srun). With `srun
+    # --nodelist` this need not be the first host of the job. So take the first of these lists that
+    # is there:
     hosts = (
-        env.get("SLURM_STEP_NODELIST")
-        or env.get("SLURM_JOB_NODELIST")
-        or env.get("SLURM_NODELIST", "")
+        env.get("SLURM_STEP_NODELIST")  # the hosts of the step
+        or env.get("SLURM_JOB_NODELIST")  # the hosts of the job
+        or env.get("SLURM_NODELIST", "")  # the same, in older versions of SLURM
     )
     addr = env.get("MASTER_ADDR", "").strip() or first_host(hosts)
     if not addr:

@@ -14,7 +14,7 @@ A number has a tag, e.g. `train/loss`, `val/psnr`, or `ranks/data_s/3` (seconds 
 waits for data). Tags and log lines are read by scripts, by users' dashboards and by earlier runs
 that are resumed: a tag is never renamed, and a new number gets a new tag.
 
-Tests: tests/parts/utils/test_history.py, tests/stories/test_main_train.py.
+Tests: tests/parts/utils/test_history.py and test_writers.py, tests/stories/test_main_train.py.
 """
 
 import json
@@ -324,18 +324,24 @@ class Experiment:
         """Close all writers at the same time, and wait at most `limit_s` for all of them."""
         # Each thread calls `self._to_writer(writer, "close")`. The threads are daemons, so that a
         # thread that hangs does not keep the process alive.
-        threads = {}  # name of the writer's class -> its thread
+        threads = []
         for writer in tuple(self.writers):
-            name = type(writer).__name__
+            name = type(writer).__name__  # for the warning; two writers may have the same class
             arguments = (writer, "close")
-            threads[name] = threading.Thread(target=self._to_writer, args=arguments, daemon=True)
-            threads[name].start()
+            thread = threading.Thread(
+                target=self._to_writer, args=arguments, name=name, daemon=True
+            )
+            thread.start()
+            threads.append(thread)
 
         deadline = time.monotonic() + limit_s
-        for name, thread in threads.items():
-            thread.join(max(0.0, deadline - time.monotonic()))
+        for thread in threads:
+            time_left = deadline - time.monotonic()
+            thread.join(max(0.0, time_left))  # 0: only ask whether it has ended
             if thread.is_alive():
-                logger.warning("%s did not end within %.0f s and is left behind", name, limit_s)
+                logger.warning(
+                    "%s did not end within %.0f s and is left behind", thread.name, limit_s
+                )
 
 
 def _scalars_of_ranks(ranks: list[Measured]) -> dict[str, float]:
