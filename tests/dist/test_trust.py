@@ -24,11 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import HashStore, PrefixStore, TCPStore
 
 from tests.dist.launching import ROOT, Ranks, run_ranks
 from utils.dist import process
-from utils.dist.store_values import ForeignValueError, read_state
+from utils.dist.beats import claim_failure
+from utils.dist.store_values import Failure, ForeignValueError, read_state
 
 WORKER = "tests/dist/helpers_worker.py"
 # The end of the sentence with which a run reports a forged value.
@@ -310,6 +311,14 @@ def test_seconds_that_no_float_holds_are_refused():
     forged = BEAT | {"age": 10**400}  # a whole number, for which JSON has no limit
     with pytest.raises(ForeignValueError, match="key 'beat/1'"):
         read_state(1, json.dumps(forged))
+
+
+def test_a_failure_that_is_no_text_is_refused():
+    store = HashStore()
+    store.set("failure", b"\xff")  # these bytes are no UTF-8
+
+    with pytest.raises(ForeignValueError, match="key 'failure'"):
+        claim_failure(store, Failure(rank=0, code=3, by=0), world_size=2)
 
 
 # ---- Which process of a host reports an error ---------------------------------------------------

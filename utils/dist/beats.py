@@ -246,10 +246,11 @@ class Beats:
         The rank looks until it calls `stop_looking`.
         """
         if not self.is_looking:
-            # compare_set writes if the key is empty, and returns what the key then holds.
+            # compare_set writes if the key is empty, and returns what the key then holds. The bytes
+            # are compared, because a stranger may have written something that is no text.
             own_number = str(self.rank)
-            looking_rank = store.compare_set(LOOKING, "", own_number).decode()
-            self.is_looking = looking_rank == own_number
+            looking_rank = store.compare_set(LOOKING, "", own_number)
+            self.is_looking = looking_rank == own_number.encode()
         return self.is_looking
 
     def _cause_of_wait(self, quiet_s: float) -> Verdict | None:
@@ -368,11 +369,11 @@ def claim_failure(store: Store, failure: Failure, world_size: int) -> Failure | 
     earlier failure.
     """
     own_text = write_failure(failure)
-    # compare_set writes if the key is empty, and returns what the key then holds.
-    first_text = store.compare_set(FAILURE, "", own_text).decode()
-    if first_text == own_text:
+    # compare_set writes if the key is empty, and returns what the key then holds, as bytes.
+    first_value = store.compare_set(FAILURE, "", own_text)
+    if first_value == own_text.encode():
         return None
-    return read_failure(first_text, world_size)
+    return read_failure(first_value, world_size)
 
 
 def is_gone(state: State) -> bool:

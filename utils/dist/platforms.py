@@ -222,11 +222,11 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
         PAI-DLC    NPROC_PER_NODE       WORLD_SIZE        RANK                  nodes
         Kubeflow   PET_NPROC_PER_NODE   PET_NNODES        RANK                  ranks
 
-    E.g. from PAI-DLC
+    For example, these variables of PAI-DLC
 
         NPROC_PER_NODE=8 WORLD_SIZE=2 RANK=1 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500
 
-    becomes PET_NPROC_PER_NODE=8 PET_NNODES=2 PET_NODE_RANK=1 PET_MASTER_ADDR=10.0.0.1 ...
+    become PET_NPROC_PER_NODE=8 PET_NNODES=2 PET_NODE_RANK=1 PET_MASTER_ADDR=10.0.0.1 ...
 
     gpu_count: number of GPUs that this process sees, for NPROC_PER_NODE "auto" and "gpu".
 

@@ -310,7 +310,9 @@ def _answer_requests(tcp_store: Store, name: str, limit_s: float) -> None:
             # be there yet.
             for number in list(unanswered):
                 if tcp_store.check([f"request/{number}"]):
-                    asker_id = tcp_store.get(f"request/{number}").decode()
+                    # "replace": a request that is no text, which a stranger wrote, must not end
+                    # this thread. Nobody reads the answer to it.
+                    asker_id = tcp_store.get(f"request/{number}").decode(errors="replace")
                     tcp_store.set(f"answer/{asker_id}", name)
                     unanswered.remove(number)
             time.sleep(0.1)
