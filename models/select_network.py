@@ -168,9 +168,9 @@ def _check_representation(netG: Section, spike: Any, dataset: str) -> None:
 
 
 def _check_equal_kinds(train_spike: Section, test_spike: Section) -> None:
-    """Raise OptionError if the spike channels of the two datasets mean something else."""
+    """Raise OptionError if the spike channels mean one thing in training and another in the test."""
     for difference in other_kinds(train_spike.plain(), test_spike.plain()):
-        key, learned, given = difference
+        key, learned, given = difference  # an option, its value in training and in the test
         raise OptionError(  # the first difference is enough
             what=f"datasets.test.spike has the {key} {given}, datasets.train.spike {learned}",
             where=f"datasets.test.spike.{key}",
