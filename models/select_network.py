@@ -168,7 +168,7 @@ def _check_representation(netG: Section, spike: Any, dataset: str) -> None:
 
 
 def _check_equal_kinds(train_spike: Section, test_spike: Section) -> None:
-    """Raise OptionError if the spike channels mean one thing in training and another in the test."""
+    """Raise OptionError if the spike channels of training and test mean different things."""
     for difference in other_kinds(train_spike.plain(), test_spike.plain()):
         key, learned, given = difference  # an option, its value in training and in the test
         raise OptionError(  # the first difference is enough
