@@ -8,9 +8,11 @@ folders full of foreign files, folders and links, many of them with these names
 import json
 import shutil
 import subprocess
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -33,6 +35,8 @@ from utils.errors import SpikeVRTError
 
 # Stands in the arguments of a program for the path at which it is told to write.
 OUT = "<out>"
+# Exit code of a training that must be started in another way.
+CHANGE_START = 2
 
 
 @pytest.fixture(scope="module")
@@ -42,158 +46,187 @@ def home(tmp_path_factory):
     options = write_options(folder)
     save_weights(options, folder / "rgb.pth", "netG.fusion=none")
     shutil.copytree(folder / "GOPRO_Large/test/test0/blur", folder / "clips" / "clip..1")
-    history = {"train/loss": [[i, 1.0 / i] for i in range(1, 9)]}
-    (folder / "training_history.json").write_text(json.dumps(history))
+    # A loss at each of 8 steps.
+    losses = [[step, 1.0 / step] for step in range(1, 9)]
+    (folder / "training_history.json").write_text(json.dumps({"train/loss": losses}))
     return folder
 
 
-def small_sample(arguments):
-    """Make a sample set of one frame, as scripts/make_sample_data.py does."""
+# ---- Programs that write where they are told ----------------------------------------------------
+
+
+class Program(NamedTuple):
+    """A program, and where it is told to write."""
+
+    main: Callable[[list[str]], object]
+    # Its arguments. OUT stands for the output.
+    arguments: Sequence[object]
+    # The name of the output within a folder, e.g. "a.png". "" if the output is the folder itself.
+    file: str = ""
+
+
+def make_one_frame(arguments):
+    """Make a sample set of one frame, as scripts/make_sample_data.py makes a large set."""
     size = replace(make_sample_data.SAMPLE, clips={"train": 1}, frames=1)
     make_sample_data.make_sample(Path(arguments[0]), size)
 
 
 def programs(home):
-    """Return all programs: name -> (program, its arguments, file below the output folder).
+    """Return all programs that write files, by a name.
 
-    The file is "" if the program is told a folder.
+    home: the folder with their input. Only its path is used here.
     """
-    dat = home / "GOPRO_Large_spike_seq/test/test0/spike/000000.dat"
-    size = ("--size", 16, 16)
-    opt = ("--opt", home / "options.json")
+    clips = home / "clips"
+    spikes = home / "GOPRO_Large_spike_seq/test/test0/spike/000000.dat"
+    size = ("--size", 16, 16)  # of the spike planes
+    options = ("--opt", home / "options.json")
     out = ("--out", OUT)
-    restore = (
-        "--weights",
-        home / "rgb.pth",
-        "--input",
-        home / "clips",
-        "--save",
-        "frames",
-        "video",
-        "--output",
-        OUT,
-    )
-    raw = (
-        "--source",
-        home / "clips",
-        "--average",
-        1,
-        "--interpolate",
-        8,
-        "--workers",
-        1,
-        "--ratio",
-        2,
-    )
+    save = ("--save", "frames", "video")
+    restore = ("--weights", home / "rgb.pth", "--input", clips, *save, "--output", OUT)
+    # One blurry frame of one frame, with 8 planes of spikes at half the size of the frame.
+    prepare_clips = ("--source", clips, "--average", 1, "--interpolate", 8, "--ratio", 2)
+    foreign_options = ROOT / "tests/data/options/svrt_006.json"
     return {
-        "restore": (main_test_vrt.main, restore, ""),
-        "restore, overwrite": (main_test_vrt.main, (*restore, "--overwrite"), ""),
-        "sample": (small_sample, (OUT,), ""),
-        "prepare": (prepare.main, (*raw, *out), ""),
-        "cache": (build_clip_cache.main, (*opt, *out), ""),
-        "view": (spike_tool.main, ("view", dat, *size, *out), "a.png"),
-        "play": (spike_tool.main, ("play", dat, *size, *out), "a.mp4"),
-        "recon": (spike_tool.main, ("recon", dat, *size, "--planes", 1, 2, 9, *out), ""),
-        "page": (show_sample.main, (*opt, "--index", 0, *out), "a.html"),
-        "simulate": (spike_tool.main, ("simulate", home / "clips/clip..1", OUT), "a.dat"),
-        "history": (compare_runs.main, (home / "training_history.json", *out), "a.png"),
-        "run report": (compare_runs.main, (home, *out), "a.html"),
-        "convert": (
-            convert_options.main,
-            (ROOT / "tests/data/options/svrt_006.json", *out),
-            "a.json",
-        ),
+        "restore": Program(main_test_vrt.main, restore),
+        "restore, overwrite": Program(main_test_vrt.main, (*restore, "--overwrite")),
+        "sample": Program(make_one_frame, (OUT,)),
+        "prepare": Program(prepare.main, (*prepare_clips, "--workers", 1, *out)),
+        "cache": Program(build_clip_cache.main, (*options, *out)),
+        "view": Program(spike_tool.main, ("view", spikes, *size, *out), "a.png"),
+        "play": Program(spike_tool.main, ("play", spikes, *size, *out), "a.mp4"),
+        "recon": Program(spike_tool.main, ("recon", spikes, *size, "--planes", 1, 2, 9, *out)),
+        "page": Program(show_sample.main, (*options, "--index", 0, *out), "a.html"),
+        "simulate": Program(spike_tool.main, ("simulate", clips / "clip..1", OUT), "a.dat"),
+        "history": Program(compare_runs.main, (home / "training_history.json", *out), "a.png"),
+        "run report": Program(compare_runs.main, (home, *out), "a.html"),
+        "convert": Program(convert_options.main, (foreign_options, *out), "a.json"),
     }
 
 
-def run(program, arguments, out, *more):
-    """Run a program to its end. It may succeed or refuse."""
+def run(program, out):
+    """Run a program to its end, with its output at `out`. It may succeed or refuse."""
+    arguments = []
+    for argument in program.arguments:
+        arguments.append(str(out) if argument == OUT else str(argument))
     with suppress(SpikeVRTError, SystemExit):
-        program(
-            [str(out) if argument == OUT else str(argument) for argument in (*arguments, *more)]
-        )
+        program.main(arguments)
 
 
+def files_that_it_writes(program, folder):
+    """Run a program into an empty folder. Return the paths of its files, seen from the folder."""
+    run(program, folder)
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def assert_unchanged(before, *folders):
+    """Check that all that a snapshot has is as it was. There may be new files.
+
+    before: a snapshot of the folders, {path: what it is}.
+    """
+    after = {}
+    for folder in folders:
+        after |= snapshot(folder)
+    assert {path: after.get(path) for path in before} == before
+
+
+# The paths of the programs do not matter here, only their names.
 NAMES = list(programs(ROOT))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_foreign_files_stay_whatever_program_writes_there(home, tmp_path, name):
-    *program, below = programs(home)[name]
-    names = [below] if below else []
-    if not below:
-        run(*program, tmp_path / "clean")
-        clean = tmp_path / "clean"
-        names = sorted(
-            path.relative_to(clean).as_posix() for path in clean.rglob("*") if path.is_file()
-        )
-        assert len(names) > 2
+    program = programs(home)[name]
+    if program.file:
+        names = [program.file]
+    else:
+        names = files_that_it_writes(program, tmp_path / "clean")
+        assert len(names) > 2  # else the program did not run to its end
+
     # Three folders with other foreign files in them.
     for seed in range(3):
         folder = tmp_path / f"{seed} populated"
         outside = tmp_path / f"{seed} outside"
-        populate(folder, outside, names, np.random.default_rng([seed, NAMES.index(name)]))
+        rng = np.random.default_rng([seed, NAMES.index(name)])
+        populate(folder, outside, names, rng)
         # The cache has a temporary folder of this name.
-        (tmp_path / f".{folder.name}.partial").mkdir()
-        (tmp_path / f".{folder.name}.partial" / "mine").write_bytes(CONTENT)
+        temporary = tmp_path / f".{folder.name}.partial"
+        temporary.mkdir()
+        (temporary / "mine").write_bytes(CONTENT)
         before = snapshot(tmp_path) | snapshot(home)
 
-        run(*program, folder / below if below else folder)
+        run(program, folder / program.file if program.file else folder)
 
-        after = snapshot(tmp_path) | snapshot(home)
-        assert {path: after.get(path) for path in before} == before
+        assert_unchanged(before, tmp_path, home)
 
 
-def test_training_refuses_a_folder_with_strangers_under_its_names_and_leaves_all_others(
-    home, tmp_path
-):
-    options = write_options(tmp_path)
-    run = experiment(options)
-    populate(run, tmp_path / "outside", [], np.random.default_rng(0))
-    populate(
-        run.parent / "another run", tmp_path / "outside 2", ["train.log"], np.random.default_rng(1)
-    )
-    (run / "training_history.json").write_bytes(CONTENT)
-    before = snapshot(tmp_path)
+# ---- A training ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def options(tmp_path):
+    """Give the option file of a training. Its folder holds foreign files of other names."""
+    path = write_options(tmp_path)
+    folder = experiment(path)
+    populate(folder, tmp_path / "outside", [], np.random.default_rng(0))
+    # The folder of another run, with a file that a training writes.
+    another = folder.parent / "another run"
+    populate(another, tmp_path / "outside 2", ["train.log"], np.random.default_rng(1))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("names", "listed"),
+    [
+        (["training_history.json"], "training_history.json"),
+        ([".lock"], ".lock"),
+        # A run of KAIR has the first three names. Other programs use the last name as well.
+        (
+            [
+                "options/run_240101_120000.json",
+                "models/4_G.pth",
+                "checkpoints/checkpoint_best.pth",
+                "status",
+            ],
+            "options, checkpoints, models, status",
+        ),
+    ],
+    ids=["a file", "a hidden file", "a run of KAIR"],
+)
+def test_training_refuses_a_folder_with_strangers_under_its_names(options, names, listed):
+    for name in names:
+        path = experiment(options) / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(CONTENT)
+    before = snapshot(options.parent)
+
     refused = train(options, "train.total_iter=1")
-    assert refused.exit_codes == [2]
-    assert "no run of this program made: training_history.json" in refused.text
-    assert snapshot(tmp_path) == before
 
-    (run / "training_history.json").rename(run / ".lock")
-    refused = train(options, "train.total_iter=1")
-    assert refused.exit_codes == [2]
-    assert "no run of this program made: .lock" in refused.text
+    assert refused.exit_codes == [CHANGE_START], refused.text
+    assert f"no run of this program made: {listed}" in refused.text
+    assert snapshot(options.parent) == before
 
-    (run / ".lock").rename(run / "status")
-    # A run of KAIR has the first names; others use the last one as well.
-    for name in (
-        "options/run_240101_120000.json",
-        "models/4_G.pth",
-        "checkpoints/checkpoint_best.pth",
-    ):
-        (run / name).parent.mkdir()
-        (run / name).write_bytes(CONTENT)
-    refused = train(options, "train.total_iter=1")
-    assert refused.exit_codes == [2], refused.text
-    assert "made: options, checkpoints, models, status" in refused.text, refused.text
 
-    for name in ("options", "models", "checkpoints", "status"):
-        (run / name).rename(tmp_path / name)
-    before = snapshot(tmp_path)
+def test_training_leaves_strangers_under_other_names(options):
+    before = snapshot(options.parent)
+
     done = train(options, "train.total_iter=1", "datasets.test={}")
+
     assert done.exit_codes == [0], done.text
-    after = snapshot(tmp_path)
-    assert {path: after.get(path) for path in before} == before
+    assert_unchanged(before, options.parent)
+
+
+# ---- make clean ---------------------------------------------------------------------------------
 
 
 def test_make_clean_leaves_results_and_data(tmp_path):
+    # The last is an environment that make did not fill.
     for name in ("experiments/run/a.pth", "trainsets/sample/mine.png", ".venv/bin/mine"):
-        (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / name).write_bytes(CONTENT)
+        path = tmp_path / name
+        path.parent.mkdir(parents=True)
+        path.write_bytes(CONTENT)
     before = snapshot(tmp_path)
-    subprocess.run(
-        ["make", "-f", str(ROOT / "Makefile"), "-C", str(tmp_path), "clean"], check=True, timeout=30
-    )
+
+    clean = ["make", "-f", str(ROOT / "Makefile"), "-C", str(tmp_path), "clean"]
+    subprocess.run(clean, check=True, timeout=30)
 
     assert snapshot(tmp_path) == before
