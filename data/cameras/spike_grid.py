@@ -403,7 +403,7 @@ def _refuse_frame_of_no_multiple(geometry: SpikeGeometry, size: tuple[int, int])
         what=f"{sizes}: no whole multiple (spike.h, spike.w)",
         where="spike.h, spike.w",
         expected="a whole number of RGB pixels per spike pixel",
-        do="correct them, or give spike.calibration",
+        do="correct spike.h and spike.w, or give spike.calibration",
     )
 
 
@@ -548,7 +548,7 @@ class CalibratedGrid:
             f"{calibrated_height} x {calibrated_width}",
             where=self._path,
             expected="frames as they were in the calibration, not resized or cropped",
-            do="calibrate with these",
+            do="calibrate with these frames, or correct spike.calibration",
         )
 
     def window(self, crop: Crop) -> CalibratedWindow:

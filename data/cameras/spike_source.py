@@ -839,13 +839,17 @@ def _refuse_keys_without_effect(
 
 
 def _unknown_center(clip: str, why: str) -> OptionError:
-    """Return the refusal of a clip if the plane of its sharp frame cannot be used."""
+    """Return the refusal of a clip if the plane of its sharp frame cannot be used.
+
+    The table of the check shows no `where`, so the other parts name the key.
+    """
     return OptionError(
         what=f"the plane of the sharp frame {why} for clip {clip}",
         where="spike.center",
-        expected='"gt" with gt_plane in dataset.json or Spk-GoPro clip names; else "file" or a '
-        "plane number",
-        do='set it to "file" or to the number; leave out a frame whose middle the file lacks',
+        expected='spike.center "file" or a plane number; or "gt" with gt_plane in dataset.json or '
+        "Spk-GoPro clip names",
+        do='set spike.center to "file" or to the number of the plane; leave out a frame whose '
+        "middle the file lacks",
     )
 
 

@@ -519,11 +519,14 @@ class ClipCheck:
             try:
                 exposures = self._exposures(planes_of_paths, len(files), spikes, times)
             except (DataError, OptionError) as e:
-                # `UnknownPlanes` proposes values of spike.exposure in many lines, which the table
-                # of problems could not show.
-                if self.source.is_user_clip and isinstance(e, UnknownPlanes):
-                    raise
-                self._report(f"{e.what}; expected {e.expected}", files[0].path)
+                do = e.do
+                # `UnknownPlanes` proposes the exposures of every frame of the clip. The proposals
+                # for many clips would be too long for a table of problems.
+                if isinstance(e, UnknownPlanes):
+                    if self.source.is_user_clip:
+                        raise
+                    do = "give spike.exposure a row [start, length] for each frame"
+                self._report(f"{e.what}; expected {e.expected}", files[0].path, do)
         return tuple(planes.get(file, 0) for file in files), exposures
 
     def _count_planes(self, files: Sequence[FileEntry], spikes: DatSpikes) -> dict[FileEntry, int]:
@@ -541,7 +544,7 @@ class ClipCheck:
                 # needs no table, so its error is raised at once.
                 if self.source.is_user_clip:
                     raise
-                self._report(f"{e.what}; {e.expected}", file.path)
+                self._report(f"{e.what}; {e.expected}", file.path, e.do)
         return planes
 
     def _report_other_lengths(
@@ -669,7 +672,7 @@ class ClipCheck:
             if "gt" in paths:
                 gt = self.size_of(paths["gt"][0])
         except DataError as e:
-            self._report(e.what, e.where)
+            self._report(e.what, e.where, e.do)
             return lq, gt
         # gt must be larger than lq by a whole number, which is the same in height and width.
         gt_height, gt_width = gt
@@ -684,7 +687,7 @@ class ClipCheck:
                 # `grid` places the planes on the frames. It raises DataError if they do not fit.
                 self.spikes.grid(lq)
         except DataError as e:
-            self._report(e.what, paths["lq"][0])
+            self._report(e.what, paths["lq"][0], e.do)
         return lq, gt
 
 

@@ -847,6 +847,25 @@ def test_frames_named_by_seconds_are_trained_on_in_order(tmp_path):
     assert list(clip.stems) == SECONDS
 
 
+def test_one_period_for_frames_at_uneven_times_is_refused_in_a_data_set(tmp_path):
+    seconds = ["432.033333", "432.066667", "432.1", "432.166667"]
+    write_clip(tmp_path, "a", frames=len(seconds))
+    write_info(tmp_path)
+    for number, name in enumerate(seconds):
+        for path in tmp_path.rglob(f"00000{number}.*"):
+            path.rename(path.with_name(name + path.suffix))
+    # The first spike file takes the place of all.
+    _, *others = sorted(tmp_path.rglob("*.dat"))
+    for path in others:
+        path.unlink()
+    exposure = {"start": 0, "length": 4, "period": 4}
+
+    with pytest.raises(DataError, match="gives one period for the 4 frames of clip a") as error:
+        build(tmp_path, spike={"type": "dat", "center": "file", "exposure": exposure})
+
+    assert "give spike.exposure a row [start, length] for each frame" in error.value.do
+
+
 @pytest.fixture
 def seconds_behind_a_text(tmp_path):
     """Give a folder of images t_432.033333.png, ...: by value in another order than by name."""

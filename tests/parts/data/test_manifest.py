@@ -502,8 +502,19 @@ def forty_empty_clips(root):
         (root / f"GOPRO_Large/train/empty{number:02d}").mkdir()
 
 
-# A frame has 24 planes.
+def no_sharp_plane(root):
+    """Let dataset.json say nothing of the plane of the sharp frame."""
+    write_info(root, gt_plane=None)
+
+
+def a_byte_too_many(root):
+    path = folder(root, "spike") / "000049.dat"
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+# A frame has 24 planes, 0 to 23.
 RAW_OF_27_PLANES = {"type": "dat", "representation": {"type": "raw", "window": 27}}
+PLANE_24 = {"type": "dat", "center": 24}
 
 FAULTS = {
     "two files of a number": Fault(
@@ -524,8 +535,34 @@ FAULTS = {
     ),
     "few planes": Fault(
         nothing,
-        ["24 planes are too few for spike.representation raw"],
+        [
+            "24 planes are too few for spike.representation raw",
+            "do        use smaller windows, or another spike.center",
+        ],
         {"spike": RAW_OF_27_PLANES},
+    ),
+    "no sharp plane": Fault(
+        no_sharp_plane,
+        [
+            "clip0 | the plane of the sharp frame is not known for clip clip0",
+            'do        set spike.center to "file" or to the number of the plane',
+        ],
+        {"spike": {"type": "dat"}},
+    ),
+    "sharp plane outside": Fault(
+        nothing,
+        [
+            "clip0 | the plane of the sharp frame 24 is outside of 0 to 23 for clip clip0",
+            'do        set spike.center to "file" or to the number of the plane',
+        ],
+        {"spike": PLANE_24},
+    ),
+    "a byte too many": Fault(
+        a_byte_too_many,
+        [
+            "clip0 | spike file of 289 bytes holds 24 planes of 8 x 12 and 1 bytes more",
+            "do        copy the file again, or correct the spike height and width",
+        ],
     ),
     "no multiple": Fault(
         frame_of_another_size,
@@ -533,6 +570,7 @@ FAULTS = {
             # The widths are the reason: 24 is no multiple of 20, and 20 is none of 12.
             "gt is 16 x 24, lq 16 x 20: no whole multiple",
             "lq is 16 x 20, spikes 8 x 12: no whole multiple",
+            "correct spike.h and spike.w, or give spike.calibration",
         ],
     ),
     "gap": Fault(gap, ["clip0 | frame numbers jump at 000048-000050"]),

@@ -497,8 +497,10 @@ def one_file(tmp_path):
     ],
 )
 def test_exposures_outside_of_the_file_name_clip_frame_or_planes(one_file, exposure, said):
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=said) as error:
         build(one_file, exposure=exposure)
+
+    assert "spike.exposure" in error.value.do
 
 
 def test_one_file_without_exposures_is_refused(one_file):
