@@ -16,7 +16,7 @@ page, and --steps is the number of updates. The program uses one thread of a CPU
 Samples. A sample is one frame of a clip, with everything that its equations need. Three kinds of
 clips are made: of the training videos of lab/quality.py with seven real frames in an exposure, of
 single frames of these videos, and of photographs. In the last two kinds the motion is exact,
-because `photo_scene` moves layers that cover each other and uses no optical flow. The samples show
+because `PhotoScene` moves layers that cover each other and uses no optical flow. The samples show
 bright and dim light, and mistakes that a user may make: other cameras, a spike camera that is not
 calibrated, blurry frames that are means of display values, and wrong motion. No sample comes from
 the videos to choose by, the videos to report, or the photographs of lab/joint_gain.py. Clips and

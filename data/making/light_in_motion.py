@@ -7,7 +7,7 @@ frames a second. So the light between two frames must be interpolated. `data/mak
     LightPath      gives the light at any time between the frames of a video
     find_cuts      finds the parts of a video that can be interpolated: slow motion, one scene
     video_scene    gives the light of each plane of such a part, seen through a crop that moves
-    photo_scene    gives the light of each plane of a photograph that the camera moves over
+    PhotoScene     a photograph that the camera moves over: its light, and its true motion
 
 Light is linear, float32, 1 at full scale. A "plane" is one read-out of the spike camera. A "frame
 interval" is the time from one frame of the made clip to the next. It has a number of planes, and
@@ -423,10 +423,8 @@ class _Camera:
     tilts: np.ndarray  # (planes, 2), the first two numbers in the third row of the homography
 
 
-def photo_scene(
-    picture: np.ndarray, side: int, count: int, planes: int, crop: int, rng: np.random.Generator
-) -> Iterator[np.ndarray]:
-    """Yield the light (crop, crop, 3) float32 of each plane of a photograph in motion.
+class PhotoScene:
+    """A photograph in motion: the light of each plane, and where each pixel moves.
 
     The camera shakes, zooms, turns and tilts. Two pieces of the photograph are nearer than the
     rest: they move more with the camera, and also move by themselves.
@@ -438,22 +436,94 @@ def photo_scene(
     of the draws bound the motion. Wider ranges would give faster motion, and other data sets: then
     raise VERSION in data/making/prepare.py.
     """
-    light = cv2.LUT(scaled(picture, FINE * side), LIGHT_OF_DISPLAY_VALUE)
-    number_of_planes = count * planes
-    view_side = FINE * crop  # side of the view in pixels of the photograph
 
-    # All random numbers are drawn here, before the first plane is painted.
-    camera = _draw_camera(number_of_planes, planes, crop, rng)
-    # Time in frame intervals, 0 in the middle of the clip, as a column (count planes, 1).
-    time = (np.arange(number_of_planes) / number_of_planes - 0.5)[:, None] * count
-    layers = []
-    for depth in range(1 + NEAR_LAYERS):  # 0 is the whole photograph
-        layers.append(_layer(light, depth, camera.shake, time, view_side, rng))
+    def __init__(
+        self,
+        picture: np.ndarray,
+        side: int,
+        count: int,
+        planes: int,
+        crop: int,
+        rng: np.random.Generator,
+    ) -> None:
+        light = cv2.LUT(scaled(picture, FINE * side), LIGHT_OF_DISPLAY_VALUE)
+        self.crop = crop
+        self.number_of_planes = count * planes
+        view_side = FINE * crop  # side of the view in pixels of the photograph
 
-    for plane in range(number_of_planes):
+        # All random numbers are drawn here, before the first plane is painted.
+        self._camera = _draw_camera(self.number_of_planes, planes, crop, rng)
+        # Time in frame intervals, 0 in the middle of the clip, as a column (count planes, 1).
+        time = (np.arange(self.number_of_planes) / self.number_of_planes - 0.5)[:, None] * count
+        self._layers = []  # the farthest one first
+        for depth in range(1 + NEAR_LAYERS):  # 0 is the whole photograph
+            self._layers.append(_layer(light, depth, self._camera.shake, time, view_side, rng))
+
+    def lights(self) -> Iterator[np.ndarray]:
+        """Yield the light (crop, crop, 3) float32 of each plane."""
+        size = (self.crop, self.crop)
+        for plane in range(self.number_of_planes):
+            canvas = self._painted(plane)
+            yield cv2.resize(canvas, size, interpolation=cv2.INTER_AREA)
+
+    def shifts(self, plane: int, other: int) -> np.ndarray:
+        """Return where what each pixel shows in a plane moves until another plane.
+
+        Returns (crop, crop, 2) float32, x and y in pixels. What a pixel shows is the nearest layer
+        there whose opacity is above 1/2. In the other plane, another layer may cover it.
+        """
+        # The middle of pixel 0 of the crop is at 0.5 in a view of FINE = 2: it covers the pixels 0
+        # and 1 of the view.
+        in_crop = np.arange(self.crop)
+        y, x = np.meshgrid(in_crop, in_crop, indexing="ij")
+        points = np.stack((x, y), axis=-1) * FINE + (FINE - 1) / 2  # (crop, crop, 2) in the view
+
+        shifts = np.zeros((self.crop, self.crop, 2), np.float32)
+        for layer in self._layers:  # a nearer layer replaces the shifts of the layers behind it
+            on_sheet = cv2.perspectiveTransform(points, self._to_sheet(layer, plane))
+            to_other_view = np.linalg.inv(self._to_sheet(layer, other))
+            in_other = cv2.perspectiveTransform(on_sheet, to_other_view)
+            of_layer = (in_other - points) / FINE
+            sheet_x, sheet_y = np.moveaxis(on_sheet.astype(np.float32), -1, 0)
+            sheet_opacity = np.ascontiguousarray(layer.sheet[..., 3])
+            opacity = cv2.remap(
+                sheet_opacity, sheet_x, sheet_y, cv2.INTER_LINEAR, borderMode=layer.border
+            )
+            shifts = np.where(opacity[..., None] > 0.5, of_layer, shifts)
+        return shifts.astype(np.float32)
+
+    def _painted(self, plane: int) -> np.ndarray:
+        """Return the light that the camera sees in a plane, (view_side, view_side, 3).
+
+        The layers are painted from the farthest to the nearest, and each layer covers what is
+        behind it by its opacity: light = (1 - opacity) light_behind + light_of_layer.
+        """
+        view_side = FINE * self.crop
+        flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+        canvas = np.zeros((view_side, view_side, 3), np.float32)
+        for layer in self._layers:
+            seen = cv2.warpPerspective(
+                layer.sheet,
+                self._to_sheet(layer, plane),
+                (view_side, view_side),
+                flags=flags,
+                borderMode=layer.border,
+            )  # (view_side, view_side, 4)
+            light_of_layer = seen[..., :3]  # multiplied by the opacity already
+            opacity = seen[..., 3:]
+            canvas = canvas * (1 - opacity) + light_of_layer
+        return canvas
+
+    def _to_sheet(self, layer: _Layer, plane: int) -> np.ndarray:
+        """Return the homography (3, 3) from a pixel of the view to a point of the sheet."""
+        camera = self._camera
         view = _view(camera.angles[plane], camera.zooms[plane], camera.tilts[plane])
-        canvas = _painted(layers, plane, view, view_side)
-        yield cv2.resize(canvas, (crop, crop), interpolation=cv2.INTER_AREA)
+        view_side = FINE * self.crop
+        middle_to_origin = _translation(-view_side / 2, -view_side / 2)
+        x, y = layer.centers[plane]
+        # From right to left: move the middle of the view to 0, turn, zoom and tilt, move 0 to the
+        # layer's center.
+        return _translation(x, y) @ view @ middle_to_origin
 
 
 def _draw_camera(
@@ -477,30 +547,6 @@ def _draw_camera(
     # tilt changes the scale there by at most 0.1 / 2 = 5 %.
     tilts = np.stack([walk(0.1), walk(0.1)], axis=1) / view_side
     return _Camera(shake, angles, zooms, tilts)
-
-
-def _painted(layers: list[_Layer], plane: int, view: np.ndarray, view_side: int) -> np.ndarray:
-    """Return the light that the camera sees in a plane, (view_side, view_side, 3).
-
-    layers: the farthest one first. They are painted in this order, and each layer covers what is
-    behind it by its opacity: light = (1 - opacity) light_behind + light_of_layer.
-    view: (3, 3), the homography of the camera in this plane, from `_view`.
-    """
-    middle_to_origin = _translation(-view_side / 2, -view_side / 2)
-    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-    canvas = np.zeros((view_side, view_side, 3), np.float32)
-    for layer in layers:
-        # The matrix leads from a pixel of the view to a point of the sheet. From right to left:
-        # move the middle of the view to 0, turn, zoom and tilt, move 0 to the layer's center.
-        x, y = layer.centers[plane]
-        to_sheet = _translation(x, y) @ view @ middle_to_origin
-        seen = cv2.warpPerspective(
-            layer.sheet, to_sheet, (view_side, view_side), flags=flags, borderMode=layer.border
-        )  # (view_side, view_side, 4)
-        light_of_layer = seen[..., :3]  # multiplied by the opacity already
-        opacity = seen[..., 3:]
-        canvas = canvas * (1 - opacity) + light_of_layer
-    return canvas
 
 
 def _layer(

@@ -53,9 +53,9 @@ from data.clips.files import FrameSource, clips_in, image_size, stamp
 from data.making.light_in_motion import (
     Cut,
     LightPath,
+    PhotoScene,
     find_cuts,
     grey_light,
-    photo_scene,
     video_scene,
 )
 from data.spike.formats import SpikeGeometry, write_spikes
@@ -621,7 +621,8 @@ def _record_with_rig(
     crop = recipe.crop
     if job.source.is_photo:
         picture = frames.read(0)
-        lights = photo_scene(picture, cut.side, recipe.frames, recipe.planes, crop, rng)
+        scene = PhotoScene(picture, cut.side, recipe.frames, recipe.planes, crop, rng)
+        lights = scene.lights()
     else:
         lights = video_scene(frames, cut, recipe.frames, recipe.planes, crop, rng)
     # For each frame, the two cameras give a blurry frame, a sharp frame and the planes.

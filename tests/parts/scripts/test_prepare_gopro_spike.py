@@ -31,7 +31,7 @@ import pytest
 from data.cameras.rig import Rig
 from data.cameras.spike_grid import Calibration
 from data.clip_dataset import ClipDataset
-from data.making.light_in_motion import LightPath
+from data.making.light_in_motion import LightPath, PhotoScene
 from data.making.prepare import ClipSource
 from data.select_dataset import build_dataset
 from data.spike.formats import SpikeGeometry, read_spikes
@@ -715,6 +715,22 @@ def test_a_source_that_is_too_small_is_left_out(sources_of_rig, tmp_path, capsys
     assert prepare("--source", sources_of_rig, "--out", tmp_path, *RANDOM_RIGS, "--dry-run") == 0
 
     assert "tiny: left out: frames of 32 x 32" in capsys.readouterr().out
+
+
+def test_the_true_motion_of_a_photograph_leads_to_the_same_light():
+    rng = np.random.default_rng(0)
+    photo = cv2.GaussianBlur(rng.integers(0, 256, (200, 260, 3), np.uint8), (0, 0), 3)
+    scene = PhotoScene(photo, side=96, count=1, planes=40, crop=64, rng=rng)
+
+    shifts = scene.shifts(20, 36)
+
+    lights = list(scene.lights())
+    y, x = np.mgrid[:64, :64].astype(np.float32)
+    there = cv2.remap(lights[36], x + shifts[..., 0], y + shifts[..., 1], cv2.INTER_LINEAR)
+    with_motion = np.abs(there - lights[20]).mean(axis=-1)
+    without = np.abs(lights[36] - lights[20]).mean(axis=-1)
+    # The median, because some pixels are covered or out of view in the other plane.
+    assert np.median(with_motion) < 0.1 * np.median(without)
 
 
 def test_videos_become_clips_as_photographs_do(clips_of_rigs):

@@ -1,0 +1,219 @@
+#!/usr/bin/env python3
+"""Measure how much more the learned steps would gain if the motion were known exactly.
+
+    python lab/true_motion.py [--conditions ideal dim] [--out FOLDER]
+
+The clips are the photographs of lab/joint_gain.py: layers in motion, without any optical flow. Each
+clip can be painted again from its seed, so the true motion of each pixel is known
+(`data.making.light_in_motion.PhotoScene.shifts`). The program restores each frame three times:
+
+    operator    the first estimate
+    found       weights/motion.pth, along the motion that it finds
+    true        the same, along the true motion
+
+The difference of the last two is what a better motion could gain at most. The learned steps were
+trained on motions with errors, so steps that were trained on the true motion might gain more.
+
+Where something is covered at another time of the exposure, the true motion leads behind what covers
+it. So even the true motion does not explain each pixel.
+
+The program writes <out>/true_motion.json and prints a table. Clips that are there are used again.
+tests/parts/scripts/test_prepare_gopro_spike.py tests the true motion of a scene.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from data.clips.files import FrameSource
+from data.clips.readers import DatasetClip
+from data.making.light_in_motion import PhotoScene
+from data.motion.flow import ERROR_BY_LENGTH, LEAST_ERROR, Motion, motion_times
+from data.motion.joint import Solver
+from data.motion.learned import Finder, finder_of
+from data.motion.recording import Recording, View
+from lab.joint_gain import PARTS, linked_sources, made_clips
+from lab.motion_seeds import (
+    CPU,
+    OF_OPERATOR,
+    OF_SHIPPED,
+    OPERATOR,
+    SHIPPED,
+    EachWay,
+    clip_scores,
+    network_of,
+    readers_of_set,
+)
+from lab.quality import photographs
+from lab.tools import ROOT, environment
+from models.portable import SavedNetwork, read_saved
+from scripts.make_sample_data import RGB
+from utils.random_streams import random_stream
+from utils.results import markdown_table, read_json
+
+CONDITIONS = ("ideal", "dim")
+# The motions along which the frames are restored. The words are keys of the written file.
+FOUND = "found"
+TRUE = "true"
+
+# Way -> clip -> PSNR in dB. A way is OF_OPERATOR, FOUND or TRUE.
+Scores = dict[str, dict[str, float]]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Make the clips, restore them along both motions, write the scores, and print the table.
+
+    Returns the exit code 0. If a program that makes clips fails, this program ends, too.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--conditions", nargs="+", choices=CONDITIONS, default=CONDITIONS, help="default both")
+    add("--out", type=Path, help="results folder (default experiments/true_motion)")
+    args = parser.parse_args(argv)
+    out = (args.out or ROOT / "experiments/true_motion").resolve()
+    # One thread, as in lab/joint_gain.py.
+    torch.set_num_threads(1)
+    cv2.setNumThreads(1)
+
+    # The photographs come with Python packages, so no folder of videos is needed.
+    sources = linked_sources(out, out / "sources", "photos")
+    found: dict[str, Scores] = {}
+    for condition in args.conditions:
+        folder = made_clips(out, "photos", condition, sources)
+        found[condition] = scores_of(folder)
+        print(f"{condition} is measured", flush=True)
+    about = {"measured": environment(), "psnr": found}
+    (out / "true_motion.json").write_text(json.dumps(about, indent=1) + "\n")
+    print(table_of(found))
+    return 0
+
+
+# ---- The true motion ---------------------------------------------------------------------------
+
+
+class TrueMotion:
+    """Gives the true motion of the frames of a clip, as function `find` of `MotionRestorer`.
+
+    A finder is not told which frame it sees. `MotionRestorer` asks once for each frame, in their
+    order, but not for a frame whose first estimate stays. So whoever restores all frames must check
+    afterwards that no frame is left (`refuse_frames_left`).
+    """
+
+    def __init__(self, scene: PhotoScene, planes: int, frames: Iterable[int]) -> None:
+        self.scene = scene
+        self.planes = planes  # in a frame interval
+        self.frames = list(frames)  # numbers of the frames that will be asked for
+
+    def __call__(self, recording: Recording, view: View, gain: np.ndarray) -> Motion:
+        """Return the true motion within the exposure of the next frame."""
+        # The sharp frame is the light of the middle plane of its interval.
+        sharp_plane = self.frames.pop(0) * self.planes + self.planes // 2
+        last_plane = self.scene.number_of_planes - 1
+        times = motion_times(recording)
+        times = np.array(sorted({0.0, *times}))
+        shifts = []
+        for time in times.tolist():
+            # A time lies between two planes of the scene: between their shifts is the true one.
+            before = int(np.clip(np.floor(sharp_plane + time), 0, last_plane - 1))
+            share = np.float32(sharp_plane + time - before)
+            shift_before = self.scene.shifts(sharp_plane, before)
+            shift_after = self.scene.shifts(sharp_plane, before + 1)
+            shifts.append((1 - share) * shift_before + share * shift_after)
+        all_shifts = np.stack(shifts)
+        # The error that is expected of shifts whose ways there and back agree.
+        lengths = np.linalg.norm(all_shifts, axis=-1)
+        errors = LEAST_ERROR + ERROR_BY_LENGTH * lengths
+        return Motion(times, all_shifts, errors.astype(np.float32))
+
+    def refuse_frames_left(self, clip: str) -> None:
+        """End the program if a frame was not asked for: then another frame got its motion."""
+        if self.frames:
+            sys.exit(f"clip {clip}: the first estimate of a frame stays, so the order is lost")
+
+
+def scene_of(clip: Path) -> PhotoScene:
+    """Return the scene of a clip, painted again from the seed in its record. clip: its folder.
+
+    `data.making.prepare.make_clip` has made the clip from the same scene.
+    """
+    recipe = read_json(clip / "made.json")["recipe"]
+    photo_name, _, _ = clip.name.rpartition("_")  # e.g. "coffee_01" is a clip of coffee.png
+    [photo] = [file for file in photographs() if file.stem == photo_name]
+    return PhotoScene(
+        FrameSource(photo).read(0),
+        side=recipe["side"],
+        count=recipe["frames"],
+        planes=recipe["planes"],
+        crop=recipe["crop"],
+        rng=random_stream(f"scene of clip {clip.name}", recipe["seed"]),
+    )
+
+
+# ---- Restoring ---------------------------------------------------------------------------------
+
+
+def scores_of(folder: Path) -> Scores:
+    """Restore the clips of a folder along both motions. Returns way -> clip -> PSNR in dB."""
+    operator = read_saved(OPERATOR)
+    scores: Scores = {OF_OPERATOR: {}, FOUND: {}, TRUE: {}}
+    shipped = network_of(SHIPPED)
+    find = finder_of(shipped.motion_by, shipped.motion_net, CPU)
+    for reader in readers_of_set(folder, "auto", operator):
+        clip = folder / RGB / "train" / reader.name
+        planes = read_json(clip / "made.json")["recipe"]["planes"]
+        true_motion = TrueMotion(scene_of(clip), planes, frames=range(PARTS["photos"].frames))
+        along_found = restored_along(find, reader, operator)
+        along_true = restored_along(true_motion, reader, operator)
+        true_motion.refuse_frames_left(reader.name)
+        scores[OF_OPERATOR][reader.name] = along_found[OF_OPERATOR]
+        scores[FOUND][reader.name] = along_found[OF_SHIPPED]
+        scores[TRUE][reader.name] = along_true[OF_SHIPPED]
+    return scores
+
+
+def restored_along(find: Finder, reader: DatasetClip, operator: SavedNetwork) -> dict[str, float]:
+    """Restore a clip along the motions of a finder. Returns the PSNR of operator and shipped."""
+    shipped = network_of(SHIPPED)
+    solver = Solver(
+        groups=shipped.groups,
+        linearisations=shipped.linearisations,
+        steps=shipped.proposal_steps,
+    )
+    return clip_scores(reader, operator, EachWay(shipped, []), find, solver)
+
+
+# ---- The table ---------------------------------------------------------------------------------
+
+
+def table_of(found: Mapping[str, Scores]) -> str:
+    """Return the table in Markdown: a row for each clip, and the mean of each condition.
+
+    found: condition -> its scores. The cells are gains over the operator in dB.
+    """
+    rows = []
+    for condition, scores in found.items():
+        operator = scores[OF_OPERATOR]
+        gains = {}
+        for way in (FOUND, TRUE):
+            gains[way] = {clip: psnr - operator[clip] for clip, psnr in scores[way].items()}
+        for clip in operator:
+            of_clip = [f"{gains[way][clip]:+.2f}" for way in (FOUND, TRUE)]
+            rows.append([condition, clip, *of_clip])
+        means = [f"{statistics.fmean(gains[way].values()):+.2f}" for way in (FOUND, TRUE)]
+        rows.append([condition, "mean", *means])
+    return markdown_table(rows, ["cameras", "clip", "motion found", "true motion"])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
