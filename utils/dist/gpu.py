@@ -132,7 +132,7 @@ def require_usable_gpus() -> None:
     built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
     further = ""
     if reasons:
-        first_line = str(reasons[0].message).splitlines()[0]
+        first_line = str(reasons[0].message).partition("\n")[0]
         further += f"; torch says: {first_line}"
     if visible is not None:
         further += f"; CUDA_VISIBLE_DEVICES={visible}"

@@ -555,7 +555,7 @@ class WandbWriter:
             logger.warning(
                 "W&B cannot be used (%s): this run is recorded offline; upload it later with: "
                 "wandb sync %s",
-                str(e).splitlines()[0],
+                str(e).partition("\n")[0],  # its first line
                 Path(self.run.dir).parent,
             )
         self.scalars = self.run.log
