@@ -1,6 +1,12 @@
-"""lab/train_motion.py: the steps of weights/motion.pth are trained on frames of clips."""
+"""lab/train_motion.py: the steps of weights/motion.pth are trained on frames of clips.
+
+A sample is one frame of a clip with all that its equations are made of. Here it is the middle frame
+of a clip that moves, 64 x 64 pixels. Its first estimate z_0 is the blurry frame; in a real training
+it is the frame of the operator, the network of weights/operator.pth.
+"""
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -24,144 +30,273 @@ from lab.train_motion import (
     write_weights,
     wrong_motion,
 )
+from models.fusion.fusion_motion import MotionSteps
 from models.fusion.fusion_motion import motion_of as motion_fusion_of
 from models.fusion.motion_net import MotionNet
 from models.portable import read_saved
 from tests.helpers.checked import present
 from tests.helpers.moving_scene import Scene, reader_of
 
+# A cheap solver of the equations. A real training has 12 groups and 8 steps.
 SOLVER = Solver(groups=6, linearisations=1, steps=4)
+# Updates of a training: enough for the frame to become better.
+UPDATES = 12
+# Two parts of the learned steps, for many and for few spikes.
+GOOD_LIGHT = "good"
+FEW_SPIKES = "few"
 
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory):
-    """The middle frame of a clip that moves. Its first estimate is the blurry frame."""
-    reader = reader_of(
-        Scene(velocity=(9.0, -4.0), size=(64, 64)).write(tmp_path_factory.mktemp("a") / "b")
-    )
+    """Give the middle frame of a clip that moves, as a sample."""
+    scene = Scene(velocity=(9.0, -4.0), size=(64, 64))
+    reader = reader_of(scene.write(tmp_path_factory.mktemp("a") / "b"))
     clip = RecordedClip(reader, None)
     gain, is_good = clip.gain()
     frame = reader.frame(1)
     recording = clip.read(1)
-    motion = motion_of(recording, clip.view, gain)
     z_0 = frame["lq"].clone()
-    found = Sample(recording, clip.view, motion, gain, is_good, z_0, z_0, frame["gt"].clone())
-    found.proposal = found.equations_along(motion, SOLVER).proposal(z_0)
+    found = Sample(
+        recording=recording,
+        view=clip.view,
+        motion=motion_of(recording, clip.view, gain),
+        gain=gain,
+        is_good=is_good,
+        z_0=z_0,
+        proposal=z_0,
+        sharp=frame["gt"].clone(),
+    )
+    found.proposal = found.measured_equations(SOLVER).proposal(z_0)
     return found
 
 
-def test_training_lowers_the_loss_and_is_repeated_by_its_seed(sample):
-    operator = read_saved(OPERATOR)
+@pytest.fixture(scope="module")
+def operator():
+    """Give the network of weights/operator.pth, as its file describes it."""
+    return read_saved(OPERATOR)
+
+
+# ---- The training ----
+
+
+class Trained(NamedTuple):
+    """A training of the learned steps."""
+
+    steps: MotionSteps
+    # The averaged weights that it has saved last, by their names.
+    saved: dict[str, torch.Tensor]
+
+
+def train_on(sample, operator):
+    """Train new steps on one sample. Returns them."""
+    torch.manual_seed(0)  # of the initial weights
+    _, net = motion_network(operator)
     saved = {}
-    for run in ("first", "again"):
-        torch.manual_seed(0)
-        _, net = motion_network(operator)
-        before, _ = loss_of([sample.z_0] * net.steps.count, sample.z_0, sample.sharp)
-        train(
-            net.steps, {name: [sample] for name in SETS}, SOLVER, 12, 0,
-            lambda weights, step, run=run: saved.update({run: dict(weights)}),
-        )  # fmt: skip
-        equations = sample.equations_along(sample.motion, SOLVER)
-        with torch.no_grad():
-            frames = net.steps.all_steps(sample.z_0, sample.proposal, equations)
-        after, gain = loss_of(frames, sample.z_0, sample.sharp)
-        assert after < before
-        assert gain > 0.5
 
-    assert all(torch.equal(saved["first"][key], saved["again"][key]) for key in saved["first"])
+    def save(weights, updates):
+        saved.update(weights)
+
+    samples = {name: [sample] for name in SETS}
+    train(net.steps, samples, SOLVER, UPDATES, seed=0, save=save)
+    return Trained(net.steps, saved)
 
 
-def test_the_weights_are_read_again_and_begin_as_the_operator(tmp_path):
-    operator = read_saved(OPERATOR)
+@pytest.fixture(scope="module")
+def trained(sample, operator):
+    """Give steps that were trained on the sample."""
+    return train_on(sample, operator)
+
+
+def frames_after_steps(steps, sample):
+    """Return the frame (3, H, W) after each step."""
+    equations = sample.equations_along(sample.motion, SOLVER)
+    with torch.no_grad():
+        return steps.all_steps(sample.z_0, sample.proposal, equations)
+
+
+def test_training_lowers_the_loss(trained, sample):
+    # Before, the steps leave the first estimate as it is.
+    untrained = [sample.z_0] * STEP_COUNT
+    before, _ = loss_of(untrained, sample.z_0, sample.sharp)
+
+    after, _ = loss_of(frames_after_steps(trained.steps, sample), sample.z_0, sample.sharp)
+
+    assert after < before
+
+
+def test_trained_steps_make_the_frame_better(trained, sample):
+    _, gain_db = loss_of(frames_after_steps(trained.steps, sample), sample.z_0, sample.sharp)
+
+    # 12 updates are few, so the limit is low. Untrained steps gain 0 dB.
+    assert gain_db > 0.5
+
+
+def test_a_training_is_repeated_by_its_seed(trained, sample, operator):
+    again = train_on(sample, operator)
+
+    assert again.saved.keys() == trained.saved.keys()
+    for name, value in trained.saved.items():
+        assert torch.equal(again.saved[name], value), name
+
+
+def mean_square(difference):
+    """Return the mean of the squares of all numbers."""
+    return float(difference.square().mean())
+
+
+def test_a_loss_counts_a_square_that_became_worse_more_than_one_that_became_better():
+    # The loss compares squares of 12 x 12 pixels. These frames have four of them. The first
+    # estimate is wrong by 0.1 everywhere.
+    sharp = torch.full((3, 24, 24), 0.5)
+    z_0 = sharp + 0.1
+    # Half as wrong everywhere: a mean square of 0.05^2 = 0.0025.
+    better = sharp + 0.05
+    # Right in three squares, and wrong by 0.12, so worse, in one: 0.12^2 / 4 = 0.0036.
+    mixed = sharp.clone()
+    mixed[:, :12, :12] += 0.12
+    assert mean_square(better - sharp) == pytest.approx(0.0025)
+    assert mean_square(mixed - sharp) == pytest.approx(0.0036)
+
+    loss_of_better, _ = loss_of([better] * STEP_COUNT, z_0, sharp)
+    loss_of_mixed, _ = loss_of([mixed] * STEP_COUNT, z_0, sharp)
+    loss_of_mean_alone, _ = loss_of([mixed] * STEP_COUNT, z_0, sharp, worse_weight=0)
+
+    assert loss_of_better < loss_of_mixed
+    # The square that became worse counts beside the mean over the frame.
+    assert loss_of_mean_alone < loss_of_mixed
+
+
+# ---- Files of weights ----
+
+
+def test_the_weights_that_are_written_are_those_of_the_operator_with_another_fusion(
+    tmp_path, operator
+):
     saved, net = motion_network(operator)
-    write_weights(tmp_path / "motion.pth", saved, net, 3)
+
+    write_weights(tmp_path / "motion.pth", saved, net, updates=3)
+
     again = read_saved(tmp_path / "motion.pth")
     assert again.spike == operator.spike
     assert again.netG["fusion"]["type"] == "motion"
     built = again.build().state_dict()
-
-    assert all(torch.equal(built[key], value) for key, value in operator.weights.items())
-
-
-def test_a_loss_counts_a_square_that_became_worse_more_than_one_that_became_better(sample):
-    sharp = torch.full((3, 24, 24), 0.5)
-    z_0 = torch.full((3, 24, 24), 0.6)
-    better = torch.full_like(z_0, 0.55)
-    mixed = torch.full_like(z_0, 0.5)
-    mixed[:, :12, :12] = 0.6 + 0.02
-    error = [float(((each - sharp) ** 2).mean()) for each in (better, mixed)]
-    assert error[0] < error[1] * 1.05
-    losses = [float(loss_of([each] * STEP_COUNT, z_0, sharp)[0]) for each in (better, mixed)]
-
-    assert losses[0] < losses[1]
+    for name, value in operator.weights.items():
+        assert torch.equal(built[name], value), name
 
 
-def test_wrong_motion_differs_and_keeps_its_expected_error(sample):
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        wrong = wrong_motion(sample.motion, sample.motion, rng)
-        assert wrong.shifts.shape == sample.motion.shifts.shape
-        assert wrong.shifts.dtype == np.float32
-        assert np.isfinite(wrong.shifts).all()
-        assert wrong.errors is sample.motion.errors
-
-
-def test_a_network_that_finds_the_motion_is_taken_over_with_the_weights_of_the_steps(tmp_path):
+@pytest.fixture
+def finder(tmp_path):
+    """Give a file of random weights of a network that finds the motion."""
     torch.manual_seed(1)
-    torch.save(MotionNet().state_dict(), tmp_path / "network.pt")
-    saved, net = motion_network(read_saved(OPERATOR), tmp_path / "network.pt")
-    write_weights(tmp_path / "motion.pth", saved, net, 3)
-    again = motion_fusion_of(read_saved(tmp_path / "motion.pth").build())
-    assert again is not None
-    assert again.motion_by == "both"
-    wanted = torch.load(tmp_path / "network.pt")
-    found = present(again.motion_net).state_dict()
-
-    assert wanted.keys() == found.keys()
-    assert all(torch.equal(found[key], value) for key, value in wanted.items())
+    path = tmp_path / "network.pt"
+    torch.save(MotionNet().state_dict(), path)
+    return path
 
 
-def test_steps_for_few_spikes_begin_at_those_of_weights_without_them(tmp_path):
-    operator = read_saved(OPERATOR)
-    saved, by_dis = motion_network(operator)
-    torch.nn.init.normal_(by_dis.steps.tail.weight)
-    write_weights(tmp_path / "motion.pth", saved, by_dis, 3)
-    torch.save(MotionNet().state_dict(), tmp_path / "network.pt")
-    _, net = motion_network(operator, tmp_path / "network.pt")
-    begin_at(net, tmp_path / "motion.pth")
-    for part in ("good", "few"):
-        assert torch.equal(steps_of(net, part).tail.weight, by_dis.steps.tail.weight)
+def test_a_network_that_finds_the_motion_is_taken_over_with_the_weights_of_the_steps(
+    tmp_path, operator, finder
+):
+    saved, net = motion_network(operator, finder)
 
-    assert steps_of(net, "good") is not steps_of(net, "few")
+    write_weights(tmp_path / "motion.pth", saved, net, updates=3)
+
+    fusion = present(motion_fusion_of(read_saved(tmp_path / "motion.pth").build()))
+    assert fusion.motion_by == "both"
+    found = present(fusion.motion_net).state_dict()
+    expected = torch.load(finder)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+@pytest.fixture
+def begun(tmp_path, operator, finder):
+    """Give a new network, and the network of a file of weights at which it was begun.
+
+    The file has steps for all light. The new network has steps for many and for few spikes.
+    """
+    saved, old = motion_network(operator)
+    # The last layer begins with zeros, which any other new network has too.
+    torch.nn.init.normal_(old.steps.tail.weight)
+    write_weights(tmp_path / "motion.pth", saved, old, updates=3)
+    _, new = motion_network(operator, finder)
+    begin_at(new, tmp_path / "motion.pth")
+    return new, old
+
+
+@pytest.mark.parametrize("part", [GOOD_LIGHT, FEW_SPIKES])
+def test_steps_for_each_light_begin_at_those_of_weights_that_have_one_for_all_light(begun, part):
+    new, old = begun
+
+    assert torch.equal(steps_of(new, part).tail.weight, old.steps.tail.weight)
+
+
+def test_steps_for_few_spikes_are_other_steps_than_those_for_good_light(begun):
+    new, _ = begun
+
+    assert steps_of(new, GOOD_LIGHT) is not steps_of(new, FEW_SPIKES)
+
+
+# ---- Samples ----
+
+
+@pytest.fixture(params=range(20), ids=lambda seed: f"seed {seed}")
+def wrong(request, sample):
+    """Give a wrong motion. The 20 seeds draw each of the five ways to be wrong."""
+    # The motion of another frame, here of a scene that moves the other way.
+    other = replace(sample.motion, shifts=-sample.motion.shifts)
+    return wrong_motion(sample.motion, other, np.random.default_rng(request.param))
+
+
+def test_a_wrong_motion_has_other_finite_shifts(sample, wrong):
+    right = sample.motion
+
+    assert wrong.shifts.shape == right.shifts.shape
+    assert wrong.shifts.dtype == np.float32
+    assert np.isfinite(wrong.shifts).all()
+    assert not np.array_equal(wrong.shifts, right.shifts)
+
+
+def test_a_wrong_motion_keeps_its_expected_error(sample, wrong):
+    assert wrong.errors is sample.motion.errors
 
 
 def test_the_control_sees_neither_the_motion_nor_its_equations(sample):
-    known = sample.equations_along(sample.motion, SOLVER)
     plain = replace(sample, is_plain=True)
     still = replace(sample.motion, shifts=np.zeros_like(sample.motion.shifts))
-    hidden, hidden_still = (plain.equations_along(m, SOLVER) for m in (sample.motion, still))
     z_0 = sample.z_0
+
+    known = sample.equations_along(sample.motion, SOLVER)
+    hidden = plain.equations_along(sample.motion, SOLVER)
+    hidden_still = plain.equations_along(still, SOLVER)
 
     assert torch.equal(hidden.proposal(z_0), z_0)
     assert not torch.equal(known.pulls(z_0), hidden.pulls(z_0))
+    # What the control sees is the same whatever the motion is.
     assert torch.equal(hidden.evidence(), hidden_still.evidence())
     assert torch.equal(hidden.pulls(z_0), hidden_still.pulls(z_0))
-    assert hidden.pulls(z_0)[-1].any()  # the spikes of the sharp instant stay
+    # The last channel stays: the spikes of the sharp instant, which need no motion.
+    assert hidden.pulls(z_0)[-1].any()
 
 
-@pytest.mark.parametrize(("part", "sets"), [("few", ["seven_dim"]), ("good", ["seven_ideal"])])
+def with_a_spike_every(planes, sample):
+    """Return the sample with a spike of each pixel in every so many planes."""
+    stream = np.zeros_like(sample.recording.stream)
+    stream[::planes] = 1
+    return replace(sample, recording=replace(sample.recording, stream=stream))
+
+
+@pytest.mark.parametrize(
+    ("part", "sets"), [(FEW_SPIKES, ["seven_dim"]), (GOOD_LIGHT, ["seven_ideal"])]
+)
 def test_each_part_is_trained_on_the_light_in_which_it_is_used(sample, part, sets):
-    def sample_with_a_spike_every(planes):
-        stream = np.zeros_like(sample.recording.stream)
-        stream[::planes] = 1
-        return replace(sample, recording=replace(sample.recording, stream=stream))
-
-    bright = sample_with_a_spike_every(2)
-    dim = sample_with_a_spike_every(30)
+    # An exposure has 60 planes: 30 spikes are good light, 2 spikes are few.
+    bright = with_a_spike_every(2, sample)
+    dim = with_a_spike_every(30, sample)
     samples = {
-        "seven_ideal": [bright] * LEAST_SAMPLES,
-        "seven_rig": [bright] * (LEAST_SAMPLES - 1),  # too few: this set is left out
-        "seven_dim": [dim] * LEAST_SAMPLES,
+        "seven_ideal": LEAST_SAMPLES * [bright],
+        "seven_rig": (LEAST_SAMPLES - 1) * [bright],  # too few: this set is left out
+        "seven_dim": LEAST_SAMPLES * [dim],
     }
 
     assert list(samples_of_part(samples, part)) == sets
