@@ -18,13 +18,16 @@ from data.motion.recording import RecordedClip, View
 from tests.helpers.moving_scene import Scene, reader_of
 
 CPU = torch.device("cpu")
-SIZE = (560, 48)  # rows and columns of the frames
-FEW_PIXELS = 20_000
+SIZE = (560, 48)  # rows and columns of the frames: 26,880 pixels
+FEW_PIXELS = 20_000  # a frame of more pixels is divided: two bands of 344 rows, 128 of them common
 ALIGNED = np.array([[2, 0, 0.5], [0, 2, 0.5], [0, 0, 1.0]])  # 2 x 2 RGB pixels in a spike pixel
 
 
 def aligned_view(height: int, width: int, **about) -> View:
-    """Return the view of two aligned cameras on frames of this size."""
+    """Return the view of two aligned cameras on frames of this size.
+
+    about: further fields of the view, e.g. rolling=0.4.
+    """
     return View((height, width), (height // 2, width // 2), ALIGNED, is_display=False, **about)
 
 
@@ -68,18 +71,19 @@ def test_a_band_has_the_spike_pixels_that_see_its_rows():
 
 
 def test_a_spike_pixel_of_a_band_lies_where_it_lies_on_the_frame():
-    # The spike camera is turned, so that a row of its pixels sees several rows of the frame.
+    # The spike camera is turned, so a row of its pixels lies slanted on the frame, over several
+    # rows.
     turned = np.array([[2.1, -0.1, 0.8], [0.05, 2.0, 1.4], [0, 0, 1.0]])
     view = View(SIZE, (270, 22), turned, is_display=False)
-    # A spike pixel has 2 x 2 points. Axes: row of the plane, point down, column of the plane, point
-    # across, and x and y on the frame.
+    # A spike pixel has 2 x 2 points. The axes of `on_frame` are row of the plane, point down,
+    # column of the plane, point across, and (x, y) on the frame.
     on_frame = view.points_on_frame().reshape(270, 2, 22, 2, 2)
 
     for band in bands_of(view, FEW_PIXELS):
         found = band.view.points_on_frame()
         rows, columns = band.plane
         expected = on_frame[rows, :, columns].reshape(found.shape)
-        # A band counts rows from its own first row. x stays, y becomes less.
+        # A band counts rows from its first row. So x stays, and y becomes less.
         expected = expected - np.array([0, band.rows.start])
         assert np.allclose(found, expected, atol=1e-3)  # pixels
 
@@ -118,7 +122,8 @@ def test_rows_beside_the_border_of_a_band_are_not_used():
     bands = bands_of(aligned_view(*SIZE), FEW_PIXELS)
     upper = torch.zeros(1, *bands[0].view.size)
     lower = torch.zeros(1, *bands[1].view.size)
-    # Ones in the last 32 rows of the upper band, and in the first 32 rows of the lower band.
+    # Ones in the rows near the border: the last 32 rows of the upper band, and the first 32 rows of
+    # the lower band. Of the 128 common rows, the 64 in the middle are used from both bands.
     unused = OVERLAP // 4
     upper[:, -unused:] = 1
     lower[:, :unused] = 1
@@ -127,6 +132,7 @@ def test_rows_beside_the_border_of_a_band_are_not_used():
 
 
 def test_the_solution_in_bands_is_that_of_the_whole_frame(tmp_path):
+    # The motion by 9 rows in an exposure crosses the borders of the bands.
     scene = Scene(velocity=(6.0, -9.0), size=SIZE, frames=1)
     reader = reader_of(scene.write(tmp_path / "clip"))
     z_0 = reader.frame(0)["lq"]  # the blurry frame, from which the solution begins
@@ -154,7 +160,8 @@ def test_the_solution_in_bands_is_that_of_the_whole_frame(tmp_path):
     in_bands = joined([solved(band) for band in bands], bands)
 
     difference = (in_bands - solved(whole)).abs()
-    # They are not equal: the length of a step of the solver follows from sums over all pixels, so
-    # it is another one in a band. A step of 8 bits, in which a frame is saved, is 0.004.
+    # They are not equal: the length of a step of the solver follows from sums over all pixels, and
+    # a band has other pixels. A frame is saved in steps of 1/255 = 0.004: the mean is below half a
+    # step, and the largest difference is some steps.
     assert difference.mean() < 0.002
     assert difference.max() < 0.03

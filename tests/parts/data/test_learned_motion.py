@@ -1,15 +1,16 @@
 """What the network of motion sees of the spikes, and how its curves become shifts of pixels.
 
-The network estimates how each spike pixel moves within an exposure: a curve of six numbers, a
-polynomial of time along x and along y, and the logarithm of an expected error. The networks of
-these tests give the same curve for each pixel, so the expected shifts can be worked out.
+The network estimates how each spike pixel moves within an exposure. It gives a curve of six
+numbers (a polynomial of time along x, and one along y) and the logarithm of an expected error. The
+networks of these tests give the same curve for each pixel, so the expected shifts can be worked
+out.
 
     plane      one bit for each spike pixel: whether it fired at one instant
     window     some planes in a row; the network sees the spikes and the light of each window
     edge       where a window begins or ends
     tau        time from the middle of the exposure, -1 at its begin and 1 at its end
-    motion     how far each pixel of the frame has moved at several instants (shifts), and the
-               expected error of this
+    motion     how far each pixel of the frame has moved at several instants (its shifts), and the
+               expected error of each shift
     "dis"      optical flow of pictures made of the spikes, without a network
 """
 
@@ -38,16 +39,17 @@ from models.fusion.motion_net import CHANGES, EDGES, INSIDE, LEVELS, MotionNet
 from tests.helpers.moving_scene import Scene, reader_of
 
 CPU = torch.device("cpu")
-# Planes at which the windows of the network begin and end. The exposure has 88 planes from plane 0
-# on, so its middle is plane 44. It is divided into eleven windows of 8 planes, from edge -5.5 to
-# edge 5.5. Further windows lie before and after it.
+# Planes at which the windows of the network begin and end, for an exposure of the planes 0 to 87.
+# Its middle is plane 44. Eleven windows of 8 planes divide it, from the edge -5.5 (plane 0) to the
+# edge 5.5 (plane 88). Further windows lie before and after it.
 PLANES_OF_EDGES = np.array([round(44 + 8 * edge) for edge in EDGES])
 
 
 def network(curve: Sequence[float] = (0.0,) * 6, log_error: float = 0.0) -> MotionNet:
-    """Return a network that gives the same curve everywhere, because its weights are 0.
+    """Return a network that gives the same curve everywhere.
 
-    The result then is the bias of the last layer: `curve` and `log_error`.
+    All its weights are 0. So the result is the bias of the last layer, which is set to `curve` and
+    `log_error`.
 
     curve: x1, y1, x2, y2, x3, y3. The shift along x at time tau is x1 tau + x2 tau^2 + x3 tau^3, in
     spike pixels.
@@ -56,7 +58,8 @@ def network(curve: Sequence[float] = (0.0,) * 6, log_error: float = 0.0) -> Moti
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.zero_()
-        bias = net.get_parameter(f"nets.{len(LEVELS) - 1}.6.bias")  # of its last layer
+        # The last net works at the finest level. Its layer 6 is its last layer.
+        bias = net.get_parameter(f"nets.{len(LEVELS) - 1}.6.bias")
         bias.copy_(torch.tensor([*curve, log_error]))
     assert len(bias) == CHANGES
     return net
@@ -64,7 +67,8 @@ def network(curve: Sequence[float] = (0.0,) * 6, log_error: float = 0.0) -> Moti
 
 def clip_of(folder: Path, scene: Scene) -> RecordedClip:
     """Write a scene as a clip of a user, and open it. The clip has three frames."""
-    return RecordedClip(reader_of(scene.write(folder / "clip")), None)
+    reader = reader_of(scene.write(folder / "clip"))
+    return RecordedClip(reader, context=None)
 
 
 # ---- What the network sees ----
@@ -72,9 +76,13 @@ def clip_of(folder: Path, scene: Scene) -> RecordedClip:
 
 @pytest.fixture(scope="module")
 def windows() -> Windows:
-    """Give five windows of 12 planes of two pixels. The first and the last lie outside of them.
+    """Give five windows, from 12 planes of two pixels.
 
-    The first pixel fires in planes 2, 5 and 8. The second pixel never fires.
+        window    0          1         2       3          4
+        planes    -2, -1     0 to 3    4, 5    6 to 11    12, 13
+
+    The windows 0 and 4 lie outside of the planes. The first pixel fires in the planes 2, 5 and 8.
+    The second pixel never fires.
     """
     stream = np.zeros((12, 1, 2), np.uint8)
     stream[[2, 5, 8], 0, 0] = 1
@@ -88,9 +96,14 @@ def test_the_spikes_of_a_window_are_counted(windows):
 
 def test_the_light_of_a_window_is_that_of_its_parts_of_intervals(windows):
     # A spike in plane p ends an interval at time p + 1: here 3, 6 and 9. An interval has the light
-    # of one spike. Until time 4, the first interval and a third of the second one have passed:
-    # 4/3. Until time 6 two thirds follow. The last interval, which begins at 9, ends after the
-    # stream, so its length is not known: it counts as 4 planes, and 3 of them have passed: 1.75.
+    # of one spike, so a part of an interval has a part of this light.
+    #
+    #     window 1, times 0 to 4     the interval 0 to 3, and 1/3 of 3 to 6        4/3
+    #     window 2, times 4 to 6     the other 2/3 of 3 to 6                       2/3
+    #     window 3, times 6 to 12    the interval 6 to 9, and 3/4 of 9 to 13       1.75
+    #
+    # No spike ends the last interval. It counts as if a spike came one plane after the stream, at
+    # 13.
     assert windows.light[:, 0, 0] == pytest.approx([0, 4 / 3, 2 / 3, 1.75, 0])
 
 
@@ -105,21 +118,24 @@ def test_windows_outside_of_the_planes_are_not_recorded(windows):
 def test_what_the_network_sees_hardly_depends_on_the_length_of_the_exposure():
     rng = np.random.default_rng(0)
     blurry = rng.random((16, 20)).astype(np.float32)
-    # Each pixel fires each 4 planes. With half of the planes, it fires each 2 planes.
+    # Each pixel fires each 4 planes. If every other plane is left out, it fires each 2 planes, and
+    # an eleventh of the exposure has 4 planes in place of 8.
     stream = np.zeros((176, 16, 20), np.uint8)
     stream[::4] = 1
     half_as_many_planes = stream[::2]
 
-    usual = pictures_of(spike_windows(stream, PLANES_OF_EDGES), blurry, INSIDE, 8.0)
-    short = pictures_of(
-        spike_windows(half_as_many_planes, PLANES_OF_EDGES // 2), blurry, INSIDE, 4.0
-    )
+    usual_windows = spike_windows(stream, PLANES_OF_EDGES)
+    usual = pictures_of(usual_windows, blurry, INSIDE, planes_per_eleventh=8.0)
+    short_windows = spike_windows(half_as_many_planes, PLANES_OF_EDGES // 2)
+    short = pictures_of(short_windows, blurry, INSIDE, planes_per_eleventh=4.0)
 
-    for of_usual, of_short in zip(usual, short, strict=True):
+    for of_usual, of_short in zip(usual, short, strict=True):  # the pictures, then the scene
         assert np.isfinite(of_usual).all()
-        assert np.abs(of_usual).max() < 5
-        # The eleven windows of the exposure. Two windows lie before them, and two after them.
-        assert np.allclose(of_usual[2:13], of_short[2:13], atol=0.3)
+        assert np.isfinite(of_short).all()
+        assert np.abs(of_usual).max() < 5  # usual are values of about 1 or less
+    # INSIDE are the eleven windows that divide the exposure.
+    assert np.allclose(usual.pictures[INSIDE], short.pictures[INSIDE], atol=0.3)
+    assert np.allclose(usual.scene, short.scene, atol=0.3)
 
 
 @pytest.fixture(scope="module", params=[0.6, 0.001], ids=["bright", "nearly dark"])
@@ -139,7 +155,8 @@ def test_the_inputs_are_finite_in_all_light(inputs_of_frames):
 @pytest.mark.parametrize("inputs_of_frames", [0.6], ids=["bright"], indirect=True)
 def test_the_windows_outside_of_a_clip_are_empty(inputs_of_frames):
     for frame, (pictures, _) in enumerate(inputs_of_frames):
-        is_recorded = np.abs(pictures).max(axis=(1, 2, 3)) > 0
+        is_recorded = np.abs(pictures).max(axis=(1, 2, 3)) > 0  # (15,): a window has an input
+        # Two of the 15 windows lie before the exposure (0 and 1), and two after it (13 and 14).
         # The first frame has no planes before it, and the last frame has no planes after it.
         assert is_recorded[:2].any() == (frame > 0)
         assert is_recorded[13:].any() == (frame < 2)
@@ -162,7 +179,7 @@ def tau_of(motion: Motion) -> np.ndarray:
     return (motion.times / half_exposure).astype(np.float32)
 
 
-# A spike pixel is as wide as two pixels of the frame.
+# A spike pixel is as wide as two RGB pixels.
 PIXELS_OF_SPIKE_PIXEL = 2
 
 
@@ -171,7 +188,7 @@ def test_a_curve_becomes_shifts_in_pixels_of_the_frame(motion):
     x = PIXELS_OF_SPIKE_PIXEL * (3.0 * tau + 0.5 * tau**2)
     y = PIXELS_OF_SPIKE_PIXEL * (-1.0 * tau + 0.25 * tau**2 - 0.5 * tau**3)
 
-    # 9 instants. All pixels move alike.
+    # 9 instants of frames of 88 x 84 pixels. All pixels move alike.
     assert motion.shifts.shape == (9, 88, 84, 2)
     assert np.allclose(motion.shifts[..., 0], x[:, None, None], atol=1e-4)
     assert np.allclose(motion.shifts[..., 1], y[:, None, None], atol=1e-4)
@@ -194,13 +211,16 @@ def test_the_curves_of_a_mirrored_spike_camera_are_mirrored_back(tmp_path):
         "rgb_size": [96, 96],
     }
     (tmp_path / "cameras.json").write_text(json.dumps(calibration))
-    clip = RecordedClip(reader_of(folder, calibration=str(tmp_path / "cameras.json")), None)
+    reader = reader_of(folder, calibration=str(tmp_path / "cameras.json"))
+    clip = RecordedClip(reader, context=None)
 
+    # 2 spike pixels along x and 1 along y in half an exposure, at constant speed.
     found = learned_motion(clip.read(1), clip.view, network((2.0, 1.0, 0, 0, 0, 0)), CPU)
 
-    # The shift of a pixel in the middle at the last instant, and what it would be at tau = 1.
+    # The shift (x, y) of the middle pixel at the last instant, which is a little before tau = 1.
+    # The speed is constant, so divided by its tau it is the shift at tau = 1.
     shift_at_the_end = found.shifts[-1, 48, 48] / tau_of(found)[-1]
-    # 2 and 1 spike pixels are 4 and 2 pixels of the frame. Columns are mirrored, so x changes sign.
+    # 2 and 1 spike pixels are 4 and 2 RGB pixels. Columns are mirrored, so x changes its sign.
     assert np.allclose(shift_at_the_end, (-4, 2), atol=1e-3)
 
 
@@ -208,12 +228,13 @@ def test_the_curves_of_a_mirrored_spike_camera_are_mirrored_back(tmp_path):
 
 
 def read_clip(folder: Path, rate: float) -> tuple[RecordedClip, Recording, np.ndarray]:
-    """Return a clip with its frame 1 and its gain, the light of a spike.
+    """Return (clip, recording of its frame 1, gain of its spike pixels).
 
-    rate: spikes per plane in full light.
+    rate: spikes per plane at full light.
     """
-    clip = RecordedClip(reader_of(Scene(rate=rate).write(folder)), None)
-    gain, _ = clip.gain()
+    reader = reader_of(Scene(rate=rate).write(folder))
+    clip = RecordedClip(reader, context=None)
+    gain, _ = clip.gain()  # (h, w): spikes per plane at full light
     return clip, clip.read(1), gain
 
 
@@ -249,20 +270,23 @@ def test_dis_does_not_ask_the_network(tmp_path, rate):
 
 def test_a_mean_of_motions_lies_nearer_to_the_motion_with_less_expected_error():
     times = np.array([-10.0, 0, 10])
-    here = np.zeros((3, 4, 4, 2), np.float32)
-    there = np.full((3, 4, 4, 2), 5, np.float32)
-    small = np.full((3, 4, 4), 0.5, np.float32)
-    large = np.full((3, 4, 4), 1, np.float32)
-    # At the sharp instant nothing has moved, and nothing is wrong.
-    small[1] = 0
-    large[1] = 0
+    shifts_of_0 = np.zeros((3, 4, 4, 2), np.float32)
+    shifts_of_5 = np.full((3, 4, 4, 2), 5, np.float32)
+    small_errors = np.full((3, 4, 4), 0.5, np.float32)
+    large_errors = np.full((3, 4, 4), 1, np.float32)
+    # At the sharp instant, time 0, the expected errors are 0. A weight 1 / error^2 would be
+    # infinite.
+    small_errors[1] = 0
+    large_errors[1] = 0
 
-    found = mean_motion(Motion(times, here, large), Motion(times, there, small))
+    still = Motion(times, shifts_of_0, large_errors)
+    moving = Motion(times, shifts_of_5, small_errors)
+    found = mean_motion(still, moving)
 
     # The weights are 1 / error^2. So half the error has four times the weight:
     # (1 * 0 + 4 * 5) / 5 = 4.
     assert np.allclose(found.shifts[[0, 2]], 4.0)
-    assert np.array_equal(found.errors, small)
+    assert np.array_equal(found.errors, small_errors)
     assert np.isfinite(found.shifts).all()
 
 
@@ -271,11 +295,15 @@ def test_a_mean_of_motions_lies_nearer_to_the_motion_with_less_expected_error():
 
 @pytest.fixture(scope="module")
 def drawn() -> Motion:
-    """Give a motion of 20 x 30 pixels, of which columns 0 to 9 move right and 10 to 19 move down.
+    """Give a motion of 20 x 30 pixels.
 
-    Columns 20 to 29 stand still. Rows 0 to 4 have an expected error of 6 pixels, the others of 0.2.
+    columns 0 to 9      move right
+    columns 10 to 19    move down
+    columns 20 to 29    stand still
+    rows 0 to 4         have an expected error of 6 pixels, the other rows of 0.2 pixels
     """
     shifts = np.zeros((3, 20, 30, 2), np.float32)  # (instants, H, W, xy)
+    # From 4 pixels before (instant 0) to 4 pixels after (instant 2): a way of 8 pixels.
     for instant, shift in ((0, -4), (2, 4)):
         shifts[instant, :, :10, 0] = shift
         shifts[instant, :, 10:20, 1] = shift
@@ -303,6 +331,7 @@ def test_a_picture_of_a_motion_shows_the_direction(drawn):
 
 
 def test_a_picture_of_a_motion_is_grey_where_the_motion_is_not_trusted(drawn):
+    # A pixel that moves down (column 12) and is not trusted (row 2).
     red, green, blue = motion_picture(drawn)[2, 12].tolist()
 
     assert red == green == blue
