@@ -4,7 +4,7 @@
 # usage: sbatch [options of sbatch] submit_job.sh [FILE] [section.key=value ...]
 #
 #   sbatch submit_job.sh FILE train.amp.enable=true
-#   sbatch --nodes=2 --ntasks-per-node=4 submit_job.sh FILE
+#   sbatch --nodes=2 --ntasks-per-node=4 --gpus-per-node=4 submit_job.sh FILE
 #
 # Adapt the #SBATCH lines, and the line for modules, to the cluster, or override them as in the second example.
 # Where a cluster has no GPUs of the name "gpu", change the line --gpus-per-node, or put --gres=... in its place.

@@ -186,8 +186,12 @@ def test_slurm_with_one_task_on_each_node_of_one_gpu_is_accepted():
 
 
 def test_slurm_with_one_task_on_each_node_of_several_gpus_is_refused():
-    with pytest.raises(DistError, match="7 of them would idle"):
-        read_launch(TASK_OF_NODE, gpu_count=8)
+    with pytest.raises(DistError, match="3 of them would idle") as error:
+        read_launch(TASK_OF_NODE, gpu_count=4)
+
+    # Without the number of GPUs, sbatch would ask for the 8 of submit_job.sh on nodes of 4.
+    job = "sbatch --nodes=2 --ntasks-per-node=4 --gpus-per-node=4 submit_job.sh FILE"
+    assert job in error.value.do
 
 
 @pytest.mark.parametrize(

@@ -474,7 +474,8 @@ def _refuse_idle_gpus(env: Env, task_count: int, gpu_count: int, command: str) -
             f"GPUs: {gpu_count - 1} of them would idle",
             where="the environment of this task",
             expected="one task for each GPU",
-            do=f"sbatch --nodes={node_count} --ntasks-per-node={gpu_count} submit_job.sh FILE\n"
+            do=f"sbatch --nodes={node_count} --ntasks-per-node={gpu_count} "
+            f"--gpus-per-node={gpu_count} submit_job.sh FILE\n"
             f"{BLANKS}or: srun --ntasks-per-node={gpu_count} {command}\n"
             f"{BLANKS}one GPU of each node: CUDA_VISIBLE_DEVICES=0 srun {command}",
         )

@@ -216,3 +216,22 @@ def test_the_flags_in_the_pages_are_flags_of_the_programs(shown, program):
     unknown = FLAGS_IN_PAGES[program] - set(FLAG.findall(shown[program].text))
 
     assert not unknown
+
+
+# The command of a job, in a page or in the help of submit_job.sh, up to the name of the script.
+JOB = re.compile(r"sbatch .*submit_job\.sh")
+
+
+@pytest.mark.parametrize("where", ["submit_job.sh", "docs/ddp.md", "docs/zh/ddp.md"])
+def test_a_job_asks_for_a_gpu_for_each_task(shown, where):
+    text = shown[where].text if where in shown else (ROOT / where).read_text(encoding="utf-8")
+    jobs_with_tasks = []
+    for job in JOB.findall(text):
+        if "--ntasks-per-node=" in job:
+            jobs_with_tasks.append(job)
+
+    assert jobs_with_tasks
+    for job in jobs_with_tasks:
+        [tasks] = re.findall(r"--ntasks-per-node=(\d+)", job)
+        # Without this flag a job gets the number in submit_job.sh, whatever its number of tasks is.
+        assert f"--gpus-per-node={tasks}" in job
