@@ -234,9 +234,10 @@ class _Scorer:
             item = cache.frame(index)
             lq = item["lq"]  # the blurry frame, (3, H, W), or (4, H, W) with a noise map
             gt = item["gt"]  # the sharp frame
-            if lq.shape != gt.shape:
+            size = gt.shape[-2:]  # height and width
+            if lq.shape[-2:] != size:
                 # Super-resolution: the input is scored at the size of the sharp frame.
-                lq = torch.nn.functional.interpolate(lq[None], gt.shape[-2:], mode="bicubic")[0]
+                lq = torch.nn.functional.interpolate(lq[None], size, mode="bicubic")[0]
             is_finite = bool(frame.isfinite().all())
             if not is_finite:
                 nonfinite_count += 1

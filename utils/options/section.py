@@ -534,14 +534,14 @@ class Registry:
         sections = []  # e.g. WindowOptions: the model inherits the keys of these sections
         for key, parameter in self._parameters(name).items():
             annotation = parameter.annotation
-            # Like `window`.
+            # A parameter such as `window`.
             if isinstance(annotation, type) and issubclass(annotation, Section):
                 sections.append(annotation)
                 continue
-            # Like `fusion`. What follows the type in Annotated[...] is its `__metadata__`, here
-            # (FUSIONS,). `resolve` checks the section of a nested part before the model sees it, so
-            # the model takes any value: Annotated[Any, FUSIONS]. The registry stays in the
-            # annotation, where `resolve` and lab/make_options_doc.py find it.
+            # A parameter such as `fusion`. What follows the type in Annotated[...] is its
+            # `__metadata__`, here (FUSIONS,). `resolve` checks the section of a nested part before
+            # the model sees it, so the model takes any value: Annotated[Any, FUSIONS]. The registry
+            # stays in the annotation, where `resolve` and lab/make_options_doc.py find it.
             nested_registry = _registry_in(getattr(annotation, "__metadata__", ()))
             if nested_registry is not None:
                 annotation = Annotated[Any, nested_registry]
