@@ -36,6 +36,9 @@ light of group g at p is x(p + u_g(p)). Two kinds of equations follow:
         c_g         share of group g in the time from begin to end
         L, D        lens blur of the spike camera, and the mean over the area of a spike pixel
 
+    E.g. a pixel with the gain 0.6 fires at the times 10 and 15: y = 1 / (0.6 * 5) = 0.33. If
+    group 3 has the planes 12 to 14, it has 3 of the 5 planes between both spikes: c_3 = 0.6.
+
     A means both maps together: A = (B, S).
 
 Errors. A blurry pixel has the error sigma_b, in display values. A noisy frame has a larger sigma_b.
@@ -69,14 +72,15 @@ by a number M for each pixel and colour (a preconditioner):
 
         M = lambda + M_0 + M_1 R       always positive
 
-R are the sums of the rows of A^T W A over the pixels of one colour. Without M, pixels of large
-lambda would converge long after other pixels.
+A^T W A has a row for each pixel and colour. R is the sum of this row over the pixels of the same
+colour. Without M, pixels of large lambda would converge long after other pixels.
 
 A motion may be wrong although its expected error is small. Then z is worse than z_0. So `guarded`
 blends z and z_0 at the end: it compares how well each of them fits the spikes around the sharp
-instant. These spikes need no motion.
+instant. No motion is needed to compare a frame with these spikes.
 
-A^T is the adjoint of A, the map back (data/motion/sampling.py computes it).
+A^T is the adjoint of A: it maps values of both cameras back to values of a frame, by the transposed
+matrix of A (data/motion/sampling.py computes it).
 
 What must stay: the weights of the fusion "motion" were trained on the numbers of `Equations`. So
 the channels of `evidence` and `pulls`, their order and their scales must stay. Another value of a

@@ -41,14 +41,14 @@ from utils.errors import DataError
 
 # Largest number of frames of a clip from which the gain of each spike pixel is measured. All planes
 # of these frames are read once more, so a larger number takes longer. A smaller number gives a
-# noisier gain.
+# noisier gain. In usual light, a pixel has some hundred spikes in 16 exposures of 60 planes.
 MOST_FRAMES = 16
 # The light may change within an exposure. To see this change, the exposure is cut into this many
 # windows, and the spikes of each window are counted. With fewer windows, the light could change
 # within a window. With more windows, their counts would be noisier. The value is a judgement.
 PARTS = 8
 # Light below this value counts as this value where light is a divisor, because a black pixel would
-# divide by 0.
+# divide by 0. It is the display value 11 of 255.
 DARK = 1e-3
 # Least usual gain, in spikes per plane. It matters only for a clip without any spike, whose gain
 # would be 0. Grey values are rates over gains, so a gain of 0 would divide by 0. No real camera has
@@ -115,7 +115,8 @@ class View:
         and 3.1 wide has (3, 3) points. What a spike pixel sees is the mean over its points.
         """
         # The lengths of both steps are the sides of a spike pixel, in RGB pixels.
-        to_right, to_below = self._steps.T
+        to_right = self._steps[:, 0]
+        to_below = self._steps[:, 1]
         width = float(np.hypot(to_right[0], to_right[1]))
         height = float(np.hypot(to_below[0], to_below[1]))
         # At least one point, because a spike pixel may be smaller than half an RGB pixel.
@@ -200,8 +201,8 @@ def mapped(matrix: np.ndarray, points: np.ndarray) -> np.ndarray:
     x = points[..., 0]
     y = points[..., 1]
     homogeneous = np.stack(np.broadcast_arrays(x, y, 1.0))  # (3, h, w)
-    # The product is (x depth, y depth, depth) of the mapped point. Its depth is 1 everywhere if the
-    # matrix is affine, and differs between points if one camera is tilted.
+    # The product is (x depth, y depth, depth) of the mapped point. If one camera is tilted, the
+    # depth differs between points. Else all points have the same depth, usually 1.
     x_times_depth, y_times_depth, depth = np.tensordot(matrix, homogeneous, axes=1)  # (h, w) each
     mapped_x = x_times_depth / depth
     mapped_y = y_times_depth / depth
