@@ -3,11 +3,17 @@
 Before the first step, `check_memory` estimates the memory of a step from the size of the network
 and of the clips. A step that cannot fit is refused, because the system would end the process later
 without a word. No test fills the memory: clips of the needed size are tensors without content.
+
+Helpers of the product:
+
+    saved_per_pixel(net)   estimated bytes that autograd saves for a pixel of a frame
+    saved_bytes(net)       counts the bytes that autograd saves within a `with` block
+    host_memory()          (used, whole) memory of this machine in GB
 """
 
 import logging
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -16,45 +22,73 @@ from torch import Tensor
 from models.cpu_memory import check_memory, saved_per_pixel
 from models.network_vrt import VRT
 from models.vrt.fit_memory import saved_bytes
+from tests.helpers.checked import present
 from tests.helpers.train_files import network, train, write_options
 from utils.errors import OptionError
 from utils.run.measure import host_memory
 
+# Frames of a clip.
+FRAMES = 6
+# Arguments of a small network. It has 7 stages and one group of blocks after them.
 SMALL: dict[str, Any] = {
-    "upscale": 1, "img_size": [6, 64, 64], "window_size": [6, 4, 4], "depths": [4] * 7 + [2],
-    "indep_reconsts": [], "embed_dims": [24] * 7 + [32], "num_heads": [4] * 8, "pa_frames": 2,
-    "deformable_groups": 4, "spynet_path": None,
-}  # fmt: skip
+    "upscale": 1,
+    "img_size": [FRAMES, 64, 64],
+    "window_size": [FRAMES, 4, 4],
+    "depths": [4] * 7 + [2],
+    "indep_reconsts": [],
+    "embed_dims": [24] * 7 + [32],
+    "num_heads": [4] * 8,
+    "pa_frames": 2,
+    "deformable_groups": 4,
+    "spynet_path": None,
+}
+# Exit code of a training that must be started in another way.
+CHANGE_START = 2
 # Numbers of channels with which few small clips need much memory.
 WIDE: dict[str, Any] = {"embed_dims": [320] * 8, "num_heads": [2] * 8}
 
 
-@pytest.mark.parametrize("changes", [
-    {},
-    {"use_checkpoint_attn": True, "use_checkpoint_ffn": True},
-    {"depths": [8] * 7 + [2]},
-    {"embed_dims": [64] * 7 + [72]},
-    {"pa_frames": 4, "deformable_groups": 8},
-    {"pa_frames": 0},
-    {"upscale": 4},
-])  # fmt: skip
+def counted_bytes(net: VRT, width: int) -> int:
+    """Return the bytes that autograd saves for a clip of frames of 32 x `width`."""
+    with saved_bytes(net) as found:  # name of a module -> its bytes
+        net(torch.rand(1, FRAMES, 3, 32, width))
+    return sum(found.values())
+
+
+# What a network has in place of the values of SMALL.
+CHANGES: dict[str, dict[str, Any]] = {
+    "small": {},
+    "computed again": {"use_checkpoint_attn": True, "use_checkpoint_ffn": True},
+    "deeper": {"depths": [8] * 7 + [2]},
+    "wider": {"embed_dims": [64] * 7 + [72]},
+    "groups of 4": {"pa_frames": 4, "deformable_groups": 8},
+    "without alignment": {"pa_frames": 0},
+    "enlarging": {"upscale": 4},
+}
+
+
+@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
 def test_the_estimate_is_near_what_autograd_saves(changes):
     net = VRT(**(SMALL | changes)).train()
-    counted = []
-    for width in (32, 64):
-        with saved_bytes(net) as found:
-            net(torch.rand(1, 6, 3, 32, width))
-        counted.append(sum(found.values()))
 
-    per_pixel = (counted[1] - counted[0]) / (6 * 32 * 32)
+    # Frames of 32 x 64 have 32 x 32 pixels more than frames of 32 x 32. The difference leaves out
+    # what is saved once, whatever the size is.
+    more_bytes = counted_bytes(net, width=64) - counted_bytes(net, width=32)
+    per_pixel = more_bytes / (FRAMES * 32 * 32)
 
+    # An estimate that is wrong by a quarter still tells a step that fits from one that does not:
+    # `check_memory` refuses only what is far too large, and else warns.
     assert saved_per_pixel(net) == pytest.approx(per_pixel, rel=0.25)
 
 
 def clips_of(gigabytes: float, net: VRT) -> Tensor:
-    """Return clips for which autograd would save so many gigabytes. They have no content."""
+    """Return clips (N, FRAMES, 3, 64, 64) for which autograd would save so many gigabytes.
+
+    They take no memory: all numbers are one number, which `expand` repeats.
+    """
     pixels = gigabytes * 1e9 / saved_per_pixel(net)
-    return torch.zeros(()).expand(math.ceil(pixels / (6 * 64 * 64)), 6, 3, 64, 64)
+    clips = math.ceil(pixels / (FRAMES * 64 * 64))
+    return torch.zeros(()).expand(clips, FRAMES, 3, 64, 64)
 
 
 def check(net: VRT, lq: Tensor) -> None:
@@ -62,54 +96,78 @@ def check(net: VRT, lq: Tensor) -> None:
     check_memory(net, lq, is_half=False, has_average=True, changes=lambda: ["gt_size=48", "x=1"])
 
 
-def test_a_step_that_fits_is_not_spoken_of_and_one_that_may_not_gets_one_line(caplog):
+class Memory(NamedTuple):
+    """The memory of this machine, in GB."""
+
+    used: float
+    whole: float
+
+    @property
+    def free(self) -> float:
+        return self.whole - self.used
+
+
+def memory_now() -> Memory:
+    return Memory(*present(host_memory()))
+
+
+def test_a_step_that_fits_is_not_spoken_of(caplog):
     net = VRT(**SMALL)
-    memory = host_memory()
-    assert memory is not None
-    used, size = memory
     caplog.set_level(logging.INFO)
 
-    check(net, clips_of(0.1 * (size - used), net))
+    check(net, clips_of(0.1 * memory_now().free, net))
+
     assert not caplog.records
 
-    check(net, clips_of(1.05 * (size - used), net))
+
+def test_a_step_that_may_not_fit_gets_one_line(caplog):
+    net = VRT(**SMALL)
+    memory = memory_now()
+    caplog.set_level(logging.INFO)
+
+    # A little more than is free, but less than the whole memory. Other programs may end.
+    check(net, clips_of(1.05 * memory.free, net))
+
     (record,) = caplog.records
     said = record.getMessage()
     assert record.levelno == logging.WARNING
     assert "\n" not in said
-    assert f"of {size:.1f} GB are free" in said
+    assert f"of {memory.whole:.1f} GB are free" in said
     assert "clips of 6 x 64 x 64 needs about" in said
     assert said.endswith("These need less: gt_size=48, or x=1")
 
 
 def test_a_step_that_cannot_fit_is_refused_with_the_figures():
     net = VRT(**SMALL)
-    memory = host_memory()
-    assert memory is not None
+    whole_gb = memory_now().whole
 
     with pytest.raises(OptionError) as error:
-        check(net, clips_of(20 * memory[1], net))
+        check(net, clips_of(20 * whole_gb, net))
 
-    assert f"at most the {memory[1]:.1f} GB" in error.value.expected
+    assert f"at most the {whole_gb:.1f} GB" in error.value.expected
     assert "gt_size=48" in error.value.do
     assert "GB of activations" in error.value.what
 
 
 def test_a_training_that_cannot_fit_ends_before_its_first_step(tmp_path):
     options = write_options(tmp_path, netG=network(**WIDE))
-    memory = host_memory()
-    assert memory is not None
     options_of_net: dict[str, Any] = {**SMALL, "depths": [2] + [1] * 7, **WIDE}
-    net = VRT(**options_of_net)
-    clips = math.ceil(3 * memory[1] * 1e9 / (saved_per_pixel(net) * 4 * 32 * 32))
-    changes = [
-        f"datasets.train.{key}={clips}"
-        for key in ("dataloader_batch_size", "dataloader_epoch_repeat")
-    ]
+    bytes_of_clip = saved_per_pixel(VRT(**options_of_net)) * 4 * 32 * 32  # 4 frames of 32 x 32
+    # A batch that needs three times the whole memory. It is an even number, so that the error can
+    # advise half of it.
+    needed_bytes = 3 * memory_now().whole * 1e9
+    clips = 2 * math.ceil(needed_bytes / bytes_of_clip / 2)
+    changes = (
+        "datasets.test={}",
+        "datasets.train.num_frame=4",
+        f"datasets.train.dataloader_batch_size={clips}",
+        # An epoch must have a batch, so it has each sample so many times.
+        f"datasets.train.dataloader_epoch_repeat={clips}",
+    )
 
-    result = train(options, "datasets.test={}", "datasets.train.num_frame=4", *changes)
+    result = train(options, *changes)
 
-    assert result.exit_codes == [2], result.text
+    assert result.exit_codes == [CHANGE_START], result.text
     assert f"a step on {clips} clips of 4 x 32 x 32 needs about" in result.text
-    assert f"datasets.train.dataloader_batch_size={clips // 2}" in result.text or clips % 2
+    assert f"datasets.train.dataloader_batch_size={clips // 2}" in result.text
     assert "Iter: 1" not in result.text
