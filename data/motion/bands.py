@@ -110,13 +110,7 @@ def bands_of(view: View, most_pixels: int = MOST_PIXELS) -> list[Band]:
     # The first row of each band, and at the end the row at which one more band would begin.
     begins = np.linspace(0, height - OVERLAP, count + 1).round().astype(int).tolist()
 
-    # A spike pixel is the mean of m x n points on the frame. The first and the last row on which a
-    # point of each spike pixel lies, (h, w) each.
-    plane_height, plane_width = view.plane
-    down, across = view.points_in_pixel  # m, n
-    y = view.points_on_frame()[..., 1].reshape(plane_height, down, plane_width, across)
-    first_y = y.min(axis=(1, 3))
-    last_y = y.max(axis=(1, 3))
+    first_y, last_y = _rows_of_spike_pixels(view)  # (h, w) each
     bands = []
     for begin, next_begin in itertools.pairwise(begins):
         # At most `height`, for the only band of a frame that has fewer rows than an overlap.
@@ -125,6 +119,18 @@ def bands_of(view: View, most_pixels: int = MOST_PIXELS) -> list[Band]:
         sees_band = (last_y > begin - 0.5) & (first_y < end - 0.5)
         bands.append(_band(view, begin, end, sees_band))
     return bands
+
+
+def _rows_of_spike_pixels(view: View) -> tuple[np.ndarray, np.ndarray]:
+    """Return the smallest and the largest y on the frame of the points of each spike pixel.
+
+    A spike pixel is the mean of m x n points. Returns two arrays (h, w), in RGB pixels.
+    """
+    height, width = view.plane
+    down, across = view.points_in_pixel  # m, n
+    y = view.points_on_frame()[..., 1]  # (h m, w n)
+    y = y.reshape(height, down, width, across)
+    return y.min(axis=(1, 3)), y.max(axis=(1, 3))
 
 
 def _band(view: View, begin: int, end: int, sees_band: np.ndarray) -> Band:

@@ -188,11 +188,7 @@ def motion_of(
                 start, _ = begin.at(time)
             else:
                 start = _continued(shifts_at[nearer], nearer, time)
-            there = _shifts(dis, picture_at[0.0], picture_at[time], start)
-            # The search of the way back begins at about the inverse of the way there.
-            inverse = -moved(there, -there)
-            back = _shifts(dis, picture_at[time], picture_at[0.0], inverse)
-            error = expected_error(there, back)
+            there, error = _way_there(dis, picture_at[0.0], picture_at[time], start)
             if has_few_spikes:
                 error = FACTOR_IF_FEW * error
             shifts_at[time] = there
@@ -203,6 +199,21 @@ def motion_of(
     shifts = np.stack([shifts_at[time] for time in times])
     errors = np.stack([errors_at[time] for time in times])
     return Motion(np.array(times), shifts, errors)
+
+
+def _way_there(
+    dis: cv2.DenseOpticalFlow, sharp: np.ndarray, other: np.ndarray, start: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the shifts (H, W, 2) from the sharp picture to another, and their errors (H, W).
+
+    sharp, other: pictures (H, W) uint8 of the sharp instant and of another instant.
+    start: (H, W, 2), shifts where the search begins.
+    """
+    there = _shifts(dis, sharp, other, start)
+    # The search of the way back begins at about the inverse of the way there.
+    inverse = -moved(there, -there)
+    back = _shifts(dis, other, sharp, inverse)
+    return there, expected_error(there, back)
 
 
 def _continued(shifts: np.ndarray, nearer: float, time: float) -> np.ndarray:

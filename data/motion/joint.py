@@ -604,17 +604,9 @@ def _nearest_spikes(stream: np.ndarray, edges: list[int]) -> list[NearestSpikes]
     after_stream = len(stream) + 1  # a time later than each spike
     pieces = _pieces_between(stream, edges, no_first=after_stream)
 
-    # The first spike after each edge, from the last edge back to the first edge. It is the first
-    # spike of the piece that follows the edge. If this piece has no spike, it is the first spike
-    # after the next edge. Spikes after the last edge do not count.
-    next_spike = np.full(stream.shape[1:], after_stream, np.int32)
-    next_spikes = [next_spike]  # (h, w) for each edge
-    for piece in reversed(pieces[1:]):
-        next_spike = np.minimum(piece.first, next_spike)
-        next_spikes.insert(0, next_spike)
+    next_spikes = _next_spikes(pieces, after_stream)
 
-    # The last spike up to each edge. The nearest spike is this spike or the first spike after the
-    # edge.
+    # The nearest spike to an edge is the last spike up to the edge, or the first spike after it.
     nearest = []
     last = np.full(stream.shape[1:], NO_SPIKE, np.int32)
     count = np.zeros(stream.shape[1:], np.int32)  # number of spikes up to the edge
@@ -631,6 +623,22 @@ def _nearest_spikes(stream: np.ndarray, edges: list[int]) -> list[NearestSpikes]
         # `count` is the number of spikes up to the edge. The spike after the edge is one more.
         nearest.append(NearestSpikes(time, count + takes_next))
     return nearest
+
+
+def _next_spikes(pieces: list["Piece"], after_stream: int) -> list[np.ndarray]:
+    """Return the time of the first spike after each edge, (h, w) for each edge.
+
+    It is `after_stream` where no spike follows. Spikes after the last edge do not count.
+    pieces: the piece that ends at each edge.
+    """
+    next_spike = np.full(pieces[0].first.shape, after_stream, np.int32)
+    next_spikes = [next_spike]  # of the last edge: no spike counts
+    # From the last edge back: the first spike after an edge is in the piece that follows the edge.
+    # If this piece has no spike, it is the first spike after the next edge.
+    for piece in reversed(pieces[1:]):
+        next_spike = np.minimum(piece.first, next_spike)
+        next_spikes.insert(0, next_spike)
+    return next_spikes
 
 
 class Piece(NamedTuple):
@@ -764,15 +772,7 @@ def spike_equations(
     ends = tensor_of(intervals.ends, device)  # (M, h, w)
     n = tensor_of(intervals.thresholds, device)  # (M, h, w)
     planes = (ends - begins).clamp(min=1)  # at least 1: without an interval, it may be 0
-
-    # c: the time that each group and each interval have in common, over the time of the interval.
-    group_begins = tensor_of(group_edges[:-1], device)[:, None, None]  # (G, 1, 1)
-    group_ends = tensor_of(group_edges[1:], device)[:, None, None]
-    overlap_begins = torch.maximum(begins[:, None], group_begins)  # (M, G, h, w)
-    overlap_ends = torch.minimum(ends[:, None], group_ends)
-    # In place, because each of these tensors has a hundred megabytes for a large frame.
-    overlap = overlap_ends.sub_(overlap_begins).clamp_(min=0)
-    coverage = overlap.div_(planes[:, None])  # (M, G, h, w)
+    coverage = _coverage(begins, ends, planes, tensor_of(group_edges, device))
 
     # y = n / (gain (end - begin))
     r = n / planes
@@ -789,6 +789,24 @@ def spike_equations(
         rates_of_intervals = r.cpu()[n.cpu() > 0]
         median_rate = max(float(np.median(rates_of_intervals)), LEAST_RATE)
     return SpikeEquations(coverage, y, weights, median_rate)
+
+
+def _coverage(begins: Tensor, ends: Tensor, planes: Tensor, group_edges: Tensor) -> Tensor:
+    """Return c, (M, G, h, w): the share of each group of planes in each interval between spikes.
+
+    It is the time that the group and the interval have in common, over the time of the interval.
+
+    begins, ends, planes: begin, end and length of each interval, (M, h, w).
+    group_edges: (G + 1,), times between the groups.
+    """
+    group_begins = group_edges[:-1, None, None]  # (G, 1, 1)
+    group_ends = group_edges[1:, None, None]
+    overlap_begins = torch.maximum(begins[:, None], group_begins)  # (M, G, h, w)
+    overlap_ends = torch.minimum(ends[:, None], group_ends)
+    # In place, because each of these tensors has a hundred megabytes for a large frame. At least 0:
+    # a group may end before the interval begins.
+    overlap = overlap_ends.sub_(overlap_begins).clamp_(min=0)
+    return overlap.div_(planes[:, None])
 
 
 def _errors_in_light(y: Tensor, r: Tensor, n: Tensor, is_display: bool) -> Tensor:
@@ -1167,16 +1185,11 @@ def guarded(
         return z, torch.ones_like(z[0])
     rate = rate_around_sharp(recording, GUARD_PLANES)
     y = torch.from_numpy(rate / gain).to(z.device)  # (h, w)
-    error_of_z = _error_at_instant(z, y, pixels)
+    error_of_z = _error_at_instant(z, y, pixels)  # (h, w)
     error_of_z_0 = _error_at_instant(z_0, y, pixels)
-
-    # Noise alone causes about the error of the best-fitting pixels. It is added to both errors.
-    # Otherwise the weight would follow the noise where both fit.
-    best = torch.minimum(error_of_z, error_of_z_0).flatten()
-    # PERFECT_SHARE of the pixels have at most this error. E.g. it is the 20th smallest of 100
-    # errors. At least the smallest: of 4 errors it would be the 0th.
-    rank = max(1, int(PERFECT_SHARE * len(best)))
-    error_by_noise = best.kthvalue(rank).values + TINY_ERROR
+    # The error by noise is added to both errors. Otherwise the weight would follow the noise where
+    # both fit.
+    error_by_noise = _error_by_noise(error_of_z, error_of_z_0) + TINY_ERROR
 
     # weight = 1 / (1 + (a / (guard a_0))^2)
     a = error_of_z + error_by_noise
@@ -1189,6 +1202,18 @@ def guarded(
     weight = F.grid_sample(weight[None, None], positions, padding_mode="border", align_corners=True)
     weight = weight[0, 0]  # (H, W)
     return weight * z + (1 - weight) * z_0, weight
+
+
+def _error_by_noise(error_of_z: Tensor, error_of_z_0: Tensor) -> Tensor:
+    """Return the squared error (a scalar) that noise alone causes: the error of pixels that fit.
+
+    PERFECT_SHARE of the pixels have at most this error. E.g. it is the 20th smallest of 100 errors.
+    error_of_z, error_of_z_0: squared errors of both frames, (h, w).
+    """
+    best = torch.minimum(error_of_z, error_of_z_0).flatten()
+    # At least the smallest error: of 4 errors it would be the 0th, and kthvalue counts from 1.
+    rank = max(1, int(PERFECT_SHARE * len(best)))
+    return best.kthvalue(rank).values
 
 
 def _error_at_instant(frame: Tensor, y: Tensor, pixels: SpikePixels) -> Tensor:

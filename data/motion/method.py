@@ -158,6 +158,8 @@ class JointMethod:
             improve=solved,
             context=options.context,
             device=device,
+            # The equations hold for spike pixels of any area. Only learned steps are used to one.
+            least_area=0.0,
         )
 
 
@@ -343,7 +345,7 @@ class MotionRestorer:
         improve: Improvement,
         context: int | None,
         device: torch.device,
-        least_area: float = 0.0,
+        least_area: float,
     ) -> None:
         self.start = start
         self.find = find
