@@ -175,7 +175,7 @@ def motion_of(
         dis.setPatchSize(PATCH)
         dis.setPatchStride(STRIDE)
 
-    # Each side of the sharp instant, away from it, so that each search begins near its result.
+    # The times of a side lead away from the sharp instant. So each search begins near its result.
     times_before = wanted[: len(INSTANTS)]
     times_after = wanted[len(INSTANTS) :]
     # Shifts and expected errors by time. At the sharp instant both are 0.
@@ -204,7 +204,9 @@ def motion_of(
 def _way_there(
     dis: cv2.DenseOpticalFlow, sharp: np.ndarray, other: np.ndarray, start: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the shifts (H, W, 2) from the sharp picture to another, and their errors (H, W).
+    """Return the shifts (H, W, 2) from the sharp picture to another, and their expected errors.
+
+    The expected errors (H, W) come from the way there and the way back together.
 
     sharp, other: pictures (H, W) uint8 of the sharp instant and of another instant.
     start: (H, W, 2), shifts where the search begins.
@@ -243,7 +245,9 @@ def _pictures(
     rates = _rates(recording, windows, has_few_spikes=spikes < FEW)
 
     # Where the RGB pixels lie on the spike plane, (H, W) each.
-    x, y = np.moveaxis(view.pixels_on_plane(), -1, 0)
+    on_plane = view.pixels_on_plane()  # (H, W, 2)
+    x = on_plane[..., 0]
+    y = on_plane[..., 1]
     pictures = []
     for rate in rates:
         # A spike pixel at full light has the rate `gain`, so rate / gain is what it integrates.

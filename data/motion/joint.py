@@ -111,6 +111,10 @@ from data.motion.sampling import (
 from data.spike.simulate import DISPLAY_GAMMA, LUMA
 
 # ---- Constants of the equations ----
+#
+# Some values were chosen by the gain on two videos, coffee and walker, which no training has seen
+# (part "choose" of lab/quality.py). The gain is the PSNR of the improved frames minus the PSNR of
+# the first estimates.
 
 # sigma_s: error of a spike equation by motion and optics, in display values: about 5 of 255. It
 # matters for bright pixels, whose many spikes have little error by themselves. A smaller value

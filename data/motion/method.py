@@ -59,7 +59,7 @@ NAME = "joint"
 # Least number of spikes that a pixel at full light must have in an exposure. With fewer spikes, the
 # frame is the first estimate: the motion could not be found, and the learned steps would add
 # structures that are not there. The limit lies between the first and the second row of what was
-# measured on the clips coffee and walker (docs/benchmarks/quality.md, "Near darkness"):
+# measured on clips of two videos, coffee and walker, which no training has seen:
 #
 #     spikes at full light    gain of the learned steps over the first estimate
 #     2.3 to 2.6              +1.4 to +1.9 dB
