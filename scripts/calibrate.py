@@ -57,7 +57,7 @@ from data.clips.files import FrameSource
 from data.spike.formats import Crop, SpikeGeometry, count_planes, read_spikes
 from data.spike.simulate import to_display, to_grey
 from scripts.parts.exit_codes import with_exit_code
-from scripts.spike_tool import add_geometry, the_geometry
+from scripts.spike_tool import add_geometry, given_geometry, the_geometry
 from utils.errors import DataError, OptionError
 from utils.files import refuse_existing
 from utils.image import encode_rgb, imwrite_rgb
@@ -96,11 +96,15 @@ def main(arguments: list[str] | None = None) -> int:
 
     with spike_errors_as_data_errors():
         first_spikes, _ = command.pairs[0]
+        known = load_calibration(command.geometry) if command.geometry else None
+        # The planes have the size of the known calibration, if nothing else says their size.
+        if known and given_geometry(first_spikes, command) is None:
+            command.size = known.spike_size
         geometry = the_geometry(first_spikes, command)
         views = [view_of(spikes, frame, geometry, command) for spikes, frame in command.pairs]
         refuse_sizes(views, command)
-        if command.geometry:
-            calibration = with_offset(load_calibration(command.geometry), geometry, views, command)
+        if known:
+            calibration = with_offset(known, geometry, views, command)
         else:
             calibration = with_geometry(geometry, views, command)
 
@@ -182,7 +186,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="how the spike image is mirrored; auto: tried as it is and mirrored (default: "
         "%(default)s)",
     )
-    add("--geometry", type=Path, metavar="FILE", help="calibration to take matrix and mirror from")
+    add(
+        "--geometry",
+        type=Path,
+        metavar="FILE",
+        help="calibration to take matrix and mirror from, and the size of a plane if nothing else "
+        "says it",
+    )
     add(
         "--search-planes",
         type=int,

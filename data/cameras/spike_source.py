@@ -102,6 +102,13 @@ class _NearbyFile(NamedTuple):
     end: int  # number after the last plane
 
 
+class _GivenCalibration(NamedTuple):
+    """A calibration that a file gives. One that is estimated from a clip comes later."""
+
+    calibration: Calibration
+    path: str  # of the file, for messages
+
+
 # The section gives the arguments of `__init__`, and `info` is added when the object is built. The
 # fields follow from the arguments, so `__init__` is written by hand. eq=False: many clips share one
 # object, and sets and dicts count it by its identity.
@@ -114,7 +121,8 @@ class DatSpikes:
 
     h, w, flip, rate, light: null takes the value of dataset.json. A value that differs from
     dataset.json is an error.
-    h, w: height and width of a plane. flip: whether rows are stored bottom first.
+    h, w: height and width of a plane. If dataset.json lacks them too, they are those of the
+    calibration file. flip: whether rows are stored bottom first.
     rate: spikes per plane at full light, 1 if it is given nowhere. "match" measures the rate from
     the brightness of the blurry frame.
     light: what the sensor integrated, "linear" light (the default) or "display" values.
@@ -186,9 +194,15 @@ class DatSpikes:
     ) -> None:
         # Rows are stored bottom first, except in files of an SPS100.
         stored_bottom_first = layout == "raster"
+        given = _given_calibration(calibration, info)
+        # A calibration holds for one size of the planes. If the section or dataset.json says
+        # another size, `_calibrate` refuses it below.
+        calibrated_height = calibrated_width = None
+        if given:
+            calibrated_height, calibrated_width = given.calibration.spike_size
         geometry = _geometry(
-            height=_agreed_value("h", h, info),
-            width=_agreed_value("w", w, info),
+            height=_agreed_value("h", h, info, default=calibrated_height),
+            width=_agreed_value("w", w, info, default=calibrated_width),
             flipud=_agreed_value("flip", flip, info, default=stored_bottom_first),
             head_columns=head_columns,
             bit_order=bit_order,
@@ -232,7 +246,8 @@ class DatSpikes:
             is_rate_known="rate" in ignored or is_rate_given,
             is_stretched=False,
         )
-        self._calibrate_as_asked(calibration)
+        if given:
+            self._calibrate(given.calibration, given.path)
 
         # Key -> whether the section sets the key to another value than its default.
         is_set = {
@@ -251,20 +266,6 @@ class DatSpikes:
         safe as long as nobody else has the object.
         """
         vars(self).update(values)
-
-    def _calibrate_as_asked(self, option: str | None) -> None:
-        """Calibrate a new object as the key `calibration` says. Raises DataError.
-
-        With "auto" the calibration comes later: data/cameras/self_calibration.py calls `changed`.
-        """
-        if option is None or option == "auto":
-            return
-        if option != "recorded":
-            self._calibrate(load_calibration(option), option)
-        elif self.info.calibration:
-            path = self.info.path
-            self._calibrate(load_calibration(path, self.info.calibration), path)
-        # "recorded", and dataset.json has no calibration: the clip is taken as aligned.
 
     def _calibrate(self, calibration: Calibration, path: str) -> None:
         """Set the fields of a new object that follow from a calibration.
@@ -760,6 +761,22 @@ def channels_of(representation: Mapping[str, Any] | str) -> int:
         ) from e
 
 
+def _given_calibration(option: str | None, info: DatasetInfo) -> _GivenCalibration | None:
+    """Return the calibration that the key `calibration` names. Raises DataError.
+
+    Returns None if the spikes are taken as aligned with the frames, and for "auto": then
+    data/cameras/self_calibration.py finds a calibration later, and calls `DatSpikes.changed`.
+    """
+    if option is None or option == "auto":
+        return None
+    if option != "recorded":
+        return _GivenCalibration(load_calibration(option), option)
+    # "recorded", and dataset.json has no calibration: the clip is taken as aligned.
+    if not info.calibration:
+        return None
+    return _GivenCalibration(load_calibration(info.path, info.calibration), info.path)
+
+
 def _geometry(**fields: Any) -> SpikeGeometry:
     """Return the form of a plane. Raises OptionError for wrong sizes.
 
@@ -791,7 +808,8 @@ def _agreed_value(key: str, option: Any, info: DatasetInfo, default: Any = None)
     raise OptionError(
         what=f"spike.{key} is missing",
         where=f"spike.{key}",
-        expected="the size of a spike plane, as no dataset.json gives it",
+        expected="the size of a spike plane, as neither dataset.json nor a file of "
+        "spike.calibration gives it",
         do='add for instance "spike": {"type": "dat", "h": 360, "w": 640} '
         "(360 x 640 for Spk-GoPro)",
     )

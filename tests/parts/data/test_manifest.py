@@ -1151,6 +1151,16 @@ def test_a_user_s_clip_may_have_a_rate_of_its_own(two_clips, name, rate):
     assert alone.clip.spikes.rate == rate
 
 
+def test_a_recorded_calibration_says_the_size_of_a_plane(two_clips):
+    spike = TFP | {"resize": "bilinear", "calibration": "recorded"}
+    write_info(two_clips, calibration=CALIBRATION)
+    sample = sample_of(build(two_clips, spike=spike), 0)
+
+    write_info(two_clips, calibration=CALIBRATION, h=None, w=None)
+
+    assert torch.equal(sample_of(build(two_clips, spike=spike), 0)["spike"], sample["spike"])
+
+
 @pytest.mark.parametrize(
     ("option", "of_a", "of_b"),
     [

@@ -9,6 +9,7 @@ of the network, is a mean of planes. A matrix maps a spike pixel (x, y, 1) to a 
 """
 
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,11 +24,11 @@ from data.clips.preflight import preflight
 from data.select_dataset import build_dataset
 from models.portable import read_saved
 from tests.helpers.checked import present
-from tests.helpers.clip_files import cached, resolved, same, write_dat
+from tests.helpers.clip_files import cached, doctor_of_data, resolved, same, write_dat
 from tests.helpers.train_files import LOADER, experiment, train, write_options
 from tests.helpers.two_cameras import record, similarity
 from tests.helpers.weights_files import metrics, restore
-from utils.errors import DataError
+from utils.errors import DataError, OptionError
 from utils.image import imwrite_rgb
 from utils.options.models import DatasetsOptions
 
@@ -301,6 +302,67 @@ def test_the_check_refuses_a_calibration_for_frames_of_another_size(check, tmp_p
     expected = r"lq is 45 x 80, spike\.calibration was made for frames of 90 x 160"
     with pytest.raises(DataError, match=expected):
         check(calibration=large)
+
+
+# ---- The size of a plane ----
+
+# Keys of the section `spike` that say nothing of the size of a plane.
+NO_SIZE: dict[str, Any] = {"h": None, "w": None}
+
+
+def test_the_size_of_a_plane_may_come_from_the_calibration(home, tmp_path, capsys):
+    without_size = section(home, "test", **NO_SIZE)
+
+    code = doctor_of_data(tmp_path, test=without_size)
+
+    assert code == 0, capsys.readouterr().err
+    found = build_dataset(without_size, "test", seed=0)[0]["spike"]
+    assert torch.equal(found, build(home, "test")[0]["spike"])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "found"),
+    [
+        pytest.param({"h": 15, "w": 80}, "15 x 80", id="another plane"),
+        # The missing side is that of the calibration, but the other side is not.
+        pytest.param({"h": 15, "w": None}, "15 x 40", id="another height"),
+        pytest.param({"h": None, "w": 80}, "30 x 80", id="another width"),
+    ],
+)
+def test_a_size_that_contradicts_the_calibration_is_refused(home, sizes, found):
+    expected = f"the calibration was made for spike planes of 30 x 40, these are {found}"
+    with pytest.raises(DataError, match=expected):
+        build(home, "test", **sizes)
+
+
+def test_a_dataset_json_that_contradicts_the_calibration_is_refused(home, tmp_path):
+    spikes = tmp_path / "second"
+    shutil.copytree(home / "second", spikes)
+    (spikes / "dataset.json").write_text('{"format": 1, "h": 15, "w": 80}')
+    values = section(home, "test", **NO_SIZE) | {"dataroot_spike": str(spikes / "test")}
+
+    with pytest.raises(DataError, match="spike planes of 30 x 40, these are 15 x 80"):
+        build_dataset(values, "test", seed=0)
+
+
+def test_a_calibration_that_is_yet_to_be_found_says_no_size(home):
+    with pytest.raises(OptionError, match=r"spike\.h is missing") as error:
+        build(home, "test", calibration="auto", **NO_SIZE)
+
+    assert "spike.calibration" in error.value.expected
+
+
+def test_a_user_s_own_spikes_need_no_size_beside_a_calibration(home, tmp_path):
+    files = ["--input", home / "rgb/test/c/blur", "--spike", home / "second/test/c/spike"]
+    how = ["--method", "exposure", f"spike.calibration={home / 'true.json'}", "spike.rate=1"]
+    by_frames = ["--save", "frames", "--output"]
+
+    restore(*files, *how, *by_frames, tmp_path / "without")
+    restore(*files, *how, "--spike-size", 30, 40, *by_frames, tmp_path / "with")
+
+    without = tmp_path / "without/c/000001.png"
+    with_size = tmp_path / "with/c/000001.png"
+    assert without.read_bytes() == with_size.read_bytes()
 
 
 # ---- A training, and its weights ----

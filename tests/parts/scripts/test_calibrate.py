@@ -234,9 +234,10 @@ def find_time_offset(folder, motion, planes=(13, 40)):
     pair = write_pair(
         folder, "moving", TRUTH, "none", rng, motion=motion, around=20, noise=0.01, **SIZES
     )
+    # The size of a plane is that of the known calibration.
     search = ["--geometry", known, "--search-planes", 12, "--planes", *planes]
     out = folder / "out.json"
-    return calibrate(*pair, *SIZE_FLAGS, *search, "--out", out), known, out
+    return calibrate(*pair, *search, "--out", out), known, out
 
 
 def test_the_time_offset_is_found_if_the_scene_moves(tmp_path):
