@@ -1,4 +1,9 @@
-"""define_G: networks from options, and the refusals before anything is built."""
+"""models/select_network.py: networks from options, and the refusals before anything is built.
+
+`define_G` builds the network that the section netG describes. `check_options` refuses sections that
+do not fit one another, e.g. crops that are no multiple of what the network needs. No data are read
+here, so the folders of the options need not exist.
+"""
 
 import logging
 
@@ -16,15 +21,22 @@ from tests.helpers.small_vrt import SMALL
 from utils.errors import OptionError
 from utils.options.load import read_options
 
+# A representation of spikes: 4 channels, which count the spikes of 4 parts of an exposure.
 BINS = {"type": "voxel", "num_bins": 4}
+# Roots of frames that nobody reads.
+FRAMES = {"dataroot_lq": "none", "dataroot_gt": "none"}
 
 
-def options(size=32, representation=BINS, gamma=1.0, test=None, **netG):
-    """Return the options of a training with spikes. size: side of the crops. netG: its keys."""
-    spike = {"type": "dat", "h": 8, "w": 8, "gamma": gamma, "representation": representation}
-    spikes = {"dataroot_spike": "none", "spike": spike}
-    files = {"dataroot_lq": "none", "dataroot_gt": "none", "num_frame": 2, "gt_size": size}
-    train = {"dataset_type": "TrainDatasetRGBSpike", **files, **spikes}
+def spike_section(**changes):
+    """Return a section `spike` of planes of 8 x 8, with the channels of BINS. changes: its keys."""
+    return {"type": "dat", "h": 8, "w": 8, "representation": BINS, **changes}
+
+
+def read(train, netG, test=None):
+    """Return the options of a training of a small VRT.
+
+    train, test: sections of data. netG: keys of the network in place of those of SMALL.
+    """
     values = {
         "task": "t",
         "netG": {"net_type": "vrt", **SMALL, **netG},
@@ -32,6 +44,23 @@ def options(size=32, representation=BINS, gamma=1.0, test=None, **netG):
         "datasets": {"train": train, "test": test},
     }
     return read_options(values, PARTS)
+
+
+def options(size=32, representation=BINS, test=None, **netG):
+    """Return the options of a training with spikes.
+
+    size: side of the crops. test: section of the data of the validation. netG: keys of the network.
+    """
+    spike = spike_section(representation=representation)
+    train = {
+        "dataset_type": "TrainDatasetRGBSpike",
+        **FRAMES,
+        "num_frame": 2,
+        "gt_size": size,
+        "dataroot_spike": "none",
+        "spike": spike,
+    }
+    return read(train, netG, test)
 
 
 def check(opt):
@@ -42,20 +71,31 @@ def check(opt):
 def test_the_network_of_the_options_is_built_with_the_channels_of_the_data(caplog):
     with caplog.at_level(logging.INFO):
         net = define_G(options(fusion="concat", in_chans=7))
+
+    # "concat" puts the 3 colours and the 4 channels of the spikes together: 7 channels. The first
+    # layer sees them 9 times: of each frame, and of the 4 nearest pixels in each of 2 neighbours.
     assert net.get_parameter("conv_first.weight").shape[1] == 9 * 7
+    # SMALL has no file with weights of the optical flow.
     assert caplog.text.count("flow starts at zero") == 1
 
 
-@pytest.mark.parametrize(("changes", "where", "said"), [
-    ({"size": 24}, "datasets.train.gt_size", "set it to 32"),
-    (
-        {"fusion": "exposure"},
-        "datasets.train.spike.representation",
-        "exposure cannot use voxel channels",
-    ),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "where", "said"),
+    [
+        # The windows of the network need crops of a multiple of 32 pixels.
+        pytest.param({"size": 24}, "datasets.train.gt_size", "set it to 32", id="crops"),
+        pytest.param(
+            {"fusion": "exposure"},
+            "datasets.train.spike.representation",
+            "exposure cannot use voxel channels",
+            id="channels",
+        ),
+    ],
+)
 def test_crops_and_channels_that_do_not_fit_the_network_are_refused(changes, where, said):
+    # The fusion "exposure" itself is taken, with channels that it can use.
     check(options(fusion="exposure", representation="relative"))
+
     with pytest.raises(OptionError) as refused:
         check(options(**changes))
 
@@ -69,50 +109,68 @@ def test_crops_and_channels_that_do_not_fit_the_network_are_refused(changes, whe
 def test_a_network_is_not_tested_on_other_channels_than_it_learns_from(key, value):
     section = {
         "dataset_type": "TestDatasetRGBSpike",
-        "dataroot_lq": "none",
-        "dataroot_gt": "none",
+        **FRAMES,
         "dataroot_spike": "none",
-        "spike": {"type": "dat", "h": 8, "w": 8, "representation": BINS, key: value},
+        "spike": spike_section(**{key: value}),
     }
+    # Without fusion the network sees no spikes, so they may differ.
     check(options(fusion="none", test=section))
+
     with pytest.raises(OptionError, match=f"datasets.test.spike has the {key}") as refused:
         check(options(fusion="gated", test=section))
 
     assert refused.value.where == f"datasets.test.spike.{key}"
 
 
-def test_a_fusion_operator_alone_is_a_network_that_trains():
-    values = {
-        "netG": {
-            "net_type": "fusion",
-            "fusion": {"type": "gated", "base": "fused", "gate_bias": 0.0},
-        },
-        "train": {"G_lossfn_type": "l1", "G_optimizer_lr": 1e-3},
-    }
-    model = define_Model(values, spike_channels=2)
-    model.init_train()
+# Options of a network that is a fusion operator alone.
+OPERATOR_ALONE = {
+    "netG": {
+        "net_type": "fusion",
+        "fusion": {"type": "gated", "base": "fused", "gate_bias": 0.0},
+    },
+    "train": {"G_lossfn_type": "l1", "G_optimizer_lr": 1e-3},
+}
+
+
+def random_clip():
+    """Return two frames (1, 2, 3, 5, 7), and their spikes of two channels (1, 2, 2, 5, 7)."""
     torch.manual_seed(0)
-    batch = {"lq": torch.rand(1, 2, 3, 5, 7), "spike": torch.rand(1, 2, 2, 5, 7), "key": ["a/0"]}
+    return torch.rand(1, 2, 3, 5, 7), torch.rand(1, 2, 2, 5, 7)
+
+
+def test_a_fusion_operator_alone_is_a_network_that_trains():
+    model = define_Model(OPERATOR_ALONE, spike_channels=2)
+    model.init_train()
+    lq, spike = random_clip()
+    # To be learned: all frames are half as bright.
+    batch = {"lq": lq, "spike": spike, "gt": 0.5 * lq, "key": ["a/0"]}
+
     losses = []
     for step in range(1, 6):
-        result = model.optimize_parameters(step, [{**batch, "gt": batch["lq"] * 0.5}])
+        result = model.optimize_parameters(step, [batch])
         losses.append(float(result.losses["loss"]))
-    assert losses[-1] < losses[0]
-    net = define_G(values, spike_channels=2)
-    operator = module_of(net, "fusion", GatedFusion)
-    restored = net(batch["lq"], batch["spike"])
 
-    assert torch.equal(restored, operator.on_input(batch["lq"], batch["spike"]))
+    assert losses[-1] < losses[0]
+
+
+def test_the_network_of_a_fusion_operator_alone_gives_the_frames_of_the_operator():
+    net = define_G(OPERATOR_ALONE, spike_channels=2)
+    operator = module_of(net, "fusion", GatedFusion)
+    lq, spike = random_clip()
+
+    assert torch.equal(net(lq, spike), operator.on_input(lq, spike))
 
 
 @pytest.mark.parametrize(
     "fusion", ["none", "concat", "gated", {"type": "exposure", "base": "blurry"}]
 )
 def test_an_operator_that_gives_no_frame_is_no_network(fusion):
-    with pytest.raises(
-        OptionError, match=r'netG\.fusion (none|concat|gated|exposure)\n(.*\n)*.*base "fused"'
-    ):
+    with pytest.raises(OptionError) as refused:
         define_G({"netG": {"net_type": "fusion", "fusion": fusion}}, spike_channels=2)
+
+    name = fusion if isinstance(fusion, str) else fusion["type"]
+    assert f"netG.fusion {name}\n" in str(refused.value)
+    assert 'base "fused"' in str(refused.value)  # with this base, "gated" and "exposure" give one
 
 
 class OwnKeys(Crops, FileReading):
@@ -122,7 +180,7 @@ class OwnKeys(Crops, FileReading):
 
 @DATASETS.register("OwnSpikes", given=("seed",))
 class OwnSpikes(TrainClips):
-    """Its spikes are no section of the option file."""
+    """A dataset as a user may write it. Its spikes have no section in the option file."""
 
     def __init__(self, section: OwnKeys, seed: int = 0) -> None:
         super().__init__(section, seed)
@@ -133,17 +191,7 @@ class OwnSpikes(TrainClips):
 
 
 def test_a_dataset_without_a_spike_section_may_have_spikes():
-    files = {
-        "dataset_type": "OwnSpikes",
-        "dataroot_lq": "none",
-        "dataroot_gt": "none",
-        "num_frame": 2,
-        "gt_size": 32,
-    }
-    values = {
-        "task": "t",
-        "netG": {"net_type": "vrt", **SMALL, "fusion": "concat"},
-        "train": {"G_lossfn_type": "l1"},
-        "datasets": {"train": files, "test": files},
-    }
-    check(read_options(values, PARTS))
+    section = {"dataset_type": "OwnSpikes", **FRAMES, "num_frame": 2, "gt_size": 32}
+
+    # "concat" needs spikes. It raises no error, because the class says that it has 4 channels.
+    check(read(train=section, netG={"fusion": "concat"}, test=section))
