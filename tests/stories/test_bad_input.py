@@ -6,118 +6,224 @@ in this process, because that is fast. A few of them, and all wrong data, go thr
 
 import shutil
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from main_train_vrt import read_options
-from tests.dist.launching import ROOT, run_command, run_ranks
+from tests.dist.launching import ROOT, RankResult, run_command, run_ranks
 from tests.helpers.train_files import train, write_options
 from utils.errors import OptionError
 
-
-def in_gbk(path):
-    """Put a Chinese comment in the encoding GBK, which is no UTF-8, at the begin of a file."""
-    path.write_bytes(
-        "// 模糊 4 0 0\n".encode("gbk") + (path.read_bytes() if path.exists() else b"")
-    )
+# Exit codes.
+WRONG_OPTIONS = 2
+WRONG_DATA = 3  # also for a missing file
 
 
-GT = "GOPRO_Large/train/train0/sharp"
-# What is done to the folder of the data, the override, the exit code, the words of the message.
-CASES = {
-    "pretrained": (None, "path.pretrained_netG=/nowhere.pth", 3, ["/nowhere.pth"]),
-    "batch": (None, "datasets.train.dataloader_batch_size=9", 2, [
-        "8 training samples are fewer than one batch of 18", "2 ranks x 9"]),
-    "encoding": (lambda at: in_gbk(at / "options.json"), "task=x", 2,
-        ["options.json", "not UTF-8", "save it as"]),
-    "encoding of a list": (
-        lambda at: in_gbk(at / "list.txt"), "datasets.train.meta_info_file={}/list.txt", 3,
-        ["list.txt", "not UTF-8", "save it as UTF-8"]),
-    "missing folder": (lambda at: shutil.rmtree(at / "GOPRO_Large/test"), "task=x", 3,
-        ["GOPRO_Large/test"]),
-    "missing spikes": (lambda at: shutil.rmtree(at / "GOPRO_Large_spike_seq"), "task=x", 3, [
-        "GOPRO_Large_spike_seq/train", "make the data"]),
-    "unmatched frames": (lambda at: (at / GT / "000001.png").unlink(), "task=x", 3,
-        ["train0", "000001"]),
-}  # fmt: skip
+def assert_is_whole(text: str, words: list[str]) -> None:
+    """Check that a message has these words, and all its parts."""
+    for word in words:
+        assert word in text, text
+    # Each part begins a line with its name, e.g. "  in        options.json".
+    for part in ("in", "expected", "do"):
+        assert f"\n  {part:<9} " in text, text
+
+
+# ---- Wrong options ------------------------------------------------------------------------------
 
 
 # What the message expects in place of a misspelt key of the section train.
-KEYS = 'keys of "train" with loss "charbonnier"; the nearest is G_optimizer_lr'
+KEYS_OF_TRAIN = 'keys of "train" with loss "charbonnier"; the nearest is G_optimizer_lr'
+# A task that cannot name a folder of its own.
+NO_TASK = ["a folder name: at most 255 bytes"]
 # A wrong option as on the command line -> words of the message.
-OPTIONS = {
-    "train.G_optimiser_lr=1e-4": ["train.G_optimiser_lr", KEYS],
-    "train.total_iter=many": ["train.total_iter", "int"],
-    "datasets.train.gt_size=30": ["datasets.train.gt_size is 30", "set it to 32"],
-    "netG.fusion=concat": ["netG.in_chans", "5, which", "3 RGB and 2 spike channels"],
-    **{key: ["rename it: train.G_optimizer_lr"] for key in ("train.learning_rate=1e-4", "lr=1e-4")},
+OPTIONS: dict[str, list[str]] = {
+    # Keys that do not exist.
+    "train.G_optimiser_lr=1e-4": ["train.G_optimiser_lr", KEYS_OF_TRAIN],
+    # Keys that other projects have. The message names ours.
+    "train.learning_rate=1e-4": ["rename it: train.G_optimizer_lr"],
+    "lr=1e-4": ["rename it: train.G_optimizer_lr"],
     "train.batch_size=4": ["rename it: datasets.train.dataloader_batch_size"],
     "epochs=4": ["rename it: train.epochs"],
     "datasets.train.workers=4": ["rename it: datasets.train.dataloader_num_workers"],
-    "datasets.test.spike.representation.num_bins=3":
-        ["datasets.test gives 3 spike channels, ", "train 2"],
-    "datasets.train.dataloader_timeout_s=300":
-        ["dataloader_timeout_s is 300, watchdog.stall_s 300"],
-    "train.total_iter=null": ["total_iter and train.epochs are both null"],
-    "task=..": ["task is '..'"],
-    # A task that cannot name a folder of its own.
-    **{f"task={name}": ["a folder name: at most 255 bytes"]
-       for name in ("x" * 300, "脉冲" * 60, ".preflight")},
-    # What the loss needs, and the data lack.
-    "datasets.train.dataroot_gt=null":
-        ["needs sharp frames, and datasets.train.dataroot_gt is null"],
-    "netG.out_instants=3": ["line 1 (datasets.train.dataroot_gt_instants)"],
-    # What former versions had.
+    # Keys and values that former versions had.
     "train.G_lossfn_type=reblur": ["a registered loss: charbonnier, l1, l2"],
     "datasets.train.rate_windows=3": ["unknown option datasets.train.rate_windows"],
     "netG.flow_input=both": ["unknown option netG.flow_input"],
-}  # fmt: skip
-
-
-def check_message(text, words):
-    """Check that a message has these words and all its parts."""
-    assert all(word in text for word in words), text
-    assert all(f"\n  {part:<9} " in text for part in ("in", "expected", "do")), text
+    # Values that a key does not take.
+    "train.total_iter=many": ["train.total_iter", "int"],
+    "task=..": ["task is '..'"],
+    f"task={'x' * 300}": NO_TASK,
+    f"task={'脉冲' * 60}": NO_TASK,  # 120 characters of 3 bytes
+    "task=.preflight": NO_TASK,  # the folder of the records of data checks
+    # Values that do not fit others.
+    "datasets.train.gt_size=30": ["datasets.train.gt_size is 30", "set it to 32"],
+    "netG.fusion=concat": ["netG.in_chans", "5, which", "3 RGB and 2 spike channels"],
+    "datasets.test.spike.representation.num_bins=3": [
+        "datasets.test gives 3 spike channels, ",
+        "train 2",
+    ],
+    "datasets.train.dataloader_timeout_s=300": [
+        "dataloader_timeout_s is 300, watchdog.stall_s 300"
+    ],
+    "train.total_iter=null": ["total_iter and train.epochs are both null"],
+    # What the loss needs, and the data lack.
+    "datasets.train.dataroot_gt=null": [
+        "needs sharp frames, and datasets.train.dataroot_gt is null"
+    ],
+    "netG.out_instants=3": ["line 1 (datasets.train.dataroot_gt_instants)"],
+}
 
 
 @pytest.mark.parametrize(("override", "words"), OPTIONS.items())
 def test_a_wrong_option_is_refused_with_what_to_write_in_its_place(tmp_path, override, words):
+    options = write_options(tmp_path)
+
     with pytest.raises(OptionError) as error:
-        read_options(["--opt", str(write_options(tmp_path)), *override.split(" ")])
-    check_message(str(error.value), words)
+        read_options(["--opt", str(options), override])
+
+    assert_is_whole(str(error.value), words)
+
+
+# The first option is found when the options are read, the second when the network is checked.
+@pytest.mark.parametrize(
+    ("override", "ranks"), [("train.total_iter=many", 2), ("netG.fusion=concat", 1)]
+)
+def test_a_wrong_option_ends_every_rank_with_one_message(tmp_path, override, ranks):
+    options = write_options(tmp_path)
+
+    result = train(options, override, ranks=ranks, limit_s=60)
+
+    assert_ended_with_one_message(result, WRONG_OPTIONS, OPTIONS[override])
+
+
+def assert_ended_with_one_message(result: RankResult, exit_code: int, words: list[str]) -> None:
+    """Check that all ranks have ended with this code, and that one of them has said why."""
+    assert set(result.exit_codes) == {exit_code}, result.text
+    assert result.text.count("Error: ") == 1, result.text
+    assert "Traceback" not in result.text, result.text
+    _, _, message = result.text.partition("Error: ")
+    assert_is_whole(message, words)
+
+
+# ---- Files and data that do not fit -------------------------------------------------------------
+
+
+def add_comment_in_gbk(path: Path) -> None:
+    """Put a Chinese comment in the encoding GBK, which is no UTF-8, at the begin of a file."""
+    content = path.read_bytes() if path.exists() else b""
+    path.write_bytes("// 模糊 4 0 0\n".encode("gbk") + content)
+
+
+# Each function spoils the data or the option file in the folder of `write_options`.
+
+
+def spoil_nothing(folder: Path) -> None:
+    """For options that do not fit the data."""
+
+
+def spoil_the_encoding(folder: Path) -> None:
+    add_comment_in_gbk(folder / "options.json")
+
+
+def write_a_list_in_another_encoding(folder: Path) -> None:
+    add_comment_in_gbk(folder / "list.txt")
+
+
+def remove_the_test_clips(folder: Path) -> None:
+    shutil.rmtree(folder / "GOPRO_Large/test")
+
+
+def remove_the_spikes(folder: Path) -> None:
+    shutil.rmtree(folder / "GOPRO_Large_spike_seq")
+
+
+def remove_a_sharp_frame(folder: Path) -> None:
+    (folder / "GOPRO_Large/train/train0/sharp/000001.png").unlink()
+
+
+class Input(NamedTuple):
+    """Files or data that a training refuses."""
+
+    spoil: Callable[[Path], None]
+    # Words of the message.
+    words: list[str]
+    # An option as on the command line. "{}" stands for the folder of the data.
+    override: str = "task=x"
+    exit_code: int = WRONG_DATA
+
+
+INPUTS = {
+    "pretrained": Input(
+        spoil_nothing, ["/nowhere.pth"], override="path.pretrained_netG=/nowhere.pth"
+    ),
+    # Two training clips of 4 frames have 8 samples. A batch on 2 ranks has 2 x 9 = 18.
+    "batch": Input(
+        spoil_nothing,
+        ["8 training samples are fewer than one batch of 18", "2 ranks x 9"],
+        override="datasets.train.dataloader_batch_size=9",
+        exit_code=WRONG_OPTIONS,
+    ),
+    "encoding": Input(
+        spoil_the_encoding,
+        ["options.json", "not UTF-8", "save it as"],
+        exit_code=WRONG_OPTIONS,
+    ),
+    "encoding of a list": Input(
+        write_a_list_in_another_encoding,
+        ["list.txt", "not UTF-8", "save it as UTF-8"],
+        override="datasets.train.meta_info_file={}/list.txt",
+    ),
+    "missing folder": Input(remove_the_test_clips, ["GOPRO_Large/test"]),
+    "missing spikes": Input(remove_the_spikes, ["GOPRO_Large_spike_seq/train", "make the data"]),
+    "unmatched frames": Input(remove_a_sharp_frame, ["train0", "000001"]),
+}
 
 
 @pytest.mark.parametrize(
-    ("case", "ranks"),
-    [(case, 1) for case in ("netG.fusion=concat", "unmatched frames")]
-    + [(case, 2) for case in ("train.total_iter=many", *CASES)],
+    ("name", "ranks"),
+    [("unmatched frames", 1), *[(name, 2) for name in INPUTS]],
 )
-def test_bad_input_ends_every_rank_with_one_message(tmp_path, case, ranks):
-    spoil, override, code, words = CASES.get(case) or (None, case, 2, OPTIONS[case])
+def test_bad_input_ends_every_rank_with_one_message(tmp_path, name, ranks):
+    bad = INPUTS[name]
     options = write_options(tmp_path)
-    if spoil:
-        spoil(tmp_path)
-    result = train(options, override.replace("{}", str(tmp_path)), ranks=ranks, limit_s=60)
-    assert result.exit_codes == [code] * ranks, result.text
-    assert result.text.count("Error: ") == 1, result.text
-    assert "Traceback" not in result.text, result.text
-    check_message(result.text[result.text.index("Error: ") :], words)
+    bad.spoil(tmp_path)
+
+    override = bad.override.replace("{}", str(tmp_path))
+    result = train(options, override, ranks=ranks, limit_s=60)
+
+    assert_ended_with_one_message(result, bad.exit_code, bad.words)
 
 
-def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path):
-    options = write_options(tmp_path)
-    escape = "\x1b]0;owned\x07\u202e"
-    result = train(options, f"train.{escape}=3")
-    assert result.exit_codes == [2]
+# ---- Control characters -------------------------------------------------------------------------
+
+# ESC ] 0 ; ... BEL gives a terminal another title. The last character reverses the text behind it.
+CONTROL = "\x1b]0;owned\x07\u202e"
+
+
+def test_control_characters_of_an_option_do_not_reach_the_terminal(tmp_path):
+    result = train(write_options(tmp_path), f"train.{CONTROL}=3")
+
+    assert result.exit_codes == [WRONG_OPTIONS]
     assert "owned" in result.text
-    assert not {"\x1b", "\x07", "\u202e"} & set(result.text)
+    for character in ("\x1b", "\x07", "\u202e"):
+        assert character not in result.text
+
+
+def test_control_characters_of_a_log_do_not_reach_the_terminal(tmp_path):
     log = tmp_path / "run.log"
-    log.write_text(f"DataError: {escape}\n" + "\n" * 2_000_000)
+    # Many lines follow, as in the log of a long run. The doctor must still be fast.
+    log.write_text(f"DataError: {CONTROL}\n" + "\n" * 2_000_000)
+
     doctor = run_command([sys.executable, "scripts/doctor.py", "--log", log], limit_s=10)
 
     assert "owned" in doctor.text
     assert "\x1b" not in doctor.text
 
+
+# ---- A program that goes on ---------------------------------------------------------------------
 
 # A program that trains, and goes on when the training ended with an error, as a notebook does. It
 # prints which threads and child processes are left.
@@ -139,7 +245,10 @@ def test_a_program_that_lives_on_after_a_run_ended_with_an_error_is_watched_no_l
     program = tmp_path / "notebook.py"
     program.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{LIVES_ON}")
     options = write_options(tmp_path)
-    shutil.rmtree(tmp_path / "GOPRO_Large_spike_seq")
+    remove_the_spikes(tmp_path)
+
     result = run_ranks(1, program, "--opt", options)
 
-    assert result.json == {"code": 3, "threads": ["MainThread"], "children": 0}, result.text
+    assert result.json == {"code": WRONG_DATA, "threads": ["MainThread"], "children": 0}, (
+        result.text
+    )
