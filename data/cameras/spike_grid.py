@@ -192,9 +192,12 @@ def scale_of(matrix: np.ndarray) -> float:
     """Return the RGB pixels per spike pixel along a side, of a matrix from spike to RGB pixels.
 
     The determinant is the area of a spike pixel in the frame, in RGB pixels. The square root of the
-    area is the side: a determinant of 4 means 2 RGB pixels.
+    area is the side: a determinant of 4 means 2 RGB pixels. If one camera is tilted, pixels differ
+    a little in size, and this is the size of spike pixel (0, 0).
     """
-    without_shift = matrix[:2, :2]
+    # A homography maps alike if all of its values are multiplied by a factor. Divided by its last
+    # value, it has no factor any more.
+    without_shift = matrix[:2, :2] / matrix[2, 2]
     area = abs(np.linalg.det(without_shift))  # negative if the matrix mirrors
     return float(np.sqrt(area))
 

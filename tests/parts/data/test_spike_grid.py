@@ -136,6 +136,10 @@ def test_a_calibration_that_only_enlarges_covers_the_frame():
     assert scaled.region == whole_frame
 
 
+def test_a_factor_of_a_homography_does_not_change_the_size_of_a_spike_pixel():
+    assert grid(matrix=3 * TURNED).pixel == grid(matrix=TURNED).pixel
+
+
 def test_spikes_finer_than_the_frame_are_averaged_over_its_pixels():
     plane = (60, 90)
     frame = (20, 30)
