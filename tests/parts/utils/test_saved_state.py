@@ -1,6 +1,14 @@
-"""What a checkpoint holds is checked before a run resumes from it."""
+"""What a checkpoint holds is checked before a run resumes from it.
+
+A checkpoint is a dict: the position of the run (step, epoch, batch, ...), and its parts
+(model_state_dict, optimizer, ...). A run of one step writes a right checkpoint. The tests change a
+value of this checkpoint, and look for it as a start does.
+"""
 
 import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -14,71 +22,121 @@ from utils.run import checkpoint
 from utils.run.checkpoint import find_checkpoint
 
 
+class FinishedRun(NamedTuple):
+    """A run of one step."""
+
+    folder: Path
+    state: dict[str, Any]  # its checkpoint
+
+
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """Options and folder of a run of one step, and its checkpoint."""
+def run(tmp_path_factory) -> FinishedRun:
+    """Give a run of one step."""
     options = write_odd(tmp_path_factory.mktemp("run"))
-    assert odd(options, "datasets.test={}", "train.total_iter=1").exit_codes == [0]
-    return options, experiment(options), latest(options)
+    result = odd(options, "datasets.test={}", "train.total_iter=1")
+    assert result.exit_codes == [0], result.text
+    return FinishedRun(experiment(options), latest(options))
 
 
-@pytest.mark.parametrize(("key", "value"), [
-    ("step", -1), ("step", math.nan), ("step", True), ("step", 2**70), ("step", "1"),
-    ("epoch", None), ("batch", -3), ("best_psnr", math.nan), ("best_psnr", "high"),
-    ("validated", 1.5), ("wandb_id", 7), ("order", {"samples": 0}), ("order", [1]), ("options", []),
-    ("model_state_dict", {"conv.weight": 3}), ("model_state_dict", None), ("optimizer", 0),
-    ("nonfinite_in_a_row", -1), ("world_size", 0), ("scaler", 3), ("ema_state_dict", "x"),
-])  # fmt: skip
+def path_in(folder: Path) -> Path:
+    """Return the path of the latest checkpoint of a run in this folder."""
+    return folder / "checkpoints" / "checkpoint_latest.pth"
+
+
+# ---- Values of a wrong type or range ----
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("step", -1),
+        ("step", math.nan),
+        ("step", True),
+        ("step", 2**70),
+        ("step", "1"),
+        ("epoch", None),
+        ("batch", -3),
+        ("best_psnr", math.nan),
+        ("best_psnr", "high"),
+        ("validated", 1.5),
+        ("wandb_id", 7),
+        ("order", {"samples": 0}),
+        ("order", [1]),
+        ("options", []),
+        ("model_state_dict", {"conv.weight": 3}),
+        ("model_state_dict", None),
+        ("optimizer", 0),
+        ("nonfinite_in_a_row", -1),
+        ("world_size", 0),
+        ("scaler", 3),
+        ("ema_state_dict", "x"),
+    ],
+)
 def test_a_position_or_part_of_a_wrong_type_is_refused_by_its_key(run, tmp_path, key, value):
-    state = {**run[2], key: value}
-    path = tmp_path / "checkpoints" / "checkpoint_latest.pth"
-    checkpoint.save(state, path)
+    checkpoint.save({**run.state, key: value}, path_in(tmp_path))
+
     with pytest.raises(CheckpointError, match=key) as error:
         find_checkpoint("auto", tmp_path)
 
-    assert str(path) in str(error.value)
+    assert str(path_in(tmp_path)) in str(error.value)
 
 
 def test_keys_that_a_newer_version_adds_are_left_alone(run, tmp_path):
-    state = {**run[2], "of_tomorrow": 1, "order": {**run[2]["order"], "of_tomorrow": 1}}
-    checkpoint.save(state, tmp_path / "checkpoints" / "checkpoint_latest.pth")
-    assert present(find_checkpoint("auto", tmp_path)).state["step"] == 1
+    order = {**run.state["order"], "of_tomorrow": 1}
+    checkpoint.save({**run.state, "of_tomorrow": 1, "order": order}, path_in(tmp_path))
+
+    found = present(find_checkpoint("auto", tmp_path))
+
+    assert found.state["step"] == 1
 
 
-PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
-    ),
-    max_leaves=4,
-)
+# ---- Any value ----
+
+
+def containers_of(inner: st.SearchStrategy) -> st.SearchStrategy:
+    """Draw a list or a dict of values that `inner` draws."""
+    texts = st.text(max_size=3)
+    return st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3)
+
+
+single_values = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+any_values = st.recursive(single_values, containers_of, max_leaves=4)
+
+
+def keys_of_values(value: Any, outer: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the keys that lead to each value of nested dicts, from outside.
+
+    E.g. {"order": {"samples": 8}} gives ("order",) and ("order", "samples"). Keys that are numbers,
+    as the optimizer has, are written as texts.
+    """
+    if isinstance(value, dict):
+        for key, item in value.items():
+            keys = (*outer, str(key))
+            yield keys
+            yield from keys_of_values(item, keys)
+
+
+def with_value(content: dict[Any, Any], keys: tuple[str, ...], new: Any) -> dict[Any, Any]:
+    """Return a copy of nested dicts with one value replaced. keys: as of `keys_of_values`."""
+    first, *others = keys
+    changed = dict(content)
+    for key, item in content.items():
+        if str(key) == first:
+            changed[key] = with_value(item, tuple(others), new) if others else new
+    return changed
 
 
 @examples(60)
 @given(data=st.data())
 def test_whatever_one_value_of_a_checkpoint_is_the_run_resumes_or_ends_in_words(run, data):
-    _, folder, state = run
-    where = data.draw(st.sampled_from(sorted(_places(state))))
-    changed = _changed(state, where, data.draw(PLAIN))
-    checkpoint.save(changed, folder / "checkpoints" / "checkpoint_latest.pth", keep=0)
+    keys = data.draw(st.sampled_from(sorted(keys_of_values(run.state))))
+    changed = with_value(run.state, keys, data.draw(any_values))
+    # keep=0: no former checkpoint stays, because a start could take it in place of this one.
+    checkpoint.save(changed, path_in(run.folder), keep=0)
+
     try:
-        resumed = find_checkpoint("auto", folder)
-    except CheckpointError as e:
-        assert str(folder) in str(e)
+        found = find_checkpoint("auto", run.folder)
+    except CheckpointError as error:
+        assert str(run.folder) in str(error)
     else:
-        assert present(resumed).state["step"] >= 0
-
-
-def _places(value, at=()):
-    """Yield the keys that lead to each value of nested dicts and lists."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield (*at, str(key))
-            yield from _places(item, (*at, str(key)))
-
-
-def _changed(value, where, new):
-    """Return a copy of nested dicts with one value replaced. where: its keys, from outside."""
-    key = next(key for key in value if str(key) == where[0])
-    inner = new if len(where) == 1 else _changed(value[key], where[1:], new)
-    return {**value, key: inner}
+        assert present(found).state["step"] >= 0
