@@ -1,4 +1,12 @@
-"""lab/motion_seeds.py: runs of the learned steps are compared on the frames of main_test_vrt.py."""
+"""lab/motion_seeds.py: runs of the learned steps are compared on the frames of main_test_vrt.py.
+
+A way is a network that restores a clip: the operator, the shipped weights, or the steps that a run
+has trained. A run has a kind (EQUATIONS; PLAIN: the control, from which the motion is hidden), a
+seed, and a number of updates.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -53,37 +61,66 @@ def reader_of(clip, operator: SavedNetwork) -> DatasetClip:
     return reader
 
 
-def test_all_ways_restore_as_the_test_program_and_the_control_does_not_see_the_motion(tmp_path):
-    clip = Scene(velocity=(11.0, -5.0), rate=0.9).write(tmp_path / "clip")
+class Compared(NamedTuple):
+    """A clip that all ways have restored."""
+
+    clip: Path
+    scores: dict[str, float]  # name of a way -> its PSNR in dB
+    ways: EachWay
+
+
+# Runs whose steps go no way to the proposal, as new steps do, or half of the way.
+NEW = Run(EQUATIONS, seed=0, updates=0)
+SEEING = Run(EQUATIONS, seed=1, updates=1)
+CONTROL = Run(PLAIN, seed=1, updates=1)
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory) -> Compared:
+    """Give a clip that moves, and its scores by each way."""
+    clip = Scene(velocity=(11.0, -5.0), rate=0.9).write(tmp_path_factory.mktemp("a") / "clip")
     operator = read_saved(OPERATOR)
-    new = Run(EQUATIONS, seed=0, updates=0)
-    seeing = Run(EQUATIONS, seed=1, updates=1)
-    plain = Run(PLAIN, seed=1, updates=1)
-    trained_runs = [learned_with(new, 0.0), learned_with(seeing, 0.5), learned_with(plain, 0.5)]
     shipped = network_of(SHIPPED)
     solver = Solver(
         groups=shipped.groups,
         linearisations=shipped.linearisations,
         steps=shipped.proposal_steps,
     )
-    find = finder_of(shipped.motion_by, shipped.motion_net, CPU)
-    ways = EachWay(shipped, trained_runs)
-    scores = clip_scores(reader_of(clip, operator), operator, ways, find, solver)
+    find_motion = finder_of(shipped.motion_by, shipped.motion_net, CPU)
+    trained = [learned_with(NEW, 0.0), learned_with(SEEING, 0.5), learned_with(CONTROL, 0.5)]
+    ways = EachWay(shipped, trained)
+    scores = clip_scores(reader_of(clip, operator), operator, ways, find_motion, solver)
+    return Compared(clip, scores, ways)
 
-    for way, weights in ((OF_OPERATOR, OPERATOR), (OF_SHIPPED, SHIPPED)):
-        out = tmp_path / way
-        restore(
-            "--weights", weights, "--input", clip / "blur", "--spike", clip / "spike",
-            "--gt", clip / "sharp", "--output", out,
-        )  # fmt: skip
-        expected = metrics(out)["averages"]["restored"]["psnr"]
-        assert scores[way] == pytest.approx(expected, abs=1e-3)
 
-    # New steps change nothing. The control has no other proposal than the operator's frame.
-    assert scores[new.name] == scores[OF_OPERATOR]
-    assert scores[seeing.name] > scores[OF_OPERATOR] + 1
-    assert ways.frames_without_steps == 0
-    assert scores[plain.name] == pytest.approx(scores[OF_OPERATOR], abs=1e-6)
+@pytest.mark.parametrize(("way", "weights"), [(OF_OPERATOR, OPERATOR), (OF_SHIPPED, SHIPPED)])
+def test_a_way_scores_as_the_test_program_with_its_weights(compared, tmp_path, way, weights):
+    clip = compared.clip
+    files = ("--input", clip / "blur", "--spike", clip / "spike", "--gt", clip / "sharp")
+
+    restore("--weights", weights, *files, "--output", tmp_path)
+
+    expected = metrics(tmp_path)["averages"]["restored"]["psnr"]
+    assert compared.scores[way] == pytest.approx(expected, abs=1e-3)
+
+
+def test_new_steps_change_nothing(compared):
+    assert compared.scores[NEW.name] == compared.scores[OF_OPERATOR]
+
+
+def test_steps_that_go_half_of_the_way_to_the_proposal_gain(compared):
+    # 1 dB is far above the differences by rounding. The clip moves, so the proposal is better.
+    assert compared.scores[SEEING.name] > compared.scores[OF_OPERATOR] + 1
+
+
+def test_the_control_does_not_see_the_motion(compared):
+    # The control has no other proposal than the operator's frame, so half of the way leads nowhere.
+    operator = compared.scores[OF_OPERATOR]
+    assert compared.scores[CONTROL.name] == pytest.approx(operator, abs=1e-6)
+
+
+def test_all_frames_of_a_clip_that_moves_are_restored_by_the_steps(compared):
+    assert compared.ways.frames_without_steps == 0
 
 
 def test_the_table_has_the_spread_over_the_seeds_and_the_worst_clip_of_any_seed():
@@ -94,6 +131,7 @@ def test_the_table_has_the_spread_over_the_seeds_and_the_worst_clip_of_any_seed(
         Run(PLAIN, 1, 10),
         Run(PLAIN, 0, 20),
     ]
+    # Way -> its gain over the operator on two clips, in dB.
     gains = {
         "operator": (0.0, 0.0),
         "shipped": (4.0, 3.0),
@@ -112,11 +150,13 @@ def test_the_table_has_the_spread_over_the_seeds_and_the_worst_clip_of_any_seed(
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert cells == [
         "report_ideal",
-        "24.00",
-        "+3.50",
+        "24.00",  # the operator: (25 + 23) / 2
+        "+3.50",  # the shipped weights: (4 + 3) / 2
+        # Equations: the means of the two seeds are 2 and 3. Their standard deviation is
+        # sqrt((0.5^2 + 0.5^2) / (2 - 1)) = 0.71.
         "+2.50 ± 0.71",
-        "+1.00 (park_00)",
-        "+0.30 ± 0.14",
-        "-0.10 (park_00)",
-        "+0.50",
+        "+1.00 (park_00)",  # the worst clip, with seed 0
+        "+0.30 ± 0.14",  # the control after 10 updates: means of 0.4 and 0.2
+        "-0.10 (park_00)",  # its worst clip, with seed 1
+        "+0.50",  # the control after 20 updates, with one seed
     ]
