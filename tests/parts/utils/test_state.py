@@ -42,7 +42,7 @@ CHANGES = (
 )
 # Classes whose objects hold state. The scan lists each object of these classes that a module makes,
 # also if no function of this module changes it.
-HOLDERS = ("Registry", "Run", "Lock", "Event")
+HOLDERS = ("Registry", "DatasetRegistry", "Run", "Lock", "Event")
 
 # ---- The tables --------------------------------------------------------------------------------
 
