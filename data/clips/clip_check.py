@@ -582,40 +582,62 @@ class ClipCheck:
 
         A user's spikes may come without the plane of the sharp frame (`center`). Then a center is
         assumed, and a warning says which. In this case `self.spikes` is replaced, and `run` puts
-        the new value into the clip. Raises OptionError, DataError.
+        the new value into the clip. A center that the user gives is never replaced: if it does not
+        fit, the error says so. Raises OptionError, DataError.
         """
         try:
             return spikes.exposures(self.name, planes_of_paths, frames, times)
         except OptionError:  # e.g. the center is unknown
             if not self.source.is_user_clip:
                 raise
-        center, used = self._assumed_center(planes_of_paths, spikes, times)
+            length = self._planes_of_first_exposure(planes_of_paths, spikes, times)
+            if self._is_center_given(spikes, length):
+                raise
+        center, used = self._assumed_center(length)
         logger.warning("spikes of %s: the plane of the sharp frame is unknown, %s", self.name, used)
         self.spikes = spikes.changed(center=center)
         return self.spikes.exposures(self.name, planes_of_paths, frames, times)
 
-    def _assumed_center(
+    def _planes_of_first_exposure(
         self,
         planes_of_paths: list[tuple[str, int]],
         spikes: DatSpikes,
         times: FrameTimes | None,
-    ) -> tuple[int | float | str, str]:
-        """Return the option `center` for a user's spikes without one, and words for the warning.
-
-        The center of the training spikes is returned if the exposures have as many planes as in
-        training. Otherwise "file" is returned, which means the middle plane.
+    ) -> int:
+        """Return the number of planes of the first exposure. All have about the same number.
 
         planes_of_paths: (path, number of planes) of each spike file.
         spikes: how these files are read.
         times: times of the frames, if one file holds the planes of all frames.
         """
-        # All exposures have about the same number of planes, so the first exposure is enough.
         _, planes = planes_of_paths[0]  # number of planes of the first file
         ranges = None
         if times:
             # In one file, the times give (first plane, plane after the last) of each frame.
             ranges = spikes.plane_ranges(self.name, planes, times)
-        length = spikes.timing.span(self.name, 0, planes, ranges).length
+        return spikes.timing.span(self.name, 0, planes, ranges).length
+
+    def _is_center_given(self, spikes: DatSpikes, length: int) -> bool:
+        """Return whether the user says the plane of the sharp frame, by an option or dataset.json.
+
+        The spike section of the weights may have a center, too. It belongs to the clips of the
+        training, so it says nothing of the user's spikes.
+
+        length: number of planes of an exposure.
+        """
+        if spikes.center == "gt":
+            return spikes.info.gt_plane_of(self.name, length) is not None
+        trained = self.source.trained
+        return trained is None or spikes.center != trained.get("center")
+
+    def _assumed_center(self, length: int) -> tuple[int | float | str, str]:
+        """Return the option `center` for a user's spikes without one, and words for the warning.
+
+        The center of the training spikes is returned if the exposures have as many planes as in
+        training. Otherwise "file" is returned, which means the middle plane.
+
+        length: number of planes of an exposure.
+        """
         # The center of the training is a plane number, so it fits only exposures of equal length.
         trained = self.source.trained
         if trained and trained["planes"] == length and trained["gt_plane"] is not None:

@@ -509,6 +509,20 @@ def test_which_planes_are_read_is_what_the_user_says(home, trained_on, asked_for
     assert {key: found[key] for key in PLANE_KEYS & found.keys()} == asked_for
 
 
+def spikes_of_user(home):
+    """Return the arguments that restore the clip test2 with its spikes, 24 planes in a file."""
+    blur, spikes, _ = files_of_clip(home, "test2")
+    return ["--weights", home / "spike.pth", "--input", blur, "--spike", spikes]
+
+
+def test_a_center_outside_of_the_planes_is_refused(home, tmp_path, capfd):
+    outside = [*spikes_of_user(home), "--output", tmp_path / "out", "spike.center=99"]
+
+    text, _ = weights_files.message(capfd, *outside)
+
+    assert "99 is outside of 0 to 23" in text
+
+
 class HalfRate:
     """Spikes of a camera with half the rate, without a dataset.json that would say so.
 
