@@ -11,11 +11,16 @@ frames in dB, for two ways to enlarge the grey picture (docs/benchmarks/quality.
     bilinear +7.55
     bicubic +8.21
 
-How a frame is restored. All are display values, as the frames are:
+How a frame is restored. All values are display values, like the values of the frames:
 
-    grey = what the grey camera sees of a frame, at half the size    (of the sharp and the blurry
-    one) ratio = sharp grey / blurry grey, enlarged to the size of the frame
-    restored = blurry + change of colours (ratio - 1)
+    sharp_grey   what the grey camera sees of the sharp frame, at half its size
+    blurry_grey  what the grey camera sees of the blurry frame, at half its size
+    ratio        sharp_grey / blurry_grey, enlarged to the size of the frame
+    changes      how much each colour of a pixel rises if its grey value becomes twice as large
+    restored     blurry + changes * (ratio - 1)
+
+E.g. the sharp grey is 0.6 and the blurry grey 0.4, so ratio - 1 is 0.5. A colour whose change is
+0.3 rises by 0.3 * 0.5 = 0.15.
 
 Nothing else uses this file, and no test runs it. A change may change only the two figures, which
 docs/benchmarks/quality.md repeats.
@@ -55,12 +60,14 @@ def main(clips: list[str]) -> None:
 
 
 def restore(blurry: np.ndarray, sharp: np.ndarray, interpolation: int) -> np.ndarray:
-    """Restore a blurry frame with the grey picture of the sharp one.
+    """Restore a blurry frame with the grey picture of the sharp frame. Returns (H, W, 3) uint8.
 
     blurry, sharp: (H, W, 3) uint8. interpolation: a value of WAYS.
     """
     sharp_grey = half_size_grey(sharp)
-    blurry_grey = half_size_grey(blurry).clip(1e-3)  # no division by 0 in a black place
+    # At least 1e-3, because a black pixel would be a division by 0. The smallest display value
+    # above black is 1 / 255 = 0.004, so a grey pixel without black keeps its value.
+    blurry_grey = half_size_grey(blurry).clip(1e-3)
     grey_ratio = sharp_grey / blurry_grey
     height, width = blurry.shape[:2]
     ratio = cv2.resize(grey_ratio, (width, height), interpolation=interpolation)
@@ -68,17 +75,20 @@ def restore(blurry: np.ndarray, sharp: np.ndarray, interpolation: int) -> np.nda
     # How much each colour of a pixel changes if its grey value becomes twice as large: (H, W, 3).
     values = blurry / np.float32(255)
     frame = torch.from_numpy(values).permute(2, 0, 1)[None]  # (1, 3, H, W)
-    changes = ExposureFusion(spike_channels=2).colour_changes(frame)[0]  # (3, H, W)
+    # The number of spike channels has no effect here, because `colour_changes` reads no spikes.
+    fusion = ExposureFusion(spike_channels=2)
+    changes = fusion.colour_changes(frame)[0]  # (3, H, W)
     changes = changes.permute(1, 2, 0).numpy()
 
     restored = np.clip(values + changes * (ratio[..., None] - 1), 0, 1)
-    return (255 * restored + 0.5).astype(np.uint8)  # + 0.5 rounds
+    return (255 * restored + 0.5).astype(np.uint8)  # astype cuts off the fraction; + 0.5 rounds
 
 
 def half_size_grey(frame: np.ndarray) -> np.ndarray:
     """Return what a perfect grey camera with half the resolution sees, as display values.
 
-    The camera adds up light. So the mean over 2 x 2 pixels is a mean of linear light.
+    A frame (H, W, 3) uint8 gives (H / 2, W / 2) float32 in 0 ... 1. The camera adds up light. So
+    the mean over 2 x 2 pixels is a mean of linear light.
     """
     light = to_linear(frame / np.float32(255)) @ LUMA
     return to_display(cv2.resize(light, None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA))

@@ -27,6 +27,7 @@ from data.clip import Clip
 from data.clips.clip_check import ClipCheck, Size, most_frequent
 from data.clips.files import FileEntry, Folder, Listing, read_bytes
 from data.clips.source import Problem, Source, joined_errors, joined_texts, list_source
+from data.clips.table import scales_of
 from data.clips.threads import mapped
 from utils.errors import DataError
 from utils.files import natural_key
@@ -149,7 +150,7 @@ def other_scales(clips: Sequence[Clip]) -> list[Problem]:
     """
     if not clips:
         return []
-    scales = [clip.scale for clip in clips]
+    scales = scales_of(clips)
     usual_scale = most_frequent(scales)
     problems = []
     # `clips` may be a table, which makes a clip anew each time it is asked for. So only the clips

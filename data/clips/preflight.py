@@ -464,15 +464,17 @@ def _what_is_wrong(look: Look, kind: str, size: Size) -> str:
     return look.cut
 
 
-def _slow_files(source: Source, clips: Sequence[Clip]) -> list[Problem]:
+def _slow_files(source: Source, clips: ClipTable) -> list[Problem]:
     """Return a warning if spike files are slow to read, because every read begins at their start.
 
-    E.g. an .npz, which is compressed. The list has at most one warning.
+    E.g. an .npz, which is compressed. The list has at most one warning. The paths are read from the
+    table, because making every clip would take long for a large data set.
     """
     # A file for each frame is short, so reading it from its start is fast.
     if not source.has_one_spike_file:
         return []
-    for clip in clips:
-        if files.is_read_from_start(clip.spike[0]):
-            return [Problem(clip.name, files.SLOW_FROM_START, clip.spike[0])]
+    for number in range(len(clips)):
+        [path] = clips.paths("spike", number)
+        if files.is_read_from_start(path):
+            return [Problem(clips[number].name, files.SLOW_FROM_START, path)]
     return []

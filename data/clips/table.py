@@ -96,8 +96,8 @@ class Row(NamedTuple):
     frame, which has its exposure, and the files of the frame before and the frame after. A frame
     reads planes of no further file.
 
-    E.g. each file has 40 planes, and a frame reads all of them and the last 8 planes of the file
-    before. Then its row is 0, 40, 8, 0, 1, 32, 8, 0, 40, 0, 0.
+    E.g. each file has 40 planes, and a frame reads all planes of its own file and the last 8 planes
+    of the file before. Then its row is 0, 40, 8, 0, 1, 32, 8, 0, 40, 0, 0.
 
     The center of the exposure may lie between two planes, so it has a column of its own, of floats.
     For many rows at once, each field may be an array with a number for each row (`rows_in`).
@@ -115,9 +115,11 @@ class Row(NamedTuple):
     # plane is read.
     previous_first: int
     previous_count: int
-    own_first: int  # the same of the own file
+    # The planes that are read of the own file: first plane and number of planes.
+    own_first: int
     own_count: int
-    next_first: int  # the same of the file after
+    # The planes that are read of the file after. 0 and 0 if no plane is read.
+    next_first: int
     next_count: int
 
     def pieces(self) -> tuple[tuple[int, int, int], ...]:
@@ -403,28 +405,34 @@ def first_and_end(begins: np.ndarray, clip: int) -> tuple[int, int]:
 
 
 def _by_row(column: np.ndarray) -> np.ndarray:
-    """Return the column "rows", (11 rows,), with a row in each line: (rows, 11)."""
+    """Return the column "rows" with a row in each line: (11 * rows,) -> (rows, 11)."""
     return column.reshape(-1, len(Row._fields))
 
 
 def _exposure_of(row: Row, center: float, files: Sequence[str], own_file: int) -> Exposure:
     """Return the exposure that a row describes. `TableBuilder._add_exposures` makes the row.
 
-    center: `Exposure.center`, as a float.
+    center: plane of the sharp frame, as a float, because the column "centers" has floats.
     files: spike files of the clip. own_file: index of the frame's own file in `files`.
     """
     pieces = []
+    # step: -1 is the file before the own file, 0 the own file, and 1 the file after.
     for step, first, count in row.pieces():
         # With count 0, no plane is read from this file. The file need not exist then: the first
         # frame of a clip has no previous file.
         if count:
             pieces.append(Piece(files[own_file + step], first, count))
+    exact_center: int | float = center
+    if row.has_whole_center:
+        # The center was an int when the clip was added. It becomes an int again, because messages
+        # say "plane 20" and not "plane 20.0".
+        exact_center = int(center)
     return Exposure(
         own=Piece(files[own_file], row.first_plane, row.plane_count),
         pieces=tuple(pieces),
-        before=row.before,
-        center=int(center) if row.has_whole_center else center,
-        origin=row.origin,
+        before=row.before,  # number of planes that are read before the own planes
+        center=exact_center,
+        origin=row.origin,  # number of the first own plane, as options count planes
     )
 
 
@@ -451,12 +459,13 @@ class JoinedClips(_Clips):
 def joined(clips_of_roots: Sequence[Sequence[Clip]]) -> Sequence[Clip]:
     """Return the clips of several roots as one sequence, a plain list if no root has a table.
 
-    The order of the roots must stay: the numbers of training samples count through all clips.
+    A single root keeps its own sequence. The order of the roots must stay: the numbers of training
+    samples count through all clips.
     """
     if len(clips_of_roots) == 1:
         return clips_of_roots[0]
     # A plain list of the clips of a table would make all `Clip` objects.
-    if any(isinstance(clips, ClipTable) for clips in clips_of_roots):
+    if any(isinstance(clips, _Clips) for clips in clips_of_roots):
         return JoinedClips(clips_of_roots)
     together: list[Clip] = []
     for clips in clips_of_roots:
@@ -464,8 +473,10 @@ def joined(clips_of_roots: Sequence[Sequence[Clip]]) -> Sequence[Clip]:
     return together
 
 
-# The three functions below take any sequence of clips. If it is a table, they read its arrays and
-# make no `Clip` objects, because this would take minutes for large data sets.
+# The four functions below take a table, joined tables or a list of clips. They read the arrays of a
+# table and do not make its clips, because this would take minutes for large data sets. Only
+# `one_of_each_form` makes some clips. A further such function needs the same three branches.
+# tests/parts/data/test_kept.py compares their results for the three kinds of sequences.
 
 
 def frame_counts(clips: Sequence[Clip]) -> list[int]:
@@ -474,10 +485,23 @@ def frame_counts(clips: Sequence[Clip]) -> list[int]:
         return clips.frame_counts.tolist()
     if isinstance(clips, JoinedClips):
         counts: list[int] = []
-        for of_root in clips.clips_of_roots:
-            counts.extend(frame_counts(of_root))
+        for clips_of_root in clips.clips_of_roots:
+            counts.extend(frame_counts(clips_of_root))
         return counts
     return [len(clip) for clip in clips]
+
+
+def scales_of(clips: Sequence[Clip]) -> list[int]:
+    """Return the scale of each clip: height of a sharp frame over height of a blurry frame."""
+    if isinstance(clips, ClipTable):
+        height, _, gt_height, _ = clips.sizes.T  # each (clips,)
+        return (gt_height // height).tolist()
+    if isinstance(clips, JoinedClips):
+        scales: list[int] = []
+        for clips_of_root in clips.clips_of_roots:
+            scales.extend(scales_of(clips_of_root))
+        return scales
+    return [clip.scale for clip in clips]
 
 
 def planes_of(clips: Sequence[Clip]) -> set[int]:
@@ -487,6 +511,10 @@ def planes_of(clips: Sequence[Clip]) -> set[int]:
             return set()
         return set(np.unique(clips.spike_columns["planes"]).tolist())
     found: set[int] = set()
+    if isinstance(clips, JoinedClips):
+        for clips_of_root in clips.clips_of_roots:
+            found.update(planes_of(clips_of_root))
+        return found
     for clip in clips:
         found.update(clip.planes)
     return found
@@ -495,15 +523,16 @@ def planes_of(clips: Sequence[Clip]) -> set[int]:
 def one_of_each_form(clips: Sequence[Any]) -> Iterator[Any]:
     """Yield enough clips to check properties that most clips share, such as their scale.
 
-    Every clip that is left out has the sizes, the number of sharp instants and the way of reading
-    spikes of a yielded clip before it. Clips that are in no table are all yielded.
+    E.g. three clips of a table have the heights 720, 720 and 480: the first and the third clip are
+    yielded. A clip is left out if a yielded clip before it has the same sizes, the same number of
+    sharp instants and the same way of reading spikes. Clips that are in no table are all yielded.
     """
     if isinstance(clips, ClipTable):
         for number in clips.first_of_each_form():
             yield clips[number]
     elif isinstance(clips, JoinedClips):
-        for of_root in clips.clips_of_roots:
-            yield from one_of_each_form(of_root)
+        for clips_of_root in clips.clips_of_roots:
+            yield from one_of_each_form(clips_of_root)
     else:
         yield from clips
 

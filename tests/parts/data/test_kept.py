@@ -27,15 +27,19 @@ import pickle
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from data.clips import manifest
+from data.clip import Clip
+from data.clips import manifest, table
+from data.clips.files import entry_of
+from data.clips.look import Look
 from data.clips.preflight import Report, check_source
+from data.clips.table import ClipTable
 from tests.dist.launching import ROOT
 from tests.helpers.clip_files import (
     BINS,
@@ -189,6 +193,79 @@ def test_the_clips_of_a_record_are_those_of_the_files(root, change_kind):
     of_files = [all_that_a_clip_holds(clip) for clip in expected]
     assert [all_that_a_clip_holds(clip) for clip in first.clips] == of_files
     assert [all_that_a_clip_holds(clip) for clip in second.clips] == of_files
+
+
+# ---- The numbers of a table ----
+
+
+class NumbersOnly(ClipTable):
+    """A table that refuses to make a clip."""
+
+    def _clip(self, number: int) -> Clip:
+        raise AssertionError(f"clip {number} was made, although the arrays have its numbers")
+
+
+def two_roots(tmp_path: Path) -> list[dict[str, Any]]:
+    """Write two data sets of three clips and one clip. Return the section of each."""
+    first = write_clips(tmp_path / "first", "a", "b")
+    # Another scale within a root is a problem that forbids a run, but the clip is in the table.
+    write_clip(first, "c", frames=3, scale=2)
+    second = write_clips(tmp_path / "second", "a", planes=PLANES + 4, scale=4)
+    write_info(second, planes=PLANES + 4)
+    return [section(first), section(second)]
+
+
+def numbers_of(clips: Sequence[Clip]) -> tuple[list[int], list[int], set[int]]:
+    """Return frame counts and scales of clips, and the numbers of planes of their spike files."""
+    return table.frame_counts(clips), table.scales_of(clips), table.planes_of(clips)
+
+
+def test_a_table_joined_tables_and_a_list_give_the_same_numbers(tmp_path):
+    lists = []
+    tables = []
+    for values in two_roots(tmp_path):
+        source = source_of(values)
+        found, _ = manifest.scan(source)
+        lists.append(found)
+        builder = table.TableBuilder(source)
+        for clip in found:
+            # The table stores size and time of each file, which the check reads with its look.
+            paths = [*clip.lq, *clip.gt, *clip.spike]
+            builder.add(clip, {path: Look(entry_of(path)) for path in paths})
+        _, columns = builder.table()
+        tables.append(NumbersOnly(source, columns))
+
+    # Three clips of 6, 6 and 3 frames, and one of 6 frames.
+    of_first = ([6, 6, 3], [1, 1, 2], {PLANES})
+    of_both = ([6, 6, 3, 6], [1, 1, 2, 4], {PLANES, PLANES + 4})
+    assert numbers_of(lists[0]) == of_first
+    assert numbers_of(tables[0]) == of_first
+    assert numbers_of(lists[0] + lists[1]) == of_both
+    assert numbers_of(table.joined(lists)) == of_both
+    assert numbers_of(table.joined(tables)) == of_both
+    # A table and a list may be joined, too, and joined tables may be joined again.
+    assert numbers_of(table.joined([tables[0], lists[1]])) == of_both
+    tables_twice = table.joined([table.joined(tables), tables[0]])
+    assert numbers_of(tables_twice)[0] == [6, 6, 3, 6, 6, 6, 3]
+
+
+def test_one_of_each_form_has_the_sizes_of_all_clips(tmp_path):
+    lists = []
+    tables = []
+    for values in two_roots(tmp_path):
+        lists.append(manifest.scan(source_of(values))[0])
+        tables.append(checked_at_start(values, tmp_path).clips)
+
+    def names_and_sizes(clips: Sequence[Clip]) -> list[tuple[str, int, int]]:
+        """Return name, height and height of the sharp frames of one clip of each form."""
+        forms = table.one_of_each_form(clips)
+        return [(clip.name, clip.size[0], clip.gt_size[0]) for clip in forms]
+
+    # "b" has the form of "a", so a table leaves it out. A list has all its clips.
+    assert names_and_sizes(tables[0]) == [("a", 16, 16), ("c", 16, 32)]
+    assert names_and_sizes(lists[0]) == [("a", 16, 16), ("b", 16, 16), ("c", 16, 32)]
+    in_both = [("a", 16, 16), ("c", 16, 32), ("a", 16, 64)]
+    assert names_and_sizes(table.joined(tables)) == in_both
 
 
 # ---- Files that changed ----
