@@ -18,6 +18,7 @@ Where something is covered at another time of the exposure, the true motion lead
 it. So even the true motion does not explain each pixel.
 
 The program writes <out>/true_motion.json and prints a table. Clips that are there are used again.
+tests/parts/house/test_true_motion.py tests the choice of the frame and the table.
 tests/parts/scripts/test_prepare_gopro_spike.py tests the true motion of a scene.
 """
 

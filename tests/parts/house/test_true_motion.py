@@ -1,0 +1,52 @@
+"""lab/true_motion.py: the true motion of a frame, and the table.
+
+The program as a whole makes clips and restores them, which takes minutes.
+"""
+
+import numpy as np
+import pytest
+
+from data.making.light_in_motion import PhotoScene
+from data.motion.recording import Recording, View
+from lab.true_motion import TrueMotion, table_of
+
+PLANES = 40  # in a frame interval
+SIDE = 32  # of a frame in pixels
+
+
+@pytest.fixture(scope="module")
+def scene():
+    """Give a photograph of noise in motion, of two frames."""
+    rng = np.random.default_rng(0)
+    photo = rng.integers(0, 256, (100, 120, 3), np.uint8)
+    return PhotoScene(photo, side=48, count=2, planes=PLANES, crop=SIDE, rng=rng)
+
+
+def test_the_motion_belongs_to_the_frame_whose_picture_is_seen(scene):
+    first = np.zeros((SIDE, SIDE, 3), np.float32)
+    second = np.ones((SIDE, SIDE, 3), np.float32)
+    stream = np.zeros((PLANES, SIDE, SIDE), np.uint8)
+    recording = Recording(second, stream, begin=0, end=PLANES, sharp=PLANES / 2)
+    view = View((SIDE, SIDE), (SIDE, SIDE), to_rgb=np.eye(3), is_display=False)
+    find = TrueMotion(scene, PLANES, [first, second])
+
+    motion = find(recording, view, gain=np.ones((SIDE, SIDE), np.float32))
+
+    # The sharp frame of the second frame is plane 40 + 20 of the clip. Motions are measured every
+    # quarter of the way to the end of the exposure, so the first time after it is 5 planes later.
+    after = motion.times.tolist().index(5.0)
+    np.testing.assert_array_equal(motion.shifts[after], scene.shifts(60, 65))
+
+
+def test_the_table_has_the_gains_and_their_means():
+    scores = {
+        "operator": {"a": 20.0, "b": 30.0},
+        "found": {"a": 21.0, "b": 31.5},
+        "true": {"a": 22.0, "b": 34.0},
+    }
+
+    table = table_of({"ideal": scores})
+
+    rows = [line.replace(" ", "") for line in table.splitlines()]
+    assert "|ideal|a|+1.00|+2.00|" in rows
+    assert "|ideal|mean|+1.25|+3.00|" in rows
