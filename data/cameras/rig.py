@@ -50,13 +50,14 @@ class RgbCamera:
     # Fraction of the frame interval during which a frame is exposed, in the middle of the interval.
     exposure: float = 1.0
     # Rolling shutter: the last row is exposed later than the first row by this fraction of the
-    # exposure. All rows end within the interval, so exposure (1 + rolling) is at most 1.
+    # exposure. All rows end within the interval, so exposure * (1 + rolling) is at most 1.
     rolling: float = 0.0
-    # A display value is v = light ** (1 / gamma), then v + contrast (v^2 (3 - 2 v) - v), an
-    # S-shaped curve.
+    # v = light ** (1 / gamma). Then an S-shaped curve makes v the display value:
+    #     v + contrast * (v^2 * (3 - 2 * v) - v)
     gamma: float = DISPLAY_GAMMA
     contrast: float = 0.0
-    # Standard deviations of the noise in linear light, at full light and in darkness.
+    # Standard deviations of the noise in linear light: of the shot noise at full light, and of the
+    # read noise, which is the same at any light.
     shot: float = 0.0
     read: float = 0.0
     jpeg: int = 0  # quality, or 0 for no JPEG
@@ -66,7 +67,8 @@ class RgbCamera:
 
     def __post_init__(self) -> None:
         """Raise ValueError if a row is exposed outside of the frame interval."""
-        # From the start of the first row to the end of the last row. 1e-9: rounding errors.
+        # Time from the start of the first row to the end of the last row, in frame intervals. It
+        # may exceed 1 by a rounding error: 1e-9 is far above such an error, and has no effect.
         length_of_all_rows = self.exposure * (1 + self.rolling)
         if self.exposure <= 0 or length_of_all_rows > 1 + 1e-9:
             raise ValueError(
@@ -80,7 +82,7 @@ class RgbCamera:
         Sharp frames are made in this way. Blurry frames get noise first.
         """
         v = np.power(np.clip(light, 0, 1), np.float32(1 / self.gamma))
-        # v + contrast (v^2 (3 - 2 v) - v)
+        # v + contrast * (v^2 * (3 - 2 * v) - v)
         s_curve = v * v * (3 - 2 * v)
         return to_uint8(v + np.float32(self.contrast) * (s_curve - v))
 
@@ -252,16 +254,18 @@ class Rig(RgbCamera):
                 drawn = np.exp(rng.uniform(np.log(low), np.log(high)))
             else:
                 drawn = rng.uniform(low, high)
-            # Rounded, so that dataset.json shows short numbers. Only `mix` is an array.
+            # Rounded, so that dataset.json shows short numbers. `mix` has three values.
             if name == "mix":
                 values[name] = tuple(drawn.round(4).tolist())
             else:
                 values[name] = round(float(drawn), 4)
-        # exposure (1 + rolling) may be at most 1, because all rows end within the frame interval.
+        # All rows end within the frame interval:
+        #     exposure * (1 + rolling) <= 1,  so  rolling <= 1 / exposure - 1
         most_rolling = 1 / values["exposure"] - 1
         values["rolling"] = min(values["rolling"], most_rolling)
         values["jpeg"] = round(values["jpeg"])  # OpenCV needs a whole number
-        # Drawn last, so that the seed does not change the other values.
+        # The seed of the rig's noise is drawn last. If it were drawn first, the other values would
+        # be other draws, and existing data sets could not be made again.
         return cls(**values, seed=int(rng.integers(2**31)))
 
     def matrix(self, spike: Size, rgb: Size) -> np.ndarray:
@@ -277,7 +281,7 @@ class Rig(RgbCamera):
         scale_and_turn = rgb_per_spike_pixel * turn  # (2, 2)
 
         # The middle of the spike plane is mapped to the middle of the frame, plus the shift:
-        #     middle_rgb + shift = scale_and_turn middle_spike + translation
+        #     middle_rgb + shift = scale_and_turn @ middle_spike + translation
         middle_rgb = (np.array((rgb_width, rgb_height)) - 1) / 2  # x, y
         middle_spike = (np.array((spike_width, spike_height)) - 1) / 2
         shift = np.array((self.shift_x, self.shift_y))
@@ -308,7 +312,8 @@ class Rig(RgbCamera):
                 places = self._places(spike, rgb, fine)  # (2, h fine, w fine)
                 is_aligned = _are_centres(places, rgb)
 
-            # The colour filter, the lens, another place, and pixels larger than RGB pixels.
+            # In order of the light's way: the grey of the colours, the blur of the lens, the view
+            # from another place, and pixels that are larger than RGB pixels.
             grey = self._integrated(light)  # (H, W)
             if self.lens_blur:
                 sigma = self.lens_blur * rgb_width / width  # in RGB pixels
@@ -354,8 +359,8 @@ class Rig(RgbCamera):
         height, width = size
         # A smooth random image: 4 x 5 random values, enlarged.
         clouds = cv2.resize(rng.random((4, 5)), (width, height), interpolation=cv2.INTER_CUBIC)
-        # Its quartiles divide it into the layers 0 ... 3 of equal area, at the depths 0, 1/3, 2/3
-        # and 1.
+        # The quartiles of the image divide it into the layers 0 ... 3 of equal area. The depths of
+        # the layers are 0, 1/3, 2/3 and 1.
         quartiles = np.quantile(clouds, (0.25, 0.5, 0.75))
         layer = np.searchsorted(quartiles, clouds)
         depth = np.linspace(0, 1, 4)[layer]  # (h fine, w fine)
@@ -368,9 +373,10 @@ class Rig(RgbCamera):
 
     def spikes(self, lights: Iterable[np.ndarray], spike: Size) -> Iterator[np.ndarray]:
         """Yield a plane of spikes (h, w) uint8 in {0, 1} for each light (H, W, 3)."""
-        # At full light, 1 / rate planes lie between two spikes. The noise of so many planes is
-        # sqrt(1 / rate) times the noise of one plane. The product must be `jitter`:
-        #     sqrt(1 / rate) noise_of_a_plane = jitter
+        # At full light, 1 / rate planes lie between two spikes. The noise of 1 / rate planes is
+        # sqrt(1 / rate) times the noise of one plane. The noise between two spikes must be
+        # `jitter`:
+        #     sqrt(1 / rate) * noise_of_a_plane = jitter
         noise_of_a_plane = self.jitter * np.sqrt(self.rate)
         height, width = spike
         sensor = IntegrateAndFire(
@@ -381,11 +387,13 @@ class Rig(RgbCamera):
             shot_noise=noise_of_a_plane,
             threshold_mismatch=self.pattern,
         )
-        # What is fixed for each pixel: the dark current, as light that is added, and whether the
-        # pixel is dead or hot. The order of the two draws is part of the data of a seed.
+        # Each pixel has a dark current, in the unit of light, and may be dead or hot. These facts
+        # are drawn once. The order of the two draws must stay, or a seed would give other data.
         rng = random_stream("pixels of a rig", self.seed)
         dark_rates = self.dark_rate * (1 + self.dark_spread * rng.standard_normal(spike))
         dark_light = (np.maximum(dark_rates, 0) / self.rate).astype(np.float32)
+        # One number in [0, 1) for each pixel. The lowest numbers are dead pixels and the highest
+        # numbers hot pixels, so no pixel is both.
         drawn = rng.random(spike)
         is_dead = drawn < self.dead
         is_hot = drawn >= 1 - self.hot
@@ -403,10 +411,11 @@ class Rig(RgbCamera):
         """Yield blurry frame, sharp frame and spikes of each frame interval.
 
         The frames are (H, W, 3) uint8, the spikes (planes, h, w) uint8. The sharp frame shows plane
-        planes // 2, without noise. Only one interval is kept in memory.
+        planes // 2, without noise. Only the planes of one interval are kept in memory.
 
-        lights: (H, W, 3) linear light, `planes` for each interval. Lights after the last whole
-        interval are left out.
+        lights: (H, W, 3) linear light of each plane. `planes` lights are an interval. Lights after
+        the last whole interval are left out.
+        spike: size (h, w) of the spike camera.
         """
         # A light is large, and it is needed twice: for the frame and for the spikes. So every light
         # passes through `_exposed`, which makes the frames, and then goes on to the sensor.
@@ -441,6 +450,8 @@ class Rig(RgbCamera):
                 exposure = np.zeros(light.shape, np.float32)
             if plane == planes // 2:
                 sharp = self.develop(light)
+            # `_summed` returns what the camera adds up: the light itself, or its display values if
+            # `sum_gamma` is not 1. `_light_of_sum` turns the mean back into light.
             exposure += weights[plane] * self._summed(light)
             if plane == planes - 1:
                 blurry = self.frame(self._light_of_sum(exposure), rng)
@@ -455,8 +466,12 @@ class Rig(RgbCamera):
         exposed later.
         """
         length = self.exposure * planes  # of the exposure, in planes
-        height = np.arange(rows) / max(1, rows - 1) - 0.5  # -0.5 at the top ... 0.5 at the bottom
-        later = height * self.rolling * length  # how much later than the middle row, in planes
+        # The place of each row: -0.5 is the top, 0.5 the bottom. max: a frame of one row would
+        # divide by 0.
+        place = np.arange(rows) / max(1, rows - 1) - 0.5
+        # `rolling` is the delay of the last row after the first row, as a fraction of the exposure.
+        delay_of_last_row = self.rolling * length  # in planes
+        later = place * delay_of_last_row  # how much later than the middle row, in planes
         # A row is exposed from `start` to `end`, and plane p lasts from p to p + 1.
         start = (planes - length) / 2 + later[None]  # (1, rows)
         end = start + length
@@ -471,6 +486,9 @@ class Rig(RgbCamera):
         spike, rgb: sizes (height, width).
         The key `made` records the rig: `Rig(**made["rig"])` is equal to this rig.
         """
+        # `asdict` has the field `seed`, too, but as the last field. Written first here, the seed
+        # keeps the first place in the record.
+        fields = {"seed": self.seed, **asdict(self)}
         return Calibration(
             matrix=self.matrix(spike, rgb).tolist(),
             spike_size=list(spike),
@@ -479,7 +497,7 @@ class Rig(RgbCamera):
             exposure_share=self.exposure,
             rolling=self.rolling,
             lens_blur=self.lens_blur,
-            made={"rig": {"seed": self.seed, **asdict(self)}},
+            made={"rig": fields},
         )
 
 
@@ -511,8 +529,12 @@ def delayed(views: Iterable[np.ndarray], offset: float) -> Iterator[np.ndarray]:
     share = np.float32(offset - whole)
 
     # With whole > 0, old views are kept for `delay` results. With whole < 0, result p must wait
-    # until view p + ahead has come. `recent` has the last delay + 2 views, oldest first, so its
-    # first two views are the two that result p needs.
+    # until view p + ahead has come. `recent` has the last delay + 2 views, oldest first. Its first
+    # two views are the earlier and the later view of result p:
+    #
+    #     offset   delay   ahead   newest view   recent
+    #     1.25     1       0       p             p - 2, p - 1, p
+    #     -2.5     0       3       p + 3         p + 2, p + 3
     delay = max(whole, 0)
     ahead = max(-whole, 0)
     recent: deque[np.ndarray] = deque(maxlen=delay + 2)

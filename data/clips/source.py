@@ -77,8 +77,8 @@ class Problem(NamedTuple):
 class Kind(NamedTuple):
     """Where the files of one kind are: <root>/<clip>/[<folder>/]<frame><ending>.
 
-    endings: endings of the files' names, such as ".png". If there are several, a clip has the files
-    with the first ending that fits any of its files.
+    endings: endings of the files' names, such as (".png", ".jpg"). The endings are tried in this
+    order. The first ending that any file of a clip has is used for the whole clip.
     """
 
     root: str
@@ -95,26 +95,27 @@ class Source:
     the check must add it to `question` in data/clips/kept.py, too.
     """
 
-    # Keys of the dataset section (docs/options.md).
+    # Keys of the dataset section (docs/options.md). `dataroot_...` is the root of a kind of file.
+    # It is None if the data set has no files of this kind.
     dataroot_lq: str
     dataroot_gt: str | None = None
     dataroot_gt_instants: str | None = None
     dataroot_spike: str | None = None
-    lq_folder: str = "blur"
-    meta_info_file: str | None = None
+    lq_folder: str = "blur"  # name of the folder with the blurry frames, within each clip
+    meta_info_file: str | None = None  # path of the list of clips. None: all clips in the folders
+    # Format of the number in a frame's name: "08d" -> 00000000. None: names of any form.
     filename_tmpl: str | None = None
-    filename_ext: str = "png"
+    filename_ext: str = "png"  # ending of the frames' names
 
-    # Whether pictures with another ending than `filename_ext` are read, for clips that have no
-    # picture with this ending.
+    # Whether a clip without a picture `.<filename_ext>` may have pictures with another ending.
     other_images: bool = False
     spikes: DatSpikes | None = None  # how the spikes are read; None for a dataset without spikes
     # {clip: how its spikes are read}, only for clips for which dataset.json has other values than
     # for the rest, e.g. another firing rate.
     own_spikes: dict[str, DatSpikes] = field(default_factory=dict)
     left_out: frozenset[str] = frozenset()  # clips in the folders that are not part of the data set
-    # Whether lq and gt may be the same files. They may if noise is added to lq, or if lq and gt are
-    # different frames of the same folders.
+    # Whether lq and gt may be the same files. This is so if noise is added to lq, or if lq and gt
+    # are different frames of the same folders.
     may_share_frames: bool = False
     # Whether the data set is Vimeo-90K: clips <a>/<b> of im1 ... im7, all of one size. Only listed
     # clips are read.
@@ -122,10 +123,16 @@ class Source:
     # Text before the names of the clips. "" with one root, "0/", "1/", ... with several.
     name_prefix: str = ""
 
-    # For the single clip of a user's own files. Its roots are folders or files of the clip itself.
+    # The last three fields are for a clip of a user's own files.
+    # Whether the source is such a clip. Then a root is the folder or the file of the clip itself,
+    # and not a folder of clips.
     is_user_clip: bool = False
-    trained: dict[str, Any] | None = None  # properties of the training spikes, e.g. {"rate": 0.5}
-    # When the frames were taken. None: the numbers in their names are times, if there are any.
+    # Properties of the spikes of the network's training, e.g. {"rate": 0.5, "planes": 40}. If the
+    # user's files do not say which plane is the sharp frame, the check of the clip takes the plane
+    # of the training. None: not known.
+    trained: dict[str, Any] | None = None
+    # When the frames were taken. None: numbers in the names of the frames are their times. Without
+    # such numbers, the times are not known.
     times: FrameTimes | None = None
 
     # ---- Files ------------------------------------------------------------------------------
@@ -137,8 +144,7 @@ class Source:
         two reasons: `ClipCheck` takes the names of frames from the first kind, and the names of
         stored results depend on the order (`question` in data/clips/kept.py).
         """
-        # The ending in the options comes first, because a clip has the files with the first ending
-        # that fits any file.
+        # The ending in the options comes first, because the endings are tried in this order.
         first_ending = f".{self.filename_ext.lstrip('.')}".lower()
         image_endings = [first_ending]
         if self.other_images:
@@ -155,6 +161,7 @@ class Source:
                 continue
             # lq_folder may name another folder than "blur", such as "blur_gamma".
             folder = self.lq_folder if kind == "lq" else FOLDER_OF_KIND[kind]
+            # FORMATS are the endings of spike files: ".dat", ".bin", ".npy", ".npz".
             endings = FORMATS if kind == "spike" else image_endings
             kinds[kind] = Kind(root, folder, tuple(endings))
         return kinds
@@ -167,9 +174,8 @@ class Source:
     def has_one_spike_file(self) -> bool:
         """Whether the planes of all frames of a clip are in one file.
 
-        The option `spike.exposure` then says which planes belong to which frame. A user may give
-        one file without this option. Then the times of the frames say which planes belong to which
-        frame.
+        Then the option `spike.exposure` says which planes belong to which frame. If a user gives
+        one file without this option, the times of the frames say it.
         """
         if self.spikes is None or not self.dataroot_spike:
             return False
@@ -231,7 +237,8 @@ class Source:
         """Return the lines of the meta file. Raises DataError."""
         try:
             with open_plain(path) as file:
-                # "utf-8-sig" removes the mark that editors of Windows put before the first line.
+                # "utf-8-sig" removes the byte order mark, which some editors on Windows put before
+                # the first line.
                 return file.read().decode("utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as e:
             if isinstance(e, OSError):
@@ -240,7 +247,7 @@ class Source:
             else:
                 why = "it is not UTF-8 text"
                 do = "save it as UTF-8"
-            # Vimeo-90K cannot be read without a list, so this advice would be wrong for it.
+            # Vimeo-90K (septuplets) cannot be read without a list, so it gets no such advice.
             if not self.septuplets:
                 do += ", or set meta_info_file to null to use all folders"
             raise DataError(
@@ -268,6 +275,7 @@ class Source:
             warnings.append(Problem("meta_info_file", what, path))
         if self.left_out:
             # Name the clips that are left out. `left_out` may have clips that are not in the data.
+            # Without a meta file, `listed` is None, and the names come from the folders.
             names = self.listed or list_source(self, ("lq",))["lq"]
             left_out = sorted(self.left_out & names.keys())
             if left_out:
@@ -284,7 +292,7 @@ class Source:
 
         For example "every frame with its lq, gt and spike file; docs/data_format.md shows ...".
         """
-        names = list(self.kinds())
+        names = list(self.kinds())  # e.g. ["lq", "gt", "spike"]
         files = f"{names[-1]} file"
         if len(names) > 1:
             files = f"{', '.join(names[:-1])} and {files}"
@@ -343,7 +351,7 @@ class _LineOfMeta(NamedTuple):
 def _values_of_line(line: str, path: str, number: int) -> _LineOfMeta:
     """Read a line of a meta file. Raises DataError for a line of another form.
 
-    path, number: the file, and the number of the line in it, for the message.
+    path: the meta file. number: number of the line. Both are for the message.
     """
     values = _LINE_OF_META.fullmatch(line.strip())
     if not values or not 1 <= int(values["frames"]) <= MOST_FRAMES:
@@ -355,7 +363,8 @@ def _values_of_line(line: str, path: str, number: int) -> _LineOfMeta:
         )
     # Results are written to files with the name of the clip, so the name must be usable.
     clip = checked_name(values["clip"], f"{path}, line {number}")
-    return _LineOfMeta(clip, int(values["frames"]), values["first"] or "0")
+    # "first" is None if the line does not have it.
+    return _LineOfMeta(clip, frames=int(values["frames"]), first=values["first"] or "0")
 
 
 def list_source(source: Source, kinds: Collection[str] | None = None) -> dict[str, Listing]:
@@ -442,10 +451,10 @@ def joined_errors(errors: Sequence[DataError], layout: str = "") -> DataError:
 def joined_texts(texts: Iterable[str]) -> str:
     """Join the first lines of texts to one line, and put the further lines of the texts below it.
 
-    E.g. "a; b" and "b; c\\nd" -> "a; b; c\\nd". First lines are split at semicolons. A piece or a
-    further line that comes a second time is left out.
+    E.g. "a; b" and "b; c\\nd" -> "a; b; c\\nd". First lines are split at semicolons. A piece that
+    occurs a second time is left out, like "b" here. Equal further lines appear once, too.
     """
-    # Dicts in place of sets, because dicts keep the order.
+    # The keys are the result, each once. Dicts in place of sets, because dicts keep the order.
     pieces: dict[str, None] = {}
     below: dict[str, None] = {}
     for text in texts:

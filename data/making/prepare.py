@@ -613,22 +613,30 @@ def _record_with_rig(
 ) -> None:
     """Write what a rig records of a cut: blurry frames, sharp frames and spikes.
 
-    cut: the part of the source. frames: the source.
+    job: the clip to make. cut: the part of its source that is recorded.
+    recipe: the settings. frames: the frames of the source; a photograph is a single frame.
     pictures: folder in which the folders blur and sharp are made. spikes: folder of the .dat files.
     """
-    # lights: an iterator over the light of each plane, (crop, crop, 3).
     rng = random_stream(f"scene of clip {job.name}", recipe.seed)
-    crop = recipe.crop
+    crop = recipe.crop  # side of the made frames in pixels
+    # lights: an iterator over the light of each plane, (crop, crop, 3). The number of lights is
+    # recipe.frames * recipe.planes.
     if job.source.is_photo:
-        picture = frames.read(0)
-        scene = PhotoScene(picture, cut.side, recipe.frames, recipe.planes, crop, rng)
+        scene = PhotoScene(
+            frames.read(0),
+            side=cut.side,  # to which the shorter side of the photograph is scaled down
+            count=recipe.frames,
+            planes=recipe.planes,
+            crop=crop,
+            rng=rng,
+        )
         lights = scene.lights()
     else:
         lights = video_scene(frames, cut, recipe.frames, recipe.planes, crop, rng)
     # For each frame, the two cameras give a blurry frame, a sharp frame and the planes.
     spike_side = crop // recipe.ratio  # side of a spike plane in pixels
     rig = recipe.rig_of(job.name)
-    recorded = rig.record(lights, recipe.planes, (spike_side, spike_side))
+    recorded = rig.record(lights, recipe.planes, spike=(spike_side, spike_side))
     for number, (blurry, sharp, stream) in enumerate(recorded):
         imwrite_rgb(pictures / f"blur/{number:06d}.png", blurry)
         imwrite_rgb(pictures / f"sharp/{number:06d}.png", sharp)
@@ -642,10 +650,11 @@ def make_images(average: int, recipe: Recipe, frames: FrameSource, folder: Path)
     blur: mean of the display values, as in GoPro.
     blur_gamma: mean of linear light.
     sharp: the middle raw frame.
-    instants: the raw frames nearest to the middles of equal parts of the exposure.
+    instants: the exposure is divided into equal parts, and the raw frame nearest to the middle of
+    each part is written.
 
     average: number of raw frames in an exposure. frames: all raw frames of the clip.
-    Every bit of the images must stay, else VERSION must be raised.
+    If a change makes an image differ in any bit, raise VERSION.
     """
     middle = average // 2
     instant_indexes = _instant_indexes(average, recipe.instants)
@@ -671,17 +680,18 @@ class _Exposure(NamedTuple):
 
     blur: np.ndarray  # mean of the display values
     blur_gamma: np.ndarray  # mean of linear light, as display values
-    raw_frames: dict[int, np.ndarray]  # {index in the exposure: raw frame}, the written ones only
+    # {index in the exposure: raw frame}, only for the raw frames that are written to files
+    raw_frames: dict[int, np.ndarray]
 
 
 def _expose(frames: FrameSource, numbers: range, gamma: float, written: set[int]) -> _Exposure:
     """Average the raw frames of one exposure.
 
     numbers: numbers of the raw frames. gamma: exponent from display values to light.
-    written: indices in the exposure of the raw frames to keep, e.g. {3}. The other raw frames are
-    dropped at once, because an exposure of a fast video would take much memory.
+    written: which raw frames of the exposure are kept, e.g. {3}: the fourth one. The other raw
+    frames are dropped at once, because all raw frames of an exposure would take much memory.
 
-    The order of the sums must stay, because it decides the last bits.
+    The raw frames must be added in this order, because the order decides the last bits of the sums.
     """
     # Linear light of each display value 0 ... 255, as float32.
     curve = to_linear(np.arange(256, dtype=np.float32) / 255.0, gamma)
@@ -695,7 +705,7 @@ def _expose(frames: FrameSource, numbers: range, gamma: float, written: set[int]
         display_sum = display_sum + image.astype(np.float32)
         light_sum = light_sum + cv2.LUT(image, curve)
     blur = display_sum / len(numbers)
-    # The mean light as a display value: 255 light^(1 / gamma).
+    # The mean light as a display value: 255 * light ** (1 / gamma).
     mean_light = light_sum / len(numbers)
     blur_gamma = 255.0 * np.power(mean_light, np.float32(1.0 / gamma))
     return _Exposure(
@@ -708,14 +718,18 @@ def _expose(frames: FrameSource, numbers: range, gamma: float, written: set[int]
 def _instant_indexes(average: int, instants: int) -> list[int]:
     """Return the raw frame of each instant, as its index in the exposure.
 
-        index(k) = average // 2 + round((k - K // 2) average / K),   k = 0 ... K - 1
+        index(k) = average // 2 + round((k - K // 2) * average / K),   k = 0 ... K - 1
 
-    For average 7 and K = 3, these are 3 + round(-7 / 3) = 1, 3 and 5.
+    E.g. average 7 and K = 3 give the indexes 1, 3 and 5:
 
-    average: number of raw frames in an exposure. instants: number of instants K, odd or 0.
+        k = 0    3 + round(-7 / 3) = 3 - 2 = 1
+        k = 1    3 + round(0)      = 3 + 0 = 3
+        k = 2    3 + round(7 / 3)  = 3 + 2 = 5
+
+    average: number of raw frames in an exposure, odd. instants: number of instants K, odd or 0.
 
     The instants must be symmetric about the middle, so that reversed time has the same instants.
-    Python's round() keeps the symmetry, because it rounds 0.5 to 0 and -0.5 to 0.
+    They are symmetric because round(-x) = -round(x) for every x in Python.
     """
     middle = average // 2
     indexes = []
@@ -730,8 +744,8 @@ def make_spikes(clip: str, recipe: Recipe, frames: FrameSource, folder: Path) ->
     """Write the spikes of a clip, one .dat for each exposure.
 
     clip: name of the clip. frames: its raw frames. folder: folder of the .dat files.
-    After the last raw frame the light is unknown, so the last file may have fewer planes. Every
-    spike must stay, else VERSION must be raised.
+    After the last raw frame the light is unknown, so the last file may have fewer planes. If a
+    change makes any other spike, raise VERSION.
     """
     average = recipe.raw_frames_per_exposure(clip)
     planes = recipe.planes_of(clip)
@@ -758,9 +772,10 @@ def make_spikes(clip: str, recipe: Recipe, frames: FrameSource, folder: Path) ->
     def planes_in(exposure: int) -> Iterator[np.ndarray]:
         """Yield the planes (1, h, w) of an exposure, as far as the light is known."""
         for plane in range(planes):
-            time = exposure * average + plane / recipe.interpolate  # in raw frames
+            # In raw frames: `interpolate` planes lie between two raw frames.
+            time = exposure * average + plane / recipe.interpolate
             if time <= len(frames) - 1:
-                yield sensor.step(path.at(time))[None]
+                yield sensor.step(path.at(time))[None]  # (1, h, w)
 
     # The exposures must be made in the order of time, because the sensor is changed by each plane:
     # the charge of a pixel goes on from one exposure to the next.

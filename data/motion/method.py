@@ -74,14 +74,14 @@ FIRST_SHARE = 0.1
 class JointOptions(Section):
     """The options of `--method joint`, e.g. `method.groups=8`.
 
-    The names are keys of option files, so they must stay. All options but `context` are fields of
-    `Solver`, with its defaults.
+    The names are keys of option files, so they must stay. All options but `type` and `context` are
+    fields of `Solver`, with its defaults.
     """
 
-    type: Literal["joint"] = NAME
+    type: Literal["joint"] = NAME  # chooses this section among the sections of all methods
     # Number of planes that are read before and after an exposure. None: half as many as the
-    # exposure has. 0 is right if planes between the spike files of a clip were not recorded. With
-    # another number, planes of the next file would count as the planes that follow the exposure.
+    # exposure has. Set 0 if there are gaps between the spike files of a clip. Otherwise planes from
+    # after a gap would count as the planes that follow the exposure.
     context: Count | None = None
     # Largest number of groups into which the planes of an exposure are divided.
     groups: Positive = Solver.groups
@@ -89,16 +89,17 @@ class JointOptions(Section):
     linearisations: Positive = Solver.linearisations
     # Number of steps of conjugate gradients after each linearisation.
     steps: Positive = Solver.steps
-    # Least expected error of a blurry pixel, in display values. It is a divisor, so it is above 0.
+    # The error of a blurry pixel counts as at least this, in display values. The error is a
+    # divisor, so it must be above 0.
     noise: float = Field(Solver.noise, gt=0)
-    # How much worse than z_0 the solution may fit before z_0 counts more, as a ratio of squared
-    # errors. 0: the solution is not blended with z_0.
+    # The solution is blended with z_0. Where the squared error of the solution is `guard` times the
+    # squared error of z_0, both count alike. 0: the solution is not blended.
     guard: float = Field(Solver.guard, ge=0)
 
 
 def joint_options(values: Mapping[str, Any]) -> JointOptions:
     """Return a section {"type": "joint", ...} with its defaults. Raises OptionError."""
-    return read_section(JointOptions, values, "method", 'method "joint"')
+    return read_section(JointOptions, values, where="method", kind='method "joint"')
 
 
 class JointMethod:
@@ -126,16 +127,16 @@ class JointMethod:
 
     def protocol(self) -> dict[str, str]:
         """Return the method in words, for the report."""
-        # E.g. "groups 20, linearisations 3, ...". A context of None is not an option that was
-        # given.
+        # E.g. "groups 20, linearisations 3, ...". The context is left out if it is None, because
+        # then no context was given.
         options = []
         for key, value in self.options.plain().items():
             if key != "type" and value is not None:
                 options.append(f"{key} {value}")
         protocol = self.start.protocol()  # name of a line of the report -> its text
-        # The protocol of a formula has the line "method", e.g. "exposure". It is replaced, and its
-        # text becomes a part of the new line. The protocol of a network has no line "method": its
-        # line "weights" stays.
+        # The protocol of a formula has the line "method", e.g. "exposure". This line is replaced,
+        # and its text becomes a part of the new line. The protocol of a network has no line
+        # "method". It has the line "weights", which stays.
         first = protocol.pop("method", "the output of the weights")
         words = f"{NAME} ({', '.join(options)}), begun with {first}"
         return {"method": words, **protocol}
@@ -158,7 +159,7 @@ class JointMethod:
             improve=solved,
             context=options.context,
             device=device,
-            # The equations hold for spike pixels of any area. Only learned steps are used to one.
+            # The equations hold for spike pixels of any area. Only learned steps need a least area.
             least_area=0.0,
         )
 
@@ -186,7 +187,7 @@ FEW_SPIKES = 10.0
 LEAST_AREA = 0.6
 
 # A function that takes the learned steps: (z_0, equations) -> z. z_0 and z are (3, rows, W), of a
-# frame or of a band.
+# frame, or of the rows of a band.
 Steps = Callable[[Tensor, Equations], Tensor]
 
 
@@ -210,8 +211,8 @@ class LearnedMotion:
     start: the method that makes the first estimates z_0 with the network.
     parts: function that puts the learned parts on a device and returns them.
     solver: settings of the equations.
-    motion_by: what finds the motion: "dis" (an optical flow), "network" or "both". It is only used
-    for the report: `parts` has the function that finds the motion.
+    motion_by: what finds the motion: "dis" (an optical flow), "network" or "both". The value is
+    only used for the report, because `parts` returns the function that finds the motion.
     """
 
     is_grey = False  # the frames have colours
@@ -229,7 +230,8 @@ class LearnedMotion:
         self.parts = parts
         self.solver = solver
         self.motion_by = motion_by
-        # Each frame is improved alone, so `start` decides, as in `JointMethod`.
+        # Each frame is improved alone, so `start` decides. can_cut: whether ranks may share the
+        # frames of a clip. center_frame_only: whether only the middle frame of a clip is restored.
         self.can_cut = start.can_cut
         self.center_frame_only = start.center_frame_only
 
@@ -274,9 +276,9 @@ class LearnedMotion:
 
 @dataclass(frozen=True)
 class Exposure:
-    """What a function `Improvement` may use: what was recorded of a frame or band, its equations.
+    """What a function `Improvement` may use: the recording and the equations of a frame or a band.
 
-    If a new function needs one more value, add a field here: `MotionRestorer` fills them in.
+    If a new function needs one more value, add a field here. `MotionRestorer` fills in the fields.
     """
 
     recording: Recording
@@ -286,7 +288,10 @@ class Exposure:
 
 
 def solved(z_0: Tensor, exposure: Exposure) -> Tensor:
-    """Return the solution z of the equations, blended with z_0 where z fits the spikes worse."""
+    """Return the solution z of the equations, blended with z_0, as (3, rows, W).
+
+    The more squared error z has in a place, compared with z_0, the more z_0 counts there.
+    """
     equations = exposure.equations
     z = equations.solve(z_0)
     # Beside the frame, `guarded` returns the weight of z in each pixel, which tests look at.
@@ -376,8 +381,8 @@ class MotionRestorer:
         reader: a data.clips.readers.DatasetClip. tick: called with the work done since the last
         call, in frames. For each frame its calls sum up to 1.
         """
-        # Once for the whole clip: the gain of its spike pixels (h, w), which of them can be trusted
-        # (h, w), and its bands.
+        # What holds for the whole clip: the gain of each spike pixel (h, w), whether the pixel can
+        # be trusted (h, w), and the bands into which frames are cut.
         clip = RecordedClip(reader, self.context)
         gain_of_clip, is_good = clip.gain()
         areas = self._areas_of(clip.view, is_good)
@@ -461,6 +466,7 @@ class MotionRestorer:
             solver=self.solver,
             device=self.device,
         )
-        # The median is that of the whole frame, so that all its bands get the same learned steps.
+        # The median of the whole frame is given, and not of the band, so that all bands of a frame
+        # get the same learned steps.
         exposure = Exposure(recording, equations, gain, known.median_spikes)
         return self.improve(z_0_of_band, exposure)

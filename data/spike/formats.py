@@ -649,10 +649,11 @@ def _content_of(head: bytes) -> str:
 
 
 def _is_text(head: bytes) -> bool:
-    """Return whether bytes are printable text with more than 6 different letters.
+    """Return whether bytes are printable text with more than 6 different characters.
 
-    With fewer letters the bytes may be spikes: planes of an even scene repeat a few bytes, and the
-    codes of these bytes may be codes of letters.
+    With at most 6 different characters, the bytes may be spikes: planes of an even scene repeat a
+    few bytes, and these bytes may be codes of characters. With a larger limit, short texts such as
+    a table of numbers would be read as spikes.
     """
     if len(set(head)) <= 6:
         return False
@@ -664,7 +665,7 @@ def _planes_in(size: int, path: PathLike, geometry: SpikeGeometry, remainder: st
     """Return the number of raster planes in a file of `size` bytes.
 
     Raises SpikeFileError if there is no whole plane, and for bytes after the last whole plane
-    unless `remainder` is "truncate".
+    unless `remainder` is "truncate", which leaves these bytes out.
     """
     planes, bytes_left = divmod(size, geometry.plane_bytes)
     is_allowed_rest = bytes_left == 0 or remainder == "truncate"
@@ -687,7 +688,8 @@ def _planes_in(size: int, path: PathLike, geometry: SpikeGeometry, remainder: st
 def _known_geometries_of(size: int) -> str:
     """Return the published cameras with planes that fill a file of `size` bytes, for a message.
 
-    E.g. "250 x 400 (8 planes), 250 x 400 + 16 head columns (...)", or "none".
+    E.g. "250 x 400 (8 planes), 250 x 400 + 16 head columns (...)", or "none". Head columns are
+    columns without image at the end of each line (`SpikeGeometry.head_columns`).
     """
     if size == 0:
         return "none"
@@ -702,7 +704,10 @@ def _known_geometries_of(size: int) -> str:
 
 
 def _refuse_file_without_words(size: int, path: PathLike, geometry: SpikeGeometry) -> NoReturn:
-    """Raise SpikeFileError for a file that should be of an SPS100, but lacks its words.
+    """Raise SpikeFileError for a file of layout "sps100" in which no line starts a plane.
+
+    Each half of a line of an SPS100 sensor ends with a word, which has the number of the line.
+    `_sps100_start` finds the start of a plane by these words.
 
     size: number of bytes of the file.
     """
@@ -719,6 +724,7 @@ def _refuse_file_without_words(size: int, path: PathLike, geometry: SpikeGeometr
 def _refuse_words_in_raster(start: int, path: PathLike) -> NoReturn:
     """Raise SpikeFileError for the file of an SPS100 that is read as raster planes.
 
+    The words at the ends of its half-lines would be taken for pixels.
     start: the byte at which the first whole plane starts.
     """
     raise SpikeFileError(
@@ -736,28 +742,33 @@ def _sps100_start(data: np.ndarray) -> int | None:
 
     Returns None if the bytes are no planes of an SPS100.
 
+    A plane has 1000 rows of 1000 pixels. A row is stored as two half-lines of 500 pixels, so a
+    plane has 2000 half-lines. The last 12 bits of a half-line are its word. The word has one of 500
+    line numbers and one of 4 channels: 500 * 4 = 2000 different words, one for each half-line.
+
     The last two bytes of each half-line are a little-endian number of 16 bits:
 
         bits 0 ... 3     pixels
         bits 4 ... 13    number of the line, 1 ... 500
         bits 14 and 15   channel, 0 ... 3
 
-    The first half-line of a plane has line 500 and channel 0. A capture may start within a plane,
-    at a multiple of 16 bytes. The last whole plane must start with the same word as the first
-    plane, so that one plane of random bits is not enough.
+    The first half-line of a plane has line 500 and channel 0. The last whole plane must start with
+    the same word as the first plane, so that one plane of random bits is not enough.
     """
     half_bytes = SPS100_HALF // 8  # bytes of a half-line, 64
     halves_of_plane = 2 * SPS100_SIDE  # half-lines of a plane, 2000
     plane_bytes = half_bytes * halves_of_plane  # 128,000
+    # A capture may start within a half-line, at a multiple of 16 bytes. So try the four places of a
+    # half-line of 64 bytes at which the file may start.
     for shift in range(0, half_bytes, 16):
         one_plane = data[shift : shift + plane_bytes]
         if len(one_plane) < plane_bytes:
             return None
         half_lines = one_plane.reshape(halves_of_plane, half_bytes)
-        half_line = _start_among_half_lines(half_lines)
+        half_line = _start_among_half_lines(half_lines)  # number of the half-line, or None
         if half_line is None:
             continue
-        first = shift + half_bytes * half_line
+        first = shift + half_bytes * half_line  # first byte of the first whole plane
         planes = (len(data) - first) // plane_bytes
         if not planes:
             continue
@@ -770,9 +781,11 @@ def _sps100_start(data: np.ndarray) -> int | None:
 def _start_among_half_lines(half_lines: np.ndarray) -> int | None:
     """Return which of 2000 half-lines starts a plane of an SPS100, or None if they have no words.
 
-    half_lines: (2000, 64) uint8. `_sps100_start` explains their words. Every half-line needs a
-    possible number of a line, and 2000 half-lines contain exactly one start of a plane.
+    half_lines: (2000, 64) uint8. `_sps100_start` explains their words. Every half-line needs a line
+    number in 1 ... 500, and 2000 half-lines contain exactly one start of a plane.
     """
+    # A copy has no other bytes between its rows. Versions of NumPy before 1.23 need this for `view`,
+    # which takes each two bytes as one number.
     last_two_bytes = half_lines[:, -2:].copy()  # (2000, 2)
     words = last_two_bytes.view("<u2")[:, 0]  # (2000,), 16 bits each
     line = (words >> 4) & 0x3FF  # 10 bits
@@ -788,8 +801,8 @@ def _start_among_half_lines(half_lines: np.ndarray) -> int | None:
 def _is_start_of_plane(half_line: np.ndarray) -> bool:
     """Return whether a half-line (64,) uint8 of an SPS100 has line 500 and channel 0.
 
-    As a number of 16 bits this is 500 << 4 = 0x1F40, stored as 0x40, 0x1F. The mask sets the 4 bits
-    of pixels to 0.
+    The 16 bits of line 500 and channel 0 are 500 << 4 = 0x1F40, stored as the bytes 0x40, 0x1F. The
+    mask sets the lowest 4 bits to 0, because they are pixels.
     """
     word = half_line[-2:] & [0xF0, 0xFF]
     return np.array_equal(word, [0x40, 0x1F])
@@ -798,8 +811,8 @@ def _is_start_of_plane(half_line: np.ndarray) -> bool:
 def _unpack(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np.ndarray:
     """Turn packed planes (T, plane_bytes) uint8 into the spikes (T, h, w) uint8 of a crop.
 
-    Only the bytes of the crop are unpacked, which saves time: a spike takes one bit in the file and
-    one byte in the result.
+    Only the bytes of the crop are unpacked, which saves time and memory: the unpacked spikes take
+    eight times as many bytes, one for each bit of the file.
 
     What must stay: the spikes. tests/parts/data/test_spike_formats.py compares all forms of files
     with the definition at the top of the module.
@@ -816,8 +829,9 @@ def _unpack(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np.ndarr
     end_row = row + crop.height
 
     if line_bits % 8 == 0:
-        # Lines end on a byte: take the bytes that hold the columns of the crop. E.g. the columns
-        # 10 ... 29 are in the bytes 1 ... 3, where the first of them is column 2.
+        # Each line is a whole number of bytes: take the bytes that hold the columns of the crop.
+        # E.g. the columns 10 ... 29 are in the bytes 1 ... 3. Byte 1 begins with column 8, so the
+        # crop begins 2 bits later.
         first_byte = crop.left // 8
         end_byte = _bytes_of(crop.left + crop.width)
         lines = packed.reshape(planes, geometry.height, line_bits // 8)  # (T, H, bytes)
@@ -867,6 +881,7 @@ def _unpack_sps100(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> n
     as a raster line of 1024 bits, in which a column of the second half is 12 bits further right:
     column 600 is bit 612. The columns of the crop in both halves are put side by side.
     """
+    # The same planes as raster planes of 1024 columns, words included.
     as_raster = SpikeGeometry(geometry.height, geometry.line_width, geometry.flipud)
     crop_end = crop.left + crop.width
     halves = []
