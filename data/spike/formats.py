@@ -784,8 +784,8 @@ def _start_among_half_lines(half_lines: np.ndarray) -> int | None:
     half_lines: (2000, 64) uint8. `_sps100_start` explains their words. Every half-line needs a line
     number in 1 ... 500, and 2000 half-lines contain exactly one start of a plane.
     """
-    # A copy has no other bytes between its rows. Versions of NumPy before 1.23 need this for `view`,
-    # which takes each two bytes as one number.
+    # A copy has no other bytes between its rows. NumPy before 1.23 needs this for `view`, which
+    # takes each two bytes as one number.
     last_two_bytes = half_lines[:, -2:].copy()  # (2000, 2)
     words = last_two_bytes.view("<u2")[:, 0]  # (2000,), 16 bits each
     line = (words >> 4) & 0x3FF  # 10 bits

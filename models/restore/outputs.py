@@ -151,8 +151,9 @@ class Outputs:
         stems: names of the frames. If empty, only the files of the clip itself are returned, such
         as its videos.
         """
-        # The positions of the frames that get a strip, e.g. 0, 3, 6 of 7 frames.
-        strips = [self.file("strip", clip, stems[i]) for i in evenly_spaced(len(stems))]
+        # Strips are written for at most STRIPS_PER_CLIP frames, e.g. frames 0, 3 and 6 of 7 frames.
+        positions = evenly_spaced(len(stems), most=STRIPS_PER_CLIP)
+        strips = [self.file("strip", clip, stems[position]) for position in positions]
         files = [
             *self.results(clip, stems),
             *self.frame_files(clip, stems),
@@ -169,15 +170,15 @@ class Outputs:
         return list(dict.fromkeys(files))
 
     def load_clip(self, clip: str) -> dict[str, Any] | None:
-        """Return what the file of a finished clip holds, or None if it is not finished."""
+        """Return what the JSON of a finished clip holds, or None if the clip is not finished."""
         path = self.file("clip", clip)
         return read_json(path) if path.exists() else None
 
     def write_pictures(self, clip: str, pictures: Sequence[FramePicture]) -> None:
         """Write pictures of how the example frame of a clip was restored.
 
-        The captions are written last, because the report takes them as the sign that all pictures
-        are there.
+        The captions are written last, because the file of the captions is the sign for the report
+        that all pictures are there.
         """
         for picture in pictures:
             imwrite_rgb(self.file("picture", clip, picture.name), picture.image)
@@ -201,8 +202,8 @@ class Outputs:
     def write_frame(self, clip: str, stem: str, frame: torch.Tensor) -> None:
         """Write a restored frame (3 K, H, W) and its K instants.
 
-        The file of the frame must be written last, because a resumed test takes it as the sign that
-        all files of the frame are there.
+        The file of kind "frame" must be written last, because it is the sign for a resumed test
+        that all files of this frame are there.
         """
         instants = frame.unflatten(0, (self.instants, -1))  # (K, 3, H, W)
         for path in self.exact_files(clip, [stem]):  # one path or none
@@ -306,9 +307,10 @@ def _read_run_json(path: Path) -> dict[str, Any] | None:
 
 
 def _is_run_json(content: Any) -> bool:
-    """Say whether a test of this program can have written this content: its keys and their types.
+    """Return whether the content has the keys and types that a test of this program writes.
 
-    By these keys files are removed, and the file may be damaged, or come from another program.
+    The content names files that are removed with `overwrite`. So a damaged run.json, or a run.json
+    of another program, must not pass.
     """
     if not isinstance(content, dict):
         return False
@@ -317,7 +319,7 @@ def _is_run_json(content: Any) -> bool:
     files = content.get("files", {})  # older versions did not write this key
     if not all(isinstance(table, dict) for table in (settings, inputs, files)):
         return False
-    # The names of what was saved, and the names of the files of each clip.
+    # Each must be a list of texts: what was saved, e.g. ["frames"], and the files of each clip.
     lists = [settings.get("save", []), *files.values()]
     for names in lists:
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -406,7 +408,7 @@ def _refuse_another_test(
     # setting needs a line here, or no earlier test could be continued.
     defaults = {"metric.values": "uint8", "metric.more": []}
     changed = _differences(defaults | earlier["settings"], defaults | settings)
-    # A clip that only one of the tests restores may be added or left out.
+    # The two tests may have different clips. A clip that both have must have the same files.
     for name, digest_then in earlier["inputs"].items():
         if name in inputs and inputs[name] != digest_then:
             changed.append(f"the files of clip {name} have changed")
@@ -460,6 +462,8 @@ def _refuse_names_of_kept_clips(
     """
     all_owners = dict(owners)
     for name in kept_clips:
+        # This test does not know the frames of the clip. Without stems, `planned` returns the files
+        # of the clip itself: its JSON, its example and its videos.
         all_owners[f"clip {name}, which is there already"] = outputs.planned(name, stems=())
     _refuse_same_names(all_owners, outputs.folder)
 
@@ -497,25 +501,31 @@ def finish_clip(
     """Score the restored frames of a clip, write strips and videos, then the JSON of the clip.
 
     The JSON marks the clip as finished, so it must be written after all other files of the clip.
-    The input is scored too if it has the size of the sharp frame. The instants are scored too if
-    the clip has a sharp frame for each of them.
+    The input is scored too if it has the size of the sharp frame. A method may restore several
+    sharp frames of an exposure, its instants. They are scored too if the clip has a true sharp
+    frame for each instant.
 
     This function calls `watchdog.go_on` after each slow part. The call says that the process makes
     progress; without it, the watchdog would end a test of long clips.
 
-    indices: indices of the restored frames.
+    clip: the input, with its spikes and sharp frames. outputs: where the files are.
+    indices: indices of the restored frames in the clip.
     more_scores: function (restored frame, sharp frame) -> further scores, or None.
     notes: further entries of the JSON.
     is_grey: whether the luma alone is scored.
     """
     scorer = _Scorer(outputs.metric, more_scores, is_grey)
-    indices_of_strips = {indices[position] for position in evenly_spaced(len(indices))}
+    # Strips are written for at most STRIPS_PER_CLIP frames, evenly spaced over the clip.
+    positions = evenly_spaced(len(indices), most=STRIPS_PER_CLIP)
+    indices_of_strips = {indices[position] for position in positions}
     middle_index = example_of(indices)
     with ExitStack() as stack:
         videos = _open_videos(clip, outputs, len(indices), stack)  # kind -> open video
         for index in indices:
             stem = clip.stems[index]
             item = clip.frame(index)  # input, spikes and sharp frames
+            # frame.restored is the picture that was saved. frame.scored are the values to score:
+            # the picture, or its instants, or the exact values before rounding.
             frame = _read_frame(outputs, clip.name, stem)
             watchdog.go_on()
             scorer.add(item, frame.scored)
@@ -574,8 +584,8 @@ class _RestoredFrame(NamedTuple):
 
     restored: np.ndarray  # (H, W, 3) uint8
     instants: list[np.ndarray]  # the K instants, (H, W, 3) uint8 each; [] if K is 1
-    # What is scored: the K instants, or the frame alone. uint8, or float values that were not
-    # rounded, as metric.values says.
+    # What is scored: the K instants, or the frame alone if K is 1. With metric.values "uint8" a
+    # list of (H, W, 3) uint8. Otherwise float values that were not rounded, (K, H, W, 3).
     scored: Any
 
 
@@ -643,7 +653,7 @@ class _Scorer:
     def _add(
         self, kind: str, image: np.ndarray, sharp: np.ndarray, metrics: Sequence[Metric]
     ) -> None:
-        """Score one image. The instants do not come here, because they get no further scores."""
+        """Score one image, also with `more_scores`. The instants get no such further scores."""
         add_scores(self.scores, kind, image, sharp, metrics, self.more_scores)
 
 
@@ -659,11 +669,11 @@ def comparison_of(
     return comparison(tensor_to_uint8(item["lq"][:3]), spikes, restored, sharp)
 
 
-def evenly_spaced(count: int, most: int = STRIPS_PER_CLIP) -> list[int]:
+def evenly_spaced(count: int, most: int) -> list[int]:
     """Return at most `most` positions, evenly spaced over `count` frames or clips.
 
-    Strips are written at these positions. E.g. 7 frames, at most 3 positions -> 0, 3, 6. Validation
-    chooses the clips that it shows by the same function.
+    E.g. 7 frames, at most 3 positions -> 0, 3, 6. A test writes strips of the frames at these
+    positions. A validation shows the clips at these positions.
     """
     number_of_positions = min(most, count)
     positions = np.linspace(0, count - 1, number_of_positions)

@@ -70,12 +70,14 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
     rank = utils_dist.get_rank()
     world = utils_dist.get_world_size()  # number of ranks
     val = model.opt.val
-    # Validate the averaged weights if there are any, as in KAIR.
+    # netG is the network that is trained. netE has the moving average of its weights, or is None.
+    # The averaged weights are validated if there are any. The names and this choice are the same as
+    # in KAIR, the code base whose option files this program reads.
     net = model.netE if model.netE is not None else unwrap_ddp(model.netG)
     was_training = net.training
     restorer = _restorer(model, net)
-    # As many clips as before, in the same order. Only a network that interpolates gets other clips:
-    # each without the frames that the network makes.
+    # A network that interpolates makes the frames between its input frames. Then these frames are
+    # taken out of the input of each clip. The number and the order of the clips stay.
     clips = scored_clips(clips, restorer.tiling.spec)
     scorer = _Scorer(model, restorer)
     # Indices of the clips that are shown with panels. They are the same in every validation, so
@@ -101,7 +103,8 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
         #     3        4       clip 4   no clip, but rank 1 votes, because rank 0 waits for its vote
         for first in range(0, len(clips), world):
             # The ranks vote between two rounds, so a signal ends the validation after one round at
-            # the latest. A signal before the first round has to wait for this round, too.
+            # the latest. There is no vote before the first round: the validation has just begun, so
+            # a signal that came before waits for one round, like any other.
             if first > 0 and _any_rank_stops():
                 return None
             index = first + rank
@@ -155,9 +158,9 @@ def _restorer(model: ModelVRT, net: nn.Module) -> Restorer:
     val = model.opt.val
     test = model.opt.datasets.test
     spec = input_spec(net)
-    # The last frame is repeated if either section asks for it. Each kind of dataset has its own
-    # options, so this section may have no key `pad_sequence` (KAIR's name of pad_seq), and no key
-    # `sigma`.
+    # The last frame of a clip is repeated if val.pad_seq or datasets.test.pad_sequence asks for it.
+    # Each kind of dataset has its own options, so the section datasets.test may have no key
+    # `pad_sequence` and no key `sigma`.
     pad_seq = val.pad_seq or getattr(test, "pad_sequence", False)
     # The noise level of the test clips, for a denoiser that gets a map of the noise as input.
     noise_sigma = getattr(test, "sigma", None) if spec.noise_map else None
@@ -176,9 +179,9 @@ def _restorer(model: ModelVRT, net: nn.Module) -> Restorer:
 
 
 def _any_rank_stops() -> bool:
-    """Say on all ranks whether any rank has received a signal to stop. Collective."""
-    # Tell the watchdog that this rank waits for other ranks, so that a rank that waits for a slower
-    # rank is not reported as stuck.
+    """Return on all ranks whether any rank has received a signal to stop. Collective."""
+    # Tell the watchdog that this rank waits for other ranks. Otherwise it would report this rank as
+    # stuck while a slower rank still works.
     with watchdog.collective("stop vote"):
         # `stop_vote` starts the vote. Its result waits for the votes of all ranks.
         is_stop = utils_dist.stop_vote()
@@ -224,7 +227,7 @@ class _Scorer:
         tick: function that is called after each piece of work, to show progress.
         """
         restorer = self.restorer
-        cache = restorer.cached(clip)
+        cache = restorer.cached(clip)  # reads each frame of the clip once
         wanted = wanted_frames(len(clip.stems), restorer.tiling.center_frame_only)
         nonfinite_count = 0
         scores: Scores = {}
@@ -243,7 +246,7 @@ class _Scorer:
                 nonfinite_count += 1
             # With several instants, the middle instant is compared with gt.
             frame = middle_instant(frame, restorer.tiling.spec.out_instants)
-            # Without a frame, all its scores are NaN.
+            # For None in place of a frame, all scores are NaN.
             self._add_scores(scores, frame if is_finite else None, lq, gt)
             is_middle = index == len(clip.stems) // 2
             if is_shown and is_middle:

@@ -377,7 +377,8 @@ def _use_of_group(folder: Path, names: _GroupFiles) -> Use:
     Raises OSError, ValueError or KeyError if a file is missing or has another form.
     """
     total_bytes = int((folder / names.limit).read_text())
-    # Lines such as "active_file 1048576". The file cache is in two lists of the kernel.
+    # memory.stat has lines such as "active_file 1048576". The file cache is in two lists of the
+    # kernel. It is not counted as used, because the kernel frees it when memory is short.
     texts = {}
     for stat_line in (folder / "memory.stat").read_text().splitlines():
         name, text = stat_line.split(" ", 1)
@@ -440,8 +441,9 @@ def measured(steps: int, model_log: dict[str, Any], timed: dict[str, float]) -> 
     # The timer gives steps per second, as the log line shows them, and no seconds. Without a step
     # there is no speed, and each time is 0.
     seconds = steps / timed["it_per_s"] if steps else 0.0
-    # `data_share` contains `epoch_start_share`, the wait for the first batch of an epoch, which
-    # does not count here. The log line shows the whole `data_share`, so `values` keeps it.
+    # `Measured.data_s` leaves out the wait for the first batch of an epoch, `epoch_start_share`.
+    # This wait is a part of `data_share`. The log line shows the whole `data_share`, so it stays in
+    # `values`.
     data_share = values.get("data_share", 0.0) - epoch_start_share
     compute_share = values.get("compute_share", 0.0)
     device = utils_dist.get_device()

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from utils.errors import CheckpointError
 
-# The largest count that a checkpoint may hold. No run has so many steps, and every number that is
-# computed from such a count is still exact.
+# The largest count that a checkpoint may hold. No run has so many steps. Floats hold whole numbers
+# up to 2^53 exactly, so a share or a time that is computed from such a count is not rounded.
 LARGEST_COUNT = 2**40
 # `ge` means "greater or equal", `le` "less or equal".
 Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
@@ -44,39 +44,44 @@ TAKE_ANOTHER = "go on from another checkpoint of this run, such as checkpoint_la
 
 
 class Saved(BaseModel):
-    """A part of a checkpoint. Keys that newer versions add are ignored.
+    """A part of a checkpoint.
 
-    strict: a text such as "5" is not taken for a number.
+    strict: a text such as "5" is not taken for a number. extra: keys that newer versions add are
+    ignored.
     """
 
-    model_config = ConfigDict(strict=True, extra="ignore", arbitrary_types_allowed=True)
+    model_config = ConfigDict(strict=True, extra="ignore")
 
 
 class Order(Saved):
-    """The order of the training data; `checkpoint.DataOrder` says what its fields are."""
+    """The types of `checkpoint.DataOrder`: the order of the training data."""
 
-    samples: Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
-    sample_list: str
-    seed: int | None
-    steps: Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
+    samples: Annotated[int, Field(ge=1, le=LARGEST_COUNT)]  # number of samples in an epoch
+    sample_list: str  # digest of the names and sizes of clips and frames
+    seed: int | None  # of the shuffling; None if the samples are not shuffled
+    steps: Annotated[int, Field(ge=1, le=LARGEST_COUNT)]  # number of steps in an epoch
 
 
 class Position(Saved):
-    """The position of a run; `checkpoint.Progress` says what its fields are.
+    """The types of `checkpoint.Progress`: the position of a run.
 
+    A checkpoint has these keys side by side with other keys, e.g. "version" and "optimizer".
     Fields with a default are missing in checkpoints of earlier versions.
     """
 
-    step: Count
-    epoch: Count
-    batch: Count
-    best_psnr: float | None = None
-    best_step: Count = 0
-    scored_on: str | None = None
-    validated: Count = 0
-    validation_stops: Count = 0
+    step: Count  # number of optimizer steps done
+    epoch: Count  # number of epochs done
+    batch: Count  # number of steps done in the current epoch
+    best_psnr: float | None = None  # in dB
+    best_step: Count = 0  # step of best_psnr
+    scored_on: str | None = None  # digest of the test clips of best_psnr
+    validated: Count = 0  # step of the last complete validation
+    validation_stops: Count = 0  # how often a signal ended the validation of this step
+    # Step of the newest checkpoint_latest. -1: there is none. 0 would be the save of step 0.
     saved: Annotated[int, Field(ge=-1, le=LARGEST_COUNT)] = -1
-    wandb_id: str | None = None
+    wandb_id: str | None = None  # id of the run at W&B
+    # The last three are no fields of `Progress`: number of ranks, number of skipped steps in a row,
+    # and the order of the data.
     world_size: Annotated[int, Field(ge=1, le=LARGEST_COUNT)] = 1
     nonfinite_in_a_row: Count = 0
     order: Order | None = None
@@ -99,11 +104,13 @@ def refuse_wrong_types(state: dict[str, Any], path: Path) -> None:
         value = state.get(key)
         is_missing = value is None and may_be_missing
         if not isinstance(value, dict) and not is_missing:
-            raise _wrong(path, key, value, "a table")
+            raise _wrong(path, key, value, expected="a table")
     for name, value in state["model_state_dict"].items():
         if not isinstance(value, Tensor):
-            raise _wrong(path, f"model_state_dict[{name!r}]", value, "a tensor")
+            raise _wrong(path, f"model_state_dict[{name!r}]", value, expected="a tensor")
 
+    # Only the keys of the position are given to the model. If a key is missing, the error shows the
+    # dict in which it was looked for, and the whole state has all weights.
     position = {}
     for key in Position.model_fields:
         if key in state:
