@@ -8,7 +8,7 @@ phases:
     2. For each sample: `read` reads these planes and turns them into channels (S, H, W) on the
        pixels of the frame.
 
-It puts together what four other modules know:
+`DatSpikes` puts together what four other modules know:
 
     data/cameras/spike_info.py   dataset.json, and the planes of each frame (`Timing`)
     data/cameras/spike_grid.py   which RGB pixel belongs to which spike pixel
@@ -66,16 +66,19 @@ logger = logging.getLogger(__name__)
 
 # Display value 0 ... 255 -> linear light 0 ... 1, (256,) float32.
 DISPLAY_TO_LIGHT = to_linear(np.arange(256, dtype=np.float32) / 255.0)
-# `sharp_image` averages the channels near the sharp moment. A channel is near if its distance, in
-# planes, is at most this much larger than the smallest distance. A channel of a proportional
-# representation is a picture, so only the nearest channel is taken, or two at equal distances (half
-# a plane of rounding). A channel of other representations is a single plane. It has too few spikes
-# for a picture, so channels up to 10 planes further away are averaged.
+# `DatSpikes.sharp_image` averages the channels near the sharp moment. A channel is near if its
+# distance from the sharp moment, in planes, is at most the smallest distance plus this number.
+#
+# A channel of a "proportional" representation is proportional to the light, so it is a picture.
+# Then only the nearest channel is taken, or two channels on both sides of the sharp moment, with
+# distances that differ by half a plane of rounding at most.
 MORE_PLANES_IF_PROPORTIONAL = 0.51
+# A channel of another representation is a single plane, with too few spikes for a picture. So
+# channels up to 10 planes further away are averaged.
 MORE_PLANES_ELSE = 10
-# "match" divides the mean firing rate by the mean brightness. Both are at least as large as these
-# limits, so that black frames or planes without a spike give no rate of 0 and no division by 0.
-# Clips in which anything can be seen are far above the limits.
+# `spike.rate` "match" divides the mean firing rate by the mean brightness of the frame. A smaller
+# firing rate or brightness counts as this limit. So planes without a spike give no rate of 0, and a
+# black frame gives no division by 0. Clips in which anything can be seen are far above the limits.
 LEAST_FIRING_RATE = 1e-4  # spikes per plane
 LEAST_BRIGHTNESS = 1e-3  # of 1
 
@@ -84,7 +87,8 @@ REPRESENTATIONS = Registry("spike representation", "type")
 SPIKE_SOURCES = Registry("spike source", "type")
 
 # Files data/spike/represent_*.py of a user add representations when they are imported. The options
-# of a representation are the parameters of its function, without the two that are given here.
+# of a representation are the parameters of its function, without `stream` and `center`, because the
+# program itself gives these two.
 import_parts("data.spike", "represent_*")
 for _name, _representation in rp.REPRESENTATIONS.items():
     REPRESENTATIONS.register(_name, given=("stream", "center"))(_representation.function)
@@ -103,15 +107,15 @@ class _NearbyFile(NamedTuple):
 
 
 class _GivenCalibration(NamedTuple):
-    """A calibration that a file gives. One that is estimated from a clip comes later."""
+    """A calibration that a file gives. (A calibration may also be estimated from a clip, later.)"""
 
     calibration: Calibration
     path: str  # of the file, for messages
 
 
-# The section gives the arguments of `__init__`, and `info` is added when the object is built. The
-# fields follow from the arguments, so `__init__` is written by hand. eq=False: many clips share one
-# object, and sets and dicts count it by its identity.
+# The section `spike` gives the arguments of `__init__`, and the program adds `info`. The fields are
+# other values than the arguments, so `__init__` is written by hand (init=False). Many clips share
+# one object, so sets and dicts compare objects by identity (eq=False).
 @SPIKE_SOURCES.register("dat", given=("info",))
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class DatSpikes:
@@ -121,16 +125,17 @@ class DatSpikes:
 
     h, w, flip, rate, light: null takes the value of dataset.json. A value that differs from
     dataset.json is an error.
-    h, w: height and width of a plane. If dataset.json lacks them too, they are those of the
-    calibration file. flip: whether rows are stored bottom first.
+    h, w: height and width of a plane. If dataset.json lacks them too, the calibration file gives
+    them. flip: whether rows are stored bottom first.
     rate: spikes per plane at full light, 1 if it is given nowhere. "match" measures the rate from
     the brightness of the blurry frame.
     light: what the sensor integrated, "linear" light (the default) or "display" values.
 
-    head_columns: number of columns without image at the end of each line. bit_order: whether the
-    first pixel is the least ("little") or the most significant bit ("big") of a byte.
-    layout: "sps100" for files of an SPS100 sensor. remainder: "truncate" ignores bytes after the
-    last whole plane.
+    head_columns: number of columns without image at the end of each line.
+    bit_order: "little" if the first pixel is the least significant bit of a byte, "big" if it is
+    the most significant bit.
+    layout: "sps100" for files of an SPS100 sensor, "raster" for all others.
+    remainder: "truncate" ignores bytes after the last whole plane, "error" refuses them.
 
     first, count: the planes that are read of each file; with first "central", the planes in its
     middle. exposure: the planes of each frame, if one file holds a whole clip. context: number of
@@ -138,7 +143,8 @@ class DatSpikes:
     center: the plane of the sharp frame: "gt" (from dataset.json), "file" (the middle of the planes
     that are read) or a number.
 
-    gamma: light and ratios are raised to 1 / gamma. 2.2 gives display values.
+    gamma: the light that channels show, or its ratios, are raised to 1 / gamma. With 2.2, channels
+    are display values.
     resize: interpolation to the RGB grid. "nearest" keeps the values of raw planes at 0 and 1.
     calibration: a file of scripts/calibrate.py. "recorded" uses the calibrations of dataset.json,
     and takes a clip without a calibration as aligned with its frames. "auto" estimates the
@@ -165,7 +171,8 @@ class DatSpikes:
     options: dict[str, Any]  # of the representation
     channels: int  # S
     ignored: frozenset[str]  # keys of the section without effect on the representation
-    # Whether the section or dataset.json gives the value, or the representation does not need it.
+    # Whether light and rate are known: the section or dataset.json gives the value, or the
+    # representation does not need it.
     is_light_known: bool
     is_rate_known: bool
     is_stretched: bool  # whether planes are stretched to frames of another ratio of height to width
@@ -192,11 +199,11 @@ class DatSpikes:
         calibration: str | None = None,
         representation: Annotated[dict[str, Any] | str, REPRESENTATIONS] = "voxel",
     ) -> None:
-        # Rows are stored bottom first, except in files of an SPS100.
+        # The default of `flip`: rows are stored bottom first, except in files of an SPS100.
         stored_bottom_first = layout == "raster"
-        given = _given_calibration(calibration, info)
-        # A calibration holds for one size of the planes. If the section or dataset.json says
-        # another size, `_calibrate` refuses it below.
+        given = _given_calibration(calibration, info)  # None without a calibration file
+        # A calibration file has the size of the planes for which it holds. If the section or
+        # dataset.json says another size, `_calibrate` refuses the calibration below.
         calibrated_height = calibrated_width = None
         if given:
             calibrated_height, calibrated_width = given.calibration.spike_size
@@ -260,10 +267,9 @@ class DatSpikes:
         _refuse_keys_without_effect(is_set, ignored, f"{name} with {options}")
 
     def _set(self, **values: Any) -> None:
-        """Set fields of a new object. Only `__init__` and `changed` may call this.
+        """Set fields of a new object. Call this only for an object that nobody else has yet.
 
-        The class is frozen, so `self.rate = 1` is refused. vars() goes around the refusal, which is
-        safe as long as nobody else has the object.
+        The class is frozen, so `self.rate = 1` is refused. vars() goes around the refusal.
         """
         vars(self).update(values)
 
@@ -273,7 +279,8 @@ class DatSpikes:
         path: file of the calibration, for messages.
         """
         is_nearest = self.interpolation == cv2.INTER_NEAREST
-        # `share`: the fraction of the planes of a frame that is read.
+        # offset: how many planes later the spike camera shows a moment than the frame does.
+        # share: the fraction of the planes of a frame that is read.
         timing = dataclasses.replace(
             self.timing,
             offset=calibration.time_offset_planes,
@@ -302,15 +309,18 @@ class DatSpikes:
     def of_exposure(self, context: int) -> "DatSpikes":
         """Return a copy that reads only the planes during which a frame was exposed, and context.
 
-        A calibration has two shares of the planes of a frame. `exposure_share` says during which
-        planes the frame was exposed. `share_to_read` says of which planes channels are made, a few
-        more. This copy reads the planes of `exposure_share`. data/motion/recording.py calls this,
-        because the motion within an exposure takes exactly these planes.
+        A calibration has two shares (fractions) of the planes of a frame:
+
+            exposure_share   the planes during which the frame was exposed
+            share_to_read    the planes of which channels are made: a few more
+
+        The copy reads the planes of `exposure_share`. data/motion/recording.py calls this, because
+        it finds the motion within the exposure from exactly these planes.
 
         context: number of planes that are read before and after the planes of the exposure.
         """
         timing = self.timing
-        # Without a calibration there is no second share.
+        # Without a calibration, all planes of a frame are read in both cases.
         if self.calibration:
             timing = dataclasses.replace(timing, share=self.calibration.exposure_share)
         return self.changed(context=context, timing=timing)
@@ -336,13 +346,14 @@ class DatSpikes:
     ) -> tuple[Exposure, ...]:
         """Return the planes of each frame of a clip.
 
-        The planes are checked: they lie in their file and can be represented.
         clip: name of the clip.
-        files: (path, number of planes) of each spike file: one file per frame, or one for all.
+        files: (path, number of planes) of each spike file: a file for each frame, or one file.
         frames: number of frames.
-        times: when the frames were taken. If one file holds all planes, the times say which planes
-        belong to which frame, unless spike.exposure says it. None: spike.exposure says it, or each
-        frame has a file.
+        times: when the frames were taken. They are used if one file holds the planes of all frames
+        and the option spike.exposure does not say which planes belong to which frame. None: not
+        known.
+
+        The planes are checked: their file has them, and the representation can be made of them.
         Raises OptionError if the plane of the sharp frame is unknown, and DataError for planes that
         do not fit.
 
@@ -357,7 +368,7 @@ class DatSpikes:
             ranges = self.plane_ranges(clip, planes, times)
 
         exposures = []
-        tried = set()
+        tried = set()  # pairs (number of planes, center) for which the representation was tried
         for frame in range(frames):
             file_index = 0 if is_one_file else frame
             _, planes = files[file_index]
@@ -366,8 +377,8 @@ class DatSpikes:
             exposures.append(exposure)
 
             # Try whether the representation can be made of so many planes. A trial takes longer
-            # than the rest of this loop, and most exposures have equal numbers. So each pair of
-            # numbers is tried once.
+            # than the rest of this loop. Most exposures have an equal number of planes and an equal
+            # center, so each pair is tried once.
             count_and_center = (span.count, exposure.center)
             if count_and_center not in tried:
                 tried.add(count_and_center)
@@ -384,10 +395,11 @@ class DatSpikes:
         Raises OptionError if the plane of the sharp frame is unknown.
         """
         path, _ = files[file_index]
-        # There are two ways to count planes. The options and dataset.json count from the first
-        # plane of the file, or of the exposure if one file holds the whole clip. `_center` counts
-        # in this way, and then the first plane of the span has the number `span.origin`.
-        # `Exposure.center` counts from the first plane of the span, e.g. 27.5 - 14 = 13.5.
+        # There are two ways to count planes. Options and dataset.json count from the first plane of
+        # the file, or of the exposure if one file holds the whole clip. `_center` counts in this
+        # way. The first plane of the span has the number `span.origin`, e.g. 14 if the first 14
+        # planes of a file are not read. `Exposure.center` counts from the first plane of the span.
+        # E.g. plane 27.5 of the file is 27.5 - 14 = 13.5.
         center = self._center(clip, span) - span.origin
         planes_before, pieces = self._with_context(files, file_index, span)
         return Exposure(
@@ -401,7 +413,11 @@ class DatSpikes:
     def plane_ranges(
         self, clip: str, planes: int, times: FrameTimes
     ) -> list[tuple[int, int]] | None:
-        """Return `Timing.plane_ranges` of a clip with one file of `planes` planes."""
+        """Return (first plane, plane after the last) of each frame of a clip with one spike file.
+
+        planes: number of planes of the file. Returns None if spike.exposure says which planes
+        belong to which frame.
+        """
         tick_hz = self.calibration.tick_hz if self.calibration else None
         return self.timing.plane_ranges(clip, planes, times, tick_hz)
 
@@ -420,7 +436,7 @@ class DatSpikes:
         files: (path, number of planes) of each spike file of the clip.
         file_index: index in `files` of the file with the planes of the frame.
         """
-        # Up to three files, in the order of time.
+        # Up to three files, in the order of time. With one file for all frames, only this file.
         path, planes = files[file_index]
         nearby_files = [_NearbyFile(path, begin=0, end=planes)]
         if file_index > 0:
@@ -442,26 +458,27 @@ class DatSpikes:
                 # A piece counts from the first plane of its own file.
                 pieces.append(Piece(file.path, first=first - file.begin, count=end - first))
 
-        # No plane can be read before the first plane of the first file.
+        # The context before the frame is shorter if `nearby_files` begins too late: at most the
+        # planes between the begin of its first file and the first plane of the frame.
         context_before = min(self.context, span.first - nearby_files[0].begin)
         return context_before, tuple(pieces)
 
     def _center(self, clip: str, span: Span) -> float:
         """Return the plane of the sharp frame, counted as dataset.json counts planes.
 
-        It counts from the first plane of the file, or of the exposure if one file holds the whole
-        clip. The first plane that is read has the number `span.origin`.
+        dataset.json counts from the first plane of the file, or of the exposure if one file holds
+        the whole clip. So the first plane that is read has the number `span.origin`. A result such
+        as 27.5 lies between two planes.
 
-        x.5 lies between two planes. Raises OptionError if the plane is unknown, or outside of the
-        planes that are read.
+        Raises OptionError if the plane is unknown, or outside of the planes that are read.
         """
         last = span.origin + span.count - 1
-        # A representation that ignores the center gets the middle of the planes that are read,
-        # which always lies among them. `span.middle` may lie outside if the file lacks planes.
+        # A representation that ignores the center gets the middle of the planes that are read. The
+        # middle of all planes of the frame, `span.middle`, may be a plane that the file lacks.
         if "center" in self.ignored:
             return (span.origin + last) / 2
         if self.center == "gt":
-            # `span.length` counts all planes of the frame, also those that are not read.
+            # `span.length` counts all planes of the frame, also the planes that are not read.
             center = self.info.gt_plane_of(clip, span.length)
         elif self.center == "file":
             center = span.middle
@@ -476,7 +493,8 @@ class DatSpikes:
     def _refuse_too_few_planes(self, exposure: Exposure) -> None:
         """Raise DataError if the representation cannot be made of the planes of an exposure.
 
-        The representation is tried on one pixel without spikes, and without context planes.
+        The representation is tried on one pixel without spikes, and without context planes. A clip
+        must pass without context, because its first frame has no context before it.
         """
         count = exposure.own.count
         center = exposure.center
@@ -507,15 +525,17 @@ class DatSpikes:
         """Read the channels of one frame within the crop of `aug`. They are not flipped.
 
         files: an io backend of the data set, which reads the spike files.
-        frame: number of the frame in the clip.
+        clip: the clip, with the exposures of its frames. frame: number of the frame in the clip.
+        aug: the crop of the frame. Only its place and size are used here.
         image: the crop of the blurry frame, (aug.height, aug.width, 3) uint8, B, G, R.
         reverse: whether the clip is played backwards.
         camera: a simulated camera, which changes the recorded spikes. None: they stay as recorded.
-        Returns (S, aug.height, aug.width) float32. It is exactly this crop of the whole frame's
-        channels, although only the spike pixels that the crop needs are unpacked.
+
+        Returns (S, aug.height, aug.width) float32. The result is equal to the crop of the channels
+        of the whole frame, although only the spike pixels that the crop needs are unpacked.
         """
-        # The planes of the frame with their context. `window.crop` are the spike pixels that the
-        # crop of the frame needs.
+        # Read the planes of the frame with their context. `window.crop` are the spike pixels that
+        # the crop of the frame needs.
         window = clip.grid.window(aug)
         exposure = clip.exposures[frame]
         with spike_errors_as_data_errors():
@@ -530,8 +550,9 @@ class DatSpikes:
         context_after = len(stream) - context_before - count
         planes_of_frame = stream[context_before : context_before + count]
         rate = self.rate_of(planes_of_frame, image, window)
-        # A rate of the options is the rate of the real camera. A measured rate ("match") comes from
-        # the changed spikes, so it has the threshold of the simulated camera already.
+        # A rate of the options is the rate of the real camera. The simulated camera fires more or
+        # less often, by the factor `known_rate_factor`. A measured rate ("match") was measured in
+        # the spikes of the simulated camera, so it needs no factor.
         if camera and self.rate != "match":
             rate *= camera.known_rate_factor
         # Positional arguments: a user's subclass may name them differently.
@@ -554,14 +575,15 @@ class DatSpikes:
         """
         if self.rate != "match":
             return self.rate
-        # The frame in what the sensor integrated, and the value of full light in this unit.
+        # The frame in the unit that the sensor integrated, and full light in this unit.
         if self.light == "display":
             values = image
             full_light = 255.0
         else:
             values = cv2.LUT(image, DISPLAY_TO_LIGHT)
             full_light = 1.0
-        # Mean firing rate, and mean (B, G, R) of the frame, of the pixels that both cameras see.
+        # Over the pixels that both cameras see: the mean firing rate, and the mean (B, G, R) of the
+        # frame.
         firing_rate, mean_bgr = window.brightness(stream, values)
         luma_bgr = LUMA[::-1]  # LUMA is for R, G, B
         brightness = float(mean_bgr @ luma_bgr) / full_light
@@ -579,7 +601,7 @@ class DatSpikes:
 
         center: the plane of the sharp frame, counted from the first plane of the frame.
         rate: spikes per plane at full light. reverse: whether the clip is played backwards.
-        outside: numbers of context planes in the stream before and after the planes of the frame.
+        outside: numbers of context planes in the stream, (before, after) the planes of the frame.
 
         A user's subclass may override this method (docs/extending.md), so its arguments stay.
         """
@@ -612,6 +634,8 @@ class DatSpikes:
         nearest = self._nearest_channels(exposure, reverse)  # e.g. [1, 2] of four bins
         nearest_channels = channels[nearest]  # (n, H, W)
         image = np.maximum(nearest_channels.mean(axis=0), 0)
+        # The mean of single planes (not proportional) is a firing rate, in the unit that the sensor
+        # integrated. If this unit is display values, nothing is left to do.
         is_proportional = rp.REPRESENTATIONS[self.name].proportional
         if not is_proportional and self.light == "display":
             return image
@@ -621,9 +645,12 @@ class DatSpikes:
     def _image_of_ratios(self, channels: np.ndarray) -> np.ndarray:
         """Return `sharp_image` of the representation "relative".
 
-        A ratio r, times the number n of spikes in the exposure, is the light of the sharp moment up
-        to a factor. The last channel is the confidence c = n / (n + a), so n = a c / (1 - c). The
-        factor a is left out, because the result is divided by its brightest pixel.
+        r: a channel, the ratio of the light of the sharp moment to the light of the exposure.
+        c: the last channel, the confidence c = n / (n + a). n is the number of spikes in the
+           exposure, and a is a constant.
+
+        The light of the sharp moment is proportional to r * n. From c follows n = a * c / (1 - c).
+        So the result is r * c / (1 - c), divided by its brightest pixel, and a has no effect.
         """
         # Of several windows, take the channel of the window with the middle length: of the
         # half_windows (12, 2, 6), channel 2.
@@ -638,14 +665,14 @@ class DatSpikes:
         # At most 0.999, because the light below is divided by 1 - c, and c = 1 would make it
         # infinite.
         confidence = np.clip(channels[-1], 0, 0.999) ** exponent
-        light = ratio * confidence / (1 - confidence)  # r c / (1 - c)
+        light = ratio * confidence / (1 - confidence)  # r * c / (1 - c)
         brightest = max(light.max(), 1e-9)  # not 0, because it is a divisor
         return (light / brightest) ** (power / DISPLAY_GAMMA)
 
     def _nearest_channels(self, exposure: Exposure, reverse: bool) -> list[int]:
         """Return the indices of the channels nearest to the sharp moment."""
-        # The option `offsets` is the distance of each channel from the sharp moment. With
-        # `num_bins` the option is not used.
+        # Some representations have the option `offsets`: the distance of each channel from the
+        # sharp moment, in planes. The representation does not use `offsets` if `num_bins` is given.
         offsets = self.options.get("offsets")
         if offsets and self.options.get("num_bins") is None:
             return [int(np.argmin(np.abs(offsets)))]
@@ -665,8 +692,8 @@ class DatSpikes:
     def _weights_of_planes(self, exposure: Exposure, reverse: bool) -> np.ndarray:
         """Return with which weight each of the T planes counts in each of the S channels, (S, T).
 
-        Found by a trial: take a stream of one row of T pixels, and let pixel t fire only in plane
-        t. Then channel s of pixel t is the weight of plane t in channel s.
+        The weights are found by a trial: in a stream of one row of T pixels, pixel t fires only in
+        plane t. Then channel s of pixel t is the weight of plane t in channel s.
         """
         planes = exposure.own.count  # T
         impulses = np.eye(planes, dtype=np.uint8)[:, None]  # (T, 1, T)
@@ -682,16 +709,16 @@ class DatSpikes:
 def user_spikes(
     section: Any, trained: dict[str, Any] | None, info: DatasetInfo, clip: str
 ) -> DatSpikes:
-    """Return how a user's spikes are read for a trained network. Log what is assumed.
+    """Return how a user's spikes are read for a trained network. Log a warning of what is assumed.
 
     section: the spike section of the network.
     trained: `ClipDataset.spike_data` of the training, such as {"rate": 0.5, "light": "linear"}.
     None: it is not known.
     info: what is known of the user's spikes. clip: name of the clip, for the warnings.
 
-    If neither the user nor dataset.json gives the light, the light of the training is taken. If
-    neither gives the rate, the rate is measured ("match"). A network that learned from undivided
-    firing rates needs no rate, so 1 is taken.
+    If the user and dataset.json do not give the light, the light of the training is taken. If they
+    do not give the rate, the rate is measured ("match"). But if the training had no rate either,
+    the network learned from firing rates that were not divided by a rate. Then the rate is 1.
     """
     source = SPIKE_SOURCES.build(section, "spike", info=info)
     _warn_if_taken_as_aligned(source, trained, clip)
@@ -704,7 +731,7 @@ def user_spikes(
         light = trained.get("light")
     changes = {"light": light}
     if not source.is_rate_known:
-        # A training without a rate did not divide the firing rates.
+        # If the training had no rate, the rate stays 1, its default.
         if trained is not None and trained["rate"] is not None:
             changes["rate"] = "match"
             how = (
@@ -780,7 +807,8 @@ def _given_calibration(option: str | None, info: DatasetInfo) -> _GivenCalibrati
 def _geometry(**fields: Any) -> SpikeGeometry:
     """Return the form of a plane. Raises OptionError for wrong sizes.
 
-    fields: fields of `SpikeGeometry`. Its own error names no options, so it is replaced.
+    fields: fields of `SpikeGeometry`. The error of `SpikeGeometry` names no options, so an
+    OptionError that names them is raised in its place.
     """
     try:
         return SpikeGeometry(**fields)
@@ -857,9 +885,10 @@ def _refuse_keys_without_effect(
 
 
 def _unknown_center(clip: str, why: str) -> OptionError:
-    """Return the refusal of a clip if the plane of its sharp frame cannot be used.
+    """Return the error for a clip if the plane of its sharp frame cannot be used.
 
-    The table of the check shows no `where`, so the other parts name the key.
+    why: end of the sentence "the plane of the sharp frame ...". The table of the data check does
+    not show `where`. So the other parts name the key spike.center, too.
     """
     return OptionError(
         what=f"the plane of the sharp frame {why} for clip {clip}",

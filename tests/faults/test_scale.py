@@ -80,13 +80,13 @@ def test_a_turn_reads_as_few_keys_of_many_ranks_as_of_few(beating):
     # A rank reads the verdict, the beat of rank 0 and the beat of the next rank. The last rank of a
     # host also reads the beat of the first rank of this host.
     assert most_keys_of_a_turn(beating[MANY]) == 4
-    # On a single host, the first rank of the host is rank 0.
-    assert most_keys_of_a_turn(beating[FEW]) <= 4
+    # On a single host, the first rank of the host is rank 0, so one key less.
+    assert most_keys_of_a_turn(beating[FEW]) == 3
 
 
 @pytest.fixture(scope="module")
 def started(server) -> dict[int, list[Simulated]]:
-    """Give ranks after their start, at the same time: number of ranks -> ranks."""
+    """Start ranks together, and give them after their start: number of ranks -> ranks."""
     ranks_of = {}
     for count in (FEW, MANY):
         store = PrefixStore(f"start{count}", server)
@@ -122,11 +122,16 @@ def test_all_ranks_together_write_two_keys_for_each_rank_at_a_start(started, cou
 # ---- Who is named ----
 
 
-class Verdict(NamedTuple):
-    """That a rank is "STUCK" or "SILENT"."""
+# How long a rank may be silent or stuck before it is named, in seconds. The simulated ranks take a
+# turn each 0.1 s or somewhat more, so a healthy rank is far below this limit.
+STALL_S = 1.5
 
-    rank: int
-    kind: str
+
+class Verdict(NamedTuple):
+    """What a rank says of another rank, e.g. that rank 32 is silent."""
+
+    rank: int  # the rank that is named
+    kind: str  # "STUCK" or "SILENT"
 
 
 def verdicts_of(
@@ -134,7 +139,8 @@ def verdicts_of(
 ) -> list[Verdict]:
     """Let the ranks take turns until is_over(verdicts), for 30 s at most. Return their verdicts.
 
-    stall_s: how long a rank may be silent or stuck before it is named.
+    stall_s: how long a rank may be silent or stuck before it is named. is_over: function that gets
+    the verdicts so far, after each round of turns.
     """
     verdicts: list[Verdict] = []
     deadline = time.monotonic() + 30
@@ -148,18 +154,26 @@ def verdicts_of(
 
 
 def verdicts_after(ranks: list[Simulated], fault: str) -> list[Verdict]:
-    """Strike ranks with a fault. Return the verdicts until each healthy rank knows of one."""
+    """Strike ranks with a fault. Return the verdicts until each rank that is not silent knows.
+
+    fault: "host" (all ranks of a host fall silent) or "stuck" (one rank is waited for).
+    """
     strike(ranks, fault)
 
     def all_know(_: list[Verdict]) -> bool:
-        # A silent rank takes no turns, so it cannot know.
+        """Return whether each rank that is not silent has read that a rank was named."""
+        # A silent rank takes no turns, so it reads nothing. known_at: when a rank has read the
+        # verdict of another rank, 0 before.
         return all(rank.known_at or rank.fault == "silent" for rank in ranks)
 
-    return verdicts_of(ranks, 1.5, all_know)
+    return verdicts_of(ranks, STALL_S, all_know)
 
 
 def ranks_that_read_all(ranks: list[Simulated]) -> list[int]:
-    """Return the ranks that have read the beats of all ranks: more than 4 keys in a turn."""
+    """Return the numbers of the ranks that have read the beats of all ranks.
+
+    A usual turn reads at most 4 keys. The mean is higher only for a rank that has read all beats.
+    """
     found = []
     for rank in ranks:
         if rank.store.keys["multi_get"] > 4 * rank.store.requests["multi_get"]:
@@ -183,26 +197,27 @@ def test_a_rank_that_is_waited_for_is_named_once(server):
     verdicts = verdicts_after(ranks, "stuck")
 
     assert verdicts == [Verdict(MANY // 2, "STUCK")]
-    # Only the beats of all ranks can tell who is waited for. A single rank reads them.
+    # Only the beats of all ranks together tell which rank is waited for. One rank reads all beats.
     assert len(ranks_that_read_all(ranks)) == 1
 
 
 @pytest.mark.parametrize("count", [2, 24])
 def test_a_rank_that_falls_silent_after_the_others_began_to_wait_is_named(server, count):
     ranks = new_ranks(server, f"late{count}", count)
-    # All ranks begin to wait for the last one.
+    # All ranks enter a collective (syncs) and wait in it since `begin`.
     begin = time.monotonic()
     for rank in ranks:
         rank.since = begin
         rank.syncs = 1
 
     def is_over(verdicts: list[Verdict]) -> list[Verdict]:
-        """Let the last rank fall silent after a second. Tell whether there are verdicts."""
-        # The others stand still as well by then. They must not be taken for the cause.
+        """Let the last rank fall silent after a second. It is over with the first verdict."""
+        # By then the other ranks wait, too. They must not be taken for the cause.
         if time.monotonic() > begin + 1:
             ranks[-1].fault = "silent"
         return verdicts
 
+    # 3 s: longer than the second before the rank falls silent, so that nobody is named before.
     assert verdicts_of(ranks, 3.0, is_over) == [Verdict(count - 1, "SILENT")]
 
 
@@ -216,12 +231,12 @@ def names_of_starts(server) -> list[list[str]]:
     torchrun restarts ranks, and its store outlives the restart. All keys of a start begin with the
     name of the start, so that ranks do not read the keys of an earlier start.
     """
-    # A request that an earlier rank 1 made before it died. Nobody has answered it.
+    # A rank 1 of an earlier start made this request and died. Nobody has answered it.
     number = server.add("requests", 1)
     server.set(f"request/{number}", "of an earlier start")
 
     def ask(names: dict[int, str], rank: int) -> None:
-        """Put the name of the start that a rank hears into `names`."""
+        """Put the name of the start that a rank hears into `names`. There are three ranks."""
         launch = LaunchInfo("torchrun", rank, 0, 3)
         names[rank] = rendezvous._name_of_start(server, launch)
 
@@ -229,7 +244,8 @@ def names_of_starts(server) -> list[list[str]]:
     for _ in range(2):
         names: dict[int, str] = {}
         in_threads(partial(ask, names, 2), partial(ask, names, 1), partial(ask, names, 0))
-        # The ranks have met. So the thread of rank 0 that answers requests ends.
+        # This key says that the ranks have met. Then the thread of rank 0 that answers requests
+        # ends. Wait for its end, so that it does not answer requests of the next start.
         server.set(f"spikevrt/{names[0]}/{MET}", "1")
         for thread in threading.enumerate():
             if thread.name == "rendezvous":

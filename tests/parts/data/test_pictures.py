@@ -1,4 +1,9 @@
-"""Pictures are read upright, and what their values lose or why they cannot be read is said."""
+"""Pictures are read upright. Messages say which values are lost, or why a picture cannot be read.
+
+A picture may have an orientation (in Exif or a TIFF tag): a number 1 ... 8, which says how the
+stored pixels must be turned or mirrored to stand upright. A picture may also have 16 bits per value
+although its camera has fewer, e.g. 12. The frames of a clip are read as 8 bits.
+"""
 
 from typing import Any
 
@@ -15,7 +20,7 @@ from utils.errors import DataError
 from utils.options.models import DatasetsOptions
 
 ORIENTATION = 0x112  # the tag of Exif and TIFF
-# Lossless ones, and JPEG at its best.
+# Ending -> arguments of Pillow's `save` with which a picture loses as little as its format allows.
 WRITING: dict[str, dict[str, Any]] = {
     "png": {},
     "tif": {},
@@ -25,7 +30,10 @@ WRITING: dict[str, dict[str, Any]] = {
 
 
 def write_turned(path, image, orientation):
-    """Write (H, W, 3) RGB with an Exif orientation 1 ... 8; the upright image by Pillow."""
+    """Write an image (H, W, 3) with an Exif orientation. Return the upright image.
+
+    orientation: 1 ... 8. The upright image is what Pillow makes of the file, a second reader.
+    """
     exif = Image.Exif()
     exif[ORIENTATION] = orientation
     how = WRITING[path.suffix[1:]]
@@ -37,28 +45,38 @@ def write_turned(path, image, orientation):
 @pytest.mark.parametrize("ending", WRITING)
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_picture_is_turned_as_its_orientation_says(tmp_path, ending, orientation):
-    blocks = np.random.default_rng(0).integers(0, 256, (3, 5, 3), np.uint8)
+    # 3 x 5 blocks of one colour each, 16 x 16 pixels large, which JPEG keeps nearly unchanged.
+    colours = np.random.default_rng(0).integers(0, 256, (3, 5, 3), np.uint8)
+    image = colours.repeat(16, axis=0).repeat(16, axis=1)
     path = tmp_path / f"a.{ending}"
-    shown = write_turned(path, np.kron(blocks, np.ones((16, 16, 1), np.uint8)), orientation)
+    upright = write_turned(path, image, orientation)
 
     found = read_bgr(str(path))[..., ::-1]
+
     assert found.shape == (*image_size(str(path)), 3)
-    assert shown.shape == (*image_size(str(path)), 3)
-    assert np.abs(found.astype(int) - shown).mean() < 3
+    assert upright.shape == (*image_size(str(path)), 3)
+    # JPEG changes values a little. With a wrong orientation, random colours would be compared: they
+    # differ by 85 in the mean.
+    assert np.abs(found.astype(int) - upright).mean() < 3
 
 
 def test_a_turned_png_with_much_before_its_pixels_has_its_upright_size(tmp_path):
     exif = Image.Exif()
-    exif[ORIENTATION] = 6
-    noise = np.random.default_rng(0).integers(0, 256, 10_000, np.uint8).tobytes()
-    image = Image.fromarray(picture(32, 48))
-    image.save(tmp_path / "a.png", exif=exif, icc_profile=noise)
+    exif[ORIENTATION] = 6  # a quarter turn, so height and width change places
+    # `image_size` first reads 4096 bytes. With a colour profile of 10,000 random bytes, which
+    # cannot be compressed, the orientation comes later.
+    profile = np.random.default_rng(0).integers(0, 256, 10_000, np.uint8).tobytes()
+    image = Image.fromarray(picture(height=32, width=48))
+    image.save(tmp_path / "a.png", exif=exif, icc_profile=profile)
 
     assert image_size(str(tmp_path / "a.png")) == (48, 32)
 
 
 def write_deep(path, bits, height=32, width=32):
-    """A picture whose largest value is the largest one of so many bits, stored in 16."""
+    """Write a picture of random values of `bits` bits, stored as 16-bit values.
+
+    Pixel (0, 0) has the largest value, 2^bits - 1, so that the picture is sure to have it.
+    """
     values = np.random.default_rng(0).integers(0, 2**bits, (height, width, 3), np.uint16)
     values[0, 0] = 2**bits - 1
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,37 +88,46 @@ def write_deep(path, bits, height=32, width=32):
 def test_fewer_bits_in_16_are_said_of_a_users_frames(tmp_path, caplog, ending, bits):
     for number in range(2):
         write_deep(tmp_path / f"clip/{number}.{ending}", bits)
+
     user_clips(tmp_path / "clip")
+
     first = tmp_path / f"clip/0.{ending}"
     question = f"{first} has 16 bits, but no value is above {2**bits - 1}: {bits} bits?"
-
     assert question in caplog.text
 
 
 @pytest.mark.parametrize("ending", ["png", "tiff"])
 def test_12_bits_in_16_are_said_once_before_a_training(tmp_path, caplog, ending):
+    # Regrouped: sharp frames are below train_GT, blurry frames below train_GT_blurred.
     write_clips(tmp_path, "a", "b", regrouped=True)
+    # Replace every frame by a picture of 12 bits. The frames of `write_clips` are 16 x 24 pixels.
     for kind in ("train_GT", "train_GT_blurred"):
         for path in sorted((tmp_path / "GOPRO_Large" / kind).rglob("*.png")):
             path.unlink()
-            write_deep(path.with_suffix(f".{ending}"), 12, 16, 24)
+            write_deep(path.with_suffix(f".{ending}"), bits=12, height=16, width=24)
     values = section(tmp_path, regrouped=True, filename_ext=ending)
-    preflight(DatasetsOptions(train=resolved(values)), tmp_path / "stored")
-    said = [text for text in caplog.messages if "no value is above 4095: 12 bits?" in text]
 
+    # The check of the data before a training. `resolved` completes the section with its defaults.
+    preflight(DatasetsOptions(train=resolved(values)), stored=tmp_path / "stored")
+
+    # 2^12 - 1 = 4095
+    said = [text for text in caplog.messages if "no value is above 4095: 12 bits?" in text]
     assert len(said) == 1
 
 
 def test_full_16_bits_are_said_to_be_cut(tmp_path, caplog):
-    write_deep(tmp_path / "a.png", 16)
+    write_deep(tmp_path / "a.png", bits=16)
+
     FrameSource(tmp_path / "a.png")
+
     assert caplog.messages == [f"{tmp_path / 'a.png'} has 16 bits: they are cut to 8"]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_picture_of_floating_point_values_is_said_to_be_one(tmp_path, dtype):
     assert cv2.imwrite(str(tmp_path / "a.tif"), picture().astype(dtype) / 255)
-    bits = 8 * np.dtype(dtype).itemsize
+    bits = 8 * np.dtype(dtype).itemsize  # 32 or 64
+
     with pytest.raises(DataError, match=f"TIFF holds floating-point numbers of {bits} bits") as e:
         FrameSource(tmp_path / "a.tif")
 
@@ -117,6 +144,8 @@ def test_a_picture_of_floating_point_values_is_said_to_be_one(tmp_path, dtype):
     ],
 )
 def test_a_file_of_another_kind_with_the_ending_of_a_picture_is_named(tmp_path, content, kind):
+    # The zero bytes stand for the rest of the file.
     (tmp_path / "a.jpg").write_bytes(content + bytes(100))
+
     with pytest.raises(DataError, match=f"its content is {kind}"):
         FrameSource(tmp_path / "a.jpg")

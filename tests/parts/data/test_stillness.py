@@ -1,11 +1,14 @@
 """data/motion/stillness.py: which pixels of a frame move within the exposure.
 
-By the reach: motions are made by hand at nine times of an exposure of 60 planes, on frames of
-64 x 64 pixels.
+A "share" is a number in [0, 1] for each pixel: 0 keeps the first estimate of the frame, and 1 takes
+the improved frame. Two functions give a share, and the tests have a part for each function:
 
-By the change of the spikes: a stream of 120 planes, with the exposure in the middle. Each pixel of
-each plane has a spike with a probability of its own, so the noise is larger than of a real camera.
-The light has stripes, because stripes that move show everywhere.
+    share_by_reach     from the motion that was found. The tests make motions by hand, at nine times
+                       of an exposure of 60 planes, on frames of 64 x 64 pixels.
+    share_by_change    from the spikes alone. The tests draw a stream of 120 planes, with the
+                       exposure in the middle. Each pixel of each plane has a spike by chance,
+                       so the noise is larger than the noise of a real camera. The light has
+                       stripes, because stripes that move show everywhere.
 """
 
 import numpy as np
@@ -15,31 +18,45 @@ from data.motion.flow import Motion
 from data.motion.recording import Recording, View
 from data.motion.stillness import share_by_change, share_by_reach
 
-TIMES = np.linspace(-30, 30, 9)  # planes after the sharp instant
-SIDE = 64
+# Nine times of an exposure of 60 planes, from -30 to 30, in planes after the sharp instant.
+TIMES = np.linspace(-30, 30, 9)
+SIDE = 64  # height and width of a frame, in pixels
 
 
 def motion_along(positions: np.ndarray) -> Motion:
     """Return a motion of all pixels to the right. positions: (9,) in pixels, one for each time."""
     shifts = np.zeros((len(TIMES), SIDE, SIDE, 2), np.float32)
     shifts[..., 0] = positions[:, None, None]
-    return Motion(TIMES, shifts, np.zeros(shifts.shape[:3], np.float32))
+    no_errors = np.zeros(shifts.shape[:3], np.float32)  # (9, SIDE, SIDE)
+    return Motion(TIMES, shifts, errors=no_errors)
 
 
 # ---- By the reach ------------------------------------------------------------------------------
 
 
 def steady(pixels: float) -> Motion:
-    """Return a steady motion by this number of pixels within the exposure."""
+    """Return a steady motion by this number of pixels within the exposure.
+
+    TIMES / 60 goes from -1/2 to 1/2, so 8 pixels give the positions -4 ... 4.
+    """
     return motion_along(pixels * TIMES / 60)
 
 
 def there_and_back(pixels: float) -> Motion:
-    """Return a motion that ends where it began, and reaches this number of pixels."""
+    """Return a motion that ends where it began, and reaches this number of pixels.
+
+    1 - abs(TIMES) / 30 goes from 0 to 1 and back, so 8 pixels give the positions 0 ... 8 ... 0.
+    """
     return motion_along(pixels * (1 - np.abs(TIMES) / 30))
 
 
-# With 12 spikes, a reach of 1.2 + 4.5 / 12^0.7 = 2.0 pixels counts by half. With 1 spike, 5.7.
+# The reach of a pixel is the distance over which it moves. With n spikes, the share is about 1/2 at
+# the reach LEAST_REACH + REACH_BY_LIGHT / n^POWER = 1.2 + 4.5 / n^0.7 pixels. It is 0 below 0.6
+# times this reach (STILL), and 1 above 1.3 times this reach (MOVING), all of stillness.py:
+#
+#     spikes    share 0 below    share 1/2 at    share 1 above
+#     12        1.2              2.0             2.6
+#     1         3.4              5.7             7.4
 @pytest.mark.parametrize(("pixels", "spikes"), [(1.0, 12.0), (3.0, 1.0)])
 def test_a_pixel_that_hardly_moves_keeps_its_first_estimate(pixels, spikes):
     assert share_by_reach(steady(pixels), spikes).max() == 0
@@ -55,7 +72,9 @@ def test_a_shake_that_ends_where_it_began_counts_as_motion():
 
 
 def test_jumps_from_time_to_time_count_little_in_dim_light():
-    jumps = motion_along(2.0 * (-1.0) ** np.arange(len(TIMES)))  # 2 pixels to each side
+    # The positions 2, -2, 2, ...: a reach of 4 pixels, which is noise. In dim light (fewer than 9
+    # spikes), a curve is fitted to the positions, and it hardly follows the jumps.
+    jumps = motion_along(2.0 * (-1.0) ** np.arange(len(TIMES)))
 
     assert share_by_reach(jumps, spikes=3.0).max() == 0
     assert share_by_reach(jumps, spikes=12.0).min() == 1
@@ -67,20 +86,22 @@ def test_only_the_part_that_moves_takes_the_improved_frame():
 
     share = share_by_reach(motion, spikes=12.0)
 
+    # The outer quarters, because near the border, at SIDE // 2, the shifts are smoothed.
     assert share[:, : SIDE // 4].max() == 0
     assert share[:, -SIDE // 4 :].min() == 1
 
 
 # ---- By the change of the spikes ---------------------------------------------------------------
 
-PLANES = 120
-# Spikes per plane at full light. The stripes have about half of full light, so a pixel has 1.5
-# spikes in the 60 planes of the exposure: dim light.
+PLANES = 120  # of a stream. The exposure is the middle half, 60 planes.
+# Spikes per plane at full light. The stripes have half of full light in the mean, so a pixel has
+# 60 * 0.05 / 2 = 1.5 spikes in the exposure: dim light.
 DIM = 0.05
+# Positions of the stripes in each plane, in spike pixels:
 STILL = np.zeros(PLANES)  # the stripes stand still
-STEADY = np.linspace(0, 16, PLANES)  # they move by 8 spike pixels in the exposure
-# They move by 8 spike pixels and return.
-RETURN = 16 * np.minimum(np.linspace(0, 1, PLANES), np.linspace(1, 0, PLANES))
+STEADY = np.linspace(0, 16, PLANES)  # they move from 0 to 16, and from 4 to 12 in the exposure
+# They move from 0 to 8 and return, from 4 to 8 to 4 in the exposure.
+RETURN = 8 - np.abs(STEADY - 8)
 
 
 def recording_of(
@@ -88,13 +109,16 @@ def recording_of(
 ) -> Recording:
     """Return a recording of vertical stripes.
 
-    positions: (PLANES,) place of the stripes in each plane, in spike pixels. brightness: of the
-    light in each plane. moving_columns: the stripes move in this number of columns, from the left.
+    positions: (PLANES,) place of the stripes in each plane, in spike pixels.
+    brightness: a factor of the light, (PLANES,) or one number for all planes.
+    moving_columns: the stripes move in this number of columns, from the left.
     """
     columns = np.arange(SIDE)
     shifts = np.where(columns < moving_columns, positions[:, None], 0)  # (PLANES, SIDE)
-    light = 0.5 + 0.45 * np.sin(2 * np.pi * (columns - shifts) / 12)  # 12 pixels wide
-    rate = DIM * light * np.broadcast_to(brightness, PLANES)[:, None]
+    # Stripes that repeat after 12 pixels, with light 0.05 to 0.95.
+    light = 0.5 + 0.45 * np.sin(2 * np.pi * (columns - shifts) / 12)  # (PLANES, SIDE)
+    rate = DIM * light * np.broadcast_to(brightness, PLANES)[:, None]  # spikes per plane
+    # A pixel has a spike if its random number is below its rate. All rows have the same rate.
     chance = np.random.default_rng(0).random((PLANES, SIDE, SIDE))
     stream = (chance < rate[:, None, :]).astype(np.uint8)
     blurry = np.zeros((SIDE, SIDE, 3), np.float32)  # not read here
@@ -103,7 +127,11 @@ def recording_of(
 
 
 def change_of(recording: Recording) -> np.ndarray:
-    """Return the share (SIDE, SIDE) by change, with a spike pixel for each pixel of the frame."""
+    """Return the share by change, (SIDE, SIDE).
+
+    The view has a spike pixel for each pixel of the frame, at the same place: to_rgb is the matrix
+    from spike pixels to RGB pixels.
+    """
     view = View((SIDE, SIDE), (SIDE, SIDE), to_rgb=np.eye(3), is_display=False)
     return share_by_change(recording, view, is_good=np.ones((SIDE, SIDE), bool))
 
@@ -112,14 +140,18 @@ def test_noise_of_dim_light_is_no_motion():
     assert change_of(recording_of(STILL)).max() == 0
 
 
-# On a narrow plane most pixels are at an edge. On a large plane, a mean near 0 adds up.
+# The evidence of a motion is a sum over pixels: of products of the changes of neighbours, which are
+# 0 in the mean if nothing moves. Two sizes are hard. On a narrow plane most pixels are at an edge,
+# where neighbours are missing. On a large plane, a mean that is not quite 0 would give a large sum.
 @pytest.mark.parametrize("plane", [(3, 200), (20, 400), (360, 640)])
 def test_noise_is_no_motion_on_a_plane_of_any_size(plane):
+    # Each pixel has a spike by chance, in a tenth of the planes.
     chance = np.random.default_rng(0).random((60, *plane))
     stream = (chance < 0.1).astype(np.uint8)
     recording = Recording(np.zeros((*plane, 3), np.float32), stream, begin=0, end=60, sharp=30)
     view = View(plane, plane, to_rgb=np.eye(3), is_display=False)
 
+    # Not 0: of so many pixels, noise alone may lift a few a little above the limit of evidence.
     assert share_by_change(recording, view, is_good=np.ones(plane, bool)).max() < 0.1
 
 
@@ -129,7 +161,7 @@ def test_a_motion_shows_in_dim_light(positions):
 
 
 def test_a_lamp_that_flickers_is_no_motion():
-    flicker = 1 + 0.5 * np.sin(np.linspace(0, 5, PLANES))
+    flicker = 1 + 0.5 * np.sin(np.linspace(0, 5, PLANES))  # brighter, then darker, once
 
     assert change_of(recording_of(STILL, flicker)).max() == 0
 
@@ -137,6 +169,8 @@ def test_a_lamp_that_flickers_is_no_motion():
 def test_the_still_part_beside_a_motion_keeps_its_first_estimate():
     share = change_of(recording_of(STEADY, moving_columns=SIDE // 3))
 
+    # The outer quarters. Near the border at SIDE // 3 the share is neither 0 nor 1, because the
+    # evidence of a pixel is summed up over the pixels around it.
     assert share[:, : SIDE // 4].min() == 1
     # Noise alone passes the limit in a few places, so the mean counts.
     assert share[:, -SIDE // 4 :].mean() < 0.1
@@ -145,9 +179,11 @@ def test_the_still_part_beside_a_motion_keeps_its_first_estimate():
 @pytest.mark.parametrize("planes", [3, 4])
 def test_a_stream_of_few_planes_has_a_share(planes):
     recording = recording_of(STILL)
+    # The first planes alone. The exposure has all of them, and the sharp frame is in plane 1.
     short = Recording(recording.blurry, recording.stream[:planes], begin=0, end=planes, sharp=1.5)
 
-    # Three planes cannot be cut into four pieces of time, so they say nothing against a motion.
+    # The stream is cut into four pieces of time. Three planes are too few, so nothing speaks
+    # against a motion: the share is 1.
     expected = 1 if planes == 3 else 0
     assert np.all(change_of(short) == expected)
 

@@ -61,15 +61,18 @@ def scene(h, w):
 
 
 def write_scene(path, h, w, planes, geometry=None):
-    """Write spikes of `scene` at rate 0.5. geometry: layout of the file, if it is not the usual."""
+    """Write spikes of `scene`: 0.5 spikes per plane where the scene is 1.
+
+    geometry: layout of the file. None: the usual layout, with the bottom row first.
+    """
     rng = np.random.default_rng(0)
     spikes = IntegrateAndFire(h, w, rate=0.5, rng=rng).run([scene(h, w)] * planes)
     write_spikes(path, spikes, geometry or SpikeGeometry(h, w))
 
 
-def write_grey(path, light):
-    """Write light (h, w) in [0, 1] as a grey picture, whose values are proportional to it."""
-    assert cv2.imwrite(str(path), np.rint(255 * light).astype(np.uint8))
+def write_grey(path, values):
+    """Write values (h, w) in [0, 1] as a grey picture: 1 becomes 255."""
+    assert cv2.imwrite(str(path), np.rint(255 * values).astype(np.uint8))
 
 
 def frames_of(path):
@@ -95,7 +98,7 @@ def info(capsys, *arguments):
 
 
 def test_info_lists_the_sizes_that_fit(tmp_path, capsys):
-    # As many bytes as 32 planes of 360 x 640.
+    # As many bytes as 32 planes of 360 x 640, which have four times as many pixels.
     write_scene(tmp_path / "a.dat", 180, 320, 128)
 
     said = info(capsys, tmp_path / "a.dat")
@@ -255,26 +258,34 @@ def test_info_refuses_a_folder(tmp_path, capsys):
 # ---- info: the order of axes and bits, and the light ----
 
 
-def test_info_finds_the_bit_order(tmp_path, published, capfd):
-    spikes = read_spikes(published, PLANE)[1:17]
-    write_spikes(tmp_path / "big.bin", spikes, SpikeGeometry(250, 400, bit_order="big"))
+def consecutive(published):
+    """Return 16 planes (16, 250, 400) of the published stream, the planes 130 to 145.
 
-    said = info(capfd, tmp_path / "big.bin", *SIZE)
+    They follow one another in time. The file begins with plane 0, which is left out.
+    """
+    return read_spikes(published, PLANE)[1:17]
+
+
+def test_info_finds_the_bit_order(tmp_path, published, capsys):
+    big = SpikeGeometry(250, 400, bit_order="big")
+    write_spikes(tmp_path / "big.bin", consecutive(published), big)
+
+    said = info(capsys, tmp_path / "big.bin", *SIZE)
 
     assert "bit order big: the most significant bit is the first pixel" in said
 
 
-def test_info_describes_a_published_file(published, capfd):
-    said = info(capfd, published)
+def test_info_describes_a_published_file(published, capsys):
+    said = info(capsys, published)
 
     assert "250 x 400      42" in said
     assert "bit order little" in said
 
 
-def test_info_describes_an_array(tmp_path, published, capfd):
-    write_spikes(tmp_path / "a.npz", read_spikes(published, PLANE)[1:17], PLANE)
+def test_info_describes_an_array(tmp_path, published, capsys):
+    write_spikes(tmp_path / "a.npz", consecutive(published), PLANE)
 
-    assert "an array (16, 250, 400)" in info(capfd, tmp_path / "a.npz")
+    assert "an array (16, 250, 400)" in info(capsys, tmp_path / "a.npz")
 
 
 @pytest.mark.parametrize("command", ["info", "convert"])
@@ -295,10 +306,16 @@ def test_an_array_with_its_planes_last_is_named(tmp_path, capsys, command):
 def test_info_tells_which_light_the_spikes_integrate(tmp_path, capsys, light):
     # The spikes integrate the values of `scene` at rate 0.5.
     write_scene(tmp_path / "a.dat", 64, 64, 100)
-    # These values are either those of the picture, or the light that the picture shows.
-    values = scene(64, 64) if light == "display" else scene(64, 64) ** (1 / GAMMA)
-    twice_as_large = values.repeat(2, axis=0).repeat(2, axis=1)
-    write_grey(tmp_path / "a.png", twice_as_large)
+    integrated = scene(64, 64)
+    if light == "display":
+        # The sensor integrates display values, so a picture has the same values.
+        values = integrated
+    else:
+        # The sensor integrates light. A picture shows light as light ** (1 / GAMMA).
+        values = integrated ** (1 / GAMMA)
+    # A frame has more pixels than a plane, as with a real pair of cameras: twice as many each way.
+    frame = values.repeat(2, axis=0).repeat(2, axis=1)
+    write_grey(tmp_path / "a.png", frame)
 
     said = info(capsys, tmp_path / "a.dat", "--size", 64, 64, "--picture", tmp_path / "a.png")
 
@@ -353,12 +370,13 @@ def test_convert_goes_through_every_format_and_back_to_the_same_bytes(tmp_path, 
 
 @pytest.fixture
 def with_head(tmp_path, published):
-    """Give the published spikes in a file whose lines begin with 16 bits that are no pixels."""
+    """Give the published spikes in a file with lines of 416 bits: 400 pixels, 16 other bits."""
     head = SpikeGeometry(250, 400, flipud=False, head_columns=16)
     write_spikes(tmp_path / "a.dat", read_spikes(published, PLANE), head)
     return tmp_path / "a.dat"
 
 
+# The arguments with which the file of `with_head` is read.
 WITH_HEAD = (*SIZE, "--head-columns", 16, "--no-flip")
 
 
@@ -383,7 +401,7 @@ WRONG_OUTPUTS = [
 
 @pytest.mark.parametrize(("output", "arguments", "words", "code"), WRONG_OUTPUTS)
 def test_a_refused_convert_leaves_no_file(
-    tmp_path, with_head, capfd, output, arguments, words, code
+    tmp_path, with_head, capsys, output, arguments, words, code
 ):
     (tmp_path / "there.npy").write_bytes(b"of the user")
 
@@ -391,7 +409,7 @@ def test_a_refused_convert_leaves_no_file(
         found = tool("convert", with_head, tmp_path / output, *WITH_HEAD, *arguments)
 
     assert found == code
-    assert words in capfd.readouterr().err
+    assert words in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.dat", "there.npy"]
     assert (tmp_path / "there.npy").read_bytes() == b"of the user"
 
@@ -448,7 +466,7 @@ def test_a_long_stream_is_never_whole_in_memory(tmp_path):
 
     assert simulating < whole / 2
     assert playing < whole / 2
-    # Nothing was left out.
+    # Nothing was left out: 8 pixels in a byte, and every 250th of the 1000 planes in the video.
     assert stream.stat().st_size == whole // 8
     assert len(frames_of(video)) == 4
 
@@ -504,12 +522,12 @@ def played(published, tmp_path_factory):
 FRAMES = [(0, 2), (1, 5), (2, 8), (3, 11)]
 
 
-def test_play_says_what_it_plays(published, tmp_path, capfd):
+def test_play_says_what_it_plays(published, tmp_path, capsys):
     how = ("--first", 2, "--count", 11, "--step", 3, "--tick-hz", 20000)
 
     assert tool("play", published, *CAMERA, *how, "--out", tmp_path / "a.mp4") == 0
 
-    said = capfd.readouterr().out
+    said = capsys.readouterr().out
     assert "4 video frames of 250 x 400, planes 2 to 11, 3 planes per video frame" in said
     # 20,000 planes a second, of which the video shows 3 x 25.
     assert "266.7 x slower" in said
@@ -526,7 +544,8 @@ def test_the_left_half_of_a_video_is_white_where_a_pixel_fired(published, played
 
     dots = played[number][LABEL:, :400]
 
-    # The mean difference is the loss of the compressed video.
+    # The compressed video changes values a little, more at these sharp dots than at the smooth
+    # pictures below (3 and 2). Another plane would differ by far more.
     assert np.abs(dots - 255 * spikes).mean() < 6
 
 
@@ -579,7 +598,7 @@ def test_recon_is_the_registered_representation(published, tmp_path, method):
 
     picture = imread_rgb(out)
     assert picture.shape == (250, 400, 3)
-    # 0.5 is the error of rounding to whole values.
+    # 0.5 is the error of rounding to whole values, and 0.01 of float32.
     assert np.abs(picture[..., 0] - expected(published, method, 21)).max() <= 0.51
 
 
@@ -638,14 +657,14 @@ WRONG_ARGUMENTS = [
 
 @pytest.mark.parametrize(("command", "arguments", "output", "words"), WRONG_ARGUMENTS)
 def test_wrong_arguments_are_named_before_anything_is_written(
-    published, tmp_path, capfd, command, arguments, output, words
+    published, tmp_path, capsys, command, arguments, output, words
 ):
     out = ("--out", tmp_path / output)
 
     # --out stands before the others, because `method.half_windw=3` is no flag.
     assert tool(command, published, *CAMERA, *out, *arguments) == 2
 
-    said = capfd.readouterr().err
+    said = capsys.readouterr().err
     assert words in said, said
     assert list(tmp_path.iterdir()) == []
 
@@ -686,10 +705,10 @@ def test_outputs_have_names_by_default(published, default_outputs):
 
 
 @pytest.mark.usefixtures("default_outputs")
-def test_an_output_with_a_default_name_is_not_overwritten(published, capfd):
+def test_an_output_with_a_default_name_is_not_overwritten(published, capsys):
     assert tool("view", published, *CAMERA) == 2
 
-    assert "exists already" in capfd.readouterr().err
+    assert "exists already" in capsys.readouterr().err
 
 
 def test_programs_that_need_no_network_start_without_torch():
