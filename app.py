@@ -38,7 +38,7 @@ from typing import Any
 
 from data.cameras.spike_info import FILE_NAME
 from data.reconstruct import METHODS
-from models.restore.request import JOINT, SHIPPED
+from models.restore.request import JOINT, SHIPPED_WEIGHTS
 from scripts.demo import DEMO, RGB, SPIKES, make_sample
 from scripts.parts.exit_codes import with_exit_code
 from scripts.parts.uploaded_clip import MOST_FILE, NETWORK, WEIGHTS, Work, as_uploaded, start_work
@@ -51,8 +51,10 @@ from utils.results import read_json
 # value, one visitor could hold the machine for longer.
 LONGEST_RESTORATION_S = 3600
 POLL_S = 0.3  # seconds between two looks at the number of restored frames
-# Seconds after which gradio removes uploaded files, and forgets the restoration of a visitor. It is
-# longer than a restoration, so that the files are there until the restoration has ended.
+# Seconds after which gradio removes uploaded files, and forgets the restoration of a visitor. This
+# is enough for an hour in the queue and for the longest restoration. The wait may be longer,
+# because several restorations may come before. Then the files of the visitor are removed too early,
+# and the visitor has to upload them again.
 VISITOR_S = 7200
 CLEAN_EVERY_S = 600  # seconds after which gradio looks for such files again
 MOST_WAITING = 8  # requests that may wait for a restoration to end; more are refused
@@ -140,11 +142,12 @@ def build_page(gr: Any, folder: Path) -> Any:
             spikes = file_field(label="Spike file, or one for each frame", elem_id="spikes")
             sharp = file_field(label="Sharp film or frames, to score against", elem_id="sharp")
         with gr.Row():
-            # NETWORK restores with the chosen weights, JOINT improves the frames of these weights,
-            # and the METHODS are formulas without weights.
+            # NETWORK restores with the chosen weights. JOINT begins with the frames that these
+            # weights give, and refines all frames of the clip together, so that they agree with the
+            # blurry frames and the spikes. The METHODS are formulas without weights.
             method = gr.Dropdown([NETWORK, JOINT, *METHODS], value=NETWORK, label="Method")
             weights = gr.Dropdown(
-                [*WEIGHTS], value=SHIPPED.stem, label="Weights (of network and joint)"
+                [*WEIGHTS], value=SHIPPED_WEIGHTS.stem, label="Weights (of network and joint)"
             )
             # With 0, the program finds the value: from dataset.json, or else from the spikes.
             side_field = partial(gr.Number, value=0, precision=0, minimum=0)
@@ -152,7 +155,7 @@ def build_page(gr: Any, folder: Path) -> Any:
             width = side_field(label="Width of a spike plane (0: automatic)", elem_id="width")
             rate = gr.Number(
                 value=0,
-                label="Spikes of a pixel per plane at full light (0: automatic)",
+                label="Spikes per plane of a pixel at full light (0: automatic)",
                 elem_id="rate",
             )
             more = gr.Textbox(

@@ -156,8 +156,8 @@ COLUMNS["lpips"] = Column("LPIPS", digits=4)
 
 # The metrics that are always computed: in a test (main_test_vrt.py), and in a validation during
 # training. `metric.more` adds others.
-OF_TESTS = ("psnr", "ssim", "psnr_y", "ssim_y")
-OF_VALIDATIONS = ("psnr", "ssim")
+METRICS_OF_TESTS = ("psnr", "ssim", "psnr_y", "ssim_y")
+METRICS_OF_VALIDATIONS = ("psnr", "ssim")
 
 
 def chosen_metrics(names: Sequence[str], more: Sequence[str | dict[str, Any]]) -> list[Metric]:

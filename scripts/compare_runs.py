@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from models.metrics import COLUMNS, OF_TESTS, format_score
+from models.metrics import COLUMNS, METRICS_OF_TESTS, format_score
 from scripts.parts.exit_codes import with_exit_code
 from utils.errors import DataError, OptionError
 from utils.files import refuse_existing, write_whole
@@ -440,12 +440,12 @@ def is_same_input(first: InputOfClip | None, second: InputOfClip | None) -> bool
 
 
 def _rounded(scores: Mapping[str, float]) -> dict[str, float]:
-    """Return the scores that every test has (OF_TESTS), with 6 digits.
+    """Return the scores that every test has (METRICS_OF_TESTS), with 6 digits.
 
     LPIPS does not count, because it differs a little between devices. Metrics of metric.more do not
     count, because each test may have others.
     """
-    return {name: round(scores[name], 6) for name in OF_TESTS if name in scores}
+    return {name: round(scores[name], 6) for name in METRICS_OF_TESTS if name in scores}
 
 
 if __name__ == "__main__":

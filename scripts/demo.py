@@ -157,9 +157,16 @@ def restore(data: Path, output: Path) -> int:
     """Restore the clips of the demo with the shipped weights. Returns the exit code."""
     # Imported here, because both import torch, which takes seconds. --help should not wait for it.
     import main_test_vrt
-    from models.restore.request import SHIPPED
+    from models.restore.request import SHIPPED_WEIGHTS
 
-    arguments = ["--opt", str(RESTORATION), "--weights", str(SHIPPED), "--output", str(output)]
+    arguments = [
+        "--opt",
+        str(RESTORATION),
+        "--weights",
+        str(SHIPPED_WEIGHTS),
+        "--output",
+        str(output),
+    ]
     # A video of 8 frames at 5 frames per second takes 1.6 s, long enough to compare. A second demo
     # replaces the results of the first.
     arguments += ["--save", "comparison", "--fps", "5", "--overwrite", "task=demo"]

@@ -988,9 +988,9 @@ def stop_vote() -> Callable[[], bool]:
     Returns a function that waits for the answer: True if any rank was asked. Collective. The ranks
     exchange their answers while the step computes, so the exchange costs no time:
 
-        is_stop = stop_vote()
-        ...                    # the step
-        if is_stop(): ...      # the same answer on all ranks
+        wait_for_result = stop_vote()
+        ...                            # the step
+        if wait_for_result(): ...      # the same answer on all ranks
 
     All ranks must stop after the same step. If a rank stopped earlier, the others would wait for it
     in a collective.

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from models.metrics import OF_TESTS, Metric, Scores, add_scores, chosen_metrics
+from models.metrics import METRICS_OF_TESTS, Metric, Scores, add_scores, chosen_metrics
 from utils.contract import ClipReader, FramePicture
 from utils.dist import watchdog
 from utils.errors import DataError, OptionError
@@ -622,7 +622,7 @@ class _Scorer:
         self.values = metric.values
         self.more_scores = more_scores
         # The metrics of the blurry input, of the restored frame, and of each instant.
-        self.of_input = chosen_metrics(OF_TESTS, metric.more)
+        self.of_input = chosen_metrics(METRICS_OF_TESTS, metric.more)
         self.of_restored = self.of_input
         if is_grey:  # such frames have a luma alone
             self.of_restored = [chosen for chosen in self.of_input if chosen.on_luma]

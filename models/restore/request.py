@@ -45,7 +45,7 @@ from utils.options.load import OptionParser, Sources, apply_override
 
 DTYPES = ("float32", "bfloat16", "float16")  # values of --dtype
 # The weights for a user's clip, unless the command line names weights or a method.
-SHIPPED = Path(__file__).resolve().parents[2] / "weights/motion.pth"
+SHIPPED_WEIGHTS = Path(__file__).resolve().parents[2] / "weights/motion.pth"
 JOINT = "joint"  # value of --method for the joint solution, see data/motion/joint.py
 
 # Flags with a list of values. An option key=value that follows such a list is not part of it, see
@@ -184,7 +184,7 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
     # on, args.weights is what --weights would have said.
     says_what_restores = args.method or args.opt or args.weights
     if args.input and not says_what_restores:
-        args.weights = str(SHIPPED)
+        args.weights = str(SHIPPED_WEIGHTS)
     _refuse_contradictions(args, given)
 
     of_method, of_option_file = _divided_overrides(args)

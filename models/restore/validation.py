@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from models.metrics import OF_VALIDATIONS, Scores, add_scores, chosen_metrics
+from models.metrics import METRICS_OF_VALIDATIONS, Scores, add_scores, chosen_metrics
 from models.model_vrt import ModelVRT, unwrap_ddp
 from models.restore.outputs import evenly_spaced
 from models.restore.scores import collect, score_text
@@ -158,11 +158,12 @@ def _restorer(model: ModelVRT, net: nn.Module) -> Restorer:
     val = model.opt.val
     test = model.opt.datasets.test
     spec = input_spec(net)
-    # The last frame of a clip is repeated if val.pad_seq or datasets.test.pad_sequence asks for it.
-    # Each kind of dataset has its own options, so the section datasets.test may have no key
-    # `pad_sequence` and no key `sigma`.
+    # The last frame is repeated if the section `val` or the section `datasets.test` asks for it.
+    # `pad_sequence` is KAIR's name of `pad_seq`. getattr with a default, because each kind of
+    # dataset has its own options: some have no key `pad_sequence`, and some have no key `sigma`.
     pad_seq = val.pad_seq or getattr(test, "pad_sequence", False)
-    # The noise level of the test clips, for a denoiser that gets a map of the noise as input.
+    # The noise level of the test clips, for a denoiser that gets a map of the noise as input. Other
+    # networks get None.
     noise_sigma = getattr(test, "sigma", None) if spec.noise_map else None
     return Restorer(
         net,
@@ -173,6 +174,7 @@ def _restorer(model: ModelVRT, net: nn.Module) -> Restorer:
         # A frame with NaN must not end the training. Its score is NaN, and NaN is never the best.
         finite_only=False,
         noise_sigma=noise_sigma,
+        # The advice of the error if the memory of the GPU runs out.
         do="lower val.size_patch_testing, val.num_frame_testing or val.batch_tiles (0: the whole "
         "clip at once)",
     )
@@ -183,9 +185,9 @@ def _any_rank_stops() -> bool:
     # Tell the watchdog that this rank waits for other ranks. Otherwise it would report this rank as
     # stuck while a slower rank still works.
     with watchdog.collective("stop vote"):
-        # `stop_vote` starts the vote. Its result waits for the votes of all ranks.
-        is_stop = utils_dist.stop_vote()
-        return is_stop()
+        # `stop_vote` starts the vote, and returns a function that waits for the votes of all ranks.
+        wait_for_result = utils_dist.stop_vote()
+        return wait_for_result()
 
 
 def _scalars(
@@ -209,9 +211,11 @@ class _Scorer:
 
     def __init__(self, model: ModelVRT, restorer: Restorer) -> None:
         self.restorer = restorer
-        self.values = model.opt.metric.values  # what is scored, e.g. "uint8": frames of 8 bits
+        # The number format in which frames are scored, the option metric.values. E.g. "uint8":
+        # they are rounded to 8 bits.
+        self.number_format = model.opt.metric.values
         # psnr and ssim, and the metrics that the user adds.
-        self.metrics = chosen_metrics(OF_VALIDATIONS, model.opt.metric.more)
+        self.metrics = chosen_metrics(METRICS_OF_VALIDATIONS, model.opt.metric.more)
         # Only rank 0 writes into the folder of a run, and only frames of its own clips.
         is_writing = model.opt.val.save_img and utils_dist.is_main_process()
         self.out = model.opt.folder / "images" if is_writing else None
@@ -227,14 +231,16 @@ class _Scorer:
         tick: function that is called after each piece of work, to show progress.
         """
         restorer = self.restorer
-        cache = restorer.cached(clip)  # reads each frame of the clip once
+        # Both `restorer.frames` and this method need the input frames. The cache is a reader of the
+        # clip that keeps the frames of the last tile, so that each frame is read once.
+        cache = restorer.cached(clip)
         wanted = wanted_frames(len(clip.stems), restorer.tiling.center_frame_only)
         nonfinite_count = 0
         scores: Scores = {}
         panels = {}
         for index, frame in zip(wanted, restorer.frames(cache, wanted, tick), strict=True):
             watchdog.go_on()  # tells the watchdog that this rank still works
-            item = cache.frame(index)
+            item = cache.frame(index)  # {"lq": ..., "gt": ...}, and "spike" if the clip has spikes
             lq = item["lq"]  # the blurry frame, (3, H, W), or (4, H, W) with a noise map
             gt = item["gt"]  # the sharp frame
             size = gt.shape[-2:]  # height and width
@@ -244,12 +250,14 @@ class _Scorer:
             is_finite = bool(frame.isfinite().all())
             if not is_finite:
                 nonfinite_count += 1
-            # With several instants, the middle instant is compared with gt.
+            # A network with several instants returns a sharp frame for each instant of the
+            # exposure. The middle one is compared with gt.
             frame = middle_instant(frame, restorer.tiling.spec.out_instants)
             # For None in place of a frame, all scores are NaN.
             self._add_scores(scores, frame if is_finite else None, lq, gt)
             is_middle = index == len(clip.stems) // 2
             if is_shown and is_middle:
+                # The light that the spikes show, as a picture. lq[:3] is lq without the noise map.
                 spikes = clip.spike_light(index, item["spike"]) if "spike" in item else None
                 panels = comparison(
                     tensor_to_uint8(lq[:3]), spikes, tensor_to_uint8(frame), tensor_to_uint8(gt)
@@ -279,8 +287,8 @@ class _Scorer:
 
         frame: the restored frame, or None if it has NaN or Inf. Then its scores are NaN.
         """
-        sharp = scored_values(gt, self.values)
-        restored = None if frame is None else scored_values(frame, self.values)
-        blurry = scored_values(lq[:3], self.values)  # without a noise map
+        sharp = scored_values(gt, self.number_format)
+        restored = None if frame is None else scored_values(frame, self.number_format)
+        blurry = scored_values(lq[:3], self.number_format)  # without a noise map
         add_scores(scores, "restored", restored, sharp, self.metrics)
         add_scores(scores, "input", blurry, sharp, self.metrics)

@@ -28,7 +28,7 @@ from pathlib import Path
 from data.cameras.spike_info import FILE_NAME, spike_errors_as_data_errors
 from data.clips.clip_reader import spike_files
 from data.clips.files import FrameSource
-from models.restore.request import JOINT, SHIPPED
+from models.restore.request import JOINT, SHIPPED_WEIGHTS
 from scripts import spike_tool
 from utils.errors import DataError, OptionError
 
@@ -37,7 +37,9 @@ PROGRAM = ROOT / "main_test_vrt.py"
 NETWORK = "network"  # the method on the page for which main_test_vrt.py gets no --method
 # Name on the page -> value of --weights: the files in weights/, and the released networks that
 # deblur and need nothing but frames.
-WEIGHTS = {path.stem: f"weights/{path.name}" for path in sorted(SHIPPED.parent.glob("*.pth"))}
+WEIGHTS = {
+    path.stem: f"weights/{path.name}" for path in sorted(SHIPPED_WEIGHTS.parent.glob("*.pth"))
+}
 WEIGHTS |= {name: name for name in ("vrt/005", "vrt/006", "vrt/007")}
 # What a stranger may ask of the machine. The limits were judged: a larger value lets a visitor use
 # more disk, memory and time. Tests: tests/parts/scripts/test_uploaded_clip.py

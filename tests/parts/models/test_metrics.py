@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.metrics import OF_TESTS, add_scores, chosen_metrics, psnr, rgb_to_y, ssim
+from models.metrics import METRICS_OF_TESTS, add_scores, chosen_metrics, psnr, rgb_to_y, ssim
 from models.restore.lpips import TAPS, Lpips
 from models.restore.scores import collect, score_table
 from utils.errors import CheckpointError, DataError
@@ -83,7 +83,7 @@ def test_the_scores_of_luma_agree_with_scikit_image(noise):
     a, b = pair(noise=noise)
     scores: dict = {}
 
-    add_scores(scores, "restored", a, b, chosen_metrics(OF_TESTS, ()))
+    add_scores(scores, "restored", a, b, chosen_metrics(METRICS_OF_TESTS, ()))
 
     a_y = rgb2ycbcr(a)[..., 0]
     b_y = rgb2ycbcr(b)[..., 0]
@@ -170,7 +170,7 @@ def test_the_chosen_metrics_alone_are_computed():
 )
 def test_the_gain_of_frames_without_error_is_a_number(restored_error, input_error, gain):
     sharp = np.full((16, 16, 3), 100, np.uint8)
-    metrics = chosen_metrics(OF_TESTS, ())
+    metrics = chosen_metrics(METRICS_OF_TESTS, ())
     scores: dict = {}
     add_scores(scores, "restored", sharp + np.uint8(restored_error), sharp, metrics)
     add_scores(scores, "input", sharp + np.uint8(input_error), sharp, metrics)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from models.metrics import OF_TESTS
+from models.metrics import METRICS_OF_TESTS
 from models.restore.job import build_report, psnr_plot
 from models.restore.outputs import Outputs
 from models.restore.request import read_request
@@ -169,7 +169,7 @@ def results(clips=("a&b", "c"), with_gt=True):
     scores = {}
     for kind, values in psnr.items():
         scores[kind] = {}
-        for metric in OF_TESTS:
+        for metric in METRICS_OF_TESTS:
             scores[kind][metric] = values if "psnr" in metric else [0.8, 0.8, 0.8]
     entries = []
     for name in clips:
