@@ -114,16 +114,16 @@ _RATIO_TOLERANCE = 0.02
 _environments: dict[str, Any] = {}
 # Held while an LMDB is opened: the data check reads in several threads, and LMDB allows a process
 # to open a database only once.
-_opening = threading.Lock()
+_opening_lock = threading.Lock()
 
 
 def _close_environments() -> None:
     """Close all LMDBs before a fork. The parent opens them again when it needs them.
 
-    Leaves `_opening` locked, so that no thread opens an LMDB during the fork. After the fork, the
-    parent and the child each release their copy of the lock.
+    Leaves `_opening_lock` locked, so that no thread opens an LMDB during the fork. After the fork,
+    the parent and the child each release their copy of the lock.
     """
-    _opening.acquire()
+    _opening_lock.acquire()
     for environment in _environments.values():
         environment.close()
     _environments.clear()
@@ -136,8 +136,8 @@ def _close_environments() -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_close_environments,
-        after_in_parent=_opening.release,
-        after_in_child=_opening.release,
+        after_in_parent=_opening_lock.release,
+        after_in_child=_opening_lock.release,
     )
 
 
@@ -214,7 +214,7 @@ class Folder(Mapping[str, FileEntry]):
 
 
 def stem_of(path: str) -> str:
-    """Return the stem of a file.
+    """Return the stem of a file, the name of its frame without an ending.
 
     "/data/clip_a/000000.png" and "/data/train.lmdb::clip_a/000000" -> "000000".
     """
@@ -360,9 +360,10 @@ def list_root(
     # Results are written to files with these names, so every name must pass `checked_name`.
     for clip, files in listing.items():
         checked_name(clip, root)
-        # The tests of a million stems take long. So the stems are only tested if a test can fail.
-        # Keys of an LMDB can hold anything. The name of a file has no slash, so `checked_name` can
-        # only refuse an unprintable character, and one test of the joined names finds it.
+        # A data set may have a million stems, and a test of each takes long. So the stems are
+        # tested only if a test can fail. Keys of an LMDB can hold anything, so they are tested. The
+        # name of a file on disk has no slash, so `checked_name` can only refuse an unprintable
+        # character in it. One look at the joined names finds such a character.
         is_in_lmdb = files.lmdb_entries is not None
         if is_in_lmdb or not files.joined_names.isprintable():
             for stem in files.stems:
@@ -488,7 +489,7 @@ def _list_clip(
 class _ListedFolder(NamedTuple):
     """What a folder of a data root holds."""
 
-    files: Folder  # the files, if the folder is a clip
+    files: Folder  # the files directly in it, or in its folder "blur" or the like
     inner_clips: list[str]  # names of the folders in it, if these may be the clips; else []
 
 
@@ -499,7 +500,7 @@ def _list_files(
 
     It is a folder of clips if nothing shows that it is a clip itself.
 
-    clip: path of the folder.
+    clip: path of the folder, which may be a clip.
     folder: name of the folder within a clip, e.g. "blur".
     suffixes: endings of the files' names, e.g. (".png", ".jpg").
     states: {path: state}. The state of the listed folder is added.
@@ -516,14 +517,15 @@ def _list_files(
             return None
         sorted_out = _sort_out(entries, suffixes, find_folders=not has_inner_folder)
 
-    names = _names_with_first_suffix(sorted_out.names_with)
+    names = _names_with_first_suffix(sorted_out.names_by_suffix)
     joined_names = "".join(f"{name}/" for name in names)  # the form that `Folder` takes
     files = Folder(os.path.join(listed_folder, ""), joined_names)
     # Four things show that `clip` is a clip, and not a folder of clips: its folder `folder`, its
     # files, a file of another kind, e.g. a text, and a folder with a name such as "blur" or
     # "sharp", because this folder holds one kind of the files of a clip.
+    has_files = bool(names)
     has_kinds_of_files = any(name in CLIP_FOLDERS for name in sorted_out.folders)
-    is_clip = has_inner_folder or names or sorted_out.has_other_files or has_kinds_of_files
+    is_clip = has_inner_folder or has_files or sorted_out.has_other_files or has_kinds_of_files
     inner_clips = [] if is_clip else sorted_out.folders
     return _ListedFolder(files, inner_clips)
 
@@ -531,7 +533,7 @@ def _list_files(
 class _SortedOut(NamedTuple):
     """The entries of a folder, without hidden ones."""
 
-    names_with: dict[str, list[str]]  # {suffix: names of the files with it}
+    names_by_suffix: dict[str, list[str]]  # {suffix: names of the files that end with it}
     folders: list[str]  # names of the folders
     has_other_files: bool  # whether there is a file with another suffix
 
@@ -545,7 +547,7 @@ def _sort_out(
     False, the result has no folders, and a folder sets `has_other_files` like a file with another
     suffix.
     """
-    names_with: dict[str, list[str]] = {suffix: [] for suffix in suffixes}
+    names_by_suffix: dict[str, list[str]] = {suffix: [] for suffix in suffixes}
     folders = []
     has_other_files = False
     for entry in entries:
@@ -553,21 +555,21 @@ def _sort_out(
             continue
         suffix = _suffix_of(entry.name, suffixes)
         if suffix is not None:
-            names_with[suffix].append(entry.name)
+            names_by_suffix[suffix].append(entry.name)
         elif find_folders and entry.is_dir():
             folders.append(entry.name)
         else:
             has_other_files = True
-    return _SortedOut(names_with, folders, has_other_files)
+    return _SortedOut(names_by_suffix, folders, has_other_files)
 
 
-def _names_with_first_suffix(names_with: dict[str, list[str]]) -> list[str]:
+def _names_with_first_suffix(names_by_suffix: dict[str, list[str]]) -> list[str]:
     """Return the sorted names with the first suffix that any file has, e.g. .png before .jpg.
 
     The names with all suffixes would give two files for a frame, if a folder has both "0.png" and
-    "0.jpg". names_with: {suffix: names}, in the order of preference.
+    "0.jpg". names_by_suffix: {suffix: names}, in the order of preference.
     """
-    for names in names_with.values():
+    for names in names_by_suffix.values():
         if names:
             return sorted(names)
     return []
@@ -736,7 +738,7 @@ def _environment(root: str) -> Any:
     Callers must not close it, because other threads may read it at the same time.
     Raises OptionError if the package lmdb is not installed, DataError for a damaged file.
     """
-    with _opening:
+    with _opening_lock:
         if root not in _environments:
             environment = _open_lmdb(root)
             _refuse_short_lmdb(root, environment)
@@ -778,13 +780,13 @@ def _refuse_short_lmdb(root: str, environment: Any) -> None:
     size = os.path.getsize(os.path.join(root, "data.mdb"))
     number_of_last_page = environment.info()["last_pgno"]  # the last page in use
     bytes_per_page = environment.stat()["psize"]
-    need = (number_of_last_page + 1) * bytes_per_page  # page numbers begin at 0
-    if size < need:
+    least_size = (number_of_last_page + 1) * bytes_per_page  # page numbers begin at 0
+    if size < least_size:
         environment.close()
         raise DataError(
             what=f"the LMDB is cut short: data.mdb has {size} bytes",
             where=root,
-            expected=f"{need} bytes, as its first pages say",
+            expected=f"{least_size} bytes, as its first pages say",
             do="copy it again (mdb_copy -c compacts it)",
         )
 
@@ -828,8 +830,8 @@ def open_spike_file(path: str, geometry: SpikeGeometry, remainder: str) -> Spike
 def is_read_from_start(path: str) -> bool:
     """Whether a plane of a spike file is reached only by reading all bytes before it.
 
-    This is so in an .npz, because it is compressed, and in an LMDB, because a value is read as a
-    whole.
+    True for an .npz, because this format is compressed, and for a file in an LMDB, because a value
+    is read as a whole.
     """
     return LMDB_MARK in path or path.lower().endswith(".npz")
 
@@ -906,10 +908,10 @@ def refuse_header(header: Header, path: str) -> None:
     decodes, because a header of a few bytes can state a picture that fills the memory.
     """
     if header.is_too_large:
-        million = header.height * header.width / 1e6
+        megapixels = header.height * header.width / 1e6
         raise DataError(
             what=f"cannot read image: {header.height} x {header.width}, "
-            f"{million:.0f} million pixels",
+            f"{megapixels:.0f} million pixels",
             where=path,
             expected=f"at most {MOST_PIXELS / 1e6:.0f} million pixels (8K frames have 33)",
             do="restore the file, or make the picture smaller",
@@ -1183,13 +1185,13 @@ def files_in(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Pat
     for path in folder.iterdir():
         if path.suffix.lower() in suffixes and not path.name.startswith("."):
             found.append(path)
-    # `order` is a function: stem -> sort key. `order_of` needs all stems to make it, because a
-    # single stem that is no number makes the order of all stems the natural order.
-    order = order_of(path.stem for path in found)
+    # `order_of` returns a function: stem -> sort key. It needs all stems, because a single stem
+    # that is no number makes the order of all stems the natural order.
+    key_of_stem = order_of(path.stem for path in found)
 
     def key_of(path: Path) -> tuple[Any, Any]:
         # The second key decides between files of one stem, "0.jpg" and "0.png".
-        return order(path.stem), natural_key(path.name)
+        return key_of_stem(path.stem), natural_key(path.name)
 
     return sorted(found, key=key_of)
 

@@ -1,9 +1,9 @@
 """Where a dataset reads the frames and spikes of its clips from, the option `io_backend`.
 
 * "disk" (`DiskFiles`) reads PNG or JPEG files and spike files.
-* "lmdb" (`LmdbFiles`) reads the same from databases.
-* "cache" (`CacheReader`) reads a clip cache: every clip as raw arrays on disk. A sample then reads
-  only its frames and its crop, and decodes nothing. `build_cache` makes a clip cache.
+* "lmdb" (`LmdbFiles`) reads frames and spikes from databases.
+* "cache" (`CacheReader`) reads a clip cache: every clip as raw arrays on disk. Then only the crop
+  of the frames of a sample is read, and nothing is decoded. `build_cache` makes a clip cache.
 
 Each class has three methods, which data/clip_dataset.py calls:
 
@@ -20,9 +20,8 @@ Files of a clip cache:
     <path>/index.json              format, digest of the source files, spike geometry, and the
                                    fields `STORED` of every clip
     <path>/<clip>/lq.u8            (frames, H, W, 3) uint8 in the order B, G, R
-    <path>/<clip>/gt.u8            the same for the sharp frames
-    <path>/<clip>/gt_instants.u8   the same for the K sharp instants of each frame:
-                                   (frames K, H, W, 3)
+    <path>/<clip>/gt.u8            the sharp frames, in the same form
+    <path>/<clip>/gt_instants.u8   the K sharp instants of each frame: (frames K, H, W, 3)
     <path>/<clip>/spike.u8         (planes, bytes of a plane) uint8: the planes of all spike files
                                    of the clip one after the other, packed as in a .dat
 
@@ -98,7 +97,8 @@ BUILD_COMMAND = "python scripts/build_clip_cache.py --opt FILE --split SPLIT"
 # ---- Files on disk ---------------------------------------------------------------------------
 
 
-# cache_data is an option of the data set, not of io_backend, so the data set passes it ("given").
+# cache_data is an option of the data set, and io_backend has no such key. So the data set passes
+# the value to the constructor (`given`).
 @IO_BACKENDS.register("disk", given=("cache_data",))
 @dataclass
 class DiskFiles:
@@ -123,8 +123,8 @@ class DiskFiles:
     def clips(self, source: Source) -> Sequence[Clip]:
         """Return the clips of the source. Raises DataError with all problems.
 
-        If this run has checked the data already, the result of the check is used. Otherwise the
-        files are checked now.
+        If this run has checked the data already, this returns the clips that the check found.
+        Otherwise it checks the files now.
 
         With cache_data, call this before loader workers are forked, because the method reserves the
         memory that they share. A later call would give each worker memory of its own.
@@ -254,8 +254,10 @@ class CacheReader:
         """Return the cached clips, after a check that the cache still matches the source.
 
         Source folders that are not on this machine are not compared. Raises DataError for a cache
-        that does not match or is broken. Add a test if a change of the data or of the options would
-        make the cached frames wrong; leave out none (test_clip_cache.py).
+        that does not match or is broken.
+
+        What must stay: every check. Each refuses a change of data or of options that would make the
+        cached frames wrong. A new option of this kind needs a check here (test_clip_cache.py).
         """
         index = _load_index(os.path.join(self.path, source.name_prefix))
         self._refuse_other_options(index, source)
@@ -281,7 +283,7 @@ class CacheReader:
         if source.spikes:
             # A cache stores planes row by row ("raster"), also if the spike files do not.
             stored_geometry = SpikeGeometry(**index["spike"])
-            if stored_geometry != source.spikes.geometry.stored_as_raster:
+            if stored_geometry != source.spikes.geometry.as_raster():
                 raise self._does_not_fit(f"its spikes are {index['spike']}")
         if index["selection"] != _selection_of(source):
             raise self._does_not_fit(
@@ -293,12 +295,12 @@ class CacheReader:
 
         A kind of files is not compared if its root is not on this machine. The log says so.
         """
-        kinds = source.kinds()
+        kinds = source.kinds()  # {name of the kind, e.g. "lq": its root and form}
         kinds_here = [name for name, kind in kinds.items() if os.path.exists(kind.root)]
-        changed = []
-        for kind, listing in manifest.list_source(source, kinds_here).items():
-            if index["source"][kind] != manifest.digest({kind: listing}):
-                changed.append(kind)
+        changed = []  # names of kinds
+        for name, listing in manifest.list_source(source, kinds_here).items():
+            if index["source"][name] != manifest.digest(name, listing):
+                changed.append(name)
         if changed:
             raise self._does_not_fit(f"{', '.join(changed)} files of the source have changed since")
         if len(kinds_here) < len(kinds):
@@ -307,14 +309,19 @@ class CacheReader:
             )
 
     def _clip_of(self, record: dict[str, Any], source: Source) -> Clip:
-        """Return a clip without its exposures. record: the entry of the clip in the index."""
+        """Return a clip without its exposures, the planes of each frame.
+
+        `_with_exposures` adds the exposures. record: the entry of the clip in the index. The name
+        of the clip has no prefix yet (`Source.name_prefix`); `clips` adds it.
+        """
         kinds = source.kinds()
         values: dict[str, Any] = {}
         for key in STORED:
             value = record[key]
             # JSON has no tuples, and a Clip has no lists.
             values[key] = tuple(value) if isinstance(value, list) else value
-        # A cache may hold kinds of files that these options do not use.
+        # These three fields have paths of files, one or more for each frame. A cache may hold kinds
+        # of files that these options do not use. () says that the clip has none.
         for kind in ("gt", "gt_instants", "spike"):
             if kind not in kinds:
                 values[kind] = ()
@@ -323,7 +330,10 @@ class CacheReader:
         return Clip(**values, spikes=spikes)
 
     def _refuse_other_arrays(self, clip: Clip, source: Source) -> None:
-        """Refuse a cache in which a file of a clip is missing or has another size."""
+        """Refuse a cache in which a file of a clip is missing or has another size.
+
+        clip: result of `_clip_of`. Its name has no prefix yet, so the path needs the prefix here.
+        """
         for kind, shape in _shapes_of_arrays(clip).items():
             path = Path(self.path, source.name_prefix, clip.name, f"{kind}.u8")
             size = path.stat().st_size if path.exists() else 0
@@ -333,9 +343,10 @@ class CacheReader:
 
     def _with_exposures(self, clip: Clip, source: Source) -> Clip:
         """Return the clip with the planes of each frame, which follow from the spike options."""
+        # The cache and the options must agree whether a clip has one spike file for all frames, or
+        # a spike file for each frame. `spike_files` has each file once, so one file for all frames
+        # means fewer files than frames. For a clip of one frame, both forms are the same.
         is_one_file = len(clip.spike_files) < len(clip)
-        # The cache and the options must agree whether a clip has one spike file, or a file for each
-        # frame. For a clip of one frame, this is the same.
         if len(clip) > 1 and is_one_file != source.has_one_spike_file:
             held = "one spike file" if is_one_file else "a spike file of each frame"
             raise self._does_not_fit(f"it holds {held} of clip {clip.name} (spike.exposure)")
@@ -361,7 +372,7 @@ class CacheReader:
 
         piece: the source file and its planes. crop: in spike pixels.
         """
-        geometry = clip.spikes.geometry.stored_as_raster
+        geometry = clip.spikes.geometry.as_raster()
         # (planes of all files of the clip, bytes of a plane)
         stored = self._map_array(clip, "spike")
         # Skip the planes of the files before this file. For example, plane 5 of the second file is
@@ -379,7 +390,10 @@ class CacheReader:
         return [str(Path(self.path, clip.name, f"{kind}.u8")) for kind in _shapes_of_arrays(clip)]
 
     def _map_array(self, clip: Clip, kind: str) -> np.ndarray:
-        """Map an array of the cache into memory. Raises DataError."""
+        """Map an array of the cache into memory. Raises DataError.
+
+        clip: a clip that `clips` returned. Its name has the prefix already.
+        """
         path = Path(self.path, clip.name, f"{kind}.u8")
         shape = _shapes_of_arrays(clip)[kind]
         try:
@@ -453,7 +467,7 @@ def build_cache(
 def _selection_of(source: Source) -> list[Any]:
     """Return which clips of the folders belong to the data set, in the form of the index.
 
-    This is [the clips of the meta file, the clips that are left out].
+    The two entries are the clips that the meta file lists, and the clips that are left out.
     """
     return [source.listed or {}, sorted(source.left_out)]
 
@@ -465,10 +479,10 @@ def _index_of(source: Source, clips: Sequence[Clip]) -> dict[str, Any]:
     """
     digests = {}
     for kind, listing in manifest.list_source(source).items():
-        digests[kind] = manifest.digest({kind: listing})
+        digests[kind] = manifest.digest(kind, listing)
     spike = None
     if source.spikes:
-        spike = asdict(source.spikes.geometry.stored_as_raster)
+        spike = asdict(source.spikes.geometry.as_raster())
     return {
         "format": FORMAT,
         "source": digests,
@@ -523,7 +537,7 @@ def _refuse_full_disk(clips: Sequence[Clip], partial: Path) -> None:
 
 
 def _cached_clips(target: Path) -> set[str]:
-    """Return the names of the clips in the cache `target`. Nothing at `target`: no names.
+    """Return the names of the clips in the cache `target`. If there is nothing, returns no names.
 
     Raises DataError if the folder holds anything but a clip cache, because the folder is going to
     be replaced.
@@ -569,7 +583,7 @@ def _write_clip(clip: Clip, folder: Path) -> None:
 def _write_planes(clip: Clip, target: Path) -> None:
     """Write the planes of all spike files of a clip to one file, packed row by row."""
     geometry = clip.spikes.geometry
-    raster = geometry.stored_as_raster  # the geometry of the cache: row by row
+    raster = geometry.as_raster()  # the geometry of the cache: row by row
     with open(target, "wb") as file, spike_errors_as_data_errors():
         for path in clip.spike_files:
             spike_file = files.open_spike_file(path, geometry, clip.spikes.remainder)
@@ -595,7 +609,7 @@ def _shapes_of_arrays(clip: Clip) -> dict[str, tuple[int, ...]]:
         shapes[kind] = (len(images), height, width, 3)
     if clip.spike:
         planes = sum(clip.spike_files.values())
-        shapes["spike"] = (planes, clip.spikes.geometry.stored_as_raster.plane_bytes)
+        shapes["spike"] = (planes, clip.spikes.geometry.as_raster().plane_bytes)
     return shapes
 
 
@@ -615,7 +629,8 @@ def _load_index(
         for clip in index["clips"]:
             checked_name(clip["name"], str(where))
     except (OSError, ValueError, KeyError, TypeError) as e:
-        # The text of a KeyError is the name of the missing key alone.
+        # The text of a KeyError is the name of the missing key alone, e.g. 'format'. So write "no"
+        # before it.
         why = f"no {e}" if isinstance(e, KeyError) else str(e)
         raise DataError(
             what=f"cannot read the clip cache: {why}",

@@ -271,20 +271,19 @@ def have_same_content(source: Source, clips: Sequence[Clip]) -> bool:
     return True
 
 
-def digest(listings: dict[str, Listing]) -> str:
+def digest(kind: str, listing: Listing) -> str:
     """Return 16 hex digits that change with the name, size or time of change of any file.
 
-    listings: {kind: {clip: its files}}.
+    kind: kind of the files, e.g. "lq". listing: {clip: the folder with its files}.
     A clip cache stores the digits. If the hashed texts or their order changed, all existing caches
     would look outdated.
     """
     sha256 = hashlib.sha256()
-    for kind, listing in sorted(listings.items()):
-        clips = sorted(listing)
-        folders = [listing[clip] for clip in clips]
-        # The files are looked up in threads. The results come in the order of the folders.
-        files_of_clips = mapped(Folder.entries, folders)
-        for clip, files in zip(clips, files_of_clips, strict=True):
-            for stem, file in sorted(files.items()):
-                sha256.update(f"{kind}/{clip}/{stem} {file.size} {file.mtime_ns}\n".encode())
+    clips = sorted(listing)
+    folders = [listing[clip] for clip in clips]
+    # The files are looked up in threads. The results come in the order of the folders.
+    files_of_clips = mapped(Folder.entries, folders)
+    for clip, files in zip(clips, files_of_clips, strict=True):
+        for stem, file in sorted(files.items()):
+            sha256.update(f"{kind}/{clip}/{stem} {file.size} {file.mtime_ns}\n".encode())
     return sha256.hexdigest()[:16]

@@ -205,9 +205,11 @@ class SpikeGeometry:
             )
         return bits // 8
 
-    @property
-    def stored_as_raster(self) -> "SpikeGeometry":
-        """The geometry of these planes in a clip cache, which drops the words of an SPS100."""
+    def as_raster(self) -> "SpikeGeometry":
+        """Return the geometry of the same planes in a clip cache, packed row by row ("raster").
+
+        For an SPS100 this drops the words that the camera writes into each line.
+        """
         return dataclasses.replace(self, layout="raster")
 
 

@@ -81,7 +81,7 @@ STATE = {
     "models.vrt.forms._kernels_run_on":
         "cache: a GPU that compiles the kernels once goes on doing so",
     "data.clips.files._environments": "LMDB refuses to be opened twice in a process",
-    "data.clips.files._opening": "the lock for `_environments`: a check reads in several threads",
+    "data.clips.files._opening_lock": "for `_environments`: a check reads in several threads",
     "models.foreign_weights._taking_scalars":
         "the lock for the names that torch.load allows: torch has one list of them in a process",
     "os.environ": "CUDA, torch and W&B read their settings there; child processes inherit it",
