@@ -6,9 +6,10 @@
       -> TrainLoader                        yields the micro-batches of one optimizer step
 
 A micro-batch is what one rank puts through the network at once. An optimizer step uses one or more
-micro-batches (accumulation_steps). A loader worker is a process, which hands over its batches
-through shared memory, /dev/shm. If a worker hangs or dies, the error of this module names its
-samples. main_train_vrt.py makes the `TrainLoader`.
+micro-batches (accumulation_steps). The samples of all ranks in an optimizer step are the global
+batch. A loader worker is a process, which hands over its micro-batches through shared memory,
+/dev/shm. If a worker hangs or dies, the error of this module names the samples of this worker.
+main_train_vrt.py makes the `TrainLoader`.
 
 What must stay: the order of the samples depends only on seed, epoch and position, because a run may
 resume with other numbers of ranks and workers. What may change: how the workers read.
@@ -45,7 +46,7 @@ from utils.errors import DataError, OptionError, SpikeVRTError
 from utils.options.models import LoaderOptions
 from utils.run.checkpoint import DataOrder
 
-# Texts of torch's errors if /dev/shm has no room for a batch.
+# Texts of torch's errors if /dev/shm has no room for a micro-batch.
 OUT_OF_SHM = re.compile(r"</torch_\w+>|shared memory|[Bb]us error")
 # Advice in the errors of this module.
 USE_LESS_MEMORY = "lower dataloader_num_workers or dataloader_prefetch_factor"
@@ -151,9 +152,10 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
 class TrainLoader:
     """Yields the micro-batches of one optimizer step at a time.
 
-    A position in the data is (epoch, batch). A batch means here all samples of an optimizer step:
-    batch_size * accumulation_steps * world_size. So a run that resumes at a position continues with
-    the next sample. The number of workers does not matter.
+    A position in the data is (epoch, batch). This batch is the global batch: the samples of all
+    ranks in an optimizer step, dataloader_batch_size * accumulation_steps * world_size. So a run
+    that resumes at a position continues with the next sample. The number of workers does not
+    matter.
 
     dataset: a torch Dataset with a length. section: the section `datasets.train`.
     accumulation_steps: number of micro-batches of a step. seed: seed of the shuffling.
@@ -177,18 +179,24 @@ class TrainLoader:
             len(dataset) * section.dataloader_epoch_repeat,
             world_size=utils_dist.get_world_size(),
             rank=self.rank,
+            # The samples of this rank in a step: all its micro-batches together.
             batch_size=section.dataloader_batch_size * accumulation_steps,
             seed=seed,
             shuffle=section.dataloader_shuffle,
         )
         self.steps_per_epoch = self.sampler.batches_per_epoch
+        # A worker hands over the shared memory of its micro-batches through a socket, a file in the
+        # folder for temporary files. Without workers there is no such socket.
         if workers:
             _refuse_long_folder_for_sockets(tempfile.gettempdir())
+        # Without an option, give up before the watchdog does. The reason: the error of this class
+        # names the samples, and the watchdog does not know them.
         self.timeout_s = section.dataloader_timeout_s or SHARE_OF_STALL * stall_s
-        # A digest of the names of all samples. A resumed run compares the digest with the one in
-        # its checkpoint. A user's dataset need not have names.
+        # A digest of the names of all samples. A resumed run compares this digest with the digest
+        # in its checkpoint. 12 hex digits are 48 bits: two lists of samples that have the same
+        # digest by chance are as good as impossible. A user's dataset need not have names.
         names = dataset.sample_names() if hasattr(dataset, "sample_names") else []
-        self.sample_list = hashlib.sha256("\n".join(names).encode()).hexdigest()[:12]
+        self.sample_digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:12]
         self.loader = self._loader_of_torch()
 
     def _loader_of_torch(self) -> DataLoader:
@@ -204,8 +212,8 @@ class TrainLoader:
             sampler=BatchSampler(samples, section.dataloader_batch_size, drop_last=False),
             num_workers=workers,
             pin_memory=devices.pins_memory(utils_dist.get_device()),
-            # Longest wait for a batch in seconds. Persistent workers also begin a new epoch within
-            # this time. With torch's default, the wait for a dead worker would never end.
+            # Longest wait for a micro-batch in seconds. Persistent workers also begin a new epoch
+            # within this time. With torch's default, the wait for a dead worker would never end.
             # Without workers, torch demands 0 here and None in the next line.
             timeout=self.timeout_s if workers else 0,
             prefetch_factor=section.dataloader_prefetch_factor if workers else None,
@@ -214,22 +222,32 @@ class TrainLoader:
         )
 
     def order(self) -> DataOrder:
-        """Return what a position in the data refers to; it is stored in checkpoints."""
+        """Return what fixes the order of the samples. Checkpoints store it.
+
+        With the same order, a position (epoch, batch) means the same samples. So a resumed run
+        compares the stored order with its own order.
+        """
         sampler = self.sampler
         seed = sampler.seed if sampler.shuffle else None
-        return DataOrder(sampler.dataset_len, self.sample_list, seed, sampler.batches_per_epoch)
+        return DataOrder(
+            samples=sampler.dataset_len,
+            sample_list=self.sample_digest,
+            seed=seed,
+            steps=sampler.batches_per_epoch,
+        )
 
     def start(self, epoch: int, batch: int) -> Iterator[list[dict[str, Any]]]:
-        """Start the workers. Returns an iterator over the steps of `epoch` from `batch` on.
+        """Start the workers. Returns an iterator over the steps of `epoch`, from `batch` on.
 
-        A step is the list of its micro-batches.
+        batch: number of the global batch within the epoch, which is the number of the step.
+        Each item is the list of the micro-batches of a step.
         """
         self.sampler.seek(epoch, batch)
         # Start the workers here and not in `_steps`, which is a generator: its code begins to run
         # only when the first step is asked for. Meanwhile signals wait, because a signal at this
         # moment would leave only a part of the workers started.
         with process.signals_held():
-            iterator = self._wait_for_workers(lambda: iter(self.loader), micro_batch=0)
+            iterator = self._wait_for_workers(lambda: iter(self.loader), number=0)
         return self._steps(iterator)
 
     def _steps(self, iterator: Iterator[Any]) -> Iterator[list[dict[str, Any]]]:
@@ -238,18 +256,19 @@ class TrainLoader:
         iterator: an iterator over the micro-batches.
         """
         step = []
-        for micro_batch in itertools.count():
-            batch = self._wait_for_workers(lambda: next(iterator, None), micro_batch)
-            if batch is None:  # the end of the epoch
+        for number in itertools.count():
+            micro_batch = self._wait_for_workers(lambda: next(iterator, None), number)
+            if micro_batch is None:  # the end of the epoch
                 return
-            # `_Batches` returns an error in place of a batch.
-            if isinstance(batch, SpikeVRTError):
-                batch.where += f", rank {self.rank}"
-                raise batch
+            # `_Batches` returns an error in place of a micro-batch.
+            if isinstance(micro_batch, SpikeVRTError):
+                error = micro_batch
+                error.where += f", rank {self.rank}"
+                raise error
             # Tell the watchdog of each micro-batch, and not only of each step. The reason: each of
             # the micro-batches of a step may take up to dataloader_timeout_s.
             watchdog.go_on()
-            step.append(batch)
+            step.append(micro_batch)
             if len(step) == self.accumulation_steps:
                 yield step
                 step = []
@@ -283,14 +302,14 @@ class TrainLoader:
                 do=do,
             ) from e
 
-    def _wait_for_workers(self, read: Callable[[], Any], micro_batch: int) -> Any:
+    def _wait_for_workers(self, read: Callable[[], Any], number: int) -> Any:
         """Return read(), a function that waits for the loader workers.
 
         If the run was suspended while it waited, e.g. by Ctrl-Z, a time-out proves nothing: its
         clock goes on, although no worker can work. So `read` is then called again. The watchdog
         limits the time of all calls together.
 
-        micro_batch: number of the micro-batch in this iterator, for the message.
+        number: number of the micro-batch in this iterator, for the message.
         Raises DataError if a loader worker hangs or dies.
         """
         while True:
@@ -313,22 +332,22 @@ class TrainLoader:
                 # Any other error is a mistake in the code. Its traceback helps more than a message.
                 if not is_late and not is_out_of_shm and not was_killed:
                     raise
-                raise self._missing_batch_error(e, micro_batch, is_out_of_shm) from e
+                raise self._missing_batch_error(e, number, is_out_of_shm) from e
 
     def _missing_batch_error(
-        self, error: RuntimeError, micro_batch: int, is_out_of_shm: bool
+        self, error: RuntimeError, number: int, is_out_of_shm: bool
     ) -> DataError:
         """Return the error for a micro-batch that did not come, naming its samples and worker.
 
-        error: torch's error. micro_batch: number of the micro-batch. is_out_of_shm: whether
-        /dev/shm has no room.
+        error: torch's error. number: number of the micro-batch in its iterator. is_out_of_shm:
+        whether /dev/shm has no room.
         """
         size = self.section.dataloader_batch_size
         # torch gives the micro-batches to the workers in turn: 0, 1, 2, 0, 1, 2, ...
-        worker = micro_batch % self.section.dataloader_num_workers
+        worker = number % self.section.dataloader_num_workers
         # A new iterator over the sampler yields the same samples from the beginning. Skip the
         # samples of the micro-batches before this one.
-        first = micro_batch * size
+        first = number * size
         samples = list(itertools.islice(self.sampler, first, first + size))
         expected = f"a batch within datasets.train.dataloader_timeout_s = {self.timeout_s:g} s"
         do = "check the disk and the memory of this host, or raise the time-out"
@@ -351,9 +370,9 @@ class TrainLoader:
 class _Batches(Dataset):
     """A dataset of micro-batches. An index is a list with (epoch, index) of each sample.
 
-    If a sample raises an error of this project, the error is returned in place of the batch, and
-    `TrainLoader._steps` raises it. If it were raised here, in a worker, torch would hide its
-    message in a traceback.
+    If a sample raises an error of this project, the error is returned in place of the micro-batch,
+    and `TrainLoader._steps` raises the error. If the error were raised here, in a worker, torch
+    would hide its message in a traceback.
     """
 
     dataset: Dataset
