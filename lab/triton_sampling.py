@@ -55,7 +55,7 @@ PIXELS = 128
 # A program (one instance of a kernel) computes ROWS output pixels of one group, in parallel. Names
 # of the values in a kernel:
 #
-#     pixels          a number      output pixels of all images, n h w
+#     pixels          a number      number of output pixels of all images, n h w
 #     pixel           (ROWS,)       number of the output pixel, counted through all images
 #     is_pixel        (ROWS,)       false beyond the last output pixel: nothing is read or written
 #                                   there
@@ -64,9 +64,14 @@ PIXELS = 128
 #     channel         (PAD,)        number of the channel within the group. PAD is C rounded up to a
 #                                   power of two, because Triton requires such sizes.
 #     is_used         (ROWS, PAD)   false beyond the last output pixel, and for the padding
-#     first_index     (ROWS, PAD)   index in x (n, G, h, w, C) of each channel of the first pixel of
-#                                   the image and group
+#     first_index     (ROWS, PAD)   index in x (n, G, h, w, C) of pixel 0 of the image and group,
+#                                   for each channel
 #     H, W, HW        numbers       height and width of an image, and its pixels
+#     mask            a pointer     the factors of the taps. The argument `mask=` of tl.load is
+#                                   something else: it says which elements are read.
+#
+# A flat index counts the last axis fastest. E.g. for columns (n h w, G, 9, C) the entry (pixel,
+# group, tap, channel) has the index ((pixel G + group) 9 + tap) C + channel.
 #
 # `[:, None]` and `[None, :]` join a value of each pixel with a value of each channel: (ROWS, PAD).
 
@@ -162,7 +167,10 @@ def _interpolated(v_00, v_01, v_10, v_11, fy, fx):
 
 @jit
 def _entry_index(pixel, group, channel, G: tl.constexpr, C: tl.constexpr, TAP: tl.constexpr):
-    """Return the index in columns (n h w, G, 9, C) of the entries of a tap, (ROWS, PAD)."""
+    """Return the index in columns (n h w, G, 9, C) of the entries of a tap, (ROWS, PAD).
+
+    pixel: (ROWS,). group: a number. channel: (PAD,).
+    """
     first_entry = ((pixel * G + group) * 9 + TAP)[:, None] * C  # of channel 0
     return first_entry + channel[None, :]
 
@@ -221,17 +229,18 @@ def _sample(
     ROWS: tl.constexpr,  # output pixels of a program
 ):  # fmt: skip
     """Write the columns of ROWS output pixels of one group."""
-    # What this program computes: the output pixels, and the group.
+    # What this program computes: ROWS output pixels, where they are (all (ROWS,)), and the group.
     HW = H * W
     pixel, is_pixel, image, pixel_of_image, row, column = _pixels_of_program(pixels, HW, W, ROWS)
     group = tl.program_id(1)
     channel = tl.arange(0, PAD)
     is_used = is_pixel[:, None] & (channel < C)[None, :]
+    # In x (n, G, h, w, C): pixel 0 of the image and group, each channel, (ROWS, PAD).
     first_index = ((image * G + group) * HW * C)[:, None] + channel[None, :]
     # Triton writes the code of each of the 9 rounds out (static_range), so TAP is a constant.
     for TAP in tl.static_range(9):
-        # Where the tap samples. An image has one plane (h, w) of mask for each group and tap, and
-        # two planes of offset: first dy, then dx.
+        # The position of the sample of this tap. An image has one plane (h, w) of mask for each
+        # group and tap, and two planes of offset: first dy, then dx. `_position` reads both.
         mask_plane = (image * G + group) * 9 + TAP
         dy_plane = 2 * mask_plane
         top, left, fy, fx = _position(
@@ -242,7 +251,8 @@ def _sample(
         v_00, v_01, v_10, v_11 = _corners(x, first_index, is_used, top, left, H, W, C)
         _, _, s = _interpolated(v_00, v_01, v_10, v_11, fy, fx)
 
-        # The sample times its mask is an entry of the column.
+        # The sample times its factor m is an entry of the column. m is read from the array `mask`
+        # at the pixel of the plane, for pixels that exist (mask=is_pixel).
         m = tl.load(mask + mask_plane * HW + pixel_of_image, mask=is_pixel, other=0.0)  # (ROWS,)
         entry = s * m.to(tl.float32)[:, None]
         entry_index = _entry_index(pixel, group, channel, G, C, TAP)
@@ -252,7 +262,9 @@ def _sample(
 @jit(do_not_specialize=["pixels"])
 def _sample_backward(
     x, offset, mask,  # inputs, in the shapes that `_sample` has
-    columns,  # (n h w, G, 9, C): before the kernel the gradients g, after it the entries m s
+    # Input and result, (n h w, G, 9, C). At the start it holds the gradients g of the columns. The
+    # kernel overwrites each gradient with the entry of the column, m s (see the docstring).
+    columns,
     grad_x,  # result: (n, G, h, w, C), float32. 0 at the start, because the kernel adds to it
     grad_offset, grad_mask,  # results, in the shapes of offset and mask
     pixels,  # n h w
@@ -273,12 +285,13 @@ def _sample_backward(
     Each program writes its own entries of columns, grad_offset and grad_mask. Only grad_x is shared
     by programs, so the kernel adds to it atomically.
     """
-    # What this program computes: the output pixels, and the group.
+    # What this program computes: ROWS output pixels, where they are (all (ROWS,)), and the group.
     HW = H * W
     pixel, is_pixel, image, pixel_of_image, row, column = _pixels_of_program(pixels, HW, W, ROWS)
     group = tl.program_id(1)
     channel = tl.arange(0, PAD)
     is_used = is_pixel[:, None] & (channel < C)[None, :]
+    # In x (n, G, h, w, C): pixel 0 of the image and group, each channel, (ROWS, PAD).
     first_index = ((image * G + group) * HW * C)[:, None] + channel[None, :]
     for TAP in tl.static_range(9):
         # The samples s once more, because the forward pass does not keep them. An image has one

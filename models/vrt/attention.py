@@ -34,9 +34,9 @@ from models.vrt.forms import attention_has_kernel, fused_attention, head_multipl
 from models.vrt.windows import Span
 
 # The T x T matrices that are computed at once take at most this many bytes (3 MB), unless one
-# window takes more. They should fit the cache of a CPU core. Larger batches would leave the cache,
-# smaller batches need more calls. Another number also changes the last bits of the bias gradient,
-# because it is summed batch by batch.
+# window takes more. They should fit the cache of a CPU core. With more bytes they would leave the
+# cache, with fewer bytes there would be more calls. Another number also changes the last bits of
+# the bias gradient, because this gradient is summed in rounds of so many windows.
 CORE_BYTES = 3_000_000
 # Most windows times heads in one call of torch's attention, because an axis of a GPU's grid of
 # thread blocks has at most 65,535 blocks.
@@ -96,8 +96,9 @@ def window_attention(
 def heads_of(qkv: Tensor, mutual: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Unpack q, k, v from packed heads (n, T, 3, heads, hd). Each is (n, heads, T, hd).
 
-    The results are views of qkv, so writing to a result writes to qkv. CpuAttention.backward relies
-    on this: it calls this function with empty memory, and writes the gradients to the results.
+    The results are views of qkv, so writing to q, k or v writes to qkv. CpuAttention.backward
+    relies on this: it calls this function with empty memory, and writes the gradients to the
+    results.
 
     With `mutual`, each of the two frames becomes a window, (2 n, heads, T / 2, hd). Then q is a
     copy, because it holds the queries of the other frame.
@@ -108,7 +109,7 @@ def heads_of(qkv: Tensor, mutual: bool) -> tuple[Tensor, Tensor, Tensor]:
         return q, k, v
     by_frame = qkv.unflatten(1, (2, -1))  # (n, 2, T / 2, 3, heads, hd)
     q, k, v = by_frame.transpose(2, 4).unbind(3)  # (n, 2, heads, T / 2, hd) each
-    q_of_other_frame = q.flip(1)
+    q_of_other_frame = q.flip(1)  # swaps the two frames (axis 1)
     return q_of_other_frame.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
 
 
@@ -122,7 +123,7 @@ def attend(
 
     bias (heads, T, T) and mask (T, T) are the same for all n windows, or None.
     """
-    added = logit_offset(bias, mask, q.dtype)
+    added = logit_offset(bias, mask, q.dtype)  # (1, heads or 1, T, T), or None
     n, heads, _, channels = q.shape
     # torch's fused kernels take heads of certain widths alone, so fill up with channels of zeros.
     # Zeros change no logit, and `scale` is given for the width without padding.
@@ -136,9 +137,9 @@ def attend(
     windows_at_a_time = max(1, MOST_HEADS // heads)  # one window, even if it has more heads
     with fused_attention(q):
         for first in range(0, n, windows_at_a_time):
-            now = slice(first, first + windows_at_a_time)
+            in_round = slice(first, first + windows_at_a_time)  # the windows of this call
             result = F.scaled_dot_product_attention(
-                q[now], k[now], v[now], attn_mask=added, scale=scale
+                q[in_round], k[in_round], v[in_round], attn_mask=added, scale=scale
             )
             results.append(result)
     out = results[0] if len(results) == 1 else torch.cat(results)
@@ -212,13 +213,14 @@ class CpuAttention(torch.autograd.Function):
         # In the backward pass of a chunk, this function runs again, to build the graph. The results
         # come from the tape if the forward pass has kept them.
         if tape.playback is not None:
+            # `recorded` below has this order.
             out = next(tape.playback)
-            sums = next(tape.playback)
+            log_sums = next(tape.playback)
         else:
-            out, sums = cpu_attention(q, k, v, offset, scale)
+            out, log_sums = cpu_attention(q, k, v, offset, scale)
             if tape.is_recording:
-                tape.recorded += [out, sums]
-        ctx.save_for_backward(qkv, bias, out, sums, offset)
+                tape.recorded += [out, log_sums]
+        ctx.save_for_backward(qkv, bias, out, log_sums, offset)
         ctx.scale = scale
         ctx.mutual = mutual
         return out
@@ -244,40 +246,40 @@ class CpuAttention(torch.autograd.Function):
         are the order of the sum over all windows. Test: test_gradients.py.
         """
         scale = ctx.scale
-        qkv, bias, out, sums, offset = ctx.saved_tensors
+        qkv, bias, out, log_sums, offset = ctx.saved_tensors
         q, k, v = heads_of(qkv, ctx.mutual)
         n, heads, t, hd = q.shape
         windows = windows_at_once(q)
-        precise = sums.dtype  # float32 or float64
+        precise_dtype = log_sums.dtype  # float32 or float64
 
         # Memory for the results. Without `mutual`, grad_q, grad_k and grad_v are views of grad_qkv:
         # writing to them fills grad_qkv.
         grad_qkv = torch.empty_like(qkv)
         grad_q, grad_k, grad_v = heads_of(grad_qkv, ctx.mutual)
-        grad_bias = None if bias is None else q.new_zeros(heads, t, t, dtype=precise)
+        grad_bias = None if bias is None else q.new_zeros(heads, t, t, dtype=precise_dtype)
         # Memory for the T x T matrices of a round. Each round overwrites it.
         p_memory, x_memory = q.new_empty(2, min(windows, n) * heads, t, t)
 
-        wide = _widened(q, k, v, grad, out, sums, scale)
+        wide = _widened(q, k, v, grad, out, log_sums, scale)
         for first in range(0, n, windows):
-            now = slice(first, first + windows)
+            in_round = slice(first, first + windows)
             # The windows of this round and their heads become one batch axis,
             # (windows * heads, T, hd + 2). The last round may have fewer windows.
-            q_now = wide.q[now].reshape(-1, t, hd + 2)
-            k_now = wide.k[now].reshape(-1, t, hd + 2)
-            v_now = wide.v[now].reshape(-1, t, hd + 2)
-            g_now = wide.g[now].reshape(-1, t, hd + 2)
-            batch = len(q_now)
+            q_of_round = wide.q[in_round].reshape(-1, t, hd + 2)
+            k_of_round = wide.k[in_round].reshape(-1, t, hd + 2)
+            v_of_round = wide.v[in_round].reshape(-1, t, hd + 2)
+            g_of_round = wide.g[in_round].reshape(-1, t, hd + 2)
+            batch = len(q_of_round)  # windows of the round * heads
             gradients = _gradients_of_round(
-                _Widened(q_now, k_now, v_now, g_now),
+                _Widened(q_of_round, k_of_round, v_of_round, g_of_round),
                 offset,
                 scale,
                 p_memory=p_memory[:batch],
                 x_memory=x_memory[:batch],
             )
-            grad_q[now] = gradients.q.reshape(-1, heads, t, hd)
-            grad_k[now] = gradients.k.reshape(-1, heads, t, hd)
-            grad_v[now] = gradients.v.reshape(-1, heads, t, hd)
+            grad_q[in_round] = gradients.q.reshape(-1, heads, t, hd)
+            grad_k[in_round] = gradients.k.reshape(-1, heads, t, hd)
+            grad_v[in_round] = gradients.v.reshape(-1, heads, t, hd)
             if grad_bias is not None:
                 if batch == heads:  # one window, so there is nothing to sum
                     grad_bias += gradients.logits
@@ -314,20 +316,21 @@ class _Widened(NamedTuple):
 
 
 def _widened(
-    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, out: Tensor, sums: Tensor, scale: float
+    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, out: Tensor, log_sums: Tensor, scale: float
 ) -> _Widened:
     """Append the channels of `_Widened`, so that no further pass over the T x T matrices is needed.
 
     The numbers to subtract are appended to q and G, and ones are appended to k and v: a product
     then has one more summand, number x 1. `_with_column` needs two channels for a number.
 
-    q, k, v: (n, heads, T, hd). grad: G. out: O. sums: the log-sum-exp of each row, (n, heads, T,
+    q, k, v: (n, heads, T, hd). grad: G. out: O. log_sums: the log-sum-exp of each row, (n, heads,
+    T,
         1). scale: factor of the logits.
     """
     n, heads, t, _ = q.shape
     # The caller multiplies the product by scale * LOG2_E, so divide by this factor before.
-    minus_sums = sums / (-scale * LOG2_E)  # (n, heads, T, 1)
-    minus_dots = -(grad.to(sums.dtype) * out).sum(3, keepdim=True)  # (n, heads, T, 1)
+    minus_sums = log_sums / (-scale * LOG2_E)  # (n, heads, T, 1)
+    minus_dots = -(grad.to(log_sums.dtype) * out).sum(3, keepdim=True)  # (n, heads, T, 1)
     ones = q.new_ones(()).expand(n, heads, t, 2)
     return _Widened(
         q=_with_column(q, minus_sums),
@@ -466,28 +469,29 @@ def cpu_attention(
     largest = q.new_zeros(n, heads, t, 1)  # what was subtracted from each row of logits
 
     for first in range(0, n, windows):
-        now = slice(first, first + windows)
-        q_now = q[now].reshape(-1, t, hd)  # (windows * heads, T, hd)
-        k_now = k[now].reshape(-1, t, hd)
-        p = logits(q_now, k_now, offset, scale * LOG2_E, out=p_memory[: len(q_now)])
+        in_round = slice(first, first + windows)
+        q_of_round = q[in_round].reshape(-1, t, hd)  # (windows * heads, T, hd)
+        k_of_round = k[in_round].reshape(-1, t, hd)
+        p = logits(q_of_round, k_of_round, offset, scale * LOG2_E, out=p_memory[: len(q_of_round)])
         if subtracts:
-            largest[now] = p.amax(2, keepdim=True).view_as(largest[now])
-            p.sub_(largest[now].view(-1, t, 1))
+            largest[in_round] = p.amax(2, keepdim=True).view_as(largest[in_round])
+            p.sub_(largest[in_round].view(-1, t, 1))
         p.exp2_()  # in place: from here p is P
-        v_now = v_and_ones[now].view(-1, hd + 1, t)
-        torch.bmm(v_now, p.transpose(1, 2), out=out_and_sums[now].view(-1, hd + 1, t))
+        v_of_round = v_and_ones[in_round].view(-1, hd + 1, t)
+        torch.bmm(v_of_round, p.transpose(1, 2), out=out_and_sums[in_round].view(-1, hd + 1, t))
 
-    out, total = out_and_sums.split((hd, 1), dim=2)  # (n, heads, hd, T), (n, heads, 1, T)
+    # P v, (n, heads, hd, T), and the sums of the rows of P, (n, heads, 1, T).
+    out, row_sums = out_and_sums.split((hd, 1), dim=2)
     # Sums near the ends of the range of the dtype are not exact, and Inf or NaN is wrong. NaN fails
     # each comparison, so it counts as not safe. The limit is the root of the largest number, about
     # 2e19 for float32: such a sum is far from both ends, and so is its inverse.
     limit = torch.finfo(q.dtype).max ** 0.5
-    least, most = total.aminmax()
+    least, most = row_sums.aminmax()
     is_safe = 1 / limit < least and most < limit
     if not subtracts and not is_safe:
         return cpu_attention(q, k, v, offset, scale, subtracts=True)
-    precise = torch.promote_types(q.dtype, torch.float32)
-    sums = total.to(precise).log2().transpose(2, 3)  # (n, heads, T, 1)
+    precise_dtype = torch.promote_types(q.dtype, torch.float32)
+    log_sums = row_sums.to(precise_dtype).log2().transpose(2, 3)  # (n, heads, T, 1)
     # What was subtracted from the logits is missing in the logarithms, so add it (0 if nothing was
     # subtracted).
-    return (out / total).transpose(2, 3), sums.add_(largest)
+    return (out / row_sums).transpose(2, 3), log_sums.add_(largest)

@@ -980,10 +980,11 @@ class WindowAttention(torch.autograd.Function):
 
 
 def _with_even_rows(grad: Tensor) -> Tensor:
-    """Return the gradient (windows, tokens, channels), copied if the kernels cannot read it.
+    """Return the gradient (windows, tokens, channels) with its rows at equal distances in memory.
 
-    The kernels need the channels of a row side by side. They also need the same distance from each
-    row to the next row, even from the last row of a window to the first row of the next window.
+    A row is the channels of a token. The gradient is copied if the kernels cannot read it. They
+    need the channels of a row side by side. They also need the same distance from each row to the
+    next row, even from the last row of a window to the first row of the next window.
     """
     is_even = grad.stride(0) == grad.shape[1] * grad.stride(1)
     if grad.stride(2) == 1 and is_even:

@@ -54,7 +54,11 @@ class Chunk:
     """Windows whose tokens are computed together.
 
     A window has positions. A position holds a token or padding. Example: the tokens 0 ... 6 in
-    windows of 4 positions, shifted by 2. The second window is this chunk:
+    windows of 4 positions, shifted by 2. Padded to two windows and rolled by 2, they are
+
+        2 3 4 5 | 6 none 0 1
+
+    The second window is this chunk:
 
         position   0   1     2   3
         token      6   none  0   1
@@ -98,9 +102,12 @@ class Chunk:
 def take(x: Tensor, rows: Tensor | slice | None) -> Tensor:
     """Return x[rows], or x itself if `rows` is None.
 
-    If a gradient is needed, `rows` must name each row at most once. Then the gradient only copies
-    rows. torch's own gradient of x[rows] adds up the rows that are named twice, even if there are
-    none, and is many times slower.
+    If a gradient is needed, `rows` must name each row at most once. So pass the fields `results` or
+    `kept` of a chunk, and not its field `rows`, which names row 0 again at each padding. (chunks.py
+    takes `rows` where no gradient goes through `take`.)
+
+    The reason: the gradient then only copies rows. torch's own gradient of x[rows] adds up the rows
+    that are named twice, even if there are none, and is many times slower.
     """
     if rows is None:
         return x
@@ -155,16 +162,16 @@ def window_chunks(
     """Pad, shift and partition the tokens of a clip into windows, and the windows into chunks.
 
     size: tokens of a clip (D, H, W).
-    window: the largest window. An axis that is not longer than the window is one window, without a
-        shift.
+    window: the largest window. If the clip is as short as the window along an axis, or shorter,
+        there is one window along this axis, and it is not shifted.
     shift: by how many tokens the windows are shifted along each axis.
     batch: number of clips in the batch. The tokens are numbered through all clips, clip after clip.
     most: largest number of windows in a chunk. None: one chunk holds all windows.
 
     Windows are sorted by mask, so that the windows with one mask are one span. There are at most 8
-    masks, because along each of three axes a window is the last one or not. Gradients of weights
-    are summed in the order of the chunks and of their windows, so another order changes the last
-    bits of a training.
+    masks, because along each of three axes a window either is the last window or is not. Gradients
+    of weights are summed in the order of the chunks and of their windows, so another order changes
+    the last bits of a training.
 
     Callers (block.py) rely on three facts: each token is in exactly one window, the windows of a
     span share a mask, and the order. Free to change: how the numbers are computed. test_block.py
@@ -261,8 +268,9 @@ def _in_all_clips(numbers: Tensor, batch: int, tokens_of_clip: int) -> Tensor:
 
 
 def _fitted(size: Triple, window: Triple, shift: Triple) -> tuple[Triple, Triple]:
-    """Return a window that is no larger than the clip, and a shift that is 0 along clipped axes.
+    """Return a window that is no larger than the clip, and the shift of this window.
 
+    The shift is 0 along each axis that has one window alone.
     E.g. size (4, 64, 64), window (6, 8, 8), shift (3, 4, 4) -> (4, 8, 8) and (0, 4, 4).
     """
     fitted_window = list(window)
