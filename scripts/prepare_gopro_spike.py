@@ -97,9 +97,14 @@ def main(arguments: list[str] | None = None) -> int:
     write_info(out, info, recipe, plans)
     # The longest clips come first, so that no process is left alone with a long one at the end.
     jobs_to_do.sort(key=lambda job: -plans[job].frames)
-    calls = [(job, recipe, plans[job].record) for job in jobs_to_do]
-    frames = [plans[job].frames for job in jobs_to_do]
-    run_counted(command.workers, prepare.make_clip, calls, "making", "frames", frames)
+    run_counted(
+        command.workers,
+        prepare.make_clip,
+        calls=[(job, recipe, plans[job].record) for job in jobs_to_do],  # arguments of each call
+        name="making",
+        unit="frames",
+        counts=[plans[job].frames for job in jobs_to_do],
+    )
     print(
         f"made {out}: look at it with scripts/show_sample.py, check it with scripts/doctor.py "
         "--data --opt FILE"
@@ -215,7 +220,8 @@ def read_recipe(command: argparse.Namespace) -> Recipe:
     """Return the settings of a command line as a recipe. Raises OptionError with the flag."""
     values = {name: getattr(command, name) for name in Recipe.model_fields}
     try:
-        recipe = read_section(Recipe, values, "")
+        # where="": the settings are not part of a section, so an error names the setting alone.
+        recipe = read_section(Recipe, values, where="")
     except OptionError as e:
         flag = f"--{e.where.replace('_', '-')}"  # e.where is the name of the setting
         raise OptionError(
@@ -229,9 +235,12 @@ def read_recipe(command: argparse.Namespace) -> Recipe:
 
 
 def refuse_numbers(command: argparse.Namespace) -> None:
-    """Raise OptionError for a number that is out of range, or does not fit another number."""
+    """Raise OptionError for a number that is out of range, or does not fit another number.
+
+    command: the command line; `parse` has put the result of `read_recipe` in as `command.recipe`.
+    """
     # Without a rig, the sharp frame is the middle frame of the averaged frames, so their number is
-    # odd. 0 lets the recipe choose the number.
+    # odd. Without a number (None), the recipe chooses an odd one.
     has_even_average = bool(command.average) and command.average % 2 == 0
     if not command.recipe.has_rig:
         refuse_if(has_even_average, "--average", command.average, "an odd number")
@@ -313,16 +322,21 @@ def find_jobs(command: argparse.Namespace) -> list[Job]:
 
 
 def cut_jobs(jobs: list[Job], command: argparse.Namespace) -> list[Job]:
-    """Return a job for each cut of a source that a rig can record.
+    """Return a job for each cut. A cut is a part of a source in time, and the rig can record it.
 
     Prints which sources the rig cannot record, and leaves them out. Raises DataError if no source
     is left.
 
     jobs: a job for each source
     """
-    calls = [(job.source, command.recipe) for job in jobs]
     # For each source: the list of its cuts, or the DataError that says why it has none.
-    results = run_counted(command.workers, prepare.cuts_of, calls, "cutting", "clips")
+    results = run_counted(
+        command.workers,
+        prepare.cuts_of,
+        calls=[(job.source, command.recipe) for job in jobs],  # the arguments of each call
+        name="cutting",
+        unit="clips",
+    )
     cut_jobs_of_all = []
     for job, result in zip(jobs, results, strict=True):
         if isinstance(result, DataError):
@@ -354,17 +368,19 @@ def choose_splits(sources: list[ClipSource], share: float, out: Path) -> dict[st
     share: --test-share. out: --out, with the clips of an earlier start.
     """
     names = [source.name for source in sources if not source.split]
-    earlier = earlier_splits(names, out)
+    earlier = earlier_splits(names, out)  # source name -> split
 
-    # How many test clips are wanted, and how many are still missing.
-    wanted = 0
+    # How many test clips are wanted: at least one, but not all. A single source is for training.
+    wanted_count = 0
     if share > 0 and len(names) > 1:
         rounded = round(share * len(names))
-        wanted = min(max(1, rounded), len(names) - 1)
-    existing = list(earlier.values()).count("test")
+        wanted_count = min(max(1, rounded), len(names) - 1)
+    # How many are still missing. There may be too many already, if --test-share was larger before.
+    # And there may be too few sources to choose from, if earlier starts put most into "train".
+    existing_count = list(earlier.values()).count("test")
     undecided = [name for name in names if name not in earlier]
-    missing = min(max(0, wanted - existing), len(undecided))
-    new_test_names = evenly_chosen(undecided, missing)
+    missing_count = min(max(0, wanted_count - existing_count), len(undecided))
+    new_test_names = evenly_chosen(undecided, missing_count)
 
     # The folder decides first, then the earlier start, and the choice above only for new sources.
     splits = {}
@@ -423,8 +439,14 @@ def evenly_chosen(names: Sequence[str], count: int) -> set[str]:
 
 def plan_all(jobs: list[Job], recipe: Recipe, workers: int) -> dict[Job, Plan]:
     """Check every clip, before anything is written. Raises one DataError for all clips."""
-    calls = [(job, recipe) for job in jobs]
-    results = run_counted(workers, prepare.plan_clip, calls, "checking", "clips")
+    # For each job: its plan, or the DataError that says what is wrong with the clip.
+    results = run_counted(
+        workers,
+        prepare.plan_clip,
+        calls=[(job, recipe) for job in jobs],  # the arguments of each call
+        name="checking",
+        unit="clips",
+    )
     errors: dict[Job, DataError] = {}
     plans: dict[Job, Plan] = {}
     for job, plan in zip(jobs, results, strict=True):
@@ -647,9 +669,9 @@ def _run_in_processes(
     calls: Sequence[Any],
     on_result: Callable[[int, Any], None],
 ) -> None:
-    """Run function(*call) for each call in a pool of processes. `run_counted` explains the
-    arguments.
+    """Run function(*call) for each call in a pool of processes.
 
+    workers, function, calls: arguments of `run_counted`.
     on_result: is called with (index of the call, its result) as soon as a call has ended.
     """
     # The start method is spawn, because OpenCV's threads do not survive a fork.

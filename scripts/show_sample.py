@@ -59,17 +59,24 @@ CYAN = (0, 220, 255)
 GREEN = (0, 255, 60)
 
 
+# Some fields below have the type Any, and a comment names their class. These classes are not
+# imported here, because their modules import torch, and --help must not wait for torch.
+
+
 class Sample(NamedTuple):
     """One sample of a data set, as it is read for the network."""
 
     title: str  # e.g. "Sample 3 of datasets.train, epoch 0"
     draw: Any  # data.clip_dataset.Draw: clip, frames, crop and flips that were chosen
-    item: dict[str, Any]  # "lq", "gt", "spike" -> (frames, channels, H, W); "key" -> name
+    # "lq", "gt", "spike" -> (frames, channels, H, W). "key" -> clip and first frame, e.g.
+    # "clip0/00000"; for a test clip the clip alone.
+    item: dict[str, Any]
 
 
-# `RecordedClip` (data/motion/recording.py) measures the motion. It reads a test clip and the data
-# set of this clip. A sample of training is no test clip. So the next two classes give it this form.
-# They have only the members that `RecordedClip` uses.
+# `RecordedClip` (data/motion/recording.py) measures the motion of a test clip. It gets the reader
+# of the clip, and this reader has the data set of the clip. The next two classes make a sample of
+# training look like a test clip: `SampleReader` replaces the reader, and `OneSample` replaces the
+# data set. They have only the members that `RecordedClip` uses.
 
 
 class OneSample(NamedTuple):
@@ -79,7 +86,11 @@ class OneSample(NamedTuple):
     of_sample: Any  # data.clip_dataset.Draw: its clip and its camera are used
 
     def draw(self, clip_index: int, first: int, count: int) -> Any:
-        """Return the draw of the sample, whatever frame is asked for: the camera is the same."""
+        """Return the draw of the sample.
+
+        The arguments are ignored. `RecordedClip` asks for the draw of a frame to get its camera,
+        and all frames of a sample have the same camera.
+        """
         return self.of_sample
 
 
@@ -128,7 +139,7 @@ def main(arguments: list[str] | None = None) -> int:
     command = parse(arguments)
     # Imported here, so that --help does not wait for torch, which both modules import.
     from data.select_dataset import build_dataset
-    from main_train_vrt import PARTS
+    from main_train_vrt import PARTS  # the networks, data sets and losses that options may name
 
     if command.out is None:
         command.out = default_output(f"sample_{command.split}_{command.index}.html")
