@@ -43,7 +43,7 @@ VISIBLE = {
 }
 # Kinds that use the memory of the host. Pinned memory does not make copies to them faster. If their
 # memory is full, the system swaps, and no error is raised at once.
-SHARED_MEMORY = ("cpu", "mps")
+KINDS_WITH_SHARED_MEMORY = ("cpu", "mps")
 # The PCI address of the small GPU within a processor of Intel. Many machines have it, and torch
 # cannot use it, so `unused` (accelerators of this machine that are not used) leaves it out.
 INTEGRATED_GPU_ADDRESS = "0000:00:02.0"
@@ -100,9 +100,9 @@ def visible_by() -> str:
 def is_cpu_wanted() -> bool:
     """Return whether the environment asks for the CPU.
 
-    It does if CUDA_VISIBLE_DEVICES is set and names no device, e.g. "" or "-1". It names one in
-    "0,1", "GPU-8f2a..." and "MIG-...". This holds for accelerators of all makers, so that one
-    variable asks for the CPU on every machine.
+    It asks for the CPU if CUDA_VISIBLE_DEVICES is set and names no device, e.g. "" or "-1". "0,1",
+    "GPU-8f2a..." and "MIG-..." name devices. The variable counts for accelerators of all makers, so
+    that one variable asks for the CPU on every machine.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
@@ -118,7 +118,8 @@ def of_rank(local_rank: int) -> torch.device:
     """
     if is_cpu_wanted() or not torch.get_device_module(_kind_of_torch()).is_available():
         return torch.device("cpu")
-    # Some launchers show each process its own accelerator alone. Then its number is 0 on each rank.
+    # Some launchers show each process only its own accelerator. Then the accelerator has the number
+    # 0 on each rank.
     index = 0 if count() == 1 else local_rank
     return torch.device(_kind_of_torch(), index)
 
@@ -231,7 +232,9 @@ def _reason_against(maker: Maker) -> str:
     E.g. "torch_npu is not installed".
     """
     if not maker.package:
-        build = "ROCm" if maker.kind == "cuda" else maker.kind  # the name of torch's own build
+        # The name of torch's build for this kind. torch calls AMD's GPUs "cuda" too, but its build
+        # for them is called ROCm. NVIDIA does not come here, because it is not in MAKERS.
+        build = "ROCm" if maker.kind == "cuda" else maker.kind
         return f"this torch is not built for it ({build})"
     if importlib.util.find_spec(maker.package) is None:
         return f"{maker.package} is not installed"
@@ -245,7 +248,8 @@ def _reason_against(maker: Maker) -> str:
 def _intel_gpus(root: Path) -> Iterator[Path]:
     """Yield the folders of Intel's GPUs, without the small one within a processor."""
     for folder in root.glob("sys/class/drm/renderD*/device"):
-        # A folder without the file `vendor` is of no GPU on the PCI bus. 0x8086 is Intel.
+        # A GPU that is not on the PCI bus has no file `vendor`, and reading this file raises an
+        # OSError. 0x8086 is the number of Intel.
         with suppress(OSError):
             is_intel = (folder / "vendor").read_text().strip() == "0x8086"
             if is_intel and folder.resolve().name != INTEGRATED_GPU_ADDRESS:
@@ -263,7 +267,7 @@ def synchronize(device: torch.device) -> None:
 
 def pins_memory(device: torch.device) -> bool:
     """Return whether copies to the device are faster from pinned memory."""
-    return device.type not in SHARED_MEMORY
+    return device.type not in KINDS_WITH_SHARED_MEMORY
 
 
 def has_native_bfloat16(device: torch.device) -> bool:
@@ -273,7 +277,7 @@ def has_native_bfloat16(device: torch.device) -> bool:
     """
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    # A kind without the function is taken to have bfloat16.
+    # A kind of device whose module has no such function is taken to have bfloat16.
     module: Any = torch.get_device_module(device)
     return getattr(module, "is_bf16_supported", lambda: True)()
 
@@ -286,10 +290,11 @@ def has_fused_optimizers(device: torch.device) -> bool:
 def forked_generators(device: torch.device) -> AbstractContextManager[None]:
     """Return a context that restores the default random generators at its end.
 
-    What is drawn inside does not change what is drawn after it, on the CPU and on the device.
+    What is drawn inside does not change what is drawn after the context, on the CPU and on the
+    device. The exception is "mps": there the context restores the generator of the CPU alone.
     """
     # fork_rng always restores the generator of the CPU. It cannot restore the generator of mps.
-    if device.type in SHARED_MEMORY:
+    if device.type in ("cpu", "mps"):
         # Without devices, the name "cuda" has no effect, but the function wants a name.
         return torch.random.fork_rng([], device_type="cuda")
     return torch.random.fork_rng([device], device_type=device.type)
@@ -332,7 +337,8 @@ def memory_gb(device: torch.device) -> tuple[float, float] | None:
     module: Any = torch.get_device_module(device)
     if peak is None or not hasattr(module, "mem_get_info"):
         return None
-    # What is neither free nor reserved by torch belongs to other programs and libraries.
+    # What is neither free nor reserved by torch belongs to other programs and libraries. The driver
+    # and torch are asked at different moments, so the difference might be below 0: max(0, ...).
     free_bytes, total_bytes = module.mem_get_info(device)
     reserved_bytes = module.memory_reserved(device)
     others_bytes = max(0, total_bytes - free_bytes - reserved_bytes)
@@ -352,7 +358,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    # The host and mps raise a plain RuntimeError, which only its text tells from others.
+    # The host and mps raise a plain RuntimeError. Only its text says that memory is missing.
     if not isinstance(error, RuntimeError):
         return False
     text = str(error)
@@ -364,7 +370,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def swaps_when_full(device: torch.device) -> bool:
     """Return whether the system swaps if the memory is full, which can take minutes.
 
-    Other devices raise an error at once. There code may try a size, and halve it after an error. If
-    this function returns True, code must compare the size with the memory before.
+    If False, a full device raises an error at once, so a caller may try a size, and halve the size
+    after an error. If True, a caller must compare the size with the memory before it tries.
     """
-    return device.type in SHARED_MEMORY
+    return device.type in KINDS_WITH_SHARED_MEMORY

@@ -317,18 +317,18 @@ def open_kept(path: Path, mode: str, permissions: int = 0o666, encoding: str | N
         raise
 
 
-def claim_run_folder(folder: Path, names: Iterable[str], is_ours: bool) -> None:
+def claim_run_folder(folder: Path, patterns: Iterable[str], is_ours: bool) -> None:
     """Make the folder of a run, and mark it as ours by the file MARK.
 
-    names: patterns of the files that a run writes there, such as "*.log".
+    patterns: patterns of the names of files that a run writes there, such as "*.log".
     is_ours: whether the caller knows that an earlier run made the folder.
-    Raises OptionError for a folder of results, and if one of these files exists although the folder
-    has no mark.
+    Raises OptionError for a folder of results, and if a file fits a pattern although the folder has
+    no mark.
     """
     # Files in the folder that the run would write over.
     existing = []
-    for name in names:
-        for path in sorted(folder.glob(name)):
+    for pattern in patterns:
+        for path in sorted(folder.glob(pattern)):
             existing.append(path.name)
     # What speaks against using the folder, in words.
     holds = ""

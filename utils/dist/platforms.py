@@ -55,9 +55,9 @@ PIECE_OF_NAME = r"(?:[^,\[]|\[[^\]]*\])"
 FIRST_PORT = 15000
 PORT_COUNT = 10000
 
-# An error shows its advice behind 12 characters. Further lines of the advice begin with as many
-# blanks.
-BLANKS = " " * 12
+# An error prints its advice (`do`) behind the 12 characters "  do        ". Further lines of the
+# advice begin with as many blanks, so that they are below the first line.
+INDENT_OF_DO = " " * 12
 
 
 class Member(NamedTuple):
@@ -195,7 +195,7 @@ def _member_of_step(env: Env, task_count: int, faults: list[str]) -> Member:
     hosts = (
         env.get("SLURM_STEP_NODELIST")  # the hosts of the step
         or env.get("SLURM_JOB_NODELIST")  # the hosts of the job
-        or env.get("SLURM_NODELIST", "")  # the same, in older versions of SLURM
+        or env.get("SLURM_NODELIST", "")  # the hosts of the job, in older versions of SLURM
     )
     addr = env.get("MASTER_ADDR", "").strip() or first_host(hosts)
     if not addr:
@@ -356,26 +356,6 @@ def _member(env: Env, names: MemberNames, faults: list[str]) -> Member:
     return Member(number, addr, port)
 
 
-def _number(
-    env: Env,
-    name: str,
-    faults: list[str],
-    low: int,
-    high: int | None = None,
-    high_is_from: str = "",
-    default: int | None = None,
-) -> int:
-    """Return the variable `name` of `env` as an integer. `_checked_number` explains the other
-    arguments.
-
-    default: returned if the variable is missing. None if a missing variable is a fault.
-    """
-    text = env.get(name, "").strip()
-    if not text and default is not None:
-        return default
-    return _checked_number(text, name, faults, low, high, high_is_from)
-
-
 def _checked_number(
     text: str,
     name: str,
@@ -410,8 +390,33 @@ def _checked_number(
     return value
 
 
+def _number(
+    env: Env,
+    name: str,
+    faults: list[str],
+    low: int,
+    high: int | None = None,
+    high_is_from: str = "",
+    default: int | None = None,
+) -> int:
+    """Return the variable `name` of `env` as an integer from `low` to `high`.
+
+    A wrong variable adds a sentence to `faults`, and `low` is returned, as in `_checked_number`.
+
+    high: the largest allowed number, or None if there is no limit.
+    high_is_from: where this limit comes from, e.g. "WORLD_SIZE".
+    default: returned if the variable is missing. None if a missing variable is a fault.
+    """
+    text = env.get(name, "").strip()
+    if not text and default is not None:
+        return default
+    return _checked_number(text, name, faults, low, high, high_is_from)
+
+
 def _seconds(env: Env, name: str, default: float) -> float:
-    """Return a variable as seconds. Raises DistError if its text is no number above 0.
+    """Return a variable as seconds. Raises DistError if it is no number from 0 to a million.
+
+    0 and a million are wrong too.
 
     default: returned if the variable is missing or empty.
     """
@@ -426,7 +431,7 @@ def _seconds(env: Env, name: str, default: float) -> float:
     raise DistError(
         what=f"{name} is {text!r}",
         where="the environment",
-        expected="seconds > 0",
+        expected="seconds, above 0 and below 1000000",
         do=f"correct or unset {name}",
     )
 
@@ -457,7 +462,7 @@ def _unknown_local_rank(world_size: int, rank: int, gpu_count: int, command: str
         expected="LOCAL_RANK if the platform starts one process per GPU, "
         "NPROC_PER_NODE if it starts one per node",
         do=f"one process per GPU:  LOCAL_RANK=$((RANK % {gpu_count})) {command}\n"
-        f"{BLANKS}one process per node: NPROC_PER_NODE={gpu_count} {command}",
+        f"{INDENT_OF_DO}one process per node: NPROC_PER_NODE={gpu_count} {command}",
     )
 
 
@@ -476,8 +481,8 @@ def _refuse_idle_gpus(env: Env, task_count: int, gpu_count: int, command: str) -
             expected="one task for each GPU",
             do=f"sbatch --nodes={node_count} --ntasks-per-node={gpu_count} "
             f"--gpus-per-node={gpu_count} submit_job.sh FILE\n"
-            f"{BLANKS}or: srun --ntasks-per-node={gpu_count} {command}\n"
-            f"{BLANKS}one GPU of each node: CUDA_VISIBLE_DEVICES=0 srun {command}",
+            f"{INDENT_OF_DO}or: srun --ntasks-per-node={gpu_count} {command}\n"
+            f"{INDENT_OF_DO}one GPU of each node: CUDA_VISIBLE_DEVICES=0 srun {command}",
         )
 
 
@@ -502,5 +507,5 @@ def _refuse_batch_script(env: Env, task_count: int, command: str) -> None:
             where="the environment of the batch script: SLURM_PROCID without SLURM_STEP_ID",
             expected="a process that srun has started",
             do=f"sbatch submit_job.sh FILE, or in your own script: srun {command}\n"
-            f"{BLANKS}one process alone: WORLD_SIZE=1 {command}",
+            f"{INDENT_OF_DO}one process alone: WORLD_SIZE=1 {command}",
         )

@@ -18,8 +18,8 @@ The keys of the meeting, in a run of 4 ranks:
     arrived/0 ... arrived/3   1 each; 2 if two processes have the same RANK
     arrived                   4, the number of ranks that have arrived; the last one then sets `met`
     met                       1
-    joined                    4, the number of processes that have come; a second process with the
-                              same RANK counts too
+    joined                    4, the number of processes that have begun to arrive; a second process
+                              with the same RANK counts too
     proof/0 ... proof/3       present if the launcher has given all ranks a job key, a secret
 
 All ranks wait for these keys, and wait in the same order. So a rank must not leave out a request,
@@ -232,9 +232,11 @@ def _wait_until_open(launch: LaunchInfo) -> None:
     host = launch.master_addr
     port = launch.master_port
     clock = AwakeClock()
-    is_told = False
+    has_warned = False
     while True:
         try:
+            # An attempt takes 5 s at most. Otherwise a lost packet could cost minutes, the system's
+            # own time-out.
             socket.create_connection((host, port), timeout=5).close()
             return
         except OSError as e:
@@ -248,8 +250,8 @@ def _wait_until_open(launch: LaunchInfo) -> None:
                     do="check that rank 0 was started, that MASTER_ADDR is its host, "
                     "and that no firewall blocks the port",
                 ) from e
-            if waited > min(CHECK_S, launch.join_s) and not is_told:
-                is_told = True
+            if waited > min(CHECK_S, launch.join_s) and not has_warned:
+                has_warned = True
                 logger.warning("rank %d waits for rank 0 at %s:%d", launch.rank, host, port)
         time.sleep(0.1)
 
@@ -267,6 +269,7 @@ def _name_of_start(tcp_store: Store, launch: LaunchInfo) -> str:
     differs between the agents of torchrun, because each agent counts only the restarts that it
     asked for. So every other rank asks rank 0 for the name:
 
+        requests            5, the number of requests so far
         request/5           a random id, from the rank that has sent the fifth request
         answer/<random id>  the name of the start, from rank 0
 
@@ -283,9 +286,10 @@ def _name_of_start(tcp_store: Store, launch: LaunchInfo) -> str:
         return own_id
     request_number = tcp_store.add("requests", 1)  # adds 1, and returns the new number
     tcp_store.set(f"request/{request_number}", own_id)
-    if not wait_for(tcp_store, f"answer/{own_id}", launch.join_s, lambda: "rank 0"):
+    key = f"answer/{own_id}"
+    if not wait_for(tcp_store, key, launch.join_s, what_is_missing=lambda: "rank 0"):
         raise _not_arrived("rank 0", launch)
-    return tcp_store.get(f"answer/{own_id}").decode()
+    return tcp_store.get(key).decode()
 
 
 def _answer_requests(tcp_store: Store, name: str, limit_s: float) -> None:
@@ -365,11 +369,11 @@ def _wait_for_all(store: Store, launch: LaunchInfo) -> None:
     """Wait until the last rank has written MET. Raises DistError after SPIKEVRT_JOIN_TIMEOUT s."""
     if launch.rank == 0:
         # Only rank 0 looks up the missing ranks, with one request for each rank.
-        def missing() -> str:
+        def missing_ranks() -> str:
             return _missing_ranks(store, launch.world_size)
 
-        if not wait_for(store, MET, launch.join_s, missing):
-            raise _not_arrived(missing(), launch)
+        if not wait_for(store, MET, launch.join_s, what_is_missing=missing_ranks):
+            raise _not_arrived(missing_ranks(), launch)
     else:
         # The other ranks wait 3 s longer, so that rank 0 can report first and end the run. If the
         # run has not ended then, rank 0 is missing.
@@ -445,9 +449,9 @@ class Round:
         self.store = store
         self.rank = rank
         self.world_size = world_size
-        self.arrived = f"{name}/arrived"
-        self.failed = f"{name}/failed"
-        self.over = f"{name}/over"
+        self.arrived_key = f"{name}/arrived"
+        self.failed_key = f"{name}/failed"
+        self.over_key = f"{name}/over"
 
     def arrive(self, code: int | None = None) -> None:
         """Report success or failure, and count this rank as arrived.
@@ -465,26 +469,26 @@ class Round:
         # compare_set(key, expected, new) writes `new` if the key holds `expected`, and returns what
         # the key then holds. A rank without a failure writes "", because `get` in `wait` would
         # wait for a key that nobody has written.
-        own_value = "" if code is None else sealed(self.failed, f"{self.rank} {code}")
-        value = self.store.compare_set(self.failed, "", own_value)
+        own_value = "" if code is None else sealed(self.failed_key, f"{self.rank} {code}")
+        value = self.store.compare_set(self.failed_key, "", own_value)
         if own_value:
             # Replace the failure of a higher rank. Between two requests, a third rank may replace
             # it too. Then compare_set writes nothing and returns the new failure, which is compared
             # in the next turn.
             failure = self._failure(value)
             while failure is not None and failure.rank > self.rank:
-                value = self.store.compare_set(self.failed, value.decode(), own_value)
+                value = self.store.compare_set(self.failed_key, value.decode(), own_value)
                 failure = self._failure(value)
-        if self.store.add(self.arrived, 1) == self.world_size:
-            self.store.set(self.over, "1")
+        if self.store.add(self.arrived_key, 1) == self.world_size:
+            self.store.set(self.over_key, "1")
 
     def wait(self, seconds: float = float("inf")) -> FailedRank | None:
         """Wait until all ranks have arrived, or the time is over.
 
         Returns the lowest rank that has failed so far, or None if none has failed.
         """
-        wait_for(self.store, self.over, seconds)
-        return self._failure(self.store.get(self.failed))
+        wait_for(self.store, self.over_key, seconds)
+        return self._failure(self.store.get(self.failed_key))
 
     def _failure(self, value: bytes) -> FailedRank | None:
         """Return the failure that `arrive` noted, or None for an empty value.
@@ -496,13 +500,13 @@ class Round:
         if not value:
             return None
         try:
-            rank_text, code_text = unsealed(self.failed, value).split()
+            rank_text, code_text = unsealed(self.failed_key, value).split()
             rank = int(rank_text)
             code = int(code_text)
         except ValueError as e:  # not two words, or no numbers
-            raise foreign(self.failed) from e
+            raise foreign(self.failed_key) from e
         if rank not in range(self.world_size) or code not in FAILURE_CODES:
-            raise foreign(self.failed)
+            raise foreign(self.failed_key)
         return FailedRank(rank, code)
 
 
@@ -510,7 +514,7 @@ class Round:
 
 
 def wait_for(
-    store: Store, key: str, seconds: float, missing: Callable[[], str] | None = None
+    store: Store, key: str, seconds: float, what_is_missing: Callable[[], str] | None = None
 ) -> bool:
     """Wait until the store has the key. Returns whether it has, False if the time is over.
 
@@ -519,19 +523,19 @@ def wait_for(
     times a second.
 
     seconds: longest time to wait. Time in which the process is suspended does not count.
-    missing: function that returns what this waits for, e.g. "rank 0". Its text is logged once,
-        after 10 s. None to log nothing.
+    what_is_missing: function that returns what this waits for, e.g. "rank 0". The text is logged
+        once, after 10 s. None to log nothing.
     """
     clock = AwakeClock(slice_s=1.0)
     pause_s = 0.01
-    is_told = False
+    has_warned = False
     while not store.check([key]):
         waited = clock.now()
         if waited > seconds:
             return False
-        if missing and waited > CHECK_S and not is_told:
-            is_told = True
-            logger.warning("waiting for %s", missing())
+        if what_is_missing and waited > CHECK_S and not has_warned:
+            has_warned = True
+            logger.warning("waiting for %s", what_is_missing())
         time.sleep(pause_s)
         pause_s = min(0.25, 1.3 * pause_s)
     return True

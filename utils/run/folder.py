@@ -31,7 +31,7 @@ from utils.logger import LOG_NAME, WARNINGS_NAME
 logger = logging.getLogger(__name__)
 
 LOCK_NAME = ".lock"
-HOLDER = b"process "  # the text of a lock begins with this
+HOLDER = b"process "  # the text of a lock begins with this; bytes, because it is read from a file
 # Seconds to wait for a lock of this host. A rank that was killed a moment ago may still be ending.
 WAIT_ON_THIS_HOST_S = 3.0
 # Seconds to wait for a lock of another host. The lock of a host that crashed lasts until the file
@@ -99,10 +99,10 @@ class RunFolder:
             present_folder = present_path.parent
             is_there = _is_same(present_folder / LOCK_NAME, locked_file)
             if is_there and present_folder != self.path.resolve():
-                raise FolderMovedError(self.path, present_folder)
+                raise FolderMovedError(self.path, now=present_folder)
         # Case 2: somebody removed the folder, and another run made a new one with its own lock.
         if lock.exists():
-            raise FolderMovedError(self.path, None)
+            raise FolderMovedError(self.path, now=None)
         # Case 3: somebody removed the lock, or the whole folder. Make both again.
         with writing(self.path, OTHER_ROOT):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -114,30 +114,30 @@ class RunFolder:
 
 @contextmanager
 def only_run_in(
-    folder: Path, names: Sequence[str], appended: Sequence[str]
+    folder: Path, patterns: Sequence[str], appended: Sequence[str]
 ) -> Generator[RunFolder | None]:
     """Mark the folder of the run, and keep it locked inside the block. Collective.
 
     Yields the locked folder on rank 0, and None on the other ranks.
 
     folder: the folder of the run. It is made if it does not exist.
-    names: patterns of the files that a run writes there, e.g. "checkpoints" and "log".
+    patterns: patterns of the names of files and folders that a run writes there, e.g. "checkpoints"
+        and "log".
     appended: names of the files to which a run appends. They must not be links, because a run would
         then write into a file elsewhere.
 
-    Raises OptionError if another process has the lock, or if the folder has files of these names
-    that no run made. Raises DataError if one of the files is a link.
+    Raises OptionError if another process has the lock, or if the folder has files that fit a
+    pattern and that no run made. Raises DataError if a file of `appended` is a link.
     """
     held = None
     # Rank 0 alone does the work. If it raises an error, all ranks end.
     with utils_dist.all_ranks_or_none():
         if utils_dist.is_main_process():
             # A run puts a file (utils.files.MARK) into its folder to mark it. Runs of earlier
-            # versions left no mark, but they have sidecars of checkpoints. Folders of other
-            # programs may have options/*.json, models/*.pth and checkpoints too, but no such
-            # sidecars.
+            # versions put no mark there. Their folders are known by a sidecar, the file
+            # checkpoint_*.pth.sha256 beside a checkpoint, which only this program writes.
             has_sidecar = any(folder.glob("checkpoints/checkpoint_*.pth.sha256"))
-            claim_run_folder(folder, names, is_ours=has_sidecar)
+            claim_run_folder(folder, patterns, is_ours=has_sidecar)
             for name in (LOCK_NAME, LOG_NAME, WARNINGS_NAME, *appended):
                 refuse_link(folder / name)
             held = RunFolder(folder)
@@ -183,7 +183,7 @@ def _take_lock(path: Path) -> BinaryIO:
         # 0o600: only the owner may open the file, because whoever can read a file can lock it.
         file = open_kept(path, "a+b", 0o600)
     begin = time.monotonic()
-    is_told = False
+    has_warned = False
     while True:
         try:
             if _try_lock(file):
@@ -198,9 +198,10 @@ def _take_lock(path: Path) -> BinaryIO:
         # server releases the lock of a crashed host late.
         holder = _holder_of(file)  # e.g. "process 4711 on host7, since ...", or "" without a text
         is_on_this_host = f" on {socket.gethostname()}," in holder
-        is_elsewhere = holder.startswith(HOLDER.decode()) and not is_on_this_host
-        if is_elsewhere and not is_told:
-            is_told = True
+        names_a_process = holder.startswith(HOLDER.decode())
+        is_elsewhere = names_a_process and not is_on_this_host
+        if is_elsewhere and not has_warned:
+            has_warned = True
             logger.warning(
                 "%s is held by %s: waiting up to %.0f s", path, holder, WAIT_ON_ANOTHER_HOST_S
             )
@@ -215,7 +216,7 @@ def _take_lock(path: Path) -> BinaryIO:
                 do="wait for it or end it, or set another task name",
             )
         time.sleep(0.1)
-    _sign(file, path)
+    _write_holder(file, path)
     return file
 
 
@@ -239,7 +240,7 @@ def _holder_of(file: BinaryIO) -> str:
     return file.read(1000).decode(errors="replace").strip()
 
 
-def _sign(file: BinaryIO, path: Path) -> None:
+def _write_holder(file: BinaryIO, path: Path) -> None:
     """Write into the file of a lock which process holds the lock.
 
     Raises OptionError, and changes nothing, if the file holds something that no run wrote.

@@ -95,7 +95,7 @@ ROOT = Path(__file__).resolve().parents[2]
 class Experiment:
     """Writes log lines, numbers, pictures and checkpoints of a run.
 
-    Every rank has an Experiment; only the one of rank 0 writes files.
+    Every rank has an Experiment, but only the Experiment of rank 0 writes files.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Experiment:
         grad_norms: gradient norms of these steps; empty if all of them were skipped.
         eta: the time that remains, e.g. "1 d 03:12:00". Empty if it is not known.
         """
-        values = log_values(ranks)
+        values = log_values(ranks)  # {"loss": 0.0234, "lr": 0.0004, "it_per_s": 2.1, ...}
         loss = f"{values['loss']:.4f}" if grad_norms else "none (all steps skipped)"
         lr = values["lr"]
         self.last_values = f"loss {loss}, lr {lr:.1e}"
@@ -165,6 +165,7 @@ class Experiment:
         values: mean loss and numbers of steps of the epoch: "loss", "steps", "skipped".
         timer: the times of the epoch. Its field `epoch` holds the sums since the epoch began.
         """
+        # {"it_per_s": 2.1, "data_share": 0.03, ...}, or {} if the epoch had no step.
         speed = timer.epoch.values()
         skipped = values["skipped"]
         took = f"took {duration(time.perf_counter() - timer.epoch_begin)}"
@@ -191,7 +192,8 @@ class Experiment:
 
         scalars: tag -> number: means over the clips and scores of single clips. E.g. "val/psnr" is
             the mean of the restored frames, and "val/psnr_input" is the mean of the blurry frames.
-        panels: clip -> title -> picture. The pictures of a clip become one strip, in the file
+        panels: clip -> title -> panel, a picture. The panels of a clip become one strip, in the
+        file
             images/<clip>/<step>.png.
         """
         further = ""
@@ -211,14 +213,14 @@ class Experiment:
         )
         self.health.validated(scalars["val/psnr"])
 
-        for name, images in panels.items():
-            strip = comparison_strip(images)
+        for clip, panels_of_clip in panels.items():
+            strip = comparison_strip(panels_of_clip)
             with best_effort("images of the validation"):
-                imwrite_rgb(self.folder / "images" / name / f"{progress.step}.png", strip)
-                # The titles, by which the report cuts the strip into its panels again.
-                titles = json.dumps(list(images)).encode()
+                imwrite_rgb(self.folder / "images" / clip / f"{progress.step}.png", strip)
+                # The titles of the panels. With them, the report can cut the strip into panels.
+                titles = json.dumps(list(panels_of_clip)).encode()
                 write_whole(self.folder / "images" / history.PANELS_NAME, titles)
-            self.to_writers("image", f"val/{name}", strip, progress.step)
+            self.to_writers("image", f"val/{clip}", strip, progress.step)
         # The scalars come last, because the history then writes the report, which shows the
         # pictures.
         self.to_writers("scalars", scalars, progress.step)
@@ -258,6 +260,7 @@ class Experiment:
         }
         # A second save of the same step replaces the first save. If the first save became a former
         # version, it would push out the state of an earlier step.
+        # `keep` is the number of former versions of the file that stay.
         keep = 0 if is_second_save else self.options["train"]["keep_checkpoints"]
         checkpoint.save(state, path, keep)
         seconds = time.perf_counter() - begin
@@ -445,7 +448,7 @@ class TensorBoardWriter:
             self.writer = SummaryWriter(str(folder), purge_step=first_hidden_step)
         new_threads = set(threading.enumerate()) - threads_before
         _silence(new_threads)
-        # Two methods of a writer, which are methods of SummaryWriter here.
+        # The methods `image` and `close` of this writer are methods of SummaryWriter.
         self.image = partial(self.writer.add_image, dataformats="HWC")  # height, width, channels
         self.close = self.writer.close
 
@@ -503,14 +506,14 @@ def put_before_now(folder: Path) -> None:
     # second. `latest` only becomes smaller, so the order of the files stays.
     latest = int(time.time()) - 1
     for path in sorted(folder.glob("events.out.tfevents.*"), reverse=True):
-        found = EVENTS_NAME.fullmatch(path.name)
-        if found is None or path.is_symlink():  # no file of TensorBoard's
+        match = EVENTS_NAME.fullmatch(path.name)
+        if match is None or path.is_symlink():  # no file of TensorBoard's
             continue
-        second = int(found["second"])
+        second = int(match["second"])
         if second <= latest:
             latest = second
             continue
-        path.rename(folder / f"events.out.tfevents.{latest:010d}.{found['rest']}")
+        path.rename(folder / f"events.out.tfevents.{latest:010d}.{match['rest']}")
         latest -= 1
 
 
@@ -558,6 +561,7 @@ class WandbWriter:
                 str(e).partition("\n")[0],  # its first line
                 Path(self.run.dir).parent,
             )
+        # The methods `scalars` and `close` of this writer are methods of wandb's run.
         self.scalars = self.run.log
         self.close = self.run.finish
 
