@@ -27,7 +27,7 @@ from tests.helpers.train_files import (
     odd,
     same,
     state_of,
-    write_odd,
+    write_odd_options,
 )
 
 # Options of a run without a validation.
@@ -82,7 +82,7 @@ def story(tmp_path_factory) -> dict[str, Start]:
     The data have 8 samples an epoch: 2 training clips of 4 frames. A step takes one sample. The
     option file says total_iter 4.
     """
-    options = write_odd(tmp_path_factory.mktemp("story"))
+    options = write_odd_options(tmp_path_factory.mktemp("story"))
     file = json.loads(options.read_text())
     file["datasets"]["test"] = {}
     options.write_text(json.dumps(file))
@@ -226,7 +226,7 @@ def test_a_run_takes_other_training_clips_if_the_checkpoint_is_named(story):
 
 
 def test_a_run_stopped_in_a_validation_ends_with_the_bits_of_an_uninterrupted_run(tmp_path):
-    options = write_odd(tmp_path)
+    options = write_odd_options(tmp_path)
     steps = ("train.checkpoint_test=2", end_at_step(3))
     whole = odd(options, "task=whole", *steps, ranks=2)
 
@@ -245,7 +245,7 @@ def test_a_run_stopped_in_a_validation_ends_with_the_bits_of_an_uninterrupted_ru
 
 
 def test_a_validation_that_was_stopped_twice_is_left_out(tmp_path):
-    options = write_odd(tmp_path)
+    options = write_odd_options(tmp_path)
     steps = ("train.checkpoint_test=2", end_at_step(4))
 
     # The first four starts get a signal in a validation: two in the validation after step 2, two in
@@ -263,7 +263,7 @@ def test_a_validation_that_was_stopped_twice_is_left_out(tmp_path):
 @pytest.fixture(scope="module")
 def best_psnr(tmp_path_factory) -> float:
     """Return the best PSNR of a run of two steps that nobody stopped."""
-    options = write_odd(tmp_path_factory.mktemp("whole"))
+    options = write_odd_options(tmp_path_factory.mktemp("whole"))
     result = odd(options, end_at_step(2))
     assert result.exit_codes == [0], result.text
     return latest(options)["best_psnr"]
@@ -291,7 +291,7 @@ class Cut(NamedTuple):
     ],
 )
 def test_the_last_validation_is_recorded_once_wherever_the_run_was_cut(tmp_path, best_psnr, cut):
-    options = write_odd(tmp_path)
+    options = write_odd_options(tmp_path)
     common = (end_at_step(2), TENSORBOARD)
     writers = f"logging.writers={json.dumps(cut.writers)}"
 
@@ -340,7 +340,7 @@ def steps_in_tensorboard(options: Path, curve: str) -> list[int]:
 @pytest.fixture(scope="module")
 def after_skipped_steps(tmp_path_factory) -> dict[str, Any]:
     """A run whose output is NaN from step 3 on, so that it ends. Then the run is started again."""
-    options = write_odd(tmp_path_factory.mktemp("skipped"))
+    options = write_odd_options(tmp_path_factory.mktemp("skipped"))
     # Two skipped steps in a row end the run.
     changes = (end_at_step(4), NO_TEST, TENSORBOARD, "train.max_nonfinite_steps=2")
     failed = odd(options, *changes, case="nan", struck=(0, 3))
@@ -368,7 +368,7 @@ def test_tensorboard_shows_each_step_once_after_a_second_start(after_skipped_ste
 
 
 def test_tensorboard_shows_the_newer_start_after_a_clock_that_went_back(tmp_path):
-    options = write_odd(tmp_path)
+    options = write_odd_options(tmp_path)
     first = odd(options, end_at_step(2), NO_TEST, TENSORBOARD)
     # The file name holds the time of the start: events.out.tfevents.<seconds>.<host>... Move it an
     # hour into the future, as if the clock went back an hour before the second start.

@@ -29,7 +29,7 @@ from tests.helpers.train_files import (
     same,
     state_of,
     train,
-    write_odd,
+    write_odd_options,
     write_options,
 )
 
@@ -60,7 +60,7 @@ def moved_run(tmp_path_factory) -> tuple[RankResult, Path]:
 
     Returns the result of the run, and the new folder.
     """
-    options = write_odd(tmp_path_factory.mktemp("moved"))
+    options = write_odd_options(tmp_path_factory.mktemp("moved"))
     folder = experiment(options)
     moved = folder.with_name("run_old")
     with Ranks(2, *odd_command(options, ENDLESS, NO_TEST)) as ranks:
@@ -95,7 +95,7 @@ def test_a_run_whose_folder_is_moved_makes_no_folder_in_the_old_place(moved_run)
 
 
 def test_a_run_whose_folder_was_moved_leaves_a_second_run_in_the_old_place_alone(tmp_path):
-    options = write_odd(tmp_path)
+    options = write_odd_options(tmp_path)
     folder = experiment(options)
     moved = folder.with_name("run_old")
     # A run looks at its folder when it writes a log line, here every 20 steps.
@@ -122,7 +122,7 @@ def test_a_run_whose_folder_was_moved_leaves_a_second_run_in_the_old_place_alone
 
 
 def test_a_run_takes_a_lock_again_that_somebody_removes(tmp_path):
-    options = write_odd(tmp_path)
+    options = write_odd_options(tmp_path)
     lock = experiment(options) / ".lock"
 
     with Ranks(1, *odd_command(options, ENDLESS, NO_TEST)) as ranks:
@@ -144,7 +144,7 @@ def test_a_run_takes_a_lock_again_that_somebody_removes(tmp_path):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
     """The option file of a finished run of one step. Tests change copies of its folder."""
-    options = write_odd(tmp_path_factory.mktemp("finished"))
+    options = write_odd_options(tmp_path_factory.mktemp("finished"))
     result = odd(options, NO_TEST, total(1))
     assert result.exit_codes == [0], result.text
     return options
@@ -172,7 +172,7 @@ def test_a_run_refuses_a_link_that_has_the_name_of_its_file(finished, tmp_path, 
 
 
 def test_the_checkpoints_of_a_run_may_be_a_link_to_another_disk(tmp_path):
-    options = write_odd(tmp_path)
+    options = write_odd_options(tmp_path)
     elsewhere = tmp_path / "large disk"
     elsewhere.mkdir()
     # Named almost like a temporary file of a checkpoint, which a start removes.
@@ -214,7 +214,7 @@ def set_best_psnr(path: Path, value: float) -> None:
 
 
 def test_a_best_score_of_other_test_clips_does_not_count(tmp_path):
-    options = write_odd(tmp_path)
+    options = write_odd_options(tmp_path)
     validate = "train.checkpoint_test=1"  # in each step
     first = odd(options, validate, total(2))
     assert first.exit_codes == [0], first.text
@@ -246,7 +246,7 @@ def test_a_best_score_of_other_test_clips_does_not_count(tmp_path):
 @pytest.fixture
 def run_without_latest(tmp_path) -> Path:
     """The option file of a run of two steps that has lost all checkpoints but the best."""
-    options = write_odd(tmp_path)
+    options = write_odd_options(tmp_path)
     odd(options, "train.checkpoint_test=1", total(2))
     for path in latest_file(options).parent.glob("checkpoint_latest*"):
         path.unlink()
@@ -286,7 +286,7 @@ def test_a_run_resumes_from_the_best_checkpoint_if_it_is_named(run_without_lates
 
 
 def test_the_checkpoint_is_saved_before_weights_that_cannot_be_written(tmp_path):
-    options = write_odd(tmp_path)
+    options = write_odd_options(tmp_path)
     experiment(options).mkdir(parents=True)
     (experiment(options) / ".spikevrt").touch()  # marks a folder of a run
     (experiment(options) / "models").write_text("a file in the place of the folder")
@@ -300,7 +300,7 @@ def test_the_checkpoint_is_saved_before_weights_that_cannot_be_written(tmp_path)
 
 
 def test_a_checkpoint_saved_after_a_restore_is_the_one_that_was_restored(tmp_path):
-    options = write_odd(tmp_path)
+    options = write_odd_options(tmp_path)
     # Validates and saves at the end alone.
     steps = (total(4), "train.checkpoint_test=100", "train.checkpoint_save=100")
     whole = odd(options, *steps)
@@ -319,7 +319,7 @@ def test_a_checkpoint_saved_after_a_restore_is_the_one_that_was_restored(tmp_pat
 
 
 def test_a_loader_process_that_is_killed_while_the_step_computes_is_named(tmp_path):
-    options = write_odd(tmp_path)
+    options = write_odd_options(tmp_path)
     changes = (NO_TEST, ENDLESS, "datasets.train.dataloader_persistent_workers=true")
 
     # On rank 1, in step 5.
@@ -336,7 +336,7 @@ def test_a_loader_process_that_is_killed_while_the_step_computes_is_named(tmp_pa
 def test_a_dashboard_that_does_not_answer_at_the_end_holds_no_finished_run(tmp_path):
     # The `close` of this writer never ends.
     logging = {"use_tensorboard": False, "writers": ["hanging"]}
-    options = write_odd(tmp_path, logging=logging)
+    options = write_odd_options(tmp_path, logging=logging)
 
     result = odd(options, NO_TEST, total(2), "watchdog.stall_s=6")
 
@@ -370,7 +370,7 @@ def test_a_long_folder_for_temporary_files_is_refused_at_the_start(tmp_path):
     folder = tmp_path / ("long" * 25)
     folder.mkdir()
 
-    result = odd(write_odd(tmp_path), NO_TEST, env={"TMPDIR": str(folder)})
+    result = odd(write_odd_options(tmp_path), NO_TEST, env={"TMPDIR": str(folder)})
 
     assert result.exit_codes == [2], result.text
     assert "TMPDIR" in result.text
@@ -382,7 +382,7 @@ def test_a_small_shared_memory_is_named_with_its_cure(tmp_path):
     # Runs the ranks in a mount namespace where /dev/shm has 48 kB, less than a sample needs.
     mount = 'mount -t tmpfs -o size=48k tmpfs /dev/shm && exec "$@"'
     with_small_memory = ("unshare", "--mount", "sh", "-c", mount, "sh")
-    command = odd_command(write_odd(tmp_path), ENDLESS, NO_TEST)
+    command = odd_command(write_odd_options(tmp_path), ENDLESS, NO_TEST)
 
     with Ranks(1, *command, prefix=with_small_memory) as ranks:
         result = ranks.wait(90)

@@ -98,7 +98,7 @@ class Starts:
 @pytest.fixture(scope="module")
 def starts(tmp_path_factory) -> Starts:
     """Train by seven starts."""
-    options = runs.write_odd(tmp_path_factory.mktemp("starts"))
+    options = runs.write_odd_options(tmp_path_factory.mktemp("starts"))
     source = runs.experiment(options, "run") / "checkpoints/checkpoint_latest.pth"
     own = runs.experiment(options, "other") / "checkpoints/checkpoint_latest.pth"
     named = ("--resume", str(source))
@@ -246,7 +246,7 @@ class Apart:
 def apart(tmp_path_factory) -> Apart:
     """Train until step 3 in two starts on two hosts, and in one start on one host."""
     folder = tmp_path_factory.mktemp("apart")
-    options = runs.write_odd(folder, path={"root": "experiments"})
+    options = runs.write_odd_options(folder, path={"root": "experiments"})
     (folder / "apart.py").write_text(APART)
     host0 = folder / "host0"
     host1 = folder / "host1"

@@ -22,7 +22,7 @@ import pytest
 
 from tests.dist import netns
 from tests.dist.launching import ROOT, free_port, run_command, started, wait_for
-from tests.helpers.train_files import MAIN, latest, odd_command, write_odd, write_options
+from tests.helpers.train_files import MAIN, latest, odd_command, write_odd_options, write_options
 from utils.dist.process import descendants_of, process_state
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
@@ -152,7 +152,7 @@ class Hopeless(NamedTuple):
     ],
 )
 def test_torchrun_restarts_no_run_that_a_restart_does_not_mend(tmp_path, run):
-    options = write_odd(tmp_path)
+    options = write_odd_options(tmp_path)
     command = odd_command(options, NO_TEST, *run.changes, case=run.case, struck=(0, 2))
     launcher = [sys.executable, "scripts/torchrun_quiet.py", "--standalone", "--max-restarts=3"]
 

@@ -17,7 +17,7 @@ from models.model_vrt import ModelVRT
 from models.restore.validation import validate
 from models.select_network import NETWORKS
 from tests.helpers.checked import present
-from tests.helpers.train_files import odd, write_odd, write_options
+from tests.helpers.train_files import odd, write_odd_options, write_options
 from utils.dist import watchdog
 from utils.dist.state import RUN
 
@@ -115,7 +115,7 @@ def test_after_a_validation_the_network_is_in_training_again(validated):
 
 def test_one_and_two_ranks_validate_alike(tmp_path):
     # There are 3 clips. If 2 ranks took 2 clips each, one clip would count twice.
-    options = write_odd(tmp_path)
+    options = write_odd_options(tmp_path)
 
     one_rank = odd(options, "train.total_iter=1", ranks=1)
     # The run is finished, so this start only validates it.
@@ -149,7 +149,7 @@ def test_the_progress_of_an_epoch_opens_when_all_ranks_have_their_loaders(tmp_pa
     )
 
     # Rank 1 takes longer to start its loaders.
-    result = odd(write_odd(tmp_path), *changes, case="late", struck=(1, 0), ranks=2)
+    result = odd(write_odd_options(tmp_path), *changes, case="late", struck=(1, 0), ranks=2)
 
     # No rank hangs between two epochs.
     assert result.exit_codes == [0, 0], result.text

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.dist.launching import Ranks, free_port
-from tests.helpers.train_files import MAIN, odd_command, write_odd, write_options
+from tests.helpers.train_files import MAIN, odd_command, write_odd_options, write_options
 
 # ---- Launches ------------------------------------------------------------------------------------
 
@@ -171,7 +171,9 @@ def break_file(kind: str, ranks: int) -> BrokenFile:
     """Break the files of a run while it trains."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with Ranks(ranks, *odd_command(write_odd(folder), "train.total_iter=100000")) as running:
+        with Ranks(
+            ranks, *odd_command(write_odd_options(folder), "train.total_iter=100000")
+        ) as running:
             running.wait_for("Iter: 1,", rank=0, limit_s=90)
             damage(folder, kind)
             damaged_at = time.monotonic()

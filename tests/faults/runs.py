@@ -47,7 +47,7 @@ class Interruption:
     """How a run was struck, and what became of it.
 
     ranks: number of ranks.
-    struck: signal and rank, in words.
+    interrupted_by: signal and ranks, e.g. "SIGTERM to rank 0, 1".
     at_iter: step at which the second start went on; 0 if there was no checkpoint yet.
     exit_codes: of the ranks of the first start.
     gone_s: seconds from the signal until all ranks had gone.
@@ -57,7 +57,7 @@ class Interruption:
     """
 
     ranks: int
-    struck: str
+    interrupted_by: str
     at_iter: int
     exit_codes: list[int]
     gone_s: float
@@ -111,7 +111,7 @@ def interrupt(
     shutil.rmtree(experiment(options, task))
     return Interruption(
         ranks=ranks,
-        struck=f"{how} to rank {', '.join(str(rank) for rank in victims)}",
+        interrupted_by=f"{how} to rank {', '.join(str(rank) for rank in victims)}",
         at_iter=int(resumed_at[0]) if resumed_at else 0,
         exit_codes=first.exit_codes,
         gone_s=gone_s,

@@ -25,7 +25,7 @@ from tests.helpers.train_files import (
     latest,
     odd,
     train,
-    write_odd,
+    write_odd_options,
     write_options,
 )
 from utils.errors import CheckpointError
@@ -188,7 +188,7 @@ def test_a_run_does_not_start_on_a_full_disk(tmp_path):
 def test_a_validation_that_no_checkpoint_records_stands_once_in_tensorboard_after_the_next_start(
     tmp_path,
 ):
-    options = write_odd(tmp_path)
+    options = write_odd_options(tmp_path)
     changes = ("train.total_iter=2", "logging.use_tensorboard=true")
     with disk(experiment(options) / "checkpoints", "5m") as checkpoints:
         make_folder_of_earlier_run(options)
@@ -214,7 +214,7 @@ def steps_of(events, tag):
 
 
 def test_a_full_disk_under_tensorboard_is_said_once_and_the_run_goes_on(tmp_path):
-    options = write_odd(tmp_path)
+    options = write_odd_options(tmp_path)
     changes = no_validation("train.total_iter=40", "logging.use_tensorboard=true")
     # 16 kB have room for the first steps.
     with disk(experiment(options) / "tb_logger", "16k"):

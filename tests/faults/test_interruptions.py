@@ -16,7 +16,7 @@ import pytest
 
 from tests.dist.launching import RankResult, Ranks
 from tests.faults.runs import interrupt, reference
-from tests.helpers.train_files import MAIN, odd_command, write_odd, write_options
+from tests.helpers.train_files import MAIN, odd_command, write_odd_options, write_options
 
 # Exit code of a run that a signal has stopped, and that can go on.
 STOPPED_BY_SIGNAL = 75
@@ -49,7 +49,9 @@ def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(
     tmp_path, first, second
 ):
     # The run stands still in step 2.
-    command = odd_command(write_odd(tmp_path), "datasets.test={}", case="stall", struck=(0, 2))
+    command = odd_command(
+        write_odd_options(tmp_path), "datasets.test={}", case="stall", struck=(0, 2)
+    )
 
     with Ranks(1, *command) as running:
         running.wait_for("Iter: 1,", rank=0, limit_s=120)
@@ -139,7 +141,7 @@ def test_a_rank_that_is_killed_or_signalled_ends_all_and_the_resumed_run_has_the
 ):
     trial = interrupt(runs.options, 2, how, seed, runs.expected)
 
-    assert trial.struck == f"{how} to {struck}", trial.text
+    assert trial.interrupted_by == f"{how} to {struck}", trial.text
     assert trial.identical, trial.text
     if how == "kill":
         # -9: killed. The other rank ends with an error.

@@ -20,7 +20,7 @@ from tests.dist.launching import ROOT, Ranks
 from tests.faults.secret_keys import ENV, KEY, KEY_OF_OPTIONS, SECRET, files_with_a_key
 from tests.faults.stalls import run_stall
 from tests.helpers.checked import found
-from tests.helpers.train_files import experiment, odd, odd_command, write_odd
+from tests.helpers.train_files import experiment, odd, odd_command, write_odd_options
 from utils.dist.process import descendants_of, process_state
 
 # The option watchdog.stall_s of most runs below. It must be longer than a step on a busy machine.
@@ -64,7 +64,13 @@ def test_a_rank_that_stands_still_while_clips_are_restored_is_named(tmp_path):
     limits = ("watchdog.stall_s=3", "watchdog.validate_s=1")
 
     result = odd(
-        write_odd(tmp_path), *paths, *limits, case="stall", struck=(1, 1), program="test", ranks=2
+        write_odd_options(tmp_path),
+        *paths,
+        *limits,
+        case="stall",
+        struck=(1, 1),
+        program="test",
+        ranks=2,
     )
 
     assert result.exit_codes == [70, 70], result.text
@@ -76,7 +82,9 @@ def test_a_rank_that_stands_still_while_clips_are_restored_is_named(tmp_path):
 
 def test_other_programs_of_the_same_parent_do_not_delay_the_end_of_a_run(tmp_path):
     # E.g. a queue of jobs starts two runs. The first run ends, and the second goes on.
-    command = odd_command(write_odd(tmp_path), "train.total_iter=100000", "datasets.test={}")
+    command = odd_command(
+        write_odd_options(tmp_path), "train.total_iter=100000", "datasets.test={}"
+    )
 
     with Ranks(1, *command) as other:
         other.wait_for("Iter: 1,", rank=0, limit_s=60)
@@ -120,7 +128,7 @@ def test_a_run_that_is_suspended_as_a_whole_goes_on_when_it_wakes(tmp_path, rank
         # The same loader process serves all epochs.
         "datasets.train.dataloader_persistent_workers=true",
     )
-    command = odd_command(write_odd(tmp_path), *changes)
+    command = odd_command(write_odd_options(tmp_path), *changes)
 
     with Ranks(ranks, *command) as running:
         running.wait_for("Iter: 5,", rank=0, limit_s=120)
@@ -198,7 +206,7 @@ def lines_of_ranks(text):
 
 
 def test_every_rank_stands_in_the_status_even_of_a_run_that_stands_still_and_no_key_does(tmp_path):
-    options = write_odd(tmp_path)
+    options = write_odd_options(tmp_path)
     changes = (
         "datasets.test={}",
         "debug.compare_every=2",
@@ -264,7 +272,7 @@ def text_of(file, limit_s):
 
 
 def test_the_command_of_the_documents_shows_the_stacks_of_a_rank_that_stands_still(tmp_path):
-    options = write_odd(tmp_path)
+    options = write_odd_options(tmp_path)
     status = experiment(options) / "status"
     # Rank 1 stands still in its step 2, within the method `strike`. The watchdog would end the run
     # after a minute, so it does not come before the command.
@@ -324,7 +332,7 @@ def run_with_different_networks(folder, case, step):
     The ranks compare their weights after every second step. case: see tests/dist/odd_worker.py.
     """
     changes = ("datasets.test={}", "debug.compare_every=2", "train.total_iter=8")
-    return odd(write_odd(folder), *changes, case=case, struck=(1, step), ranks=2)
+    return odd(write_odd_options(folder), *changes, case=case, struck=(1, step), ranks=2)
 
 
 def check_message(result, difference):

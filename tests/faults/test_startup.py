@@ -22,7 +22,7 @@ import pytest
 from tests.dist.launching import ROOT, Ranks, clean_env, free_port, run_ranks
 from tests.faults.refusals import break_file, stranger
 from tests.helpers.clip_files import write_clip
-from tests.helpers.train_files import MAIN, odd_command, train, write_odd, write_options
+from tests.helpers.train_files import MAIN, odd_command, train, write_odd_options, write_options
 from utils.dist.process import descendants_of
 from utils.options.models import WatchdogOptions
 
@@ -378,7 +378,7 @@ def test_a_loader_process_that_stands_still_at_the_epoch_turn_ends_the_run_with_
     )
     # Step 2 is the last step of the first epoch. It waits until the loader process stands still, so
     # that this is noticed between the epochs.
-    command = odd_command(write_odd(tmp_path), *changes, case="wait", struck=(0, 2))
+    command = odd_command(write_odd_options(tmp_path), *changes, case="wait", struck=(0, 2))
 
     with Ranks(1, *command) as ranks:
         ranks.wait_for("waiting", rank=0, limit_s=90)

@@ -25,7 +25,7 @@ from tests.helpers.train_files import (
     odd,
     same,
     train,
-    write_odd,
+    write_odd_options,
     write_options,
 )
 from tests.helpers.weights_files import save_weights
@@ -47,7 +47,7 @@ class Run(NamedTuple):
 @pytest.fixture(scope="module")
 def skipped(tmp_path_factory) -> Run:
     """Train with a NaN on rank 1 at step 2, and save the weights after each step."""
-    options = write_odd(tmp_path_factory.mktemp("skipped"))
+    options = write_odd_options(tmp_path_factory.mktemp("skipped"))
     # compare_every=1: the ranks compare their weights after each step.
     changes = ("datasets.test={}", "train.checkpoint_save=1", "debug.compare_every=1")
     return Run(options, odd(options, *changes, case="once", struck=(1, 2), ranks=2))
@@ -84,7 +84,7 @@ def test_nan_on_one_rank_skips_the_step_on_all_ranks(skipped):
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory) -> Run:
     """Train with NaN on rank 1 from step 1 on, with secret keys in options and environment."""
-    options = write_odd(tmp_path_factory.mktemp("stopped"))
+    options = write_odd_options(tmp_path_factory.mktemp("stopped"))
     changes = (
         "datasets.test={}",
         "train.max_nonfinite_steps=3",
@@ -146,7 +146,7 @@ def test_a_run_that_nan_stops_writes_no_secret_key(stopped):
 
 
 def test_skipped_steps_before_and_after_a_resume_are_counted_together(tmp_path):
-    options = write_odd(tmp_path)
+    options = write_odd_options(tmp_path)
     changes = ("datasets.test={}", "train.max_nonfinite_steps=3", "train.checkpoint_save=1")
     # Two steps with NaN are allowed, and the run ends well after them.
     first = odd(options, *changes, "train.total_iter=2", case="nan")
@@ -160,7 +160,7 @@ def test_skipped_steps_before_and_after_a_resume_are_counted_together(tmp_path):
 
 
 def test_a_resume_goes_on_with_the_loss_scale_of_float16(tmp_path):
-    options = write_odd(tmp_path)
+    options = write_odd_options(tmp_path)
     changes = ("datasets.test={}", "train.amp.enable=true", "train.amp.dtype=float16")
     first = odd(options, *changes, "train.total_iter=2", case="once", struck=(0, 2))
     assert first.exit_codes == [0], first.text
@@ -198,7 +198,11 @@ def test_an_error_is_reported_before_a_dashboard_that_hangs_while_closing(tmp_pa
     logging = {"use_tensorboard": False, "writers": ["hanging"]}
     changes = ("datasets.test={}", "train.max_nonfinite_steps=1")
     result = odd(
-        write_odd(tmp_path, logging=logging), *changes, case="nan", struck=(0, 2), ranks=ranks
+        write_odd_options(tmp_path, logging=logging),
+        *changes,
+        case="nan",
+        struck=(0, 2),
+        ranks=ranks,
     )
 
     assert result.exit_codes == [NOT_FINITE] * ranks, result.text
@@ -209,7 +213,9 @@ def test_an_error_is_reported_before_a_dashboard_that_hangs_while_closing(tmp_pa
 def test_one_rank_without_memory_ends_all_ranks_with_an_advice(tmp_path):
     # With three ranks. In its first two passes DDP settles how it groups the gradients, before the
     # first step itself.
-    result = odd(write_odd(tmp_path), "datasets.test={}", case="memory", struck=(1, 1), ranks=3)
+    result = odd(
+        write_odd_options(tmp_path), "datasets.test={}", case="memory", struck=(1, 1), ranks=3
+    )
 
     # 1: the exit code of an error that has no number of its own.
     assert result.exit_codes == [1, 1, 1]

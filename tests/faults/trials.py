@@ -10,7 +10,11 @@ written into docs/benchmarks/faults.json as soon as it ends. --write makes the p
 
 Each kind of trial is a function (see `KINDS_OF_TRIAL`). It takes the share, and returns figures and
 a list "wrong" with the trials that did not end as they should. tests/faults/report.py has the line
-of the page for each kind.
+of the page for each kind. The keys of the figures are part of faults.json and of these lines.
+
+A trial mostly gives an outcome: "" if it ended as it should, else a text that says what went wrong.
+To strike a rank means to let a fault happen in its process. The network "odd" of
+tests/dist/odd_worker.py strikes itself at a chosen step (`write_odd_options`, `odd_command`).
 """
 
 import argparse
@@ -43,13 +47,15 @@ from tests.faults.runs import (
 from tests.faults.saving import kill_while_saving
 from tests.faults.simulated import seconds_until_named
 from tests.faults.stalls import KINDS, Trial, run_stall
-from tests.helpers.train_files import odd_command, write_odd, write_options
+from tests.helpers.train_files import odd_command, write_odd_options, write_options
 
 RESULTS = ROOT / "docs/benchmarks/faults.json"
 PAGE = ROOT / "docs/reliability.md"
 # Kinds of fault in which a process stands still; in the other kinds it ends.
 STALL_KINDS = [kind for kind, each in KINDS.items() if each.verdict in ("STUCK", "SILENT")]
-STALL_S = 5.0  # watchdog.stall_s of the trials
+# watchdog.stall_s of the trials in seconds. docs/reliability.md names it. The default, 300 s, would
+# make each trial minutes long.
+STALL_S = 5.0
 SIGNALS = ("SIGTERM", "SIGUSR1", "SIGHUP")
 WORLD_SIZES = (2, 4, 8)
 STOPPED_BY_SIGNAL = 75  # exit code of a run that was stopped by a signal
@@ -62,13 +68,14 @@ def number_of(trials: int, share: float, at_least: int = 1) -> int:
     return max(at_least, round(trials * share))
 
 
-def results_of(wrong: list[str], **more: Any) -> Results:
+def results_of(outcomes: list[str], **more: Any) -> Results:
     """Return the results of trials.
 
-    wrong: for each trial what went wrong, or "" if nothing did. more: further figures.
+    outcomes: for each trial what went wrong, or "" if nothing did. more: further figures.
     """
-    last_words = [text[-500:] for text in wrong if text]
-    return {"trials": len(wrong), "right": wrong.count(""), **more, "wrong": last_words}
+    # The end of a text has the error. 500 characters of each keep faults.json short.
+    last_words = [text[-500:] for text in outcomes if text]
+    return {"trials": len(outcomes), "right": outcomes.count(""), **more, "wrong": last_words}
 
 
 # ---- Stalls and deaths ---------------------------------------------------------------------------
@@ -80,18 +87,27 @@ Victim = Callable[[str, int, int], int]
 def stalls(kinds: Iterable[str], full_number: int, victim: Victim, share: float) -> Results:
     """Strike a rank of 2, 4 and 8 ranks by each kind of fault.
 
+    The watchdog must name the struck rank alone, and all processes must end with an error.
+
+    kinds: names of faults, keys of tests.faults.stalls.KINDS.
     full_number: number of trials of each kind and each number of ranks.
+    victim: chooses the rank that is struck.
     """
     trials = []
     seeds = range(number_of(full_number, share))
     for seed, ranks, kind in product(seeds, WORLD_SIZES, kinds):
         rank = victim(kind, seed, ranks)
-        trials.append(run_stall(kind, ranks, rank, step=10 + 5 * seed, stall_s=STALL_S))
+        step = 10 + 5 * seed  # each seed strikes at another step
+        trials.append(run_stall(kind, ranks, rank, step=step, stall_s=STALL_S))
     return summary_of_stalls(trials)
 
 
 def summary_of_stalls(trials: list[Trial]) -> Results:
-    """Return the figures of stall trials. Times that are infinite (it never came) do not count."""
+    """Return the figures of stall trials.
+
+    detected_s, gone_s: seconds from the fault to the message of the watchdog, and to the end of the
+    last process. They are infinite if that never came. Infinite times do not count.
+    """
     detected = [trial.detected_s for trial in trials if math.isfinite(trial.detected_s)]
     gone = [trial.gone_s for trial in trials if math.isfinite(trial.gone_s)]
     wrong = [trial for trial in trials if not trial.is_right]
@@ -126,16 +142,20 @@ def rank_0(kind: str, seed: int, ranks: int) -> int:
 
 
 def false_alarms(share: float) -> Results:
-    """Let eight healthy ranks train for ten minutes, beside a busy loop on each core."""
+    """Let eight healthy ranks train for ten minutes, beside a busy loop on each core.
+
+    The watchdog must raise no alarm: 0 alarms, and each rank ends with exit code 0.
+    """
     minutes = 10 * share
     ranks = 8
     busy_loops = []
     for _ in range(os.cpu_count() or 1):
         busy_loops.append(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
-    # KIND RANK STEP STALL_S MINUTES
+    # The arguments of stall_worker.py: KIND RANK STEP STALL_S MINUTES.
     arguments = ("none", "0", "0", str(STALL_S), str(minutes))
     try:
         with Ranks(ranks, "tests/faults/stall_worker.py", *arguments) as running:
+            # 180 s more, for the start of the ranks beside the busy loops.
             result = running.wait(60 * minutes + 180)
     finally:
         for process in busy_loops:
@@ -151,7 +171,13 @@ def false_alarms(share: float) -> Results:
 
 
 def overhead(share: float) -> Results:
-    """Measure what the watchdog takes from the training thread, and its own use of a core."""
+    """Measure what the watchdog takes from the training thread, and its own use of a core.
+
+    phase_ns: nanoseconds that the training thread needs to note a new phase of its work. turn_us:
+    microseconds of a beat, in which the watchdog's thread reads and writes the store of all ranks.
+    """
+    # The script prints the two numbers. It ends by os._exit, because a normal exit would wait for
+    # the threads of the store.
     script = (
         "import time; from utils.dist import watchdog as w\n"
         "n = 10**6; t = time.perf_counter()\n"
@@ -165,7 +191,7 @@ def overhead(share: float) -> Results:
         "t = time.perf_counter()\n"
         "for i in range(1000): dog.beat_once()\n"
         "print((time.perf_counter() - t) / 1000 * 1e6)\n"
-        "import os; os._exit(0) if not __import__('sys').stdout.flush() else None\n"
+        "import os, sys; sys.stdout.flush(); os._exit(0)\n"
     )
     command = [sys.executable, "-c", script]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -187,10 +213,12 @@ MANY = ((64, 0.5, 5.0), (512, 0.5, 5.0), (4096, 4.0, 20.0))
 def many_ranks(share: float) -> Results:
     """Strike a rank or a host among simulated ranks, and measure when it is named.
 
+    The watchdog must name the rank or host that was struck, and no other.
     A part of the trials (share below 1) has the largest number of ranks alone.
     """
     each = {}
-    for ranks, beat_s, stall_s in MANY if share == 1 else MANY[-1:]:
+    cases = MANY if share == 1 else MANY[-1:]
+    for ranks, beat_s, stall_s in cases:
         for fault in ("silent", "host", "stuck"):
             name = f"{ranks} ranks, beat {beat_s:g} s, T {stall_s:g} s, {fault}"
             each[name] = seconds_until_named(ranks, fault, beat_s, stall_s)
@@ -204,9 +232,13 @@ def many_ranks(share: float) -> Results:
 def interruptions(how: str, share: float) -> Results:
     """Interrupt runs of the real training at random moments, then finish them.
 
+    The finished run must be identical with a run that was not interrupted. After a signal but
+    SIGKILL, each rank must have ended with exit code 75.
+
     how: "kill" (SIGKILL), or "signal" (SIGTERM, SIGUSR1 and SIGHUP in turn).
     """
-    number_of_trials = {1: 18, 2: 20, 4: 12}  # number of ranks -> trials
+    # Number of ranks -> trials, 50 in all. The moments are random, so other numbers would do, too.
+    number_of_trials = {1: 18, 2: 20, 4: 12}
     found = []
     with tempfile.TemporaryDirectory() as folder:
         options = write_options(Path(folder))
@@ -219,62 +251,73 @@ def interruptions(how: str, share: float) -> Results:
     wrong = []
     codes_right = 0
     for trial in found:
-        # A rank that is killed ends with any code.
-        has_code = how == "kill" or set(trial.exit_codes) == {STOPPED_BY_SIGNAL}
-        codes_right += has_code
-        if not (has_code and trial.identical):
+        # With SIGKILL any exit codes are right: the killed rank gets its code from the system, and
+        # the other ranks end in whatever way.
+        are_codes_right = how == "kill" or set(trial.exit_codes) == {STOPPED_BY_SIGNAL}
+        codes_right += are_codes_right
+        if not (are_codes_right and trial.identical):
             wrong.append(
-                f"{trial.struck} of {trial.ranks}: resumed at {trial.at_iter}, exit codes "
+                f"{trial.interrupted_by} of {trial.ranks}: resumed at {trial.at_iter}, exit codes "
                 f"{trial.exit_codes}, identical: {trial.identical}"
             )
-    resumed_at = [trial.at_iter for trial in found]
+    # How many trials resumed at step 0, 1, 2, ... STEPS.
+    steps = [trial.at_iter for trial in found]
+    resumed_at_step_counts = [steps.count(step) for step in range(STEPS + 1)]
     return {
         "trials": len(found),
         "signals": ", ".join(SIGNALS),
         "identical": sum(trial.identical for trial in found),
         "codes_right": codes_right,
-        "resumed_at": [resumed_at.count(step) for step in range(STEPS + 1)],
+        "resumed_at": resumed_at_step_counts,
+        # The longest time from the signal until all processes of the run had ended.
         "gone_s_max": round(max(trial.gone_s for trial in found), 2),
         "wrong": wrong,
     }
 
 
 def suspensions(share: float) -> Results:
-    """Suspend whole runs of 1, 2 and 4 ranks for longer than the watchdog waits, and wake them."""
-    wrong = []
+    """Suspend whole runs of 1, 2 and 4 ranks for longer than the watchdog waits, and wake them.
+
+    The watchdog must raise no alarm: each run goes on, and each rank ends with exit code 0.
+    """
+    outcomes = []
     with tempfile.TemporaryDirectory() as folder:
-        options = write_odd(Path(folder))
+        options = write_odd_options(Path(folder))
         for ranks in (1, 2, 4):
             for seed in range(number_of(5, share)):
-                wrong.append(suspend(options, ranks, seed, STALL_S))
-    return results_of(wrong)
+                outcomes.append(suspend(options, ranks, seed, STALL_S))
+    return results_of(outcomes)
 
 
 def launcher(share: float) -> Results:
     """Send SIGTERM, SIGUSR1 or SIGHUP to launch_train.sh.
 
-    Its torchrun makes each exit code 1, and the script must end with 75 all the same.
+    torchrun, which the script starts, ends with exit code 1 whatever the codes of its ranks are.
+    The script must end with 75 all the same.
     """
-    wrong = []
-    gone_s = []
+    outcomes = []
+    gone_s = []  # seconds from the signal until the script had ended, of each trial
     with tempfile.TemporaryDirectory() as folder:
         options = write_options(Path(folder))
         for ranks in (2, 4):
             for seed in range(number_of(10, share)):
                 code, seconds = signal_launcher(options, ranks, seed)
                 is_right = code == STOPPED_BY_SIGNAL
-                wrong.append("" if is_right else f"launch_train.sh ended with {code}")
+                outcomes.append("" if is_right else f"launch_train.sh ended with {code}")
                 gone_s.append(seconds)
-    return results_of(wrong, signals=", ".join(SIGNALS), gone_s_max=round(max(gone_s), 2))
+    return results_of(outcomes, signals=", ".join(SIGNALS), gone_s_max=round(max(gone_s), 2))
 
 
 def agents(share: float) -> Results:
-    """Let a rank die under one of two torchruns."""
+    """Let a rank die under one of two torchruns ("agents"), each with one rank.
+
+    Both agents must start their rank anew, and the new ranks must find each other.
+    """
     return results_of([restart_of_one_agent() for _ in range(number_of(5, share))])
 
 
 def saves(share: float) -> Results:
-    """Kill a process while it saves checkpoints."""
+    """Kill a process while it saves checkpoints. No file that it leaves may be incomplete."""
     return kill_while_saving(number_of(200, share))
 
 
@@ -282,21 +325,29 @@ def saves(share: float) -> Results:
 
 
 def environments(share: float) -> Results:
-    """Launch where it cannot work, with the time limits that users have."""
+    """Launch where it cannot work, with the time limits that users have.
+
+    Each launch must end with a message that names the cause. `seconds_until_explained` fails if the
+    message does not come.
+    """
     cases = ENVIRONMENTS[: number_of(len(ENVIRONMENTS), share)]
     seconds = {case.name: round(seconds_until_explained(case), 1) for case in cases}
     return {"trials": len(cases), "seconds_max": max(seconds.values()), "each": seconds}
 
 
 def broken_files(share: float) -> Results:
-    """Remove or cut files while 2 and 4 ranks train on them."""
-    wrong = []
-    gone_s = []
+    """Remove or cut files while 2 and 4 ranks train on them.
+
+    The message must name the damaged file, and each rank must end with exit code 3 (wrong data).
+    """
+    outcomes = []
+    gone_s = []  # seconds from the damage until all ranks had gone, of each trial
     for _, ranks, kind in product(range(number_of(2, share)), (2, 4), BROKEN):
         trial = break_file(kind, ranks)
         gone_s.append(trial.seconds)
-        wrong.append("" if trial.is_named else f"{trial.text}\n{trial.kind}, {trial.ranks} ranks")
-    return results_of(wrong, gone_s_max=round(max(gone_s), 2))
+        error = f"{trial.text}\n{trial.kind}, {trial.ranks} ranks"
+        outcomes.append("" if trial.is_named else error)
+    return results_of(outcomes, gone_s_max=round(max(gone_s), 2))
 
 
 def readers(share: float) -> Results:
@@ -307,12 +358,21 @@ def readers(share: float) -> Results:
     for path in sorted((ROOT / "tests/parts").rglob("test_*.py")):
         if "tests.helpers.damage" not in path.read_text(encoding="utf-8"):
             continue
+        # -p loads tests/helpers/damage.py before pytest reads --hypothesis-profile, because this
+        # module registers the profiles.
         command = [sys.executable, "-m", "pytest", "-n0", "-p", "tests.helpers.damage", str(path)]
         options = [f"--hypothesis-profile={profile}", "--hypothesis-show-statistics"]
         ended = subprocess.run(
             [*command, *options], cwd=ROOT, capture_output=True, text=True, check=False
         )
-        # The statistics of a test begin with its name and ":".
+        # For each test, Hypothesis prints its name and how many examples it has tried:
+        #
+        #     tests/parts/data/test_any_bytes.py::test_name:
+        #
+        #       - during generate phase (1.05 seconds):
+        #         - 300 passing examples, 0 failing examples, 12 invalid examples
+        #
+        # The first piece of the split is what comes before the statistics.
         for statistics_of_test in ended.stdout.split("\ntests/")[1:]:
             counts = re.search(r"(\d+) passing\D+(\d+) failing", statistics_of_test)
             if counts:
@@ -334,7 +394,8 @@ def epochs(share: float) -> Results:
     each = {}  # run, in words -> number of epochs that it came through
     for ranks, persistent in product((2, 4), ("false", "true")):
         with tempfile.TemporaryDirectory() as folder:
-            options = write_odd(Path(folder))
+            options = write_odd_options(Path(folder))
+            # `persistent`: whether loader processes live for the run, else for an epoch.
             name = f"{ranks} ranks, persistent: {persistent}"
             each[name] = finished_epochs(options, ranks, full_number, persistent)
     finished = list(each.values()).count(full_number)
@@ -350,7 +411,7 @@ def finished_epochs(options: Path, ranks: int, full_number: int, persistent: str
         f"datasets.train.dataloader_persistent_workers={persistent}",
         "datasets.train.dataloader_num_workers=2",
     )
-    # Rank 1 starts its loader late in each epoch.
+    # Rank 1 starts its loader late in each epoch (the step of `struck` has no meaning here).
     with Ranks(ranks, *odd_command(options, *changes, case="late", struck=(1, 0))) as running:
         result = running.wait(120 + 10 * full_number)
     if result.exit_codes != [0] * ranks:
@@ -402,7 +463,8 @@ def main() -> None:
     )
     args = parser.parse_args()
     results = read_results()
-    for name in [] if args.write else args.only.split(","):
+    names = [] if args.write else args.only.split(",")
+    for name in names:
         start = time.monotonic()
         load = os.getloadavg()[0]
         found = KINDS_OF_TRIAL[name](args.share)

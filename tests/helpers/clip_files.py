@@ -35,6 +35,13 @@ from utils.video import VideoWriter
 
 # Spike planes of a frame.
 PLANES = 24
+# Red value of a blurry frame and of a sharp frame, for each step of the level. Levels go up to 12,
+# so red goes up to 240 and 120.
+LQ_RED_OF_LEVEL = 20
+GT_RED_OF_LEVEL = 10
+# What `section` asks for in training: frames of a sample, and the side of its crop in pixels of gt.
+SAMPLE_FRAMES = 3
+CROP = 8
 # A representation with the two halves of the planes. All spikes lie in the first half.
 BINS = {"type": "voxel", "num_bins": 2}
 
@@ -134,8 +141,8 @@ def write_clip(
         number = first + frame
         stem = f"{number:06d}"
         # Each spike pixel becomes a block of pixels.
-        blurry = np.kron(20 * level, np.ones((2, 2)))
-        sharp = np.kron(10 * level, np.ones((2 * scale, 2 * scale)))
+        blurry = np.kron(LQ_RED_OF_LEVEL * level, np.ones((2, 2)))
+        sharp = np.kron(GT_RED_OF_LEVEL * level, np.ones((2 * scale, 2 * scale)))
         write_png(lq_folder / f"{stem}.png", blurry, green=number)
         write_png(gt_folder / f"{stem}.png", sharp)
         for k in range(instants):
@@ -197,7 +204,7 @@ def section(
         "spike": {"type": "dat", "resize": "nearest", "center": "file", "representation": BINS},
     }
     if split == "train":
-        values |= {"num_frame": 3, "gt_size": 8}
+        values |= {"num_frame": SAMPLE_FRAMES, "gt_size": CROP}
     values |= changes
     return {key: value for key, value in values.items() if value is not None}
 

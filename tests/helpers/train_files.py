@@ -78,7 +78,7 @@ def network(**changes: Any) -> dict[str, Any]:
     return values | changes
 
 
-def write_odd(folder: Path, **changes: Any) -> Path:
+def write_odd_options(folder: Path, **changes: Any) -> Path:
     """Write the files of `write_options` for the network "odd" of tests/dist/odd_worker.py."""
     return write_options(folder, netG={"net_type": "odd"}, **changes)
 

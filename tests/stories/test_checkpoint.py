@@ -703,7 +703,7 @@ def test_the_lock_of_another_host_is_waited_for_longer(tmp_path):
         present(process.stdout).readline()  # "locked"
         (tmp_path / MARK).touch()
 
-        with only_run_in(tmp_path, (), ()):
+        with only_run_in(tmp_path, patterns=(), appended=()):
             assert process.wait(10) == 0
 
 

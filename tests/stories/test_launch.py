@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tests.dist.launching import ROOT, run_command, run_ranks, write_command
-from tests.helpers.train_files import odd_command, write_odd, write_options
+from tests.helpers.train_files import odd_command, write_odd_options, write_options
 from utils import utils_dist
 from utils.dist.launchers import with_standard_names
 from utils.dist.platforms import first_host, host_count, node_variables, read_launch
@@ -493,7 +493,7 @@ NEEDS_MPICH = pytest.mark.skipif(not shutil.which("mpirun.mpich"), reason="needs
 @pytest.fixture
 def two_steps(tmp_path):
     """Give the command of a training run of two steps."""
-    command = odd_command(write_odd(tmp_path), "datasets.test={}", "train.total_iter=2")
+    command = odd_command(write_odd_options(tmp_path), "datasets.test={}", "train.total_iter=2")
     return [sys.executable, *command]
 
 

@@ -21,7 +21,11 @@ from data.select_dataset import build_dataset
 from data.spike.formats import Crop, SpikeGeometry
 from scripts.make_sample_data import SAMPLE, make_sample
 from tests.helpers.clip_files import (
+    CROP,
+    GT_RED_OF_LEVEL,
+    LQ_RED_OF_LEVEL,
     PLANES,
+    SAMPLE_FRAMES,
     build,
     resolved,
     same,
@@ -52,37 +56,57 @@ def clips(tmp_path_factory):
 
 def levels_in(item):
     """Return the levels (N, h, w) that lq, gt and spikes of an item show, at the size of lq."""
-    lq = item["lq"][:, 0] * 255 / 20
+    # Red is channel 0. In a sample it is the value of the file / 255.
+    lq = item["lq"][:, 0] * 255 / LQ_RED_OF_LEVEL
     scale = item["gt"].shape[-1] // item["lq"].shape[-1]
-    gt = item["gt"][:, 0, ::scale, ::scale] * 255 / 10
-    planes_of_a_bin = PLANES / 2
-    spike = item["spike"].sum(1) * planes_of_a_bin
+    gt = item["gt"][:, 0, ::scale, ::scale] * 255 / GT_RED_OF_LEVEL
+    # There are two channels, one for each half of the planes: spikes of a pixel / planes of the
+    # half. The level is the number of spikes in both halves.
+    planes_of_a_half = PLANES / 2
+    spike = item["spike"].sum(1) * planes_of_a_half
     return lq, gt, spike
 
 
 def greens_in(item):
-    """Return the numbers of the frames of an item."""
+    """Return the numbers of the frames of an item, which are their green values."""
     return (item["lq"][:, 1, 0, 0] * 255).round().int().tolist()
 
 
 # ---- A sample ----
+#
+# A sample of training has the index (epoch, number of the sample), a test clip has a number alone.
+
+
+def sample(root, epoch, index):
+    """Return a sample of the training set of `build`."""
+    return build(root)[(epoch, index)]
+
+
+def place_of(crop, frame):
+    """Return (top, left) of a crop (3, CROP, CROP) in a frame (3, H, W), by its pixels."""
+    _, height, width = frame.shape
+    for top in range(height - CROP + 1):
+        for left in range(width - CROP + 1):
+            if torch.equal(frame[:, top : top + CROP, left : left + CROP], crop):
+                return top, left
+    raise AssertionError("the frame does not have this crop")
 
 
 @pytest.mark.parametrize(("key", "channels"), [("lq", 3), ("spike", 2), ("gt", 3)])
 def test_a_sample_has_the_shapes_of_the_batch(clips, key, channels):
-    tensor = build(clips)[(0, 0)][key]
+    tensor = sample(clips, epoch=0, index=0)[key]
 
-    assert tensor.shape == (3, channels, 8, 8)
+    assert tensor.shape == (SAMPLE_FRAMES, channels, CROP, CROP)
     assert tensor.dtype == torch.float32
     assert tensor.min() >= 0
 
 
 def test_the_frames_of_a_sample_are_in_the_range_from_0_to_1(clips):
-    assert build(clips)[(0, 0)]["lq"].max() <= 1
+    assert sample(clips, epoch=0, index=0)["lq"].max() <= 1
 
 
 def test_a_sample_says_its_clip_with_its_frame(clips):
-    assert build(clips)[(0, 0)]["key"].startswith("clip0/00000")
+    assert sample(clips, epoch=0, index=0)["key"].startswith("clip0/00000")
 
 
 def test_a_data_set_travels_to_spawned_workers(clips):
@@ -94,24 +118,24 @@ def test_a_data_set_travels_to_spawned_workers(clips):
 
 
 @pytest.mark.parametrize("scale", [1, 2])
-def test_crops_agree_to_the_pixel_in_frames_with_sharp_frames_with_spikes(tmp_path, scale):
+def test_crops_of_frames_sharp_frames_and_spikes_agree_to_the_pixel(tmp_path, scale):
     write_clips(tmp_path, "clip0", scale=scale)
-    dataset = build(tmp_path, gt_size=8 * scale, **ALL_TURNS)
+    dataset = build(tmp_path, gt_size=CROP * scale, **ALL_TURNS)
 
     for epoch in range(4):
         for index in range(len(dataset)):
             item = dataset[(epoch, index)]
-            assert item["lq"].shape[-2:] == (8, 8)
-            assert item["gt"].shape[-2:] == (8 * scale, 8 * scale)
+            assert item["lq"].shape[-2:] == (CROP, CROP)
+            assert item["gt"].shape[-2:] == (CROP * scale, CROP * scale)
             lq, gt, spike = levels_in(item)
             assert torch.allclose(lq, spike, atol=1e-3)
             assert torch.allclose(lq, gt, atol=1e-3)
 
 
-def test_spikes_resized_within_a_crop_are_the_crop_of_the_resized_ones(clips):
+def test_resizing_a_crop_of_spikes_equals_cropping_the_resized_spikes(clips):
     spike = {"type": "dat", "representation": {"type": "tfp", "half_window": 9}}
     whole = build(clips, "test", spike=spike)[0]
-    # The same clip as a training set of single frames in crops of 8 x 8.
+    # The same clip as a training set. A sample is a single frame in a crop.
     frames = str(clips / "GOPRO_Large/test")
     values = section(
         clips,
@@ -120,19 +144,15 @@ def test_spikes_resized_within_a_crop_are_the_crop_of_the_resized_ones(clips):
         dataroot_spike=str(clips / "GOPRO_Large_spike_seq/test"),
         spike=spike,
         num_frame=1,
-        gt_size=8,
+        gt_size=CROP,
     )
-    crops = build_dataset(values, "train", 0)
+    crops = build_dataset(values, "train", seed=0)
 
-    for index in range(5):
+    for index in range(5):  # the frames of the clip
         item = crops[(0, index)]
-        # Find the place of the crop in the whole frame, by its pixels.
-        patches = whole["lq"][index].unfold(1, 8, 1).unfold(2, 8, 1)  # (3, y, x, 8, 8)
-        is_equal = patches == item["lq"][0][:, None, None]
-        is_place = is_equal.all(-1).all(-1).all(0)  # (y, x)
-        y, x = is_place.nonzero()[0].tolist()
+        top, left = place_of(item["lq"][0], whole["lq"][index])
 
-        expected = whole["spike"][index][:, y : y + 8, x : x + 8]
+        expected = whole["spike"][index][:, top : top + CROP, left : left + CROP]
         assert torch.equal(item["spike"][0], expected)
 
 
@@ -140,17 +160,25 @@ def test_spikes_resized_within_a_crop_are_the_crop_of_the_resized_ones(clips):
 
 
 def draws(count=200, size=(20, 30), **allowed):
-    """Return drawn crops of 8 x 8 at even places. allowed: hflip, rot or reverse."""
+    """Return drawn crops of 8 x 8 at even places.
+
+    size: height and width of the frame. allowed: the flips hflip, rot or reverse.
+    """
     rng = np.random.default_rng(0)
     whole_frame = Crop(0, 0, *size)
-    return [Augment.draw(rng, whole_frame, 8, 2, **allowed) for _ in range(count)]
+    drawn = []
+    for _ in range(count):
+        # step=2: the crops begin at even rows and columns.
+        drawn.append(Augment.draw(rng, whole_frame, patch=8, step=2, **allowed))
+    return drawn
 
 
 def test_crops_reach_every_even_place():
     plain = draws(2000)
 
-    assert {augment.top for augment in plain} == set(range(0, 13, 2))
-    assert {augment.left for augment in plain} == set(range(0, 23, 2))
+    # The frame has 20 x 30 pixels, so a crop of 8 x 8 begins at most at row 12 and column 22.
+    assert {augment.top for augment in plain} == set(range(0, 12 + 1, 2))
+    assert {augment.left for augment in plain} == set(range(0, 22 + 1, 2))
 
 
 def test_a_crop_as_large_as_the_frame_has_one_place():
@@ -163,7 +191,8 @@ def test_a_crop_as_large_as_the_frame_has_one_place():
 def test_an_allowed_turn_comes_half_of_the_time(turn):
     turned = draws(hflip=True, rot=True, reverse=True)
 
-    assert 60 < sum(getattr(augment, turn) for augment in turned) < 140  # of 200
+    # Of 200, about 100. Chance leaves 60 ... 140 with a probability below 1e-7.
+    assert 60 < sum(getattr(augment, turn) for augment in turned) < 140
 
 
 @pytest.mark.parametrize("turn", ["hflip", "vflip", "transpose", "reverse"])
@@ -284,7 +313,7 @@ def test_a_test_item_is_the_whole_clip(clips):
 def test_a_test_item_can_be_read_in_parts(clips):
     dataset = build(clips, "test")
 
-    part = dataset.read_frames(0, 1, 2)
+    part = dataset.read_frames(0, first=1, count=2)
 
     assert part["frames"] == ["000001", "000002"]
     for key in ("lq", "gt", "spike"):
@@ -315,10 +344,10 @@ def test_pictures_kept_in_memory_outlive_the_loader_processes_that_decoded_them(
     loader = TrainLoader(kept, options, accumulation_steps=1, seed=0)
 
     # Epoch 0 decodes the pictures, in processes that then end. Epoch 1 has no files.
-    batches_of_epoch_0 = list(loader.start(0, 0))
+    batches_of_epoch_0 = list(loader.start(epoch=0, batch=0))
     for path in (tmp_path / "GOPRO_Large").rglob("*.png"):
         path.unlink()
-    batches_of_epoch_1 = list(loader.start(1, 0))
+    batches_of_epoch_1 = list(loader.start(epoch=1, batch=0))
 
     assert len(batches_of_epoch_0) == 6
     for (batch,), item in zip(batches_of_epoch_1, expected, strict=True):
@@ -364,7 +393,9 @@ def spikes_of_test(root, **spike):
 
 
 def test_the_centre_of_the_data_is_the_plane_of_the_sharp_frame(clips):
-    # gt_plane is 12. No pixel fires later than its level, which is 12 at most.
+    # The window has 5 planes. A pixel of level 12, the largest level, fires in planes 0 ... 11. The
+    # window around plane 12 (gt_plane) has 2 of these planes, so a rate of 2 / 5 at most. The
+    # window around plane 5 has 5 of them. 0.45 lies between 0.4 and 1.
     at_12 = spikes_of_test(clips)
     at_5 = spikes_of_test(clips, center=5)
 
@@ -504,7 +535,7 @@ def threshold_camera(factor, **changes):
     """Return a section `camera` that always changes the threshold by this factor."""
     return {
         "type": "perturb",
-        "threshold_prob": 1.0,
+        "threshold_prob": 1.0,  # in every sample
         "threshold_range": [factor, factor],
         **changes,
     }
@@ -617,7 +648,7 @@ def test_options_that_do_not_fit_the_data_are_refused(clips, changes, error, sai
 
 def test_a_training_section_is_no_section_for_testing(clips):
     with pytest.raises(OptionError, match="a dataset for testing"):
-        build_dataset(section(clips, "train"), "test", 0)
+        build_dataset(section(clips, "train"), "test", seed=0)
 
 
 RAW = {"type": "raw", "window": 3}
@@ -690,7 +721,7 @@ def test_the_incomplete_last_batch_is_left_out_on_every_rank(rank):
 def test_the_ranks_have_equally_many_samples_whatever_the_size(world_size):
     for length in range(world_size, 51):
         for rank in range(world_size):
-            shard = indices(sampler(rank, world_size, 1, length))
+            shard = indices(sampler(rank, world_size, batch_size=1, length=length))
             assert len(shard) == length // world_size
 
 
@@ -699,7 +730,7 @@ def test_no_two_ranks_have_the_same_sample(world_size):
     for length in range(world_size, 51):
         together = []
         for rank in range(world_size):
-            together += indices(sampler(rank, world_size, 1, length))
+            together += indices(sampler(rank, world_size, batch_size=1, length=length))
         assert len(set(together)) == len(together)
         assert set(together) <= set(range(length))
 

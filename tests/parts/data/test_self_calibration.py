@@ -30,7 +30,7 @@ from data.cameras.spike_grid import load_calibration, save_calibration
 from scripts.make_sample_data import make_layers, render
 from tests.helpers.checked import present
 from tests.helpers.clip_files import BINS, cached, same, set_for_training, write_dat
-from tests.helpers.train_files import odd, write_odd
+from tests.helpers.train_files import odd, write_odd_options
 from utils.image import imwrite_rgb
 
 # Height and width of the frames, and of the spike planes.
@@ -273,7 +273,7 @@ class Run:
     """
 
     def __init__(self, home: Path, folder: Path) -> None:
-        self.options = write_odd(folder)
+        self.options = write_odd_options(folder)
         self.kept = folder / "experiments/.preflight"
         self.steps = 0
         self.first: dict[str, Any] = {}  # the calibrations of the first start

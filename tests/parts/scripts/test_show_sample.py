@@ -23,6 +23,9 @@ from tests.helpers.clip_files import set_for_training, write_dat
 from tests.helpers.textured_clips import PLANE, make_textured_home
 from utils.image import tensor_to_uint8
 
+# Exit code of a program if an option must be changed.
+EXIT_CHANGE_OPTIONS = 2
+
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
@@ -205,9 +208,13 @@ def test_spikes_of_another_scene_are_named(home, tmp_path, capfd):
 
 
 def write_calibration(path, left, top, width=48):
-    """Write a calibration: spike pixel (0, 0) is at (left, top) of the frame, and 2 pixels wide.
+    """Write a calibration in which a spike pixel sees 2 x 2 pixels of the frame.
 
-    width: columns of a spike plane. Return the option that reads the calibration.
+    left, top: where the centre of spike pixel (0, 0) is in the frame. The centre of frame pixel 0
+    is at 0 and of pixel 1 at 1, so the centre of both together is at 0.5. This is the right value
+    of the clips.
+    width: columns of a spike plane.
+    Return the option that reads the calibration.
     """
     calibration = Calibration(
         matrix=[[2, 0, left], [0, 2, top]], spike_size=[48, width], rgb_size=[96, 96]
@@ -222,7 +229,9 @@ def write_calibration(path, left, top, width=48):
     ids=["right", "wrong"],
 )
 def test_a_calibration_is_shown_and_a_wrong_one_is_named(home, tmp_path, left, kind, words):
-    # The spike camera sees the frame from column 20 on, so its planes have 38 columns.
+    # The first 10 columns of each plane are cut off. So the spike camera sees the frame from column
+    # 10 x 2 = 20 on, and its planes have 48 - 10 = 38 columns. The centre of its pixel 0 is at
+    # 20.5. At 12.5 the calibration is wrong by 8 pixels.
     spikes = write_changed_spikes(home, tmp_path / "second", lambda spikes: spikes[:, :, 10:])
     size = ("datasets.train.spike.h=48", "datasets.train.spike.w=38")
     calibration = write_calibration(tmp_path / "rig.json", left, top=0.5, width=38)
@@ -232,14 +241,14 @@ def test_a_calibration_is_shown_and_a_wrong_one_is_named(home, tmp_path, left, k
     verdict = verdict_of(page)
     assert verdict.kind == kind
     assert words in verdict.sentence
-    # 38 spike pixels are 76 columns of 96.
+    # 38 spike pixels are 38 x 2 = 76 columns of 96.
     assert f"the spikes cover {76 / 96:.1%} of the frame" in page
     assert "blue: the region" in page
 
 
 def test_a_small_shift_beside_a_large_one_is_named(home, tmp_path):
     # The right calibration has 0.5 twice. So the spikes seem to be 6 pixels to the right, and 0.65
-    # pixels down.
+    # pixels down. The shift that is measured is up to 0.2 pixels shorter.
     calibration = write_calibration(tmp_path / "a.json", left=6.5, top=1.15)
 
     page = page_of(home, tmp_path / "a.html", calibration)
@@ -255,11 +264,12 @@ def test_the_motion_within_the_exposure_is_shown_if_asked_for(home, tmp_path):
     page = page_of(home, tmp_path / "motion.html", "--motion")
 
     assert "Motion within the exposure of" in page
-    # The way of each pixel of the whole frame, 96 x 96 enlarged 3 times, and its expected error.
+    # The motion of each pixel of the whole frame, 96 x 96 enlarged 3 times, and the expected error
+    # of this motion. The page calls the motion "way".
     way = pictures_of(page, 'way of each pixel[^"]*')[0]
     error = pictures_of(page, 'expected error[^"]*')[0]
-    assert way.shape == (288, 288, 3)
-    assert error.shape == (288, 288, 3)
+    assert way.shape == (3 * 96, 3 * 96, 3)
+    assert error.shape == (3 * 96, 3 * 96, 3)
     assert "not trusted" in page
 
 
@@ -276,7 +286,9 @@ def test_no_motion_is_shown_if_it_is_not_asked_for(home, tmp_path):
 def test_no_motion_can_be_shown_without_spikes(home, tmp_path, capsys):
     command = ["--opt", home / "options.json", "--motion", "--out", tmp_path / "a.html"]
 
-    assert show_sample.main([str(word) for word in (*command, WITHOUT_SPIKES)]) == 2
+    assert (
+        show_sample.main([str(word) for word in (*command, WITHOUT_SPIKES)]) == EXIT_CHANGE_OPTIONS
+    )
 
     assert "no spikes" in capsys.readouterr().err
 
@@ -302,7 +314,10 @@ def test_a_page_that_exists_is_not_overwritten(home, tmp_path, capfd):
     page = tmp_path / "a.html"
     page.write_text("mine")
 
-    assert show_sample.main(["--opt", str(home / "options.json"), "--out", str(page)]) == 2
+    assert (
+        show_sample.main(["--opt", str(home / "options.json"), "--out", str(page)])
+        == EXIT_CHANGE_OPTIONS
+    )
 
     assert "the file exists already" in capfd.readouterr().err
     assert page.read_text() == "mine"
@@ -319,7 +334,7 @@ def test_wrong_indices_are_named(home, tmp_path, capfd, arguments, message):
     page = tmp_path / "b.html"
     command = ["--opt", str(home / "options.json"), "--out", str(page), *arguments]
 
-    assert show_sample.main(command) == 2
+    assert show_sample.main(command) == EXIT_CHANGE_OPTIONS
 
     assert message in capfd.readouterr().err
     assert not page.exists()

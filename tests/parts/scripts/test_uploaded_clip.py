@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scripts.parts.uploaded_clip import MOST_BYTES, MOST_FRAMES, Work, start_work
+from scripts.parts.uploaded_clip import MOST_BYTES, MOST_FRAMES, MOST_PIXELS, Work, start_work
 from tests.dist.launching import ROOT
 from tests.helpers.clip_files import picture, write_dat, write_video
 from tests.helpers.textured_clips import make_textured_home
@@ -23,7 +23,7 @@ from utils.errors import DataError, OptionError
 from utils.image import imwrite_rgb
 
 # Exit code of main_test_vrt.py if an option must be changed.
-CHANGE_OPTIONS = 2
+EXIT_CHANGE_OPTIONS = 2
 # Seconds until a restoration must have ended. It takes less than ten on an idle machine.
 LIMIT_S = 120
 
@@ -86,9 +86,11 @@ def test_more_frames_than_allowed_are_refused(tmp_path, frame):
 
 
 def test_a_larger_frame_than_allowed_is_refused(tmp_path):
-    imwrite_rgb(tmp_path / "wide.png", picture(height=1100, width=2000))
+    width = 2000
+    height = MOST_PIXELS // width + 1
+    imwrite_rgb(tmp_path / "wide.png", picture(height, width))
 
-    with pytest.raises(DataError, match="1 frames of 1100 x 2000"):
+    with pytest.raises(DataError, match=f"1 frames of {height} x {width}"):
         started(tmp_path / "work", [tmp_path / "wide.png"])
 
 
@@ -133,7 +135,7 @@ def test_an_option_of_the_page_is_refused_in_the_words_of_the_program(tmp_path, 
         tmp_path / "work", clip.frames, clip.spikes, method="tfp", more="method.half_windw=3"
     )
 
-    assert work.process.wait(LIMIT_S) == CHANGE_OPTIONS
+    assert work.process.wait(LIMIT_S) == EXIT_CHANGE_OPTIONS
     assert "half_windw" in work.messages()
     # A stranger must not learn the folders of the machine.
     assert str(tmp_path) not in work.messages()
@@ -171,7 +173,7 @@ def test_all_shipped_weights_restore_by_name(tmp_path, clip, weights):
     assert len(work.restored()) == len(clip.frames)
 
 
-def test_a_film_with_one_spike_file_is_restored_also_as_a_film(tmp_path):
+def test_a_film_with_one_spike_file_gives_restored_frames_and_a_film(tmp_path):
     write_video(tmp_path / "film.mp4", count=4, fps=10, height=96, width=96)
     # 40 planes of 48 x 48 for each of 4 frames. A pixel fires with a probability of 0.3.
     spikes = np.random.default_rng(0).random((160, 48, 48)) < 0.3

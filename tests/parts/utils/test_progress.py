@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.terminal import in_terminal, screen
-from tests.helpers.train_files import history, odd_command, write_odd
+from tests.helpers.train_files import history, odd_command, write_odd_options
 from utils.run.measure import StepTimer
 from utils.run.progress import RunProgress, duration, open_progress
 
@@ -186,7 +186,7 @@ class Screen:
 def run(tmp_path_factory) -> Screen:
     """Run a training in a pseudo-terminal. At each step, libraries print and warn ("noisy")."""
     folder = tmp_path_factory.mktemp("run")
-    options = write_odd(folder)
+    options = write_odd_options(folder)
     changes = (
         "train.total_iter=10",
         "train.checkpoint_test=5",

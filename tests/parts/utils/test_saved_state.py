@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.checked import present
 from tests.helpers.damage import examples
-from tests.helpers.train_files import experiment, latest, odd, write_odd
+from tests.helpers.train_files import experiment, latest, odd, write_odd_options
 from utils.errors import CheckpointError
 from utils.run import checkpoint
 from utils.run.checkpoint import find_checkpoint
@@ -32,7 +32,7 @@ class FinishedRun(NamedTuple):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> FinishedRun:
     """Give a run of one step."""
-    options = write_odd(tmp_path_factory.mktemp("run"))
+    options = write_odd_options(tmp_path_factory.mktemp("run"))
     result = odd(options, "datasets.test={}", "train.total_iter=1")
     assert result.exit_codes == [0], result.text
     return FinishedRun(experiment(options), latest(options))
