@@ -397,7 +397,7 @@ class MotionRestorer:
             # A frame may take long on a CPU: tell the watchdog that the process still works.
             watchdog.go_on()
             z_0 = estimate.to(self.device).clamp(0, 1)
-            recording = clip.read(index)
+            recording = clip.read(index).with_replaced(is_good)
             # (H, W) in [0, 1]: 0 where the spikes change by noise alone.
             by_change = share_by_change(recording, clip.view, is_good)
             nothing_moves = not by_change.any()
@@ -408,7 +408,7 @@ class MotionRestorer:
             else:
                 # The motion is found on the whole frame, so it does not end at a border of a band.
                 # The gain differs from the gain of the clip if the RGB camera changed its exposure.
-                gain = clip.gain_in(recording, gain_of_clip)
+                gain = clip.gain_in(recording, gain_of_clip, is_good)
                 motion = self.find(recording, clip.view, gain)
                 spikes = median_spikes(recording)
                 # A pixel moves if its motion is long enough, and if its spikes change.

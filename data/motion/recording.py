@@ -25,7 +25,7 @@ Tests: tests/parts/data/test_joint.py, tests/parts/data/test_motion.py
 """
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import cv2
@@ -271,6 +271,34 @@ class Recording:
             rates.append(spikes_of_window / (end - begin))
         return np.stack(rates).astype(np.float32)
 
+    def with_replaced(self, is_good: np.ndarray) -> "Recording":
+        """Return the recording, in which pixels that cannot be trusted repeat a trusted neighbour.
+
+        Each of them gets the spikes of the nearest trusted pixel. Otherwise a hot pixel would be a
+        bright point that never moves, and whoever finds the motion would follow it.
+
+        is_good: (h, w) bool, whether each spike pixel can be trusted. If all or none can, nothing
+        is replaced.
+        """
+        if is_good.all() or not is_good.any():
+            return self
+        # OpenCV gives each trusted pixel a number, and each other pixel the number of the nearest
+        # trusted one.
+        is_bad = (~is_good).astype(np.uint8)
+        _, numbers = cv2.distanceTransformWithLabels(
+            is_bad, cv2.DIST_L2, cv2.DIST_MASK_5, labelType=cv2.DIST_LABEL_PIXEL
+        )
+        row_of_number = np.zeros(numbers.max() + 1, int)
+        column_of_number = np.zeros(numbers.max() + 1, int)
+        good_rows, good_columns = np.nonzero(is_good)
+        row_of_number[numbers[is_good]] = good_rows
+        column_of_number[numbers[is_good]] = good_columns
+
+        nearest = numbers[~is_good]
+        stream = self.stream.copy()
+        stream[:, ~is_good] = stream[:, row_of_number[nearest], column_of_number[nearest]]
+        return replace(self, stream=stream)
+
 
 class RecordedClip:
     """The recordings of a clip, one for each frame.
@@ -389,19 +417,20 @@ class RecordedClip:
         is_good = ~_is_odd(spikes, expected=usual * light)
         return np.where(is_good, gain, usual).astype(np.float32), is_good
 
-    def gain_in(self, recording: Recording, gain: np.ndarray) -> np.ndarray:
+    def gain_in(self, recording: Recording, gain: np.ndarray, is_good: np.ndarray) -> np.ndarray:
         """Return the gain (h, w) float32 for one exposure.
 
         It differs from the gain of the clip if the RGB camera has changed its exposure. E.g. with
         half of the exposure time, the frame shows half of the light for the same spikes, so the
         gain is twice as large.
 
-        gain: (h, w), the gain of the clip.
+        gain, is_good: (h, w) each, of the clip, from `gain`. Only trusted pixels count: the spikes
+        of hot pixels would look like another exposure.
         """
         exposure = self._exposure_light(recording)
         # The spikes of the same light if the gain of the clip were right for it.
         as_in_clip = exposure._replace(fired=gain * exposure.seen)
-        return gain * np.float32(_change(exposure.level(), as_in_clip.level()))
+        return gain * np.float32(_change(exposure.level(is_good), as_in_clip.level(is_good)))
 
     def _exposure_light(self, recording: Recording) -> "ExposureLight":
         """Return the light of an exposure, as each camera measures it."""
@@ -423,16 +452,21 @@ class ExposureLight(NamedTuple):
     seen: np.ndarray  # by the RGB camera: light in [0, 1], (h, w)
     planes: int  # number of planes in the exposure
 
-    def level(self) -> float:
+    def level(self, is_good: np.ndarray | None = None) -> float:
         """Return the level of a frame: spikes per plane over light, of all its pixels together.
 
+        is_good: (h, w) bool, the pixels that count. None, or if none is good: all.
+
         Pixels at full light do not count, because the RGB camera clips there: a lamp that comes
-        into view would look like another exposure. If all pixels are at full light, all count.
+        into view would look like another exposure. If all of them are at full light, all count.
         test_pixels_at_full_light_say_nothing_of_the_level_of_a_frame notices.
         """
-        counts = self.seen < CLIPPED  # (h, w) bool
+        usable = np.ones(self.seen.shape, bool)
+        if is_good is not None and is_good.any():
+            usable = is_good
+        counts = usable & (self.seen < CLIPPED)
         if not counts.any():
-            counts = np.ones_like(counts)
+            counts = usable
         fired = float(self.fired[counts].sum())
         seen = float(self.seen[counts].sum())
         return fired / max(seen, DARK)

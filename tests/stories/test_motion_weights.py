@@ -117,6 +117,20 @@ def test_a_camera_that_changes_its_exposure_loses_nothing(tmp_path):
     assert gain_on(clip, tmp_path) > -MOST_LOST
 
 
+# A hot pixel fires in each plane, a dead one never. 3 % of each are many for a sensor.
+@pytest.mark.parametrize("spikes_of_broken", [1, 0])
+def test_broken_spike_pixels_lose_hardly_anything(spikes_of_broken, moving, moving_clip, tmp_path):
+    clip = shutil.copytree(moving_clip, tmp_path / "clip")
+    plane = SpikeGeometry(48, 48)  # a spike pixel covers 2 x 2 pixels of a frame of 96 x 96
+    is_broken = np.random.default_rng(0).random((48, 48)) < 0.03
+    for file in (clip / "spike").glob("*.dat"):
+        spikes = read_spikes(file, plane)
+        spikes[:, is_broken] = spikes_of_broken
+        write_spikes(file, spikes, plane)
+
+    assert restored(clip, tmp_path / "out", MOTION).psnr > moving.psnr - 0.5  # dB
+
+
 def test_a_noisy_frame_loses_nothing(tmp_path):
     clip = MOVING.write(tmp_path / "clip")
     rng = np.random.default_rng(0)

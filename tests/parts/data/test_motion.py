@@ -263,6 +263,32 @@ def test_dead_and_hot_pixels_are_not_trusted(tmp_path):
     assert is_good.mean() > 0.99  # the other pixels are trusted, except a few by chance
 
 
+def test_hot_pixels_do_not_look_like_another_exposure(tmp_path):
+    folder = Scene(velocity=(6.0, 0.0)).write(tmp_path / "clip")
+
+    def with_hot_rows(spikes: np.ndarray) -> np.ndarray:
+        spikes[:, :5] = 1
+        return spikes
+
+    change_spikes(folder, with_hot_rows)
+    clip = RecordedClip(reader_of(folder), context=None)
+    gain, is_good = clip.gain()
+
+    assert np.array_equal(clip.gain_in(clip.read(FRAME), gain, is_good), gain)
+
+
+def test_a_pixel_that_is_not_trusted_repeats_its_nearest_neighbour(tmp_path):
+    recording = RecordedClip(reader_of(Scene().write(tmp_path / "clip")), context=None).read(FRAME)
+    is_good = np.ones((48, 48), bool)
+    is_good[:, 1:] = False  # only column 0 is good
+
+    replaced = recording.with_replaced(is_good)
+
+    assert np.array_equal(replaced.stream[..., 0], recording.stream[..., 0])
+    assert np.array_equal(replaced.stream[..., 1], recording.stream[..., 0])
+    assert np.array_equal(replaced.stream[..., 47], recording.stream[..., 0])
+
+
 def test_pixels_are_trusted_although_most_of_them_have_no_spike(tmp_path):
     # At full light a pixel has 0.005 x 180 = 0.9 spikes in the three exposures.
     scene = Scene(velocity=(6.0, 0.0), rate=0.005)
