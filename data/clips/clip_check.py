@@ -48,9 +48,10 @@ from utils.files import are_values, natural_key, order_of
 
 logger = logging.getLogger(__name__)
 
-# A stem with a number: the text before the last number, the number, and the text after it.
+# A stem with a number: the text before the last number, the number, and the text after it. E.g.
+# "a1_b2c" -> "a1_b", "2", "c". DOTALL: a name may have any character, also a line break.
 _NUMBERED = re.compile(r"(?P<before>.*?)(?P<number>\d+)(?P<after>\D*)", re.DOTALL)
-NO_NUMBER = -1  # in place of the number of a stem
+NO_NUMBER = -1  # in place of the number of a stem that has none
 
 Size = tuple[int, int]  # height, width
 Exposures = tuple[Exposure, ...]  # the planes of each frame
@@ -88,7 +89,8 @@ class ClipCheck:
     """The check of one clip. Call `run` once, then read `problems`.
 
     name: name of the clip. source: where its data set is, and how its spikes are read.
-    files: {kind: {stem: file}}; None in place of the files if the folder is missing.
+    files: {kind: {stem: file}}. The value of a kind is None if its folder is missing, and {} if the
+    folder has no such file.
     sizes: sizes of lq and gt, if they are known. None: the sizes of the first frames are looked up.
     size_of: a function: path -> size of the picture in this file.
 
@@ -111,8 +113,8 @@ class ClipCheck:
         self.kinds: dict[str, Kind] = self.source.kinds()
         # Whether one spike file holds the planes of all frames.
         self.has_one_spike_file: bool = self.source.has_one_spike_file
-        # How the spikes of this clip are read. dataset.json may say it for this clip, in
-        # `own_spikes`. Otherwise they are read as in most clips. None: the data set has no spikes.
+        # How the spikes of this clip are read. `own_spikes` has the clips that dataset.json
+        # describes one by one. `source.spikes` is for all other clips. None: there are no spikes.
         self.spikes: DatSpikes | None = self.source.own_spikes.get(self.name, self.source.spikes)
         self.found: dict[str, dict[str, FileEntry]] = {}
 
@@ -131,7 +133,7 @@ class ClipCheck:
         if self.problems:
             return None
         self._find_stems()
-        # Complete frames of an incomplete clip are checked as well, so that one run shows all
+        # Go on with the complete frames, also if the clip lacks files, so that one run shows all
         # problems.
         keys = []
         for key in self._find_frames(listed):
@@ -142,7 +144,7 @@ class ClipCheck:
         paths = {kind: self._paths(kind, keys) for kind in self.stems}
         stems = tuple(self.stems["lq"][key] for key in keys)
 
-        # The planes of each frame, its sharp frames, and the sizes.
+        # The planes of each frame, the sharp instants of each frame, and the sizes.
         found = self._find_spikes(keys, stems)
         instants: tuple[str, ...] = ()
         if "gt_instants" in self.kinds:
@@ -176,8 +178,8 @@ class ClipCheck:
     def _report(self, what: str, where: str, do: str = "") -> None:
         """Add a problem.
 
-        where: a path, or a kind such as "lq". For a kind, the report names the folder of the clip,
-        e.g. "/data/train/clip_a".
+        where: a path, or a kind such as "lq". For a kind, the problem names the folder of the clip
+        with the files of this kind, e.g. "/data/train/clip_a".
         do: advice, what the user should do. "" if `what` already makes this clear.
         """
         if where in self.kinds:
@@ -244,7 +246,8 @@ class ClipCheck:
                     key = FrameKey(before=stem, number=NO_NUMBER, after="")
                 else:
                     key = frame_key(stem)
-                # If the frame has a file already, `setdefault` returns the stem of this file.
+                # `setdefault` stores the stem. If another file has this key already, it stores
+                # nothing and returns the stem of the other file.
                 first_stem = stems.setdefault(key, stem)
                 if first_stem != stem:
                     names = names_in_short([first_stem, stem])
@@ -263,8 +266,8 @@ class ClipCheck:
         listed: [number of frames, number of the first frame], or None without a meta file.
         """
         # The name of each frame that has any file. Names may differ between kinds, e.g. 47.png in
-        # "lq" and 000047.dat in "spike". The first kind that has the frame names it. This is lq,
-        # unless the file in lq is missing.
+        # "lq" and 000047.dat in "spike". Then the name of the first kind is taken: the name in lq,
+        # unless lq lacks the file.
         name_of: dict[FrameKey, str] = {}
         for stems in self.stems.values():
             for key, stem in stems.items():
@@ -276,8 +279,8 @@ class ClipCheck:
             wanted = self._listed_frames(listed)
         names = self._names_of_frames(wanted, name_of)
 
-        # A file may seem to be missing because all files of its kind have other numbers or other
-        # names than lq. Then only this is reported, because "missing" would mislead.
+        # All files of a kind may have other numbers or other names than lq. Then files seem to be
+        # missing, but a report of missing files would mislead. So only the names are reported.
         if not all(self._is_complete(key) for key in wanted):
             has_reported_other_numbers = self._report_other_numbers()
             if has_reported_other_numbers:
@@ -298,12 +301,12 @@ class ClipCheck:
         """
         count, first_in_words = listed
         first = int(first_in_words)
-        # The frames of a septuplet (a clip of Vimeo-90K) are im1 ... im7. Its list does not say
-        # that they begin at 1.
+        # The frames of a septuplet (a clip of Vimeo-90K) are im1 ... im7. The list of Vimeo-90K
+        # gives no first number, so 0 was taken.
         if first == 0 and self.source.septuplets:
             first = 1
         # The meta file has numbers only. If all names have the same text around the number, such as
-        # "im", listed frames get this text.
+        # "im", the keys of the listed frames get this text.
         texts = {(key.before, key.after) for key in self.stems["lq"]}
         before = after = ""
         if len(texts) == 1:
@@ -315,8 +318,8 @@ class ClipCheck:
     ) -> dict[FrameKey, str]:
         """Return the name of each wanted frame. name_of: names of the frames that have a file.
 
-        The name of a missing frame has as many digits as the longest name with leading zeros:
-        beside "000046" and "000048", the missing frame is "000047".
+        A frame without a file gets a name. Its number has as many digits as the longest number with
+        leading zeros. E.g. between "000046" and "000048", the missing frame is "000047".
         """
         digits = 1
         for stem in name_of.values():
@@ -403,13 +406,13 @@ class ClipCheck:
         frame1, frame2. Then the user must rename files, and a message about missing files would
         mislead. Returns whether there are such kinds.
         """
-        # Compare the distances of the numbers from the first number. They are [0, 1, 2] both for
-        # the numbers 0, 1, 2 and for 1, 2, 3.
+        # Compare the distances of the numbers from the first number of their kind. The distances
+        # are [0, 1, 2] for the numbers 0, 1, 2, and also for 1, 2, 3.
         first_keys = {}  # {kind: key of its first frame}
         distances = {}  # {kind: distance of each number from the first number}
         for kind, stems in self.stems.items():
-            # Made again from the names, because the keys of `stems` may be whole names, without a
-            # number (`_find_stems`).
+            # The keys of `stems` may be whole names, without a number (`_find_stems`). So make keys
+            # with numbers from the names.
             keys = sorted(frame_key(stem) for stem in stems.values())
             first = keys[0]
             texts = {(key.before, key.after) for key in keys}
@@ -433,7 +436,8 @@ class ClipCheck:
     def _report_other_first_name(self, kind: str, is_other_number: bool) -> None:
         """Report that the first file of a kind has another name than the first file of lq.
 
-        is_other_number: whether the numbers in the names differ. False: the text around them does.
+        is_other_number: True if the numbers in the names differ, False if the text around the
+        numbers differs.
         """
         name = min(self.stems[kind].values(), key=natural_key)
         lq_name = min(self.stems["lq"].values(), key=natural_key)
@@ -451,10 +455,10 @@ class ClipCheck:
         """Return the spike files and the planes of the frames.
 
         If one file holds the planes of all frames, the times of the frames say which planes belong
-        to which frame. The source knows the times of a user's clip, e.g. from a film. Without them,
-        the times are the names of the frames, if these are times such as "432.033333".
+        to which frame. The source knows the times of a user's clip, e.g. from a film. Otherwise the
+        names of the frames are used, if the names are times such as "432.033333".
 
-        keys: the frames in the order of time. stems: the name of each.
+        keys: the frames in the order of time. stems: the name of each frame.
         """
         times = None
         if self.has_one_spike_file:
@@ -478,9 +482,9 @@ class ClipCheck:
         if not self.has_one_spike_file:
             return []
 
-        # One file for all frames. Its planes are counted from the first frame of the folder. So a
-        # meta file that lists only later frames is reported. `order` is a function: name -> sort
-        # key.
+        # One file for all frames. Its first plane belongs to the first frame of the folder. If a
+        # meta file lists only later frames, the planes would go to wrong frames, so this is
+        # reported. `order` is a function: name -> sort key.
         files = list(self.found["spike"].values())
         lq_stems = self.stems["lq"]
         order = order_of(lq_stems.values())
@@ -516,6 +520,7 @@ class ClipCheck:
         exposures: Exposures = ()
         if not self.problems:
             planes_of_paths = [(file.path, count) for file, count in planes.items()]
+            # DataError and OptionError are reported as a problem of the clip.
             try:
                 exposures = self._exposures(planes_of_paths, len(files), spikes, times)
             except (DataError, OptionError) as e:
@@ -527,6 +532,7 @@ class ClipCheck:
                         raise
                     do = "give spike.exposure a row [start, length] for each frame"
                 self._report(f"{e.what}; expected {e.expected}", files[0].path, do)
+        # A file of a wrong size has no entry in `planes`. It gets 0, and a problem was reported.
         return tuple(planes.get(file, 0) for file in files), exposures
 
     def _count_planes(self, files: Sequence[FileEntry], spikes: DatSpikes) -> dict[FileEntry, int]:
@@ -553,11 +559,12 @@ class ClipCheck:
         """Report files that do not have as many planes as the other files.
 
         planes: {file: its number of planes}. spikes: how these files are read.
-        last: the file of the last frame. It may have fewer planes in a clip that was made from a
-        video, because no planes can be interpolated after the last frame of the video.
+        last: the file of the last frame. In a clip that was made from a video, this file may have
+        fewer planes, because no planes can be interpolated after the last frame of the video.
         """
         usual = most_frequent(planes.values())
-        # dataset.json may say the numbers of planes. Otherwise, `usual` is expected of each file.
+        # dataset.json may say how many planes a file has, and how many the last file has at least.
+        # Otherwise `usual` is expected of every file.
         expected, fewest_in_last = spikes.info.planes_of(self.name, usual)
         for file, count in planes.items():
             is_accepted_last = file is last and fewest_in_last <= count <= expected
@@ -604,7 +611,7 @@ class ClipCheck:
         spikes: DatSpikes,
         times: FrameTimes | None,
     ) -> int:
-        """Return the number of planes of the first exposure. All have about the same number.
+        """Return the number of planes of the first exposure. The others have about as many.
 
         planes_of_paths: (path, number of planes) of each spike file.
         spikes: how these files are read.
@@ -620,8 +627,8 @@ class ClipCheck:
     def _is_center_given(self, spikes: DatSpikes, length: int) -> bool:
         """Return whether the user says the plane of the sharp frame, by an option or dataset.json.
 
-        The spike section of the weights may have a center, too. It belongs to the clips of the
-        training, so it says nothing of the user's spikes.
+        Without an option of the user, the center is the center in the spike section of the weights.
+        That center belongs to the clips of the training, so it says nothing of the user's spikes.
 
         length: number of planes of an exposure.
         """
@@ -633,8 +640,9 @@ class ClipCheck:
     def _assumed_center(self, length: int) -> tuple[int | float | str, str]:
         """Return the option `center` for a user's spikes without one, and words for the warning.
 
-        The center of the training spikes is returned if the exposures have as many planes as in
-        training. Otherwise "file" is returned, which means the middle plane.
+        If the exposures have as many planes as in training, this is the center of the training
+        spikes. Otherwise it is "file", which means the middle plane. The words say which is used,
+        e.g. "plane 20 is used, as in training".
 
         length: number of planes of an exposure.
         """
@@ -666,7 +674,10 @@ class ClipCheck:
         return tuple(in_order)
 
     def _report_numbers_of_instants(self, found: Mapping[FrameKey, Mapping[int, str]]) -> None:
-        """Report an even K, or frames with other instants. found: {frame: {number: path}}."""
+        """Report an even K, or frames with other instants than 0 ... K - 1.
+
+        found: {frame: {number of the instant: path}}.
+        """
         # K is the number that most frames have. Every frame must have the instants 0 ... K - 1.
         K = most_frequent(len(paths) for paths in found.values())
         incomplete_frames = []  # their names
@@ -685,8 +696,8 @@ class ClipCheck:
     def _find_sizes(self, paths: Mapping[str, tuple[str, ...]]) -> tuple[Size, Size]:
         """Return (height, width) of the first lq frame and of the first gt frame.
 
-        Without gt, both are the size of lq. Reports a gt that is not lq enlarged by a whole number,
-        and an lq that does not fit the spikes.
+        Without gt, both are the size of lq. Reports a gt whose sides are not the sides of lq times
+        a whole number, and an lq that does not fit the spikes.
         """
         lq = gt = (0, 0)  # (height, width) each
         try:
@@ -706,7 +717,8 @@ class ClipCheck:
             self._report(f"{sizes}: no whole multiple", paths["gt"][0])
         try:
             if self.spikes:
-                # `grid` places the planes on the frames. It raises DataError if they do not fit.
+                # Called only for its error: `grid` raises DataError if planes do not fit on frames
+                # of this size.
                 self.spikes.grid(lq)
         except DataError as e:
             self._report(e.what, paths["lq"][0], e.do)

@@ -158,7 +158,8 @@ def planned_steps(train: TrainOptions, steps_per_epoch: int, progress: Progress)
     total = math.inf if train.total_iter is None else train.total_iter
     if train.epochs is not None:
         # Count from the present position, because earlier epochs may have had another length.
-        epochs_left = train.epochs - progress.epoch  # with the current one
+        epochs_left = train.epochs - progress.epoch  # including the current epoch
+        # `batch` steps of the current epoch are done.
         steps_left = epochs_left * steps_per_epoch - progress.batch
         total = min(total, progress.step + steps_left)
     return int(total)
@@ -182,10 +183,11 @@ def left_to_do(
     else:
         is_due = is_last or progress.step % test_every == 0
 
-    # At step 0, nothing is validated, because `validated` is 0 before the first validation, too.
-    # Leave out a validation that a signal has stopped twice. A cluster may end each job before a
-    # long validation is done; without this rule, the run would repeat the validation for ever.
+    # At step 0, nothing is validated: `validated` is 0 before the first validation, so the step
+    # counts as validated.
     is_done = progress.validated == progress.step
+    # Leave out a validation that a signal has stopped twice. A cluster may end each job before a
+    # long validation is done. Without this rule, the run would repeat the validation for ever.
     is_left_out = progress.validation_stops >= 2
     if is_due and not is_done and not is_left_out:
         return "validation"
@@ -415,7 +417,8 @@ def restore_progress(
 
     # If the position is the end of an epoch, move it to the start of the next epoch. Here and below
     # `..._then` is a value of the checkpoint. The epochs of the checkpoint may have had another
-    # length. An earlier version did not save this length; then it is the length of now.
+    # length. An earlier version did not save the length of an epoch. Then the present length is
+    # taken.
     order_then = _order_in(state)
     steps_per_epoch_then = order.steps if order_then is None else order_then.steps
     if progress.batch == steps_per_epoch_then:
@@ -433,8 +436,8 @@ def restore_progress(
         progress.saved = progress.step
     else:
         _forget_files_of_other_run(progress)
-    # W&B knows a run by its task and not by its folder. If a folder was copied and got another
-    # task, it is another run for W&B.
+    # W&B knows a run by its task and not by its folder. If somebody has copied the folder and given
+    # the copy another task, the copy is another run for W&B.
     if state["options"].get("task") != options.get("task"):
         progress.wandb_id = None
     _forget_incomparable_best(progress, folder, _options_of_psnr(changes), scored_on)
@@ -446,8 +449,9 @@ def restore_progress(
 
 
 def _progress_in(state: dict[str, Any]) -> Progress:
-    """Return the position in a checkpoint. A field that an earlier version did not save has its
-    default.
+    """Return the position in a checkpoint.
+
+    A field that an earlier version did not save gets its default.
     """
     values = {}
     for field in fields(Progress):
@@ -503,8 +507,8 @@ def _log_changed_options(changes: dict[str, tuple[Any, Any]]) -> None:
 
 
 def _shortened(value: Any) -> str:
-    """Return an option in JSON, with at most 80 characters: some options are long lists."""
-    text = json.dumps(value)
+    """Return an option in JSON, with at most 80 characters, the length of a line of a terminal."""
+    text = json.dumps(value)  # some options are long lists
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
@@ -580,9 +584,10 @@ def _fit_position_to_data(
     order_then: the order that the checkpoint was written with, or None if it is not known.
     order: the order of this start.
 
-    The two errors are needed, because a run that a queue starts again must not continue with half
-    of its GPUs or clips after a host or a disk was lost. But if the user has named the checkpoint,
-    the change is intended: the run goes on with the next epoch, and the change is only logged.
+    The two errors are needed, because a queue may start a run again after a host or a disk was
+    lost. The run must not continue with half of its GPUs or half of its clips. But if the user has
+    named the checkpoint, the change is intended: the run goes on with the next epoch, and the
+    change is only logged.
     tests/dist/test_changed_resume.py tries each case.
     """
     ranks = utils_dist.get_world_size()
@@ -691,9 +696,10 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
     checkpoint_latest.pth.sha256.
 
     keep: number of former versions to keep.
-        0: the new file takes the place of the newest one. Used to add a validation's result to a
-            state that was saved before the validation.
-        None: no former version and no sidecar. For weights, which nothing resumes from.
+        0: the new file replaces the newest file. This is used to add the result of a validation to
+            a state that was saved before the validation.
+        None: no former version and no sidecar. This is used for bare weights, because no run
+            resumes from them.
 
     Raises CheckpointError, and leaves the former file as it was, if
     * `state` holds anything but plain types and tensors: it could not be loaded with
@@ -702,8 +708,9 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
     * writing fails.
     """
     # The file is a little larger than its tensors, because it also holds names and shapes. A fifth
-    # more is ample. With less, a save could fill the disk and fail; with more, a save would be
-    # refused that fits. `_plain_bytes` also refuses a state that could not be loaded again.
+    # more is ample. With a smaller factor, a save could fill the disk and fail. With a larger one,
+    # a save that fits would be refused. `_plain_bytes` also refuses a state that could not be
+    # loaded again.
     need_mb = 1.2 * _plain_bytes(state) / 2**20
     new_file = _temporary_name(path)
     new_sidecar = _temporary_name(_sidecar_of(path))
@@ -724,9 +731,10 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
             file.write(f"{sha256_of(new_file)}\n")
         _wait_for_disk(new_sidecar)
 
-        # Give the newest file the name of a former version, too. It keeps the name `path` until the
-        # new file takes this name. So there is a file `path` at any time, even if the process dies.
-        # If the newest file is damaged, do not keep it: it would push out a good former version.
+        # Give the file at `path`, the newest so far, the name of a former version, too. It keeps
+        # the name `path` until the new file takes this name. So there is a file `path` at any time,
+        # even if the process dies. `_fault` compares the file with its digest. A damaged file is
+        # not kept, because it would push out a good former version.
         if keep and path.exists() and _fault(path) is None:
             _rename_versions(path, keep)
 
@@ -861,9 +869,9 @@ def _temporary_name(path: Path) -> Path:
 
 
 def _remove_temporary_files(path: Path) -> None:
-    """Remove our temporary files of saves that failed or were killed: they would fill the disk.
+    """Remove the temporary files of saves that failed or were killed, before they fill the disk.
 
-    Files of other users, and files with another form of name, stay.
+    Only files of this user with a name of the form TEMPORARY are removed.
     """
     for candidate in path.parent.glob(f".{path.stem}*.tmp"):
         if TEMPORARY.fullmatch(candidate.name) and candidate.lstat().st_uid == os.geteuid():
@@ -907,8 +915,8 @@ def load(path: Path) -> dict[str, Any]:
 
 def _fault_in_words(error: BaseException) -> str:
     """Return what is wrong with a file that `load_plain` could not read."""
-    # The texts of these two kinds of errors tell what is wrong with the file. The texts of torch's
-    # errors are about the code of torch.
+    # The texts of OSError and RefusedFile say what is wrong with the file. The texts of torch's
+    # errors are about the code of torch, so they get other words.
     if isinstance(error, (OSError, RefusedFile)):
         return f"{error}"
     if isinstance(error, MemoryError):

@@ -94,8 +94,9 @@ class HistoryWriter:
         self.folder = folder
         self.file = folder / LINES_NAME
         self.resumed_step = start
-        # Whether the entries that this run of the program is going to write again have been removed
-        # from the file. They are removed before its first entry.
+        # A resumed run repeats the steps after its checkpoint, so it writes their entries again. The
+        # earlier entries of these steps are removed before the first new entry is written. True
+        # after that.
         self.are_repeated_removed = False
         self.is_report_old = False  # whether curves and report lack the newest entry
 
@@ -103,7 +104,7 @@ class HistoryWriter:
         """Append an entry. values: tag -> value, e.g. "train/loss" -> 0.0234."""
         self.is_report_old = True
         with best_effort(str(self.file)):
-            # Before its first entry, this run of the program removes the entries that it repeats.
+            # Before the first new entry, remove the entries that will be written again.
             if not self.are_repeated_removed:
                 earlier = self._entries_that_stay(values, step)
                 write_whole(self.file, b"".join(map(_line, earlier)))
@@ -120,8 +121,9 @@ class HistoryWriter:
         """Return the entries in the file that this run of the program does not write again.
 
         The program resumes from a checkpoint, so it repeats all later steps and writes their
-        entries again. It also repeats the validation at the step of the checkpoint, if the earlier
-        run of the program recorded it, but was killed before it wrote its next checkpoint.
+        entries again. It may also repeat the validation at the step of the checkpoint. This happens
+        if the earlier run of the program wrote the entry of the validation and was killed before it
+        saved the checkpoint with the score.
 
         values: scalars of the first new entry.
         step: step of this entry.
@@ -141,11 +143,11 @@ class HistoryWriter:
         for entry in entries:
             if entry is None or entry["step"] > self.resumed_step:
                 continue
-            # Only entries up to the resumed step are left here, and the first new entry is of the
-            # resumed step or later. So >= is true only if both are of the resumed step.
+            # Here, entry["step"] <= resumed_step <= step: the first new entry is of the resumed step
+            # or later. So >= is true only if all three are equal.
             is_same_step = entry["step"] >= step
-            # A log line and a validation of the same step are two entries. So the earlier entry is
-            # repeated only if the new entry has a scalar of the same name.
+            # A step may have two entries: a log line and a validation. The earlier entry is the same
+            # one as the new entry only if both have a scalar of the same name.
             has_same_scalar = any(tag in entry for tag in values)
             if not (is_same_step and has_same_scalar):
                 staying.append(entry)
@@ -153,7 +155,8 @@ class HistoryWriter:
 
     def _append(self, line: bytes) -> None:
         """Append the whole line, or nothing of it. Raises OSError if the line cannot be written."""
-        # `open_kept` writes without a buffer, and does not follow a link that somebody has made.
+        # `open_kept` writes without a buffer, so `write` returns how many bytes are in the file. It
+        # does not follow a link that somebody has made.
         with open_kept(self.file, "ab") as file:
             # If the disk gets full in the middle of the line, cut the file back to this size.
             size = file.tell()
@@ -173,8 +176,8 @@ class HistoryWriter:
         if not self.is_report_old:
             return
         self.is_report_old = False
-        # `best_effort` logs an error and goes on. Here it does so for every exception, because an
-        # error in a plot must not end the run.
+        # `best_effort` logs an error and goes on, by default only an OSError. Here it catches every
+        # Exception, because an error in a plot must not end the run.
         with best_effort("the report of the run", Exception):
             history = read_history(self.folder)
             # The name of the run is "", because the legend of a single run shows no name.
@@ -370,8 +373,8 @@ def draw_panels(histories: Mapping[str, History]) -> Any:
             style = {"transform": axis.transAxes, "ha": "center", "va": "center", "color": GREY}
             axis.text(0.5, 0.5, f"no {tag} yet", **style)
 
-    # Put the legends at places where curves seldom are. matplotlib could search for an empty place,
-    # but with many entries the search takes long.
+    # Put each legend at a place where such curves seldom are: a loss falls, so its upper right is
+    # empty. matplotlib could search for an empty place, but with many entries this takes long.
     _draw_legend(loss, "upper right", is_one_run)
     _draw_legend(psnr, "center right", is_one_run)
     _draw_legend(speed, "center left", is_one_run)
@@ -389,8 +392,8 @@ def _draw_loss(axis: Any, histories: Mapping[str, History]) -> None:
         axis.plot(curve.steps, curve.values, **thin)
         axis.plot(curve.steps, mean, color=curve.colour, linewidth=2.2, label=label)
         means.extend(mean[np.isfinite(mean)])
-    # If the loss falls by more than a factor of 10, a linear axis would show the end of its curve
-    # as a flat line at the bottom.
+    # If the loss falls by more than a factor of 10, a linear axis would show the end of the curve as
+    # a flat line at the bottom. A logarithmic axis needs values above 0.
     if means and min(means) > 0 and max(means) > 10 * min(means):
         axis.set_yscale("log")
 
@@ -500,11 +503,10 @@ def encoded(figure: Any, kind: str = "png") -> bytes:
 def smoothed(values: Sequence[float] | np.ndarray) -> tuple[np.ndarray, int]:
     """Return the centred running mean (n,), and the number of entries in its window.
 
-    The mean of entry i is over the entries i - half ... i + half. At the ends the window is
-    shorter. NaN and Inf do not count. A window without finite entries has the mean NaN. Test:
-    test_history.py.
+    The window of entry i has the entries i - half ... i + half. At the ends of the curve the window
+    is shorter. NaN and Inf do not count. A window without finite entries has the mean NaN.
 
-    values: (n,).
+    values: (n,). Test: test_history.py.
     """
     y = np.asarray(values, float)
     n = len(y)
@@ -549,7 +551,7 @@ def _curves(histories: Mapping[str, History], tag: str) -> Iterator[_Curve]:
         entries = history.get(tag)
         if entries:
             table = np.asarray(entries, float)  # (n, 2)
-            # matplotlib has ten colours, "C0" to "C9".
+            # matplotlib has ten colours, "C0" to "C9". Run 10 has the colour of run 0 again.
             yield _Curve(steps=table[:, 0], values=table[:, 1], colour=f"C{number % 10}")
 
 
@@ -560,9 +562,9 @@ def _empty_figure(
     size: tuple[float, float],
     margins: dict[str, float] | None = None,
 ) -> tuple[Any, list[Any]]:
-    """Return a figure and its empty panels, one for each title.
+    """Return a figure and its empty panels (axes of matplotlib), one for each title.
 
-    The names of the runs stand above the panels, if there are several.
+    If there are several runs, their names stand above the panels.
 
     titles: titles of the panels.
     columns: number of panels beside each other.
@@ -641,8 +643,8 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
     if finite_psnr_at:
         best_step = max(finite_psnr_at, key=lambda step: finite_psnr_at[step])
 
-    # The rows: the newest validations, and the best validation. The newest comes first. (Without a
-    # best validation, best_step is None, which no step equals.)
+    # The rows: the newest validations, and the best validation. The newest comes first. If no
+    # validation has a finite PSNR, best_step is None, and None is no step.
     shown_steps = {best_step, *steps[-SHOWN_ROWS:]}
     newest_first = [step for step in reversed(steps) if step in shown_steps]
     rows = _validation_rows(history, newest_first, metrics=("psnr", "ssim", *further))
@@ -732,14 +734,15 @@ class _Warning(NamedTuple):
 
 
 def _warnings(recorded: Path) -> list[_Warning]:
-    """Return the warnings of a run, each once. The one that occurred last is the last.
+    """Return the warnings of a run, each once. The warning that occurred last comes last.
 
     recorded: the file of warnings of the run. Each line is a record {"time": ..., "text": ...}.
     """
     lines = recorded.read_text(encoding="utf-8").splitlines() if recorded.is_file() else []
     warnings: dict[str, _Warning] = {}  # text -> its warning
     for line in lines:
-        with suppress(ValueError):  # the process was killed while it wrote this line
+        # A line is no JSON if the process was killed while it wrote the line.
+        with suppress(ValueError):
             record = json.loads(line)
             text = record["text"]
             times = 1
