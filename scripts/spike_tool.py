@@ -110,18 +110,19 @@ AVERAGED_PLANES = 64
 # of each other size by more than this. A larger value leaves more files undecided, so the user must
 # give --size. A smaller value would sometimes decide for a wrong size.
 CLEAR_LEAD = 0.05
-# The same for two bit orders. The difference is smaller, because a wrong bit order changes the
-# correlation along the rows only.
+# By how much the smoothness of the right bit order must be larger. This number is smaller than
+# CLEAR_LEAD, because a wrong bit order changes the correlation along the rows only.
 CLEAR_ORDER = 0.01
 # Below this smoothness an image is hardly better than noise, for which the smoothness is 0.
 LEAST_SMOOTHNESS = 0.3
-# Real streams fire in this range: mean spikes per plane and pixel. A wrong geometry may read a
-# header or an array of other numbers as spikes.
+# The mean spikes per plane and pixel of real streams lie in this range. With a wrong geometry, a
+# header or an array of other numbers may be read as spikes, and the mean may lie outside.
 USUAL_RATES = (0.001, 0.98)
-# Hundreds of sizes may fit the length of a file. This number of them, the smoothest, are shown
-# as rows of a table. For each of these rows an image is made, so a larger number takes more time.
+# Hundreds of sizes may fit the length of a file. Only this number of the smoothest sizes are shown
+# as rows of a table. For each row an image is made, so a larger number takes more time.
 SHOWN_DERIVED = 8
-# Of the sizes that are not shown, at most this number is named in one line below the table.
+# The other sizes are named in one line below the table, at most this number. More would fill the
+# screen.
 MOST_NAMED = 40
 
 # Value of --bit-order -> its meaning, for sentences that are printed.
@@ -146,7 +147,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def check_output(command: argparse.Namespace) -> None:
-    """Give the output its default name.
+    """Give the output its default name if --out is not given: sets `command.out`.
 
     Raises OptionError if the output exists, or if its suffix does not fit the command.
     """
@@ -174,7 +175,11 @@ def check_output(command: argparse.Namespace) -> None:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Return the options of one command. `action` is its name, `run` is its function."""
+    """Return the options of one command.
+
+    Besides the options, the result has `action` (the name of the command), `run` (its function) and
+    `overrides` (words such as "method.half_window=5").
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -233,7 +238,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add_simulation(action)
 
     # argparse cannot read the words method.key=value behind a file and options. So
-    # `parse_known_args` returns these words as unknown, and they are checked here.
+    # `parse_known_args` returns these words as unknown. `recon` and `play` read them later. All
+    # other unknown words are refused here.
     command, command.overrides = parser.parse_known_args(arguments)
     can_override = command.action in ("recon", "play")
     wrong = command.overrides
@@ -381,7 +387,10 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
 
 
 def the_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry:
-    """Return the only geometry of `geometries`. Raises DataError if several fit."""
+    """Return the geometry of a spike file. Raises DataError if none fits, or if several fit.
+
+    command: has the options of `add_geometry`.
+    """
     found = geometries(path, command)
     if len(found) > 1:
         names = ", ".join(f"{g.height} x {g.width} {g.layout}" for g in found)
@@ -420,11 +429,11 @@ def given_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry | N
         what = "a folder" if path.is_dir() else "cannot read: No such file or directory"
         raise DataError(what=what, where=str(path), expected="a spike file", do="correct the path")
 
-    # Read dataset.json also for an array, which does not need it: a damaged dataset.json should be
-    # an error for each file beside it.
+    # What dataset.json says: h, w and flip, each None if it is not there. It is read also for an
+    # array, which does not need it, so that a damaged dataset.json is an error for each file.
     about = nearest_info(path)
 
-    # An array (.npy, .npz) knows its own size. It is not packed, so bit order does not matter.
+    # An array (.npy, .npz) has a shape. It is not packed, so it has no bit order and no layout.
     shape = formats.array_shape(path)
     if shape is not None:
         if len(shape) != 3:
@@ -469,7 +478,8 @@ def is_flipped(path: Path, command: argparse.Namespace) -> bool:
     """
     if command.no_flip or command.layout != "raster":
         return False
-    return nearest_info(path).flip is not False  # None: dataset.json does not say it
+    # `flip` is True, False, or None if dataset.json does not say it. None counts as True.
+    return nearest_info(path).flip is not False
 
 
 def known_geometries(path: Path, command: argparse.Namespace) -> list[SpikeGeometry]:
@@ -498,7 +508,7 @@ def no_geometry(path: Path) -> DataError:
     Raises SpikeFileError if the file begins as a file of another format.
     """
     with open(path, "rb") as file:
-        formats.refuse_header(file.read(64), path)
+        formats.refuse_header(file.read(formats.HEAD_BYTES), path)
     size = path.stat().st_size
     if not size:
         return DataError(
@@ -526,7 +536,10 @@ def no_geometry(path: Path) -> DataError:
 
 
 def in_words(geometry: SpikeGeometry) -> str:
-    """Return size and storage of packed planes, e.g. "250 x 400, bottom row first, the ..."."""
+    """Return size and storage of packed planes in words.
+
+    E.g. "250 x 400, bottom row first, the least significant bit is the first pixel".
+    """
     head = f" + {geometry.head_columns} head columns" if geometry.head_columns else ""
     rows = "bottom" if geometry.flipud else "top"
     bit = BIT_ORDERS[geometry.bit_order]
@@ -546,9 +559,9 @@ class Candidate:
     file: the open spike file.
     spikes: the planes in the middle of the file, (planes, h, w), 0 or 1.
     rates: (h, w), spikes per plane of each pixel.
-    smooth: "columns" -> correlation of each column with the next column, "rows" -> the same of
-        rows.
-    score: the smaller number of `smooth`. Candidates are ranked by it.
+    smooth: "columns" -> correlation of each column with the next column, "rows" -> correlation of
+        each row with the next row.
+    score: the smaller number of `smooth`, by which candidates are ranked.
     name: e.g. "250 x 400".
     """
 
@@ -589,7 +602,8 @@ class Candidate:
         best_smoothness_there = best.smooth[direction]
 
         doubts = []
-        # E.g. an array of shape (250, 400, 1000): its last axis is the planes.
+        # E.g. an array of shape (250, 400, 1000), in which the last axis is the planes. Read as
+        # (planes, h, w), it has 250 planes of 400 x 1000.
         if (planes, height) in known_sizes and (height, width) not in known_sizes:
             doubts.append(
                 f"{planes} x {height} is the size of a camera: the axes seem to be (h, w, planes), "
@@ -716,9 +730,9 @@ class Ranking:
         path = command.file
         # A file of another format, e.g. a picture, is refused by its first bytes.
         with open(path, "rb") as file:
-            formats.refuse_header(file.read(64), path)
+            formats.refuse_header(file.read(formats.HEAD_BYTES), path)
         length = path.stat().st_size
-        # Derived sizes have no head columns, so nothing can be derived if the user gave some.
+        # A derived size has no head columns. So no size is derived if the user gave head columns.
         if command.head_columns or not length:
             return []
         known_sizes = {(g.height, g.width + g.head_columns) for g in known}
@@ -761,7 +775,7 @@ def info(command: argparse.Namespace) -> None:
         return
 
     best = ranking.shown[0]
-    # An array has no bits, and an SPS100 file has one known bit order.
+    # An array has no bit order, and the bit order of an SPS100 file is known.
     if not shape and best.file.geometry.layout == "raster":
         print_bit_order(path, best.file.geometry)
     print_intervals(best.spikes)
@@ -808,9 +822,10 @@ def print_intervals(spikes: np.ndarray) -> None:
     spikes: (planes, h, w), 0 or 1.
     """
     spikes_of_pixels = spikes.reshape(len(spikes), -1).T  # (pixels, planes)
-    # The spikes of pixel 0 in the order of time, then the spikes of pixel 1, and so on. Two spikes
-    # in a row make an interval if they belong to the same pixel.
-    pixels, times = np.nonzero(spikes_of_pixels)  # pixel and plane of each spike
+    # Pixel and plane of each spike: first the spikes of pixel 0 in the order of time, then the
+    # spikes of pixel 1, and so on. Two spikes that follow one another make an interval if they
+    # belong to one pixel. E.g. pixels 0 0 1 and planes 3 7 2: one interval, 7 - 3 = 4.
+    pixels, times = np.nonzero(spikes_of_pixels)
     is_same_pixel = np.diff(pixels) == 0
     intervals = np.diff(times)[is_same_pixel]
     if intervals.size:
@@ -880,8 +895,8 @@ class Rendering:
         # Imported here, because --help and info do not need torch.
         from data.reconstruct import method_options
 
-        # The method, with its options checked and completed. `apply_override` sets the options of
-        # the command line (method.key=value) in `table`.
+        # The method, with its options checked and completed. `apply_override` takes a word
+        # method.key=value of the command line and sets this value in `table`, in place.
         chosen = method if method else {"type": command.method}
         table = {"method": chosen}
         for override in command.overrides:
@@ -898,8 +913,8 @@ class Rendering:
         self.size = f"{height} x {width}"
         self.brightness = brightness(command, best.rates)
 
-        # The image of some methods shows the time half a plane after the center (their lag is above
-        # 0). Such an image needs the next plane, too.
+        # Some methods show the time half a plane after the center: their `lag` is 0.5, and not 0.
+        # Such an image needs the next plane, too, so the last plane has no image.
         needs_next = REPRESENTATIONS[self.name].lag(**self.options) > 0
         self.last = self.file.planes - 1
         if needs_next:
@@ -919,6 +934,7 @@ class Rendering:
         # A method without `half_window` (tfstp) gets HISTORY planes on either side. At the ends of
         # the file there are fewer planes.
         half = self.options.get("half_window", HISTORY)
+        # The planes first_needed ... end_needed - 1 are read, as far as the file has them.
         first_needed = max(centers[0] - half, 0)
         end_needed = min(centers[-1] + half + 1, self.file.planes)
         reader = PlaneReader(self.file, first_needed, end_needed)
@@ -949,11 +965,12 @@ def brightness(command: argparse.Namespace, rates: np.ndarray) -> dict[str, Any]
     rates: (h, w), spikes per plane of each pixel.
     """
     about = nearest_info(command.file)
-    # The guess for the rate at full light: all pixels but the brightest 0.5 % are at most white.
-    # The guess must be above 0 also for a dark file, because the rates are divided by it.
+    # The guess for the rate at full light: all pixels but the brightest 0.5 % are at most white. A
+    # guess from all pixels would follow a few hot pixels, and the image would be dark. The guess
+    # must be above 0 also for a file without spikes, because the rates are divided by it.
     brightest_rate = float(np.percentile(rates, 99.5))
     white = max(brightest_rate, 1e-6)
-    # None, and 0, count as not given.
+    # `or`: a rate of None or 0 counts as not given.
     return {
         "rate": command.rate or about.rate or white,
         "light": command.light or about.light or "linear",
@@ -962,10 +979,10 @@ def brightness(command: argparse.Namespace, rates: np.ndarray) -> dict[str, Any]
 
 
 class PlaneReader:
-    """Reads a spike file once from front to back, and gives windows of its planes.
+    """Reads a spike file once from front to back, and returns windows of its planes.
 
-    Only `Rendering.images` uses it. The memory holds the latest window and the block of planes that
-    was read last.
+    Only `Rendering.images` uses this class. The memory holds the latest window and the block of
+    planes that was read last.
 
     in_memory: planes (n, h, w).
     first_in_memory: number of the first plane in memory, counted from the begin of the file.
@@ -980,8 +997,8 @@ class PlaneReader:
     def planes(self, begin: int, end: int) -> np.ndarray:
         """Return the planes begin ... end - 1 of the file, (end - begin, h, w).
 
-        A window must not begin before the window of the call before, because the planes before a
-        window are forgotten.
+        The windows of successive calls must move forwards: each call forgets the planes before its
+        window.
         """
         while self.first_in_memory + len(self.in_memory) < end:
             # Forget the planes before the window, and read the next block. A window may begin
@@ -999,7 +1016,8 @@ class PlaneReader:
 
 def view(command: argparse.Namespace) -> None:
     """Write the middle of the file as read and flipped, to see which image is upright."""
-    # A mean over 65 planes (32 on either side of the middle) shows the shapes of any scene.
+    # A mean over 65 planes (32 on either side of the middle) shows the shapes of a scene also in dim
+    # light. It is sharp enough to see which image is upright.
     rendering = Rendering(command, type="tfp", half_window=32)
     middle = rendering.file.planes // 2
     _, _, image = next(rendering.images([middle]))  # one center, so one image
@@ -1073,7 +1091,7 @@ def play(command: argparse.Namespace) -> None:
 def planes_to_play(command: argparse.Namespace, last: int) -> range:
     """Return the planes that --first, --count and --step choose, one for each video frame.
 
-    Raises OptionError if one of them does not exist.
+    Raises OptionError if a chosen plane does not exist, or if the step is negative.
 
     last: number of the last plane that has an image.
     """
@@ -1147,8 +1165,8 @@ def convert(command: argparse.Namespace) -> None:
     for doubt in candidate.doubts(candidate):
         print(f"  warning: {doubt}")
 
-    # Each block holds some planes. `tracked` shows how many planes are written. It calls `len` to
-    # learn how many planes a block has.
+    # Each block holds some planes, (t, h, w). `tracked` yields the blocks and shows how many planes
+    # were yielded. It calls `len` to learn how many planes a block has.
     blocks = candidate.file.parts(command.first, count)
     blocks = tracked(blocks, count, "converting", "planes", len)
     formats.write_spikes(command.out, blocks, written)

@@ -94,9 +94,9 @@ class HistoryWriter:
         self.folder = folder
         self.file = folder / LINES_NAME
         self.resumed_step = start
-        # A resumed run repeats the steps after its checkpoint, so it writes their entries again. The
-        # earlier entries of these steps are removed before the first new entry is written. True
-        # after that.
+        # A resumed run repeats the steps after its checkpoint, so it writes their entries again.
+        # The earlier entries of these steps are removed before the first new entry is written.
+        # True after that.
         self.are_repeated_removed = False
         self.is_report_old = False  # whether curves and report lack the newest entry
 
@@ -143,11 +143,11 @@ class HistoryWriter:
         for entry in entries:
             if entry is None or entry["step"] > self.resumed_step:
                 continue
-            # Here, entry["step"] <= resumed_step <= step: the first new entry is of the resumed step
-            # or later. So >= is true only if all three are equal.
+            # Here, entry["step"] <= resumed_step <= step: the first new entry is of the resumed
+            # step or later. So >= is true only if all three are equal.
             is_same_step = entry["step"] >= step
-            # A step may have two entries: a log line and a validation. The earlier entry is the same
-            # one as the new entry only if both have a scalar of the same name.
+            # A step may have two entries: a log line and a validation. The earlier entry is written
+            # again only if the new entry has a scalar of the same name.
             has_same_scalar = any(tag in entry for tag in values)
             if not (is_same_step and has_same_scalar):
                 staying.append(entry)
@@ -176,8 +176,8 @@ class HistoryWriter:
         if not self.is_report_old:
             return
         self.is_report_old = False
-        # `best_effort` logs an error and goes on, by default only an OSError. Here it catches every
-        # Exception, because an error in a plot must not end the run.
+        # `best_effort` logs an error and goes on, by default after OSError and DataError. Here it
+        # catches every Exception, because an error in a plot must not end the run.
         with best_effort("the report of the run", Exception):
             history = read_history(self.folder)
             # The name of the run is "", because the legend of a single run shows no name.
@@ -392,8 +392,8 @@ def _draw_loss(axis: Any, histories: Mapping[str, History]) -> None:
         axis.plot(curve.steps, curve.values, **thin)
         axis.plot(curve.steps, mean, color=curve.colour, linewidth=2.2, label=label)
         means.extend(mean[np.isfinite(mean)])
-    # If the loss falls by more than a factor of 10, a linear axis would show the end of the curve as
-    # a flat line at the bottom. A logarithmic axis needs values above 0.
+    # If the loss falls by more than a factor of 10, a linear axis would show the end of the curve
+    # as a flat line at the bottom. A logarithmic axis needs values above 0.
     if means and min(means) > 0 and max(means) > 10 * min(means):
         axis.set_yscale("log")
 
