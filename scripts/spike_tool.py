@@ -913,8 +913,8 @@ class Rendering:
         self.size = f"{height} x {width}"
         self.brightness = brightness(command, best.rates)
 
-        # Some methods show the time half a plane after the center: their `lag` is 0.5, and not 0.
-        # Such an image needs the next plane, too, so the last plane has no image.
+        # Some methods show a time after the center: their `lag`, in half planes, is above 0, e.g. 1
+        # for tfi. Such an image needs the next plane, too, so the last plane has no image.
         needs_next = REPRESENTATIONS[self.name].lag(**self.options) > 0
         self.last = self.file.planes - 1
         if needs_next:
@@ -1016,8 +1016,8 @@ class PlaneReader:
 
 def view(command: argparse.Namespace) -> None:
     """Write the middle of the file as read and flipped, to see which image is upright."""
-    # A mean over 65 planes (32 on either side of the middle) shows the shapes of a scene also in dim
-    # light. It is sharp enough to see which image is upright.
+    # A mean over 65 planes (32 on either side of the middle) shows the shapes of a scene, also in
+    # dim light. It is sharp enough to see which image is upright.
     rendering = Rendering(command, type="tfp", half_window=32)
     middle = rendering.file.planes // 2
     _, _, image = next(rendering.images([middle]))  # one center, so one image

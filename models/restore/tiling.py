@@ -106,10 +106,10 @@ class Tiling:
     may_halve: bool = False
 
     def __post_init__(self) -> None:
-        """Raise OptionError for tiles no larger than their overlap, or not of whole windows."""
-        # Each tile must reach beyond the tile before, or the tiles never reach the end of the clip.
-        # The keys are num_frame_testing and num_frame_overlapping for time, size_patch_testing and
-        # size_patch_overlapping for space.
+        """Raise OptionError if tiles do not exceed their overlap, or cut attention windows."""
+        # Each tile must reach beyond the tile before it. Otherwise the tiles would never reach the
+        # end of the clip. The keys are num_frame_testing and num_frame_overlapping for time,
+        # size_patch_testing and size_patch_overlapping for space.
         for key in ("num_frame", "size_patch"):
             size = getattr(self, f"{key}_testing")
             overlap = getattr(self, f"{key}_overlapping")
@@ -120,8 +120,8 @@ class Tiling:
                     expected="overlap < tile, or tile 0 (the whole)",
                     do=f"raise {key}_testing or lower {key}_overlapping",
                 )
-        # A tile holds whole attention windows, so that no window is padded. WHOLE is 0, a multiple
-        # of any window: such a tile is padded in `_run`.
+        # A tile holds whole attention windows, so that no window is padded. WHOLE is 0, which is a
+        # multiple of any window, so it passes. The tile of a whole frame is padded in `_run`.
         side = self.size_patch_testing
         _, window_height, window_width = self.spec.window_size
         for window_side in (window_height, window_width):
@@ -141,7 +141,8 @@ class Tiling:
         """
         # Where `changes` has a key of `val`, `changes` wins.
         fields: dict[str, Any] = val.plain() | changes
-        del fields["save_img"]  # says whether validation saves pictures; no field of tiles
+        # This option says whether a validation saves pictures. It is no field of this class.
+        del fields["save_img"]
 
         # Replace "auto" by a number: AUTO_TILE, rounded up to whole windows of the network.
         window_frames = spec.window_size[0]
@@ -150,14 +151,14 @@ class Tiling:
             if fields[key] == "auto":
                 fields[key] = _rounded_up(AUTO_TILE[key], multiple)
                 # A user of "auto" wants a result without seams, and no out-of-memory error. A user
-                # who gives a size may want to reproduce the published result for this size: then
-                # the blend stays "kair", and no smaller tile is tried.
+                # who gives a size may want to reproduce the published result for this size. So a
+                # given size keeps the defaults of the class: blend "kair", and no smaller tile.
                 fields.setdefault("blend", "smooth")
                 fields.setdefault("may_halve", True)
 
-        # A network that interpolates takes exactly `least_frames` frames, half of them before a gap
-        # and half behind it. The frames of one gap are one tile in time. `_interpolated` puts the
-        # tiles of all gaps one behind the other, so the tiles do not overlap.
+        # A network that interpolates takes exactly `least_frames` frames: half of them before a
+        # gap, and half behind it. These frames are one tile in time. `Restorer._interpolated` puts
+        # the frames of all gaps one behind the other, so the tiles do not overlap.
         if spec.interpolates:
             fields["num_frame_testing"] = spec.least_frames
             fields["num_frame_overlapping"] = 0
@@ -223,8 +224,9 @@ def stream_clip(
     tick: is called with the share of the work, 0 to 1, that was done since the call before.
     """
     moments = [(index, False) for index in range(num_frames)]
-    # E.g. 7 frames become 8, as a network saw them in training (`pad_sequence`). The result of the
-    # repeated frame is not used: `wanted` has only frames of the clip.
+    # Repeat the last frame: e.g. 7 frames become 8, because a training with the option pad_sequence
+    # repeats the last frame, too. The result for the repetition is not used, because `wanted` has
+    # only frames of the clip.
     if tiling.pad_seq:
         last_moment = moments[-1]
         moments.append(last_moment)
@@ -318,7 +320,8 @@ def _stream_moments(
     if tiling.num_frame_testing != WHOLE:
         size = min(tiling.num_frame_testing, length)
     starts = tile_starts(length, size, tiling.num_frame_overlapping)  # e.g. 0, 10, 20
-    # The blend "kair" trims the borders of tiles in space, not in time.
+    # With the blend "kair", all frames of a tile have the weight 1: overlap 0. This blend trims the
+    # borders of tiles in space only.
     overlap = tiling.num_frame_overlapping if tiling.blend == "smooth" else 0
 
     # Index and start of each tile that contains a wanted frame.
@@ -330,12 +333,12 @@ def _stream_moments(
         if begins_before_end and ends_after_begin:
             needed_tiles.append((tile_index, start))
 
-    # The sums of the frames from the start of the present tile on, in the order of time. A frame is
-    # complete if the next tile begins after it.
+    # The sums of the frames from the start of the present tile on, in the order of time. A sum is
+    # complete if the next tile begins after its frame.
     pending: deque[_WeightedSum] = deque()
     for tile_index, start in needed_tiles:
         inputs = read(moments[start : start + size])
-        # restore_space reports shares of one tile, the caller wants shares of all needed tiles.
+        # `restore_space` reports shares of one tile. The caller wants shares of all needed tiles.
         clip = restore_space(net, inputs, tiling, lambda done: tick(done / len(needed_tiles)))
         del inputs  # the input of this tile can leave the memory
 
@@ -427,7 +430,7 @@ def restore_space(
         tick(1)  # all of the work is done
         return whole
 
-    # The tiles in the order of reading: row by row, from left to right.
+    # The tiles row by row, and from left to right within a row.
     patches = []
     for row, top in enumerate(tops):
         for column, left in enumerate(lefts):
@@ -558,8 +561,8 @@ def _run(net: Callable[..., Tensor], inputs: tuple[Tensor, ...], tiling: Tiling)
     out = net(*padded)  # (B, n, C', sH, sW), of the padded tile
     out = out[:, :frames, :, : height * scale, : width * scale]
     out = out.cpu()
-    # Tests compare in float64, so this dtype is kept. Any other dtype becomes float32, because the
-    # weighted tiles are summed in it.
+    # float64 is kept, because tests compare in float64. Any other dtype (e.g. bfloat16) becomes
+    # float32, in which the weighted tiles are summed.
     if out.dtype == torch.float64:
         return out
     return out.float()
@@ -571,9 +574,9 @@ def _padded_length(frames: int, tiling: Tiling) -> int:
     E.g. windows of 6 frames, and a clip of 7 frames:
 
         num_frame_testing 0                 12   a whole clip is padded to whole windows
-        num_frame_testing 12, "smooth"      12   a clip shorter than a tile, too
-        num_frame_testing 12, "kair"         7   not here, because the published tiling does not
-        num_frame_testing 7                  7   a tile of the length that the user asks for is not
+        num_frame_testing 12, "smooth"      12   so is a clip that is shorter than a tile
+        num_frame_testing 12, "kair"         7   not padded, as in the published tiling
+        num_frame_testing 7                  7   not padded: the tile has the length asked for
     """
     is_whole_clip = tiling.num_frame_testing == WHOLE
     is_short_clip = frames < tiling.num_frame_testing
@@ -617,9 +620,10 @@ def _mirrored(x: Tensor, axis: int, size: int) -> Tensor:
 def smaller(tiling: Tiling, height: int, width: int) -> Tiling | None:
     """Return the next tiling to try after an out-of-memory error, or None after the smallest.
 
-    First fewer tiles per pass, then half the side, then half the length. E.g. 12 frames x 256 px
-    -> 12 x 128 -> 12 x 64 -> 6 x 64, for a network whose smallest side is 64. The order may change,
-    but the result must be smaller, because `Restorer._restored` repeats until None.
+    The order: fewer tiles per pass, then half the side, then half the length. E.g. for a network
+    whose smallest side is 64: 12 frames x 256 px -> 12 x 128 -> 12 x 64 -> 6 x 64. The order may
+    change, but each result must be smaller than `tiling`: `Restorer._restored` tries again until
+    the clip fits or the result is None.
 
     height, width: size of a frame of the input.
     """
@@ -633,8 +637,8 @@ def smaller(tiling: Tiling, height: int, width: int) -> Tiling | None:
     if side == WHOLE:
         side = max(height, width)
     half_side = max(least_side, _rounded_down(side // 2, step))
+    is_side_smaller = half_side < side  # False if the side is the smallest already
     # A tile must be larger than its overlap with the next tile.
-    is_side_smaller = half_side < side  # not if the side is the smallest already
     if is_side_smaller and half_side > tiling.size_patch_overlapping:
         return replace(tiling, size_patch_testing=half_side)
 
@@ -743,8 +747,8 @@ class Restorer:
         """Yield the frames `wanted` of a clip with gaps, see `frames`."""
         length = self.tiling.spec.least_frames  # given frames that the network takes for a gap
         selection = _frames_around_gaps(reader, wanted, length)
-        # The frames of neighbouring gaps are the same but for one. So a cache of little more than
-        # `length` frames reads each frame once.
+        # Two neighbouring gaps share all but one of their frames. So with a cache of little more
+        # than `length` frames, each frame is read once.
         capacity = length + SPARE_FRAMES
         frames_of_gaps = FrameCache(reader.clip, capacity=capacity, selection=selection)
 
@@ -774,7 +778,8 @@ class Restorer:
         """
         cache = self.cached(reader)
         has_yielded = False
-        if not wanted:  # an empty range
+        # An empty range, e.g. if a clip has no gap to fill.
+        if not wanted:
             return
 
         def tick_of_frames(done_share: float) -> None:
@@ -963,8 +968,8 @@ class LeftOutFrames:
     given, gaps: see InterpolatedClip. Each frame of this clip lies in a gap.
     """
 
-    # None, as a folder of frames has no frame rate. The left-out frames are only scored, and no
-    # film is made of them.
+    # The frame rate and the times of a clip are for films. The left-out frames are only scored, and
+    # no film is made of them, so both are None.
     fps = None
     times = None
 
@@ -975,8 +980,9 @@ class LeftOutFrames:
         self.origin = clip.origin
         self.pixel_aspect = clip.pixel_aspect
         self.given = range(0, len(clip.stems), 2)
-        # E.g. length 4: gap 1 is the first gap with two given frames before it. m given frames have
-        # m - 3 groups of 4 neighbours, and each group has one gap in its middle.
+        # E.g. length 4: gap 1 is the first gap with two given frames before it. The network takes 4
+        # given frames in a row, with the gap in their middle. m given frames have m - 3 such rows,
+        # so m - 3 gaps count.
         first_gap = length // 2 - 1
         gap_count = len(self.given) - length + 1
         self.gaps = range(first_gap, first_gap + gap_count)
