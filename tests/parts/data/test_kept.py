@@ -36,10 +36,11 @@ import pytest
 
 from data.clip import Clip
 from data.clips import manifest, table
-from data.clips.files import entry_of
+from data.clips.files import SLOW_FROM_START, entry_of
 from data.clips.look import Look
 from data.clips.preflight import Report, check_source
 from data.clips.table import ClipTable
+from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
 from tests.dist.launching import ROOT
 from tests.helpers.clip_files import (
     BINS,
@@ -266,6 +267,24 @@ def test_one_of_each_form_has_the_sizes_of_all_clips(tmp_path):
     assert names_and_sizes(lists[0]) == [("a", 16, 16), ("b", 16, 16), ("c", 16, 32)]
     in_both = [("a", 16, 16), ("c", 16, 32), ("a", 16, 64)]
     assert names_and_sizes(table.joined(tables)) == in_both
+
+
+def test_a_compressed_spike_file_of_a_whole_clip_is_said_to_be_slow_once(root):
+    changes = one_spike_file_for_a_clip(root)
+    spikes = root / "GOPRO_Large_spike_seq/train"
+    # An .npz is compressed, so every read begins at its start. Both clips get one.
+    for path in sorted(spikes.glob("*.dat")):
+        geometry = SpikeGeometry(8, 12)
+        planes = read_spikes(path, geometry)
+        write_spikes(path.with_suffix(".npz"), planes, geometry)
+        path.unlink()
+
+    report = checked_at_start(section(root, **changes), root)
+
+    assert report.problems == []
+    slow = [warning for warning in report.warnings if warning.what == SLOW_FROM_START]
+    assert [warning.clip for warning in slow] == ["clip0"]
+    assert slow[0].where == str(spikes / "clip0.npz")
 
 
 # ---- Files that changed ----
