@@ -11,12 +11,14 @@ the improved frame. Two functions give a share, and the tests have a part for ea
                        stripes, because stripes that move show everywhere.
 """
 
+import cv2
 import numpy as np
 import pytest
 
 from data.motion.flow import Motion
 from data.motion.recording import Recording, View
 from data.motion.stillness import share_by_change, share_by_reach
+from data.spike.simulate import IntegrateAndFire, to_display
 
 # Nine times of an exposure of 60 planes, from -30 to 30, in planes after the sharp instant.
 TIMES = np.linspace(-30, 30, 9)
@@ -153,6 +155,19 @@ def test_noise_is_no_motion_on_a_plane_of_any_size(plane):
 
     # Not 0: of so many pixels, noise alone may lift a few a little above the limit of evidence.
     assert share_by_change(recording, view, is_good=np.ones(plane, bool)).max() < 0.1
+
+
+def test_pixels_that_begin_with_equal_charges_are_no_motion():
+    rng = np.random.default_rng(0)
+    # Soft clouds. Neighbours of nearly equal light fire in nearly the same planes.
+    light = cv2.GaussianBlur(rng.random((SIDE, SIDE)), (0, 0), 4)
+    light = (light - light.min()) / (light.max() - light.min())
+    camera = IntegrateAndFire(SIDE, SIDE, rate=0.1, rng=rng, initial_charge=0.0)
+    stream = camera.run(light for _ in range(PLANES))
+    blurry = np.repeat(to_display(light)[..., None], 3, axis=2).astype(np.float32)
+    recording = Recording(blurry, stream, begin=30, end=PLANES - 30, sharp=PLANES / 2)
+
+    assert change_of(recording).max() == 0
 
 
 @pytest.mark.parametrize("positions", [STEADY, RETURN])
