@@ -271,6 +271,19 @@ class Recording:
             rates.append(spikes_of_window / (end - begin))
         return np.stack(rates).astype(np.float32)
 
+    def within(self, first: int, end: int) -> "Recording":
+        """Return the recording with a part of its planes, which holds the exposure.
+
+        first: index of the first plane. end: index of the plane after the last one.
+        """
+        return replace(
+            self,
+            stream=self.stream[first:end],
+            begin=self.begin - first,
+            end=self.end - first,
+            sharp=self.sharp - first,
+        )
+
     def with_replaced(self, is_good: np.ndarray) -> "Recording":
         """Return the recording, in which pixels that cannot be trusted repeat a trusted neighbour.
 

@@ -105,6 +105,19 @@ def test_a_clip_that_stands_still_stays_as_the_operator_restores_it(rate, tmp_pa
     assert gain(Scene(rate=rate), tmp_path) > -MOST_LOST
 
 
+def test_slides_stay_as_the_operator_restores_them(tmp_path):
+    # Three still scenes, one in each frame. Each frame has its spikes in a file of its own.
+    slides = tmp_path / "slides"
+    for number in range(3):
+        scene = Scene(frames=1, seed=number).write(tmp_path / f"scene{number}")
+        shutil.copytree(scene, slides, dirs_exist_ok=True, ignore=shutil.ignore_patterns("0*"))
+        for folder in ("blur", "sharp", "spike"):
+            [file] = (scene / folder).glob("0*")
+            shutil.copy(file, slides / folder / f"{number:06d}{file.suffix}")
+
+    assert gain_on(slides, tmp_path) > -MOST_LOST
+
+
 def test_a_camera_that_changes_its_exposure_loses_nothing(tmp_path):
     clip = MOVING.write(tmp_path / "clip")
     # The first and the second frame become darker, as by automatic exposure: their display values

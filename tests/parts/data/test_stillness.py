@@ -17,7 +17,7 @@ import pytest
 
 from data.motion.flow import Motion
 from data.motion.recording import Recording, View
-from data.motion.stillness import share_by_change, share_by_reach
+from data.motion.stillness import of_one_picture, share_by_change, share_by_reach
 from data.spike.simulate import IntegrateAndFire, to_display
 
 # Nine times of an exposure of 60 planes, from -30 to 30, in planes after the sharp instant.
@@ -189,6 +189,29 @@ def test_the_still_part_beside_a_motion_keeps_its_first_estimate():
     assert share[:, : SIDE // 4].min() == 1
     # Noise alone passes the limit in a few places, so the mean counts.
     assert share[:, -SIDE // 4 :].mean() < 0.1
+
+
+def only_the_planes_of_one_picture(positions: np.ndarray) -> Recording:
+    """Return a recording in good light, without planes that show another picture."""
+    # 10 times the light of `DIM`: 15 spikes in the exposure.
+    recording = recording_of(positions, brightness=10.0)
+    view = View((SIDE, SIDE), (SIDE, SIDE), to_rgb=np.eye(3), is_display=False)
+    return of_one_picture(recording, view, is_good=np.ones((SIDE, SIDE), bool))
+
+
+def test_planes_that_show_another_picture_are_left_out():
+    # The stripes move before and after the exposure, which has the planes 30 to 89.
+    positions = np.where(np.arange(PLANES) < 30, 0, np.where(np.arange(PLANES) < 90, 4, 8))
+
+    recording = only_the_planes_of_one_picture(positions)
+
+    assert len(recording.stream) == 60
+    assert (recording.begin, recording.end, recording.sharp) == (0, 60, 30)
+
+
+@pytest.mark.parametrize("positions", [STILL, STEADY, RETURN])
+def test_planes_of_the_same_motion_stay(positions):
+    assert len(only_the_planes_of_one_picture(positions).stream) == PLANES
 
 
 @pytest.mark.parametrize("planes", [3, 4])
