@@ -106,8 +106,8 @@ def main(argv: Sequence[str]) -> int:
 class TrueMotion:
     """Gives the true motion of the frames of a clip, as function `find` of `MotionRestorer`.
 
-    A finder is not told which frame it sees, and is not asked for frames whose first estimate
-    stays. So the frame is known by its picture: the blurry frame of the recording.
+    A finder gets one recording after the other, without the number of its frame, and some frames
+    are left out. So the frame is found by its picture: the blurry frame of the recording.
 
     planes: number of planes in a frame interval. blurry: the blurry frames of the clip, (H, W, 3)
     display values in [0, 1], R, G, B.
@@ -119,24 +119,28 @@ class TrueMotion:
         self.blurry = blurry
 
     def __call__(self, recording: Recording, view: View, gain: np.ndarray) -> Motion:
-        """Return the true motion within the exposure of a frame."""
+        """Return the true motion within the exposure of a frame.
+
+        Only `recording` is needed. The other arguments belong to each finder.
+        """
         differences = [float(np.abs(recording.blurry - frame).mean()) for frame in self.blurry]
         frame = int(np.argmin(differences))
         # The sharp frame is the light of the middle plane of its interval.
         sharp_plane = frame * self.planes + self.planes // 2
         last_plane = self.scene.number_of_planes - 1
-        times = motion_times(recording)
-        times = np.array(sorted({0.0, *times}))
+        # Times in planes after the sharp instant. A motion also has the sharp instant itself.
+        times = np.array(sorted({0.0, *motion_times(recording)}))
         shifts = []
         for time in times.tolist():
-            # A time lies between two planes of the scene: between their shifts is the true one.
+            # Interpolate between the shifts to the planes before and after this time.
             before = int(np.clip(np.floor(sharp_plane + time), 0, last_plane - 1))
             share = np.float32(sharp_plane + time - before)
             shift_before = self.scene.shifts(sharp_plane, before)
             shift_after = self.scene.shifts(sharp_plane, before + 1)
             shifts.append((1 - share) * shift_before + share * shift_after)
         all_shifts = np.stack(shifts)
-        # The error that is expected of shifts whose ways there and back agree.
+        # The least errors that `data.motion.flow.expected_error` gives, because the learned steps
+        # know no smaller ones.
         lengths = np.linalg.norm(all_shifts, axis=-1)
         errors = LEAST_ERROR + ERROR_BY_LENGTH * lengths
         return Motion(times, all_shifts, errors.astype(np.float32))
@@ -193,7 +197,7 @@ def restored_along(find: Finder, reader: DatasetClip, operator: SavedNetwork) ->
         linearisations=shipped.linearisations,
         steps=shipped.proposal_steps,
     )
-    return clip_scores(reader, operator, EachWay(shipped, []), find, solver)
+    return clip_scores(reader, operator, EachWay(shipped, trained_runs=[]), find, solver)
 
 
 # ---- The table ---------------------------------------------------------------------------------

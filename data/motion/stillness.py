@@ -145,6 +145,8 @@ def share_by_change(recording: Recording, view: View, is_good: np.ndarray) -> np
         return np.ones(view.size, np.float32)  # too short to tell
     seen = view.means(integrated(recording.blurry, view.is_display))
     of_frame, around = _most_evidence(recording.stream, seen, is_good)
+    # A pixel counts as moving only if its surroundings and the whole frame say so. The whole frame
+    # has less noise, so it decides for a still scene.
     share = _smooth_step(around, *EVIDENCE) * _smooth_step(of_frame, *EVIDENCE)
     places = view.pixels_on_plane()
     x = places[..., 0]
@@ -235,10 +237,12 @@ def _order_by_light(seen: np.ndarray, light: np.ndarray) -> np.ndarray:
     """Return the numbers of all spike pixels, the darkest first: (h w,) int.
 
     seen: (h, w), the light of each spike pixel in the blurry frame, which has no noise of the
-    spikes. light: (h, w), its spikes per plane. They decide where the blurry frame is clipped.
+    spikes. light: (h, w), its spikes per plane. It decides between pixels that are equal in `seen`,
+    e.g. where the blurry frame is clipped.
     """
-    # Pixels that are equal in both come in a random order. In the order of their places, neighbours
-    # would follow one another, and what neighbours have in common would be taken out.
+    # Pixels that are equal in both come in a random order. If they came in the order of their
+    # places, neighbours would follow one another. Then a motion, which neighbours have in common,
+    # would be taken out as if their equal light were its cause.
     mixed = np.random.default_rng(0).permutation(seen.size)
     # np.lexsort sorts by the last key first.
     return np.lexsort((mixed, light.ravel(), seen.ravel()))
@@ -262,32 +266,35 @@ def _evidence(
 ) -> tuple[float, np.ndarray]:
     """Return the evidence of motion in the whole frame, and around each spike pixel (h, w) float32.
 
-    With c the change of a pixel without what others have in common with it, and n the weighted sum
-    of the changes of its neighbours without the pixel itself, the evidence is
+        c_i = the change of pixel i, without what pixels of equal light have in common, and
+              without what all pixels around have in common
+        n_i = the weighted sum of c_j over the neighbours j of pixel i, without i itself
+        p_i = c_i n_i - (the mean of c_i n_i if nothing moves)
 
-        sum of p / sqrt(2 sum of p^2)    with p = c n - (the mean of c n if nothing moves)
+        evidence = sum of p_i / sqrt(2 sum of p_i^2)
 
     If nothing moves, its mean is 0 and its standard deviation about 1, for any size of a frame. The
-    2 is there because each pair of neighbours comes twice, as c n of the one and as c n of the
-    other.
+    reason for the 2: each pair of neighbours comes twice in the sum, as c_i n_i of the one and as
+    c_j n_j of the other. Both are equal, so the variance of the sum is twice the sum of p_i^2.
 
-    change: (h, w), by how much each pixel changes in a way. light: (h, w), its spikes per plane.
+    change: (h, w), one of `WAYS` applied to the pieces of each pixel, or the difference of two
+    windows of time. light: (h, w), spikes per plane.
     by_light: (h w,), numbers of the pixels in the order of their light in the blurry frame.
     """
     change = _without_change_of_equal_light(change, by_light)
     light_around = _light_around(light)
-    # The change that all pixels around have in common is a share of their light. This share of the
-    # light of a pixel is taken out.
-    common = _blurred(change, LIGHT_AROUND) / light_around
-    change = change - common * light
+    # If a lamp becomes brighter, all pixels around it change in proportion to their light. So this
+    # factor is measured around each pixel, and the factor times the light is taken out.
+    brighter_by = _blurred(change, LIGHT_AROUND) / light_around
+    change = change - brighter_by * light
 
     product = change * _sum_of_neighbours(change)
     product -= _product_of_noise(change, light, light_around)
     square = product**2
     whole = float(product.sum()) / max(float(np.sqrt(2 * square.sum())), SMALLEST)
 
-    # The sums around a pixel have Gaussian weights g, which sum up to 1. In the sum of squares the
-    # weights are g^2, which is a narrower Gaussian times this factor.
+    # Around a pixel, the same sums are taken with Gaussian weights g, which sum up to 1. In the sum
+    # of squares the weights are g^2 = factor x (a Gaussian of sigma AROUND / sqrt(2)).
     factor = 1 / (4 * np.pi * AROUND**2)
     sum_around = _blurred(product, AROUND)
     squares_around = factor * _blurred(square, AROUND / np.sqrt(2))
@@ -319,18 +326,25 @@ def _sum_of_neighbours(values: np.ndarray) -> np.ndarray:
 def _product_of_noise(
     change: np.ndarray, light: np.ndarray, light_around: np.ndarray
 ) -> np.ndarray:
-    """Return what `change` times the sum of its neighbours is in the mean if nothing moves, (h, w).
+    """Return the mean of c_i n_i if nothing moves (`_evidence` explains the letters), (h, w).
 
-    The noise of a pixel has nothing in common with the noise of its neighbours. But the common
-    change, of which a share was taken out of both, contains the noise of both and of all others. So
-    the product of two neighbours i and j is slightly negative in the mean:
+    The noise of a pixel has nothing in common with the noise of its neighbours. But taking out the
+    change of a lamp mixes them a little. The mean of c_i c_j, for neighbours i and j, has two
+    terms:
 
-        - g_ij (L_i v_j / M_i + L_j v_i / M_j) + L_i L_j / (M_i M_j) sum over k of g_ik g_jk v_k
+        - g_ij (L_i v_j / M_i + L_j v_i / M_j)
+              because i lost a share of the noise of j, and j a share of the noise of i
+        + L_i L_j / (M_i M_j) sum over k of g_ik g_jk v_k
+              because both lost a share of the noise of each pixel k around them
 
-    with L the light, M the light around, g the weights of M, and v the variance of a change. This
-    is made simpler in two ways. Neighbours are near, so g_ij is about g_ii, M_j about M_i, and so
-    on. And the variance is about proportional to the light: v_i = V L_i / M_i, with V the mean of
-    the squares of the changes around. With N the weighted sum of L over the neighbours, this gives
+    L is the light, M the mean light around, g the weights of this mean, and v the variance of a
+    change. Two things make this simpler:
+
+        neighbours are near     g_ij is about g_ii, M_j is about M_i, and so on
+        v_i = V L_i / M_i       V is the mean of the squares of the changes around, because the
+                                variance is about proportional to the light
+
+    With N_i the weighted sum of L over the neighbours of i, the mean of c_i n_i is
 
         (sum over k of g_ik^2 - 2 g_ii) V L_i N_i / M_i^2
 
