@@ -113,7 +113,7 @@ def small_table() -> Iterator[str]:
     """
     # GPUs, GB of a card, side of the crop. GPUs of 4 and 2 GB need smaller crops.
     rows = [(gpus, 16, CROP) for gpus in GPUS]
-    rows += [(1, 4, 128), (1, 2, 64)]
+    rows += [(1, 8, CROP), (1, 4, 128), (1, 2, 64)]
     for gpus, card, crop in rows:
         # Activations grow with the number of pixels.
         activations_gb = counted_gb() * (crop / CROP) ** 2
