@@ -186,7 +186,7 @@ def of_one_picture(recording: Recording, view: View, is_good: np.ndarray) -> Rec
 
     So planes are left out if the picture changes at the border of the exposure, but not within the
     exposure. At a border, half an exposure before it is compared with half an exposure after it.
-    Of 238 frames of continuous clips none lost its planes.
+    Of 668 frames of continuous clips one lost planes, in dim light (report, dim: camel_01).
 
     A gap between the recorded exposures of a scene that moves is not noticed.
 
