@@ -25,11 +25,12 @@ gc.set_threshold(100_000)
 # Test files in the order in which they begin. Several workers (`make test` has four) take a file
 # each. A long file that begins last would keep one worker busy long after the others have ended. So
 # these are all files that take 8 s or more, about the longest first. test_main_test takes two
-# minutes if nothing else runs, test_history 8 s. Files that mostly wait, for a time-out or for
-# SLURM (test_stalls, test_startup, test_dist, test_life, test_trust, test_slurm), stand between
-# files that compute, so that the cores are never without work. A name stands for all files of this
-# name.
+# minutes if nothing else runs, test_history 8 s. Files that mostly wait for a time-out
+# (test_stalls, test_startup, test_dist, test_life, test_trust) stand between files that compute, so
+# that the cores are never without work. test_slurm waits longest, four minutes in `make slow`, so
+# it begins first. A name stands for all files of this name.
 LONG_FILES = (
+    "test_slurm",
     "test_main_test",
     "test_stalls",
     "test_kair_files",
@@ -54,7 +55,6 @@ LONG_FILES = (
     "test_disk_full",
     "test_motion",
     "test_fit_memory",
-    "test_slurm",
     "test_protocols",
     "test_cpu_memory",
     "test_published_streams",
