@@ -616,9 +616,9 @@ def samples_of_part(samples: Mapping[str, list[Sample]], part: str) -> dict[str,
 #
 # The ranges below were judged and not measured. The motion that `finder_of` finds is wrong by 0.65
 # pixels in the mean in bright light and by up to 2.5 pixels in dim light
-# (docs/benchmarks/quality.md). These ranges go from small errors to several times as large ones. If
-# they were much smaller, a wrong motion would hardly change the equations, and the steps would have
-# nothing to see.
+# (docs/benchmarks/quality_details.md). These ranges go from small errors to several times as large
+# ones. If they were much smaller, a wrong motion would hardly change the equations, and the steps
+# would have nothing to see.
 
 # Factor of the whole motion: 0 is no motion, and 1.8 is 80 % too much.
 MOTION_FACTORS = (0, 1.8)
