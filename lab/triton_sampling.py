@@ -6,30 +6,38 @@ torchvision on a GPU. The two forms differ in their cost:
     torchvision     samples in float32, and writes 9 samples per pixel and channel in float32. Its
                     backward pass samples three times: for the weights, for positions and masks, and
                     for the input.
-    this form       samples in 16 bits where the input has 16 bits. Positions stay float32, because
-                    16 bits would move the samples. The backward pass samples once.
+    this form       samples in 16 bits if the input has 16 bits. Positions stay float32, because in
+                    16 bits they would be rounded, which would move the samples. The backward pass
+                    samples once.
 
 Expected on an H200 (network 006, 8 clips of 6 x 192 x 192): 0.2 s of a step in place of 0.46 s.
 `lab/gpu_next.py` measures it. This form belongs into models/vrt if it saves at least 3 % of a step.
 Otherwise it should be removed.
 
-The input has n images of h x w pixels. Its c channels are divided into G groups of C channels, and
-all channels of a group are sampled at the same positions. An output pixel has 9 taps in each group,
-t = 0 ... 8, which are the 3 x 3 places of the kernel, row by row. A column holds what one output
-pixel reads: G x 9 x C samples, each times its mask. E.g. c = 64, G = 8, C = 8: 576 numbers. The
-convolution is then a matrix product of columns and weights.
+Words:
 
-Two kernels write and read the columns: `_sample` in the forward pass, and `_sample_backward`. Both
-find a sample by bilinear interpolation between four corners, which are pixels of the input. With
-fx, fy in [0, 1] the position between the corners,
+    image       the input has n images of h x w pixels
+    group       a part of the c channels: G groups of C channels. All channels of a group are
+                sampled at the same positions
+    tap         one of the 3 x 3 places of the kernel, row by row: 0 ... 8. An output pixel has 9
+                taps in each group
+    sample      the value of a channel at the position of a tap
+    mask        the factor of a sample, one for each group and tap of an output pixel
+    column      what one output pixel reads: G x 9 x C samples, each times its mask. E.g. c = 64,
+                G = 8, C = 8: 576 numbers
+    corner      one of the four pixels of the input around a sample
+
+The convolution is a matrix product of columns and weights. Two kernels work on the columns:
+`_sample` in the forward pass, and `_sample_backward`. Both interpolate a sample s between its
+corners. fx and fy, in [0, 1], say where the sample lies between the corners:
 
     upper = v_00 + fx (v_01 - v_00)       v_00 v_01   the corners above
     lower = v_10 + fx (v_11 - v_10)       v_10 v_11   the corners below
     s     = upper + fy (lower - upper)
 
-No training uses this file, so every line may change as long as the test passes:
-tests/parts/house/test_triton_sampling.py compares all results with float64, in Triton's interpreter
-on a CPU.
+To change something: no training uses this file, so every line may change as long as the test
+passes. tests/parts/house/test_triton_sampling.py compares all results with float64. It needs no
+GPU, because Triton's interpreter runs the kernels on a CPU.
 """
 
 import math
@@ -45,8 +53,9 @@ from torch.autograd.function import once_differentiable
 # checker must not check them: Any.
 tl: Any = triton.language
 jit: Any = triton.jit
-TAPS = 9
-# Output pixels of a program. 128 is a usual size of a block and was not measured.
+TAPS = 9  # places of a 3 x 3 kernel. The kernels below have this number as 9 and 3, too
+# Output pixels of a program. 128 is a usual size of a block and was not measured. Another number
+# changes the results by no more than the atomic additions do, whose order is never the same.
 PIXELS = 128
 
 
@@ -55,30 +64,31 @@ PIXELS = 128
 # A program (one instance of a kernel) computes ROWS output pixels of one group, in parallel. Names
 # of the values in a kernel:
 #
-#     pixels          a number      number of output pixels of all images, n h w
+#     pixels          a number      how many output pixels all images have: n h w
 #     pixel           (ROWS,)       number of the output pixel, counted through all images
-#     is_pixel        (ROWS,)       false beyond the last output pixel: nothing is read or written
-#                                   there
+#     is_pixel        (ROWS,)       false beyond the last output pixel, where nothing is read or
+#                                   written
 #     image           (ROWS,)       number of the pixel's image, 0 ... n - 1
 #     pixel_of_image  (ROWS,)       number of the pixel within its image, row by row
 #     channel         (PAD,)        number of the channel within the group. PAD is C rounded up to a
 #                                   power of two, because Triton requires such sizes.
 #     is_used         (ROWS, PAD)   false beyond the last output pixel, and for the padding
-#     first_index     (ROWS, PAD)   index in x (n, G, h, w, C) of pixel 0 of the image and group,
-#                                   for each channel
-#     H, W, HW        numbers       height and width of an image, and its pixels
+#     first_index     (ROWS, PAD)   the index in x (n, G, h, w, C) of each channel of pixel 0, in
+#                                   the image of the output pixel and in the group
+#     H, W, HW        numbers       height and width of an image, and its number of pixels
 #     mask            a pointer     the factors of the taps. The argument `mask=` of tl.load is
 #                                   something else: it says which elements are read.
 #
 # A flat index counts the last axis fastest. E.g. for columns (n h w, G, 9, C) the entry (pixel,
 # group, tap, channel) has the index ((pixel G + group) 9 + tap) C + channel.
 #
-# `[:, None]` and `[None, :]` join a value of each pixel with a value of each channel: (ROWS, PAD).
+# A value of each pixel and a value of each channel are joined by `[:, None]` and `[None, :]`. The
+# result is (ROWS, PAD).
 
 
 @jit
 def _pixels_of_program(pixels, HW, W, ROWS: tl.constexpr):
-    """Return what this program computes, all (ROWS,):
+    """Return which output pixels this program computes, and where they are. All are (ROWS,).
 
     pixel, is_pixel, image, pixel_of_image: as in the list above.
     row, column: where the output pixel is in its image.
@@ -95,10 +105,10 @@ def _pixels_of_program(pixels, HW, W, ROWS: tl.constexpr):
 
 @jit
 def _position(offset, dy_plane, pixel_of_image, row, column, is_pixel, HW, TAP: tl.constexpr):
-    """Return where a tap samples, as top, left, fy, fx, all (ROWS,).
+    """Return where a tap samples: top, left, fy and fx, all (ROWS,).
 
-    top, left: row and column of the upper left corner, int32. fy, fx: the distances of the sample
-    from this corner, in [0, 1].
+    top, left: row and column of the upper left corner, int32.
+    fy, fx: the distances of the sample from this corner, in [0, 1].
 
     offset: (n, G, 9, 2, h, w), the shifts dy and dx of each tap.
     dy_plane: number of the plane (h, w) of dy in `offset`. The next plane is dx.
@@ -125,7 +135,11 @@ def _corner_index(first_index, y, x, W, C: tl.constexpr):
 
 @jit
 def _is_corner(is_used, y, x, H, W):
-    """Return where a corner is read or written: within the image, and where `is_used` is true."""
+    """Return where a corner is read or written, (ROWS, PAD).
+
+    It is where the corner is in the image, and where `is_used` is true. Elsewhere the address may
+    belong to another image, or to nothing.
+    """
     is_in_image = (y >= 0) & (y < H) & (x >= 0) & (x < W)  # (ROWS,)
     return is_in_image[:, None] & is_used
 
@@ -155,9 +169,10 @@ def _corners(x_values, first_index, is_used, top, left, H, W, C: tl.constexpr):
 
 @jit
 def _interpolated(v_00, v_01, v_10, v_11, fy, fx):
-    """Interpolate between the corners of each sample: upper, lower and s, all (ROWS, PAD).
+    """Interpolate between the corners of each sample. Returns upper, lower and s, all (ROWS, PAD).
 
-    The equations at the top of this file explain the three results. fy, fx: (ROWS,).
+    The top of this file has the equations. fy, fx: (ROWS,). The backward kernel needs upper and
+    lower, too.
     """
     upper = v_00 + fx[:, None] * (v_01 - v_00)
     lower = v_10 + fx[:, None] * (v_11 - v_10)
@@ -181,7 +196,8 @@ def _add_to_corner(grad_x, first_index, is_used, gradient, y, x, H, W, C: tl.con
 
     y, x: row and column of the corner, (ROWS,).
 
-    The addition is atomic, because several samples may have the same corner.
+    The addition is atomic, because several samples may have the same corner. With a plain load, sum
+    and store, two programs could overwrite each other's sums.
     """
     index = _corner_index(first_index, y, x, W, C)
     is_added = _is_corner(is_used, y, x, H, W)
@@ -282,8 +298,8 @@ def _sample_backward(
         of dx              m sum(g ds/dx)        ds/dx = (1 - fy) (v_01 - v_00) + fy (v_11 - v_10)
         of a corner        m g times the weight of the corner, e.g. (1 - fy) (1 - fx) of v_00
 
-    Each program writes its own entries of columns, grad_offset and grad_mask. Only grad_x is shared
-    by programs, so the kernel adds to it atomically.
+    Each program writes its own entries of columns, grad_offset and grad_mask. Several programs add
+    to the same entries of grad_x, so these additions are atomic.
     """
     # What this program computes: ROWS output pixels, where they are (all (ROWS,)), and the group.
     HW = H * W
@@ -362,7 +378,7 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
 class _DeformConv(torch.autograd.Function):
     """Sample the columns, then multiply them by the weights.
 
-    The backward pass adds with atomics. So its sums have another order each time, and the last bits
+    The backward pass adds atomically. So its sums have another order each time, and the last bits
     of the gradient of x differ from run to run. torchvision's gradient differs likewise.
     """
 

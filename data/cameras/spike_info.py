@@ -17,14 +17,18 @@ decides which planes are read for a frame. Spike files come in two kinds:
 The result is a `Span` for each frame. The last third of the file has the errors for data that do
 not fit.
 
-What must stay: the keys and meanings of dataset.json, because published data sets have such files.
-The `repr` of `DatasetInfo` and of `Timing` is part of digests by which a run recognises its data.
-So a new field of these two classes must leave the repr as it was while the field has its default.
-What may change: all functions with a name that begins with _, except for the words of the errors,
-because the tests quote them.
+What must stay, and which test notices (in tests/parts/data):
 
-Tests: tests/parts/data/test_spike_info.py, tests/parts/data/test_data_json.py (dataset.json),
-tests/parts/data/test_frame_times.py (the planes of each frame)
+    test_data_json.py       The keys of dataset.json and their meanings, because published data sets
+                            have such files.
+    test_frame_times.py,    The planes of each frame, because they are the spikes of a sample. Also
+    test_spike_info.py      the words of the errors.
+    no test                 The `repr` of `DatasetInfo` and of `Timing` is part of digests by which
+                            a run recognises its data. A new field of these two classes must leave
+                            the repr as it was while the field has its default. Otherwise old runs
+                            would not resume.
+
+All functions with a name that begins with _ may change.
 """
 
 import dataclasses
@@ -57,7 +61,7 @@ KEYS_OF_ONE_CLIP = ("h", "w", "flip", "rate", "light", "calibration")
 GOPRO_INTERPOLATE = 8
 # A clip name of Spk-GoPro, GOPR0372_07_00, has the number of averaged frames in the middle.
 GOPRO_NAME = re.compile(r"GOPR\d+_(\d\d)_\d\d")
-# Upper bound of planes in a file: 15 years at 2 kHz. Sums of such numbers fit into 64 bits.
+# Upper bound of planes in a file, about 17 years at 2 kHz. Sums of such numbers fit into 64 bits.
 MOST_PLANES = 2**40
 # The last parts of several error texts: what was expected, and what to do.
 EXPOSURE_FORM = (

@@ -15,15 +15,25 @@ phases:
     data/spike/formats.py        spike files (read through an io backend of the data set)
     data/spike/represent.py      the functions that turn planes into channels
 
-"Light" below means the amount of light, linear. "Display values" are what a picture file holds,
-light to the power 1 / 2.2.
+Words:
 
-What must stay: the result of `read`, because it is what a network sees, and a resumed run must see
-the same numbers. So the order of the steps in `read` is fixed: planes, simulated camera, rate,
-representation, RGB grid. The arguments of `DatSpikes` are keys of option files: a new argument
-needs a default that changes nothing.
+    plane           one read-out of the spike camera: a bit for each pixel
+    channel         one image of the S images that a network sees for a frame
+    representation  how planes become channels, the option spike.representation
+    rate            spikes per plane at full light
+    light           the amount of light, linear
+    display values  what a picture file holds: light to the power 1 / 2.2
+    center          the plane of the sharp frame
 
-Tests: tests/parts/data/test_spike_source.py, tests/parts/data/test_dataset_video_rgbspike.py
+What must stay, and which test notices (in tests/parts/data):
+
+    test_dataset_video_rgbspike.py   The result of `read`, because it is what a network sees, and a
+                                     resumed run must see the same numbers. So the order of the
+                                     steps is fixed: planes, simulated camera, rate, representation,
+                                     RGB grid.
+    test_spike_source.py             The arguments of `DatSpikes`, because they are keys of option
+                                     files. A new argument needs a default that changes nothing.
+    test_spike_info.py               The planes of each frame, and the errors for wrong planes.
 """
 
 import copy
@@ -71,14 +81,15 @@ DISPLAY_TO_LIGHT = to_linear(np.arange(256, dtype=np.float32) / 255.0)
 #
 # A channel of a "proportional" representation is proportional to the light, so it is a picture.
 # Then only the nearest channel is taken, or two channels on both sides of the sharp moment, with
-# distances that differ by half a plane of rounding at most.
+# distances that differ by half a plane of rounding at most. A larger number would blur the picture.
 MORE_PLANES_IF_PROPORTIONAL = 0.51
 # A channel of another representation is a single plane, with too few spikes for a picture. So
-# channels up to 10 planes further away are averaged.
+# channels up to 10 planes further away are averaged. Fewer give more noise, more give more blur.
 MORE_PLANES_ELSE = 10
 # `spike.rate` "match" divides the mean firing rate by the mean brightness of the frame. A smaller
 # firing rate or brightness counts as this limit. So planes without a spike give no rate of 0, and a
 # black frame gives no division by 0. Clips in which anything can be seen are far above the limits.
+# Larger limits would change the channels of dim clips.
 LEAST_FIRING_RATE = 1e-4  # spikes per plane
 LEAST_BRIGHTNESS = 1e-3  # of 1
 
@@ -111,6 +122,14 @@ class _GivenCalibration(NamedTuple):
 
     calibration: Calibration
     path: str  # of the file, for messages
+
+
+class _Representation(NamedTuple):
+    """The section spike.representation, after it was read."""
+
+    name: str  # e.g. "voxel"
+    options: dict[str, Any]  # arguments of the function of this name in data/spike/represent.py
+    ignored: frozenset[str]  # keys of the section spike that have no effect with these options
 
 
 # The section `spike` gives the arguments of `__init__`, and the program adds `info`. The fields are
@@ -199,38 +218,16 @@ class DatSpikes:
         calibration: str | None = None,
         representation: Annotated[dict[str, Any] | str, REPRESENTATIONS] = "voxel",
     ) -> None:
-        # The default of `flip`: rows are stored bottom first, except in files of an SPS100.
-        stored_bottom_first = layout == "raster"
+        # Read the keys, and compare them with dataset.json. The first wrong key raises its error.
         given = _given_calibration(calibration, info)  # None without a calibration file
-        # A calibration file has the size of the planes for which it holds. If the section or
-        # dataset.json says another size, `_calibrate` refuses the calibration below.
-        calibrated_height = calibrated_width = None
-        if given:
-            calibrated_height, calibrated_width = given.calibration.spike_size
-        geometry = _geometry(
-            height=_agreed_value("h", h, info, default=calibrated_height),
-            width=_agreed_value("w", w, info, default=calibrated_width),
-            flipud=_agreed_value("flip", flip, info, default=stored_bottom_first),
-            head_columns=head_columns,
-            bit_order=bit_order,
-            layout=layout,
-        )
+        geometry = _agreed_geometry(info, given, h, w, flip, head_columns, bit_order, layout)
         _refuse_exposure_with_window(exposure, first, count)
+        chosen = _read_representation(representation)
+        known_rate = _agreed_rate(rate, info)
 
-        # The representation, and the keys that have no effect with its options.
-        options = REPRESENTATIONS.resolve(representation, "spike.representation").plain()
-        name = options.pop("type")
-        ignored = frozenset(rp.REPRESENTATIONS[name].ignored(**options))
-
-        # The rate, and whether rate and light are known or only taken from the defaults.
-        if rate == "match":
-            # The rate is measured for each frame, so it is not compared with dataset.json.
-            known_rate = rate
-        else:
-            known_rate = float(_agreed_value("rate", rate, info, default=1.0))
+        # Set the fields. Light and rate are known if somebody gave them, or if nobody needs them.
         is_light_given = light is not None or info.light is not None
         is_rate_given = rate is not None or info.rate is not None
-
         self._set(
             info=info,
             geometry=geometry,
@@ -245,18 +242,19 @@ class DatSpikes:
             calibration=None,
             calibrated=None,
             is_auto=calibration == "auto",
-            name=name,
-            options=options,
+            name=chosen.name,
+            options=chosen.options,
             channels=channels_of(representation),
-            ignored=ignored,
-            is_light_known="light" in ignored or is_light_given,
-            is_rate_known="rate" in ignored or is_rate_given,
+            ignored=chosen.ignored,
+            is_light_known="light" in chosen.ignored or is_light_given,
+            is_rate_known="rate" in chosen.ignored or is_rate_given,
             is_stretched=False,
         )
         if given:
             self._calibrate(given.calibration, given.path)
 
-        # Key -> whether the section sets the key to another value than its default.
+        # Refuse keys without effect. Key -> whether the section sets it to another value than its
+        # default.
         is_set = {
             "rate": rate is not None,
             "light": light is not None,
@@ -264,7 +262,8 @@ class DatSpikes:
             "center": center != "gt",
             "context": context > 0,
         }
-        _refuse_keys_without_effect(is_set, ignored, f"{name} with {options}")
+        with_options = f"{chosen.name} with {chosen.options}"
+        _refuse_keys_without_effect(is_set, chosen.ignored, with_options)
 
     def _set(self, **values: Any) -> None:
         """Set fields of a new object. Call this only for an object that nobody else has yet.
@@ -277,6 +276,7 @@ class DatSpikes:
         """Set the fields of a new object that follow from a calibration.
 
         path: file of the calibration, for messages.
+        Raises DataError if the calibration holds for planes of another size.
         """
         is_nearest = self.interpolation == cv2.INTER_NEAREST
         # offset: how many planes later the spike camera shows a moment than the frame does.
@@ -804,17 +804,61 @@ def _given_calibration(option: str | None, info: DatasetInfo) -> _GivenCalibrati
     return _GivenCalibration(load_calibration(info.path, info.calibration), info.path)
 
 
-def _geometry(**fields: Any) -> SpikeGeometry:
+def _agreed_geometry(
+    info: DatasetInfo,
+    given: _GivenCalibration | None,
+    h: int | None,
+    w: int | None,
+    flip: bool | None,
+    head_columns: int,
+    bit_order: Literal["little", "big"],
+    layout: Literal["raster", "sps100"],
+) -> SpikeGeometry:
     """Return the form of a plane. Raises OptionError for wrong sizes.
 
-    fields: fields of `SpikeGeometry`. The error of `SpikeGeometry` names no options, so an
-    OptionError that names them is raised in its place.
+    given: the calibration of a file, or None. The other arguments are those of `DatSpikes`.
     """
+    # A calibration file has the size of the planes for which it holds. It is the last source of the
+    # size. If the section or dataset.json says another size, `DatSpikes._calibrate` refuses the
+    # calibration later.
+    calibrated_height = calibrated_width = None
+    if given:
+        calibrated_height, calibrated_width = given.calibration.spike_size
+    # The default of `flip`: rows are stored bottom first, except in files of an SPS100.
+    stored_bottom_first = layout == "raster"
+    height = _agreed_value("h", h, info, default=calibrated_height)
+    width = _agreed_value("w", w, info, default=calibrated_width)
+    flipud = _agreed_value("flip", flip, info, default=stored_bottom_first)
     try:
-        return SpikeGeometry(**fields)
+        return SpikeGeometry(height, width, flipud, head_columns, bit_order, layout)
     except SpikeFileError as e:
+        # This error names no options, so raise an error that names them.
         where = "spike.h, spike.w, spike.head_columns"
         raise OptionError(e.what, where, e.expected, "correct them") from e
+
+
+def _read_representation(section: Mapping[str, Any] | str) -> _Representation:
+    """Read the section spike.representation. Raises OptionError.
+
+    section: the section, or the name of a representation alone.
+    """
+    options = REPRESENTATIONS.resolve(section, "spike.representation").plain()
+    name = options.pop("type")
+    ignored = frozenset(rp.REPRESENTATIONS[name].ignored(**options))
+    return _Representation(name, options, ignored)
+
+
+def _agreed_rate(
+    rate: float | Literal["match"] | None, info: DatasetInfo
+) -> float | Literal["match"]:
+    """Return the rate: the option, else the value of dataset.json, else 1.
+
+    "match" measures the rate of each frame, so it is not compared with dataset.json. Raises
+    OptionError if a number differs from dataset.json.
+    """
+    if rate == "match":
+        return rate
+    return float(_agreed_value("rate", rate, info, default=1.0))
 
 
 def _agreed_value(key: str, option: Any, info: DatasetInfo, default: Any = None) -> Any:

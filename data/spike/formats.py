@@ -23,12 +23,14 @@ Only the bytes of the wanted planes are read. A .npz is compressed, so all bytes
 are read too. When a file is opened, its content is checked: text, images, archives and the lines of
 an SPS100 sensor are refused, because as packed planes they would be noise.
 
-What must stay: published files are readable, and every value of `SpikeGeometry` keeps its meaning.
-What may change: how the bytes of a crop are found and unpacked.
+What must stay, and which test notices (in tests/parts/data):
 
-Tests: tests/parts/data/test_spike_formats.py (each format, byte by byte),
-tests/parts/data/test_published_streams.py (published files), tests/parts/data/test_any_bytes.py
-(random bytes raise SpikeFileError and nothing else)
+    the bytes of each format, and the meaning of
+    every field of `SpikeGeometry`                  test_spike_formats.py
+    published files are readable                    test_published_streams.py
+    random bytes raise SpikeFileError, nothing else test_any_bytes.py
+
+How the bytes of a crop are found and unpacked may change.
 """
 
 import dataclasses
@@ -57,7 +59,8 @@ NPZ_KEY = "spk"
 PathLike = str | os.PathLike[str]
 
 # Geometries of published data, most common first: (height, width, head columns). If a file does not
-# fit the geometry of the user, the error names the geometries of this list that fit.
+# fit the geometry of the user, the error names the geometries of this list that fit. A new one may
+# be added. Nothing is read differently by it.
 KNOWN_GEOMETRIES = (
     (250, 400, 0), (360, 640, 0), (250, 400, 16), (180, 320, 0), (384, 384, 0), (256, 256, 0),
     (1000, 1000, 0), (1000, 1024, 0), (64, 64, 0),
@@ -90,7 +93,8 @@ MARKS = {
     rb"MATLAB 7\.3 MAT-file|\x89HDF\r\n\x1a\n": "the header of an HDF5 or MATLAB 7.3 file",
     rb"version https://git-lfs": "a pointer of Git LFS, whose file was not fetched",
 }
-# Number of bytes at the beginning of a file that are compared with the marks.
+# Number of bytes at the beginning of a file that are compared with the marks. The marks are shorter.
+# The same bytes are tested for text: with fewer bytes, spikes would look like text more often.
 HEAD_BYTES = 64
 
 
@@ -126,8 +130,8 @@ class SpikeFileError(ValueError):
 class SpikeGeometry:
     """The size and storage of packed planes, which the file does not contain.
 
-    What must stay: names, defaults and meanings of the fields. Option files and dataset.json use
-    them, and runs keep the text of `__repr__`.
+    What must stay: names, order, defaults and meanings of the fields. Option files and dataset.json
+    use them, and digests of runs hold the text of `__repr__`.
     """
 
     height: int  # pixels of a plane
@@ -273,8 +277,8 @@ class SpikeFile:
         crop: the pixels to read; None: all.
         Raises SpikeFileError for planes or a crop outside of the file, and for values above 1.
 
-        All spikes of training and testing come from here. The planes of a crop are equal to the
-        crop of the planes, whatever the format: tests/parts/data/test_spike_formats.py.
+        All spikes of training and testing come from here. What must stay: the planes of a crop are
+        equal to the crop of the planes, whatever the format. test_spike_formats.py notices.
         """
         if count is None:
             count = self.planes - first
@@ -552,8 +556,8 @@ def _write_zip(
 
     folder: where a temporary file may be written, as large as the array.
 
-    savez_compressed needs a whole array, which may not fit into memory. So the parts are first
-    written to a file without a name, which is then mapped as an array.
+    np.savez_compressed needs a whole array, which may not fit into memory. So the parts are first
+    written to a file without a name. This file is then mapped, which looks like a whole array.
     """
     with tempfile.TemporaryFile(dir=folder) as array_file:
         start, shape = _write_array(array_file, parts, geometry)
@@ -816,8 +820,8 @@ def _unpack(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np.ndarr
     Only the bytes of the crop are unpacked, which saves time and memory: the unpacked spikes take
     eight times as many bytes, one for each bit of the file.
 
-    What must stay: the spikes. tests/parts/data/test_spike_formats.py compares all forms of files
-    with the definition at the top of the module.
+    What must stay: the spikes. test_spike_formats.py compares all forms of files with the
+    definition at the top of the module.
     """
     if geometry.layout == "sps100":
         return _unpack_sps100(packed, geometry, crop)

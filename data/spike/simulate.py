@@ -14,20 +14,25 @@ Units. Light is linear, and 1 at full light. Light that is computed from spikes 
 "thresholds per plane": a pixel that fires in every second plane has 0.5. Times are in planes, and
 plane p lasts from time p to time p + 1.
 
-Light from spikes. In the time between two spikes of a pixel (an interval), the light is taken as
-constant: one threshold, spread evenly over the planes of the interval. The light of a spike was
-collected before it: a spike in plane p ends an interval at time p + 1, where the next interval
-begins. For example, spikes in the planes 3 and 7 give the planes 4 ... 7 the light 1 / 4. Before
-the first and after the last spike, the light is the light of the nearest interval, limited to what
-a spike just outside of the file would allow. A pixel with a single spike has the light 1 / T, where
-T is the number of planes. A pixel without spikes has no light.
+Light from spikes. An interval is the time between two spikes of a pixel. Within an interval the
+light is taken as constant: one threshold, spread evenly over the planes of the interval. A pixel
+collects the charge of a spike before the spike. So a spike in plane p ends an interval at time
+p + 1, where the next interval begins. For example, spikes in the planes 3 and 7 give the planes
+4 ... 7 the light 1 / 4. Three cases have no whole interval, where T is the number of planes:
 
-What must stay: all numbers, bit for bit, because made data sets and training samples consist of
-them. So the order of random draws and of sums is fixed. The module needs numpy alone. What may
-change: how the numbers are computed, if it is as fast.
+    before the first spike, after the last one   the light of the nearest interval. It is less if
+                                                 this light would give one more spike in the file
+    a pixel with a single spike                  1 / T
+    a pixel without spikes                       no light
 
-Tests: tests/parts/data/test_spike_simulate.py (compares with plain loops over pixels and planes),
-tests/parts/data/test_published_streams.py (compares with published simulators)
+To change this file:
+
+    keep    all numbers, bit for bit, because made data sets and training samples consist of them.
+            So the order of random draws and of sums is fixed
+    keep    the module needs numpy alone
+    free    how the numbers are computed, if it is as fast
+    test    tests/parts/data/test_spike_simulate.py compares with plain loops over pixels and
+            planes, test_published_streams.py with published simulators
 """
 
 import itertools
@@ -58,11 +63,13 @@ class IntegrateAndFire:
     So `rate` is the firing rate at I = 1 in spikes per plane, which is gain / threshold: 0.5 for
     the threshold 2 and gain 1 of SpkDeblurNet's v2s, 0.9925 for S-SDM.
 
-    Light of more than one threshold per plane resets a pixel several times in a plane. The pixel
-    still gives one spike, and only the charge since the last reset remains. This is the reason for
-    the modulo, as in S-SDM's simulator (SimulationSimple_Video). Below one threshold per plane, the
-    modulo equals the subtraction of SpkDeblurNet's v2s. Source of the pixel: Huang et al., "1000x
-    Faster Camera and Machine Vision with Ordinary Devices", Engineering 25, 2023.
+    Why a modulo? Light of more than one threshold per plane resets a pixel several times in a
+    plane. The pixel still gives one spike, and only the charge since the last reset remains. The
+    simulator of S-SDM does the same (SimulationSimple_Video). Below one threshold per plane, the
+    modulo equals the subtraction of SpkDeblurNet's v2s.
+
+    Source of the pixel: Huang et al., "1000x Faster Camera and Machine Vision with Ordinary
+    Devices", Engineering 25, 2023.
 
     initial_charge: largest first charge of a pixel, in thresholds. The first charge is drawn
     uniformly from 0 to this value.
@@ -160,9 +167,10 @@ def bin_pixels(light: np.ndarray, factor: int) -> np.ndarray:
 
 # ---- Light from spikes -------------------------------------------------------------------------
 
-# Fractions of an interval are rounded to multiples of 1 / STEPS. A float64 holds sums of such
-# multiples exactly up to 2^20. So the sums of a stream and of the reversed stream are equal to the
-# bit, which tests/parts/data/test_spike_represent.py checks.
+# Fractions of an interval are rounded to multiples of 1 / STEPS. A float64 has 53 bits. 32 of them
+# hold the fraction, so sums up to 2^20 are exact. Then the sums of a stream and of the reversed
+# stream are equal to the bit, which test_spike_represent.py checks. With more steps, long sums
+# would be rounded. With fewer steps, fractions would be less exact.
 STEPS = 2.0**32
 
 
@@ -185,9 +193,10 @@ def plane_light(stream: np.ndarray) -> np.ndarray:
     The light at a plane is 1 / n, where n is the length of its interval: the number of planes from
     the spike before it to the spike at or after it.
 
-    Let the interval of a plane go from time a to time b, so n = b - a. a and b are found by running
-    maxima, which are many times as fast as np.where. For a maximum, every number must be positive,
-    and 0 must mean "no spike". So a and b are kept as two other numbers:
+    Let the interval of a plane go from time a to time b, so n = b - a. The planes with a spike know
+    a or b. A running maximum carries them to the other planes, which is many times as fast as
+    np.where. For a maximum, every number must be positive, and 0 must mean "no spike". So a and b
+    are kept as two other numbers:
 
         since_a = a + T              a is -T + 1 or later, so this is 1 or more
         until_b = 2 T + 1 - b        b is 2 T or earlier, so this is 1 or more. An earlier b is
@@ -416,8 +425,8 @@ def _planes_from_last_but_one(ends: np.ndarray, last: np.ndarray) -> np.ndarray:
 
 # ---- Spikes of another threshold ---------------------------------------------------------------
 
-# Number of values of a stream that are changed at a time. They fit into the cache of a core. The
-# result does not depend on this number.
+# Number of values of a stream that are changed at a time. They fit into the cache of a core. With a
+# larger or a smaller number the function is slower. The result does not depend on this number.
 BLOCK = 2**18
 
 
@@ -523,7 +532,8 @@ def _has_decreased(light: np.ndarray) -> np.ndarray:
 # ---- What a sensor integrated ------------------------------------------------------------------
 
 # The better fit is clearly better if its error is below this fraction of the error of the worse
-# fit. If the errors are nearer to each other, noise and motion may have decided.
+# fit. If the errors are nearer to each other, noise and motion may have decided. With a larger
+# ratio, such an answer would count as clear. With a smaller ratio, right answers would not count.
 CLEAR_RATIO = 0.8
 
 

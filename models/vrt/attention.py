@@ -7,18 +7,24 @@
     CpuAttention          our own form for CPUs, if the caller gives a tape. Between forward and
                           backward it keeps the output, but no T x T matrices
 
-Names: n windows, T tokens in a window, hd channels of a head. "Packed" heads are q, k and v in one
-tensor (n, T, 3, heads, hd), as the linear layer writes them. "Mutual" attention is attention
-between the two frames of a window: the queries of each frame meet the keys and values of the other
-frame.
+Names:
+
+    n, T, hd    windows, tokens in a window, channels of a head
+    logits      scale q k^T + bias + mask, a T x T matrix for each window and head
+    packed      "packed heads" are q, k and v in one tensor (n, T, 3, heads, hd), as the linear
+                layer writes them
+    mutual      attention between the two frames of a window: the queries of each frame meet the
+                keys and values of the other frame
 
 The form for CPUs computes 2^x in place of e^x, because exp2 is faster. So its logits are multiplied
 by log2(e), and its log-sum-exp has base 2: log2(sum over the keys of 2^logit), for each query.
 
-What must stay: all three forms agree within rounding, in their gradients too. In the form for CPUs,
-another order of the sums changes the last bits of a training.
+What must stay, and which test notices (in tests/parts/models):
 
-Tests: tests/parts/models/test_block.py, test_gradients.py (compare the forms), test_triton.py
+    the forms agree within rounding, gradients too      test_block.py, test_triton.py
+    the order of the sums in the form for CPUs          none: with another order, the last bits of a
+                                                        training change, so existing runs would not
+                                                        resume exactly
 """
 
 import math
@@ -33,13 +39,13 @@ from models.vrt.chunks import Tape
 from models.vrt.forms import attention_has_kernel, fused_attention, head_multiple
 from models.vrt.windows import Span
 
-# The T x T matrices that are computed at once take at most this many bytes (3 MB), unless one
-# window takes more. They should fit the cache of a CPU core. With more bytes they would leave the
-# cache, with fewer bytes there would be more calls. Another number also changes the last bits of
-# the bias gradient, because this gradient is summed in rounds of so many windows.
+# Most bytes of the T x T matrices that are computed at once, 3 MB. (One window may take more.) They
+# should fit the cache of a CPU core. With a larger number they would leave the cache, with a
+# smaller number there would be more calls. Another number also changes the last bits of the bias
+# gradient, because this gradient is summed in rounds of so many windows.
 CORE_BYTES = 3_000_000
-# Most windows times heads in one call of torch's attention, because an axis of a GPU's grid of
-# thread blocks has at most 65,535 blocks.
+# Most windows times heads in one call of torch's attention. torch spreads them along an axis of the
+# GPU's grid of thread blocks, and such an axis has at most 65,535 blocks.
 MOST_HEADS = 65_535
 LOG2_E = math.log2(math.e)
 
@@ -64,7 +70,7 @@ def window_attention(
 
     Returns (n, T, heads * hd).
     """
-    all_tokens = qkv.shape[1]
+    all_tokens = qkv.shape[1]  # of both frames, if the attention is mutual
     channels = qkv.shape[4]
     t = all_tokens // 2 if mutual else all_tokens  # tokens that attend to each other
     if not is_plain and tape is None and attention_has_kernel(qkv, t, channels):
@@ -121,7 +127,7 @@ def attend(
 ) -> Tensor:
     """Compute the attention by torch's operator: q, k, v (n, heads, T, hd) -> the same shape.
 
-    bias (heads, T, T) and mask (T, T) are the same for all n windows, or None.
+    bias: (heads, T, T) or None. mask: (T, T) or None. Both are the same for all n windows.
     """
     added = logit_offset(bias, mask, q.dtype)  # (1, heads or 1, T, T), or None
     n, heads, _, channels = q.shape
@@ -151,7 +157,8 @@ def logit_offset(
 ) -> Tensor | None:
     """Return factor * (bias + mask), which is added to the logits: (1, heads or 1, T, T).
 
-    bias: (heads, T, T) or None. mask: (T, T) or None. Returns None if both are None.
+    bias: (heads, T, T) or None. mask: (T, T) or None. dtype: of the result, the dtype of q.
+    factor: LOG2_E for the form for CPUs, which computes 2^x. Returns None if both are None.
     """
     if mask is None:
         total = bias
@@ -196,9 +203,9 @@ class CpuAttention(torch.autograd.Function):
         q, k, v = heads_of(qkv, mutual)
 
         # `offset` is the sum of bias and mask, repeated for the windows that are computed at once:
-        # (windows * heads, T, T), or None. It is computed once for all chunks with this mask. The
-        # key of a mask is its address. The address stays the same during the step, because the plan
-        # of the chunks keeps the mask.
+        # (windows * heads, T, T), or None. It is computed once for all chunks with this mask, and
+        # found again by the address of the mask. No other mask gets this address during the step,
+        # because the plan of the chunks keeps the mask.
         address_of_mask = None if mask is None else mask.data_ptr()
         key = (bias is None, address_of_mask)
         if key not in tape.offsets:
@@ -210,8 +217,8 @@ class CpuAttention(torch.autograd.Function):
             tape.offsets[key] = added
         offset = tape.offsets[key]
 
-        # In the backward pass of a chunk, this function runs again, to build the graph. The results
-        # come from the tape if the forward pass has kept them.
+        # This function runs twice: in the forward pass, and in the backward pass of a chunk, which
+        # builds the graph. The second time, the results come from the tape if it has them.
         if tape.playback is not None:
             # `recorded` below has this order.
             out = next(tape.playback)
@@ -240,10 +247,10 @@ class CpuAttention(torch.autograd.Function):
 
         P is computed again for a few windows at a time (a round), so that it stays in the cache:
         P = 2^(scale log2(e) q k^T + offset - log-sum-exp). `_gradients_of_round` has the equations
-        line by line. The gradient of the bias is float32 at least.
+        line by line. The gradient of the bias is float32 at least, because it is a long sum.
 
-        What must stay: the number of windows of a round and the order of the rounds, because they
-        are the order of the sum over all windows. Test: test_gradients.py.
+        What must stay: the number of windows of a round, and the order of the rounds. They are the
+        order of the sum over all windows, and decide its last bits.
         """
         scale = ctx.scale
         qkv, bias, out, log_sums, offset = ctx.saved_tensors
@@ -323,9 +330,9 @@ def _widened(
     The numbers to subtract are appended to q and G, and ones are appended to k and v: a product
     then has one more summand, number x 1. `_with_column` needs two channels for a number.
 
-    q, k, v: (n, heads, T, hd). grad: G. out: O. log_sums: the log-sum-exp of each row, (n, heads,
-    T,
-        1). scale: factor of the logits.
+    q, k, v: (n, heads, T, hd). grad: G, and out: O, of the same shape.
+    log_sums: the log-sum-exp of each row, (n, heads, T, 1).
+    scale: factor of the logits.
     """
     n, heads, t, _ = q.shape
     # The caller multiplies the product by scale * LOG2_E, so divide by this factor before.
@@ -405,8 +412,9 @@ def _with_column(x: Tensor, column: Tensor) -> Tensor:
     """Append a number to each row of x (n, heads, T, hd), as two channels that add up to it.
 
     The first channel is the number, rounded to the dtype of x. The second channel is what the
-    rounding has lost. E.g. in bfloat16, with 8 bits: 5.03 is 5.03125 - 0.00125. With one channel
-    alone the weights P would be wrong by up to 2 %, because P is 2 to the power of this number.
+    rounding has lost. E.g. bfloat16 has 8 bits, so 5.03 becomes 5.03125 and -0.00125. With the
+    first channel alone the weights P would be wrong by up to 2 %, because P is 2 to the power of
+    this number.
 
     column: the numbers, (n, heads, T, 1), float32 or float64.
     """
@@ -454,8 +462,7 @@ def cpu_attention(
     Returns the output (n, heads, T, hd), and the log-sum-exp of each row of logits in base 2,
     (n, heads, T, 1), float32 at least. `CpuAttention.forward` needs both.
 
-    Free to change: how the sums are computed, if they stay finite for logits of any size.
-    test_block.py tries such logits.
+    What must stay: the results are right for logits of any size, which test_block.py tries.
     """
     n, heads, t, hd = q.shape
     windows = windows_at_once(q)
@@ -482,16 +489,23 @@ def cpu_attention(
 
     # P v, (n, heads, hd, T), and the sums of the rows of P, (n, heads, 1, T).
     out, row_sums = out_and_sums.split((hd, 1), dim=2)
-    # Sums near the ends of the range of the dtype are not exact, and Inf or NaN is wrong. NaN fails
-    # each comparison, so it counts as not safe. The limit is the root of the largest number, about
-    # 2e19 for float32: such a sum is far from both ends, and so is its inverse.
-    limit = torch.finfo(q.dtype).max ** 0.5
-    least, most = row_sums.aminmax()
-    is_safe = 1 / limit < least and most < limit
-    if not subtracts and not is_safe:
+    if not subtracts and not _are_exact(row_sums):
         return cpu_attention(q, k, v, offset, scale, subtracts=True)
     precise_dtype = torch.promote_types(q.dtype, torch.float32)
     log_sums = row_sums.to(precise_dtype).log2().transpose(2, 3)  # (n, heads, T, 1)
     # What was subtracted from the logits is missing in the logarithms, so add it (0 if nothing was
     # subtracted).
     return (out / row_sums).transpose(2, 3), log_sums.add_(largest)
+
+
+def _are_exact(row_sums: Tensor) -> bool:
+    """Say whether all sums of rows of P are far from both ends of the range of their dtype.
+
+    Near an end a sum loses bits, and beyond it the sum is 0, Inf or NaN. The limit is the root of
+    the largest number, about 2e19 for float32. Such a sum is far from both ends, and so is its
+    inverse. With a much larger limit, sums that have lost bits would count as exact.
+    """
+    limit = torch.finfo(row_sums.dtype).max ** 0.5
+    least, most = row_sums.aminmax()
+    # NaN fails each comparison, so it does not count as exact.
+    return bool(1 / limit < least and most < limit)

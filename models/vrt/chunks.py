@@ -1,10 +1,14 @@
-"""Computes a layer chunk by chunk, and computes it again in backward; the gated MLP.
+"""Computes a layer chunk by chunk, to save memory; and the gated MLP.
 
 Under autograd, a block of the transformer keeps every intermediate tensor until backward: 16 to 21
 tensors of the size of its input. The autograd function `InChunks` keeps only the input of the
-block. Its forward pass takes a chunk of tokens through the whole block, then the next chunk. Its
-backward pass computes each chunk again, with a graph, and frees the graph before the next chunk. On
-a CPU a chunk is so small that its intermediate tensors stay in the cache.
+block:
+
+    forward     takes a chunk of tokens through the whole block, then the next chunk
+    backward    computes each chunk again with a graph, runs backward through the graph, and frees
+                the graph before the next chunk
+
+On a CPU a chunk is so small that its intermediate tensors stay in the cache.
 
 Two layers run this way: `Block` in block.py and `GatedMlp` at the end of this file. Each describes
 its computation by a `Work`:
@@ -16,11 +20,14 @@ A `Tape` carries the results of our attention for CPUs from the forward pass to 
 Computing attention again would take much time, and its output takes little memory. So its output is
 kept, and everything else is computed again.
 
-What must stay: the size and the order of the chunks, and the order of the sums in backward. Another
-order changes the last bits of a training, so existing runs would not resume exactly.
+What must stay, and which test notices (in tests/parts/models):
 
-Tests: tests/parts/models/test_block.py, test_gradients.py (both compare with the plain form),
-test_vrt_modules.py
+    the result and all gradients of a layer             test_block.py compares with the plain form
+    what is in memory at a time                         test_fake_gpu.py counts all tensors
+    the size and the order of the chunks, and the
+    order of the sums in backward                       none: with another order, the last bits of a
+                                                        training change, so existing runs would not
+                                                        resume exactly
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -40,16 +47,18 @@ Kernels = Literal["auto", "plain"]
 Weights = dict[str, Any]  # name -> Tensor, or None for a bias that the layer lacks
 
 # Tokens of a chunk on a CPU. The widest intermediate tensor of a chunk should fit the last-level
-# cache: e.g. 2048 tokens x 360 channels x 4 bytes are 3 MB. Another number changes the last bits of
-# a training.
+# cache: e.g. 2048 tokens x 360 channels x 4 bytes are 3 MB. With more tokens it would leave the
+# cache, with fewer tokens there would be more calls. Another number also changes the last bits of a
+# training.
 CPU_TOKENS = 2048
 # Tokens of a chunk on a GPU without our kernels, 131,072. With our kernels, `gpu_tokens` returns
 # four times as many. Fewer tokens would not keep the GPU busy. More tokens would need more memory:
 # e.g. 131,072 tokens x 360 channels x 2 bytes are 94 MB for each intermediate tensor of a chunk.
 GPU_TOKENS = 1 << 17
-# Names of weights that keep float32, whatever the dtype of the tokens is: those of the two layer
-# norms of a block, and the bias of its attention. They are added to float32 values, or the operator
-# that uses them casts them. `Block.weights` gives the names.
+# Names of weights that keep float32, whatever the dtype of the tokens is: the weights of the two
+# layer norms of a block, and the bias of its attention. They are added to float32 values, or the
+# operator that uses them casts them itself. `Block.weights` gives the names. A name that is missing
+# here is cast, without an error.
 FLOAT32 = ("norm1", "norm1_bias", "bias", "norm2", "norm2_bias")
 
 
@@ -124,13 +133,12 @@ class Piece(NamedTuple):
 class Work(NamedTuple):
     """What is computed for each chunk: y + factor * (h fc2^T + fc2_bias).
 
-    y and h are the results of `hidden`. Both kinds of layers end with a linear layer, named fc2. It
-    is not part of `hidden`, because its gradients follow from h alone. So backward does not compute
-    fc2 again.
+    `hidden` returns y and h. Both kinds of layers end with a linear layer, named fc2. It is not in
+    `hidden`, because its gradients follow from h alone. So backward does not compute fc2 again.
 
-    A new kind of layer gives a new `hidden`, and the chunks and names that fit it. `hidden` must
-    compute the same numbers each time that it is called, because backward calls it again: no
-    random numbers, no state.
+    To run another kind of layer in chunks, give a new `hidden`, and the chunks and names that fit
+    it. `hidden` must compute the same numbers each time that it is called, because backward calls
+    it again. So it may draw no random numbers and may keep no state.
     """
 
     # hidden(tokens, chunk, factors, weights, tape) -> (y, h).
@@ -182,12 +190,13 @@ class InChunks(torch.autograd.Function):
     Call `InChunks.apply(x, work, *weights)` without autocast. The weights have the order of
     work.names. Each weight is an argument, because autograd finds no tensors within other objects.
 
-    Forward and backward go through the chunks in the order of work.pieces, because the tape is read
-    in the order in which it was written. The last bits of the gradients depend on this order too.
+    What must stay:
 
-    Forward saves x, the weights and the tape. Backward frees the graph of each chunk before the
-    next chunk: whoever keeps a tensor with a graph beyond the loop breaks the saving of memory.
-    test_fake_gpu.py measures the memory.
+        Forward and backward go through the chunks in the order of work.pieces. The tape is read in
+        the order in which it was written, and the last bits of the gradients depend on the order.
+
+        No tensor with a graph outlives its round of the loop in backward. Otherwise the graph of
+        its chunk stays in memory. test_fake_gpu.py measures the memory.
 
     One chunk in forward, and in backward (from right to left):
 
@@ -204,8 +213,9 @@ class InChunks(torch.autograd.Function):
         w = cast(w, x.dtype)
 
         # `hidden` uses our attention for CPUs if it gets a tape, and torch's attention otherwise.
-        # Without a backward pass, the tape would keep nothing. Then torch's attention is as fast as
-        # ours, but in bfloat16 ours is faster.
+        # Ours is used if there is a backward pass, for which the tape keeps its results. Without a
+        # backward pass, ours is used in bfloat16 alone: there it is faster than torch's attention,
+        # and in other dtypes it is not.
         has_backward = ctx.needs_input_grad[0]  # whether x needs a gradient
         tape = None
         if work.has_own_attention and (has_backward or x.dtype is torch.bfloat16):
@@ -253,7 +263,8 @@ class InChunks(torch.autograd.Function):
             tape = Tape(is_recording=False, playback=playback)
 
         # The gradient of a weight is the sum over all chunks. The sum has the dtype of the weight,
-        # because a sum in bfloat16 would lose small terms.
+        # usually float32, even if the tokens have bfloat16: a sum in bfloat16 would lose small
+        # terms. A frozen weight needs no sum.
         needed = ctx.needs_input_grad[2:]  # the arguments before the weights are x and work
         sums: dict[str, Tensor] = {}
         for (name, weight), is_needed in zip(weights.items(), needed, strict=True):
@@ -278,9 +289,11 @@ class InChunks(torch.autograd.Function):
             grad_y = take(grad[sample], chunk.results)
             outputs, gradients = _gradients_of_last_layer(y, h, grad_y, mlp_factor, w, sums)
 
-            # 3. Run backward through the graph of this chunk, to its tokens and to the weights.
-            # `Seed` is a function whose result is 0 and whose backward gives each output its
-            # gradient, so that one backward pass starts from several gradients.
+            # 3. Run backward through the graph of this chunk, to its tokens and to the weights. It
+            # starts at two outputs, y and h, with their gradients. torch.autograd.grad(outputs,
+            # inputs, gradients) could do this. But if gradients are given, it imports sympy, which
+            # takes a quarter of a second in each process. So `Seed` (layers.py) makes one scalar of
+            # the outputs: the backward pass of the scalar gives each output its gradient.
             inputs = [tokens] + [w[name] for name in with_graph]
             with torch.enable_grad():
                 seed: Any = Seed.apply(*outputs, *gradients)
@@ -301,7 +314,8 @@ class InChunks(torch.autograd.Function):
 def _as_leaves(weights: Weights, with_graph: Sequence[str], dtype: torch.dtype) -> Weights:
     """Return the weights in `dtype`, cut off from the graph of the network.
 
-    with_graph: names of the weights for which autograd can be asked for gradients.
+    with_graph: names of the weights for which autograd can be asked for gradients. With the graph
+    of the network, the backward pass of a chunk would run on into the layers before the block.
     """
     leaves: Weights = {}
     for name, weight in cast(weights, dtype).items():
@@ -391,10 +405,10 @@ def gated(u: Tensor, w: Weights, is_plain: bool = True) -> Tensor:
 
 
 class GatedMlp(nn.Module):
-    """fc2(gelu(fc11(x)) * fc12(x)) over the last axis (GEGLU, Shazeer 2020), with the exact erf
-    GELU.
+    """The gated MLP: fc2(gelu(fc11(x)) * fc12(x)) over the last axis.
 
-    The names fc11, fc12 and fc2 are part of the released weights, so they must stay.
+    It is the GEGLU of Shazeer (2020). The GELU is the exact one with erf, not the approximation
+    with tanh. The names fc11, fc12 and fc2 are part of the released weights, so they must stay.
 
     inputs, hidden, outputs: numbers of channels.
     checkpoint: whether backward computes the hidden layer again, from the input alone. If the layer
@@ -421,7 +435,7 @@ class GatedMlp(nn.Module):
         self.fc2 = nn.Linear(hidden, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: (..., inputs) -> (..., outputs)."""
+        """Compute the MLP: (..., inputs) -> (..., outputs)."""
         w = self.weights()
         if not runs_in_chunks(self.kernels):
             # As a whole under autograd.

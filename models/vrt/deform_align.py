@@ -8,21 +8,27 @@ the inside to the outside:
     DeformAlign   aligns the neighbours of a batch of frames: offsets, then the convolution
     align_clip    aligns the neighbours of all frames of a clip. block.Stage calls it
 
-Letters of a deformable convolution: n images of h x w pixels, c input channels, c' output channels.
-The input channels are divided twice: into g offset groups, whose channels have the same offsets,
-and into k weight groups (`groups` of torch's convolutions). E.g. two neighbours of 120 channels:
-c = 240, g = 16, k = 2.
+Letters of a deformable convolution:
 
-Layout of the offsets: each offset group has nine taps (positions of a 3x3 kernel, row by row), and
-each tap has an offset (dy, dx). Channel 2 * (group * 9 + tap) is dy, the next channel is dx, in
-pixels. E.g. channels 0 and 1 shift the upper left tap of group 0.
+    n, h, w     images, and the pixels of an image
+    c, c'       input channels, output channels
+    g           offset groups: the channels of a group have the same offsets
+    k           weight groups (`groups` of torch's convolutions)
 
-What must stay: this layout, the names of modules, and the order of the conv net's inputs, because
-the released weights rely on them. Free to change: how `deform_conv` computes its result, as long as
-the tests find the same result up to rounding.
+Both kinds of groups divide the c input channels. E.g. two neighbours of 120 channels: c = 240,
+g = 16, k = 2.
 
-Tests: tests/parts/models/test_vrt_modules.py and test_block.py (results), test_gradients.py,
-test_fake_gpu.py (memory)
+Layout of the offsets: each offset group has nine taps (positions of a 3x3 kernel, row by row). Each
+tap has an offset (dy, dx) in pixels. Channel 2 * (group * 9 + tap) is dy, the next channel is dx.
+E.g. channels 0 and 1 shift the upper left tap of group 0.
+
+What must stay, and which test notices (in tests/parts/models):
+
+    the layout of the offsets, the names of modules,
+    and the order of the conv net's inputs, because
+    the released weights rely on them                   test_vrt_modules.py
+    the results, up to rounding                         test_vrt_modules.py, test_block.py
+    what is in memory on a GPU                          test_fake_gpu.py
 """
 
 import math
@@ -46,7 +52,7 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
 
         out(p) = bias + sum over the taps t of   weight_t (mask_t(p) x(p + tap_t + offset_t(p)))
 
-    p is an output pixel, and tap_t the position of tap t relative to p, e.g. (-1, -1) for t = 0.
+    p is an output pixel. tap_t is the position of tap t relative to p, e.g. (-1, -1) for t = 0.
 
     x: (n, c, h, w). Outside the image it is zero.
     offset: shift of each sample, (n, 18 g, h, w), float32 or float64, whatever the dtype of x is.
@@ -55,8 +61,6 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
     weight: (c', c / k, 3, 3). bias: (c',).
 
     Returns (n, c', h, w), under autocast in the dtype of autocast. All tensors get gradients.
-
-    Only DeformAlign calls this. test_vrt_modules.py compares its results with recorded numbers.
     """
     dtype = compute_dtype(x)  # dtype of the result
     if not has_deform_conv(x):
@@ -81,8 +85,8 @@ def _deform_conv_by_sampling(
 ) -> Tensor:
     """Compute `deform_conv` by one grid_sample and one matrix product.
 
-    On a CPU this is 3 times faster than torchvision's scalar loops, 7 times with gradients. The
-    arguments are those of `deform_conv`.
+    The arguments are those of `deform_conv`. On a CPU this is 3 times as fast as torchvision, which
+    computes pixel by pixel there, and 7 times as fast with gradients.
     """
     n, c, h, w = x.shape
     columns = _columns(x, offset, mask)  # (n, c, 9, h w)
@@ -104,7 +108,8 @@ def _columns(x: Tensor, offset: Tensor, mask: Tensor) -> Tensor:
     """
     n, _, h, w = x.shape
     groups = mask.shape[1] // TAPS  # g
-    mask = mask.to(offset.dtype)  # a product of tensors of two dtypes takes five times as long
+    # A product of tensors of two dtypes takes five times as long, so convert the mask first.
+    mask = mask.to(offset.dtype)
 
     # Each offset group is one image for grid_sample. Its nine taps are sampled below one another,
     # as if the output had 9 h rows.
@@ -143,7 +148,8 @@ def _sampling_grid(offset: Tensor, groups: int) -> Tensor:
     return grid.view(n * groups, 2, TAPS * h, w).permute(0, 2, 3, 1)
 
 
-# 32 results: training and validation together have a few sizes of frames, each at four scales.
+# 32 results: training and validation together have a few sizes of frames, each at four scales. With
+# fewer, results would be computed again. With more, memory would hold results that nobody needs.
 @lru_cache(maxsize=32)
 # The tensors are saved for backward. torch does not save tensors that are made in inference mode,
 # so this mode is off here.
@@ -182,8 +188,9 @@ class DeformAlign(nn.Module):
         and an equal number of the offset groups.
     max_residual: largest correction, in pixels.
 
-    `weight`, `bias`, `conv_offset` and the positions of its layers are names in the released
-    weights. The order in which the parameters are drawn decides the initial weights of a seed.
+    What must stay: `weight`, `bias`, `conv_offset` and the positions of its layers, because they
+    are names in the released weights; and the order in which the parameters are drawn, because it
+    decides the initial weights of a seed.
     """
 
     def __init__(self, dim: int, deformable_groups: int, sources: int, max_residual: float) -> None:
@@ -193,8 +200,8 @@ class DeformAlign(nn.Module):
         self.max_residual = max_residual
         self.weight = nn.Parameter(torch.empty(dim, dim, 3, 3))
         self.bias = nn.Parameter(torch.zeros(dim))
-        # The published initial weights. torch's convolutions begin with the same range: an output
-        # has 9 dim inputs.
+        # The range of the initial weights, as published. torch's convolutions begin with the same
+        # range, 1 / sqrt(inputs of an output). Here an output has 9 dim inputs.
         limit = 1.0 / math.sqrt(9 * dim)
         nn.init.uniform_(self.weight, -limit, limit)
 
@@ -220,12 +227,12 @@ class DeformAlign(nn.Module):
     def forward(self, sources: list[Tensor], target: Tensor, flows: list[Tensor]) -> Tensor:
         """Align the sources to the target, and combine them: (n, d, h, w).
 
-        sources: nearest first, each (n, d, h, w). target: (n, d, h, w). flows: for each source the
-        flow that warps it to the target, (n, 2, h, w).
+        sources: nearest first, each (n, d, h, w), where d is `dim`. target: (n, d, h, w).
+        flows: for each source the flow that warps it to the target, (n, 2, h, w).
         """
-        # There are two steps: `_estimated` runs the conv net, `_sampled` runs the convolution. In
-        # both, each source and flow is an argument of its own, because autograd finds no tensors
-        # within lists.
+        # There are two steps. `_estimated` runs the conv net, and `_sampled` runs the convolution.
+        # In both, each source and flow is an argument of its own, because `recomputed` finds no
+        # tensors within lists.
         neighbours = (*sources, *flows)
         is_compiling = torch.compiler.is_compiling()
         if not in_cpu_form(target) and not is_compiling:
@@ -236,7 +243,7 @@ class DeformAlign(nn.Module):
 
             return recomputed(both_steps, target, *neighbours, weights=self.parameters())
         # On a CPU recompute the second step alone. Its offsets are three times as large as the
-        # input, its samples nine times, and both cost little to recompute. The convolutions of the
+        # input, and its samples nine times. Both cost little to recompute. The convolutions of the
         # first step cost much. Under torch.compile nothing is recomputed.
         estimated = self._estimated(target, *neighbours)
         weights = (self.weight, self.bias)
@@ -308,9 +315,9 @@ class DeformAlign(nn.Module):
     def transient(self, target: Tensor) -> int:
         """Estimate the memory that the backward pass takes on a GPU, in bytes.
 
-        The tensors that forward saves are not counted: the caller, fit_memory.py, counts them. The
-        result was compared with counts on fake tensors (tests/helpers/fake_gpu.py). It is 2 to 10 %
-        above the counts.
+        The tensors that forward saves are not counted, because the caller, fit_memory.py, counts
+        them. The result is 2 to 10 % above counts of all tensors, and test_fake_gpu.py compares
+        them again. Whoever changes what is recomputed changes this estimate, too.
 
         target: the target frames, (n, d, h, w).
         """
@@ -355,7 +362,8 @@ def _frames_at_once_in_torchvision(n: int) -> int:
 
 # Most pixels in one batch of a deformable convolution on a CPU. Larger batches would not fit the
 # cache, smaller batches would need more calls. A batch has at least one frame, even if the frame is
-# larger. A GPU takes all frames at once.
+# larger. A GPU takes all frames at once. Another number also changes the last bits of the gradients
+# of the weights, because they are summed batch by batch.
 MOST_PIXELS_ON_CPU = 1024
 
 
@@ -388,8 +396,7 @@ def _aligned(module: DeformAlign, frames: Tensor, flows: list[Tensor], is_later:
     flows: for the distances 1, 2, ..., each (N - distance, B, 2, H, W).
     is_later: whether the neighbours are later than the frame, or earlier.
 
-    Only `align_clip` calls this. test_vrt_modules.py compares the alignment of a clip, with its
-    gradients, with the published network.
+    test_vrt_modules.py compares the result and its gradients with the published network.
     """
     n = len(frames)
     targets = frames[:-1] if is_later else frames[1:]  # all frames with a neighbour on this side

@@ -1,14 +1,16 @@
 """Window attention on an NVIDIA GPU, in Triton: softmax(scale q k^T + bias + mask) v and gradients.
 
 models.vrt.attention calls `window_attention` for bfloat16 and float16, if `knows` accepts the
-sizes. torch's attention would need q, k and v in three tensors and heads of a multiple of 8
-channels, and would write one gradient of the bias per window. These kernels read and write packed
-heads in place, so nothing is transposed, split, padded or copied. One launch computes all windows
-of a chunk, although the windows have different masks: the mask of a window is one number per token,
-the region of the token, and tokens of the same region attend to each other.
+sizes.
 
-Forward keeps the log-sum-exp of each row of logits, L = log2(sum(exp2(logits))). Backward gets the
-gradient dO of the output O. With the weights P = exp2(logits - L) it computes
+Why not torch's attention? It needs q, k and v in three tensors, and heads of a multiple of 8
+channels. It writes one gradient of the bias per window. These kernels read and write packed heads
+in place, so nothing is transposed, split, padded or copied. One launch computes all windows of a
+chunk, although the windows have different masks. A mask is one number per token here, the region of
+the token: tokens of the same region attend to each other.
+
+The mathematics. Forward keeps the log-sum-exp of each row of logits, L = log2(sum(exp2(logits))).
+Backward gets the gradient dO of the output O. With the weights P = exp2(logits - L) it computes
 
     dV = P^T dO
     dS = P (dO V^T - delta)             gradient of the logits
@@ -16,11 +18,20 @@ gradient dO of the output O. With the weights P = exp2(logits - L) it computes
     dQ = scale dS K
     dK = scale dS^T Q
 
-The gradient of the bias is dS, summed over windows. A program (one instance of a kernel) keeps the
-sum in registers while it goes through many windows of one head, so no T x T matrix of a window
-reaches memory. Computing P again comes from FlashAttention-2 (Dao 2023, arXiv 2307.08691). The
-kernels compute 2^x in place of e^x, because exp2 is faster. e^x is 2^(x log2(e)), so the kernels
-get the factor of the logits and the bias already multiplied by log2(e).
+The gradient of the bias is dS, summed over windows. Computing P again in backward comes from
+FlashAttention-2 (Dao 2023, arXiv 2307.08691). The kernels compute 2^x in place of e^x, because exp2
+is faster. e^x is 2^(x log2(e)), so the kernels get the factor of the logits and the bias already
+multiplied by log2(e).
+
+Words of Triton:
+
+    program    one instance of a kernel. A launch starts many of them, and each one asks for its
+               number, tl.program_id(0), to know what it computes
+    tile       the part of a matrix that a program computes at a time. It is in registers
+    pointer    the address of a number in memory. `qkv + 5` is the address of the sixth number
+
+A program goes through many windows of one head if it sums dS over them. The sum stays in registers,
+so no T x T matrix of a window reaches memory.
 
 Kernels, by the number of tokens T:
 
@@ -34,15 +45,17 @@ Layout: qkv is (n, T, 3, HEADS, HD). So the distance from a token to the next on
 numbers. The key of a token begins HEADS * HD numbers after its query, and the value HEADS * HD
 numbers after the key.
 
-To change a kernel: keep the order of its sums and of its assignments, because another order changes
-the last bits of a training. Every sum has a fixed order (no atomic additions), so a step gives the
-same numbers each time. Free to change: names, comments, and how an address is computed. A new
-argument of a kernel needs a place in the launch too, because the launches give arguments by
-position: `WindowAttention.forward` launches `_forward`, and `_BackwardPass.launch` launches all
-other kernels.
+To change a kernel:
 
-Tests: tests/parts/models/test_triton.py compares all results with float64 (on a CPU, by Triton's
-interpreter), and test_cuda.py does so on a GPU.
+    keep     the order of its sums, because another order changes the last bits of a training. Every
+             sum has a fixed order (no atomic additions), so a step gives the same numbers each time
+    free     names, comments, and how an address is computed
+    also     a new argument needs a place in the launch, because the launches give arguments by
+             position. `WindowAttention.forward` launches `_forward`, and `_BackwardPass.launch`
+             launches all other kernels
+    test     tests/parts/models/test_triton.py compares all results with float64. It needs no GPU,
+             because Triton's interpreter runs the kernels on a CPU. test_cuda.py does the same on a
+             GPU
 """
 
 import math
@@ -66,10 +79,10 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 # What is added to the logits of pairs that must not attend. models.vrt.windows.MASKED is the same
 # number, -100, without the factor log2(e). Change both together.
 MASKED = tl.constexpr(-100.0 * 1.4426950408889634)
-# Number of programs of a launch in which a program goes through many windows: 4 for each of the 132
-# multiprocessors of an H100. Fewer programs would keep fewer multiprocessors busy. More programs
-# would write more sums for the gradient of the bias, one (T, T) matrix each. Another number changes
-# the last bits of this gradient.
+# Number of programs of a launch that sums dS over windows: 4 for each of the 132 multiprocessors of
+# an H100. With fewer programs, some multiprocessors would have nothing to do. With more programs,
+# more sums would be written, one (T, T) matrix each. Another number changes the last bits of the
+# gradient of the bias.
 PROGRAMS = 528
 # Largest T for which `_all_gradients` computes the backward pass. With more tokens its sums would
 # not fit into the registers.
@@ -81,7 +94,10 @@ MOST_CHANNELS_OF_HEAD = 32
 
 
 class Tile(NamedTuple):
-    """How a kernel divides its work: the part of a T x T matrix that is in registers at a time."""
+    """How a kernel divides its work: the part of a T x T matrix that a program computes at a time.
+
+    A larger tile reads memory less often, but must fit into the registers.
+    """
 
     queries: int  # queries of a tile: rows of the part. QUERIES in the kernels
     keys: int  # keys of a tile: columns of the part. KEYS in the kernels
@@ -92,8 +108,8 @@ class Tile(NamedTuple):
 def knows(tokens: int, channels: int) -> bool:
     """Say whether the kernels compute windows of this many tokens with heads of these channels.
 
-    forms.attention_has_kernel asks this before each call of `window_attention`. A wider answer
-    needs kernels that compute these sizes.
+    forms.attention_has_kernel asks this before each call of `window_attention`. If the answer is
+    True for a size that the tiles do not divide, the kernels give wrong numbers without an error.
     """
     fits_tiles = tokens % 64 == 0  # the smallest tile has 64 queries and 64 keys
     return fits_tiles and tokens <= MOST_TOKENS and channels <= MOST_CHANNELS_OF_HEAD
@@ -102,7 +118,7 @@ def knows(tokens: int, channels: int) -> bool:
 def forward_tile(tokens: int) -> Tile:
     """Return the fastest tile of the forward pass, of the tiles that were measured on an H200.
 
-    Other tiles give other last bits.
+    T must be a multiple of both sides. Other tiles give other last bits.
     """
     if tokens == 128:
         return Tile(queries=64, keys=128, warps=4, stages=2)
@@ -112,7 +128,10 @@ def forward_tile(tokens: int) -> Tile:
 
 
 def backward_tile(tokens: int) -> Tile:
-    """Return the tile of the backward kernels. Other tiles give other last bits."""
+    """Return the tile of the backward kernels.
+
+    T must be a multiple of both sides. Other tiles give other last bits.
+    """
     if tokens == 128:  # `_all_gradients` needs all keys of a window in a tile
         return Tile(queries=64, keys=128, warps=8, stages=2)
     return Tile(queries=64, keys=64, warps=4, stages=2)
@@ -163,9 +182,12 @@ def _head_and_tile(HEADS: tl.constexpr, TILES: tl.constexpr):
     TILES: number of tiles of a head in one window.
 
     Programs with successive numbers have successive heads. The heads of a token lie side by side in
-    memory, so these programs read the same cache lines. E.g. 6 heads and 2 tiles: programs 0 to 5
-    are the heads of tile 0, programs 6 to 11 are the heads of tile 1, and the next group of windows
-    begins at program 12.
+    memory, so these programs read the same cache lines. Another order gives the same numbers, but
+    is slower. E.g. 6 heads and 2 tiles:
+
+        programs 0 ... 5      the heads of tile 0
+        programs 6 ... 11     the heads of tile 1
+        program 12            head 0 of tile 0, in the next group of windows
     """
     program = tl.program_id(0)
     return program % HEADS, program // HEADS % TILES
@@ -296,6 +318,9 @@ def _logits(
         attend to each other. `mask_table` makes both tensors.
     row, column: the upper left element of the tile in the matrix. x begins at token `row` of the
         window, and y begins at token `column`.
+
+    All kernels call this function, so a change of the logits is made here. `_gradient_of_bias`
+    adds the bias itself.
     """
     logits = tl.dot(x, tl.trans(y)) * scale
     if HAS_BIAS:
@@ -411,10 +436,10 @@ def _forward(
 #     ds     = p (grad_p - delta)            dS
 #
 # In `_gradient_of_queries` the matrices are (queries, keys), as in forward. In the other kernels
-# they are transposed, (keys, queries), and these kernels take the bias transposed too. The reason:
-# dV = P^T dO and dK = scale dS^T Q need P^T and dS^T. A matrix that is computed in transposed form
-# is in registers, and the product can read it there. A matrix that is transposed afterwards would
-# go through shared memory, which is slower.
+# they are transposed, (keys, queries), and these kernels take the bias transposed, too. The reason:
+# dV = P^T dO and dK = scale dS^T Q need P^T and dS^T. If the kernel computes the transposed matrix,
+# the product reads it in registers. If the kernel transposed the matrix afterwards, the matrix
+# would go through shared memory, which is slower.
 #
 # Further arguments:
 #   bias        (HEADS, keys, queries), but (HEADS, queries, keys) for `_gradient_of_queries`
@@ -733,7 +758,10 @@ def _gradient_of_bias(
     QUERIES: tl.constexpr,  # queries in a tile
     KEYS: tl.constexpr,  # keys in a tile
 ):
-    """Write the sum of dS over a group of windows, for a tile of keys and a tile of queries."""
+    """Write the sum of dS over a group of windows, for a tile of keys and a tile of queries.
+
+    `WindowAttention.backward` adds the sums of all groups. Without a bias it does not launch this.
+    """
     # This program computes one tile of the matrix (keys, queries) of one head. It adds the windows
     # first ... end - 1, which are group `group`. E.g. T 192 and tiles of 64 x 64: the tiles 0, 1, 2
     # have the first 64 keys and all queries, the tiles 3, 4, 5 have the next 64 keys.
@@ -852,9 +880,8 @@ class _BackwardPass(NamedTuple):
 class WindowAttention(torch.autograd.Function):
     """Launches the kernels: attention inside windows, with its gradients.
 
-    Only `window_attention` below calls `WindowAttention.apply`. It relies on this: qkv is
-    contiguous, and nobody changes qkv between forward and backward, because the kernels read it in
-    both.
+    Call `window_attention` below, which makes qkv contiguous. The kernels compute addresses in qkv,
+    so with another layout they would read wrong numbers without an error.
     """
 
     @staticmethod
@@ -923,9 +950,9 @@ class WindowAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of qkv and of the bias. grad: the gradient of the output.
 
-        The bias gets no gradient if it is None. A group of windows is only needed for the gradient
-        of the bias: each group writes one sum, and the sums are added at the end. All other
-        launches have groups of one window, so that as many programs as possible run.
+        The bias gets no gradient if it is None. For its gradient, each group of windows writes one
+        sum, and the sums are added at the end. All other launches have groups of one window, so
+        that as many programs as possible run.
         """
         qkv, scaled_bias, region_row, regions, out, log_sums = ctx.saved_tensors
         t = log_sums.shape[2]  # tokens of a window
@@ -1012,8 +1039,9 @@ def _memory_for_sums(log_sums: Tensor, group_size: int) -> Tensor:
     return log_sums.new_empty(groups, heads, t, t)  # in the dtype of log_sums, float32
 
 
-# 256: windows.window_chunks caches 128 plans of chunks. Each plan may need two tables here, one for
-# self attention and one for mutual attention.
+# 256 results: windows.window_chunks caches 128 plans of chunks, and each plan may need two tables
+# here, one for self attention and one for mutual attention. With fewer results, tables would be
+# made again.
 @lru_cache(maxsize=256)
 # The tables are saved for backward. torch does not save tensors that are made in inference mode, so
 # this mode is off here.

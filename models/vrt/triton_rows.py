@@ -1,13 +1,15 @@
 """Passes over rows of channels on an NVIDIA GPU, in Triton: LayerNorm and GEGLU, with gradients.
 
-torch's LayerNorm gives one row to a block of threads, which is slow for 96 channels. Here a program
-(one instance of a kernel) computes a tile: all channels of several rows. Statistics and the
-gradients of weights and biases are float32. In backward each program sums these gradients over its
-rows, and then the sums of the programs are added in a fixed order. So a step gives the same numbers
-each time.
+A row is the channels of one token. torch's LayerNorm gives one row to a block of threads, which is
+slow for 96 channels. Here a program (one instance of a kernel) computes a tile: all channels of
+several rows.
 
-Callers rely on two functions: models.vrt.layers calls `layer_norm`, and models.vrt.chunks calls
-`gated`. Both give gradients once, no gradients of gradients (`once_differentiable`).
+Statistics and the gradients of weights and biases are float32. In backward each program sums these
+gradients over its rows. Then the sums of the programs are added in a fixed order. So a step gives
+the same numbers each time.
+
+models.vrt.layers calls `layer_norm`, and models.vrt.chunks calls `gated`. Both give gradients, but
+no gradients of gradients (`once_differentiable`).
 
 Names in the kernels:
 
@@ -22,17 +24,20 @@ Names in the kernels:
     program_sums   the sums of each program, one row per program
 
 Forward has one program per tile. In backward, program p of P takes the tiles p, p + P, p + 2 P, ...
-In both, the last tile may have fewer than ROWS rows, so each load and store has a mask: a masked
-load gives 0, and a masked store writes nothing.
+In both, the last tile may have fewer than ROWS rows. So each load and store has a mask: a masked
+load gives 0, and a masked store writes nothing. Without the mask a program would write beyond the
+tensor.
 
 The position of a number in memory is computed with 64 bits (`.to(tl.int64)`), because a tensor may
 have more than 2^31 numbers.
 
-What must stay: the order of the sums, because another order changes the last bits of a training.
-Free to change: names, comments, and how an index is computed.
+To change a kernel:
 
-Tests: tests/parts/models/test_triton.py compares all results with float64 (on a CPU, by Triton's
-interpreter), and test_cuda.py does so on a GPU.
+    keep     the order of the sums, because another order changes the last bits of a training
+    free     names, comments, and how an index is computed
+    test     tests/parts/models/test_triton.py compares all results with float64. It needs no GPU,
+             because Triton's interpreter runs the kernels on a CPU. test_cuda.py does the same on a
+             GPU
 """
 
 import math
@@ -50,11 +55,12 @@ from torch.autograd.function import once_differentiable
 tl: Any = triton.language
 jit: Any = triton.jit
 # Largest number of programs of a backward pass: 4 for each of the 132 multiprocessors of an H100.
-# Fewer programs would keep fewer multiprocessors busy, more programs would write more sums. Another
-# number changes the last bits of the gradients of weights and biases.
+# With fewer programs, some multiprocessors would have nothing to do. With more programs, more sums
+# would be written. Another number changes the last bits of the gradients of weights and biases.
 PROGRAMS = 528
-# Numbers in a tile. They must fit into the registers of a program. Another number changes the last
-# bits of the gradients of weights and biases.
+# Numbers in a tile. A larger tile would not fit into the registers of a program. A smaller tile
+# would give a program less work for each start. Another number changes the last bits of the
+# gradients of weights and biases.
 ELEMENTS = 4096
 # 1 / sqrt(2) and 1 / sqrt(2 pi), for the normal distribution in GELU. A kernel can only read a
 # global constant that is a tl.constexpr.
@@ -144,8 +150,8 @@ def _norm_backward(
         dweight = sum of grad u over the rows
         dbias = sum of grad over the rows
 
-    Mean and variance of a row are computed a second time, because the row is read for the gradients
-    too.
+    Mean and variance of a row are computed a second time. This costs little, because the row is
+    read for the gradients anyway.
     """
     channel = tl.arange(0, PAD)
     is_channel = channel < C
@@ -177,7 +183,7 @@ def _norm_backward(
 
 
 class _LayerNorm(torch.autograd.Function):
-    """Launches the kernels of the layer norm. `layer_norm` calls it. A row is one token."""
+    """Launches the kernels of the layer norm. `layer_norm` calls it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
