@@ -464,16 +464,18 @@ class Timing:
             return 1
         if table.rows:
             return len(table.rows)
-        # A lower bound of the number: the periods between the end of the first exposure and the end
-        # of the file. E.g. a file has 100 planes, and exposures of 20 planes begin every 25 planes.
-        # 80 planes are left after the first exposure, which are 3 periods. A division alone would
-        # not do, because starts are rounded to planes. And without the bound, the loop below would
+        # How many exposures end within the file? Begin with a number that is not too large: the
+        # whole periods between the end of the first exposure and the end of the file. E.g. a file
+        # has 100 planes, and exposures of 20 planes begin every 25 planes. After the first exposure
+        # 80 planes are left, which are 3 periods. If the loop below began with 1 frame, it would
         # take long for a file of a billion planes.
         first, count = table.planes_of(0, self.offset)
         planes_after_first = planes - first - count
         frames = max(int(planes_after_first / table.period), 1)
-        # Add frames as long as the next exposure ends within the file. In the example, exposures 0
-        # to 4 end at the planes 20, 45, 70, 95 and 120. Exposure 3 fits, 4 does not: 4 frames.
+        # Add frames as long as the next exposure ends within the file. The division alone would not
+        # do, because it does not count the first exposure, and because starts are rounded. In the
+        # example, exposures 0 to 4 end at the planes 20, 45, 70, 95 and 120. Exposure 3 fits, and
+        # exposure 4 does not, so there are 4 frames.
         while True:
             first, count = table.planes_of(frames, self.offset)
             if first + count > planes:
@@ -555,7 +557,7 @@ class Timing:
         """
         of_frame = self._planes_of_frame(clip, frame, planes, ranges)
         # The frame was exposed only during the share in the middle of its planes. Read these
-        # planes, first ... end - 1: at least one plane, unless the frame has no plane at all.
+        # planes, first ... end - 1. They are at least one plane, unless the frame has no plane.
         exposed = nearest_plane(of_frame.count * self.share)
         if of_frame.count > 0:
             exposed = max(exposed, 1)
@@ -564,9 +566,8 @@ class Timing:
 
         has_numbers_of_user = self.exposures is not None or self.count is not None
         if not has_numbers_of_user:
-            # After a shift by the offset, planes may lie outside of the file. They are left out. If
-            # the user gave plane numbers, such planes are refused below, because the numbers may be
-            # wrong.
+            # After a shift by the offset, planes may lie outside of the file. Leave them out. If the
+            # user gave plane numbers, refuse such planes below, because the numbers may be wrong.
             first = min(max(first, 0), planes)
             end = min(end, planes)
         if first < 0 or end <= first or end > planes:

@@ -395,11 +395,12 @@ class DatSpikes:
         Raises OptionError if the plane of the sharp frame is unknown.
         """
         path, _ = files[file_index]
-        # There are two ways to count planes. Options and dataset.json count from the first plane of
-        # the file, or of the exposure if one file holds the whole clip. `_center` counts in this
-        # way. The first plane of the span has the number `span.origin`, e.g. 14 if the first 14
-        # planes of a file are not read. `Exposure.center` counts from the first plane of the span.
-        # E.g. plane 27.5 of the file is 27.5 - 14 = 13.5.
+        # There are two ways to count planes:
+        #     `_center`           as options and dataset.json count: from the first plane of the
+        #                         file, or of the exposure if one file holds the whole clip
+        #     `Exposure.center`   from the first plane of the span
+        # The first plane of the span has the number `span.origin` as options count. E.g. the first
+        # 14 planes of a file are not read, so origin is 14. Plane 27.5 becomes 27.5 - 14 = 13.5.
         center = self._center(clip, span) - span.origin
         planes_before, pieces = self._with_context(files, file_index, span)
         return Exposure(
@@ -458,8 +459,8 @@ class DatSpikes:
                 # A piece counts from the first plane of its own file.
                 pieces.append(Piece(file.path, first=first - file.begin, count=end - first))
 
-        # The context before the frame is shorter if `nearby_files` begins too late: at most the
-        # planes between the begin of its first file and the first plane of the frame.
+        # The context before the frame is shorter than wanted if the first of the nearby files
+        # begins too late. It has at most the planes from the begin of this file to the frame.
         context_before = min(self.context, span.first - nearby_files[0].begin)
         return context_before, tuple(pieces)
 
@@ -551,8 +552,8 @@ class DatSpikes:
         planes_of_frame = stream[context_before : context_before + count]
         rate = self.rate_of(planes_of_frame, image, window)
         # A rate of the options is the rate of the real camera. The simulated camera fires more or
-        # less often, by the factor `known_rate_factor`. A measured rate ("match") was measured in
-        # the spikes of the simulated camera, so it needs no factor.
+        # less often, by the factor `known_rate_factor`. With "match" the rate was measured in the
+        # spikes of the simulated camera, so it needs no factor.
         if camera and self.rate != "match":
             rate *= camera.known_rate_factor
         # Positional arguments: a user's subclass may name them differently.
@@ -656,8 +657,9 @@ class DatSpikes:
         # half_windows (12, 2, 6), channel 2.
         by_length = np.argsort(self.options["half_windows"])
         middle_window = by_length[len(by_length) // 2]
-        # What the sensor integrated is light to the power 1 / power. The channels were raised to
-        # 1 / gamma, so the exponent gamma / power turns them back into what was integrated.
+        # A channel is a ratio of light to the power 1 / gamma. The sensor integrated light to the
+        # power 1 / power. So a channel to the power gamma / power is a ratio of what the sensor
+        # integrated.
         power = DISPLAY_GAMMA if self.light == "display" else 1.0
         exponent = self.gamma / power
         channels = channels.astype(np.float64)  # the confidence may be close to 1

@@ -93,7 +93,7 @@ MARKS = {
     rb"MATLAB 7\.3 MAT-file|\x89HDF\r\n\x1a\n": "the header of an HDF5 or MATLAB 7.3 file",
     rb"version https://git-lfs": "a pointer of Git LFS, whose file was not fetched",
 }
-# Number of bytes at the beginning of a file that are compared with the marks. The marks are shorter.
+# Number of bytes at the beginning of a file that are compared with the marks, which are shorter.
 # The same bytes are tested for text: with fewer bytes, spikes would look like text more often.
 HEAD_BYTES = 64
 

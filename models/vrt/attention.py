@@ -201,22 +201,7 @@ class CpuAttention(torch.autograd.Function):
     ) -> Tensor:
         """Return the output, (n, heads, T, hd). The arguments are those of `window_attention`."""
         q, k, v = heads_of(qkv, mutual)
-
-        # `offset` is the sum of bias and mask, repeated for the windows that are computed at once:
-        # (windows * heads, T, T), or None. It is computed once for all chunks with this mask, and
-        # found again by the address of the mask. No other mask gets this address during the step,
-        # because the plan of the chunks keeps the mask.
-        address_of_mask = None if mask is None else mask.data_ptr()
-        key = (bias is None, address_of_mask)
-        if key not in tape.offsets:
-            added = logit_offset(bias, mask, q.dtype, factor=LOG2_E)  # (1, heads or 1, T, T)
-            if added is not None:
-                windows = windows_at_once(q)
-                heads = q.shape[1]
-                added = added.expand(windows, heads, *added.shape[2:]).flatten(0, 1)
-            tape.offsets[key] = added
-        offset = tape.offsets[key]
-
+        offset = _offset_of_round(q, bias, mask, tape)  # (windows * heads, T, T), or None
         # This function runs twice: in the forward pass, and in the backward pass of a chunk, which
         # builds the graph. The second time, the results come from the tape if it has them.
         if tape.playback is not None:
@@ -270,19 +255,11 @@ class CpuAttention(torch.autograd.Function):
         wide = _widened(q, k, v, grad, out, log_sums, scale)
         for first in range(0, n, windows):
             in_round = slice(first, first + windows)
-            # The windows of this round and their heads become one batch axis,
-            # (windows * heads, T, hd + 2). The last round may have fewer windows.
-            q_of_round = wide.q[in_round].reshape(-1, t, hd + 2)
-            k_of_round = wide.k[in_round].reshape(-1, t, hd + 2)
-            v_of_round = wide.v[in_round].reshape(-1, t, hd + 2)
-            g_of_round = wide.g[in_round].reshape(-1, t, hd + 2)
-            batch = len(q_of_round)  # windows of the round * heads
+            wide_of_round = wide.windows(in_round)
+            # Windows of the round * heads. The last round may have fewer windows.
+            batch = len(wide_of_round.q)
             gradients = _gradients_of_round(
-                _Widened(q_of_round, k_of_round, v_of_round, g_of_round),
-                offset,
-                scale,
-                p_memory=p_memory[:batch],
-                x_memory=x_memory[:batch],
+                wide_of_round, offset, scale, p_memory=p_memory[:batch], x_memory=x_memory[:batch]
             )
             grad_q[in_round] = gradients.q.reshape(-1, heads, t, hd)
             grad_k[in_round] = gradients.k.reshape(-1, heads, t, hd)
@@ -299,13 +276,35 @@ class CpuAttention(torch.autograd.Function):
         return grad_qkv, grad_bias, None, None, None, None
 
 
+def _offset_of_round(
+    q: Tensor, bias: Tensor | None, mask: Tensor | None, tape: Tape
+) -> Tensor | None:
+    """Return the sum of bias and mask for the windows that are computed at once, times log2(e).
+
+    q: (n, heads, T, hd). bias: (heads, T, T) or None. mask: (T, T) or None.
+    Returns (windows * heads, T, T), or None if both are None.
+
+    The sum is computed once for all chunks with this mask. The tape keeps it under the address of
+    the mask. No other mask gets this address during the step, because the plan of the chunks keeps
+    the mask.
+    """
+    address_of_mask = None if mask is None else mask.data_ptr()
+    key = (bias is None, address_of_mask)
+    if key not in tape.offsets:
+        added = logit_offset(bias, mask, q.dtype, factor=LOG2_E)  # (1, heads or 1, T, T)
+        if added is not None:
+            windows = windows_at_once(q)
+            heads = q.shape[1]
+            added = added.expand(windows, heads, *added.shape[2:]).flatten(0, 1)
+        tape.offsets[key] = added
+    return tape.offsets[key]
+
+
 class _Widened(NamedTuple):
     """q, k, v and G with two further channels each, (n, heads, T, hd + 2).
 
-    G is the gradient of the output. In a round of `CpuAttention.backward`, the first two axes are
-    one: (windows * heads, T, hd + 2).
-
-    The further channels make two matrix products subtract a number from each row:
+    G is the gradient of the output. The further channels make two matrix products subtract a number
+    from each row:
 
         q k^T is then    q k^T - log-sum-exp / (scale log2(e))
         G v^T is then    G v^T - sum(G * O)
@@ -320,6 +319,14 @@ class _Widened(NamedTuple):
     k: Tensor
     v: Tensor
     g: Tensor
+
+    def windows(self, chosen: slice) -> "_Widened":
+        """Return some of the windows. Their axis and the axis of heads become one.
+
+        Each tensor is then (windows * heads, T, hd + 2), as torch.bmm takes it.
+        """
+        parts = [part[chosen].reshape(-1, *part.shape[2:]) for part in self]
+        return _Widened(*parts)
 
 
 def _widened(
@@ -362,7 +369,7 @@ def _gradients_of_round(
 ) -> _RoundGradients:
     """Compute the gradients for the windows of one round, by the equations of the caller.
 
-    wide: q, k, v and G of the round, each (windows * heads, T, hd + 2).
+    wide: what `_Widened.windows` returns, each tensor (windows * heads, T, hd + 2).
     offset: bias and mask, (windows * heads or more, T, T), times log2(e), or None.
     p_memory, x_memory: memory for P and X, (windows * heads, T, T). It is overwritten.
     """

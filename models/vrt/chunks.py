@@ -113,7 +113,7 @@ class Tape:
     # results are computed again.
     playback: Iterator[Tensor] | None = None
     # What is added to the logits, for each mask. Windows with the same mask share one tensor. The
-    # keys are made in CpuAttention.
+    # keys are made in attention.py.
     offsets: dict[Any, Tensor | None] = field(default_factory=dict)
 
 
@@ -254,22 +254,10 @@ class InChunks(torch.autograd.Function):
         x = saved[0]
         end_of_weights = 1 + len(work.names)
         weights = dict(zip(work.names, saved[1:end_of_weights], strict=True))
-        recorded = saved[end_of_weights:]
-        # Our attention for CPUs reads what forward has recorded. Without a record it computes the
-        # results again.
-        tape = None
-        if work.has_own_attention:
-            playback = iter(recorded) if recorded else None
-            tape = Tape(is_recording=False, playback=playback)
-
-        # The gradient of a weight is the sum over all chunks. The sum has the dtype of the weight,
-        # usually float32, even if the tokens have bfloat16: a sum in bfloat16 would lose small
-        # terms. A frozen weight needs no sum.
+        tape = _tape_of_backward(work, recorded=saved[end_of_weights:])
+        # The gradient of a weight is the sum over all chunks.
         needed = ctx.needs_input_grad[2:]  # the arguments before the weights are x and work
-        sums: dict[str, Tensor] = {}
-        for (name, weight), is_needed in zip(weights.items(), needed, strict=True):
-            if is_needed:
-                sums[name] = torch.zeros_like(weight)
+        sums = _zeros_like_needed(weights, needed)
 
         # The gradients of fc2 and its bias are computed in step 2 below, without a graph. All other
         # gradients come from autograd. For this the weights become leaves of the graph of each
@@ -309,6 +297,33 @@ class InChunks(torch.autograd.Function):
         # One result for each argument of forward: x, work, then the weights.
         grad_weights = [sums.get(name) for name in work.names]
         return (grad_x, None, *grad_weights)
+
+
+def _tape_of_backward(work: Work, recorded: tuple[Tensor, ...]) -> Tape | None:
+    """Return the tape that `hidden` gets in backward, or None if it uses torch's attention.
+
+    recorded: what the tape of the forward pass has recorded. If it is empty, our attention for CPUs
+    computes its results again.
+    """
+    if not work.has_own_attention:
+        return None
+    playback = iter(recorded) if recorded else None
+    return Tape(is_recording=False, playback=playback)
+
+
+def _zeros_like_needed(weights: Weights, needed: Sequence[bool]) -> dict[str, Tensor]:
+    """Return zeros to sum the gradients of weights in, for each weight that needs a gradient.
+
+    A frozen weight needs none. The sums have the dtype of the weights, usually float32, even if the
+    tokens have bfloat16. In bfloat16 a sum over many chunks would lose its small terms.
+
+    needed: whether each weight needs a gradient, in the order of `weights`.
+    """
+    sums: dict[str, Tensor] = {}
+    for (name, weight), is_needed in zip(weights.items(), needed, strict=True):
+        if is_needed:
+            sums[name] = torch.zeros_like(weight)
+    return sums
 
 
 def _as_leaves(weights: Weights, with_graph: Sequence[str], dtype: torch.dtype) -> Weights:
