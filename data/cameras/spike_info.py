@@ -566,8 +566,8 @@ class Timing:
 
         has_numbers_of_user = self.exposures is not None or self.count is not None
         if not has_numbers_of_user:
-            # After a shift by the offset, planes may lie outside of the file. Leave them out. If the
-            # user gave plane numbers, refuse such planes below, because the numbers may be wrong.
+            # After a shift by the offset, planes may lie outside of the file. Leave them out. If
+            # the user gave plane numbers, refuse such planes below: the numbers may be wrong.
             first = min(max(first, 0), planes)
             end = min(end, planes)
         if first < 0 or end <= first or end > planes:
