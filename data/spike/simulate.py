@@ -447,13 +447,17 @@ def change_threshold(
         A <- A - s
 
     So a higher threshold keeps every factor-th spike, and a lower threshold adds spikes between the
-    old spikes. As in the sensor, a plane has at most one spike, and charge of more than one spike
-    is lost: where A >= 2 remains, A <- 1 + A mod 1.
+    old spikes. A plane has at most one spike, as in the sensor. What becomes of more charge?
 
-    The charge of one spike is kept, because the read-out rounds spike times to planes. Constant
-    light of 0.9 spikes per plane gives intervals of 1 and 2 planes, and only their mean is right.
-    If an interval is longer than the interval before it by more than this rounding, the light has
-    decreased. Then the charge of one spike is dropped: A <- A mod 1.
+        The charge of one more spike is kept, because the read-out rounds spike times to planes.
+        Constant light of 0.9 spikes per plane gives intervals of 1 and 2 planes, and only their
+        mean is right. Without the kept charge, the new sensor would fire too rarely.
+
+        The charge beyond it is lost. If 2 or more remains, A <- 1 + A mod 1.
+
+        The kept charge is dropped, too, if it becomes darker, before the plane is added:
+        A <- A mod 1. Otherwise a dark plane would fire from light before it. It has become darker
+        if an interval is longer than the interval before it by more than one plane of rounding.
     """
     if factor == 1.0 and not dark:
         return stream

@@ -212,14 +212,8 @@ class InChunks(torch.autograd.Function):
             w[name] = None if weight is None else weight.detach()
         w = cast(w, x.dtype)
 
-        # `hidden` uses our attention for CPUs if it gets a tape, and torch's attention otherwise.
-        # Ours is used if there is a backward pass, for which the tape keeps its results. Without a
-        # backward pass, ours is used in bfloat16 alone: there it is faster than torch's attention,
-        # and in other dtypes it is not.
         has_backward = ctx.needs_input_grad[0]  # whether x needs a gradient
-        tape = None
-        if work.has_own_attention and (has_backward or x.dtype is torch.bfloat16):
-            tape = Tape(is_recording=work.keeps_attention and has_backward)
+        tape = _tape_of_forward(work, x.dtype, has_backward)
 
         samples, tokens, _ = x.shape
         output_channels = len(w["fc2"])
@@ -297,6 +291,22 @@ class InChunks(torch.autograd.Function):
         # One result for each argument of forward: x, work, then the weights.
         grad_weights = [sums.get(name) for name in work.names]
         return (grad_x, None, *grad_weights)
+
+
+def _tape_of_forward(work: Work, dtype: torch.dtype, has_backward: bool) -> Tape | None:
+    """Return the tape that `hidden` gets in forward, or None if it uses torch's attention.
+
+    Our attention for CPUs is used if there is a backward pass, for which the tape keeps its
+    results. Without a backward pass, ours is used in bfloat16 alone: there it is faster than
+    torch's attention, and in other dtypes it is not.
+
+    dtype: of the tokens. has_backward: whether a backward pass may follow.
+    """
+    if not work.has_own_attention:
+        return None
+    if not has_backward and dtype is not torch.bfloat16:
+        return None
+    return Tape(is_recording=work.keeps_attention and has_backward)
 
 
 def _tape_of_backward(work: Work, recorded: tuple[Tensor, ...]) -> Tape | None:
