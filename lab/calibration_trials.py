@@ -6,12 +6,14 @@ For each pair of cameras (a rig, data/cameras/rig.py) a made scene is recorded, 
 data/cameras/registration.py finds the calibration from the clip alone. docs/benchmarks/calibration
 has the figures. The program prints a line of JSON for each trial, e.g.
 
-    {"number": 0, "px": 0.05, "planes": -0.2, "share": 0.01, "sure": [true, true, true], "rig": ...}
+    {"number": 0, "px": 0.05, "planes": -0.2, "share": 0.01, "sure": [true, true, true],
+     "bits": "5f0a...", "rig": ...}
 
 px: distance between where the found and the true matrix map a spike pixel, the mean over the plane.
 planes: error of the time of the middle of the exposure, in spike planes.
 share: error of the exposure time, as a fraction of the frame interval.
 sure: whether the registration says that it is sure of matrix, middle and exposure time.
+bits: a digest of all numbers of the fit. It stays if a change of the code changes no number.
 rig: the true rig.
 
 After the trials it prints, for all trials and for groups of similar rigs, how many errors are
@@ -23,13 +25,14 @@ What must stay: the random numbers of a trial, and their order. The figures of a
 only be compared if both see the same 50 pairs of cameras. No test runs this file.
 """
 
+import hashlib
 import json
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from data.cameras.registration import View, fit, nominal
+from data.cameras.registration import Found, View, fit, nominal
 from data.cameras.rig import Rig
 from scripts.make_sample_data import PLANES, make_layers, render
 
@@ -82,7 +85,15 @@ def trial(number: int) -> dict[str, Any]:
     }
     rounded = {key: round(float(error), 3) for key, error in errors.items()}
     are_sure = [bool(is_sure) for is_sure in found.is_sure]  # matrix, middle, exposure time
-    return {"number": number, **rounded, "sure": are_sure, "rig": asdict(rig)}
+    about = {"sure": are_sure, "bits": digest_of(found), "rig": asdict(rig)}
+    return {"number": number, **rounded, **about}
+
+
+def digest_of(found: Found) -> str:
+    """Return 12 hex digits that change with the last bit of any number of a fit."""
+    # JSON has all digits of a float64. An array becomes a list, and another number a Python number.
+    text = json.dumps(asdict(found), default=lambda value: value.tolist())
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def recorded_views(rig: Rig, rng: np.random.Generator) -> list[View]:

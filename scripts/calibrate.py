@@ -599,7 +599,7 @@ def share_of(found: registration.Found, known: Calibration) -> float:
     if error > registration.SURE_WITHIN_SHARE:
         print(f"the share is not sure: it stays {known.exposure_share:g}")
         return known.exposure_share
-    # The same limits as for `spike.calibration` "auto", in `registration.Found.is_changed`.
+    # The same limits as for `spike.calibration` "auto", in `registration.Found.is_applied`.
     least_change = max(registration.LEAST_CHANGE_SHARE, registration.LEAST_CHANGE_IN_ERRORS * error)
     shortened_by = 1 - found.share
     if shortened_by < least_change:

@@ -38,21 +38,23 @@ together. In the last rounds, parts of the plane are matched separately (`State.
 Objects at other depths move differently (parallax), so the spread of the parts gives the error of
 the matrix.
 
-A value that the clip does not determine is not changed (`Found.is_changed`). If everything moves at
+A value that the clip does not determine is not applied (`Found.is_applied`). If everything moves at
 one speed (a pan), a shift of the camera and a time offset look the same. Then the shift alone may
 be wrong, and the offset alone may be wrong, but together they are right.
 
 To change this file:
 
     * Names, and how the code is split into functions, are free.
-    * Results are kept between runs, so the same clip must give the same numbers, equal to the bit.
-      Another order of a product or of a sum changes the last bits. Whoever needs another order
-      raises `data/cameras/self_calibration.py:FORMAT`. Then old results are computed anew.
-    * Whoever changes a constant or an equation also runs `python -m lab.calibration_trials`. It
-      prints how exact the fits of 50 random pairs of cameras are.
+    * The same clip must give the same numbers, equal to the bit, because results are kept between
+      runs. Another order of a sum or of a product changes the last bits. To check a change, run
+      `python -m lab.calibration_trials` before and after it. The program fits 50 random pairs of
+      cameras, and "bits" in its output must stay.
+    * If the bits must change, raise FORMAT in data/cameras/self_calibration.py. Then old results
+      are computed anew. The last lines of the same program say whether the fits are still as exact.
 
-Tests: tests/parts/data/test_self_calibration.py (a simulated rig is found again within an error),
-tests/parts/scripts/test_calibrate.py
+Tests: tests/parts/data/test_registration.py tries the steps of a round alone, e.g. it compares J
+with finite differences. tests/parts/data/test_self_calibration.py and
+tests/parts/scripts/test_calibrate.py find simulated cameras again.
 """
 
 import math
@@ -67,7 +69,8 @@ from data.cameras import spike_grid
 from data.cameras.spike_grid import scale_of
 from data.spike.simulate import to_linear
 
-# Larger planes are binned (2 x 2 or 3 x 3 pixels become one) to this number of pixels, for speed.
+# Larger planes are binned (2 x 2 or 3 x 3 pixels become one) to at most this number of pixels. With
+# more pixels, a fit would take longer. With fewer pixels, fine details would be lost.
 MOST_PIXELS = 120_000
 # Largest offset in planes that is searched, if the caller gives no other limit.
 MOST_OFFSET = 20.0
@@ -173,7 +176,7 @@ class Decisions(NamedTuple):
 class Found:
     """The result of a fit.
 
-    data/cameras/self_calibration.py applies the values of `is_changed` to a clip.
+    data/cameras/self_calibration.py applies some of the values to a clip: `is_applied` says which.
     scripts/calibrate.py writes the values to a file, and refuses large errors.
 
     What must stay: the fields are kept in a file beside the run (data/cameras/self_calibration.py).
@@ -190,11 +193,11 @@ class Found:
     # value.
     errors: tuple[float, float, float]
     explained: float  # fraction of the variance of the spikes' details that the frames explain
-    # How far the fit moved a spike pixel on the frame, from the place by the starting matrix to the
-    # place by `matrix`. In RGB pixels, the mean over the plane.
+    # How far the fit moved a spike pixel on the frame. It is the distance in RGB pixels between its
+    # place by the starting matrix and its place by `matrix`, the mean over the plane.
     moved: float
-    # For each part of the plane that was matched alone: the distance in RGB pixels from the place
-    # where the part fits best to the place where the matrix puts it.
+    # For each part of the plane that was matched alone: the distance in RGB pixels between the
+    # place where the part fits best and the place where the matrix puts it.
     residuals: tuple[float, ...] = ()
 
     @property
@@ -222,7 +225,7 @@ class Found:
 
     @property
     def is_matrix_found(self) -> bool:
-        """Return whether the matrix can be trusted at all.
+        """Whether the matrix can be trusted at all.
 
         The frames must explain the spikes (LEAST_EXPLAINED), and the error must be small
         (FOUND_WITHIN_PX). For example, a clip without texture has a large error.
@@ -231,7 +234,7 @@ class Found:
 
     @property
     def is_sure(self) -> Decisions:
-        """Whether the error of a value is small: matrix, offset, share."""
+        """Whether a value was found, and its error is small."""
         return Decisions(
             matrix=self.is_matrix_found and self.matrix_error <= SURE_WITHIN_PX,
             offset=self.is_matrix_found and self.offset_error <= SURE_WITHIN_PLANES,
@@ -239,12 +242,15 @@ class Found:
         )
 
     @property
-    def is_changed(self) -> Decisions:
+    def is_applied(self) -> Decisions:
         """Whether a value is applied to the clip, in place of the value at the start.
 
         A change must be at least three times its error, and not below the least change
         (LEAST_CHANGE_PX and its neighbours). The offset and the share must also be sure. The matrix
-        need not be sure: a matrix that was found is nearer to the truth than the start.
+        need not be sure: if it moved by three times its error, it is nearer to the truth than the
+        start, as it was for all of the 50 random pairs of cameras.
+
+        test_cameras_that_are_aligned_stay_as_they_are notices if too much is applied.
         """
         is_sure = self.is_sure
         least_moved = max(LEAST_CHANGE_PX, LEAST_CHANGE_IN_ERRORS * self.matrix_error)
@@ -291,11 +297,12 @@ class Found:
     def _notes(self) -> list[str]:
         """Return a note for the log on matrix, offset and share, in this order.
 
-        A note says why a value is not used. The note is "" if the value is used as it was found.
+        A note says why a value is not applied. The note is "" if the value is applied as it was
+        found.
         """
         notes = []
-        for is_sure, is_changed in zip(self.is_sure, self.is_changed, strict=True):
-            if is_changed:
+        for is_sure, is_applied in zip(self.is_sure, self.is_applied, strict=True):
+            if is_applied:
                 notes.append("")
             elif is_sure:
                 notes.append(", left as it was")
@@ -303,11 +310,11 @@ class Found:
                 notes.append(", not sure: left")
         matrix_note, offset_note, share_note = notes
 
-        # A matrix may be used although it is not sure. If the share is used, the log says how many
-        # planes are read.
-        if self.is_changed.matrix and not self.is_sure.matrix:
+        # A matrix may be applied although it is not sure. If the share is applied, the log says how
+        # many planes are read.
+        if self.is_applied.matrix and not self.is_sure.matrix:
             matrix_note = ", not sure, yet nearer"
-        if self.is_changed.share:
+        if self.is_applied.share:
             share_note = f", {self.share_to_read:.0%} are read"
         return [matrix_note, offset_note, share_note]
 
@@ -348,10 +355,11 @@ def fit(
     shift, scale and turn. None: the matrix is fixed, and its error is infinite.
     most_offset: largest offset that is searched, in planes.
 
-    The calls of `run_rounds` may change if FORMAT of self_calibration.py is raised.
-    docs/benchmarks/calibration.md says how exact the present calls are.
+    Other calls of `run_rounds` give other results. docs/benchmarks/calibration.md says how exact
+    the results of the present calls are.
     """
-    # Large planes are binned: factor x factor pixels become one. 1 for up to MOST_PIXELS pixels.
+    # Large planes are binned: factor x factor pixels become one. The factor is 1 for planes of up
+    # to MOST_PIXELS pixels.
     height, width = views[0].stream.shape[1:]
     factor = int(np.ceil(np.sqrt(height * width / MOST_PIXELS)))
     pairs = [Pair(view, factor, light) for view in views]
@@ -413,7 +421,7 @@ def _mean_distance(before: np.ndarray, after: np.ndarray, width: int, height: in
 
 
 class Features(NamedTuple):
-    """What is compared with the spikes: five features of a frame, which is not mapped yet."""
+    """The features of a frame that are compared with the spikes, on the pixels of the frame."""
 
     # (H, W, 5). The channels are
     #     0, 1, 2  the three colours
@@ -527,16 +535,22 @@ class Noise(NamedTuple):
 
 @dataclass(frozen=True)
 class Details:
-    """The details of one view, with the present matrix and times."""
+    """The details of one view, with the present matrix and times.
+
+    They are computed at every `every`-th pixel of the plane, in both directions. E.g. with every =
+    2, a plane of 100 x 100 pixels has details of 50 x 50 pixels (h, w).
+    """
 
     spikes: np.ndarray  # s (h, w), details of the summed spikes
     features: np.ndarray  # F (h, w, 5), details of the features of the frame at the same pixels
-    rate_at_start: np.ndarray  # (h, w), details of the spikes per plane around the start
-    rate_at_end: np.ndarray  # (h, w), the same around the end
+    # Details (h, w) of the spikes per plane, in the planes around the start of the exposure, and
+    # around its end. `reach` is the number of these planes on each side of start and end.
+    rate_at_start: np.ndarray
+    rate_at_end: np.ndarray
+    reach: float
     is_compared: np.ndarray  # bool (h, w), the pixels to compare. "n" below is their number
     noise: Noise
-    reach: float  # number of planes on each side of start and end over which rates were measured
-    every: int  # distance of the pixels in both directions. With 2, h and w are half of the plane's
+    every: int
 
 
 @dataclass(frozen=True)
@@ -553,37 +567,46 @@ class Explanation:
 class NormalEquations:
     """The sums over all views of a round: H = J' W J and g = J' W r.
 
-    k is the number of unknowns: changes of the matrix, times, coefficients.
+    k is the number of unknowns: changes of the matrix, times, coefficients. A step needs H and g.
+    Only the errors of the times need the other fields (`State._time_errors`).
     """
 
     H: np.ndarray  # (k, k)
     g: np.ndarray  # (k,)
-
-    # The next three fields are used only for the errors of the times, `State._time_errors`.
     of_tiles: list[np.ndarray]  # for each tile of each view: what its pixels add to g, (k,)
-    time_noise: np.ndarray  # (3,), the part of the diagonal of H for the times that is only noise
-    removed: float  # taken from g for the length, because it would only make the misfit smaller
+    # Noise of the spikes makes the diagonal of H larger. This is what it adds for middle, length
+    # and roll, (3,) (`State._noise_of_times`).
+    time_noise: np.ndarray
+    removed: float  # what was subtracted from g for the length (`State._pull_of_misfit`)
 
 
 @dataclass(frozen=True)
 class JointChange:
-    """One change of the matrix that moves the parts as their shifts say."""
+    """The one change of the matrix that fits the shifts of t parts best (`_joint_change`).
 
-    amounts: np.ndarray  # c (k,), of the k changes of the model
-    covariance: np.ndarray  # (k, k), of these amounts
+    It is a sum of the k changes of the model, each times its amount.
+    """
+
+    amounts: np.ndarray  # c (k,)
+    covariance: np.ndarray  # (k, k), the covariance of the amounts
     remaining: np.ndarray  # (t, 2), shifts of the parts minus the shifts that this change makes
 
 
 class PartEquations(NamedTuple):
-    """The normal equations of the shift of each part, for v views and t parts."""
+    """The normal equations of the shifts of t parts, for each of v views: H d = -g.
 
-    # (v, t, 2, 2), the sums over the compared pixels of a part of w dr/di dr/dj, where i and j are
-    # the directions right and down. dr/di is minus the gradient of the frame's details, so H is
-    # their structure tensor.
-    H: np.ndarray
-    g: np.ndarray  # (v, t, 2), the sums of w dr/di r
-    # (t, 3), over the compared pixels of a part and all views: the sum of x, the sum of y, and the
-    # number of pixels.
+    d is the shift of a part: d_0 to the right, and d_1 down. With r_i for the derivative of r by
+    d_i,
+
+        H_ij = sum of w r_i r_j        g_i = sum of w r_i r
+
+    The sums are over the compared pixels of the part.
+    """
+
+    H: np.ndarray  # (v, t, 2, 2)
+    g: np.ndarray  # (v, t, 2)
+    # (t, 3): the sum of x, the sum of y, and the number of the compared pixels of a part, in all
+    # views together.
     center_sums: np.ndarray
 
     @property
@@ -622,30 +645,61 @@ LARGEST_STEP = 0.1
 # A step changes a time by at most so many planes, because the change of the sums with time was
 # measured over MOST_REACH planes.
 LARGEST_TIME_STEP = 8
-# The length is searched between these fractions of the exposure's planes. Shorter exposures are not
-# searched. More than 1 is allowed, because noise moves a true length of 1 up as often as down.
+# The length is searched between these fractions of the exposure's planes. A shorter exposure is not
+# found: the search ends at the limit. More than 1 is allowed, because noise moves a true length of
+# 1 up as often as down.
 LEAST_LENGTH = 0.4
 MOST_LENGTH = 1.05
-# Largest roll that is searched, as a fraction of the exposure's planes, in both directions.
+# Largest roll that is searched, as a fraction of the exposure's planes, in both directions. Of a
+# larger roll, only so much is found.
 MOST_ROLL = 0.2
+
+
+class Coordinates(NamedTuple):
+    """Coordinates x and y of the spike plane: 0 in its middle, -1 to 1 along its longer side.
+
+    In these coordinates, the same amount of each of the CHANGES moves the edge of the plane about
+    equally far. So one limit serves all of them (LARGEST_STEP).
+    """
+
+    x: np.ndarray  # (h, w) float32, for each pixel
+    y: np.ndarray  # (h, w) float32
+    half_side: float  # half of the longer side of the plane, in pixels
+    from_pixels: np.ndarray  # the matrix (3, 3) from pixels to these coordinates
+
+
+def _coordinates(height: int, width: int) -> Coordinates:
+    """Return the coordinates of a plane of height x width pixels."""
+    center_x = (width - 1) / 2
+    center_y = (height - 1) / 2
+    half_side = max(height, width) / 2
+    y, x = np.mgrid[:height, :width].astype(np.float32)
+    # The same two lines as below, as a matrix. Its last row becomes 0 0 1.
+    from_pixels = np.array([[1, 0, -center_x], [0, 1, -center_y], [0, 0, half_side]]) / half_side
+    x = (x - center_x) / half_side
+    y = (y - center_y) / half_side
+    return Coordinates(x, y, half_side, from_pixels)
 
 
 class State:
     """The present estimate, and its rounds of Gauss-Newton. The module has the equations.
 
-    The estimate is four fields. `_change_matrix` and `_change_times` change them in place, and no
-    other method does:
+    The estimate is four fields. Only `_change_matrix` and `_change_times` change them, in place:
 
-        matrix   M (3, 3), (binned) spike pixel -> RGB pixel
+        matrix   M (3, 3), spike pixel -> RGB pixel, both binned
         middle   middle of the exposure, in planes from the nominal start of the exposure
         length   length of the exposure, in planes
         roll     the row at y is exposed roll y planes later than the middle row
 
-    The coordinates x and y of the plane go from -1 to 1 along its longer side. Half of this side is
-    `half_side` pixels, and changes of the matrix are measured in it.
+    `run_rounds` does some rounds on details of one size. A round has two parts:
 
-    Only `fit` makes a State. It reads the estimate and these four results of the last round:
-    matrix_error, time_errors, explained and residuals (all as in `Found`, but in binned pixels).
+        _comparable_views    the details of each view at the present estimate
+        _step                a step of matrix and times, from all pixels together
+        or _step_from_parts  on the finest details: a step of the matrix, from the parts
+
+    `fit` makes a State. After the rounds it reads the estimate and four results of the last round:
+    matrix_error, time_errors, explained and residuals. They are the values of `Found`, but in
+    pixels of the binned frame.
     """
 
     def __init__(
@@ -669,18 +723,8 @@ class State:
         self.length = float(self.planes)
         self.roll = 0.0
 
-        # Coordinates (h, w) in half sides: -1 ... 1 along the longer side.
         height, width = pairs[0].sums.shape[1:]
-        center_x = (width - 1) / 2
-        center_y = (height - 1) / 2
-        self.half_side = max(height, width) / 2
-        y, x = np.mgrid[:height, :width].astype(np.float32)
-        self.x = (x - center_x) / self.half_side
-        self.y = (y - center_y) / self.half_side
-        # The matrix (3, 3) from pixels to these coordinates. Homogeneous coordinates are divided by
-        # the third one, so the last row is 1 after the division.
-        to_unit = [[1, 0, -center_x], [0, 1, -center_y], [0, 0, self.half_side]]
-        self.to_unit = np.array(to_unit) / self.half_side
+        self.plane = _coordinates(height, width)
 
         # Whether the times are fitted. Without room they keep their nominal values.
         self.has_room = any(pair.has_room() for pair in pairs)
@@ -709,7 +753,7 @@ class State:
             else:
                 step = self._step(views, sigma)
 
-            shift_in_pixels = np.abs(step[:MATRIX_CHANGES]).max() * self.half_side
+            shift_in_pixels = np.abs(step[:MATRIX_CHANGES]).max() * self.plane.half_side
             largest_other = np.abs(step[MATRIX_CHANGES:]).max(initial=0)
             if shift_in_pixels < SMALL_SHIFT and largest_other < SMALL_CHANGE:
                 return
@@ -717,10 +761,10 @@ class State:
     def _blur_of_frame(self, sigma: float) -> float:
         """Return the blur of the frame, in RGB pixels, that is equal to `sigma` spike pixels.
 
-        A pixel has an area, which blurs too: the variance of a square of side 1 is 1/12. With
-        `scale` RGB pixels per spike pixel, the spikes have the variance
-        (sigma^2 + 1/12) scale^2 in RGB pixels. The frame has 1/12 of its own, and the blur has to
-        add the rest.
+        Blurs add up by their variances. A pixel has an area, which blurs too: the variance of a
+        square of side 1 is 1/12. So blurred spikes have the variance sigma^2 + 1/12 in spike
+        pixels. With `scale` RGB pixels per spike pixel, this is (sigma^2 + 1/12) scale^2 in RGB
+        pixels. An RGB pixel has the variance 1/12 already, and the blur adds the rest.
         """
         scale = scale_of(self.matrix)
         variance = (sigma**2 + 1 / 12) * scale**2 - 1 / 12
@@ -747,14 +791,14 @@ class State:
     def _details(self, pair: Pair, features: Features, sigma: float) -> Details | None:
         """Return the details of a view at the present estimate.
 
-        Returns None if the stream lacks planes around the exposure.
+        Returns None if the stream lacks planes around the exposure, and the times are fitted.
         """
         start, end = self._ends_of_exposure()
         reach = self._reach(pair, start, end)
         if reach < LEAST_REACH and self.has_room:
             return None
-        # Without room the times are fixed, and the reach has no effect. It only must not be 0,
-        # because it is a divisor.
+        # If the times are not fitted, nothing uses the rates at start and end. The reach only must
+        # not be 0, because it is a divisor.
         reach = max(reach, 1.0)
 
         # Blurred details vary slowly, so every `every`-th pixel is enough: with a sigma of 3, every
@@ -786,7 +830,7 @@ class State:
 
     def _ends_of_exposure(self) -> tuple[np.ndarray, np.ndarray]:
         """Return start and end (h,) of the exposure of each row, in planes."""
-        y_of_rows = self.y[:, 0]  # (h,), -1 ... 1 from top to bottom
+        y_of_rows = self.plane.y[:, 0]  # (h,), -1 ... 1 from top to bottom of a square plane
         later = self.roll * y_of_rows
         start = self.middle - self.length / 2 + later
         end = self.middle + self.length / 2 + later
@@ -852,9 +896,10 @@ class State:
 
         sums: the spikes of the exposure (h, w). reach: planes on each side of start and end.
         """
-        # A blur of 3 pixels removes the noise of the counts, so that the light remains.
+        # A blur of 3 pixels removes most of the noise of the counts, so that the light remains.
         rates = np.maximum(_blur(sums, 3.0), 0) / self.length  # (h, w), spikes per plane
-        # Blurring divides the variance of the noise by 4 pi sigma^2.
+        # The blur of the details divides the variance of the noise by 4 pi sigma^2. Divide the
+        # number of pixels instead, once for both sums.
         blurred_pixels = is_compared.sum() / (4 * np.pi * sigma**2)
         return Noise(
             of_sums=blurred_pixels * _variance_of_counts(rates, planes=self.length),
@@ -869,31 +914,16 @@ class State:
         The first four changes are shift right, shift down, scale and turn, in half sides of the
         plane. The last three are middle, length and roll, in planes. If the streams have no room to
         fit times, the last three are 0.
-
-        What must stay: the order of the sums here and in the functions that this function calls,
-        because the results of a clip must not change in the last bit. Compare the results of `fit`
-        before and after a change, on a clip.
         """
         # The best coefficients a, with the present matrix and times.
         explanation = _explain(views)
         self.explained = explanation.explained
+        # step = -(H + P)^-1 (g + P p). The module explains the letters.
         equations = self._normal_equations(views, explanation)
-        H = equations.H  # (k, k)
-        g = equations.g  # (k,)
-        # H counts every pixel as if its noise were its own. But neighbours share their noise, so
-        # the clip tells less than H says. The noise in the weights of the priors is larger by the
-        # number of pixels that share it, so that the priors count for more.
-        mean_square = _mean_square(explanation.residuals, explanation.weights)
-        noise = mean_square * _correlated_pixels(sigma, views[0].every)
-        P, p = self._priors(H, noise)  # (k,) each. P is the diagonal of the matrix P
-
-        # step = -(H + P)^-1 (g + P p). A is H + P, with a little more on the diagonal: without
-        # texture, H is nearly 0 and could not be solved. 1e-7 of the diagonal moves a step by far
-        # less than SMALL_SHIFT. 1e-12 serves a diagonal of 0.
-        diagonal_of_H = np.diag(H)
-        added_to_diagonal = P + 1e-7 * diagonal_of_H + 1e-12
-        A = H + np.diag(added_to_diagonal)
-        step = -np.linalg.solve(A, g + P * p)
+        noise = _shared_noise(explanation, sigma, views[0].every)
+        P, p = self._priors(equations.H, noise)  # (k,) each. P is the diagonal of the matrix P
+        A = _with_larger_diagonal(equations.H, P)  # H + P, (k, k)
+        step = -np.linalg.solve(A, equations.g + P * p)
 
         # Both methods change the estimate in place, and keep each value within its limits.
         change = self._change_matrix(step[:MATRIX_CHANGES])
@@ -924,8 +954,7 @@ class State:
             of_pixels = WJ * r[:, None]  # (n, k): what each pixel adds to g
             g = g + of_pixels.sum(axis=0)
             of_tiles += self._sums_of_tiles(details, of_pixels)
-            # What only the fit of the times needs.
-            if self.has_room:
+            if self.has_room:  # the times are fitted, too
                 pull = self._pull_of_misfit(details, w, r)
                 g[LENGTH_COLUMN] -= pull
                 removed += pull
@@ -948,13 +977,14 @@ class State:
         """Return the part of g, of one view, that would only shorten the exposure.
 
         The residuals have two parts: noise, and misfit. Misfit is what the frame cannot explain at
-        any length, e.g. an object of another depth. A sum over more planes has more misfit, so
-        least squares would shorten the exposure only to make the misfit smaller.
-        `_normal_equations` removes this part of g.
+        any length, e.g. an object of another depth. A sum over more planes has more misfit. So
+        least squares would shorten the exposure although its length is right, and
+        `_normal_equations` subtracts this part of g.
 
-        The misfit grows in proportion to the length L, so its square is c L^2 with a constant c. g
-        is half of the derivative of the square by L. The derivative is 2 c L, so g is c L. This is
-        the square of the misfit divided by L.
+        The misfit grows in proportion to the length L. So its square is c L^2, with a constant c.
+        g is half of the derivative of the square by L:
+
+            g = (1 / 2) d(c L^2) / dL = c L = (c L^2) / L = (square of the misfit) / L
         """
         mean_weight = float(w.mean())
         square_of_noise = mean_weight * details.noise.of_sums
@@ -966,25 +996,24 @@ class State:
         """Return the part of the diagonal of J' W J that is noise: of middle, length, roll (3,).
 
         The columns of J for the times are made of two rates, at the start and at the end: the
-        middle has their difference, and the length half of their sum (`_columns`). A rate is a sum
-        of spikes over 2 reach planes, divided by 2 reach. So the variance of a rate is the variance
-        of the sum, divided by (2 reach)^2.
+        middle has their difference, and the length half of their sum (`_columns`). Rates have the
+        noise of the spikes. A rate is a sum of spikes over 2 reach planes, divided by 2 reach. So
+        the variance of a rate is the variance of the sum, divided by (2 reach)^2.
         """
         mean_weight = float(w.mean())
         rate_noise = mean_weight * details.noise.of_ends / (4 * details.reach**2)
-        # Middle: a difference of two rates has twice the variance of one rate. Length: half of a
-        # sum of two rates has half the variance. Roll: its noise is not used, so the 1 has no
-        # effect.
-        return rate_noise * np.array((2, 0.5, 1))
+        of_middle = 2  # a difference of two rates has twice the variance of one rate
+        of_length = 0.5  # half of a sum of two rates has half the variance
+        of_roll = 1  # no result depends on the noise of the roll, so any number will do
+        return rate_noise * np.array((of_middle, of_length, of_roll))
 
     def _priors(self, H: np.ndarray, noise: float) -> tuple[np.ndarray, np.ndarray]:
         """Return the priors: the diagonal of P (k,), which has their weights, and p (k,).
 
-        The step solves (H + P) step = -(g + P p). p is how far a value is from the value of the
-        files. A value without a prior has 0 in both.
+        p is how far a value is from the value of the files. A value without a prior has 0 in both.
+        A prior has the weight noise / spread^2: the noisier the clip, the more the prior counts.
 
-        noise: variance of a residual, times the number of pixels that share their noise. A prior
-        has the weight noise / spread^2: the noisier the clip, the more the prior counts.
+        noise: from `_shared_noise`.
         """
         P = np.zeros(len(H))
         p = np.zeros(len(H))
@@ -999,7 +1028,7 @@ class State:
             p[ROLL_COLUMN] = self.roll
         is_matrix_fixed = len(self.changes) == 0
         if is_matrix_fixed:
-            # A prior a billion times as strong as the data keeps the step of the matrix at 0.
+            # A prior a billion times as strong as the data: the step of the matrix is about 0.
             P[:MATRIX_CHANGES] = 1e9 * np.diag(H)[:MATRIX_CHANGES]
         return P, p
 
@@ -1022,19 +1051,21 @@ class State:
 
         Order: shift right, shift down, scale, turn, middle, length, roll. Columns of J and steps
         have the same order (MIDDLE_COLUMN, LENGTH_COLUMN, ROLL_COLUMN).
+        test_each_column_is_the_derivative_of_the_residuals notices a wrong column.
 
         predicted: F a, the details of the spikes as the frame predicts them, (h, w).
         """
         # The gradients of F a: change per half side of the plane. Neighbours in `predicted` are
         # `every` spike pixels apart.
         down, right = np.gradient(predicted)
-        down = down * self.half_side / details.every
-        right = right * self.half_side / details.every
+        down = down * self.plane.half_side / details.every
+        right = right * self.plane.half_side / details.every
 
         # The changes of the matrix. A move by (dx, dy) changes F a by right dx + down dy, and r by
-        # minus this. A scale moves the pixel at (x, y) by (x, y). A turn moves it by (-y, x).
-        x = self._thinned(self.x, details)
-        y = self._thinned(self.y, details)
+        # minus this. A change of the scale moves the pixel at (x, y) by (x, y). A turn moves it by
+        # (-y, x).
+        x = self._thinned(self.plane.x, details)
+        y = self._thinned(self.plane.y, details)
         larger = -(right * x + down * y)
         turned = right * y - down * x
 
@@ -1058,8 +1089,8 @@ class State:
 
         Tiles are numbered row by row. With count = 4, the tiles of the second row are 4 ... 7.
         """
-        x = self._thinned(self.x, details)[details.is_compared]
-        y = self._thinned(self.y, details)[details.is_compared]
+        x = self._thinned(self.plane.x, details)[details.is_compared]
+        y = self._thinned(self.plane.y, details)[details.is_compared]
         # -1 ... 1 becomes 0 ... count. The upper limit keeps the last pixel in the last tile.
         columns = np.clip((x + 1) * count / 2, 0, count - 0.01).astype(int)
         rows = np.clip((y + 1) * count / 2, 0, count - 0.01).astype(int)
@@ -1079,7 +1110,8 @@ class State:
         # The new matrix acts in four steps, and a product of matrices acts from right to left: from
         # pixels to coordinates of -1 to 1, change these, back to pixels, and to the frame.
         changed = np.eye(3) + total
-        self.matrix = self.matrix @ np.linalg.inv(self.to_unit) @ changed @ self.to_unit
+        from_pixels = self.plane.from_pixels
+        self.matrix = self.matrix @ np.linalg.inv(from_pixels) @ changed @ from_pixels
         # A homogeneous matrix is the same map with any factor. Keep its last element at 1.
         self.matrix /= self.matrix[2, 2]
         return change
@@ -1100,33 +1132,22 @@ class State:
     def _time_errors(self, equations: NormalEquations, A: np.ndarray) -> tuple[float, float]:
         """Return the standard errors of the offset in planes, and of the share.
 
-            C = A^-1 G A^-1                     covariance of the step, (k, k)
-            G = sum over the tiles of g g'      g (k,) of one tile
-
-        Errors of pixels are correlated within a tile, not between tiles. A standard error is the
-        root of an element of the diagonal of C. It is divided by the fraction of H that is not
-        noise, because noise shows no motion.
-
         A: H with the priors, as solved in `_step`.
         """
-        of_tiles = np.array(equations.of_tiles)  # (tiles of all views, k)
-        inverse = np.linalg.inv(A)
-        # G is of_tiles' of_tiles. The product runs from left to right.
-        covariance = inverse @ of_tiles.T @ of_tiles @ inverse
-
         middle_and_length = slice(MIDDLE_COLUMN, LENGTH_COLUMN + 1)
+        # Noise in the columns of J makes H larger, as if the clip showed more motion. Then the
+        # errors would be too small. So they are divided by the fraction of H that is motion.
         with_noise = np.diag(equations.H)[middle_and_length]
-        noise_of_middle_and_length = equations.time_noise[:2]
-        without_noise = with_noise - noise_of_middle_and_length
-        # The fraction of H that shows motion. Without motion it may be 0 or below. Then the limit
-        # of 1e-3 makes the errors a thousand times larger, so that the times count as unsure.
-        signal = np.maximum(without_noise / with_noise, 1e-3)
-        standard_errors = np.sqrt(np.diag(covariance))  # (k,)
-        middle_error, length_error = standard_errors[middle_and_length] / signal
+        without_noise = with_noise - equations.time_noise[:2]
+        # Without motion the fraction may be 0 or below. Then the limit of 1e-3 makes the errors a
+        # thousand times larger, so that the times count as unsure.
+        motion = np.maximum(without_noise / with_noise, 1e-3)
+        errors = _standard_errors(equations.of_tiles, A)  # (k,)
+        middle_error, length_error = errors[middle_and_length] / motion
 
-        # `removed` is the part of g that `_pull_of_misfit` took away. Some of it may have come from
-        # a wrong length after all. How much is not known, so half of the change that it would have
-        # made is added to the error. 1e-9: no division by 0.
+        # `_pull_of_misfit` took `removed` from g. It would have changed the length by removed / H.
+        # Some of it may have come from a wrong length after all. How much is not known, so half of
+        # this change is added to the error. 1e-9: no division by 0.
         length_error += 0.5 * equations.removed / max(float(without_noise[1]), 1e-9)
         return float(middle_error), float(length_error) / self.planes
 
@@ -1152,8 +1173,7 @@ class State:
 
         # The shift of each usable part, and its variance.
         equations = equations.selected(is_usable)
-        mean_square = _mean_square(explanation.residuals, explanation.weights)
-        noise = mean_square * _correlated_pixels(sigma, views[0].every)
+        noise = _shared_noise(explanation, sigma, views[0].every)
         shifts, variances = _shifts(equations.H, equations.g, noise)
 
         # Turn the shifts of the parts into one change of the matrix.
@@ -1174,22 +1194,29 @@ class State:
             columns = self._columns(details, predicted=details.features @ a)
             by_right = columns[0][details.is_compared]  # (n,), dr / d(shift right)
             by_down = columns[1][details.is_compared]
-            # J (n, 2) as two columns. np.bincount(parts, values) sums the values of each part: it
-            # returns (count,), one sum for each part.
-            J = (by_right, by_down)
+            J = (by_right, by_down)  # the two columns of J (n, 2)
+            # np.bincount(parts, values, count) sums the values of each part: it returns (count,).
             for i in (0, 1):
                 g[v, :, i] = np.bincount(parts, w * J[i] * r, count)
                 for j in (0, 1):
                     H[v, :, i, j] = np.bincount(parts, w * J[i] * J[j], count)
-            # The sum of x, of y, and of 1 over the pixels of each part.
-            x = self._thinned(self.x, details)
-            y = self._thinned(self.y, details)
-            for column, values in enumerate((x, y, np.ones_like(x))):
-                center_sums[:, column] += np.bincount(parts, values[details.is_compared], count)
+            center_sums += self._sums_of_places(details, parts)
         return PartEquations(H, g, center_sums)
 
+    def _sums_of_places(self, details: Details, parts: np.ndarray) -> np.ndarray:
+        """Return the sums of x, of y and of 1 over the compared pixels of each part, (parts, 3).
+
+        parts: (n,), the part of each compared pixel.
+        """
+        x = self._thinned(self.plane.x, details)
+        y = self._thinned(self.plane.y, details)
+        sums = []
+        for values in (x, y, np.ones_like(x)):
+            sums.append(np.bincount(parts, values[details.is_compared], PARTS * PARTS))
+        return np.stack(sums, axis=1)
+
     def _set_errors(self, joint: JointChange) -> None:
-        """Set the error of the matrix and the residuals of the parts, both in RGB pixels.
+        """Set matrix_error and residuals, both in pixels of the binned frame.
 
             error^2 = (variance of both shifts) + mean(x^2 + y^2) (variance of all other changes)
 
@@ -1197,11 +1224,11 @@ class State:
         a place in proportion to its distance from the middle.
 
         Call this before the matrix is changed, because the scale of the present matrix turns half
-        sides of the plane into RGB pixels.
+        sides of the plane into pixels of the frame.
         """
-        rgb_per_half_side = self.half_side * scale_of(self.matrix)  # RGB pixels
+        rgb_per_half_side = self.plane.half_side * scale_of(self.matrix)
         variance_of_change = np.diag(joint.covariance)  # (k,)
-        mean_square_distance = float((self.x**2 + self.y**2).mean())
+        mean_square_distance = float((self.plane.x**2 + self.plane.y**2).mean())
         of_shift = variance_of_change[:2].sum()
         of_others = mean_square_distance * variance_of_change[2:].sum()
         variance = of_shift + of_others
@@ -1218,32 +1245,33 @@ class State:
         gain = cov(light, rate) / var(light)
         dark = mean(rate) - gain mean(light)
         """
-        lights = []  # one flat array for each pair
-        rates = []
-        # Start and end of the exposure, the same for each row: the roll is left out.
-        start = np.full(len(self.y), self.middle - self.length / 2)  # (h,)
-        end = np.full(len(self.y), self.middle + self.length / 2)
-        for pair in self.pairs:
-            rate = (pair.spikes_until(end) - pair.spikes_until(start)) / self.length  # (h, w)
-            rates.append(rate.ravel())
-            height, width = pair.sums.shape[1:]
-            # With WARP_INVERSE_MAP, `self.matrix` maps a pixel of the result to one of the frame.
-            light = cv2.warpPerspective(
-                pair.light.mean(axis=2),
-                self.matrix,
-                (width, height),
-                flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP,
-                borderMode=cv2.BORDER_REPLICATE,
-            )
-            lights.append(light.ravel())
-
-        light = np.concatenate(lights).astype(float)
-        rate = np.concatenate(rates).astype(float)
+        # All pixels of all pairs, in one row.
+        light = np.concatenate([self._light(pair).ravel() for pair in self.pairs]).astype(float)
+        rate = np.concatenate([self._rate(pair).ravel() for pair in self.pairs]).astype(float)
         covariance = ((light - light.mean()) * (rate - rate.mean())).mean()
         # Frames of one brightness have no variance. 1e-9: no division by 0.
         gain = float(covariance / max(light.var(), 1e-9))
         dark = float(rate.mean() - gain * light.mean())
         return gain, dark
+
+    def _light(self, pair: Pair) -> np.ndarray:
+        """Return the grey light (h, w) of a frame at the places of the spike pixels."""
+        height, width = pair.sums.shape[1:]
+        # With WARP_INVERSE_MAP, `self.matrix` maps a pixel of the result to one of the frame.
+        return cv2.warpPerspective(
+            pair.light.mean(axis=2),
+            self.matrix,
+            (width, height),
+            flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP,
+            borderMode=cv2.BORDER_REPLICATE,
+        )
+
+    def _rate(self, pair: Pair) -> np.ndarray:
+        """Return the spikes per plane (h, w) during the exposure of the middle row."""
+        # The same start and end for each row, (h,): the roll is left out.
+        start = np.full(len(self.plane.y), self.middle - self.length / 2)
+        end = np.full(len(self.plane.y), self.middle + self.length / 2)
+        return (pair.spikes_until(end) - pair.spikes_until(start)) / self.length
 
 
 # ---- The algebra of a round on all pixels ------------------------------------------------------
@@ -1316,10 +1344,48 @@ def _huber_weights(r: np.ndarray, limit: float) -> np.ndarray:
     return 1 / np.maximum(1, size_in_limits)
 
 
-def _mean_square(residuals: list[np.ndarray], weights: list[np.ndarray]) -> float:
-    """Return the weighted mean square of the residuals of all views."""
-    squares = [r**2 * w for r, w in zip(residuals, weights, strict=True)]
-    return np.concatenate(squares).mean()
+def _shared_noise(explanation: Explanation, sigma: float, every: int) -> float:
+    """Return the variance of a residual, times the number of compared pixels that share its noise.
+
+    H counts each pixel as if its noise were its own. But the blur makes the noise of neighbours
+    alike, so the clip tells less than H says. Priors and variances of shifts are computed with this
+    larger noise.
+
+    sigma: of the blur, in spike pixels. every: distance of the compared pixels.
+    """
+    squares = []
+    for r, w in zip(explanation.residuals, explanation.weights, strict=True):
+        squares.append(r**2 * w)
+    mean_square = np.concatenate(squares).mean()
+    # After a Gaussian blur, the noise of two pixels at the distance d has the correlation
+    # exp(-d^2 / (4 sigma^2)). Its sum over all pixels is 4 pi sigma^2. So n pixels tell as much as
+    # n / (4 pi sigma^2) independent pixels would. Of each every^2 pixels, one is compared.
+    return mean_square * (4 * np.pi * sigma**2 / every**2)
+
+
+def _with_larger_diagonal(H: np.ndarray, P: np.ndarray) -> np.ndarray:
+    """Return H + P, with a little more on the diagonal, (k, k). P: (k,), a diagonal.
+
+    Without texture, H is nearly 0, and the equations could not be solved. 1e-7 of the diagonal
+    moves a step by far less than SMALL_SHIFT. 1e-12 serves a diagonal of 0.
+    """
+    added_to_diagonal = P + 1e-7 * np.diag(H) + 1e-12
+    return H + np.diag(added_to_diagonal)
+
+
+def _standard_errors(of_tiles: list[np.ndarray], A: np.ndarray) -> np.ndarray:
+    """Return the standard errors (k,) of a step -A^-1 g: the roots of the diagonal of C.
+
+        C = A^-1 G A^-1                     covariance of the step, (k, k)
+        G = sum over the tiles of g g'      g (k,) of one tile
+
+    G takes the errors within a tile as correlated, and the errors of two tiles as independent.
+    """
+    g = np.array(of_tiles)  # (tiles of all views, k)
+    inverse = np.linalg.inv(A)
+    # G is g' g. The product runs from left to right, so G itself is not computed.
+    covariance = inverse @ g.T @ g @ inverse
+    return np.sqrt(np.diag(covariance))
 
 
 def _variance_of_counts(rates: np.ndarray, planes: float) -> float:
@@ -1332,16 +1398,6 @@ def _variance_of_counts(rates: np.ndarray, planes: float) -> float:
     """
     p = rates * planes % 1  # the part behind the point: 0.3 of 4.3
     return float((p * (1 - p)).mean())
-
-
-def _correlated_pixels(sigma: float, every: int) -> float:
-    """Return how many compared pixels share the noise of one pixel, because of the blur.
-
-    After a Gaussian blur, the noise of two pixels at the distance d has the correlation
-    exp(-d^2 / (4 sigma^2)). Its sum over all pixels is 4 pi sigma^2. So n pixels tell as much as
-    n / (4 pi sigma^2) independent pixels would. Of each every^2 pixels, one is compared.
-    """
-    return 4 * np.pi * sigma**2 / every**2
 
 
 # ---- The algebra of a round on parts of the plane ----------------------------------------------

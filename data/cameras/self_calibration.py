@@ -177,8 +177,8 @@ def _exposures_read_by(spikes: DatSpikes, clip: Clip) -> tuple[Exposure, ...]:
 
 
 def _calibrated_clip(clip: Clip, found: Found) -> Clip:
-    """Return the clip with the found values that `Found.is_changed` lets apply."""
-    if not any(found.is_changed):
+    """Return the clip with the found values that `Found.is_applied` lets apply."""
+    if not any(found.is_applied):
         return clip
     calibration = _calibration_of(clip, found)
     try:
@@ -200,17 +200,17 @@ def _calibration_of(clip: Clip, found: Found) -> Calibration:
 
     The values are rounded, so that messages and digests do not depend on the last bits of a fit.
     """
-    is_changed = found.is_changed
+    is_applied = found.is_applied
     size = (clip.spikes.geometry.height, clip.spikes.geometry.width)
-    matrix = found.matrix if is_changed.matrix else nominal(size, clip.size)
+    matrix = found.matrix if is_applied.matrix else nominal(size, clip.size)
     # Nine digits: the share that is read is 1.12 times this one, rounded to 3 digits. With fewer
     # digits it would sometimes differ from the share of runs before, and so would their digests.
-    exposure_share = round(min(found.share, 1.0), 9) if is_changed.share else 1.0
+    exposure_share = round(min(found.share, 1.0), 9) if is_applied.share else 1.0
     return Calibration(
         matrix=matrix[:2].round(5).tolist(),
         spike_size=list(size),
         rgb_size=list(clip.size),
-        time_offset_planes=round(found.offset, 1) if is_changed.offset else 0.0,
+        time_offset_planes=round(found.offset, 1) if is_applied.offset else 0.0,
         exposure_share=exposure_share,
         made={"by": "spike.calibration auto"},
     )

@@ -1,0 +1,262 @@
+"""data/cameras/registration.py: the steps of a fit of two cameras, each tried alone.
+
+test_self_calibration.py and test_calibrate.py try whole fits. If they fail, the tests of this file
+say which step is wrong. Letters as in registration.py: s are the details of the summed spikes of an
+exposure, F the details of the features of the frame, a their coefficients, and r = s - F a.
+"""
+
+from dataclasses import replace
+
+import cv2
+import numpy as np
+import pytest
+
+from data.cameras import registration
+from data.cameras.registration import CHANGES, Decisions, Found, Pair, State, View, fit, nominal
+from data.spike.simulate import to_display, to_uint8
+from tests.helpers.checked import present
+from tests.helpers.two_cameras import texture
+
+SIDE = 128  # of a frame, in pixels
+SPIKE = (SIDE // 2, SIDE // 2)
+RGB = (SIDE, SIDE)
+PLANES = 40  # of an exposure
+AROUND = 20  # planes that are recorded before and after the exposure
+# Spikes per plane at full light. No camera has so many, but so the spikes have hardly any noise.
+RATE = 200
+REACH = registration.MOST_REACH
+
+
+@pytest.fixture(scope="module")
+def moving() -> View:
+    """Give a view of a picture that swings by 16 pixels. Both cameras see the same.
+
+    A steady motion would not show the times: a later exposure would look like a moved camera.
+    """
+    picture = texture(np.random.default_rng(1), (2 * SIDE, 2 * SIDE))
+    plane = np.arange(PLANES + 2 * AROUND)
+    x_of_planes = SIDE + 8 * np.sin(2 * np.pi * plane / 60)
+    y_of_planes = SIDE + 8 * np.cos(2 * np.pi * plane / 42)
+    lights = []
+    planes = []
+    for x, y in zip(x_of_planes.tolist(), y_of_planes.tolist(), strict=True):
+        light = cv2.getRectSubPix(picture, RGB, (x, y))
+        of_spike_pixels = cv2.resize(light, SPIKE, interpolation=cv2.INTER_AREA)
+        lights.append(light)
+        planes.append(np.rint(RATE * of_spike_pixels).astype(np.uint8))
+    mean_light = np.mean(lights[AROUND : AROUND + PLANES], axis=0)
+    frame = np.repeat(to_uint8(to_display(mean_light))[..., None], 3, axis=2)
+    return View(frame, np.stack(planes), before=AROUND, count=PLANES)
+
+
+# ---- The result ----
+
+# A fit that is sure of all its values, and changes all of them.
+SURE = Found(
+    matrix=np.eye(3),
+    offset=3.0,
+    share=0.7,
+    gain=0.5,
+    dark=0.0,
+    errors=(0.1, 0.5, 0.02),
+    explained=0.9,
+    moved=2.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        pytest.param({}, Decisions(True, True, True), id="all are sure"),
+        pytest.param({"explained": 0.2}, Decisions(False, False, False), id="another scene"),
+        pytest.param({"moved": 0.1}, Decisions(False, True, True), id="a small move"),
+        pytest.param({"offset": -0.7}, Decisions(True, False, True), id="a small offset"),
+        # 97 % exposed: 1.12 * 97 % are more than all planes, so all are read as before.
+        pytest.param({"share": 0.97}, Decisions(True, True, False), id="a share of nearly all"),
+        pytest.param(
+            {"errors": (0.3, 0.5, 0.02)}, Decisions(True, True, True), id="the matrix is not sure"
+        ),
+        pytest.param(
+            {"errors": (0.1, 0.8, 0.04)}, Decisions(True, False, False), id="times are not sure"
+        ),
+        pytest.param(
+            {"errors": (0.1, 0.5, 0.02), "offset": 1.4},
+            Decisions(True, False, True),
+            id="an offset below three times its error",
+        ),
+    ],
+)
+def test_a_value_is_applied_if_it_is_sure_and_differs_from_the_start(changes, expected):
+    assert replace(SURE, **changes).is_applied == expected
+
+
+# ---- A whole fit ----
+
+
+@pytest.mark.parametrize("most_pixels", [120_000, 2_000], ids=["whole", "binned"])
+def test_a_camera_is_found_from_a_start_that_is_off(moving, monkeypatch, most_pixels):
+    # With at most 2,000 of 64 x 64 pixels, 2 x 2 pixels are binned.
+    monkeypatch.setattr(registration, "MOST_PIXELS", most_pixels)
+    truth = nominal(SPIKE, RGB)
+    start = truth.copy()
+    start[:2, 2] += (3.0, -2.0)  # RGB pixels
+
+    found = fit([moving], start, model="similarity")
+
+    corners = np.array([[[0, 0], [63, 0], [0, 63], [63, 63.0]]])
+    off = cv2.perspectiveTransform(corners, found.matrix) - cv2.perspectiveTransform(corners, truth)
+    assert np.abs(off).max() < 0.2  # RGB pixels
+    assert found.offset == pytest.approx(0, abs=0.3)  # planes
+    assert found.share == pytest.approx(1, abs=0.02)
+    assert found.gain == pytest.approx(RATE, rel=0.02)
+    assert found.moved == pytest.approx(np.hypot(3, 2), abs=0.2)
+
+
+def test_a_fixed_matrix_stays(moving):
+    start = nominal(SPIKE, RGB)
+
+    found = fit([moving], start, model=None)
+
+    assert np.allclose(found.matrix, start, atol=1e-6)
+    assert found.matrix_error == np.inf
+
+
+# ---- A round on all pixels ----
+
+
+def residuals_after(
+    pair: Pair, change: dict[str, float], step: list[float], a: np.ndarray
+) -> np.ndarray:
+    """Return r (h, w) of a view, with given coefficients a, after the times and the matrix change.
+
+    change: what is added to fields of `State`. step: amounts of the first four CHANGES.
+    """
+    state = State([pair], nominal(SPIKE, RGB), model="similarity", most_offset=20.0)
+    for field, amount in change.items():
+        setattr(state, field, getattr(state, field) + amount)
+    state._change_matrix(np.array(step))
+    details = present(state._details(pair, pair.features(BLUR), SIGMA))
+    return details.spikes - details.features @ a
+
+
+SIGMA = 2.0  # size of the details in spike pixels
+BLUR = 4.0  # of the frame, in RGB pixels
+
+
+# The rates around start and end are measured over REACH planes on each side. So the times are
+# changed by as much: later by REACH moves both ends by REACH, and so does longer by 2 REACH.
+#
+# Two columns are only about right. The column of the scale leaves out that the filter of the
+# details does not grow with the image. And the roll moves rows near the middle by less than REACH.
+@pytest.mark.parametrize(
+    ("column", "change", "step", "limit"),
+    [
+        pytest.param(0, {}, [0.01, 0, 0, 0], 0.1, id="right"),
+        pytest.param(1, {}, [0, 0.01, 0, 0], 0.1, id="down"),
+        pytest.param(2, {}, [0, 0, 0.01, 0], 0.4, id="larger"),
+        pytest.param(3, {}, [0, 0, 0, 0.01], 0.1, id="turned"),
+        pytest.param(registration.MIDDLE_COLUMN, {"middle": REACH}, [0] * 4, 0.01, id="later"),
+        pytest.param(registration.LENGTH_COLUMN, {"length": 2 * REACH}, [0] * 4, 0.01, id="longer"),
+        pytest.param(registration.ROLL_COLUMN, {"roll": REACH}, [0] * 4, 0.4, id="rolled"),
+    ],
+)
+def test_each_column_is_the_derivative_of_the_residuals(moving, column, change, step, limit):
+    pair = Pair(moving, factor=1, light="linear")
+    state = State([pair], nominal(SPIKE, RGB), model="similarity", most_offset=20.0)
+    details = present(state._details(pair, pair.features(BLUR), SIGMA))
+    a = registration._explain([details]).a
+    predicted = details.features @ a.astype(np.float32)
+    computed = state._columns(details, predicted)[column]
+
+    later = residuals_after(pair, change, step, a)
+    back = {field: -amount for field, amount in change.items()}
+    earlier = residuals_after(pair, back, [-amount for amount in step], a)
+    amount = max([*change.values(), *step])
+    measured = (later - earlier) / (2 * amount)
+    if column == registration.LENGTH_COLUMN:
+        # This column leaves out the part of the gain that larger coefficients explain.
+        measured = measured - predicted / state.length
+
+    # Without the edges, where the filter repeats pixels.
+    inside = (slice(12, -12), slice(12, -12))
+    error = computed[inside] - measured[inside]
+    assert np.linalg.norm(error) < limit * np.linalg.norm(measured[inside])
+
+
+def test_pixels_with_large_residuals_count_less():
+    weights = registration._huber_weights(np.array([1.0, -2, 4, -8]), limit=2)
+
+    assert weights.tolist() == [1, 1, 0.5, 0.25]
+
+
+def test_a_count_varies_by_its_part_behind_the_point():
+    # 0.43 spikes per plane in 10 planes: 4 or 5 spikes, 5 with the probability 0.3.
+    variance = registration._variance_of_counts(np.full((2, 2), 0.43), planes=10)
+
+    assert variance == pytest.approx(0.3 * 0.7)
+
+
+def test_broken_pixels_repeat_their_neighbours(moving):
+    whole = moving.stream // 4  # up to 50 spikes per plane
+    broken = whole.copy()
+    broken[:, 20, 20] = 255  # fires far more often than its neighbours
+    broken[:, 40, 40] = 0  # never fires
+
+    mended = Pair(replace(moving, stream=broken), factor=1, light="linear").sums
+
+    for y, x in ((20, 20), (40, 40)):
+        spikes = float(mended[-1, y, x])
+        assert spikes == pytest.approx(float(whole[:, y, x].sum()), rel=0.3)
+
+
+# ---- A round on parts of the plane ----
+
+# Centers of nine parts, (9, 3): x, y, 1.
+CENTERS = np.array([[x, y, 1.0] for y in (-0.8, 0, 0.8) for x in (-0.8, 0, 0.8)])
+# Variances of the shifts of nine parts, (9, 2, 2): an error of 0.001 half sides.
+VARIANCES = np.repeat(1e-6 * np.eye(2)[None], 9, axis=0)
+
+
+@pytest.mark.parametrize("number", range(len(CHANGES)))
+def test_a_change_of_the_matrix_moves_places_as_computed(number):
+    J = registration._motions_of_places(CHANGES, CENTERS)  # (9, 2, 8)
+
+    amount = 1e-6
+    moved = CENTERS @ (np.eye(3) + amount * CHANGES[number]).T
+    measured = (moved[:, :2] / moved[:, 2:] - CENTERS[:, :2]) / amount
+    assert np.allclose(J[:, :, number], measured, atol=1e-5)
+
+
+def test_the_joint_change_makes_the_shifts_of_the_parts():
+    amounts = np.array([0.02, -0.01, 0.005, 0.01, 0.002, -0.003, 0.001, 0.004])
+    shifts = registration._motions_of_places(CHANGES, CENTERS) @ amounts
+
+    joint = registration._join_shifts(shifts, VARIANCES, CENTERS, CHANGES)
+
+    assert np.allclose(joint.amounts, amounts)
+    assert np.allclose(joint.remaining, 0)
+
+
+def test_parallax_makes_the_change_less_sure():
+    aligned = np.zeros((9, 2))
+    # Every second part is nearer, and shifts by 0.05 half sides more.
+    with_parallax = aligned.copy()
+    with_parallax[::2, 0] = 0.05
+    similarity = CHANGES[:4]
+
+    sure = registration._join_shifts(aligned, VARIANCES, CENTERS, similarity)
+    unsure = registration._join_shifts(with_parallax, VARIANCES, CENTERS, similarity)
+
+    # The parts differ from their mean by 0.025. The error of the mean of nine parts is a third.
+    error_of_shift = np.sqrt(unsure.covariance[0, 0])
+    assert error_of_shift == pytest.approx(0.025 / 3, rel=0.4)
+    assert np.sqrt(sure.covariance[0, 0]) == pytest.approx(0.001 / 3, rel=0.4)
+
+
+def test_parts_without_texture_in_two_directions_are_not_used():
+    H = np.repeat(100 * np.eye(2)[None], 4, axis=0)
+    H[1] = 0.01 * np.eye(2)  # hardly any texture
+    H[2] = [[100, 100], [100, 100]]  # an edge: all texture has one direction
+    pixels = np.array([50, 50, 50, 10])  # the last part has few pixels
+
+    assert registration._usable_parts(H, pixels).tolist() == [True, False, False, False]
