@@ -1,10 +1,12 @@
 """Say which pixels of a frame move, so that still pixels keep their first estimate.
 
-Where nothing moves, the blurry frame is sharp already, and the first estimate is nearly perfect. A
-motion that is found there is noise, and would only do harm: on clips of a camera on a tripod, the
-learned steps lost 5 dB in good light and 12 dB in dim light. So data/motion/method.py blends the
-improved frame with the first estimate. The weight of the improved frame is the product of two
-shares, which answer two questions:
+data/motion/method.py restores a frame in two steps. First it makes an estimate of the sharp frame
+without any motion. Then it improves the estimate along the motion that it found in the spikes. If
+nothing moves, this motion is noise, and does only harm: on clips of a camera on a tripod, frames
+improved by the weights of the fusion "motion" lost 5 dB in good light and 12 dB in dim light.
+
+So method.py blends the improved frame with the first estimate. The weight of the improved frame is
+the product of two shares. Each share answers a question about a pixel:
 
     share_by_reach     Is the motion that was found longer than the motion that noise looks like?
     share_by_change    Do the spikes themselves change in the time, by more than noise does?
@@ -16,8 +18,9 @@ So the shifts are smoothed first.
 In dim light, noise alone may give a reach of many pixels. The second question needs no motion, so
 it has an answer there, too. If nothing moves, the number of spikes of a pixel changes by noise
 alone, and the noise of neighbours has nothing in common. If an edge moves, the neighbours along the
-edge change together. So the products of the changes of neighbours are summed up over many pixels:
-the sum is near 0 if nothing moves, whatever the noise of the camera is.
+edge change together. So the products of the changes of neighbours are summed up over many pixels.
+The sum, in standard deviations of its noise, is called the evidence of a motion. It is near 0 if
+nothing moves, whatever the noise of the camera is.
 
 The same evidence says whether the planes around an exposure show another picture
 (`of_one_picture`).
@@ -25,7 +28,11 @@ The same evidence says whether the planes around an exposure show another pictur
 A shift is the way of a pixel from the sharp instant to another time (data.motion.flow.Motion), x
 and y in RGB pixels.
 
-Tests: tests/stories/test_motion_weights.py, tests/parts/data/test_stillness.py
+No trained weights depend on this file, so its constants may change. The tests notice if a still
+pixel counts as moving, or a moving pixel as still.
+
+Tests: tests/parts/data/test_stillness.py (each function), tests/stories/test_motion_weights.py
+(whole clips that stand still, move, or are slides)
 """
 
 import itertools
@@ -39,24 +46,28 @@ from data.motion.recording import Recording, View, integrated
 
 # ---- By the reach ------------------------------------------------------------------------------
 
-# Sigma in RGB pixels by which shifts are smoothed. A larger value would hide small things that move
-# by themselves.
+# Sigma in RGB pixels by which shifts are smoothed. A smaller value would leave more noise in the
+# reach. A larger value would hide small things that move by themselves.
 SMOOTH = 6.0
-# A pixel has the share 1/2 at about the reach LEAST_REACH + REACH_BY_LIGHT / n^POWER, where n is
-# the number of spikes of a pixel of median light in the exposure: 2.0 pixels for 12 spikes, 2.9 for
-# 4, and 5.7 for 1. At this reach the learned steps neither gained nor lost on three photographs,
-# which moved by 0 to 7 pixels and had 0.7 to 14 spikes.
+# A pixel has the share 1/2 at about this reach, in RGB pixels, where n is the number of spikes of a
+# pixel of median light in the exposure:
+#
+#     LEAST_REACH + REACH_BY_LIGHT / n^POWER     e.g. 2.0 for n = 12, 2.9 for n = 4, 5.7 for n = 1
+#
+# At this reach, the improved frames were as good as the first estimates, on three photographs that
+# moved by 0 to 7 pixels and had 0.7 to 14 spikes. With smaller values, noise in still frames would
+# count as motion. With larger values, slow motions would not be improved.
 LEAST_REACH = 1.2
 REACH_BY_LIGHT = 4.5
 POWER = 0.7
-# The share is 0 below the first multiple of this reach, and 1 above the second multiple.
+# The share is 0 below STILL times this reach, and 1 above MOVING times this reach.
 STILL = 0.6
 MOVING = 1.3
 # If a pixel of median light has fewer spikes than this in an exposure, the shifts of a still pixel
 # differ much from one measured time to the next, because of noise. Then a curve is fitted to them.
 CURVE_BELOW = 9.0
 # Fewer spikes count as this number. Stars on black have a median near 0, although their motion is
-# seen well: without this least number they would have to move by 20 pixels.
+# seen well. Without this least number, they would have to move by 20 pixels.
 FEWEST_COUNTED = 0.6
 
 
@@ -65,8 +76,8 @@ def share_by_reach(motion: Motion, spikes: float) -> np.ndarray:
 
     spikes: number of spikes of a pixel of median light in the exposure.
     """
-    half = LEAST_REACH + REACH_BY_LIGHT / max(spikes, FEWEST_COUNTED) ** POWER
-    return _smooth_step(_reach(motion, spikes) / half, STILL, MOVING)
+    reach_of_half = LEAST_REACH + REACH_BY_LIGHT / max(spikes, FEWEST_COUNTED) ** POWER
+    return _smooth_step(_reach(motion, spikes) / reach_of_half, STILL, MOVING)
 
 
 def _reach(motion: Motion, spikes: float) -> np.ndarray:
@@ -109,12 +120,12 @@ def _parabolas(motion: Motion) -> np.ndarray:
 # one. The weights of a way sum up to 0, so a constant light gives no change.
 WAYS = ((3, 1, -1, -3), (1, -1, -1, 1), (1, -3, 3, -1))
 PIECES = 4
-# Sigma in spike pixels of what counts as the neighbours of a pixel. Edges are that wide in the
-# picture of the spikes. With 0.8 or 1.8 the evidence is nearly the same.
+# Sigma in spike pixels of the weights of the neighbours of a pixel. It is about as wide as an edge
+# in the picture of the spikes. With 0.8 or 1.8 the evidence is nearly the same.
 NEAR = 1.2
-# Sigma in spike pixels of the surroundings of which the evidence is summed up for a pixel. In
-# smaller surroundings, a motion does not stand out of the noise of dim light. Larger ones give the
-# still background of a small thing that moves the evidence of this thing.
+# Sigma in spike pixels of the surroundings over which the evidence of a pixel is summed up. In
+# smaller surroundings, a motion does not stand out of the noise of dim light. With larger ones, a
+# small thing that moves would make the still background around it move, too.
 AROUND = 8.0
 # Sigma in spike pixels of the surroundings in which a common change of the light is taken out, e.g.
 # the flicker of a lamp.
@@ -124,13 +135,16 @@ LIGHT_AROUND = 12.0
 # noise seems to move. With 257 pixels, such a still scene had an evidence of up to 5.2, and with 65
 # pixels at most 2.4. Fewer pixels would take out more of a motion.
 EQUAL_LIGHT = 65
-# Evidence is given in standard deviations of the noise, so these limits hold for any light and any
-# size of a frame. Below the first number the share is 0, and above the second one it is 1. Of 12
-# still clips of three photographs in all lights, no whole frame had more than 2.6. In dim light,
-# clips that the learned steps improve have 4 to 34, but their flat parts less than 3. With 1.5 and
-# 3 for the surroundings of a pixel, slow clips of these photographs lost up to 0.25 dB, and no clip
-# gained more than 0.04 dB.
-EVIDENCE = (2.0, 3.5)
+# With less evidence than the first number the share is 0, and with more than the second number it
+# is 1. Evidence is given in standard deviations of the noise, so both hold for any light and any
+# size of a frame. The evidence of whole frames, measured on clips of three photographs:
+#
+#     still clips, in all lights                        at most 2.6
+#     clips in dim light that gain by the improvement   4 to 34, but below 3 in their flat parts
+#
+# With 1.5 and 3 around a pixel, slow clips lost up to 0.25 dB, and no clip gained more than 0.04.
+NO_EVIDENCE = 2.0
+SURE_EVIDENCE = 3.5
 
 
 def share_by_change(recording: Recording, view: View, is_good: np.ndarray) -> np.ndarray:
@@ -142,12 +156,14 @@ def share_by_change(recording: Recording, view: View, is_good: np.ndarray) -> np
     is_good: (h, w) bool, whether each spike pixel can be trusted.
     """
     if len(recording.stream) < PIECES:
-        return np.ones(view.size, np.float32)  # too short to tell
+        return np.ones(view.size, np.float32)  # too short to tell, so the motion decides
     seen = view.means(integrated(recording.blurry, view.is_display))
     of_frame, around = _most_evidence(recording.stream, seen, is_good)
     # A pixel counts as moving only if its surroundings and the whole frame say so. The whole frame
     # has less noise, so it decides for a still scene.
-    share = _smooth_step(around, *EVIDENCE) * _smooth_step(of_frame, *EVIDENCE)
+    share_around = _smooth_step(around, NO_EVIDENCE, SURE_EVIDENCE)  # (h, w)
+    share = share_around * _smooth_step(of_frame, NO_EVIDENCE, SURE_EVIDENCE)
+    # Interpolate the share of spike pixels to RGB pixels.
     places = view.pixels_on_plane()
     x = places[..., 0]
     y = places[..., 1]
@@ -184,41 +200,49 @@ def of_one_picture(recording: Recording, view: View, is_good: np.ndarray) -> Rec
     exposures, e.g. slides, or a stage that stands still for each frame. Then the motion from one
     exposure to the next would be taken for a motion in the exposure.
 
-    So planes are left out if the picture changes at the border of the exposure, but not within the
-    exposure. At a border, half an exposure before it is compared with half an exposure after it.
-    Of 668 frames of continuous clips one lost planes, in dim light (report, dim: camel_01).
+    So the planes before the exposure are left out if the picture changes when the exposure begins,
+    but not within the exposure. The planes after it are left out likewise. Of 668 frames of clips
+    in steady motion, one frame lost planes by chance.
 
-    A gap between the recorded exposures of a scene that moves is not noticed.
+    A scene that moves, of which spikes were recorded only during the exposures, jumps from each
+    exposure to the next, too. All its planes stay, because its picture also changes within the
+    exposure.
 
     is_good: (h, w) bool, whether each spike pixel can be trusted.
     """
     if recording.length < PIECES:
         return recording  # too short to tell
-    half = recording.length // 2
-    planes = len(recording.stream)
     seen = view.means(integrated(recording.blurry, view.is_display))
-
-    def step(time: int) -> float:
-        """Return the evidence of the frame that the picture changes from before to after a time."""
-        before = recording.stream[time - half : time].mean(axis=0, dtype=np.float32) * is_good
-        after = recording.stream[time : time + half].mean(axis=0, dtype=np.float32) * is_good
-        light = (before + after) / 2
-        of_frame, _ = _evidence(after - before, light, _order_by_light(seen, light))
-        return of_frame
-
-    is_noise, is_change = EVIDENCE
     exposure = recording.stream[recording.begin : recording.end]
     inside, _ = _most_evidence(exposure, seen, is_good)
-    if inside > is_noise:
+    if inside > NO_EVIDENCE:
         return recording
     first = 0
-    end = planes
-    # With fewer planes around the exposure than half of it, there is too little to compare.
-    if recording.begin >= half and step(recording.begin) > is_change:
+    end = len(recording.stream)
+    if _changes_at(recording.begin, recording, seen, is_good):
         first = recording.begin
-    if planes - recording.end >= half and step(recording.end) > is_change:
+    if _changes_at(recording.end, recording, seen, is_good):
         end = recording.end
     return recording.within(first, end)
+
+
+def _changes_at(time: int, recording: Recording, seen: np.ndarray, is_good: np.ndarray) -> bool:
+    """Return whether the picture surely changes at the begin or the end of the exposure.
+
+    Half an exposure before this time is compared with half an exposure after it. Returns False if
+    fewer planes were recorded.
+
+    time: when the exposure begins or ends, in planes. seen, is_good: as in `_most_evidence`.
+    """
+    half = recording.length // 2
+    stream = recording.stream
+    if time < half or time + half > len(stream):
+        return False
+    before = stream[time - half : time].mean(axis=0, dtype=np.float32) * is_good
+    after = stream[time : time + half].mean(axis=0, dtype=np.float32) * is_good
+    light = (before + after) / 2
+    of_frame, _ = _evidence(after - before, light, _order_by_light(seen, light))
+    return of_frame > SURE_EVIDENCE
 
 
 def _pieces(stream: np.ndarray, is_good: np.ndarray) -> np.ndarray:
@@ -236,13 +260,13 @@ def _pieces(stream: np.ndarray, is_good: np.ndarray) -> np.ndarray:
 def _order_by_light(seen: np.ndarray, light: np.ndarray) -> np.ndarray:
     """Return the numbers of all spike pixels, the darkest first: (h w,) int.
 
-    seen: (h, w), the light of each spike pixel in the blurry frame, which has no noise of the
-    spikes. light: (h, w), its spikes per plane. It decides between pixels that are equal in `seen`,
-    e.g. where the blurry frame is clipped.
+    seen: (h, w), the light of each spike pixel in the blurry frame. It has no noise of the spikes.
+    light: (h, w), spikes per plane of each pixel. They decide between pixels that are equal in
+    `seen`, e.g. where the blurry frame is clipped.
     """
-    # Pixels that are equal in both come in a random order. If they came in the order of their
-    # places, neighbours would follow one another. Then a motion, which neighbours have in common,
-    # would be taken out as if their equal light were its cause.
+    # Pixels that are equal in both come in a random order. In the order of their places, neighbours
+    # would follow one another. Then `_without_change_of_equal_light` would take out what neighbours
+    # have in common: their motion.
     mixed = np.random.default_rng(0).permutation(seen.size)
     # np.lexsort sorts by the last key first.
     return np.lexsort((mixed, light.ravel(), seen.ravel()))
@@ -276,18 +300,15 @@ def _evidence(
     If nothing moves, its mean is 0 and its standard deviation about 1, for any size of a frame. The
     reason for the 2: each pair of neighbours comes twice in the sum, as c_i n_i of the one and as
     c_j n_j of the other. Both are equal, so the variance of the sum is twice the sum of p_i^2.
+    test_the_evidence_of_noise_is_0_in_the_mean notices another mean or deviation.
 
     change: (h, w), one of `WAYS` applied to the pieces of each pixel, or the difference of two
     windows of time. light: (h, w), spikes per plane.
     by_light: (h w,), numbers of the pixels in the order of their light in the blurry frame.
     """
-    change = _without_change_of_equal_light(change, by_light)
     light_around = _light_around(light)
-    # If a lamp becomes brighter, all pixels around it change in proportion to their light. So this
-    # factor is measured around each pixel, and the factor times the light is taken out.
-    brighter_by = _blurred(change, LIGHT_AROUND) / light_around
-    change = change - brighter_by * light
-
+    change = _without_change_of_equal_light(change, by_light)
+    change = _without_change_of_lamps(change, light, light_around)
     product = change * _sum_of_neighbours(change)
     product -= _product_of_noise(change, light, light_around)
     square = product**2
@@ -300,6 +321,20 @@ def _evidence(
     squares_around = factor * _blurred(square, AROUND / np.sqrt(2))
     around = sum_around / np.maximum(np.sqrt(2 * squares_around), SMALLEST)
     return whole, around
+
+
+def _without_change_of_lamps(
+    change: np.ndarray, light: np.ndarray, light_around: np.ndarray
+) -> np.ndarray:
+    """Return the change (h, w) without what the pixels around have in common, as under a lamp.
+
+    If a lamp becomes brighter, all pixels around change in proportion to their light. So this
+    factor is measured around each pixel, and the factor times the light is taken out.
+
+    change, light, light_around: (h, w) each.
+    """
+    brighter_by = _blurred(change, LIGHT_AROUND) / light_around
+    return change - brighter_by * light
 
 
 def _light_around(light: np.ndarray) -> np.ndarray:
@@ -328,25 +363,28 @@ def _product_of_noise(
 ) -> np.ndarray:
     """Return the mean of c_i n_i if nothing moves (`_evidence` explains the letters), (h, w).
 
-    The noise of a pixel has nothing in common with the noise of its neighbours. But taking out the
-    change of a lamp mixes them a little. The mean of c_i c_j, for neighbours i and j, has two
-    terms:
+    The change e_i of a pixel by noise has nothing in common with the change of its neighbours. But
+    `_without_change_of_lamps` mixes them a little:
 
-        - g_ij (L_i v_j / M_i + L_j v_i / M_j)
-              because i lost a share of the noise of j, and j a share of the noise of i
-        + L_i L_j / (M_i M_j) sum over k of g_ik g_jk v_k
-              because both lost a share of the noise of each pixel k around them
+        c_i = e_i - (L_i / M_i) sum over k of g_ik e_k
 
-    L is the light, M the mean light around, g the weights of this mean, and v the variance of a
-    change. Two things make this simpler:
+    L is the light, M the mean light around, and g are the weights of a mean over the pixels around.
+    The mean of e_i e_j is 0, and the mean of e_i^2 is the variance v_i. So the mean of c_i c_j, for
+    neighbours i and j, is
+
+        - g_ij (L_i v_j / M_i + L_j v_i / M_j) + L_i L_j / (M_i M_j) sum over k of g_ik g_jk v_k
+
+    Two things make this simpler:
 
         neighbours are near     g_ij is about g_ii, M_j is about M_i, and so on
-        v_i = V L_i / M_i       V is the mean of the squares of the changes around, because the
-                                variance is about proportional to the light
+        v_i = V L_i / M_i       because the variance is about proportional to the light. V is the
+                                mean variance around, and so the mean of the squares of the changes
 
     With N_i the weighted sum of L over the neighbours of i, the mean of c_i n_i is
 
         (sum over k of g_ik^2 - 2 g_ii) V L_i N_i / M_i^2
+
+    The change by equal light mixes pixels, too, but those are seldom neighbours.
 
     change, light, light_around: (h, w) each.
     """

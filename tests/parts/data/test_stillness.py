@@ -15,6 +15,7 @@ import cv2
 import numpy as np
 import pytest
 
+from data.motion import stillness
 from data.motion.flow import Motion
 from data.motion.recording import Recording, View
 from data.motion.stillness import of_one_picture, share_by_change, share_by_reach
@@ -155,6 +156,28 @@ def test_noise_is_no_motion_on_a_plane_of_any_size(plane):
 
     # Not 0: of so many pixels, noise alone may lift a few a little above the limit of evidence.
     assert share_by_change(recording, view, is_good=np.ones(plane, bool)).max() < 0.1
+
+
+def test_the_evidence_of_noise_is_0_in_the_mean():
+    # Means of c_i n_i that are not 0 add up on a large plane. Without `_product_of_noise`, the
+    # evidence would be -2.8 in the mean.
+    plane = (360, 640)
+    seen = np.zeros(plane, np.float32)
+    of_frames = []
+    for seed in range(3):
+        chance = np.random.default_rng(seed).random((60, *plane))
+        stream = (chance < 0.1).astype(np.uint8)
+        pieces = stillness._pieces(stream, is_good=np.ones(plane, bool))
+        light = pieces.mean(axis=0)
+        by_light = stillness._order_by_light(seen, light)
+        for way in stillness.WAYS:
+            change = np.tensordot(np.array(way, np.float32), pieces, 1)
+            of_frame, _ = stillness._evidence(change, light, by_light)
+            of_frames.append(of_frame)
+
+    # Nine numbers of about standard deviation 1: their mean has the deviation 1/3.
+    assert abs(np.mean(of_frames)) < 1
+    assert 0.5 < np.std(of_frames) < 2
 
 
 def test_pixels_that_begin_with_equal_charges_are_no_motion():
