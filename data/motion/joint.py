@@ -103,6 +103,7 @@ from data.motion.flow import DIM, Motion, median_spikes
 from data.motion.recording import Recording, View
 from data.motion.sampling import (
     AdjointOfSums,
+    SortedSamples,
     corners_of,
     normalised,
     sorted_samples,
@@ -210,8 +211,8 @@ MOST_PULL = 0.3
 # pulled only weakly if the spikes know it with an error above 1 / sqrt(400) = 0.05.
 PRIOR_PRECISION = 400.0
 
-# A spike pixel lies on the frame if more than this share of its points does. It is a little below
-# 1, because a mean of ones may be rounded to a value below 1.
+# A spike pixel counts as on the frame if more than this share of its points is. All of its points
+# must be, but a mean of ones may be rounded to a value below 1. So the limit is a little below 1.
 ON_FRAME = 0.999
 
 
@@ -301,14 +302,8 @@ class SpikePixels:
         sigma = view.lens_blur * max(view.points_in_pixel)
         self._kernel = gaussian(sigma).to(device) if sigma > 0 else None  # None: L changes nothing
 
-        # Which spike pixels lie on the frame, (h, w) bool. The frame ends half a pixel beyond the
-        # middles of its outermost pixels, e.g. at -0.5.
-        x = positions[..., 0]  # (h m, w n)
-        y = positions[..., 1]
-        on_frame = (x > -0.5) & (x < width - 0.5) & (y > -0.5) & (y < height - 0.5)
-        # The share of the points of each spike pixel that lie on the frame, (h, w).
-        [share] = F.avg_pool2d(on_frame.float()[None], view.points_in_pixel)
-        self.are_on_frame = share > ON_FRAME
+        # Which spike pixels lie on the frame with all their points, (h, w) bool.
+        self.are_on_frame = _shares_on_frame(positions, view) > ON_FRAME
 
     def __call__(self, pictures: Tensor) -> Tensor:
         """Return D L of N grey pictures (N, H, W): what the spike pixels see, (N, h, w)."""
@@ -339,6 +334,20 @@ class SpikePixels:
         if self._kernel is None:
             return pictures
         return blurred(pictures[:, None], self._kernel)[:, 0]
+
+
+def _shares_on_frame(positions: Tensor, view: View) -> Tensor:
+    """Return the share (h, w) of the points of each spike pixel that lie on the frame.
+
+    positions: (h m, w n, 2), x and y of all points in RGB pixels.
+    """
+    height, width = view.size
+    x = positions[..., 0]  # (h m, w n)
+    y = positions[..., 1]
+    # The frame ends half a pixel beyond the middles of its outermost pixels, e.g. at -0.5.
+    on_frame = (x > -0.5) & (x < width - 0.5) & (y > -0.5) & (y < height - 0.5)
+    [shares] = F.avg_pool2d(on_frame.float()[None], view.points_in_pixel)
+    return shares
 
 
 class MatrixEntries(NamedTuple):
@@ -401,7 +410,9 @@ class Cameras:
     """A = (B, S): the linear map from the sharp instant to what both cameras record of it.
 
     `adjoint` must stay the adjoint of `__call__`, or conjugate gradients do not converge. Whoever
-    changes one of them changes both; test_the_adjoint_of_the_cameras_is_exact notices.
+    changes one of them changes both. test_the_cameras_see_what_their_equations_say notices a wrong
+    `__call__`, and test_the_adjoint_of_the_cameras_is_the_gradient_of_their_equations a wrong
+    `adjoint`.
 
     shifts: u, (G, H, W, 2) in RGB pixels.
     shares: s, (G, H): share of each group in the exposure of each row.
@@ -412,34 +423,17 @@ class Cameras:
         self, pixels: SpikePixels, shifts: Tensor, shares: Tensor, coverage: Tensor
     ) -> None:
         groups, height, width = shifts.shape[:3]
+        size = (height, width)
         positions = positions_of_samples(shifts)  # (G, H, W, 2)
-        # What `__call__` needs.
-        self._positions = normalised(positions, (height, width))
+        self._positions = normalised(positions, size)
         self._pixels = pixels
         self._s = shares[:, None, :, None]  # (G, 1, H, 1)
         self._c = coverage
-
-        # What `adjoint` needs. Both B and S sample the picture at the same positions, so the
-        # samples are sorted once. The sample of group g at pixel p has the number n = g H W + p.
-        # E.g. with 2 groups and 3 pixels:
-        #
-        #     n    0  1  2  3  4  5
-        #     g    0  0  0  1  1  1
-        #     p    0  1  2  0  1  2
-        samples = sorted_samples(positions, (height, width))
-        n = samples.numbers.int()  # (G H W,), in the order of `samples`, as g and p
-        g = n.div(height * width, rounding_mode="floor")
-        p = n - g * (height * width)
-
-        # U is the map from l to the samples l(p + u_g(p)) of all groups. Its outputs are in another
-        # order, in which the groups of a pixel follow one another: output p G + g. The results of
-        # `SpikePixels.adjoint` have this order in memory, so they need not be copied.
-        self._U_adjoint = AdjointOfSums(samples, outputs=len(n), output_of=p * groups + g)
-        # B adds up the samples of pixel p, each times the share s_g of its group in the row of p.
-        share_of_sample = shares[:, :, None].expand(groups, height, width).flatten()  # by n
-        self._B_adjoint = AdjointOfSums(
-            samples, outputs=height * width, output_of=p, factors=share_of_sample[n]
-        )
+        # B and S sample the picture at the same positions, so the samples are sorted once for both.
+        samples = sorted_samples(positions, size)
+        numbers = _numbers_of(samples, size)
+        self._B_adjoint = _adjoint_of_B(samples, numbers, shares, size)
+        self._U_adjoint = _adjoint_of_U(samples, numbers, groups)
 
     def __call__(self, x: Tensor, l: Tensor) -> tuple[Tensor, Tensor]:  # noqa: E741
         """Return B x (3, H, W) and S l (M, h, w). x: (3, H, W). l: (1, H, W)."""
@@ -478,6 +472,60 @@ class Cameras:
         samples = moved.permute(1, 2, 0).flatten()  # (H W G,)
         l = self._U_adjoint(samples)  # noqa: E741
         return x, l.view(1, *blurry.shape[1:])
+
+
+class SampleNumbers(NamedTuple):
+    """The numbers n of all samples, and their groups and pixels, each field (G H W,) int32.
+
+    The samples are numbered group by group, and pixel by pixel within a group: n = g H W + p. E.g.
+    with 2 groups and 3 pixels:
+
+        n    0  1  2  3  4  5
+        g    0  0  0  1  1  1
+        p    0  1  2  0  1  2
+
+    All fields are in the order of the sorted samples. E.g. if sample 4 comes first, n, g and p
+    begin with 4, 1 and 1.
+    """
+
+    n: Tensor
+    g: Tensor  # number of the group
+    p: Tensor  # number of the pixel, row by row
+
+
+def _numbers_of(samples: SortedSamples, size: tuple[int, int]) -> SampleNumbers:
+    """Return the numbers of sorted samples. size: (H, W) of a frame."""
+    height, width = size
+    n = samples.numbers.int()
+    g = n.div(height * width, rounding_mode="floor")
+    return SampleNumbers(n, g, p=n - g * (height * width))
+
+
+def _adjoint_of_B(
+    samples: SortedSamples, numbers: SampleNumbers, shares: Tensor, size: tuple[int, int]
+) -> AdjointOfSums:
+    """Return the adjoint of B. B adds up the samples of a pixel, each times the share of its group.
+
+    shares: s, (G, H). size: (H, W) of a frame.
+    """
+    height, width = size
+    # The share of each sample: the share of its group in the row of its pixel. First by n, then in
+    # the order of the sorted samples.
+    shares_by_n = shares[:, :, None].expand(-1, height, width).flatten()
+    return AdjointOfSums(
+        samples, outputs=height * width, output_of=numbers.p, factors=shares_by_n[numbers.n]
+    )
+
+
+def _adjoint_of_U(samples: SortedSamples, numbers: SampleNumbers, groups: int) -> AdjointOfSums:
+    """Return the adjoint of U, the map from l to its samples l(p + u_g(p)) of all groups.
+
+    Each sample is an output of its own. The output of group g at pixel p has the number p G + g.
+    `SpikePixels.adjoint` has its results in this order in memory, so they need not be copied.
+
+    groups: G.
+    """
+    return AdjointOfSums(samples, outputs=len(numbers.n), output_of=numbers.p * groups + numbers.g)
 
 
 def sum_of_products(a: Tensor, b: Tensor) -> Tensor:
