@@ -19,7 +19,8 @@ classes of this file.
 A frame has H x W RGB pixels, and a plane has h x w spike pixels.
 
 What must stay: the numbers of `gain`, `gain_in` and `light`. The shipped weights of the fusion
-"motion" were trained on equations and pictures that are made of them.
+"motion" were trained on equations and pictures that are made of these numbers. With other numbers,
+the weights still run, but fit a little worse.
 
 Tests: tests/parts/data/test_joint.py, tests/parts/data/test_motion.py
 """
@@ -296,11 +297,13 @@ class Recording:
         if is_good.all() or not is_good.any():
             return self
         # OpenCV gives each trusted pixel a number, and each other pixel the number of the nearest
-        # trusted one.
+        # trusted one. E.g. a row of five pixels, of which the third one is not trusted, has the
+        # numbers 1 2 2 3 4.
         is_bad = (~is_good).astype(np.uint8)
         _, numbers = cv2.distanceTransformWithLabels(
             is_bad, cv2.DIST_L2, cv2.DIST_MASK_5, labelType=cv2.DIST_LABEL_PIXEL
         )
+        # Number -> row and column of the trusted pixel with this number.
         row_of_number = np.zeros(numbers.max() + 1, int)
         column_of_number = np.zeros(numbers.max() + 1, int)
         good_rows, good_columns = np.nonzero(is_good)
@@ -399,29 +402,7 @@ class RecordedClip:
         count = min(self.frames, MOST_FRAMES)
         chosen = np.linspace(0, self.frames - 1, count).round().astype(int)
         exposures = [self._exposure_light(self.read(frame)) for frame in chosen.tolist()]
-        # A saturated exposure, and an exposure without any spike, say nothing of the pixels. If all
-        # exposures are so, they count all the same: their frames are not improved anyway.
-        usable = []
-        for exposure in exposures:
-            spikes_per_plane = exposure.fired.mean()
-            if 0 < spikes_per_plane < SATURATED:
-                usable.append(exposure)
-        if usable:
-            exposures = usable
-
-        # Bring the light of all frames to the median level: a frame whose RGB exposure was halved
-        # has half of the light, and twice the level. So its light is multiplied by 2.
-        levels = np.array([exposure.level() for exposure in exposures])
-        usual_level = float(np.median(levels))
-        # Sums over all planes of the frames, (h, w): spikes, and light in [0, 1].
-        spikes = np.zeros(self.view.plane)
-        light = np.zeros(self.view.plane)
-        planes = 0
-        for exposure, level in zip(exposures, levels.tolist(), strict=True):
-            spikes += exposure.fired * exposure.planes
-            light += exposure.seen * _change(level, usual_level) * exposure.planes
-            planes += exposure.planes
-        light = np.maximum(light, DARK * planes)
+        spikes, light = _sums_at_usual_level(_usable(exposures))
 
         # gain = spikes / light, with USUAL_SPIKES more spikes, and the light that gives so many
         # spikes at the usual gain.
@@ -483,6 +464,39 @@ class ExposureLight(NamedTuple):
         fired = float(self.fired[counts].sum())
         seen = float(self.seen[counts].sum())
         return fired / max(seen, DARK)
+
+
+def _usable(exposures: list[ExposureLight]) -> list[ExposureLight]:
+    """Return the exposures that say something of the gain of the pixels.
+
+    A saturated exposure, and an exposure without any spike, say nothing. If all exposures are so,
+    all are returned: their frames are not improved anyway.
+    """
+    usable = []
+    for exposure in exposures:
+        spikes_per_plane = exposure.fired.mean()
+        if 0 < spikes_per_plane < SATURATED:
+            usable.append(exposure)
+    return usable or exposures
+
+
+def _sums_at_usual_level(exposures: list[ExposureLight]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sums of spikes and of light over all planes of some exposures, (h, w) each.
+
+    The light of each exposure is brought to the median level first. E.g. a frame whose RGB exposure
+    was halved shows half of the light, and has twice the level. So its light is multiplied by 2.
+    """
+    levels = np.array([exposure.level() for exposure in exposures])
+    usual_level = float(np.median(levels))
+    plane = exposures[0].seen.shape
+    spikes = np.zeros(plane)
+    light = np.zeros(plane)
+    planes = 0
+    for exposure, level in zip(exposures, levels.tolist(), strict=True):
+        spikes += exposure.fired * exposure.planes
+        light += exposure.seen * _change(level, usual_level) * exposure.planes
+        planes += exposure.planes
+    return spikes, np.maximum(light, DARK * planes)
 
 
 def _usual_gain(spikes: np.ndarray, light: np.ndarray) -> float:
