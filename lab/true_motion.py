@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure how much more the learned steps would gain if the motion were known exactly.
+"""Measure how much more weights/motion.pth would gain if the motion were known exactly.
 
     python lab/true_motion.py [--conditions ideal dim] [--out FOLDER]
 
@@ -7,19 +7,25 @@ The clips are the photographs of lab/joint_gain.py: layers in motion, without an
 clip can be painted again from its seed, so the true motion of each pixel is known
 (`data.making.light_in_motion.PhotoScene.shifts`). The program restores each frame three times:
 
-    operator    the first estimate
-    found       weights/motion.pth, along the motion that it finds
+    operator    by weights/operator.pth, without any motion
+    found       by weights/motion.pth, which begins at the frame of "operator" and improves it in
+                learned steps, along the motion that it finds
     true        the same, along the true motion
 
-The difference of the last two is what a better motion could gain at most. The learned steps were
-trained on motions with errors, so steps that were trained on the true motion might gain more.
+The difference between "true" and "found" is what a better motion could gain at most with these
+weights. They were trained on motions with errors, so weights that were trained on true motions
+might gain more.
 
-Where something is covered at another time of the exposure, the true motion leads behind what covers
-it. So even the true motion does not explain each pixel.
+The true motion does not explain each pixel: a thing may be covered at another time of the exposure.
+Then its motion leads to a place where something else is seen.
 
 The program writes <out>/true_motion.json and prints a table. Clips that are there are used again.
-tests/parts/house/test_true_motion.py tests the choice of the frame and the table.
-tests/parts/scripts/test_prepare_gopro_spike.py tests the true motion of a scene.
+
+What must stay: the scene of a clip is painted again from its seed, so it must be painted as when
+the clip was made (data/making/light_in_motion.py).
+
+Tests: tests/parts/house/test_true_motion.py tests the choice of the frame and the table, and
+tests/parts/scripts/test_prepare_gopro_spike.py the true motion of a scene. No test runs `main`.
 """
 
 import argparse
@@ -62,7 +68,8 @@ from utils.random_streams import random_stream
 from utils.results import markdown_table, read_json
 
 CONDITIONS = ("ideal", "dim")
-# The motions along which the frames are restored. The words are keys of the written file.
+# The motions along which the frames are restored. The words are keys of the written file, beside
+# OF_OPERATOR.
 FOUND = "found"
 TRUE = "true"
 
@@ -104,10 +111,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 class TrueMotion:
-    """Gives the true motion of the frames of a clip, as function `find` of `MotionRestorer`.
-
-    A finder gets one recording after the other, without the number of its frame, and some frames
-    are left out. So the frame is found by its picture: the blurry frame of the recording.
+    """Gives the true motion of the frames of a clip. It is a `Finder` (data/motion/learned.py).
 
     planes: number of planes in a frame interval. blurry: the blurry frames of the clip, (H, W, 3)
     display values in [0, 1], R, G, B.
@@ -123,27 +127,38 @@ class TrueMotion:
 
         Only `recording` is needed. The other arguments belong to each finder.
         """
-        differences = [float(np.abs(recording.blurry - frame).mean()) for frame in self.blurry]
-        frame = int(np.argmin(differences))
         # The sharp frame is the light of the middle plane of its interval.
-        sharp_plane = frame * self.planes + self.planes // 2
-        last_plane = self.scene.number_of_planes - 1
+        sharp_plane = self.frame_of(recording) * self.planes + self.planes // 2
         # Times in planes after the sharp instant. A motion also has the sharp instant itself.
         times = np.array(sorted({0.0, *motion_times(recording)}))
-        shifts = []
-        for time in times.tolist():
-            # Interpolate between the shifts to the planes before and after this time.
-            before = int(np.clip(np.floor(sharp_plane + time), 0, last_plane - 1))
-            share = np.float32(sharp_plane + time - before)
-            shift_before = self.scene.shifts(sharp_plane, before)
-            shift_after = self.scene.shifts(sharp_plane, before + 1)
-            shifts.append((1 - share) * shift_before + share * shift_after)
-        all_shifts = np.stack(shifts)
-        # The least errors that `data.motion.flow.expected_error` gives, because the learned steps
-        # know no smaller ones.
-        lengths = np.linalg.norm(all_shifts, axis=-1)
+        shifts = np.stack([self.shifts_at(sharp_plane, time) for time in times.tolist()])
+        # A finder also gives expected errors. These are the least errors that
+        # `data.motion.flow.expected_error` gives, because the weights know no smaller ones.
+        lengths = np.linalg.norm(shifts, axis=-1)
         errors = LEAST_ERROR + ERROR_BY_LENGTH * lengths
-        return Motion(times, all_shifts, errors.astype(np.float32))
+        return Motion(times, shifts, errors.astype(np.float32))
+
+    def frame_of(self, recording: Recording) -> int:
+        """Return the number of the frame of a recording.
+
+        A finder gets one recording after the other, without the number of its frame, and some
+        frames are left out. So the frame is found by its picture.
+        """
+        differences = [float(np.abs(recording.blurry - frame).mean()) for frame in self.blurry]
+        return int(np.argmin(differences))
+
+    def shifts_at(self, sharp_plane: int, time: float) -> np.ndarray:
+        """Return the true shifts (H, W, 2) from the sharp plane to a time.
+
+        They are interpolated between the shifts to the planes before and after the time.
+        time: in planes after the sharp plane.
+        """
+        last_plane = self.scene.number_of_planes - 1
+        before = int(np.clip(np.floor(sharp_plane + time), 0, last_plane - 1))
+        share = np.float32(sharp_plane + time - before)
+        shift_before = self.scene.shifts(sharp_plane, before)
+        shift_after = self.scene.shifts(sharp_plane, before + 1)
+        return (1 - share) * shift_before + share * shift_after
 
 
 def scene_of(clip: Path) -> PhotoScene:
@@ -174,14 +189,8 @@ def scores_of(folder: Path) -> Scores:
     shipped = network_of(SHIPPED)
     find = finder_of(shipped.motion_by, shipped.motion_net, CPU)
     for reader in readers_of_set(folder, "auto", operator):
-        clip = folder / RGB / "train" / reader.name
-        planes = read_json(clip / "made.json")["recipe"]["planes"]
-        blurry = []
-        for index in range(PARTS["photos"].frames):
-            lq = reader.frame(index)["lq"]  # (3, H, W)
-            blurry.append(lq.permute(1, 2, 0).numpy())
-        true_motion = TrueMotion(scene_of(clip), planes, blurry)
         along_found = restored_along(find, reader, operator)
+        true_motion = true_motion_of(reader, clip=folder / RGB / "train" / reader.name)
         along_true = restored_along(true_motion, reader, operator)
         scores[OF_OPERATOR][reader.name] = along_found[OF_OPERATOR]
         scores[FOUND][reader.name] = along_found[OF_SHIPPED]
@@ -189,8 +198,21 @@ def scores_of(folder: Path) -> Scores:
     return scores
 
 
+def true_motion_of(reader: DatasetClip, clip: Path) -> TrueMotion:
+    """Return the true motion of a clip. clip: its folder."""
+    planes = read_json(clip / "made.json")["recipe"]["planes"]
+    blurry = []
+    for index in range(PARTS["photos"].frames):
+        lq = reader.frame(index)["lq"]  # (3, H, W)
+        blurry.append(lq.permute(1, 2, 0).numpy())
+    return TrueMotion(scene_of(clip), planes, blurry)
+
+
 def restored_along(find: Finder, reader: DatasetClip, operator: SavedNetwork) -> dict[str, float]:
-    """Restore a clip along the motions of a finder. Returns the PSNR of operator and shipped."""
+    """Restore a clip along the motions of a finder.
+
+    Returns way -> PSNR in dB: OF_OPERATOR for "operator", and OF_SHIPPED for weights/motion.pth.
+    """
     shipped = network_of(SHIPPED)
     solver = Solver(
         groups=shipped.groups,

@@ -22,7 +22,7 @@ Tests: tests/parts/scripts/test_prepare_gopro_spike.py
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -33,7 +33,8 @@ from data.clips.files import FrameSource
 from data.spike.simulate import to_grey, to_linear
 
 # A "step" is the motion from one frame of a video to the next, in pixels. 95 % of the pixels move
-# less than the step. The maximum would count a few pixels with a wrong flow.
+# less than the step. With 100 %, a few pixels with a wrong flow would decide. With a smaller share,
+# a fast thing in a still scene would not count.
 STEP_PERCENTILE = 95
 # Largest step in pixels between two frames that are interpolated. Optical flow is less reliable for
 # larger motions. A smaller value would leave fewer parts of a video.
@@ -41,8 +42,13 @@ MOST_STEP = 8.0
 # If the grey levels (0 to 255) of two frames differ by more than this on average, the scene has
 # changed. A smaller value would take fast motion for a change of the scene.
 SCENE_CHANGE = 40.0
-# Largest number of frames of an ordinary video in one frame interval, if the number is drawn.
+# Largest number of frames of an ordinary video in one frame interval, if the number is drawn. With
+# more frames, the made frames would be more blurry, and a video would give fewer clips.
 MOST_FRAMES_PER_INTERVAL = 4
+# A part of a video has this many frames beside the frames of its intervals: one before the first
+# interval and one after the last interval. Its light begins and ends between two frames, where it
+# is interpolated, and these two frames are needed for it.
+FRAMES_BESIDE = 2
 # Linear light of each display value 0 ... 255, at gamma 2.2. cv2.LUT looks pixels up in this table.
 LIGHT_OF_DISPLAY_VALUE = to_linear(np.arange(256, dtype=np.float32) / 255.0)
 # A photograph has this many pixels along one RGB pixel of the made frame. So each RGB pixel is a
@@ -211,8 +217,12 @@ class Cut:
     """
 
     first: int  # number of its first frame in the video
-    average: int  # number of frames of the video in one frame interval
+    average: int  # number of frames of the video in one frame interval, which are averaged
     side: int  # shorter side in pixels to which the frames are scaled
+
+    def frames(self, intervals: int) -> int:
+        """Return the number of its frames, with the two beside its intervals."""
+        return self.average * intervals + FRAMES_BESIDE
 
 
 def scaled(picture: np.ndarray, side: int) -> np.ndarray:
@@ -234,16 +244,15 @@ def find_cuts(
 ) -> list[Cut]:
     """Return the parts of a video that can be interpolated, without a change of the scene.
 
-    The sharp frame of an interval is in its middle. So the light of a part begins half an interval
-    before its first sharp frame and ends half an interval after its last one. It is interpolated
-    there, which needs a frame before and a frame after. With 3 intervals of 1 frame, a part that
-    begins at frame 10 has 5 frames:
+    The sharp frame of an interval is in its middle. E.g. with 3 intervals of 1 frame, a part that
+    begins at frame 10 has 5 frames (FRAMES_BESIDE says why it has two more):
 
         frame    10       11       12       13       14
                       |  sharp |  sharp |  sharp |
 
     The light goes from the time 10.5 to 13.5. There are 4 steps from frame to frame. The next part
-    begins at frame 13: its first interval begins at 13.5, where the last interval of this one ends.
+    begins at frame 13: its first interval begins at 13.5, where the last interval of this part
+    ends. test_no_clip_goes_over_the_cut_of_a_video notices a part with a change of the scene.
 
     intervals: number of frame intervals of a part.
     sides: smallest and largest allowed value of `Cut.side`, the shorter side of the scaled frames.
@@ -261,16 +270,13 @@ def find_cuts(
     cuts = []
     first = 0
     while True:
-        # Try a part that begins at frame `first`. Its frames are one frame before the intervals,
-        # the frames of the intervals, and one frame after them.
-        frames_for_intervals = len(frames) - first - 2
-        most = frames_for_intervals // intervals
-        average = _frames_of_interval(frames_per_interval, most, rng)
-        if average is None:  # too few frames are left
-            return cuts
-        number_of_frames = average * intervals + 2
-        number_of_steps = number_of_frames - 1
-        steps_of_part = np.array(steps[first : first + number_of_steps])
+        # Try a part that begins at frame `first`.
+        frames_left = len(frames) - first - FRAMES_BESIDE
+        in_interval = _frames_in_interval(frames_per_interval, frames_left // intervals, rng)
+        if in_interval is None:
+            return cuts  # too few frames are left
+        cut = Cut(first, in_interval, side)
+        steps_of_part = np.array(steps[first : first + cut.frames(intervals) - 1])
 
         # No part may contain a step that is longer than allowed, or a change of the scene (inf). So
         # the next part begins behind the last of these steps. Step i of this part leads to frame
@@ -280,18 +286,29 @@ def find_cuts(
             first += too_long[-1] + 1
             continue
 
-        # Scale the frames down until the longest step has MOST_STEP pixels. For example, a step of
-        # 16 pixels at side 288 gives the side 144. Frames with a shorter step keep their side.
-        longest_step = max(float(steps_of_part.max()), MOST_STEP)
-        side_of_part = max(least_side, int(side * MOST_STEP / longest_step))
-        cuts.append(Cut(first, average, side_of_part))
-        first += average * intervals
+        side_of_part = _side_of_part(float(steps_of_part.max()), side, least_side)
+        cuts.append(replace(cut, side=side_of_part))
+        first += in_interval * intervals
 
 
-def _frames_of_interval(wanted: int | None, most: int, rng: np.random.Generator) -> int | None:
-    """Return how many frames of the video each interval of a part has. None: too few are left.
+def _side_of_part(longest_step: float, side: int, least_side: int) -> int:
+    """Return the side to which the frames of a part are scaled: its longest step has MOST_STEP.
 
-    wanted: the number that the user gave; None to draw it. most: the largest possible number.
+    E.g. a step of 16 pixels at side 288 gives the side 144. Frames with a shorter step than
+    MOST_STEP keep their side.
+
+    longest_step: in pixels of frames of `side`. least_side: the smallest allowed result.
+    """
+    step = max(longest_step, MOST_STEP)
+    return max(least_side, int(side * MOST_STEP / step))
+
+
+def _frames_in_interval(wanted: int | None, most: int, rng: np.random.Generator) -> int | None:
+    """Return how many frames of the video each interval of a part has.
+
+    Returns None if too few frames are left.
+
+    wanted: the number that the user gave. None: it is drawn. most: the largest possible number.
     rng: one number is drawn for each part that is tried, also if the part is rejected later. The
     order belongs to the made data sets.
     """
@@ -347,9 +364,8 @@ def video_scene(
         picture = scaled(frames.read(cut.first + number), cut.side)
         return cv2.LUT(picture, LIGHT_OF_DISPLAY_VALUE)
 
-    # The frames of the intervals, with one frame before and one frame after them. The light begins
-    # half an interval before the first sharp frame, and ends half an interval after the last one.
-    path = LightPath(light_of, count=cut.average * count + 2)
+    # The frames of the intervals, with one frame before and one frame after them (FRAMES_BESIDE).
+    path = LightPath(light_of, count=cut.frames(intervals=count))
     height, width = path.at(0.0).shape[:2]
     corners = _corners_of_crop(height, width, crop, count, planes, rng)
 
@@ -480,16 +496,13 @@ class PhotoScene:
 
         shifts = np.zeros((self.crop, self.crop, 2), np.float32)
         for layer in self._layers:  # a nearer layer replaces the shifts of the layers behind it
+            # From the view of this plane to the sheet, and to the view of the other plane.
             on_sheet = cv2.perspectiveTransform(points, self._to_sheet(layer, plane))
             to_other_view = np.linalg.inv(self._to_sheet(layer, other))
             in_other = cv2.perspectiveTransform(on_sheet, to_other_view)
-            of_layer = (in_other - points) / FINE
-            sheet_x, sheet_y = np.moveaxis(on_sheet.astype(np.float32), -1, 0)
-            sheet_opacity = np.ascontiguousarray(layer.sheet[..., 3])
-            opacity = cv2.remap(
-                sheet_opacity, sheet_x, sheet_y, cv2.INTER_LINEAR, borderMode=layer.border
-            )
-            shifts = np.where(opacity[..., None] > 0.5, of_layer, shifts)
+            of_layer = (in_other - points) / FINE  # in pixels of the crop
+            is_shown = _opacity_at(layer, on_sheet) > 0.5  # (crop, crop)
+            shifts = np.where(is_shown[..., None], of_layer, shifts)
         return shifts.astype(np.float32)
 
     def _painted(self, plane: int) -> np.ndarray:
@@ -613,3 +626,10 @@ def _view(angle: float, zoom: float, tilt: np.ndarray) -> np.ndarray:
 def _translation(x: float, y: float) -> np.ndarray:
     """Return the matrix (3, 3) that moves a point by x, y."""
     return np.array([[1, 0, x], [0, 1, y], [0, 0, 1]])
+
+
+def _opacity_at(layer: _Layer, points: np.ndarray) -> np.ndarray:
+    """Return the opacity (h, w) of a layer at points of its sheet, (h, w, 2)."""
+    x, y = np.moveaxis(points.astype(np.float32), -1, 0)
+    opacity = np.ascontiguousarray(layer.sheet[..., 3])
+    return cv2.remap(opacity, x, y, cv2.INTER_LINEAR, borderMode=layer.border)
