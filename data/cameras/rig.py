@@ -17,20 +17,24 @@ are one frame interval: the time from one RGB frame to the next.
 Coordinates are those of a calibration file (data/cameras/spike_grid.py): (0, 0) is the centre of
 the upper left pixel, x grows to the right, y down. `Rig.calibration` gives the true calibration.
 
-What must stay: the same rig and lights give the same clip, bit for bit, because a data set is made
-again from its seed. So the order of all random draws is fixed, and every kind of flaw draws from a
-random stream of its own. A new flaw takes a new stream: `random_stream("<name>", seed)`. The names
-of the fields are part of dataset.json and of the flag --rig. A new field needs a default without
-effect.
+What must stay:
 
-Tests: tests/parts/data/test_rig.py, tests/parts/data/test_two_cameras.py
+    * The same rig and lights give the same clip, bit for bit, because a data set is made again from
+      its seed. So the order of all random draws is fixed.
+    * Every kind of flaw draws from a random stream of its own. A new flaw takes a new stream:
+      `random_stream("<name>", seed)`. So it does not change the draws of the other flaws.
+    * The names of the fields are part of dataset.json and of the flag --rig. A new field needs a
+      default without effect, because older records do not have it.
+
+Tests: tests/parts/data/test_rig.py (each flaw), tests/parts/scripts/test_prepare_gopro_spike.py
+(clips are made again, byte for byte)
 """
 
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import chain, islice, repeat
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import cv2
 import numpy as np
@@ -300,25 +304,24 @@ class Rig(RgbCamera):
         lights: (H, W, 3). spike: size (h, w) of the sensor. A value is the mean over the area of
         the pixel. Beyond its edges the picture is mirrored.
         """
+        lights = iter(lights)
+        first = next(lights, None)
+        if first is None:
+            return  # there is no light at all
         height, width = spike
-        # Both are set at the first light, because they depend on its size.
-        places = np.empty(0)  # where the points of the spike pixels lie in the frame
-        is_aligned = False  # whether each point is the centre of an RGB pixel
-        for number, light in enumerate(lights):
-            rgb = light.shape[:2]
-            _, rgb_width = rgb
-            if number == 0:
-                fine = max(1, round(rgb_width / width))  # points per spike pixel, along a side
-                places = self._places(spike, rgb, fine)  # (2, h fine, w fine)
-                is_aligned = _are_centres(places, rgb)
+        rgb = first.shape[:2]  # all lights have the size of the first one
+        _, rgb_width = rgb
+        fine = max(1, round(rgb_width / width))  # points per spike pixel, along a side
+        places = self._places(spike, rgb, fine)  # x and y, (2, h fine, w fine)
+        is_aligned = _are_centres(places, rgb)  # then no interpolation is needed
 
+        for light in chain([first], lights):
             # In order of the light's way: the grey of the colours, the blur of the lens, the view
             # from another place, and pixels that are larger than RGB pixels.
             grey = self._integrated(light)  # (H, W)
             if self.lens_blur:
                 sigma = self.lens_blur * rgb_width / width  # in RGB pixels
                 grey = cv2.GaussianBlur(grey, (0, 0), sigma, borderType=cv2.BORDER_REFLECT_101)
-            # Aligned cameras need no interpolation.
             if not is_aligned:
                 x, y = places
                 grey = cv2.remap(grey, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT_101)
@@ -374,8 +377,7 @@ class Rig(RgbCamera):
     def spikes(self, lights: Iterable[np.ndarray], spike: Size) -> Iterator[np.ndarray]:
         """Yield a plane of spikes (h, w) uint8 in {0, 1} for each light (H, W, 3)."""
         # At full light, 1 / rate planes lie between two spikes. The noise of 1 / rate planes is
-        # sqrt(1 / rate) times the noise of one plane. The noise between two spikes must be
-        # `jitter`:
+        # sqrt(1 / rate) times the noise of one plane. It must be `jitter`:
         #     sqrt(1 / rate) * noise_of_a_plane = jitter
         noise_of_a_plane = self.jitter * np.sqrt(self.rate)
         height, width = spike
@@ -387,21 +389,29 @@ class Rig(RgbCamera):
             shot_noise=noise_of_a_plane,
             threshold_mismatch=self.pattern,
         )
-        # Each pixel has a dark current, in the unit of light, and may be dead or hot. These facts
-        # are drawn once. The order of the two draws must stay, or a seed would give other data.
+        flaws = self._flaws_of_pixels(spike)
+        for view in delayed(self.views(lights, spike), self.time_offset):
+            plane = sensor.step(view + flaws.dark_light)
+            plane[flaws.is_dead] = 0
+            plane[flaws.is_hot] = 1
+            yield plane
+
+    def _flaws_of_pixels(self, spike: Size) -> "FlawsOfPixels":
+        """Draw the flaws of each pixel of the sensor. They are the same in all planes.
+
+        The order of the two draws must stay, or a seed would give other data.
+        """
         rng = random_stream("pixels of a rig", self.seed)
         dark_rates = self.dark_rate * (1 + self.dark_spread * rng.standard_normal(spike))
-        dark_light = (np.maximum(dark_rates, 0) / self.rate).astype(np.float32)
         # One number in [0, 1) for each pixel. The lowest numbers are dead pixels and the highest
         # numbers hot pixels, so no pixel is both.
         drawn = rng.random(spike)
-        is_dead = drawn < self.dead
-        is_hot = drawn >= 1 - self.hot
-        for view in delayed(self.views(lights, spike), self.time_offset):
-            plane = sensor.step(view + dark_light)
-            plane[is_dead] = 0
-            plane[is_hot] = 1
-            yield plane
+        return FlawsOfPixels(
+            # A rate is `self.rate` times light, so this light has the dark rate.
+            dark_light=(np.maximum(dark_rates, 0) / self.rate).astype(np.float32),
+            is_dead=drawn < self.dead,
+            is_hot=drawn >= 1 - self.hot,
+        )
 
     # ---- Recording -----------------------------------------------------------------------------
 
@@ -439,14 +449,11 @@ class Rig(RgbCamera):
         `frames` is changed in place: each element is (blurry frame, sharp frame).
         """
         rng = random_stream("frames of a rig", self.seed)
-        weights = np.empty(0)  # weight of each plane, set at the first light
-        exposure = np.empty(0)  # the weighted sum so far, set to 0 at the start of an interval
-        sharp = np.empty(0)  # the sharp frame, set at the middle plane of an interval
         for light_number, light in enumerate(lights):
             plane = light_number % planes  # within its interval
-            if light_number == 0:
-                weights = self._weights(rows=len(light), planes=planes)
             if plane == 0:
+                # An interval begins. `exposure` is the weighted sum of its lights so far.
+                weights = self._weights(rows=len(light), planes=planes)
                 exposure = np.zeros(light.shape, np.float32)
             if plane == planes // 2:
                 sharp = self.develop(light)
@@ -499,6 +506,14 @@ class Rig(RgbCamera):
             lens_blur=self.lens_blur,
             made={"rig": fields},
         )
+
+
+class FlawsOfPixels(NamedTuple):
+    """The flaws of each pixel of a spike camera, each field (h, w)."""
+
+    dark_light: np.ndarray  # float32: light that has the same effect as the dark current
+    is_dead: np.ndarray  # bool: whether the pixel never fires
+    is_hot: np.ndarray  # bool: whether the pixel always fires
 
 
 def _are_centres(places: np.ndarray, rgb: Size) -> bool:

@@ -21,9 +21,14 @@ Both grids have the same attributes:
     region    a `Crop`: the RGB pixels from which crops for training are drawn
     coverage  the fraction of the frame's pixels that the spike camera sees
 
-What must stay: the channels of a crop are, bit for bit, the crop of the channels of the whole
-frame. Training relies on this. So no value may depend on where the crop begins, and sums have a
-fixed order. Keys and digests of calibrations are part of files and of runs.
+What must stay:
+
+    * The channels of a crop are, bit for bit, the crop of the channels of the whole frame. Training
+      relies on this. So no value may depend on where the crop begins, and sums have a fixed order.
+      test_a_crop_is_bit_for_bit_the_crop_of_the_whole notices.
+    * The keys of a calibration are part of files. The digest of a calibration is part of runs, so a
+      file has the same digest in each version of this program.
+      test_a_run_of_an_older_version_finds_the_digest_of_its_calibration notices.
 
 Tests: tests/parts/data/test_spike_grid.py, tests/parts/data/test_two_cameras.py
 """
@@ -55,12 +60,11 @@ LEAST_COVERAGE = 0.5
 # Largest condition number of a matrix that is inverted. A number of 1e12 costs 12 of the 16 digits
 # of float64, so the inverse of a worse matrix has too few correct digits.
 LARGEST_CONDITION = 1e12
-# Channels are made of so many times the planes that were exposed. Channels show a ratio: the firing
-# rate at the sharp instant, divided by the mean rate of the exposure. The spikes are blurred by
-# windows of planes, by pixels and by the lens, so this ratio is nearer to 1 than it should be. The
-# mean over more planes is smoother. So the ratio to this mean is farther from 1, which makes up for
-# a part of the blur. 1.12 was chosen by trials with factors from 1 to 1.25 (the figures are in
-# docs/benchmarks/calibration.md):
+# Channels are made of LONGER times the planes that were exposed. Channels show a ratio: the firing
+# rate at the sharp instant, divided by the mean rate of the exposure. Windows of planes, pixels and
+# the lens blur the spikes, so this ratio is nearer to 1 than it should be. A mean over more planes
+# is smoother. So the ratio to this mean is farther from 1, which makes up for a part of the blur.
+# 1.12 was chosen by trials with factors from 1 to 1.25 (docs/benchmarks/calibration.md):
 #
 #     cameras with many flaws          a larger factor gains 0.06 dB
 #     cameras without other flaws      a larger factor loses 0.3 dB
@@ -150,9 +154,9 @@ class Calibration(Section):
         # `made` has no effect. `tick_hz` only serves a check of clocks.
         del values["made"]
         del values["tick_hz"]
-        # Under the name "exposure_share", digests hold the share that is read: "auto" once wrote
-        # this number into its calibrations, and runs of that time must find their digests again. A
-        # share of which all planes are read would look like 1. So it has an entry of its own.
+        # Digests have the share that is read under the name "exposure_share". An older version
+        # wrote this number into its calibrations, and its runs must find their digests again.
+        # Shares of 0.9 and of 1 both read all planes. So a share such as 0.9 has one more entry.
         if self.share_to_read == 1 and self.exposure_share != 1:
             values["exposed"] = self.exposure_share
         values["exposure_share"] = self.share_to_read
@@ -238,7 +242,7 @@ def load_calibration(path: str | Path, table: dict[str, Any] | None = None) -> C
 def save_calibration(path: str | Path, calibration: Calibration) -> None:
     """Write a calibration file, complete or not at all.
 
-    The JSON has one key a line, and one row of the matrix a line, so that a person can read it.
+    In the JSON, each key and each row of the matrix has a line, so that a person can read it.
     """
     rows = []
     for row in calibration.matrix:
@@ -573,8 +577,8 @@ class CalibratedGrid:
 
     def _new_window(self, crop: Crop) -> CalibratedWindow:
         """Make the window of a crop of the frame."""
-        # The points of each RGB pixel, as distances from its centre. For n = 1: 0. For n = 2: -0.25
-        # and 0.25.
+        # The points of each RGB pixel, as distances from its centre: 0 for n = 1, and -0.25 and
+        # 0.25 for n = 2.
         n = self._points_across
         shifts = (np.arange(n) + 0.5) / n - 0.5
         # The spike pixels around each of the n x n points.

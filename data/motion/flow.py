@@ -15,11 +15,14 @@ The sharp instant is the time of the wanted sharp frame. A shift moves a point b
 pixels. Times are planes after the sharp instant. H x W is the size of a frame, h x w the size of a
 plane. "A pixel of median light" is a spike pixel: half of the spike pixels have less light.
 
-What must stay: the nine times of `motion_times`, because learned.py evaluates its curves at the
-same times. The weights of the fusion "motion" were trained with these motions and these expected
-errors, so another constant here makes them a little worse until they are trained anew.
+What must stay:
 
-Tests: tests/parts/data/test_motion.py
+    * The nine times of `motion_times`, because learned.py evaluates its curves at the same times.
+    * The weights of the fusion "motion" were trained with these motions and these expected errors.
+      So another constant here makes them a little worse until they are trained anew.
+
+Tests: tests/parts/data/test_motion.py. It compares motions and expected errors with the true motion
+of simulated scenes.
 """
 
 from dataclasses import dataclass
@@ -170,10 +173,7 @@ def motion_of(
     pictures = _pictures(recording, view, gain, all_times, spikes)
     picture_at = dict(zip(all_times, pictures, strict=True))  # time -> (H, W) uint8
 
-    dis = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_MEDIUM)
-    if has_few_spikes:
-        dis.setPatchSize(PATCH)
-        dis.setPatchStride(STRIDE)
+    dis = _dis(has_few_spikes)
 
     # The times of a side lead away from the sharp instant. So each search begins near its result.
     times_before = wanted[: len(INSTANTS)]
@@ -199,6 +199,15 @@ def motion_of(
     shifts = np.stack([shifts_at[time] for time in times])
     errors = np.stack([errors_at[time] for time in times])
     return Motion(np.array(times), shifts, errors)
+
+
+def _dis(has_few_spikes: bool) -> cv2.DenseOpticalFlow:
+    """Return the optical flow DIS. With few spikes, it compares larger squares."""
+    dis = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_MEDIUM)
+    if has_few_spikes:
+        dis.setPatchSize(PATCH)
+        dis.setPatchStride(STRIDE)
+    return dis
 
 
 def _way_there(

@@ -27,9 +27,9 @@ The light of a window comes from the intervals between spikes. In dim light an i
 several windows. Then the light is the same in all of these windows, and only the number of spikes
 tells when light came. So the network sees both light and number.
 
-What must stay: the inputs of the network, in values and order. weights/motion.pth is trained on
-them, so the network finds wrong motion in other inputs, and no error says so. Whoever changes the
-inputs trains it anew with lab/train_motion_net.py, which also calls `pictures_of`.
+What must stay: the inputs of the network, in values and order. weights/motion.pth was trained on
+them. In other inputs the network finds a wrong motion, and no error says so. Whoever changes the
+inputs trains the network anew with lab/train_motion_net.py, which also calls `pictures_of`.
 
 Tests: tests/parts/data/test_learned_motion.py (spikes and light of windows, and what the network
 makes of them)
@@ -118,13 +118,13 @@ def finder_of(name: FinderName, network: MotionNetwork | None, device: torch.dev
         return motion_of
     assert network is not None  # weights that say "network" or "both" have a network
 
-    # The network needs no gain, but all finders have the same arguments.
+    # The network needs no gain, but all finders are called with the same arguments.
     def by_network(recording: Recording, view: View, gain: np.ndarray) -> Motion:
         return learned_motion(recording, view, network, device)
 
     def by_both(recording: Recording, view: View, gain: np.ndarray) -> Motion:
-        # DIM is 5. The frames of the joint solution along the mean motion, compared with the frames
-        # along the motion of DIS alone, on dim frames of the training videos and stills:
+        # DIM is 5 spikes. The mean motion was compared with the motion of DIS alone, on dim frames
+        # of the training videos and stills. The change of the PSNR of the joint solution:
         #
         #     spikes in a pixel of median light    PSNR
         #     below 5                              +0.1 to +0.3 dB
@@ -308,7 +308,7 @@ def spike_windows(stream: np.ndarray, edges: np.ndarray) -> Windows:
 def _passed_share(stream: np.ndarray, edge: int) -> np.ndarray:
     """Return the share (h, w) of the present interval that has passed at an edge, in [0, 1).
 
-    The present interval is that from the last spike before the edge to the first spike after it.
+    The present interval goes from the last spike before the edge to the first spike after it.
 
     For example, between spikes at the times 4 and 14, a share of 0.6 has passed at the edge 10.
 
