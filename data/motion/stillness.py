@@ -47,7 +47,8 @@ from data.motion.recording import Recording, View, integrated
 # ---- By the reach ------------------------------------------------------------------------------
 
 # Sigma in RGB pixels by which shifts are smoothed. A smaller value would leave more noise in the
-# reach. A larger value would hide small things that move by themselves.
+# reach. A larger value would hide small things that move by themselves
+# (test_only_the_part_that_moves_takes_the_improved_frame).
 SMOOTH = 6.0
 # A pixel has the share 1/2 at about this reach, in RGB pixels, where n is the number of spikes of a
 # pixel of median light in the exposure:
@@ -64,7 +65,8 @@ POWER = 0.7
 STILL = 0.6
 MOVING = 1.3
 # If a pixel of median light has fewer spikes than this in an exposure, the shifts of a still pixel
-# differ much from one measured time to the next, because of noise. Then a curve is fitted to them.
+# differ much from one measured time to the next, because of noise. Then a curve is fitted to them
+# (test_jumps_from_time_to_time_count_little_in_dim_light).
 CURVE_BELOW = 9.0
 # Fewer spikes count as this number. Stars on black have a median near 0, although their motion is
 # seen well. Without this least number, they would have to move by 20 pixels.
@@ -117,32 +119,38 @@ def _parabolas(motion: Motion) -> np.ndarray:
 # The stream of a recording is cut into four pieces of time. These are the ways in which the spikes
 # of a pixel may change from piece to piece: a weight for each piece. A steady motion shows in the
 # first one, a motion that goes there and back in the second one, and a faster shake in the third
-# one. The weights of a way sum up to 0, so a constant light gives no change.
+# one. The weights of a way sum up to 0, so a constant light gives no change. Without the second
+# way, test_a_motion_shows_in_dim_light fails.
 WAYS = ((3, 1, -1, -3), (1, -1, -1, 1), (1, -3, 3, -1))
 PIECES = 4
 # Sigma in spike pixels of the weights of the neighbours of a pixel. It is about as wide as an edge
 # in the picture of the spikes. With 0.8 or 1.8 the evidence is nearly the same.
 NEAR = 1.2
 # Sigma in spike pixels of the surroundings over which the evidence of a pixel is summed up. In
-# smaller surroundings, a motion does not stand out of the noise of dim light. With larger ones, a
-# small thing that moves would make the still background around it move, too.
+# smaller surroundings, a motion does not stand out of the noise of dim light
+# (test_a_motion_shows_in_dim_light). With larger ones, the still background of a small thing that
+# moves would count as moving (test_the_still_part_beside_a_motion_keeps_its_first_estimate).
 AROUND = 8.0
 # Sigma in spike pixels of the surroundings in which a common change of the light is taken out, e.g.
-# the flicker of a lamp.
+# the flicker of a lamp. With 40, a lamp that lights a part of the frame would count as motion
+# (test_a_lamp_that_lights_a_part_of_the_frame_is_no_motion). With 4, `_product_of_noise` would be
+# wrong, because it assumes that neighbours have nearly the same surroundings
+# (test_the_evidence_of_noise_is_0_in_the_mean).
 LIGHT_AROUND = 12.0
 # Number of pixels of about equal light whose common change is taken out. The sensor may have begun
 # with the same charge in all pixels, as simulators do. Then pixels of equal light fire in step, and
 # noise seems to move. With 257 pixels, such a still scene had an evidence of up to 5.2, and with 65
-# pixels at most 2.4. Fewer pixels would take out more of a motion.
+# pixels at most 2.4 (test_pixels_that_begin_with_equal_charges_are_no_motion). Fewer pixels would
+# take out more of a motion.
 EQUAL_LIGHT = 65
-# With less evidence than the first number the share is 0, and with more than the second number it
-# is 1. Evidence is given in standard deviations of the noise, so both hold for any light and any
-# size of a frame. The evidence of whole frames, measured on clips of three photographs:
+# With less evidence than NO_EVIDENCE the share is 0, and with more than SURE_EVIDENCE it is 1. The
+# evidence is in standard deviations of the noise, so both hold for any light and any size of a
+# frame. The evidence of whole frames, measured on clips of three photographs:
 #
 #     still clips, in all lights                        at most 2.6
 #     clips in dim light that gain by the improvement   4 to 34, but below 3 in their flat parts
 #
-# With 1.5 and 3 around a pixel, slow clips lost up to 0.25 dB, and no clip gained more than 0.04.
+# With 1.5 and 3 around a pixel, slow clips lost up to 0.25 dB, and no clip gained above 0.04 dB.
 NO_EVIDENCE = 2.0
 SURE_EVIDENCE = 3.5
 
@@ -202,7 +210,7 @@ def of_one_picture(recording: Recording, view: View, is_good: np.ndarray) -> Rec
 
     So the planes before the exposure are left out if the picture changes when the exposure begins,
     but not within the exposure. The planes after it are left out likewise. Of 668 frames of clips
-    in steady motion, one frame lost planes by chance.
+    that were recorded without gaps, one lost planes wrongly, in dim light.
 
     A scene that moves, of which spikes were recorded only during the exposures, jumps from each
     exposure to the next, too. All its planes stay, because its picture also changes within the
@@ -216,7 +224,7 @@ def of_one_picture(recording: Recording, view: View, is_good: np.ndarray) -> Rec
     exposure = recording.stream[recording.begin : recording.end]
     inside, _ = _most_evidence(exposure, seen, is_good)
     if inside > NO_EVIDENCE:
-        return recording
+        return recording  # something moves within the exposure
     first = 0
     end = len(recording.stream)
     if _changes_at(recording.begin, recording, seen, is_good):
@@ -328,8 +336,11 @@ def _without_change_of_lamps(
 ) -> np.ndarray:
     """Return the change (h, w) without what the pixels around have in common, as under a lamp.
 
-    If a lamp becomes brighter, all pixels around change in proportion to their light. So this
-    factor is measured around each pixel, and the factor times the light is taken out.
+    If a lamp becomes brighter that lights the whole frame, pixels of equal light change alike, and
+    their common change is taken out already. But a lamp may light only a part of the frame. Then
+    all pixels around a pixel change in proportion to their light. So this factor is measured around
+    each pixel, and the factor times the light is taken out.
+    test_a_lamp_that_lights_a_part_of_the_frame_is_no_motion needs this function.
 
     change, light, light_around: (h, w) each.
     """

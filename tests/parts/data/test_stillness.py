@@ -204,6 +204,24 @@ def test_a_lamp_that_flickers_is_no_motion():
     assert change_of(recording_of(STILL, flicker)).max() == 0
 
 
+def test_a_lamp_that_lights_a_part_of_the_frame_is_no_motion():
+    # Pixels of equal light do not change alike here, but pixels around one another do. Without
+    # `_without_change_of_lamps`, the evidence of the frame would be 21.
+    columns = np.arange(3 * SIDE)
+    lamp = np.exp(-(((columns - columns.mean()) / 50) ** 2))  # 1 in the middle, 0 at the edges
+    flicker = 0.5 * np.sin(np.linspace(0, 5, PLANES))  # brighter, then darker, once
+    light = 0.5 + 0.45 * np.sin(2 * np.pi * columns / 12)  # stripes
+    rate = 0.2 * light * (1 + lamp * flicker[:, None])  # (PLANES, columns), spikes per plane
+    chance = np.random.default_rng(0).random((PLANES, SIDE, 3 * SIDE))
+    stream = (chance < rate[:, None, :]).astype(np.uint8)
+    still = to_display(np.broadcast_to(light[:, None], (SIDE, 3 * SIDE, 3))).astype(np.float32)
+    recording = Recording(still, stream, begin=30, end=PLANES - 30, sharp=PLANES / 2)
+    plane = (SIDE, 3 * SIDE)
+    view = View(plane, plane, to_rgb=np.eye(3), is_display=False)
+
+    assert share_by_change(recording, view, is_good=np.ones(plane, bool)).max() == 0
+
+
 def test_the_still_part_beside_a_motion_keeps_its_first_estimate():
     share = change_of(recording_of(STEADY, moving_columns=SIDE // 3))
 
