@@ -3,9 +3,9 @@
 `DatSpikes` is what a section says of the spikes of one data set, or of one clip. It is used in two
 phases:
 
-    1. When the clips are listed: `exposures` decides which planes (read-outs of the spike camera)
-       belong to each frame, and checks that they exist.
-    2. For each sample: `read` reads these planes and turns them into channels (S, H, W) on the
+    1. When the clips are listed: `exposures` decides which planes belong to each frame, and checks
+       that they exist.
+    2. For each sample: `read` reads these planes, and turns them into channels (S, H, W) on the
        pixels of the frame.
 
 `DatSpikes` puts together what four other modules know:
@@ -18,12 +18,18 @@ phases:
 Words:
 
     plane           one read-out of the spike camera: a bit for each pixel
+    context         planes that are read before and after the planes of a frame
+    span            the planes of a frame without context, in one file (`Span`, spike_info.py)
+    piece           successive planes of one file (`Piece`, data/clip.py)
+    exposure        all planes that are read for a frame, as pieces (`Exposure`, data/clip.py)
+    center          the plane of the sharp frame
     channel         one image of the S images that a network sees for a frame
     representation  how planes become channels, the option spike.representation
+    grid, window    which spike pixel belongs to which pixel of a whole frame (`Grid`), and of a
+                    crop of it (`Window`, spike_grid.py)
     rate            spikes per plane at full light
     light           the amount of light, linear
     display values  what a picture file holds: light to the power 1 / 2.2
-    center          the plane of the sharp frame
 
 What must stay, and which test notices (in tests/parts/data):
 

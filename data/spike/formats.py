@@ -19,8 +19,8 @@ The size of a plane is not in the file, so whoever reads one gives a `SpikeGeome
     file.planes                                  # T
     spikes = file.read(first=10, count=21)       # (21, 250, 400) uint8
 
-Only the bytes of the wanted planes are read. A .npz is compressed, so all bytes before these bytes
-are read too. When a file is opened, its content is checked: text, images, archives and the lines of
+Only the bytes of the wanted planes are read. A .npz is compressed, so all bytes before them are
+read too. When a file is opened, its content is checked: text, images, archives and the lines of
 an SPS100 sensor are refused, because as packed planes they would be noise.
 
 What must stay, and which test notices (in tests/parts/data):
@@ -219,7 +219,10 @@ class SpikeGeometry:
 
 @dataclass(frozen=True)
 class Crop:
-    """A rectangle in the pixels of an upright image (row 0 at the top)."""
+    """A rectangle in the pixels of an upright image (row 0 at the top).
+
+    It may reach outside of an image. `SpikeFile.read` refuses such a crop.
+    """
 
     top: int
     left: int
