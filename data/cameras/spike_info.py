@@ -23,9 +23,9 @@ What must stay, and which test notices (in tests/parts/data):
                             have such files.
     test_frame_times.py,    The planes of each frame, because they are the spikes of a sample. Also
     test_spike_info.py      the words of the errors.
-    no test                 The `repr` of `DatasetInfo` and of `Timing` is part of digests by which
-                            a run recognises its data. A new field of these two classes must leave
-                            the repr as it was while the field has its default. Otherwise old runs
+    test_spike_info.py      The `repr` of `DatasetInfo` and of `Timing`. It is part of digests by
+                            which a run recognises its data. So a new field of these two classes
+                            must not be in the repr while it has its default. Otherwise old runs
                             would not resume.
 
 All functions with a name that begins with _ may change.

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.cameras.spike_info import DatasetInfo, read_exposures
+from data.cameras.spike_info import DatasetInfo, Timing, read_exposures
 from data.cameras.spike_source import DatSpikes
 from data.clips.clip_reader import user_clips
 from data.select_dataset import build_dataset
@@ -695,3 +695,27 @@ def test_the_time_offset_moves_the_middle_of_even_parts(tmp_path, offset):
     (expected,) = user_clips(frames, tmp_path / "even.npy", spike_options=numbered)
     for frame in range(FRAMES):
         assert torch.equal(found.frame(frame)["spike"], expected.frame(frame)["spike"])
+
+
+# ---- Texts in the digests of runs ----
+#
+# A run resumes only if its data have the digest that its checkpoint holds. So these texts must stay
+# as they are. A new field must not be in them while it has its default.
+
+
+def test_whole_files_add_nothing_to_a_digest():
+    assert Timing().describe() == ""
+
+
+def test_the_text_of_the_planes_in_a_digest_stays():
+    text = " Timing(first=2, count=None, exposures=None, offset=0.0)"
+    assert Timing(first=2, share=0.5).describe() == text
+
+
+def test_the_text_of_a_dataset_json_in_a_digest_stays():
+    info = DatasetInfo(h=2, rate=0.5, calibration={"time_offset_planes": 3})
+
+    assert repr(info) == (
+        "DatasetInfo(path='', h=2, w=None, flip=None, planes=None, gt_plane=None, rate=0.5, "
+        "light=None, interpolate=8, clips={})"
+    )
