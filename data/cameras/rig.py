@@ -20,7 +20,7 @@ the upper left pixel, x grows to the right, y down. `Rig.calibration` gives the 
 What must stay:
 
     * The same rig and lights give the same clip, bit for bit, because a data set is made again from
-      its seed. So the order of all random draws is fixed.
+      its seed. So the order of all random draws is fixed (tests/parts/data/test_seeds.py).
     * Every kind of flaw draws from a random stream of its own. A new flaw takes a new stream:
       `random_stream("<name>", seed)`. So it does not change the draws of the other flaws.
     * The names of the fields are part of dataset.json and of the flag --rig. A new field needs a
@@ -157,7 +157,7 @@ NAMED: dict[str, dict[str, Any]] = {
 # likely as twice the value. The ranges are wider than the few known captures. The mean firing rate
 # of a scene is about 0.4 times the rate at full light, so it is 0.03 to 0.3 spikes per plane.
 # What must stay: the order of the fields. It is the order of the draws, which decides the rig of a
-# seed. So a new field comes at the end.
+# seed. So a new field comes at the end. test_a_seed_gives_its_rig notices another order.
 RANGES: dict[str, tuple[Any, Any]] = {
     "shift_x": (-2, 2), "shift_y": (-2, 2), "rotation_deg": (-0.5, 0.5), "scale": (0.99, 1.01),
     "lens_blur": (0, 1), "parallax": (0, 2), "time_offset": (-6, 6),
@@ -400,6 +400,7 @@ class Rig(RgbCamera):
         """Draw the flaws of each pixel of the sensor. They are the same in all planes.
 
         The order of the two draws must stay, or a seed would give other data.
+        test_a_seed_gives_its_broken_pixels notices.
         """
         rng = random_stream("pixels of a rig", self.seed)
         dark_rates = self.dark_rate * (1 + self.dark_spread * rng.standard_normal(spike))

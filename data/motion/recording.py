@@ -35,6 +35,7 @@ import numpy as np
 from data.augment import Augment
 from data.cameras.spike_info import spike_errors_as_data_errors
 from data.clip import Clip, Exposure
+from data.clip_dataset import Draw
 from data.clips.readers import DatasetClip
 from data.spike.formats import Crop
 from data.spike.simulate import DISPLAY_GAMMA, LUMA, to_linear, window_light
@@ -62,20 +63,23 @@ SATURATED = 0.95
 # The level of a frame differs from frame to frame by up to about this factor, although no camera
 # has changed. Two causes are noise, and things that move into view or out of it. If the level of
 # two frames differs by a larger factor, the RGB camera has changed its exposure time or its gain
-# between them.
+# between them. With 1.0, test_hot_pixels_do_not_look_like_another_exposure fails.
 SAME_LEVEL = 1.1
 # A spike pixel with more light than this counts as clipped by the RGB camera. The RGB camera clips
 # at light 1. But a spike pixel sees the mean of several RGB pixels, and at the edge of a lamp only
 # some of them are clipped. So the limit is below 1. The value is a judgement: a larger value would
-# count edges of lamps, a smaller value would leave out bright pixels that are right.
+# count edges of lamps, a smaller value would leave out bright pixels that are right. Without the
+# limit, test_pixels_at_full_light_say_nothing_of_the_level_of_a_frame fails.
 CLIPPED = 0.9
 # A pixel is not trusted if its gain is more than this many times the usual gain, or less than the
 # usual gain over this number, and if the difference is no chance (`CHANCE`). Then the pixel is hot
 # or dead, or was too dark in all frames. A smaller factor would also distrust good pixels of a
-# sensor whose pixels differ much. The value is a judgement.
+# sensor whose pixels differ much. The value is a judgement. With a very large factor,
+# test_dead_and_hot_pixels_are_not_trusted fails.
 ODD_GAIN = 2.5
 # A number of spikes may differ from the expected number by chance, up to this many standard
-# deviations. With 4, chance alone goes beyond the limit in about one of 10,000 pixels.
+# deviations. With 4, chance alone goes beyond the limit in about one of 10,000 pixels. With 0,
+# test_pixels_are_trusted_although_most_of_them_have_no_spike fails.
 CHANCE = 4.0
 # The gain of each pixel is measured as if this many more spikes had been counted at the usual gain.
 # Without these spikes, the gain of a pixel with one or no spike would be noise. A pixel with many
@@ -352,34 +356,43 @@ class RecordedClip:
 
     def read(self, frame: int) -> Recording:
         """Return the recording of a frame. Reads its files. frame: number of the frame, from 0."""
-        # A draw says what is read for one sample: here a single frame. It also has the camera that
-        # the dataset simulates on the recorded spikes, or None.
+        # A draw says what is read for one sample: here a single frame.
         reader = self.reader
         draw = reader.dataset.draw(reader.clip_index, first=frame, count=1)
-        clip = draw.clip
+        stream = self._stream(draw, frame)
         exposure = self._exposures[frame]
-        files = reader.dataset.files
-        # An exposure may reach over several spike files, with a piece of planes in each.
-        pieces = []  # (planes, h, w) each
-        with spike_errors_as_data_errors():
-            for piece in exposure.pieces:
-                pieces.append(files.stream(clip, piece, self._whole_plane))
-        stream = np.concatenate(pieces)  # (T, h, w)
-        if draw.camera:
-            # The number of the frame chooses its noise.
-            stream = draw.camera.apply(stream, frame)
-
-        # "lq" is the blurry frame. OpenCV has the colours in the order B, G, R.
-        [blue_green_red] = files.images(clip, "lq", [frame], Augment.whole(clip.size))
-        red_green_blue = np.ascontiguousarray(blue_green_red[..., ::-1])  # (H, W, 3) uint8
         begin = exposure.before  # number of planes before the exposure
         return Recording(
-            blurry=red_green_blue / np.float32(255),
+            blurry=self._blurry(draw, frame),
             stream=stream,
             begin=begin,
             end=begin + exposure.own.count,
             sharp=begin + exposure.center + 0.5,  # 0.5: the middle of the sharp plane
         )
+
+    def _stream(self, draw: Draw, frame: int) -> np.ndarray:
+        """Return the planes of an exposure and around it, (T, h, w). frame: number of its frame."""
+        files = self.reader.dataset.files
+        # An exposure may reach over several spike files, with a piece of planes in each.
+        pieces = []  # (planes, h, w) each
+        with spike_errors_as_data_errors():
+            for piece in self._exposures[frame].pieces:
+                pieces.append(files.stream(draw.clip, piece, self._whole_plane))
+        stream = np.concatenate(pieces)
+        # A dataset may simulate a camera on the recorded spikes. The number of the frame chooses
+        # its noise.
+        if draw.camera:
+            stream = draw.camera.apply(stream, frame)
+        return stream
+
+    def _blurry(self, draw: Draw, frame: int) -> np.ndarray:
+        """Return the blurry frame, (H, W, 3) float32, display values in [0, 1], R, G, B."""
+        clip = draw.clip
+        files = self.reader.dataset.files
+        # "lq" is the blurry frame. OpenCV has the colours in the order B, G, R.
+        [blue_green_red] = files.images(clip, "lq", [frame], Augment.whole(clip.size))
+        red_green_blue = np.ascontiguousarray(blue_green_red[..., ::-1])  # uint8
+        return red_green_blue / np.float32(255)
 
     def gain(self) -> tuple[np.ndarray, np.ndarray]:
         """Measure the gain of each spike pixel: its spikes per plane at full light.
