@@ -25,7 +25,7 @@ What must stay:
 
     * The channels of a crop are, bit for bit, the crop of the channels of the whole frame. Training
       relies on this. So no value may depend on where the crop begins, and sums have a fixed order.
-      test_a_crop_is_bit_for_bit_the_crop_of_the_whole notices.
+      test_a_crop_is_bit_for_bit_the_crop_of_the_whole tries some crops.
     * The keys of a calibration are part of files. The digest of a calibration is part of runs, so a
       file has the same digest in each version of this program.
       test_a_run_of_an_older_version_finds_the_digest_of_its_calibration notices.

@@ -452,7 +452,8 @@ class PhotoScene:
     rng: the order of its draws decides which scene a seed gives, so it must not change: first the
     camera (`_draw_camera`), then the layers from the farthest to the nearest (`_layer`). The ranges
     of the draws bound the motion. Wider ranges would give faster motion, and other data sets: then
-    raise VERSION in data/making/prepare.py.
+    raise VERSION in data/making/prepare.py. test_a_seed_gives_its_scene notices another order or
+    range.
     """
 
     def __init__(

@@ -42,10 +42,16 @@ def test_a_seed_gives_its_walk():
 
 
 def test_a_seed_gives_its_scene():
-    picture = np.full((120, 160, 3), 200, np.uint8)
-    scene = PhotoScene(picture, side=60, count=3, planes=20, crop=32, rng=np.random.default_rng(0))
+    # A photograph that becomes brighter from the left to the right.
+    brightness = np.arange(160, dtype=np.uint8)
+    picture = np.tile(brightness[None, :, None], (120, 1, 3))
+    rng = np.random.default_rng(0)
+    scene = PhotoScene(picture, side=60, count=3, planes=20, crop=32, rng=rng)
 
-    # Where what the pixels in the middle and at a corner show in plane 10 moves until plane 50.
-    shifts = scene.shifts(10, 50)
-    assert shifts[16, 16] == pytest.approx([2.7310, 2.1057], abs=1e-3)
-    assert shifts[0, 0] == pytest.approx([1.2540, 3.6707], abs=1e-3)
+    # The mean way from plane 10 to plane 50, over all pixels: the background and both pieces.
+    way = scene.shifts(10, 50).mean(axis=(0, 1))
+    assert way == pytest.approx([3.59747, 2.23950], abs=1e-4)
+    # The mean light of the first plane, and of plane 30.
+    lights = list(scene.lights())
+    assert lights[0].mean() == pytest.approx(0.0781938, abs=1e-5)
+    assert lights[30].mean() == pytest.approx(0.0702580, abs=1e-5)
