@@ -336,8 +336,8 @@ class Span:
     """The planes that are read for one frame. `Timing.span` makes it, and `DatSpikes` reads it.
 
     A plane has two numbers. `first` counts the planes of the file. `origin` and `middle` count as
-    the options `spike.center` and `gt_plane` do: if each frame has a file, plane 0 is the first
-    plane of the file; if the clip has one file, plane 0 is the first plane of the exposure.
+    the options `spike.center` and `gt_plane` do. If each frame has a file, plane 0 is the first
+    plane of the file. If the clip has one file, plane 0 is the first plane of the exposure.
 
     Example: a clip has one file. The exposure of the frame is the planes 100 ... 155 of the file,
     and the middle half of the exposure is read, the planes 114 ... 141:

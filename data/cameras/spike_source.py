@@ -86,8 +86,9 @@ DISPLAY_TO_LIGHT = to_linear(np.arange(256, dtype=np.float32) / 255.0)
 # distance from the sharp moment, in planes, is at most the smallest distance plus this number.
 #
 # A channel of a "proportional" representation is proportional to the light, so it is a picture.
-# Then only the nearest channel is taken, or two channels on both sides of the sharp moment, with
-# distances that differ by half a plane of rounding at most. A larger number would blur the picture.
+# Then only the nearest channel is taken, or the two channels on both sides of the sharp moment.
+# The distances of these two differ by half a plane of rounding at most. A larger number would blur
+# the picture.
 MORE_PLANES_IF_PROPORTIONAL = 0.51
 # A channel of another representation is a single plane, with too few spikes for a picture. So
 # channels up to 10 planes further away are averaged. Fewer give more noise, more give more blur.

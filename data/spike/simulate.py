@@ -1,7 +1,7 @@
 """Model the spike sensor: spikes from light, light from spikes, and another threshold.
 
 A pixel of the sensor collects charge from light. When the charge reaches the threshold, the pixel
-gives a spike (the bit 1 in the next plane, which is one read-out of all pixels) and is reset.
+gives a spike and is reset. A plane is one read-out of all pixels. A spike is a 1 in the next plane.
 
     IntegrateAndFire   light -> spikes: the simulated sensor
     plane_light        spikes -> light of each plane
@@ -316,8 +316,8 @@ def _interval_ends(
 
     pieces: (a, b) in the order of time. Together they are the whole stream.
 
-    The interval around time t ends at the first spike after t. The pieces are visited from the last
-    to the first, because a pixel without a spike in a piece takes the end from the piece after it.
+    The interval around time t ends at the first spike after t. A pixel without a spike in a piece
+    takes the end from the piece after it. So the pieces are visited from the last to the first.
     """
     _, end_of_stream = pieces[-1]
     interval_end = {end_of_stream: intervals.end}

@@ -189,8 +189,8 @@ class DeformAlign(nn.Module):
     max_residual: largest correction, in pixels.
 
     What must stay: `weight`, `bias`, `conv_offset` and the positions of its layers, because they
-    are names in the released weights; and the order in which the parameters are drawn, because it
-    decides the initial weights of a seed.
+    are names in the released weights. The order in which the parameters are drawn must stay, too,
+    because it decides the initial weights of a seed.
     """
 
     def __init__(self, dim: int, deformable_groups: int, sources: int, max_residual: float) -> None:
@@ -330,9 +330,10 @@ class DeformAlign(nn.Module):
         inputs_of_conv_net = (1 + self.source_count) * d
         samples = TAPS * self.source_count * d
 
-        # What is in memory for all frames: three copies of offsets and masks (themselves, their
-        # gradients, and a float32 form), four copies of the conv net's input, and the gradient of
-        # the result (d numbers).
+        # What is in memory for all frames:
+        #     three copies of offsets and masks: themselves, their gradients, and a float32 form
+        #     four copies of the conv net's input
+        #     the gradient of the result, d numbers
         for_all_frames = n * (3 * offsets_and_masks + 4 * inputs_of_conv_net + d)
         # What is in memory for the frames that are sampled at a time.
         if has_deform_conv(target):

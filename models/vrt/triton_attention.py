@@ -372,9 +372,10 @@ def _forward(
         total  = sum of 2^(logit - top)
         result = sum of 2^(logit - top) v
 
-    Subtracting top keeps 2^x from overflowing. If a tile of keys has a larger logit, then total and
-    result are multiplied by 2^(old top - new top), as if the new top had been subtracted from the
-    start. After the last tile, the output is result / total, and L is top + log2(total).
+    Subtracting top keeps 2^x from overflowing. If a tile of keys has a larger logit, this logit is
+    the new top. Then total and result are multiplied by 2^(old top - new top). They are then as if
+    the new top had been subtracted from the start. After the last tile, the output is
+    result / total, and L is top + log2(total).
     """
     # This program computes one tile of queries of one head, in the windows first ... end - 1.
     group = _group_of_program(HEADS, TILES=T // QUERIES)
@@ -951,8 +952,7 @@ class WindowAttention(torch.autograd.Function):
         """Return the gradients of qkv and of the bias. grad: the gradient of the output.
 
         The bias gets no gradient if it is None. For its gradient, each group of windows writes one
-        sum, and the sums are added at the end. All other launches have groups of one window, so
-        that as many programs as possible run.
+        sum of dS, and the sums are added at the end.
         """
         qkv, scaled_bias, region_row, regions, out, log_sums = ctx.saved_tensors
         t = log_sums.shape[2]  # tokens of a window
@@ -974,31 +974,11 @@ class WindowAttention(torch.autograd.Function):
         if scaled_bias is not None:
             transposed_bias = scaled_bias.transpose(1, 2).contiguous()
 
-        tile = backward_tile(t)
-        group_size = 1
-        sums = None  # the gradient of the bias, one sum for each group of windows
+        # The launches fill grad_qkv. They return the sums of dS, one for each group of windows.
         if is_one_pass:
-            if scaled_bias is not None:
-                group_size = _group_size(log_sums, tiles=1)
-                sums = _memory_for_sums(log_sums, group_size)
-            work.launch(
-                _all_gradients, transposed_bias, tiles=1, group_size=group_size, grad_bias=sums
-            )
+            sums = _launch_one_pass(work, transposed_bias)
         else:
-            # `_gradient_of_queries` first, because it writes delta, which the other kernels read.
-            work.launch(_gradient_of_queries, scaled_bias, tiles=t // tile.queries)
-            work.launch(_gradients_of_keys, transposed_bias, tiles=t // tile.keys)
-            if scaled_bias is not None:
-                tiles = (t // tile.queries) * (t // tile.keys)
-                group_size = _group_size(log_sums, tiles)
-                sums = _memory_for_sums(log_sums, group_size)
-                work.launch(
-                    _gradient_of_bias,
-                    transposed_bias,
-                    tiles=tiles,
-                    group_size=group_size,
-                    grad_bias=sums,
-                )
+            sums = _launch_several_passes(work, scaled_bias, transposed_bias)
         grad_bias = None
         if sums is not None:
             grad_bias = sums.sum(0).transpose(1, 2)  # (heads, queries, keys)
@@ -1006,12 +986,55 @@ class WindowAttention(torch.autograd.Function):
         return grad_qkv, grad_bias, None, None, None, None
 
 
+def _launch_one_pass(work: _BackwardPass, transposed_bias: Tensor | None) -> Tensor | None:
+    """Compute all gradients of windows with few tokens, by one launch.
+
+    Returns the sums of dS, one for each group of windows, (groups, heads, keys, queries). Returns
+    None without a bias.
+    """
+    # Without a bias a group has one window, so that as many programs as possible run.
+    group_size = 1
+    sums = None
+    if transposed_bias is not None:
+        group_size = _group_size(work.log_sums, tiles=1)
+        sums = _memory_for_sums(work.log_sums, group_size)
+    work.launch(_all_gradients, transposed_bias, tiles=1, group_size=group_size, grad_bias=sums)
+    return sums
+
+
+def _launch_several_passes(
+    work: _BackwardPass, scaled_bias: Tensor | None, transposed_bias: Tensor | None
+) -> Tensor | None:
+    """Compute the gradients of windows with many tokens, by a launch for each kind of gradient.
+
+    scaled_bias: the bias times log2(e). transposed_bias: the same, transposed.
+
+    Returns the sums of dS as `_launch_one_pass` does.
+    """
+    t = work.log_sums.shape[2]  # tokens of a window
+    tile = backward_tile(t)
+    # `_gradient_of_queries` first, because it writes delta, which the other kernels read. In these
+    # two launches a group has one window, so that as many programs as possible run.
+    work.launch(_gradient_of_queries, scaled_bias, tiles=t // tile.queries)
+    work.launch(_gradients_of_keys, transposed_bias, tiles=t // tile.keys)
+    if transposed_bias is None:
+        return None
+
+    tiles = (t // tile.queries) * (t // tile.keys)
+    group_size = _group_size(work.log_sums, tiles)
+    sums = _memory_for_sums(work.log_sums, group_size)
+    work.launch(
+        _gradient_of_bias, transposed_bias, tiles=tiles, group_size=group_size, grad_bias=sums
+    )
+    return sums
+
+
 def _with_even_rows(grad: Tensor) -> Tensor:
     """Return the gradient (windows, tokens, channels) with its rows at equal distances in memory.
 
     A row is the channels of a token. The gradient is copied if the kernels cannot read it. They
     need the channels of a row side by side. They also need the same distance from each row to the
-    next row, even from the last row of a window to the first row of the next window.
+    next row. This includes the step from one window to the next window.
     """
     is_even = grad.stride(0) == grad.shape[1] * grad.stride(1)
     if grad.stride(2) == 1 and is_even:
