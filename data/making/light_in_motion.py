@@ -19,8 +19,9 @@ nor the order of the arithmetic may change. If the light must change, raise VERS
 data/making/prepare.py. What may change freely: speed and memory.
 
 Tests: tests/parts/scripts/test_prepare_gopro_spike.py (what the light shows),
-tests/parts/data/test_seeds.py (a seed gives the same motion as ever). No test notices a change of
-the last bits: whoever changes arithmetic makes a clip before and after, and compares the files.
+tests/parts/data/test_light_in_motion.py (the parts of a video), tests/parts/data/test_seeds.py (a
+seed gives the same motion as ever). No test notices a change of the last bits: whoever changes
+arithmetic makes a clip before and after, and compares the files.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,9 +41,11 @@ from data.spike.simulate import to_grey, to_linear
 STEP_PERCENTILE = 95
 # Largest step in pixels between two frames that are interpolated. Optical flow is less reliable for
 # larger motions. A smaller value would leave fewer parts of a video.
+# test_no_part_has_a_motion_that_is_too_fast notices a much larger value.
 MOST_STEP = 8.0
 # If the grey levels (0 to 255) of two frames differ by more than this on average, the scene has
 # changed. A smaller value would take fast motion for a change of the scene.
+# test_no_part_has_a_change_of_the_scene notices a much larger value.
 SCENE_CHANGE = 40.0
 # Largest number of frames of an ordinary video in one frame interval, if the number is drawn. With
 # more frames, the made frames would be more blurry, and a video would give fewer clips.
@@ -254,7 +257,7 @@ def find_cuts(
 
     The light goes from the time 10.5 to 13.5. There are 4 steps from frame to frame. The next part
     begins at frame 13: its first interval begins at 13.5, where the last interval of this part
-    ends. test_no_clip_goes_over_the_cut_of_a_video notices a part with a change of the scene.
+    ends. test_parts_follow_one_another and the tests beside it notice wrong parts.
 
     intervals: number of frame intervals of a part.
     sides: smallest and largest allowed value of `Cut.side`, the shorter side of the scaled frames.
@@ -277,7 +280,7 @@ def find_cuts(
         in_interval = _frames_in_interval(frames_per_interval, frames_left // intervals, rng)
         if in_interval is None:
             return cuts  # too few frames are left
-        cut = Cut(first, in_interval, side)
+        cut = Cut(first, in_interval, side)  # the side becomes smaller below, if needed
         steps_of_part = np.array(steps[first : first + cut.frames(intervals) - 1])
 
         # No part may contain a step that is longer than allowed, or a change of the scene (inf). So

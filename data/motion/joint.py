@@ -113,9 +113,14 @@ from data.spike.simulate import DISPLAY_GAMMA, LUMA
 
 # ---- Constants of the equations ----
 #
-# Some values were chosen by the gain on two videos, coffee and walker, which no training has seen
-# (part "choose" of lab/quality.py). The gain is the PSNR of the improved frames minus the PSNR of
-# the first estimates.
+# Some values were chosen by the gain on two videos, coffee and walker, which no training has seen.
+# The gain is the PSNR of the improved frames minus the PSNR of the first estimates.
+#
+# The tests notice wrong equations, but hardly a worse constant: with CAUCHY = 200, JITTER = 0.5,
+# K = 0, or M_0 = M_1 = 0, tests/parts/data/test_joint.py passes. So whoever changes a constant
+# measures the gain again, before and after, on the folder VIDEOS of these videos:
+#
+#     python lab/joint_gain.py --videos VIDEOS --part choose
 
 # sigma_s: error of a spike equation by motion and optics, in display values: about 5 of 255. It
 # matters for bright pixels, whose many spikes have little error by themselves. A smaller value
