@@ -1101,33 +1101,50 @@ class Equations:
         5       size of the residuals of the spike equations at this pixel, 0 to 1
         6       by how much the spikes of the sharp instant are brighter than z, in display values
         """
-        r_b, r_s = self.residuals(z)  # (3, H, W) and (M, h, w)
-        slope_of_blurry = slope_of(self.blurry)
-        r_b = (r_b / slope_of_blurry).clamp(-MOST_OFF, MOST_OFF)  # in display values
-        # The residuals of the spikes in multiples of their error. r / sqrt(1 + (r / c)^2) limits
-        # them to c = CAUCHY. E.g. with c = 2: 0.1 stays 0.1, and 20 becomes 1.99.
-        r_s = self.w_s * r_s
-        r_s = r_s / (1 + (r_s / CAUCHY) ** 2).sqrt()
-
-        # The gradients by light x and by grey values l. The chain rule turns them into changes of
-        # display values.
-        by_x, by_l = self.cameras.adjoint(r_b / slope_of_blurry, self.w_s * r_s)
-        colour = (by_x * slope_of(z)).clamp(-MOST_PULL, MOST_PULL)  # (3, H, W)
-        # A Newton step of the grey value: gradient / (precision + prior precision).
-        grey = by_l * self._slope_of_grey(z) / (self._precision() + PRIOR_PRECISION)
-        grey = grey.clamp(-MOST_PULL, MOST_PULL)  # (1, H, W)
+        r_b, r_s = self._limited_residuals(z)
+        colour, grey = self._changes(z, r_b, r_s)
+        off_rgb = luma(r_b.abs())  # (1, H, W)
 
         # Channels 5 and 6 are known for spike pixels (h, w), and are interpolated to RGB pixels.
         off_spikes = r_s.abs().mean(0) / CAUCHY  # (h, w), at most 1
         seen_of_z = self.pixels(self._integrated(z))[0]  # what spike pixels see of z, (h, w)
         brighter = self.instant - self._display_of(seen_of_z)  # (h, w), in display values
         on_plane = torch.stack((off_spikes, brighter))[None]  # (1, 2, h, w)
-        on_frame = F.grid_sample(
+        [of_spikes] = F.grid_sample(
             on_plane, self._positions_on_plane, padding_mode="border", align_corners=True
         )
-        off_rgb = luma(r_b.abs())  # (1, H, W)
         # The order of the channels belongs to the trained weights.
-        return torch.cat((colour, grey, off_rgb, on_frame[0]))
+        return torch.cat((colour, grey, off_rgb, of_spikes))
+
+    def _limited_residuals(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the residuals of a frame z (3, H, W) without large values.
+
+        Returns the residuals of the RGB equations in display values, (3, H, W), and the residuals
+        of the spike equations in multiples of their error, (M, h, w).
+        """
+        r_b, r_s = self.residuals(z)
+        r_b = (r_b / slope_of(self.blurry)).clamp(-MOST_OFF, MOST_OFF)
+        # r / sqrt(1 + (r / c)^2) limits the residuals to c = CAUCHY. E.g. with c = 2: 0.1 stays
+        # 0.1, and 20 becomes 1.99.
+        r_s = self.w_s * r_s
+        r_s = r_s / (1 + (r_s / CAUCHY) ** 2).sqrt()
+        return r_b, r_s
+
+    def _changes(self, z: Tensor, r_b: Tensor, r_s: Tensor) -> tuple[Tensor, Tensor]:
+        """Return how the equations would change a frame z, in display values.
+
+        Returns the change of each colour by the RGB equations, (3, H, W), and the change of the
+        grey value by the spike equations, (1, H, W).
+
+        r_b, r_s: from `_limited_residuals`.
+        """
+        # The gradients by light x and by grey values l. The chain rule turns them into changes of
+        # display values.
+        by_x, by_l = self.cameras.adjoint(r_b / slope_of(self.blurry), self.w_s * r_s)
+        colour = (by_x * slope_of(z)).clamp(-MOST_PULL, MOST_PULL)
+        # A Newton step of the grey value: gradient / (precision + prior precision).
+        grey = by_l * self._slope_of_grey(z) / (self._precision() + PRIOR_PRECISION)
+        return colour, grey.clamp(-MOST_PULL, MOST_PULL)
 
     def _precision(self) -> Tensor:
         """Return 1 / variance (H, W) of the grey display values, as the spikes alone know them.
