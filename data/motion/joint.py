@@ -936,35 +936,38 @@ class Equations:
         self.pixels = pixels
         self.is_display = view.is_display
 
+        # The motion: groups of planes, and the shifts of each group.
         count = group_count(recording, motion, solver.groups)
         groups = plane_groups(recording, view, motion, count, device)
         self.motion_error = groups.motion_error  # q, (H, W)
         lengths = groups.shifts.norm(dim=-1)  # (G, H, W)
         self.motion_length = lengths.mean(0)
+
+        # The RGB equations B x = b, with the weights w_b = 1 / (sigma_b * slope). The error sigma_b
+        # of a blurry pixel is that of the solver, or more if the frame is noisy.
         blurry = tensor_of(recording.blurry, device).permute(2, 0, 1)
         self.blurry = blurry
-        # The error of a blurry pixel: of the solver, or more if the frame is noisy.
         self.noise = noise_of(luma(blurry)[0])
         sigma_b = max(solver.noise, NOISE_FACTOR * (self.noise - USUAL_NOISE))
-        # lambda = 1 + K (q / sigma_b)^2, (H, W)
-        self.prior_weight = 1 + K * (groups.motion_error / sigma_b) ** 2
+        self.b = light_of(blurry)
+        self.w_b = 1 / (sigma_b * slope_of(blurry))
 
+        # The spike equations S l = y, and both maps together: A = (B, S).
         spikes = spike_equations(recording, pixels, groups.edges, gain, is_good, device)
         self.y = spikes.y
         self.w_s = spikes.weights
         self.median_rate = spikes.median_rate
         self.cameras = Cameras(pixels, groups.shifts, groups.shares, spikes.coverage)
 
-        self.b = light_of(blurry)
-        # w_b = 1 / (sigma_b * slope)
-        self.w_b = 1 / (sigma_b * slope_of(blurry))
+        # How strongly z is held near z_0: lambda = 1 + K (q / sigma_b)^2, (H, W).
+        self.prior_weight = 1 + K * (groups.motion_error / sigma_b) ** 2
 
-        # Display values (h, w) that the spikes around the sharp instant show, without any motion.
+        # What only `pulls` needs. First the display values (h, w) that the spikes around the sharp
+        # instant show, without any motion. Then where each RGB pixel lies on the spike plane.
         rate = rate_around_sharp(recording, INSTANT_PLANES)
         self.instant = self._display_of(tensor_of(rate / gain, device))
-        # Where each RGB pixel lies on the spike plane, (1, H, W, 2).
         on_plane = torch.from_numpy(view.pixels_on_plane()).to(device)
-        self._positions_on_plane = normalised(on_plane, view.plane)
+        self._positions_on_plane = normalised(on_plane, view.plane)  # (1, H, W, 2)
         # The result of `_precision` after its first call, because the steps of a network need it
         # several times. It does not depend on z. None: not computed yet.
         self._known_precision: Tensor | None = None
