@@ -28,8 +28,10 @@ several windows. Then the light is the same in all of these windows, and only th
 tells when light came. So the network sees both light and number.
 
 What must stay: the inputs of the network, in values and order. weights/motion.pth was trained on
-them. In other inputs the network finds a wrong motion, and no error says so. Whoever changes the
-inputs trains the network anew with lab/train_motion_net.py, which also calls `pictures_of`.
+them. In other inputs the network finds a wrong motion, and no error says so.
+test_what_the_network_sees_has_the_order_of_its_training notices another order or unit. Whoever
+changes the inputs trains the network anew with lab/train_motion_net.py, which also calls
+`pictures_of`.
 
 Tests: tests/parts/data/test_learned_motion.py (spikes and light of windows, and what the network
 makes of them)

@@ -115,6 +115,27 @@ def test_windows_outside_of_the_planes_are_not_recorded(windows):
     assert windows.are_recorded.tolist() == [False, True, True, True, False]
 
 
+def test_what_the_network_sees_has_the_order_of_its_training():
+    # Three windows of 8 planes. In each, the left half has 4 spikes, and the right half has 1.
+    light = np.ones((3, 4, 8), np.float32)
+    light[:, :, :4] = 4
+    lengths = np.full(3, 8, np.float32)
+    windows = Windows(counts=light, light=light, lengths=lengths, are_recorded=np.ones(3, bool))
+    blurry = np.zeros((4, 8), np.float32)
+    blurry[0] = 0.5  # the mean is 1/8
+
+    inputs = pictures_of(windows, blurry, inside=slice(0, 3), planes_per_eleventh=8)
+
+    # Light relative to its mean, sqrt(4 / 2.5) - 1. Then the change of the number of spikes: none.
+    assert inputs.pictures[:, 0, :, 0] == pytest.approx(0.2649, abs=1e-4)
+    assert inputs.pictures[:, 1] == pytest.approx(0)
+    # Spikes around each pixel, in the mean, and the contrast of the blurry frame.
+    around, mean, contrast = inputs.scene
+    assert around[0, 0] > around[0, 7]
+    assert mean == pytest.approx(np.log(2.5))
+    assert contrast[0] == pytest.approx(2 * (0.5 - 0.125))
+
+
 def test_what_the_network_sees_hardly_depends_on_the_length_of_the_exposure():
     rng = np.random.default_rng(0)
     blurry = rng.random((16, 20)).astype(np.float32)
