@@ -89,6 +89,7 @@ constant below changes these numbers a little, and the trained weights then fit 
 Tests: tests/parts/data/test_joint.py, tests/parts/models/test_fusion_motion.py
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -406,10 +407,16 @@ def positions_of_samples(shifts: Tensor) -> Tensor:
     shifts: u, (G, H, W, 2), x and y in RGB pixels.
     """
     height, width = shifts.shape[1:3]
-    y = torch.arange(height, device=shifts.device)
-    x = torch.arange(width, device=shifts.device)
+    y = torch.arange(height, dtype=shifts.dtype, device=shifts.device)
+    x = torch.arange(width, dtype=shifts.dtype, device=shifts.device)
     p = torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1)  # (H, W, 2)
     return p + shifts
+
+
+# Largest number of samples that are computed at a time, so that their tensors have at most 32 MB.
+# The system gives and takes back the memory of a larger tensor each time, which takes notable time.
+# With fewer samples, the sparse matrices have fewer entries in a row, and take longer.
+SAMPLES_AT_A_TIME = 2**23
 
 
 class Cameras:
@@ -428,37 +435,31 @@ class Cameras:
     def __init__(
         self, pixels: SpikePixels, shifts: Tensor, shares: Tensor, coverage: Tensor
     ) -> None:
-        groups, height, width = shifts.shape[:3]
-        size = (height, width)
-        positions = positions_of_samples(shifts)  # (G, H, W, 2)
-        self._positions = normalised(positions, size)
         self._pixels = pixels
-        self._s = shares[:, None, :, None]  # (G, 1, H, 1)
-        self._c = coverage
-        # B and S sample the picture at the same positions, so the samples are sorted once for both.
-        samples = sorted_samples(positions, size)
-        numbers = _numbers_of(samples, size)
-        self._B_adjoint = _adjoint_of_B(samples, numbers, shares, size)
-        self._U_adjoint = _adjoint_of_U(samples, numbers, groups)
+        count, height, width = shifts.shape[:3]
+        groups_at_a_time = max(SAMPLES_AT_A_TIME // (height * width), 1)
+        self._parts = []
+        for begin in range(0, count, groups_at_a_time):
+            groups = slice(begin, begin + groups_at_a_time)
+            part = _GroupsOfCameras(shifts[groups], shares[groups], coverage[:, groups])
+            self._parts.append(part)
 
-    def __call__(self, x: Tensor, l: Tensor) -> tuple[Tensor, Tensor]:  # noqa: E741
-        """Return B x (3, H, W) and S l (M, h, w). x: (3, H, W). l: (1, H, W)."""
-        picture = torch.cat((x, l))[None]  # (1, 4, H, W), so that one call samples all
+    def __call__(self, x: Tensor, l: Tensor | None = None) -> tuple[Tensor, Tensor]:  # noqa: E741
+        """Return B x (3, H, W) and S l (M, h, w).
+
+        x: (3, H, W). l: (1, H, W). None: the luma of x. This is faster, because only the three
+        colours are sampled.
+        """
+        picture = x if l is None else torch.cat((x, l))
         blurry = torch.zeros_like(x)
-        moved_l = l.new_empty(len(self._s), *l.shape[1:])  # (G, H, W)
-        # One group after the other. For a large frame, the samples of all groups at once would be a
-        # tensor of hundreds of megabytes, and would take longer.
-        for g, s_g in enumerate(self._s):
-            # x(p + u_g(p)) and l(p + u_g(p)): (4, H, W)
-            positions = self._positions[g : g + 1]
-            [moved] = F.grid_sample(picture, positions, padding_mode="border", align_corners=True)
-            # B x = sum over g of s_g x(p + u_g(p))
-            blurry.addcmul_(s_g, moved[:3])
-            moved_l[g] = moved[3]
-        # S l = sum over g of c_g D L l(p + u_g(p))
-        seen = self._pixels(moved_l).contiguous()  # D L l, (G, h, w)
-        c_of_groups = self._c.transpose(0, 1)  # (G, M, h, w)
-        spikes = sum_of_products(c_of_groups, seen[:, None])  # (M, h, w)
+        spikes: Tensor | None = None  # the sum of the parts so far
+        for part in self._parts:
+            moved_l = part.sampled(picture[None], blurry)  # (groups, H, W)
+            # S l = sum over g of c_g D L l(p + u_g(p))
+            seen = self._pixels(moved_l).contiguous()  # D L l, (groups, h, w)
+            c_of_groups = part.c.transpose(0, 1)  # (groups, M, h, w)
+            spikes = sum_of_products(c_of_groups, seen[:, None], begin=spikes)  # (M, h, w)
+        assert spikes is not None  # there is at least one group
         return blurry, spikes
 
     def adjoint(self, blurry: Tensor, spikes: Tensor) -> tuple[Tensor, Tensor]:
@@ -470,14 +471,62 @@ class Cameras:
         # faster for four columns than for three.
         columns = blurry.new_zeros(blurry[0].numel(), 4)  # (H W, 4)
         columns[:, :3] = blurry.flatten(1).t()
-        x = self._B_adjoint(columns).t()[:3].reshape(blurry.shape)
+        x = torch.zeros_like(columns)
+        for part in self._parts:
+            part.B_adjoint.add_to(x, columns)
+        return x.t()[:3].reshape(blurry.shape), self.adjoint_of_spikes(spikes)
 
+    def adjoint_of_spikes(self, spikes: Tensor) -> Tensor:
+        """Return S^T spikes (1, H, W). spikes: (M, h, w)."""
         # S^T = sum over g of U_g^T L^T D^T c_g, where U_g is the map from l to l(p + u_g(p)).
-        seen = sum_of_products(self._c, spikes[:, None])  # (G, h, w)
-        moved = self._pixels.adjoint(seen)  # (G, H, W)
-        samples = moved.permute(1, 2, 0).flatten()  # (H W G,)
-        l = self._U_adjoint(samples)  # noqa: E741
-        return x, l.view(1, *blurry.shape[1:])
+        height, width = self._pixels.view.size
+        l = spikes.new_zeros(height * width, 1)  # noqa: E741
+        for part in self._parts:
+            seen = sum_of_products(part.c, spikes[:, None])  # (groups, h, w)
+            moved = self._pixels.adjoint(seen)  # (groups, H, W)
+            samples = moved.permute(1, 2, 0).reshape(-1, 1)  # (H W groups, 1)
+            part.U_adjoint.add_to(l, samples)
+        return l.view(1, height, width)
+
+
+class _GroupsOfCameras:
+    """Some groups of `Cameras`, which has the arguments."""
+
+    def __init__(self, shifts: Tensor, shares: Tensor, coverage: Tensor) -> None:
+        groups, height, width = shifts.shape[:3]
+        size = (height, width)
+        positions = positions_of_samples(shifts)  # (groups, H, W, 2)
+        self._positions = normalised(positions, size)
+        self._s = shares[:, None, :, None]  # (groups, 1, H, 1)
+        self.c = coverage
+
+        # B and S sample the picture at the same positions, so the samples are sorted once for both.
+        samples = sorted_samples(positions, size)
+        numbers = _numbers_of(samples, size)
+        self.B_adjoint = _adjoint_of_B(samples, numbers, shares, size)
+        self.U_adjoint = _adjoint_of_U(samples, numbers, groups)
+
+    def sampled(self, picture: Tensor, blurry: Tensor) -> Tensor:
+        """Return the samples l(p + u_g(p)) of the groups, (groups, H, W).
+
+        Adds the samples of x, each times the share of its group, to `blurry` (3, H, W), in place.
+
+        picture: x (1, 3, H, W), or x and l (1, 4, H, W). Without l, it is the luma of x.
+        """
+        weights = luma_weights(picture.device).flatten().to(picture.dtype)  # (3,)
+        moved_l = picture.new_empty(len(self._s), *picture.shape[2:])
+        for g, s_g in enumerate(self._s):
+            # x(p + u_g(p)) and perhaps l(p + u_g(p)): (3, H, W) or (4, H, W)
+            positions = self._positions[g : g + 1]
+            [moved] = F.grid_sample(picture, positions, padding_mode="border", align_corners=True)
+            # B x = sum over g of s_g x(p + u_g(p))
+            blurry.addcmul_(s_g, moved[:3])
+            if len(moved) == 4:
+                moved_l[g] = moved[3]
+            else:
+                # A sample is linear: the luma of a sample is the sample of the luma.
+                torch.mv(moved.flatten(1).t(), weights, out=moved_l[g].flatten())
+        return moved_l
 
 
 class SampleNumbers(NamedTuple):
@@ -534,15 +583,19 @@ def _adjoint_of_U(samples: SortedSamples, numbers: SampleNumbers, groups: int) -
     return AdjointOfSums(samples, outputs=len(numbers.n), output_of=numbers.p * groups + numbers.g)
 
 
-def sum_of_products(a: Tensor, b: Tensor) -> Tensor:
+def sum_of_products(a: Tensor, b: Tensor, begin: Tensor | None = None) -> Tensor:
     """Return the sum of a * b over the first axis, without a tensor of all products.
 
     a, b: tensors with equal first axes. Their other axes are broadcast, as for a * b.
+    begin: a tensor to which the sum is added, in place. None: the sum is a new tensor.
     """
-    total = a[0] * b[0]
-    for index in range(1, len(a)):
-        total.addcmul_(a[index], b[index])  # in place: total + a * b
-    return total
+    products = list(zip(a, b, strict=True))
+    if begin is None:
+        [(first_a, first_b), *products] = products
+        begin = first_a * first_b
+    for one_a, one_b in products:
+        begin.addcmul_(one_a, one_b)  # in place: begin + a * b
+    return begin
 
 
 def gaussian(sigma: float) -> Tensor:
@@ -760,9 +813,14 @@ def group_count(recording: Recording, motion: Motion, most: int) -> int:
     For example, if 80 % of the pixels move by up to 20 pixels in good light, 16 groups are needed:
     from one group to the next these pixels move by at most 20 / 16 = 1.25 pixels.
     """
-    # The way of each pixel: the sum of its steps from each time of the motion to the next.
-    steps = np.diff(motion.shifts, axis=0)  # (times - 1, H, W, 2)
-    way = np.linalg.norm(steps, axis=-1).sum(axis=0)  # (H, W)
+    # The way of each pixel, (H, W): the sum of its steps from each time of the motion to the next.
+    # Step by step, because all steps of a large frame at once would take longer.
+    way = np.zeros(motion.shifts.shape[1:3], np.float32)
+    for before, after in itertools.pairwise(motion.shifts):
+        step = after - before  # (H, W, 2)
+        x = step[..., 0]
+        y = step[..., 1]
+        way += np.sqrt(x * x + y * y)
     longest_way = float(np.quantile(way, DECIDING_SHARE))
     if median_spikes(recording) < DIM:
         between_groups = WAY_IF_DIM
@@ -940,7 +998,7 @@ class Equations:
         count = group_count(recording, motion, solver.groups)
         groups = plane_groups(recording, view, motion, count, device)
         self.motion_error = groups.motion_error  # q, (H, W)
-        lengths = groups.shifts.norm(dim=-1)  # (G, H, W)
+        lengths = torch.hypot(groups.shifts[..., 0], groups.shifts[..., 1])  # (G, H, W)
         self.motion_length = lengths.mean(0)
 
         # The RGB equations B x = b, with the weights w_b = 1 / (sigma_b * slope). The error sigma_b
@@ -971,10 +1029,25 @@ class Equations:
         # The result of `_precision` after its first call, because the steps of a network need it
         # several times. It does not depend on z. None: not computed yet.
         self._known_precision: Tensor | None = None
+        # The first frame whose residuals were asked for, and these residuals. The solution and the
+        # steps of a network both begin at z_0, so its residuals are needed twice. None: no frame
+        # yet.
+        self._begin: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
 
     def residuals(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Return the residuals b - B x (3, H, W) and y - S l (M, h, w) of a frame z (3, H, W)."""
-        blurry_seen, spikes_seen = self.cameras(light_of(z), self._integrated(z))
+        if self._begin is None:
+            self._begin = z, self._residuals(z)
+        begin, residuals_of_begin = self._begin
+        if torch.equal(z, begin):
+            return residuals_of_begin
+        return self._residuals(z)
+
+    def _residuals(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute what `residuals` returns."""
+        # A camera that integrates light sees the luma of the light.
+        integrated = luma(z) if self.is_display else None
+        blurry_seen, spikes_seen = self.cameras(light_of(z), integrated)
         return self.b - blurry_seen, self.y - spikes_seen
 
     def robust_weights(self, r_b: Tensor, r_s: Tensor) -> tuple[Tensor, Tensor]:
@@ -1009,20 +1082,18 @@ class Equations:
         def weighted(d: Tensor) -> tuple[Tensor, Tensor]:
             """Return w A d: by how much a change d of z changes what the cameras see."""
             change_of_light = slope * d
-            if self.is_display:
-                change_integrated = luma(d)
-            else:
-                change_integrated = luma(change_of_light)
+            # A camera that integrates light sees the luma of the change of light.
+            change_integrated = luma(d) if self.is_display else None
             blurry, spikes = self.cameras(change_of_light, change_integrated)
-            return w_b * blurry, w_s * spikes
+            return blurry.mul_(w_b), spikes.mul_(w_s)
 
         def adjoint(blurry: Tensor, spikes: Tensor) -> Tensor:
             """Return A^T w of (blurry, spikes): the adjoint of `weighted`."""
             by_x, by_l = self.cameras.adjoint(w_b * blurry, w_s * spikes)
-            by_rgb = luma_weights(by_l.device) * by_l  # the adjoint of luma, (3, H, W)
+            weights = luma_weights(by_l.device)  # times by_l: the adjoint of luma, (3, H, W)
             if self.is_display:
-                return slope * by_x + by_rgb
-            return slope * (by_x + by_rgb)
+                return by_x.mul_(slope).addcmul_(weights, by_l)
+            return by_x.addcmul_(weights, by_l).mul_(slope)
 
         # The right side: A^T W r - lambda (z - z_0)
         right = adjoint(w_b * r_b, w_s * r_s) - self.prior_weight * (z - z_0)
@@ -1156,7 +1227,7 @@ class Equations:
         of the slope turns 1 / variance of light into 1 / variance of display values.
         """
         if self._known_precision is None:
-            _, in_light = self.cameras.adjoint(torch.zeros_like(self.b), self.w_s**2)  # (1, H, W)
+            in_light = self.cameras.adjoint_of_spikes(self.w_s**2)  # (1, H, W)
             slope = self._slope_of_grey(self.blurry)
             self._known_precision = in_light[0] * slope[0] ** 2
         return self._known_precision
@@ -1214,27 +1285,38 @@ def conjugate_gradients(
     With ones, the steps are conjugate gradients without preconditioner.
     """
     d = torch.zeros_like(right)
-    residual = right  # right - N d, with d = 0
+    residual = right.clone()  # right - N d, with d = 0
     divided = residual / divisor
-    direction = divided
-    energy = (residual * divided).sum()
+    direction = divided.clone()
+    energy = _product(residual, divided)
     # Keeps divisors above 0 when the residual vanishes.
     tiny = torch.finfo(right.dtype).tiny
+    # In place, because each tensor of a large frame has ten megabytes or more.
     for number in range(1, steps + 1):
         # <direction, N direction> = |linear direction|^2 + <direction, prior direction>
         blurry, spikes = linear(direction)
         prior_direction = prior * direction
-        curvature = (blurry**2).sum() + (spikes**2).sum() + (direction * prior_direction).sum()
+        curvature = (
+            _product(blurry, blurry)
+            + _product(spikes, spikes)
+            + _product(direction, prior_direction)
+        )
         step = energy / curvature.clamp(min=tiny)
-        d = d + step * direction
+        d.addcmul_(step, direction)
         if number == steps:
             break  # no direction follows, so the adjoint is not needed
-        residual = residual - step * (adjoint(blurry, spikes) + prior_direction)
-        divided = residual / divisor
+        normal_direction = adjoint(blurry, spikes).add_(prior_direction)  # N direction
+        residual.addcmul_(step, normal_direction, value=-1)
+        torch.div(residual, divisor, out=divided)
         former_energy = energy
-        energy = (residual * divided).sum()
-        direction = divided + energy / former_energy.clamp(min=tiny) * direction
+        energy = _product(residual, divided)
+        direction.mul_(energy / former_energy.clamp(min=tiny)).add_(divided)
     return d
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """Return <a, b>, the sum of the products of all values (a scalar)."""
+    return torch.dot(a.flatten(), b.flatten())
 
 
 # ---- The guard ---------------------------------------------------------------------------------

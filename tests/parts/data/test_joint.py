@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 
+from data.motion import joint
 from data.motion.flow import Motion, motion_of
 from data.motion.joint import (
     Cameras,
@@ -35,6 +36,7 @@ from data.motion.joint import (
     gaussian,
     group_count,
     guarded,
+    luma,
     noise_of,
     spike_intervals,
 )
@@ -310,6 +312,33 @@ def test_the_cameras_see_what_their_equations_say(made):
     # Only the rounding of float32 differs, in sums of up to a hundred values of at most 1.
     assert torch.allclose(blurry, plain_blurry, atol=2e-5)
     assert torch.allclose(spikes, plain_spikes, atol=2e-5)
+
+
+def test_without_a_grey_picture_the_spike_camera_sees_the_luma_of_the_colours(made):
+    x = torch.rand(3, *made.view.size)
+
+    blurry, spikes = made.cameras(x)
+
+    blurry_of_both, spikes_of_luma = made.cameras(x, luma(x))
+    assert torch.allclose(blurry, blurry_of_both, atol=2e-5)
+    assert torch.allclose(spikes, spikes_of_luma, atol=2e-5)
+
+
+def test_cameras_are_the_same_if_their_groups_are_computed_one_after_the_other(made, monkeypatch):
+    monkeypatch.setattr(joint, "SAMPLES_AT_A_TIME", 1)  # one group at a time
+    pixels = SpikePixels(made.view, CPU)
+    in_parts = Cameras(pixels, made.shifts, made.shares, made.coverage)
+    x = torch.rand(3, *made.view.size)
+    grey = torch.rand(1, *made.view.size)
+
+    of_parts = in_parts(x, grey)
+    of_all = made.cameras(x, grey)
+    for in_part, at_once in zip(of_parts, of_all, strict=True):
+        assert torch.allclose(in_part, at_once, atol=2e-5)
+    for in_part, at_once in zip(
+        in_parts.adjoint(*of_all), made.cameras.adjoint(*of_all), strict=True
+    ):
+        assert torch.allclose(in_part, at_once, rtol=1e-4, atol=1e-4)
 
 
 def test_the_adjoint_of_the_cameras_is_the_gradient_of_their_equations(made):
