@@ -27,6 +27,7 @@ Tests: tests/parts/data/test_joint.py, tests/parts/data/test_motion.py
 
 import itertools
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import cv2
@@ -166,7 +167,13 @@ class View:
         A spike pixel has m x n points, where (m, n) is `points_in_pixel`.
         Returns (h m, w n, 2) float32, x and y in RGB pixels. The points of the spike pixel in row r
         and column c of the plane are at [r m : (r + 1) m, c n : (c + 1) n].
+
+        They are computed once, so the array must not be changed.
         """
+        return self._points_on_frame
+
+    @cached_property
+    def _points_on_frame(self) -> np.ndarray:
         # Spike pixel 0 reaches from -0.5 to 0.5. E.g. with 2 points, they are at -0.25 and 0.25.
         down, across = self.points_in_pixel
         y = (np.arange(self.plane[0] * down) + 0.5) / down - 0.5
@@ -185,7 +192,14 @@ class View:
         return cv2.resize(samples, (width, height), interpolation=cv2.INTER_AREA)
 
     def pixels_on_plane(self) -> np.ndarray:
-        """Return where the RGB pixels lie on the spike plane: (H, W, 2) float32, x and y."""
+        """Return where the RGB pixels lie on the spike plane: (H, W, 2) float32, x and y.
+
+        It is computed once, so the array must not be changed.
+        """
+        return self._pixels_on_plane
+
+    @cached_property
+    def _pixels_on_plane(self) -> np.ndarray:
         height, width = self.size
         pixels_on_frame = _grid(np.arange(width), np.arange(height))  # (H, W, 2)
         to_plane = np.linalg.inv(self.to_rgb)
