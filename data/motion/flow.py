@@ -131,9 +131,10 @@ class Motion:
         The equation is solved by repetition: each step puts the last `back` into the right side.
         """
         shifts, errors = self.at(time)
-        back = -shifts  # exact if all pixels move alike
+        negative = np.negative(shifts, out=shifts)
+        back = negative  # exact if all pixels move alike
         for _ in range(INVERSION):
-            back = -moved(shifts, back)
+            back = moved(negative, back)
         return back, moved(errors, back)
 
 
