@@ -131,6 +131,8 @@ LATE_VARIABLES = (
     "LOCAL_",
     "WORLD_SIZE",
     "MASTER_",
+    "NPROC_PER_NODE",
+    "PET_",
     "SPIKEVRT_",
     "SLURM_",
     "NCCL_",
@@ -138,6 +140,8 @@ LATE_VARIABLES = (
     "TQDM_",
     "PYTEST_",
     "TMPDIR",
+    "GIT_",
+    "MPLBACKEND",
     "CUDA_VISIBLE_DEVICES",
     "PATH",
 )
@@ -194,6 +198,10 @@ class ForkedProcess:
         # The process may have ended without the message of its end being here.
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Send SIGKILL, unless the process has ended."""
+        self.send_signal(signal.SIGKILL)
 
 
 class ForkServer:

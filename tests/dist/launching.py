@@ -290,21 +290,34 @@ def write_command(path: Path, lines: str) -> Path:
     return path
 
 
+# A process of `started`.
+AnyProcess = subprocess.Popen | ForkedProcess
+
+
 @contextmanager
-def started(command: Sequence[object], log: Path, **env: str) -> Iterator[subprocess.Popen]:
+def started(command: Sequence[object], log: Path, **env: str) -> Iterator[AnyProcess]:
     """Give the process of a command, whose stdout and stderr go to the file `log`.
 
-    Afterwards the process is killed, and so are all processes that it started. env: further
-    environment variables.
+    A script that this Python runs is a fork of the fork server, unless the fork cannot have the
+    environment. Afterwards the process is killed, and so are all processes that it started.
+
+    env: further environment variables.
     """
-    process = subprocess.Popen(
-        [str(word) for word in command],
-        cwd=ROOT,
-        env={**clean_env(), **env},
-        stdout=log.open("wb"),
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    words = [str(word) for word in command]
+    variables = {**clean_env(), **env}
+    is_script = words[0] == sys.executable and words[1].endswith(".py")
+    with log.open("wb") as output:
+        if is_script and fork_server().can_start(variables):
+            process = fork_server().start(words[1:], variables, output, output)
+        else:
+            process = subprocess.Popen(
+                words,
+                cwd=ROOT,
+                env=variables,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
     try:
         yield process
     finally:

@@ -10,7 +10,6 @@ again.
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Generator, Sequence
@@ -21,11 +20,12 @@ from typing import NamedTuple
 import pytest
 
 from tests.dist import netns
-from tests.dist.launching import ROOT, free_port, run_command, started, wait_for
+from tests.dist.launching import ROOT, AnyProcess, free_port, run_ranks, started, wait_for
 from tests.helpers.train_files import MAIN, latest, odd_command, write_odd_options, write_options
 from utils.dist.process import descendants_of, process_state
 
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+# As `python -m torch.distributed.run`, but without a new import of torch.
+TORCHRUN = (sys.executable, "tests/dist/run_module.py", "torch.distributed.run")
 LAUNCHER = ROOT / "launch_train.sh"
 NO_TEST = "datasets.test={}"
 # So many steps that the run goes on until a test ends it.
@@ -154,9 +154,9 @@ class Hopeless(NamedTuple):
 def test_torchrun_restarts_no_run_that_a_restart_does_not_mend(tmp_path, run):
     options = write_odd_options(tmp_path)
     command = odd_command(options, NO_TEST, *run.changes, case=run.case, struck=(0, 2))
-    launcher = [sys.executable, "scripts/torchrun_quiet.py", "--standalone", "--max-restarts=3"]
+    launcher = ("scripts/torchrun_quiet.py", "--standalone", "--max-restarts=3")
 
-    result = run_command([*launcher, "--nproc_per_node=2", *command], limit_s=120)
+    result = run_ranks(1, *launcher, "--nproc_per_node=2", *command, limit_s=120)
 
     assert result.exit_codes == [run.exit_code], result.text
     assert result.text.count("starting at iter") == run.starts
@@ -167,7 +167,7 @@ def test_torchrun_restarts_no_run_that_a_restart_does_not_mend(tmp_path, run):
 # ---- Signals to the launcher --------------------------------------------------------------------
 
 
-def log_out(launcher: subprocess.Popen) -> None:
+def log_out(launcher: AnyProcess) -> None:
     """Send SIGHUP to the launcher and to all its processes, as on a logout.
 
     It is sent twice: the shell sends one, and the system another as the shell ends.
@@ -255,7 +255,7 @@ WORLD_OF_FOUR = [("4", "0", "0"), ("4", "1", "1"), ("4", "2", "0"), ("4", "3", "
 class Node(NamedTuple):
     """A process that a platform starts on a node."""
 
-    process: subprocess.Popen
+    process: AnyProcess
     # Its output.
     log: Path
 
@@ -296,7 +296,7 @@ def identities(*logs: Path) -> list[tuple[str, ...]]:
 @pytest.mark.slow
 def test_two_nodes_of_a_platform_train_as_one_world_that_resumes(tmp_path):
     options = write_options(tmp_path)
-    python = (sys.executable, "-u", MAIN, "--opt", options, NO_TEST)
+    python = (sys.executable, MAIN, "--opt", options, NO_TEST)
     script = (LAUNCHER, options, NO_TEST)
 
     # Node 0 runs the program, node 1 the launcher. A signal to node 1 stops both.
@@ -319,7 +319,7 @@ def test_two_nodes_of_a_platform_train_as_one_world_that_resumes(tmp_path):
 
 def test_a_wrong_option_ends_each_node_of_a_platform_with_one_message(tmp_path):
     wrong = (write_options(tmp_path), "x.y=1")
-    python = (sys.executable, "-u", MAIN, "--opt", *wrong)
+    python = (sys.executable, MAIN, "--opt", *wrong)
     script = (LAUNCHER, *wrong)
     platform = PAI_DLC | {"TMPDIR": str(tmp_path)}
 

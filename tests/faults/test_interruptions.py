@@ -73,13 +73,19 @@ def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(
     assert result.text.count("Ctrl-C again ends it at once") == expected_count
 
 
-# Starts a command that ignores signals. nohup starts commands like this, and so does a shell for
-# `command &` in a script.
-DEAF = ("bash", "-c", 'trap "" HUP INT TERM USR1; exec "$@"', "bash")
+# A training that ignores signals from its start, as under nohup.
+DEAF = "tests/faults/deaf_worker.py"
+# A shell that starts a command like this. The command is a new process that must import torch, so
+# one test has it.
+DEAF_SHELL = ("bash", "-c", 'trap "" HUP INT TERM USR1; exec "$@"', "bash")
 
 
 def run_with_signals(
-    folder: Path, signals: list[signal.Signals], prefix: Sequence[str], steps: int
+    folder: Path,
+    signals: list[signal.Signals],
+    steps: int,
+    program: str = MAIN,
+    prefix: Sequence[str] = (),
 ) -> RankResult:
     """Train for `steps` steps. Send signals after the first step, and wait for the end.
 
@@ -87,7 +93,7 @@ def run_with_signals(
     """
     options = str(write_options(folder))
     changes = (f"train.total_iter={steps}", "datasets.test={}")
-    with Ranks(1, MAIN, "--opt", options, *changes, prefix=prefix) as running:
+    with Ranks(1, program, "--opt", options, *changes, prefix=prefix) as running:
         running.wait_for("Iter: 1,", rank=0, limit_s=120)
         for number in signals:
             # When a terminal is gone, the system sends SIGHUP to all processes of the run.
@@ -99,7 +105,9 @@ def run_with_signals(
 
 
 def test_a_run_that_was_started_deaf_goes_on_after_signals_of_a_terminal(tmp_path):
-    result = run_with_signals(tmp_path, [signal.SIGHUP, signal.SIGINT], DEAF, steps=5)
+    signals = [signal.SIGHUP, signal.SIGINT]
+
+    result = run_with_signals(tmp_path, signals, steps=5, prefix=DEAF_SHELL)
 
     assert result.exit_codes == [0], result.text
     assert "Ctrl-C" not in result.text, result.text
@@ -107,16 +115,16 @@ def test_a_run_that_was_started_deaf_goes_on_after_signals_of_a_terminal(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("signals", "prefix"),
+    ("signals", "program"),
     [
-        pytest.param([signal.SIGHUP], (), id="the terminal is gone"),
+        pytest.param([signal.SIGHUP], MAIN, id="the terminal is gone"),
         # scancel sends the signal to the shell and to the run.
         pytest.param([signal.SIGTERM, signal.SIGTERM], DEAF, id="the job is cancelled"),
         pytest.param([signal.SIGUSR1], DEAF, id="the time of the job is nearly over"),
     ],
 )
-def test_a_signal_saves_and_ends_a_run(tmp_path, signals, prefix):
-    result = run_with_signals(tmp_path, signals, prefix, steps=1000)
+def test_a_signal_saves_and_ends_a_run(tmp_path, signals, program):
+    result = run_with_signals(tmp_path, signals, steps=1000, program=program)
 
     assert result.exit_codes == [STOPPED_BY_SIGNAL], result.text
     assert "Ctrl-C" not in result.text, result.text

@@ -7,15 +7,15 @@ of KAIR is answered with the command of this project.
 
 import re
 import shlex
-import sys
 
 import pytest
 
-from tests.dist.launching import ROOT, free_port, run_command, run_ranks
+from tests.dist.launching import ROOT, free_port, run_ranks
 from tests.helpers.train_files import experiment, write_options
 
-# The launcher of KAIR's documents, for two ranks.
-LAUNCH = (sys.executable, "-m", "torch.distributed.launch", "--nproc_per_node=2")
+# The launcher of KAIR's documents, for two ranks: `python -m torch.distributed.launch`, but without
+# a new import of torch.
+LAUNCH = ("tests/dist/run_module.py", "torch.distributed.launch", "--nproc_per_node=2")
 # A test command of KAIR, and the command of this project that answers it.
 THEIRS = (
     "--task 008_VRT_videodenoising_DAVIS --sigma 10 --folder_lq test_lq --folder_gt test_gt "
@@ -58,7 +58,7 @@ def test_the_command_of_vrts_documents_trains_on_two_ranks(tmp_path):
     options = write_options(tmp_path)
     command = ("main_train_vrt.py", "--opt", str(options), "--dist", "True", *SHORT)
 
-    result = run_command([*LAUNCH, f"--master_port={free_port()}", *command], 120)
+    result = run_ranks(1, *LAUNCH, f"--master_port={free_port()}", *command, limit_s=120)
 
     assert result.exit_codes == [0], result.text
     assert "Ranks:    2 on 1 host" in result.text

@@ -1,0 +1,14 @@
+"""Runs a module as `python -m MODULE ARGUMENTS` does.
+
+    run_module.py MODULE ARGUMENTS
+
+The fork server starts scripts. With this script it also starts the launchers of torch, which then
+need not import torch anew.
+"""
+
+import runpy
+import sys
+
+if __name__ == "__main__":
+    sys.argv = sys.argv[1:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
