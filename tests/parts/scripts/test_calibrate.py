@@ -219,38 +219,59 @@ def test_a_model_that_cannot_map_all_patches_is_refused(tmp_path, capsys):
 # ---- The time offset between the two cameras ----
 
 
-def find_time_offset(folder, motion, planes=(13, 40)):
-    """Look for the time offset in a pair with this motion. Returns exit code and calibrations.
+@pytest.fixture(scope="module")
+def known(tmp_path_factory):
+    """Give the calibration of a pair in which nothing moves."""
+    folder = tmp_path_factory.mktemp("known")
+    out = folder / "known.json"
+    assert calibrate(*still_pair(folder, seed=4), *SIZE_FLAGS, "--out", out) == 0
+    return out
 
-    The matrix is known from another pair, in which nothing moves. The exposure is planes 20 to 59
-    of the file; the program is told planes 13 to 52, so the true offset is 7 planes.
 
-    planes: first plane and number of planes that the program is told.
-    """
-    rng = np.random.default_rng(4)
-    known = folder / "known.json"
-    still = write_pair(folder, "still", TRUTH, "none", rng, **SIZES)
-    assert calibrate(*still, *SIZE_FLAGS, "--out", known) == 0
-    pair = write_pair(
-        folder, "moving", TRUTH, "none", rng, motion=motion, around=20, noise=0.01, **SIZES
+def pair_of_late_frame(folder, motion):
+    """Write a pair with this motion, whose exposure is planes 20 to 59 of the file."""
+    rng = np.random.default_rng(5)
+    return write_pair(
+        folder, "late", TRUTH, "none", rng, motion=motion, around=20, noise=0.01, **SIZES
     )
-    # The size of a plane is that of the known calibration.
+
+
+def find_time_offset(known, pair, out, planes=(13, 40)):
+    """Look for the time offset of a pair of `pair_of_late_frame`. Returns the exit code.
+
+    The matrix and the size of a plane are those of the known calibration.
+
+    planes: first plane and number of planes that the program is told. It is told planes 13 to 52 by
+    default, so the true offset is 7 planes.
+    """
     search = ["--geometry", known, "--search-planes", 12, "--planes", *planes]
-    out = folder / "out.json"
-    return calibrate(*pair, *search, "--out", out), known, out
+    return calibrate(*pair, *search, "--out", out)
 
 
-def test_the_time_offset_is_found_if_the_scene_moves(tmp_path):
-    code, known, out = find_time_offset(tmp_path, motion=(14, 6))
-
-    assert code == 0
-    assert load_calibration(out).time_offset_planes == pytest.approx(7, abs=0.5)
-    assert load_calibration(out).matrix == load_calibration(known).matrix
+@pytest.fixture(scope="module")
+def moving_pair(tmp_path_factory):
+    """Give a pair of a scene that moves."""
+    return pair_of_late_frame(tmp_path_factory.mktemp("moving"), motion=(14, 6))
 
 
-def test_the_share_of_the_planes_that_was_exposed_is_found(tmp_path):
+@pytest.fixture(scope="module")
+def late(known, moving_pair, tmp_path_factory):
+    """Give the calibration of the moving pair."""
+    out = tmp_path_factory.mktemp("late") / "out.json"
+    assert find_time_offset(known, moving_pair, out) == 0
+    return load_calibration(out)
+
+
+def test_the_time_offset_is_found_if_the_scene_moves(known, late):
+    assert late.time_offset_planes == pytest.approx(7, abs=0.5)
+    assert late.matrix == load_calibration(known).matrix
+
+
+def test_the_share_of_the_planes_that_was_exposed_is_found(known, moving_pair, tmp_path):
+    out = tmp_path / "out.json"
+
     # Planes 8 to 57, of which the middle 40 were exposed, 7 planes later.
-    code, _, out = find_time_offset(tmp_path, motion=(14, 6), planes=(8, 50))
+    code = find_time_offset(known, moving_pair, out, planes=(8, 50))
 
     assert code == 0
     found = load_calibration(out)
@@ -258,14 +279,15 @@ def test_the_share_of_the_planes_that_was_exposed_is_found(tmp_path):
     assert found.time_offset_planes == pytest.approx(7, abs=0.5)
 
 
-def test_all_planes_count_as_exposed_if_the_frame_was_exposed_so_long(tmp_path):
-    _, _, out = find_time_offset(tmp_path, motion=(14, 6))
-
-    assert load_calibration(out).exposure_share == 1.0
+def test_all_planes_count_as_exposed_if_the_frame_was_exposed_so_long(late):
+    assert late.exposure_share == 1.0
 
 
-def test_a_time_offset_is_refused_if_the_scene_does_not_move(tmp_path, capsys):
-    code, _, out = find_time_offset(tmp_path, motion=(0, 0))
+def test_a_time_offset_is_refused_if_the_scene_does_not_move(known, tmp_path, capsys):
+    out = tmp_path / "out.json"
+    pair = pair_of_late_frame(tmp_path, motion=(0, 0))
+
+    code = find_time_offset(known, pair, out)
 
     assert code == 3
     assert "moves too little" in capsys.readouterr().err

@@ -4,7 +4,9 @@ The script renders clips of a moving scene for an RGB camera and a spike camera,
 GoPro. Most tests read one small set, or a copy of it.
 """
 
+import contextlib
 import dataclasses
+import io
 import json
 import shutil
 import signal
@@ -177,14 +179,21 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path):
 # ---- Sharp instants ----
 
 
-@pytest.fixture
-def with_instants(copy, monkeypatch, capsys):
-    """Give a set with five sharp instants of each frame, and the arguments that added them."""
-    monkeypatch.setattr(make_sample_data, "SAMPLE", smaller(2))
-    arguments = ["--root", str(copy), "--instants", "5"]
-    assert make_sample_data.main(arguments) == 0
-    assert "without these instants" in capsys.readouterr().out
-    return copy, arguments
+@pytest.fixture(scope="module")
+def with_instants(sample, tmp_path_factory):
+    """Give a set with five sharp instants of each frame, and the arguments that added them.
+
+    No test changes it.
+    """
+    root = tmp_path_factory.mktemp("instants") / "sample"
+    shutil.copytree(sample, root)
+    arguments = ["--root", str(root), "--instants", "5"]
+    said = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
+        patch.setattr(make_sample_data, "SAMPLE", smaller(2))
+        assert make_sample_data.main(arguments) == 0
+    assert "without these instants" in said.getvalue()
+    return root, arguments
 
 
 def test_the_sharp_instants_stand_beside_the_same_frames_and_spikes(sample, with_instants):
@@ -216,12 +225,15 @@ def test_each_frame_has_its_sharp_instants(with_instants):
     assert json.loads((root / INFO).read_text())["instants"] == [9, 26, 44, 62, 79]
 
 
-def test_instants_that_are_there_are_not_made_again(with_instants, capsys):
-    _, arguments = with_instants
+def test_instants_that_are_there_are_not_made_again(with_instants, monkeypatch, capsys):
+    monkeypatch.setattr(make_sample_data, "SAMPLE", smaller(2))
+    root, arguments = with_instants
+    before = snapshot(root)
 
     assert make_sample_data.main(arguments) == 0
 
     assert "nothing to do" in capsys.readouterr().out
+    assert snapshot(root) == before
 
 
 def test_an_even_number_of_instants_is_refused(tmp_path, capsys):

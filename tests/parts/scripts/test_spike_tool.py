@@ -8,6 +8,8 @@ The tests use two kinds of spikes:
 Exit codes of the tool: 0, 2 for wrong arguments, 3 for files that cannot be used.
 """
 
+import contextlib
+import io
 import subprocess
 import sys
 import tracemalloc
@@ -97,20 +99,25 @@ def info(capsys, *arguments):
     return capsys.readouterr().out
 
 
-def test_info_lists_the_sizes_that_fit(tmp_path, capsys):
+@pytest.fixture(scope="module")
+def said_of_scene(tmp_path_factory):
+    """Give what `info` prints of 128 planes of 180 x 320. The size is not given."""
+    path = tmp_path_factory.mktemp("scene") / "a.dat"
     # As many bytes as 32 planes of 360 x 640, which have four times as many pixels.
-    write_scene(tmp_path / "a.dat", 180, 320, 128)
+    write_scene(path, 180, 320, 128)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        assert tool("info", path) == 0
+    return said.getvalue()
 
-    said = info(capsys, tmp_path / "a.dat")
 
-    assert "360 x 640      32" in said
-    assert "180 x 320     128" in said
+def test_info_lists_the_sizes_that_fit(said_of_scene):
+    assert "360 x 640      32" in said_of_scene
+    assert "180 x 320     128" in said_of_scene
 
 
-def test_info_finds_the_size_that_gives_a_picture(tmp_path, capsys):
-    write_scene(tmp_path / "a.dat", 180, 320, 128)
-
-    assert "most likely 180 x 320" in info(capsys, tmp_path / "a.dat")
+def test_info_finds_the_size_that_gives_a_picture(said_of_scene):
+    assert "most likely 180 x 320" in said_of_scene
 
 
 def test_info_takes_the_size_from_dataset_json(tmp_path, capsys):

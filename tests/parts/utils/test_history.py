@@ -234,10 +234,14 @@ def picture(path):
     return read_picture(path).astype(int)
 
 
-@pytest.fixture
-def run_with_four_curves(tmp_path):
-    """Give the folder of a run with two curves of training and two of validation."""
-    return write_run(tmp_path / "run", ["train/loss", "train/lr", "val/psnr", "val/ssim"])
+@pytest.fixture(scope="module")
+def run_with_four_curves(tmp_path_factory):
+    """Give the folder of a run with two curves of training and two of validation.
+
+    No test changes it.
+    """
+    folder = tmp_path_factory.mktemp("four") / "run"
+    return write_run(folder, ["train/loss", "train/lr", "val/psnr", "val/ssim"])
 
 
 def test_the_figure_of_one_run_is_its_own(run_with_four_curves, tmp_path):
@@ -265,12 +269,16 @@ def test_the_end_of_a_run_writes_its_curves(run_with_four_curves):
     assert curves["val/psnr"] == [[1, 1.0], [2, 2.0], [3, 3.0]]
 
 
-@pytest.fixture
-def two_runs(tmp_path):
-    """Give the folders of two runs with the same folder name, a/run and b/run."""
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory):
+    """Give the folders of two runs with the same folder name, a/run and b/run.
+
+    No test changes them.
+    """
+    folder = tmp_path_factory.mktemp("two")
     tags = ["train/loss", "val/psnr", "val/psnr_input", "train/it_per_s", "train/data_share"]
-    one = write_run(tmp_path / "a" / "run", tags)
-    two = write_run(tmp_path / "b" / "run", tags, factor=2.0)
+    one = write_run(folder / "a" / "run", tags)
+    two = write_run(folder / "b" / "run", tags, factor=2.0)
     # An older version has no file of lines.
     (two / LINES_NAME).unlink()
     return one, two
@@ -302,6 +310,16 @@ def test_a_picture_that_exists_is_not_overwritten(two_runs, tmp_path, capsys):
     assert "exists already" in capsys.readouterr().err
 
 
+@pytest.fixture(scope="module")
+def runs_to_refuse(tmp_path_factory):
+    """Give a folder with a run, "one", and a folder that is none, "broken". No test changes it."""
+    folder = tmp_path_factory.mktemp("refused")
+    write_run(folder / "one", ["train/loss"])
+    (folder / "broken").mkdir()
+    (folder / "broken" / HISTORY_NAME).write_text("{")
+    return folder
+
+
 @pytest.mark.parametrize(
     ("runs", "flags", "code", "message"),
     [
@@ -314,12 +332,9 @@ def test_a_picture_that_exists_is_not_overwritten(two_runs, tmp_path, capsys):
     ids=["no run", "a run twice", "no such curve", "a broken file", "no kind of picture"],
 )
 def test_what_cannot_be_drawn_is_refused_with_the_reason(
-    tmp_path, capsys, runs, flags, code, message
+    runs_to_refuse, tmp_path, capsys, runs, flags, code, message
 ):
-    write_run(tmp_path / "one", ["train/loss"])
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / HISTORY_NAME).write_text("{")
-    folders = [str(tmp_path / run) for run in runs]
+    folders = [str(runs_to_refuse / run) for run in runs]
     further = [flag.format(folder=tmp_path) for flag in flags]
 
     # The last --out counts.

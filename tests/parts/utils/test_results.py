@@ -480,13 +480,14 @@ def write_description(folder):
     (folder / "images" / "panels.json").write_text(json.dumps(PANELS))
 
 
-@pytest.fixture
-def run(tmp_path):
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
     """Give the folder of a run of 200 iterations, written as a training writes it.
 
-    It has two validations with a strip of each clip, a log with two equal warnings, and options.
+    It has two validations with a strip of each clip, a log with two equal warnings, and options. No
+    test changes it.
     """
-    folder = tmp_path / "experiments" / "first run"
+    folder = tmp_path_factory.mktemp("run") / "experiments" / "first run"
     with logging_into(folder / "log" / "train.log"):
         log = logging.getLogger("utils.run")
         writer = HistoryWriter(folder, 0)
