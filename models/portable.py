@@ -27,7 +27,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -737,9 +737,8 @@ def _recognised(path: Path, weights: dict[str, Tensor]) -> SavedNetwork | None:
     others = [name for name in sorted(RELEASED) if name[:4] != number]
     shapes = _shapes_of(weights)
     for name in of_number + others:
-        saved = _released(name, path, weights)
-        if shapes == _shapes_of(_tensors_of(saved)):
-            return saved
+        if shapes == _shapes_of_released(name):
+            return _released(name, path, weights)
     return None
 
 
@@ -769,6 +768,16 @@ def _shapes_of(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in tensors.items()}
 
 
+@cache
+def _shapes_of_released(name: str) -> dict[str, torch.Size]:
+    """Return the shape of each tensor of the published network `name`, by name of the tensor.
+
+    The network is built for this, which takes a fifth of a second, so the result is kept. Do not
+    change it.
+    """
+    return _shapes_of(_tensors_of(_released(name, Path(name), weights={})))
+
+
 def _most_bytes(name: str) -> int:
     """Return the largest size, in bytes, of a file with the published network `name`.
 
@@ -782,8 +791,7 @@ def _most_bytes(name: str) -> int:
 def _refuse_other_tensors(path: Path, name: str) -> None:
     """Raise CheckpointError if a file does not hold the tensors of the published network `name`."""
     weights = read_weights(path)
-    published = _tensors_of(_released(name, path, weights={}))
-    wanted = _shapes_of(published)
+    wanted = _shapes_of_released(name)
     if _shapes_of(weights) != wanted:
         missing = [key for key in wanted if key not in weights]
         first_missing = ", ".join(missing[:3]) or "none"
