@@ -8,7 +8,6 @@ If a test fails after you have changed a page, the message names the page and wh
 """
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -25,6 +24,7 @@ import pytest
 import main_train_vrt
 from models.vrt.fit_memory import BYTES_PER_PARAMETER
 from scripts import prepare_gopro_spike
+from tests.dist.launching import run_ranks
 from tests.helpers.checked import found, of_part
 from tests.helpers.documents import PAGES, ROOT
 from tests.helpers.gopro_files import moving_frames, write_folder
@@ -199,7 +199,11 @@ def test_the_notebook_alone_fetches_the_project_as_on_colab(tmp_path):
         pytest.skip("no repository to clone from")
     # The first two cells fetch the project and make it importable.
     fetching = "\n".join(cells_of_notebook()[:2])
-    code = f"{fetching}\nfrom models.portable import read_saved\nprint(ROOT)"
+    # The program must find the project in the clone alone.
+    forget = f"import sys\nsys.path[:] = [path for path in sys.path if path != {str(ROOT)!r}]"
+    code = f"{forget}\n{fetching}\nfrom models import portable\nprint(portable.__file__)"
+    program = tmp_path / "program.py"
+    program.write_text(code)
     # These variables are a line of git's configuration: git takes this repository in place of the
     # address on GitHub.
     git_settings = {
@@ -207,13 +211,10 @@ def test_the_notebook_alone_fetches_the_project_as_on_colab(tmp_path):
         "GIT_CONFIG_KEY_0": f"url.file://{ROOT}.insteadOf",
         "GIT_CONFIG_VALUE_0": "https://github.com/OWNER/SpikeVRT.git",
     }
-    environment = {**os.environ, "MPLBACKEND": "Agg", **git_settings}
 
-    said = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
+    said = run_ranks(1, program, env={"MPLBACKEND": "Agg", **git_settings}, cwd=tmp_path)
 
-    assert said.stdout.split() == [str(tmp_path / "SpikeVRT")], said.stderr
+    assert said.stdout[0].split() == [str(tmp_path / "SpikeVRT/models/portable.py")], said.text
 
 
 # The arguments of each command "python scripts/prepare_gopro_spike.py ..." in the quick start.
