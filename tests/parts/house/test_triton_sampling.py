@@ -1,21 +1,17 @@
 """Does the prepared deformable sampling (lab/triton_sampling.py) give the numbers of float64?
 
 Triton's interpreter runs its kernels on the CPU, in a process of its own, because Triton decides
-at its import whether it interprets. The process is tests/helpers/sampling_errors.py. It computes
-three small convolutions, once by our kernels and once by models.vrt.deform_align in float64.
+at its import whether it interprets (tests/helpers/interpreted.py). The process is
+tests/helpers/sampling_errors.py. It computes three small convolutions, once by our kernels and once
+by models.vrt.deform_align in float64.
 """
-
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from tests.dist.launching import run_ranks
+
 pytest.importorskip("triton", reason="Triton is not installed (CPU wheels of torch)")
 
-ROOT = Path(__file__).resolve().parents[3]
 # The largest relative error of a case. A rounding error is 6e-8 in float32, and 5e-4 in float16.
 # A result is a sum of rounded numbers, so its error may be some times larger.
 MOST_ERROR = {
@@ -26,14 +22,13 @@ MOST_ERROR = {
 
 
 def test_sampling_and_its_gradients_are_those_of_float64():
-    command = [sys.executable, "-m", "tests.helpers.sampling_errors"]
-    env = os.environ | {"TRITON_INTERPRET": "1"}
+    done = run_ranks(
+        1, "tests/helpers/interpreted.py", "tests.helpers.sampling_errors", limit_s=120
+    )
 
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-
-    assert done.returncode == 0, done.stderr
+    assert done.exit_codes == [0], done.text
     # e.g. {"one source, float32": {"out": 2e-7, "x": 3e-7, "offset": ...}, ...}
-    errors_of_cases = json.loads(done.stdout.splitlines()[-1])
+    errors_of_cases = done.json
     assert errors_of_cases.keys() == MOST_ERROR.keys()
     for case, errors in errors_of_cases.items():
         wrong = {result: error for result, error in errors.items() if not error < MOST_ERROR[case]}

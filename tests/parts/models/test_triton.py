@@ -1,36 +1,20 @@
 """Our Triton kernels in Triton's interpreter, which runs them on a CPU."""
 
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from models.vrt import forms
+from tests.dist.launching import ROOT, run_ranks
 
 pytest.importorskip("triton", reason="Triton is not installed (CPU wheels of torch)")
 
-ROOT = Path(__file__).resolve().parents[3]
-
-
-def errors_of_cases(cases: str, **environment: str) -> dict[str, list[float]]:
-    """Run tests/helpers/triton_errors.py, in a process of its own.
-
-    cases: which of its cases it runs, "cpu", "long" or "cuda".
-    environment: variables that are set for the process. Triton reads TRITON_INTERPRET when it is
-        imported, so this process cannot switch between a GPU and the interpreter.
-
-    Returns the name of each case -> the relative errors of its results.
-    """
-    command = [sys.executable, "-m", "tests.helpers.triton_errors", cases]
-    done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+# A program that measures the errors of the kernels, with the interpreter. Its argument says which
+# cases it runs, "cpu" or "long".
+INTERPRETED = ("tests/helpers/interpreted.py", "tests.helpers.triton_errors")
 
 
 @pytest.mark.parametrize(
@@ -43,8 +27,10 @@ def errors_of_cases(cases: str, **environment: str) -> dict[str, list[float]]:
     ],
 )
 def test_each_kernel_gives_the_numbers_of_float64(cases, count):
-    found = errors_of_cases(cases, TRITON_INTERPRET="1")
+    done = run_ranks(1, *INTERPRETED, cases, limit_s=120)
 
+    assert done.exit_codes == [0], done.text
+    found = done.json  # name of each case -> the relative errors of its results
     assert len(found) == count
     # All cases compute in float16. It has 11 bits, so a rounding error is at most 5e-4. A result
     # has several rounding errors: the limit is four of them.
@@ -55,8 +41,12 @@ def test_each_kernel_gives_the_numbers_of_float64(cases, count):
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_each_kernel_gives_the_numbers_of_float64_on_a_gpu():
-    found = errors_of_cases("cuda")
+    command = [sys.executable, "-m", "tests.helpers.triton_errors", "cuda"]
 
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
     for name, errors in found.items():
         # bfloat16 has 8 bits: a rounding error is at most 4e-3. In float16 it is at most 5e-4.
         limit = 8e-3 if "bfloat16" in name else 1.5e-3
