@@ -153,19 +153,9 @@ def test_a_rate_is_asked_for_if_nobody_gives_it(tmp_path, clip, rate, is_asked_f
     assert ("give spike.rate" in work.messages()) == is_asked_for
 
 
-def names_of_weights() -> list[Any]:
-    """Return the names of the shipped weights.
-
-    `make test` restores with "operator". The others take the same way, so they are marked `slow`.
-    """
-    found = []
-    for path in sorted((ROOT / "weights").glob("*.pth")):
-        marks = () if path.stem == "operator" else pytest.mark.slow
-        found.append(pytest.param(path.stem, marks=marks))
-    return found
-
-
-@pytest.mark.parametrize("weights", names_of_weights())
+# `make test` restores the film below by the name "operator".
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", sorted(path.stem for path in (ROOT / "weights").glob("*.pth")))
 def test_all_shipped_weights_restore_by_name(tmp_path, clip, weights):
     work = started(tmp_path / "work", clip.frames, [*clip.spikes, clip.info], weights=weights)
 
