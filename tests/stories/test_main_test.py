@@ -1068,11 +1068,14 @@ def test_the_same_command_finishes_after_a_full_disk(noise_clip, tmp_path, capfd
 LEAST_GAIN = 6
 
 
-# Slow, because the clips have all their frames, and because the data of the training are made.
+# Slow, because the clips have all their frames, and because the data of the training are made: a
+# set as that of `make sample`, but with one clip of each split.
 @pytest.mark.slow
 def test_the_whole_demo_shows_the_clips_then_the_curves_of_a_training_that_a_signal_stopped(
-    tmp_path,
+    tmp_path, monkeypatch
 ):
+    small_set = dataclasses.replace(demo.SAMPLE, clips={"train": 1, "test": 1})
+    monkeypatch.setattr(demo, "SAMPLE", small_set)
     out = tmp_path / "out"
     experiments = tmp_path / "experiments"
     folders = ["--data", str(tmp_path / "data"), "--output", str(out)]
@@ -1116,7 +1119,8 @@ def finished_demo(tmp_path_factory):
         former = ["--opt", str(demo.ROOT / "options/operators/exposure_alone.json")]
         former += ["--weights", str(demo.ROOT / "weights/operator.pth")]
         former += demo.data_roots("test", data)
-        restore(out, *former, "--save", "frames", "task=demo")
+        # The first frame of each clip is enough to be written over.
+        restore(out, *former, "--save", "frames", "task=demo", "datasets.test.num_frame=1")
         former_settings = settings_of(out)
 
         assert demo.main(["--data", str(data), "--output", str(out), "--train_s", "0"]) == 0
