@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from data.cameras.spike_grid import load_calibration
 from data.cameras.spike_info import DatasetInfo, Timing, load_info, read_exposures
 from tests.helpers.checked import present
-from tests.helpers.damage import examples
+from tests.helpers.damage import CHARACTERS, examples
 from utils.errors import DataError, OptionError
 
 # ---- Right files ----
@@ -219,9 +219,10 @@ def test_a_file_holds_as_many_exposures_as_end_in_it(period, start, length, offs
 
 # Any value that JSON can hold, nested a little.
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(CHARACTERS, max_size=4),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(CHARACTERS, max_size=3), inner, max_size=3)
     ),
     max_leaves=6,
 )

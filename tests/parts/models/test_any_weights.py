@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from models.portable import read_saved, read_weights
 from tests.dist.launching import ROOT
-from tests.helpers.damage import damaged, examples
+from tests.helpers.damage import CHARACTERS, damaged, examples
 from utils.errors import CheckpointError
 from utils.run import checkpoint
 
@@ -89,13 +89,17 @@ def test_a_damaged_network_is_built_or_refused(tmp_path, data):
 
 # Negative numbers, and numbers far above any size of a network.
 single_values = (
-    st.none() | st.booleans() | st.integers(-5, 2**40) | st.floats() | st.text(max_size=5)
+    st.none()
+    | st.booleans()
+    | st.integers(-5, 2**40)
+    | st.floats()
+    | st.text(CHARACTERS, max_size=5)
 )
 
 
 def containers_of(inner: st.SearchStrategy) -> st.SearchStrategy:
     """Draw a list or a dict of values that `inner` draws."""
-    return st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner)
+    return st.lists(inner, max_size=3) | st.dictionaries(st.text(CHARACTERS, max_size=5), inner)
 
 
 values = st.recursive(single_values, containers_of, max_leaves=6)

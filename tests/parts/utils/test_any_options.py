@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from main_train_vrt import PARTS
 from scripts.convert_options import flattened, read_yaml
 from tests.dist.launching import ROOT
-from tests.helpers.damage import damaged, examples
+from tests.helpers.damage import CHARACTERS, damaged, examples
 from utils.errors import OptionError
 from utils.options.load import load_options
 
@@ -64,10 +64,12 @@ def test_a_damaged_yaml_is_read_or_refused(tmp_path, data):
 
 def containers_of(inner: st.SearchStrategy) -> st.SearchStrategy:
     """Draw a list or an object of values that `inner` draws."""
-    return st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner)
+    return st.lists(inner, max_size=3) | st.dictionaries(st.text(CHARACTERS, max_size=5), inner)
 
 
-single_values = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+single_values = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(CHARACTERS, max_size=5)
+)
 values = st.recursive(single_values, containers_of, max_leaves=6)
 
 

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.helpers.damage import examples
+from tests.helpers.damage import CHARACTERS, examples
 from utils.dist.message import LARGEST, pack, refuse_size, unpack
 from utils.errors import DistError
 
@@ -24,7 +24,7 @@ from utils.errors import DistError
 
 # NaN is left out, because it does not equal itself.
 numbers_and_texts = (
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(CHARACTERS)
 )
 
 

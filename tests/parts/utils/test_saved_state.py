@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.checked import present
-from tests.helpers.damage import examples
+from tests.helpers.damage import CHARACTERS, examples
 from tests.helpers.train_files import experiment, latest, odd, write_odd_options
 from utils.errors import CheckpointError
 from utils.run import checkpoint
@@ -95,11 +95,13 @@ def test_keys_that_a_newer_version_adds_are_left_alone(run, tmp_path):
 
 def containers_of(inner: st.SearchStrategy) -> st.SearchStrategy:
     """Draw a list or a dict of values that `inner` draws."""
-    texts = st.text(max_size=3)
+    texts = st.text(CHARACTERS, max_size=3)
     return st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3)
 
 
-single_values = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+single_values = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(CHARACTERS, max_size=5)
+)
 any_values = st.recursive(single_values, containers_of, max_leaves=4)
 
 
