@@ -36,9 +36,9 @@ from lab.vrt_curve import (
 )
 from tests.helpers.moving_scene import Scene, reader_of
 
-# Training times at which the networks are tested, in minutes: 0.2 s and 0.4 s. A step of the small
-# networks takes less, a step of VRT may take more.
-POINTS = [0.2 / 60, 0.4 / 60]
+# Training times at which the networks are tested, in minutes: 0.05 s and 0.1 s. A step may take
+# more.
+POINTS = [0.05 / 60, 0.1 / 60]
 # A cheap solver of the equations of a frame.
 SOLVER = Solver(groups=4, linearisations=1, steps=2)
 # The file weights/motion.pth, to which the form "prior" compares its networks.

@@ -28,7 +28,7 @@ from utils.errors import OptionError
 from utils.run.measure import host_memory
 
 # Frames of a clip.
-FRAMES = 6
+FRAMES = 4
 # Arguments of a small network. It has 7 stages and one group of blocks after them.
 SMALL: dict[str, Any] = {
     "upscale": 1,
@@ -133,7 +133,7 @@ def test_a_step_that_may_not_fit_gets_one_line(caplog):
     assert record.levelno == logging.WARNING
     assert "\n" not in said
     assert f"of {memory.whole:.1f} GB are free" in said
-    assert "clips of 6 x 64 x 64 needs about" in said
+    assert f"clips of {FRAMES} x 64 x 64 needs about" in said
     assert said.endswith("These need less: gt_size=48, or x=1")
 
 
