@@ -191,10 +191,12 @@ def test_a_measurement_of_a_gpu_writes_its_figures(tmp_path):
 def failing_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let lab/gpu.py start a program that fails in place of Python.
 
-    It sleeps for SECONDS_ASLEEP seconds (none if the variable is not set), and exits with 3.
+    It exits with 3. If the variable SECONDS_ASLEEP is set, it sleeps instead. `exec`: the program
+    that is killed is the one that sleeps, so nobody waits for its end.
     """
     python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nsleep 0$SECONDS_ASLEEP\necho no memory >&2\nexit 3")
+    sleep = '[ -z "$SECONDS_ASLEEP" ] || exec sleep "$SECONDS_ASLEEP"'
+    python.write_text(f"#!/bin/sh\n{sleep}\necho no memory >&2\nexit 3")
     python.chmod(0o755)
     monkeypatch.setattr(gpu.sys, "executable", str(python))
 
@@ -208,7 +210,7 @@ def test_a_measurement_of_a_gpu_that_fails_is_noted(failing_python):
 
 @pytest.mark.slow
 def test_a_measurement_of_a_gpu_that_takes_too_long_is_noted(failing_python, monkeypatch):
-    monkeypatch.setenv("SECONDS_ASLEEP", "9")
+    monkeypatch.setenv("SECONDS_ASLEEP", "600")
 
     figures = dict(gpu.in_process(["ceilings"], "cpu", 0))
 
