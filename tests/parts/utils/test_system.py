@@ -45,8 +45,8 @@ def test_a_run_without_proc_with_workers_by_spawn_gives_the_same_weights(tmp_pat
     options_with = write_options(tmp_path / "with")
     options_without = write_options(tmp_path / "without")
 
-    with_proc = train(options_with)
-    without_proc = train(options_without, env=spawn, **WITHOUT_PROC)
+    with_proc = train(options_with, "train.total_iter=2")
+    without_proc = train(options_without, "train.total_iter=2", env=spawn, **WITHOUT_PROC)
 
     assert with_proc.exit_codes == [0], with_proc.text
     assert without_proc.exit_codes == [0], without_proc.text
