@@ -1104,7 +1104,7 @@ class Demo(NamedTuple):
 
 
 # Frames of a clip of `finished_demo`. The clips of `make demo` have 8.
-DEMO_FRAMES = 4
+DEMO_FRAMES = 2
 
 
 @pytest.fixture(scope="module")
