@@ -429,13 +429,22 @@ class RecordedClip:
         count = min(self.frames, MOST_FRAMES)
         chosen = np.linspace(0, self.frames - 1, count).round().astype(int)
         exposures = [self._exposure_light(self.read(frame)) for frame in chosen.tolist()]
-        spikes, light = _sums_at_usual_level(_usable(exposures))
+        usable = _usable(exposures)
+        spikes, light = _sums_at_usual_level(usable)
 
+        # Where the RGB camera clips, e.g. in the sky, there is more light than it shows. So these
+        # pixels say nothing of the usual gain, unless all pixels are so.
+        is_clipped = np.mean([exposure.seen for exposure in usable], axis=0) >= CLIPPED
+        if is_clipped.all():
+            is_clipped[:] = False
+        usual = _usual_gain(spikes[~is_clipped], light[~is_clipped])
         # gain = spikes / light, with USUAL_SPIKES more spikes, and the light that gives so many
         # spikes at the usual gain.
-        usual = _usual_gain(spikes, light)
         gain = (spikes + USUAL_SPIKES) / (light + USUAL_SPIKES / usual)
-        is_good = ~_is_odd(spikes, expected=usual * light)
+        # Many spikes are no sign of a hot pixel where the RGB camera clips.
+        expected = usual * light
+        is_overexposed = is_clipped & (spikes > expected)
+        is_good = is_overexposed | ~_is_odd(spikes, expected)
         return np.where(is_good, gain, usual).astype(np.float32), is_good
 
     def gain_in(self, recording: Recording, gain: np.ndarray, is_good: np.ndarray) -> np.ndarray:
@@ -533,7 +542,7 @@ def _usual_gain(spikes: np.ndarray, light: np.ndarray) -> float:
     the middle, 6, has the gain 0.6. A plain median would be 0. Most pixels of a dark scene may have
     no spike at all, e.g. if stars are few.
 
-    spikes, light: sums over the same planes, (h, w) each. The light is above 0.
+    spikes, light: sums over the same planes, an array of pixels each. The light is above 0.
     """
     gain = (spikes / light).ravel()  # (h w,)
     by_gain = np.argsort(gain)  # numbers of the pixels, the smallest gain first

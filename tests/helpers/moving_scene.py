@@ -18,8 +18,9 @@ import cv2
 import numpy as np
 
 from data.clips.clip_reader import user_clips
+from data.clips.files import files_in
 from data.clips.readers import DatasetClip
-from data.spike.formats import SpikeGeometry, write_spikes
+from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
 from data.spike.simulate import (
     IntegrateAndFire,
     bin_pixels,
@@ -29,6 +30,7 @@ from data.spike.simulate import (
     to_uint8,
 )
 from tests.helpers.two_cameras import texture
+from utils.image import imread_rgb, imwrite_rgb
 
 # Pixels of the scene on each side of the frame. They come into view when the scene moves.
 MARGIN = 40
@@ -192,6 +194,30 @@ class Scene:
         }
         (folder / "spike/dataset.json").write_text(json.dumps(about))
         return folder
+
+
+def with_clipped_sky(folder: Path, rate: float) -> None:
+    """Give a clip of a scene a sky, which is four times as bright as the RGB camera can show.
+
+    The upper half of the frames becomes white, and the upper half of the planes gets the spikes of
+    the sky. The lower halves stay as they are.
+
+    folder: the clip, as `Scene.write` makes it. rate: spikes per plane at full light, below 1/4.
+    """
+    for picture in (*files_in(folder / "blur"), *files_in(folder / "sharp")):
+        frame = imread_rgb(picture)
+        frame[: len(frame) // 2] = 255
+        imwrite_rgb(picture, frame)
+    about = json.loads((folder / "spike/dataset.json").read_text())
+    plane = SpikeGeometry(about["h"], about["w"])
+    rows = plane.height // 2  # of the sky
+    noise = np.random.default_rng(0)
+    camera = IntegrateAndFire(rows, plane.width, rate=rate, rng=noise)
+    light = np.full((rows, plane.width), 4.0)
+    for file in files_in(folder / "spike", (".dat",)):
+        spikes = read_spikes(file, plane)
+        spikes[:, :rows] = camera.run(light for _ in spikes)
+        write_spikes(file, spikes, plane)
 
 
 def reader_of(folder: Path, **spike: Any) -> DatasetClip:

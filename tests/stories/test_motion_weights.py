@@ -19,7 +19,7 @@ from data.clips.files import files_in
 from data.motion import method
 from data.motion.bands import bands_of
 from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
-from tests.helpers.moving_scene import Scene
+from tests.helpers.moving_scene import Scene, with_clipped_sky
 from tests.helpers.weights_files import metrics, restore
 from utils.image import imread_rgb, imwrite_rgb
 
@@ -145,6 +145,25 @@ def test_broken_spike_pixels_lose_hardly_anything(spikes_of_broken, moving, movi
         write_spikes(file, spikes, plane)
 
     assert restored(clip, tmp_path / "out", MOTION).psnr > moving.psnr - 0.5  # dB
+
+
+def test_a_sky_that_the_rgb_camera_clips_loses_nothing(tmp_path):
+    clip = replace(MOVING, rate=0.2).write(tmp_path / "clip")
+    with_clipped_sky(clip, rate=0.2)
+
+    assert gain_on(clip, tmp_path) > -MOST_LOST
+
+
+def test_a_title_in_the_frames_loses_nothing(tmp_path):
+    clip = MOVING.write(tmp_path / "clip")
+    # A white box with black bars, which the spike camera does not see.
+    for path in (*files_in(clip / "blur"), *files_in(clip / "sharp")):
+        picture = imread_rgb(path)
+        picture[4:24, 4:60] = 255
+        picture[8:20, 8:56:4] = 0
+        imwrite_rgb(path, picture)
+
+    assert gain_on(clip, tmp_path) > -MOST_LOST
 
 
 def test_a_noisy_frame_loses_nothing(tmp_path):

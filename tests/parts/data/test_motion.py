@@ -14,7 +14,7 @@ from data.clips.clip_reader import user_clips
 from data.motion.flow import Motion, motion_of, moved
 from data.motion.recording import ExposureLight, RecordedClip
 from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
-from tests.helpers.moving_scene import Scene, reader_of
+from tests.helpers.moving_scene import Scene, reader_of, with_clipped_sky
 from utils.errors import DataError
 
 # The frame of the tests: the middle one of three, so planes before and after it were recorded.
@@ -261,6 +261,19 @@ def test_dead_and_hot_pixels_are_not_trusted(tmp_path):
     assert not is_good[20, 30]
     assert not is_good[5, 7]
     assert is_good.mean() > 0.99  # the other pixels are trusted, except a few by chance
+
+
+def test_a_sky_that_the_rgb_camera_clips_is_not_taken_for_hot_pixels(tmp_path):
+    scene = Scene(velocity=(6.0, 0.0), rate=0.2)
+    folder = scene.write(tmp_path / "clip")
+    with_clipped_sky(folder, rate=scene.rate)
+
+    gain, is_good = RecordedClip(reader_of(folder), context=None).gain()
+
+    # The sky has most of the light, but its gain is not the usual gain.
+    ground = gain[24:]
+    assert np.median(ground) == pytest.approx(scene.rate, rel=0.05)
+    assert is_good.mean() > 0.99
 
 
 def test_hot_pixels_do_not_look_like_another_exposure(tmp_path):

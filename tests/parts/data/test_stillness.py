@@ -232,6 +232,20 @@ def test_the_still_part_beside_a_motion_keeps_its_first_estimate():
     assert share[:, -SIDE // 4 :].mean() < 0.1
 
 
+def test_a_part_without_trusted_pixels_keeps_its_first_estimate():
+    is_good = np.ones((SIDE, SIDE), bool)
+    is_good[:, SIDE // 2 :] = False  # the right half is covered
+    is_good[::8, : SIDE // 2] = False  # single rows are dead in the left half
+    view = View((SIDE, SIDE), (SIDE, SIDE), to_rgb=np.eye(3), is_display=False)
+    recording = recording_of(STEADY).with_replaced(is_good)
+
+    share = share_by_change(recording, view, is_good)
+
+    # Within 4 pixels of the border at SIDE // 2, the share is neither 0 nor 1.
+    assert share[:, : SIDE // 2 - 4].min() > 0.9
+    assert share[:, SIDE // 2 + 4 :].max() == 0
+
+
 def only_the_planes_of_one_picture(positions: np.ndarray) -> Recording:
     """Return a recording in good light, without planes that show another picture."""
     # 10 times the light of `DIM`: 15 spikes in the exposure.
