@@ -417,6 +417,8 @@ def positions_of_samples(shifts: Tensor) -> Tensor:
 # The system gives and takes back the memory of a larger tensor each time, which takes notable time.
 # With fewer samples, the sparse matrices have fewer entries in a row, and take longer.
 SAMPLES_AT_A_TIME = 2**23
+# Shares that differ by less than this count as equal. They differ by rounding alone.
+SAME_SHARE = 1e-6
 
 
 class Cameras:
@@ -473,7 +475,7 @@ class Cameras:
         columns[:, :3] = blurry.flatten(1).t()
         x = torch.zeros_like(columns)
         for part in self._parts:
-            part.B_adjoint.add_to(x, columns)
+            part.B_adjoint.add_to(x, columns * part.common_share)
         return x.t()[:3].reshape(blurry.shape), self.adjoint_of_spikes(spikes)
 
     def adjoint_of_spikes(self, spikes: Tensor) -> Tensor:
@@ -499,11 +501,19 @@ class _GroupsOfCameras:
         self._positions = normalised(positions, size)
         self._s = shares[:, None, :, None]  # (groups, 1, H, 1)
         self.c = coverage
+        # Without a rolling shutter, all groups have the same share in all rows. Then the matrices
+        # of B and U have the same values, which are stored once: 0.3 GB less for a large frame.
+        # `common_share` is 1 if the shares differ, because the matrices of B contain them then.
+        are_equal = float(shares.max() - shares.min()) < SAME_SHARE
+        self.common_share = float(shares.mean()) if are_equal else 1.0
 
         # B and S sample the picture at the same positions, so the samples are sorted once for both.
         samples = sorted_samples(positions, size)
         numbers = _numbers_of(samples, size)
-        self.B_adjoint = _adjoint_of_B(samples, numbers, shares, size)
+        if are_equal:
+            self.B_adjoint = AdjointOfSums(samples, outputs=height * width, output_of=numbers.p)
+        else:
+            self.B_adjoint = _adjoint_of_B(samples, numbers, shares, size)
         self.U_adjoint = _adjoint_of_U(samples, numbers, groups)
 
     def sampled(self, picture: Tensor, blurry: Tensor) -> Tensor:
