@@ -42,7 +42,10 @@ from utils.options.secrets import KEY, redact
 # Test: tests/parts/scripts/test_convert_options.py, with files of S-VRT. Nothing else uses this
 # file.
 # What must stay: no key of a user's file may get lost without a word. A key is converted, reported
-# as dropped, or a problem.
+# as dropped, or a problem (test_each_dropped_key_of_s_vrt_is_named,
+# test_the_problems_of_a_file_are_named_at_once). Secrets are not copied
+# (test_secrets_of_services_reach_neither_the_new_file_nor_the_output).
+# Free to change: which keys have a counterpart, and the words of the report.
 #
 # A conversion in this order:
 #
@@ -802,7 +805,7 @@ class Counterpart(NamedTuple):
     """Our representation that replaces a representation of S-VRT."""
 
     representation: dict[str, Any]  # the section spike.representation
-    channels: int | None  # channels that it makes; None: not compared with the file's
+    channels: int | None  # number of its channels; None: not compared with `spike_channels`
     difference: str  # what differs in effect, or ""
 
 
@@ -847,7 +850,9 @@ def _compare_channels(
 
     Our number of channels follows from the representation, so the new file has no such key.
 
+    channels_key: the key of `spike_channels`, with its split.
     channels: the value in the file of S-VRT, or None.
+    counterpart: our representation, which makes `counterpart.channels` channels.
     """
     if counterpart.channels and channels not in (None, counterpart.channels):
         section = json.dumps(counterpart.representation)
@@ -868,7 +873,8 @@ def _joined_reconstruction(
     "middle_tfp_center": 44}. If two keys give one parameter different values, e.g. the types "tfp"
     and "tfi", the first value stays and a problem is noted.
 
-    center_key: the key that holds the center. Each other key holds a section, or the type alone.
+    center_key: the key that holds the center, the number of the plane in the middle. Each other key
+        holds a section, or the type alone.
     key_of_problems: the key that a problem names, e.g. `datasets.train.spike.reconstruction`
     """
     joined: dict[str, Any] = {}
@@ -884,7 +890,8 @@ def _joined_reconstruction(
                 joined[name] = value
             first = joined[name]  # the value of the first key that has this name
             if first != value:
-                conversion.problems[f"{given_key}, {key_of_problems}.{name}"] = Problem(
+                both_keys = f"{given_key}, {key_of_problems}.{name}"  # they contradict each other
+                conversion.problems[both_keys] = Problem(
                     what=f"{value!r} and {first!r} are given", do=f"--drop {given_key}"
                 )
     return joined
@@ -909,8 +916,8 @@ def convert_test_split(conversion: Conversion) -> None:
             conversion.set_ours(key, "VideoRecurrentTestDataset", old=key)
         return
 
-    # Without a test split there is nothing to do. A split without any option is one value: {} or
-    # null.
+    # Without a test split there is nothing to do. `flattened` keeps an empty split as one key,
+    # `datasets.test`, with the value {} or null.
     is_empty = test in conversion.values and not conversion.values[test]
     if is_empty or not conversion.has(test):
         return
@@ -924,14 +931,15 @@ def convert_test_split(conversion: Conversion) -> None:
             key_in_training = f"{train}.spike.{spike_key}"
             if key_in_training in conversion.values:
                 conversion.values[f"{test}.spike.{spike_key}"] = conversion.values[key_in_training]
+        conversion.renamed[f"{test}.spike"] = "that of training, because the test has none"
 
     # Assume that the folders of the spikes are .../train and .../test, and say so.
     root = str(conversion.values.get(f"{train}.dataroot_spike", "")).rstrip("/")
     if f"{test}.dataroot_spike" not in conversion.values and root.endswith("train"):
         assumed = f"{root.removesuffix('train')}test"
         conversion.values[f"{test}.dataroot_spike"] = assumed
-        conversion.renamed[test] = (
-            f"dataroot_spike = {assumed}, assumed, and the spike section of training: it has none"
+        conversion.renamed[f"{test}.dataroot_spike"] = (
+            f"{assumed}, assumed, because that of training ends with train"
         )
 
 

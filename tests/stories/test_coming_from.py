@@ -143,6 +143,17 @@ def test_the_command_that_answers_kairs_is_one_that_this_program_takes(tmp_path)
     assert "no released weights of this name" in result.text, result.text
 
 
+def test_a_flag_of_kair_that_lacks_values_is_not_in_the_command():
+    # KAIR's --tile_overlap has three values, and --folder_lq has one.
+    theirs = "--task 008_VRT_videodenoising_DAVIS --tile_overlap 2 --folder_lq"
+
+    said = said_by("main_test_vrt.py", *theirs.split())
+
+    command = " ".join(advised_command(said))
+    ours = "--weights vrt/008 --input FOLDER --output results/008_VRT_videodenoising_DAVIS"
+    assert command == f"python main_test_vrt.py {ours}"
+
+
 def test_a_tile_in_our_form_is_no_flag_of_kairs():
     said = said_by("main_test_vrt.py", "--tile", "12,256", "--opt", "nowhere.json")
 

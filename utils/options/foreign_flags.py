@@ -8,8 +8,8 @@ A user who comes from one of them types its flags out of habit. There are three 
     flags of KAIR's main_test_vrt.py         refused. The error has the whole command for our
                                              main_test_vrt.py.
 
-docs/coming_from.md has the table. A flag may be added to a table below; no flag of this project may
-have its name. After a change here, change the table of the document in both languages.
+docs/coming_from.md has the table. A flag may be added to a table below, if no flag of this project
+has its name. After a change here, change the table of the document in both languages.
 utils/options/load.py and models/restore/request.py call this module.
 
 Tests: tests/stories/test_coming_from.py
@@ -156,11 +156,10 @@ def refuse_kair_test_flags(argv: Sequence[str]) -> None:
         --tile 40,128               does not count: it is our flag --tile, with one value
         --save_result=yes           counts: KAIR's flag has no value, and one more is no harm
     """
-    values = _values_of_flags(argv)
-    given = []
-    for flag in values:
-        if len(values[flag]) >= KAIR_TEST[flag].value_count:
-            given.append(flag)
+    given = {}  # the flags that count, with their values
+    for flag, values in _values_of_flags(argv).items():
+        if len(values) >= KAIR_TEST[flag].value_count:
+            given[flag] = values
     if not given:
         return
     ours = [f"{flag} -> {KAIR_TEST[flag].ours}" for flag in given]
@@ -168,7 +167,7 @@ def refuse_kair_test_flags(argv: Sequence[str]) -> None:
         what=f"{', '.join(given)} of KAIR's main_test_vrt.py",
         where="the command line",
         expected=f"{'; '.join(ours)} ({PAGE})",
-        do=f"python main_test_vrt.py {shlex.join(_our_arguments(values, argv))}",
+        do=f"python main_test_vrt.py {shlex.join(_our_arguments(given, argv))}",
     )
 
 
@@ -178,9 +177,9 @@ def _our_arguments(values: Mapping[str, Sequence[str]], argv: Sequence[str]) -> 
     E.g. --task 001_VRT_videosr_bi_REDS_6frames --folder_lq CLIPS
     -> --weights vrt/001 --input CLIPS --output results/001_VRT_videosr_bi_REDS_6frames.
 
-    values: KAIR's flags with their values, e.g. {"--task": ["006_..."]}.
-    argv: the whole command line. Only --sigma is read from it: KAIR and this program have this flag
-        in the same form, so it is no flag of KAIR_TEST, and `values` lacks it.
+    values: KAIR's flags, each with all its values, e.g. {"--task": ["006_..."]}.
+    argv: the whole command line. Only --sigma is read from it. Both programs have this flag in the
+        same form, so it is not in KAIR_TEST, and not in `values`.
     """
     # A command without --task gets task 006, which deblurs as this project does.
     task = "006"
@@ -197,7 +196,8 @@ def _our_arguments(values: Mapping[str, Sequence[str]], argv: Sequence[str]) -> 
         ours += ["--gt", *values["--folder_gt"]]
     for kair_flag, our_flag in (("--tile", "--tile"), ("--tile_overlap", "--overlap")):
         if kair_flag in values:
-            # KAIR gives frames, height and width. Our tiles are square, so the width is dropped.
+            # KAIR gives frames, height and width: KAIR_TEST asks for three values. Our tiles are
+            # square, so the width is dropped.
             frames, height, _ = values[kair_flag]
             ours += [our_flag, f"{frames},{height}"]
     if "--sigma" in argv[:-1]:  # as the last argument, it would have no value

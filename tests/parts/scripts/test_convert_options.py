@@ -232,6 +232,27 @@ def test_the_new_file_says_in_its_comments_what_it_cannot_express(converted):
     assert "  // It cannot say: datasets.train.rgb_normalize" in converted.out.read_text()
 
 
+# In the published file, only the training split has options of spikes.
+def test_the_output_says_that_the_test_reads_its_spikes_as_the_training_does(converted):
+    line = "\n  datasets.test.spike: that of training, because the test has none\n"
+    assert line in converted.output
+
+
+def test_the_output_says_which_folder_of_spikes_is_assumed_for_the_test(converted):
+    assert re.search(r"\n  datasets\.test\.dataroot_spike: \S+/test, assumed", converted.output)
+
+
+def test_the_output_does_not_say_that_a_test_with_spike_options_has_none(tmp_path):
+    path = write_svrt(tmp_path, datasets__test__spike__reconstruction__type="tfp")
+
+    converted = convert_and_listen(path)
+
+    assert converted.code == 0, converted.errors
+    assert "datasets.test.dataroot_spike: " in converted.output
+    assert "the test has none" not in converted.output
+    assert "it has none" not in converted.output
+
+
 def test_totals_become_numbers_for_each_gpu(converted):
     message = "datasets.train.dataloader_batch_size: 3 for 3 GPUs in all -> 1 per GPU"
     assert message in converted.output
