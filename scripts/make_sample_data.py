@@ -198,8 +198,9 @@ def make_layers(rng: np.random.Generator, planes: int, side: int = SIZE) -> list
     """
     n = side + 2 * MARGIN
     # The shake of the camera: up to 22 and 16 pixels, and 0.05 radians (3 degrees). It is a sum of
-    # waves, each of 3 to 9 exposures. So the picture moves by some pixels within an exposure, as in
-    # GoPro. Larger numbers would blur the frames more, and change all files.
+    # waves; the period of each wave is 3 to 9 exposures. So the picture moves by some pixels within
+    # an exposure, as in GoPro. Larger amplitudes would blur the frames more. (Any other number
+    # changes the files, so `Size.version` must then be raised.)
     walk = partial(smooth_walk, rng, planes, periods=(3.0 * PLANES, 9.0 * PLANES))
     shake_x = walk(amplitude=22.0)
     shake_y = walk(amplitude=16.0)
@@ -221,9 +222,11 @@ def make_layers(rng: np.random.Generator, planes: int, side: int = SIZE) -> list
         if not is_background:
             opacity = _outline(rng, n)
         colour = simulate.to_linear(texture(rng, n))
-        sheet = np.concatenate((colour * opacity, opacity), axis=2)
-        # Parallax: the shake shifts each layer by 35 % more than the layer behind it.
-        shifts = shake * (1.0 + 0.35 * depth) + motion
+        sheet = np.concatenate((colour * opacity, opacity), axis=2)  # (n, n, 4), see `Layer`
+        # Parallax: the shake shifts the background by 1 times the shake, and the objects by 1.35,
+        # 1.7 and 2.05 times the shake, because a nearer layer shifts more.
+        parallax = 1.0 + 0.35 * depth
+        shifts = shake * parallax + motion
         layers.append(Layer(sheet, np.column_stack((shifts, turn)), side))
     return layers
 
@@ -239,7 +242,8 @@ def _outline(rng: np.random.Generator, n: int) -> np.ndarray:
     filled = cv2.fillPoly(
         np.zeros((n, n, 1), np.float32), [corners.astype(np.int32)], 1.0, cv2.LINE_AA
     )
-    return cv2.GaussianBlur(filled, (0, 0), 0.9)[..., None]
+    blurred = cv2.GaussianBlur(filled, ksize=(0, 0), sigmaX=0.9)  # ksize follows from sigmaX
+    return blurred[..., None]  # OpenCV has dropped the last axis, because its length is 1
 
 
 def render(layers: list[Layer], plane: int) -> np.ndarray:

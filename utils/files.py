@@ -13,9 +13,13 @@ a whole, before any work is done. "Ours" means: made by a program of this projec
 
 Functions that begin with "refuse" return if all is well, else they raise an error for the user.
 
-Every program relies on these checks, so none of them may be loosened: a user's files would be lost.
+What must stay: the checks before a file is written or removed. If a check is loosened, a user may
+lose files. Each refusal has a test in tests/parts/utils/test_output_folder.py. The order of names
+(`natural_key`, `are_values`) must stay too, because it decides which frames are neighbours:
+tests/parts/data/test_files.py.
 
-Tests: tests/parts/utils/test_output_folder.py, tests/parts/data/test_files.py
+Free to change: the texts of refusals that no test quotes, the constants below, and how files are
+read.
 """
 
 import errno
@@ -429,7 +433,7 @@ def scratch_folder(path: Path) -> Path:
         is_ours = is_empty or (path / MARK).is_file()
         if path.is_symlink() or not is_ours:
             raise DataError(
-                what="a temporary folder has the name of something that this program did not make",
+                what="this name is needed for a temporary folder, but something else has it",
                 where=str(path),
                 expected="nothing under this name",
                 do="move it away",
@@ -454,6 +458,9 @@ def publish_folder(scratch: Path, target: Path) -> None:
                 expected="nothing under this name",
                 do="move it away",
             )
+    # The mark goes last. If the program is killed between the two lines, a complete folder with a
+    # mark is left. In the other order it could leave a scratch folder without a mark, which the
+    # next start must not clear.
     os.replace(scratch, target)
     (target / MARK).unlink()
 
@@ -475,8 +482,12 @@ def refuse_existing(path: Path, where: str) -> None:
 def refuse_foreign(folder: Path, ours: Mapping[str, int], what: str) -> None:
     """Raise DataError if `folder` holds files or folders that are not ours.
 
-    ours: the files that may be there: name relative to the folder, such as "a/0.png" -> bytes.
-    what: what these files are, for the message.
+    A file is ours if it has the name and the size of one of our files. The contents are not read,
+    because that would take minutes for a large data set.
+
+    ours: the files that may be there: name relative to the folder, such as "a/0.png" -> its size in
+        bytes.
+    what: what our files are, for the message, e.g. "this cache".
     """
     foreign = []
     if folder.is_symlink() or not folder.is_dir():
@@ -493,7 +504,7 @@ def refuse_foreign(folder: Path, ours: Mapping[str, int], what: str) -> None:
                 foreign.append(path)
     if foreign:
         raise DataError(
-            what=f"the folder holds what is not part of {what}: {_first_names(foreign)}",
+            what=f"the folder holds files that are not part of {what}: {_first_names(foreign)}",
             where=str(folder),
             expected=f"an empty folder, or {what}",
             do="choose another folder, or move these files away",

@@ -25,9 +25,16 @@ signals. The modules in utils/dist do the work below:
     message                objects as bytes
     state                  `RUN`: what this process knows of its run
 
-A change of a function here must keep the order of its collectives and of its requests to the store,
-because all ranks must make them in the same order. Every rank must reach a new collective, even a
-rank that has failed or has nothing to send.
+What must stay:
+
+    the order of the collectives, and of the requests to the store: all ranks must make them in the
+    same order, and every rank must reach each of them, even a rank that has nothing to send.
+        test_collectives_give_the_same_on_every_rank
+    an error ends all ranks, with one report and one exit code.
+        test_an_error_ends_all_ranks_with_one_message_and_one_code
+
+Free to change: the texts of errors (tests and documents quote some of them), the waits below, and
+what a function does on its own rank between two collectives.
 
 Tests: tests/dist/test_dist.py, tests/dist/test_life.py, tests/faults/test_startup.py.
 """
@@ -95,6 +102,10 @@ CLOSE_S = 5.0
 # not the error behind it.
 WAIT_FOR_REPORT_S = 3.0
 
+# Seconds that a rank waits if a watchdog reports the failure. The watchdog of this rank ends the
+# rank within watchdog.EXIT_S, 8 s. So the wait is longer, and the watchdog always comes first.
+WAIT_FOR_WATCHDOG_S = 10.0
+
 # Seconds that a rank waits for lower ranks that may have failed at the same time, see
 # `all_ranks_or_none`. A rank that fails later than this still ends, but a higher rank reports.
 WAIT_FOR_LOWER_RANKS_S = 5.0
@@ -112,9 +123,12 @@ PEER_IS_GONE = re.compile(
 class _PeerFailed(BaseException):
     """The exception on this rank if another rank has failed. This rank ends without a message.
 
-    It is a BaseException, so that no `except Exception` of a caller swallows it. Its only argument
-    is the exit code.
+    It is a BaseException, so that no `except Exception` of a caller swallows it.
     """
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code  # the exit code of the rank that has failed
 
 
 # ---- Identity --------------------------------------------------------------------------------
@@ -712,6 +726,8 @@ def closed_after_report(resource: Any) -> Generator[Any]:
 
     Closing may hang, e.g. closing a dashboard without a network. So an error in the block is
     reported before `close` is called. If `close` then takes longer than CLOSE_S, this rank ends.
+
+    resource: any object with a method `close`.
     """
 
     def leave() -> None:
@@ -754,13 +770,14 @@ def _report(error: BaseException) -> int:
         if reported_error is error:
             return reported_code  # `closed_after_report` has reported it
     if isinstance(error, _PeerFailed):
-        ending = _Ending(error, error.args[0], is_reporter=False)
+        ending = _Ending(error, error.exit_code, is_reporter=False)
     elif RUN.store is None:
         ending = _Ending(error, _exit_code(error), _is_reporter_without_store(error))
     else:
         ending = _ending_with_store(error)
     if ending.is_reporter:
         watchdog.say(_text_of(ending.cause))
+        # RuntimeError: the store is gone, so no other rank waits for the report.
         with suppress(RuntimeError):
             if RUN.store is not None:
                 # The other ranks wait for this key before they end.
@@ -777,11 +794,11 @@ def _exit_code(error: BaseException) -> int:
 
 
 def _is_reporter_without_store(error: BaseException) -> bool:
-    """Whether this process reports the error, if the ranks have not met and so have no store.
+    """Return whether this process reports an error that comes before the ranks have a store.
 
-    A single process always reports. If one launcher has started several ranks on this host, only
-    the first rank with this error reports. A rank of a later start reports again, because its
-    launcher is another process.
+    The ranks open the store when they meet. A single process always reports. If one launcher has
+    started several ranks on this host, only the first rank with this error reports. A rank of a
+    later start reports again, because its launcher is another process.
     """
     if process_count(os.environ) == 1:
         return True
@@ -797,48 +814,64 @@ def _is_reporter_without_store(error: BaseException) -> bool:
 def _ending_with_store(error: BaseException) -> _Ending:
     """Return how this rank ends after an error. The ranks agree through the store who reports.
 
-    The cause may be on this rank, or the error says that another rank has gone (a peer). What this
-    rank does:
+    The cause of the error is on this rank, or another rank has gone (`_is_caused_by_peer`). Then
+    the connection to the other rank breaks, which raises the error on this rank. What this rank
+    does in each row of the table:
 
-        the store                             cause on this rank   on another rank
-        has no failure yet                    reports its error    reports "lost contact"
-        has a failure of another rank         is silent            is silent
-        has a value that no rank wrote        reports its error    one rank of the host reports it
-        is gone                               is silent: a watchdog reports, in both cases
+        the store                          cause on this rank   cause on another rank
+        1  has no failure yet              reports its error    reports "lost contact"
+        2  has a failure of another rank   is silent            is silent
+        3  has a value that no rank wrote  reports its error    one rank of the host reports it
+        4  is gone                         is silent            is silent
+
+    In row 4 the store is gone together with the rank that hosts the store, and a watchdog reports
+    this. Tests:
+
+        rows 1, 2   test_an_error_ends_all_ranks_with_one_message_and_one_code
+                    test_a_lost_connection_without_a_cause_is_reported_once_in_the_words_of_torch
+        row 3       test_a_forged_failure_ends_the_run_with_a_report
+        row 4       test_a_struck_rank_is_named_and_all_ranks_leave, kind "kill"
     """
-    cause = error
-    code = _exit_code(error)
-    # If another rank fails, the connection to this rank breaks, which raises an error here too.
-    # Such an error is not the cause: the other rank, or a watchdog, reports the cause.
-    is_of_peer = isinstance(error, DistNetworkError) or PEER_IS_GONE.search(str(error))
-    if isinstance(error, RuntimeError) and is_of_peer:
+    is_cause_here = not _is_caused_by_peer(error)
+    if is_cause_here:
+        cause = error
+        code = _exit_code(error)
+    else:
         cause = _lost_contact(error)
         code = cause.exit_code
 
     # The first rank that writes its failure into the store reports. `claim_failure` returns None to
-    # this rank, and the first failure to all other ranks.
+    # the first rank, and the failure of the first rank to all other ranks.
     own_failure = Failure(rank=get_rank(), code=code, by=get_rank())
     try:
-        earlier = claim_failure(RUN.store, own_failure, get_world_size())
+        first_failure = claim_failure(RUN.store, own_failure, get_world_size())
     except ForeignValueError as e:
-        # A process that is no rank of this run has written under the key of the failure, so the
-        # ranks cannot agree who reports. If the cause is on this rank, this rank reports it.
-        if not isinstance(cause, StallError):
+        # Row 3. A process that is no rank of this run has written under the key of the failure, so
+        # the ranks cannot agree who reports.
+        if is_cause_here:
             return _Ending(cause, code, is_reporter=True)
-        # Otherwise the connection is broken because the other ranks have left, and they have left
-        # because of the foreign value. This rank leaves too, and one rank of each host reports the
-        # foreign value.
-        return _Ending(e, e.exit_code, watchdog.first_to_say_foreign())
+        # The connection is broken because the other ranks have left, and they have left because of
+        # the foreign value. So the foreign value is the cause to report.
+        return _Ending(e, e.exit_code, is_reporter=watchdog.first_to_say_foreign())
     except RuntimeError:
-        # The store is gone together with the rank that hosts the store. A watchdog reports this.
-        earlier = own_failure._replace(code=StallError.exit_code)
-    if earlier is None:
+        # Row 4.
+        time.sleep(WAIT_FOR_WATCHDOG_S)
+        return _Ending(cause, StallError.exit_code, is_reporter=False)
+    if first_failure is None:
+        # Row 1.
         return _Ending(cause, code, is_reporter=True)
-    if earlier.code == StallError.exit_code:
-        # The watchdog of a rank still reports, and then the watchdog of this rank ends this process
-        # within watchdog.EXIT_S, 8 s. So wait a little longer than this.
-        time.sleep(10)
-    return _Ending(cause, earlier.code, is_reporter=False)
+    # Row 2. A stall is reported by a watchdog, which may still write its report.
+    if first_failure.code == StallError.exit_code:
+        time.sleep(WAIT_FOR_WATCHDOG_S)
+    return _Ending(cause, first_failure.code, is_reporter=False)
+
+
+def _is_caused_by_peer(error: BaseException) -> bool:
+    """Return whether an error says that another rank (a peer) is gone or does not answer."""
+    if isinstance(error, DistNetworkError):
+        return True
+    # torch raises other errors of a connection as RuntimeError, which only their text tells apart.
+    return isinstance(error, RuntimeError) and PEER_IS_GONE.search(str(error)) is not None
 
 
 def _lost_contact(error: BaseException) -> StallError:

@@ -114,6 +114,7 @@ def check_environment() -> Iterator[Finding]:
     # torch starts a thread for each core in each process, unless OMP_NUM_THREADS says otherwise.
     threads = env.get("OMP_NUM_THREADS", "")
     cores = os.cpu_count() or 1  # None if the system does not tell the number
+    # A launcher that does not set LOCAL_WORLD_SIZE: assume that all ranks are on this host.
     ranks_here = int(env.get("LOCAL_WORLD_SIZE", "0")) or launch.world_size
     has_too_many = not threads.isdigit() or int(threads) * ranks_here > cores
     if launch.world_size > 1 and has_too_many:
@@ -149,8 +150,8 @@ def check_devices() -> Iterator[Finding]:
         yield Finding(
             WARN,
             "network",
-            "InfiniBand, and NCCL_IB_DISABLE=1",
-            why="NCCL uses slow sockets",
+            "the host has InfiniBand, but NCCL_IB_DISABLE is 1",
+            why="NCCL uses slow sockets instead",
             cure="unset it",
         )
 
@@ -165,7 +166,7 @@ def check_devices() -> Iterator[Finding]:
             "devices",
             reason,
             why="the CPU takes many times as long",
-            cure="install the torch, or the package, that is made for it (docs/gpu.md)",
+            cure="install the build of torch for this device, or its package (docs/gpu.md)",
         )
 
 

@@ -11,12 +11,14 @@ The launcher may give all ranks a job key, which is a secret. Then each value be
     key    beat/3
     value  5f0c2a... {"beat": 512, "phase": "forward", ...}
 
-There are two values: `State` (a beat: the record that a rank writes twice a second) and `Failure`.
-A value that no rank of this run can have written raises ForeignValueError.
+There are two kinds of values. A beat is the record of its state that a rank writes twice a second
+(`State`). A `Failure` says which rank has failed first. A value that no rank of this run can have
+written raises ForeignValueError.
 
-Values live as long as the run, and all ranks of a run have the same version. So the form of a value
-may change. The checks are part of the security of a run (docs/ddp.md): a new field needs a check of
-its own.
+What must stay: the checks, which are part of the security of a run (docs/ddp.md). A new field needs
+a check of its own (test_a_text_that_is_no_beat_ends_the_run_with_a_report,
+test_a_forged_failure_ends_the_run_with_a_report). Free to change: the form of a value, because
+values live only as long as the run, and all ranks of a run have the same version.
 
 Tests: tests/dist/test_trust.py.
 """
@@ -33,7 +35,7 @@ from utils.errors import DistError
 # The number of characters after which a text from a beat is cut. Names of phases and hosts are
 # shorter, and a report must not be flooded.
 LONGEST_TEXT = 300
-# The exit codes of a failed run. With code 0 the run would pass for a finished one.
+# The exit codes of a failed run. With code 0 the run would look finished.
 FAILURE_CODES = range(1, 256)
 
 # The record that a rank writes with each beat. utils.dist.beats explains its keys.
@@ -55,7 +57,8 @@ class ForeignValueError(DistError):
 def sealed(key: str, text: str) -> str:
     """Return `text` as it is written into the store under `key`.
 
-    This is its proof, a blank and the text, or the text alone if there is no job key.
+    With a job key the proof stands before the text, e.g. '5f0c2a... {"beat": 512}'. Without a job
+    key the value is the text alone.
     """
     if not RUN.job_key:
         return text
@@ -99,11 +102,16 @@ def read_state(rank: int, value: str | bytes) -> State:
 
     Its keys, which utils.dist.beats explains in full:
 
-        beat, step, syncs, pid    number of the beat, number of training steps so far, number of
-                                  collectives that the rank has entered, process id
-        age, budget               seconds in the present phase, and the limit of the phase
-        machine, host, phase      an id of the machine, its host name, and the name of the phase
-        facts                     what the rank has told of itself, e.g. its samples
+        beat      number of the beat
+        step      number of training steps so far
+        syncs     number of collectives that the rank has entered
+        pid       process id
+        age       seconds in the present phase
+        budget    seconds that the phase may last
+        machine   an id of the machine
+        host      the name of the host
+        phase     the name of the phase, e.g. "forward"
+        facts     what the rank has told of itself, e.g. its samples
 
     value: what the store holds under "beat/<rank>".
 

@@ -60,12 +60,13 @@ class LoaderOptions(Section):
         False, description="Keep the loader processes from epoch to epoch."
     )
     dataloader_prefetch_factor: int = Field(
-        2, ge=1, description="Batches each loader process prepares ahead."
+        2, ge=1, description="Batches that each loader process prepares ahead."
     )
     dataloader_timeout_s: float | None = Field(
         None,
         gt=0,
-        description="A batch that takes longer stops the run; null: 4/5 of watchdog.stall_s.",
+        description="Seconds; a batch that takes longer stops the run. null: 4/5 of "
+        "watchdog.stall_s.",
     )
     dataloader_epoch_repeat: int = Field(
         1, ge=1, description="Passes over the dataset that count as one epoch."
@@ -99,15 +100,16 @@ class PathOptions(Section):
     # A path, or the name of published weights of VRT. vrt/001 to vrt/009 are such names.
     pretrained_netG: str | None = Field(
         None,
-        description="Weights to start from, or vrt/001 to vrt/009; a checkpoint of the run wins.",
+        description="Weights to start from: a file, or vrt/001 to vrt/009. A run that has a "
+        "checkpoint goes on from the checkpoint instead.",
     )
     pretrained_netE: str | None = Field(
-        None, description="Weights of the averaged network (E_decay); null: those of netG."
+        None, description="Weights of the averaged network (E_decay); null: the weights of netG."
     )
     resume: str | None = Field(
         "auto",
-        description='"auto": go on from the newest checkpoint of this run; null: start anew; or '
-        "a file.",
+        description='"auto": go on from the newest checkpoint of this run; null: start a new '
+        "run; a path: go on from this file.",
     )
 
 
@@ -115,20 +117,25 @@ class AmpOptions(Section):
     enable: bool = Field(False, description="Mixed precision.")
     dtype: Literal["auto", "bfloat16", "float16"] = Field(
         "auto",
-        description="auto: bfloat16 where all devices compute in it, else float16, with "
-        "gradient scaling.",
+        description="auto: bfloat16 if all devices compute in it, else float16 with gradient "
+        "scaling.",
     )
 
 
 class TrainOptions(Section):
-    """Keys of `train`, beside those of the loss that `G_lossfn_type` names."""
+    """Keys of `train`. The loss that `G_lossfn_type` names adds its own keys."""
 
     manual_seed: int = Field(0, ge=0, description="All randomness of a run follows from it.")
     total_iter: int | None = Field(
-        300000, ge=1, description="Optimizer steps in all; null: those of epochs."
+        300000,
+        ge=1,
+        description="Optimizer steps of the whole run; null: the key epochs alone says when "
+        "the run ends.",
     )
     epochs: int | None = Field(
-        None, ge=1, description="Stop after so many epochs, if that comes before total_iter."
+        None,
+        ge=1,
+        description="Epochs after which the run stops, if total_iter does not stop it earlier.",
     )
     accumulation_steps: int = Field(1, ge=1, description="Batches per optimizer step.")
 
@@ -154,7 +161,8 @@ class TrainOptions(Section):
         0.5, gt=0, le=1, description="MultiStepLR: factor of each drop."
     )
     G_scheduler_periods: Positive | list[Positive] = Field(
-        300000, description="Cosine: steps of each period; eta_min after the last."
+        300000,
+        description="Cosine: steps of each period; after the last period the rate is eta_min.",
     )
     # A period begins with the rate eta_min + factor * (full rate - eta_min). A list has a factor
     # for each period.
@@ -165,45 +173,64 @@ class TrainOptions(Section):
     G_warmup_iter: int = Field(0, ge=0, description="Steps of linear warm-up.")
 
     E_decay: float = Field(
-        0.0, ge=0, lt=1, description="Decay of the averaged weights (EMA); 0: none."
+        0.0,
+        ge=0,
+        lt=1,
+        description="Decay of the averaged weights (EMA); 0: the weights are not averaged.",
     )
     fix_iter: int | None = Field(
-        0, ge=-1, description="Steps during which fix_keys are frozen; null or -1: none."
+        0,
+        ge=-1,
+        description="Steps at the start in which the parameters of fix_keys are frozen; null, "
+        "0 or -1: they are never frozen.",
     )
-    fix_lr_mul: float = Field(1.0, ge=0, description="Factor of their learning rate afterwards.")
-    fix_keys: list[str] = Field([], description="Parts of parameter names.")
+    fix_lr_mul: float = Field(
+        1.0,
+        ge=0,
+        description="Factor of the learning rate of these parameters after the frozen steps.",
+    )
+    fix_keys: list[str] = Field(
+        [],
+        description="Parts of names, e.g. spynet: they choose the parameters for fix_iter and "
+        "fix_lr_mul.",
+    )
 
     G_param_strict: bool = Field(
-        False, description="pretrained_netG must match tensor by tensor; else 90 % of them."
+        False,
+        description="true: every tensor of pretrained_netG must match the network; false: 90 "
+        "% of the tensors.",
     )
 
     amp: AmpOptions = AmpOptions()
     compile: bool = Field(False, description="torch.compile the network.")
     tf32: bool | None = Field(
         None,
-        description="float32 products of a GPU in TF32: faster, 10 bits precise. null: as "
-        "torch, convolutions alone.",
+        description="Compute float32 products on a GPU in TF32: faster, with 10 bits of "
+        "precision. null: only in convolutions, as torch does.",
     )
     empty_cache: bool = Field(
         False, description="Give unused GPU memory back at the start of each epoch; costs time."
     )
     max_nonfinite_steps: int = Field(
-        10, ge=1, description="So many NaN/Inf steps in a row stop the run."
+        10, ge=1, description="Number of steps in a row with NaN or Inf that stops the run."
     )
 
     checkpoint_test: int = Field(5000, ge=1, description="Steps between validations.")
     checkpoint_save: int = Field(5000, ge=1, description="Steps between checkpoints.")
     checkpoint_print: int = Field(200, ge=1, description="Steps between log lines.")
     keep_checkpoints: int = Field(
-        1, ge=1, description="Former versions to keep of the latest and best checkpoint."
+        1,
+        ge=1,
+        description="Number of former versions that are kept, of the latest checkpoint and of "
+        "the best one.",
     )
 
 
 class ValOptions(Section):
     save_img: bool = Field(
         False,
-        description="Write restored frames; in training those of the clips that rank 0 "
-        "validates, to images/.",
+        description="Write restored frames. In training, these are the frames of the clips "
+        "that rank 0 validates, in images/.",
     )
     pad_seq: bool = Field(False, description="Repeat the last frame once before restoring.")
     flip_seq: bool = Field(
@@ -217,7 +244,7 @@ class ValOptions(Section):
     num_frame_overlapping: int = Field(2, ge=0, description="Frames shared by neighbouring parts.")
     size_patch_testing: Literal["auto"] | Count = Field(
         "auto",
-        description='Side of a spatial tile; "auto": 256, halved where memory is short. 0: the '
+        description='Side of a spatial tile; "auto": 256, halved if memory is short. 0: the '
         "whole frame.",
     )
     size_patch_overlapping: int = Field(
@@ -229,16 +256,17 @@ class ValOptions(Section):
 
 
 class MetricOptions(Section):
-    """How tests and validations score; a published number is compared under its own protocol."""
+    """How tests and validations score. To compare with a published number, use its own protocol."""
 
     values: Literal["uint8", "clamped", "float"] = Field(
         "uint8",
-        description="What is scored: frames clamped to 0..1 and rounded to 8 bits; clamped "
-        "alone; or as they are.",
+        description="Which values are scored. uint8: clamped to 0..1 and rounded to 8 bits; "
+        "clamped: clamped to 0..1; float: as the network gives them.",
     )
     mean: Literal["clips", "frames"] = Field(
         "clips",
-        description="Averages: over the frames of a clip, then over clips; or over all frames.",
+        description="How scores are averaged. clips: over the frames of each clip, then over "
+        "the clips; frames: over all frames.",
     )
     more: list[str | dict[str, Any]] = Field(
         [], description="Further metrics of your own; see docs/extending.md."
@@ -248,8 +276,8 @@ class MetricOptions(Section):
 class LoggingOptions(Section):
     progress: Literal["bar", "line", "none"] = Field(
         "bar",
-        description="A bar on a terminal; a plain line at each tenth; nothing, also with "
-        "TQDM_DISABLE=1.",
+        description="bar: a bar on a terminal, else lines; line: a line at each tenth; none: "
+        "nothing. TQDM_DISABLE=1 has the effect of none.",
     )
     use_tensorboard: bool = Field(True, description="Write tb_logger/.")
     writers: list[str | dict[str, Any]] = Field(
@@ -262,16 +290,22 @@ class LoggingOptions(Section):
     wandb_project: str = Field("spikevrt", min_length=1, description="W&B project.")
     wandb_entity: str | None = Field(None, description="W&B team or user.")
     wandb_api_key: str | None = Field(
-        None, description="W&B key; better given as WANDB_API_KEY; saved nowhere."
+        None,
+        description="W&B key. It is saved nowhere. It is safer in the environment, as "
+        "WANDB_API_KEY.",
     )
 
 
 class DebugOptions(Section):
     every: int = Field(
-        0, ge=0, description="Every so many steps each rank prints its own line; 0: never."
+        0,
+        ge=0,
+        description="Steps between two lines that each rank prints of itself; 0: no such lines.",
     )
     compare_every: int = Field(
-        500, ge=0, description="Steps between comparisons of the ranks' weights; 0: never."
+        500,
+        ge=0,
+        description="Steps between two comparisons of the ranks' weights; 0: no comparisons.",
     )
 
 
@@ -293,7 +327,7 @@ LIMIT_OF_PHASE = {
 
 
 class WatchdogOptions(Section):
-    """A rank that stays longer in one phase ends the run, by name.
+    """A rank that stays longer in one phase ends the run, and the error names the rank.
 
     Set stall_s; the other limits follow from it.
     """
@@ -354,7 +388,10 @@ class WatchdogOptions(Section):
 
 
 class DatasetsOptions(Section):
-    """Each with the keys of its dataset beside those of the loader; null where there is none."""
+    """The clips of training and of tests, or null if there are none.
+
+    Each section has the keys of its dataset and the keys of the loader.
+    """
 
     train: LoaderOptions | None = Field(None, description="The training clips.")
     test: LoaderOptions | None = Field(None, description="The clips for validation and testing.")
@@ -363,7 +400,7 @@ class DatasetsOptions(Section):
 class Options(Section):
     """The whole option file.
 
-    `netG`, `datasets.*` and `train` hold the keys of the registered part they name as well.
+    `netG`, `datasets.*` and `train` also hold the keys of the registered part that they name.
 
     Two fields are no options. opt_path is the option file. kair_totals is empty unless the file
     comes from KAIR. Then it names the keys of datasets.train whose values are totals over all GPUs
@@ -378,14 +415,21 @@ class Options(Section):
     model: Literal["vrt"] = Field("vrt", description="The training procedure.")
     gpu_ids: list[Count] | None = Field(
         None,
-        description="GPUs that a single process sees; it computes on the first. "
-        "CUDA_VISIBLE_DEVICES wins; no effect with several ranks.",
+        description="GPUs that a single process sees; it computes on the first one. No effect "
+        "if CUDA_VISIBLE_DEVICES is set, or with several ranks.",
     )
-    dist: bool = Field(False, description="For the reader only: what the launch says wins.")
+    dist: bool = Field(
+        False,
+        description="A note for the reader, without effect: the launcher says how many "
+        "processes there are.",
+    )
     find_unused_parameters: bool = Field(False, description="Passed to DistributedDataParallel.")
     use_static_graph: bool = Field(False, description="Passed to DistributedDataParallel.")
     dist_timeout_s: float = Field(
-        1800, gt=0, description="Time-out of the process group (NCCL_TIMEOUT wins)."
+        1800,
+        gt=0,
+        description="Seconds after which a collective of the ranks times out. NCCL_TIMEOUT in "
+        "the environment takes precedence.",
     )
     scale: int = Field(1, ge=1, description="Size of the output over size of the input.")
     n_channels: int = Field(3, ge=1, description="Channels of the picture.")

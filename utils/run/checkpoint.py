@@ -23,8 +23,16 @@ The option file takes precedence over the options in the checkpoint. The log lis
 differs. A checkpoint provides weights, their moving averages, the moments of the optimizer, the
 loss scale, the count of skipped steps and the position in the data.
 
-What must stay: runs of earlier versions are resumed, so names of files and keys stay, and a new key
-has a default for files without it. A file is read as data only, never as a pickle that runs code.
+What must stay:
+
+    names of files and keys, because runs of earlier versions are resumed. A new key has a default
+    for files without it.
+    the order of the renames in `save`, so that a kill leaves the old or the new file
+    (tests/stories/test_checkpoint.py kills runs while they save).
+    a file is read as data only, never as a pickle that runs code (`load_plain`).
+
+Free to change: the texts of warnings and errors that no test quotes, and what is compared between
+the options of two starts (the constants below).
 
 Tests: tests/stories/test_checkpoint.py, tests/faults/test_interruptions.py,
 tests/dist/test_changed_resume.py.
@@ -464,16 +472,20 @@ def _forget_files_of_other_run(progress: Progress) -> None:
 
     The checkpoint comes from another run, and this run has none of its files and validations.
     """
-    progress.saved = -1
+    progress.saved = -1  # this run has no checkpoint_latest yet
     progress.wandb_id = None
     progress.validated = 0
     progress.validation_stops = 0
 
 
 def _options_of_psnr(keys: Iterable[str]) -> list[str]:
-    """Return the dotted keys among `keys` that the PSNR of a validation depends on."""
+    """Return the dotted keys among `keys` that the PSNR of a validation depends on.
+
+    A new PSNR may be compared with the best PSNR so far only if none of these keys has changed.
+    """
     chosen = []
     for key in keys:
+        # The two constants are beginnings of keys, e.g. "val." and "val.save_img".
         if key.startswith(OPTIONS_OF_PSNR) and not key.startswith(OPTIONS_WITHOUT_PSNR):
             chosen.append(key)
     return chosen
@@ -502,7 +514,8 @@ def _log_changed_options(changes: dict[str, tuple[Any, Any]]) -> None:
     for key, (then, now) in changes.items():
         lines.append(f"  {key}: {_shortened(then)} -> {_shortened(now)}")
     logger.warning(
-        "options that differ from those of the checkpoint, and win:\n%s", "\n".join(lines)
+        "these options differ from the checkpoint; their values of this start are used:\n%s",
+        "\n".join(lines),
     )
 
 
@@ -540,8 +553,8 @@ def _forget_incomparable_best(
 ) -> None:
     """Forget the best PSNR if new PSNR values cannot be compared with it. Changes `progress`.
 
-    The reason is logged. A start without a test split measures no PSNR, so other test clips are no
-    reason then.
+    The reason is logged. A start without a test split measures no PSNR. So its `scored_on` is None,
+    and the test clips are not compared.
 
     changed_psnr_options: keys of changed options that the PSNR depends on.
     scored_on: digest of the test clips of this start, or None without a test split.

@@ -9,10 +9,14 @@ The numbers go this way, from a step to the log line:
     Health.logged(...)       judges them
 
 `Health` warns if something makes a run slow or useless, and says what to do. Each warning comes
-once per start of a run, on rank 0. Its thresholds are constants, because they do not depend on the
-options: a run that stays below them needs no attention. A threshold may be changed if it warns of
-healthy runs: test_health.py then shows which warnings move. The texts of the warnings are quoted
-in docs and tests, so change them everywhere at once.
+once per start of a run, on rank 0.
+
+What must stay: the names of the numbers of a log line (`log_values`), because they are the tags of
+a run's history; and no wait for the device in a step. The texts of the warnings are quoted in
+documents and tests, so change them everywhere at once.
+
+Free to change: each threshold of `Health`, if it warns of healthy runs. tests/parts/utils/
+test_health.py then shows which warnings move. A new warning is a new method `_check_...`.
 
 Tests: tests/parts/utils/test_health.py, tests/stories/test_main_train.py.
 """
@@ -158,7 +162,7 @@ class StepTimer:
         self.epoch_begin = time.perf_counter()
         self.pauses: dict[str, list[float]] = defaultdict(list)  # "save" -> seconds of each save
         self._is_warm = False  # whether the first step is done
-        # (steps, seconds) that `_faded` returned at the last log line.
+        # What `_faded` returned at the last log line: (faded steps, faded seconds).
         self._faded_at_line = (0.0, 0.0)
 
     @contextmanager
@@ -222,13 +226,14 @@ class StepTimer:
 
         With t, the seconds of the current line (the steps since the last log line):
 
-            fade    = exp(-t / FADE_S)                            e.g. 0.37 after five minutes
-            steps   = fade * steps at the last line   + steps of the current line
-            seconds = fade * seconds at the last line + t
+            fade          = exp(-t / FADE_S)                      e.g. 0.37 after five minutes
+            faded steps   = fade * faded steps at the last line   + steps of the current line
+            faded seconds = fade * faded seconds at the last line + t
 
         So seconds / steps follows a change of speed within minutes, and a single slow step hardly
         changes it.
         """
+        # Without a new step there is no new speed, so the speed of the last log line stays.
         if not self.line.steps:
             return self._faded_at_line
         steps_at_line, seconds_at_line = self._faded_at_line
@@ -238,7 +243,7 @@ class StepTimer:
 
 
 class DeviceClock:
-    """Sums the seconds that the device spends on the blocks `measured`.
+    """Sums the seconds that the device spends on blocks of `with clock.measured():`.
 
     On the CPU these are wall-clock seconds. On a GPU the clock puts an event before and after each
     block into the queue of the GPU. When the GPU comes to an event in its queue, it writes the time
@@ -300,10 +305,11 @@ def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
     with suppress(OSError, KeyError, ValueError):  # a system without /proc, or with another form
         uses.append(_use_of_host(proc))
     with suppress(OSError):
+        # The file has a line for each group of this process, e.g. "0::/user.slice".
         for line in (proc / "self" / "cgroup").read_text().splitlines():
             uses += _uses_of_groups(line, groups)
-    # Linux shows about 2**63 bytes as the limit of a group of version 1 without a limit. No host
-    # has 2**60 bytes, so a larger limit is none.
+    # If a group of version 1 has no limit, Linux gives a limit of about 2**63 bytes. No host has
+    # 2**60 bytes, so a larger number means that there is no limit.
     no_limit_gb = 2**60 / GB
     fullest = None
     fullest_share = -math.inf
@@ -747,8 +753,9 @@ class Health:
 
         psnr: mean PSNR of the validation, in dB.
         """
-        # There is nothing to compare in two cases. A resumed run may repeat a validation, so there
-        # is no loss since the last one. Perfect frames have the PSNR Inf, and broken frames NaN.
+        # Two kinds of validation cannot be compared. After a resume, a run may repeat a validation,
+        # and then there is no loss since the validation before. Perfect frames have the PSNR Inf,
+        # and broken frames NaN.
         if not self.losses or not math.isfinite(psnr):
             return
         self.validations.append(_Validation(psnr, loss=statistics.fmean(self.losses)))

@@ -187,7 +187,7 @@ def test_a_folder_of_somebody_else_is_not_cleared(tmp_path):
     (tmp_path / ".x.tmp").mkdir()
     (tmp_path / ".x.tmp/note").write_text("theirs")
 
-    with pytest.raises(DataError, match="did not make"):
+    with pytest.raises(DataError, match="something else has it"):
         scratch_folder(tmp_path / ".x.tmp")
 
 
