@@ -21,6 +21,11 @@ Each clip is restored by main_test_vrt.py in a process of its own. See docs/pyth
 # is pressed. It gets the values of the fields that are named as inputs, and returns (or yields, as
 # often as it likes) the new values of the fields that are named as outputs.
 #
+# What must stay: the limits below, because strangers may fill in the page. Other machines do not
+# reach the page (test_other_machines_cannot_reach_the_page). After a restoration that was stopped,
+# no file is left (test_a_stop_ends_the_work_and_leaves_no_file).
+# Free to change: the fields and texts of the page. The test finds the fields by their elem_id.
+#
 # Tests: tests/stories/test_app.py opens the page in a browser.
 
 import argparse
@@ -34,7 +39,7 @@ from collections.abc import Iterator
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from data.cameras.spike_info import FILE_NAME
 from data.reconstruct import METHODS
@@ -188,7 +193,7 @@ def build_page(gr: Any, folder: Path) -> Any:
         running = start.click(partial(restore, gr, folder), [work, *inputs], outputs, **hidden)
         # The button "Cancel" does two things at once: gradio calls `stop`, which kills the process
         # of the restoration, and gradio closes the generator `restore` (`cancels`). What happens
-        # depends on which of the two is first:
+        # depends on whether the process ends before the generator is closed:
         #
         #     the process ends first         `restore` shows "cancelled", and keeps the files
         #     the generator is closed first  `restore` removes the files
@@ -222,34 +227,44 @@ def demo_clip(folder: Path) -> tuple[list[str], list[str], list[str]]:
     return blurry, spikes, sharp
 
 
-def restore(gr: Any, folder: Path, former: Work | None, *asked: Any) -> Iterator[tuple[Any, ...]]:
+class Shown(NamedTuple):
+    """What `restore` shows: the values of the outputs in `build_page`, in their order."""
+
+    work: Work | None  # the restoration of this visitor, or None before it is started
+    state: str  # HTML, see `state_html`
+    messages: str  # what main_test_vrt.py prints
+    slider: Any  # (blurry frame, restored frame), or None without a result
+    number: Any  # how gradio changes the slider for the number of the frame
+    results: str | None  # the archive to download, or None without a result
+
+
+def restore(gr: Any, folder: Path, former: Work | None, *asked: Any) -> Iterator[Shown]:
     """Restore a clip, and yield what the page shows at each step.
 
     gr: the package gradio. It is an argument, because only `main` imports gradio.
     folder: the folder in which this restoration makes a folder of its own.
     former: the last restoration of this visitor. Its files are removed.
     asked: the values of the fields, the arguments of `start_work` after the folder.
-
-    Yields (work, state, messages, pictures of the slider, number of the frame, results): the
-    outputs in `build_page`, in their order.
     """
+
+    def without_result(work: Work | None, state: str, messages: str) -> Shown:
+        return Shown(work, state, messages, slider=None, number=gr.update(value=1), results=None)
+
     forget(former)
     folder = Path(tempfile.mkdtemp(prefix="clip_", dir=folder))
-    # Slider, number of the frame and results, as long as there is no result.
-    no_result = (None, gr.update(value=1), None)
-    yield None, progress("looking at the files", done=0, total=1), "", *no_result
+    yield without_result(None, state_html("looking at the files", done=0, total=1), messages="")
 
     work = None
     try:
         work = start_work(folder, *asked)
         total = len(work.frames)
         for done in follow(work):
-            text = f"{done} of {total} frames restored"
-            yield work, progress(text, done, total), work.messages(), *no_result
+            state = state_html(f"{done} of {total} frames restored", done, total)
+            yield without_result(work, state, work.messages())
     except SpikeVRTError as e:
         # Wrong files or options, or the restoration took too long. `as_uploaded` turns the paths of
         # this machine in the message into the names that the visitor uploaded.
-        yield work, progress("refused"), as_uploaded(str(e), folder), *no_result
+        yield without_result(work, state_html("refused"), as_uploaded(str(e), folder))
         return
     except GeneratorExit:
         # Gradio closes this generator if the visitor cancels or closes the page. Nobody sees the
@@ -258,19 +273,26 @@ def restore(gr: Any, folder: Path, former: Work | None, *asked: Any) -> Iterator
             work.remove()
         raise
 
-    # `stop` has killed the process, and gradio has not closed this generator yet.
+    # The button "Cancel" has two effects, in any order: `stop` kills the process, and gradio closes
+    # this generator. Here the process has ended first.
     if work.is_cancelled:
-        yield work, progress("cancelled"), work.messages(), *no_result
+        yield without_result(work, state_html("cancelled"), work.messages())
     elif work.process.returncode != 0:
-        yield work, progress("refused"), work.messages(), *no_result
+        yield without_result(work, state_html("refused"), work.messages())
     else:
         archive = shutil.make_archive(str(folder / "restored"), "zip", work.results)
         count = len(work.restored())
         middle = count // 2 + 1
         # A slider of gradio needs two positions, also for a clip of one frame.
         number = gr.update(maximum=max(count, 2), value=middle)
-        scores = progress(scores_of(work.results))
-        yield work, scores, work.messages(), compare(work, middle), number, archive
+        yield Shown(
+            work=work,
+            state=state_html(scores_of(work.results)),
+            messages=work.messages(),
+            slider=compare(work, middle),
+            number=number,
+            results=archive,
+        )
 
 
 def follow(work: Work) -> Iterator[int]:
@@ -300,7 +322,7 @@ def stop(work: Work | None) -> str:
     """
     if work is not None:
         work.cancel()
-    return progress("cancelled")
+    return state_html("cancelled")
 
 
 def forget(work: Work | None) -> None:
@@ -329,7 +351,7 @@ def compare(work: Work | None, number: int | None) -> tuple[Any, Any] | None:
 # ---- Texts of the page -----------------------------------------------------------------------
 
 
-def progress(text: str, done: int = 0, total: int = 0) -> str:
+def state_html(text: str, done: int = 0, total: int = 0) -> str:
     """Return the state as HTML: a text in bold, with a progress bar before it if total is not 0."""
     bar = ""
     if total:

@@ -111,6 +111,13 @@ class MethodRequest:
 #     write_report        the tables and the page of results
 #
 # A *formula* is a reconstruction without a network (data/reconstruct.py), e.g. tfp or exposure.
+#
+# What must stay: the restored frames and the scores
+# (test_the_numbers_are_those_of_restoring_and_comparing_by_hand), and the keys of scores
+# (`keys_of_scores`), by which a continued test knows its own results
+# (test_results_of_other_settings_are_not_taken_over). A refusal comes before the first frame is
+# restored (test_bad_input_ends_with_one_message).
+# Free to change: titles and notes of the report. A new method is a new branch in `read_method`.
 # Tests: tests/stories/test_main_test.py, test_reconstruct.py, test_joint.py, test_bad_input.py
 
 

@@ -28,8 +28,12 @@ with pixel centres at whole numbers, as in data/cameras/spike_grid.py.
 #              In the text above and in --geometry: how the cameras lie to one another, which the
 #              code calls alignment
 #
-# The written file is a `Calibration`, whose keys docs/data_format.md describes: they must stay. The
-# limits below decide which pairs are refused. They may change if test_calibrate.py still passes.
+# What must stay: the keys of the written file, a `Calibration`, which docs/data_format.md describes
+# (test_the_file_says_the_clock_with_the_sizes). The same pairs give the same file, so RANSAC keeps
+# its seed.
+# Free to change: the limits below, which decide which pairs are refused
+# (test_pictures_of_different_scenes_are_refused,
+# test_a_model_that_cannot_map_all_patches_is_refused), and the printed words.
 # Test: tests/parts/scripts/test_calibrate.py
 
 import argparse

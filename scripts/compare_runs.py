@@ -41,8 +41,11 @@ from utils.options.section import flat
 from utils.results import markdown_table, plain_table, read_json
 from utils.run import history
 
-# Users' scripts rely on the exit code of --at-least. Tables and figures are for people, and may
-# change. Tests: tests/parts/utils/test_results.py, test_history.py
+# What must stay: the exit code of --at-least, on which users' scripts rely
+# (test_a_run_must_gain_three_decibels_in_its_last_validation); and tests are compared only if they
+# have scored the same frames.
+# Free to change: tables and figures, which are for people.
+# Tests: tests/parts/utils/test_results.py, test_history.py
 #
 # Throughout this file, `runs` is the name of each run (or test) in the output -> its path, and a
 # history is the name of each scalar, e.g. "train/loss", -> its entries (step, value).

@@ -12,8 +12,13 @@ Second part. main_train_vrt.py begins the sample run. After 45 seconds of traini
 with the signal that a scheduler would send. The run saves a checkpoint and ends, and its curves are
 added to the page. `make sample` continues the run to its end.
 
-Only tests/stories/test_main_test.py imports this program: it runs `main` and `train`.
 """
+
+# Users of this file: app.py takes the demo clip from here, and tests/stories/test_main_test.py runs
+# `main` and `train`.
+# What must stay: the order in which a scene draws from its generator, because it decides the clips.
+# Free to change: texts, and TRAIN_S
+# (test_the_whole_demo_shows_the_clips_then_the_curves_of_a_training_that_a_signal_stopped).
 
 import argparse
 import base64

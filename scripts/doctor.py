@@ -32,9 +32,10 @@ from utils.options.load import load_options
 # scripts/parts/doctor_checks.py has the checks of host, ranks and training, and
 # scripts/parts/doctor_failures.py explains logs. This file has only the command, and --data.
 #
-# What must stay: the exit codes, which the text above promises and scripts of users test. The texts
-# may change, except where tests/parts/scripts/test_doctor.py and tests/parts/data/test_manifest.py
-# quote them.
+# What must stay: the exit codes, which the text above promises and scripts of users test
+# (test_the_doctor_reads_a_log_from_the_command_line).
+# Free to change: the texts, except where tests/parts/scripts/test_doctor.py and
+# tests/parts/data/test_manifest.py quote them.
 
 
 @with_exit_code

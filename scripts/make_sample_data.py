@@ -52,10 +52,12 @@ from utils.random_streams import published_stream
 # A plane is one readout of the spike camera: a bit for each spike pixel. In this program the number
 # of a plane also says the instant of this readout.
 #
-# The same seed must give the same files bit for bit, because tests and published figures use them.
-# So the order in which numbers are drawn from a generator must not change. If the files change
-# nevertheless, raise `Size.version`: then `make_sample` replaces the older sets.
-# tests/parts/scripts/test_sample_data.py notices a change.
+# What must stay: the same seed gives the same files bit for bit, because tests and the published
+# figures use them (test_the_same_seed_gives_the_same_bytes_and_another_seed_others). So the order
+# in which numbers are drawn from a generator stays, and every constant of the scene. A set that
+# somebody has changed is never replaced (test_what_is_no_unchanged_set_is_refused).
+# Free to change: printed texts. If the files must change, raise `Size.version`: then `make_sample`
+# replaces the older sets.
 
 # ---- Sizes ------------------------------------------------------------------------------------
 
@@ -422,7 +424,7 @@ def write_clip(
             imwrite_rgb(root / RGB / clip / f"{name}.png", picture)
 
         # What the sensor sees: means over 2 x 2 pixels, made one plane at a time.
-        grey = (simulate.bin_pixels(simulate.to_grey(plane), 2) for plane in planes)
+        grey = (simulate.bin_pixels(simulate.to_grey(plane), factor=2) for plane in planes)
         geometry = SpikeGeometry(half, half)
         write_spikes(spikes / f"{stem}.dat", sensor.run(grey), geometry)
 

@@ -48,7 +48,11 @@ from utils.options.section import read_section
 #     read_info    dataset.json of an earlier run
 #     plan_all     each clip
 #
-# A new check belongs to one of these functions, so that a refused command leaves nothing behind.
+# What must stay: a refused command leaves nothing behind, so a new check belongs to one of these
+# functions (test_wrong_input_is_refused_before_anything_is_written). A second start changes no file
+# (test_a_second_start_changes_no_file), and a clip keeps its split
+# (test_clips_that_are_made_keep_their_split_if_more_clips_come).
+# Free to change: printed texts, and how many processes work at a time.
 # Test: tests/parts/scripts/test_prepare_gopro_spike.py
 #
 # Words of this file. Their classes are in data/making/prepare.py:

@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 #     section_of      for each frame: its motion as pictures
 #     page            everything as one HTML file, by utils/templates/sample.html
 #
-# Modules that bring torch are imported within functions, so that --help does not wait for torch.
+# What must stay: the page shows the motion that main_test_vrt.py takes, so weights and spikes are
+# read by its functions. Modules that bring torch are imported within functions, so that --help does
+# not wait for torch.
+# Free to change: texts and pictures of the page, which are for people.
 # Test: tests/parts/scripts/test_show_motion.py
 
 WEIGHTS = ROOT / "weights/motion.pth"  # the weights without --weights

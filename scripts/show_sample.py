@@ -41,9 +41,12 @@ from utils.options.load import load_options
 #   plane   one readout of the spike camera: a bit for each spike pixel
 #   draw    which clip, frames, crop and flips were chosen for the sample
 #
-# The page is made from utils/templates/sample.html, which reads the records `Section`, `Row` and
-# `Picture`. So the names of their fields must stay, or change there, too. All else may change,
-# because only people read the page. A new section is an entry in the list of `sections`.
+# What must stay: the page is made from utils/templates/sample.html, which reads the records
+# `Section`, `Row` and `Picture`. So the names of their fields change there, too
+# (test_the_page_is_whole_in_a_browser). The sample is the one that training gets
+# (test_the_page_shows_the_frames_of_the_sample).
+# Free to change: all else, because only people read the page. A new section is an entry in the list
+# of `sections`.
 # Test: tests/parts/scripts/test_show_sample.py
 
 # Frames that are shown of a test clip. The page holds every image, so more frames make it larger.

@@ -70,8 +70,11 @@ from utils.video import VIDEO_SUFFIXES, VideoWriter
 #   flip           the bottom row of a plane comes first in the file
 #   layout         "raster": row after row. "sps100": the lines of the camera SPS100, 1000 x 1000
 #
-# Other programs use parts of this file: uploaded_clip.py `Ranking`, calibrate.py `add_geometry` and
-# `the_geometry`, show_sample.py `in_words`. The printed texts may change, except where
+# What must stay: other programs use parts of this file: uploaded_clip.py `Ranking`, calibrate.py
+# `add_geometry` and `the_geometry`, show_sample.py `in_words`. A file that fits in memory only in
+# parts is read in parts (test_a_long_stream_is_never_whole_in_memory). No size is named if two are
+# as good (test_info_names_no_size_if_two_are_as_good).
+# Free to change: the limits below, and the printed texts, except where
 # tests/parts/scripts/test_spike_tool.py quotes them.
 
 # ---- Constants --------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ accelerator needs changes here alone. Two things are elsewhere: what only CUDA h
 
 What must stay: `kind`, `count`, `visible_by` and `is_cpu_wanted` start no accelerator. They are
 called before `utils.dist.gpu.choose_gpus` sets CUDA_VISIBLE_DEVICES, and CUDA reads this variable
-only once, at its start. The texts for the log may change, together with test_device.py.
+only once, at its start (test_nothing_starts_cuda_before_the_process_has_its_gpu). Free to change:
+the texts for the log, together with test_device.py, and the tables of kinds and makers.
 
 Tests: tests/parts/utils/test_device.py, tests/parts/utils/test_gpu.py
 """

@@ -14,11 +14,11 @@ length begins at byte 8, and the kind at byte 12. A number of several bytes is b
 highest byte first) or little endian (the lowest byte first). In the code, `..._at` or `at` is the
 number of a byte of the file.
 
-A new format is a new reader and a new row of READERS. `data/` calls `read_header` for each frame,
-so a reader must not copy the pixels.
+What must stay: no reader trusts a number in the file without a limit, and each turn of a loop moves
+on (tests/stories/test_foreign_files.py and tests/parts/data/test_any_bytes.py read damaged files).
+`data/` calls `read_header` for each frame, so a reader must not copy the pixels.
 
-What must stay: no reader may trust a number in the file without a limit, and each turn of a loop
-must move on. tests/stories/test_foreign_files.py reads damaged files.
+Free to change: a new format is a new reader and a new row of READERS.
 """
 
 import re

@@ -580,7 +580,7 @@ def share_checked(checked: dict[str, Any] | None) -> None:
     checked: what rank 0 has found when it checked the data. None on the other ranks, whose value is
         ignored. If it is None on rank 0 too, nothing was checked, and RUN.checked is {}.
     """
-    RUN.checked = from_rank(0, checked) or {}
+    RUN.checked = from_rank(source=0, obj=checked) or {}
 
 
 def all_reduce_mean(tensor: Tensor) -> Tensor:
@@ -626,7 +626,7 @@ def state_from_rank_0(state: Any) -> Any:
         return state
     # First send everything except the numbers of the tensors. A tensor on torch's device "meta" has
     # only a shape and a type.
-    outline = from_rank(0, map_tensors(state, lambda tensor: tensor.to("meta")))
+    outline = from_rank(source=0, obj=map_tensors(state, lambda tensor: tensor.to("meta")))
 
     def broadcast(tensor: Tensor) -> Tensor:
         """Send the numbers of a tensor from rank 0 to the other ranks. Returns the whole tensor.

@@ -12,8 +12,11 @@ come from anybody, so `open_container` limits what FFmpeg may open and decode.
 
 "A frame of PyAV" below is an `av.VideoFrame`; "a film" is the video stream in a file.
 
-What must stay: the frames and the times of a film decide the samples of a run. So a film that is
-read today must give the same frames and times tomorrow; test_video.py compares them.
+What must stay: the frames and the times of a film, because they decide the samples of a run
+(test_every_frame_of_a_video_keeps_its_time, test_the_frames_of_a_video_are_read_in_any_order); and
+the limits of `open_container`, because a film may be hostile
+(test_a_small_film_of_huge_frames_is_refused_before_it_takes_memory). Free to change: RATE_FACTOR,
+and how much is kept in memory.
 
 Tests: tests/parts/utils/test_video.py, tests/stories/test_foreign_files.py
 """

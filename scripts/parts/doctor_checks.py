@@ -9,8 +9,11 @@ Each check gives a `Finding`: what was seen and, if something is wrong, why it m
 A rank is one process of a training. A function whose docstring says "Collective" waits for all
 ranks. So every rank must call it, in the same order.
 
-A new check yields its findings in one of these functions. If it waits for other ranks, it belongs
-to `check_ranks` or `check_training`.
+What must stay: the order of the checks that wait for other ranks, which is the same on all ranks
+(test_two_ranks_are_examined_together). Free to change: a new check yields its findings in one of
+these functions. If it waits for other ranks, it belongs to `check_ranks` or `check_training`. The
+words of a finding may change, unless docs/troubleshooting.md quotes them
+(test_a_finding_that_the_page_quotes_is_one_that_the_doctor_prints).
 
 Tests: tests/parts/scripts/test_doctor.py
 """
@@ -229,7 +232,11 @@ def check_ranks() -> Iterator[Finding]:
         yield Finding(OK, "GPUs", "; ".join(texts))
     if len(versions) > 1:
         yield Finding(
-            FAIL, "versions", f"torch differs: {ranks}", why="sums differ", cure="install the same"
+            FAIL,
+            "versions",
+            f"the ranks have different versions of torch: {ranks}",
+            why="other versions compute other numbers",
+            cure="install the same version on all hosts",
         )
     if utils_dist.get_world_size() == 1:
         yield Finding(OK, "collectives", "one process: none are needed")
@@ -252,7 +259,7 @@ def check_sum(device: torch.device) -> Finding:
     return Finding(
         FAIL,
         "all_reduce",
-        f"sum {total}",
+        f"the sum over {world} ranks is {float(total):g} and should be {expected:g}",
         why="gradients would be wrong",
         cure="update torch and drivers",
     )
@@ -368,8 +375,8 @@ def check_shards(loader: Any, model: ModelVRT) -> Iterator[Finding]:
         yield Finding(
             FAIL,
             "shards",
-            f"overlapping or unequal; first samples {first_samples}",
-            why="work done twice",
+            f"the ranks have the same samples, or unequally many; first samples {first_samples}",
+            why="ranks would train twice on a sample, or wait for one another",
         )
     else:
         yield Finding(
@@ -453,7 +460,7 @@ def check_scaling(model: ModelVRT, batch: dict[str, Any]) -> Finding:
             "scaling",
             what,
             why="the exchange of gradients is slow",
-            cure="see bandwidth",
+            cure="look at the bandwidth above",
         )
     return Finding(OK, "scaling", what)
 
@@ -505,6 +512,6 @@ def check_gradients(model: ModelVRT, batch: dict[str, Any]) -> Finding:
         FAIL,
         "gradients",
         f"differ from one process by {worst:.0e} (relative)",
-        why="it would train wrongly",
+        why="the network would train wrongly",
         cure="set find_unused_parameters; see docs/ddp.md",
     )

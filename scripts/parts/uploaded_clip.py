@@ -10,8 +10,10 @@ The folder of a restoration:
     results                              what main_test_vrt.py writes
     log                                  what main_test_vrt.py prints
 
-What must stay: every limit, because strangers fill in the page, and the order of the arguments of
-`start_work`, which is the order of the fields in app.py.
+What must stay: every limit, because strangers fill in the page
+(test_more_frames_than_allowed_are_refused,
+test_an_option_names_no_file_of_the_machine_and_no_flag), and the order of the arguments of
+`start_work`, which is the order of the fields in app.py. Free to change: the words of refusals.
 
 Tests: tests/parts/scripts/test_uploaded_clip.py, tests/stories/test_app.py
 """

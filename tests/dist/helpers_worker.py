@@ -47,7 +47,7 @@ def collectives() -> None:
     utils_dist.barrier()
     gathered = utils_dist.gather_objects({"rank": rank})
     with utils_dist.all_ranks_or_none():
-        utils_dist.check_same_on_all_ranks("the seeds", 7)
+        utils_dist.check_same_on_all_ranks("the seeds", value=7)
     store = RUN.store
     print(json.dumps({
         "gathered": gathered, "store_s": store.timeout.total_seconds() if store else 60,
@@ -56,7 +56,7 @@ def collectives() -> None:
 
 def four_beats() -> None:
     """Live under the watchdog for two seconds, in which each rank writes four beats."""
-    utils_dist.begin(WatchdogOptions(stall_s=5, start_s=60, validate_s=1, save_s=1), 60)
+    utils_dist.begin(WatchdogOptions(stall_s=5, start_s=60, validate_s=1, save_s=1), timeout_s=60)
     time.sleep(2)
     utils_dist.barrier()
     print(json.dumps({"pid": os.getpid()}))
@@ -64,7 +64,7 @@ def four_beats() -> None:
 
 def work() -> None:
     """Take steps of one collective each until the file exists that the second argument names."""
-    utils_dist.begin(WatchdogOptions(stall_s=4, start_s=60, validate_s=4, save_s=4), 60)
+    utils_dist.begin(WatchdogOptions(stall_s=4, start_s=60, validate_s=4, save_s=4), timeout_s=60)
     print("at work", flush=True)
     step = 0
     is_over = False
@@ -72,12 +72,12 @@ def work() -> None:
         step += 1
         watchdog.phase("compute", step)
         time.sleep(0.05)
-        is_over = utils_dist.from_rank(0, Path(sys.argv[2]).exists())
+        is_over = utils_dist.from_rank(source=0, obj=Path(sys.argv[2]).exists())
 
 
 def write_much() -> None:
     """Write 200 kB to a terminal that is paused meanwhile, in a phase of at most two seconds."""
-    utils_dist.begin(WatchdogOptions(stall_s=2), 60)
+    utils_dist.begin(WatchdogOptions(stall_s=2), timeout_s=60)
     for step in range(200):
         watchdog.phase("compute", step)
         print(f"line {step} " + "x" * 1000, flush=True)
@@ -176,7 +176,7 @@ def main() -> None:
     with utils_dist.ranks(log=False):
         # These cases meet by `begin`, which also starts the watchdog.
         if sys.argv[1] not in ("four_beats", "work", "write_much"):
-            utils_dist.init_dist(60)
+            utils_dist.init_dist(timeout_s=60)
         globals()[sys.argv[1]]()
 
 

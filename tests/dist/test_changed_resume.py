@@ -283,11 +283,16 @@ class Cut(NamedTuple):
     "cut",
     [
         # A signal in step 1 takes effect after step 2.
-        pytest.param(Cut("term", 1, [], 75), id="signal in a step"),
-        pytest.param(Cut("signal", 2, [], 75), id="signal in the validation"),
-        pytest.param(Cut("kill", 2, [], -9), id="killed in the validation"),
+        pytest.param(Cut("term", step=1, writers=[], exit_code=75), id="signal in a step"),
+        pytest.param(
+            Cut("signal", step=2, writers=[], exit_code=75), id="signal in the validation"
+        ),
+        pytest.param(Cut("kill", step=2, writers=[], exit_code=-9), id="killed in the validation"),
         # This writer kills the process when it is given the scores.
-        pytest.param(Cut("none", 0, ["killing"], -9), id="killed while scores are recorded"),
+        pytest.param(
+            Cut("none", step=0, writers=["killing"], exit_code=-9),
+            id="killed while scores are recorded",
+        ),
     ],
 )
 def test_the_last_validation_is_recorded_once_wherever_the_run_was_cut(tmp_path, best_psnr, cut):

@@ -66,7 +66,7 @@ def moved_run(tmp_path_factory) -> tuple[RankResult, Path]:
     with Ranks(2, *odd_command(options, ENDLESS, NO_TEST)) as ranks:
         ranks.wait_for("Iter: 3,", rank=0, limit_s=60)
         folder.rename(moved)
-        result = ranks.wait(60)
+        result = ranks.wait(limit_s=60)
     return result, moved
 
 
@@ -111,7 +111,7 @@ def test_a_run_whose_folder_was_moved_leaves_a_second_run_in_the_old_place_alone
         folder.rename(moved)
         second = odd(options, NO_TEST, total(3))
         os.killpg(first.processes[0].pid, signal.SIGCONT)
-        result = first.wait(60)
+        result = first.wait(limit_s=60)
 
     assert second.exit_codes == [0]
     assert latest(options)["step"] == 3
@@ -131,7 +131,7 @@ def test_a_run_takes_a_lock_again_that_somebody_removes(tmp_path):
         ranks.wait_for(".lock was removed", rank=0, limit_s=60)
         other = odd(options, ENDLESS)
         os.kill(ranks.processes[0].pid, signal.SIGTERM)
-        result = ranks.wait(60)
+        result = ranks.wait(limit_s=60)
 
     assert result.exit_codes == [75], result.text
     assert other.exit_codes == [2]
@@ -220,8 +220,8 @@ def test_a_best_score_of_other_test_clips_does_not_count(tmp_path):
     assert first.exit_codes == [0], first.text
     # A score of 90 dB is better than any score to come, as if the first test clips were easier.
     best = experiment(options) / "checkpoints/checkpoint_best.pth"
-    set_best_psnr(best, 90.0)
-    set_best_psnr(latest_file(options), 90.0)
+    set_best_psnr(best, value=90.0)
+    set_best_psnr(latest_file(options), value=90.0)
 
     same_clips = odd(options, validate, total(3))
     best_with_same_clips = latest(options)["best_psnr"]
@@ -324,7 +324,7 @@ def test_a_loader_process_that_is_killed_while_the_step_computes_is_named(tmp_pa
 
     # On rank 1, in step 5.
     with Ranks(2, *odd_command(options, *changes, case="bury", struck=(1, 5))) as ranks:
-        result = ranks.wait(90)
+        result = ranks.wait(limit_s=90)
 
     assert result.exit_codes == [3, 3], result.text
     assert result.text.count("DataError: ") == 1
@@ -385,7 +385,7 @@ def test_a_small_shared_memory_is_named_with_its_cure(tmp_path):
     command = odd_command(write_odd_options(tmp_path), ENDLESS, NO_TEST)
 
     with Ranks(1, *command, prefix=with_small_memory) as ranks:
-        result = ranks.wait(90)
+        result = ranks.wait(limit_s=90)
 
     assert result.exit_codes == [3], result.text
     for word in ("/dev/shm", "--shm-size"):

@@ -265,9 +265,9 @@ def apart(tmp_path_factory) -> Apart:
         host0=host0,
         host1=host1,
         both=both,
-        first=start(1, host0, host1),
-        second=start(3, host0, host1),
-        whole=start(3, both, both),
+        first=start(until=1, of_rank_0=host0, of_rank_1=host1),
+        second=start(until=3, of_rank_0=host0, of_rank_1=host1),
+        whole=start(until=3, of_rank_0=both, of_rank_1=both),
     )
 
 

@@ -87,27 +87,27 @@ def test_a_job_outlives_suspension_time_limit_and_pre_emption_and_ends_by_scance
         f"--output={log}", *limit, *NO_GPU, "submit_job.sh", str(options), *options_of_job, cwd=copy
     )
     # First, SLURM suspends the job for longer than the watchdog of the training allows.
-    wait_for(log, "Iter: ", 120)
+    wait_for(log, "Iter: ", limit_s=120)
     cluster.run("scontrol", "suspend", job)
     time.sleep(1)
     before = log.read_text()
     time.sleep(14)  # longer than the limits of the watchdog
     assert log.read_text() == before
     cluster.run("scontrol", "resume", job)
-    first = wait_for(log, "stopped by a signal at iter", 120)
+    first = wait_for(log, "stopped by a signal at iter", limit_s=120)
     # Second, the job has reached its limit, saved, and is queued again. With a longer limit, no
     # further signal of the limit comes, however slow this machine is.
     cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=10")
-    second = cluster.wait_for_life(log, 2, "Iter: ", 180)
+    second = cluster.wait_for_life(log, life=2, text="Iter: ", limit_s=180)
     # Third, an urgent job needs the node, so the job is stopped and queued again.
     cluster.submit(
         "--partition=urgent", "--exclusive", f"--output={tmp_path / 'urgent.out'}", "--wrap=true"
     )
-    second = cluster.wait_for_life(log, 2, "stopped by a signal at iter", 60)
+    second = cluster.wait_for_life(log, life=2, text="stopped by a signal at iter", limit_s=60)
     # Last, the user cancels the job. It saves, and is not queued again.
-    cluster.wait_for_life(log, 3, "Iter: ", 180)
+    cluster.wait_for_life(log, life=3, text="Iter: ", limit_s=180)
     cluster.run("scancel", job)
-    third = cluster.wait_for_life(log, 3, "stopped by a signal at iter", 60)
+    third = cluster.wait_for_life(log, life=3, text="stopped by a signal at iter", limit_s=60)
     cluster.wait(lambda: cluster.state(job) not in ("RUNNING", "COMPLETING"), "the end of the job")
 
     assert cluster.state(job) == "CANCELLED"
@@ -131,11 +131,11 @@ def test_each_task_gets_the_cores_that_sbatch_asked_for_also_from_another_folder
     places = f"{python.parent}:{os.environ['PATH']}"
     path = f"--export=ALL,VIRTUAL_ENV={tmp_path},PATH={places},OMP_NUM_THREADS="
     cluster.submit(f"--output={log}", path, *own, str(script), "scale=1")
-    assert "cpus 3 threads 3 of -u main_train_vrt.py --opt" in wait_for(log, "cpus", 30)
+    assert "cpus 3 threads 3 of -u main_train_vrt.py --opt" in wait_for(log, "cpus", limit_s=30)
     (tmp_path / "mine.json").write_text("{}")
     elsewhere = (f"--output={tmp_path / 'elsewhere.out'}", path, *own, str(script), "mine.json")
     cluster.submit(*elsewhere, cwd=tmp_path)
-    text = wait_for(tmp_path / "elsewhere.out", "cpus", 30)
+    text = wait_for(tmp_path / "elsewhere.out", "cpus", limit_s=30)
     assert f"cpus 3 threads 3 of -u {ROOT}/main_train_vrt.py --opt mine.json" in text
     write_command(
         tmp_path / "bin/scontrol", "echo slurm_load_jobs error: Socket timed out >&2; exit 1"
@@ -154,7 +154,7 @@ def test_a_batch_script_without_srun_is_refused_at_once_with_the_command_to_type
     arguments = f"main_train_vrt.py --opt {options}"
     script = f"{sys.executable} {arguments}; echo code $?"
     cluster.submit(f"--output={log}", "--ntasks=2", "--gpus-per-node=0", f"--wrap={script}")
-    text = wait_for(log, "code", 60)
+    text = wait_for(log, "code", limit_s=60)
 
     assert "this process is its batch script" in text
     assert f"srun python -u {arguments}" in text
@@ -200,9 +200,11 @@ def test_a_signal_to_one_task_of_a_job_array_requeues_that_task_alone(tmp_path, 
         f"--output={log}-%a", *own, str(wrapped), str(options), *changes, cwd=ROOT
     )
     for task in (0, 1):
-        wait_for(tmp_path / f"array-{task}", "Iter: ", 120)
+        wait_for(tmp_path / f"array-{task}", "Iter: ", limit_s=120)
     cluster.run("scancel", "--signal=USR1", "--batch", f"{array}_1")
-    wait_for(tmp_path / "array-1", "(?s)stopped by a signal at iter.*resumed from.*Iter: ", 240)
+    wait_for(
+        tmp_path / "array-1", "(?s)stopped by a signal at iter.*resumed from.*Iter: ", limit_s=240
+    )
     other = (tmp_path / "array-0").read_text()
     cluster.run("scancel", array)
 
@@ -224,6 +226,6 @@ def test_a_copy_of_the_script_runs_no_files_of_others_in_a_shared_folder(tmp_pat
     silent = write_command(tmp_path / "bin/scontrol", "exit 1")
     path = f"--export=ALL,PATH={silent.parent}:{os.environ['PATH']}"
     cluster.submit(f"--output={log}", path, *NO_GPU, "submit_job.sh", cwd=shared)
-    text = wait_for(log, "SPIKEVRT_HOME", 60)
+    text = wait_for(log, "SPIKEVRT_HOME", limit_s=60)
 
     assert "planted" not in text

@@ -387,8 +387,8 @@ def test_two_hosts_name_each_other_when_the_cable_is_cut(tmp_path):
 
         hosts.cut()
         time_of_cut = time.monotonic()
-        wait_for(logs[0], r"rank 1 is SILENT|lost contact", 30)
-        wait_for(logs[1], r"rank 1 has lost the store|lost contact", 30)
+        wait_for(logs[0], r"rank 1 is SILENT|lost contact", limit_s=30)
+        wait_for(logs[1], r"rank 1 has lost the store|lost contact", limit_s=30)
 
         # The agents of torchrun may live on, but no rank does.
         family = []

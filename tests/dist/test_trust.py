@@ -113,7 +113,7 @@ def test_a_forged_beat_harms_no_file_or_process_that_it_names(run, tmp_path, bys
     # reported the beat, let rank 1 go on, because rank 0 waits for the end of rank 1.
     run.wait_for(REPORT, rank=0, limit_s=60)
     os.kill(beat["pid"], signal.SIGCONT)
-    result = run.wait(30)
+    result = run.wait(limit_s=30)
 
     assert precious.read_text() == "three weeks of work"
     assert bystander.poll() is None  # it still runs
@@ -134,7 +134,7 @@ def test_a_forged_beat_harms_no_file_or_process_that_it_names(run, tmp_path, bys
 )
 def test_a_forged_failure_ends_the_run_with_a_report(run, value):
     store_of(run).set("failure", value)
-    result = run.wait(30)
+    result = run.wait(limit_s=30)
 
     # The forged values ask for other exit codes, e.g. 0 and 3.
     assert result.exit_codes == [FORGED_VALUE, FORGED_VALUE]
@@ -156,7 +156,7 @@ def test_a_forged_failure_ends_the_run_with_a_report(run, value):
 )
 def test_a_text_that_is_no_beat_ends_the_run_with_a_report(run, value):
     write_until_the_end(run, store_of(run), "beat/1", value)
-    result = run.wait(30)
+    result = run.wait(limit_s=30)
 
     assert 0 not in result.exit_codes
     assert result.text.count(REPORT) == 1
@@ -197,7 +197,7 @@ def test_a_run_with_a_job_key_ends_as_a_run_without_one(tmp_path):
         # This file of a rank holds the key, because the key is a variable of its environment.
         environment = Path(f"/proc/{ranks.processes[0].pid}/environ")
         (tmp_path / "over").touch()  # ends the work of both ranks, see `begin_work`
-        result = ranks.wait(30)
+        result = ranks.wait(limit_s=30)
 
     assert result.exit_codes == [0, 0], result.text
     # Neither the output of the ranks nor a process that is left behind tells the key.
@@ -229,7 +229,7 @@ def test_a_beat_with_the_proof_of_another_beat_ends_the_run(tmp_path):
         proof, _, text = store.get("beat/1").decode().partition(" ")
         forged = json.dumps(json.loads(text) | {"beat": 10**6, "phase": "as usual"})
         write_until_the_end(ranks, store, "beat/1", f"{proof} {forged}")
-        result = ranks.wait(30)
+        result = ranks.wait(limit_s=30)
 
     assert len(proof) == 64  # a SHA-256 in hex digits
     assert 0 not in result.exit_codes
@@ -298,7 +298,7 @@ def test_a_stranger_that_comes_as_the_missing_rank_executes_nothing(tmp_path):
         stranger = subprocess.Popen([sys.executable, "-c", STRANGER, *arguments], cwd=ROOT)
         ranks.processes[0].wait(60)
         stranger.kill()
-        result = ranks.wait(1)
+        result = ranks.wait(limit_s=1)
 
     assert not (tmp_path / "executed").exists()
     assert result.exit_codes[0] == FORGED_VALUE, result.text
@@ -306,11 +306,11 @@ def test_a_stranger_that_comes_as_the_missing_rank_executes_nothing(tmp_path):
 
 
 def test_seconds_that_no_float_holds_are_refused():
-    assert read_state(1, json.dumps(BEAT)) == BEAT
+    assert read_state(rank=1, value=json.dumps(BEAT)) == BEAT
 
     forged = BEAT | {"age": 10**400}  # a whole number, for which JSON has no limit
     with pytest.raises(ForeignValueError, match="key 'beat/1'"):
-        read_state(1, json.dumps(forged))
+        read_state(rank=1, value=json.dumps(forged))
 
 
 def test_a_failure_that_is_no_text_is_refused():

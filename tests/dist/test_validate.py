@@ -82,7 +82,7 @@ def validated(tmp_path_factory) -> Validated:
     options = write_options(tmp_path_factory.mktemp("validated"), netG={"net_type": "same"})
     tiles_of_4 = "val.num_frame_testing=4"
     model = ModelVRT(read_options(["--opt", str(options), "train.E_decay=0", tiles_of_4]))
-    clips = [Clip(0, frames=12), Clip(1, frames=3), Clip(2, frames=3)]
+    clips = [Clip(number=0, frames=12), Clip(number=1, frames=3), Clip(number=2, frames=3)]
 
     # `Clip` has the parts of a reader that a validation reads, and no others.
     readers: Any = clips

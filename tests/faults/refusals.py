@@ -110,7 +110,7 @@ def seconds_until_explained(case: Environment, limit_s: float = 60) -> float:
             while not any(message in running.output(rank) for rank in range(case.ranks)):
                 if time.monotonic() - running.start > limit_s:
                     raise AssertionError(
-                        f"{case.name}: {message!r} never came\n{running.output(0)}"
+                        f"{case.name}: {message!r} never came\n{running.output(rank=0)}"
                     )
                 time.sleep(0.02)
             return time.monotonic() - running.start
@@ -177,7 +177,7 @@ def break_file(kind: str, ranks: int) -> BrokenFile:
             running.wait_for("Iter: 1,", rank=0, limit_s=90)
             damage(folder, kind)
             damaged_at = time.monotonic()
-            result = running.wait(60)
+            result = running.wait(limit_s=60)
             seconds = time.monotonic() - damaged_at
     says_what = BROKEN[kind] in result.text
     says_where = "/train0/" in result.text or "/train1/" in result.text

@@ -99,7 +99,7 @@ def interrupt(
         victims = struck_ranks(rng, ranks, how)
         send(running, victims, signal.SIGKILL if how == "kill" else getattr(signal, how))
         struck_at = time.monotonic()
-        first = running.wait(120)
+        first = running.wait(limit_s=120)
     gone_s = time.monotonic() - struck_at
 
     second: RankResult = train(options, *arguments, ranks=ranks, limit_s=START_S)
@@ -155,7 +155,7 @@ def suspend(options: Path, ranks: int, seed: int, stall_s: float) -> str:
                 time.sleep(rng.uniform(0, 0.5))
             if number == signal.SIGSTOP:
                 time.sleep(stall_s + 6)
-        result = running.wait(180)
+        result = running.wait(limit_s=180)
     if result.exit_codes == [0] * ranks and "StallError" not in result.text:
         return ""
     return f"exit codes {result.exit_codes}: {result.text}"

@@ -64,7 +64,7 @@ class Simulated:
         self.syncs = 0
         self.since = HEALTHY
         self.known_at = 0.0
-        self.publish(5.0)
+        self.publish(stall_s=5.0)
 
     def publish(self, stall_s: float) -> None:
         """Give a beat. stall_s: limit of the phase in seconds."""
@@ -94,17 +94,17 @@ class Simulated:
         verdict = self.beats.verdict(stall_s)
         if verdict is None:
             return None
-        named_rank = verdict[0]
-        kind = verdict[1]
-        failure = Failure(named_rank, EXIT_CODE, self.rank)
+        failure = Failure(verdict.rank, code=EXIT_CODE, by=self.rank)
         was_named_before = claim_failure(self.store, failure, self.world_size)
         if was_named_before:
             return None
-        return {"rank": named_rank, "kind": kind, "at": time.time()}
+        return {"rank": verdict.rank, "kind": verdict.kind, "at": time.time()}
 
     def start(self) -> None:
         """Ask of the store what a rank asks of it until training begins."""
-        meet(self.store, LaunchInfo("platform", self.rank, 0, self.world_size))
+        meet(
+            self.store, LaunchInfo("platform", self.rank, local_rank=0, world_size=self.world_size)
+        )
         for number in range(2):
             meeting = Round(self.store, f"round/{number}", self.rank, self.world_size)
             meeting.arrive()

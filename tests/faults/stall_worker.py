@@ -82,7 +82,7 @@ def main() -> None:
     """Train under the watchdog, as main_train_vrt.py does."""
     with utils_dist.ranks(log=False):
         budgets = WatchdogOptions(stall_s=STALL_S, start_s=60, validate_s=1, save_s=1)
-        utils_dist.begin(budgets, 600)
+        utils_dist.begin(budgets, timeout_s=600)
         train()
 
 

@@ -112,7 +112,7 @@ def run_stall(
                 gone = now
             time.sleep(0.02)
         left = processes_of(sessions) if math.isnan(gone) else []
-        result = running.wait(1)
+        result = running.wait(limit_s=1)
     return Trial(
         kind=kind,
         ranks=ranks,

@@ -76,7 +76,7 @@ def state(step: int, floats: int = 500_000) -> dict[str, object]:
 def full_at_the_start(folder):
     """Leave less room than the content needs, as the program can see beforehand."""
     (folder / "other").write_bytes(bytes(2_600_000))
-    return state(2)
+    return state(step=2)
 
 
 def full_in_the_middle(folder):
@@ -92,7 +92,7 @@ def full_at_the_sidecar(folder):
     free_files = os.statvfs(folder).f_ffree
     for number in range(free_files - 1):
         (folder / f"other{number}").touch()
-    return state(2)
+    return state(step=2)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def full_at_the_sidecar(folder):
 )
 def test_a_full_disk_is_said_with_numbers_and_the_former_file_stays(tmp_path, fill_disk, message):
     with disk(tmp_path / "disk", "5m", files=40) as folder:
-        checkpoint.save(state(1), folder / NAME)
+        checkpoint.save(state(step=1), folder / NAME)
         content = fill_disk(folder)
 
         with pytest.raises(CheckpointError) as error:
@@ -248,7 +248,7 @@ def test_a_full_disk_under_the_logs_changes_no_exit_code(tmp_path):
 
 def test_pictures_without_room_are_said_once_and_end_nothing(tmp_path, caplog):
     opt = read_options(["--opt", str(write_options(tmp_path))])
-    health = Health(opt.folder, opt.train, opt.datasets, 4)
+    health = Health(opt.folder, opt.train, opt.datasets, total_iter=4)
     run = Experiment(opt.folder, opt.plain(), ORDER, health)
     run.folder.mkdir(parents=True, exist_ok=True)
     # Nothing can be written to /dev/full.

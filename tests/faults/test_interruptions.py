@@ -64,7 +64,7 @@ def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(
         while process.poll() is None and time.monotonic() < deadline:
             process.send_signal(second)
             time.sleep(0.1)
-        result = running.wait(10)
+        result = running.wait(limit_s=10)
 
     # The code by which a shell reports a program that a signal has ended.
     assert result.exit_codes == [128 + second]
@@ -101,7 +101,7 @@ def run_with_signals(
             send(running.processes[0].pid, number)
             # The system would make one signal of two equal ones that wait at the same time.
             time.sleep(0.02)
-        return running.wait(60)
+        return running.wait(limit_s=60)
 
 
 def test_a_run_that_was_started_deaf_goes_on_after_signals_of_a_terminal(tmp_path):
@@ -147,7 +147,7 @@ def test_a_signal_saves_and_ends_a_run(tmp_path, signals, program):
 def test_a_rank_that_is_killed_or_signalled_ends_all_and_the_resumed_run_has_the_same_bits(
     runs, how, seed, struck
 ):
-    trial = interrupt(runs.options, 2, how, seed, runs.expected)
+    trial = interrupt(runs.options, ranks=2, how=how, seed=seed, expected=runs.expected)
 
     assert trial.interrupted_by == f"{how} to {struck}", trial.text
     assert trial.identical, trial.text

@@ -218,7 +218,7 @@ def test_a_rank_that_falls_silent_after_the_others_began_to_wait_is_named(server
         return verdicts
 
     # 3 s: longer than the second before the rank falls silent, so that nobody is named before.
-    assert verdicts_of(ranks, 3.0, is_over) == [Verdict(count - 1, "SILENT")]
+    assert verdicts_of(ranks, stall_s=3.0, is_over=is_over) == [Verdict(count - 1, "SILENT")]
 
 
 # ---- A restart ----
@@ -237,7 +237,7 @@ def names_of_starts(server) -> list[list[str]]:
 
     def ask(names: dict[int, str], rank: int) -> None:
         """Put the name of the start that a rank hears into `names`. There are three ranks."""
-        launch = LaunchInfo("torchrun", rank, 0, 3)
+        launch = LaunchInfo("torchrun", rank, local_rank=0, world_size=3)
         names[rank] = rendezvous._name_of_start(server, launch)
 
     starts = []

@@ -136,7 +136,7 @@ def test_a_run_that_is_suspended_as_a_whole_goes_on_when_it_wakes(tmp_path, rank
         for pause in pauses:
             suspend(in_order_of_waking(pids, pause.last), pids, pause.lead_s)
         # The run must take twenty further steps.
-        steps_so_far = running.output(0).count("Iter: ")
+        steps_so_far = running.output(rank=0).count("Iter: ")
         running.wait_for(f"Iter: {steps_so_far + 20},", rank=0, limit_s=60)
         send(pids, signal.SIGTERM)
         result = running.wait(limit_s=60)

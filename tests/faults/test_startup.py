@@ -32,6 +32,9 @@ WORKER = ("tests/dist/helpers_worker.py", "collectives")
 # would be slow.
 SOON = {"SPIKEVRT_JOIN_TIMEOUT": "3"}
 
+# A port that Linux reserves for root, as all ports below 1024 by default.
+RESERVED_PORT = 81
+
 # ---- Ranks that do not come together ----
 
 
@@ -53,7 +56,7 @@ def command_without_right_to_reserved_ports():
     """
     # The kernel reserves the ports below the number in this file for root.
     first_free = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
-    if not first_free.exists() or int(first_free.read_text()) <= 81:
+    if not first_free.exists() or int(first_free.read_text()) <= RESERVED_PORT:
         pytest.skip("this machine reserves no port")
     is_root = os.getuid() == 0
     if not is_root:
@@ -67,10 +70,11 @@ def command_without_right_to_reserved_ports():
 def test_a_port_that_may_not_be_opened_is_not_said_to_be_in_use():
     prefix = command_without_right_to_reserved_ports()
 
-    result = run_ranks(2, *WORKER, env={"MASTER_PORT": "81", **SOON}, prefix=prefix)
+    port = {"MASTER_PORT": str(RESERVED_PORT)}
+    result = run_ranks(2, *WORKER, env={**port, **SOON}, prefix=prefix)
 
     assert result.exit_codes[0] == 2, result.text
-    assert "cannot open port 81" in result.stderr[0]
+    assert f"cannot open port {RESERVED_PORT}" in result.stderr[0]
     assert "is in use" not in result.stderr[0]
     assert "torch says: " in result.stderr[0]
 

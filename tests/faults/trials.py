@@ -206,7 +206,8 @@ def overhead(share: float) -> Results:
     }
 
 
-# ranks, seconds between two beats, watchdog.stall_s in seconds
+# ranks, seconds between two beats, watchdog.stall_s in seconds. One process beats for all simulated
+# ranks, so 4096 ranks beat more slowly.
 MANY = ((64, 0.5, 5.0), (512, 0.5, 5.0), (4096, 4.0, 20.0))
 
 
@@ -284,7 +285,7 @@ def suspensions(share: float) -> Results:
     with tempfile.TemporaryDirectory() as folder:
         options = write_odd_options(Path(folder))
         for ranks in (1, 2, 4):
-            for seed in range(number_of(5, share)):
+            for seed in range(number_of(trials=5, share=share)):
                 outcomes.append(suspend(options, ranks, seed, STALL_S))
     return results_of(outcomes)
 
@@ -300,7 +301,7 @@ def launcher(share: float) -> Results:
     with tempfile.TemporaryDirectory() as folder:
         options = write_options(Path(folder))
         for ranks in (2, 4):
-            for seed in range(number_of(10, share)):
+            for seed in range(number_of(trials=10, share=share)):
                 code, seconds = signal_launcher(options, ranks, seed)
                 is_right = code == STOPPED_BY_SIGNAL
                 outcomes.append("" if is_right else f"launch_train.sh ended with {code}")
@@ -313,12 +314,12 @@ def agents(share: float) -> Results:
 
     Both agents must start their rank anew, and the new ranks must find each other.
     """
-    return results_of([restart_of_one_agent() for _ in range(number_of(5, share))])
+    return results_of([restart_of_one_agent() for _ in range(number_of(trials=5, share=share))])
 
 
 def saves(share: float) -> Results:
     """Kill a process while it saves checkpoints. No file that it leaves may be incomplete."""
-    return kill_while_saving(number_of(200, share))
+    return kill_while_saving(number_of(trials=200, share=share))
 
 
 # ---- Environments, files and epochs --------------------------------------------------------------
@@ -342,7 +343,7 @@ def broken_files(share: float) -> Results:
     """
     outcomes = []
     gone_s = []  # seconds from the damage until all ranks had gone, of each trial
-    for _, ranks, kind in product(range(number_of(2, share)), (2, 4), BROKEN):
+    for _, ranks, kind in product(range(number_of(trials=2, share=share)), (2, 4), BROKEN):
         trial = break_file(kind, ranks)
         gone_s.append(trial.seconds)
         error = f"{trial.text}\n{trial.kind}, {trial.ranks} ranks"
@@ -390,7 +391,7 @@ def readers(share: float) -> Results:
 
 def epochs(share: float) -> Results:
     """Train for many short epochs, with loader processes that live for an epoch or for the run."""
-    full_number = number_of(200, share, at_least=2)
+    full_number = number_of(trials=200, share=share, at_least=2)
     each = {}  # run, in words -> number of epochs that it came through
     for ranks, persistent in product((2, 4), ("false", "true")):
         with tempfile.TemporaryDirectory() as folder:
@@ -411,8 +412,11 @@ def finished_epochs(options: Path, ranks: int, full_number: int, persistent: str
         f"datasets.train.dataloader_persistent_workers={persistent}",
         "datasets.train.dataloader_num_workers=2",
     )
-    # Rank 1 starts its loader late in each epoch (the step of `struck` has no meaning here).
-    with Ranks(ranks, *odd_command(options, *changes, case="late", struck=(1, 0))) as running:
+    # Rank 1 starts its loader late in each epoch. The case "late" does not read the step.
+    late_rank = 1
+    no_step = 0
+    command = odd_command(options, *changes, case="late", struck=(late_rank, no_step))
+    with Ranks(ranks, *command) as running:
         result = running.wait(120 + 10 * full_number)
     if result.exit_codes != [0] * ranks:
         return 0
@@ -422,13 +426,13 @@ def finished_epochs(options: Path, ranks: int, full_number: int, persistent: str
 # ---- All kinds -----------------------------------------------------------------------------------
 
 # Kind of trial -> share of the full number of trials -> results. The names are keys of faults.json.
-KINDS_OF_TRIAL: dict[str, Callable[[float], Results]] = {
-    "stalls": partial(stalls, STALL_KINDS, 3, waiting_rank),
-    "deaths": partial(stalls, ("kill", "exception"), 3, each_rank_in_turn),
-    "store_host": partial(stalls, ("stop", "gil", "kill"), 1, rank_0),
+KINDS_OF_TRIAL: dict[str, Callable[..., Results]] = {
+    "stalls": partial(stalls, kinds=STALL_KINDS, full_number=3, victim=waiting_rank),
+    "deaths": partial(stalls, kinds=("kill", "exception"), full_number=3, victim=each_rank_in_turn),
+    "store_host": partial(stalls, kinds=("stop", "gil", "kill"), full_number=1, victim=rank_0),
     "saves": saves,
-    "kills": partial(interruptions, "kill"),
-    "preemptions": partial(interruptions, "signal"),
+    "kills": partial(interruptions, how="kill"),
+    "preemptions": partial(interruptions, how="signal"),
     "suspensions": suspensions,
     "launcher": launcher,
     "agents": agents,
@@ -467,7 +471,7 @@ def main() -> None:
     for name in names:
         start = time.monotonic()
         load = os.getloadavg()[0]
-        found = KINDS_OF_TRIAL[name](args.share)
+        found = KINDS_OF_TRIAL[name](share=args.share)
         found |= {"seconds": round(time.monotonic() - start), "load_before": round(load, 1)}
         results = {**read_results(), name: found}  # others may have written meanwhile
         print(name, json.dumps(found, indent=2), flush=True)

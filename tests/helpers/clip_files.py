@@ -228,7 +228,7 @@ def set_for_training(values: LoaderOptions | dict[str, Any], seed: int = 0) -> T
 
 def set_for_testing(values: LoaderOptions | dict[str, Any]) -> TestClips:
     """Return the data set of a section `datasets.test`."""
-    dataset = build_dataset(values, "test", 0)
+    dataset = build_dataset(values, "test", seed=0)
     assert isinstance(dataset, TestClips)
     return dataset
 

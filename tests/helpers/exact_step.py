@@ -78,7 +78,7 @@ def results_of_step(
     if dtype is torch.float16:
         scale = 2.0**10
     is_exact = dtype is None
-    with tf32(False) if is_exact else contextlib.nullcontext():
+    with tf32(is_on=False) if is_exact else contextlib.nullcontext():
         with torch.autocast(clip.device.type, dtype, enabled=not is_exact):
             restored = net(clip)
         if not is_exact:

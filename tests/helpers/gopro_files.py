@@ -51,9 +51,9 @@ def write_tree(root, clips=4, frames=60):
 
 def write_raw(root):
     """Write three raw clips of few frames. Returns their root."""
-    write_folder(root / "train/GOPR0001_03_00", moving_frames(13, seed=1))
-    write_folder(root / "train/GOPR0002_05_00", moving_frames(10, seed=2))
-    write_folder(root / "test/GOPR0003_03_00", moving_frames(9, seed=3))
+    write_folder(root / "train/GOPR0001_03_00", moving_frames(count=13, seed=1))
+    write_folder(root / "train/GOPR0002_05_00", moving_frames(count=10, seed=2))
+    write_folder(root / "test/GOPR0003_03_00", moving_frames(count=9, seed=3))
     return root
 
 

@@ -164,7 +164,7 @@ def write_data(folder: Path, options: dict[str, Any], side: int = 64) -> None:
     """
     is_vimeo = "Vimeo" in options["datasets.train.dataset_type"]
     _write_split(folder, options, "train", 7 if is_vimeo else 6, side)
-    _write_split(folder, options, "test", 3, side)
+    _write_split(folder, options, "test", count=3, side=side)
 
 
 def _write_split(folder: Path, options: dict[str, Any], split: str, count: int, side: int) -> None:

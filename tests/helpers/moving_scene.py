@@ -157,7 +157,7 @@ class Scene:
     def _spike_camera_input(self, light: np.ndarray) -> np.ndarray:
         """Return what the spike camera integrates (H/2, W/2) in a plane of this light."""
         values = to_display(light) if self.light == "display" else light
-        return bin_pixels(to_grey(values), 2)
+        return bin_pixels(to_grey(values), factor=2)
 
     # ---- The files of a clip ----
 

@@ -358,9 +358,13 @@ class Stage(nn.Module):
         self.reshape = nn.Sequential(*layers)
 
         two_frames = (2, *window[1:])
-        self.residual_group1 = Group(dim, mutual_depth, heads, two_frames, True, mlp_ratio)
+        self.residual_group1 = Group(
+            dim, mutual_depth, heads, two_frames, mutual=True, mlp_ratio=mlp_ratio
+        )
         self.linear1 = nn.Linear(dim, dim)
-        self.residual_group2 = Group(dim, depth - mutual_depth, heads, window, False, mlp_ratio)
+        self.residual_group2 = Group(
+            dim, depth - mutual_depth, heads, window, mutual=False, mlp_ratio=mlp_ratio
+        )
         self.linear2 = nn.Linear(dim, dim)
         if self.k:
             self.pa_deform = Deform(dim, groups, self.k, 10.0 / scale)
@@ -384,8 +388,8 @@ class Stage(nn.Module):
 
         # A backward flow brings a later frame back onto a frame, a forward flow an earlier frame.
         frames = x.transpose(1, 2)
-        later = self.align(frames, backward, 1)
-        earlier = self.align(frames, forward, -1)
+        later = self.align(frames, backward, step=1)
+        earlier = self.align(frames, forward, step=-1)
         aligned = torch.cat((frames, later, earlier), 2)
         return over_channels(self.pa_fuse, aligned.transpose(1, 2))
 
@@ -422,7 +426,7 @@ class Refine(nn.Module):
 
     def __init__(self, dim, depth, heads, window, mlp_ratio) -> None:
         super().__init__()
-        self.residual_group = Group(dim, depth, heads, window, False, mlp_ratio)
+        self.residual_group = Group(dim, depth, heads, window, mutual=False, mlp_ratio=mlp_ratio)
         self.linear = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:

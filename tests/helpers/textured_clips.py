@@ -22,7 +22,7 @@ SIDE = 96
 # Frames of a clip, and spike planes of a frame.
 FRAMES = 4
 PLANES = 40
-PLANE = SpikeGeometry(48, 48)
+PLANE = SpikeGeometry(height=48, width=48)
 TURNS: dict[str, Any] = {"use_hflip": True, "use_rot": True, "random_reverse": True}
 SPIKES = {
     "type": "dat",

@@ -43,21 +43,21 @@ class Shape(NamedTuple):
 
 
 SHAPES = [
-    Shape(64, 16, mutual=True, is_masked=False),
-    Shape(64, 16, mutual=True, is_masked=True),
-    Shape(64, 20, mutual=False, is_masked=True),
-    Shape(128, 16, mutual=False, is_masked=True),
-    Shape(128, 30, mutual=False, is_masked=False),
-    Shape(192, 16, mutual=False, is_masked=True),
-    Shape(256, 16, mutual=False, is_masked=True),
-    Shape(384, 20, mutual=False, is_masked=True),
+    Shape(t=64, channels=16, mutual=True, is_masked=False),
+    Shape(t=64, channels=16, mutual=True, is_masked=True),
+    Shape(t=64, channels=20, mutual=False, is_masked=True),
+    Shape(t=128, channels=16, mutual=False, is_masked=True),
+    Shape(t=128, channels=30, mutual=False, is_masked=False),
+    Shape(t=192, channels=16, mutual=False, is_masked=True),
+    Shape(t=256, channels=16, mutual=False, is_masked=True),
+    Shape(t=384, channels=20, mutual=False, is_masked=True),
 ]
 # The interpreter takes seconds for each shape, so it leaves out these numbers of tokens.
 ON_A_GPU_ONLY = (192, 256)
 # For windows of so many tokens, the interpreter takes most of its time.
 LONG = 384
 # A GPU computes this shape as well.
-LARGE = Shape(512, 16, mutual=False, is_masked=True)
+LARGE = Shape(t=512, channels=16, mutual=False, is_masked=True)
 # Number of tokens of a window -> frames, height, width.
 WINDOWS = {
     64: (1, 8, 8),

@@ -30,9 +30,19 @@ Seconds are measured on the AwakeClock of the rank that judges, which stands sti
 is suspended. So the clocks of the hosts need not agree, and a pause of the whole run makes no rank
 late.
 
-`Watchdog.beat_once` (utils.dist.watchdog) calls `publish`, `read` and `verdict` with each beat. All
-ranks of a run have the same version of this program, so keys and records may change together with
-`store_values.read_state`.
+`Watchdog.beat_once` (utils.dist.watchdog) calls `publish`, `read` and `verdict` with each beat.
+
+What must stay:
+
+    the number of requests of a rank does not grow with the number of ranks
+        test_a_turn_is_one_write_of_a_key_with_one_read
+        test_a_turn_reads_as_few_keys_of_many_ranks_as_of_few
+    one rank is named, and it is the cause
+        test_a_host_that_falls_silent_is_named_once
+        test_a_rank_that_is_waited_for_is_named_once
+
+Free to change: keys and records, together with `store_values.read_state`, because all ranks of a
+run have the same version of this program.
 
 Tests: tests/faults/test_scale.py, tests/faults/test_stalls.py.
 """

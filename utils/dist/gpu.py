@@ -7,8 +7,9 @@
 
 Functions that serve every kind of accelerator are in `utils.device`.
 
-The checks here only read. They may be reordered or extended, but none may start CUDA before
-`choose_gpus` has run, because CUDA reads its variables once.
+What must stay: nothing starts CUDA before `choose_gpus` has run, because CUDA reads its variables
+once (test_nothing_starts_cuda_before_the_process_has_its_gpu). Free to change: the order of the
+checks, which only read, and new checks.
 
 Tests: tests/parts/utils/test_gpu.py.
 """
@@ -121,7 +122,7 @@ def require_usable_gpus() -> None:
     # torch warns of what is wrong, e.g. "The NVIDIA driver on your system is too old".
     with warnings.catch_warnings(record=True) as reasons:
         warnings.simplefilter("always")
-        if devices.of_rank(0).type != "cpu":
+        if devices.of_rank(local_rank=0).type != "cpu":
             return
     gpus = _gpus_of_machine()
     if not gpus.count:

@@ -17,9 +17,10 @@ module reads the standard names, and the names of SLURM.
 The names in the table come from the documentation of the platforms. Open MPI and MPICH were tried
 with real processes, all others with environments that were made after their documentation.
 
-A new platform is a new row of the table: a `PerProcess`, a `PerNode` or an `Unplaced`. The first
-row that fits is taken, so a new row at the end of its list changes nothing for the platforms before
-it.
+What must stay: the order of the rows, because the first row that fits is taken
+(test_a_rank_of_another_launcher_joins_the_others has an environment of each launcher). Free to
+change: a new platform is a new row at the end of its list, a `PerProcess`, a `PerNode` or an
+`Unplaced`; it changes nothing for the platforms before it.
 
 Tests: tests/stories/test_launch.py.
 """

@@ -12,9 +12,11 @@ this module is a text in JSON and the bytes of arrays, so reading a message runs
 This text is called the outline of the value. A list in it begins with a word that says what the
 list stands for, and arrays have their bytes behind the text, in the order of the outline.
 
-`utils_dist.gather_objects` and `utils_dist.from_rank` send messages. All ranks have the same
-version of this program, so the form of a message may change. But `unpack` gets data from a network:
-it must refuse every message that `pack` cannot have made.
+`utils_dist.gather_objects` and `utils_dist.from_rank` send messages.
+
+What must stay: `unpack` gets data from a network, so it refuses every message that `pack` cannot
+have made (test_a_pickle_is_refused_and_not_executed, test_any_bytes_are_read_or_refused). Free to
+change: the form of a message, because all ranks have the same version of this program.
 
 Tests: tests/parts/utils/test_message.py.
 """

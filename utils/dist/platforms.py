@@ -16,8 +16,10 @@ Most functions here append a text to a list `faults` when a variable is wrong, a
 value (mostly the least allowed number). They do not raise at once, because one error shall list all
 wrong variables. `_refuse` raises this error.
 
-What must stay: which variables count, because users' job scripts rely on it. test_launch.py has an
-environment of each platform.
+What must stay: which variables count, because users' job scripts rely on it
+(test_the_variables_tell_who_started_the_ranks,
+test_a_process_that_stands_for_a_node_knows_its_place).
+Free to change: the texts of faults and of advice, together with test_launch.py.
 
 Tests: tests/stories/test_launch.py.
 """

@@ -18,8 +18,15 @@ process beside the rank. It ends the rank if the rank cannot run Python code any
 code holds Python's lock (the GIL). The timer of faulthandler could do this too. But this timer also
 counts the time in which the process is suspended, and it reports only "Timeout (0:00:10)!".
 
-The guard starts with `python -S`, which knows no installed packages. So this module may import only
-the standard library, and modules of this project that do the same.
+What must stay:
+
+    the guard starts with `python -S`, which knows no installed packages. So this module imports
+    only the standard library, and modules of this project that do the same.
+        test_a_struck_rank_is_named_and_all_ranks_leave, kind "gil"
+    no process is ended or asked for its stacks without the proof of `stack_file_of`
+        test_a_forged_beat_harms_no_file_or_process_that_it_names
+
+Free to change: the waits (CLAIM_S, HANDLERS_S), and how /proc is read.
 
 Tests: tests/parts/utils/test_process.py, tests/faults/test_stalls.py, tests/dist/test_life.py.
 """
@@ -461,7 +468,7 @@ def guard(
     if is_alone:
         with suppress(OSError), open(stack_file, "a+b", buffering=0) as file:
             stacks = dump_stacks(file, pid)
-    system.ask_for_signal_at_end_of_parent(0)  # 0: no signal, so the guard outlives the rank
+    system.ask_for_signal_at_end_of_parent(number=0)  # 0: no signal, so the guard outlives the rank
     signal.alarm(LAST_WORDS_S)  # ends the guard after this time
     write_exit_file(StallError.exit_code)
     os.kill(pid, signal.SIGKILL)

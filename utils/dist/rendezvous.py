@@ -22,8 +22,10 @@ The keys of the meeting, in a run of 4 ranks:
                               with the same RANK counts too
     proof/0 ... proof/3       present if the launcher has given all ranks a job key, a secret
 
-All ranks wait for these keys, and wait in the same order. So a rank must not leave out a request,
-and the order of the requests must stay. Time limits and texts may change.
+What must stay: the requests of a rank and their order, because all ranks wait for these keys in the
+same order (test_a_world_that_does_not_come_together_ends_all_ranks_with_the_reason); and their
+number, which does not grow with the number of ranks (test_each_request_of_a_start_is_for_one_key).
+Free to change: time limits and texts.
 
 Tests: tests/faults/test_startup.py, tests/dist/test_torchrun.py, tests/dist/test_trust.py.
 """

@@ -27,8 +27,8 @@ to the log file first and to the terminal last, and never waits longer than SAY_
 
 What must stay: the order in `leave` and `_report`, which is first the report, then the key
 REPORTED, then the end of the process. If a rank ended earlier, the store would end with it, or the
-other ranks would never learn the cause. Limits and texts may change; test_stalls.py measures how
-long a run takes to end, and reads the texts.
+other ranks would never learn the cause (test_a_struck_rank_is_named_and_all_ranks_leave). Free to
+change: limits and texts. test_stalls.py measures how long a run takes to end, and reads the texts.
 
 Tests: tests/faults/test_stalls.py, tests/faults/test_scale.py, tests/dist/test_life.py.
 """
@@ -553,14 +553,15 @@ class Watchdog(threading.Thread):
         own_failure = Failure(rank=self.rank, code=error.exit_code, by=self.rank)
         if self.store is not None:
             # ForeignValueError: the stranger has written under the key of the failure.
-            # RuntimeError: the store does not answer. In both cases no rank can claim the failure.
+            # RuntimeError: the store does not answer. After either error, no rank can claim the
+            # failure.
             with suppress(ForeignValueError, RuntimeError):
                 earlier = claim_failure(self.store, own_failure, self.beats.world_size)
                 if earlier is not None:
                     # Another rank reports. This ends the process, unless the main thread of this
                     # rank is ending it already.
                     self._follow(earlier)
-        # This rank has claimed the failure, or no rank can claim it. In the second case every rank
+        # This rank has claimed the failure, or no rank can claim it. If no rank can, every rank
         # comes here, so only the first rank of each host reports.
         if first_to_say_foreign():
             say(str(error))
@@ -603,7 +604,7 @@ class Watchdog(threading.Thread):
             silent = Verdict(rank=0, kind="SILENT", what="its store does not answer")
             self._write_report(silent, self._stacks_of(rank=0))
             # The name of its memory file proves that the process with this pid still is rank 0.
-            process.kill_rank(rank_0["pid"], stack_file_name(0))
+            process.kill_rank(rank_0["pid"], stack_file_name(rank=0))
         leave(STALL_CODE, store=None)
 
 
@@ -720,14 +721,14 @@ def _sign_off(store: Store) -> None:
         if store.check([MET]):
             states = read_states(store, RUN.launch.world_size)
     # Wait until each process that has joined has signed off, or is gone without signing off.
-    checked: set[int] = set()  # ranks whose process is gone
+    known_as_gone: set[int] = set()  # ranks whose process is gone
     gone_without_sign = 0  # number of these ranks that have not signed off
     while signed_off + gone_without_sign < store.add(JOINED, 0) and time.monotonic() < deadline:
         time.sleep(0.02)
         for rank, state in states.items():
-            if rank in checked or not is_gone(state):
+            if rank in known_as_gone or not is_gone(state):
                 continue
-            checked.add(rank)
+            known_as_gone.add(rank)
             # A rank that signed off before it ended is counted in `signed_off` already.
             if not store.check([f"left/{rank}"]):
                 gone_without_sign += 1

@@ -40,13 +40,13 @@ class KairFlag(NamedTuple):
 
 
 KAIR_TEST = {
-    "--task": KairFlag(1, "--weights, --output"),
-    "--folder_lq": KairFlag(1, "--input"),
-    "--folder_gt": KairFlag(1, "--gt"),
-    "--tile": KairFlag(3, "--tile T,P"),
-    "--tile_overlap": KairFlag(3, "--overlap T,P"),
-    "--num_workers": KairFlag(1, "none: frames are read beside the network"),
-    "--save_result": KairFlag(0, "--save frames"),
+    "--task": KairFlag(value_count=1, ours="--weights, --output"),
+    "--folder_lq": KairFlag(value_count=1, ours="--input"),
+    "--folder_gt": KairFlag(value_count=1, ours="--gt"),
+    "--tile": KairFlag(value_count=3, ours="--tile T,P"),
+    "--tile_overlap": KairFlag(value_count=3, ours="--overlap T,P"),
+    "--num_workers": KairFlag(value_count=1, ours="none: frames are read beside the network"),
+    "--save_result": KairFlag(value_count=0, ours="--save frames"),
 }
 # Flags of KAIR_TEST that our main_test_vrt.py has, too, with another form of the values: KAIR's
 # `--tile 40 128 128` is our `--tile 40,128`. The number of values tells which program is meant.

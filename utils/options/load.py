@@ -19,6 +19,17 @@ Then the parameters of the part are keys of the section, too. E.g. `depths` is a
 
 The caller passes in the registries that know the parts, because utils/ may not import them.
 
+What must stay:
+
+    old option files, and the options in old checkpoints, are read as before
+        test_an_option_file_of_the_project_is_valid, tests/stories/test_kair_files.py
+    a small hostile file takes neither memory nor time
+        test_a_small_option_file_takes_neither_memory_nor_time
+    no message shows a secret
+        test_a_message_hides_a_secret_but_names_its_key
+
+Free to change: the words of errors, together with test_option.py.
+
 Tests: tests/parts/utils/test_option.py, tests/parts/utils/test_option_files.py,
 tests/parts/utils/test_hostile_options.py
 """

@@ -8,6 +8,11 @@ docs/options.md is generated from these models (lab/make_options_doc.py). KAIR i
 which VRT was published. A key that KAIR has, too, has KAIR's name here, so that its option files
 can be read. In these names G is the trained network, and E is its averaged copy.
 
+What must stay: keys and their defaults, because old option files rely on both
+(test_keys_that_the_file_leaves_out_have_their_defaults). Free to change: a description, and a new
+key whose default changes nothing. Then run lab/make_options_doc.py
+(test_the_pages_of_options_are_up_to_date).
+
 Tests: tests/parts/utils/test_option.py, tests/parts/utils/test_option_files.py
 """
 
@@ -37,8 +42,7 @@ Positive = Annotated[int, Field(ge=1)]  # 1, 2, 3, ...
 # One class is one section, and one field is one key. The first paragraphs of the class docstrings
 # and the descriptions of the fields are printed in docs/options.md and in options/schema.json.
 # After a change of a docstring or a description, run lab/make_options_doc.py: a test compares the
-# two files with these models. A key may be added if its default changes nothing. A key must not be
-# renamed, and its default must stay, because old option files rely on both.
+# two files with these models.
 
 
 class LoaderOptions(Section):

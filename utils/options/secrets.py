@@ -6,8 +6,10 @@ password of a URL), or if the author of a part marked the key with pydantic's Se
     redact          a value or a whole section, for a file or a message
     without_tokens  any text, e.g. a line of the log
 
-A secret that this module misses is published with logs and records of options. So a new form or
-name may be added, and none may be removed or narrowed.
+What must stay: every name and every form of a secret. A secret that this module misses is published
+with logs and records of options (test_a_secret_is_known_by_its_form_under_any_key,
+test_the_value_of_a_key_that_says_secret_is_hidden). Free to change: a name or a form may be added,
+if usual options stay readable (test_other_texts_stay_as_they_are).
 
 Tests: tests/parts/utils/test_option.py
 """

@@ -20,6 +20,10 @@ its annotations are their types, and its defaults are their defaults:
 
 Errors name the wrong key and the nearest valid key.
 
+What must stay: what a parameter of a part means for an option file, see `Registry`
+(test_each_program_works_with_new_parts). Free to change: the words of types and errors, together
+with test_option.py, and how the models are made.
+
 Tests: tests/parts/utils/test_option.py, tests/parts/utils/test_option_files.py
 """
 

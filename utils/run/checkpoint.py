@@ -26,10 +26,12 @@ loss scale, the count of skipped steps and the position in the data.
 What must stay:
 
     names of files and keys, because runs of earlier versions are resumed. A new key has a default
-    for files without it.
+    for files without it
+        test_which_checkpoint_wins, and test_resume.py
     the order of the renames in `save`, so that a kill leaves the old or the new file
-    (tests/stories/test_checkpoint.py kills runs while they save).
-    a file is read as data only, never as a pickle that runs code (`load_plain`).
+        test_a_kill_while_saving_leaves_a_readable_file
+    a file is read as data only, never as a pickle that runs code (`load_plain`)
+        test_code_in_a_file_does_not_run
 
 Free to change: the texts of warnings and errors that no test quotes, and what is compared between
 the options of two starts (the constants below).

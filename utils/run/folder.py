@@ -7,7 +7,11 @@ logs. So rank 0 locks the file `.lock` in the folder for as long as the run last
 * `RunFolder.check` is called before each log line and each checkpoint.
 
 The text of the file names the process: "process 4711 on host7, since Fri Nov 27 15:20:46 2026".
-Other versions of this program read the text and take the same lock, so both must stay.
+
+What must stay: the text and the lock, because other versions of this program read the text and take
+the same lock (test_a_second_run_in_a_folder_is_refused). A run whose folder is moved saves and ends
+(test_a_run_whose_folder_is_moved_saves_its_checkpoint_there). Free to change: how long a lock is
+waited for (test_the_lock_of_another_host_is_waited_for_longer).
 
 Tests: tests/parts/utils/test_output_folder.py, tests/stories/test_foreign_files.py.
 """
@@ -181,7 +185,7 @@ def _take_lock(path: Path) -> BinaryIO:
     # ..."). `open_kept` opens a file that the run keeps open, and follows no link.
     with writing(path, OTHER_ROOT):
         # 0o600: only the owner may open the file, because whoever can read a file can lock it.
-        file = open_kept(path, "a+b", 0o600)
+        file = open_kept(path, "a+b", permissions=0o600)
     begin = time.monotonic()
     has_warned = False
     while True:

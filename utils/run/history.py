@@ -16,8 +16,9 @@ at one step. A curve is one scalar over all steps.
 validation it writes the .json, curves.png and report.html anew. scripts/compare_runs.py uses
 `read_history`, `run_names` and the functions that draw.
 
-Users' own scripts read both files, and resumed runs read files of earlier versions. So their form
-and the tags stay. Figures and report may change.
+What must stay: the form of both files and the tags. Users' own scripts read them, and resumed runs
+read files of earlier versions (test_a_run_of_an_older_version_is_read,
+test_a_resume_drops_later_entries_once_and_doubles_no_step). Free to change: figures and report.
 
 Tests: tests/parts/utils/test_history.py, tests/parts/utils/test_results.py.
 """

@@ -9,8 +9,9 @@ Two things can be shown, both on rank 0 only:
 The package tqdm draws the bar: `epoch 3:  12%|####      | 0.8 it/s, 01:40:00 left`. A line in place
 of a bar reads: `check: 30 %, 150 of 500 clips, 12.0 a second, 00:00:29 left`.
 
-The shown texts are for people, and may change. Callers rely on one thing: showing progress never
-ends or blocks a run, also if the terminal is closed.
+What must stay: showing progress never ends or blocks a run, also if the terminal is closed
+(test_a_training_run_whose_output_nobody_reads_goes_on_and_keeps_its_log). Free to change: the shown
+texts, which are for people, and how often a line comes.
 
 Tests: tests/parts/utils/test_progress.py.
 """

@@ -9,8 +9,9 @@ writes them:
     "model_state_dict": {"conv.weight": tensor}     tables: TABLES
     "optimizer": {...}, "options": {...}, ...
 
-A new field of `Progress` or `DataOrder` (utils.run.checkpoint) needs a line here, with a default,
-because checkpoints of earlier versions lack it.
+What must stay: a new field of `Progress` or `DataOrder` (utils.run.checkpoint) needs a line here,
+with a default, because checkpoints of earlier versions lack it. A key that is not known is left
+alone (test_keys_that_a_newer_version_adds_are_left_alone).
 
 Tests: tests/parts/utils/test_saved_state.py.
 """

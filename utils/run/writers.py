@@ -11,8 +11,11 @@ A writer has a method `scalars(values, step)`, and may have `image(tag, rgb, ste
 docs/extending.md shows an example. Only rank 0 has writers. One process has one run at a time.
 
 A number has a tag, e.g. `train/loss`, `val/psnr`, or `ranks/data_s/3` (seconds per step that rank 3
-waits for data). Tags and log lines are read by scripts, by users' dashboards and by earlier runs
-that are resumed: a tag is never renamed, and a new number gets a new tag.
+waits for data).
+
+What must stay: tags, log lines and keys of a checkpoint. Scripts, dashboards and later starts read
+them (test_event_files_hold_the_curves, test_the_log_has_a_line_for_a_step). A writer that fails
+never ends a run. Free to change: a new number gets a new tag, a new kind of output a new writer.
 
 Tests: tests/parts/utils/test_history.py and test_writers.py, tests/stories/test_main_train.py.
 """

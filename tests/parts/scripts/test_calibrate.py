@@ -21,7 +21,7 @@ SIZES = {"rgb": FRAME, "spike": PLANE}
 SIZE_FLAGS = ["--size", "128", "200"]
 
 # The true matrix from spike pixels to RGB pixels.
-TRUTH = similarity(2.0, 1.37, PLANE, FRAME, (7.3, -4.8))
+TRUTH = similarity(angle_deg=2.0, scale=1.37, spike=PLANE, rgb=FRAME, shift=(7.3, -4.8))
 # The same for a camera that looks slightly from the side, and strongly from the side.
 SLIGHT_PERSPECTIVE = np.array([[1, 0, 0], [0, 1, 0], [8e-5, -5e-5, 1]]) @ TRUTH
 STRONG_PERSPECTIVE = np.array([[1, 0, 0], [0, 1, 0], [4e-4, -3e-4, 1]]) @ TRUTH

@@ -448,10 +448,16 @@ class Representation:
 
 # 44 is `middle_tfp_center` of the published file. Only "middle_tfp" reads it.
 REPRESENTATIONS = [
-    Representation("middle_tfp", 1, {"type": "tfp", "half_window": 20}, center=44),
-    Representation("spikecv_tfi", 1, {"type": "tfi", "half_window": 20}, center=None),
-    Representation("raw_window", 21, {"type": "raw", "window": 21}, center=None),
-    Representation("encoding25", 100, {"type": "encoding25", "num_windows": 4}, center=None),
+    Representation(
+        "middle_tfp", channels=1, expected={"type": "tfp", "half_window": 20}, center=44
+    ),
+    Representation(
+        "spikecv_tfi", channels=1, expected={"type": "tfi", "half_window": 20}, center=None
+    ),
+    Representation("raw_window", channels=21, expected={"type": "raw", "window": 21}, center=None),
+    Representation(
+        "encoding25", channels=100, expected={"type": "encoding25", "num_windows": 4}, center=None
+    ),
 ]
 
 
@@ -489,10 +495,19 @@ class Totals:
     "case",
     [
         # 3 / 5 is less than 1, but each GPU needs a clip. 64 / 5 is 12.8.
-        pytest.param(Totals(3, 64, 1, 12, changed_totals=2), id="no multiples of 5"),
+        pytest.param(
+            Totals(batch=3, workers=64, batch_per_gpu=1, workers_per_gpu=12, changed_totals=2),
+            id="no multiples of 5",
+        ),
         # Without loader processes the main process reads, so 0 stays 0.
-        pytest.param(Totals(10, 0, 2, 0, changed_totals=0), id="no loader processes"),
-        pytest.param(Totals(5, 5, 1, 1, changed_totals=0), id="one for each GPU"),
+        pytest.param(
+            Totals(batch=10, workers=0, batch_per_gpu=2, workers_per_gpu=0, changed_totals=0),
+            id="no loader processes",
+        ),
+        pytest.param(
+            Totals(batch=5, workers=5, batch_per_gpu=1, workers_per_gpu=1, changed_totals=0),
+            id="one for each GPU",
+        ),
     ],
 )
 def test_each_total_that_cannot_be_divided_by_the_number_of_gpus_is_told(tmp_path, capsys, case):

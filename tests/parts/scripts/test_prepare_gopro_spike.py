@@ -106,7 +106,7 @@ def spike_files(out):
 
 
 def whole_clips(out, split="train"):
-    """Return a section of an option file that takes prepared clips in full length and size."""
+    """Return the options of a test set that takes prepared clips in full length and size."""
     spike = {"type": "dat", "representation": {"type": "voxel", "num_bins": 4}}
     return section(
         out, split, dataset_type="TestDatasetRGBSpike", num_frame=None, gt_size=None, spike=spike
@@ -170,7 +170,7 @@ def test_a_spike_file_has_8_planes_for_each_raw_frame(prepared):
 
 
 def test_the_data_set_for_testing_reads_a_prepared_clip_whole(prepared):
-    dataset = build_dataset(whole_clips(prepared, "test"), "test", 0)
+    dataset = build_dataset(whole_clips(prepared, "test"), "test", seed=0)
 
     sample = dataset[0]
 
@@ -179,7 +179,7 @@ def test_the_data_set_for_testing_reads_a_prepared_clip_whole(prepared):
 
 
 def test_a_sharp_frame_is_the_raw_frame_in_the_middle_of_the_exposure(with_instants):
-    frames = moving_frames(10, seed=2)
+    frames = moving_frames(count=10, seed=2)
     clip = with_instants / "GOPRO_Large/train/GOPR0002_05_00"
 
     sharp = imread_rgb(clip / "sharp/000001.png")
@@ -189,7 +189,7 @@ def test_a_sharp_frame_is_the_raw_frame_in_the_middle_of_the_exposure(with_insta
 
 
 def test_a_blurry_frame_is_the_mean_of_the_raw_frames(with_instants):
-    frames = moving_frames(10, seed=2).astype(np.float64)
+    frames = moving_frames(count=10, seed=2).astype(np.float64)
     clip = with_instants / "GOPRO_Large/train/GOPR0002_05_00"
 
     blurry = imread_rgb(clip / "blur/000001.png")
@@ -199,7 +199,7 @@ def test_a_blurry_frame_is_the_mean_of_the_raw_frames(with_instants):
 
 
 def test_a_frame_of_blur_gamma_is_the_mean_of_the_light(with_instants):
-    frames = moving_frames(10, seed=2).astype(np.float64)
+    frames = moving_frames(count=10, seed=2).astype(np.float64)
     clip = with_instants / "GOPRO_Large/train/GOPR0002_05_00"
 
     blurry = imread_rgb(clip / "blur_gamma/000001.png")
@@ -221,11 +221,11 @@ def test_dataset_json_has_the_plane_of_the_sharp_frame(with_instants):
 def test_the_spikes_around_that_plane_show_the_sharp_frame(with_instants):
     sharp = imread_rgb(with_instants / "GOPRO_Large/train/GOPR0002_05_00/sharp/000001.png")
     path = with_instants / "GOPRO_Large_spike_seq/train/GOPR0002_05_00/spike/000001.dat"
-    spikes = read_spikes(path, SpikeGeometry(16, 16))
+    spikes = read_spikes(path, SpikeGeometry(height=16, width=16))
 
-    seen = represent("tfp", spikes, 16, half_window=12, rate=0.9)[0]
+    seen = represent("tfp", spikes, center=16, half_window=12, rate=0.9)[0]
 
-    light = light_of(sharp, 16)
+    light = light_of(sharp, side=16)
     # A firing rate over 25 planes is coarse, so it resembles the light without being equal.
     assert correlation(seen, light) > 0.9
     assert abs(seen.mean() - light.mean()) < 0.03
@@ -238,7 +238,7 @@ def test_the_instants_are_raw_frames_spread_over_the_exposure(with_instants, ins
 
     picture = imread_rgb(clip / f"instants/000001_{instant}.png")
 
-    assert np.array_equal(picture, moving_frames(10, seed=2)[raw_frame])
+    assert np.array_equal(picture, moving_frames(count=10, seed=2)[raw_frame])
 
 
 def test_the_check_of_data_finds_the_instants(with_instants):
@@ -271,8 +271,8 @@ def test_the_reference_options_read_the_documented_folders(raw, tmp_path, monkey
         # Exposures of three raw frames have only 24 planes, too few for the windows of the file.
         changes += [f"datasets.{split}.spike.representation.half_windows=[1,2,3]"]
     opt = load_options(reference, changes, PARTS)
-    train = build_dataset(present(opt.datasets.train), "train", 0)
-    test = build_dataset(present(opt.datasets.test), "test", 0)
+    train = build_dataset(present(opt.datasets.train), "train", seed=0)
+    test = build_dataset(present(opt.datasets.test), "test", seed=0)
     assert isinstance(train, ClipDataset)
     assert isinstance(test, ClipDataset)
     assert [clip.name for clip in train.clips] == ["GOPR0001_03_00", "GOPR0002_05_00"]
@@ -388,7 +388,7 @@ def write_wrong_clips(raw):
     odd_height = np.zeros((6, SIZE + 1, SIZE, 3), np.uint8)
     write_folder(raw / "train/GOPR0004_03_00", other_width)
     # The name asks for 11 frames a blurry frame.
-    write_folder(raw / "train/GOPR0005_11_00", moving_frames(3))
+    write_folder(raw / "train/GOPR0005_11_00", moving_frames(count=3))
     write_folder(raw / "train/GOPR0006_03_00", odd_height)
 
 
@@ -423,7 +423,7 @@ def test_nothing_is_made_if_a_clip_is_wrong(raw, tmp_path):
 
 def test_no_flag_is_said_if_all_clips_are_wrong(tmp_path, capsys):
     for number in (1, 2):
-        write_folder(tmp_path / f"raw/train/GOPR000{number}_11_00", moving_frames(3))
+        write_folder(tmp_path / f"raw/train/GOPR000{number}_11_00", moving_frames(count=3))
 
     assert prepare("--source", tmp_path / "raw", "--out", tmp_path / "out") == 3
 
@@ -519,7 +519,7 @@ def test_clips_that_are_made_keep_their_split_if_more_clips_come(tmp_path, count
     for name, split in splits.items():
         (tmp_path / "GOPRO_Large" / split / name).mkdir(parents=True)
 
-    later = choose_splits(first + raw_clips("d", 4, tmp_path), share, tmp_path)
+    later = choose_splits(first + raw_clips("d", count=4, folder=tmp_path), share, tmp_path)
 
     for name, split in splits.items():
         assert later[name] == split
@@ -531,7 +531,7 @@ def test_an_interrupted_run_on_videos_goes_on_with_the_split_that_it_chose(tmp_p
     raw.mkdir()
     for number in range(6):
         with VideoWriter(raw / f"c{number}.mp4", fps=240) as video:
-            for frame in moving_frames(9, seed=number):
+            for frame in moving_frames(count=9, seed=number):
                 video.write(frame)
     arguments = ("--source", raw, "--out", out, "--average", 3, "--test-share", 0.4)
     assert prepare(*arguments) == 0
@@ -555,12 +555,12 @@ def test_an_interrupted_run_on_videos_goes_on_with_the_split_that_it_chose(tmp_p
 @pytest.fixture(scope="module")
 def fine_frames():
     """Give nine grey frames that move half a pixel each. The program sees each fourth."""
-    return moving_frames(9, step=0.5).astype(np.float32)[..., 0] / 255
+    return moving_frames(count=9, step=0.5).astype(np.float32)[..., 0] / 255
 
 
 def path_of_light(fine_frames, method):
     """Return the light that the program interpolates between the fine frames 0, 4 and 8."""
-    return LightPath(lambda number: fine_frames[4 * number], 3, method)
+    return LightPath(lambda number: fine_frames[4 * number], count=3, method=method)
 
 
 # The clouds move 2 pixels between two frames. Optical flow follows them; a linear change fades one
@@ -568,7 +568,7 @@ def path_of_light(fine_frames, method):
 @pytest.mark.parametrize(("method", "largest_error"), [("flow", 0.01), ("linear", 0.04)])
 def test_light_moves_from_one_frame_to_the_next(fine_frames, method, largest_error):
     path = path_of_light(fine_frames, method)
-    truth = LightPath(lambda number: fine_frames[number], 9)
+    truth = LightPath(lambda number: fine_frames[number], count=9)
 
     errors = []
     for number in range(9):
@@ -641,9 +641,11 @@ def test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes(tmp_path
     assert prepare("--source", raw, "--out", out) == 0
     said = capsys.readouterr().out
     counted = {int(number) for number in re.findall(r"making: .* of (\d+) frames", said)}
-    # A spike file stands for an exposure of three raw frames.
+    # A spike file stands for an exposure of three raw frames. Each line of the progress gives the
+    # number of frames that were still to make.
     exposures = sum(len(list(path.parent.glob("spike/*"))) for path in finished)
-    assert counted == {total - 3 * exposures}
+    frames_to_make = total - 3 * exposures
+    assert counted == {frames_to_make}
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
 
     # The result is that of a run without an interruption.
@@ -656,20 +658,21 @@ def test_an_error_in_a_process_ends_the_other_processes_at_once():
     calls = [(300,), (-1,), (300,), (300,)]
 
     with pytest.raises(ValueError, match="non-negative"):
-        run_counted(2, time.sleep, calls, "sleeping", "calls")
+        run_counted(workers=2, function=time.sleep, calls=calls, name="sleeping", unit="calls")
 
     assert not multiprocessing.active_children()
 
 
 def test_a_process_that_dies_is_reported():
     with pytest.raises(DataError, match="a process of the pool died"):
-        run_counted(2, os._exit, [(7,), (7,)], "ending", "calls")
+        run_counted(workers=2, function=os._exit, calls=[(7,), (7,)], name="ending", unit="calls")
 
 
 # ---- Clips of two simulated cameras (--rig) ----
 
 
-# The video `walk` has 25 frames, with a cut after this number.
+# The video `walk` has this number of frames, with a cut after the frame CUT.
+FRAMES_OF_WALK = 25
 CUT = 16
 
 
@@ -681,17 +684,18 @@ def sources_of_rig(tmp_path_factory):
     """
     source = tmp_path_factory.mktemp("sources") / "sources"
     # Frames of 64 x 64.
-    shown = moving_frames(16, step=1.5).repeat(2, axis=1).repeat(2, axis=2)
-    after_the_cut = 255 - shown[:9]
+    shown = moving_frames(count=CUT, step=1.5).repeat(2, axis=1).repeat(2, axis=2)
+    after_the_cut = 255 - shown[: FRAMES_OF_WALK - CUT]
     write_folder(source / "train/walk", np.concatenate((shown, after_the_cut)))
-    write_folder(source / "train/tiny", moving_frames(9))
+    write_folder(source / "train/tiny", moving_frames(count=9))
     (source / "test").mkdir()
     photo = np.random.default_rng(0).integers(0, 255, (90, 120, 3), np.uint8)
     cv2.imwrite(str(source / "test/photo.png"), photo)
     return source
 
 
-# Two clips of each source with 3 frames of 48 x 48 pixels and 16 planes for each frame.
+# Two clips of each source with 3 frames of 48 x 48 pixels and 16 planes for each frame. The crop of
+# 48 is cut from a source whose shorter side is scaled to 56.
 RIG_SIZES = ("--side", 56, "--crop", 48, "--frames", 3, "--planes", 16, "--clips", 2)
 RANDOM_RIGS = ("--rig", "random", *RIG_SIZES)
 
@@ -717,18 +721,22 @@ def test_a_source_that_is_too_small_is_left_out(sources_of_rig, tmp_path, capsys
     assert "tiny: left out: frames of 32 x 32" in capsys.readouterr().out
 
 
-def test_the_true_motion_of_a_photograph_leads_to_the_same_light():
+def test_the_true_motion_of_a_photograph_leads_from_a_plane_to_the_same_scene_in_another():
     rng = np.random.default_rng(0)
     photo = cv2.GaussianBlur(rng.integers(0, 256, (200, 260, 3), np.uint8), (0, 0), 3)
     scene = PhotoScene(photo, side=96, count=1, planes=40, crop=64, rng=rng)
 
-    shifts = scene.shifts(20, 36)
+    from_plane = 20
+    to_plane = 36
+    shifts = scene.shifts(from_plane, to_plane)
 
     lights = list(scene.lights())
+    here = lights[from_plane]
+    there = lights[to_plane]
     y, x = np.mgrid[:64, :64].astype(np.float32)
-    there = cv2.remap(lights[36], x + shifts[..., 0], y + shifts[..., 1], cv2.INTER_LINEAR)
-    with_motion = np.abs(there - lights[20]).mean(axis=-1)
-    without = np.abs(lights[36] - lights[20]).mean(axis=-1)
+    followed = cv2.remap(there, x + shifts[..., 0], y + shifts[..., 1], cv2.INTER_LINEAR)
+    with_motion = np.abs(followed - here).mean(axis=-1)
+    without = np.abs(there - here).mean(axis=-1)
     # The median, because some pixels are covered or out of view in the other plane.
     assert np.median(with_motion) < 0.1 * np.median(without)
 
@@ -829,7 +837,7 @@ def faultless(tmp_path_factory):
     No test changes them.
     """
     root = tmp_path_factory.mktemp("faultless")
-    write_folder(root / "videos/video", moving_frames(12, step=2.0))
+    write_folder(root / "videos/video", moving_frames(count=12, step=2.0))
     sizes = ("--side", 32, "--crop", 24, "--frames", 4, "--planes", 96)
     how = ("--rig", FAULTLESS_RIG, *sizes, "--average", 2, "--clips", 1)
     assert prepare("--source", root / "videos", "--out", root / "out", *how) == 0
@@ -839,7 +847,7 @@ def faultless(tmp_path_factory):
 @pytest.mark.parametrize("number", range(4))
 def test_a_sharp_frame_of_a_rig_is_a_part_of_a_raw_frame(faultless, number):
     sharp = imread_rgb(faultless / f"GOPRO_Large/train/video_00/sharp/{number:06d}.png")
-    raw_frame = moving_frames(12, step=2.0)[1 + 2 * number]
+    raw_frame = moving_frames(count=12, step=2.0)[1 + 2 * number]
 
     # Compare with each part of 24 x 24 pixels. The differences are summed over pixels and colours.
     differences = cv2.matchTemplate(raw_frame, sharp, cv2.TM_SQDIFF)
@@ -863,9 +871,9 @@ def test_a_blurry_frame_of_a_rig_shows_the_motion_around_its_sharp_frame(faultle
 def test_the_spikes_of_a_rig_show_the_sharp_frame_in_their_middle(faultless):
     sharp = imread_rgb(faultless / "GOPRO_Large/train/video_00/sharp/000002.png")
     (path,) = faultless.rglob("000002.dat")
-    spikes = read_spikes(path, SpikeGeometry(12, 12))
+    spikes = read_spikes(path, SpikeGeometry(height=12, width=12))
 
     # 25 of 96 planes, around plane 48.
     seen = spikes[36:61].mean(0)
 
-    assert correlation(seen, light_of(sharp, 12)) > 0.9
+    assert correlation(seen, light_of(sharp, side=12)) > 0.9

@@ -48,7 +48,7 @@ def smaller(frames, **clips):
 def sample(tmp_path_factory):
     """Give a set with one clip of two frames for training, and one for testing."""
     root = tmp_path_factory.mktemp("sets") / "sample"
-    make_sample(root, smaller(2))
+    make_sample(root, smaller(frames=2))
     return root
 
 
@@ -62,7 +62,7 @@ def copy(sample, tmp_path):
 @pytest.fixture
 def older(copy, monkeypatch):
     """Give a copy that another version of the script has made. The script now makes less."""
-    monkeypatch.setattr(make_sample_data, "SAMPLE", smaller(1))
+    monkeypatch.setattr(make_sample_data, "SAMPLE", smaller(frames=1))
     info = json.loads((copy / INFO).read_text())
     info["version"] = 1
     (copy / INFO).write_text(json.dumps(info))
@@ -124,7 +124,7 @@ def clip_for_testing(sample):
     """Give the test clip as a data set reads it, with intervals of spikes (tfi) as one channel."""
     representation = {"type": "tfi", "half_window": 30}
     spike = {"type": "dat", "gamma": 2.2, "representation": representation}
-    return build_dataset(section(sample, "test", spike=spike), "test", 0)[0]
+    return build_dataset(section(sample, "test", spike=spike), "test", seed=0)[0]
 
 
 def grey(frames):
@@ -163,7 +163,7 @@ def test_the_spikes_are_upright_at_the_sharp_moment(clip_for_testing):
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path):
     # A clip of one frame has another path of the camera than a longer clip. So `sample` cannot be
     # compared here.
-    short = smaller(1, train=1)
+    short = smaller(frames=1, train=1)
     make_sample(tmp_path / "one", short, seed=0)
     make_sample(tmp_path / "same", short, seed=0)
     make_sample(tmp_path / "other", short, seed=1)
@@ -190,7 +190,7 @@ def with_instants(sample, tmp_path_factory):
     arguments = ["--root", str(root), "--instants", "5"]
     said = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
-        patch.setattr(make_sample_data, "SAMPLE", smaller(2))
+        patch.setattr(make_sample_data, "SAMPLE", smaller(frames=2))
         assert make_sample_data.main(arguments) == 0
     assert "without these instants" in said.getvalue()
     return root, arguments
@@ -226,7 +226,7 @@ def test_each_frame_has_its_sharp_instants(with_instants):
 
 
 def test_instants_that_are_there_are_not_made_again(with_instants, monkeypatch, capsys):
-    monkeypatch.setattr(make_sample_data, "SAMPLE", smaller(2))
+    monkeypatch.setattr(make_sample_data, "SAMPLE", smaller(frames=2))
     root, arguments = with_instants
     before = snapshot(root)
 

@@ -32,7 +32,7 @@ from utils.image import imread_rgb
 from utils.video import VideoReader
 
 # The planes of the published stream.
-PLANE = SpikeGeometry(250, 400)
+PLANE = SpikeGeometry(height=250, width=400)
 SIZE = ("--size", 250, 400)
 # Its brightness, see tests/parts/data/test_published_streams.py.
 CAMERA = (*SIZE, "--rate", 0.6, "--light", "display")
@@ -104,7 +104,7 @@ def said_of_scene(tmp_path_factory):
     """Give what `info` prints of 128 planes of 180 x 320. The size is not given."""
     path = tmp_path_factory.mktemp("scene") / "a.dat"
     # As many bytes as 32 planes of 360 x 640, which have four times as many pixels.
-    write_scene(path, 180, 320, 128)
+    write_scene(path, h=180, w=320, planes=128)
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         assert tool("info", path) == 0
@@ -143,7 +143,7 @@ def test_info_knows_the_format_of_a_camera_with_words_between_the_pixels(tmp_pat
 @pytest.fixture
 def said_of_unknown_camera(tmp_path, capsys):
     """Give what info says of 56 planes of 125 x 200: the bytes of 14 planes of 250 x 400."""
-    write_scene(tmp_path / "a.dat", 125, 200, 56)
+    write_scene(tmp_path / "a.dat", h=125, w=200, planes=56)
     return info(capsys, tmp_path / "a.dat")
 
 
@@ -169,8 +169,8 @@ def test_info_names_further_sizes_that_fit(said_of_unknown_camera):
 
 
 def test_info_takes_the_shape_of_a_plane_from_the_picture(tmp_path, capsys):
-    write_scene(tmp_path / "a.dat", 120, 200, 60)
-    write_grey(tmp_path / "frame.png", scene(240, 400))
+    write_scene(tmp_path / "a.dat", h=120, w=200, planes=60)
+    write_grey(tmp_path / "frame.png", scene(h=240, w=400))
 
     said = info(capsys, tmp_path / "a.dat", "--picture", tmp_path / "frame.png")
 
@@ -181,7 +181,7 @@ def test_info_takes_the_shape_of_a_plane_from_the_picture(tmp_path, capsys):
 
 
 def test_info_refuses_a_picture_whose_shape_fits_no_size(tmp_path, capsys):
-    write_scene(tmp_path / "a.dat", 120, 200, 60)
+    write_scene(tmp_path / "a.dat", h=120, w=200, planes=60)
     write_grey(tmp_path / "upright.png", np.zeros((2000, 33)))
 
     assert tool("info", tmp_path / "a.dat", "--picture", tmp_path / "upright.png") == 3
@@ -192,7 +192,7 @@ def test_info_refuses_a_picture_whose_shape_fits_no_size(tmp_path, capsys):
 
 
 def test_info_names_no_size_if_two_are_as_good(tmp_path, capsys):
-    write_scene(tmp_path / "two.dat", 64, 64, 100)
+    write_scene(tmp_path / "two.dat", h=64, w=64, planes=100)
 
     said = info(capsys, tmp_path / "two.dat")
 
@@ -274,7 +274,7 @@ def consecutive(published):
 
 
 def test_info_finds_the_bit_order(tmp_path, published, capsys):
-    big = SpikeGeometry(250, 400, bit_order="big")
+    big = SpikeGeometry(height=250, width=400, bit_order="big")
     write_spikes(tmp_path / "big.bin", consecutive(published), big)
 
     said = info(capsys, tmp_path / "big.bin", *SIZE)
@@ -312,8 +312,8 @@ def test_an_array_with_its_planes_last_is_named(tmp_path, capsys, command):
 @pytest.mark.parametrize("light", ["linear", "display"])
 def test_info_tells_which_light_the_spikes_integrate(tmp_path, capsys, light):
     # The spikes integrate the values of `scene` at rate 0.5.
-    write_scene(tmp_path / "a.dat", 64, 64, 100)
-    integrated = scene(64, 64)
+    write_scene(tmp_path / "a.dat", h=64, w=64, planes=100)
+    integrated = scene(h=64, w=64)
     if light == "display":
         # The sensor integrates display values, so a picture has the same values.
         values = integrated
@@ -330,7 +330,7 @@ def test_info_tells_which_light_the_spikes_integrate(tmp_path, capsys, light):
 
 
 def test_info_says_that_a_flat_picture_does_not_show_the_light(tmp_path, capsys):
-    write_scene(tmp_path / "a.dat", 64, 64, 100)
+    write_scene(tmp_path / "a.dat", h=64, w=64, planes=100)
     write_grey(tmp_path / "flat.png", np.full((64, 64), 0.5))
 
     said = info(capsys, tmp_path / "a.dat", "--size", 64, 64, "--picture", tmp_path / "flat.png")
@@ -342,7 +342,7 @@ def test_info_says_that_a_flat_picture_does_not_show_the_light(tmp_path, capsys)
 
 
 def test_convert_says_what_it_read_and_wrote(tmp_path, capsys):
-    write_scene(tmp_path / "a.dat", 64, 64, 10)
+    write_scene(tmp_path / "a.dat", h=64, w=64, planes=10)
 
     assert tool("convert", tmp_path / "a.dat", tmp_path / "b.bin", "--out-bit-order", "big") == 0
 
@@ -354,7 +354,7 @@ def test_convert_says_what_it_read_and_wrote(tmp_path, capsys):
 
 
 def test_convert_does_not_ask_for_a_size_that_is_given(tmp_path, capsys):
-    write_scene(tmp_path / "a.dat", 64, 64, 10)
+    write_scene(tmp_path / "a.dat", h=64, w=64, planes=10)
 
     assert tool("convert", tmp_path / "a.dat", tmp_path / "c.dat", "--size", 64, 64) == 0
 
@@ -378,7 +378,7 @@ def test_convert_goes_through_every_format_and_back_to_the_same_bytes(tmp_path, 
 @pytest.fixture
 def with_head(tmp_path, published):
     """Give the published spikes in a file with lines of 416 bits: 400 pixels, 16 other bits."""
-    head = SpikeGeometry(250, 400, flipud=False, head_columns=16)
+    head = SpikeGeometry(height=250, width=400, flipud=False, head_columns=16)
     write_spikes(tmp_path / "a.dat", read_spikes(published, PLANE), head)
     return tmp_path / "a.dat"
 
@@ -412,7 +412,7 @@ def test_a_refused_convert_leaves_no_file(
 ):
     (tmp_path / "there.npy").write_bytes(b"of the user")
 
-    with small_files(1000):
+    with small_files(limit=1000):
         found = tool("convert", with_head, tmp_path / output, *WITH_HEAD, *arguments)
 
     assert found == code
@@ -425,13 +425,13 @@ def test_a_refused_convert_leaves_no_file(
 
 
 def test_simulated_spikes_give_the_picture_back(tmp_path):
-    write_grey(tmp_path / "a.png", scene(32, 48) ** (1 / GAMMA))
+    write_grey(tmp_path / "a.png", scene(h=32, w=48) ** (1 / GAMMA))
     options = ("--planes-per-frame", 200, "--ratio", 2, "--rate", 0.8)
 
     assert tool("simulate", tmp_path / "a.png", tmp_path / "a.dat", *options) == 0
 
-    light = read_spikes(tmp_path / "a.dat", SpikeGeometry(16, 24)).mean(axis=0) / 0.8
-    light_of_picture = cv2.resize(scene(32, 48), (24, 16), interpolation=cv2.INTER_AREA)
+    light = read_spikes(tmp_path / "a.dat", SpikeGeometry(height=16, width=24)).mean(axis=0) / 0.8
+    light_of_picture = cv2.resize(scene(h=32, w=48), (24, 16), interpolation=cv2.INTER_AREA)
     # 200 planes tell the rate to 1 / 200, divided by 0.8. The rest is rounding of the picture.
     assert np.abs(light - light_of_picture).max() < 0.02
 
@@ -486,8 +486,8 @@ def clip_of_scene(request, tmp_path):
     """Give a spike file of `scene` whose dataset.json tells the order of its rows."""
     folder = tmp_path / "GOPRO_Large_spike_seq" / "train" / "clip0" / "spike"
     folder.mkdir(parents=True)
-    geometry = SpikeGeometry(64, 64, flipud=request.param)
-    write_scene(folder / "a.dat", 64, 64, 40, geometry)
+    geometry = SpikeGeometry(height=64, width=64, flipud=request.param)
+    write_scene(folder / "a.dat", h=64, w=64, planes=40, geometry=geometry)
     write_info(tmp_path, h=64, w=64, flip=request.param)
     return folder / "a.dat"
 
@@ -606,7 +606,7 @@ def test_recon_is_the_registered_representation(published, tmp_path, method):
     picture = imread_rgb(out)
     assert picture.shape == (250, 400, 3)
     # 0.5 is the error of rounding to whole values, and 0.01 of float32.
-    assert np.abs(picture[..., 0] - expected(published, method, 21)).max() <= 0.51
+    assert np.abs(picture[..., 0] - expected(published, method, plane=21)).max() <= 0.51
 
 
 @pytest.fixture(scope="module")
@@ -630,7 +630,7 @@ def test_recon_writes_nothing_but_its_outputs(reconstructed):
 def test_recon_writes_a_folder_with_a_picture_of_each_plane(published, reconstructed):
     picture = imread_rgb(reconstructed / "folder/000015.png")
 
-    assert np.abs(picture[..., 0] - expected(published, "tfp", 15)).max() <= 0.51
+    assert np.abs(picture[..., 0] - expected(published, "tfp", plane=15)).max() <= 0.51
 
 
 @pytest.mark.parametrize(("number", "name"), list(enumerate(NAMES)))

@@ -302,7 +302,7 @@ def test_the_log_line_has_the_idlest_and_the_fullest_gpu():
 
 
 def test_the_log_line_says_nothing_of_gpus_if_a_rank_does_not_know_its_own():
-    ranks = [rank_with(GPUS[0]), rank_with(None)]
+    ranks = [rank_with(GPUS[0]), rank_with(use=None)]
 
     assert log_values(ranks) == {"memory_gb": 1.0}
 
@@ -404,7 +404,7 @@ def test_a_step_waits_for_the_gpu_once(tmp_path, monkeypatch, form, amp):
     ]
     opt = read_options(["--opt", str(write_options(tmp_path)), *changed])
     model = ModelVRT(opt)
-    model.init_train(None)
+    model.init_train(state=None)
     for group in model.optimizer.param_groups:
         group["fused"] = True  # as on a GPU
     # A clip of 2 frames of 32 x 32 pixels: (B, frames, channels, H, W).
@@ -415,10 +415,10 @@ def test_a_step_waits_for_the_gpu_once(tmp_path, monkeypatch, form, amp):
         "key": ["a"],
     }
     # The first step also measures memory, and makes tensors that all later steps use.
-    model.optimize_parameters(1, [batch])
+    model.optimize_parameters(step=1, micro_batches=[batch])
 
     with Waits() as waits:
-        model.optimize_parameters(2, [batch])
+        model.optimize_parameters(step=2, micro_batches=[batch])
 
     # The norm of the gradients, which decides whether the step is taken.
     assert waits.found == ["_local_scalar_dense"]

@@ -432,7 +432,7 @@ def check_of_training(fast, spikes, **spike):
     options = section(fast, num_frame=3, gt_size=48, spike=spike, dataroot_spike=str(spikes))
     # The clips have no sharp frames.
     del options["dataroot_gt"]
-    return warning_of(build_dataset(options, "train", 5), "opt.json")
+    return warning_of(build_dataset(options, "train", seed=5), "opt.json")
 
 
 def check_of_own_clips(fast, spikes, **spike):
@@ -552,7 +552,7 @@ def options_with(folder, changes):
 def test_the_step_at_which_the_rate_reaches_its_floor_is_known(tmp_path, changes, floor):
     opt = options_with(tmp_path, changes)
 
-    found = lr_floor(opt.train, 1000)
+    found = lr_floor(opt.train, total_iter=1000)
 
     if floor is None:
         assert found is None
@@ -566,7 +566,7 @@ def test_a_learning_rate_at_its_floor_long_before_the_end_is_named(
 ):
     opt = options_with(tmp_path, changes)
 
-    health_of(opt).planned(lr_floor(opt.train, 1000), stretched_by(opt.train))
+    health_of(opt).planned(lr_floor(opt.train, total_iter=1000), stretched_by(opt.train))
 
     # The last tenth of a run may be at the floor.
     if floor is not None and floor < 900:

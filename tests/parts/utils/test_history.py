@@ -50,13 +50,13 @@ def steps_of(folder, tag="train/loss"):
 
 
 def test_values_that_are_not_finite_are_null_in_the_file_of_lines(tmp_path):
-    HistoryWriter(tmp_path, 0).scalars({"a": math.nan, "b": math.inf, "c": 0.1}, 5)
+    HistoryWriter(tmp_path, start=0).scalars({"a": math.nan, "b": math.inf, "c": 0.1}, step=5)
 
     assert entries_of(tmp_path) == [{"step": 5, "a": None, "b": None, "c": 0.1}]
 
 
 def test_values_that_are_not_finite_are_nan_for_readers(tmp_path):
-    HistoryWriter(tmp_path, 0).scalars({"a": math.nan, "b": math.inf, "c": 0.1}, 5)
+    HistoryWriter(tmp_path, start=0).scalars({"a": math.nan, "b": math.inf, "c": 0.1}, step=5)
 
     history = read_history(tmp_path)
 
@@ -68,9 +68,9 @@ def test_values_that_are_not_finite_are_nan_for_readers(tmp_path):
 
 
 def test_values_that_are_not_finite_are_null_in_the_file_of_curves(tmp_path):
-    HistoryWriter(tmp_path, 0).scalars({"a": math.nan, "b": math.inf, "c": 0.1}, 5)
+    HistoryWriter(tmp_path, start=0).scalars({"a": math.nan, "b": math.inf, "c": 0.1}, step=5)
     # A validation writes this file.
-    HistoryWriter(tmp_path, 5).scalars({"val/psnr": math.nan}, 6)
+    HistoryWriter(tmp_path, start=5).scalars({"val/psnr": math.nan}, step=6)
 
     assert read_strictly((tmp_path / HISTORY_NAME).read_text()) == {
         "a": [[5, None]],
@@ -100,7 +100,7 @@ def test_a_fresh_run_in_the_folder_begins_an_empty_history(tmp_path):
 def test_a_validation_that_is_repeated_at_the_step_of_the_resume_replaces_the_former_one(tmp_path):
     write(tmp_path, [2, 4])
     for psnr in (30.0, 31.0):
-        HistoryWriter(tmp_path, 4).scalars({"val/psnr": psnr}, 4)
+        HistoryWriter(tmp_path, start=4).scalars({"val/psnr": psnr}, step=4)
 
     assert read_history(tmp_path) == {"train/loss": [[2, 2.0], [4, 4.0]], "val/psnr": [[4, 31.0]]}
 
@@ -166,13 +166,13 @@ def test_a_run_of_an_older_version_is_continued(old_run):
 
 
 def test_a_full_disk_cuts_no_line_and_later_entries_are_written_again(tmp_path, caplog):
-    writer = HistoryWriter(tmp_path, 0)
-    writer.scalars({"a": 1.0}, 1)
+    writer = HistoryWriter(tmp_path, start=0)
+    writer.scalars({"a": 1.0}, step=1)
     # A line has 20 bytes, so there is no room for a second one.
-    with small_files(30):
+    with small_files(limit=30):
         for step in (2, 3):
             writer.scalars({"a": 1.0}, step)
-    writer.scalars({"a": 1.0}, 4)
+    writer.scalars({"a": 1.0}, step=4)
 
     assert caplog.text.count("the run goes on without it") == 1
     assert [entry["step"] for entry in entries_of(tmp_path)] == [1, 4]
@@ -222,7 +222,7 @@ def write_run(folder, tags, factor=1.0):
     The picture and the file of curves are written at the end, because there is no validation.
     """
     folder.mkdir(parents=True)
-    writer = HistoryWriter(folder, 0)
+    writer = HistoryWriter(folder, start=0)
     for step in (1, 2, 3):
         writer.scalars(dict.fromkeys(tags, factor * step), step)
     writer.close()

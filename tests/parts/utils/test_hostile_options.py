@@ -90,8 +90,8 @@ def bomb(levels, form):
 
 
 YAML = {
-    "aliases": (bomb(9, "lists"), "aliases"),
-    "merged aliases": (bomb(9, "merged"), "aliases"),
+    "aliases": (bomb(levels=9, form="lists"), "aliases"),
+    "merged aliases": (bomb(levels=9, form="merged"), "aliases"),
     "an alias of itself": ("a: &a [*a]", "aliases|within one another"),
     "brackets": ("a: " + "[" * 20_000, "within one another"),
     "endless": ("a: 1\n" * 20_000, "more than 65536 bytes"),

@@ -47,7 +47,9 @@ def shown(monkeypatch: pytest.MonkeyPatch, kind: str, stream: io.StringIO) -> st
     kind: "bar", "line" or "none". stream: takes the place of stderr.
     """
     monkeypatch.setattr(sys, "stderr", stream)
-    with open_progress(kind, 30, "checking", "files", quiet_s=0, is_kept=True) as progress:
+    with open_progress(
+        kind, total=30, name="checking", unit="files", quiet_s=0, is_kept=True
+    ) as progress:
         for _ in range(30):
             progress.update()
     # A bar may replace sys.stderr for a while. It must be as before at the end.
@@ -131,7 +133,13 @@ def lines_of_action(
 
 def test_a_line_of_slow_units_says_the_seconds_of_each(monkeypatch, caplog):
     lines = lines_of_action(
-        monkeypatch, caplog, 2, "restoring", "frames", parts_of_unit=3, seconds_of_part=30.0
+        monkeypatch,
+        caplog,
+        units=2,
+        action="restoring",
+        name="frames",
+        parts_of_unit=3,
+        seconds_of_part=30.0,
     )
 
     shares = [line.split(",")[0] for line in lines]
@@ -144,7 +152,13 @@ def test_a_line_of_slow_units_says_the_seconds_of_each(monkeypatch, caplog):
 
 def test_a_line_of_quick_units_says_how_many_come_in_a_second(monkeypatch, caplog):
     lines = lines_of_action(
-        monkeypatch, caplog, 10, "checking", "files", parts_of_unit=1, seconds_of_part=1.0
+        monkeypatch,
+        caplog,
+        units=10,
+        action="checking",
+        name="files",
+        parts_of_unit=1,
+        seconds_of_part=1.0,
     )
 
     # A short action needs no line. So no line comes in the first seconds.
@@ -297,7 +311,7 @@ def test_validations_do_not_count_in_the_pace(clock):
         clock.timer.begin_epoch()
         for _ in range(4):
             clock.step()
-            clock.pause("validation", 60.0)
+            clock.pause("validation", seconds=60.0)
 
         # Each epoch is measured anew: 4 steps of 1 s, and 4 validations of 60 s.
         assert clock.timer.epoch.values()["it_per_s"] == 1.0
@@ -313,37 +327,39 @@ def test_the_first_step_of_a_process_does_not_count(clock):
     # The first step compiles, and starts the loader processes. A remaining time from its speed
     # would promise weeks.
     clock.step(900.0)
-    run = RunProgress("none", 1000, clock.timer, {})
+    run = RunProgress("none", total_iter=1000, timer=clock.timer, every={})
     assert clock.timer.read().keys() == {"memory_gb"}  # no speed
-    assert run.eta(500) == ""
+    assert run.eta(step=500) == ""
 
     clock.step(2.0)
 
     assert clock.timer.read()["it_per_s"] == 0.5
     # 498 steps of 2 s are left: 996 s.
-    assert run.eta(502) == "00:16:36"
+    assert run.eta(step=502) == "00:16:36"
 
 
 def test_the_remaining_time_holds_the_validations_and_saves_to_come(clock):
     # A validation each 100 steps, and no saves.
-    run = RunProgress("none", 1000, clock.timer, {"validation": 100, "save": 0})
+    run = RunProgress(
+        "none", total_iter=1000, timer=clock.timer, every={"validation": 100, "save": 0}
+    )
     for _ in range(51):
         clock.step()
     clock.timer.read()
     # 100 steps of 1 s. No validation has shown how long it takes.
-    assert run.eta(900) == "00:01:40"
+    assert run.eta(step=900) == "00:01:40"
 
-    clock.pause("validation", 60.0)
+    clock.pause("validation", seconds=60.0)
 
     # One step takes 1 s, one validation 60 s. After step 900 its own validation and that of step
     # 1000 are to come. No further one is due in between.
-    assert run.eta(900) == duration(100 + 2 * 60)
-    assert run.eta(901) == duration(99 + 60)
-    assert run.eta(1000) == duration(60)
+    assert run.eta(step=900) == duration(100 + 2 * 60)
+    assert run.eta(step=901) == duration(99 + 60)
+    assert run.eta(step=1000) == duration(60)
 
 
 def test_the_remaining_time_follows_a_change_of_speed(clock):
-    run = RunProgress("none", 10_000, clock.timer, {})
+    run = RunProgress("none", total_iter=10_000, timer=clock.timer, every={})
     for seconds in (1.0, 4.0):
         for _ in range(1000):
             clock.step(seconds)
@@ -352,7 +368,7 @@ def test_the_remaining_time_follows_a_change_of_speed(clock):
     # The last 1000 steps took 4 s each, the 1000 steps before them 1 s.
     assert clock.timer.pace() == pytest.approx(4.0, rel=0.01)
     # 1000 steps are left, 4000 s.
-    assert run.eta(9000) == "01:06:40"
+    assert run.eta(step=9000) == "01:06:40"
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ def test_the_page_is_self_contained_and_escaped():
 
     # The template of the page has "{{name}}" wherever a value is filled in.
     assert "{{" not in page
-    # Title, folder and first clip, with their signs <, > and & escaped.
+    # Title, folder and first clip hold <, > or &, so that the page has to escape them.
     assert "T &lt;1&gt;" in page
     assert "blur &lt;1&gt;" in page
     assert "a&amp;b" in page
@@ -280,21 +280,21 @@ def test_the_slider_works_in_a_browser(browser, tmp_path):
     handle = slider.find_element("tag name", "input")
 
     # At first the bar is in the middle. Blurry is on its left, restored on its right.
-    assert shows(slider, 0.25, BLURRY)
-    assert shows(slider, 0.75, RESTORED)
+    assert shows(slider, x=0.25, level=BLURRY)
+    assert shows(slider, x=0.75, level=RESTORED)
 
     browser.execute_script(MOVE_TO_90_PERCENT, handle)
-    assert shows(slider, 0.75, BLURRY)
+    assert shows(slider, x=0.75, level=BLURRY)
 
     # The key End moves the bar fully to the right, the key Home fully to the left.
     handle.send_keys(KEY_END)
-    assert shows(slider, 0.95, BLURRY)
+    assert shows(slider, x=0.95, level=BLURRY)
     handle.send_keys(KEY_HOME)
-    assert shows(slider, 0.25, RESTORED)
+    assert shows(slider, x=0.25, level=RESTORED)
 
     # A button shows the sharp frame in place of the restored one.
     browser.find_element("css selector", "[data-show=sharp]").click()
-    assert shows(slider, 0.25, SHARP)
+    assert shows(slider, x=0.25, level=SHARP)
 
     # None of this loaded anything from outside.
     check_offline(browser)
@@ -339,6 +339,18 @@ SHOWN_SCORES = """
     }
     return rows;
 """
+
+
+def shown_scores(phone):
+    """Return the rows of the table of scores on the screen, e.g. [{"PSNR dB": "31.00"}]."""
+    return phone.execute_script(SHOWN_SCORES)
+
+
+def width_of(page):
+    """Return the width that a page takes in a browser, in the pixels of a page."""
+    return page.execute_script(PAGE_WIDTH)
+
+
 # Returns the height of the letters of the first curve, in the pixels of a page.
 HEIGHT_OF_LETTERS = "return document.querySelector('svg text').getBoundingClientRect().height"
 
@@ -346,7 +358,7 @@ HEIGHT_OF_LETTERS = "return document.querySelector('svg text').getBoundingClient
 def test_a_telephone_shows_every_score_by_name(phone, tmp_path):
     phone.get(write_page(tmp_path))
 
-    rows = phone.execute_script(SHOWN_SCORES)
+    rows = shown_scores(phone)
     first = rows[0]
     assert first["gain dB"] == "+5.00"
     assert first["PSNR dB"] == "31.00"
@@ -355,7 +367,7 @@ def test_a_telephone_shows_every_score_by_name(phone, tmp_path):
     assert len(first) == 11
     # The last row has the means over frames.
     assert rows[-1]["gain dB"] == "+5.00"
-    assert phone.execute_script(PAGE_WIDTH) == PHONE_WIDTH
+    assert width_of(phone) == PHONE_WIDTH
 
 
 def test_a_telephone_shows_curves_that_can_be_read(phone, tmp_path):
@@ -381,7 +393,7 @@ HEIGHT_BELOW_PICTURES = """
 
 def test_the_controls_of_a_video_lie_below_its_pictures_on_a_telephone(phone, tmp_path):
     wide_frame = np.zeros((64, 400, 3), np.uint8)
-    with VideoWriter(tmp_path / "clip.mp4", 10.0) as writer:
+    with VideoWriter(tmp_path / "clip.mp4", fps=10.0) as writer:
         for _ in range(3):
             writer.write(wide_frame)
     uri = data_uri("video/mp4", (tmp_path / "clip.mp4").read_bytes())
@@ -393,7 +405,7 @@ def test_the_controls_of_a_video_lie_below_its_pictures_on_a_telephone(phone, tm
 
     # The bar of the controls, and the line of the time above it, take 72 pixels.
     assert phone.execute_script(HEIGHT_BELOW_PICTURES, video) > 72
-    assert phone.execute_script(PAGE_WIDTH) == PHONE_WIDTH
+    assert width_of(phone) == PHONE_WIDTH
 
 
 # ---- The page of a training run ----
@@ -401,7 +413,8 @@ def test_the_controls_of_a_video_lie_below_its_pictures_on_a_telephone(phone, tm
 # Clips of the validation. The page must escape the name of the first one. The second one is in a
 # subfolder.
 CLIPS = ("clip<0>", "group/clip1")
-# What the pictures of a strip show, from left to right.
+# Titles of the pictures of a strip, from left to right. A run writes them into images/panels.json,
+# and the page cuts a strip into its pictures by them.
 PANELS = ["blurry", "spikes", "restored", "sharp", "error x5"]
 
 
@@ -456,7 +469,7 @@ def logging_into(file):
     root = logging.getLogger()
     handlers_before = root.handlers[:]
     level_before = root.level
-    setup_logging(0, file)
+    setup_logging(rank=0, log_file=file)
     try:
         yield
     finally:
@@ -490,7 +503,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "experiments" / "first run"
     with logging_into(folder / "log" / "train.log"):
         log = logging.getLogger("utils.run")
-        writer = HistoryWriter(folder, 0)
+        writer = HistoryWriter(folder, start=0)
         write_description(folder)
         for step in range(10, 210, 10):
             log.info("Epoch: 1, Iter: %d", step)
@@ -528,6 +541,7 @@ def test_the_page_of_a_run_shows_its_scores(run):
 def test_the_page_of_a_run_shows_a_repeated_warning_once(run):
     page = (run / "report.html").read_text()
 
+    # The fixture has logged "<20> %". The page must escape < and >.
     assert page.count("the data wait is &lt;20&gt; %\n  raise the workers (2 times)") == 1
 
 
@@ -550,7 +564,7 @@ def test_the_page_of_a_run_is_self_contained(run):
     page = (run / "report.html").read_text()
 
     assert addresses(page) == []
-    # The pictures are parts of the page, as texts of any letters. The claim is about the rest.
+    # Pictures are in the page as base64, in which "http" may occur by chance. So leave them out.
     without_pictures = re.sub(r'data:[^"]*', "", page)
     assert "http" not in without_pictures
     # The template of the page has "{{name}}" wherever a value is filled in.
@@ -580,11 +594,11 @@ def test_the_page_of_a_run_works_in_a_browser(browser, run):
     assert browser.execute_script("return arguments[0].naturalWidth", curves) == 1200
     slider = browser.find_element("css selector", ".slider")
     # Blurry is on the left of the bar. On its right is the frame restored after 200 iterations.
-    assert shows(slider, 0.25, BLURRY)
-    assert shows(slider, 0.75, RESTORED)
+    assert shows(slider, x=0.25, level=BLURRY)
+    assert shows(slider, x=0.75, level=RESTORED)
     # A button shows the sharp frame in place of the restored one.
     browser.find_element("css selector", "[data-show=sharp]").click()
-    assert shows(slider, 0.75, SHARP)
+    assert shows(slider, x=0.75, level=SHARP)
 
     check_offline(browser)
 
@@ -596,7 +610,7 @@ SHOWN_SHARE_OF_WIDTH = "return arguments[0].clientWidth / arguments[0].naturalWi
 def test_a_telephone_shows_the_scores_and_curves_of_a_run(phone, run):
     phone.get(address_of_page(run))
 
-    rows = phone.execute_script(SHOWN_SCORES)
+    rows = shown_scores(phone)
     assert rows
     for row in rows:
         assert {"PSNR dB", "gain dB", "SSIM"} <= row.keys()
@@ -604,11 +618,12 @@ def test_a_telephone_shows_the_scores_and_curves_of_a_run(phone, run):
     # A telephone shows the curves at 0.6 of their size, and they can be scrolled. If they were made
     # as narrow as the screen, their letters would be 4 pixels high.
     assert phone.execute_script(SHOWN_SHARE_OF_WIDTH, curves) > 0.55
-    assert phone.execute_script(PAGE_WIDTH) == PHONE_WIDTH
+    assert width_of(phone) == PHONE_WIDTH
 
 
 def test_twelve_large_clips_make_a_page_of_bounded_size(tmp_path):
-    # Noise does not compress, so no other picture takes more bytes. Real pictures take a third.
+    # A folder as a run writes it: images/<clip>/<step>.png, and images/panels.json. Noise does not
+    # compress, so no other picture takes more bytes. Real pictures take a third.
     strip_file = tmp_path / "images" / "0" / "1.png"
     imwrite_rgb(strip_file, noise_strip())
     (tmp_path / "images" / "panels.json").write_text(json.dumps(PANELS))
@@ -617,7 +632,8 @@ def test_twelve_large_clips_make_a_page_of_bounded_size(tmp_path):
         (tmp_path / "images" / str(clip)).mkdir()
         os.link(strip_file, tmp_path / "images" / str(clip) / "1.png")
 
-    HistoryWriter(tmp_path, 0).scalars({"val/psnr": 30.0}, 1)
+    # Writing the PSNR of a validation writes the page, too.
+    HistoryWriter(tmp_path, start=0).scalars({"val/psnr": 30.0}, step=1)
 
     report = tmp_path / "report.html"
     assert report.read_text().count('type="range"') == 12

@@ -65,7 +65,7 @@ def test_a_signal_stops_a_run_without_proc_and_the_same_command_goes_on(tmp_path
     with Ranks(1, MAIN, *without_end, env=spawn, **WITHOUT_PROC) as ranks:
         ranks.wait_for("Iter: 2", rank=0, limit_s=60)
         ranks.processes[0].send_signal(signal.SIGTERM)
-        stopped = ranks.wait(60)
+        stopped = ranks.wait(limit_s=60)
     step = latest(options)["step"]
     done = train(options, f"train.total_iter={step + 1}", env=spawn, **WITHOUT_PROC)
 

@@ -115,7 +115,7 @@ def write_jpeg_film(path, image, orientation):
     ],
 )
 def test_a_film_of_jpegs_with_exif_is_read_upright(tmp_path, orientation, quarter_turns):
-    image = blocks(48, 64)
+    image = blocks(height=48, width=64)
     write_jpeg_film(tmp_path / "v.mov", image, orientation)
 
     found = VideoReader(tmp_path / "v.mov").read(1)
@@ -172,7 +172,7 @@ def wide_pixels(request, tmp_path):
 
     A quarter turn makes them 3/4 as wide as high.
     """
-    with VideoWriter(tmp_path / "v.mp4", 25, pixel_aspect=Fraction(4, 3)) as video:
+    with VideoWriter(tmp_path / "v.mp4", fps=25, pixel_aspect=Fraction(4, 3)) as video:
         video.write(picture())
     if request.param == "upright":
         return tmp_path / "v.mp4", Fraction(4, 3)
@@ -198,21 +198,21 @@ def test_pixels_that_are_not_square_keep_their_shape_when_a_film_is_copied(wide_
     path, shown = wide_pixels
     source = VideoReader(path)
 
-    with VideoWriter(tmp_path / "copy.mp4", 25, pixel_aspect=source.pixel_aspect) as video:
+    with VideoWriter(tmp_path / "copy.mp4", fps=25, pixel_aspect=source.pixel_aspect) as video:
         video.write(source.read(0))
 
     assert VideoReader(tmp_path / "copy.mp4").pixel_aspect == shown
 
 
 def test_pixels_are_square_if_nothing_else_is_said(tmp_path):
-    with VideoWriter(tmp_path / "v.mp4", 25) as video:
+    with VideoWriter(tmp_path / "v.mp4", fps=25) as video:
         video.write(picture())
 
     assert VideoReader(tmp_path / "v.mp4").pixel_aspect == 1
 
 
 def test_the_videos_of_a_restored_film_have_its_pixels(tmp_path):
-    with VideoWriter(tmp_path / "v.mp4", 25, pixel_aspect=Fraction(32, 27)) as video:
+    with VideoWriter(tmp_path / "v.mp4", fps=25, pixel_aspect=Fraction(32, 27)) as video:
         for seed in range(2):
             video.write(picture(seed=seed))
     write_dat(tmp_path / "v.dat", np.zeros((48, 48, 64), np.uint8))
@@ -265,7 +265,7 @@ def test_colours_that_a_film_does_not_describe_are_those_of_its_size(
     ],
 )
 def test_a_film_that_is_no_usual_video_is_said_to_be_one(tmp_path, caplog, options, said):
-    noise_film(tmp_path / "v.mp4", 3, options=options)
+    noise_film(tmp_path / "v.mp4", count=3, options=options)
 
     VideoReader(tmp_path / "v.mp4")
 
@@ -273,7 +273,7 @@ def test_a_film_that_is_no_usual_video_is_said_to_be_one(tmp_path, caplog, optio
 
 
 def test_nothing_is_said_of_a_usual_film(tmp_path, caplog):
-    noise_film(tmp_path / "v.mp4", 3, options={})
+    noise_film(tmp_path / "v.mp4", count=3, options={})
 
     VideoReader(tmp_path / "v.mp4")
 
@@ -300,7 +300,7 @@ def test_a_film_whose_size_changes_is_refused_with_both_sizes(tmp_path):
     ],
 )
 def test_a_text_is_no_film_whatever_its_name(tmp_path, name, content):
-    noise_film(tmp_path / "secret.mp4", 3)
+    noise_film(tmp_path / "secret.mp4", count=3)
     (tmp_path / name).write_text(content)
 
     with pytest.raises(DataError, match=f"(?s)not a video.*{name}"):
@@ -310,14 +310,14 @@ def test_a_text_is_no_film_whatever_its_name(tmp_path, name, content):
 @pytest.mark.parametrize("name", ["12:30:05.mp4", "v%03d.mp4", "concat:a|b.mp4"])
 def test_a_name_that_looks_like_an_address_is_a_name(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    with VideoWriter(name, 25) as video:
+    with VideoWriter(name, fps=25) as video:
         video.write(picture())
 
     assert VideoReader(name).num_frames == 1
 
 
 def test_a_film_whose_table_of_names_is_damaged_is_read(tmp_path):
-    noise_film(tmp_path / "v.mkv", 3)
+    noise_film(tmp_path / "v.mkv", count=3)
     content = (tmp_path / "v.mkv").read_bytes()
     # No text in UTF-8.
     (tmp_path / "w.mkv").write_bytes(content.replace(b"libx264", b"\xff\xfe\xfdx264"))
@@ -352,9 +352,9 @@ def test_a_small_film_of_huge_frames_is_refused_before_it_takes_memory(tmp_path,
 
 def test_a_film_that_became_shorter_names_the_first_frame_that_is_missing(tmp_path):
     film = tmp_path / "film.mp4"
-    noise_film(film, 8)
+    noise_film(film, count=8)
     reader = VideoReader(film)  # counts the frames, and reads none
-    noise_film(film, 4)  # somebody replaces the film
+    noise_film(film, count=4)  # somebody replaces the film
 
     with pytest.raises(DataError) as caught:
         reader.read(6)

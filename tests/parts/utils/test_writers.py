@@ -29,8 +29,8 @@ def test_two_writers_of_one_class_are_both_waited_for(tmp_path):
     no_health: Any = SimpleNamespace()  # judges numbers, and there are none here
     order = DataOrder(samples=8, sample_list="", seed=0, steps=8)
     run = Experiment(tmp_path, {}, order, no_health)
-    slower = Slow(0.5)
-    faster = Slow(0.0)
+    slower = Slow(seconds=0.5)
+    faster = Slow(seconds=0.0)
     run.writers = [slower, faster]
 
     run.close(limit_s=30)
