@@ -307,7 +307,7 @@ def refuse_unless_kair(values: dict[str, Any], source: Path) -> None:
         what="unknown kind of option file",
         where=str(source),
         expected="S-VRT: netG, datasets with spike_h, ...",
-        do="write one after those in options/vrt; docs/coming_from.md has the keys of BasicSR",
+        do="write a file as in options/vrt; docs/coming_from.md has the keys of BasicSR",
     )
 
 
@@ -605,7 +605,7 @@ def divide_totals(conversion: Conversion) -> None:
 
 def print_report(conversion: Conversion, file: str) -> None:
     """Print the three tables of the conversion."""
-    print(f"{file}: all keys stay as they are but for these")
+    print(f"{file}: these keys change, all other keys stay")
     tables = {
         "renamed or changed": conversion.renamed,
         "dropped, without effect here": conversion.dropped,
@@ -671,7 +671,7 @@ def convert_spike_size(
     elif info.h:
         # Our options h and w stay unset. Then our reader takes the size of dataset.json.
         conversion.renamed[report_key] = (
-            f"{spike}.h, w = those of dataset.json, {info.h} x {info.w}; {size_of_file}"
+            f"{spike}.h, w = the size in dataset.json, {info.h} x {info.w}; {size_of_file}"
         )
         return
     else:
@@ -700,7 +700,7 @@ def convert_spike_brightness(conversion: Conversion, split: str, info: Any) -> N
         factor = 1 / info.rate
         conversion.differences[f"{split}, firing rates"] = (
             f"channels are divided by {info.rate:g}, the rate of dataset.json: {factor:.3g} "
-            "times those of S-VRT"
+            "times the channels of S-VRT"
         )
 
 
@@ -763,7 +763,7 @@ def convert_representation(conversion: Conversion, split: str) -> None:
     kind = parameters.pop("type", "spikecv_tfp")
     center = parameters.pop("middle_tfp_center", None)
     channels = conversion.take(f"{split}.spike_channels")
-    # S-VRT has two names for the planes on each side. If a file has both, `half_win_length` wins.
+    # S-VRT has two names for the planes on each side. If a file has both, `half_win_length` counts.
     half_window = parameters.pop("half_window", 20)
     half_window = parameters.pop("half_win_length", half_window)
     # Without num_bins, S-VRT makes as many bins as spike_channels says.
@@ -931,7 +931,7 @@ def convert_test_split(conversion: Conversion) -> None:
             key_in_training = f"{train}.spike.{spike_key}"
             if key_in_training in conversion.values:
                 conversion.values[f"{test}.spike.{spike_key}"] = conversion.values[key_in_training]
-        conversion.renamed[f"{test}.spike"] = "that of training, because the test has none"
+        conversion.renamed[f"{test}.spike"] = "the section of training, because the test has none"
 
     # Assume that the folders of the spikes are .../train and .../test, and say so.
     root = str(conversion.values.get(f"{train}.dataroot_spike", "")).rstrip("/")
@@ -939,7 +939,7 @@ def convert_test_split(conversion: Conversion) -> None:
         assumed = f"{root.removesuffix('train')}test"
         conversion.values[f"{test}.dataroot_spike"] = assumed
         conversion.renamed[f"{test}.dataroot_spike"] = (
-            f"{assumed}, assumed, because that of training ends with train"
+            f"{assumed}, assumed, because the folder of training ends with train"
         )
 
 

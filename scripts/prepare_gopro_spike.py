@@ -356,7 +356,7 @@ def cut_jobs(jobs: list[Job], command: argparse.Namespace) -> list[Job]:
         raise DataError(
             what="no source can be used",
             where=str(command.source),
-            expected="one of those named above",
+            expected="at least one source that can be used",
             do="see there",
         )
     return cut_jobs_of_all
@@ -567,7 +567,7 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
     width = frame_width // recipe.ratio
     if table.get("h", height) != height or table.get("w", width) != width:
         raise DataError(
-            what=f"spikes of {height} x {width} would join those of {table['h']} x {table['w']}",
+            what=f"spikes of {height} x {width} would join spikes of {table['h']} x {table['w']}",
             where=str(out / INFO),
             expected="one size of spikes in a data set",
             do="choose another --out",
@@ -584,7 +584,7 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
     usual_clip = usual_clips[0]
     # Random cameras differ from clip to clip. So the set as a whole has no rate, but each clip has
     # a rate. Other cameras are the same for all clips, except for their seed. So the rate and the
-    # light of any clip are those of the set, and the name of the clip may be "".
+    # light of any clip are the rate and light of the set, and the name of the clip may be "".
     rig = None if recipe.rig.startswith("random") else recipe.rig_of("")
     about: dict[str, Any] = {
         "format": FORMAT,
@@ -594,7 +594,7 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
         "planes": usual_clip["planes"],
         "gt_plane": usual_clip["gt_plane"],
         "rate": rig.rate if rig else None,
-        # With random cameras, each clip has its own value in "clips", which wins over this value.
+        # With random cameras, each clip has a light of its own in "clips", which counts instead.
         "light": rig.light if rig else "linear",
         "clips": clips,
         "recipe": recipe.record(),

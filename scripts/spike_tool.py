@@ -446,7 +446,7 @@ def given_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry | N
                 expected="(planes, h, w)",
                 do="save the array in this form",
             )
-        # --size wins over the shape of the array.
+        # --size counts before the shape of the array.
         if command.size:
             height, width = command.size
         else:

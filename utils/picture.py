@@ -120,8 +120,8 @@ def has_whole_chunks(png: bytes) -> bool:
     """Return whether a PNG is complete, and no frame of an animation is larger than the picture.
 
     Each chunk must end within the file. OpenCV takes memory for the length that a chunk states,
-    before it looks whether the file has so many bytes. A chunk is: 0 length of the data, 4 kind, 8
-    data, then a checksum of 4 bytes.
+    before it looks whether the file has this number of bytes. A chunk is: 0 length of the data, 4
+    kind, 8 data, then a checksum of 4 bytes.
     """
     size_of_picture = png[16:24]  # width and height in the first chunk, 4 bytes each
     at = PNG_FIRST_CHUNK

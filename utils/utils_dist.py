@@ -830,7 +830,7 @@ def _ending_with_store(error: BaseException) -> _Ending:
         rows 1, 2   test_an_error_ends_all_ranks_with_one_message_and_one_code
                     test_a_lost_connection_without_a_cause_is_reported_once_in_the_words_of_torch
         row 3       test_a_forged_failure_ends_the_run_with_a_report
-        row 4       test_a_struck_rank_is_named_and_all_ranks_leave, kind "kill"
+        row 4       test_a_rank_that_stops_or_dies_is_named_and_all_ranks_end, kind "kill"
     """
     is_cause_here = not _is_caused_by_peer(error)
     if is_cause_here:

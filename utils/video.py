@@ -15,7 +15,7 @@ come from anybody, so `open_container` limits what FFmpeg may open and decode.
 What must stay: the frames and the times of a film, because they decide the samples of a run
 (test_every_frame_of_a_video_keeps_its_time, test_the_frames_of_a_video_are_read_in_any_order); and
 the limits of `open_container`, because a film may be hostile
-(test_a_small_film_of_huge_frames_is_refused_before_it_takes_memory). Free to change: RATE_FACTOR,
+(test_a_small_film_of_huge_frames_is_refused_before_memory_is_taken). Free to change: RATE_FACTOR,
 and how much is kept in memory.
 
 Tests: tests/parts/utils/test_video.py, tests/stories/test_foreign_files.py
@@ -342,7 +342,7 @@ def _other_size(path: str | Path, number: int, frame: Any, first: Any) -> DataEr
     height, width = _upright_size(frame)
     first_height, first_width = _upright_size(first)
     return DataError(
-        what=f"frame {number} is {width} x {height}, those before are {first_width} x "
+        what=f"frame {number} is {width} x {height}, the frames before are {first_width} x "
         f"{first_height}",
         where=str(path),
         expected="frames of one size",

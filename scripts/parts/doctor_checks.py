@@ -13,7 +13,7 @@ What must stay: the order of the checks that wait for other ranks, which is the 
 (test_two_ranks_are_examined_together). Free to change: a new check yields its findings in one of
 these functions. If it waits for other ranks, it belongs to `check_ranks` or `check_training`. The
 words of a finding may change, unless docs/troubleshooting.md quotes them
-(test_a_finding_that_the_page_quotes_is_one_that_the_doctor_prints).
+(test_the_doctor_prints_the_findings_that_the_page_quotes).
 
 Tests: tests/parts/scripts/test_doctor.py
 """
@@ -129,7 +129,7 @@ def check_environment() -> Iterator[Finding]:
             cure="start through launch_train.sh, or set it to 1",
         )
 
-    # The variable has an old name and a new name. The new name wins.
+    # The variable has an old name and a new name. The new name counts.
     blocking = env.get("NCCL_BLOCKING_WAIT", "0")
     blocking = env.get("TORCH_NCCL_BLOCKING_WAIT", blocking)
     if blocking not in ("0", ""):

@@ -95,7 +95,7 @@ class Ranks:
 
         args: arguments of the script. args_of: rank -> its arguments in place of `args`.
         env: further variables of all ranks. env_of: rank -> further variables of this rank, which
-            win over `env`. An empty value removes a variable.
+            replace the variables of `env`. An empty value removes a variable.
         prefix: a command that is given the command of each rank, e.g. ("nice", "-n", "5"). Usually
             a rank is a fork of a process that has imported torch. With a prefix it is a new
             process, which must import torch first.

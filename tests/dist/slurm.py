@@ -37,7 +37,7 @@ class Cluster:
     """A cluster of one node. Use it in a `with` statement, which ends all jobs and daemons.
 
     The node has the cores of this machine, but at least 4, because two ranks must fit beside a job
-    of one. It has two partitions: "main", and "urgent", whose jobs push those of "main" aside.
+    of one. It has two partitions: "main", and "urgent", whose jobs push jobs of "main" aside.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -104,7 +104,8 @@ def story(tmp_path_factory) -> dict[str, Start]:
         "train.G_optimizer_betas=[0.5,0.6]",
         'train.fix_keys=["bias"]',
         case="states",
-        struck=(0, 1),
+        struck_rank=0,
+        at_step=1,
     )
     starts["changed"] = Start(result, latest(options))
 
@@ -231,7 +232,7 @@ def test_a_run_stopped_in_a_validation_ends_with_the_bits_of_an_uninterrupted_ru
     whole = odd(options, "task=whole", *steps, ranks=2)
 
     # Rank 1 gets a signal in the validation after step 2.
-    first = odd(options, *steps, ranks=2, case="signal", struck=(1, 2))
+    first = odd(options, *steps, ranks=2, case="signal", struck_rank=1, at_step=2)
     stopped = latest(options)
     second = odd(options, *steps, ranks=2)
 
@@ -253,7 +254,7 @@ def test_a_validation_that_was_stopped_twice_is_left_out(tmp_path):
     # begins with the validation has 0. The last start begins no validation.
     starts = []
     for step in (2, 0, 2, 0, 0):
-        starts.append(odd(options, *steps, case="signal", struck=(0, step)))
+        starts.append(odd(options, *steps, case="signal", struck_rank=0, at_step=step))
 
     assert exit_codes(*starts) == [[75], [75], [75], [75], [0]], starts[-1].text
     assert "the validation at iter 2 was stopped twice" in starts[2].text, starts[2].text
@@ -300,7 +301,7 @@ def test_the_last_validation_is_recorded_once_wherever_the_run_was_cut(tmp_path,
     common = (end_at_step(2), TENSORBOARD)
     writers = f"logging.writers={json.dumps(cut.writers)}"
 
-    first = odd(options, *common, writers, case=cut.case, struck=(0, cut.step))
+    first = odd(options, *common, writers, case=cut.case, struck_rank=0, at_step=cut.step)
     step_after_first = latest(options)["step"]
     has_weights = (experiment(options) / "models/2_G.pth").exists()
     second = odd(options, *common)
@@ -348,7 +349,7 @@ def after_skipped_steps(tmp_path_factory) -> dict[str, Any]:
     options = write_odd_options(tmp_path_factory.mktemp("skipped"))
     # Two skipped steps in a row end the run.
     changes = (end_at_step(4), NO_TEST, TENSORBOARD, "train.max_nonfinite_steps=2")
-    failed = odd(options, *changes, case="nan", struck=(0, 3))
+    failed = odd(options, *changes, case="nan", struck_rank=0, at_step=3)
     losses = history(options)["train/loss"]
     again = odd(options, *changes)
     assert exit_codes(failed, again) == [[4], [0]], texts(failed, again)

@@ -42,7 +42,7 @@ OWNER_ONLY = 0o600
 
 
 def total(steps: int) -> str:
-    """Return the option that ends a run after so many steps."""
+    """Return the option that ends a run after this number of steps."""
     return f"train.total_iter={steps}"
 
 
@@ -235,7 +235,7 @@ def test_a_best_score_of_other_test_clips_does_not_count(tmp_path):
     assert no_clips.exit_codes == [0], no_clips.text
     assert best_with_no_clips == 90
     assert other_clips.exit_codes == [0], other_clips.text
-    assert other_clips.text.count("does not count: the test clips are not those it was") == 1
+    assert other_clips.text.count("does not count: it was measured on other test clips") == 1
     assert latest(options)["best_psnr"] < 90
     assert torch.load(best, weights_only=True)["step"] == 5
 
@@ -299,13 +299,13 @@ def test_the_checkpoint_is_saved_before_weights_that_cannot_be_written(tmp_path)
     assert latest(options)["step"] == 2
 
 
-def test_a_checkpoint_saved_after_a_restore_is_the_one_that_was_restored(tmp_path):
+def test_a_checkpoint_that_is_saved_after_a_restore_equals_the_restored_checkpoint(tmp_path):
     options = write_odd_options(tmp_path)
     # Validates and saves at the end alone.
     steps = (total(4), "train.checkpoint_test=100", "train.checkpoint_save=100")
     whole = odd(options, *steps)
     # Killed in the validation after step 4, so that the next start has no step to take.
-    killed = odd(options, *steps, "task=cut", case="kill", struck=(0, 4))
+    killed = odd(options, *steps, "task=cut", case="kill", struck_rank=0, at_step=4)
     assert whole.exit_codes == [0]
     assert killed.exit_codes != [0], killed.text
 
@@ -323,7 +323,7 @@ def test_a_loader_process_that_is_killed_while_the_step_computes_is_named(tmp_pa
     changes = (NO_TEST, ENDLESS, "datasets.train.dataloader_persistent_workers=true")
 
     # On rank 1, in step 5.
-    with Ranks(2, *odd_command(options, *changes, case="bury", struck=(1, 5))) as ranks:
+    with Ranks(2, *odd_command(options, *changes, case="bury", struck_rank=1, at_step=5)) as ranks:
         result = ranks.wait(limit_s=90)
 
     assert result.exit_codes == [3, 3], result.text

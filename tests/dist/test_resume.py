@@ -68,7 +68,7 @@ class Starts:
     """Seven starts, one after another. A step has 4 samples in all but three of them.
 
     Each start trains for one step: two from step 0 on, four from step 1 on, and so on. The run
-    "run" is that of the option file. The run "other" begins from the checkpoint of "run".
+    "run" is named by the option file. The run "other" begins from the checkpoint of "run".
     """
 
     options: Path
@@ -79,8 +79,8 @@ class Starts:
     two: RankResult
     # "other" on four ranks, from the checkpoint of "run", until step 2.
     four: RankResult
-    # "other" on one rank, from its own checkpoint, until step 3. --resume still names that of
-    # "run".
+    # "other" on one rank, from its own checkpoint, until step 3. --resume still names the
+    # checkpoint of "run".
     one: RankResult
     # The last steps of both runs after these three starts.
     step_of_run: int
@@ -167,12 +167,12 @@ def test_a_run_begins_from_the_checkpoint_that_is_named(starts):
     assert f"resumed from {starts.source} at iter 1" in starts.four.text
 
 
-def test_a_run_goes_on_from_its_own_checkpoint_if_that_is_further_than_the_named_one(starts):
+def test_a_run_goes_on_from_its_own_checkpoint_if_it_has_more_steps_than_the_named_one(starts):
     assert "this run has a checkpoint of its own at iter 2" in starts.one.text
     assert f"resumed from {starts.own} at iter 2" in starts.one.text
 
 
-def test_a_run_that_begins_from_another_run_leaves_the_checkpoint_of_that_run(starts):
+def test_a_run_that_begins_from_another_run_does_not_change_the_checkpoint_of_the_other_run(starts):
     assert starts.step_of_run == 1
     assert starts.step_of_other == 3
 
@@ -206,7 +206,7 @@ def test_a_run_goes_on_in_the_epoch_that_a_named_checkpoint_began(starts):
     assert starts.state_of_run["batch"] == 4
 
 
-def test_a_run_goes_on_from_its_own_checkpoint_if_the_named_one_is_further_by_now(starts):
+def test_a_run_goes_on_from_its_own_checkpoint_although_the_named_one_has_more_steps_now(starts):
     # --resume names the checkpoint of "run", which is at step 5. "other" is at step 3.
     assert starts.branch.exit_codes == [0], starts.branch.text
     assert "starting at iter 3 of 5" in starts.branch.text, starts.branch.text
@@ -296,7 +296,7 @@ def with_damaged_checkpoint(tmp_path_factory) -> RankResult:
     damaged = runs.experiment(options) / "checkpoints/checkpoint_latest.pth"
     damaged.parent.mkdir(parents=True)
     damaged.write_bytes(b"")
-    # This file marks the folder as that of a training run.
+    # This file marks the folder as the folder of a training run.
     (runs.experiment(options) / MARK).touch()
     return runs.train(options, ranks=2, limit_s=60)
 

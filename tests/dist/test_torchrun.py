@@ -28,7 +28,7 @@ from utils.dist.process import descendants_of, process_state
 TORCHRUN = (sys.executable, "tests/dist/run_module.py", "torch.distributed.run")
 LAUNCHER = ROOT / "launch_train.sh"
 NO_TEST = "datasets.test={}"
-# So many steps that the run goes on until a test ends it.
+# A number of steps that no test waits for: the run goes on until a test ends it.
 ENDLESS = "train.total_iter=1000"
 # A run that notices lost ranks soon, and loses no step by it.
 SAVING_AND_WATCHED = (
@@ -153,7 +153,7 @@ class Hopeless(NamedTuple):
 )
 def test_torchrun_restarts_no_run_that_a_restart_does_not_mend(tmp_path, run):
     options = write_odd_options(tmp_path)
-    command = odd_command(options, NO_TEST, *run.changes, case=run.case, struck=(0, 2))
+    command = odd_command(options, NO_TEST, *run.changes, case=run.case, struck_rank=0, at_step=2)
     launcher = ("scripts/torchrun_quiet.py", "--standalone", "--max-restarts=3")
 
     result = run_ranks(1, *launcher, "--nproc_per_node=2", *command, limit_s=120)

@@ -113,7 +113,7 @@ def test_after_a_validation_the_network_is_in_training_again(validated):
 # ---- Several ranks ----
 
 
-def test_one_and_two_ranks_validate_alike(tmp_path):
+def test_one_rank_and_two_ranks_give_the_same_scores(tmp_path):
     # There are 3 clips. If 2 ranks took 2 clips each, one clip would count twice.
     options = write_odd_options(tmp_path)
 
@@ -149,7 +149,9 @@ def test_the_progress_of_an_epoch_opens_when_all_ranks_have_their_loaders(tmp_pa
     )
 
     # Rank 1 takes longer to start its loaders.
-    result = odd(write_odd_options(tmp_path), *changes, case="late", struck=(1, 0), ranks=2)
+    result = odd(
+        write_odd_options(tmp_path), *changes, case="late", struck_rank=1, at_step=0, ranks=2
+    )
 
     # No rank hangs between two epochs.
     assert result.exit_codes == [0, 0], result.text

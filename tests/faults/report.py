@@ -39,7 +39,7 @@ The runs of these trials had up to eight ranks (processes) on CPUs of one machin
 | stall | the rank stands still in one of 6 ways: before an exchange between ranks; in the forward pass; on rank 0 alone; in a loader process; in C code that holds Python's lock; stopped by a signal |
 | named | the log of every rank names the struck rank, its phase, its step and its stack, and no rank ends with exit code 0 |
 | gone | the process has ended |
-| identical | weights, their running average, optimizer and position in the data are the same bit for bit as those of a run without the fault |
+| identical | weights, their running average, optimizer and position in the data are the same bit for bit as in a run without the fault |
 | store | a small server in rank 0, through which the ranks report their states |
 
 A row that begins with "no fault" is a check that nothing happens to a healthy run.
@@ -115,7 +115,7 @@ def rows(results: dict[str, Any]) -> Iterator[str]:
 
 
 def exceptions(results: dict[str, Any]) -> Iterator[str]:
-    """Yield a list of all trials that did not end as they should. Yield nothing if there is none."""
+    """Yield a list of all trials that did not end as they should. Yield nothing if all trials ended well."""
     wrong = []
     for figures in results.values():
         wrong += figures.get("wrong", [])

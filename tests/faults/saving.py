@@ -36,7 +36,7 @@ def write_for_ever(folder: Path, acknowledge: int) -> None:
 
 
 def kill_while_saving(trials: int) -> dict[str, Any]:
-    """Strike so many writers. Returns the number of trials and what became of them:
+    """Kill this number of writers. Returns the number of trials and what became of them:
 
     torn: trials in which the writer was in the middle of a write.
     unreadable: trials after which nothing could be loaded.

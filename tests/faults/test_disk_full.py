@@ -112,7 +112,9 @@ def full_at_the_sidecar(folder):
         ),
     ],
 )
-def test_a_full_disk_is_said_with_numbers_and_the_former_file_stays(tmp_path, fill_disk, message):
+def test_the_message_of_a_full_disk_has_numbers_and_the_former_file_stays(
+    tmp_path, fill_disk, message
+):
     with disk(tmp_path / "disk", "5m", files=40) as folder:
         checkpoint.save(state(step=1), folder / NAME)
         content = fill_disk(folder)
@@ -213,7 +215,7 @@ def steps_of(events, tag):
     return [event.step for event in events.Scalars(tag)]
 
 
-def test_a_full_disk_under_tensorboard_is_said_once_and_the_run_goes_on(tmp_path):
+def test_a_full_disk_under_tensorboard_is_reported_once_and_the_run_goes_on(tmp_path):
     options = write_odd_options(tmp_path)
     changes = no_validation("train.total_iter=40", "logging.use_tensorboard=true")
     # 16 kB have room for the first steps.
@@ -246,7 +248,7 @@ def test_a_full_disk_under_the_logs_changes_no_exit_code(tmp_path):
     assert "Traceback" not in errors
 
 
-def test_pictures_without_room_are_said_once_and_end_nothing(tmp_path, caplog):
+def test_pictures_that_a_full_disk_refuses_are_reported_once_and_the_run_goes_on(tmp_path, caplog):
     opt = read_options(["--opt", str(write_options(tmp_path))])
     health = Health(opt.folder, opt.train, opt.datasets, total_iter=4)
     run = Experiment(opt.folder, opt.plain(), ORDER, health)

@@ -50,7 +50,7 @@ def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(
 ):
     # The run stands still in step 2.
     command = odd_command(
-        write_odd_options(tmp_path), "datasets.test={}", case="stall", struck=(0, 2)
+        write_odd_options(tmp_path), "datasets.test={}", case="stall", struck_rank=0, at_step=2
     )
 
     with Ranks(1, *command) as running:
@@ -104,7 +104,7 @@ def run_with_signals(
         return running.wait(limit_s=60)
 
 
-def test_a_run_that_was_started_deaf_goes_on_after_signals_of_a_terminal(tmp_path):
+def test_a_run_that_was_started_to_ignore_signals_goes_on_after_signals_of_a_terminal(tmp_path):
     signals = [signal.SIGHUP, signal.SIGINT]
 
     result = run_with_signals(tmp_path, signals, steps=5, prefix=DEAF_SHELL)

@@ -64,7 +64,7 @@ def beating(server) -> dict[int, list[Simulated]]:
 
 
 @pytest.mark.parametrize("count", [FEW, MANY])
-def test_a_turn_is_one_write_of_a_key_with_one_read(beating, count):
+def test_in_a_turn_a_rank_writes_one_key_and_reads_once(beating, count):
     for rank in beating[count]:
         # `requests` counts the requests by their name, and `keys` the keys that they were for.
         assert rank.store.requests == {"set": TURNS, "multi_get": TURNS}
@@ -76,7 +76,7 @@ def most_keys_of_a_turn(ranks: list[Simulated]) -> float:
     return max(rank.store.keys["multi_get"] for rank in ranks) / TURNS
 
 
-def test_a_turn_reads_as_few_keys_of_many_ranks_as_of_few(beating):
+def test_in_a_turn_a_rank_reads_at_most_four_keys_however_many_ranks_there_are(beating):
     # A rank reads the verdict, the beat of rank 0 and the beat of the next rank. The last rank of a
     # host also reads the beat of the first rank of this host.
     assert most_keys_of_a_turn(beating[MANY]) == 4
@@ -103,7 +103,7 @@ def test_each_request_of_a_start_is_for_one_key(started, count):
 
 
 @pytest.mark.parametrize("request_name", ["add", "compare_set"])
-def test_a_start_costs_a_rank_as_many_requests_among_many_ranks_as_among_few(started, request_name):
+def test_a_start_costs_a_rank_as_many_requests_however_many_ranks_there_are(started, request_name):
     def most(ranks: list[Simulated]) -> int:
         return max(rank.store.requests[request_name] for rank in ranks)
 

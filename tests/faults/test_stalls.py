@@ -42,7 +42,7 @@ STALL_S = 3.0
         ("gil", 1, 0, 9),
     ],
 )
-def test_a_struck_rank_is_named_and_all_ranks_leave(kind, ranks, rank, most_s):
+def test_a_rank_that_stops_or_dies_is_named_and_all_ranks_end(kind, ranks, rank, most_s):
     trial = run_stall(kind, ranks, rank, stall_s=STALL_S)
 
     assert trial.is_right, trial.text
@@ -68,7 +68,8 @@ def test_a_rank_that_stands_still_while_clips_are_restored_is_named(tmp_path):
         *paths,
         *limits,
         case="stall",
-        struck=(1, 1),
+        struck_rank=1,
+        at_step=1,
         program="test",
         ranks=2,
     )
@@ -216,7 +217,7 @@ def test_every_rank_stands_in_the_status_even_of_a_run_that_stands_still_and_no_
     )
     status = experiment(options) / "status"
     # Rank 1 stands still in its step 4.
-    command = odd_command(options, *changes, case="stall", struck=(1, 4))
+    command = odd_command(options, *changes, case="stall", struck_rank=1, at_step=4)
 
     with Ranks(2, *command, env=ENV) as running:
         running.wait_for("Iter: 3,", rank=0, limit_s=120)
@@ -277,7 +278,7 @@ def test_the_command_of_the_documents_shows_the_stacks_of_a_rank_that_stands_sti
     # Rank 1 stands still in its step 2, within the method `strike`. The watchdog would end the run
     # after a minute, so it does not come before the command.
     changes = ("datasets.test={}", "watchdog.stall_s=60")
-    command = odd_command(options, *changes, case="stall", struck=(1, 2))
+    command = odd_command(options, *changes, case="stall", struck_rank=1, at_step=2)
 
     with Ranks(2, *command) as running:
         running.wait_for("Iter: 1,", rank=0, limit_s=120)
@@ -332,7 +333,7 @@ def run_with_different_networks(folder, case, step):
     The ranks compare their weights after every second step. case: see tests/dist/odd_worker.py.
     """
     changes = ("datasets.test={}", "debug.compare_every=2", "train.total_iter=8")
-    return odd(write_odd_options(folder), *changes, case=case, struck=(1, step), ranks=2)
+    return odd(write_odd_options(folder), *changes, case=case, struck_rank=1, at_step=step, ranks=2)
 
 
 def check_message(result, difference):

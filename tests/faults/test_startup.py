@@ -178,7 +178,7 @@ def test_options_that_differ_between_ranks_are_refused(tmp_path):
 # name them. So each limit of the watchdog (one for each kind of phase) must be shorter.
 
 
-def test_a_time_out_of_the_group_before_the_watchdog_is_refused(tmp_path):
+def test_a_time_out_of_collectives_that_comes_before_the_watchdog_is_refused(tmp_path):
     result = train(write_options(tmp_path), ranks=2, env={"NCCL_TIMEOUT": "200"})
 
     # The defaults. All of them are longer than 200 s.
@@ -187,7 +187,7 @@ def test_a_time_out_of_the_group_before_the_watchdog_is_refused(tmp_path):
     assert result.text.count(limits) == 1
 
 
-def test_a_longer_time_out_of_the_group_makes_limits_of_the_watchdog_longer(tmp_path):
+def test_a_longer_time_out_of_collectives_makes_the_limits_of_the_watchdog_longer(tmp_path):
     changes = ("train.total_iter=1", "datasets.test={}")
 
     result = train(write_options(tmp_path), *changes, ranks=2, env={"NCCL_TIMEOUT": "7200"})
@@ -221,7 +221,7 @@ class Limits:
     group: int  # time-out of the process group
 
 
-# By default, the time-out of the process group has at least so many seconds (dist_timeout_s).
+# Least time-out of the process group by default, in seconds (dist_timeout_s).
 LEAST_GROUP_S = 1800
 
 
@@ -373,7 +373,7 @@ def test_a_loader_process_that_stands_still_at_the_epoch_turn_ends_the_run_with_
     changes = (
         # The same loader process serves the next epoch.
         "datasets.train.dataloader_persistent_workers=true",
-        # The main process waits so many seconds for a batch.
+        # Seconds that the main process waits for a batch.
         "datasets.train.dataloader_timeout_s=3",
         # Two batches of 4 samples are an epoch.
         "datasets.train.dataloader_batch_size=4",
@@ -382,7 +382,9 @@ def test_a_loader_process_that_stands_still_at_the_epoch_turn_ends_the_run_with_
     )
     # Step 2 is the last step of the first epoch. It waits until the loader process stands still, so
     # that this is noticed between the epochs.
-    command = odd_command(write_odd_options(tmp_path), *changes, case="wait", struck=(0, 2))
+    command = odd_command(
+        write_odd_options(tmp_path), *changes, case="wait", struck_rank=0, at_step=2
+    )
 
     with Ranks(1, *command) as ranks:
         ranks.wait_for("waiting", rank=0, limit_s=90)

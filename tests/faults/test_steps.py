@@ -4,7 +4,7 @@ tests/dist/odd_worker.py trains a network of one layer, in which something goes 
 one step: "once" makes the loss NaN in this step, "nan" from this step on, and "memory" lets the
 memory run out. All ranks must take the same decision, or they would wait for one another.
 
-`struck=(rank, step)` says on which rank and at which step something goes wrong.
+`struck_rank=rank, at_step=step` says on which rank and at which step something goes wrong.
 """
 
 import json
@@ -50,7 +50,7 @@ def skipped(tmp_path_factory) -> Run:
     options = write_odd_options(tmp_path_factory.mktemp("skipped"))
     # compare_every=1: the ranks compare their weights after each step.
     changes = ("datasets.test={}", "train.checkpoint_save=1", "debug.compare_every=1")
-    return Run(options, odd(options, *changes, case="once", struck=(1, 2), ranks=2))
+    return Run(options, odd(options, *changes, case="once", struck_rank=1, at_step=2, ranks=2))
 
 
 def test_nan_on_one_rank_is_named_once(skipped):
@@ -93,7 +93,9 @@ def stopped(tmp_path_factory) -> Run:
         "train.checkpoint_save=1",
         SECRET,
     )
-    return Run(options, odd(options, *changes, case="nan", struck=(1, 1), ranks=2, env=ENV))
+    return Run(
+        options, odd(options, *changes, case="nan", struck_rank=1, at_step=1, ranks=2, env=ENV)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +164,7 @@ def test_skipped_steps_before_and_after_a_resume_are_counted_together(tmp_path):
 def test_a_resume_goes_on_with_the_loss_scale_of_float16(tmp_path):
     options = write_odd_options(tmp_path)
     changes = ("datasets.test={}", "train.amp.enable=true", "train.amp.dtype=float16")
-    first = odd(options, *changes, "train.total_iter=2", case="once", struck=(0, 2))
+    first = odd(options, *changes, "train.total_iter=2", case="once", struck_rank=0, at_step=2)
     assert first.exit_codes == [0], first.text
     # It begins with 2^16. The step whose loss was NaN halved it.
     assert latest(options)["scaler"]["scale"] == 2.0**15
@@ -201,7 +203,8 @@ def test_an_error_is_reported_before_a_dashboard_that_hangs_while_closing(tmp_pa
         write_odd_options(tmp_path, logging=logging),
         *changes,
         case="nan",
-        struck=(0, 2),
+        struck_rank=0,
+        at_step=2,
         ranks=ranks,
     )
 
@@ -214,7 +217,12 @@ def test_one_rank_without_memory_ends_all_ranks_with_an_advice(tmp_path):
     # With three ranks. In its first two passes DDP settles how it groups the gradients, before the
     # first step itself.
     result = odd(
-        write_odd_options(tmp_path), "datasets.test={}", case="memory", struck=(1, 1), ranks=3
+        write_odd_options(tmp_path),
+        "datasets.test={}",
+        case="memory",
+        struck_rank=1,
+        at_step=1,
+        ranks=3,
     )
 
     # 1: the exit code of an error that has no number of its own.

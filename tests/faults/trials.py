@@ -412,10 +412,8 @@ def finished_epochs(options: Path, ranks: int, full_number: int, persistent: str
         f"datasets.train.dataloader_persistent_workers={persistent}",
         "datasets.train.dataloader_num_workers=2",
     )
-    # Rank 1 starts its loader late in each epoch. The case "late" does not read the step.
-    late_rank = 1
-    no_step = 0
-    command = odd_command(options, *changes, case="late", struck=(late_rank, no_step))
+    # Rank 1 starts its loader late in each epoch, so no step is given.
+    command = odd_command(options, *changes, case="late", struck_rank=1)
     with Ranks(ranks, *command) as running:
         result = running.wait(120 + 10 * full_number)
     if result.exit_codes != [0] * ranks:

@@ -42,7 +42,7 @@ def module_of(net: nn.Module, name: str, kind: type[M]) -> M:
 
 
 def of_part(section: object) -> Any:
-    """Return a section of options, whose keys are those of the part that it names.
+    """Return a section of options, whose keys are the keys of the part that it names.
 
     The class of such a section is made when the file is read, so no annotation knows the keys.
     """

@@ -78,7 +78,7 @@ class NetVector:
     samples: dict[str, Tensor]
 
     def sampled(self, key: str, tensor: Tensor) -> Tensor:
-        """Return those values of a tensor that are stored as the sample of `key`.
+        """Return the values of a tensor that are stored as the sample of `key`.
 
         A sample has each n-th value, so that the file stays small.
         """

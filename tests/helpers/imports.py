@@ -76,7 +76,7 @@ def _parents(name: str) -> list[str]:
 
 
 def circle(graph: dict[str, set[str]]) -> list[str]:
-    """Return the modules of one circle of imports, e.g. [a, b, a]; [] if there is none.
+    """Return the modules of one circle of imports, e.g. [a, b, a]; [] if there is no circle.
 
     graph: {module: modules that it imports}.
     """

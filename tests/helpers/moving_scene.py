@@ -64,7 +64,7 @@ class Scene:
     rolling: float = 0.0
     # What the blurry frame is the mean of: "light", or "display" values as no camera does.
     averaged: str = "light"
-    # Side in pixels of a square in the middle that moves on its own; 0: there is none.
+    # Side in pixels of a square in the middle that moves on its own; 0: there is no square.
     spot: int = 0
     # Shift of this square along x and y, in pixels per exposure.
     spot_velocity: tuple[float, float] = (0.0, 0.0)

@@ -445,7 +445,7 @@ class NaiveVRT(nn.Module):
     """VRT for restoration, or for super-resolution by 2, 4 or 8, with pa_frames > 0.
 
     forward(lq) gives what network_vrt.VRT gives without spikes. The arguments have the names and
-    meanings of VRT, and those that this network does not need are accepted (`unused`).
+    meanings of VRT, and arguments that this network does not need are accepted (`unused`).
     """
 
     stage1: Stage
@@ -520,7 +520,7 @@ class NaiveVRT(nn.Module):
     def _doublings(count: int) -> nn.ModuleDict:
         """Return `count` convolutions before a pixel shuffle, and a last convolution.
 
-        The names are those of the published network: 0, 5, 10, ...
+        The names are as in the published network: 0, 5, 10, ...
         """
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         for number in range(count):

@@ -16,7 +16,7 @@ VRT_LIKE = InputSpec(stride=8, window_size=(6, 8, 8), least_size=(64, 64), least
 def tiles(**fields: Any) -> Tiling:
     """Return how a clip is cut into tiles.
 
-    fields: fields of Tiling, and fields of InputSpec that differ from those of a VRT.
+    fields: fields of Tiling, and fields of InputSpec that differ from the spec of a VRT.
     """
     of_network = {}
     of_tiling = {}

@@ -101,16 +101,17 @@ def odd_command(
     options: Path,
     *overrides: str,
     case: str = "none",
-    struck: tuple[int, int] = (0, 0),
+    struck_rank: int = 0,
+    at_step: int = 0,
     program: str = "train",
 ) -> tuple[str, ...]:
     """Return the command of odd_worker.py, a run in which something goes wrong.
 
-    case: what goes wrong, by its name in odd_worker.py. struck: on which rank, at which step.
+    case: what goes wrong, by its name in odd_worker.py.
+    struck_rank, at_step: on which rank it goes wrong, and at which step. Some cases have no step.
     program: "train" or "test".
     """
-    rank, step = struck
-    worker = ("tests/dist/odd_worker.py", case, str(rank), str(step), program)
+    worker = ("tests/dist/odd_worker.py", case, str(struck_rank), str(at_step), program)
     return (*worker, "--opt", str(options), *overrides)
 
 
@@ -169,7 +170,7 @@ def events_of(options: Path) -> Any:
 
 
 def files_of_run(folder: Path) -> dict[str, bytes]:
-    """Return the content of those files of a run that a second start must not change.
+    """Return the content of the files of a run that a second start must not change.
 
     Left out are the log, the options of each start, and .lock, which names the running process.
     """

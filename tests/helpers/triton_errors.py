@@ -54,7 +54,7 @@ SHAPES = [
 ]
 # The interpreter takes seconds for each shape, so it leaves out these numbers of tokens.
 ON_A_GPU_ONLY = (192, 256)
-# For windows of so many tokens, the interpreter takes most of its time.
+# For windows with this number of tokens, the interpreter takes most of its time.
 LONG = 384
 # A GPU computes this shape as well.
 LARGE = Shape(t=512, channels=16, mutual=False, is_masked=True)
@@ -88,7 +88,7 @@ def main(cases: str) -> None:
         mock.patch.object(triton_attention, "PROGRAMS", 12).start()
         mock.patch.object(triton_rows, "PROGRAMS", 3).start()
 
-    # Layer norm and gated unit compute on rows of so many channels.
+    # Layer norm and gated unit compute on rows with this number of channels.
     channels_of_rows = [] if cases == "long" else [96, 120]
 
     found = {}
@@ -180,7 +180,7 @@ def _errors(
 
     kernel: the function under test. exact: the same function by plain operations, which runs on the
     inputs in float64. grad: the gradient of the output. An error is the Frobenius norm of the
-    difference, divided by that of the exact result.
+    difference, divided by the norm of the exact result.
     """
 
     def results(function: Callable[..., Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -35,8 +35,8 @@ late.
 What must stay:
 
     the number of requests of a rank does not grow with the number of ranks
-        test_a_turn_is_one_write_of_a_key_with_one_read
-        test_a_turn_reads_as_few_keys_of_many_ranks_as_of_few
+        test_in_a_turn_a_rank_writes_one_key_and_reads_once
+        test_in_a_turn_a_rank_reads_at_most_four_keys_however_many_ranks_there_are
     one rank is named, and it is the cause
         test_a_host_that_falls_silent_is_named_once
         test_a_rank_that_is_waited_for_is_named_once

@@ -79,7 +79,7 @@ def choose_gpus(gpu_ids: list[int] | None, opt_path: str) -> None:
             f"{variable}={listed} ./launch_train.sh {count} {opt_path}"
         )
     elif chosen is not None and chosen != listed:
-        note = f"{variable}={chosen} wins over gpu_ids [{listed}]"
+        note = f"{variable}={chosen} takes precedence over gpu_ids [{listed}]"
     else:
         note = ""
     if note and RUN.launch.rank == 0:

@@ -22,7 +22,7 @@ What must stay:
 
     the guard starts with `python -S`, which knows no installed packages. So this module imports
     only the standard library, and modules of this project that do the same.
-        test_a_struck_rank_is_named_and_all_ranks_leave, kind "gil"
+        test_a_rank_that_stops_or_dies_is_named_and_all_ranks_end, kind "gil"
     no process is ended or asked for its stacks without the proof of `stack_file_of`
         test_a_forged_beat_harms_no_file_or_process_that_it_names
 

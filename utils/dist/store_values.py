@@ -184,7 +184,7 @@ def foreign(key: str) -> ForeignValueError:
         where=f'rank {RUN.launch.rank} in phase "{place.phase}" at step {place.step}; the store '
         f"is at {RUN.launch.master_addr}:{RUN.launch.master_port}",
         expected="that only the ranks of this run write into its store",
-        do="end other runs with this MASTER_PORT, or choose another port; if there are none, "
+        do="end other runs with this MASTER_PORT, or choose another port; without another run, "
         "somebody else reaches the port: docs/ddp.md says how to close it. The same command "
         "resumes the run",
     )
@@ -194,7 +194,7 @@ def foreign(key: str) -> ForeignValueError:
 
 
 def _table(key: str, value: str | bytes) -> dict[str, Any]:
-    """Return a value of the store as a table. Raises ForeignValueError if it is none."""
+    """Return a value of the store as a table. Raises ForeignValueError if it is no table."""
     try:
         table = json.loads(unsealed(key, value))
     except (ValueError, RecursionError) as e:  # RecursionError: brackets are nested too deep

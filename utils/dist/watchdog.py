@@ -27,8 +27,9 @@ to the log file first and to the terminal last, and never waits longer than SAY_
 
 What must stay: the order in `leave` and `_report`, which is first the report, then the key
 REPORTED, then the end of the process. If a rank ended earlier, the store would end with it, or the
-other ranks would never learn the cause (test_a_struck_rank_is_named_and_all_ranks_leave). Free to
-change: limits and texts. test_stalls.py measures how long a run takes to end, and reads the texts.
+other ranks would never learn the cause
+(test_a_rank_that_stops_or_dies_is_named_and_all_ranks_end). Free to change: limits and texts.
+test_stalls.py measures how long a run takes to end, and reads the texts.
 
 Tests: tests/faults/test_stalls.py, tests/faults/test_scale.py, tests/dist/test_life.py.
 """

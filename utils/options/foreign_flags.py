@@ -141,7 +141,7 @@ def refuse_train_flags(argv: Sequence[str]) -> None:
         raise OptionError(
             what=f"{', '.join(given)} of another program",
             where="the command line",
-            expected=f"the flags in --help; those of other programs are in {PAGE}",
+            expected=f"the flags in --help; the flags of other programs are in {PAGE}",
             do="; ".join(f"in place of {flag}: {TRAIN_FLAGS[flag]}" for flag in given),
         )
 

@@ -2,7 +2,7 @@
 
     sources = Sources("train.json")           notes where each key comes from, for messages
     raw = read_with_base(path, sources)       reads the file and its base, the file that its key
-                                              `base` names. A key of the file wins over the base
+                                              `base` names. A key of the file replaces it
     apply_override(raw, "a.b=1", sources)     sets one section.key=value of the command line
     read_options(raw, parts, sources)         checks all keys, adds the defaults: an `Options`
 
@@ -21,7 +21,7 @@ The caller passes in the registries that know the parts, because utils/ may not 
 
 What must stay:
 
-    old option files, and the options in old checkpoints, are read as before
+    old option files, and the options in old checkpoints, stay readable
         test_an_option_file_of_the_project_is_valid, tests/stories/test_kair_files.py
     a small hostile file takes neither memory nor time
         test_a_small_option_file_takes_neither_memory_nor_time
@@ -157,7 +157,7 @@ def load_options(
         the dotted key in `where`. This function replaces the key by the place where the key was
         given
     """
-    # This order must stay, because the later source wins: an override replaces the value of the
+    # This order must stay, because the later source counts: an override replaces the value of the
     # file, and the file replaces the value of its base.
     sources = Sources(str(path))
     raw = read_with_base(Path(path), sources)
@@ -187,7 +187,7 @@ def parse_command_line(argv: Sequence[str], usage: str | None = None) -> tuple[s
     refuse_train_flags(argv)  # flags of other programs, with the advice what to use here
     args = _train_parser(usage).parse_intermixed_args(list(argv))
     check_launch_flags(args)
-    # The flags come last, because the last override of a key wins.
+    # The flags come last, because the last override of a key counts.
     overrides = [*args.overrides, *args.flags]
     if _asks_for_epochs_only(overrides):
         # Otherwise the total_iter of the file could end the run before these epochs.
@@ -412,14 +412,16 @@ def read_with_base(path: Path, sources: Sources) -> dict[str, Any]:
             expected="one level of inheritance",
             do=f"name the base of {base_path} in {path}, or copy",
         )
-    sources.places = base_places | sources.places  # the places of the file win
+    sources.places = (
+        base_places | sources.places
+    )  # the places of the file replace the places of the base
     return _merge(base, raw, where="", sources=sources)
 
 
 def _merge(
     base: dict[str, Any], file: dict[str, Any], where: str, sources: Sources
 ) -> dict[str, Any]:
-    """Return the keys of a section from a file and from its base. A key of the file wins.
+    """Return the keys of a section from a file and from its base. A key of the file counts.
 
     Sections within the section are merged in the same way. A list is replaced as a whole. E.g.
 
@@ -437,7 +439,7 @@ def _merge(
         return copy.deepcopy(file)
     # The file names another network, dataset or loss. Some keys of the base, e.g. total_iter, fit
     # every part, others fit the old part alone. So all are taken, and marked as inherited:
-    # `read_options` drops those that do not fit.
+    # `read_options` drops the keys that do not fit.
     is_new_part = any(key in file and file[key] != base.get(key) for key in TYPE_KEYS)
     if is_new_part:
         for key in base:

@@ -101,7 +101,7 @@ def redact(value: Any, key: str = "", shown: str | None = None) -> Any:
     a text count as secrets, too. None for what is saved: the secret becomes null, and misspelt keys
     do not count, because no valid option has such a key.
 
-    A secret that is recognised by its form becomes MASK in both cases.
+    A secret that is recognised by its form becomes MASK, whatever `shown` is.
     """
     is_secret = is_secret_key(key) or (shown is not None and _resembles(key))
     # Everything below a secret key is secret, so its inner keys count as the secret key itself.

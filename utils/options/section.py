@@ -183,7 +183,7 @@ def _failed_key(
     model, values, where: arguments of `read_section`
     """
     # Go into one section after the other, as long as a name is a section. `model` and `values` are
-    # then those of the innermost section. The last name is the key in any case.
+    # then the model and the values of the innermost section. The last name is always the key.
     names = [str(name) for name in loc]
     depth = 0  # number of sections on the path
     while depth < len(names) - 1:
@@ -658,7 +658,7 @@ class Registry:
         function = part.constructor
         if inspect.isclass(function):
             function = function.__init__
-        # The annotations that were given to `register` win.
+        # The annotations that were given to `register` replace the annotations of the constructor.
         hints = get_type_hints(function, include_extras=True) | part.annotations
         option_parameters = {}
         for key, parameter in inspect.signature(part.constructor).parameters.items():

@@ -392,7 +392,7 @@ def restoring(resumed: Resumed | None) -> Generator[None]:
         if resumed is None:
             raise
         raise CheckpointError(
-            what=f"the checkpoint holds what no run saves: {type(e).__name__}: {e}",
+            what=f"the checkpoint holds something that no run saves: {type(e).__name__}: {e}",
             where=str(resumed.path),
             expected="options, moments and averages of the same network",
             do=TAKE_ANOTHER,
@@ -568,7 +568,7 @@ def _forget_incomparable_best(
     elif not _existing_versions(own_checkpoint(folder, "best")):
         reason = "this run's folder holds no checkpoint_best.pth"
     elif scored_on and progress.scored_on and scored_on != progress.scored_on:
-        reason = "the test clips are not those it was measured on"
+        reason = "it was measured on other test clips"
     else:
         return
     logger.info("the best PSNR so far, %.2f dB, does not count: %s", progress.best_psnr, reason)
@@ -690,8 +690,7 @@ def _other_data_or_batch(
     """
     error_class = DataError if is_other_data else OptionError
     return error_class(
-        what="the training data or the batch are not those of the checkpoint: "
-        f"{', '.join(changed)}",
+        what=f"the training data or the batch differ from the checkpoint: {', '.join(changed)}",
         where=str(path),
         expected="the same clips, frames, sizes, dataset.json and calibration, and "
         f"{per_step_then} samples a step, as before",

@@ -257,7 +257,7 @@ def _write_holder(file: BinaryIO, path: Path) -> None:
     if not is_empty and not is_of_a_run:
         file.close()
         raise OptionError(
-            what="the lock of the run holds what no run wrote",
+            what="the file .lock of the run holds something that no run wrote",
             where=str(path),
             expected="an empty file, or one line that names a process",
             do="move it away, or set another task name",

@@ -295,8 +295,8 @@ class RunProgress(ExitStack):
             because the log lines of the run tell the same.
         total_iter: number of steps of the run.
         timer: the run's StepTimer (utils.run.measure), which knows the speed.
-        every: "validation" and "save" -> number of steps between two of them, e.g. 1000. 0 if
-            there are none. One more of each follows the last step.
+        every: "validation" and "save" -> number of steps between two of them, e.g. 1000. 0:
+            no validation, or no save. One more of each follows the last step.
         """
         super().__init__()
         self.kind = shown_kind(kind)

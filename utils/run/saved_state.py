@@ -25,7 +25,7 @@ from torch import Tensor
 
 from utils.errors import CheckpointError
 
-# The largest count that a checkpoint may hold. No run has so many steps. Floats hold whole numbers
+# The largest count that a checkpoint may hold. No run has as many steps. Floats hold whole numbers
 # up to 2^53 exactly, so a share or a time that is computed from such a count is not rounded.
 LARGEST_COUNT = 2**40
 # `ge` means "greater or equal", `le` "less or equal".
@@ -78,7 +78,8 @@ class Position(Saved):
     scored_on: str | None = None  # digest of the test clips of best_psnr
     validated: Count = 0  # step of the last complete validation
     validation_stops: Count = 0  # how often a signal ended the validation of this step
-    # Step of the newest checkpoint_latest. -1: there is none. 0 would be the save of step 0.
+    # Step of the newest checkpoint_latest; -1: the run has none, because 0 would be the save of
+    # step 0.
     saved: Annotated[int, Field(ge=-1, le=LARGEST_COUNT)] = -1
     wandb_id: str | None = None  # id of the run at W&B
     # The last three are no fields of `Progress`: number of ranks, number of skipped steps in a row,
@@ -132,7 +133,7 @@ def _wrong(path: Path, key: str, value: Any, expected: str) -> CheckpointError:
     if len(shown) > 60:
         shown = f"{shown[:57]}..."
     return CheckpointError(
-        what=f"the checkpoint holds what no run saves: {key} is {shown}",
+        what=f"the checkpoint holds something that no run saves: {key} is {shown}",
         where=str(path),
         expected=f"{key}: {expected}",
         do=TAKE_ANOTHER,

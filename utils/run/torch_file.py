@@ -1,6 +1,6 @@
 """Reads files of torch.save: plain types and tensors, and never more than the file holds.
 
-The programs read weights and checkpoints, also those of other projects, only with `load_plain`.
+The programs read weights and checkpoints, also files of other projects, only with `load_plain`.
 A file of torch.save is a zip archive without compression. Its members, e.g. for a checkpoint:
 
     archive/data.pkl    a pickle that describes nested lists and dicts, with a place for each tensor
@@ -139,7 +139,9 @@ def _refuse_compression(members: list[zipfile.ZipInfo], file_bytes: int) -> None
     # If no two members overlap, the sum of their sizes is at most the size of the file.
     members_bytes = sum(member.file_size for member in members)
     if members_bytes > file_bytes:
-        raise GrowingFile(f"its {len(members)} parts overlap, but those of torch.save never do")
+        raise GrowingFile(
+            f"its {len(members)} parts overlap, but the parts of a file of torch.save never do"
+        )
 
 
 def _refuse_flipped_bits(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo]) -> None:

@@ -239,7 +239,7 @@ def pair_of_late_frame(folder, motion):
 def find_time_offset(known, pair, out, planes=(13, 40)):
     """Look for the time offset of a pair of `pair_of_late_frame`. Returns the exit code.
 
-    The matrix and the size of a plane are those of the known calibration.
+    The matrix and the size of a plane come from the known calibration.
 
     planes: first plane and number of planes that the program is told. It is told planes 13 to 52 by
     default, so the true offset is 7 planes.
@@ -279,7 +279,7 @@ def test_the_share_of_the_planes_that_was_exposed_is_found(known, moving_pair, t
     assert found.time_offset_planes == pytest.approx(7, abs=0.5)
 
 
-def test_all_planes_count_as_exposed_if_the_frame_was_exposed_so_long(late):
+def test_all_planes_count_as_exposed_if_the_frame_was_exposed_during_all_of_them(late):
     assert late.exposure_share == 1.0
 
 

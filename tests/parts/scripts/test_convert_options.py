@@ -234,7 +234,7 @@ def test_the_new_file_says_in_its_comments_what_it_cannot_express(converted):
 
 # In the published file, only the training split has options of spikes.
 def test_the_output_says_that_the_test_reads_its_spikes_as_the_training_does(converted):
-    line = "\n  datasets.test.spike: that of training, because the test has none\n"
+    line = "\n  datasets.test.spike: the section of training, because the test has none\n"
     assert line in converted.output
 
 
@@ -294,7 +294,7 @@ def read_planes_of_svrt(path: Path) -> np.ndarray:
 
 
 def middles_of_svrt(plane_count: int) -> list[int]:
-    """Return the middles of the four channels of S-VRT for a file with so many planes.
+    """Return the middles of the four channels of S-VRT for a file with this number of planes.
 
     S-VRT divides the planes into four equal parts and takes the middle of each part. It then moves
     a middle that has fewer than 20 planes before it or after it.
@@ -353,7 +353,7 @@ def test_the_network_of_the_new_file_takes_colours_together_with_spike_channels(
     ("clip_index", "plane_count"),
     [pytest.param(0, 56, id="56 planes"), pytest.param(1, 88, id="88 planes")],
 )
-def test_the_converted_channels_are_those_of_s_vrt_but_for_its_rounding(
+def test_the_converted_channels_differ_from_s_vrt_only_by_its_rounding(
     converted, clip_index, plane_count
 ):
     opt = options_of_new_file(converted.out)
@@ -428,9 +428,9 @@ def test_rates_of_display_values_stay_as_s_vrt_reads_them(converted_with_info):
     assert spike.gamma == 2.2
 
 
-def test_the_output_says_how_much_larger_the_channels_are_than_those_of_s_vrt(converted_with_info):
+def test_the_output_says_how_much_larger_the_channels_are_than_in_s_vrt(converted_with_info):
     # Firing rates are divided by the rate in full light, 0.5. S-VRT does not divide them.
-    assert "2 times those of S-VRT" in converted_with_info.output
+    assert "2 times the channels of S-VRT" in converted_with_info.output
 
 
 # ---- Other representations of the spikes, other numbers of GPUs ----

@@ -181,7 +181,7 @@ def findings_in_logs() -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "text"), QUOTED)
-def test_a_finding_that_the_page_quotes_is_one_that_the_doctor_prints(examined, name, text):
+def test_the_doctor_prints_the_findings_that_the_page_quotes(examined, name, text):
     rows = [row for row in examined.stdout[0].splitlines() if f" {name} " in row]
 
     pattern = re.compile(rf"\b{re.escape(name)} .*{re.escape(text)}")

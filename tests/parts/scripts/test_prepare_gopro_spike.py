@@ -583,7 +583,7 @@ def test_light_moves_from_one_frame_to_the_next(fine_frames, method, largest_err
 
 
 @pytest.mark.parametrize("method", ["flow", "linear"])
-def test_light_outside_the_clip_is_that_of_its_first_or_last_frame(fine_frames, method):
+def test_before_and_after_the_clip_the_light_stays_as_in_the_nearest_frame(fine_frames, method):
     path = path_of_light(fine_frames, method)
 
     assert np.array_equal(path.at(-1), path.at(0))
@@ -648,7 +648,7 @@ def test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes(tmp_path
     assert counted == {frames_to_make}
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
 
-    # The result is that of a run without an interruption.
+    # The result is the same as without an interruption.
     prepare("--source", raw, "--out", tmp_path / "whole")
     assert files(out) == files(tmp_path / "whole")
 

@@ -45,7 +45,7 @@ def test_the_page_shows_the_frames_that_were_asked_for(page):
 
 
 def test_the_page_says_how_far_the_pixels_move(page):
-    # The first one that is said is that of frame 1, the first one that was asked for.
+    # The first motion on the page is the motion of frame 1, the first frame that was asked for.
     (length,) = found(r"up to ([0-9.]+) px", page).groups()
 
     # 10.8 pixels. The motion is an estimate.

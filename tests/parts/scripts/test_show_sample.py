@@ -123,7 +123,7 @@ def test_the_page_shows_every_channel_of_the_spikes(shown):
 
 
 def test_the_page_loads_nothing_from_outside(shown):
-    # No src or href but those of pictures in the page itself.
+    # The only src and href are pictures in the page itself.
     assert not re.findall(r"""(?:src|href)=["'](?!data:)""", shown.page)
     assert "http" not in shown.page
 

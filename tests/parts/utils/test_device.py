@@ -100,7 +100,7 @@ def test_the_record_of_a_run_names_the_accelerator(on_device):
     assert "CUDA" not in about
 
 
-def test_the_memory_of_a_run_is_that_of_the_tensors_on_the_accelerator(on_device):
+def test_the_memory_of_a_run_counts_the_tensors_on_the_accelerator(on_device):
     _step, memory_gb = history(on_device.options)["train/memory_gb"][-1]
 
     # The process itself, with torch, has ten times as much.
@@ -127,7 +127,7 @@ def test_two_ranks_on_one_device_are_refused(tmp_path, accelerator):
     assert re.search(r"ranks (0 and 1|1 and 0) use the same GPU, standin:0 on ", done.text)
 
 
-def test_mixed_precision_and_fitted_memory_are_those_of_the_device(tmp_path, accelerator):
+def test_mixed_precision_and_fitted_memory_follow_the_device(tmp_path, accelerator):
     run = trained(
         tmp_path / "run",
         accelerator,
@@ -233,13 +233,13 @@ def nobody_asks_for_the_cpu(monkeypatch) -> None:
         ),
     ],
 )
-def test_an_accelerator_without_its_torch_is_said_with_what_is_missing(tmp_path, file, reason):
+def test_an_accelerator_without_its_torch_is_named_with_the_missing_package(tmp_path, file, reason):
     assert reasons(tmp_path) == []
     assert reasons(made(tmp_path, file)) == [reason]
 
 
 @pytest.mark.usefixtures("nobody_asks_for_the_cpu")
-def test_a_package_that_does_not_load_is_said_with_its_own_words(tmp_path, monkeypatch):
+def test_a_package_that_does_not_load_is_named_with_its_own_error(tmp_path, monkeypatch):
     (tmp_path / "torch_npu.py").write_text("raise OSError('libascendcl.so: cannot open')")
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -263,7 +263,7 @@ def test_a_package_that_does_not_load_is_said_with_its_own_words(tmp_path, monke
         pytest.param("0000:00:02.0", [], id="the GPU of the processor"),
     ],
 )
-def test_an_intel_gpu_is_said_unless_it_is_that_of_the_processor(tmp_path, address, expected):
+def test_an_intel_gpu_is_named_unless_it_is_a_part_of_the_processor(tmp_path, address, expected):
     device = tmp_path / f"sys/devices/{address}"
     made(tmp_path, f"sys/devices/{address}/vendor")
     (device / "vendor").write_text("0x8086\n")  # the number of Intel

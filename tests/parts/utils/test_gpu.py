@@ -83,7 +83,7 @@ CHOICES = [
             [0, 1],
             gpus=1,
             visible="3",
-            said="CUDA_VISIBLE_DEVICES=3 wins over gpu_ids [0,1]",
+            said="CUDA_VISIBLE_DEVICES=3 takes precedence over gpu_ids [0,1]",
             variables={"CUDA_VISIBLE_DEVICES": "3"},
         ),
         id="the user has chosen another GPU",

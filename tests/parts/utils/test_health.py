@@ -210,7 +210,7 @@ def test_the_memory_of_a_container_is_its_limit(machine):
     assert host_memory(proc, groups) == (5.5, 8.0)
 
 
-def test_the_memory_without_a_limit_is_that_of_the_host(machine):
+def test_without_a_limit_the_memory_of_the_host_counts(machine):
     proc, groups = machine
 
     # 64,000,000 kB in all, of which 16,000,000 kB are not available.
@@ -624,7 +624,7 @@ def start(options, *overrides, times):
     times: rank 1 takes this many times as long for a forward pass as rank 0. The ratio holds on a
     busy machine too, because rank 1 sleeps a multiple of the time that it has computed.
     """
-    result = odd(options, *overrides, case="busy", struck=(1, times), ranks=2)
+    result = odd(options, *overrides, case="busy", struck_rank=1, at_step=times, ranks=2)
     assert result.exit_codes == [0, 0], result.text
     return result.text
 

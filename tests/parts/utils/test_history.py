@@ -361,7 +361,7 @@ def write_curves(folder, **curves):
 
 
 @pytest.mark.parametrize(("factor", "code"), [(1.01, 0), (1.1, 1)], ids=["small", "large"])
-def test_a_difference_is_judged_by_that_of_another_seed(tmp_path, factor, code):
+def test_a_difference_is_compared_with_the_difference_between_two_seeds(tmp_path, factor, code):
     # The losses of three runs are multiples of 1 / step. Two seeds differ by 4 %.
     runs = {}
     for name, multiple in {"fp32": 1.0, "bf16": factor, "seed1": 0.96}.items():

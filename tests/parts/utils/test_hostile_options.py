@@ -95,7 +95,7 @@ YAML = {
     "an alias of itself": ("a: &a [*a]", "aliases|within one another"),
     "brackets": ("a: " + "[" * 20_000, "within one another"),
     "endless": ("a: 1\n" * 20_000, "more than 65536 bytes"),
-    "a date that is none": ("a: 2026-99-99", "cannot read"),
+    "a date that does not exist": ("a: 2026-99-99", "cannot read"),
 }
 
 

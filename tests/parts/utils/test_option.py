@@ -179,7 +179,7 @@ def test_a_loss_chosen_by_an_override_drops_the_keys_of_the_former_loss(file):
     assert not hasattr(train, "G_charbonnier_eps")
 
 
-def test_a_data_set_chosen_by_an_override_drops_only_the_keys_that_it_does_not_have(file):
+def test_if_an_override_chooses_a_data_set_only_keys_that_it_does_not_have_are_dropped(file):
     train = of_part(load(file, "datasets.train.dataset_type=rgb").datasets.train)
 
     assert not hasattr(train, "spike")
@@ -746,7 +746,7 @@ def test_the_command_line_has_short_flags_for_the_commonest_options():
         # First the overrides, as they were given.
         "a.b=1",
         "c=2",
-        # Then those of the flags.
+        # Then the overrides of the flags.
         "train.amp.enable=true",
         "datasets.train.dataloader_batch_size=4",
         "train.G_optimizer_lr=1e-3",
@@ -815,7 +815,7 @@ def test_a_part_is_built_with_its_options():
     assert box.fusion.features == 8
 
 
-def test_a_part_is_built_with_those_values_of_the_code_that_it_takes():
+def test_a_part_gets_only_the_values_of_the_code_that_it_takes():
     # A Box has no argument `other`.
     box = BOXES.build({"kind": "box", "width": 2}, "x", channels=5, other=7)
 

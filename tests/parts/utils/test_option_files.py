@@ -32,7 +32,7 @@ def faults(values: dict[str, object]) -> set[str]:
     for error in CHECK.iter_errors(values):
         section = ".".join(str(key) for key in error.absolute_path)
         if error.validator == "additionalProperties":
-            # The place of the error is the section. The keys at fault are those it does not have.
+            # The place of the error is the section. The keys at fault are missing in its schema.
             assert isinstance(error.schema, dict)
             unknown = error.instance.keys() - error.schema["properties"].keys()
             found |= {f"{section}.{key}".strip(".") for key in unknown}

@@ -341,7 +341,7 @@ def videos_in(folder: Path) -> list[str]:
     return [path.name for path in folder.glob("*.mp4")]
 
 
-def test_the_results_of_an_earlier_clip_are_not_replaced_by_those_of_another(tmp_path):
+def test_a_clip_does_not_replace_the_results_of_an_earlier_clip(tmp_path):
     claim(tmp_path, "x")  # it writes x.mp4 and x_comparison.mp4
     claim(tmp_path, "y")
 
@@ -451,7 +451,7 @@ def test_the_folder_of_a_training_run_is_refused_for_results(tmp_path, overwrite
     assert (tmp_path / MARK).is_file()
 
 
-def test_a_folder_in_that_of_a_training_run_is_taken_for_results(tmp_path):
+def test_a_folder_within_the_folder_of_a_training_run_may_hold_results(tmp_path):
     claim_run_folder(tmp_path, FILES_OF_RUN, is_ours=False)
 
     claim(tmp_path / "test", "x")

@@ -301,7 +301,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Give a clock in place of that of the system."""
+    """Give a clock in place of the clock of the system."""
     return Clock(monkeypatch)
 
 
@@ -351,8 +351,8 @@ def test_the_remaining_time_holds_the_validations_and_saves_to_come(clock):
 
     clock.pause("validation", seconds=60.0)
 
-    # One step takes 1 s, one validation 60 s. After step 900 its own validation and that of step
-    # 1000 are to come. No further one is due in between.
+    # One step takes 1 s, one validation 60 s. After step 900, the validations of step 900 and of
+    # step 1000 are to come. No other validation is due in between.
     assert run.eta(step=900) == duration(100 + 2 * 60)
     assert run.eta(step=901) == duration(99 + 60)
     assert run.eta(step=1000) == duration(60)

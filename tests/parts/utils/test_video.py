@@ -235,7 +235,7 @@ def test_the_videos_of_a_restored_film_have_its_pixels(tmp_path):
         pytest.param(480, 640, "ITU601", id="smaller than HD"),
     ],
 )
-def test_colours_that_a_film_does_not_describe_are_those_of_its_size(
+def test_a_film_that_does_not_describe_its_colours_gets_them_by_its_size(
     tmp_path, height, width, colours
 ):
     image = blocks(height, width)
@@ -264,7 +264,7 @@ def test_colours_that_a_film_does_not_describe_are_those_of_its_size(
         pytest.param({"x264-params": "tff=1"}, "the film is interlaced", id="two fields a frame"),
     ],
 )
-def test_a_film_that_is_no_usual_video_is_said_to_be_one(tmp_path, caplog, options, said):
+def test_a_film_that_is_hdr_or_interlaced_is_named(tmp_path, caplog, options, said):
     noise_film(tmp_path / "v.mp4", count=3, options=options)
 
     VideoReader(tmp_path / "v.mp4")
@@ -272,7 +272,7 @@ def test_a_film_that_is_no_usual_video_is_said_to_be_one(tmp_path, caplog, optio
     assert f"{tmp_path / 'v.mp4'}: {said}" in caplog.text
 
 
-def test_nothing_is_said_of_a_usual_film(tmp_path, caplog):
+def test_a_usual_film_gives_no_warning(tmp_path, caplog):
     noise_film(tmp_path / "v.mp4", count=3, options={})
 
     VideoReader(tmp_path / "v.mp4")
@@ -286,7 +286,7 @@ def test_nothing_is_said_of_a_usual_film(tmp_path, caplog):
 def test_a_film_whose_size_changes_is_refused_with_both_sizes(tmp_path):
     write_film_of_two_sizes(tmp_path / "v.ts", picture(96, 128), picture(64, 96))
 
-    message = r"frame 3 is 96 x 64, those before are 128 x 96(?s:.*)v\.ts"
+    message = r"frame 3 is 96 x 64, the frames before are 128 x 96(?s:.*)v\.ts"
     with pytest.raises(DataError, match=message):
         VideoReader(tmp_path / "v.ts")
 
@@ -342,7 +342,7 @@ def huge_gif() -> bytes:
         ),
     ],
 )
-def test_a_small_film_of_huge_frames_is_refused_before_it_takes_memory(tmp_path, name, content):
+def test_a_small_film_of_huge_frames_is_refused_before_memory_is_taken(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
 
     assert_refused(
