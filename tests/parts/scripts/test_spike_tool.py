@@ -34,6 +34,8 @@ from utils.video import VideoReader
 # The planes of the published stream.
 PLANE = SpikeGeometry(height=250, width=400)
 SIZE = ("--size", 250, 400)
+# A byte holds the bits of 8 pixels.
+BYTES_OF_PLANE = 250 * 400 // 8
 # Its brightness, see tests/parts/data/test_published_streams.py.
 CAMERA = (*SIZE, "--rate", 0.6, "--light", "display")
 # The exponent between the values of a picture and the light that it shows.
@@ -202,8 +204,7 @@ def test_info_names_no_size_if_two_are_as_good(tmp_path, capsys):
 
 
 def test_info_names_no_size_if_none_gives_a_picture(tmp_path, capsys):
-    # A plane of 250 x 400 has 12,500 bytes.
-    noise = np.random.default_rng(0).integers(0, 256, 4 * 12500, np.uint8)
+    noise = np.random.default_rng(0).integers(0, 256, 4 * BYTES_OF_PLANE, np.uint8)
     (tmp_path / "noise.dat").write_bytes(noise.tobytes())
 
     said = info(capsys, tmp_path / "noise.dat")
@@ -218,7 +219,7 @@ NO_SPIKES = [
     pytest.param(b"12345", (), "no known geometry fits 5 bytes", id="few bytes"),
     pytest.param(b"", (), "the file is empty", id="empty"),
     pytest.param(
-        b"\1" * (2 * 12500 + 7),
+        b"\1" * (2 * BYTES_OF_PLANE + 7),
         (),
         "250 x 400: 2 planes, 7 bytes left over",
         id="two planes and a rest",
