@@ -357,7 +357,7 @@ def cut_jobs(jobs: list[Job], command: argparse.Namespace) -> list[Job]:
             what="no source can be used",
             where=str(command.source),
             expected="at least one source that can be used",
-            do="see there",
+            do="follow the advice above",
         )
     return cut_jobs_of_all
 
@@ -498,7 +498,7 @@ def joined_errors(errors: dict[Job, DataError], count: int) -> DataError:
         what = f"{len(errors)} clips cannot be made:"
         for error in errors.values():
             what += f"\n    {error.what}  [{error.where}]"
-        where = "the clips named"
+        where = "the clips named above"
     # Each text once, in the order of the clips: dict.fromkeys keeps the first of equal texts.
     expected = "; ".join(dict.fromkeys(error.expected for error in errors.values()))
     do = "; ".join(dict.fromkeys(error.do for error in errors.values()))
@@ -701,7 +701,7 @@ def _run_in_processes(
             raise DataError(
                 what="a process of the pool died",
                 where=getattr(function, "__name__", ""),
-                expected=f"memory for {workers} of them",
+                expected=f"memory for {workers} processes",
                 do="lower --workers, then start the same command again",
             ) from e
         except BaseException:

@@ -1107,7 +1107,7 @@ def planes_to_play(command: argparse.Namespace, last: int) -> range:
         raise OptionError(
             what=f"planes {first} to {stop - 1}",
             where="--first, --count, --step",
-            expected=f"planes within 0 to {last}, a step of at least 1",
+            expected=f"planes within 0 to {last}, a step of at least 1 (0: as without --step)",
             do="correct them",
         )
     # Without --step (or with 0), take the smallest step with at most MOST_FRAMES frames, e.g. step
@@ -1230,9 +1230,9 @@ def refuse_simulation(command: argparse.Namespace) -> None:
         )
     if command.planes_per_frame < 1 or command.ratio < 1:
         raise OptionError(
-            what="--planes-per-frame and --ratio",
-            where="command line",
-            expected="at least 1",
+            what=f"--planes-per-frame is {command.planes_per_frame}, --ratio is {command.ratio}",
+            where="the command line",
+            expected="at least 1 each",
             do="correct them",
         )
 
