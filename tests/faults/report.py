@@ -115,7 +115,7 @@ def rows(results: dict[str, Any]) -> Iterator[str]:
 
 
 def exceptions(results: dict[str, Any]) -> Iterator[str]:
-    """Yield a list of all trials that did not end as they should. Yield nothing if all trials ended well."""
+    """Yield a list of the trials that did not end as they should, if there are such trials."""
     wrong = []
     for figures in results.values():
         wrong += figures.get("wrong", [])
