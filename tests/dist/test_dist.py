@@ -122,7 +122,7 @@ def test_nccl_timeout_is_the_time_of_a_collective_and_the_rank_that_never_comes_
     assert f'in        rank 1 on {socket.gethostname()}, last seen in phase "' in result.text
 
 
-def test_the_rank_with_the_cause_of_an_nccl_error_alone_reports_it():
+def test_only_the_rank_with_the_cause_of_an_nccl_error_reports_it():
     # Both ranks get an error of NCCL. Rank 1 has the cause, no memory left. Rank 0 has only lost
     # its connection to rank 1. So only rank 1 reports an error.
     result = run_ranks(2, WORKER, "nccl_of_a_peer_and_of_its_own_host")

@@ -260,7 +260,7 @@ def run_without_latest(tmp_path) -> Path:
         pytest.param([], id="no argument"),
     ],
 )
-def test_a_folder_that_holds_the_best_checkpoint_alone_is_no_fresh_start(
+def test_a_fresh_start_in_a_folder_with_only_the_best_checkpoint_is_refused(
     run_without_latest, resume
 ):
     result = odd(run_without_latest, total(4), *resume)
@@ -333,7 +333,7 @@ def test_a_loader_process_that_is_killed_while_the_step_computes_is_named(tmp_pa
     assert "Traceback" not in result.text
 
 
-def test_a_dashboard_that_does_not_answer_at_the_end_holds_no_finished_run(tmp_path):
+def test_a_finished_run_does_not_wait_for_a_dashboard_that_does_not_answer(tmp_path):
     # The `close` of this writer never ends.
     logging = {"use_tensorboard": False, "writers": ["hanging"]}
     options = write_odd_options(tmp_path, logging=logging)

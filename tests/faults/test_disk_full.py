@@ -187,7 +187,7 @@ def test_a_run_does_not_start_on_a_full_disk(tmp_path):
 # ---- What a run writes beside its checkpoints ----
 
 
-def test_a_validation_that_no_checkpoint_records_stands_once_in_tensorboard_after_the_next_start(
+def test_a_validation_that_no_checkpoint_records_is_once_in_tensorboard_after_the_next_start(
     tmp_path,
 ):
     options = write_odd_options(tmp_path)

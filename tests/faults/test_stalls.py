@@ -206,7 +206,7 @@ def lines_of_ranks(text):
     return lines
 
 
-def test_every_rank_stands_in_the_status_even_of_a_run_that_stands_still_and_no_key_does(tmp_path):
+def test_the_status_of_a_run_that_stands_still_lists_every_rank_and_no_secret_key(tmp_path):
     options = write_odd_options(tmp_path)
     changes = (
         "datasets.test={}",

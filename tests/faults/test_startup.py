@@ -38,7 +38,7 @@ RESERVED_PORT = 81
 # ---- Ranks that do not come together ----
 
 
-def test_a_port_in_use_is_named_by_rank_0_and_the_other_program_by_the_others():
+def test_rank_0_names_a_port_in_use_and_the_other_ranks_name_the_other_program():
     with closing(stranger()) as foreign:
         port = str(foreign.getsockname()[1])
         result = run_ranks(2, *WORKER, env={"MASTER_PORT": port, **SOON})
@@ -113,7 +113,7 @@ WORLDS = {
 
 
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
-def test_a_world_that_does_not_come_together_ends_all_ranks_with_the_reason(world):
+def test_ranks_that_do_not_meet_end_with_one_message_that_says_why(world):
     port = {"MASTER_PORT": str(free_port())}
 
     result = run_ranks(world.ranks, *WORKER, env={**world.env, **SOON, **port}, env_of=world.env_of)
@@ -266,7 +266,9 @@ def test_the_limits_of_time_follow_from_one_number(limits):
         ("barrier in validate: clip in save", "validate"),
     ],
 )
-def test_the_outer_phase_has_the_limit_whatever_the_clip_is_named(written, phase_with_the_limit):
+def test_the_outer_phase_decides_the_limit_whatever_the_name_of_the_clip_is(
+    written, phase_with_the_limit
+):
     # Four limits that differ, so that a wrong phase is noticed.
     budgets = WatchdogOptions(stall_s=5, start_s=60, validate_s=70, save_s=80)
     limits = {"validate": 70, "restore": 70, "epoch turn": 5}
@@ -360,7 +362,7 @@ def test_a_run_that_is_killed_leaves_no_file_of_its_watchdog(tmp_path):
 
 
 # Other damages: tests/parts/data/test_io_backend.py, tests/faults/trials.py
-def test_a_file_that_breaks_during_training_ends_both_ranks_with_its_name():
+def test_a_file_that_breaks_during_training_is_named_and_ends_both_ranks():
     trial = break_file("cut spikes", ranks=2)
 
     assert trial.is_named, trial.text
@@ -369,7 +371,7 @@ def test_a_file_that_breaks_during_training_ends_both_ranks_with_its_name():
     assert trial.text.count("DataError: ") == 1
 
 
-def test_a_loader_process_that_stands_still_at_the_epoch_turn_ends_the_run_with_its_name(tmp_path):
+def test_a_loader_process_that_stands_still_between_two_epochs_is_named_and_ends_the_run(tmp_path):
     changes = (
         # The same loader process serves the next epoch.
         "datasets.train.dataloader_persistent_workers=true",

@@ -213,7 +213,7 @@ def test_an_error_is_reported_before_a_dashboard_that_hangs_while_closing(tmp_pa
     assert "StallError" not in result.text
 
 
-def test_one_rank_without_memory_ends_all_ranks_with_an_advice(tmp_path):
+def test_a_rank_without_memory_ends_all_ranks_with_advice(tmp_path):
     # With three ranks. In its first two passes DDP settles how it groups the gradients, before the
     # first step itself.
     result = odd(

@@ -23,7 +23,7 @@ The keys of the meeting, in a run of 4 ranks:
     proof/0 ... proof/3       present if the launcher has given all ranks a job key, a secret
 
 What must stay: the requests of a rank and their order, because all ranks wait for these keys in the
-same order (test_a_world_that_does_not_come_together_ends_all_ranks_with_the_reason); and their
+same order (test_ranks_that_do_not_meet_end_with_one_message_that_says_why); and their
 number, which does not grow with the number of ranks (test_each_request_of_a_start_is_for_one_key).
 Free to change: time limits and texts.
 

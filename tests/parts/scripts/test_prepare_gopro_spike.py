@@ -218,7 +218,7 @@ def test_dataset_json_has_the_plane_of_the_sharp_frame(with_instants):
     assert about["clips"]["GOPR0002_05_00"] == expected
 
 
-def test_the_spikes_around_that_plane_show_the_sharp_frame(with_instants):
+def test_the_spikes_around_the_plane_of_the_sharp_frame_show_the_sharp_frame(with_instants):
     sharp = imread_rgb(with_instants / "GOPRO_Large/train/GOPR0002_05_00/sharp/000001.png")
     path = with_instants / "GOPRO_Large_spike_seq/train/GOPR0002_05_00/spike/000001.dat"
     spikes = read_spikes(path, SpikeGeometry(height=16, width=16))

@@ -147,7 +147,7 @@ def test_mixed_precision_and_fitted_memory_follow_the_device(tmp_path, accelerat
     ("variables", "overrides"),
     [pytest.param({}, ["gpu_ids=[]"], id="by the option"), pytest.param(CPU, [], id="by CUDA_...")],
 )
-def test_whoever_asks_for_the_cpu_gets_it(tmp_path, accelerator, variables, overrides):
+def test_a_run_that_asks_for_the_cpu_gets_the_cpu(tmp_path, accelerator, variables, overrides):
     run = trained(tmp_path / "run", accelerator | variables, *overrides)
 
     assert "1 x CPU, 1 threads; as CUDA_VISIBLE_DEVICES asks\n" in run.text
@@ -273,12 +273,12 @@ def test_an_intel_gpu_is_named_unless_it_is_a_part_of_the_processor(tmp_path, ad
     assert reasons(tmp_path) == expected
 
 
-def test_whoever_asks_for_the_cpu_is_told_of_no_accelerator(tmp_path, monkeypatch):
+def test_a_run_that_asks_for_the_cpu_is_not_told_of_accelerators(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
     assert reasons(made(tmp_path, "dev/davinci0")) == []
 
 
-def test_a_kind_without_a_backend_is_refused_in_words():
+def test_a_kind_of_device_without_a_backend_is_refused_in_words():
     with pytest.raises(DistError, match="torch has no backend for ranks on meta"):
         devices.backend(torch.device("meta"))

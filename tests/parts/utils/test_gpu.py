@@ -148,7 +148,7 @@ def without_choice(monkeypatch) -> None:
 
 @pytest.mark.usefixtures("without_choice")
 @pytest.mark.parametrize("case", CHOICES)
-def test_gpu_ids_choose_where_nobody_else_has_chosen(monkeypatch, caplog, case):
+def test_gpu_ids_choose_the_gpus_if_nothing_else_has_chosen_them(monkeypatch, caplog, case):
     for name, value in case.variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: case.gpus)
