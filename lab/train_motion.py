@@ -1,39 +1,45 @@
 #!/usr/bin/env python3
-"""Train the steps of the fusion "motion" behind the shipped operator: weights/motion.pth.
+"""Train the small network of weights/motion.pth, which improves the frames of weights/operator.pth.
 
     python lab/train_motion_net.py --videos VIDEOS --out FILE
     python lab/train_motion.py --videos VIDEOS --network FILE [--steps 2000] [--begin WEIGHTS]
 
-The fusion "motion" restores a frame in this order (models/fusion/fusion_motion.py):
+The network is the fusion "motion" (models/fusion/fusion_motion.py). It restores a frame in this
+order:
 
-    operator -> first estimate z_0
-    motion within the exposure -> equations of the exposure -> their solution, the proposal
-    learned steps mix z_0, the proposal and the equations -> the restored frame
+    the operator (weights/operator.pth) makes a first estimate of the sharp frame, z_0
+    the motion within the exposure gives equations, and a frame that solves them: the proposal
+    learned steps (three small passes, MotionSteps) mix z_0, the proposal and the equations
 
 This program trains only the learned steps. A step of the optimizer is called an update on this
 page, and --steps is the number of updates. The program uses one thread of a CPU.
 
-Samples. A sample is one frame of a clip, with everything that its equations need. Three kinds of
-clips are made: of the training videos of lab/quality.py with seven real frames in an exposure, of
-single frames of these videos, and of photographs. In the last two kinds the motion is exact,
-because `PhotoScene` moves layers that cover each other and uses no optical flow. The samples show
-bright and dim light, and mistakes that a user may make: other cameras, a spike camera that is not
-calibrated, blurry frames that are means of display values, and wrong motion. No sample comes from
-the videos to choose by, the videos to report, or the photographs of lab/joint_gain.py. Clips and
-samples that are already in <out> are used again.
+Samples. A sample is one frame of a clip, with everything that its equations need. Clips are made
+from three sources:
 
-Two sets of steps. The fusion has learned steps for few spikes and for good light. --part says which
-are trained. The others stay as in --begin.
+    "videos"   training videos of lab/quality.py, with seven real frames in an exposure
+    "stills"   single frames of these videos
+    "photos"   photographs
 
-A control. --plain trains the same conv net on the same samples, but hides the motion and its
+The motion of "stills" and "photos" is exact, because `PhotoScene` moves layers that cover each
+other and uses no optical flow. The samples show bright and dim light, and mistakes that a user may
+make: other cameras, a spike camera that is not calibrated, blurry frames that are means of display
+values, and wrong motion. No sample comes from the validation videos, the test videos, or the
+photographs of lab/joint_gain.py. Clips and samples that are already in <out> are used again.
+
+Few or many spikes. The fusion has two parts: learned steps for frames with few spikes, and learned
+steps for good light. --part says which part is trained. The other part stays as in --begin.
+
+A control. --plain trains the same network on the same samples, but hides the motion and its
 equations. The difference of the two gains is what the motion and its equations are worth.
 
 The program writes <out>/motion.pth every 500 updates and at the end. Every 100 updates it prints by
 how many dB the learned steps improve on the operator.
 
-What must stay: the order of the random draws, so that a training can be repeated by its seed, and
-the keys of the written weights, which models/fusion/fusion_motion.py reads.
-tests/parts/house/test_train_motion.py trains on one sample. No test makes the samples.
+What must stay: the order of the random draws, because a training is repeated by its seed
+(test_a_training_is_repeated_by_its_seed in tests/parts/house/test_train_motion.py), and the keys of
+the written weights, which models/fusion/fusion_motion.py reads. No test makes the samples. Free to
+change: the values under "Choices of the training".
 """
 
 import argparse
@@ -81,13 +87,14 @@ CPU = torch.device("cpu")
 
 # Four frames of each video become stills. The numbers are their places: 1/2 is half of the length.
 STILL_PLACES = (1 / 6, 1 / 3, 1 / 2, 5 / 6)
-# Names of files of the package scikit-image: its photographs of lab/train_motion_net.py that are
-# large enough for a clip.
+# Photographs of the package scikit-image, by name. lab/train_motion_net.py uses them, too. Its
+# other photographs are too small for a clip.
 PHOTOS = ("brick", "camera", "cell", "coins", "grass", "ihc", "moon", "motorcycle_left")
-# The solver of the proposals in training. The proposals of a test are better and take longer. Steps
-# that were trained on these cheaper proposals trust the better ones as well. Two trainings with the
-# proposals of a test began at the shipped steps, and gained 0.1 to 0.25 dB less than the shipped
-# steps on the clips coffee and walker.
+# The solver that makes the proposals in training. It is cheaper than the solver of a test, so its
+# proposals are less exact. The learned steps work with the better proposals of a test as well.
+# Training with these better proposals was tried twice, from the shipped weights: it lost 0.1 to
+# 0.25 dB on the clips coffee and walker. The arguments: groups of planes of an exposure, rounds
+# that set up the equations anew, and rounds of the conjugate gradients in each of them.
 SOLVER = Solver(groups=12, linearisations=2, steps=8)
 # A wrong motion replaces the measured one in this share of the updates, so that the steps learn
 # when not to trust the motion.
@@ -99,20 +106,20 @@ STEP_COUNT = 3
 # Weight in the loss (`loss_of`) of the frame after each learned step. Only the final frame is used,
 # so it counts most.
 STEP_WEIGHTS = (0.15, 0.35, 1.0)
-# Part of the steps -> the samples on which it is trained, by the number of spikes of an exposure in
-# a pixel of median light: at least the first number, and below the second one. The steps for few
-# spikes are used below 10 spikes (`data.motion.method.FEW_SPIKES`). The ranges overlap, so that
-# both parts know the light around this limit.
+# Value of --part -> the samples on which this part is trained. Each exposure gives the pixel of
+# median light a number of spikes: a sample is taken if this number is at least the first limit and
+# below the second limit. The part "few" is used below 10 spikes (`data.motion.method.FEW_SPIKES`).
+# The ranges overlap, so that both parts know the light around 10 spikes.
 SPIKES_OF_PART = {"few": (0.0, 12.0), "good": (8.0, float("inf"))}
-# A set with fewer samples than this in the range is left out. Else these few frames would be drawn
-# as often as the frames of a whole set.
+# A set of SETS (below) is left out if fewer of its samples are in the range of --part. Otherwise
+# these few frames would be drawn as often as all frames of another set.
 LEAST_SAMPLES = 6
 # Side in pixels of the squares in which the frame is compared with the first estimate. In smaller
 # squares noise decides which frame is worse. Larger squares hide a small fault.
 SQUARE_SIDE = 12
-# Weight of squares that became worse than in the first estimate, default of --worse-weight. With a
-# larger weight the steps change less, because each change may be wrong somewhere. In dim light a
-# weight of 2 lost less on smooth photographs, and gained as much elsewhere.
+# Weight of squares that became worse than in the first estimate, default of --worse-weight. A
+# larger weight makes the network careful: it changes the frame less. In dim light a weight of 2
+# lost less on smooth photographs, and gained as much elsewhere.
 WORSE_WEIGHT = 0.5
 # Added to mean squared errors in the loss, so that the logarithm of a perfect frame is finite. The
 # value is about one grey level of 8 bits, squared: (1 / 255)^2 = 1.5e-5. So the loss does not
@@ -137,7 +144,7 @@ SAVE_EVERY = 500  # updates
 
 @dataclass(frozen=True)
 class ClipSet:
-    """A set of clips, and how often its samples are drawn.
+    """A set of clips of one source, made with one pair of cameras, and how often it is drawn.
 
     The fields rig, clips, frames, average and crop are flags of scripts/prepare_gopro_spike.py.
     """

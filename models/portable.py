@@ -16,8 +16,11 @@ A file of ours describes its network in a table with the keys of DESCRIPTION:
     {"scale": 1, "netG": {...}, "spike_channels": 9, "spike": {...}, "spike_data": {...}}
 
 Files may be downloads from anywhere, so nothing in them is trusted. The functions whose names begin
-with "refuse" raise an error before this program would run out of memory. No check may be loosened,
-and each check must come before the code that it protects.
+with "refuse" raise an error before this program would run out of memory.
+
+What must stay: each check, and its place before the code that it protects. test_hostile_weights.py
+has a file for each kind of attack. The limits have their reasons beside them below.
+Free to change: the texts of errors, and how a report is shown.
 
 Tests: tests/parts/models/test_weights.py, test_any_weights.py; for the checks
 test_hostile_weights.py
@@ -160,7 +163,7 @@ def read_weights(
         what = f"a {type(content).__name__}"
         if isinstance(content, dict):
             keys = sorted(str(name) for name in content)
-            what += f" with the keys {keys[:5]}"  # five tell what the file is
+            what += f" with the keys {keys[:5]}"  # five keys are enough to recognise the file
         raise CheckpointError(
             what=f"{what} instead of a state dict",
             where=str(path),
@@ -195,6 +198,8 @@ def file_of(weights: str | Path) -> Path:
     Raises CheckpointError if there are no published weights of this name, or if they cannot be
     fetched.
     """
+    # Before the downloaded file gets its final name, its size is limited by `most_bytes`, and
+    # `check` refuses a file with the tensors of another network.
     return released.local_file(
         str(weights), released=RELEASED, most_bytes=_most_bytes, check=_refuse_other_tensors
     )
@@ -227,7 +232,7 @@ def _refuse_repeated_numbers(weights: dict[str, Tensor], path: Path) -> None:
             what=f"{len(weights)} tensors of {tensor_bytes / 1e6:.0f} MB in a file of "
             f"{file_bytes / 1e6:.1f} MB",
             where=str(path),
-            expected="a number in the file for each one of a tensor",
+            expected="one number in the file for each number of a tensor",
             do="save tensor.clone() of each, or download the file again",
         )
 
@@ -242,7 +247,10 @@ def _bytes_of(tensors: Iterable[Tensor]) -> int:
 
 @dataclass
 class LoadReport:
-    """What happened to each tensor when a weights file was loaded: five lists of names."""
+    """What happened to each tensor when a weights file was loaded: five lists of names.
+
+    `share` decides whether the file is refused. The log shows the report as a text.
+    """
 
     # Loaded as they are.
     matched: list[str] = field(default_factory=list)
@@ -270,10 +278,12 @@ class LoadReport:
     def share(self) -> float:
         """Return the share of the network's tensors that were loaded, 0 to 1.
 
-        The tensors of the fusion operator count only if the file has tensors of a fusion operator,
-        and the tensors of the trunk only if the file has tensors of a trunk. So the weights of an
-        RGB network may start a network with spikes. E.g. the network has 100 tensors of its trunk
-        and 10 of its fusion operator, and the file has the trunk alone: 100 of 100, the share is 1.
+        E.g. the network has 100 tensors of its trunk and 10 of its fusion operator. A file has the
+        trunk alone: 100 of 100 tensors count, so the share is 1. So the weights of an RGB network
+        may start a network with spikes.
+
+        The rule: tensors of the trunk count only if the file has any tensor of a trunk. Tensors of
+        the fusion operator count only if the file has any tensor of a fusion operator.
         """
         file_has_fusion = self.file_has_fusion()
         file_has_trunk = self.file_has_trunk()

@@ -571,12 +571,14 @@ def _run(net: Callable[..., Tensor], inputs: tuple[Tensor, ...], tiling: Tiling)
 def _padded_length(frames: int, tiling: Tiling) -> int:
     """Return the number of frames with which the network runs on a tile of `frames` frames.
 
-    E.g. windows of 6 frames, and a clip of 7 frames:
+    A network can take an incomplete window: it fills the window with positions without a token. So
+    padding by mirrored frames is a choice. The blend "kair" follows the published tiling, which
+    pads a whole clip only. E.g. windows of 6 frames, and a clip of 7 frames:
 
-        num_frame_testing 0                 12   a whole clip is padded to whole windows
-        num_frame_testing 12, "smooth"      12   so is a clip that is shorter than a tile
-        num_frame_testing 12, "kair"         7   not padded, as in the published tiling
-        num_frame_testing 7                  7   not padded: the tile has the length asked for
+        num_frame_testing 0                 12   the whole clip is one tile: padded
+        num_frame_testing 12, "smooth"      12   the clip is shorter than a tile: padded
+        num_frame_testing 12, "kair"         7   the same clip: not padded, as published
+        num_frame_testing 7                  7   the tile has the length asked for: not padded
     """
     is_whole_clip = tiling.num_frame_testing == WHOLE
     is_short_clip = frames < tiling.num_frame_testing
@@ -590,9 +592,10 @@ def _padded_length(frames: int, tiling: Tiling) -> int:
 def _padded_size(height: int, width: int, spec: InputSpec) -> tuple[int, int]:
     """Return height and width with which the network runs on a tile of this height and width.
 
-    Both are multiples of the window, and of the stride: the number of pixels that the network
-    merges into one position at its coarsest resolution. E.g. windows of 8 x 8 pixels and stride 1:
-    20 x 64 becomes 24 x 64.
+    Height and width become multiples of two numbers: the side of a window, and the stride. The
+    stride is the number of pixels that the network merges into one position at its coarsest
+    resolution. E.g. windows of 8 x 8 pixels: with stride 1, 20 x 64 becomes 24 x 64; with stride
+    16, it becomes 32 x 64.
     """
     _, window_height, window_width = spec.window_size
     least_height, least_width = spec.least_size
@@ -642,7 +645,8 @@ def smaller(tiling: Tiling, height: int, width: int) -> Tiling | None:
     if is_side_smaller and half_side > tiling.size_patch_overlapping:
         return replace(tiling, size_patch_testing=half_side)
 
-    # Tiles of the whole length are not halved: WHOLE is 0, and half of 0 is not smaller.
+    # A tile of the whole length is not halved. Its `length` is WHOLE, which is 0, so `half_length`
+    # is never below it.
     length = tiling.num_frame_testing
     half_length = max(tiling.spec.least_frames, length // 2)
     if half_length < length and half_length > tiling.num_frame_overlapping:

@@ -9,10 +9,11 @@ No other file of the network asks for the kind of a device. A layer can have sev
 
 The log says once which form runs. If torch's operators run, the log says why.
 
-What must stay: all forms compute the same function, up to rounding, and the same gradients. For a
-new kind of device, look at each of the constants below.
+What must stay: all forms compute the same function, up to rounding, and the same gradients.
+test_a_step_gives_the_numbers_of_the_plain_form compares them. Free to change: which device uses
+which form. For a new kind of device, look at each constant below and at `fused_attention`.
 
-Tests: tests/parts/models/test_fake_gpu.py, test_triton.py, test_cuda.py (on a GPU)
+Tests: tests/parts/models/test_block.py, test_fake_gpu.py, test_triton.py, test_cuda.py (on a GPU)
 """
 
 import logging
@@ -68,17 +69,19 @@ def lacks_border_padding(x: Tensor) -> bool:
 
 
 def head_multiple(x: Tensor) -> int:
-    """Return the number of which the channels of a head must be a multiple.
+    """Return a number m: torch's fused attention takes heads of m, 2 m, 3 m, ... channels.
 
-    torch's fused attention requires this, e.g. a multiple of 8 in bfloat16 on a GPU (16 bytes).
-    Returns 1 if any number of channels will do.
+    E.g. 8 in bfloat16 on a GPU, because 8 channels are 16 bytes (HEAD_BYTES). 1 means that a head
+    may have any number of channels.
     """
     multiple_in_bytes = HEAD_BYTES.get(x.device.type, 0)
     return max(1, multiple_in_bytes // x.element_size())
 
 
 def fused_attention(x: Tensor) -> AbstractContextManager[None]:
-    """Return a context in which torch uses only attention whose gradients are correct: BACKENDS.
+    """Return a context in which torch's attention uses only the kinds of BACKENDS.
+
+    The gradients of these kinds are correct. On a CPU the context changes nothing.
 
     x: a tensor on the device.
     """
@@ -89,8 +92,9 @@ def fused_attention(x: Tensor) -> AbstractContextManager[None]:
 
 def log_device(device: torch.device) -> None:
     """Log in one line on which device the network computes, and which operations are replaced."""
-    # The notes also depend on the number of processes.
-    notes = devices.notes(device, utils_dist.get_world_size(), stand_ins(device))
+    # With several processes a note says how they exchange data, e.g. "ranks exchange by nccl".
+    process_count = utils_dist.get_world_size()
+    notes = devices.notes(device, process_count, stand_ins(device))
     logger.info("device: %s", "; ".join([devices.name(device), *notes]))
 
 

@@ -47,7 +47,8 @@ def layer_norm(
 
     Mean and variance are computed in float32 or float64, whatever the dtype of x is.
 
-    is_plain: whether torch's operator is used on every device.
+    is_plain: whether torch's operator computes on every device. If false, our kernel computes where
+        it can.
     """
     if not is_plain and has_kernels(x):
         # Imported here, because Triton is not installed everywhere.
@@ -66,8 +67,7 @@ class LayerNorm(nn.LayerNorm):
     """Layer norm over the last axis. Under autocast its result has the dtype of autocast.
 
     torch's own layer norm returns float32 on a GPU under autocast. With it, the sums of the
-    residual branches in the first stage would be float32, and each linear layer would have to
-    convert them.
+    residual branches would be float32, and each linear layer would have to convert them.
     """
 
     def forward(self, input: Tensor) -> Tensor:

@@ -13,11 +13,17 @@ different ends must not attend to each other, so this window has a mask.
 
 Letters: T, the number of tokens in a window.
 
-What must stay: the order of windows and of tokens, because sums of gradients depend on it in the
-last bits. The results depend on sizes alone. They are cached and shared by all blocks and networks
-of the process, so nobody may modify them.
+What must stay, and which test notices (in tests/parts/models):
 
-Tests: tests/parts/models/test_block.py, test_shared_tables.py, test_vrt_modules.py
+    which token is in which window, and the masks       test_vrt_modules.py compares an attention
+                                                        group with the published network
+    the two tables, which published weights rely on     test_vrt_modules.py, test_shared_tables.py
+    the order of windows and of tokens                  none: another order changes the last bits of
+                                                        the sums of gradients, so existing runs
+                                                        would not resume exactly
+
+The results depend on sizes alone. They are cached and shared by all blocks and networks of the
+process, so nobody may modify them. Free to change: how the numbers are computed.
 """
 
 import itertools
@@ -327,7 +333,11 @@ def _mask(window: Triple, wrapped: tuple[int, ...]) -> Tensor | None:
         return None
     # Divide the window into regions, and give each region a number. Tokens of one region may attend
     # to each other. Each axis with wrapped tokens doubles the number of regions. E.g. one axis of 4
-    # tokens, of which 2 are wrapped: 0 0 1 1.
+    # tokens, of which 2 are wrapped: 0 0 1 1. If 1 of 3 rows is wrapped, too:
+    #
+    #     0 0 1 1
+    #     0 0 1 1
+    #     2 2 3 3
     region = torch.zeros(window, dtype=torch.long)
     for axis, wrapped_count in enumerate(wrapped):
         if wrapped_count:
@@ -362,7 +372,8 @@ def _chunk(
 ) -> Chunk:
     """Return the chunk of windows with these token numbers, which are -1 at padding.
 
-    If the clip has padding anywhere, each of its chunks has the tensors `padding` and `kept`.
+    See the example of `Chunk` for its fields. If the clip has padding anywhere, each of its chunks
+    has the tensors `padding` and `kept`.
     """
     if not has_padding:
         rows = numbers.to(device)
@@ -426,7 +437,7 @@ def refuse_other_index(given: Tensor, wanted: Tensor, key: str, where: str) -> N
     if given.shape == wanted.shape and torch.equal(given.to(wanted.device), wanted):
         return
     raise CheckpointError(
-        what=f"{key} {tuple(given.shape)} holds other numbers than follow from the window",
+        what=f"{key} {tuple(given.shape)} does not hold the numbers that follow from the window",
         where=where,
         expected=f"the row of the bias table for each pair of tokens, {tuple(wanted.shape)}",
         do="set netG.window_size as in the training of these weights, or choose other weights",

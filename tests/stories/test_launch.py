@@ -614,7 +614,7 @@ def wrong(read, env, said, **change):
     read: the function that reads the variables. env: right variables. change: the wrong variable
     and its value. said: what the error says of it.
     """
-    [name] = change
+    [name] = change  # the one key of `change`
     return pytest.param(read, {**env, **change}, said, id=f"{read.__name__}: {name}: {said}")
 
 
@@ -629,7 +629,7 @@ def wrong(read, env, said, **change):
         wrong(
             read_launch,
             PLATFORM,
-            # The name of the host follows.
+            # In the error the name of the host follows, which a test cannot know.
             "LOCAL_RANK is 2, expected 0 to 1 (below the number of GPUs on ",
             LOCAL_RANK="2",
         ),
@@ -691,6 +691,7 @@ def start_launcher(env, *options):
     return run_command([ROOT / "launch_train.sh", "8", SAMPLE, *options], limit_s=10, env=env)
 
 
+# "canary" is a secret that must not appear in the output.
 @pytest.mark.parametrize(
     ("given", "shown"),
     [

@@ -557,7 +557,7 @@ def rolling_shares():
     return exposure_shares(recording, EDGES_OF_GROUPS, view.delays())
 
 
-def test_a_rolling_shutter_exposes_each_row_for_as_long(rolling_shares):
+def test_a_rolling_shutter_exposes_all_rows_for_the_same_time(rolling_shares):
     of_rows = rolling_shares.sum(0)  # (9,)
     assert np.allclose(of_rows, 1)
 
@@ -567,7 +567,8 @@ def test_a_rolling_shutter_exposes_each_row_later(rolling_shares):
 
     mean_times = middles @ rolling_shares  # (9,), of each row
 
-    # From 8 planes before the middle of the exposure (time 40) to 8 planes after it.
+    # The exposure of the middle row has its middle at time 40, and takes 40 planes. The shutter
+    # rolls by 0.4 of it, 16 planes: the first row is 8 planes earlier, the last row 8 later.
     expected = 40 + np.linspace(-8, 8, 9)
     assert np.allclose(mean_times, expected, atol=0.1)
 
@@ -586,6 +587,9 @@ def test_the_frame_is_far_sharper_than_its_start(moving):
 
 # ---- What a network sees of the equations ----
 
+# A frame may not solve the equations yet. The pull is the change of the frame that the equations
+# want. `true_case` is a frame with its equations along the true motion.
+#
 # Channels of `Equations.pulls`:
 #
 #     0 to 2    the change of each colour that the RGB equations want
@@ -621,11 +625,11 @@ def test_the_equations_hardly_pull_the_sharp_frame(true_case):
     of_blurry = case.equations.pulls(case.blurry)[INSIDE].abs()
     of_sharp = case.equations.pulls(case.sharp)[INSIDE].abs()
 
-    # Measured for spikes of light, and of display values: 0.12 and 0.17.
+    # Measured: 0.12 with spikes of light, 0.17 with spikes of display values.
     changes = of_sharp[CHANGES].mean() / of_blurry[CHANGES].mean()
     assert changes < 0.5
-    # Measured: 0.66 and 0.79. The residuals do not vanish, because they contain the noise of the
-    # spikes.
+    # Measured: 0.66 and 0.79, in the same order. The residuals do not vanish, because they contain
+    # the noise of the spikes.
     others = of_sharp[OTHERS].mean() / of_blurry[OTHERS].mean()
     assert others < 0.8
 

@@ -31,8 +31,9 @@ from tests.helpers.clip_files import (
 )
 from utils.errors import DataError, OptionError
 
+# Rows and columns of a spike plane. A spike pixel covers 2 x 2 RGB pixels.
 PLANE = SpikeGeometry(8, 12)
-# Frames of a clip.
+# Number of frames of a clip.
 FRAMES = 4
 CLIPS = ("a/0", "a/1")
 
@@ -42,9 +43,9 @@ RAW_OF_5 = {"type": "raw", "window": 5}
 RAW_OF_3 = {"type": "raw", "window": 3}
 
 
-def noise(seed, planes=PLANES):
-    """Return random planes (T, 8, 12)."""
-    return (np.random.default_rng(seed).random((planes, 8, 12)) < 0.3).astype(np.uint8)
+def noise(frame, planes=PLANES):
+    """Return the random planes (T, 8, 12) of a frame of each clip. frame: their seed."""
+    return (np.random.default_rng(frame).random((planes, 8, 12)) < 0.3).astype(np.uint8)
 
 
 def all_noise():
@@ -73,12 +74,22 @@ def write_noise(root, part=slice(None), **info):
 def build(root, **spike):
     """Return the test set of a root. spike: keys of the section `spike`."""
     values = {"type": "dat", "resize": "nearest", "center": "file", "representation": "voxel"}
-    return build_dataset(section(root, "test", spike=values | spike), "test", 0)
+    return build_test_set(section(root, "test", spike=values | spike))
+
+
+def build_test_set(values):
+    """Return the test set of a section. values: its keys."""
+    return build_dataset(values, "test", seed=0)
 
 
 def channels(dataset, clip=0, reverse=False):
     """Return the spike channels (FRAMES, C, H, W) of a clip. reverse: played backwards."""
-    return dataset.read_frames(clip, 0, FRAMES, reverse=reverse)["spike"]
+    return dataset.read_frames(clip, first=0, count=FRAMES, reverse=reverse)["spike"]
+
+
+def one_per_spike_pixel(rgb_pixels):
+    """Return one value for each spike pixel. rgb_pixels: the values of 2 x 2 RGB pixels each."""
+    return rgb_pixels[..., ::2, ::2]
 
 
 def same(a, b, reverse=False):
@@ -122,7 +133,7 @@ def test_bins_around_the_middle_come_in_the_opposite_order_in_reverse(tmp_path):
     window = build(root, first=5, count=15, representation=VOXEL_OF_3)
 
     forward = channels(window)[1]
-    backward = window.read_frames(0, 1, 1, reverse=True)["spike"][0]
+    backward = channels(window, reverse=True)[1]
 
     assert torch.equal(backward, forward.flip(0))
 
@@ -140,9 +151,9 @@ def test_a_window_reaches_to_the_last_plane(tmp_path, first, count):
 
     dataset = build(root, first=first, count=count, representation={"type": "voxel", "num_bins": 1})
 
-    # A spike pixel covers 2 x 2 RGB pixels.
-    found = channels(dataset)[2, 0, ::2, ::2]
-    assert np.allclose(found, noise(2)[first : first + count].mean(axis=0))
+    frame = 2
+    found = one_per_spike_pixel(channels(dataset)[frame, 0])
+    assert np.allclose(found, noise(frame)[first : first + count].mean(axis=0))
 
 
 def test_a_window_without_a_count_reaches_to_the_end(tmp_path):
@@ -182,7 +193,8 @@ def test_a_sharp_frame_outside_of_the_window_is_refused(tmp_path):
 def shorter_last_file(tmp_path):
     """Give clips of which the last file of a/1 has 20 planes."""
     root = write_noise(tmp_path)
-    write_spikes(spike_folder(root, "a/1") / f"{FRAMES - 1:06d}.dat", noise(9)[:20], PLANE)
+    last_file = spike_folder(root, "a/1") / f"{FRAMES - 1:06d}.dat"
+    write_spikes(last_file, noise(FRAMES - 1)[:20], PLANE)
     return root
 
 
@@ -197,14 +209,15 @@ def test_the_last_file_of_a_clip_must_have_the_window(shorter_last_file):
 
 # ---- One file a clip: exposure ----
 
-# The exposures within a file: frame i begins at plane 7 + i 31.4, rounded.
+# The exposures within a file: frame i begins at plane 7 + i 31.4, rounded. So the last exposure
+# has the planes 101 to 124, which are the last planes of the file.
 START = 7
 PERIOD = 31.4
 FIRSTS = [7, 38, 70, 101]
 EXPOSURE = {"start": START, "length": PLANES, "period": PERIOD}
-# The last exposure begins a plane later, and ends after the file.
+# Each exposure begins one plane later, at plane 8 + i 31.4. So the last one ends after the file.
 TOO_LATE = EXPOSURE | {"start": START + 1}
-# Exposures without a gap.
+# Exposures without a gap: frame i begins at plane 24 i.
 EVEN = {"start": 0, "length": PLANES, "period": PLANES}
 
 
@@ -287,7 +300,7 @@ class CachedFiles:
     def build(self, **spike):
         """Return the test set, read from the cache. spike: keys of the section `spike`."""
         values = section(self.root, "test", spike=AT_PLANE_3 | spike)
-        return build_dataset(values | {"io_backend": self.backend}, "test", 0)
+        return build_test_set(values | {"io_backend": self.backend})
 
 
 @pytest.fixture
@@ -319,6 +332,9 @@ def test_exposures_beyond_the_file_are_refused_in_a_cache(cached_files):
 
 
 # ---- Planes around an exposure: context ----
+#
+# With the option `context: 30`, a frame also gets up to 30 planes before its exposure and up to 30
+# planes after it.
 
 RELATIVE = {"type": "relative", "half_windows": [2], "num_bins": 3}
 
@@ -355,7 +371,7 @@ def test_context_of_a_file_per_frame_is_in_the_files_beside(tmp_path, context, r
     reach = min(context, PLANES)  # one file on each side is read
     for frame in range(FRAMES):
         expected = expected_with_context(frame, reach, reverse)
-        assert np.array_equal(found[frame, :, ::2, ::2], expected)
+        assert np.array_equal(one_per_spike_pixel(found[frame]), expected)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -369,7 +385,7 @@ def test_context_of_one_file_is_around_the_exposure(tmp_path, context, reverse):
 
     for frame in range(FRAMES):
         expected = expected_with_context(frame, context, reverse)
-        assert np.array_equal(found[frame, :, ::2, ::2], expected)
+        assert np.array_equal(one_per_spike_pixel(found[frame]), expected)
 
 
 @pytest.mark.parametrize("context", [5, 40])
@@ -395,18 +411,20 @@ CONTEXT_OF_30 = {
 def with_context(tmp_path):
     """Give clips, and the channels of clip a/0 with a context of 30 planes."""
     root = write_noise(tmp_path)
-    values = section(root, "test", spike=CONTEXT_OF_30)
-    return root, build_dataset(values, "test", 0)[0]["spike"]
+    dataset = build_test_set(section(root, "test", spike=CONTEXT_OF_30))
+    return root, channels(dataset, clip=0)
 
 
 def test_context_is_the_same_from_a_cache(with_context, tmp_path):
     root, expected = with_context
     values = cached(section(root, "test", spike=CONTEXT_OF_30), tmp_path / "cache")
 
-    assert torch.equal(build_dataset(values, "test", 0)[0]["spike"], expected)
+    found = channels(build_test_set(values), clip=0)
+
+    assert torch.equal(found, expected)
 
 
-def test_context_is_the_same_for_a_user(with_context):
+def test_context_is_the_same_if_a_user_gives_the_folders_of_a_clip(with_context):
     root, expected = with_context
     frames = root / "GOPRO_Large/test/a/0/blur"
 
@@ -418,6 +436,7 @@ def test_context_is_the_same_for_a_user(with_context):
 
 def test_context_can_be_trained_with(with_context):
     root, _ = with_context
+    # The camera is drawn for each sample, but a threshold of 1 changes no spike.
     camera = {"type": "perturb", "threshold_prob": 1.0, "threshold_range": [1.0, 1.0]}
     frames = str(root / "GOPRO_Large/test")
     values = section(
@@ -432,7 +451,9 @@ def test_context_can_be_trained_with(with_context):
         dataroot_spike=str(root / "GOPRO_Large_spike_seq/test"),
     )
 
-    sample = build_dataset(values, "train", 0)[(0, 0)]
+    dataset = build_dataset(values, "train", seed=0)
+    epoch, index = 0, 0
+    sample = dataset[epoch, index]
 
     assert sample["spike"].isfinite().all()
 
@@ -447,18 +468,21 @@ def files_beside_folders(tmp_path):
         write_clip(tmp_path, clip, split="test", frames=2)
         folder = spike_folder(tmp_path, clip).parent
         shutil.rmtree(folder)
-        write_dat(folder.with_name(f"{clip}.dat"), np.concatenate((noise(1), noise(2))))
+        stream = np.concatenate((noise(frame=0), noise(frame=1)))
+        write_dat(folder.with_name(f"{clip}.dat"), stream)
     write_info(tmp_path)
     return tmp_path
 
 
-def test_files_beside_the_folders_are_the_spikes_of_the_clips_of_these_names(files_beside_folders):
+def test_a_clip_takes_the_spike_file_of_its_name(files_beside_folders):
     dataset = build(
         files_beside_folders, exposure=EVEN, representation={"type": "raw", "window": 1}
     )
 
-    values = dataset.read_frames(1, 1, 1)["spike"][0, 0, ::2, ::2]
-    assert np.array_equal(values, noise(2)[12])
+    # The second frame of clip "two", and the plane in the middle of its 24 planes.
+    item = dataset.read_frames(index=1, first=1, count=1)
+    found = one_per_spike_pixel(item["spike"][0, 0])
+    assert np.array_equal(found, noise(frame=1)[12])
 
 
 def test_the_check_of_the_data_knows_files_beside_the_folders(files_beside_folders):
@@ -481,7 +505,7 @@ def one_file(tmp_path):
         pytest.param(
             TOO_LATE,
             "frame 3 of clip a/1 needs planes 102 to 125 .*the file has 125 planes",
-            id="starts too late",
+            id="starts one plane too late",
         ),
         pytest.param(
             EXPOSURE | {"period": 31.6},

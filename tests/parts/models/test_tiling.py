@@ -381,9 +381,14 @@ def test_a_part_of_a_clip_equals_that_part_of_the_whole(blend, first, end):
     lq = clip(1, 13, 3, 24, 24)
     net = LocalNet()
     tiling = tiles(num_frame_testing=4, num_frame_overlapping=2, blend=blend)
-    whole = list(stream_clip(net, reader(lq), 13, tiling, range(13)))
 
-    part = list(stream_clip(net, reader(lq), 13, tiling, range(first, end)))
+    def restored(wanted):
+        """Return the restored frames `wanted`, a range of indices."""
+        return list(stream_clip(net, reader(lq), num_frames=13, tiling=tiling, wanted=wanted))
+
+    whole = restored(range(13))
+
+    part = restored(range(first, end))
 
     for found, expected in zip(part, whole[first:end], strict=True):
         assert torch.equal(found, expected)
@@ -452,13 +457,14 @@ def test_too_little_memory_is_an_error_if_tiles_are_not_halved():
 
 
 def test_another_error_of_the_network_is_passed_on():
+    # A tile has 64 or more columns, so it cannot be multiplied with a 3 x 3 matrix.
     wrong_shapes = Net(lambda x: x @ torch.ones(3, 3))
 
     with pytest.raises(RuntimeError, match="shapes"):
         restore_large(wrong_shapes, may_halve=True)
 
 
-def test_smaller_tiles_are_fewer_at_a_time_then_smaller_in_space_then_in_time():
+def test_memory_is_saved_by_fewer_tiles_at_once_then_smaller_sides_then_fewer_frames():
     tiling = tiles(
         num_frame_testing=12, size_patch_testing=0, size_patch_overlapping=20, batch_tiles=4
     )
@@ -466,7 +472,7 @@ def test_smaller_tiles_are_fewer_at_a_time_then_smaller_in_space_then_in_time():
     sizes = []  # frames, pixels (0: the whole frame), tiles at a time
     while tiling is not None:
         sizes.append((tiling.num_frame_testing, tiling.size_patch_testing, tiling.batch_tiles))
-        tiling = smaller(tiling, 720, 1280)
+        tiling = smaller(tiling, height=720, width=1280)
 
     assert sizes == [
         (12, 0, 4),

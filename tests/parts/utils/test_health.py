@@ -23,7 +23,7 @@ from data.clips.clip_reader import user_clips
 from data.select_dataset import build_dataset
 from data.spike.simulate import IntegrateAndFire, to_linear
 from main_train_vrt import read_options
-from models.schedules import lr_floor, stretched_by
+from models.schedules import first_step_at_floor, stretched_by
 from tests.helpers.checked import present
 from tests.helpers.clip_files import section, write_dat, write_info
 from tests.helpers.small_disk import disk
@@ -552,7 +552,7 @@ def options_with(folder, changes):
 def test_the_step_at_which_the_rate_reaches_its_floor_is_known(tmp_path, changes, floor):
     opt = options_with(tmp_path, changes)
 
-    found = lr_floor(opt.train, total_iter=1000)
+    found = first_step_at_floor(opt.train, total_iter=1000)
 
     if floor is None:
         assert found is None
@@ -566,7 +566,7 @@ def test_a_learning_rate_at_its_floor_long_before_the_end_is_named(
 ):
     opt = options_with(tmp_path, changes)
 
-    health_of(opt).planned(lr_floor(opt.train, total_iter=1000), stretched_by(opt.train))
+    health_of(opt).planned(first_step_at_floor(opt.train, total_iter=1000), stretched_by(opt.train))
 
     # The last tenth of a run may be at the floor.
     if floor is not None and floor < 900:
