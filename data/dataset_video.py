@@ -15,7 +15,9 @@ data/clip_dataset.py, and override only what differs:
 * `may_share_frames`: whether lq and gt may be the same files.
 
 What must stay: names, keys and the order of random draws, because option files and runs of users
-depend on them. A new key needs a default with which all samples stay the same.
+depend on them (test_the_files_of_kair_load_unchanged,
+test_a_denoising_sample_is_a_function_of_epoch_and_index). A new key needs a default with which all
+samples stay the same. Free to add: a dataset, in a file of its own (docs/extending.md).
 
 Tests: tests/parts/data/test_dataset_video_rgbspike.py, tests/stories/test_kair_files.py (KAIR's
 datasets), tests/stories/test_protocols.py (published test protocols)
@@ -57,7 +59,9 @@ class SpikeFiles(Spikes, ClipFiles):
 
     dataroot_spike: Root = Field(description="Folder of the spike files.")
     dataroot_gt_instants: Root | None = Field(
-        None, description="Folder of several sharp frames for each blurry one; null: none."
+        None,
+        description="Folder with several sharp frames for each blurry frame; null: there is no "
+        "such folder.",
     )
 
 
@@ -229,7 +233,7 @@ def _refuse_other_blurry_frames(section: DenoisingTrainKeys) -> None:
         what=f"datasets.train.dataroot_lq is {section.dataroot_lq}",
         where="datasets.train.dataroot_lq",
         expected="the same as dataroot_gt, of which the noisy frames are made",
-        do="remove it",
+        do="remove dataroot_lq",
     )
 
 
@@ -243,7 +247,7 @@ def _refuse_empty_range(section: DenoisingTrainKeys) -> None:
         what=f"datasets.train.sigma_min is {low:g}, sigma_max {high:g}",
         where="datasets.train.sigma_min",
         expected="at most sigma_max",
-        do="correct one of them",
+        do="correct sigma_min or sigma_max",
     )
 
 

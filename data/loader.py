@@ -12,7 +12,8 @@ batch. A loader worker is a process, which hands over its micro-batches through 
 main_train_vrt.py makes the `TrainLoader`.
 
 What must stay: the order of the samples depends only on seed, epoch and position, because a run may
-resume with other numbers of ranks and workers. What may change: how the workers read.
+resume with other numbers of ranks and workers (test_the_order_follows_from_seed_with_epoch,
+test_no_two_ranks_have_the_same_sample). What may change: how the workers read.
 
 Tests: tests/dist/test_resume.py (the order after a resume),
 tests/parts/data/test_dataset_video_rgbspike.py (the samples of each rank),

@@ -10,8 +10,10 @@ counts the spikes of each pixel, and the frame shows the counts.
     spike_section    the same for the section `spike` alone, of a user's clip
     spike_clip       a clip of spikes for which there are no frames
 
-What must stay: every bit of the frames of each method, because published scores belong to them, and
-the interface `utils.contract.Method`. docs/extending.md says how a user adds a method.
+What must stay: the frames of each method, because published scores belong to them
+(test_frames_are_those_made_by_hand notices a value that is off by 2 of 255), and the interface
+`utils.contract.Method`. Free to add: a method, by a representation and an entry in `METHODS`
+(docs/extending.md).
 
 Tests: tests/stories/test_reconstruct.py
 """
@@ -104,7 +106,7 @@ def method_options(section: Mapping[str, Any]) -> dict[str, Any]:
             what=f"method.type is {name!r}",
             where="method.type",
             expected=f"one of {', '.join(METHODS)}, or joint",
-            do="choose one",
+            do="choose one of these methods",
         )
     # E.g. method.num_bins=4 would make four pictures.
     refused = [f"method.{key}" for key in KEYS_OF_SEVERAL_PICTURES if key in section]
@@ -112,8 +114,8 @@ def method_options(section: Mapping[str, Any]) -> dict[str, Any]:
         raise OptionError(
             what=f"{', '.join(refused)} would make several pictures of a frame",
             where="method",
-            expected="one picture",
-            do="remove it",
+            expected="one picture of each frame",
+            do="remove these keys",
         )
     options = REPRESENTATIONS.resolve(section, "method").plain()
     # The number of channels is not needed here. But `channels_of` raises an error if options

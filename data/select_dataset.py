@@ -77,7 +77,7 @@ def refuse_wrong_purpose(dataset_type: str, split: str) -> None:
             what=f"{where}.dataset_type is {dataset_type}",
             where=f"{where}.dataset_type",
             expected=f"a dataset for {purpose}: {', '.join(fitting)}",
-            do="choose one",
+            do="choose one of these datasets",
         )
 
 

@@ -17,7 +17,7 @@ For each figure, the least value of all rounds is printed for both checkouts, an
 samples and start need the data of `make sample` in trainsets/sample.
 
 What must stay: a program of PROGRAMS may use only what both checkouts have, so that it also runs in
-an older one. All else is free. No test runs this file.
+an older checkout. Everything else is free to change. No test runs this file.
 """
 
 import argparse

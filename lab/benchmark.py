@@ -14,9 +14,10 @@ start: the first and the second start of a training on a large data set.
 
 --json FILE also writes the numbers to a new file. docs/benchmarks has the results.
 
-What must stay: `networks` and `Clip`, which lab/gpu.py uses, and the keys of the numbers, which are
-those of the files in docs/benchmarks. tests/parts/house/test_lab.py runs net and train. No test
-runs data and start: try them after a change.
+What must stay: `networks` and `Clip`, which lab/gpu.py uses, and the keys of the numbers, because
+the files in docs/benchmarks have them. test_the_benchmark_compares_with_the_naive_network runs net
+and train. No test runs data and start: try them after a change. Free to change: sizes, repeats and
+the form of the tables.
 """
 
 import argparse

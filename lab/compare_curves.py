@@ -42,8 +42,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--out", type=Path, required=True, help="path without suffix")
     args = parser.parse_args(argv)
 
-    # The first curve is the reference. The second curve is compared with it. The others are those
-    # of other seeds.
+    # The first curve is the reference. The second curve is compared with it. All further curves are
+    # repetitions of the first run with other seeds.
     names = run_names(args.runs)
     steps, curves = read_curves([*args.runs, *args.noise], args.tag, args.smooth)
 

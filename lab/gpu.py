@@ -18,7 +18,8 @@ The program runs as several processes: `main` starts itself again with `--here N
 of these processes measures some of MEASUREMENTS.
 
 What must stay: the names of the measurements, which docs/gpu.md and stored files have, and
-`prepared`, which lab/gpu_next.py calls. Tests: tests/parts/house/test_lab.py (on a CPU)
+`prepared`, which lab/gpu_next.py calls. test_a_measurement_of_a_gpu_writes_its_figures runs one of
+them on a CPU. Free to add: a measurement, as an entry of MEASUREMENTS.
 """
 
 import argparse

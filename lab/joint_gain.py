@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure how much better than the shipped operator a restoration along the motion is.
+"""Measure by how much a restoration along the motion is better than the shipped operator.
 
     python lab/joint_gain.py --videos VIDEOS [--part report] [--conditions ideal rig]
     python lab/joint_gain.py --videos VIDEOS --ways motion [--part photos]
@@ -28,8 +28,9 @@ is the last way. It prints a table with a row for each condition. docs/benchmark
 figures.
 
 What must stay: the names of the written files, and what a clip is made from. If the program is
-called again, it takes the clips and frames that are there, even if this file would make others now.
-tests/parts/house/test_joint_gain.py tests the table alone.
+called again, it takes the clips and frames that are there, even if this file would make other clips
+now. Free to change: the table, which is all that tests/parts/house/test_joint_gain.py tests. Free
+to add: a way, a part or a condition.
 """
 
 import argparse

@@ -13,7 +13,8 @@ picture and a spike file:
     options.json                                                 the option file of the training
     experiments/                                                 what the training writes
 
-No test runs this file. After a change, run `lab/benchmark.py start --clips 100`.
+No test runs this file, and no stored file depends on it, so everything may change. After a change,
+run `lab/benchmark.py start --clips 100`.
 """
 
 import json

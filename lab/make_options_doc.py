@@ -10,8 +10,11 @@ docs/zh/options.json has the translations: English text -> Chinese text, for eac
 docstring and each description of a key. An option file names the JSON Schema with "$schema".
 Editors then complete and check keys, and show their meaning.
 
-The pages are filled from the template lab/options.md.jinja. tests/parts/utils/test_option_files.py
-fails if one of the three files is older than the models.
+The pages are filled from the template lab/options.md.jinja.
+
+What must stay: the schema accepts every option file of this project, and the headings of the pages,
+to which other pages link. tests/parts/utils/test_option_files.py fails if one of the three files is
+older than the models. Free to change: the form of the pages.
 """
 
 import inspect

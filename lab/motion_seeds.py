@@ -25,7 +25,11 @@ the runs. Their scores must be those of lab/joint_gain.py, which shows that both
 alike.
 
 Steps and scores that are there are not made again. Delete <out>/samples and <out>/steps after a
-change of the training. tests/parts/house/test_motion_seeds.py tests the restoration and the table.
+change of the training.
+
+What must stay: a frame is restored as main_test_vrt.py restores it
+(test_a_way_scores_as_the_test_program_with_its_weights), and the control does not see the motion
+(test_the_control_does_not_see_the_motion). Free to change: the runs, the clips and the table.
 """
 
 import argparse

@@ -23,8 +23,11 @@ If the program is stopped, repeat the command: it goes on where it stopped. A fi
 repeated only if its options have changed. The runs in docs/benchmarks/quality count as finished.
 docs/benchmarks/quality.md has the figures.
 
+What must stay: the lists under "What is compared", because finished results are valid only for
+them, and the division of the videos: nothing may be trained on the videos "choose" and "report".
 lab/joint_gain.py, lab/train_motion.py and lab/train_motion_net.py use the lists and files of videos
-and photographs, `make_clips`, `call`, and the functions of the tables.
+and photographs, `make_clips`, `call`, and the functions of the tables. Free to add: a method (an
+option file). test_no_result_of_other_options_is_used notices an old result that is used again.
 """
 
 import argparse

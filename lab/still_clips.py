@@ -17,8 +17,11 @@ whose frames the steps improve. It prints the gain of motion.pth over operator.p
 Clips and results that are in <out> are not made again: delete <out> to measure again. The gain of
 each clip is in <out>/still_clips.json.
 
-No test calls this program. tests/stories/test_motion_weights.py restores made scenes of the same
-kinds: still, moved a little, in good and in dim light.
+What must stay: the clips of a photograph, a light and a motion, because figures of two versions are
+compared (test_a_clip_in_motion_is_blurry and the tests beside it look at the clips). Free to add:
+photographs, lights and motions. No test calls the whole program. But
+tests/stories/test_motion_weights.py restores made scenes of the same kinds: still, moved a little,
+in good and in dim light.
 """
 
 import argparse

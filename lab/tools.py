@@ -8,8 +8,11 @@ such as
                  "process_mb": 4300.0},
         "naive": ...}
 
-`compared` calls `measured` for one run, and `measured` calls `seconds`. The keys of the figures are
-keys of files in docs/benchmarks, so they must stay. Test: tests/parts/house/test_lab.py
+`compared` calls `measured` for one run, and `measured` calls `seconds`.
+
+What must stay: the keys of the figures, which are keys of files in docs/benchmarks, and the
+networks of NAMED, because figures of two versions are compared. Free to change: how a time is
+taken, if it is taken alike for all functions that are compared. Test: tests/parts/house/test_lab.py
 """
 
 import ctypes

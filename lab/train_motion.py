@@ -24,8 +24,9 @@ from three sources:
 The motion of "stills" and "photos" is exact, because `PhotoScene` moves layers that cover each
 other and uses no optical flow. The samples show bright and dim light, and mistakes that a user may
 make: other cameras, a spike camera that is not calibrated, blurry frames that are means of display
-values, and wrong motion. No sample comes from the validation videos, the test videos, or the
-photographs of lab/joint_gain.py. Clips and samples that are already in <out> are used again.
+values, and wrong motion. No sample comes from the validation videos ("choose" in lab/quality.py),
+the test videos ("report"), or the photographs on which lab/joint_gain.py tests. Clips and samples
+that are already in <out> are used again.
 
 Few or many spikes. The fusion has two parts: learned steps for frames with few spikes, and learned
 steps for good light. --part says which part is trained. The other part stays as in --begin.

@@ -19,7 +19,7 @@ weights/motion.pth behind the network.
 What must stay: the order of the random draws. All random numbers come from one generator, one after
 the other. A new draw, or another order of two draws, changes all scenes after it. No test notices,
 but a training cannot be repeated then. lab/vrt_curve.py draws its scenes and computes its loss with
-functions of this file.
+functions of this file. Free to change: the values under "Training", for the next training.
 
 Tests: tests/parts/house/test_vrt_curve.py (scenes and loss). No test runs `train`.
 """
@@ -136,8 +136,8 @@ FRAME_SIDE = 256  # smaller side of a frame
 PHOTO_SIDE = 320  # smaller side of a photograph
 DRAWING_SIDE = 224  # both sides of a drawing
 DRAWN_SHAPES = 40  # discs, lines and letters in a drawing
-# Photographs of scikit-image for training. Those of lab/joint_gain.py are tested on, so
-# `photo_files` refuses them.
+# Photographs of scikit-image for training. lab/joint_gain.py tests on other photographs, which
+# `photo_files` refuses.
 TRAINING_PHOTOS = (
     "brick.png", "camera.png", "cell.png", "clock_motion.png", "coins.png", "grass.png",
     "gravel.png", "ihc.png", "microaneurysms.png", "moon.png", "motorcycle_left.png", "page.png",

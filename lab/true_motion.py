@@ -22,7 +22,8 @@ Then its motion leads to a place where something else is seen.
 The program writes <out>/true_motion.json and prints a table. Clips that are there are used again.
 
 What must stay: the scene of a clip is painted again from its seed, so it must be painted as when
-the clip was made (data/making/light_in_motion.py).
+the clip was made (data/making/light_in_motion.py; test_a_seed_gives_its_scene notices another
+scene). Free to change: the ways that are compared, and the table.
 
 Tests: tests/parts/house/test_true_motion.py tests the choice of the frame and the table, and
 tests/parts/scripts/test_prepare_gopro_spike.py the true motion of a scene. No test runs `main`.

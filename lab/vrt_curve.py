@@ -26,8 +26,10 @@ If the program is stopped, repeat the command: it goes on from the state of the 
 which is saved each minute. docs/benchmarks/quality_details.md has the figures.
 
 What must stay: the order of the random draws, so that a training can be repeated by its seed, and
-the keys of the written JSON, which are in docs/benchmarks/quality.
-tests/parts/house/test_vrt_curve.py trains each form for a second.
+the keys of the written JSON, which are in docs/benchmarks/quality. Both networks of a form get the
+same time and the same data (test_both_networks_of_a_form_are_trained_for_the_same_time), and the
+control sees no other frame (test_attention_sees_the_other_frames_and_the_control_does_not).
+Free to add: a form. tests/parts/house/test_vrt_curve.py trains each form for a second.
 """
 
 import argparse

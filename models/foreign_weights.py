@@ -5,8 +5,10 @@ tensors and NumPy scalars, and runs no code from the file. `no_weights` makes th
 other file. The error says what the file is, e.g. "an HTML page, as a browser shows it" in place of
 a download. A .pth is a zip file, or a pickle if torch was older than 1.6.
 
-What must stay: a weights file may come from anywhere, so reading it must run no code from the file.
-A type may be added to the types that are read only if making it runs no such code.
+What must stay: a weights file may come from anywhere, so reading it must run no code from the file
+(test_a_pickle_that_makes_much_of_a_number_is_not_read, test_a_scalar_that_is_no_number_is_refused).
+A type may be added to the types that are read only if making it runs no such code. Free to change:
+MARKS, the descriptions of files that are no weights; they are only shown in errors.
 
 Tests: tests/parts/models/test_foreign_weights.py, test_hostile_weights.py, test_any_weights.py
 """
@@ -136,7 +138,7 @@ def no_weights(path: Path, error: Exception) -> CheckpointError:
         what = f"cannot read it: {error.strerror}"
         do = DOWNLOAD
     elif isinstance(error, MemoryError):
-        what = "the memory does not hold it"
+        what = "the file does not fit into the memory"
         do = "free some memory"
     elif isinstance(error, RefusedFile):
         what = f"not a weights file: {error}"
@@ -181,7 +183,7 @@ def _kind_of_zip(path: Path, error: Exception) -> _Kind | None:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
     except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError):
-        return _Kind("it begins like one, but its end is missing or damaged", DOWNLOAD)
+        return _Kind("it begins like one, but the end of the file is missing or damaged", DOWNLOAD)
     is_of_torch = any(name.endswith("data.pkl") for name in names)  # torch.save wrote it
     if is_of_torch:
         not_allowed = NOT_ALLOWED.search(str(error))

@@ -10,8 +10,9 @@ models/metric_<name>.py:
 
 Each parameter after the two images is an option of its entry in `metric.more`.
 
-What must stay: the values of the metrics, to the last bit, because published numbers are compared
-with them.
+What must stay: the values of the metrics, because published numbers are compared with them.
+test_psnr_agrees_with_scikit_image and test_ssim_agrees_with_scikit_image notice other values.
+Free to change: titles and decimals of the columns, which are for readers alone.
 
 Tests: tests/parts/models/test_metrics.py, tests/parts/utils/test_results.py
 """
@@ -126,7 +127,7 @@ def ssim(restored: np.ndarray, sharp: np.ndarray) -> float:
     if min(restored.shape[:2]) < len(_SSIM_KERNEL):
         raise DataError(
             what=f"SSIM of an image of {restored.shape[1]}x{restored.shape[0]}",
-            where="",  # the images have no names here
+            where="",  # this function does not know the names of the images
             expected="at least 11x11 pixels",
             do="use larger frames",
         )
@@ -280,8 +281,8 @@ def _check_shapes(restored: np.ndarray, sharp: np.ndarray) -> None:
     if restored.shape != sharp.shape:
         raise DataError(
             what=f"two images of different sizes: {restored.shape} and {sharp.shape}",
-            where="",  # the images have no names here
-            expected="the same size",
+            where="",  # this function does not know the names of the images
+            expected="two images of the same size",
             do="check --gt",
         )
 

@@ -20,9 +20,8 @@ class FusionNet(nn.Module):
     """Restores each frame by the fusion operator alone: (B, N, 3, H, W) in [0, 1] -> the same
     shape.
 
-    fusion: an operator that gives a frame, with base "fused": the result is the frame to which VRT
-    would add its output. A light network, and a measure of what the transformer adds to its
-    operator.
+    fusion: an operator that gives a frame, with base "fused". The result is the frame to which VRT
+    would add its output. So this network is fast, and shows what VRT adds to its operator.
     """
 
     def __init__(
@@ -37,9 +36,10 @@ class FusionNet(nn.Module):
                 what=f"net_type fusion with netG.fusion {options.type}",
                 where="netG.fusion",
                 expected='"exposure" or "gated", base "fused": the result is a frame',
-                do="choose one, or net_type vrt",
+                do='choose "exposure" or "gated" with base "fused", or net_type vrt',
             )
-        # Only called because it raises an error if the data has no spikes. None: no netG.in_chans.
+        # Called for its error alone: it refuses data without spikes. None means that the option
+        # netG.in_chans is not given.
         options.constructor.channels(None, spike_channels)
         self.fusion = FUSIONS.build(options, "netG.fusion", spike_channels=spike_channels)
         self.input_spec = InputSpec(spike_channels=spike_channels)

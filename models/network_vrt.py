@@ -11,8 +11,16 @@ This file connects the parts, which are in models/vrt/ and models/fusion/:
 
 `check_arguments` refuses options that do not fit together, `check_input` refuses clips.
 
-What must stay: the names of modules, because they are the names of tensors in the released weights;
-and the order in which modules are built, because it decides their random initial weights.
+What must stay, and which test notices:
+
+    the names of modules, which are     test_state_dict_of_a_released_model_has_its_keys_in_order
+    names in the released weights
+    the arithmetic                      test_the_plain_transcription_gives_the_reference_output
+    the order in which modules are      test_exact_step.py, which has the numbers of a step
+    built, which decides their
+    random initial weights
+
+Free to change: the texts of errors. A new option needs a default that changes nothing.
 
 Letters: B clips, N frames, C image channels, S spike channels, E channels of features, H x W
 pixels, s scale of the output (upscale), K instants per frame.
@@ -97,8 +105,8 @@ class VRT(nn.Module):
     the middle is the frame of gt.
     """
 
-    # Options of former versions, which weights files still name -> their only value that has a
-    # meaning today.
+    # Options that former versions had -> the only value that this version accepts. Weights files
+    # of former versions still name them.
     GONE: ClassVar[dict[str, Any]] = {"flow_input": "rgb", "flow_channels": None}
 
     def __init__(
@@ -638,7 +646,7 @@ def check_arguments(options: dict[str, Any], image_channels: int) -> None:
     _need(pa_frames in (0, 2, 4, 6), "pa_frames", f"{pa_frames}", "0, 2, 4 or 6")
     instants = options["out_instants"]
     is_odd = instants >= 1 and instants % 2 == 1
-    expected = "an odd number: the middle instant is that of gt"
+    expected = "an odd number: the middle instant is the instant of gt"
     _need(is_odd, "out_instants", f"{instants}", expected)
     if pa_frames:
         _check_alignment(options, image_channels)

@@ -656,7 +656,7 @@ def _with_option_file(
         raise CheckpointError(
             what=f"the spike channels have {key} {now}, the weights were trained with {was}",
             where=str(path),
-            expected="the same",
+            expected=f"the {key} of the training, {was}",
             do=f"take other weights, or set spike.{key} to {was}",
         )
     # Other differences in what the channels show may be meant, so they are a warning. The keys that
@@ -700,17 +700,17 @@ def refuse_larger(
     window_size = list(_numbers_in(netG.get("window_size")))
     all_options = list(_numbers_in([netG, spike_channels]))
     rules = (
-        # key, least that the file must have, what the file has
-        ("depths", sum(depths), tensor_count),
-        ("embed_dims", max(embed_dims, default=0) ** 2, number_count),
-        ("window_size", math.prod(window_size) ** 2, number_count),
-        ("a number", max(all_options, default=0), number_count),
+        # key, least that the file must have, what the file has, and of what
+        ("depths", sum(depths), tensor_count, "tensors"),
+        ("embed_dims", max(embed_dims, default=0) ** 2, number_count, "numbers"),
+        ("window_size", math.prod(window_size) ** 2, number_count, "numbers"),
+        ("a number", max(all_options, default=0), number_count, "numbers"),
     )
-    for key, needed, held in rules:
+    for key, needed, held, things in rules:
         if needed > held:
             raise CheckpointError(
                 what=f"the options in it make a larger network than its weights: {key} asks for "
-                f"at least {needed:.3g} of what it has {held} of",
+                f"at least {needed:.3g} {things}, and the file has {held}",
                 where=where,
                 expected=f"options of a network of {tensor_count} tensors with {number_count} "
                 "numbers",

@@ -5,8 +5,10 @@ model_zoo/vrt/006_VRT_videodeblurring_GoPro.pth. `local_file` returns the path o
 fetches the file if it is missing. The files are not part of this project and have another licence
 (docs/links.md).
 
-What must stay: several processes may ask for the same file at once, and a file under its final name
-is always complete and checked.
+What must stay: several processes may ask for the same file at once
+(test_two_processes_fetch_a_file_once), and a file under its final name is always complete and
+checked (test_what_is_not_the_released_file_is_refused_and_not_kept). Free to change: the numbers
+below. PATIENCE_S is long, because a short wait would end a download over a slow network.
 
 Tests: tests/parts/models/test_released.py
 """
@@ -74,7 +76,7 @@ def local_file(
             what="no released weights of this name",
             where=text,
             expected=", ".join(f"vrt/{stem[:3]}" for stem in sorted(released)),
-            do="choose one, or give a file",
+            do="choose one of these names, or give a file",
         )
     stem = stems[0]
     file = FOLDER / f"{stem}.pth"

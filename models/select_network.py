@@ -12,6 +12,10 @@ Terms: netG is the section of the network. `spec` is an InputSpec, which says wh
 requires of its input (utils/contract.py). train and test are datasets.train and datasets.test. They
 are None if the option file lacks them.
 
+What must stay: each check. A check that is missing lets a run start that fails later, or that gives
+wrong frames without an error (`other_kinds`). test_select_network.py tries wrong options.
+Free to change: the order of the checks, and their texts.
+
 Tests: tests/parts/models/test_select_network.py, tests/stories/test_bad_input.py
 """
 
@@ -163,7 +167,7 @@ def _check_representation(netG: Section, spike: Any, dataset: str) -> None:
         what=f"netG.fusion {operator.type} cannot use {spike.representation.type} channels",
         where=f"datasets.{dataset}.spike.representation",
         expected=wanted,
-        do="set it, or choose another netG.fusion",
+        do=f"set it to {wanted}, or choose another netG.fusion",
     )
 
 
@@ -174,8 +178,8 @@ def _check_equal_kinds(train_spike: Section, test_spike: Section) -> None:
         raise OptionError(  # the first difference is enough
             what=f"datasets.test.spike has the {key} {given}, datasets.train.spike {learned}",
             where=f"datasets.test.spike.{key}",
-            expected=f"{learned}, because one network takes both",
-            do="set it to that",
+            expected=f"{learned}, because one network takes the clips of both",
+            do=f"set datasets.test.spike.{key} to {learned}",
         )
 
 
@@ -257,11 +261,11 @@ def _check_time(name: str, section: LoaderOptions, spec: InputSpec) -> None:
     if spec.interpolates:
         does = "makes new frames between those of a clip"
         expected = "a dataset with temporal_scale 2"
-        do = "choose another, or netG.pa_frames 2, 4 or 6"
+        do = "choose another dataset, or set netG.pa_frames to 2, 4 or 6"
     else:
         does = "restores every frame of a clip"
         expected = "a dataset without temporal_scale 2"
-        do = "choose another, or netG.pa_frames 0"
+        do = "choose another dataset, or set netG.pa_frames to 0"
     raise OptionError(
         what=f"datasets.{name} is {kind}, and the network {does}",
         where=f"datasets.{name}.dataset_type",
@@ -305,7 +309,7 @@ def _check_interpolation(
             what="val.flip_seq, val.pad_seq or pad_sequence with a network that interpolates",
             where="val",
             expected="each new frame is made from its neighbours alone",
-            do="set them to false",
+            do="set val.flip_seq, val.pad_seq and pad_sequence to false",
         )
 
 

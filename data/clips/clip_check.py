@@ -20,8 +20,10 @@ Callers are data/clips/manifest.py and data/clips/preflight.py (data sets), data
 (stored results) and data/clips/clip_reader.py (a user's own files).
 
 What must stay: if `problems` is empty, the clip is complete. Every tuple of the `Clip` then has an
-entry for each frame, and callers rely on this. If you add a rule, raise FORMAT in
-data/clips/kept.py, because results that are already stored were not checked for it.
+entry for each frame, and callers rely on this (test_a_fault_of_the_data_is_named_before_training
+has one fault after the other). If you add a rule, raise FORMAT in data/clips/kept.py, because
+results that are already stored were not checked for it. Free to change: how files are matched
+inside, as long as the same files belong to the same frames.
 
 Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_preflight.py,
 tests/parts/data/test_user_folders.py

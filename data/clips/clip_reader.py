@@ -9,7 +9,9 @@
 The result is a list of readers (data/clips/readers.py), one for each clip.
 
 What must stay: the names of clips and frames, because the results of users have these names, and
-every refusal, because files that do not belong together would give a wrong result without an error.
+every refusal, because files that do not belong together would give a wrong result without an error
+(test_user_folders.py and test_frame_times.py have a test for most of them). Free to add: a layout
+of folders in `_find_clips`, as long as the existing layouts give the same clips.
 
 Tests: tests/parts/data/test_user_folders.py, tests/stories/test_foreign_files.py,
 tests/stories/test_main_test.py
@@ -192,8 +194,8 @@ def _find_clips(root: Path, spike: Path | None, gt: Path | None) -> dict[str, Cl
             raise DataError(
                 what=f"two clips are named {name}",
                 where=f"{found[name].frames}, {frames}",
-                expected="names that differ",
-                do="rename one of them",
+                expected="two different names",
+                do="rename one of the two clips",
             )
         spike_of_clip = None if spike is None else _spike_path(spike / name)
         gt_of_clip = None if gt is None else _gt_path(gt / name)
@@ -382,7 +384,7 @@ def _listing(
             what=f"frames with the same name: {', '.join(twice)}",
             where=where,
             expected="one file per frame",
-            do="remove one",
+            do="remove one of the files",
         )
     # A film is one file for all its frames, so each path is looked up once.
     entries = {path: files.entry_of(str(path)) for path in set(paths)}

@@ -23,7 +23,8 @@ What must stay:
 * The form of the paths, because they are stored in records of checked data sets and in clip caches.
 * Names and order of clips and frames. Samples are numbered in this order, and results have these
   names.
-* Every refusal. A damaged file must give an error and never a wrong picture.
+* Every refusal. A damaged file must give an error and never a wrong picture
+  (test_a_damaged_picture_is_read_or_refused tries damaged files).
 
 What may change: how the files are found and read.
 
@@ -728,7 +729,7 @@ def _damaged_lmdb(root: str, error: Exception) -> DataError:
         what=f"the LMDB is damaged: {error}",
         where=root,
         expected="an LMDB whose keys are those of its meta_info.txt",
-        do="copy it again (mdb_copy -c compacts it), or make it again",
+        do="copy the LMDB again (mdb_copy -c compacts it), or make it again",
     )
 
 
@@ -767,7 +768,7 @@ def _open_lmdb(root: str) -> Any:
             what=f"cannot open the LMDB: {e}",
             where=root,
             expected="a folder with data.mdb",
-            do="make it again, or correct the dataroot",
+            do="make the LMDB again, or correct the dataroot",
         ) from e
 
 
@@ -787,7 +788,7 @@ def _refuse_short_lmdb(root: str, environment: Any) -> None:
             what=f"the LMDB is cut short: data.mdb has {size} bytes",
             where=root,
             expected=f"{least_size} bytes, as its first pages say",
-            do="copy it again (mdb_copy -c compacts it)",
+            do="copy the LMDB again (mdb_copy -c compacts it)",
         )
 
 

@@ -7,7 +7,8 @@ packets with the times of decoded frames. data/clips/clip_reader.py calls it for
 
 What must stay: a missing frame is found. The times say which planes of a spike file belong to which
 frame. If a missing frame were not found, all later frames would get the planes of other frames.
-tests/parts/data/test_frame_times.py cuts films and notices.
+test_lost_frames_are_named cuts films and notices. A sound film must lack no frame
+(test_a_sound_film_lacks_no_frame). Free to change: the warnings.
 
 Tests: tests/parts/data/test_frame_times.py, tests/stories/test_foreign_files.py
 """

@@ -12,8 +12,10 @@ Each class has three methods, which data/clip_dataset.py calls:
     stream(...)     reads planes of a spike file
 
 What must stay: all classes return the same numbers for the same data, because a run may be resumed
-with another io_backend. test_io_backend.py compares the numbers. A new backend needs these three
-methods and the decorator `IO_BACKENDS.register`.
+with another io_backend (test_samples_from_the_cache_are_those_from_the_files,
+test_samples_with_frames_from_lmdbs_are_those_from_the_files). Free to change: how a class reads,
+and how much it keeps in memory. A new backend needs these three methods and the decorator
+`IO_BACKENDS.register`.
 
 Files of a clip cache:
 
@@ -416,7 +418,7 @@ class CacheReader:
             what=f"the clip cache does not fit the data: {why}",
             where=self.path,
             expected="a cache built from the data as they are now",
-            do=f"build it again: {BUILD_COMMAND}",
+            do=f"build the cache again: {BUILD_COMMAND}",
         )
 
 
@@ -532,7 +534,7 @@ def _refuse_full_disk(clips: Sequence[Clip], partial: Path) -> None:
             what=f"the clip cache needs {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free",
             where=str(partial.parent),
             expected="enough free space",
-            do="free some, or choose another disk",
+            do="free some space, or choose another disk",
         )
 
 

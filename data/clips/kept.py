@@ -18,7 +18,8 @@ Anybody may have written these files. So three kinds of tests come before a reco
 
 If any test fails, the record is ignored and the data check runs again. So a wrong record costs time
 but is never used. What must stay: every one of these tests, and a higher FORMAT for every change of
-the check. test_kept.py forges records and notices a missing test.
+the check. test_a_record_that_does_not_fit_is_as_good_as_none forges records and notices a missing
+test. Free to change: how many files a repeated start looks at (SHARE, LEAST_FILES).
 
 Tests: tests/parts/data/test_kept.py, tests/parts/data/test_preflight.py
 """
@@ -390,7 +391,7 @@ class _SameClip:
 
 
 def _files_now(kind: Kind, clip: str, recorded: list[FileEntry]) -> list[FileEntry]:
-    """Return the files of one kind that a clip has now. recorded: those that it had."""
+    """Return the files of one kind that a clip has now. recorded: the files at the check."""
     # The state of an LMDB was compared already, so its files are the same.
     if is_lmdb(kind.root):
         return recorded

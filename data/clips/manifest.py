@@ -14,7 +14,9 @@ The data check before a run (data/clips/preflight.py) calls the other functions,
 the files.
 
 What must stay: the order of the clips (`names_of`), because the numbers of training samples depend
-on it, and the hashed texts in `digest`, because clip caches store the result.
+on it (test_clips_are_in_the_order_of_their_numbers), and the hashed texts in `digest`, because clip
+caches store the result. No test notices another text, but all existing caches would be refused.
+Free to change: how the table of problems looks.
 
 Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_preflight.py
 """
@@ -158,7 +160,10 @@ def other_scales(clips: Sequence[Clip]) -> list[Problem]:
     for number, scale in enumerate(scales):
         if scale != usual_scale:
             clip = clips[number]
-            what = f"gt is {scale} times as large as lq, that of most clips is {usual_scale} times"
+            what = (
+                f"gt is {scale} times as large as lq, in most clips it is {usual_scale} times as "
+                "large"
+            )
             problems.append(Problem(clip.name, what, clip.gt[0]))
     return problems
 

@@ -16,8 +16,9 @@ The result of the check is stored under <path.root>/.preflight (data/clips/kept.
 changes, a repeated start reads the stored result and looks at only some of the files.
 
 What must stay: every rule, and the order of problems and warnings, because the order is part of the
-output and tests compare it. If you add a rule, raise FORMAT in data/clips/kept.py, because results
-that are already stored were not checked for it.
+output (test_a_fault_of_the_data_is_named_before_training). If you add a rule, raise FORMAT in
+data/clips/kept.py, because results that are already stored were not checked for it. Free to change:
+the size of a group of files, and what runs in threads.
 
 Tests: tests/parts/data/test_preflight.py, tests/parts/data/test_kept.py,
 tests/stories/test_bad_input.py

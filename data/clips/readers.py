@@ -6,7 +6,9 @@ set of another kind has readers derived from it (docs/extending.md). `DatasetCli
 `TestClips`, the test sets of this project.
 
 What must stay: the names, arguments and results of the methods of `Reader`, because test sets of
-users are derived from it. A new method needs a body that works for them.
+users are derived from it (test_the_clips_of_a_test_set_of_ones_own_are_tested). A new method needs
+a body that works for them. Free to change: how `DatasetClip` answers, except for the hashed values
+in `described` and `digest`.
 
 Tests: tests/parts/data/test_readers.py, tests/stories/test_extending.py (a test set of a user)
 """

@@ -4,9 +4,11 @@ A data root is a set of folders, one for each kind of file: blurry frames ("lq")
 ("gt"), several sharp frames of each exposure ("gt_instants"), and spike files ("spike"). A dataset
 makes a `Source` of its options (data/clip_dataset.py). `list_source` lists the files.
 
-What must stay: the order of `Source.kinds`, and the texts of errors, which tests compare. If a new
-field of `Source` changes the result of the data check, add the field to `question` in
-data/clips/kept.py. Otherwise a result that was stored for another value would be used.
+What must stay: the order of `Source.kinds`, because names of stored results depend on it, and what
+a meta file means (test_a_meta_file_fits_however_numbers_are_written). If a new field of `Source`
+changes the result of the data check, add the field to `question` in data/clips/kept.py. Otherwise a
+result that was stored for another value would be used. Free to change: the texts of errors,
+together with the tests that compare them.
 
 Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_preflight.py
 """

@@ -30,8 +30,9 @@ A column of texts is an array of bytes: the texts in UTF-8, with a zero byte aft
 all files of one kind, e.g. "/data/train".
 
 What must stay: a clip that goes into a table comes out as an equal clip, and the clips keep their
-order, because training samples are numbered through all clips. Names and types of the columns are
-the format of the record. Whoever changes them must raise FORMAT in data/clips/kept.py. What may
+order, because training samples are numbered through all clips
+(test_the_clips_of_a_record_are_those_of_the_files). Names and types of the columns are the format
+of the record. Whoever changes them must raise FORMAT in data/clips/kept.py. What may
 change: how the arrays are filled and read.
 
 Tests: tests/parts/data/test_kept.py, tests/parts/data/test_preflight.py

@@ -27,7 +27,8 @@ A finished clip has two folders, each with a record (made.json) of its settings 
 
 What must stay: a recipe (the settings, `Recipe`) and a source give the same files on every machine,
 because data sets are continued and published. So neither the order of random draws nor the
-arithmetic may change. Whoever changes the files must raise VERSION.
+arithmetic may change. Whoever changes the files must raise VERSION. What may change: the checks
+before a clip is made, the texts, and speed.
 
 Tests: tests/parts/scripts/test_prepare_gopro_spike.py
 """
@@ -283,8 +284,8 @@ def _refuse_equal_names(sources: list[ClipSource], path: Path) -> None:
         raise DataError(
             what=f"two raw clips of the same name: {', '.join(twice[:5])}",
             where=str(path),
-            expected="one clip per name",
-            do="rename one",
+            expected="a different name for each clip",
+            do="rename one of the clips",
         )
 
 
@@ -446,7 +447,7 @@ def _refuse_too_few_frames(job: Job, recipe: Recipe, frames: int, exposures: int
         raise DataError(
             what=f"clip {job.name} has {frames} frames",
             where=str(job.source.path),
-            expected=f"at least {raw_frames}, for one exposure",
+            expected=f"at least {raw_frames} frames, for one exposure",
             do="lower --average, or remove the clip",
         )
 
@@ -540,8 +541,8 @@ def _refuse_other_sizes(clip: str, files: list[Path], size: tuple[int, int]) -> 
         raise DataError(
             what=f"clip {clip} has a frame of {found_height} x {found_width}",
             where=str(file),
-            expected=f"{height} x {width}, as the first",
-            do="remove it, or make it again",
+            expected=f"{height} x {width}, as the first frame",
+            do="remove the frame, or make it again",
         )
 
 
@@ -566,7 +567,8 @@ def _is_made(job: Job, record: dict[str, Any]) -> bool:
                 what=f"clip {job.name} exists already, but differs from what would be made: "
                 f"{', '.join(differing)}",
                 where=str(folder),
-                expected=f"none, or one made from these files with these settings ({RECORD})",
+                expected="no such folder, or a folder that was made from these files with these "
+                f"settings ({RECORD})",
                 do="choose another --out, or move the folder away",
             )
     return len(folders) == 2

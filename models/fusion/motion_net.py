@@ -22,8 +22,10 @@ Shapes: B exposures, h x w pixels (of the spike plane, or of a coarser level). A
 binary picture of the spike camera.
 
 What must stay: the order of the layers, of the input channels and of the output channels, because
-weights files depend on it. `MotionNet` fulfils utils.contract.MotionNetwork, so its attributes and
-the fields of `Curves` keep their names.
+weights files depend on it (tests/stories/test_motion_weights.py restores with the shipped weights).
+`MotionNet` fulfils utils.contract.MotionNetwork, so its attributes and the fields of `Curves` keep
+their names. The constants decide what the trained weights mean: change them only together with a
+new training.
 
 Tests: tests/parts/models/test_motion_net.py, tests/parts/data/test_learned_motion.py
 """

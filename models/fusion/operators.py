@@ -12,9 +12,11 @@ The network calls the four hooks of an operator in this order, see network_vrt.V
 
 Shapes: B clips, T frames, C image channels, S spike channels, E channels of features, H x W pixels.
 
-What must stay: the names of modules, because they are the names of tensors in weights files; and
-the order in which layers are built, because it decides their random initial weights. The hooks are
-part of docs/extending.md: operators of other projects override them.
+What must stay: the names of modules, because they are the names of tensors in weights files
+(test_shipped_weights_hold_their_network_and_restore_in_float32 loads such files); and the order in
+which layers are built, because it decides their random initial weights. The hooks are part of
+docs/extending.md: operators of other projects override them. Free to change: how much is computed
+at a time, and the texts of errors. Free to add: an operator, in a file of its own.
 
 Tests: tests/parts/models/test_fusion.py, test_exact_step.py, tests/stories/test_extending.py
 """
@@ -75,7 +77,7 @@ class Fusion(nn.Module):
                 what="the fusion operator needs spikes, but the data has no spike channels",
                 where="netG.fusion",
                 expected='a dataset with spikes, or fusion "none"',
-                do="change one of them",
+                do='choose a dataset with spikes, or set netG.fusion to "none"',
             )
         trunk = cls.trunk_channels(spike_channels)
         if in_chans is not None and in_chans != trunk:
@@ -84,7 +86,7 @@ class Fusion(nn.Module):
                 where="netG.in_chans",
                 expected=f"{trunk}, which the fusion operator gives for 3 RGB and {spike_channels} "
                 "spike channels",
-                do="remove it, or correct it",
+                do="remove netG.in_chans, or correct it",
             )
         return 3, trunk
 
@@ -228,7 +230,7 @@ def checked_spike(rgb: Tensor, spike: Tensor | None, channels: int) -> Tensor:
         what=f"the network was given {got}",
         where="forward(lq, spike)",
         expected=f"shape (B, T, S, H, W) = {wanted}, as the network was built for S = {channels}",
-        do="pass batch['spike'] to it",
+        do="pass batch['spike'] to the network",
     )
 
 

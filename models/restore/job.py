@@ -11,7 +11,9 @@ A rank is one process of the test. "Collective" in a docstring: every rank must 
 same point of the program, because the ranks wait for each other.
 
 What must stay: the results do not depend on the number of ranks, bit for bit, although a clip may
-be cut between several ranks. test_main_test.py compares one rank with two.
+be cut between several ranks (test_two_ranks_share_the_frames_of_a_clip_and_give_the_same_bits). A
+second run computes no finished frame again (test_a_second_run_writes_no_finished_file_again).
+Free to change: how clips are divided (`plan_work`), and what the report shows.
 
 Tests: tests/stories/test_main_test.py, tests/parts/utils/test_results.py, test_output_folder.py
 """
@@ -187,8 +189,8 @@ def claim_folder_of(job: Job) -> None:
         "metric.values": outputs.metric.values,
         "metric.more": outputs.metric.more,
     }
-    # The settings are compared with the run.json of an earlier test. JSON has no tuples, so make
-    # the tuples lists, as a file would.
+    # The settings are compared with the run.json of an earlier test. JSON has lists and no tuples,
+    # so write the settings as JSON and read them back: tuples become lists.
     as_read_back = json.loads(json.dumps(settings))
     claim_folder(outputs, as_read_back, inputs, stems, job.overwrite)
     watchdog.phase("start")
@@ -437,7 +439,7 @@ def protocol_of(job: Job, entries: Sequence[Mapping[str, Any]]) -> dict[str, str
         elif paths:
             protocol[kind] = paths[0]
     protocol.setdefault("frames", job.frames_note)  # a method may have said more about its frames
-    # Papers differ in what they exclude from the scores, so say it although it is nothing.
+    # Papers differ in which pixels they exclude from the scores. So say that none are excluded.
     protocol["crop"] = "none"
     protocol["border"] = "nothing excluded"
     # After an out-of-memory error, the tiles of later clips are smaller.

@@ -10,9 +10,12 @@ main_test_vrt.py restores by a "method" (utils.contract.Method). It calls:
 The other methods are `data.reconstruct.Reconstruction` and `data.motion.method.JointMethod`.
 
 What must stay: the keys of `NetworkMethod.settings`, because an interrupted test is continued only
-if its settings are equal.
+if its settings are equal (test_results_of_other_settings_are_not_taken_over). Free to change: the
+tiles for a user's clips (`network_for_own_clips`). Their results then differ from the results of
+former versions.
 
-Tests: tests/stories/test_main_test.py, test_protocols.py, tests/parts/models/test_tiling.py
+Tests: tests/stories/test_main_test.py, test_protocols.py, tests/parts/models/test_tiling.py,
+tests/parts/utils/test_output_folder.py
 """
 
 import hashlib
@@ -193,8 +196,8 @@ def _tiling(
         raise OptionError(
             what="these weights interpolate new frames",
             where="--flip-seq, --pad-seq",
-            expected="neither",
-            do="drop them",
+            expected="neither --flip-seq nor --pad-seq",
+            do="drop these flags",
         )
     return Tiling.of(val, saved.spec, **fields)
 

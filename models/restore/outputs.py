@@ -12,8 +12,11 @@ Each test has a folder of its own, which `claim_folder` takes. E.g. for a clip "
 
 `Outputs` says where each file is. `finish_clip` scores a clip once its frames are there.
 
-Names and contents of these files are part of the format: an interrupted test is continued from
-them, and tests of older versions are, too.
+What must stay: names and contents of these files, because an interrupted test, also of an older
+version, is continued from them (test_overwrite_removes_what_a_test_of_an_earlier_version_saved). No
+file of a user is overwritten or removed
+(test_a_foreign_file_under_any_name_that_is_written_is_refused_at_the_start). Free to change: how
+strips and videos look. Free to add: a kind of file in PLACES.
 
 Tests: tests/parts/utils/test_output_folder.py, test_results.py, tests/stories/test_main_test.py
 """
@@ -395,8 +398,8 @@ def _refuse_foreign(foreign: Sequence[str], folder: Path) -> None:
             what="the output folder holds files that no test of this program made: "
             f"{', '.join(foreign[:5])}",
             where=str(folder),
-            expected=f"a new or empty folder, or one of a test, with its {RESULTS}",
-            do="choose another, or move these files away",
+            expected=f"a new or empty folder, or the folder of a test, which has a {RESULTS}",
+            do="choose another folder, or move these files away",
         )
 
 
@@ -448,7 +451,7 @@ def _refuse_same_names(planned: Mapping[str, Sequence[Path]], folder: Path) -> N
             what=f"two results would have the name {path.relative_to(folder)}",
             where=f"{owner_of_path[path]}, {second_owner}",
             expected="one file for every name",
-            do="rename one of the clips, or save less of them",
+            do="rename one of the clips, or save fewer kinds of files",
         )
 
 

@@ -18,7 +18,11 @@ few frames and few pixels.
 
 A new flag needs three things: a line in one of the functions `_add_flags_of_...`, a field of
 `TestRequest` or `TileRequest`, and a line in `read_request`. If it excludes other flags, it also
-needs a refusal. Names of flags and their texts are part of docs/testing.md.
+needs a refusal.
+
+What must stay: the names of the flags, which users' scripts give. docs/testing.md has them, and
+test_the_flags_in_the_pages_are_flags_of_the_programs compares. The order of the four sources must
+stay, too (test_weights_on_the_command_line_come_first). Free to change: the texts.
 
 Tests: tests/stories/test_main_test.py, test_bad_input.py, test_reconstruct.py
 """
@@ -487,8 +491,8 @@ def _refuse_contradictions(args: Namespace, given: set[str]) -> None:
         raise OptionError(
             what="--spike-size without --spike",
             where="the command line",
-            expected="both",
-            do="add --spike, or drop it",
+            expected="both flags",
+            do="add --spike, or drop --spike-size",
         )
     # The results must not lie in a folder of the user's files.
     if is_of_own_clips:
@@ -535,7 +539,7 @@ def _refuse_flags_without_clips(args: Namespace, given: set[str]) -> None:
             what=f"{_flags(of_clips)} without --input",
             where="the command line",
             expected="datasets.test of the option file",
-            do="set it there, or use the form with --input",
+            do="set these paths in datasets.test, or use the form with --input",
         )
 
 
@@ -553,7 +557,7 @@ def _refuse_missing_flags(args: Namespace) -> None:
             what=f"{_flags(missing, ' and ')} missing",
             where="the command line",
             expected=f"{_flags(needed)} together",
-            do="add them",
+            do=f"add {_flags(missing, ' and ')}",
         )
 
 

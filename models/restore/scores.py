@@ -4,8 +4,9 @@
 `score_text` show this content. A "kind" is what was scored: "restored", "input" (the blurry frame,
 to compare with), "instant 0", "instant 1", ...
 
-What must stay: the keys and the order of metrics.json, because users' scripts read them. A new key
-may be added.
+What must stay: the keys and the order of metrics.json, because users' scripts read them
+(test_the_averages_are_over_clips_and_over_frames_and_the_table_shows_both). Free to change: how the
+table looks. A new key may be added.
 
 Tests: tests/parts/utils/test_results.py, tests/stories/test_main_test.py
 """

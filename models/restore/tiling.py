@@ -22,12 +22,18 @@ Shapes: B clips, n frames, C channels of a blurry frame, S spike channels, H x W
 has C' channels (the colours of all its instants) and sH x sW pixels, where s is the scale of the
 network, e.g. 4 for super-resolution.
 
-What must stay: the order in which tiles are computed and added, because floating-point sums depend
-on their order. The blend "kair" reproduces the published numbers. If several processes restore
-parts of one clip, their frames equal the frames of a single process bit for bit.
+What must stay, and which test notices (in tests/parts/models/test_tiling.py):
 
-Tests: tests/parts/models/test_tiling.py compares with the published tiling and with whole clips;
-tests/stories/test_main_test.py runs the program.
+    the blend "kair" gives the published       test_published_tiling_is_reproduced
+    numbers
+    a part of a clip has the bits of the       test_a_part_of_a_clip_equals_that_part_of_the_whole
+    whole, because several processes may
+    restore parts of one clip
+    the order in which tiles are added         none: another order changes the last bits
+
+Free to change: the blend "smooth", the tiles that `smaller` proposes, and AUTO_TILE. (With another
+AUTO_TILE all scores change that were made with "auto".) tests/stories/test_main_test.py runs the
+program.
 """
 
 import itertools
@@ -995,7 +1001,7 @@ class LeftOutFrames:
                 what=f"clip {clip.name} has {len(clip.stems)} frames",
                 where=clip.name,
                 expected=f"at least {2 * length - 1}: {length} given frames and those between",
-                do="leave it out",
+                do="leave the clip out",
             )
         # Gap g lies between the frames 2 g and 2 g + 2 of the clip.
         self.stems = [clip.stems[2 * gap + 1] for gap in self.gaps]

@@ -9,9 +9,11 @@ agree whether a signal ends the validation. So every rank must take part in ever
 without a clip in the last round.
 
 What must stay: the keys of `Validation.scalars`, because users' logs and the choice of the best
-checkpoint use them.
+checkpoint use them. All ranks take part in all rounds (test_one_and_two_ranks_validate_alike).
+Free to change: which clips are shown, and the log line.
 
-Tests: tests/stories/test_main_train.py, tests/parts/utils/test_results.py
+Tests: tests/dist/test_validate.py, tests/stories/test_main_train.py,
+tests/parts/utils/test_results.py
 """
 
 import logging

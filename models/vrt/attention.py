@@ -25,6 +25,8 @@ What must stay, and which test notices (in tests/parts/models):
     the order of the sums in the form for CPUs          none: with another order, the last bits of a
                                                         training change, so existing runs would not
                                                         resume exactly
+
+Free to change: which form runs, as long as the forms agree.
 """
 
 import math

@@ -28,6 +28,8 @@ What must stay, and which test notices (in tests/parts/models):
     order of the sums in backward                       none: with another order, the last bits of a
                                                         training change, so existing runs would not
                                                         resume exactly
+
+Free to change: how `backward` is written, as long as the order of its sums stays.
 """
 
 from collections.abc import Callable, Iterator, Sequence

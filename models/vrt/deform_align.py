@@ -29,6 +29,8 @@ What must stay, and which test notices (in tests/parts/models):
     the released weights rely on them                   test_vrt_modules.py
     the results, up to rounding                         test_vrt_modules.py, test_block.py
     what is in memory on a GPU                          test_fake_gpu.py
+
+Free to change: what backward recomputes, if the estimate `DeformAlign.transient` changes with it.
 """
 
 import math

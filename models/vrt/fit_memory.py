@@ -13,8 +13,11 @@ which branches are computed again:
 
 `suggest_changes` and `out_of_memory_error` say which options make a step smaller.
 
-The choice must not depend on the rank or on chance, because all ranks must recompute the same
-branches. Recomputing changes no number, so another choice changes only memory and time.
+What must stay: the choice does not depend on the rank or on chance, because all ranks must
+recompute the same branches. Counting changes neither gradients nor random numbers
+(test_measuring_changes_neither_the_gradients_nor_the_random_numbers), and the count is what a step
+allocates (test_the_count_is_what_a_step_allocates). Free to change: which branches are chosen, and
+the advice. Recomputing changes no number, so another choice changes only memory and time.
 
 Tests: tests/parts/models/test_fit_memory.py, test_fake_gpu.py
 """

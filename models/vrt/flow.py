@@ -11,10 +11,14 @@ A flow has the shape (n, 2, h, w), in pixels at its resolution. Channel 0 is the
 each pixel of a the position of the same point of the scene in b. E.g. the flow (3, 0) at a pixel of
 a: in b the point lies 3 pixels further right.
 
-What must stay: the names of modules, because they are names in the weights files; and the order of
-the sums in `estimate_flows`, because it decides the last bits of gradients.
+What must stay, and which test notices (in tests/parts/models):
 
-Tests: tests/parts/models/test_vrt_modules.py, test_gradients.py, test_network_vrt.py
+    the arithmetic, which the weights rely on    test_vrt_modules.py, test_network_vrt.py
+    the names of modules, which are names in
+    the weights files                            test_the_shipped_weights_find_a_known_translation
+    the order of the sums in `estimate_flows`    none: another order changes the last bits of
+                                                 gradients, so existing runs would not resume
+                                                 exactly
 """
 
 import math

@@ -334,7 +334,7 @@ def test_another_number_of_instants_than_the_data_have_is_refused(home, tmp_path
     text, code = message(capfd, *arguments_of_test(home, out, "netG.out_instants=5"))
 
     assert code == DATA_DO_NOT_FIT
-    assert "has 3 sharp frames for each blurry one" in text
+    assert "has 3 sharp frames for each blurry frame" in text
     assert "netG.out_instants is 5" in text
     assert not out.exists()
 

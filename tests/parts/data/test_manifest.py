@@ -527,7 +527,8 @@ FAULTS = {
         link_without_target, ["cannot read: No such file or directory", "clip0/blur/000053.png"]
     ),
     "another scale": Fault(
-        another_scale, ["clip2 | gt is 2 times as large as lq, that of most clips is 1 times"]
+        another_scale,
+        ["clip2 | gt is 2 times as large as lq, in most clips it is 1 times as large"],
     ),
     "no spikes of a clip": Fault(no_spikes_of_a_clip, ["clip0 | spike has no folder"]),
     "spikes without frame": Fault(

@@ -68,7 +68,7 @@ def test_a_test_set_that_fits_the_network_is_accepted(scale, instants):
     [
         (1, 5, "gt of 8 x 12 for lq of 4 x 6 in clip d, but scale is 1"),
         (4, 5, "but scale is 4"),
-        (2, 3, "5 sharp frames for each blurry one in clip d, but netG.out_instants is 3"),
+        (2, 3, "5 sharp frames for each blurry frame in clip d, but netG.out_instants is 3"),
     ],
 )
 def test_a_test_set_that_does_not_fit_the_network_is_refused(scale, instants, words):
