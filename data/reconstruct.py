@@ -11,9 +11,9 @@ counts the spikes of each pixel, and the frame shows the counts.
     spike_clip       a clip of spikes for which there are no frames
 
 What must stay: the frames of each method, because published scores belong to them
-(test_frames_are_those_made_by_hand notices a value that is off by 2 of 255), and the interface
-`utils.contract.Method`. Free to add: a method, by a representation and an entry in `METHODS`
-(docs/extending.md).
+(test_frames_equal_frames_that_were_made_by_hand notices a value that is off by 2 of 255), and the
+interface `utils.contract.Method`. Free to add: a method, by a representation and an entry in
+`METHODS` (docs/extending.md).
 
 Tests: tests/stories/test_reconstruct.py
 """

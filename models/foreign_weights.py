@@ -183,7 +183,7 @@ def _kind_of_zip(path: Path, error: Exception) -> _Kind | None:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
     except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError):
-        return _Kind("it begins like one, but the end of the file is missing or damaged", DOWNLOAD)
+        return _Kind("a zip file, but its end is missing or damaged", DOWNLOAD)
     is_of_torch = any(name.endswith("data.pkl") for name in names)  # torch.save wrote it
     if is_of_torch:
         not_allowed = NOT_ALLOWED.search(str(error))

@@ -12,8 +12,8 @@ Each class has three methods, which data/clip_dataset.py calls:
     stream(...)     reads planes of a spike file
 
 What must stay: all classes return the same numbers for the same data, because a run may be resumed
-with another io_backend (test_samples_from_the_cache_are_those_from_the_files,
-test_samples_with_frames_from_lmdbs_are_those_from_the_files). Free to change: how a class reads,
+with another io_backend (test_a_cache_gives_the_samples_of_the_files,
+test_an_lmdb_of_frames_gives_the_samples_of_the_files). Free to change: how a class reads,
 and how much it keeps in memory. A new backend needs these three methods and the decorator
 `IO_BACKENDS.register`.
 

@@ -31,7 +31,7 @@ all files of one kind, e.g. "/data/train".
 
 What must stay: a clip that goes into a table comes out as an equal clip, and the clips keep their
 order, because training samples are numbered through all clips
-(test_the_clips_of_a_record_are_those_of_the_files). Names and types of the columns are the format
+(test_a_record_gives_the_same_clips_as_the_files). Names and types of the columns are the format
 of the record. Whoever changes them must raise FORMAT in data/clips/kept.py. What may
 change: how the arrays are filled and read.
 

@@ -123,7 +123,7 @@ def test_as_many_former_versions_as_asked_for_are_used_in_turn(path):
         checkpoint.save(state(step), path, keep=3)
 
     loaded = []
-    for version in (path, *former_versions(path, 3)):
+    for version in (path, *former_versions(path, count=3)):
         loaded.append(checkpoint.load(path)["step"])
         version.write_bytes(b"damaged")
 
@@ -141,7 +141,7 @@ def test_a_file_system_without_hard_links_keeps_former_versions_too(path, monkey
     for step in (1, 2, 3):
         checkpoint.save(state(step), path, keep=2)
 
-    versions = [path, *former_versions(path, 2)]
+    versions = [path, *former_versions(path, count=2)]
     assert [checkpoint.load(version)["step"] for version in versions] == [3, 2, 1]
 
 
@@ -160,7 +160,7 @@ def saved_again(tmp_path):
 
 
 def test_a_new_file_leaves_the_former_ones(saved_again):
-    (former,) = former_versions(saved_again, 1)
+    (former,) = former_versions(saved_again, count=1)
 
     assert checkpoint.load(saved_again)["step"] == 3
     assert checkpoint.load(former)["step"] == 1
@@ -522,7 +522,7 @@ def test_a_resume_that_would_lose_something_is_refused(tmp_path, resume, steps, 
     ],
 )
 def test_when_a_run_is_finished(progress, test_every, left):
-    assert left_to_do(progress, 10, test_every) == left
+    assert left_to_do(progress, total_iter=10, test_every=test_every) == left
 
 
 @pytest.mark.parametrize(
@@ -542,7 +542,7 @@ def test_when_a_run_is_finished(progress, test_every, left):
 def test_the_planned_end(total_iter, epochs, progress, expected):
     train = TrainOptions(total_iter=total_iter, epochs=epochs)
 
-    assert planned_steps(train, 10, progress) == expected
+    assert planned_steps(train, steps_per_epoch=10, progress=progress) == expected
 
 
 # ---- The state of training ----
@@ -600,8 +600,9 @@ def test_rank_0_alone_copies_the_state_for_a_checkpoint(tmp_path, monkeypatch):
     rank_1 = LaunchInfo("torchrun", rank=1, local_rank=1, world_size=2)
     monkeypatch.setattr(RUN, "launch", rank_1)
     progress = Progress(step=3)
-    health = Health(opt.folder, opt.train, opt.datasets, 4)
-    experiment = Experiment(opt.folder, opt.plain(), DataOrder(1, "", None, 1), health)
+    health = Health(opt.folder, opt.train, opt.datasets, total_iter=4)
+    order = DataOrder(samples=1, sample_list="", seed=None, steps=1)
+    experiment = Experiment(opt.folder, opt.plain(), order, health)
 
     def copy_state():
         pytest.fail("rank 1 copies weights and moments")
@@ -638,7 +639,7 @@ def test_the_watchdog_knows_the_phases_of_a_step(watched_steps):
 @pytest.mark.parametrize("moment", ["exp_avg", "exp_avg_sq"])
 def test_moments_follow_their_parameters_when_the_groups_change(tmp_path, moment):
     before = model(tmp_path / "a", 'train.fix_keys=["conv"]')
-    before.optimize_parameters(1, [batch()])
+    before.optimize_parameters(step=1, micro_batches=[batch()])
 
     after = model(tmp_path / "b", 'train.fix_keys=["slow"]', state=state_of(before))
 

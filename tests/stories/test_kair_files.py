@@ -201,7 +201,8 @@ def list_of_clips(split: str) -> str:
 def test_deblurring_on_two_ranks_takes_the_folders_for_a_missing_list_of_kair(tmp_path):
     options = prepare(tmp_path, "006")
 
-    run = train_resume_and_test(options, 6, list_of_clips("train"), ranks=2)
+    number_of_frames = 6
+    run = train_resume_and_test(options, number_of_frames, list_of_clips("train"), ranks=2)
 
     message = "the list of the clips is missing: all 2 in the folders are used, KAIR's list has 22"
     assert run.text.count(message) == 1
@@ -243,7 +244,7 @@ def test_vimeo_x4_starts_from_weights_of_another_deformable_convolution(tmp_path
     net = define_G(read(options, "netG.deformable_groups=2"))
     torch.save({"params": net.state_dict()}, tmp_path / PUBLISHED)
 
-    run = train_resume_and_test(options, 6)
+    run = train_resume_and_test(options, frames=6)
 
     # 14: the weight and the bias of the convolution that makes the offsets, in each of 7 stages.
     assert "mismatched (14): stage" in run.text
@@ -645,7 +646,7 @@ def test_a_frame_of_another_size_is_refused_when_it_is_read(root_with_a_small_fr
         dataset[(0, 1)]
 
 
-def test_the_check_of_all_files_finds_a_frame_of_another_size(root_with_a_small_frame):
+def test_checking_all_files_finds_a_frame_of_another_size(root_with_a_small_frame):
     report = check(section_of(root_with_a_small_frame))
 
     (problem,) = report.problems

@@ -565,7 +565,7 @@ torchrun_quiet.main(["--standalone", "--nproc_per_node=2", "x.py"])
 """
 
 
-def test_ranks_of_an_older_torchrun_are_started_as_those_of_a_new_one(tmp_path):
+def test_an_older_torchrun_starts_ranks_like_a_new_torchrun(tmp_path):
     script = tmp_path / "older.py"
     script.write_text(OLDER_TORCHRUN)
 
@@ -953,7 +953,7 @@ def test_an_active_environment_without_python_is_passed_over(tmp_path, fake_pyth
     assert found == (str(own) if own.exists() else "python3")
 
 
-def test_a_launcher_of_another_folder_takes_the_files_of_the_callers_folder(tmp_path):
+def test_a_launcher_in_another_folder_uses_the_files_of_the_callers_folder(tmp_path):
     # The caller's folder has an option file, data and a program by the names that they have in the
     # repository.
     options = write_options(tmp_path).read_text()

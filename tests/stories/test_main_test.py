@@ -114,7 +114,7 @@ def restored_by_hand(home):
     return tensor_to_uint8(frames)[0]
 
 
-def test_the_numbers_are_those_of_restoring_and_comparing_by_hand(home, tested, restored_by_hand):
+def test_the_numbers_equal_those_of_a_restoration_by_hand(home, tested, restored_by_hand):
     _, _, sharp = files_of_clip(home, "test2")
     by_hand = []
     for number, frame in enumerate(restored_by_hand):
@@ -126,7 +126,7 @@ def test_the_numbers_are_those_of_restoring_and_comparing_by_hand(home, tested, 
     assert found["restored"]["psnr"] == pytest.approx(np.mean(by_hand), abs=0.01)
 
 
-def test_the_written_frames_are_those_restored_by_hand(tested, restored_by_hand):
+def test_the_written_frames_equal_frames_that_were_restored_by_hand(tested, restored_by_hand):
     for number, expected in enumerate(restored_by_hand):
         found = imread_rgb(tested / "test2" / f"{number:06d}.png").astype(int)
         # Tiles are summed in another order, so a value may round to its neighbour.
@@ -545,7 +545,9 @@ class HalfRate:
     def read(self, trained=None, **known):
         """Return the spike channels of frame 0. known: keys that the user gives."""
         section = self.section | known
-        (clip,) = user_clips(self.frames, self.folder, None, section, 1, trained)
+        (clip,) = user_clips(
+            self.frames, self.folder, gt=None, spike_options=section, scale=1, trained=trained
+        )
         return clip.frame(0)["spike"]
 
 
@@ -606,7 +608,7 @@ def test_rates_stay_undivided_if_the_network_did_not_learn_from_divided_ones(
 def holiday(home, tmp_path_factory):
     """Give a folder with holiday.mp4 (5 frames of 35 x 45), restored into out/."""
     folder = tmp_path_factory.mktemp("video")
-    write_video(folder / "holiday.mp4", 5, height=35, width=45)
+    write_video(folder / "holiday.mp4", count=5, height=35, width=45)
     tiles = ["--tile", "3,32", "--overlap", "1,8", "--blend", "kair"]
     restore(folder / "out", *by_input(home, folder / "holiday.mp4"), *tiles)
     return folder

@@ -152,7 +152,7 @@ def test_saved_weights_load_into_the_network_without_trust(finished):
     assert same(weights["params"], state["model_state_dict"])
 
 
-def test_the_former_checkpoint_is_that_of_the_former_step(finished):
+def test_the_former_checkpoint_has_the_state_of_the_former_step(finished):
     options, _ = finished
     checkpoints = experiment(options) / "checkpoints"
 

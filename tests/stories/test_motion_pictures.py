@@ -59,7 +59,7 @@ def test_the_pictures_of_the_example_frame_are_in_the_folder(joint):
     assert pictures["motion_error"].shape == (96, 96, 3)
 
 
-def test_the_colours_are_those_of_the_motion(joint):
+def test_the_colours_show_the_motion(joint):
     # Most pixels move to the right and a little up: red with some violet, in the full colour.
     red, green, blue = np.median(pictures_in(joint)["motion"].reshape(-1, 3), axis=0)
 

@@ -89,7 +89,7 @@ def restored_by_hand(home):
 
 
 @pytest.mark.parametrize("values", ["clamped", "float"])
-def test_values_that_are_not_rounded_are_those_of_the_network(home, scored, values):
+def test_values_that_are_not_rounded_come_from_the_network_unchanged(home, scored, values):
     restored, sharp = restored_by_hand(home)
     # Else clamping would change nothing.
     assert restored.max() > 1.1

@@ -108,7 +108,7 @@ def scores_of_test2(tested, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_frames_are_those_made_by_hand(home, tested, method):
+def test_frames_equal_frames_that_were_made_by_hand(home, tested, method):
     expected = restored_by_hand(home, method).restored
 
     written = imread_rgb(tested[method] / "test2/000002.png")
@@ -118,7 +118,7 @@ def test_frames_are_those_made_by_hand(home, tested, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_scores_are_those_made_by_hand(home, tested, method):
+def test_scores_equal_scores_that_were_computed_by_hand(home, tested, method):
     expected = restored_by_hand(home, method)
 
     scores = scores_of_test2(tested, method)

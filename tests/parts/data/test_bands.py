@@ -56,7 +56,7 @@ def test_the_bands_of_a_large_frame_cover_all_rows(size):
 
 
 def test_a_band_of_a_film_frame_has_at_most_the_pixels_that_fit_into_memory():
-    for band in bands_of(aligned_view(1080, 1920)):
+    for band in bands_of(aligned_view(height=1080, width=1920)):
         rows, columns = band.view.size
         assert rows * columns <= MOST_PIXELS
 
@@ -131,7 +131,7 @@ def test_rows_beside_the_border_of_a_band_are_not_used():
     assert joined([upper, lower], bands).max() == 0
 
 
-def test_the_solution_in_bands_is_that_of_the_whole_frame(tmp_path):
+def test_solving_in_bands_gives_the_solution_of_the_whole_frame(tmp_path):
     # The motion by 9 rows in an exposure crosses the borders of the bands.
     scene = Scene(velocity=(6.0, -9.0), size=SIZE, frames=1)
     reader = reader_of(scene.write(tmp_path / "clip"))

@@ -57,7 +57,7 @@ def replace_in_index(root, old, new):
 # ---- Samples ----
 
 
-def test_samples_from_the_cache_are_those_from_the_files(root):
+def test_a_cache_gives_the_samples_of_the_files(root):
     (root / "cache").mkdir()  # an empty folder may be there
     make_cache(root)
 

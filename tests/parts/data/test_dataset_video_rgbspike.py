@@ -9,6 +9,7 @@ import pickle
 from dataclasses import replace
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -402,7 +403,7 @@ def test_the_centre_of_the_data_is_the_plane_of_the_sharp_frame(clips):
     assert at_12.max() < 0.45 < at_5.max()
 
 
-def test_the_centre_may_be_named_as_that_of_the_file(clips):
+def test_the_centre_may_be_the_middle_of_the_file(clips):
     assert torch.equal(spikes_of_test(clips, center="file"), spikes_of_test(clips))
 
 
@@ -485,11 +486,12 @@ def test_light_decides_what_match_or_gamma_do(tmp_path, light, seen, gamma, show
     write_info(tmp_path, rate=None, light=None)
     spike = {**VOXEL_OF_1, "rate": "match", "center": "file", "light": light}
     spikes = build(tmp_path, "test", spike=spike).clips[0].spikes
-    window = ScaledGrid(SpikeGeometry(2, 2), (4, 4), 0).window(Augment.whole((4, 4)))
+    grid = ScaledGrid(SpikeGeometry(2, 2), size=(4, 4), interpolation=cv2.INTER_NEAREST)
+    window = grid.window(Augment.whole((4, 4)))
     planes = grey_spikes(seen)
 
     rate = spikes.rate_of(planes, GREY, window)
-    channels = spikes.changed(gamma=gamma).represent(planes, 499.5, rate)
+    channels = spikes.changed(gamma=gamma).represent(planes, center=499.5, rate=rate)
 
     assert rate == pytest.approx(0.6, abs=0.002)
     assert channels.mean() == pytest.approx(shown, abs=0.002)
@@ -751,5 +753,5 @@ def test_another_seed_has_another_order():
     assert indices(sampler(seed=1)) != indices(sampler(seed=2))
 
 
-def test_without_shuffling_the_order_is_that_of_the_clips():
+def test_without_shuffling_the_samples_follow_the_order_of_the_clips():
     assert indices(sampler(length=6, shuffle=False)) == [0, 1, 2, 3, 4, 5]

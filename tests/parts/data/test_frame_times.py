@@ -412,7 +412,7 @@ def test_missing_frames_of_a_film_without_spikes_are_named(tmp_path, caplog):
 
 
 def test_a_file_for_each_frame_of_a_film_that_lacks_some_is_refused(tmp_path):
-    film, _ = write_lossy_film(tmp_path, 14, 15)
+    film, _ = write_lossy_film(tmp_path, first=14, last=15)
     for frame in range(FRAMES):
         write_empty_planes(tmp_path / f"each/{frame:02d}.dat", 24)
 
@@ -424,11 +424,11 @@ def test_a_file_for_each_frame_of_a_film_that_lacks_some_is_refused(tmp_path):
 
 
 def test_one_period_for_a_film_that_lacks_frames_is_refused_with_a_table(tmp_path):
-    files = write_lossy_film(tmp_path, 14, 15)
+    files = write_lossy_film(tmp_path, first=14, last=15)
 
     error = refusal(*files, exposure={"start": 0.0, "length": 40.0, "period": 40.0})
 
-    rows = [[40.0 * number, 40.0] for number in numbers_without(14, 15)]
+    rows = [[40.0 * number, 40.0] for number in numbers_without(first=14, last=15)]
     assert "frames 14 to 15" in error.what
     assert json.dumps({"f": rows}) in error.do
 
@@ -812,7 +812,7 @@ def write_in_random_order(folder: Path, stems: list[str]) -> None:
 
 
 @pytest.mark.parametrize("stems", NAMES_BY_VALUE)
-def test_images_are_taken_in_the_order_of_the_values_of_their_names(tmp_path, stems):
+def test_images_are_sorted_by_the_numbers_in_their_names(tmp_path, stems):
     write_in_random_order(tmp_path, stems)
 
     clip = clip_of(tmp_path / "in", tmp_path / "spikes")
@@ -825,7 +825,7 @@ def test_images_are_taken_in_the_order_of_the_values_of_their_names(tmp_path, st
 
 
 @pytest.mark.parametrize("stems", NAMES_BY_VALUE)
-def test_spikes_of_a_film_are_taken_in_the_order_of_the_values_of_their_names(tmp_path, stems):
+def test_spike_files_of_a_film_are_sorted_by_the_numbers_in_their_names(tmp_path, stems):
     write_in_random_order(tmp_path, stems)
     lengths = [SHORT] * len(stems)
     write_film(tmp_path / "f.mp4", [picture(*SIZE)] * len(stems), starts_of(lengths))
@@ -978,7 +978,7 @@ def test_the_folder_of_a_clip_is_one_clip(tmp_path):
 
 
 @pytest.mark.parametrize("is_root_given", [True, False], ids=["root", "folders of kinds"])
-def test_a_folder_of_each_kind_of_file_is_a_folder_of_clips(tmp_path, is_root_given):
+def test_a_root_may_have_a_folder_for_each_kind_of_file(tmp_path, is_root_given):
     for name in ("a", "b"):
         for kind in ("blur", "sharp"):
             for frame in range(2):

@@ -101,7 +101,7 @@ def test_the_middle_instant_is_the_sharp_frame(samples):
         assert torch.equal(sample["gt"], middle_instant)
 
 
-def test_samples_of_both_directions_of_time_are_drawn(sample_frames):
+def test_samples_are_drawn_in_both_directions_of_time(sample_frames):
     assert {frame.is_reversed for frame in sample_frames} == {False, True}
 
 
@@ -134,13 +134,13 @@ def assert_same_samples(dataset: Any, expected: Any) -> None:
         assert same(dataset[(epoch, number)], expected[(epoch, number)])
 
 
-def test_samples_from_a_cache_are_those_from_the_files(clips, plain_set, tmp_path):
+def test_a_cache_gives_the_same_samples_as_the_files(clips, plain_set, tmp_path):
     backend = cached(with_instants(clips), tmp_path / "cache")["io_backend"]
 
     assert_same_samples(build(clips, io_backend=backend), plain_set)
 
 
-def test_samples_from_memory_are_those_from_the_files(clips, plain_set):
+def test_memory_gives_the_same_samples_as_the_files(clips, plain_set):
     kept = build(clips, cache_data=True)
 
     # The first time they are read and kept. The second time they come from memory.
@@ -277,7 +277,7 @@ def test_the_slow_film_shows_the_saved_instants(tested, instant):
 
 
 @pytest.mark.parametrize("instant", range(K))
-def test_the_score_of_an_instant_is_that_of_its_saved_picture(home, tested, instant):
+def test_an_instant_has_the_score_of_its_saved_picture(home, tested, instant):
     restored = imread_rgb(tested / f"instants/test1/000002_{instant}.png")
     truth = imread_rgb(home / f"GOPRO_Large/test/test1/instants/000002_{instant}.png")
 
@@ -324,7 +324,7 @@ def test_the_scores_of_exact_values_differ_a_little(tested, exact_averages, inst
     assert exact != rounded
 
 
-def test_the_exact_score_of_the_middle_instant_is_that_of_the_frame(exact_averages):
+def test_the_middle_instant_has_the_exact_score_of_the_frame(exact_averages):
     assert exact_averages["instant 1"]["psnr"] == exact_averages["restored"]["psnr"]
 
 

@@ -84,13 +84,13 @@ def assert_same_samples(found: Any, expected: Any) -> None:
 SPIKE = {"type": "dat", "h": 8, "w": 12, "center": 12}
 
 
-def test_samples_with_frames_from_lmdbs_are_those_from_the_files(root):
+def test_an_lmdb_of_frames_gives_the_samples_of_the_files(root):
     assert_same_samples(
         build(root, spike=SPIKE, **lmdbs(root, "lq", "gt")), build(root, spike=SPIKE)
     )
 
 
-def test_samples_with_spikes_from_an_lmdb_too_are_those_from_the_files(root):
+def test_an_lmdb_of_frames_and_an_lmdb_of_spikes_give_the_samples_of_the_files(root):
     # dataset.json is looked for beside the spikes. The LMDB of the spikes lies in `root`.
     os.rename(root / "GOPRO_Large_spike_seq/dataset.json", root / "dataset.json")
 

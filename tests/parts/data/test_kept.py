@@ -180,7 +180,7 @@ def all_that_a_clip_holds(clip: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("change_kind", KINDS)
-def test_the_clips_of_a_record_are_those_of_the_files(root, change_kind):
+def test_a_record_gives_the_same_clips_as_the_files(root, change_kind):
     changes = change_kind(root)
     values = section(root, **changes)
     expected, _ = manifest.scan(source_of(values))

@@ -94,7 +94,7 @@ def test_the_spikes_of_a_window_are_counted(windows):
     assert not windows.counts[:, 0, 1].any()
 
 
-def test_the_light_of_a_window_is_that_of_its_parts_of_intervals(windows):
+def test_the_light_of_a_window_follows_from_the_intervals_in_it(windows):
     # A spike in plane p ends an interval at time p + 1: here 3, 6 and 9. An interval has the light
     # of one spike, so a part of an interval has a part of this light.
     #

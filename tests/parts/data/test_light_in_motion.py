@@ -51,7 +51,7 @@ def cuts_of(steps: Sequence[int | None], least_side: int = SIDE) -> list[Cut]:
     """Return the parts of a video with 3 intervals of 1 frame."""
     video: Any = Video(steps)  # read like a FrameSource
     rng = np.random.default_rng(0)
-    return find_cuts(video, 3, (least_side, SIDE), frames_per_interval=1, rng=rng)
+    return find_cuts(video, intervals=3, sides=(least_side, SIDE), frames_per_interval=1, rng=rng)
 
 
 def test_parts_follow_one_another():

@@ -777,7 +777,7 @@ def joined_set(roots):
     return set_for_training(joined(roots, **ALL_TURNS), seed=3)
 
 
-def test_clips_of_several_roots_have_the_number_of_their_root_in_their_names(joined_set):
+def test_with_several_roots_the_name_of_a_clip_has_the_number_of_its_root(joined_set):
     assert [clip.name for clip in joined_set.clips] == ["0/a", "0/b", "1/a", "1/c", "1/d"]
 
 
@@ -786,7 +786,7 @@ def test_several_roots_have_the_samples_of_each(joined_set):
     assert len(joined_set) == 2 * 6 + 3 * 4
 
 
-def test_a_sample_of_several_roots_is_that_of_its_own_root(roots, joined_set):
+def test_with_several_roots_a_sample_stays_as_in_its_own_root(roots, joined_set):
     sets_of_one_root = [build(root, seed=3, spike=TFP, **ALL_TURNS) for root in roots]
 
     epoch = 1
@@ -1012,7 +1012,7 @@ def test_a_cache_knows_every_root(roots, tmp_path):
         assert same(sample_of(plain, number), sample_of(in_cache, number))
 
 
-def test_pictures_kept_in_memory_are_those_of_every_root(roots):
+def test_pictures_of_every_root_are_kept_in_memory(roots):
     values = joined(roots)
     plain = set_for_training(values | {"cache_data": False})
 
@@ -1048,9 +1048,7 @@ def test_several_roots_can_be_tested_on(tested_clips):
     assert tested_clips[0].dataset.count_folders() == 5
 
 
-def test_tested_clips_have_the_number_of_their_root_in_their_names(
-    tested_clips, clips_of_second_root
-):
+def test_the_name_of_a_tested_clip_has_the_number_of_its_root(tested_clips, clips_of_second_root):
     # The first two clips are of the first root.
     names = [clip.name for clip in tested_clips[2:]]
 
@@ -1096,7 +1094,7 @@ def test_weights_say_what_several_roots_have_in_common(roots):
     }
 
 
-def test_weights_say_of_equal_roots_what_they_say_of_one(roots):
+def test_weights_describe_equal_roots_like_a_single_root(roots):
     twice = resolved(joined((roots[0], roots[0])))
     once = resolved(section(roots[0], spike=TFP))
 

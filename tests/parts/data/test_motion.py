@@ -204,7 +204,7 @@ def test_the_expected_error_is_of_the_size_of_the_true_error(fast_spot):
         pytest.param([[6, 0, 1.5], [0, 6, 1.5], [0, 0, 3]], id="times 3"),
     ],
 )
-def test_the_size_of_a_spike_pixel_does_not_depend_on_a_factor_of_the_matrix(tmp_path, matrix):
+def test_a_factor_of_the_matrix_does_not_change_the_size_of_a_spike_pixel(tmp_path, matrix):
     folder = Scene().write(tmp_path / "clip")
     calibration = tmp_path / "cameras.json"
     cameras = {"format": 1, "matrix": matrix, "spike_size": [48, 48], "rgb_size": [96, 96]}

@@ -460,7 +460,7 @@ def test_copies_of_the_blurry_frames_as_sharp_ones_are_said(root, said):
     assert f"the sharp frames of all clips are {COPIES}" in said()
 
 
-def test_a_copy_of_some_frames_is_no_copy_of_all(root, said):
+def test_copies_of_some_frames_are_no_warning(root, said):
     # In each clip one sharp frame is left: the first, and the last.
     for clip, kept in (("clip0", "000000.png"), ("clip1", "000005.png")):
         folder = root / TRAIN / clip

@@ -77,7 +77,7 @@ def test_a_test_set_that_does_not_fit_the_network_is_refused(scale, instants, wo
 
 
 def test_clips_without_sharp_frames_fit_every_scale():
-    check_clips(Own(Computed(kinds=("lq",))), "test", 4, None)
+    check_clips(Own(Computed(kinds=("lq",))), "test", scale=4, instants=None)
 
 
 def test_samples_of_a_plain_dataset_are_not_looked_at():
@@ -85,4 +85,4 @@ def test_samples_of_a_plain_dataset_are_not_looked_at():
         def __getitem__(self, index):
             raise AssertionError
 
-    check_clips(Plain(), "train", 4, 3)
+    check_clips(Plain(), "train", scale=4, instants=3)

@@ -76,7 +76,7 @@ def firing_rates(rig, lights):
 # ---- A rig without flaws ----
 
 
-def test_the_spike_camera_of_a_perfect_pair_integrates_the_light_of_each_pixel():
+def test_a_perfect_spike_camera_integrates_the_light_of_each_pixel():
     lights = scene(step=0.5)
 
     _, spikes = record(Rig(), lights)
@@ -187,7 +187,7 @@ def test_a_spike_camera_that_started_first_shows_each_light_later_as_the_time_of
     lights[PLANES:] = 1.0  # from the second exposure on
     exposures = Exposures(length=PLANES, period=PLANES)
     timing = Timing(exposures={"": exposures}, offset=np.floor(offset))
-    second_exposure = timing.span("clip", 1, 3 * PLANES)
+    second_exposure = timing.span("clip", frame=1, planes=3 * PLANES)
 
     _, spikes = record(Rig(time_offset=offset, rate=1.0), lights)
 

@@ -36,7 +36,7 @@ def test_a_seed_gives_its_broken_pixels():
 
 
 def test_a_seed_gives_its_walk():
-    walk = smooth_walk(np.random.default_rng(0), 100, 1.0, periods=(20.0, 80.0))
+    walk = smooth_walk(np.random.default_rng(0), planes=100, amplitude=1.0, periods=(20.0, 80.0))
 
     assert walk[[0, 50, 99]] == pytest.approx([0.224614, 0.294454, -0.010984], abs=1e-6)
 
@@ -49,7 +49,7 @@ def test_a_seed_gives_its_scene():
     scene = PhotoScene(picture, side=60, count=3, planes=20, crop=32, rng=rng)
 
     # The mean way from plane 10 to plane 50, over all pixels: the background and both pieces.
-    way = scene.shifts(10, 50).mean(axis=(0, 1))
+    way = scene.shifts(plane=10, other=50).mean(axis=(0, 1))
     assert way == pytest.approx([3.59747, 2.23950], abs=1e-4)
     # The mean light of the first plane, and of plane 30.
     lights = list(scene.lights())

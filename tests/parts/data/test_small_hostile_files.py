@@ -52,7 +52,7 @@ READERS = ["files.read_bgr", "files.image_size", "clip_reader.user_clips"]
 @pytest.mark.parametrize("reader", READERS)
 def test_a_small_png_of_900_million_pixels_is_not_decoded(tmp_path, reader):
     path = tmp_path / "a.png"
-    path.write_bytes(png_of_zeros(30_000, 30_000))
+    path.write_bytes(png_of_zeros(width=30_000, height=30_000))
     assert path.stat().st_size < 200_000  # so this is a small file
 
     assert_refused(
@@ -61,7 +61,7 @@ def test_a_small_png_of_900_million_pixels_is_not_decoded(tmp_path, reader):
 
 
 def test_an_8k_frame_is_read(tmp_path):
-    (tmp_path / "a.png").write_bytes(png_of_zeros(7680, 4320))
+    (tmp_path / "a.png").write_bytes(png_of_zeros(width=7680, height=4320))
 
     ended = call_limited("data.clips.files.read_bgr", tmp_path / "a.png")
 
@@ -101,7 +101,7 @@ def write_npz(
 
 def read_one_plane(path: Path) -> np.ndarray:
     """Return the first plane of 250 x 400 pixels of a file."""
-    return read_spikes(path, SpikeGeometry(250, 400), 0, 1)
+    return read_spikes(path, SpikeGeometry(250, 400), first=0, count=1)
 
 
 def test_a_plane_of_a_small_npz_of_many_planes_does_not_unpack_them_all(tmp_path):
@@ -115,7 +115,7 @@ def test_a_plane_of_a_small_npz_of_many_planes_does_not_unpack_them_all(tmp_path
     assert ended.mb < 200, ended
 
 
-def test_planes_of_a_large_npz_are_those_of_the_array(tmp_path):
+def test_a_large_npz_gives_the_planes_of_its_array(tmp_path):
     # 70 MB: more than the 64 MB up to which an array is kept in memory. Few spikes (1 of 256) are
     # compressed five times as fast as many.
     noise = np.random.default_rng(0).integers(0, 256, (700, 250, 400), np.uint8)
@@ -125,11 +125,11 @@ def test_planes_of_a_large_npz_are_those_of_the_array(tmp_path):
     file = open_spikes(tmp_path / "a.npz", SpikeGeometry(250, 400))
 
     # 90 planes from plane 600 on, and a crop of 20 x 30 pixels of 2 planes.
-    assert np.array_equal(file.read(600, 90), planes[600:690])
+    assert np.array_equal(file.read(first=600, count=90), planes[600:690])
     crop = Crop(top=5, left=7, height=20, width=30)
-    assert np.array_equal(file.read(3, 2, crop), planes[3:5, 5:25, 7:37])
+    assert np.array_equal(file.read(first=3, count=2, crop=crop), planes[3:5, 5:25, 7:37])
     # 150 planes from plane 10 on, in parts of at most 64 planes.
-    parts = list(file.parts(10, 150))
+    parts = list(file.parts(first=10, count=150))
     assert [len(part) for part in parts] == [64, 64, 22]
     assert np.array_equal(np.concatenate(parts), planes[10:160])
 

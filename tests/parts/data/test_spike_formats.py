@@ -151,7 +151,7 @@ def test_a_crop_beyond_the_plane_is_refused(written):
         pytest.param("big", [128, 64, 32, 16, 8, 4, 2, 1], id="first pixel in the highest bit"),
     ],
 )
-def test_packed_bytes_are_those_of_the_definition(tmp_path, order, weights):
+def test_packed_bytes_follow_the_definition(tmp_path, order, weights):
     spikes = random_spikes(6, 12, planes=2)
 
     write_spikes(tmp_path / "a.bin", spikes, SpikeGeometry(6, 12, bit_order=order))
@@ -338,7 +338,7 @@ def test_samples_of_an_sps100_hold_its_spikes(tmp_path):
     assert np.array_equal(sample["spike"][0].numpy(), spikes)
 
 
-def test_samples_of_an_sps100_from_a_cache_are_those_from_its_files(tmp_path):
+def test_a_cache_of_an_sps100_gives_the_samples_of_its_files(tmp_path):
     values = write_clip_of_sps100(tmp_path, random_spikes(1000, 1000, planes=2))
     from_files = first_sample(values)
 
@@ -490,7 +490,8 @@ def test_planes_of_a_bright_scene_may_begin_as_another_file_does(tmp_path, begin
 def test_the_spikes_of_an_npz_are_known(tmp_path, arrays):
     (tmp_path / "a.npz").write_bytes(npz(**arrays))
 
-    assert np.array_equal(read_spikes(tmp_path / "a.npz", OF_CLIPS, 1, 3), SPIKES[1:4])
+    found = read_spikes(tmp_path / "a.npz", OF_CLIPS, first=1, count=3)
+    assert np.array_equal(found, SPIKES[1:4])
 
 
 def test_an_npz_may_hold_other_files(tmp_path):

@@ -7,6 +7,7 @@ of a spike plane (24 x 32 random values here) onto the frame (36 x 60), or onto 
 import json
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 
@@ -115,8 +116,8 @@ def test_a_calibration_that_only_enlarges_gives_what_a_whole_ratio_gives():
     size = (2 * PLANE[0], 2 * PLANE[1])
     twice = similarity(angle_deg=0, scale=2, spike=PLANE, rgb=size, shift=(0, 0))
     calibrated = grid(twice, frame=size)
-    scaled = ScaledGrid(SpikeGeometry(*PLANE), size, 1)
-    crop = Augment(6, 10, 16, 24)
+    scaled = ScaledGrid(SpikeGeometry(*PLANE), size, interpolation=cv2.INTER_LINEAR)
+    crop = Augment(top=6, left=10, height=16, width=24)
 
     found = on_frame(calibrated, random_channels(), crop)
 
@@ -128,7 +129,7 @@ def test_a_calibration_that_only_enlarges_covers_the_frame():
     size = (2 * PLANE[0], 2 * PLANE[1])
     twice = similarity(angle_deg=0, scale=2, spike=PLANE, rgb=size, shift=(0, 0))
     calibrated = grid(twice, frame=size)
-    scaled = ScaledGrid(SpikeGeometry(*PLANE), size, 1)
+    scaled = ScaledGrid(SpikeGeometry(*PLANE), size, interpolation=cv2.INTER_LINEAR)
 
     assert calibrated.coverage == 1.0
     whole_frame = Crop(0, 0, *size)
@@ -145,7 +146,7 @@ def test_spikes_finer_than_the_frame_are_averaged_over_its_pixels():
     frame = (20, 30)
     matrix = similarity(angle_deg=0, scale=1 / 3, spike=plane, rgb=frame, shift=(0, 0))
     some_grid = grid(matrix, plane, frame)
-    noise = random_channels(plane, 1)
+    noise = random_channels(plane, count=1)
 
     found = some_grid.window(Augment.whole(frame)).to_rgb(noise)[0]
 

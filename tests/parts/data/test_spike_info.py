@@ -321,7 +321,7 @@ def test_a_cache_of_one_file_per_clip_has_its_planes(cached_files):
     assert size == (FIRSTS[-1] + PLANES) * 12  # bytes of a plane of 8 x 12 bits
 
 
-def test_a_cache_of_one_file_per_clip_is_no_cache_of_files_per_frame(cached_files):
+def test_a_cache_of_one_file_per_clip_is_refused_for_files_per_frame(cached_files):
     with pytest.raises(DataError, match=r"one spike file of clip a/0 \(spike.exposure\)"):
         cached_files.build()
 
@@ -669,7 +669,7 @@ def channels_with_offset(root, offset):
 
 @pytest.mark.parametrize("offset", [2.8, -3.0])
 def test_the_time_offset_of_a_calibration_moves_the_planes(tmp_path, offset):
-    expected = channels_with_offset(tmp_path / "none", 0.0)
+    expected = channels_with_offset(tmp_path / "none", offset=0.0)
 
     assert torch.equal(channels_with_offset(tmp_path / "offset", offset), expected)
 

@@ -148,7 +148,11 @@ def test_tfp_is_the_mean_of_the_planes_around_each_centre():
 
     assert found.dtype == np.float32
     # The windows have 3 planes on each side of planes 8, 12 and 16.
-    windows = [mean_of(spikes, 5, 11), mean_of(spikes, 9, 15), mean_of(spikes, 13, 19)]
+    windows = [
+        mean_of(spikes, first=5, last=11),
+        mean_of(spikes, first=9, last=15),
+        mean_of(spikes, first=13, last=19),
+    ]
     assert np.allclose(found, windows)
 
 
@@ -158,7 +162,7 @@ def test_tfp_near_the_begin_is_the_mean_of_the_present_planes():
     found = represent("tfp", spikes, center=1, half_window=5)
 
     # The window would begin at plane -4.
-    assert np.allclose(found, [mean_of(spikes, 0, 6)])
+    assert np.allclose(found, [mean_of(spikes, first=0, last=6)])
 
 
 def test_tfp_near_the_end_is_the_mean_of_the_present_planes():
@@ -167,7 +171,7 @@ def test_tfp_near_the_end_is_the_mean_of_the_present_planes():
     found = represent("tfp", spikes, center=23, half_window=5)
 
     # The window would end at plane 28.
-    assert np.allclose(found, [mean_of(spikes, 18, 23)])
+    assert np.allclose(found, [mean_of(spikes, first=18, last=23)])
 
 
 def test_tfp_counts_more_planes_than_fit_into_a_byte():
@@ -278,7 +282,7 @@ def test_one_voxel_bin_is_the_mean_of_the_planes_around_the_centre():
     found = represent("voxel", spikes, center=40, num_bins=1)
 
     # 15 planes follow plane 40, so the bin has planes 25 to 55.
-    assert np.allclose(found, [mean_of(spikes, 25, 55)])
+    assert np.allclose(found, [mean_of(spikes, first=25, last=55)])
 
 
 def test_voxel_bins_around_the_middle_of_an_even_stream_are_the_whole_stream():
@@ -321,7 +325,7 @@ def test_tfi_is_one_over_the_interval_around_the_centre(center):
 
     found = represent("tfi", spikes, center=center, half_window=8)[0]
 
-    assert np.allclose(found, tfi_by_definition(spikes, center, 8))
+    assert np.allclose(found, tfi_by_definition(spikes, center=center, half_window=8))
 
 
 # ---- tfstp: a model of a synapse ----
@@ -470,7 +474,7 @@ def test_exposure_rates_are_the_mean_light_of_the_windows(stream_with_dark_pixel
 
     # 4 and 15 planes on each side of plane 20.
     light = plane_light(spikes)
-    assert np.allclose(rates, [mean_of(light, 16, 24), mean_of(light, 5, 35)])
+    assert np.allclose(rates, [mean_of(light, first=16, last=24), mean_of(light, first=5, last=35)])
 
 
 def test_the_exposure_is_as_long_as_both_sides_allow(stream_with_dark_pixels):
@@ -480,7 +484,7 @@ def test_the_exposure_is_as_long_as_both_sides_allow(stream_with_dark_pixels):
 
     # Planes 0 and 40, the edges of the stream, do not count. So there are 11 planes before plane
     # 12, and the exposure has 11 planes on each side.
-    assert np.allclose(long, mean_of(plane_light(spikes), 1, 23))
+    assert np.allclose(long, mean_of(plane_light(spikes), first=1, last=23))
 
 
 def test_one_spike_shows_no_change_of_light(stream_with_dark_pixels):

@@ -54,7 +54,7 @@ def constant(light: float, planes: int) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("light", [0.05, 0.3, 0.77, 1.0])
 def test_the_mean_rate_is_rate_times_light(light):
-    spikes = sensor(rate=0.9).run(constant(light, 2000))
+    spikes = sensor(rate=0.9).run(constant(light, planes=2000))
 
     count = spikes.sum(axis=0)
     expected = 0.9 * light * 2000
@@ -72,14 +72,14 @@ FAST_RATES = [1.8, 3.0]
 def test_a_pixel_in_the_dark_never_fires(rate):
     dark = sensor(rate=rate, initial_charge=0.99)
 
-    assert dark.run(constant(0.0, 50)).sum() == 0
+    assert dark.run(constant(0.0, planes=50)).sum() == 0
 
 
 @pytest.mark.parametrize("rate", FAST_RATES)
 def test_a_pixel_fires_once_per_plane_at_most(rate):
     bright = sensor(rate=rate, initial_charge=0.99)
 
-    spikes = bright.run(constant(1.0, 40))
+    spikes = bright.run(constant(1.0, planes=40))
 
     assert (spikes == 1).all()
 
@@ -87,9 +87,9 @@ def test_a_pixel_fires_once_per_plane_at_most(rate):
 @pytest.mark.parametrize("rate", FAST_RATES)
 def test_no_spikes_of_a_bright_past_come_in_the_dark(rate):
     bright = sensor(rate=rate, initial_charge=0.99)
-    bright.run(constant(1.0, 40))
+    bright.run(constant(1.0, planes=40))
 
-    assert bright.run(constant(0.0, 60)).sum() == 0
+    assert bright.run(constant(0.0, planes=60)).sum() == 0
     assert (bright.charge < bright.threshold).all()
 
 
@@ -112,11 +112,11 @@ def test_the_published_simulator_is_reproduced():
 
 
 def test_the_charge_goes_on_from_one_file_to_the_next():
-    whole = sensor().run(constant(0.37, 50))
+    whole = sensor().run(constant(0.37, planes=50))
 
     in_parts = sensor()
-    first = in_parts.run(constant(0.37, 20))
-    second = in_parts.run(constant(0.37, 30))
+    first = in_parts.run(constant(0.37, planes=20))
+    second = in_parts.run(constant(0.37, planes=30))
 
     assert np.array_equal(np.concatenate([first, second]), whole)
 
@@ -124,7 +124,7 @@ def test_the_charge_goes_on_from_one_file_to_the_next():
 def noisy_spikes(seed):
     """Return 1000 planes of light 0.4, seen by a noisy sensor with this seed."""
     noise = {"shot_noise": 0.1, "dark_rate": 0.01, "threshold_mismatch": 0.05}
-    return sensor(seed=seed, **noise).run(constant(0.4, 1000))
+    return sensor(seed=seed, **noise).run(constant(0.4, planes=1000))
 
 
 def test_noise_follows_from_the_seed():
@@ -284,7 +284,9 @@ def bright_dark_bright():
 
 
 def test_half_the_threshold_gives_two_spikes_for_the_charge_of_a_dark_time(bright_dark_bright):
-    changed = simulate.change_threshold(bright_dark_bright, 0.5, np.random.default_rng(1))
+    changed = simulate.change_threshold(
+        bright_dark_bright, factor=0.5, rng=np.random.default_rng(1)
+    )
 
     # Between two recorded spikes a pixel got the charge of one threshold. This charge is enough for
     # two spikes at half the threshold. In the dark time no recorded spike is left, so there are two
@@ -295,7 +297,9 @@ def test_half_the_threshold_gives_two_spikes_for_the_charge_of_a_dark_time(brigh
 
 
 def test_half_the_threshold_gives_nearly_a_spike_per_plane_in_bright_light(bright_dark_bright):
-    changed = simulate.change_threshold(bright_dark_bright, 0.5, np.random.default_rng(1))
+    changed = simulate.change_threshold(
+        bright_dark_bright, factor=0.5, rng=np.random.default_rng(1)
+    )
 
     # 0.9 / 0.5 is more than one spike a plane, so nearly each plane has one. In the second bright
     # time the first plane may have none, 1 of 9.
@@ -306,13 +310,13 @@ def test_half_the_threshold_gives_nearly_a_spike_per_plane_in_bright_light(brigh
 def test_the_same_threshold_changes_nothing(bright_dark_bright):
     stream = bright_dark_bright
 
-    assert simulate.change_threshold(stream, 1.0, np.random.default_rng(0)) is stream
+    assert simulate.change_threshold(stream, factor=1.0, rng=np.random.default_rng(0)) is stream
 
 
 def test_a_stream_without_spikes_stays_without_spikes():
     dark = np.zeros((20, 3, 3), np.uint8)
 
-    assert simulate.change_threshold(dark, 0.5, np.random.default_rng(0)).sum() == 0
+    assert simulate.change_threshold(dark, factor=0.5, rng=np.random.default_rng(0)).sum() == 0
 
 
 def changed_by_definition(
@@ -454,7 +458,7 @@ def test_another_sample_has_another_camera(stuck_camera):
     assert stuck_camera.draw(SEED_OF_SAMPLE) != stuck_camera.draw(SEED_OF_NEXT_SAMPLE)
 
 
-def test_each_frame_of_a_sample_has_noise_of_its_own(stuck_camera):
+def test_each_frame_of_a_sample_gets_other_noise(stuck_camera):
     stream = recorded(RAMP)
     drawn = stuck_camera.draw(SEED_OF_SAMPLE)
 
@@ -776,7 +780,7 @@ def test_no_two_draws_of_a_sample_are_correlated(tmp_path, samples):
         interval_list=[1, 2],
         camera=CAMERA,
     )
-    dataset = build_dataset(values, "train", 0)
+    dataset = build_dataset(values, "train", seed=0)
 
     rows = [drawn_numbers(dataset, epoch, index) for epoch, index in samples]
 

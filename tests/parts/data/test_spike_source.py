@@ -79,7 +79,7 @@ LIGHTS = [
 
 def shown(spikes):
     """Return the picture (2, 2) that the channels of the even spikes show."""
-    (exposure,) = spikes.exposures("clip", [("file", PLANES)], 1)
+    (exposure,) = spikes.exposures("clip", [("file", PLANES)], frames=1)
     channels = spikes.represent(even_spikes(), exposure.center, rate=1.0)
     return spikes.sharp_image(channels, exposure)
 
@@ -157,7 +157,7 @@ def test_a_rate_that_the_user_gives_is_used_without_a_word(caplog, trained):
     assert not caplog.text
 
 
-def test_light_that_nobody_gives_is_that_of_the_training():
+def test_light_that_nobody_gives_is_taken_from_the_training():
     assert user_source(TRAINED | {"light": "display"}, rate=1.0).light == "display"
 
 
@@ -213,13 +213,13 @@ def test_a_representation_with_a_centre_needs_the_plane_of_the_sharp_frame(repre
     spikes = DatSpikes(DatasetInfo(), h=2, w=2, representation=representation)
 
     with pytest.raises(OptionError, match="the plane of the sharp frame is not known"):
-        spikes.exposures("clip", [("file", 25)], 1)
+        spikes.exposures("clip", [("file", 25)], frames=1)
 
 
-def test_a_representation_of_the_whole_file_needs_no_plane_of_the_sharp_frame():
+def test_a_representation_of_the_whole_file_needs_no_sharp_plane():
     spikes = DatSpikes(DatasetInfo(), h=2, w=2, representation={"type": "tfp", "num_bins": 3})
 
-    (exposure,) = spikes.exposures("clip", [("file", 25)], 1)
+    (exposure,) = spikes.exposures("clip", [("file", 25)], frames=1)
 
     assert exposure.center == 12  # the middle
 
@@ -246,14 +246,16 @@ def test_exposures_without_a_window_are_accepted():
         pytest.param(57, None, id="57 planes: too many"),
     ],
 )
-def test_a_name_of_spk_gopro_tells_the_sharp_plane_of_files_of_its_length(planes, center):
+def test_a_clip_name_of_spk_gopro_tells_the_sharp_plane_if_the_files_have_its_length(
+    planes, center
+):
     # 07: 7 frames were averaged, with 8 planes each.
     assert DatasetInfo().gt_plane_of("GOPR0372_07_00", planes) == center
 
 
 @pytest.mark.parametrize("name", ["GOPR0372_00_00", "GOPR0372_7_00", "clip"])
 def test_other_names_tell_no_sharp_plane(name):
-    assert DatasetInfo().gt_plane_of(name, 56) is None
+    assert DatasetInfo().gt_plane_of(name, planes=56) is None
 
 
 # ---- dataset.json above a spike file ----

@@ -160,7 +160,7 @@ def error_with(home) -> Callable[[str], float]:
     return error
 
 
-def test_the_channels_are_those_of_a_camera_behind_the_same_lens(home, error_with):
+def test_the_channels_equal_the_channels_of_a_camera_behind_the_same_lens(home, error_with):
     # One spike in 48 planes is 0.02. So the error is less than half a spike for each pixel.
     assert error_with(str(home / "true.json")) < 0.01
 

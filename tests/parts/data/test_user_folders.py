@@ -39,7 +39,7 @@ def films(tmp_path_factory) -> Path:
     return folder
 
 
-def test_a_folder_of_films_of_all_kinds_has_them_all(films, caplog):
+def test_films_of_all_kinds_are_found_in_a_folder(films, caplog):
     clips = user_clips(films)
 
     found = {clip.name: len(clip.stems) for clip in clips}

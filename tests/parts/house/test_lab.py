@@ -166,7 +166,7 @@ def test_the_benchmark_compares_with_the_naive_network(tmp_path, capsys, command
     assert ours["process_mb"] > 0
 
 
-def test_the_named_network_is_that_of_the_option_file():
+def test_the_named_network_equals_the_network_of_the_option_file():
     net = read_options(["--opt", GOPRO_OPTIONS]).netG.plain()
 
     for key, value in NAMED["006"].items():
@@ -203,7 +203,7 @@ def failing_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_a_measurement_of_a_gpu_that_fails_is_noted(failing_python):
-    figures = dict(gpu.in_process(["ceilings"], "cpu", 60))
+    figures = dict(gpu.in_process(["ceilings"], "cpu", limit_s=60))
 
     assert figures == {"ceilings": {"failed": "no memory", "code": 3}}
 
@@ -212,7 +212,7 @@ def test_a_measurement_of_a_gpu_that_fails_is_noted(failing_python):
 def test_a_measurement_of_a_gpu_that_takes_too_long_is_noted(failing_python, monkeypatch):
     monkeypatch.setenv("SECONDS_ASLEEP", "600")
 
-    figures = dict(gpu.in_process(["ceilings"], "cpu", 0))
+    figures = dict(gpu.in_process(["ceilings"], "cpu", limit_s=0))
 
     assert "limit" in figures["ceilings"]["failed"]
 

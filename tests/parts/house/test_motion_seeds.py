@@ -57,7 +57,14 @@ def reader_of(clip, operator: SavedNetwork) -> DatasetClip:
         if key not in OF_OPERATOR_DATA:
             spike[key] = value
     trained = operator.spike_data
-    [reader] = user_clips(clip / "blur", clip / "spike", clip / "sharp", spike, 1, trained)
+    [reader] = user_clips(
+        clip / "blur",
+        clip / "spike",
+        gt=clip / "sharp",
+        spike_options=spike,
+        scale=1,
+        trained=trained,
+    )
     return reader
 
 
@@ -87,7 +94,11 @@ def compared(tmp_path_factory) -> Compared:
         steps=shipped.proposal_steps,
     )
     find_motion = finder_of(shipped.motion_by, shipped.motion_net, CPU)
-    trained = [learned_with(NEW, 0.0), learned_with(SEEING, 0.5), learned_with(CONTROL, 0.5)]
+    trained = [
+        learned_with(NEW, gate=0.0),
+        learned_with(SEEING, gate=0.5),
+        learned_with(CONTROL, gate=0.5),
+    ]
     ways = EachWay(shipped, trained)
     scores = clip_scores(reader_of(clip, operator), operator, ways, find_motion, solver)
     return Compared(clip, scores, ways)
@@ -125,11 +136,11 @@ def test_all_frames_of_a_clip_that_moves_are_restored_by_the_steps(compared):
 
 def test_the_table_has_the_spread_over_the_seeds_and_the_worst_clip_of_any_seed():
     runs = [
-        Run(EQUATIONS, 0, 10),
-        Run(EQUATIONS, 1, 10),
-        Run(PLAIN, 0, 10),
-        Run(PLAIN, 1, 10),
-        Run(PLAIN, 0, 20),
+        Run(EQUATIONS, seed=0, updates=10),
+        Run(EQUATIONS, seed=1, updates=10),
+        Run(PLAIN, seed=0, updates=10),
+        Run(PLAIN, seed=1, updates=10),
+        Run(PLAIN, seed=0, updates=20),
     ]
     # Way -> its gain over the operator on two clips, in dB.
     gains = {

@@ -34,7 +34,7 @@ def written(folder, scene):
 
 
 def test_a_still_clip_is_sharp_in_its_blurry_frames_and_has_spikes_by_its_light(tmp_path):
-    blurry, sharp, spikes = written(tmp_path, in_motion(PICTURE, 0))
+    blurry, sharp, spikes = written(tmp_path, in_motion(PICTURE, pixels=0))
 
     assert np.array_equal(blurry, sharp)
     assert spikes.shape == (PLANES, HEIGHT // BINS, WIDTH // BINS)
@@ -46,7 +46,7 @@ def test_a_still_clip_is_sharp_in_its_blurry_frames_and_has_spikes_by_its_light(
 def test_a_clip_in_motion_is_blurry(tmp_path):
     rng = np.random.default_rng(0)
     texture = rng.random((400, 400, 3), dtype=np.float32)
-    blurry, sharp, _ = written(tmp_path, in_motion(texture, 3.6))
+    blurry, sharp, _ = written(tmp_path, in_motion(texture, pixels=3.6))
 
     assert blurry.std() < 0.7 * sharp.std()
 

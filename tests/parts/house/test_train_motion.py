@@ -169,9 +169,7 @@ def test_a_loss_counts_a_square_that_became_worse_more_than_one_that_became_bett
 # ---- Files of weights ----
 
 
-def test_the_weights_that_are_written_are_those_of_the_operator_with_another_fusion(
-    tmp_path, operator
-):
+def test_the_written_weights_keep_all_of_the_operator_but_its_fusion(tmp_path, operator):
     saved, net = motion_network(operator)
 
     write_weights(tmp_path / "motion.pth", saved, net, updates=3)
@@ -225,13 +223,13 @@ def begun(tmp_path, operator, finder):
 
 
 @pytest.mark.parametrize("part", [GOOD_LIGHT, FEW_SPIKES])
-def test_steps_for_each_light_begin_at_those_of_weights_that_have_one_for_all_light(begun, part):
+def test_both_parts_begin_at_the_steps_of_weights_with_a_single_part(begun, part):
     new, old = begun
 
     assert torch.equal(steps_of(new, part).tail.weight, old.steps.tail.weight)
 
 
-def test_steps_for_few_spikes_are_other_steps_than_those_for_good_light(begun):
+def test_few_spikes_and_good_light_have_different_steps(begun):
     new, _ = begun
 
     assert steps_of(new, GOOD_LIGHT) is not steps_of(new, FEW_SPIKES)

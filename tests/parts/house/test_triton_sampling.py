@@ -21,7 +21,7 @@ MOST_ERROR = {
 }
 
 
-def test_sampling_and_its_gradients_are_those_of_float64():
+def test_sampling_and_its_gradients_are_near_float64():
     done = run_ranks(
         1, "tests/helpers/interpreted.py", "tests.helpers.sampling_errors", limit_s=120
     )

@@ -35,7 +35,7 @@ def test_the_motion_belongs_to_the_frame_whose_picture_is_seen(scene):
     # The sharp frame of the second frame is plane 40 + 20 of the clip. Motions are measured every
     # quarter of the way to the end of the exposure, so the first time after it is 5 planes later.
     after = motion.times.tolist().index(5.0)
-    np.testing.assert_array_equal(motion.shifts[after], scene.shifts(60, 65))
+    np.testing.assert_array_equal(motion.shifts[after], scene.shifts(plane=60, other=65))
 
 
 def test_the_table_has_the_gains_and_their_means():

@@ -59,7 +59,16 @@ def group_of_blocks(mutual: bool, **options) -> BlockGroup:
     """
     window = (2, 4, 4) if mutual else (3, 4, 4)
     drop_path = [0.0, 0.4]
-    return BlockGroup(CHANNELS, 2, 2, window, mutual, drop_path, **options).double()
+    group = BlockGroup(
+        CHANNELS,
+        depth=2,
+        heads=2,
+        window=window,
+        mutual=mutual,
+        drop_path=drop_path,
+        **options,
+    )
+    return group.double()
 
 
 def plain_group(mutual: bool) -> BlockGroup:
@@ -218,7 +227,7 @@ def test_padded_heads_in_several_calls_change_no_number(is_masked, is_biased, mo
         mask = torch.randn(6, 6, dtype=torch.float64)
 
     def output_with_gradients():
-        out = attention.attend(q, k, v, 0.3, bias, mask)
+        out = attention.attend(q, k, v, scale=0.3, bias=bias, mask=mask)
         return out, *torch.autograd.grad((out * weight).sum(), inputs)
 
     plain = output_with_gradients()

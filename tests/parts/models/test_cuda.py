@@ -70,7 +70,7 @@ def float32_step() -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 @pytest.mark.parametrize("form", FORMS)
-def test_a_step_of_a_small_network_is_that_of_the_published_equations_in_float64(form, dtype):
+def test_a_step_of_a_small_network_follows_the_published_equations_in_float64(form, dtype):
     # All forms of the network draw the same parameters.
     net = made_network(OPTIONS, **FORMS[form]).cuda()
     poison()
@@ -83,7 +83,7 @@ def test_a_step_of_a_small_network_is_that_of_the_published_equations_in_float64
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 @pytest.mark.parametrize("form", FORMS)
-def test_a_step_of_the_real_network_is_that_of_float32(float32_step, form, dtype):
+def test_a_step_of_the_real_network_is_near_float32(float32_step, form, dtype):
     net = made_network(REAL, **FORMS[form]).cuda()
     poison()
 
@@ -108,7 +108,7 @@ def test_a_frame_of_1280_x_720_is_finite(dtype):
     assert torch.isfinite(whole).all()
 
 
-def test_a_deformable_convolution_with_wide_offsets_is_that_of_float64():
+def test_a_deformable_convolution_with_wide_offsets_is_near_float64():
     # Offsets of up to 40 px in steps of 1/64, half a step away from the pixels: there the
     # derivative jumps.
     generator = torch.Generator().manual_seed(2)

@@ -99,7 +99,7 @@ def test_the_form_for_gpus_keeps_little(kept_of_published_network, case):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [PUBLISHED, CHECKPOINTED])
-def test_the_activations_in_the_page_on_memory_are_those_that_are_counted(
+def test_the_page_on_memory_has_the_counted_activations(
     kept_of_published_network, case, monkeypatch
 ):
     monkeypatch.setattr(forms, "CPU_FORM", ())
@@ -177,7 +177,7 @@ def test_heads_are_padded_to_a_multiple_of_8_channels(calls_of_attention, case):
     assert channels == {"16", "24"}
 
 
-def test_the_counted_calls_are_those_of_all_windows_of_the_network(calls_of_attention):
+def test_the_counted_calls_cover_all_windows_of_the_network(calls_of_attention):
     # The fourth word of a call, e.g. of "efficient: head 16, 128 tokens, ...".
     tokens = {call.split()[3] for call in calls_of_attention[PLAIN]}
 
@@ -299,7 +299,7 @@ def machine_of(row: str) -> str:
 def test_the_options_for_small_cards_keep_the_published_batch_within_the_card(row):
     gpus, card, options, gb_of_step = cells_of(row)
 
-    opt = main_train_vrt.read_options(["--opt", str(file_for(8, 24)), *options.split()])
+    opt = main_train_vrt.read_options(["--opt", str(file_for(gpus=8, card=24)), *options.split()])
 
     net = of_part(opt.netG)
     clips = of_part(opt.datasets.train).dataloader_batch_size

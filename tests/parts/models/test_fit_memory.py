@@ -298,7 +298,7 @@ def test_a_step_without_room_names_option_lines(tmp_path, amp):
     cramped = model_of(tmp_path, enable, **network(net_type="cramped_vrt"))
 
     with pytest.raises(SpikeVRTError, match="out of memory on rank 0") as caught:
-        cramped.optimize_parameters(1, [batch_for(cramped)])
+        cramped.optimize_parameters(step=1, micro_batches=[batch_for(cramped)])
 
     error = caught.value
     assert "iteration 1" in error.where
@@ -321,7 +321,7 @@ def test_an_optimizer_without_room_names_option_lines(tmp_path):
     model.optimizer.register_step_pre_hook(fail)
 
     with pytest.raises(SpikeVRTError, match="out of memory on rank 0"):
-        model.optimize_parameters(1, [batch_for(model, side=16)])
+        model.optimize_parameters(step=1, micro_batches=[batch_for(model, side=16)])
 
 
 def test_out_of_memory_is_told_from_other_errors():

@@ -78,7 +78,7 @@ def test_the_weights_of_exposure_fit_all_but_the_steps():
         assert key.startswith("steps.")
 
 
-def test_its_first_estimate_is_that_of_exposure_with_the_same_weights():
+def test_its_first_estimate_equals_the_frame_of_exposure_with_the_same_weights():
     exposure = operator("exposure")
     motion = operator("motion")
     motion.load_state_dict(exposure.state_dict(), strict=False)

@@ -175,7 +175,7 @@ def test_the_gain_of_frames_without_error_is_a_number(restored_error, input_erro
     add_scores(scores, "restored", sharp + np.uint8(restored_error), sharp, metrics)
     add_scores(scores, "input", sharp + np.uint8(input_error), sharp, metrics)
 
-    results = collect([{"name": "a", "frames": 1, "per_frame": scores}], 1)
+    results = collect([{"name": "a", "frames": 1, "per_frame": scores}], expected=1)
     header, rows = score_table(results)
 
     column = header.index("gain dB")
@@ -225,7 +225,7 @@ PUBLISHED = 0.218428
 
 
 @pytest.mark.parametrize("is_swapped", [False, True])
-def test_the_distance_is_that_of_the_published_code(lpips_files, wave_pair, is_swapped):
+def test_the_distance_equals_the_published_code(lpips_files, wave_pair, is_swapped):
     a, b = wave_pair
     net = Lpips(lpips_files)
 

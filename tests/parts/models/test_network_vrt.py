@@ -149,7 +149,7 @@ def networks() -> list[Any]:
 
 # One test for all values, because the forward and the backward pass take most of the time.
 @pytest.mark.parametrize("name", networks())
-def test_outputs_activations_flows_and_gradients_are_those_of_the_reference(name):
+def test_outputs_activations_flows_and_gradients_equal_the_reference(name):
     vector, net = load_net(name)
     x = vector.input.clone().requires_grad_()
     seen = Activations(net, batch=len(x))

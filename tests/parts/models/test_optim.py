@@ -35,7 +35,7 @@ def train_options(**changes: Any) -> TrainOptions:
 FLOOR = 1e-7
 
 
-def test_the_cosine_is_that_of_torch_until_its_end():
+def test_the_cosine_equals_torchs_cosine_until_its_end():
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=4e-4)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 300, eta_min=FLOOR)
 
@@ -43,13 +43,13 @@ def test_the_cosine_is_that_of_torch_until_its_end():
         optimizer.step()
         scheduler.step()
         of_torch = scheduler.get_last_lr()[0]
-        assert lr_at(step, 4e-4, train_options()) == pytest.approx(of_torch, rel=1e-9)
+        assert lr_at(step, base=4e-4, train=train_options()) == pytest.approx(of_torch, rel=1e-9)
 
 
 @pytest.mark.parametrize("step", [300, 301])
 def test_the_cosine_stays_low_after_its_end(step):
     # torch restarts here at the full rate. The last steps of a run must not.
-    assert lr_at(step, 4e-4, train_options()) == FLOOR
+    assert lr_at(step, base=4e-4, train=train_options()) == FLOOR
 
 
 @pytest.mark.parametrize(
@@ -63,14 +63,14 @@ def test_the_cosine_stays_low_after_its_end(step):
 def test_a_later_period_restarts_with_its_weight(step, rate):
     train = train_options(G_scheduler_periods=[100, 50], G_scheduler_restart_weights=[1.0, 0.5])
 
-    assert lr_at(step, 1.0, train) == pytest.approx(rate, rel=1e-3)
+    assert lr_at(step, base=1.0, train=train) == pytest.approx(rate, rel=1e-3)
 
 
 def test_the_second_period_begins_exactly_with_its_weight():
     train = train_options(G_scheduler_periods=[100, 50], G_scheduler_restart_weights=[1.0, 0.5])
 
-    assert lr_at(100, 1.0, train) == pytest.approx(0.5, rel=1e-6)
-    assert lr_at(150, 1.0, train) == FLOOR
+    assert lr_at(100, base=1.0, train=train) == pytest.approx(0.5, rel=1e-6)
+    assert lr_at(150, base=1.0, train=train) == FLOOR
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_the_second_period_begins_exactly_with_its_weight():
 def test_milestones_follow_a_warm_up(step, rate):
     train = train_options(G_scheduler_type="MultiStepLR", G_warmup_iter=4)
 
-    assert lr_at(step, 1.0, train) == rate
+    assert lr_at(step, base=1.0, train=train) == rate
 
 
 # ---- Groups of parameters ----

@@ -249,7 +249,7 @@ def test_a_file_with_the_name_of_released_weights_is_taken_instead(tmp_path, mon
     assert file_of("vrt/006") == Path("vrt/006")
 
 
-def test_the_page_of_links_has_the_page_of_the_release():
+def test_the_page_of_links_names_the_page_of_the_release():
     # ADDRESS is .../releases/download/v0.0, for files. A person reads .../releases/tag/v0.0.
     page_of_release = ADDRESS.replace("/download/", "/tag/")
 

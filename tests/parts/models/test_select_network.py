@@ -153,7 +153,7 @@ def test_a_fusion_operator_alone_is_a_network_that_trains():
     assert losses[-1] < losses[0]
 
 
-def test_the_network_of_a_fusion_operator_alone_gives_the_frames_of_the_operator():
+def test_a_network_without_a_transformer_gives_the_frames_of_its_fusion_operator():
     net = define_G(OPERATOR_ALONE, spike_channels=2)
     operator = module_of(net, "fusion", GatedFusion)
     lq, spike = random_clip()

@@ -334,7 +334,9 @@ class NumberedFrames:
     def __init__(self):
         self.reads = []  # the numbers of the frames of each read
         tiling = tiles(num_frame_testing=4, num_frame_overlapping=2, blend="smooth")
-        self.stream = stream_clip(nn.Identity(), self.read, 9, tiling, range(9))
+        self.stream = stream_clip(
+            nn.Identity(), self.read, num_frames=9, tiling=tiling, wanted=range(9)
+        )
 
     def read(self, moments):
         numbers = [index for index, _ in moments]

@@ -77,9 +77,7 @@ def frames(*shape: int) -> torch.Tensor:
         pytest.param(("cpu",), id="border padded by us"),
     ],
 )
-def test_a_warp_with_its_gradients_is_that_of_the_reference(
-    mode, kinds_without_padding, monkeypatch
-):
+def test_a_warp_and_its_gradients_equal_the_reference(mode, kinds_without_padding, monkeypatch):
     # On some kinds of device grid_sample cannot pad the border, so our own code does it there. With
     # "cpu" among these kinds, this test runs our code.
     monkeypatch.setattr(forms, "NO_BORDER_PADDING", kinds_without_padding)
@@ -235,7 +233,7 @@ def test_the_flow_network_is_released_after_fix_iter(weights_of_steps):
 
 
 @pytest.mark.parametrize("name", names_of_vectors("mod_align"))
-def test_the_alignment_of_a_clip_with_its_gradients_is_that_of_the_reference(name):
+def test_the_alignment_and_its_gradients_equal_the_reference(name):
     config, vector = golden.load(name)
     reach = config["pa_frames"] // 2  # frames on each side
     module = DeformAlign(
@@ -262,7 +260,7 @@ def test_the_alignment_of_a_clip_with_its_gradients_is_that_of_the_reference(nam
 
 @pytest.mark.parametrize("kernels", ["auto", "plain"])
 @pytest.mark.parametrize("name", names_of_vectors("mod_tmsag"))
-def test_an_attention_group_with_all_its_gradients_is_that_of_the_reference(name, kernels):
+def test_an_attention_group_and_its_gradients_equal_the_reference(name, kernels):
     config, vector = golden.load(name)
     group = BlockGroup(
         config["dim"],
@@ -288,7 +286,7 @@ def test_an_attention_group_with_all_its_gradients_is_that_of_the_reference(name
 
 
 @pytest.mark.parametrize("table", ["position_bias", "relative_position_index"])
-def test_a_computed_table_is_that_of_the_reference(table):
+def test_a_computed_table_equals_the_reference(table):
     config, vector = golden.load("mod_tmsag_mutual")
     group = BlockGroup(
         config["dim"],
@@ -306,7 +304,7 @@ def test_a_computed_table_is_that_of_the_reference(table):
 
 
 def test_the_table_of_positions_has_a_row_for_each_token_of_a_window():
-    assert sine_positions(8, 8, 96).shape == (1, 64, 96)
+    assert sine_positions(height=8, width=8, channels=96).shape == (1, 64, 96)
 
 
 # ---- A whole small network ----
