@@ -126,7 +126,7 @@ def run_network(args: argparse.Namespace) -> dict[str, Any]:
     Returns the numbers for --json: the setting, `runs` with the figures of each network
     (lab.tools.compared), and with --against naive also their difference and their ratio.
     """
-    warmup = 1  # runs before the timed ones, in which caches are filled
+    warmup = 1  # runs before the timed runs, in which caches are filled
     if args.quick:
         args.config = "small"
         args.frames = 2

@@ -16,8 +16,8 @@ sure: whether the registration says that it is sure of matrix, middle and exposu
 bits: a digest of all numbers of the fit. It stays if a change of the code changes no number.
 rig: the true rig.
 
-After the trials it prints, for all trials and for groups of similar rigs, how many errors are
-within LIMITS, among all trials and among the sure ones:
+After the trials it prints, for all trials and for groups of similar rigs, which share of the errors
+is within LIMITS, and how many of the sure results are:
 
     all (50) | 92% (45 of 46 sure) | ...
 

@@ -141,7 +141,7 @@ def _sampling_inputs(pairs: int, side: int, device: str) -> list[Tensor]:
 def _forward_and_backward(form: Callable[..., Tensor], inputs: list[Tensor]) -> dict[str, Tensor]:
     """Run a form and its backward pass. Returns the output, and the gradient of each input.
 
-    The gradients are of the sum of squares of the output. inputs: those of `_sampling_inputs`.
+    The gradients are of the sum of squares of the output. inputs: the result of `_sampling_inputs`.
     """
     leaves = [tensor.detach().requires_grad_() for tensor in inputs]
     out = form(*leaves)
@@ -252,7 +252,7 @@ def _adam(net: nn.Module) -> torch.optim.Adam:
     """Return Adam in the form that a graph can record.
 
     This form keeps the number of steps on the GPU ("capturable"), where each replay increases it.
-    Its learning rate is that of `prepared`.
+    Its learning rate is the learning rate of `prepared`.
     """
     is_on_gpu = next(net.parameters()).is_cuda
     return torch.optim.Adam(net.parameters(), lr=1e-4, capturable=is_on_gpu)
@@ -312,7 +312,7 @@ def watched_losses(
 ) -> tuple[list[float], list[str]]:
     """Run GRAPH_STEPS steps. Returns their losses, and the modules that first gave NaN or Inf.
 
-    The modules are those of the first step with NaN, because this step makes the weights NaN. In
+    The modules are taken from the first step with NaN, because this step makes the weights NaN. In
     each later step all modules give NaN, and the flags of a graph show only its last replay.
 
     Test: tests/parts/house/test_lab.py

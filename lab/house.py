@@ -79,7 +79,7 @@ class Counts:
     longest_name: str = ""  # its file and name, e.g. "data/clip.py: checked_name"
 
     def add_module(self, path: Path) -> None:
-        """Add the functions and imports of a module, also those within functions."""
+        """Add the functions and imports of a module, also functions and imports in functions."""
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 self.import_lines += lines_of_node(node)

@@ -135,7 +135,7 @@ def _filled_template(translate: Callable[[str, str], str], *, is_english: bool) 
 
 
 def _refuse_other_texts(translations: dict[str, str], texts: dict[str, str]) -> None:
-    """End the program if the translations are not those of exactly the texts of the page.
+    """End the program if a text of the page has no translation, or a translation has no text.
 
     texts: each paragraph of the page -> where it is.
     """

@@ -21,8 +21,8 @@ run has twice as many updates. So it has more CPU time than a run with the equat
 The clips are restored by the class that main_test_vrt.py uses (data.motion.method.MotionRestorer),
 so its rules for dark frames and still pixels hold. But all runs restore a frame together: its first
 estimate, its motion and its proposal are computed once. The shipped weights are restored beside
-the runs. Their scores must be those of lab/joint_gain.py, which shows that both programs restore
-alike.
+the runs. Their scores must equal the scores of lab/joint_gain.py, which shows that both programs
+restore alike.
 
 Steps and scores that are there are not made again. Delete <out>/samples and <out>/steps after a
 change of the training.
@@ -197,7 +197,7 @@ def read_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "default good"
     )
     add("--parts", nargs="+", choices=SETS_OF_PART, default=["good"], help=help_of_parts)
-    help_of_clips = "sets of clips for the comparison; default those of good light"
+    help_of_clips = "sets of clips for the comparison; default: the sets in good light"
     add("--clips", nargs="+", choices=CLIPS, default=OF_GOOD_LIGHT, help=help_of_clips)
     add("--out", type=Path, help="results folder (default experiments/motion_seeds)")
     return parser.parse_args(argv)
@@ -459,7 +459,7 @@ def table_of(found: Mapping[str, Scores], runs: Sequence[Run]) -> str:
     """Return the table in Markdown: a row for each set of clips, with gains over the operator.
 
     A cell of a kind has the mean over its seeds, and the standard deviation over them. The worst
-    clip is the one that gains least with any seed.
+    clip is the clip with the smallest gain of any seed.
 
     found: name of a set -> its scores.
     """

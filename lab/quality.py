@@ -569,7 +569,7 @@ def test(out: Path, data: Data, name: str, option_file: Path, *method: str) -> d
     """Restore all test clips with main_test_vrt.py, and return their scores.
 
     Returns "<condition>/<clip>" -> {"restored": scores, "input": scores of the blurry frames}. The
-    scores are those of metrics.json. Frames in colour also have "moving", the PSNR of the moving
+    scores come from metrics.json. Frames in colour also have "moving", the PSNR of the moving
     pixels.
 
     method: flags that say what restores, e.g. "--weights", FILE.

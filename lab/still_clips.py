@@ -57,7 +57,7 @@ PLANES = 60  # in an exposure
 SHARP_PLANE = 30  # the sharp frame is the middle plane of an exposure
 FRAMES = 2  # of a clip
 BINS = 2  # a spike pixel covers BINS x BINS RGB pixels
-# Each clip has its own random charges, but a clip has the same ones in each measurement.
+# Each clip has its own random charges, but a clip has the same charges in each measurement.
 SEED = 3
 
 PHOTOGRAPHS = ("astronaut.png", "chelsea.png", "coffee.png")

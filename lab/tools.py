@@ -173,7 +173,7 @@ def compared(
 
 
 def _summary(calls: list[dict[str, float]]) -> dict[str, float]:
-    """Return the figures that `compared` returns of a function, from those of its calls."""
+    """Return the figures of a function in `compared`. calls: the figures of each of its calls."""
     wall = [call["s"] for call in calls]
     cpu = [call["cpu_s"] for call in calls]
     summary = {

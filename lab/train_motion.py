@@ -280,8 +280,8 @@ def hide_motion(samples: Mapping[str, list[Sample]]) -> None:
     """Hide the motion and the equations of all samples. Changes the samples.
 
     `train` uses two things of a sample. The first is its equations, which it makes later:
-    `is_plain` lets `Sample.equations_along` return hidden ones. The second is its proposal, which
-    was computed before: the first estimate replaces it here.
+    `is_plain` lets `Sample.equations_along` return hidden equations. The second is its proposal,
+    which was computed before: the first estimate replaces it here.
     """
     for samples_of_set in samples.values():
         for sample in samples_of_set:
@@ -320,8 +320,8 @@ def main(argv: Sequence[str]) -> int:
     parameter_count = sum(parameter.numel() for parameter in trained.parameters())
     print(f"{sample_count} samples, {parameter_count:,} parameters", flush=True)
 
-    # `net` holds the newest weights, and the file gets averaged ones. They are written from a
-    # second network of the same form, so that saving does not disturb the training of `net`.
+    # `net` holds the newest weights, and the file gets averaged weights. A second network of the
+    # same form takes the averaged weights, so that saving does not disturb the training of `net`.
     _, averaged = motion_network(operator, args.network)
 
     def save(weights: Mapping[str, Tensor], updates: int) -> None:
@@ -357,8 +357,8 @@ def read_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add("--seed", type=int, default=0, help="seed of all random numbers, default %(default)s")
     add("--network", type=Path, required=True, help="weights file of lab/train_motion_net.py")
     help_of_part = (
-        'which learned steps are trained: those for exposures with "few" spikes, or those for '
-        '"good" light; default %(default)s'
+        'which learned steps are trained: the steps for exposures with "few" spikes, or the steps '
+        'for "good" light; default %(default)s'
     )
     add("--part", choices=("few", "good"), default="few", help=help_of_part)
     help_of_begin = (
@@ -396,7 +396,7 @@ def motion_network(
     }
     if network:
         fusion["motion_by"] = "both"  # the network and DIS
-    # `resolve` checks the options and adds the defaults of missing ones. `plain` makes them a dict.
+    # `resolve` checks the options and adds the defaults of missing options. `plain` makes a dict.
     netG = NETWORKS.resolve({**operator.netG, "fusion": fusion}, "netG").plain()
     saved = replace(operator, netG=netG)
     net = NETWORKS.build(netG, "netG", spike_channels=saved.spike_channels)
@@ -624,9 +624,9 @@ def samples_of_part(samples: Mapping[str, list[Sample]], part: str) -> dict[str,
 #
 # The ranges below were judged and not measured. The motion that `finder_of` finds is wrong by 0.65
 # pixels in the mean in bright light and by up to 2.5 pixels in dim light
-# (docs/benchmarks/quality_details.md). These ranges go from small errors to several times as large
-# ones. If they were much smaller, a wrong motion would hardly change the equations, and the steps
-# would have nothing to see.
+# (docs/benchmarks/quality_details.md). These ranges go from small errors to errors several times as
+# large as the mean. If they were much smaller, a wrong motion would hardly change the equations,
+# and the steps would have nothing to see.
 
 # Factor of the whole motion: 0 is no motion, and 1.8 is 80 % too much.
 MOTION_FACTORS = (0, 1.8)
@@ -694,7 +694,7 @@ def with_odd_region(motion: Motion, rng: np.random.Generator, *, stands_still: b
     region = cv2.GaussianBlur(region, (0, 0), REGION_EDGE_PX)  # (H, W), 1 inside and 0 outside
     region = region[None, :, :, None]  # (1, H, W, 1)
 
-    # It is drawn in both cases, because all later draws depend on it.
+    # The shift is drawn even if it is not used, because all later draws depend on this draw.
     added_shift = rng.uniform(*REGION_SHIFT_PX, size=2).astype(np.float32)  # x and y
     if stands_still:
         return motion.shifts * (1 - region)
@@ -854,7 +854,8 @@ def loss_of(
 ) -> tuple[Tensor, float]:
     """Return the loss, and the gain of the last frame over the first estimate in dB.
 
-    With e_0 the squared errors of the first estimate z_0, and e_k those after learned step k,
+    With e_0 the squared errors of the first estimate z_0, and e_k the squared errors of the frame
+    after learned step k,
 
         loss = sum over k of STEP_WEIGHTS[k] (relative_k + worse_weight worse_k)
         relative_k = log(mean(e_k) / mean(e_0))

@@ -721,7 +721,8 @@ def spikes_of(rng: np.random.Generator, light: np.ndarray, sensor: Sensor) -> np
 def collected_charge(rng: np.random.Generator, light: np.ndarray, sensor: Sensor) -> np.ndarray:
     """Return the charge (N, h, w) that each pixel collects in a plane, without noise.
 
-    It is rate * light + dark charge. A camera of display values has those in place of light.
+    It is rate * light + dark charge. For a camera that integrates display values, the light is
+    replaced by its display value.
     """
     integrated = light
     if sensor.is_display:
@@ -845,8 +846,8 @@ def train(textures: Sequence[np.ndarray], out: Path, seconds: float, seed: int) 
         if elapsed_share >= 1:
             break
 
-        # The batch: new samples, if this step has any, and old ones of the pool. The pool keeps the
-        # newest POOL samples.
+        # The batch: new samples, if this step has any, and old samples from the pool. The pool
+        # keeps the newest POOL samples.
         new = samples_of(rng, textures) if step % NEW_EVERY == 0 else []
         pool = (pool + new)[-POOL:]
         old_indices = rng.integers(0, len(pool), BATCH - len(new))

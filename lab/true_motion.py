@@ -134,7 +134,7 @@ class TrueMotion:
         times = np.array(sorted({0.0, *motion_times(recording)}))
         shifts = np.stack([self.shifts_at(sharp_plane, time) for time in times.tolist()])
         # A finder also gives expected errors. These are the least errors that
-        # `data.motion.flow.expected_error` gives, because the weights know no smaller ones.
+        # `data.motion.flow.expected_error` gives. The weights have seen no smaller errors.
         lengths = np.linalg.norm(shifts, axis=-1)
         errors = LEAST_ERROR + ERROR_BY_LENGTH * lengths
         return Motion(times, shifts, errors.astype(np.float32))

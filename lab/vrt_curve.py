@@ -349,8 +349,8 @@ class Training:
 
 # ---- Form "motion" -----------------------------------------------------------------------------
 #
-# The frames of this attention are the 15 pictures of spikes that `MotionNet` sees: those of eleven
-# windows of time within the exposure, and of two windows on each side of it.
+# The frames of this attention are the 15 pictures of spikes that `MotionNet` sees. Eleven pictures
+# show windows of time within the exposure. Two pictures show windows before it, and two after it.
 
 # The scenes that are drawn before the training. Both networks draw their batches from them. Each
 # scene gives two samples.
@@ -435,7 +435,7 @@ class AttentionMotionNet(MotionNet):
     ) -> Tensor:
         """Return the inputs of the conv net of a level, with the channels of the attention.
 
-        `MotionNet.forward` calls this for each level. The arguments are those of
+        `MotionNet.forward` calls this for each level. The arguments are the arguments of
         `MotionNet._inputs`, whose result (B, 48, h, w) begins with the 30 channels of the pictures.
         """
         inputs = super()._inputs(pictures, scene, curve, log_error, size)
@@ -861,7 +861,7 @@ class Prior(nn.Module):
     def forward(self, at_full_size: Tensor, at_half_size: Tensor) -> Tensor:
         """Return what is added, (N, 3 + GATES, H, W). H and W are multiples of QUARTER.
 
-        The arguments are those of `MotionSteps.net`, with a first axis for the N frames.
+        The arguments are as in `MotionSteps.net`, with a first axis for the N frames.
         """
         # Bring both inputs to half size, as `MotionSteps.net` does.
         pixels = F.pixel_unshuffle(at_full_size, HALF)  # 2 x 2 pixels become channels

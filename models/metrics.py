@@ -1,4 +1,4 @@
-"""Metrics of restored frames: PSNR, SSIM and those of `metric.more`.
+"""Metrics of restored frames: PSNR, SSIM, and the metrics that `metric.more` asks for.
 
 Images are (H, W, 3) RGB in 0..255: uint8, or float64 if `metric.values` is not uint8. A metric is
 computed per frame, in float64, without a border crop. A new metric is one function in one file,

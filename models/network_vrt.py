@@ -251,7 +251,7 @@ class VRT(nn.Module):
         self.norm = LayerNorm(dims[-1])
         self.conv_after_body = nn.Linear(dims[-1], dims[0])
 
-        # The channels 64 and the kernel sizes here are those of the released weights.
+        # The released weights fix the 64 channels and the kernel sizes of these layers.
         if not self.pa_frames:  # interpolation: all frames are joined, then new frames are made
             frames = options["img_size"][0]
             self.linear_fuse = nn.Conv2d(dims[0] * frames, 64, kernel_size=1)

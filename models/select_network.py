@@ -259,7 +259,7 @@ def _check_time(name: str, section: LoaderOptions, spec: InputSpec) -> None:
         return
     kind = section.plain()["dataset_type"]
     if spec.interpolates:
-        does = "makes new frames between those of a clip"
+        does = "makes new frames between the frames of a clip"
         expected = "a dataset with temporal_scale 2"
         do = "choose another dataset, or set netG.pa_frames to 2, 4 or 6"
     else:

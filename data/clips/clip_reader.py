@@ -51,7 +51,7 @@ FRAMES_OF_DIFFERENT_TIMES = (
     "taken to last as long as the one before it; give spike.exposure if it does not"
 )
 MISSING_FRAMES = (
-    "each frame has the planes of its own time; those of the missing frames are left out"
+    "each frame has the planes of its own time; the planes of the missing frames are left out"
 )
 
 

@@ -308,8 +308,8 @@ def entry_of(path: str) -> FileEntry:
 def stamp(file: str) -> tuple[int, int]:
     """Return (size, time of change in ns) of a file.
 
-    For a file in an LMDB, size and time are those of data.mdb. Returns (0, 0) if the file is not on
-    this machine: callers only compare stamps, so a missing file is no error for them.
+    A file in an LMDB has the size and time of data.mdb. Returns (0, 0) if the file is not on this
+    machine: callers only compare stamps, so a missing file is no error for them.
 
     The result must stay a plain tuple: names of stored calibrations are made from its repr
     (data/cameras/self_calibration.py).
@@ -728,7 +728,7 @@ def _damaged_lmdb(root: str, error: Exception) -> DataError:
     return DataError(
         what=f"the LMDB is damaged: {error}",
         where=root,
-        expected="an LMDB whose keys are those of its meta_info.txt",
+        expected="an LMDB with the keys that its meta_info.txt lists",
         do="copy the LMDB again (mdb_copy -c compacts it), or make it again",
     )
 

@@ -85,8 +85,8 @@ SHARE = 0.01
 # The states of so many folders are compared at once. The number bounds the memory for their paths.
 # A much smaller number would leave threads without work.
 FOLDERS_AT_ONCE = 2**14
-# Columns that tell whether the data are still the same: the paths of all listed folders, and the
-# two numbers of the state of each.
+# Columns that tell whether the data are still the same: the paths of all listed folders, and two
+# numbers for each folder, its `State`.
 STATE_COLUMNS = {"folders": np.uint8, "folder_states": np.int64}
 
 

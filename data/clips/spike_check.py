@@ -205,5 +205,5 @@ def _narrow_windows(spikes: DatSpikes, count: int, rate: float) -> list[str]:
         return []
     return [
         f"{rate:.3f} spikes per plane: the windows of half_windows {list(half_windows)} mostly lie "
-        "between the same two spikes (spike.representation.half_windows): take wider ones"
+        "between the same two spikes: make the windows wider (spike.representation.half_windows)"
     ]

@@ -75,7 +75,7 @@ VERSION = 2
 # Name of the record in each folder of a clip.
 RECORD = "made.json"
 # Settings that have an effect only without a rig. If a new setting is in neither of the two sets,
-# it is recorded in both cases, and old data sets cannot be continued.
+# it is recorded with and without a rig, and old data sets cannot be continued.
 ONLY_WITHOUT_RIG = {
     "interpolate", "method", "gamma", "light", "rate", "threshold", "initial_charge", "shot_noise",
     "dark_rate", "threshold_mismatch", "instants",

@@ -391,9 +391,8 @@ def _intervals(stream: np.ndarray) -> Intervals:
 def _planes_to_second(ends: np.ndarray, first: np.ndarray) -> np.ndarray:
     """Return the number of planes from the first spike of each pixel to its second, (h, w) int32.
 
-    The number is the smallest of (ends - first) above 0. The trick is the one of `_first`: 1 is
-    subtracted before the minimum, so that unsigned numbers below 1 become very large. E.g. with
-    ends at 4 and 8:
+    The number is the smallest of (ends - first) above 0. As in `_first`, 1 is subtracted before the
+    minimum, so that unsigned numbers below 1 become very large. E.g. with ends at 4 and 8:
 
         the second spike    8 - 4 - 1 = 3, the minimum, and the result is 4
         the first spike     4 - 4 - 1 = -1, very large

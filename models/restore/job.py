@@ -297,8 +297,8 @@ def restore_share(
     clip that was not cut between ranks is scored at once.
 
     share: the pieces of this rank.
-    more_scores: a function (restored frame, sharp frame) -> scores, e.g. {"lpips": 0.12}. None: no
-    more scores than those of models/metrics.py.
+    more_scores: a function (restored frame, sharp frame) -> scores, e.g. {"lpips": 0.12}. None:
+    only the metrics of models/metrics.py are computed.
     """
     total = sum(len(work.frames) for work in share)
     # Time and number of the frames restored so far, over all pieces of this rank.
@@ -486,7 +486,7 @@ def build_report(
 
     results: the content of metrics.json, the result of `collect`.
     clips: name of a clip -> pictures of the example frame, (H, W, 3) uint8: "blurry" and
-    "restored", "spikes" and "sharp" if there are any, and those that the method has of this frame.
+    "restored", "spikes" and "sharp" if there are any, and the pictures of the method (captions).
     videos: name of a clip -> data URI of the video that compares input and result.
     captions: name of a clip -> name of a picture of the method -> what the picture shows.
     """

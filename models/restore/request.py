@@ -465,7 +465,8 @@ def _method_section(name: str, overrides: Sequence[str]) -> dict[str, Any]:
                 expected="the name of the method once",
                 do="give the name with --method alone",
             )
-        # Its errors name the option file. Here is none, so the name is empty.
+        # The errors of `apply_override` name the option file. There is no option file here, so the
+        # name is empty.
         apply_override(table, override, Sources(""))
     return table["method"]
 

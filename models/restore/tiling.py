@@ -516,7 +516,8 @@ def _blend_weights(
     the tile overlaps a neighbour:
 
     "kair"      0 over half of the overlap. Half of an odd overlap is rounded down at the start of
-                a tile and up at its end, so that one of two neighbours has 1 and the other one 0.
+                a tile and up at its end, so that at each pixel one of two neighbours has the
+                weight 1, and the other has 0.
                 E.g. overlap 5: 0 0 1 1 ... 1 0 0 0.
     "smooth"    half a period of a cosine over the whole overlap, from nearly 0 to nearly 1. The
                 weight is never 0, because the sum of the weights is a divisor.

@@ -350,10 +350,9 @@ def _measured(net: nn.Module, owner: Any, x: Tensor) -> list[int]:
 
 
 def _flops_of_block(block: Block, x: Tensor) -> list[float]:
-    """Return the operations of the two branches of a block, attention and MLP: in this order.
+    """Return the operations of the two branches of a block: [attention, MLP], as in Block.FLAGS.
 
-    The order is that of Block.FLAGS. Only the ratios between blocks matter, so norms and softmax
-    are left out.
+    Only the ratios between blocks matter, so norms and softmax are left out.
 
     x: (B, D, H, W, C).
     """

@@ -100,7 +100,7 @@ def test_a_wrong_option_ends_every_rank_with_one_message(tmp_path, override, ran
 
 
 def assert_ended_with_one_message(result: RankResult, exit_code: int, words: list[str]) -> None:
-    """Check that all ranks have ended with this code, and that one of them has said why."""
+    """Check that all ranks have ended with this code, and that one rank has said why."""
     assert set(result.exit_codes) == {exit_code}, result.text
     assert result.text.count("Error: ") == 1, result.text
     assert "Traceback" not in result.text, result.text

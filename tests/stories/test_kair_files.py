@@ -146,7 +146,7 @@ def assert_test_finds_the_best_validation(
 ) -> None:
     """Check that each of the 2 steps has a loss and a validation, and that the test agrees.
 
-    scores: those of the restored frames, of metrics.json. frames: their number.
+    scores: the scores of the restored frames in metrics.json. frames: number of these frames.
     """
     curves = history(options)
     assert steps_of(curves["train/loss"]) == [1, 2]

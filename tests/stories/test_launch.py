@@ -68,7 +68,7 @@ KUBEFLOW = {
 
 
 def without(env, name):
-    """Return the variables without one of them."""
+    """Return the variables without the variable `name`."""
     return {key: value for key, value in env.items() if key != name}
 
 
@@ -943,7 +943,7 @@ def test_an_active_environment_with_python_is_taken(fake_python):
 
 
 def test_an_active_environment_without_python_is_passed_over(tmp_path, fake_python):
-    # There is a `python` on PATH, but it is not that of the environment.
+    # There is a `python` on PATH, but it does not belong to the environment.
     (tmp_path / "conda/bin").mkdir(parents=True)
     env = fake_python | {"CONDA_PREFIX": str(tmp_path / "conda"), "VIRTUAL_ENV": ""}
 

@@ -799,7 +799,7 @@ def test_the_table_has_all_lines_of_the_protocol(large_clip, name):
 
 @pytest.fixture(scope="module")
 def bad(home):
-    """Give a folder with files that cannot be used, beside those of `home`.
+    """Give a folder with files that cannot be used, beside the files of `home`.
 
     broken.mp4    a text
     foreign.pth   a text

@@ -23,7 +23,7 @@ from tests.helpers.train_files import write_options
 from tests.helpers.weights_files import message, metrics, restore
 from utils.image import imread_rgb
 
-# Folders below that of `home`: frames and spikes of the test clips.
+# Folders below `home`: frames and spikes of the test clips.
 FRAMES = "GOPRO_Large/test"
 SPIKES = "GOPRO_Large_spike_seq/test"
 GEOMETRY = SpikeGeometry(16, 16)
@@ -152,7 +152,7 @@ def test_the_page_has_a_slider_for_each_clip(tested, method):
     page = (tested[method] / "report.html").read_text()
 
     assert page.count('type="range"') == 3
-    # The curve of a grey method is that of the luminance.
+    # The curve of a grey method shows the PSNR of the luminance.
     assert ("PSNR-Y of each frame" in page) == (method in GREY)
 
 

@@ -83,7 +83,7 @@ def reader_of(path):
     "changed",
     [
         pytest.param(slice(0, 1), id="the first byte"),
-        # The digest reads only some parts of a large file. At least one of them lies here.
+        # The digest reads only some parts of a large file. At least one part lies in these bytes.
         pytest.param(slice(90_000, 120_000), id="the middle"),
         pytest.param(slice(199_999, 200_000), id="the last byte"),
     ],

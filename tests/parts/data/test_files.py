@@ -129,7 +129,7 @@ def test_ctrl_c_while_a_file_is_written_leaves_the_former_file_alone(tmp_path, m
     assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
 
 
-# A new file has the permissions 0o666 without those that the umask forbids.
+# A new file has the permissions 0o666 without the permissions that the umask forbids.
 @pytest.mark.parametrize(
     ("umask", "permissions"),
     [

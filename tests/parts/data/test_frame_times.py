@@ -140,8 +140,8 @@ def proposed_table(error: DataError) -> Any:
 # planes evenly. Otherwise each frame has the planes between its stored start and the next one.
 #
 # starts: where the frames start, in ticks, as the film stores them.
-# edges: where the planes of the frames begin in ticks, and where those of the last frame end. There
-# are as many planes as ticks, so that a case can name each edge.
+# edges: where the planes of each frame begin, in ticks, and then where the planes of the last frame
+# end. There are as many planes as ticks, so that a case can name each edge.
 @pytest.mark.parametrize(
     ("starts", "edges"),
     [
@@ -373,7 +373,7 @@ def test_lost_frames_are_named(tmp_path, caplog, first, last, said):
     clip_of(*write_lossy_film(tmp_path, first, last))
 
     assert said in caplog.text
-    assert "those of the missing frames are left out" in caplog.text
+    assert "the planes of the missing frames are left out" in caplog.text
 
 
 def test_the_lost_beginning_of_a_film_takes_its_planes_with_it(tmp_path, caplog):

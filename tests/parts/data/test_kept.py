@@ -368,7 +368,7 @@ def plus(column: np.ndarray, value: float) -> np.ndarray:
 
 
 # A lie replaces some columns of a true record. Each function below gets the true columns, and
-# returns {name: column} of those that it replaces. Its name says what is wrong.
+# returns {name: column} of the replaced columns. Its name says what is wrong.
 
 
 # ---- Lies: paths ----

@@ -568,7 +568,7 @@ FAULTS = {
     "no multiple": Fault(
         frame_of_another_size,
         [
-            # The widths are the reason: 24 is no multiple of 20, and 20 is none of 12.
+            # The widths are the reason: 24 is no multiple of 20, and 20 is no multiple of 12.
             "gt is 16 x 24, lq 16 x 20: no whole multiple",
             "lq is 16 x 20, spikes 8 x 12: no whole multiple",
             "correct spike.h and spike.w, or give spike.calibration",
@@ -951,7 +951,7 @@ def test_a_single_folder_beside_lists_of_folders_is_refused(roots):
     values = joined(roots)
     values["dataroot_gt"] = values["dataroot_gt"][0]
 
-    with pytest.raises(OptionError, match="dataroot_gt is one"):
+    with pytest.raises(OptionError, match="dataroot_gt is a single folder"):
         set_for_training(values)
 
 

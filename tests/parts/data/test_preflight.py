@@ -372,7 +372,7 @@ def test_windows_between_two_spikes_are_said(tmp_path, half_windows, spikes, is_
 
     report = check(section(tmp_path, spike={"type": "dat", "representation": representation}))
 
-    found = [each.what for each in report.warnings if "take wider ones" in each.what]
+    found = [each.what for each in report.warnings if "make the windows wider" in each.what]
     if is_narrow:
         (what,) = found
         assert what.startswith(

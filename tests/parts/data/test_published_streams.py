@@ -204,7 +204,7 @@ def planes(home, golden) -> np.ndarray:
 def test_a_stream_gives_the_golden_tfp(golden, planes):
     channel = represent("tfp", planes, center=20, half_window=20)
 
-    # All 41 planes are in the window, so the mean of the channel is that of the planes.
+    # All 41 planes are in the window, so the channel has the mean of all planes.
     assert planes.mean() == pytest.approx(golden.tfp, abs=5e-7)
     assert channel.mean() == pytest.approx(golden.tfp, abs=5e-7)
 

@@ -81,8 +81,8 @@ def test_a_perfect_spike_camera_integrates_the_light_of_each_pixel():
 
     _, spikes = record(Rig(), lights)
 
-    # The same sensor as that of the rig: with the random numbers of seed 0, which the sensor begins
-    # with, and with as many spikes per plane at full light.
+    # The sensor of the rig once more: with the random numbers of seed 0, with which the sensor
+    # begins, and with as many spikes per plane at full light.
     rng = random_stream("sensor of a rig", 0)
     sensor = simulate.IntegrateAndFire(*SPIKE, rate=RATE, rng=rng)
     expected = sensor.run(simulate.bin_pixels(simulate.to_grey(light), 2) for light in lights)

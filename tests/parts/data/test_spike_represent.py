@@ -183,8 +183,8 @@ def test_tfp_counts_more_planes_than_fit_into_a_byte():
     assert found[0, 0, 0] == 1.0
 
 
-# Planes of a file, and the middles of the four windows of S-VRT in it. The lengths 56, 88 and 104
-# are those of the files of Spk-GoPro; their middles are published. Others follow from the formula.
+# Planes of a file, and the middles of the four windows of S-VRT in it. The files of Spk-GoPro have
+# the lengths 56, 88 and 104, and their middles are published.
 MIDDLES_OF_S_VRT = {56: [20, 21, 35, 36], 88: [20, 33, 55, 68], 104: [20, 39, 65, 84]}
 HALF_WINDOW_OF_S_VRT = 20
 
@@ -207,8 +207,8 @@ def test_the_formula_of_s_vrt_gives_the_published_middles(planes):
     assert middles_of_s_vrt(planes).tolist() == MIDDLES_OF_S_VRT[planes]
 
 
-# Lengths of files: those of Spk-GoPro, lengths without the last 7 planes, and the shortest length
-# that holds a window.
+# Lengths of files: the lengths in Spk-GoPro, two of them without the last 7 planes, and the
+# shortest length that holds a window.
 @pytest.mark.parametrize("planes", [56, 88, 104, 49, 97, 40])
 def test_tfp_spread_over_the_file_is_the_formula_of_s_vrt(planes):
     spikes = stream(planes=planes)

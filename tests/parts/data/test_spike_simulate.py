@@ -173,8 +173,8 @@ def light_by_definition(spikes: list[int]) -> list[Fraction]:
     """Return the light of each plane of one pixel, exactly.
 
     Between two spikes a pixel gets the light of one spike, spread evenly over the interval. Before
-    the first spike and after the last one the light is that of the neighbouring interval, but less
-    if the pixel stayed silent for longer. One spike or none gives the mean of all planes.
+    the first spike and after the last spike, the pixel has the light of the neighbouring interval,
+    but less if it stayed silent for longer. With one spike or no spike, each plane has the mean.
     """
     planes = len(spikes)
     fired = [plane for plane, spike in enumerate(spikes) if spike]

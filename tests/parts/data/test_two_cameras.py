@@ -66,7 +66,7 @@ MEAN = {
 def write_frames(
     root: Path, split: str, clip: str, frames: int, seed: int, second: np.ndarray = TRUTH
 ) -> None:
-    """Write a clip: RGB frames, the spikes of the second camera, and those of the camera "same".
+    """Write a clip: RGB frames, spikes of the second camera, and spikes of the camera "same".
 
     second: the place of the second camera.
     """
@@ -324,7 +324,7 @@ def test_the_size_of_a_plane_may_come_from_the_calibration(home, tmp_path, capsy
     ("sizes", "found"),
     [
         pytest.param({"h": 15, "w": 80}, "15 x 80", id="another plane"),
-        # The missing side is that of the calibration, but the other side is not.
+        # The missing side is taken from the calibration, but the given side differs from it.
         pytest.param({"h": 15, "w": None}, "15 x 40", id="another height"),
         pytest.param({"h": None, "w": 80}, "30 x 80", id="another width"),
     ],

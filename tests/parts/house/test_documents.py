@@ -232,7 +232,7 @@ def test_a_command_that_makes_data_runs_as_the_quick_start_gives_it(
     tmp_path, monkeypatch, arguments
 ):
     # The folders that the commands read. GoPro's frames have 32 x 32 pixels here. Two simulated
-    # cameras need larger frames, so those of the user's videos have 192 x 192 pixels.
+    # cameras need larger frames, so the user's videos have frames of 192 x 192 pixels.
     write_folder(tmp_path / "GOPRO_Large_all/train/GOPR0001_03_00", moving_frames(7))
     large_frames = moving_frames(10).repeat(6, axis=1).repeat(6, axis=2)
     write_folder(tmp_path / "my_videos/train/GOPR0001_03_00", large_frames)
@@ -293,8 +293,7 @@ def test_the_option_file_of_the_quick_start_is_valid(option_file):
 
     opt = main_train_vrt.read_options(["--opt", str(option_file)])
 
-    # The keys of this section are those of its dataset. `of_part` tells the type checker that they
-    # exist.
+    # The section has the keys of its dataset. `of_part` tells the type checker that they exist.
     assert of_part(opt.datasets.test).dataroot_gt.startswith("trainsets/mine/")
 
 

@@ -396,7 +396,7 @@ def test_under_autocast_every_block_takes_the_dtype_that_it_gives(cpu_form, monk
 
 def test_a_network_first_used_in_inference_mode_still_trains():
     net = VRT(**SMALL, kernels="plain")
-    # No other test has this size. Constant tensors are cached for each size, and those that are
+    # No other test has this size. Constant tensors are cached for each size, and tensors that are
     # made in inference mode could not be used for training.
     x = clip(40, 56)
 

@@ -190,7 +190,7 @@ def write_page(path: Path) -> None:
 
 
 def write_another_network(path: Path) -> None:
-    """Write weights with one tensor, whose name is that of a tensor of the released network."""
+    """Write weights with one tensor. The released network has a tensor of this name, too."""
     torch.save({"params": {"conv_first.weight": torch.zeros(2)}}, path)
 
 

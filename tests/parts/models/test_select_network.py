@@ -35,7 +35,7 @@ def spike_section(**changes):
 def read(train, netG, test=None):
     """Return the options of a training of a small VRT.
 
-    train, test: sections of data. netG: keys of the network in place of those of SMALL.
+    train, test: sections of data. netG: keys of the network that replace keys of SMALL.
     """
     values = {
         "task": "t",

@@ -218,7 +218,7 @@ def test_a_missing_tensor_is_reported_if_strict_is_false(without_norm):
 
 def test_spynet_weights_are_read_with_or_without_the_normalisation(tmp_path):
     donor = VRT(**SMALL).spynet
-    # A layer of the finest level, so that its weights differ from those of a new network.
+    # Change a layer of the finest level, so that the weights differ from a new network.
     torch.nn.init.normal_(donor.get_parameter("basic_module.5.basic_module.0.weight"))
     learned = donor.state_dict()
     # Constants, with which frames are normalised. Some files have them.
