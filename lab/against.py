@@ -124,9 +124,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("other", type=Path)
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--only", choices=PROGRAMS)
+    parser.add_argument("other", type=Path, help="folder of the other checkout")
+    parser.add_argument("--rounds", type=int, default=4, help="runs of each program, default 4")
+    parser.add_argument("--only", choices=PROGRAMS, help="run this program alone")
     args = parser.parse_args()
 
     names = [args.only] if args.only else list(PROGRAMS)

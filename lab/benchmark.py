@@ -86,16 +86,16 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--json", type=Path, help=json_help)
 
     add = commands.add_parser("data").add_argument
-    add("--frames", type=int, default=6)
-    add("--repeats", type=int, default=10)
+    add("--frames", type=int, default=6, help="frames of a sample, default 6")
+    add("--repeats", type=int, default=10, help="measured samples of each way, default 10")
     add("--json", type=Path, help=json_help)
     add("--crop", type=int, default=192, help="side of the crop, in RGB pixels")
-    add("--clips", type=int, default=2)
+    add("--clips", type=int, default=2, help="clips of the data set, default 2")
 
     for name in ("net", "train"):
         add = commands.add_parser(name).add_argument
-        add("--frames", type=int, default=6)
-        add("--repeats", type=int, default=3)
+        add("--frames", type=int, default=6, help="frames of a clip, default 6")
+        add("--repeats", type=int, default=3, help="measured runs, default 3")
         add("--json", type=Path, help=json_help)
         add(
             "--config",
@@ -105,7 +105,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
         add("--dtype", choices=DTYPES, default="float32", help="of autocast; float32: no autocast")
         add("--crop", type=int, nargs="+", default=[64], help="side, or height and width")
-        add("--batch", type=int, default=1)
+        add("--batch", type=int, default=1, help="clips at once, default 1")
         add("--threads", type=int, help="CPU threads (default: all)")
         add("--checkpoint", action="store_true", help="activation checkpointing of every block")
         add(

@@ -137,7 +137,8 @@ def in_process(names: list[str], device: str, limit_s: float) -> Iterator[tuple[
         messages = process.stderr.read().splitlines()
 
     reason = messages[-1] if messages else "no message"
-    # The timer above kills, and so does the system if memory runs out. Neither leaves a message.
+    # The timer above kills the process, and the system kills it if memory runs out. A process that
+    # is killed leaves no message.
     if process.returncode == -signal.SIGKILL:
         reason = f"killed, by the limit of {limit_s:.0f} s for all or for want of memory"
     for name in unfinished:
@@ -146,7 +147,7 @@ def in_process(names: list[str], device: str, limit_s: float) -> Iterator[tuple[
 
 def measured_here(name: str, device: str) -> Figures:
     """Make a measurement in this process. Returns its figures, or {"failed": the reason}."""
-    # Give back the memory of the measurement before, because it would be missing in this one.
+    # Give back the memory of the measurement before, because it would be missing here.
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()
@@ -262,7 +263,8 @@ def counted(device: str, checkpoint: bool) -> Figures:
     """
     setup = prepared(device, checkpoint=checkpoint)
     net = setup.net
-    # With a budget of no memory, every block is computed again. With an unlimited one, none is.
+    # With a budget of no memory, every block is computed again. With an unlimited budget, no block
+    # is computed again.
     budget_gb = 0.0 if checkpoint else math.inf
     # Under autocast, as in training: the tensors that autograd keeps have 16 bits then.
     with torch.autocast(device, torch.bfloat16):
@@ -408,7 +410,7 @@ MEASUREMENTS: dict[str, Any] = {
 }
 # A new process begins with each of these measurements. One process for several saves time, because
 # a process loads torch and compiles kernels once. Several processes save figures, because a process
-# that fails loses only its own.
+# that fails loses only its own figures.
 FIRST_OF_PROCESS = ("step, batch 8, no checkpointing", "ceilings", "step, batch 1, float32")
 
 
