@@ -37,7 +37,7 @@ QUICK_TESTS := $(QUICK:%=tests/parts/%.py) tests/faults/test_steps.py \
     tests/stories/test_main_train.py::test_a_run_leaves_log_weights_checkpoints_curves_and_pictures \
     tests/stories/test_main_train.py::test_resume_gives_the_same_weights_as_no_interruption \
     tests/stories/test_main_train.py::test_two_ranks_train_on_different_samples_and_only_rank_0_writes \
-    tests/stories/test_main_test.py::test_the_numbers_equal_those_of_a_restoration_by_hand \
+    tests/stories/test_main_test.py::test_the_numbers_equal_the_numbers_of_a_restoration_by_hand \
     tests/stories/test_main_test.py::test_two_ranks_share_clips_and_give_the_same_numbers \
     'tests/parts/models/test_network_vrt.py::test_outputs_activations_flows_and_gradients_equal_the_reference[net_deblur_pa2_2f_w8]'
 

@@ -389,8 +389,9 @@ def write_checkpoint(folder, name, step):
 class Runs:
     """The checkpoints of this run and of another run.
 
-    own: the step of this run's latest checkpoint. best: of its best checkpoint. other: of the
-    latest checkpoint of another run. Each may be None or "damaged".
+    own: step of the latest checkpoint of this run. best: step of the best checkpoint of this run.
+    other: step of the latest checkpoint of another run. Each may be None (no such file) or
+    "damaged".
     """
 
     def __init__(self, root, own=None, best=None, other=None):
@@ -554,8 +555,8 @@ class Watched(nn.Module):
 
     def __init__(self, size: int = 3) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(3, 3, size, 1, size // 2)
-        self.slow = nn.Conv2d(3, 3, 1)
+        self.conv = nn.Conv2d(3, 3, kernel_size=size, padding=size // 2)
+        self.slow = nn.Conv2d(3, 3, kernel_size=1)
         self.phases: list[str] = []
 
     def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
@@ -705,7 +706,7 @@ def test_the_lock_of_another_host_is_waited_for_longer(tmp_path):
         (tmp_path / MARK).touch()
 
         with only_run_in(tmp_path, patterns=(), appended=()):
-            assert process.wait(10) == 0
+            assert process.wait(timeout=10) == 0
 
 
 def test_the_loader_speaks_before_the_watchdog_by_default(tmp_path):

@@ -274,7 +274,7 @@ def test_a_rank_does_not_stand_for_a_node(env):
 UNCLEAR = without(NODE, "NPROC_PER_NODE")
 
 
-def test_the_line_for_each_is_given_if_ranks_cannot_be_told_from_nodes():
+def test_a_command_for_each_case_is_given_if_ranks_cannot_be_told_from_nodes():
     command = "python -u main_train_vrt.py --opt my.json"
 
     with pytest.raises(DistError) as error:
@@ -989,7 +989,7 @@ sys.exit(code)
 
 
 def test_a_process_group_that_is_there_already_is_used_then_left(tmp_path):
-    # As Ray Train makes one, before it calls a function of the user.
+    # Ray Train makes such a group before it calls the function of its user.
     program = tmp_path / "ray.py"
     program.write_text(JOINS_A_GROUP.format(root=str(ROOT)))
     options = write_options(tmp_path)

@@ -114,7 +114,7 @@ def restored_by_hand(home):
     return tensor_to_uint8(frames)[0]
 
 
-def test_the_numbers_equal_those_of_a_restoration_by_hand(home, tested, restored_by_hand):
+def test_the_numbers_equal_the_numbers_of_a_restoration_by_hand(home, tested, restored_by_hand):
     _, _, sharp = files_of_clip(home, "test2")
     by_hand = []
     for number, frame in enumerate(restored_by_hand):
@@ -181,7 +181,7 @@ def test_a_meta_file_that_leaves_clips_out_makes_the_average_incomplete(incomple
     assert total["frames"] == 2
 
 
-def test_an_incomplete_average_is_said_in_table_with_report(incomplete):
+def test_the_table_and_the_report_say_that_an_average_is_incomplete(incomplete):
     assert (incomplete / "table.txt").read_text().startswith("INCOMPLETE")
     assert "Incomplete: 1 of 3 clips" in (incomplete / "report.html").read_text()
 
@@ -254,7 +254,7 @@ def test_the_report_needs_no_other_file(tested):
 
 
 class Interrupted(NamedTuple):
-    """Results of which parts are missing, before and after the command was repeated."""
+    """Results that lacked a frame and some numbers, until the command was repeated."""
 
     folder: Path
     results_before: dict[str, Any]
@@ -387,7 +387,10 @@ IN_PAIRS = ["val.num_frame_testing=2", "val.num_frame_overlapping=1"]
 
 @pytest.fixture(scope="module")
 def with_val_options(home, tmp_path_factory):
-    """Give the results of a test with flags of `val`. They save frames and change the network."""
+    """Give the results of a test with flags of `val`.
+
+    save_img saves frames; the other three say which frames, and what the network gets.
+    """
     flags = [
         "val.save_img=true",
         "val.center_frame_only=true",
@@ -784,7 +787,7 @@ def test_tiles_take_less_memory_than_the_whole(large_clip):
 
 
 @pytest.mark.parametrize("name", ["auto", "whole"])
-def test_the_console_shows_what_tells_most_of_the_protocol(large_clip, name):
+def test_the_console_shows_the_main_lines_of_the_protocol(large_clip, name):
     assert "\ntile: tiles of" in large_clip[name].console
     assert "crop: " not in large_clip[name].console
 
@@ -1003,7 +1006,7 @@ def tfi_options(half_window):
 @pytest.fixture(scope="module")
 def tfi_weights(home):
     """Give weights that were trained with "tfi" and half_window 3."""
-    return save_weights(home / "options.json", home / "tfi.pth", *tfi_options(3))
+    return save_weights(home / "options.json", home / "tfi.pth", *tfi_options(half_window=3))
 
 
 @pytest.mark.parametrize(
@@ -1042,7 +1045,7 @@ def noise_clip(home, tmp_path):
 
 
 def test_a_full_disk_is_said_in_one_message(noise_clip, tmp_path, capfd):
-    with small_files(1500):
+    with small_files(limit=1500):
         text, code = message(capfd, *noise_clip)
 
     assert code == WRONG_DATA
@@ -1055,7 +1058,7 @@ def test_a_full_disk_is_said_in_one_message(noise_clip, tmp_path, capfd):
 
 
 def test_the_same_command_finishes_after_a_full_disk(noise_clip, tmp_path, capfd):
-    with small_files(1500):
+    with small_files(limit=1500):
         message(capfd, *noise_clip)
 
     weights_files.restore(*noise_clip)

@@ -69,7 +69,7 @@ def picture_bytes(kind):
     kind: the format, e.g. "png", perhaps after a word. "deep png" has 16 bits a value. "exif png"
     has the EXIF data of a camera that was turned by a quarter.
     """
-    image = picture(20, 30)
+    image = picture(height=20, width=30)
     word, _, file_format = kind.rpartition(" ")
     if word == "exif":
         exif = Image.Exif()

@@ -143,7 +143,7 @@ def test_files_have_the_permissions_that_the_umask_gives(tmp_path, umask, permis
     try:
         write_whole(tmp_path / "a.json", b"{}")
         write_spikes(tmp_path / "a.dat", np.zeros((8, 8, 8), np.uint8), SpikeGeometry(8, 8))
-        with VideoWriter(tmp_path / "a.mp4", 25) as video:
+        with VideoWriter(tmp_path / "a.mp4", fps=25) as video:
             video.write(np.zeros((32, 32, 3), np.uint8))
     finally:
         os.umask(former_umask)
@@ -245,8 +245,8 @@ def test_a_missing_folder_is_named(tmp_path):
 
 
 def test_a_strip_shows_five_panels_of_a_clip_with_spikes_and_sharp_frames():
-    blurry = picture(20, 30)
-    restored = picture(40, 60)
+    blurry = picture(height=20, width=30)
+    restored = picture(height=40, width=60)
     sharp = restored
     light = np.linspace(0, 0.4, 600).reshape(20, 30)
 
@@ -261,7 +261,10 @@ def test_a_strip_shows_five_panels_of_a_clip_with_spikes_and_sharp_frames():
 
 
 def test_a_strip_shows_two_panels_of_a_clip_without_spikes_and_sharp_frames():
-    strip = comparison_strip(comparison(picture(20, 30), None, picture(40, 60), None))
+    blurry = picture(height=20, width=30)
+    restored = picture(height=40, width=60)
+
+    strip = comparison_strip(comparison(blurry, spikes=None, restored=restored, sharp=None))
 
     # Blurry and restored.
     assert strip.shape == (40 + LABEL_HEIGHT, 2 * 60 + 2, 3)
@@ -278,7 +281,7 @@ GREY = np.full((10, 10, 3), 100, np.uint8)
     ],
 )
 def test_the_error_is_five_times_the_difference(sharp, error):
-    panels = comparison(GREY, None, GREY, np.full_like(GREY, sharp))
+    panels = comparison(GREY, spikes=None, restored=GREY, sharp=np.full_like(GREY, sharp))
 
     assert (panels["error x5"] == error).all()
 
@@ -286,7 +289,7 @@ def test_the_error_is_five_times_the_difference(sharp, error):
 def test_the_brightest_spikes_are_white():
     light = np.linspace(0, 0.4, 100).reshape(10, 10)  # from dark to bright
 
-    spikes = comparison(GREY, light, GREY, None)["spikes"]
+    spikes = comparison(GREY, spikes=light, restored=GREY, sharp=None)["spikes"]
 
     assert spikes.shape == (10, 10, 3)
     assert spikes[0, 0, 0] == 0
@@ -297,7 +300,8 @@ def test_a_frame_without_spikes_is_black():
     dark = np.zeros((10, 10))
 
     # The brightest light is 0, and nothing may be divided by it.
-    assert (comparison(GREY, dark, GREY, None)["spikes"] == 0).all()
+    panels = comparison(GREY, spikes=dark, restored=GREY, sharp=None)
+    assert (panels["spikes"] == 0).all()
 
 
 # ---- Videos ----
@@ -313,7 +317,7 @@ def test_a_full_disk_leaves_no_video_that_looks_finished(tmp_path):
     noise = np.random.default_rng(0).integers(0, 256, (96, 96, 3), np.uint8)
     is_refused = pytest.raises(DataError, match=r"(?s)out\..*free some space")
 
-    with small_files(limit=2000), is_refused, VideoWriter(tmp_path / "out.mp4", 25) as video:
+    with small_files(limit=2000), is_refused, VideoWriter(tmp_path / "out.mp4", fps=25) as video:
         for _ in range(8):
             video.write(noise)
 
@@ -321,7 +325,7 @@ def test_a_full_disk_leaves_no_video_that_looks_finished(tmp_path):
 
 
 def test_a_video_that_fails_half_way_does_not_appear(tmp_path):
-    with pytest.raises(KeyError), VideoWriter(tmp_path / "v.mp4", 25) as video:
+    with pytest.raises(KeyError), VideoWriter(tmp_path / "v.mp4", fps=25) as video:
         video.write(picture())
         raise KeyError
 
@@ -399,7 +403,7 @@ def noise(tmp_path_factory) -> Noise:
     rng = np.random.default_rng(0)
     frames = [rng.integers(0, 256, (35, 45, 3), np.uint8) for _ in times]
     path = tmp_path_factory.mktemp("noise") / "v.mp4"
-    with VideoWriter(path, 25, times=times, chroma="444") as video:
+    with VideoWriter(path, fps=25, times=times, chroma="444") as video:
         for frame in frames:
             video.write(frame)
     return Noise(times, frames, VideoReader(path))
@@ -421,9 +425,9 @@ def test_every_pixel_of_a_video_in_444_keeps_its_colour(noise):
 
 def test_the_420_form_repeats_the_last_row_instead_of_losing_it(tmp_path):
     # 9 patches of one colour each. The form 4:2:0 needs even sides, and 35 x 45 is odd.
-    patches = picture(3, 3).repeat(15, axis=0).repeat(15, axis=1)
+    patches = picture(height=3, width=3).repeat(15, axis=0).repeat(15, axis=1)
     odd = patches[:35, :45]
-    with VideoWriter(tmp_path / "v.mp4", 25) as video:
+    with VideoWriter(tmp_path / "v.mp4", fps=25) as video:
         video.write(odd)
 
     found = VideoReader(tmp_path / "v.mp4").read(0)

@@ -180,9 +180,8 @@ class MadeCameras(NamedTuple):
 
 # M: number of intervals of each spike pixel in the cameras that are made here.
 INTERVALS = 2
-# Both cameras are aligned, and a spike pixel covers 2 x 2 RGB pixels. It is the matrix from a spike
-# pixel (x, y, 1) to an RGB pixel: spike pixel 0 has the RGB pixels 0 and 1, so its middle is at
-# 0.5.
+# Both cameras are aligned, and a spike pixel covers 2 x 2 RGB pixels. The matrix maps a spike pixel
+# (x, y, 1) to an RGB pixel: spike pixel 0 covers the RGB pixels 0 and 1, so its middle lies at 0.5.
 ALIGNED = np.array([[2, 0, 0.5], [0, 2, 0.5], [0, 0, 1.0]])
 # The spike camera is turned and shifted, and a spike pixel covers 3 x 2 RGB pixels (down x across).
 TURNED = np.array([[2.1, -0.1, 0.8], [0.05, 2.9, 1.4], [0, 0, 1.0]])

@@ -675,7 +675,8 @@ def test_the_time_offset_of_a_calibration_moves_the_planes(tmp_path, offset):
 
 
 # Planes 1 to 23, of which plane 12 is the middle. With an offset of 5 the middle is plane 17, and
-# the file lacks the planes after 23; with -5 it is plane 7, and it lacks those before 0.
+# the file lacks the planes after 23. With an offset of -5 the middle is plane 7, and the file lacks
+# the planes before 0.
 @pytest.mark.parametrize(("offset", "center"), [(0, 12), (5, 17), (-5, 7)])
 def test_the_time_offset_moves_the_middle_of_whole_files(tmp_path, offset, center):
     root = write_noise(tmp_path)

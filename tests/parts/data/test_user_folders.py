@@ -75,13 +75,13 @@ def test_a_gif_has_its_frames(films, number):
 def test_a_webp_among_pngs_is_a_frame(tmp_path):
     for number in range(3):
         write_png(tmp_path / f"{number}.png", np.full((32, 48), 50 * number))
-    Image.fromarray(picture(32, 48)).save(tmp_path / "3.webp", lossless=True)
+    Image.fromarray(picture(height=32, width=48)).save(tmp_path / "3.webp", lossless=True)
 
     (clip,) = user_clips(tmp_path)
 
     assert list(clip.stems) == ["0", "1", "2", "3"]
     # Lossless: each value is the same when it is rounded.
-    assert np.abs(frame_of(clip, 3) - picture(32, 48)).max() < 0.5
+    assert np.abs(frame_of(clip, 3) - picture(height=32, width=48)).max() < 0.5
 
 
 def lines_about_what_is_left_out(caplog: pytest.LogCaptureFixture) -> list[str]:
