@@ -194,7 +194,7 @@ class VideoRecurrentTestDataset(TestClips):
     ) -> dict[str, Any]:
         """Return frames first ... first + count - 1 of a clip, with noise if sigma is given.
 
-        index: number of the clip. reverse: reverse time in the spikes; there are none here.
+        index: number of the clip. reverse: reverses time in the spikes, which these clips lack.
         """
         item = super().read_frames(index, first, count, reverse)
         sigma = self.options["sigma"]

@@ -748,7 +748,8 @@ class Outcome:
         """Return the median time of a training step in seconds. Returns None if it is unknown."""
         times = []
         for run in self.runs.values():
-            if run.get("s_per_step"):  # formulas have none, and very short runs
+            # Runs of formulas, and very short runs, have no time of a step.
+            if run.get("s_per_step"):
                 times.append(run["s_per_step"])
         return statistics.median(times) if times else None
 

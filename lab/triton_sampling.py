@@ -379,7 +379,7 @@ class _DeformConv(torch.autograd.Function):
     """Sample the columns, then multiply them by the weights.
 
     The backward pass adds atomically. So its sums have another order each time, and the last bits
-    of the gradient of x differ from run to run. torchvision's gradient differs likewise.
+    of the gradient of x differ from run to run. They differ with torchvision, too.
     """
 
     @staticmethod

@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 # A stem with a number: the text before the last number, the number, and the text after it. E.g.
 # "a1_b2c" -> "a1_b", "2", "c". DOTALL: a name may have any character, also a line break.
 _NUMBERED = re.compile(r"(?P<before>.*?)(?P<number>\d+)(?P<after>\D*)", re.DOTALL)
-NO_NUMBER = -1  # in place of the number of a stem that has none
+NO_NUMBER = -1  # stands for the number of a stem without digits
 
 Size = tuple[int, int]  # height, width
 Exposures = tuple[Exposure, ...]  # the planes of each frame

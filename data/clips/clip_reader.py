@@ -353,8 +353,8 @@ def _matched_stems(
     """Return the names under which files are matched with the frames.
 
     frame_stems: names of the frames. stems: names of the files.
-    in_order: whether file number i belongs to frame number i. This is so beside a film, because the
-    frames of a film have no names. The files then get the names of the frames.
+    in_order: whether file number i belongs to frame number i. Files beside a film are matched in
+    order, because the frames of a film have no names. The files then get the names of the frames.
 
     E.g. frames "000000", "000001" and files "a", "b", "c" in order -> "000000", "000001", "c".
     Files beyond the last frame keep their names, so that the check reports them.

@@ -323,7 +323,7 @@ class CacheReader:
             # JSON has no tuples, and a Clip has no lists.
             values[key] = tuple(value) if isinstance(value, list) else value
         # These three fields have paths of files, one or more for each frame. A cache may hold kinds
-        # of files that these options do not use. () says that the clip has none.
+        # of files that these options do not use. () says that the clip has no files of this kind.
         for kind in ("gt", "gt_instants", "spike"):
             if kind not in kinds:
                 values[kind] = ()

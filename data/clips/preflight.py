@@ -386,7 +386,8 @@ class _Check:
             if flaw:
                 self.spike_problems.append(Problem(clip.name, flaw, path))
         # `same_files` is slow: it follows links, which takes a call to the system for each folder
-        # of the path. So it is only called if lq and gt have one file id. This is so for one file.
+        # of the path. So it is only called if lq and gt have one file id: two names of one file
+        # always have the same id.
         if clip.gt and looks[clip.lq[0]].file_id == looks[clip.gt[0]].file_id:
             self.same_files += manifest.same_files(self.source, [clip])
 

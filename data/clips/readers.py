@@ -116,7 +116,7 @@ class Reader:
 
     @property
     def instants(self) -> int:
-        """K, the number of sharp frames of each exposure; 0 if the clip has none."""
+        """K, the number of sharp frames of each exposure; 0 in a clip without such frames."""
         if "gt_instants" not in self.shapes:
             return 0
         channels = self.shapes["gt_instants"][0]

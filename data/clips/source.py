@@ -116,8 +116,8 @@ class Source:
     # for the rest, e.g. another firing rate.
     own_spikes: dict[str, DatSpikes] = field(default_factory=dict)
     left_out: frozenset[str] = frozenset()  # clips in the folders that are not part of the data set
-    # Whether lq and gt may be the same files. This is so if noise is added to lq, or if lq and gt
-    # are different frames of the same folders.
+    # Whether lq and gt may be the same files. They may if noise is added to lq, or if lq and gt are
+    # different frames of the same folders. Otherwise the network would learn to change nothing.
     may_share_frames: bool = False
     # Whether the data set is Vimeo-90K: clips <a>/<b> of im1 ... im7, all of one size. Only listed
     # clips are read.

@@ -340,7 +340,7 @@ def _fraction(time: int, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
 
 
 def _first(ends: np.ndarray) -> np.ndarray:
-    """Return the first of the ends of intervals of each pixel, (h, w); 0 if there is none.
+    """Return for each pixel where its first interval ends, (h, w); 0 if no interval ends.
 
     ends: (t, h, w) unsigned, 0 where no interval ends.
     """

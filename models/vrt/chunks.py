@@ -326,8 +326,8 @@ def _tape_of_backward(work: Work, recorded: tuple[Tensor, ...]) -> Tape | None:
 def _zeros_like_needed(weights: Weights, needed: Sequence[bool]) -> dict[str, Tensor]:
     """Return zeros to sum the gradients of weights in, for each weight that needs a gradient.
 
-    A frozen weight needs none. The sums have the dtype of the weights, usually float32, even if the
-    tokens have bfloat16. In bfloat16 a sum over many chunks would lose its small terms.
+    A frozen weight needs no gradient. The sums have the dtype of the weights, usually float32, even
+    if the tokens have bfloat16. In bfloat16 a sum over many chunks would lose its small terms.
 
     needed: whether each weight needs a gradient, in the order of `weights`.
     """
@@ -439,7 +439,7 @@ class GatedMlp(nn.Module):
 
     inputs, hidden, outputs: numbers of channels.
     checkpoint: whether backward computes the hidden layer again, from the input alone. If the layer
-    runs in chunks, backward always does so.
+    runs in chunks, backward always computes it again.
     kernels: "auto" computes chunk by chunk, "plain" computes all tokens at once.
     """
 

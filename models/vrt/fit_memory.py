@@ -308,8 +308,8 @@ def _moment(
     known: kind and size of a module -> its measurement. This function adds new measurements, so
     that blocks that are alike are measured once.
     """
-    # `kind`: everything that the bytes depend on. The shift is part of it, because a block with a
-    # shift has masks. A block without a shift has none.
+    # `kind`: everything that the bytes depend on. The shift is part of it, because only a block
+    # with a shift has masks.
     kind: tuple[Any, ...] = (type(owner), tuple(x.shape), x.dtype)
     if isinstance(owner, Block):
         attn = owner.attn

@@ -72,7 +72,7 @@ def flow_warp(x: Tensor, flow: Tensor, mode: str = "bilinear", padding: str = "z
     padding: with "zeros" pixels outside the image are 0, with "border" they have the value of the
         nearest border pixel.
 
-    x and the flow get gradients, but in mode "nearest" the flow gets none.
+    x gets gradients. The flow gets gradients too, but not in mode "nearest".
     """
     height, width = x.shape[-2:]
     columns, rows = _positions(flow).unbind(1)

@@ -528,7 +528,7 @@ def test_nearly_each_pixel_that_fires_twice_within_the_edges_has_an_interval(ran
 
     has_interval = counts.sum(0) > 0
     fires_twice = random_stream[7:32].sum(0) > 1  # the spikes of these planes have times 8 to 32
-    # Two spikes may be nearest to the same edge, so a few pixels may have none. Measured: 1.0.
+    # Two spikes may be nearest to the same edge, so a few pixels may have no edge. Measured: 1.0.
     assert (has_interval == fires_twice).mean() > 0.9
 
 

@@ -301,8 +301,8 @@ def test_half_the_threshold_gives_nearly_a_spike_per_plane_in_bright_light(brigh
         bright_dark_bright, factor=0.5, rng=np.random.default_rng(1)
     )
 
-    # 0.9 / 0.5 is more than one spike a plane, so nearly each plane has one. In the second bright
-    # time the first plane may have none, 1 of 9.
+    # 0.9 / 0.5 is more than one spike a plane, so nearly each plane has a spike. Of the 9 planes of
+    # the second bright time, the first may have no spike.
     assert changed[:20].mean() > 0.97
     assert changed[40:].mean() > 0.9
 

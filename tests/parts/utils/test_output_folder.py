@@ -188,7 +188,7 @@ def test_results_whose_run_json_is_gone_are_not_taken_over(finished, out, capfd)
 
     assert code == MOVE_FILES
     assert NOT_OURS in text
-    assert "with its run.json" in text
+    assert "which has a run.json" in text
 
 
 def invert(path: Path) -> None:
