@@ -201,8 +201,8 @@ def list_of_clips(split: str) -> str:
 def test_deblurring_on_two_ranks_takes_the_folders_for_a_missing_list_of_kair(tmp_path):
     options = prepare(tmp_path, "006")
 
-    number_of_frames = 6
-    run = train_resume_and_test(options, number_of_frames, list_of_clips("train"), ranks=2)
+    frames = 6  # of the two test clips
+    run = train_resume_and_test(options, frames, list_of_clips("train"), ranks=2)
 
     message = "the list of the clips is missing: all 2 in the folders are used, KAIR's list has 22"
     assert run.text.count(message) == 1

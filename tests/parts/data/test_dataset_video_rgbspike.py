@@ -175,7 +175,7 @@ def draws(count=200, size=(20, 30), **allowed):
 
 
 def test_crops_reach_every_even_place():
-    plain = draws(2000)
+    plain = draws(count=2000)
 
     # The frame has 20 x 30 pixels, so a crop of 8 x 8 begins at most at row 12 and column 22.
     assert {augment.top for augment in plain} == set(range(0, 12 + 1, 2))
@@ -183,7 +183,7 @@ def test_crops_reach_every_even_place():
 
 
 def test_a_crop_as_large_as_the_frame_has_one_place():
-    places = {(augment.top, augment.left) for augment in draws(20, size=(8, 8))}
+    places = {(augment.top, augment.left) for augment in draws(count=20, size=(8, 8))}
 
     assert places == {(0, 0)}
 
@@ -198,7 +198,7 @@ def test_an_allowed_turn_comes_half_of_the_time(turn):
 
 @pytest.mark.parametrize("turn", ["hflip", "vflip", "transpose", "reverse"])
 def test_a_turn_that_is_not_allowed_never_comes(turn):
-    for augment in draws(2000):
+    for augment in draws(count=2000):
         assert not getattr(augment, turn)
 
 

@@ -695,7 +695,7 @@ def test_clips_that_differ_in_their_planes_give_samples_of_one_shape(clips_of_un
 
 # A template says how a number is written, e.g. "06d" -> 000047.
 @pytest.mark.parametrize("template", ["x", "{}", "1000d", "08.3f", " d", "s", "-8d"])
-def test_a_form_of_names_that_is_none_is_refused(root, template):
+def test_a_template_that_writes_no_whole_number_is_refused(root, template):
     with pytest.raises(OptionError, match="filename_tmpl"):
         build(root, filename_tmpl=template)
 
