@@ -10,10 +10,11 @@ from dataclasses import replace
 import cv2
 import numpy as np
 import pytest
+import skimage.data
 
 from data.cameras import registration
 from data.cameras.registration import CHANGES, Decisions, Found, Pair, State, View, fit, nominal
-from data.spike.simulate import to_display, to_uint8
+from data.spike.simulate import IntegrateAndFire, to_display, to_linear, to_uint8
 from tests.helpers.checked import present
 from tests.helpers.two_cameras import texture
 
@@ -119,6 +120,73 @@ def test_a_fixed_matrix_stays(moving):
 
     assert np.allclose(found.matrix, start, atol=1e-6)
     assert found.matrix_error == np.inf
+
+
+# ---- A pan ----
+
+
+def pan(picture: np.ndarray, speed: tuple[float, float], frames: int) -> list[View]:
+    """Return the views of two aligned cameras that pan over a picture at one speed.
+
+    picture: light, (2 SIDE, 2 SIDE). speed: x and y in RGB pixels per plane.
+    """
+    x_speed, y_speed = speed
+    planes = PLANES * frames
+    lights = []
+    for plane in range(planes):
+        time = plane - planes / 2
+        lights.append(
+            cv2.getRectSubPix(picture, RGB, (SIDE + x_speed * time, SIDE + y_speed * time))
+        )
+    sensor = IntegrateAndFire(*SPIKE, rate=0.6, rng=np.random.default_rng(3), initial_charge=1.0)
+    spikes = sensor.run(cv2.resize(light, SPIKE, interpolation=cv2.INTER_AREA) for light in lights)
+    views = []
+    for begin in range(0, planes, PLANES):
+        end = begin + PLANES
+        mean_light = np.mean(lights[begin:end], axis=0)
+        frame = np.repeat(to_uint8(to_display(mean_light))[..., None], 3, axis=2)
+        before = min(AROUND, begin)
+        views.append(View(frame, spikes[begin - before : end + AROUND], before, count=PLANES))
+    return views
+
+
+# In a pan, a moved camera and a time offset look the same.
+@pytest.mark.parametrize(
+    ("seed", "speed", "frames"),
+    [
+        pytest.param(1, (0.17, 0.07), 3, id="slow"),
+        pytest.param(1, (0.17, 0.07), 6, id="slow, six frames"),
+        pytest.param(2, (0.3, 0.1), 6, id="fast"),
+    ],
+)
+def test_a_pan_leaves_aligned_cameras_as_they_are(seed, speed, frames):
+    picture = texture(np.random.default_rng(seed), (2 * SIDE, 2 * SIDE))
+
+    found = fit(pan(picture, speed, frames), nominal(SPIKE, RGB))
+
+    assert found.is_applied == Decisions(False, False, False)
+    assert found.moved < 0.2  # RGB pixels
+
+
+def test_a_moved_camera_is_found_in_a_pan():
+    picture = texture(np.random.default_rng(2), (2 * SIDE, 2 * SIDE))
+    start = nominal(SPIKE, RGB)
+    start[:2, 2] += (1.5, -1.0)  # RGB pixels
+
+    found = fit(pan(picture, (0.3, 0.1), frames=6), start)
+
+    assert found.is_applied.matrix
+    assert found.matrix == pytest.approx(nominal(SPIKE, RGB), abs=0.1)
+
+
+def test_rounds_that_go_astray_are_undone():
+    cat = to_linear(skimage.data.chelsea().astype(np.float32) / 255).mean(axis=2)
+    crop = np.ascontiguousarray(cat[40 : 40 + 2 * SIDE, 180 : 180 + 2 * SIDE])
+
+    found = fit(pan(crop, (0.25, 0.1), frames=3), nominal(SPIKE, RGB))
+
+    assert found.moved < 0.2  # RGB pixels
+    assert found.explained > 0.99
 
 
 # ---- A round on all pixels ----
