@@ -339,8 +339,8 @@ def load_weights(
     report, fitting = compare_weights(net, weights, where, strict)
     of_network = net.state_dict()
     for name in fitting:
-        # These tables follow from the window, and networks share them, so a table of the file is
-        # not loaded. It must be equal.
+        # These tables follow from the window, and networks share them. So the attention skips a
+        # table of the file when it loads (models/vrt/block.py). The table must be equal.
         if name.endswith(".relative_position_index"):
             refuse_other_index(fitting[name], of_network[name], name, where)
     net.load_state_dict(fitting, strict=False)  # compare_weights has checked the names

@@ -1055,7 +1055,7 @@ class Equations:
 
     def _residuals(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Compute what `residuals` returns."""
-        # A camera that integrates light sees the luma of the light.
+        # None: the camera integrates light, and `Cameras` takes the luma of the light itself.
         integrated = luma(z) if self.is_display else None
         blurry_seen, spikes_seen = self.cameras(light_of(z), integrated)
         return self.b - blurry_seen, self.y - spikes_seen
