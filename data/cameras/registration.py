@@ -908,7 +908,7 @@ class State:
         return start, end
 
     def _reach(self, pair: Pair, start: np.ndarray, end: np.ndarray) -> float:
-        """Return over how many planes around start and end the change with time is measured.
+        """Return the reach: the number of planes on each side of start and end that are measured.
 
         The reach is MOST_REACH, or as many planes as the stream has before the first start and
         after the last end. start, end: from `_ends_of_exposure`.

@@ -489,10 +489,11 @@ class PhotoScene:
             yield cv2.resize(canvas, size, interpolation=cv2.INTER_AREA)
 
     def shifts(self, plane: int, other: int) -> np.ndarray:
-        """Return where what each pixel shows in a plane moves until another plane.
+        """Return the motion of each pixel from one plane to another: (crop, crop, 2) float32.
 
-        Returns (crop, crop, 2) float32, x and y in pixels. What a pixel shows is the nearest layer
-        there whose opacity is above 1/2. In the other plane, another layer may cover it.
+        The motion is x and y in pixels, of what the pixel shows in the first plane. A pixel shows
+        the nearest layer there whose opacity is above 1/2. In the other plane, another layer may
+        cover it.
         """
         # The middle of pixel 0 of the crop is at 0.5 in a view of FINE = 2: it covers the pixels 0
         # and 1 of the view.
