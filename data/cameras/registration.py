@@ -238,7 +238,7 @@ class Found:
 
     @property
     def is_matrix_found(self) -> bool:
-        """Whether the matrix can be trusted at all.
+        """Return whether the matrix can be trusted at all.
 
         The frames must explain the spikes (LEAST_EXPLAINED), and the error must be small
         (FOUND_WITHIN_PX). For example, a clip without texture has a large error.
@@ -247,7 +247,7 @@ class Found:
 
     @property
     def is_sure(self) -> Decisions:
-        """Whether a value was found, and its error is small."""
+        """Return whether a value was found, and its error is small."""
         return Decisions(
             matrix=self.is_matrix_found and self.matrix_error <= SURE_WITHIN_PX,
             offset=self.is_matrix_found and self.offset_error <= SURE_WITHIN_PLANES,
@@ -380,18 +380,20 @@ def fit(
     to_binned = np.linalg.inv(to_pixel)
     start_of_binned = to_binned @ start @ to_pixel
     state = _after_all_rounds(State(pairs, start_of_binned, model, most_offset))
-    at_start = State(pairs, start_of_binned, model, most_offset)
-    at_start.explained = at_start.explains(TIME_SIGMA)
-    offset_error, _ = state.time_errors
-    if _is_astray(state, at_start) or offset_error > SURE_WITHIN_PLANES:
-        # This happens in a pan, where the rounds follow a wrong offset. So try the nominal offset.
-        second = _after_all_rounds(
-            State(pairs, start_of_binned, model, most_offset, fits_middle=False)
-        )
-        if _is_astray(state, second) or not math.isfinite(state.matrix_error):
-            state = second
-    if _is_astray(state, at_start):
-        state = at_start  # its errors are infinite, so nothing is applied
+    # If the matrix is fixed, a time offset cannot be taken for a moved camera.
+    if model:
+        at_start = State(pairs, start_of_binned, model, most_offset)
+        at_start.explained = at_start.explains(TIME_SIGMA)
+        offset_error, _ = state.time_errors
+        if _is_astray(state, at_start) or offset_error > SURE_WITHIN_PLANES:
+            # This happens in a pan, where the rounds follow a wrong offset. So try the nominal one.
+            second = _after_all_rounds(
+                State(pairs, start_of_binned, model, most_offset, fits_middle=False)
+            )
+            if _is_astray(state, second) or not math.isfinite(state.matrix_error):
+                state = second
+        if _is_astray(state, at_start):
+            state = at_start  # its errors are infinite, so nothing is applied
 
     # Back to the pixels before binning. A binned pixel has factor^2 times the spikes of a pixel. A
     # pixel of the binned frame is factor pixels of the frame wide, so distances grow.

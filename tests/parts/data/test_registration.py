@@ -179,6 +179,18 @@ def test_a_moved_camera_is_found_in_a_pan():
     assert found.matrix == pytest.approx(nominal(SPIKE, RGB), abs=0.1)
 
 
+def test_the_offset_of_a_known_camera_is_found_in_a_pan_even_if_it_is_not_sure():
+    picture = texture(np.random.default_rng(1), (2 * SIDE, 2 * SIDE))
+    view = pan(picture, (0.17, 0.07), frames=2)[1]
+    late = replace(view, before=view.before - 5)  # planes before the exposure, as the files say
+
+    found = fit([late], nominal(SPIKE, RGB), model=None)
+
+    assert found.offset_error > registration.SURE_WITHIN_PLANES
+    assert found.offset == pytest.approx(5, abs=2 * found.offset_error)
+    assert found.offset > 2 * found.offset_error
+
+
 def test_rounds_that_go_astray_are_undone():
     cat = to_linear(skimage.data.chelsea().astype(np.float32) / 255).mean(axis=2)
     crop = np.ascontiguousarray(cat[40 : 40 + 2 * SIDE, 180 : 180 + 2 * SIDE])
