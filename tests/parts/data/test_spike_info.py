@@ -452,7 +452,8 @@ def test_context_can_be_trained_with(with_context):
     )
 
     dataset = build_dataset(values, "train", seed=0)
-    epoch, index = 0, 0
+    epoch = 0
+    index = 0
     sample = dataset[epoch, index]
 
     assert sample["spike"].isfinite().all()
