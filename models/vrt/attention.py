@@ -163,11 +163,11 @@ def logit_offset(
     factor: LOG2_E for the form for CPUs, which computes 2^x. Returns None if both are None.
     """
     if mask is None:
-        total = bias
+        total = bias  # (heads, T, T), or None
     elif bias is None:
-        total = mask[None]
+        total = mask[None]  # (1, T, T)
     else:
-        total = bias + mask
+        total = bias + mask  # (heads, T, T)
     if total is None:
         return None
     return (total[None] * factor).to(dtype)
@@ -177,18 +177,20 @@ def logit_offset(
 
 
 class CpuAttention(torch.autograd.Function):
-    """The same as `attend`, on packed heads of windows that share one mask.
+    """The same as `attend`, but it takes q, k and v in one tensor (n, T, 3, heads, hd).
 
-    Forward saves the output and the log-sum-exp of each row of logits, but no T x T matrices.
-    Backward computes them again, a few windows at a time.
+    Forward saves the output and one number for each query, the log-sum-exp of its logits. It saves
+    no T x T matrices. Backward computes these again, a few windows at a time (a round).
 
-    Forward reads and fills a `Tape` (chunks.py) in place:
+    A block computes its windows in chunks, and it calls forward twice for each chunk: in its
+    forward pass, and in its backward pass to build a graph. A `Tape` (chunks.py) carries the
+    results from the first call to the second:
 
-        offsets    sums of bias and mask, for later calls with the same mask
         recorded   the results of each call, in the order of the calls
-        playback   the recorded results, read in the same order
+        playback   in the second pass, the recorded results, read in the same order
+        offsets    sums of bias and mask, for later calls with the same mask
 
-    So the calls of the backward pass must have the order of the calls of the forward pass.
+    So the second calls must have the order of the first calls.
     """
 
     @staticmethod
@@ -201,15 +203,19 @@ class CpuAttention(torch.autograd.Function):
         mutual: bool,
         tape: Tape,
     ) -> Tensor:
-        """Return the output, (n, heads, T, hd). The arguments are those of `window_attention`."""
+        """Return the output, (n, heads, T, hd).
+
+        mask: (T, T), the mask of all n windows, or None. The other arguments are those of
+        `window_attention`.
+        """
         q, k, v = heads_of(qkv, mutual)
-        offset = _offset_of_round(q, bias, mask, tape)  # (windows * heads, T, T), or None
-        # This function runs twice: in the forward pass, and in the backward pass of a chunk, which
-        # builds the graph. The second time, the results come from the tape if it has them.
+        # Bias and mask for as many windows as are computed at once, (windows * heads, T, T). None
+        # without both.
+        offset = _offset_of_round(q, bias, mask, tape)
         if tape.playback is not None:
-            # `recorded` below has this order.
-            out = next(tape.playback)
-            log_sums = next(tape.playback)
+            # The second call: the results are on the tape, in the order of `recorded` below.
+            out = next(tape.playback)  # (n, heads, T, hd)
+            log_sums = next(tape.playback)  # (n, heads, T, 1)
         else:
             out, log_sums = cpu_attention(q, k, v, offset, scale)
             if tape.is_recording:
@@ -236,8 +242,9 @@ class CpuAttention(torch.autograd.Function):
         P = 2^(scale log2(e) q k^T + offset - log-sum-exp). `_gradients_of_round` has the equations
         line by line. The gradient of the bias is float32 at least, because it is a long sum.
 
-        What must stay: the number of windows of a round, and the order of the rounds. They are the
-        order of the sum over all windows, and decide its last bits.
+        What must stay: the number of windows of a round, and the order of the rounds. Both decide
+        the last bits of the bias gradient, which is summed round by round. test_block.py notices a
+        wrong gradient, but no other last bits.
         """
         scale = ctx.scale
         qkv, bias, out, log_sums, offset = ctx.saved_tensors
@@ -284,20 +291,24 @@ def _offset_of_round(
     """Return the sum of bias and mask for the windows that are computed at once, times log2(e).
 
     q: (n, heads, T, hd). bias: (heads, T, T) or None. mask: (T, T) or None.
-    Returns (windows * heads, T, T), or None if both are None.
+    Returns (windows * heads, T, T), or None if both are None. E.g. 128 tokens, 6 heads, float32: 7
+    windows are computed at once, so (42, 128, 128).
 
-    The sum is computed once for all chunks with this mask. The tape keeps it under the address of
-    the mask. No other mask gets this address during the step, because the plan of the chunks keeps
-    the mask.
+    The sum is computed once for all chunks with this mask. The tape finds it by the address of the
+    mask in memory, because a dictionary cannot find a tensor by its numbers. No other mask gets
+    this address during the step, because the list of chunks keeps the mask.
     """
     address_of_mask = None if mask is None else mask.data_ptr()
+    # Self attention has a bias, mutual attention has none. There is one tape for both.
     key = (bias is None, address_of_mask)
     if key not in tape.offsets:
         added = logit_offset(bias, mask, q.dtype, factor=LOG2_E)  # (1, heads or 1, T, T)
         if added is not None:
             windows = windows_at_once(q)
             heads = q.shape[1]
-            added = added.expand(windows, heads, *added.shape[2:]).flatten(0, 1)
+            # Repeat it for each window and head of a round.
+            added = added.expand(windows, heads, *added.shape[2:])  # (windows, heads, T, T)
+            added = added.flatten(0, 1)  # (windows * heads, T, T)
         tape.offsets[key] = added
     return tape.offsets[key]
 

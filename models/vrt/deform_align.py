@@ -16,7 +16,7 @@ Letters of a deformable convolution:
     k           weight groups (`groups` of torch's convolutions)
 
 Both kinds of groups divide the c input channels. E.g. two neighbours of 120 channels: c = 240,
-g = 16, k = 2.
+g = 16, k = 2. A space in a shape is a product: (n g, h, w) has n times g images.
 
 Layout of the offsets: each offset group has nine taps (positions of a 3x3 kernel, row by row). Each
 tap has an offset (dy, dx) in pixels. Channel 2 * (group * 9 + tap) is dy, the next channel is dx.
@@ -55,6 +55,7 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
         out(p) = bias + sum over the taps t of   weight_t (mask_t(p) x(p + tap_t + offset_t(p)))
 
     p is an output pixel. tap_t is the position of tap t relative to p, e.g. (-1, -1) for t = 0.
+    weight_t is the (c' x c) matrix of tap t. If k > 1, each of the k weight groups has a matrix.
 
     x: (n, c, h, w). Outside the image it is zero.
     offset: shift of each sample, (n, 18 g, h, w), float32 or float64, whatever the dtype of x is.

@@ -140,7 +140,8 @@ class SpyNet(nn.Module):
 
     At each of six scales, coarsest first, a small conv net takes the reference frame, the neighbour
     warped by the flow so far, and the flow so far. It returns a correction of the flow. The flows
-    of the four finest scales are used: full resolution, 1/2, 1/4 and 1/8.
+    of the four finest scales are used: full resolution, 1/2, 1/4 and 1/8, because the stages of VRT
+    (block.py) have these resolutions.
     """
 
     mean: Tensor
@@ -287,17 +288,17 @@ def estimate_flows(spynet: SpyNet, frames: Tensor, distance: int) -> Flows:
         backward, forward = both.view(2, b, n - 1, *both.shape[1:])
         far_backward = [backward]
         far_forward = [forward]
-        # Extend the flows by one frame at a time. A backward flow is read at frame i, and leads to
-        # a later frame. E.g. to reach i + 2: follow the flow from i to i + 1, and add the flow from
-        # i + 1 to i + 2 at the position that is reached. 4 frames have 3 flows of distance 1, and 2
-        # flows of distance 2: flows 0 and 1, extended by flows 1 and 2.
+        # Extend the flows by one frame at a time. Write 0>1 for the flow that is read at frame 0
+        # and leads to frame 1. To find 0>2, follow 0>1, and add 1>2 at the position that is
+        # reached. E.g. 4 frames and reach 1 (a forward flow leads to an earlier frame):
+        #
+        #                 far_...[-1]    last       extended by   result
+        #     backward    0>1 1>2 2>3    0>1 1>2    1>2 2>3       0>2 1>3
+        #     forward     1>0 2>1 3>2    2>1 3>2    1>0 2>1       2>0 3>1
         for reach in range(1, distance):
-            last = far_backward[-1][:, :-1]  # its last flow ends at the last frame already
+            last = far_backward[-1][:, :-1]  # the last flow cannot be extended: it ends at frame 3
             far_backward.append(_chained(last, backward[:, reach:]))
-            # A forward flow is read at a frame, and leads to an earlier frame. So extend the flows
-            # without the first one, which ends at frame 0. E.g. 4 frames: flows 1 and 2, extended
-            # by flows 0 and 1.
-            last = far_forward[-1][:, 1:]
+            last = far_forward[-1][:, 1:]  # the first flow cannot be extended: it ends at frame 0
             far_forward.append(_chained(last, forward[:, :-reach]))
         flows.append(FlowsOfLevel(far_backward, far_forward))
     return flows

@@ -4,10 +4,11 @@ models.vrt.attention calls `window_attention` for bfloat16 and float16, if `know
 sizes.
 
 Why not torch's attention? It needs q, k and v in three tensors, and heads of a multiple of 8
-channels. It writes one gradient of the bias per window. These kernels read and write packed heads
-in place, so nothing is transposed, split, padded or copied. One launch computes all windows of a
-chunk, although the windows have different masks. A mask is one number per token here, the region of
-the token: tokens of the same region attend to each other.
+channels. It writes one gradient of the bias per window. These kernels read q, k and v where the
+linear layer has written them, in one tensor ("packed"). So nothing is transposed, split, padded or
+copied. One launch computes all windows of a call, although the windows have different masks. A mask
+is one number per token here, the region of the token: tokens of the same region attend to each
+other.
 
 The mathematics. Forward keeps the log-sum-exp of each row of logits, L = log2(sum(exp2(logits))).
 Backward gets the gradient dO of the output O. With the weights P = exp2(logits - L) it computes
@@ -41,9 +42,10 @@ Kernels, by the number of tokens T:
     _gradients_of_keys       larger T: dK and dV
     _gradient_of_bias        larger T: the gradient of the bias
 
-Layout: qkv is (n, T, 3, HEADS, HD). So the distance from a token to the next one is 3 * HEADS * HD
-numbers. The key of a token begins HEADS * HD numbers after its query, and the value HEADS * HD
-numbers after the key.
+Layout: qkv is (n, T, 3, HEADS, HD): windows, tokens, (q, k, v), heads, channels of a head. So the
+distance from a token to the next one is 3 * HEADS * HD numbers. The key of a token begins HEADS *
+HD numbers after its query, and the value HEADS * HD numbers after the key. E.g. 6 heads of 20
+channels: the next token after 360 numbers, the key after 120, the value after 240.
 
 To change a kernel:
 
@@ -238,7 +240,11 @@ def _window_of_queries(window, MUTUAL: tl.constexpr):
 def _query_index(
     window, head, first_query, T: tl.constexpr, HEADS: tl.constexpr, QUERIES: tl.constexpr
 ):
-    """Return the positions of a tile's queries in log_sums and delta, which are (n, HEADS, T)."""
+    """Return the positions of a tile's queries in log_sums and delta, which are (n, HEADS, T).
+
+    E.g. T = 128, 6 heads, window 1, head 2, first_query 64: (1 * 6 + 2) * 128 + 64 = 1088, so the
+    positions 1088, 1089, and so on.
+    """
     return (window * HEADS + head) * T + first_query + tl.arange(0, QUERIES)
 
 
@@ -251,7 +257,9 @@ def _row_pointers(
     tensor: pointer to head 0 of row 0. A row is the channels of all heads of one token.
     first_row: number of the first row.
     stride: distance from one row to the next row, in numbers of the tensor.
-    head: number of the head. Its channels begin head * HD numbers after those of head 0.
+    head: number of the head. Its channels begin head * HD numbers after the channels of head 0.
+
+    Channels HD ... PAD - 1 lie beyond this head. So the caller must not read or write there.
     """
     # The position of the tile in a large tensor may exceed 32 bits. Within the tile 32 bits are
     # enough, and faster.
@@ -295,7 +303,7 @@ def _store_rows(
 def _matrix_pointers(
     matrix, row, column, T: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """Return pointers to a tile (ROWS, COLUMNS) of a (T, T) matrix.
+    """Return pointers to a tile (ROWS, COLUMNS) of a (T, T) matrix, whose rows lie T numbers apart.
 
     row, column: the upper left element of the tile.
     """
@@ -342,12 +350,12 @@ def _logits(
 
 @jit(do_not_specialize=["n", "group_size"])
 def _forward(
-    qkv,  # input: packed queries, keys and values
-    bias,  # input: the bias of the logits, or None
-    region_row,  # input: for each window, its row in `regions`; None without masks
-    regions,  # input: for each token, the number of its region; None without masks
-    out,  # result: the output, (n, T, HEADS, HD)
-    log_sums,  # result: L of each query, (n, HEADS, T)
+    qkv,  # input (n, T, 3, HEADS, HD): query, key and value of each token
+    bias,  # input (HEADS, queries, keys): added to the logits, times log2(e); or None
+    region_row,  # input (n,): for each window, its row in `regions`; None without masks
+    regions,  # input (rows, T): for each token, the number of its region; None without masks
+    out,  # result (n, T, HEADS, HD): the output, O
+    log_sums,  # result (n, HEADS, T): L of each query, log2(sum over the keys of 2^logit)
     n,  # number of windows
     group_size,  # number of windows of a program
     scale,  # factor of the logits, times log2(e)
@@ -361,9 +369,15 @@ def _forward(
     QUERIES: tl.constexpr,  # queries in a tile
     KEYS: tl.constexpr,  # keys in a tile
 ):
-    """Write the output and the log-sum-exp of the logits for a tile of queries of one head.
+    """Write the output and the log-sum-exp of the logits, L = log2(sum(exp2(logits))).
 
-    The table "Names in all kernels" explains the arguments.
+    A program computes one tile of queries of one head, in the windows of its group. E.g. windows of
+    T = 128 tokens, 6 heads, tiles of 64 queries, groups of one window: a window has 2 tiles, so
+    12 programs.
+
+        program 0     head 0, queries  0 ...  63, window 0
+        program 6     head 0, queries 64 ... 127, window 0
+        program 12    head 0, queries  0 ...  63, window 1
 
     The kernel goes through the keys once, tile by tile. After some tiles of keys it has, for each
     query,
@@ -466,17 +480,17 @@ def _bias_sum_of_group(grad_bias, group, head, T: tl.constexpr, HEADS: tl.conste
 
 @jit(do_not_specialize=["n", "group_size"])
 def _all_gradients(
-    qkv,  # input: packed queries, keys and values
-    bias,  # input: the bias, transposed, or None
-    region_row,  # input: for each window, its row in `regions`; None without masks
-    regions,  # input: for each token, the number of its region; None without masks
-    out,  # input: the output of forward, O
-    grad,  # input: dO
+    qkv,  # input (n, T, 3, HEADS, HD): query, key and value of each token
+    bias,  # input (HEADS, keys, queries): added to the logits, times log2(e); or None
+    region_row,  # input (n,): for each window, its row in `regions`; None without masks
+    regions,  # input (rows, T): for each token, the number of its region; None without masks
+    out,  # input (n, T, HEADS, HD): the output of forward, O
+    grad,  # input (n, T, HEADS, HD): the gradient of the output, dO
     grad_stride: tl.constexpr,  # numbers from a row of dO to the next row
-    log_sums,  # input: L of each query
+    log_sums,  # input (n, HEADS, T): L of each query, log2(sum over the keys of 2^logit)
     delta,  # not used: this kernel computes the delta of a query right where it needs it
-    grad_qkv,  # result: dQ, dK and dV
-    grad_bias,  # result: the sum of dS of each group, if there is a bias
+    grad_qkv,  # result (n, T, 3, HEADS, HD): dQ, dK and dV of each token
+    grad_bias,  # result (groups, HEADS, keys, queries): the sum of dS of each group; or None
     n,  # number of windows
     group_size,  # number of windows of a program
     scale,  # factor of the logits, times log2(e)
@@ -493,7 +507,16 @@ def _all_gradients(
 ):
     """Write dQ, dK, dV and the sum of dS of one head in a group of windows.
 
+        P  = exp2(logits - L)
+        dV = P^T dO
+        dS = P (dO V^T - delta),  delta = rowsum(dO O)
+        dQ = scale dS K
+        dK = scale dS^T Q
+
     All keys of a window are one tile. The queries are one tile (T = 64) or two tiles (T = 128).
+
+    A program computes one head, in the windows of its group. E.g. 1000 windows, 6 heads, groups of
+    12 windows: 84 groups, so 504 programs. Program 7 computes head 1 in the windows 12 ... 23.
     """
     tl.static_assert(KEYS == T and T // QUERIES <= 2)
     # This program computes one head in the windows first ... end - 1, which are group `group`. It
@@ -581,16 +604,16 @@ def _all_gradients(
 
 @jit(do_not_specialize=["n", "group_size"])
 def _gradient_of_queries(
-    qkv,  # input: packed queries, keys and values
-    bias,  # input: the bias, not transposed, or None
-    region_row,  # input: for each window, its row in `regions`; None without masks
-    regions,  # input: for each token, the number of its region; None without masks
-    out,  # input: the output of forward, O
-    grad,  # input: dO
+    qkv,  # input (n, T, 3, HEADS, HD): query, key and value of each token
+    bias,  # input (HEADS, queries, keys): added to the logits, times log2(e); or None
+    region_row,  # input (n,): for each window, its row in `regions`; None without masks
+    regions,  # input (rows, T): for each token, the number of its region; None without masks
+    out,  # input (n, T, HEADS, HD): the output of forward, O
+    grad,  # input (n, T, HEADS, HD): the gradient of the output, dO
     grad_stride: tl.constexpr,  # numbers from a row of dO to the next row
-    log_sums,  # input: L of each query
-    delta,  # result: rowsum(dO O)
-    grad_qkv,  # result: dQ. The places of dK and dV stay as they are
+    log_sums,  # input (n, HEADS, T): L of each query, log2(sum over the keys of 2^logit)
+    delta,  # result (n, HEADS, T): rowsum(dO O) of each query
+    grad_qkv,  # result (n, T, 3, HEADS, HD): dQ. The places of dK and dV stay as they are
     grad_bias,  # not used: `_gradient_of_bias` writes it
     n,  # number of windows
     group_size,  # number of windows of a program
@@ -608,7 +631,15 @@ def _gradient_of_queries(
 ):
     """Write dQ of a tile of queries, and delta of these queries. dQ is a sum over the keys.
 
-    `_BackwardPass.launch` must launch this kernel before the two kernels that read delta.
+        P  = exp2(logits - L)
+        dS = P (dO V^T - delta),  delta = rowsum(dO O)
+        dQ = scale dS K
+
+    A program computes one tile of queries of one head, in the windows of its group. E.g. windows of
+    T = 384 tokens, 6 heads, tiles of 64 queries, groups of one window: a window has 6 tiles, so 36
+    programs. Program 40 computes head 4, queries 0 ... 63, window 1.
+
+    `_launch_several_passes` must launch this kernel before the two kernels that read delta.
     """
     # This program computes one tile of queries of one head, in the windows first ... end - 1.
     group = _group_of_program(HEADS, TILES=T // QUERIES)
@@ -657,16 +688,16 @@ def _gradient_of_queries(
 
 @jit(do_not_specialize=["n", "group_size"])
 def _gradients_of_keys(
-    qkv,  # input: packed queries, keys and values
-    bias,  # input: the bias, transposed, or None
-    region_row,  # input: for each window, its row in `regions`; None without masks
-    regions,  # input: for each token, the number of its region; None without masks
+    qkv,  # input (n, T, 3, HEADS, HD): query, key and value of each token
+    bias,  # input (HEADS, keys, queries): added to the logits, times log2(e); or None
+    region_row,  # input (n,): for each window, its row in `regions`; None without masks
+    regions,  # input (rows, T): for each token, the number of its region; None without masks
     out,  # not used: only delta needs it, and delta is an input here
-    grad,  # input: dO
+    grad,  # input (n, T, HEADS, HD): the gradient of the output, dO
     grad_stride: tl.constexpr,  # numbers from a row of dO to the next row
-    log_sums,  # input: L of each query
-    delta,  # input: `_gradient_of_queries` must have written it before this launch
-    grad_qkv,  # result: dK and dV. The place of dQ stays as it is
+    log_sums,  # input (n, HEADS, T): L of each query, log2(sum over the keys of 2^logit)
+    delta,  # input (n, HEADS, T): rowsum(dO O), which `_gradient_of_queries` has written before
+    grad_qkv,  # result (n, T, 3, HEADS, HD): dK and dV. The place of dQ stays as it is
     grad_bias,  # not used: `_gradient_of_bias` writes it
     n,  # number of windows
     group_size,  # number of windows of a program
@@ -682,7 +713,17 @@ def _gradients_of_keys(
     QUERIES: tl.constexpr,  # queries in a tile
     KEYS: tl.constexpr,  # keys in a tile
 ):
-    """Write dK and dV of a tile of keys. Both are sums over the queries."""
+    """Write dK and dV of a tile of keys. Both are sums over the queries.
+
+        P  = exp2(logits - L)
+        dV = P^T dO
+        dS = P (dO V^T - delta)
+        dK = scale dS^T Q
+
+    A program computes one tile of keys of one head, in the windows of its group. E.g. windows of
+    T = 384 tokens, 6 heads, tiles of 64 keys, groups of one window: a window has 6 tiles, so 36
+    programs. Program 40 computes head 4, keys 0 ... 63, window 1.
+    """
     # This program computes one tile of keys of one head, in the windows first ... end - 1.
     group = _group_of_program(HEADS, TILES=T // KEYS)
     head, tile = _head_and_tile(HEADS, TILES=T // KEYS)
@@ -734,17 +775,17 @@ def _gradients_of_keys(
 
 @jit(do_not_specialize=["n", "group_size"])
 def _gradient_of_bias(
-    qkv,  # input: packed queries, keys and values
-    bias,  # input: the bias, transposed, or None
-    region_row,  # input: for each window, its row in `regions`; None without masks
-    regions,  # input: for each token, the number of its region; None without masks
+    qkv,  # input (n, T, 3, HEADS, HD): query, key and value of each token
+    bias,  # input (HEADS, keys, queries): added to the logits, times log2(e); or None
+    region_row,  # input (n,): for each window, its row in `regions`; None without masks
+    regions,  # input (rows, T): for each token, the number of its region; None without masks
     out,  # not used: only delta needs it, and delta is an input here
-    grad,  # input: dO
+    grad,  # input (n, T, HEADS, HD): the gradient of the output, dO
     grad_stride: tl.constexpr,  # numbers from a row of dO to the next row
-    log_sums,  # input: L of each query
-    delta,  # input: `_gradient_of_queries` must have written it before this launch
+    log_sums,  # input (n, HEADS, T): L of each query, log2(sum over the keys of 2^logit)
+    delta,  # input (n, HEADS, T): rowsum(dO O), which `_gradient_of_queries` has written before
     grad_qkv,  # not used: the two kernels above write it
-    grad_bias,  # result: the sum of dS of each group
+    grad_bias,  # result (groups, HEADS, keys, queries): the sum of dS of each group
     n,  # number of windows
     group_size,  # number of windows of a program
     scale,  # factor of the logits, times log2(e)
@@ -759,13 +800,18 @@ def _gradient_of_bias(
     QUERIES: tl.constexpr,  # queries in a tile
     KEYS: tl.constexpr,  # keys in a tile
 ):
-    """Write the sum of dS over a group of windows, for a tile of keys and a tile of queries.
+    """Write the sum of dS over a group of windows. It is the gradient of the bias by this group.
+
+        P  = exp2(logits - L)
+        dS = P (dO V^T - delta)
+
+    A program computes one tile of the matrix (keys, queries) of one head. E.g. T = 192 tokens,
+    6 heads, tiles of 64 x 64: the matrix has 9 tiles, so there are 54 programs for each group of
+    windows. Tiles 0, 1, 2 have the first 64 keys and all queries, tiles 3, 4, 5 the next 64 keys.
 
     `WindowAttention.backward` adds the sums of all groups. Without a bias it does not launch this.
     """
-    # This program computes one tile of the matrix (keys, queries) of one head. It adds the windows
-    # first ... end - 1, which are group `group`. E.g. T 192 and tiles of 64 x 64: the tiles 0, 1, 2
-    # have the first 64 keys and all queries, the tiles 3, 4, 5 have the next 64 keys.
+    # This program computes tile `tile` of head `head`, summed over the windows first ... end - 1.
     tiles_of_queries: tl.constexpr = T // QUERIES
     tiles_of_keys: tl.constexpr = T // KEYS
     tiles: tl.constexpr = tiles_of_queries * tiles_of_keys
@@ -817,16 +863,19 @@ def _gradient_of_bias(
 
 
 class _BackwardPass(NamedTuple):
-    """What all backward kernels take. The comments above the backward kernels explain the names."""
+    """What all backward kernels take, for n windows of T tokens.
 
-    qkv: Tensor  # (n, T, 3, heads, channels of a head)
-    region_row: Tensor | None  # the masks of `mask_table`, or None without masks
-    regions: Tensor | None
-    out: Tensor  # the output of the forward pass, O
+    With mutual attention, each of the two frames of a window counts as a window here.
+    """
+
+    qkv: Tensor  # packed queries, keys and values, n * T * 3 * heads * channels numbers
+    region_row: Tensor | None  # (n,), the masks of `mask_table`, or None without masks
+    regions: Tensor | None  # (rows, T), the masks of `mask_table`, or None without masks
+    out: Tensor  # the output of the forward pass, O, n * T * heads * channels numbers
     grad: Tensor  # the gradient of the output, dO, in the layout that `_with_even_rows` makes
-    log_sums: Tensor  # (n, heads, T)
-    delta: Tensor | None  # (n, heads, T), None for `_all_gradients`
-    grad_qkv: Tensor  # the result: memory that the kernels fill
+    log_sums: Tensor  # (n, heads, T), the log-sum-exp L of each row of logits
+    delta: Tensor | None  # (n, heads, T), the row sums of dO O; None for `_all_gradients`
+    grad_qkv: Tensor  # the result, packed like qkv: memory that the kernels fill
     scale: float  # factor of the logits, without log2(e)
     # The sizes that Triton compiles into a kernel, by name: T, HEADS, HD, PAD, MUTUAL, HAS_BIAS,
     # HAS_MASK. The same for forward and backward.
@@ -851,7 +900,7 @@ class _BackwardPass(NamedTuple):
         """
         n, heads, t = self.log_sums.shape
         tile = backward_tile(t)
-        programs = heads * tiles * math.ceil(n / group_size)
+        programs = heads * tiles * math.ceil(n / group_size)  # e.g. 6 heads * 6 tiles * 1000 groups
         # By position, in the order of the arguments of the backward kernels. `kernel[(programs,)]`
         # is Triton's way to give the number of programs.
         kernel[(programs,)](
@@ -881,8 +930,11 @@ class _BackwardPass(NamedTuple):
 class WindowAttention(torch.autograd.Function):
     """Launches the kernels: attention inside windows, with its gradients.
 
-    Call `window_attention` below, which makes qkv contiguous. The kernels compute addresses in qkv,
-    so with another layout they would read wrong numbers without an error.
+    Call `window_attention` below, which makes qkv contiguous. The kernels compute addresses in qkv.
+    With another layout they would read wrong numbers without an error.
+
+    What must stay: the arguments of a launch have the order of the arguments of the kernel.
+    test_triton.py compares all results with float64, on a CPU.
     """
 
     @staticmethod
@@ -987,10 +1039,12 @@ class WindowAttention(torch.autograd.Function):
 
 
 def _launch_one_pass(work: _BackwardPass, transposed_bias: Tensor | None) -> Tensor | None:
-    """Compute all gradients of windows with few tokens, by one launch.
+    """Compute all gradients of windows of up to 128 tokens, by one launch of `_all_gradients`.
 
-    Returns the sums of dS, one for each group of windows, (groups, heads, keys, queries). Returns
-    None without a bias.
+    transposed_bias: the bias times log2(e), (heads, keys, queries), or None.
+
+    Returns the sums of dS (the gradient of the logits), one for each group of windows,
+    (groups, heads, keys, queries). Returns None without a bias.
     """
     # Without a bias a group has one window, so that as many programs as possible run.
     group_size = 1
@@ -1005,11 +1059,12 @@ def _launch_one_pass(work: _BackwardPass, transposed_bias: Tensor | None) -> Ten
 def _launch_several_passes(
     work: _BackwardPass, scaled_bias: Tensor | None, transposed_bias: Tensor | None
 ) -> Tensor | None:
-    """Compute the gradients of windows with many tokens, by a launch for each kind of gradient.
+    """Compute the gradients of windows of more than 128 tokens, by two or three launches.
 
-    scaled_bias: the bias times log2(e). transposed_bias: the same, transposed.
+    scaled_bias: the bias times log2(e), (heads, queries, keys), or None.
+    transposed_bias: the same numbers, (heads, keys, queries), or None.
 
-    Returns the sums of dS as `_launch_one_pass` does.
+    Returns the sums of dS, (groups, heads, keys, queries), or None without a bias.
     """
     t = work.log_sums.shape[2]  # tokens of a window
     tile = backward_tile(t)
@@ -1046,7 +1101,8 @@ def _group_size(log_sums: Tensor, tiles: int) -> int:
     """Return how many windows a program goes through, if it sums the gradient of the bias.
 
     All heads, tiles and groups together should be about PROGRAMS programs. E.g. 6 heads, 1 tile,
-    1000 windows: 528 / 6 = 88 programs for each head, so 12 windows for each program.
+    1000 windows: 528 / 6 = 88 programs for each head, so 12 windows for each program. Another
+    number of windows changes the order of the sum, and so the last bits of the gradient.
 
     log_sums: (n, heads, T). tiles: number of tiles of a head in one window.
     """

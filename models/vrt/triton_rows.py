@@ -112,7 +112,10 @@ def _norm_forward(
     PAD: tl.constexpr,  # channels of a row with padding, a power of two
     ROWS: tl.constexpr,  # rows of a tile
 ):
-    """Write y = u weight + bias for one tile, where u are the normalized rows."""
+    """Write y = u weight + bias for one tile, where u are the normalized rows.
+
+    E.g. 96 channels: a tile has 32 rows, so program 1 computes the rows 32 ... 63.
+    """
     # The rows and channels of this program's tile, and where their numbers are in memory.
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, PAD)
@@ -152,6 +155,9 @@ def _norm_backward(
 
     Mean and variance of a row are computed a second time. This costs little, because the row is
     read for the gradients anyway.
+
+    A program computes several tiles. E.g. 3 programs and tiles of 32 rows: program 1 has the rows
+    32 ... 63, 128 ... 159, 224 ... 255, and so on.
     """
     channel = tl.arange(0, PAD)
     is_channel = channel < C
@@ -159,8 +165,7 @@ def _norm_backward(
     # The sums over the tiles of this program. At the end the ROWS rows of the sums are added.
     grad_w = tl.zeros((ROWS, PAD), tl.float32)
     grad_b = tl.zeros((ROWS, PAD), tl.float32)
-    # The first row of each tile of this program: tile p, then each P-th tile. E.g. 3 programs and
-    # tiles of 32 rows: program 1 begins at the rows 32, 128, 224, ...
+    # The first row of each tile of this program: tile p, then each P-th tile, of P programs.
     for start in range(tl.program_id(0) * ROWS, n, tl.num_programs(0) * ROWS):
         row = start + tl.arange(0, ROWS)
         is_inside = (row < n)[:, None] & is_channel[None, :]
@@ -176,7 +181,7 @@ def _norm_backward(
         mean_gu = tl.sum(g * u, 1) / C
         result = (g - mean_g[:, None] - u * mean_gu[:, None]) * factor[:, None]
         tl.store(grad_x + index, result.to(grad_x.dtype.element_ty), mask=is_inside)
-    # Add the rows of the sums. Row p of program_sums gets dweight, and C numbers later dbias.
+    # Add the ROWS rows of the sums. Entry p of program_sums has 2 C numbers: dweight, then dbias.
     sums_of_program = program_sums + tl.program_id(0) * 2 * C + channel
     tl.store(sums_of_program, tl.sum(grad_w, 0), mask=is_channel)
     tl.store(sums_of_program + C, tl.sum(grad_b, 0), mask=is_channel)
@@ -242,11 +247,15 @@ def _geglu_forward(
     PAD: tl.constexpr,  # numbers in a row of y with padding, a power of two
     ROWS: tl.constexpr,  # rows of a tile
 ):
-    """Write y = gelu(a) b for one tile, with gelu(a) = a / 2 (1 + erf(a / sqrt(2)))."""
+    """Write y = gelu(a) b for one tile, with gelu(a) = a / 2 (1 + erf(a / sqrt(2))).
+
+    E.g. H = 192: a tile has 16 rows, so program 1 computes the rows 16 ... 31.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, PAD)
     is_inside = (row < n)[:, None] & (channel < H)[None, :]
-    # Where the numbers a of the tile are in z. Those of b follow H numbers later.
+    # Where the numbers a of the tile are in z, whose rows have 2 H numbers. In each row the numbers
+    # b lie H places after the numbers a.
     index = row[:, None].to(tl.int64) * (2 * H) + channel[None, :]
     a = tl.load(z + index, mask=is_inside, other=0.0).to(tl.float32)
     b = tl.load(z + index + H, mask=is_inside, other=0.0).to(tl.float32)
@@ -279,10 +288,12 @@ def _geglu_backward(
     is_channel = channel < H
     sum_a = tl.zeros((ROWS, PAD), tl.float32)
     sum_b = tl.zeros((ROWS, PAD), tl.float32)
-    # The first row of each tile of this program: tile p, then each P-th tile.
+    # The first row of each tile of this program: tile p, then each P-th tile, of P programs. E.g. 3
+    # programs and tiles of 8 rows: program 1 begins at the rows 8, 32, 56, ...
     for start in range(tl.program_id(0) * ROWS, n, tl.num_programs(0) * ROWS):
         row = start + tl.arange(0, ROWS)
         is_inside = (row < n)[:, None] & is_channel[None, :]
+        # Rows of z and grad_z have 2 H numbers, rows of grad have H numbers.
         index = row[:, None].to(tl.int64) * (2 * H) + channel[None, :]
         index_grad = row[:, None].to(tl.int64) * H + channel[None, :]
         a = tl.load(z + index, mask=is_inside, other=0.0).to(tl.float32)
@@ -296,6 +307,7 @@ def _geglu_backward(
         sum_b += of_b
         tl.store(grad_z + index, of_a.to(grad_z.dtype.element_ty), mask=is_inside)
         tl.store(grad_z + index + H, of_b.to(grad_z.dtype.element_ty), mask=is_inside)
+    # Add the ROWS rows of the sums. Entry p of program_sums has 2 H numbers: of da, then of db.
     sums_of_program = program_sums + tl.program_id(0) * (2 * H) + channel
     tl.store(sums_of_program, tl.sum(sum_a, 0), mask=is_channel)
     tl.store(sums_of_program + H, tl.sum(sum_b, 0), mask=is_channel)
