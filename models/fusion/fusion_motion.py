@@ -18,6 +18,14 @@ fit every constant below that says so: another value gives worse frames, without
 
 Sizes: H x W pixels of a frame. A frame z is (3, H, W), display values in [0, 1].
 
+Words:
+
+    residual    by how much a frame misses an equation
+    pull        how a frame would change, so that it fits the equations better
+    proposal    a frame that solves the equations, also where they are wrong
+    evidence    six channels that say how far to trust the equations at each pixel, e.g. the
+                expected error of the motion (joint.Equations.evidence has the list)
+
 Tests: tests/parts/models/test_fusion_motion.py, tests/parts/house/test_train_motion.py
 """
 
@@ -33,7 +41,7 @@ from utils.contract import JointEquations
 from utils.options.models import Positive
 
 # Channels that a step sees at full size: z, z - z_0, proposal - z and the blurry frame (3 colours
-# each), the pulls of the RGB equations (3) and of the spike equations (1).
+# each), the pulls of the RGB equations (3) and of the spike equations (1). `all_steps` makes them.
 CHANNELS_AT_FULL_SIZE = 4 * 3 + 3 + 1
 # Channels that a step sees at half size: the evidence (6); the residuals of both kinds of equations
 # (2); the spikes of the sharp instant compared with z, compared with z_0, and whether z or z_0 fits
@@ -229,9 +237,9 @@ def _pulls_at(z: Tensor, equations: JointEquations) -> Pulls:
 class MotionFusion(ExposureFusion):
     """Makes the first estimate as "exposure" does, and improves it along the motion of the spikes.
 
-    The first estimate is that of the operator "exposure", so the weights of "exposure" fit. The
-    steps that follow need all spike planes: main_test_vrt.py runs them, and lab/train_motion.py
-    trains them. main_train_vrt.py trains the first estimate alone.
+    The weights of the operator "exposure" fit, because it makes the same first estimate. The steps
+    that follow need all spike planes: main_test_vrt.py runs them, and lab/train_motion.py trains
+    them. main_train_vrt.py trains the first estimate alone.
 
     groups: largest number of groups of planes that move as one. A slow motion needs fewer.
     linearisations: number of times that the proposal linearises the equations.

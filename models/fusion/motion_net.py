@@ -46,9 +46,9 @@ EDGES = (-10.5, -7.5, -5.5, -4.5, -3.5, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3.5, 4.
 WINDOWS = len(EDGES) - 1
 INSIDE = slice(2, 13)  # the eleven windows that divide the exposure
 HALF_EXPOSURE = 5.5  # in elevenths of an exposure
-# The sharp instant, in halves of an exposure after its middle. It is the middle of a spike plane.
-# Training had exposures of 88 planes, so it is half a plane after the middle of the exposure, and
-# half an exposure has 44 planes.
+# The sharp instant, in halves of an exposure after its middle. Training had exposures of 88 spike
+# planes, 0 to 87. The middle of such an exposure lies between the planes 43 and 44. The sharp
+# instant is the middle of plane 44, so half a plane later. Half an exposure has 44 planes.
 SHARP = 0.5 / 44
 
 # ---- Channels ----

@@ -59,8 +59,9 @@ class Fusion(nn.Module):
     def trunk_channels(cls, spike_channels: int) -> int:
         """Return the number of channels per frame that `on_input` returns for RGB frames.
 
-        Override this method if `on_input` returns more than a picture. `channels` calls it, and
-        compares the number with netG.in_chans.
+        The trunk is the network behind the operator, which takes these channels. Override this
+        method if `on_input` returns more than a picture. `channels` calls it, and compares the
+        number with netG.in_chans.
         """
         return 3
 

@@ -8,7 +8,9 @@ computed again, so a test that was interrupted continues where it stopped.
     write_report  -> metrics.json, table.txt, report.html
 
 A rank is one process of the test. "Collective" in a docstring: every rank must call this at the
-same point of the program, because the ranks wait for each other.
+same point of the program, because the ranks wait for each other. In a block `all_ranks_or_none`, an
+error on one rank ends all ranks, and at its end the ranks wait for each other. `watchdog.phase`
+names what the process does now, for the report if it hangs.
 
 What must stay: the results do not depend on the number of ranks, bit for bit, although a clip may
 be cut between several ranks (test_two_ranks_share_the_frames_of_a_clip_and_give_the_same_bits). A

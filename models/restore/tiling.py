@@ -517,8 +517,9 @@ def _blend_weights(
 
     "kair"      0 over half of the overlap. Half of an odd overlap is rounded down at the start of
                 a tile and up at its end, so that at each pixel one of two neighbours has the
-                weight 1, and the other has 0.
-                E.g. overlap 5: 0 0 1 1 ... 1 0 0 0.
+                weight 1, and the other has 0. E.g. two tiles that share 5 pixels:
+                    end of one tile      ... 1 1 1 0 0 0
+                    start of the next          0 0 1 1 1 1 ...
     "smooth"    half a period of a cosine over the whole overlap, from nearly 0 to nearly 1. The
                 weight is never 0, because the sum of the weights is a divisor.
 
@@ -755,7 +756,12 @@ class Restorer:
             yield from self._restored(reader, wanted, tick)
 
     def _interpolated(self, reader: Any, wanted: range, tick: Tick) -> Iterator[Tensor]:
-        """Yield the frames `wanted` of a clip with gaps, see `frames`."""
+        """Yield the frames `wanted` of a clip with gaps, see `frames`.
+
+        The frames around the gaps are put one behind the other, as if they were one clip. E.g.
+        length 4: the given frames 0 0 1 2 for gap 0, then 0 1 2 3 for gap 1. The tiles in time have
+        this length and no overlap (`Tiling.of`), so each tile is one gap.
+        """
         length = self.tiling.spec.least_frames  # given frames that the network takes for a gap
         selection = _frames_around_gaps(reader, wanted, length)
         # Two neighbouring gaps share all but one of their frames. So with a cache of little more
