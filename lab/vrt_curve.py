@@ -23,7 +23,7 @@ learning rate stays constant, and the tested weights are a moving average of the
 each point of a curve is what a training of this length gives, and one training makes all points.
 
 If the program is stopped, repeat the command: it goes on from the state of the training in FOLDER,
-which is saved each minute. docs/benchmarks/quality_details.md has the figures.
+which is saved each minute. docs/benchmarks/quality_networks.md has the figures.
 
 What must stay: the order of the random draws, so that a training can be repeated by its seed, and
 the keys of the written JSON, which are in docs/benchmarks/quality. Both networks of a form get the
