@@ -138,16 +138,19 @@ class MotionSteps(nn.Module):
         z_0, proposal: (3, H, W). turn: the way in which the conv net sees the pictures.
         """
         evidence = equations.evidence()  # (6, H, W)
-        first_brighter: Tensor | None = None  # `brighter` of z_0, below
+        # By how much the spikes of the sharp instant are brighter than z_0, (1, H, W). The first
+        # round finds it.
+        first_brighter: Tensor | None = None
         z = z_0
         frames = []
         for number in range(self.count):
-            pulls = _pulls_at(z, equations)
+            pulls = _pulls_at(z, equations)  # g_b, g_s, residuals, and how far the spikes are off
             if first_brighter is None:
                 first_brighter = pulls.brighter
             to_proposal = proposal - z
 
-            # What the conv net sees. The scales bring all channels to about 1.
+            # What the conv net sees. The scales bring all channels to about 1. Each line has 3
+            # channels, one for each colour, but g_s has 1.
             at_full_size = torch.cat(
                 (
                     z,
@@ -160,6 +163,7 @@ class MotionSteps(nn.Module):
             )
             # Negative where z fits the spikes of the sharp instant better than z_0.
             fits_worse = pulls.brighter.abs() - first_brighter.abs()
+            # The evidence has 6 channels, each other line has 1.
             at_half_size = torch.cat(
                 (
                     evidence,
@@ -175,7 +179,8 @@ class MotionSteps(nn.Module):
             # The conv net sees turned pictures. Its outputs are turned back.
             outputs = turn.undone(self.net(turn.of(at_full_size), turn.of(at_half_size)))
 
-            # dz = c + a_b g_b + a_s g_s + a_p (proposal - z)
+            # dz = c + a_b g_b + a_s g_s + a_p (proposal - z). The change c has 3 channels, each gate
+            # a has 1, which counts for all colours.
             c, a_b, a_s, a_p = outputs.split((3, 1, 1, 1))
             z = z + CHANGE_SCALE * c + a_b * pulls.g_b + a_s * pulls.g_s + a_p * to_proposal
             frames.append(z)

@@ -183,6 +183,7 @@ class MotionNet(nn.Module):
 
             for _ in range(level.rounds):
                 inputs = self._inputs(small_pictures, small_scene, curve, log_error, level.size)
+                # `with_shared` adds the motion that all pixels share, at the coarsest level alone.
                 change = with_shared(net(inputs))  # (B, 7, h, w)
                 change_of_curve, change_of_log_error = change.split((COEFFICIENTS, 1), dim=1)
                 # The conv net gives pixels of the level. The curve is in spike pixels.

@@ -95,6 +95,8 @@ def window_attention(
             q, k, v = heads_of(qkv_of_span, mutual)
             out = attend(q, k, v, scale, bias, mask)
         out = out.transpose(1, 2)  # (n, heads, T, hd) -> (n, T, heads, hd)
+        # With `mutual`, out is (2 n, T / 2, heads, hd), a row for each frame. The two frames of a
+        # window follow each other, so this joins them to (n, T, heads * hd).
         results.append(out.reshape(len(qkv_of_span), all_tokens, -1))
     if len(results) == 1:  # saves a copy
         return results[0]
@@ -316,16 +318,17 @@ def _offset_of_round(
 class _Widened(NamedTuple):
     """q, k, v and G with two further channels each, (n, heads, T, hd + 2).
 
-    G is the gradient of the output. The further channels make two matrix products subtract a number
-    from each row:
+    G is the gradient of the output, O. Backward subtracts a number from each row of two T x T
+    matrices. With the further channels, the matrix products do this by themselves. A subtraction
+    afterwards would be one more pass over each matrix.
 
         q k^T is then    q k^T - log-sum-exp / (scale log2(e))
         G v^T is then    G v^T - sum(G * O)
 
     E.g. a row of q, and a row of k, whose product is q_1 k_1 + ... + q_hd k_hd + a + b:
 
-        q    q_1 ... q_hd  a  b      a + b is minus the number of this row
-        k    k_1 ... k_hd  1  1
+        q    q_1 ... q_hd  a  b      a + b is minus the number of this row. `_with_column` says why
+        k    k_1 ... k_hd  1  1      it has two channels
     """
 
     q: Tensor
@@ -345,10 +348,7 @@ class _Widened(NamedTuple):
 def _widened(
     q: Tensor, k: Tensor, v: Tensor, grad: Tensor, out: Tensor, log_sums: Tensor, scale: float
 ) -> _Widened:
-    """Append the channels of `_Widened`, so that no further pass over the T x T matrices is needed.
-
-    The numbers to subtract are appended to q and G, and ones are appended to k and v: a product
-    then has one more summand, number x 1. `_with_column` needs two channels for a number.
+    """Append the two channels of `_Widened`: the numbers to q and G, and ones to k and v.
 
     q, k, v: (n, heads, T, hd). grad: G, and out: O, of the same shape.
     log_sums: the log-sum-exp of each row, (n, heads, T, 1).

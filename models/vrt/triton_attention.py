@@ -22,7 +22,8 @@ Backward gets the gradient dO of the output O. With the weights P = exp2(logits 
 The gradient of the bias is dS, summed over windows. Computing P again in backward comes from
 FlashAttention-2 (Dao 2023, arXiv 2307.08691). The kernels compute 2^x in place of e^x, because exp2
 is faster. e^x is 2^(x log2(e)), so the kernels get the factor of the logits and the bias already
-multiplied by log2(e).
+multiplied by log2(e). In the kernels this factor is `scale`. The factor `scale` of the equations
+above is `true_scale` there.
 
 Words of Triton:
 
@@ -452,9 +453,9 @@ def _forward(
 #
 # In `_gradient_of_queries` the matrices are (queries, keys), as in forward. In the other kernels
 # they are transposed, (keys, queries), and these kernels take the bias transposed, too. The reason:
-# dV = P^T dO and dK = scale dS^T Q need P^T and dS^T. If the kernel computes the transposed matrix,
-# the product reads it in registers. If the kernel transposed the matrix afterwards, the matrix
-# would go through shared memory, which is slower.
+# dV = P^T dO and dK = true_scale dS^T Q need P^T and dS^T. If the kernel computes the transposed
+# matrix, the product reads it in registers. If the kernel transposed the matrix afterwards, the
+# matrix would go through shared memory, which is slower.
 #
 # Further arguments:
 #   bias        (HEADS, keys, queries), but (HEADS, queries, keys) for `_gradient_of_queries`
@@ -510,8 +511,8 @@ def _all_gradients(
         P  = exp2(logits - L)
         dV = P^T dO
         dS = P (dO V^T - delta),  delta = rowsum(dO O)
-        dQ = scale dS K
-        dK = scale dS^T Q
+        dQ = true_scale dS K
+        dK = true_scale dS^T Q
 
     All keys of a window are one tile. The queries are one tile (T = 64) or two tiles (T = 128).
 
@@ -576,7 +577,7 @@ def _all_gradients(
                 else:
                     second_sum += ds
 
-            # dK = scale dS^T Q, dQ = scale dS K. dK gets its factor `scale` after the last round.
+            # dK = true_scale dS^T Q, dQ = true_scale dS K. dK gets its factor after the last round.
             ds = ds.to(k.dtype)
             grad_k = tl.dot(ds, q, grad_k)  # adds to grad_k
             grad_q = tl.dot(tl.trans(ds), k) * true_scale
@@ -633,7 +634,7 @@ def _gradient_of_queries(
 
         P  = exp2(logits - L)
         dS = P (dO V^T - delta),  delta = rowsum(dO O)
-        dQ = scale dS K
+        dQ = true_scale dS K
 
     A program computes one tile of queries of one head, in the windows of its group. E.g. windows of
     T = 384 tokens, 6 heads, tiles of 64 queries, groups of one window: a window has 6 tiles, so 36
@@ -666,7 +667,7 @@ def _gradient_of_queries(
         row_delta = tl.sum(grad_out.to(tl.float32) * output.to(tl.float32), 1)  # (QUERIES,)
         tl.store(delta + query_index, row_delta)
 
-        # dQ = scale dS K, without its factor `scale` until the last tile of keys is added.
+        # dQ = true_scale dS K, without its factor until the last tile of keys is added.
         grad_q = tl.zeros((QUERIES, PAD), tl.float32)
         for first_key in range(0, T, KEYS):
             key_row = window * T + first_key
@@ -718,7 +719,7 @@ def _gradients_of_keys(
         P  = exp2(logits - L)
         dV = P^T dO
         dS = P (dO V^T - delta)
-        dK = scale dS^T Q
+        dK = true_scale dS^T Q
 
     A program computes one tile of keys of one head, in the windows of its group. E.g. windows of
     T = 384 tokens, 6 heads, tiles of 64 keys, groups of one window: a window has 6 tiles, so 36
@@ -763,10 +764,10 @@ def _gradients_of_keys(
             p = tl.exp2(logits - tl.load(log_sums + query_index)[None, :])  # (KEYS, QUERIES)
             grad_v = tl.dot(p.to(v.dtype), grad_out, grad_v)  # adds to grad_v
 
-            # dS = P (dO V^T - delta) (transposed), and dK = scale dS^T Q.
+            # dS = P (dO V^T - delta) (transposed), and dK = true_scale dS^T Q.
             grad_p = tl.dot(v, tl.trans(grad_out))  # (KEYS, QUERIES)
             ds = p * (grad_p - tl.load(delta + query_index)[None, :])
-            grad_k = tl.dot(ds.to(k.dtype), q, grad_k)  # adds to grad_k, still without `scale`
+            grad_k = tl.dot(ds.to(k.dtype), q, grad_k)  # adds to grad_k, still without its factor
 
         grad_k = grad_k * true_scale
         _store_rows(grad_keys, key_row, stride, head, values=grad_k, ROWS=KEYS, HD=HD, PAD=PAD)
