@@ -179,8 +179,8 @@ class MotionSteps(nn.Module):
             # The conv net sees turned pictures. Its outputs are turned back.
             outputs = turn.undone(self.net(turn.of(at_full_size), turn.of(at_half_size)))
 
-            # dz = c + a_b g_b + a_s g_s + a_p (proposal - z). The change c has 3 channels, each gate
-            # a has 1, which counts for all colours.
+            # dz = c + a_b g_b + a_s g_s + a_p (proposal - z). The change c has 3 channels. Each
+            # gate a has one channel, which counts for all colours.
             c, a_b, a_s, a_p = outputs.split((3, 1, 1, 1))
             z = z + CHANGE_SCALE * c + a_b * pulls.g_b + a_s * pulls.g_s + a_p * to_proposal
             frames.append(z)

@@ -4,9 +4,9 @@ It is a part of the fusion "motion" (models/fusion/fusion_motion.py), so the wei
 contain its weights. `data.motion.learned` makes its inputs and turns its output into shifts of RGB
 pixels. lab/train_motion_net.py trains it on scenes whose motion is known exactly.
 
-What a spike pixel shows at the sharp instant moves along a curve. Times tau are counted from the
-sharp instant, in halves of an exposure: tau = -1 is about the begin of the exposure, and tau = 1 is
-about its end. At the time tau the displacement is
+The point of the scene that a spike pixel shows at the sharp instant moves along a curve. Times tau
+are counted from the sharp instant, in halves of an exposure: tau = -1 is about the begin of the
+exposure, and tau = 1 is about its end. At the time tau the displacement is
 
     q(tau) = c_1 tau + c_2 tau^2 + c_3 tau^3        x and y, in spike pixels
 

@@ -350,8 +350,8 @@ class ExposureFusion(ImageFusion):
         frame = image.unsqueeze(1)  # (N, 1, 3, H, W)
         changes = self.colour_changes(image).unsqueeze(1)  # (N, 1, 3, H, W)
         ratios = spike[:, : self.estimates].unsqueeze(2)  # (N, estimates, 1, H, W)
-        estimates = (frame + changes * (ratios - 1)).clamp(0, 1)  # (N, estimates, 3, H, W)
-        pictures = torch.cat((frame, estimates), dim=1)  # (N, pictures, 3, H, W)
+        estimated_frames = (frame + changes * (ratios - 1)).clamp(0, 1)  # (N, estimates, 3, H, W)
+        pictures = torch.cat((frame, estimated_frames), dim=1)  # (N, pictures, 3, H, W)
 
         # The conv net sees all pictures and spikes. It gives a weight for each picture, and the
         # correction.

@@ -76,8 +76,8 @@ class NetworkMethod:
         The output folder records these settings. A test may continue in the folder of an earlier
         test only if the settings of both tests are equal.
         """
-        # How the network is built, as 12 hex digits: weights files without this knowledge get it
-        # from an option file, which may change.
+        # 12 hex digits that change if the network is built in another way. Some weights files do
+        # not say how their network is built. Then an option file says it, and this file may change.
         values = [getattr(self.saved, field) for field in NETWORK_FIELDS]
         text = json.dumps(values, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()
@@ -132,6 +132,7 @@ def network_for_test_set(
         tile_options["pad_seq"] = True
     if request.tiles.tile == "auto":
         tile_options |= {"num_frame_testing": "auto", "size_patch_testing": "auto"}
+    # Only a non-blind denoiser takes a noise level.
     sigma = getattr(section, "sigma", None) if saved.spec.noise_map else None
     tiling = _tiling(saved, tile_options, request.tiles)
     return NetworkMethod(saved, tiling, request.dtype, sigma)

@@ -583,12 +583,12 @@ def _write_comparison(
 
 
 class _RestoredFrame(NamedTuple):
-    """What the files of a restored frame hold."""
+    """The content of the files of a restored frame."""
 
     restored: np.ndarray  # (H, W, 3) uint8
     instants: list[np.ndarray]  # the K instants, (H, W, 3) uint8 each; [] if K is 1
-    # What is scored: the K instants, or the frame alone if K is 1. With metric.values "uint8" a
-    # list of (H, W, 3) uint8. Otherwise float values that were not rounded, (K, H, W, 3).
+    # The pictures to score: the K instants, or the frame alone if K is 1. With metric.values
+    # "uint8" a list of (H, W, 3) uint8. Otherwise float values that were not rounded, (K, H, W, 3).
     scored: Any
 
 

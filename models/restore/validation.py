@@ -169,7 +169,8 @@ def _restorer(model: ModelVRT, net: nn.Module) -> Restorer:
     noise_sigma = getattr(test, "sigma", None) if spec.noise_map else None
     return Restorer(
         net,
-        # How a clip is cut into tiles: the options `val`, completed by what the network takes.
+        # The tiles into which a clip is cut, by the options `val` and by the sizes that the network
+        # takes.
         Tiling.of(val, spec, pad_seq=pad_seq),
         model.device,
         dtype=model.amp_dtype,

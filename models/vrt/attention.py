@@ -513,8 +513,8 @@ def cpu_attention(
         return cpu_attention(q, k, v, offset, scale, subtracts=True)
     precise_dtype = torch.promote_types(q.dtype, torch.float32)
     log_sums = row_sums.to(precise_dtype).log2().transpose(2, 3)  # (n, heads, T, 1)
-    # What was subtracted from the logits is missing in the logarithms, so add it (0 if nothing was
-    # subtracted).
+    # The logarithms lack the number that was subtracted from the logits. So add it again. (It is 0
+    # if nothing was subtracted.)
     return (out / row_sums).transpose(2, 3), log_sums.add_(largest)
 
 

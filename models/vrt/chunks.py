@@ -114,13 +114,13 @@ class Tape:
     # In the backward pass: the recorded results, which are read and not computed again. None: the
     # results are computed again.
     playback: Iterator[Tensor] | None = None
-    # What is added to the logits, for each mask. Windows with the same mask share one tensor. The
-    # keys are made in attention.py.
+    # The sum of bias and mask that is added to the logits, for each mask. Windows with the same
+    # mask share one tensor. The keys are made in attention.py.
     offsets: dict[Any, Tensor | None] = field(default_factory=dict)
 
 
-# What the outputs of the two residual branches of a block are multiplied by: (attention, MLP). A
-# factor is a number for all tokens, a column (tokens, 1), or None for 1.
+# Factors of the outputs of the two residual branches of a block, (attention, MLP), for stochastic
+# depth. A factor is a number for all tokens, a column (tokens, 1), or None for 1.
 Factors = tuple[Any, Any]
 
 

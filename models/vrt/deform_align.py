@@ -320,7 +320,7 @@ class DeformAlign(nn.Module):
 
         The tensors that forward saves are not counted, because the caller, fit_memory.py, counts
         them. The result is 2 to 10 % above counts of all tensors, and test_fake_gpu.py compares
-        them again. Whoever changes what is recomputed changes this estimate, too.
+        them again. If you change what is recomputed, change this estimate, too.
 
         target: the target frames, (n, d, h, w).
         """

@@ -63,13 +63,13 @@ class Branch(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """What is in memory during the backward pass of one module."""
+    """The memory in use during the backward pass of one module."""
 
     # The branches of this module.
     branches: list[Branch]
     # Bytes that autograd has saved by the end of the module's forward pass, if all branches are
     # recomputed: by this module and all modules before it. They are in use during the module's
-    # backward pass. What later modules have saved is free again, because backward goes from the
+    # backward pass. The tensors of later modules are free again, because backward goes from the
     # last module to the first.
     saved: int
     # Further bytes that the module's backward pass allocates on a GPU.

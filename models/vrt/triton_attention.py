@@ -79,8 +79,8 @@ tl: Any = triton.language
 jit: Any = triton.jit
 # A kernel can only read a global constant that is a tl.constexpr, a constant of Triton's compiler.
 LOG2_E = tl.constexpr(1.4426950408889634)
-# What is added to the logits of pairs that must not attend. models.vrt.windows.MASKED is the same
-# number, -100, without the factor log2(e). Change both together.
+# The number added to the logits of pairs that must not attend. models.vrt.windows.MASKED is the
+# same number, -100, without the factor log2(e). Change both together.
 MASKED = tl.constexpr(-100.0 * 1.4426950408889634)
 # Number of programs of a launch that sums dS over windows: 4 for each of the 132 multiprocessors of
 # an H100. With fewer programs, some multiprocessors would have nothing to do. With more programs,
@@ -91,13 +91,13 @@ PROGRAMS = 528
 # not fit into the registers.
 MOST_TOKENS_OF_ONE_PASS = 128
 # The largest windows and heads that the kernels take. Larger windows and heads are left to torch's
-# attention. Whoever raises a limit adds a case of this size to tests/helpers/triton_errors.py.
+# attention. If you raise a limit, add a case of this size to tests/helpers/triton_errors.py.
 MOST_TOKENS = 512
 MOST_CHANNELS_OF_HEAD = 32
 
 
 class Tile(NamedTuple):
-    """How a kernel divides its work: the part of a T x T matrix that a program computes at a time.
+    """The part of a T x T matrix that a program of a kernel computes at a time.
 
     A larger tile reads memory less often, but must fit into the registers.
     """
@@ -864,7 +864,7 @@ def _gradient_of_bias(
 
 
 class _BackwardPass(NamedTuple):
-    """What all backward kernels take, for n windows of T tokens.
+    """The arguments that all backward kernels take, for n windows of T tokens.
 
     With mutual attention, each of the two frames of a window counts as a window here.
     """

@@ -147,7 +147,7 @@ class _WindowRange(NamedTuple):
 
     first: int
     end: int
-    # How many tokens at the end of such a window come from the other end of the clip.
+    # Number of tokens at the end of such a window that come from the other end of the clip.
     wrapped: int
 
 
