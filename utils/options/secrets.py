@@ -34,8 +34,9 @@ _LAST_WORDS = (
 )  # fmt: skip
 # Any of them. (?i: ...) ignores upper and lower case.
 _NAME = f"(?i:{'|'.join(_LAST_WORDS)})"
-# The name must begin a word: at the beginning of the key, after a sign or a digit, or at a capital
-# letter. So "wandb_api_key" and "hfToken" match. "compat" does not, although it ends in "pat".
+# A key is secret if it ends with such a name, and the name begins a word: at the beginning of the
+# key, after a sign or a digit ("wandb_api_key"), or at a capital letter ("hfToken"). So "compat" is
+# not secret, although it ends in "pat".
 KEY = re.compile(rf"(?:^|[\W_\d]|[a-z](?=[A-Z])){_NAME}$")
 # Names that a person may misspell, e.g. "wandb_api_kye". A misspelt key is refused, and a message
 # may show its value, so in messages a key that resembles one of these counts as a secret.
@@ -56,10 +57,15 @@ LEAST_SECRET_NUMBER = 100_000
 # Keep this if you add a form. Group 1 is what stays in the text, and MASK replaces the rest.
 
 # "https://user:PASSWORD@host"
-_URL_PASSWORD = re.compile(r"(\b[\w+.-]{2,20}://[^\s:/@]{0,200}:)[^\s/@]{1,500}(?=@)")
+_URL_PASSWORD = re.compile(
+    r"(\b[\w+.-]{2,20}://[^\s:/@]{0,200}:)"  # group 1: "https://user:"
+    r"[^\s/@]{1,500}(?=@)"  # the password, behind which an "@" stands
+)
 # "...?token=VALUE", "...&X-Amz-Signature=VALUE"
 _URL_PARAMETER = re.compile(
-    rf"([?&](?:[\w-]{{0,40}}[_-])?(?:{_NAME}|sig|signature)=)[^\s&#]{{1,2000}}"
+    # Group 1: "?" or "&", perhaps words in front of the name ("X-Amz-"), the name, and "=".
+    rf"([?&](?:[\w-]{{0,40}}[_-])?(?:{_NAME}|sig|signature)=)"
+    r"[^\s&#]{1,2000}"  # the value, up to the next parameter
 )
 # "Authorization: Bearer VALUE". 12 characters at least, so that "token of the run" stays.
 _BEARER = re.compile(r"(?i)\b((?:bearer|basic|token)\s+)[A-Za-z0-9._~+/=-]{12,2000}")
@@ -79,14 +85,15 @@ _TOKEN_FORMS = {
 _TOKEN = re.compile(rf"\b(?:{'|'.join(_TOKEN_FORMS.values())})")
 # A private key as OpenSSL and SSH write it to a file, also if its end is cut off.
 _PEM = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]{0,20000}?(?:-----END|$)")
-# "token: value" in text that is no JSON, or "--token value" on a command line; for messages.
-# A name with ":" or "=" behind it, e.g. "password = ".
+# The last form is for messages alone: "token: value" in a text, or "--token value" on a command
+# line. It is made of three parts. First, a name with ":" or "=" behind it, e.g. "password = ".
 _NAME_IN_TEXT = rf"""{_NAME}["']?\s{{0,9}}[:=]\s{{0,9}}"""
-# A flag with "=" or a blank behind it, e.g. "--wandb-api-key=" or "--hfToken ".
+# Or a flag with "=" or a blank behind it, e.g. "--wandb-api-key=" or "--hfToken ".
 _FLAG = rf"--(?:[\w-]{{0,40}}(?:[_-]|[a-z](?=[A-Z])))?{_NAME}[ =]"
-# A text in quotes, or all up to a blank, a comma or a closing bracket.
+# Then the value: a text in quotes, or all up to a blank, a comma or a closing bracket.
 _VALUE_IN_TEXT = r""""(?:\\.|[^"\\])*"?|'[^']*'?|[^\s,;&}\]]+"""
-# Group 1 stays in the text, group 2 is the value. (?<! ...): no letter or digit stands before.
+# Group 1 stays in the text, group 2 is the value. (?<![^\W_]): the name begins a word, so no letter
+# or digit stands in front of it.
 _IN_TEXT = re.compile(rf"(?<![^\W_])({_NAME_IN_TEXT}|{_FLAG})({_VALUE_IN_TEXT})")
 
 
@@ -101,7 +108,7 @@ def redact(value: Any, key: str = "", shown: str | None = None) -> Any:
     a text count as secrets, too. None for what is saved: the secret becomes null, and misspelt keys
     do not count, because no valid option has such a key.
 
-    A secret that is recognised by its form becomes MASK, whatever `shown` is.
+    A secret that is recognised by its form, e.g. "ghp_...", becomes MASK, whatever `shown` is.
     """
     is_secret = is_secret_key(key) or (shown is not None and _resembles(key))
     # Everything below a secret key is secret, so its inner keys count as the secret key itself.
@@ -116,8 +123,8 @@ def redact(value: Any, key: str = "", shown: str | None = None) -> Any:
     # A bool holds no secret, e.g. "use_auth": true. Test it first: in Python a bool is an int.
     if isinstance(value, bool):
         return value
-    # In a message every number of a secret key is hidden. What is saved keeps counts, because a
-    # resumed run needs them.
+    # In a message every number of a secret key is hidden. What is saved keeps counts, i.e. small
+    # numbers and keys such as "num_tokens", because a resumed run needs them.
     if isinstance(value, (int, float)):
         is_message = shown is not None
         is_hidden = is_secret and (is_message or _is_secret_number(value, key))
@@ -134,7 +141,8 @@ def redact(value: Any, key: str = "", shown: str | None = None) -> Any:
 
 def is_secret_key(key: str) -> bool:
     """Return whether the last words of a key say that its value is a secret."""
-    # 200 characters are longer than any of the names, and bound the time for a long key.
+    # The names are shorter than 200 characters. Without the limit, a long key would take long
+    # (test_long_texts_are_searched_in_proportion_to_their_length).
     return KEY.search(key[-200:]) is not None
 
 
@@ -168,7 +176,7 @@ def _resembles(key: str) -> bool:
 
 def _words_of(key: str) -> list[str]:
     """Return the words of a key in small letters, e.g. "run.wandb_Key" -> run, wandb, key."""
-    # The last 200 characters are enough, and bound the time for a long key.
+    # As in `is_secret_key`, a limit keeps the time for a long key short.
     return re.split(r"[\W_]+", key[-200:].lower())
 
 
