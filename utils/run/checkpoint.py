@@ -163,7 +163,7 @@ def planned_steps(train: TrainOptions, steps_per_epoch: int, progress: Progress)
     """Return the optimizer steps of the whole run: `total_iter` or `epochs`, whichever ends first.
 
     E.g. 3 epochs of 100 steps and total_iter 250 give 250. The options have at least one of the
-    two, so the result is finite.
+    two, so the result is finite. Test: test_the_planned_end.
     """
     total = math.inf if train.total_iter is None else train.total_iter
     if train.epochs is not None:
@@ -181,7 +181,7 @@ def left_to_do(
     """Return what comes next in a run. "nothing" means that the run is finished.
 
     Only this function decides it, so that training and resuming agree. A run is finished if its
-    last step is done and validated. `progress.validated` is the step of the last validation.
+    last step is done and validated. Each rule below has a case in test_when_a_run_is_finished.
 
     total_iter: number of steps of the run.
     test_every: number of steps between two validations, or 0 if there is no test split. The last
@@ -193,8 +193,8 @@ def left_to_do(
     else:
         is_due = is_last or progress.step % test_every == 0
 
-    # At step 0, nothing is validated: `validated` is 0 before the first validation, so the step
-    # counts as validated.
+    # `validated` is the step of the last validation, and 0 before the first one. So step 0 counts
+    # as validated, and a run does not begin with a validation.
     is_done = progress.validated == progress.step
     # Leave out a validation that a signal has stopped twice. A cluster may end each job before a
     # long validation is done. Without this rule, the run would repeat the validation for ever.
@@ -242,6 +242,9 @@ def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
     (3) If checkpoint_latest cannot be read, the named file is used.
 
     A path to a folder means the checkpoint_latest in this folder.
+
+    The table must stay, so that a repeated command loses no step and overwrites no run. Its cases
+    are in test_which_checkpoint_wins.
 
     Raises OptionError if the run is refused, and CheckpointError if a file is missing, damaged, or
     no checkpoint.
@@ -308,7 +311,8 @@ def _find_named(named: Path, latest: Path, has_own: bool) -> Resumed:
     if named.name == latest.name:
         return found  # the user has named checkpoint_latest itself
 
-    # The named file and checkpoint_latest belong to the same run. Use the one with more steps.
+    # The named file and checkpoint_latest belong to the same run. Use the one with more steps. If
+    # checkpoint_latest cannot be read, the named file remains.
     try:
         state = _read_state(latest)
     except CheckpointError:
@@ -425,10 +429,9 @@ def restore_progress(
     state = resumed.state
     progress = _progress_in(state)
 
-    # If the position is the end of an epoch, move it to the start of the next epoch. Here and below
-    # `..._then` is a value of the checkpoint. The epochs of the checkpoint may have had another
-    # length. An earlier version did not save the length of an epoch. Then the present length is
-    # taken.
+    # A checkpoint of the last step of an epoch was saved before `next_epoch` was called. So call it
+    # here. Here and below, `..._then` is a value of the checkpoint: an epoch may have had another
+    # number of steps then. An early version did not save this number, so take the present one.
     order_then = _order_in(state)
     steps_per_epoch_then = order.steps if order_then is None else order_then.steps
     if progress.batch == steps_per_epoch_then:
@@ -484,10 +487,10 @@ def _options_of_psnr(keys: Iterable[str]) -> list[str]:
     """Return the dotted keys among `keys` that the PSNR of a validation depends on.
 
     A new PSNR may be compared with the best PSNR so far only if none of these keys has changed.
+    E.g. of ["metric.mean", "val.save_img", "train.epochs"] only "metric.mean" is returned.
     """
     chosen = []
     for key in keys:
-        # The two constants are beginnings of keys, e.g. "val." and "val.save_img".
         if key.startswith(OPTIONS_OF_PSNR) and not key.startswith(OPTIONS_WITHOUT_PSNR):
             chosen.append(key)
     return chosen
@@ -709,11 +712,12 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
     The sidecar is the small file with the digest of the checkpoint, e.g.
     checkpoint_latest.pth.sha256.
 
-    keep: number of former versions to keep.
-        0: the new file replaces the newest file. This is used to add the result of a validation to
-            a state that was saved before the validation.
-        None: no former version and no sidecar. This is used for bare weights, because no run
-            resumes from them.
+    keep: number of former versions to keep, e.g. 1: the file that was the newest so far becomes
+        X_previous.pth.
+        0: the new file replaces the newest file, and the former versions stay as they are. This is
+            used to add the result of a validation to a state that was saved before the validation.
+        None: like 0, but without a sidecar. This is used for bare weights, because no run resumes
+            from them.
 
     Raises CheckpointError, and leaves the former file as it was, if
     * `state` holds anything but plain types and tensors: it could not be loaded with
@@ -722,9 +726,8 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
     * writing fails.
     """
     # The file is a little larger than its tensors, because it also holds names and shapes. A fifth
-    # more is ample. With a smaller factor, a save could fill the disk and fail. With a larger one,
-    # a save that fits would be refused. `_plain_bytes` also refuses a state that could not be
-    # loaded again.
+    # more is ample: with much less a save could fill the disk and fail, and with much more a save
+    # that fits would be refused. `_plain_bytes` also refuses types that could not be loaded again.
     need_mb = 1.2 * _plain_bytes(state) / 2**20
     new_file = _temporary_name(path)
     new_sidecar = _temporary_name(_sidecar_of(path))
@@ -747,8 +750,9 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
 
         # Give the file at `path`, the newest so far, the name of a former version, too. It keeps
         # the name `path` until the new file takes this name. So there is a file `path` at any time,
-        # even if the process dies. `_fault` compares the file with its digest. A damaged file is
-        # not kept, because it would push out a good former version.
+        # even if the process dies. But a damaged file (its digest is not the digest in its sidecar)
+        # must not become a former version, because it would push out a good one
+        # (test_a_save_after_a_file_that_cannot_be_read_keeps_the_version_that_can).
         if keep and path.exists() and _fault(path) is None:
             _rename_versions(path, keep)
 
@@ -772,8 +776,8 @@ def _put_in_place(new_file: Path, new_sidecar: Path, path: Path) -> None:
 
     The order of the lines must stay, because the process may die between two of them. A file
     without a sidecar is read without a check. So at any time a reader finds the old or the new
-    file, and never compares one file with the digest of the other.
-    tests/stories/test_checkpoint.py kills runs while they save.
+    file, and never compares one file with the digest of the other. Test:
+    test_a_kill_while_saving_leaves_a_readable_file.
     """
     sidecar = _sidecar_of(path)
     sidecar.unlink(missing_ok=True)
@@ -815,7 +819,7 @@ def _plain_bytes(value: Any, where: str = "state") -> int:
             byte_count += _plain_bytes(item, f"{where}[{index}]")
         return byte_count
     # Compare the exact types. torch.load with weights_only=True refuses a subclass, e.g.
-    # numpy.float64, which is a subclass of float.
+    # numpy.float64, which is a subclass of float (test_only_plain_types_are_saved).
     if type(value) not in (str, int, float, bool, type(None)):
         raise CheckpointError(
             what=f"{type(value).__name__} in a checkpoint",
@@ -840,7 +844,8 @@ def _rename_versions(path: Path, keep: int) -> None:
     for number in range(2, keep + 1):
         versions.append(path.with_name(f"{path.stem}_previous{number}{path.suffix}"))
     # Rename the oldest version first, so that no version is overwritten before it has a new name.
-    # E.g. keep 2: first number 2 (from versions[1] to versions[2]), then number 1.
+    # E.g. keep 2: first number 2 (from versions[1] to versions[2]), then number 1. Test:
+    # test_as_many_former_versions_as_asked_for_are_used_in_turn.
     for number in range(keep, 0, -1):
         newer = versions[number - 1]
         older = versions[number]
@@ -898,8 +903,9 @@ def _remove_temporary_files(path: Path) -> None:
 def load(path: Path) -> dict[str, Any]:
     """Return the state in `path`, with its tensors on the CPU.
 
-    If the file is damaged, the former version is read instead, with a warning. Only data is read
-    from a file: `load_plain` refuses a file with code in it, and never runs the code.
+    If the file is damaged, the former version is read instead, with a warning
+    (test_a_damaged_file_gives_way_to_the_previous_one). Only data is read from a file: `load_plain`
+    refuses a file with code in it, and never runs the code (test_code_in_a_file_does_not_run).
 
     Raises CheckpointError, with the fault of each version, if none can be read.
     """
