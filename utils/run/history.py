@@ -53,8 +53,8 @@ PANELS_NAME = "panels.json"
 # {"train/loss": [[step, value], ...], ...}; a value that is not finite is NaN.
 History = dict[str, list[list[float]]]
 
-# The window of the running mean has a twentieth of all entries, but at least 3 and at most 200. The
-# mean is then smooth enough to compare runs, and still shows a change.
+# The running mean of a curve takes a window of a twentieth of all entries, but at least 3 and at
+# most 200. The mean is then smooth enough to compare runs, and still shows a change.
 WINDOWS_IN_A_CURVE = 20
 LEAST_WINDOW = 3  # entries
 MOST_WINDOW = 200  # entries
@@ -127,7 +127,10 @@ class HistoryWriter:
         saved the checkpoint with the score.
 
         values: scalars of the first new entry.
-        step: step of this entry.
+        step: step of this entry, the step of the checkpoint or a later one.
+
+        Tests: test_a_resume_drops_later_entries_once_and_doubles_no_step,
+        test_a_validation_that_is_repeated_at_the_step_of_the_resume_replaces_the_former_one.
         """
         if not self.resumed_step:
             return []  # a fresh start keeps no entry
@@ -144,8 +147,8 @@ class HistoryWriter:
         for entry in entries:
             if entry is None or entry["step"] > self.resumed_step:
                 continue
-            # Here, entry["step"] <= resumed_step <= step: the first new entry is of the resumed
-            # step or later. So >= is true only if all three are equal.
+            # The earlier entry is not after resumed_step, and the new entry is not before it. So >=
+            # is true only if both are at resumed_step.
             is_same_step = entry["step"] >= step
             # A step may have two entries: a log line and a validation. The earlier entry is written
             # again only if the new entry has a scalar of the same name.
@@ -155,7 +158,10 @@ class HistoryWriter:
         return staying
 
     def _append(self, line: bytes) -> None:
-        """Append the whole line, or nothing of it. Raises OSError if the line cannot be written."""
+        """Append the whole line, or nothing of it. Raises OSError if the line cannot be written.
+
+        Test: test_a_full_disk_cuts_no_line_and_later_entries_are_written_again.
+        """
         # `open_kept` writes without a buffer, so `write` returns how many bytes are in the file. It
         # does not follow a link that somebody has made.
         with open_kept(self.file, "ab") as file:
@@ -339,13 +345,16 @@ def run_names(runs: list[Path]) -> list[str]:
 
 
 # ---- Curves ----------------------------------------------------------------------------------
+#
+# No program reads a figure, so what is drawn, and how, may be changed freely. `smoothed` has tests
+# of its own in test_history.py.
 
 
 def draw_panels(histories: Mapping[str, History]) -> Any:
     """Draw four panels over the iteration: loss, PSNR, learning rate, speed.
 
     Returns a figure of matplotlib. The report of a run has one history, a comparison of runs has
-    several. The drawing may be changed freely.
+    several.
 
     histories: name of the run -> its history.
     """
@@ -431,7 +440,10 @@ def _draw_psnr(axis: Any, histories: Mapping[str, History]) -> None:
 
 
 def _draw_speed(axis: Any, histories: Mapping[str, History]) -> None:
-    """Draw iterations per second and, on a second axis at the right, the wait for data."""
+    """Draw iterations per second and, on a second axis at the right, the wait for data.
+
+    The wait is the share of the time in which training waits for the next batch.
+    """
     for curve in _curves(histories, "train/it_per_s"):
         label = "iterations per second"
         axis.plot(curve.steps, curve.values, color=curve.colour, linewidth=1.2, label=label)
@@ -507,7 +519,9 @@ def smoothed(values: Sequence[float] | np.ndarray) -> tuple[np.ndarray, int]:
     The window of entry i has the entries i - half ... i + half. At the ends of the curve the window
     is shorter. NaN and Inf do not count. A window without finite entries has the mean NaN.
 
-    values: (n,). Test: test_history.py.
+    values: (n,).
+
+    Test: test_the_smoothed_curve_is_a_running_mean_that_leaves_nan_out.
     """
     y = np.asarray(values, float)
     n = len(y)
@@ -608,8 +622,11 @@ def _empty_figure(
 def further_metrics(tags: Iterable[str]) -> list[str]:
     """Return the names of the metrics of the option `metric.more`, e.g. ["lpips"].
 
-    tags: the tags of a validation. A tag belongs to a metric if the metric is also measured on the
-        blurry input, i.e. if there are "val/lpips" and "val/lpips_input".
+    Each metric is measured on the restored frames and on the blurry input, so it has two tags, e.g.
+    "val/lpips" and "val/lpips_input". Other tags, such as "clips/lpips/clip_01", have no second
+    tag.
+
+    tags: the tags of a history or of a validation.
     """
     known = set(tags)
     names = set()
@@ -631,6 +648,8 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
     """Return the report of a run as one HTML page, which needs no other file.
 
     The page is made from templates/run.html. A new argument of `render` is a new variable there.
+    Words and order of the page are free to change. What must be on it is in test_results.py
+    (test_the_page_of_a_run_shows_its_scores, and the tests after it).
 
     folder: the folder of the run.
     history: the history of the run.
@@ -645,7 +664,7 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
         best_step = max(finite_psnr_at, key=lambda step: finite_psnr_at[step])
 
     # The rows: the newest validations, and the best validation. The newest comes first. If no
-    # validation has a finite PSNR, best_step is None, and None is no step.
+    # validation has a finite PSNR, best_step is None, which equals no step.
     shown_steps = {best_step, *steps[-SHOWN_ROWS:]}
     newest_first = [step for step in reversed(steps) if step in shown_steps]
     rows = _validation_rows(history, newest_first, metrics=("psnr", "ssim", *further))

@@ -154,6 +154,9 @@ class StepTimer:
     The first step of a process does not count, because it also starts the loader processes, builds
     DDP, and compiles and tunes kernels. On a GPU the times show what the host waited for: the timer
     must not wait for the device itself, because this would slow down every step.
+
+    Tests in test_progress.py: test_the_first_step_of_a_process_does_not_count,
+    test_validations_do_not_count_in_the_pace, test_the_remaining_time_follows_a_change_of_speed.
     """
 
     def __init__(self) -> None:
@@ -224,10 +227,11 @@ class StepTimer:
     def _faded(self) -> tuple[float, float]:
         """Return (steps, seconds) up to now, in which older steps and seconds count less.
 
-        With t, the seconds of the current line (the steps since the last log line):
+        Here t is the time since the last log line without the pauses, in seconds, and FADE_S is
+        five minutes:
 
-            fade          = exp(-t / FADE_S)                      e.g. 0.37 after five minutes
-            faded steps   = fade * faded steps at the last line   + steps of the current line
+            fade          = exp(-t / FADE_S)                      e.g. 0.37 if t is five minutes
+            faded steps   = fade * faded steps at the last line   + steps since then
             faded seconds = fade * faded seconds at the last line + t
 
         So seconds / steps follows a change of speed within minutes, and a single slow step hardly
@@ -293,13 +297,15 @@ def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
 
     A process is in control groups of Linux, one within another. Containers and SLURM jobs limit the
     memory of a control group. So a group may be full while the host has much free memory. E.g. with
-    (40, 500) for the host and (15, 16) for a container, this function returns (15, 16). Returns
-    None if no memory is known.
+    (40, 500) for the host and (15, 16) for a container, this function returns (15, 16): 15 of 16 GB
+    are a larger share. Returns None if no memory is known.
 
     `used` is the memory of all processes of a group. Files that the kernel keeps in memory (the
     file cache) do not count, because the kernel drops them when memory is short.
 
-    proc, groups: where the kernel mounts its files. Only test_health.py gives other folders.
+    proc, groups: where the kernel mounts its files. Only tests give other folders:
+        test_the_memory_of_a_container_is_its_limit has the files of a container, and
+        test_the_limit_of_the_first_version_of_cgroups_is_read the files of an old Linux.
     """
     uses: list[Use] = []  # of the host and of each group
     with suppress(OSError, KeyError, ValueError):  # a system without /proc, or with another form
@@ -444,12 +450,13 @@ def measured(steps: int, model_log: dict[str, Any], timed: dict[str, float]) -> 
     epoch_start_share = values.pop("epoch_start_share", 0.0)
     if grad_norms:  # empty if all steps were skipped
         values["grad_norm"] = statistics.median(grad_norms)
-    # The timer gives steps per second, as the log line shows them, and no seconds. Without a step
+    # The timer gives steps per second and shares, as the log line shows them, and no seconds. E.g.
+    # 10 steps at 2 steps a second took 5 s, and a share of 0.3 is 1.5 s of them. Without a step
     # there is no speed, and each time is 0.
     seconds = steps / timed["it_per_s"] if steps else 0.0
-    # `Measured.data_s` leaves out the wait for the first batch of an epoch, `epoch_start_share`.
-    # This wait is a part of `data_share`. The log line shows the whole `data_share`, so it stays in
-    # `values`.
+    # `data_share` holds the wait for the first batch of an epoch, too (`epoch_start_share`). Take
+    # it out here, because this wait does not mean that the loader is slow. The log line shows the
+    # whole `data_share`, so `values` keeps it.
     data_share = values.get("data_share", 0.0) - epoch_start_share
     compute_share = values.get("compute_share", 0.0)
     device = utils_dist.get_device()
@@ -669,7 +676,8 @@ class Health:
 
         Ranks are compared by their wait for data and their forward pass, which a rank does alone.
         The backward pass takes equally long on all ranks, because the fast ranks wait there for the
-        slow rank.
+        slow rank. Tests: test_a_slow_rank_is_named_after_three_windows_in_a_row,
+        test_small_differences_between_ranks_are_healthy.
 
         lines: log lines, each with the measurements of every rank.
         """
@@ -823,11 +831,13 @@ class Health:
         for path in (self.folder / "checkpoints").glob("checkpoint_*.pth"):
             sizes[path.name] = path.stat().st_size
         # A run writes checkpoint_latest. A run with a test split also writes checkpoint_best. Each
-        # of them has the newest file and its former versions.
+        # of them has the newest file and its former versions. E.g. with one former version these
+        # are 4 files. If 2 of them exist, 2 are missing.
         kinds = 1 if self.datasets.test is None else 2
         versions = 1 + self.train.keep_checkpoints
         missing_files = max(0, kinds * versions - len(sizes))
-        # One more file is needed, because a new file is written before an old one is deleted.
+        # All have nearly one size. One more file is needed, because a new file is written before an
+        # old one is deleted.
         return sizes.get("checkpoint_latest.pth", 0) * (missing_files + 1)
 
     def _warn(self, name: str, text: str, *values: Any) -> None:

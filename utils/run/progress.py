@@ -359,6 +359,7 @@ class RunProgress(ExitStack):
 
         The rest is the steps after `step`, with their validations and saves. Validations count only
         after the first one was measured, and so do saves. Returns "" if the speed is not known yet.
+        Test: test_the_remaining_time_holds_the_validations_and_saves_to_come.
         """
         seconds_per_step = self.timer.pace()
         if seconds_per_step is None:
