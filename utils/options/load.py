@@ -187,7 +187,8 @@ def parse_command_line(argv: Sequence[str], usage: str | None = None) -> tuple[s
     refuse_train_flags(argv)  # flags of other programs, with the advice what to use here
     args = _train_parser(usage).parse_intermixed_args(list(argv))
     check_launch_flags(args)
-    # The flags come last, because the last override of a key counts.
+    # The flags come last, because the last override of a key counts
+    # (test_the_command_line_has_short_flags_for_the_commonest_options).
     overrides = [*args.overrides, *args.flags]
     if _asks_for_epochs_only(overrides):
         # Otherwise the total_iter of the file could end the run before these epochs.
@@ -283,7 +284,7 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
     """Set one option as the command line says. Raises OptionError if it cannot be read.
 
     `load_options` calls this for the overrides. Programs with flags that set options call it as
-    well, e.g. main_test_vrt.py.
+    well, e.g. main_test_vrt.py. Tests: test_option.py, the tests with "override" in their names.
 
     raw: sections and options, changed in place
     override: "section.key=value"; the value is JSON, else a string
@@ -309,7 +310,8 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
     # * `type`, e.g. of netG.fusion: the section holds only parameters of the old part, so it
     #   becomes empty.
     # * TYPE_KEYS, e.g. G_lossfn_type in "train": the section also holds keys that every part of
-    #   this kind has, e.g. total_iter. So all keys stay, and are marked as inherited.
+    #   this kind has, e.g. total_iter. So all keys stay, and are marked as inherited:
+    #   `read_options` drops those that the new part does not have.
     is_new_part = section.get(last_name) != value
     if last_name == "type" and is_new_part:
         section.clear()
@@ -317,7 +319,8 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
         for other_name in section:
             sources.inherited.add(".".join([*section_names, other_name]))
 
-    # The key itself is the user's wish, so it is not marked as inherited.
+    # The key itself is the user's wish, so it is not marked as inherited: if the part does not have
+    # it, that is an error.
     section[last_name] = value
     sources.inherited.discard(key)
     sources.overridden.add(key)
@@ -412,9 +415,8 @@ def read_with_base(path: Path, sources: Sources) -> dict[str, Any]:
             expected="one level of inheritance",
             do=f"name the base of {base_path} in {path}, or copy",
         )
-    sources.places = (
-        base_places | sources.places
-    )  # the places of the file replace the places of the base
+    # The places of the file replace the places of the base.
+    sources.places = base_places | sources.places
     return _merge(base, raw, where="", sources=sources)
 
 
@@ -429,12 +431,14 @@ def _merge(
         file    {"b": {"c": 9}}
         result  {"a": 1, "b": {"c": 9, "d": 3}}
 
-    `base` and `file` are not changed. `sources` gets the inherited keys.
+    `base` and `file` are not changed. `sources` gets the inherited keys. Test:
+    test_an_option_file_of_the_project_is_valid, because most files of the project have a base.
 
     where: dotted key of the section with a dot at its end, e.g. "train.", or "" for the whole file
     """
-    # The file names another nested part than the base, e.g. another `netG.fusion.type`. No key of
-    # the old part fits the new part, so nothing of the base is taken.
+    # The file names another nested part than the base, e.g. another `netG.fusion.type`. Such a
+    # section holds keys of the part alone, and they do not fit the new part. So nothing of the base
+    # is taken.
     if "type" in file and file["type"] != base.get("type"):
         return copy.deepcopy(file)
     # The file names another network, dataset or loss. Some keys of the base, e.g. total_iter, fit
@@ -602,7 +606,7 @@ def _with_whole_characters(value: Any) -> Any:
 
     json.dumps writes an emoji as two escapes, a pair of surrogates: "\\ud83d\\ude00" is one emoji.
     json5 leaves the pair as two characters, and Python cannot write them to a file. So each pair is
-    joined to one character.
+    joined to one character. A half without its partner means nothing, so it is refused.
     """
     if isinstance(value, str) and _SURROGATE.search(value):
         # UTF-16 writes the two halves one after the other, and reads them as one character.
@@ -823,7 +827,8 @@ def _resolve_part(
     where: dotted key of the section, e.g. "netG" or "datasets.train"
     kind: kind of part, a key of `parts`
     """
-    # `outer` is "datasets" for a data set, and "" for a network and a loss.
+    # "datasets.train" is the key "train" in the section "datasets". "netG" and "train" are keys of
+    # the file itself, so `outer` is "".
     outer, _, name = where.rpartition(".")
     is_dataset = outer != ""
     holder = _section_of(raw, outer)  # the dict that holds the section
@@ -875,8 +880,9 @@ def _without_keys_of_other_part(
 def _totals_of_kair(raw: Mapping[str, Any], dropped: Sequence[str], sources: Sources) -> list[str]:
     """Return the keys of datasets.train that are totals of all GPUs, for a warning.
 
-    The numbers are totals if the file comes from KAIR, unless the command line gives the number. A
-    file comes from KAIR if it has keys that only KAIR has.
+    In KAIR, another program, the batch size and the number of loader processes are totals of all
+    GPUs; here they are numbers per GPU. A file comes from KAIR if it has keys that only KAIR has.
+    Tests: test_kair_files.py, e.g. test_a_number_from_the_command_line_is_no_total.
 
     dropped: the dotted keys that `drop_without_effect` has removed, e.g. "netG.init_type"
     """
@@ -885,7 +891,7 @@ def _totals_of_kair(raw: Mapping[str, Any], dropped: Sequence[str], sources: Sou
     is_of_kair = any(name not in FORMERLY_OURS for name in names)
     if not is_of_kair:
         return []
-    # A user who types a number means the number per GPU.
+    # A user who types a number on the command line means the number per GPU.
     loader = _section_of(raw, "datasets.train") or {}  # None if the section is missing
     totals = []
     for key in TOTALS:
@@ -896,6 +902,9 @@ def _totals_of_kair(raw: Mapping[str, Any], dropped: Sequence[str], sources: Sou
 
 def drop_without_effect(raw: dict[str, Any], parts: Parts) -> list[str]:
     """Remove from `raw` the keys that only KAIR has. Return their dotted names, for a warning.
+
+    KAIR is the program in which VRT was published. Its option files can be read here, and their
+    keys without a meaning here must not be errors (test_the_files_of_kair_load_unchanged).
 
     A key stays if the part of its section has a parameter of this name. E.g. "netG.init_type" goes,
     unless the network has a parameter `init_type`.

@@ -118,6 +118,8 @@ class PathOptions(Section):
 
 
 class AmpOptions(Section):
+    # Mixed precision: 16-bit numbers where they are exact enough. The small range of float16 would
+    # turn small gradients into 0, so the loss is multiplied by a factor (gradient scaling).
     enable: bool = Field(False, description="Mixed precision.")
     dtype: Literal["auto", "bfloat16", "float16"] = Field(
         "auto",
@@ -129,6 +131,8 @@ class AmpOptions(Section):
 class TrainOptions(Section):
     """Keys of `train`. The loss that `G_lossfn_type` names adds its own keys."""
 
+    # The defaults of optimizer, schedule and intervals are the values of VRT's published option
+    # files (tests/data/kair_options.json).
     manual_seed: int = Field(0, ge=0, description="All randomness of a run follows from it.")
     total_iter: int | None = Field(
         300000,
@@ -231,6 +235,8 @@ class TrainOptions(Section):
 
 
 class ValOptions(Section):
+    # A clip that does not fit into memory is restored in parts of some frames, and in tiles of each
+    # frame. Parts and tiles overlap, and the results are averaged where they do.
     save_img: bool = Field(
         False,
         description="Write restored frames. In training, these are the frames of the clips "
@@ -369,8 +375,8 @@ class WatchdogOptions(Section):
         name: the phase as the watchdog writes it, with the phases around it and perhaps a clip,
         e.g. "load in validate: clip_01". The outermost phase decides, here "validate".
         """
-        # Leave out the colon and the clip: "load in validate". The outermost phase is the text
-        # behind the last " in ", or the whole text if there is no " in ".
+        # In the example, first leave out the clip: "load in validate". The outermost phase is then
+        # the text behind the last " in ", "validate", or the whole text if there is no " in ".
         phases = name.partition(":")[0]
         outermost = phases.rpartition(" in ")[2]
         if outermost not in LIMIT_OF_PHASE:
@@ -383,7 +389,8 @@ class WatchdogOptions(Section):
 
         The process group is torch's connection of the ranks. The time-out must come after each
         limit of the watchdog, because the watchdog can name the rank that stands still and the
-        process group cannot. So the time-out is at least 20 % longer than the longest limit.
+        process group cannot. So the time-out is at least 20 % longer than the longest limit. Tests:
+        tests/faults/test_startup.py.
 
         least_s: what the user asks for (dist_timeout_s). The result is never shorter.
         """
@@ -427,6 +434,8 @@ class Options(Section):
         description="A note for the reader, without effect: the launcher says how many "
         "processes there are.",
     )
+    # Both are false for the networks here. A network of your own needs the first if a step does not
+    # use all parameters, and the second if a step uses a parameter twice (docs/troubleshooting.md).
     find_unused_parameters: bool = Field(False, description="Passed to DistributedDataParallel.")
     use_static_graph: bool = Field(False, description="Passed to DistributedDataParallel.")
     dist_timeout_s: float = Field(
@@ -532,9 +541,9 @@ class Options(Section):
         # One rank: a total and a number per GPU are the same.
         if ranks == 1 or not self.kair_totals:
             return ""
-        totals = []  # texts: what each key is here, and was in KAIR
-        overrides = []  # texts: what the user may type to get KAIR's total
-        indivisible = []  # a text, if the batch cannot be divided by the number of ranks
+        totals = []  # e.g. "dataloader_batch_size 8 x 4 ranks = 32 in all, in KAIR 8"
+        overrides = []  # e.g. "datasets.train.dataloader_batch_size=2": with it the total is 8
+        indivisible = []  # e.g. "a batch of 9 cannot be divided evenly among 4 ranks"
         for key in self.kair_totals:
             value = getattr(self.datasets.train, key)
             totals.append(
