@@ -130,7 +130,8 @@ class Experiment:
     ) -> None:
         """Log a line, e.g. "Epoch: 1, Iter: 100, Loss: 0.0234, ...", and write its numbers.
 
-        The writers also get some numbers of each rank. Scripts read this line, so its form stays.
+        The writers also get some numbers of each rank. Scripts read this line, so its form stays
+        (test_the_log_has_a_line_for_a_step).
 
         ranks: what each rank measured in the steps since the last line.
         grad_norms: gradient norms of these steps; empty if all of them were skipped.
@@ -195,9 +196,8 @@ class Experiment:
 
         scalars: tag -> number: means over the clips and scores of single clips. E.g. "val/psnr" is
             the mean of the restored frames, and "val/psnr_input" is the mean of the blurry frames.
-        panels: clip -> title -> panel, a picture. The panels of a clip become one strip, in the
-        file
-            images/<clip>/<step>.png.
+        panels: clip -> title -> panel, a picture, e.g. the restored frame. The panels of a clip
+            stand side by side in one file (a strip), images/<clip>/<step>.png.
         """
         further = ""
         for name in history.further_metrics(scalars):
@@ -224,8 +224,7 @@ class Experiment:
                 titles = json.dumps(list(panels_of_clip)).encode()
                 write_whole(self.folder / "images" / history.PANELS_NAME, titles)
             self.to_writers("image", f"val/{clip}", strip, progress.step)
-        # The scalars come last, because the history then writes the report, which shows the
-        # pictures.
+        # The scalars come last: the history then writes the report, which shows the pictures.
         self.to_writers("scalars", scalars, progress.step)
 
     def save(self, name: str, state_of: Callable[[], dict[str, Any]], progress: Progress) -> None:
@@ -261,9 +260,10 @@ class Experiment:
             "version": VERSION,
             "options": self.options,
         }
-        # A second save of the same step replaces the first save. If the first save became a former
-        # version, it would push out the state of an earlier step.
-        # `keep` is the number of former versions of the file that stay.
+        # `keep` is the number of former versions to keep. It is 0 for a second save of a step,
+        # which replaces the first save. If the first save became a former version, it would push
+        # out the state of an earlier step
+        # (test_the_former_checkpoint_has_the_state_of_the_former_step).
         keep = 0 if is_second_save else self.options["train"]["keep_checkpoints"]
         checkpoint.save(state, path, keep)
         seconds = time.perf_counter() - begin
@@ -433,6 +433,10 @@ class TensorBoardWriter:
     ) -> None:
         """Open a new file, and hide what an earlier start wrote after `step`.
 
+        A start is one run of the program, and `step` is the step that it resumes from. It repeats
+        the later steps, so their old points must not be shown
+        (test_tensorboard_shows_each_step_once_after_a_second_start).
+
         folder: where TensorBoard's files are, e.g. <run>/tb_logger.
         step: number of steps done when this start begins.
         options: all options, without secrets. They are shown as text, and some sections also as
@@ -503,7 +507,7 @@ def put_before_now(folder: Path) -> None:
     entries.
 
     E.g. now is second 1000, and the files have the seconds 980, 1005, 1007. Their names get 980,
-    998, 999.
+    998, 999. Test: test_tensorboard_shows_the_newer_start_after_a_clock_that_went_back.
     """
     # Go from the last name to the first. A file that is later than `latest` gets `latest` as its
     # second. `latest` only becomes smaller, so the order of the files stays.
@@ -527,7 +531,8 @@ class WandbWriter:
     """Writes to Weights & Biases. After a resume it continues the same W&B run.
 
     wandb gets the secret key only through the environment of this process, because the login of
-    wandb would write the key to a file.
+    wandb would write the key to a file. Keep it so; test_main_train.py looks for the key in all
+    files (test_weights_and_biases_runs_offline_and_the_key_reaches_no_file).
     """
 
     def __init__(
