@@ -100,8 +100,10 @@ def flow_warp(x: Tensor, flow: Tensor, mode: str = "bilinear", padding: str = "z
 
 
 def nearest4(x: Tensor, flow: Tensor) -> Tensor:
-    """Return the four pixels around each pixel plus `flow`, without weights: (n, c, h, w) ->
-    (n, 4c, h, w).
+    """Return the four pixels around each pixel plus `flow`: (n, c, h, w) -> (n, 4c, h, w).
+
+    E.g. a pixel at x = 5 with the flow (0.3, 0): columns 5 and 6. The pixels are not interpolated:
+    the first convolution of the network takes all four.
 
     The order is part of the released weights: (floor x, floor y), (floor x, ceil y),
     (ceil x, floor y), (ceil x, ceil y). Pixels outside the image are 0. Only x gets a gradient.
