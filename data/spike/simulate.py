@@ -193,14 +193,14 @@ def plane_light(stream: np.ndarray) -> np.ndarray:
     The light at a plane is 1 / n, where n is the length of its interval: the number of planes from
     the spike before it to the spike at or after it.
 
-    Let the interval of a plane go from time a to time b, so n = b - a. The planes with a spike know
-    a or b. A running maximum carries them to the other planes, which is many times as fast as
-    np.where. For a maximum, every number must be positive, and 0 must mean "no spike". So a and b
-    are kept as two other numbers:
+    Let the interval of a plane go from time a to time b, so n = b - a. Only the plane of a spike
+    tells b, and only the plane after a spike tells a. A running maximum over the planes carries
+    both to all planes, which is many times as fast as np.where. For a maximum, a plane that tells
+    nothing must have 0, and any other plane more than 0. So a and b are kept as two other numbers:
 
-        since_a = a + T              a is -T + 1 or later, so this is 1 or more
-        until_b = 2 T + 1 - b        b is 2 T or earlier, so this is 1 or more. An earlier b is
-                                     larger, so that the maximum finds the next spike
+        since_a = a + T              1 or more, because no interval begins before -T + 1
+        until_b = 2 T + 1 - b        1 or more, because no interval ends after 2 T. The next spike
+                                     has the smallest b of all later spikes, so the largest until_b
         n = b - a = 3 T + 1 - since_a - until_b
 
     For example, T = 10 and spikes in the planes 3 and 7. The interval of the planes 4 ... 7 goes
@@ -231,10 +231,10 @@ def _until_end(stream: np.ndarray, end: np.ndarray, number_type: type[np.integer
     """
     planes = len(stream)
     plane_numbers = np.arange(planes, dtype=number_type)[:, None, None]  # (T, 1, 1)
-    # At the spikes. A spike in plane p ends its interval at b = p + 1, so
+    # First the planes with a spike. A spike in plane p ends its interval at b = p + 1, so
     # until_b = 2 T + 1 - (p + 1) = 2 T - p.
     until_b = stream * (number_type(2 * planes) - plane_numbers)  # (T, h, w), 0 without a spike
-    # In all planes: from the last plane to the first, each plane takes the maximum with the plane
+    # Then all planes: from the last plane to the first, each plane takes the maximum with the plane
     # after it. `plane` is a view, so the maximum is written into `until_b`.
     plane_after = (2 * planes + 1 - end).astype(number_type)  # (h, w), behind the stream
     for plane in reversed(until_b):
@@ -255,13 +255,13 @@ def _since_begin(
     number_type: a type that holds 3 T + 1.
     """
     planes = len(stream)
-    # After the spikes. A spike in plane p - 1 begins the interval of plane p at a = p, so
-    # since_a = p + T. In plane 0, the first interval has begun.
+    # First the planes after a spike. A spike in plane p - 1 begins the interval of plane p at
+    # a = p, so since_a = p + T. Plane 0 is in the first interval, which begins at `begin`.
     plane_0 = (begin + planes).astype(number_type)[None]  # (1, h, w)
     numbers_from_1 = np.arange(1, planes, dtype=number_type)[:, None, None]  # p = 1 ... T - 1
     other_planes = stream[:-1] * (numbers_from_1 + number_type(planes))
     since_a = np.concatenate((plane_0, other_planes))  # (T, h, w), 0 without a spike
-    # In all planes: from the first plane to the last, each plane takes the maximum with the plane
+    # Then all planes: from the first plane to the last, each plane takes the maximum with the plane
     # before it. The pairs are views of `since_a`, so the maximum is written into `since_a`, and the
     # next pair sees it.
     for plane_before, plane in itertools.pairwise(since_a):
@@ -322,7 +322,8 @@ def _interval_ends(
     _, end_of_stream = pieces[-1]
     interval_end = {end_of_stream: intervals.end}
     for a, b in reversed(pieces):
-        first_end = _first(intervals.ends[a:b])  # 0 for a pixel without a spike in the piece
+        # The end at the first spike of the piece, 0 for a pixel without a spike in the piece.
+        first_end = _smallest_above_0(intervals.ends[a:b].copy())
         interval_end[a] = np.where(first_end, first_end, interval_end[b])
     return interval_end
 
@@ -339,24 +340,13 @@ def _fraction(time: int, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
     return np.rint(fraction * STEPS) / STEPS
 
 
-def _first(ends: np.ndarray) -> np.ndarray:
-    """Return for each pixel where its first interval ends, (h, w); 0 if no interval ends.
-
-    ends: (t, h, w) unsigned, 0 where no interval ends.
-    """
-    # 0 means "no end", so it must not win the minimum. In unsigned numbers, 0 - 1 is the largest
-    # number of the type. E.g. in uint8, the ends 0, 8, 12 become 255, 7, 11; the minimum is 7, and
-    # the result is 8.
-    one = ends.dtype.type(1)
-    return (ends - one).min(axis=0) + one
-
-
 def _intervals(stream: np.ndarray) -> Intervals:
-    """Find the intervals of each pixel.
+    """Find the intervals of each pixel, from spike to spike.
 
-    The two outer intervals are not seen as a whole, because their other spike is outside of the
-    file. An outer interval is taken to be as long as its neighbour, and at least so long that it
-    reaches out of the file. A single spike has no neighbour, so T planes are taken.
+    The first spike ends an interval that began before the file, and the last spike begins an
+    interval that ends after the file. Their lengths are not known. Each is taken to be as long as
+    the interval beside it, or longer if this length would put one more spike into the file. A pixel
+    with a single spike has no interval beside it, so T planes are taken.
 
     E.g. T = 10 and spikes in the planes 3 and 7. The ends are 4 and 8, and the interval between
     them has 4 planes. So the first interval goes from 0 to 4, and the last one from 8 to 12.
@@ -367,103 +357,92 @@ def _intervals(stream: np.ndarray) -> Intervals:
     planes = len(stream)
     # Time at which each plane ends, 1 ... T.
     plane_ends = np.arange(1, planes + 1, dtype=np.min_scalar_type(planes))
-    ends = stream * plane_ends[:, None, None]  # (T, h, w), 0 without a spike
-    first = _first(ends)  # (h, w), the end at the first spike
+    ends = stream * plane_ends[:, None, None]  # (T, h, w) unsigned, 0 without a spike
+    first = _smallest_above_0(ends.copy())  # (h, w), the end at the first spike
     last = ends.max(axis=0)  # (h, w), the end at the last spike
 
-    # A single spike has no neighbour.
-    is_single = first == last
-    length_after_first = np.where(is_single, planes, _planes_to_second(ends, first))
-    length_before_last = np.where(is_single, planes, _planes_from_last_but_one(ends, last))
+    # The lengths of the intervals beside the two outer ones, e.g. 8 - 4. A plane without a spike
+    # has ends = 0, but it never gives the smallest number: 0 - first is below 0, which is a very
+    # large unsigned number, and last - 0 is larger than last - ends of any spike.
+    after_first = _smallest_above_0(ends - first)  # from the first spike to the second
+    before_last = _smallest_above_0(last - ends)  # from the last spike but one to the last
 
-    # The outer intervals. The numbers are signed from here on, because `begin` may be negative.
+    # The numbers are signed from here on, because `begin` may be negative.
     first = first.astype(np.int32)
     last = last.astype(np.int32)
-    # With at least `first` planes, the first interval begins at 0 or earlier.
-    first_length = np.maximum(length_after_first, first)
-    # With at least T + 1 - last planes, the last interval ends at T + 1 or later.
-    last_length = np.maximum(length_before_last, planes + 1 - last)
+    is_single = first == last
+    after_first = np.where(is_single, planes, after_first.astype(np.int32))
+    before_last = np.where(is_single, planes, before_last.astype(np.int32))
+    # The spike before the first one is not in the file, so the first interval begins at 0 or
+    # earlier, and has at least `first` planes.
+    first_length = np.maximum(after_first, first)
+    # The spike after the last one is not in the planes 0 ... T - 1, so it ends its interval at
+    # T + 1 or later.
+    last_length = np.maximum(before_last, planes + 1 - last)
     begin = (first - first_length).astype(np.int32)
     end = (last + last_length).astype(np.int32)
     return Intervals(ends, begin, end)
 
 
-def _planes_to_second(ends: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Return the number of planes from the first spike of each pixel to its second, (h, w) int32.
+def _smallest_above_0(numbers: np.ndarray) -> np.ndarray:
+    """Return for each pixel the smallest of its numbers that is above 0, (h, w).
 
-    The number is the smallest of (ends - first) above 0. As in `_first`, 1 is subtracted before the
-    minimum, so that unsigned numbers below 1 become very large. E.g. with ends at 4 and 8:
+    numbers: (t, h, w) unsigned, overwritten to save time. A pixel whose numbers are all 0 gives 0.
 
-        the second spike    8 - 4 - 1 = 3, the minimum, and the result is 4
-        the first spike     4 - 4 - 1 = -1, very large
-        no spike            0 - 4 - 1 = -5, very large
-
-    ends: (T, h, w), for each spike the time at which its interval ends, else 0.
-    first: (h, w), the smallest end that is not 0. A pixel with fewer than two spikes has no
-    meaningful result.
+    1 is subtracted before the minimum and added after it. For an unsigned number, 0 - 1 is the
+    largest number of its type, so a 0 never wins. E.g. in uint8, 0, 8, 12 become 255, 7, 11. The
+    minimum is 7, and the result is 8.
     """
-    one = ends.dtype.type(1)
-    return (ends - (first + one)).min(axis=0).astype(np.int32) + 1
-
-
-def _planes_from_last_but_one(ends: np.ndarray, last: np.ndarray) -> np.ndarray:
-    """Return the number of planes from the last spike but one to the last spike, (h, w) int32.
-
-    The number is the smallest of (last - ends) above 0. E.g. with ends at 4 and 8:
-
-        the last but one    8 - 4 - 1 = 3, the minimum, and the result is 4
-        the last spike      8 - 8 - 1 = -1, very large
-        no spike            8 - 0 - 1 = 7, larger than of each other spike, because ends >= 1
-
-    ends: (T, h, w), for each spike the time at which its interval ends, else 0.
-    last: (h, w), the largest end. A pixel with fewer than two spikes has no meaningful result.
-    """
-    one = ends.dtype.type(1)
-    return ((last - one) - ends).min(axis=0).astype(np.int32) + 1
+    one = numbers.dtype.type(1)
+    numbers -= one
+    return numbers.min(axis=0) + one
 
 
 # ---- Spikes of another threshold ---------------------------------------------------------------
 
-# Number of values of a stream that are changed at a time. They fit into the cache of a core. With a
-# larger or a smaller number the function is slower. The result does not depend on this number.
+# Number of values of a stream that `change_threshold` works on at a time. They fit into the cache
+# of a core. With a larger or a smaller number it is slower, with the same result.
 BLOCK = 2**18
 
 
 def change_threshold(
     stream: np.ndarray, factor: float, rng: np.random.Generator, dark: float = 0.0
 ) -> np.ndarray:
-    """Return the stream of a sensor with `factor` times the threshold.
+    """Return the spikes that a sensor with `factor` times the threshold would have recorded.
 
-    stream: spikes (T, h, w) uint8. The new rate is rate / factor spikes per plane, and `dark` more.
-    Returns the spikes of the new sensor, (T, h, w). With factor 1 and no dark current, this is
-    `stream` itself.
+    E.g. factor 4 gives one spike for four, and factor 0.5 gives two spikes for one.
 
-    The light L of each plane, one threshold spread over the planes of its interval, is integrated
-    again. It begins with a new random charge A:
+    stream: recorded spikes (T, h, w) uint8.
+    rng: the generator of the first charge of each pixel.
+    dark: dark current, in spikes per plane, that is added to the light.
+    Returns spikes (T, h, w) uint8. With factor 1 and no dark current, this is `stream` itself.
+
+    The light L of each plane (`plane_light`) is integrated again. A is the charge of a pixel in new
+    thresholds, at first a random number between 0 and 1:
 
         A <- A + L / factor + dark
         s = A >= 1
         A <- A - s
 
-    So a higher threshold keeps every factor-th spike, and a lower threshold adds spikes between the
-    old spikes. A plane has at most one spike, as in the sensor. What becomes of more charge?
+    A plane has at most one spike, as in the sensor. With a lower threshold, a plane may bring more
+    charge than that. There are three rules for the charge that is left:
 
-        The charge of one more spike is kept, because the read-out rounds spike times to planes.
-        Constant light of 0.9 spikes per plane gives intervals of 1 and 2 planes, and only their
-        mean is right. Without the kept charge, the new sensor would fire too rarely.
+        left: 1 to 2      kept, so the next plane has the spike. A read-out rounds spike times to
+                          planes: constant light of 0.9 spikes per plane gives intervals of 1 and 2
+                          planes, and only their mean is right. Without the kept charge, the new
+                          sensor would fire too rarely.
+        left: 2 or more   lost but for one kept spike: A <- 1 + A mod 1
+        it becomes dark   the kept spike is dropped before the plane is added: A <- A mod 1.
+                          Otherwise a dark plane would fire from the light before it.
+                          `_has_decreased` says where it becomes dark.
 
-        The charge beyond it is lost. If 2 or more remains, A <- 1 + A mod 1.
-
-        The kept charge is dropped, too, if it becomes darker, before the plane is added:
-        A <- A mod 1. Otherwise a dark plane would fire from light before it. It has become darker
-        if an interval is longer than the interval before it by more than one plane of rounding.
+    Another rule or order fails test_every_pixel_is_integrated_plane_by_plane_as_the_formula_says.
     """
     if factor == 1.0 and not dark:
         return stream
-    one = np.float32(1.0)
-    charges = rng.random(stream.shape[1:], dtype=np.float32)  # (h, w)
-    # If the factor is above 1 and there is no dark current, less than 1 remains and less than 1 is
-    # added. Then the charge stays below 2, and the rules for more charge have no effect.
+    charges = rng.random(stream.shape[1:], dtype=np.float32)  # (h, w), A of each pixel
+    # If the factor is above 1 and there is no dark current, a plane adds less than 1 to a charge
+    # below 1. Then the charge stays below 2, and the three rules have no effect.
     may_reach_two = factor <= 1 or dark > 0
     out = np.empty_like(stream)
     planes, height, width = stream.shape
@@ -480,22 +459,27 @@ def change_threshold(
         if dark:
             light += np.float32(dark)
 
-        # `plane` is a view, so this replaces each plane of `light` by the whole thresholds in the
-        # charge, 0, 1, 2, ... The pixel fires where they are 1 or more.
+        # `_collect` overwrites each plane of `light` with the whole thresholds in the charge, 0, 1,
+        # 2, ... The pixel fires where they are 1 or more.
         for plane, is_darker in zip(light, has_decreased, strict=True):
             _collect(charge, plane, is_darker, may_reach_two)
-        np.greater_equal(light, one, out=out[:, block].view(bool))
+        whole_thresholds = light
+        # As bool, because `out` is uint8 in {0, 1}, which has the same bytes.
+        spikes = out[:, block].view(bool)
+        np.greater_equal(whole_thresholds, np.float32(1.0), out=spikes)
     return out
 
 
 def _collect(
     charge: np.ndarray, plane: np.ndarray, is_darker: np.ndarray, may_reach_two: bool
 ) -> None:
-    """Add the light of one plane to the charge, and spend the charge of its spikes. All (h, w).
+    """Add the light of one plane to the charge, and spend the charge of its spikes.
 
-    charge: changed in place.
-    plane: the light of the plane, replaced in place by the whole thresholds in the charge.
-    is_darker: bool, where the light has decreased, so that the charge of one spike is dropped.
+    All arrays are (h, w). `change_threshold` explains the three rules.
+
+    charge: charge in thresholds, changed in place.
+    plane: the light of the plane, overwritten with the whole thresholds in the charge.
+    is_darker: bool, where the light has decreased, so that a kept spike is dropped.
     may_reach_two: whether the charge may become 2 or more.
     """
     one = np.float32(1.0)
@@ -507,9 +491,10 @@ def _collect(
     whole_thresholds = np.floor(charge, out=plane)
     spent = whole_thresholds
     if may_reach_two:
-        # Of 0, 1, 2, 3, ... whole thresholds, 0, 1, 1, 2, ... are spent: one for the spike, and
-        # what is lost. At most one remains: a charge of 3.4 becomes 1.4.
-        for_spike = np.minimum(whole_thresholds, one)
+        # At most one threshold is kept. E.g. a charge of 3.4 has 3 whole thresholds: one for the
+        # spike, one is lost, and one is kept. So 2 are spent, and 1.4 remains. A charge of 1.4 has
+        # only the one for the spike, and 0.4 remains.
+        for_spike = np.minimum(whole_thresholds, one)  # 0 or 1
         spent = np.maximum(for_spike, whole_thresholds - one)
     charge -= spent
 
@@ -522,9 +507,9 @@ def _has_decreased(light: np.ndarray) -> np.ndarray:
 
     light: (T, h, w) of `plane_light`. Returns bool (T, h, w).
     """
-    # Lengths are 1 / light. The condition is
-    #     1 / now > 1 / before + 1   or, times now and before,   before > now (1 + before)
-    # 0.999 is a margin for rounding errors. Plane 0 has no interval before it, so it stays False.
+    # The length of an interval is 1 / light. So the condition is 1 / now > 1 / before + 1. Times
+    # now and before, this is before > now (1 + before), without a division by 0 in the dark. 0.999
+    # is a margin for rounding errors. Plane 0 has no interval before it, so it stays False.
     has_decreased = np.zeros(light.shape, bool)
     before = light[:-1]
     now = light[1:]
