@@ -73,10 +73,12 @@ def smooth_walk(
 
         walk(t) = amplitude sum_i w_i sin(2 pi (t / T_i + phase_i))
 
-    The weights w_i add up to 1, so no value is larger than `amplitude`.
+    The weights w_i are WALK_WEIGHTS. They add up to 1, so the walk stays within -amplitude and
+    amplitude.
 
-    periods: the shortest and the longest period T_i, in planes. Its logarithm is drawn uniformly.
-    rng: four times, a period and then a phase is drawn. The order belongs to the made data sets.
+    periods: the shortest and the longest period T_i, in planes. The logarithm of each period is
+    drawn uniformly.
+    rng: four times, a period and then a phase is drawn. Another order would give other data sets.
     """
     log_shortest, log_longest = np.log(periods)
     t = np.arange(planes)
@@ -277,7 +279,8 @@ def find_cuts(
     while True:
         # Try a part that begins at frame `first`.
         frames_left = len(frames) - first - FRAMES_BESIDE
-        in_interval = _frames_in_interval(frames_per_interval, frames_left // intervals, rng)
+        most_in_interval = frames_left // intervals
+        in_interval = _frames_in_interval(frames_per_interval, most_in_interval, rng)
         if in_interval is None:
             return cuts  # too few frames are left
         cut = Cut(first, in_interval, side)  # the side becomes smaller below, if needed
@@ -358,7 +361,8 @@ def video_scene(
     The crop moves smoothly, as if a person held the camera. The sharp instant of each interval is
     its middle plane, planes // 2. The light of this plane becomes the sharp frame of the made clip,
     so nothing in it may be interpolated. Two things ensure this: the sharp instant has the time of
-    a frame of the video, and the corner of the crop is on a whole pixel then.
+    a frame of the video, and the corner of the crop is on a whole pixel then. If one of them is
+    wrong, test_a_sharp_frame_of_a_rig_is_a_part_of_a_raw_frame fails.
 
     count: number of frame intervals. planes: number of planes in an interval. crop: side in pixels.
     rng: generator of the motion. The order of its draws belongs to the made data sets.
@@ -378,9 +382,10 @@ def video_scene(
     # half an interval before it: 1 for intervals of 1 or 2 frames, 2 for 3 or 4 frames. E.g. with
     # 88 planes and one frame in an interval, plane 44 has the time 1, and plane 132 the time 2.
     first_sharp_time = (cut.average + 1) // 2
-    middle_plane = planes // 2
+    first_sharp_plane = planes // 2
     for plane, corner in enumerate(corners):
-        planes_since_sharp = plane - middle_plane
+        # An interval of `planes` planes has `cut.average` frames.
+        planes_since_sharp = plane - first_sharp_plane
         time = first_sharp_time + cut.average * planes_since_sharp / planes
         x, y = (corner + (crop - 1) / 2).tolist()  # middle of the crop
         yield cv2.getRectSubPix(path.at(time), (crop, crop), (x, y))
@@ -393,8 +398,8 @@ def _corners_of_crop(
 
     height, width: of the scaled frames. crop: side of the crop in pixels.
     count: number of frame intervals. planes: number of planes in an interval.
-    rng: for x and then for y, an amplitude, a walk and its middle are drawn. The order belongs to
-    the made data sets.
+    rng: for x and then for y, an amplitude, a walk and its middle are drawn. Another order would
+    give other data sets.
     """
     room = np.array((width, height)) - crop  # largest x and y of a corner
     number_of_planes = count * planes
@@ -402,14 +407,16 @@ def _corners_of_crop(
     sharp_planes = range(planes // 2, number_of_planes, planes)
     corners = np.empty((number_of_planes, 2))
     for axis, most in enumerate(room):
-        # A walk from `middle - amplitude` to `middle + amplitude`. The amplitude is at most half of
-        # the smaller room, so `middle` can be drawn such that the crop stays within the frame.
+        # A walk from `middle - amplitude` to `middle + amplitude`, with periods of 2 to 8 frame
+        # intervals. The amplitude is at most half of the smaller room, so `middle` can be drawn
+        # such that the crop stays within the frame.
         amplitude = rng.uniform(0.1, 1.0) * min(room) / 2
-        walk = smooth_walk(rng, number_of_planes, amplitude, (2.0 * planes, 8.0 * planes))
+        periods = (2.0 * planes, 8.0 * planes)
+        walk = smooth_walk(rng, number_of_planes, amplitude, periods)
         middle = rng.uniform(amplitude, most - amplitude)
         walk += middle
         # Shift the walk to whole pixels at the sharp planes. Between two sharp planes, the shift
-        # changes linearly.
+        # changes linearly, so that the crop does not jump.
         to_whole_pixel = np.round(walk) - walk
         shift_at_sharp = to_whole_pixel[sharp_planes]
         walk += np.interp(range(number_of_planes), sharp_planes, shift_at_sharp)
@@ -419,29 +426,35 @@ def _corners_of_crop(
 
 # ---- Photographs -----------------------------------------------------------------------------
 
+# A layer is the photograph, or a piece of it. Three images have pixels of their own:
+#
+#     sheet   the image of a layer, (H, W): as large as the photograph, and transparent outside of
+#             the piece
+#     view    what the camera sees of the sheets, FINE * crop pixels along each side
+#     crop    the made frame, crop x crop: the view, reduced by FINE
+#
+# P is the number of planes of the whole clip.
+
 
 @dataclass(frozen=True)
 class _Layer:
-    """A piece of a photograph that moves on its own, like a sheet of paper before other sheets.
-
-    Here `planes` is the number of planes of the whole clip.
-    """
+    """A piece of a photograph that moves on its own, like a sheet of paper before other sheets."""
 
     # (H, W, 4) light and opacity (0 to 1). The light is multiplied by the opacity already.
     sheet: np.ndarray
-    # (planes, 2), the point x, y of the sheet that is in the middle of the view, for each plane.
+    # (P, 2), the point x, y of the sheet that is in the middle of the view, for each plane.
     centers: np.ndarray
     border: int  # what is beyond the edges of the sheet, a constant of OpenCV
 
 
 @dataclass(frozen=True)
 class _Camera:
-    """The motion of the camera over a photograph, for each of the planes of the clip."""
+    """The motion of the camera over a photograph, for each of the P planes of the clip."""
 
-    shake: np.ndarray  # (planes, 2), x and y in pixels of the view
-    angles: np.ndarray  # (planes,), in radians
-    zooms: np.ndarray  # (planes,), factors; above 1, objects look larger
-    tilts: np.ndarray  # (planes, 2), the first two numbers in the third row of the homography
+    shake: np.ndarray  # (P, 2), x and y in pixels of the view
+    angles: np.ndarray  # (P,), in radians
+    zooms: np.ndarray  # (P,), factors; above 1, objects look larger
+    tilts: np.ndarray  # (P, 2), how fast the scale changes along x and y; `_view` has the matrix
 
 
 class PhotoScene:
@@ -451,12 +464,15 @@ class PhotoScene:
     rest: they move more with the camera, and also move by themselves.
 
     picture: (H, W, 3) uint8. It is scaled down to a shorter side of FINE x side.
-    count: number of frame intervals. planes: number of planes in an interval. crop: side in pixels.
-    rng: the order of its draws decides which scene a seed gives, so it must not change: first the
-    camera (`_draw_camera`), then the layers from the farthest to the nearest (`_layer`). The ranges
-    of the draws bound the motion. Wider ranges would give faster motion, and other data sets: then
-    raise VERSION in data/making/prepare.py. test_a_seed_gives_its_scene notices another order or
-    range.
+    count: number of frame intervals (from one made frame to the next).
+    planes: number of planes in an interval.
+    crop: side of a made frame in pixels.
+    rng: first the camera is drawn (`_draw_camera`), then the layers from the farthest to the
+    nearest (`_layer`).
+
+    What must stay: the order and the ranges of the draws, because they decide which scene a seed
+    gives. test_a_seed_gives_its_scene notices another order or range. With wider ranges, the motion
+    would be faster, and data sets would be others: then raise VERSION in data/making/prepare.py.
     """
 
     def __init__(
@@ -468,15 +484,16 @@ class PhotoScene:
         crop: int,
         rng: np.random.Generator,
     ) -> None:
-        light = cv2.LUT(scaled(picture, FINE * side), LIGHT_OF_DISPLAY_VALUE)
+        light = cv2.LUT(scaled(picture, FINE * side), LIGHT_OF_DISPLAY_VALUE)  # (H, W, 3)
         self.crop = crop
-        self.number_of_planes = count * planes
-        view_side = FINE * crop  # side of the view in pixels of the photograph
+        self.number_of_planes = count * planes  # P
+        view_side = FINE * crop
 
         # All random numbers are drawn here, before the first plane is painted.
         self._camera = _draw_camera(self.number_of_planes, planes, crop, rng)
-        # Time in frame intervals, 0 in the middle of the clip, as a column (count planes, 1).
-        time = (np.arange(self.number_of_planes) / self.number_of_planes - 0.5)[:, None] * count
+        # The time of each plane in frame intervals, from -count / 2 to count / 2: (P, 1).
+        share_of_clip = np.arange(self.number_of_planes) / self.number_of_planes  # (P,)
+        time = (share_of_clip - 0.5)[:, None] * count
         self._layers = []  # the farthest one first
         for depth in range(1 + NEAR_LAYERS):  # 0 is the whole photograph
             self._layers.append(_layer(light, depth, self._camera.shake, time, view_side, rng))
@@ -489,21 +506,25 @@ class PhotoScene:
             yield cv2.resize(canvas, size, interpolation=cv2.INTER_AREA)
 
     def shifts(self, plane: int, other: int) -> np.ndarray:
-        """Return the motion of each pixel from one plane to another: (crop, crop, 2) float32.
+        """Return how far the scene of each pixel moves from `plane` to `other`.
 
-        The motion is x and y in pixels, of what the pixel shows in the first plane. A pixel shows
-        the nearest layer there whose opacity is above 1/2. In the other plane, another layer may
-        cover it.
+        Returns (crop, crop, 2) float32: x and y in pixels of the made frame. What a pixel shows in
+        `plane` is the nearest layer whose opacity is above 1/2 there. In `other`, a nearer layer
+        may hide it.
+
+        These are the true motions that benchmarks and tests compare with. If they are wrong,
+        test_the_true_motion_of_a_photograph_leads_from_a_plane_to_the_same_scene_in_another fails.
         """
-        # The middle of pixel 0 of the crop is at 0.5 in a view of FINE = 2: it covers the pixels 0
-        # and 1 of the view.
+        # From pixels of the crop to points of the view. E.g. with FINE = 2, pixel 0 of the crop
+        # covers the pixels 0 and 1 of the view, so its middle is at 0.5.
         in_crop = np.arange(self.crop)
-        y, x = np.meshgrid(in_crop, in_crop, indexing="ij")
-        points = np.stack((x, y), axis=-1) * FINE + (FINE - 1) / 2  # (crop, crop, 2) in the view
+        y, x = np.meshgrid(in_crop, in_crop, indexing="ij")  # (crop, crop) each
+        pixels = np.stack((x, y), axis=-1)  # (crop, crop, 2)
+        points = pixels * FINE + (FINE - 1) / 2
 
         shifts = np.zeros((self.crop, self.crop, 2), np.float32)
         for layer in self._layers:  # a nearer layer replaces the shifts of the layers behind it
-            # From the view of this plane to the sheet, and to the view of the other plane.
+            # From the view in `plane` to the sheet, and from there to the view in `other`.
             on_sheet = cv2.perspectiveTransform(points, self._to_sheet(layer, plane))
             to_other_view = np.linalg.inv(self._to_sheet(layer, other))
             in_other = cv2.perspectiveTransform(on_sheet, to_other_view)
@@ -513,12 +534,13 @@ class PhotoScene:
         return shifts.astype(np.float32)
 
     def _painted(self, plane: int) -> np.ndarray:
-        """Return the light that the camera sees in a plane, (view_side, view_side, 3).
+        """Return the view of a plane: the light that the camera sees, (view_side, view_side, 3).
 
         The layers are painted from the farthest to the nearest, and each layer covers what is
         behind it by its opacity: light = (1 - opacity) light_behind + light_of_layer.
         """
         view_side = FINE * self.crop
+        # WARP_INVERSE_MAP: the matrix leads from the result (view) to the source (sheet).
         flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
         canvas = np.zeros((view_side, view_side, 3), np.float32)
         for layer in self._layers:
@@ -535,28 +557,32 @@ class PhotoScene:
         return canvas
 
     def _to_sheet(self, layer: _Layer, plane: int) -> np.ndarray:
-        """Return the homography (3, 3) from a pixel of the view to a point of the sheet."""
+        """Return the homography (3, 3) from a point of the view to a point of the sheet."""
         camera = self._camera
         view = _view(camera.angles[plane], camera.zooms[plane], camera.tilts[plane])
         view_side = FINE * self.crop
         middle_to_origin = _translation(-view_side / 2, -view_side / 2)
         x, y = layer.centers[plane]
-        # From right to left: move the middle of the view to 0, turn, zoom and tilt, move 0 to the
-        # layer's center.
+        # A product of matrices acts from right to left: move the middle of the view to 0; turn,
+        # zoom and tilt; move 0 to the center of the layer in this plane.
         return _translation(x, y) @ view @ middle_to_origin
 
 
 def _draw_camera(
-    number_of_planes: int, planes: int, crop: int, rng: np.random.Generator
+    number_of_planes: int, planes_of_interval: int, crop: int, rng: np.random.Generator
 ) -> _Camera:
     """Draw the motion of the camera.
 
-    number_of_planes: of the whole clip. planes: of a frame interval. crop: side of a made frame.
+    number_of_planes: P, of the whole clip. crop: side of a made frame in pixels.
     rng: the order of its draws must not change, because it decides which scene a seed gives.
     """
     view_side = FINE * crop
-    walk = partial(smooth_walk, rng, number_of_planes, periods=(2.0 * planes, 8.0 * planes))
-    shake_x = walk(rng.uniform(2, crop / 6))  # in RGB pixels
+    # walk(amplitude) is a random motion (P,) between -amplitude and amplitude. It swings once in 2
+    # to 8 frame intervals.
+    periods = (2.0 * planes_of_interval, 8.0 * planes_of_interval)
+    walk = partial(smooth_walk, rng, number_of_planes, periods=periods)
+    # The amplitude is at most a sixth of the made frame.
+    shake_x = walk(rng.uniform(2, crop / 6))  # in pixels of the made frame
     shake_y = walk(rng.uniform(2, crop / 6))
     shake = FINE * np.stack([shake_x, shake_y], axis=1)  # in pixels of the view
     # The camera turns by up to 0.1 radians (6 degrees). It zooms by 8 % around a factor of 1 to
@@ -579,8 +605,8 @@ def _layer(
 ) -> _Layer:
     """Draw a layer. depth: 0 for the whole photograph; 1 and 2 for its pieces, 2 is the nearest.
 
-    light: (H, W, 3) of the photograph. shake: (planes, 2) motion of the camera in pixels.
-    time: (planes, 1) in frame intervals. view_side: side of the view in pixels.
+    light: (H, W, 3) of the photograph. shake: (P, 2), motion of the camera in pixels of the view.
+    time: (P, 1), time of each plane in frame intervals. view_side: side of the view in pixels.
     rng: the order of its draws must not change, because it decides which scene a seed gives.
     """
     height, width = light.shape[:2]
@@ -600,7 +626,7 @@ def _layer(
     center_at_time_0 = middle + view_side * rng.uniform(-0.3, 0.3, 2)
     # Its shape is the convex hull of eight random points. The edge is blurred by 0.8 pixels, so
     # that it has no steps of whole pixels.
-    corners = middle + view_side * rng.uniform(-0.2, 0.2, (8, 2))
+    corners = middle + view_side * rng.uniform(-0.2, 0.2, (8, 2))  # (8, 2), x and y
     hull = cv2.convexHull(corners.astype(np.int32))
     mask = cv2.fillPoly(np.zeros_like(opaque), [hull], 1.0, cv2.LINE_AA)
     opacity = cv2.GaussianBlur(mask, (0, 0), 0.8)[..., None]  # (H, W, 1)
@@ -619,8 +645,9 @@ def _view(angle: float, zoom: float, tilt: np.ndarray) -> np.ndarray:
         [sin / zoom,  cos / zoom, 0]
         [tilt[0],     tilt[1],    1]
 
-    It leads from a point of the view to a point of the scene, both seen from the middle of the
-    view. angle: in radians. zoom: above 1, objects look larger. tilt: (2,).
+    It leads from a point of the view to a point of the sheet, both counted from the middle of the
+    view. angle: in radians. zoom: above 1, objects look larger. tilt: (2,). A homography divides
+    x and y by the third number, tilt[0] x + tilt[1] y + 1. So the scale changes along x and y.
     """
     cos = np.cos(angle)
     sin = np.sin(angle)
