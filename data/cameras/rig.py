@@ -138,7 +138,7 @@ _PAIR = {
 # dim: the cameras of "rig" at a mean of about 0.03 spikes per plane, as in the real stream of a dim
 #   scene.
 # other: aligned cameras. The sensor integrates display values, and each pixel has a dark current
-#   and a response of its own. This is the model of RSIR.
+#   and a response of its own, as in the sensor model of the method RSIR.
 NAMED: dict[str, dict[str, Any]] = {
     "ideal": {"rate": 0.9, "jitter": 0.01, "dark_rate": 0.001, "pattern": 0.02},
     "rig": {**_PAIR, "rate": 0.3, "jitter": 0.02},
@@ -175,7 +175,10 @@ LOGARITHMIC = ("rate", "shot", "read")
 
 @dataclass(frozen=True)
 class Rig(RgbCamera):
-    """Both cameras. By default the spike camera has no flaw and the view of the RGB camera."""
+    """Both cameras. The fields of the RGB camera come from `RgbCamera`.
+
+    By default the spike camera has no flaw, and the view of the RGB camera.
+    """
 
     # ---- Where the spike camera looks ----
 
@@ -301,17 +304,20 @@ class Rig(RgbCamera):
     def views(self, lights: Iterable[np.ndarray], spike: Size) -> Iterator[np.ndarray]:
         """Yield what each pixel of the sensor integrates, (h, w) float32, for each light.
 
-        lights: (H, W, 3). spike: size (h, w) of the sensor. A value is the mean over the area of
-        the pixel. Beyond its edges the picture is mirrored.
+        lights: (H, W, 3) each. spike: size (h, w) of the sensor.
+
+        A pixel of the sensor integrates the mean over its area: the mean of fine x fine points.
+        Beyond its edges the picture is mirrored.
         """
+        # All lights have the size of the first one, and share the places of the points.
         lights = iter(lights)
         first = next(lights, None)
         if first is None:
             return  # there is no light at all
         height, width = spike
-        rgb = first.shape[:2]  # all lights have the size of the first one
+        rgb = first.shape[:2]  # (H, W)
         _, rgb_width = rgb
-        fine = max(1, round(rgb_width / width))  # points per spike pixel, along a side
+        fine = max(1, round(rgb_width / width))  # as many points as RGB pixels along a spike pixel
         places = self._places(spike, rgb, fine)  # x and y, (2, h fine, w fine)
         is_aligned = _are_centres(places, rgb)  # then no interpolation is needed
 
@@ -324,6 +330,7 @@ class Rig(RgbCamera):
                 grey = cv2.GaussianBlur(grey, (0, 0), sigma, borderType=cv2.BORDER_REFLECT_101)
             if not is_aligned:
                 x, y = places
+                # (H, W) -> (h fine, w fine)
                 grey = cv2.remap(grey, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT_101)
             yield cv2.resize(grey, (width, height), interpolation=cv2.INTER_AREA)
 
@@ -336,10 +343,11 @@ class Rig(RgbCamera):
     def _places(self, spike: Size, rgb: Size, fine: int) -> np.ndarray:
         """Return where in the frame points of the spike pixels lie: x and y, (2, h fine, w fine).
 
-        Each spike pixel has fine x fine points, spread evenly over its area. float32.
+        Each spike pixel has fine x fine points, spread evenly over its area. Returns float32.
         """
         height, width = spike
-        # For fine = 2: -0.25, 0.25, 0.75, ... The centre of a pixel is a whole number.
+        # The points in spike pixels. The centre of a pixel is a whole number, so for fine = 2,
+        # pixel 0 has the points -0.25 and 0.25, pixel 1 has 0.75 and 1.25.
         y = (np.arange(height * fine) + 0.5) / fine - 0.5
         x = (np.arange(width * fine) + 0.5) / fine - 0.5
         # The points (x, y, 1), (3, h fine, w fine).
@@ -362,8 +370,8 @@ class Rig(RgbCamera):
         height, width = size
         # A smooth random image: 4 x 5 random values, enlarged.
         clouds = cv2.resize(rng.random((4, 5)), (width, height), interpolation=cv2.INTER_CUBIC)
-        # The quartiles of the image divide it into the layers 0 ... 3 of equal area. The depths of
-        # the layers are 0, 1/3, 2/3 and 1.
+        # The quartiles of the image divide it into the layers 0 ... 3, a quarter of the area each.
+        # The depths of the layers are 0, 1/3, 2/3 and 1.
         quartiles = np.quantile(clouds, (0.25, 0.5, 0.75))
         layer = np.searchsorted(quartiles, clouds)
         depth = np.linspace(0, 1, 4)[layer]  # (h fine, w fine)
@@ -376,8 +384,8 @@ class Rig(RgbCamera):
 
     def spikes(self, lights: Iterable[np.ndarray], spike: Size) -> Iterator[np.ndarray]:
         """Yield a plane of spikes (h, w) uint8 in {0, 1} for each light (H, W, 3)."""
-        # At full light, 1 / rate planes lie between two spikes. The noise of 1 / rate planes is
-        # sqrt(1 / rate) times the noise of one plane. It must be `jitter`:
+        # `jitter` is the noise of the time between two spikes. At full light this time has
+        # 1 / rate planes, and the noise of n planes is sqrt(n) times the noise of one plane:
         #     sqrt(1 / rate) * noise_of_a_plane = jitter
         noise_of_a_plane = self.jitter * np.sqrt(self.rate)
         height, width = spike
@@ -544,9 +552,9 @@ def delayed(views: Iterable[np.ndarray], offset: float) -> Iterator[np.ndarray]:
     whole = int(np.floor(offset))
     share = np.float32(offset - whole)
 
-    # With whole > 0, old views are kept for `delay` results. With whole < 0, result p must wait
-    # until view p + ahead has come. `recent` has the last delay + 2 views, oldest first. Its first
-    # two views are the earlier and the later view of result p:
+    # With whole > 0, a view is needed later, so views are kept for `delay` results. With whole < 0,
+    # result p needs a view that is still to come, so it waits for view p + ahead. `recent` has the
+    # last delay + 2 views, oldest first. Its first two are the earlier and the later view:
     #
     #     offset   delay   ahead   newest view   recent
     #     1.25     1       0       p             p - 2, p - 1, p

@@ -60,10 +60,10 @@ LEAST_COVERAGE = 0.5
 # Largest condition number of a matrix that is inverted. A number of 1e12 costs 12 of the 16 digits
 # of float64, so the inverse of a worse matrix has too few correct digits.
 LARGEST_CONDITION = 1e12
-# Channels are made of LONGER times the planes that were exposed. Channels show a ratio: the firing
-# rate at the sharp instant, divided by the mean rate of the exposure. Windows of planes, pixels and
-# the lens blur the spikes, so this ratio is nearer to 1 than it should be. A mean over more planes
-# is smoother. So the ratio to this mean is farther from 1, which makes up for a part of the blur.
+# The channels of a frame are made of LONGER times the planes that were exposed. The reason: the
+# network multiplies the blurry frame by a ratio, the light of the sharp instant divided by the mean
+# light of the exposure. Windows of planes, pixels and the lens blur the spikes, which moves this
+# ratio nearer to 1. A mean over more planes is smoother, which moves the ratio away from 1 again.
 # 1.12 was chosen by trials with factors from 1 to 1.25 (docs/benchmarks/calibration.md):
 #
 #     cameras with many flaws          a larger factor gains 0.06 dB
@@ -154,9 +154,10 @@ class Calibration(Section):
         # `made` has no effect. `tick_hz` only serves a check of clocks.
         del values["made"]
         del values["tick_hz"]
-        # Digests have the share that is read under the name "exposure_share". An older version
-        # wrote this number into its calibrations, and its runs must find their digests again.
-        # Shares of 0.9 and of 1 both read all planes. So a share such as 0.9 has one more entry.
+        # In a digest, "exposure_share" is the share that is read, 1.12 times the exposed share. The
+        # reason: an older version stored the share that is read under this name, and its runs must
+        # find their digests again. Exposed shares of 0.9 and of 1 both read all planes, so the
+        # digest of 0.9 has one more entry, "exposed".
         if self.share_to_read == 1 and self.exposure_share != 1:
             values["exposed"] = self.exposure_share
         values["exposure_share"] = self.share_to_read
@@ -418,14 +419,14 @@ def _refuse_frame_of_no_multiple(geometry: SpikeGeometry, size: tuple[int, int])
 
 
 class Neighbours(NamedTuple):
-    """The spike pixels around one point of each RGB pixel, and their weights, each (n, H W).
+    """The spike pixels around one point of each RGB pixel, and their weights.
 
-    n is 4 for bilinear interpolation and 1 for the nearest pixel. H W is the number of RGB pixels
-    of the crop.
+    Each field is (n, H W): n is 4 for bilinear interpolation and 1 for the nearest pixel, and H W
+    is the number of RGB pixels of the crop.
     """
 
-    rows: np.ndarray  # of the spike pixels in the plane
-    columns: np.ndarray
+    rows: np.ndarray  # row of each spike pixel in the plane
+    columns: np.ndarray  # column of each spike pixel in the plane
     weights: np.ndarray  # the n weights of an RGB pixel add up to 1
 
 
@@ -434,7 +435,7 @@ class Sample(NamedTuple):
 
     # (n, H W), numbers of the spike pixels in the crop of the spike plane: row * width + column.
     places: np.ndarray
-    weights: np.ndarray  # (n, H W), their weights
+    weights: np.ndarray  # (n, H W), as in `Neighbours`
 
 
 @dataclass(frozen=True)
@@ -447,15 +448,18 @@ class CalibratedWindow:
     covered: np.ndarray  # (H, W) bool, the RGB pixels that the spike camera sees
 
     def to_rgb(self, channels: np.ndarray) -> np.ndarray:
-        """Turn channels (S, h, w) float32 of `crop` into (S, H, W) float32 on the RGB grid."""
+        """Turn channels (S, h, w) float32 of `crop` into (S, H, W) float32 on the RGB grid.
+
+        What must stay: the order of the sums. The products of spike pixel and weight are added one
+        by one, because a matrix product may add in another order for another crop, and the same RGB
+        pixel would get other last bits. test_a_crop_is_bit_for_bit_the_crop_of_the_whole compares.
+        """
         count = len(channels)
         pixels = channels.reshape(count, self.crop.height * self.crop.width)  # (S, h w)
         out = np.zeros((count, self.covered.size), np.float32)  # (S, H W)
-        # A sample has four spike pixels, or one, for each RGB pixel. The products of spike pixel
-        # and weight are added one by one, in a fixed order. A matrix product of a library may add
-        # in another order for another crop, and the same pixel would get other last bits.
         for sample in self.samples:
-            # The first, second, ... spike pixel of every RGB pixel, and its weight: (H W,) each.
+            # A sample has four spike pixels, or one, for each RGB pixel. Take the first of every
+            # RGB pixel with its weight, then the second, ...: (H W,) each.
             for place, weight in zip(sample.places, sample.weights, strict=True):
                 for channel, out_channel in zip(pixels, out, strict=True):
                     # `out_channel` is a view, so this changes `out`.
@@ -484,11 +488,11 @@ class CalibratedWindow:
 class CalibratedGrid:
     """The grid of a spike camera with a view of its own.
 
-    An RGB pixel takes the value at its centre: it is interpolated between the four spike pixels
-    around the centre, or is the value of the nearest spike pixel. If spike pixels are smaller than
-    RGB pixels, an RGB pixel takes the mean of n x n points spread evenly over the pixel. n is the
-    number of spike pixels across an RGB pixel, rounded up. Outside of the spike camera's view, the
-    nearest pixel at the edge of the spike plane is repeated.
+    An RGB pixel takes the value of the spikes at its centre: either interpolated between the four
+    spike pixels around the centre, or the value of the nearest spike pixel. If spike pixels are
+    smaller than RGB pixels, one point would miss some of them. Then an RGB pixel takes the mean of
+    n x n points, spread evenly over it, where n is the number of spike pixels across an RGB pixel,
+    rounded up. Outside of the spike camera's view, the edge of the spike plane is repeated.
     """
 
     step = 1  # crops of the frame may start at every pixel
@@ -537,7 +541,7 @@ class CalibratedGrid:
         here = np.ravel(self._centres(middle))  # (2,)
         right = np.ravel(self._centres(middle, dx=1))
         below = np.ravel(self._centres(middle, dy=1))
-        # The length of one step to the right and of one step down, in spike pixels.
+        # How long one step to the right, and one step down, is in the spike plane.
         x_of_step, y_of_step = right - here
         across = np.hypot(x_of_step, y_of_step)
         x_of_step, y_of_step = below - here
@@ -622,8 +626,8 @@ class CalibratedGrid:
         # of the point from (row, column), 0 to 1.
         right = x - column
         below = y - row
-        # A neighbour of weight 0 may lie beyond the edge of the plane. So the pixel itself is taken
-        # in its place, which changes nothing.
+        # At the last row or column there is no next one. The distance is 0 there, because of the
+        # clip above. So at distance 0 the pixel itself is taken as its neighbour, with weight 0.
         next_row = row + (below > 0)
         next_column = column + (right > 0)
         weights = (
@@ -769,11 +773,11 @@ def warn_uncovered(grid: Grid, what: str, where: str) -> None:
 def largest_rectangle(covered: np.ndarray) -> Crop | None:
     """Return the largest rectangle of true pixels in a convex area. None if no pixel is true.
 
-    covered: (H, W) bool. The true pixels are a convex area, as the view of a camera is: what is
-    true in two rows of a column is also true between these rows.
+    covered: (H, W) bool. The true pixels are a convex area, as the view of a camera is: a column
+    that is true in two rows is true in all rows between them.
 
-    All pairs of rows (i, j) are tried. The widest rectangle from row i to row j has the columns
-    that are true in both rows.
+    All pairs of rows (i, j) are tried. Because of the convex area, the widest rectangle from row i
+    to row j has exactly the columns that are true in both rows.
     """
     rows = np.flatnonzero(covered.any(axis=1))  # (n,), the rows with true pixels
     if not len(rows):

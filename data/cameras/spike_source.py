@@ -653,20 +653,23 @@ class DatSpikes:
     def _image_of_ratios(self, channels: np.ndarray) -> np.ndarray:
         """Return `sharp_image` of the representation "relative".
 
-        r: a channel, the ratio of the light of the sharp moment to the light of the exposure.
-        c: the last channel, the confidence c = n / (n + a). n is the number of spikes in the
-           exposure, and a is a constant.
+        Its channels are
 
-        The light of the sharp moment is proportional to r * n. From c follows n = a * c / (1 - c).
-        So the result is r * c / (1 - c), divided by its brightest pixel, and a has no effect.
+            r   for each window, the light of the sharp moment divided by the light of the exposure
+            c   the last channel, a confidence n / (n + a), where n is the number of spikes in the
+                exposure and a is a constant
+
+        The light of the exposure is proportional to n, so the light of the sharp moment is
+        proportional to r * n. From c follows n = a * c / (1 - c). So the result is r * c / (1 - c),
+        divided by its brightest pixel. The constant a has no effect.
         """
         # Of several windows, take the channel of the window with the middle length: of the
         # half_windows (12, 2, 6), channel 2.
         by_length = np.argsort(self.options["half_windows"])
         middle_window = by_length[len(by_length) // 2]
-        # A channel is a ratio of light to the power 1 / gamma. The sensor integrated light to the
-        # power 1 / power. So a channel to the power gamma / power is a ratio of what the sensor
-        # integrated.
+        # The sensor integrated light to the power 1 / power: display values, or light itself. For
+        # the option gamma, `represent` has raised all channels to the power `power / gamma`. Undo
+        # this, so that r and c are again what was computed from the spikes.
         power = DISPLAY_GAMMA if self.light == "display" else 1.0
         exponent = self.gamma / power
         channels = channels.astype(np.float64)  # the confidence may be close to 1
@@ -676,6 +679,7 @@ class DatSpikes:
         confidence = np.clip(channels[-1], 0, 0.999) ** exponent
         light = ratio * confidence / (1 - confidence)  # r * c / (1 - c)
         brightest = max(light.max(), 1e-9)  # not 0, because it is a divisor
+        # To display values: light to the power 1 / 2.2. Display values stay as they are.
         return (light / brightest) ** (power / DISPLAY_GAMMA)
 
     def _nearest_channels(self, exposure: Exposure, reverse: bool) -> list[int]:
@@ -686,7 +690,8 @@ class DatSpikes:
         if offsets and self.options.get("num_bins") is None:
             return [int(np.argmin(np.abs(offsets)))]
 
-        # The mean distance (S,) of the planes of a channel from the sharp moment.
+        # The mean distance (S,) of the planes of a channel from the sharp moment. A plane counts
+        # with its weight in the channel.
         weights = self._weights_of_planes(exposure, reverse)  # (S, T)
         distances = np.abs(np.arange(exposure.own.count) - exposure.center)  # (T,)
         sum_of_weights = np.maximum(weights.sum(axis=1), 1e-9)  # not 0, because it is a divisor
