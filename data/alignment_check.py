@@ -11,12 +11,13 @@ A comparison has three steps:
 
 1. The spikes become a picture. The picture and the frame are reduced to their gradients (edges), on
    the grid of the spike pixels.
-2. If picture and frame show the same, their edges correlate.
-3. If they show the same at another place, a phase correlation finds the shift between them.
+2. If picture and frame show the same at the same place, their edges correlate.
+3. A phase correlation (cv2.phaseCorrelate) finds the shift between the two, and says by a number,
+   the response, how sure the shift is.
 
 Words. A plane is one binary picture of the spike camera. "gt" is the sharp frame, and "lq" is the
-blurry frame. A draw (class `Draw`) says which frames of which clip make a sample, and which crop is
-read. A spike pixel is `pixel` RGB pixels wide.
+blurry frame. A draw (class `Draw`) says what a sample is: the clip, the numbers of its frames, and
+the crop. A spike pixel is `pixel` RGB pixels wide.
 
 What must stay: a bad result only gives a warning and never stops a run, because a clip without
 texture gives a bad result, too. What may change: the thresholds, if they are measured anew.
@@ -38,8 +39,9 @@ from data.clip_dataset import Draw, TrainClips
 from data.spike.simulate import to_grey
 from utils.image import tensor_to_uint8
 
-# The next two limits were measured on 8 clips of the sample set, 5 frames each, with the
-# representations voxel and tfi. Each limit lies between the values of right and of wrong data:
+# The next two limits were measured on 8 clips of the sample set, 5 frames each. The spikes became
+# channels by the representations voxel and tfi (data/spike/represent.py). Each limit lies between
+# the values of right and of wrong data:
 #
 #                                                  correlation       response
 #     right place, sharp frames                    0.86 and more     0.80 and more
@@ -50,7 +52,7 @@ from utils.image import tensor_to_uint8
 # A lower limit would miss wrong data, and a higher limit would warn of right data.
 # Correlation of the gradients of spikes and frame, at most 1.
 LEAST_CORRELATION = 0.4
-# Height of the peak of the phase correlation, at most about 1.
+# Response of the phase correlation (height of its peak), at most about 1.
 LEAST_RESPONSE = 0.42
 # Largest shift in spike pixels that counts as agreement. A blurry frame may differ more, because
 # the middle of its blur need not be the sharp instant.
@@ -177,7 +179,7 @@ def warning_of(source: Any, option_file: str = "") -> str | None:
 
 
 def _name_and_advice(sample: _Sample, option_file: str) -> tuple[str, str]:
-    """Return how a warning names a sample, and the command with which a user can look at it."""
+    """Return two texts for a warning: the name of a sample, and advice how to look at it."""
     draw = sample.draw
     if sample.index is None:
         frame = draw.frames[0]

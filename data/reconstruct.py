@@ -177,7 +177,7 @@ class Reconstruction:
         return self
 
     def describe(self) -> str:
-        """Return in words into which tiles a frame is divided. A formula needs no tiles."""
+        """Return in words how a frame is divided into tiles. A formula needs no tiles."""
         return "none: each pixel by itself"
 
     def frames(self, reader: FrameReader, wanted: range, tick: Tick) -> Iterator[torch.Tensor]:

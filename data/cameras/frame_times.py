@@ -337,7 +337,7 @@ def _steps_between(starts: Sequence[Fraction]) -> list[Fraction]:
 
 
 def _tick(starts: Sequence[Fraction]) -> Fraction:
-    """Return the largest fraction 1 / n of which all times are multiples.
+    """Return the tick of a clock: the largest 1 / n that divides every time without a rest.
 
     For example, times in 1/24 s and 1/36 s are multiples of 1/72 s.
     """
@@ -371,7 +371,9 @@ def _usual(steps: Sequence[Fraction]) -> Fraction:
 def _ends(
     starts: Sequence[Fraction], steps: Sequence[Fraction], step: Fraction
 ) -> tuple[Fraction, ...]:
-    """Return when frames end. A frame before a gap lasts one usual step, as does the last frame.
+    """Return when frames end. A frame lasts until the next frame begins.
+
+    A frame before a gap and the last frame last one usual step.
 
     starts: n times. steps: their n - 1 distances. step: the usual distance.
     """

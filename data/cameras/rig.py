@@ -538,12 +538,12 @@ def _are_centres(places: np.ndarray, rgb: Size) -> bool:
 
 
 def delayed(views: Iterable[np.ndarray], offset: float) -> Iterator[np.ndarray]:
-    """Yield as many views, each of which shows what was seen `offset` views earlier.
+    """Delay views: result p shows what was seen at the time p - offset, in views.
 
-    Result p shows time p - offset. If the offset is no whole number, the result is a weighted mean
-    of two neighbours: with offset 1.25, result 10 is 0.75 * view 9 + 0.25 * view 8. Times before
-    the first view show the first view, times after the last view show the last view. A negative
-    offset shows later views.
+    E.g. with offset 2, result 10 is view 8. If the offset is no whole number, the result is a
+    weighted mean of two neighbours: with offset 1.25, result 10 is 0.75 * view 9 + 0.25 * view 8. A
+    negative offset shows later views. There are as many results as views. Times before the first
+    view show the first view, times after the last view show the last view.
     """
     # Result p is a mean of two views:
     #     later view     p - whole,      with the weight 1 - share

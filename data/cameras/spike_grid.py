@@ -54,8 +54,8 @@ from utils.user_path import expanded
 
 # The end of several error texts: where the user finds the keys of a calibration file.
 HELP_ON_KEYS = 'docs/data_format.md, section "Two cameras", explains the keys'
-# Frames of which the spike camera sees less than this fraction are refused: the rest of the frame
-# has only repeated edge pixels.
+# If the spike camera sees less than this fraction of a frame, the clip is refused: the rest of the
+# frame has only repeated edge pixels.
 LEAST_COVERAGE = 0.5
 # Largest condition number of a matrix that is inverted. A number of 1e12 costs 12 of the 16 digits
 # of float64, so the inverse of a worse matrix has too few correct digits.
@@ -141,7 +141,7 @@ class Calibration(Section):
 
     @property
     def share_to_read(self) -> float:
-        """The fraction of the planes of a frame of which its channels are made, to 3 digits."""
+        """The fraction of a frame's planes that its channels are made of, to 3 digits."""
         return round(share_to_read(self.exposure_share), 3)
 
     def digest(self) -> str:
@@ -170,7 +170,7 @@ class Calibration(Section):
 
 
 def share_to_read(exposure_share: float) -> float:
-    """Return the fraction of the planes of a frame of which its channels are made.
+    """Return the fraction of a frame's planes that its channels are made of.
 
     It is 1.12 times the exposed share, because channels made of more planes are better (LONGER).
     E.g. an exposure share of 0.8 -> 0.896, and 0.95 -> 1, all planes.

@@ -335,9 +335,12 @@ def _cause_in_words(e: Exception) -> str:
 class Span:
     """The planes that are read for one frame. `Timing.span` makes it, and `DatSpikes` reads it.
 
-    A plane has two numbers. `first` counts the planes of the file. `origin` and `middle` count as
-    the options `spike.center` and `gt_plane` do. If each frame has a file, plane 0 is the first
-    plane of the file. If the clip has one file, plane 0 is the first plane of the exposure.
+    Planes are counted in two ways:
+
+        in the file      from the first plane of the file: `first`
+        in the options   as spike.center and gt_plane count: from the first plane of the file if
+                         each frame has a file, else from the first plane of the exposure:
+                         `origin`, `middle`
 
     Example: a clip has one file. The exposure of the frame is the planes 100 ... 155 of the file,
     and the middle half of the exposure is read, the planes 114 ... 141:
@@ -364,8 +367,7 @@ class _PlanesOfFrame(NamedTuple):
 
     start: int  # counted from the start of the file
     count: int
-    # The next two as `Span.origin` and `Span.length`.
-    number_of_start: int  # number of the plane `start`, as the options count
+    number_of_start: int  # number of the plane `start`, as the options count (see `Span`)
     length: int  # number of planes of the exposure, or of the whole file
 
 

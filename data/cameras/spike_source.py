@@ -95,7 +95,7 @@ MORE_PLANES_IF_PROPORTIONAL = 0.51
 MORE_PLANES_ELSE = 10
 # `spike.rate` "match" divides the mean firing rate by the mean brightness of the frame. A smaller
 # firing rate or brightness counts as this limit. So planes without a spike give no rate of 0, and a
-# black frame gives no division by 0. Clips in which anything can be seen are far above the limits.
+# black frame gives no division by 0. If anything can be seen in a clip, it is far above the limits.
 # Larger limits would change the channels of dim clips.
 LEAST_FIRING_RATE = 1e-4  # spikes per plane
 LEAST_BRIGHTNESS = 1e-3  # of 1
@@ -319,7 +319,7 @@ class DatSpikes:
         A calibration has two shares (fractions) of the planes of a frame:
 
             exposure_share   the planes during which the frame was exposed
-            share_to_read    the planes of which channels are made: a few more
+            share_to_read    the planes that channels are made of: a few more
 
         The copy reads the planes of `exposure_share`. data/motion/recording.py calls this, because
         it finds the motion within the exposure from exactly these planes.
@@ -356,9 +356,8 @@ class DatSpikes:
         clip: name of the clip.
         files: (path, number of planes) of each spike file: a file for each frame, or one file.
         frames: number of frames.
-        times: when the frames were taken. They are used if one file holds the planes of all frames
-        and the option spike.exposure does not say which planes belong to which frame. None: not
-        known.
+        times: when the frames were taken. None: not known. They are used if one file holds the
+        planes of all frames, and the option spike.exposure does not list the planes of each frame.
 
         The planes are checked: their file has them, and the representation can be made of them.
         Raises OptionError if the plane of the sharp frame is unknown, and DataError for planes that
@@ -423,8 +422,8 @@ class DatSpikes:
     ) -> list[tuple[int, int]] | None:
         """Return (first plane, plane after the last) of each frame of a clip with one spike file.
 
-        planes: number of planes of the file. Returns None if spike.exposure says which planes
-        belong to which frame.
+        planes: number of planes of the file. times: when the frames were taken.
+        Returns None if spike.exposure lists the planes of each frame.
         """
         tick_hz = self.calibration.tick_hz if self.calibration else None
         return self.timing.plane_ranges(clip, planes, times, tick_hz)
@@ -438,8 +437,9 @@ class DatSpikes:
         another in time, so context planes may lie in the file before and the file after. If no file
         has them, fewer planes are read.
 
-        E.g. files of 56 planes, of which all planes belong to the frame, and a context of 8: planes
-        48 ... 55 of the file before, 0 ... 55 of the file of the frame, 0 ... 7 of the file after.
+        E.g. each file has 56 planes, which all belong to its frame, and the context is 8. Then the
+        planes are 48 ... 55 of the file before, 0 ... 55 of the file of the frame, and 0 ... 7 of
+        the file after.
 
         files: (path, number of planes) of each spike file of the clip.
         file_index: index in `files` of the file with the planes of the frame.
@@ -704,7 +704,7 @@ class DatSpikes:
         return np.flatnonzero(is_near).tolist()
 
     def _weights_of_planes(self, exposure: Exposure, reverse: bool) -> np.ndarray:
-        """Return with which weight each of the T planes counts in each of the S channels, (S, T).
+        """Return the weight of each of the T planes in each of the S channels, (S, T).
 
         The weights are found by a trial: in a stream of one row of T pixels, pixel t fires only in
         plane t. Then channel s of pixel t is the weight of plane t in channel s.

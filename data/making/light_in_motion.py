@@ -300,10 +300,10 @@ def find_cuts(
 
 
 def _side_of_part(longest_step: float, side: int, least_side: int) -> int:
-    """Return the side to which the frames of a part are scaled: its longest step has MOST_STEP.
+    """Return the side that the frames of a part are scaled to, so that no step is too long.
 
-    E.g. a step of 16 pixels at side 288 gives the side 144. Frames with a shorter step than
-    MOST_STEP keep their side.
+    The longest step becomes MOST_STEP pixels: a step of 16 pixels at side 288 gives the side 144.
+    Frames with a shorter step than MOST_STEP keep their side.
 
     longest_step: in pixels of frames of `side`. least_side: the smallest allowed result.
     """

@@ -394,10 +394,9 @@ def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
 
 def _plan(job: Job, recipe: Recipe) -> Plan:
     """Check a clip, and say what making it needs. Raises DataError."""
-    raw_frames = recipe.raw_frames_per_exposure(job.name)
     # A job with a cut has a rig. `cuts_of` has checked its frames already, so they are not opened
     # here.
-    raw = None if job.cut else FrameSource(job.source.path)
+    raw = None if job.cut else FrameSource(job.source.path)  # the raw frames
     if raw is None:
         size = (recipe.crop, recipe.crop)
         frames = recipe.frames
@@ -405,7 +404,8 @@ def _plan(job: Job, recipe: Recipe) -> Plan:
     else:
         size = raw.size
         frames = len(raw)
-        exposures = frames // raw_frames  # raw frames after the last whole exposure are left out
+        # Raw frames after the last whole exposure are left out.
+        exposures = frames // recipe.raw_frames_per_exposure(job.name)
 
     _refuse_ratio(size, recipe.ratio, job.source.path)
     _refuse_too_few_frames(job, recipe, frames, exposures)
@@ -430,14 +430,14 @@ def _plan(job: Job, recipe: Recipe) -> Plan:
 
 
 def _refuse_too_few_frames(job: Job, recipe: Recipe, frames: int, exposures: int) -> None:
-    """Refuse a clip with fewer raw frames than an exposure needs, or than it has instants.
+    """Refuse a clip with no whole exposure, or with more instants than an exposure has raw frames.
 
     frames, exposures: number of frames and of whole exposures of the clip.
     """
-    raw_frames = recipe.raw_frames_per_exposure(job.name)
-    if recipe.instants > raw_frames:
+    average = recipe.raw_frames_per_exposure(job.name)
+    if recipe.instants > average:
         raise DataError(
-            what=f"clip {job.name} averages {raw_frames} raw frames, fewer than --instants "
+            what=f"clip {job.name} averages {average} raw frames, fewer than --instants "
             f"{recipe.instants}",
             where=str(job.source.path),
             expected="a raw frame for each instant",
@@ -447,7 +447,7 @@ def _refuse_too_few_frames(job: Job, recipe: Recipe, frames: int, exposures: int
         raise DataError(
             what=f"clip {job.name} has {frames} frames",
             where=str(job.source.path),
-            expected=f"at least {raw_frames} frames, for one exposure",
+            expected=f"at least {average} frames, for one exposure",
             do="lower --average, or remove the clip",
         )
 

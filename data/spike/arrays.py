@@ -39,7 +39,8 @@ MOST_BYTES_KEPT = 2**26
 # A .npz with more arrays than this is refused if it has no array of the expected name. The header
 # of each array must be unpacked, so a file of very many arrays would take long.
 MOST_ARRAYS = 100
-# Number of planes that are in memory at once if a file is read in parts.
+# Number of planes that are in memory at once if a file is read in parts. More planes need more
+# memory. Fewer planes need more steps in Python. The result does not depend on this number.
 PART = 64
 
 

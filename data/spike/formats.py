@@ -66,8 +66,8 @@ KNOWN_GEOMETRIES = (
     (1000, 1000, 0), (1000, 1024, 0), (64, 64, 0),
 )  # fmt: skip
 
-# The SPS100 sensor has 1000 x 1000 pixels. A line has two halves of 512 bits: 500 pixels, then a
-# word of 12 bits. The words number the lines 1 ... 500, in four channels.
+# The SPS100 sensor has 1000 x 1000 pixels. A row is stored as two half-lines of 512 bits: 500
+# pixels, then a word of 12 bits. A word has a line number, 1 ... 500, and a channel, 0 ... 3.
 SPS100_SIDE = 1000  # rows of a plane, and pixels of a row
 SPS100_HALF = 512  # bits of a half-line
 SPS100_PIXELS = 500  # pixels of a half-line
@@ -753,7 +753,8 @@ def _sps100_start(data: np.ndarray) -> int | None:
 
     A plane has 1000 rows of 1000 pixels. A row is stored as two half-lines of 500 pixels, so a
     plane has 2000 half-lines. The last 12 bits of a half-line are its word. The word has one of 500
-    line numbers and one of 4 channels: 500 * 4 = 2000 different words, one for each half-line.
+    line numbers and one of 4 channels: 500 * 4 = 2000 different words, one for each half-line. (So
+    the line of a word is not the row of the plane.)
 
     The last two bytes of each half-line are a little-endian number of 16 bits:
 

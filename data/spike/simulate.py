@@ -500,10 +500,10 @@ def _collect(
 
 
 def _has_decreased(light: np.ndarray) -> np.ndarray:
-    """Return in which planes the interval is over one plane longer than in the plane before.
+    """Return where the light has become darker since the plane before.
 
-    Then the light has become darker. A read-out rounds spike times to planes, so a difference of
-    one plane may be only rounding.
+    The interval must have become longer by more than one plane. A read-out rounds spike times to
+    planes, so a difference of one plane may be only rounding.
 
     light: (T, h, w) of `plane_light`. Returns bool (T, h, w).
     """
