@@ -113,7 +113,7 @@ class MethodRequest:
 # A *formula* is a reconstruction without a network (data/reconstruct.py), e.g. tfp or exposure.
 #
 # What must stay: the restored frames and the scores
-# (test_the_numbers_are_those_of_restoring_and_comparing_by_hand), and the keys of scores
+# (test_the_numbers_equal_the_numbers_of_a_restoration_by_hand), and the keys of scores
 # (`keys_of_scores`), by which a continued test knows its own results
 # (test_results_of_other_settings_are_not_taken_over). A refusal comes before the first frame is
 # restored (test_bad_input_ends_with_one_message).
@@ -124,9 +124,9 @@ class MethodRequest:
 def main(argv: list[str]) -> int:
     """Restore and score what the command line asks for.
 
-    Every rank runs this function. `all_ranks_or_none` lets all ranks go on, or ends all of them
-    with one message if any of them has an error. So no rank may leave out one of these blocks. A
-    new refusal belongs inside a block, before the first frame is restored.
+    Every rank (process of the test) runs this function. If one rank has an error within
+    `all_ranks_or_none`, all ranks end, with one message. So every rank must enter these blocks, and
+    a new refusal belongs inside a block, before the first frame is restored.
 
     Returns the exit code: 0 done, 2 options or launch, 3 data or weights, 70 stall, 1 anything
     else.
@@ -137,11 +137,11 @@ def main(argv: list[str]) -> int:
         # Read the command line and the option file, before the ranks know of each other.
         with utils_dist.all_ranks_or_none():
             request = read_request(argv, __doc__)
-            method = read_method(request)
+            asked = read_method(request)
             opt = read_options(request)
-        # Join the ranks. By the digest they notice that they have read different options.
-        # `checks_folder` has what earlier runs found in the data. Without an option file there is
-        # no digest and no folder, and the time limits are the defaults.
+        # Join the ranks. The digest is a checksum of all options: if it differs between two ranks,
+        # the test ends. `checks_folder` has what earlier runs found in the data. Without an option
+        # file there is no digest and no folder, and the time limits are the defaults.
         if opt is None:
             utils_dist.begin()
         else:
@@ -149,9 +149,9 @@ def main(argv: list[str]) -> int:
         # Read weights and clips. Then restore the clips: each rank takes a part of them.
         with utils_dist.all_ranks_or_none():
             if opt is None or request.is_of_own_clips:
-                job = job_on_own_clips(request, method, opt)
+                job = job_on_own_clips(request, asked, opt)
             else:
-                job = job_on_test_set(request, method, opt)
+                job = job_on_test_set(request, asked, opt)
         restore_clips(job)
         if utils_dist.is_main_process():
             write_report(job)
@@ -205,15 +205,15 @@ class MethodOfTestSet(NamedTuple):
     method: Method
     # The network with its weights. None if a formula makes the frames.
     saved: SavedNetwork | None
-    # datasets.test. A formula reads its spikes in another form than the option file says, so it
-    # changes the section.
+    # The section datasets.test. For a formula, the keys that say how spikes become a picture
+    # (SET_BY_METHOD) have other values than in the option file, which has them for a network.
     section: LoaderOptions
 
 
 def method_of_test_set(request: TestRequest, asked: MethodRequest, opt: Options) -> MethodOfTestSet:
     """Return the method for the clips of datasets.test. Reads the weights of a network."""
     section = section_of_test_set(opt)
-    # `start` makes the frames, or the first estimates of the joint solution.
+    # `start` makes the frames. With --method joint, they are the first estimates of the solution.
     start: Method
     if asked.formula is not None:
         saved = None
@@ -229,34 +229,37 @@ def method_of_test_set(request: TestRequest, asked: MethodRequest, opt: Options)
 def job_on_test_set(request: TestRequest, asked: MethodRequest, opt: Options) -> Job:
     """Return the job to restore the clips of datasets.test by a network or a formula.
 
-    A network takes the tiles of the options `val`. Reads weights and clips, and writes nothing.
+    A network cuts the clips into tiles as the options `val` say. Reads weights and clips, and
+    writes nothing.
     """
     method, saved, section = method_of_test_set(request, asked, opt)
 
-    # The clips. check_clips looks at the files before the first frame is restored. It compares the
-    # number of sharp frames of each exposure with the instants that a network restores. A formula
-    # restores no instants, so `instants` is None.
+    # The clips. Refuse clips that do not fit the network, e.g. clips with one sharp frame for each
+    # blurry frame, if the network restores three. A formula takes any clips (None).
     dataset: Any = build_dataset(section, "test", opt.train.manual_seed)
     instants = method.instants if saved is not None else None
     check_clips(dataset, "test", opt.scale, instants)
     clips = dataset.readers()
     if saved is not None:
+        # A network that interpolates gets every second frame of a clip, and is scored on frames
+        # between them. For other networks the clips stay as they are.
         clips = scored_clips(clips, saved.spec)
 
-    # The results must not lie in a folder of the data. A data set that a user has registered need
-    # not have folders.
+    # Refuse an output folder in a folder of the data. (A dataset class of a user's own may lack
+    # `sources`, and `count_folders` below: hence `getattr` and `hasattr`.)
     folder = output_folder(request, asked, opt)
     for source in getattr(dataset, "sources", ()):
         refuse_overlap(folder, source.roots())
-    # What the report says. The title is "Test of TASK", or "Test of tfp on the test set of TASK".
-    title = f"Test of {request.method_name or opt.task}"
-    if asked.formula is not None:
-        title += f" on the test set of {opt.task}"
-    # A clip that the meta file does not list is counted as expected, so that the report shows that
-    # the clip was not restored.
+    # datasets.test.meta_info_file may list only some clips of the data folder. Expect all clips, so
+    # that the report says that its averages leave clips out
+    # (test_a_meta_file_that_leaves_clips_out_makes_the_average_incomplete).
     expected = len(clips)
     if hasattr(dataset, "count_folders"):
         expected = max(expected, dataset.count_folders())
+    # The title of the report: "Test of TASK", or "Test of tfp on the test set of TASK".
+    title = f"Test of {request.method_name or opt.task}"
+    if asked.formula is not None:
+        title += f" on the test set of {opt.task}"
     save = forms_of_test_set(request, opt)
     return Job(
         method=method,
@@ -266,6 +269,7 @@ def job_on_test_set(request: TestRequest, asked: MethodRequest, opt: Options) ->
         overwrite=request.overwrite,
         title=title,
         expected=expected,
+        # If these values change, the folder with the results is refused, not continued.
         section={
             "datasets.test": keys_of_scores(section),
             "train.manual_seed": opt.train.manual_seed,
@@ -331,8 +335,8 @@ def frames_of_test_set(section: LoaderOptions, saved: SavedNetwork | None) -> st
     # num_frame: -1 is all frames. A data set that a user has registered may lack the key.
     num_frame = getattr(section, "num_frame", -1)
     frames = f"the first {num_frame} of each clip" if num_frame > 0 else "all"
-    # A frame that is made between two given frames has no blurry frame to compare with. So it is
-    # compared with the mean of the two given frames.
+    # The report scores the input beside the result. A frame that is made between two given frames
+    # has no blurry frame of its own. The mean of the two given frames is scored in its place.
     if saved is not None and saved.spec.interpolates:
         return f"made between every second of {frames}; input: mean of both neighbours"
     return frames
@@ -348,10 +352,10 @@ def job_on_own_clips(request: TestRequest, asked: MethodRequest, opt: Options | 
 
     opt: the options that describe the network. None if the weights file describes its network.
     """
-    # `read_request` has refused a command line without --output, and without other flags that the
-    # functions below need. The assertions in them tell this to the type checker.
+    # `read_request` has refused a command line without a flag that is needed. The assertions here
+    # and below tell this to the type checker.
     assert request.output is not None
-    with spike_size_is_a_flag():
+    with spike_size_is_a_flag():  # errors in the block name the flag --spike-size
         chosen = method_of_own_clips(request, asked, opt)
         clips, frames_note = own_clips(request, asked, chosen)
 
@@ -462,10 +466,11 @@ def spikes_for_formula(request: TestRequest, formula: Reconstruction) -> Any:
 
     The user cannot change the keys in SET_BY_METHOD, because the formula needs them as they are.
     """
+    # The defaults of spike files of the type "dat", with the changes of the command line.
     changed = changed_spikes({"type": "dat"}, request, SET_BY_METHOD)
     section = SPIKE_SOURCES.resolve(changed, "spike")
     assert request.spike is not None
-    _, info = described(section, Path(request.spike))
+    _, info = described(section, Path(request.spike))  # what the nearest dataset.json says
     return spike_section(section, formula, info.rate)
 
 
