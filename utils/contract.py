@@ -151,8 +151,11 @@ class ClipReader(FrameReader, Protocol):
     def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
         """Return a grey picture (H, W) of the sharp instant of a frame, from its spikes alone.
 
-        Its values are display values >= 0. index: number of the frame. spike: (S, H, W), its
-        spikes as `frame` returned them.
+        Its values are at least 0, which is black. They grow with the brightness on a display, and
+        have no fixed white: `utils.image.comparison` chooses it.
+
+        index: number of the frame.
+        spike: the spikes of the frame, (S, H, W), as `frame` returned them.
         """
         ...
 
@@ -165,10 +168,12 @@ class ClipReader(FrameReader, Protocol):
 
 
 class JointEquations(Protocol):
-    """The equations of one exposure, on which a network takes steps.
+    """The equations of one exposure: what its blurry frame and its spikes say of a sharp frame z.
 
-    `data.motion.joint.Equations` fulfils it, and says more of each function. A frame z is
-    (3, H, W), display values in [0, 1].
+    A network takes steps on them: it changes z, (3, H, W) in [0, 1], so that z agrees better with
+    blurry frame and spikes. `data.motion.joint.Equations` fulfils this protocol, and lists the
+    channels of `evidence` and `pulls`. Their number and order must stay, because the weights of the
+    network were trained with them.
     """
 
     # The blurry frame, (3, H, W) in [0, 1].
@@ -178,10 +183,10 @@ class JointEquations(Protocol):
     # First estimate z_0 (3, H, W) -> a solution of the equations, (3, H, W).
     def proposal(self, z_0: Tensor) -> Tensor: ...
 
-    # What is known of each pixel before any step, (6, H, W).
+    # What is known of each pixel before any step, (6, H, W), e.g. the length of its motion.
     def evidence(self) -> Tensor: ...
 
-    # Frame z (3, H, W) -> where the equations pull it, and how far they are off, (7, H, W).
+    # Frame z (3, H, W) -> how the equations would change it, and how far they are off, (7, H, W).
     def pulls(self, z: Tensor) -> Tensor: ...
 
 
@@ -191,11 +196,12 @@ class MotionCurves(Protocol):
     h, w: size of a spike plane, filled up to multiples of 8. B: number of exposures.
     """
 
-    # (B, 6, h, w): coefficients of the curve of each spike pixel.
+    # (B, 6, h, w): the curve along which each spike pixel moves, a polynomial of time. The six are
+    # x and y of its coefficients c_1, c_2 and c_3.
     @property
     def coefficients(self) -> Tensor: ...
 
-    # (B, 1, h, w): logarithm of the expected error, in spike pixels.
+    # (B, 1, h, w): logarithm of the expected error of the motion, in spike pixels.
     @property
     def log_error(self) -> Tensor: ...
 
@@ -206,16 +212,17 @@ class MotionNetwork(Protocol):
     `models.fusion.motion_net.MotionNet` fulfils it, and says what it takes and returns.
     """
 
-    # Edges of the windows, ascending, in elevenths of an exposure after its middle. In this class K
-    # is the number of windows, so there are K + 1 edges.
+    # Edges of the N windows, ascending: N + 1 numbers. The unit is an eleventh of the exposure, and
+    # 0 is its middle, so the exposure lasts from -5.5 to 5.5.
     @property
     def edges(self) -> Sequence[float]: ...
 
-    # Which of the K windows divide the exposure. The others lie before or after it.
+    # Which of the N windows divide the exposure. The others lie before or after it.
     @property
     def inside(self) -> slice: ...
 
-    # pictures (B, K, 2, h, w), scene (B, 3, h, w) -> the motion at each level, the finest last.
+    # pictures (B, N, 2, h, w): light, and number of spikes, of each window. scene (B, 3, h, w).
+    # Returns the motion at each level of resolution, the finest last.
     def __call__(self, pictures: Tensor, scene: Tensor) -> Sequence[MotionCurves]: ...
 
 
