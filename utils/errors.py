@@ -44,8 +44,11 @@ def address_of(path: object) -> str:
     return ""
 
 
-# Control characters except tab and line feed, and characters that turn the direction of writing.
-CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+# Characters that `printable` writes out.
+CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters; \x09 is tab, \x0a line feed
+    "\u200e\u200f\u2028-\u202e\u2066-\u2069]"  # separators of lines, and directions of writing
+)
 
 
 def printable(text: str) -> str:

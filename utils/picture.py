@@ -433,8 +433,8 @@ TIFF_TYPE_BYTES = {1: 1, 3: 2, 4: 4, 16: 8}
 class TiffForm(NamedTuple):
     """How many bytes the numbers of a TIFF have. There are two forms, TIFF and BIG_TIFF."""
 
-    # Bytes of the place of something in the file (the number of its byte), and of a number of
-    # values. The values of an entry have as much room.
+    # Bytes of a place, which is the number of a byte of the file. An entry has as many bytes for
+    # its number of values, and as many for the values.
     place_bytes: int
     directory_place_at: int  # the byte of the file at which the place of the first directory begins
     entry_count_bytes: int  # bytes of the number of entries, with which a directory begins

@@ -48,8 +48,8 @@ FILM_SUFFIXES = (
     *VIDEO_SUFFIXES, ".mts", ".m2ts", ".ts", ".mpg", ".mpeg", ".vob", ".wmv", ".asf", ".flv",
     ".f4v", ".3gp", ".3g2", ".ogv", ".mxf", ".gif", ".apng", ".y4m",
 )  # fmt: skip
-# FFmpeg's names of the containers that are read. Other containers may name further files, which
-# FFmpeg would open as well, or are no films.
+# FFmpeg's names of the containers that are read. All others are refused: some of them
+# name further files, which FFmpeg would open as well, and some are no films.
 CONTAINERS = (
     "mov", "matroska", "avi", "mpegts", "mpeg", "mpegvideo", "asf", "flv", "ogg", "mxf", "gif",
     "apng",

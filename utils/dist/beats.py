@@ -201,9 +201,9 @@ class Beats:
         has been too long in its phase, it looks for the rank that the others wait for, which is
         STUCK or SILENT.
 
-        All seconds are seconds of AwakeClocks, so only time counts in which this process ran. If
-        the whole run is suspended for an hour, a rank becomes older by the longest step of its
-        clock (`slice_s`), e.g. 1 s. If a rank is suspended alone, the others see it fall silent.
+        Seconds count only while this process runs (AwakeClock). If the whole run is suspended for
+        an hour, the clock counts at most `slice_s` of the hour, e.g. 1 s. If one rank alone is
+        suspended, the others see it fall silent.
 
         stall_s: seconds without a beat after which a rank is silent. None before `Watchdog.watch`:
             then only the end of a process counts.
@@ -242,9 +242,8 @@ class Beats:
             # A rank with a budget of 0 has no limits yet: it may still be loading libraries.
             has_limits = state["budget"] > 0
             if silent is None and stall_s is not None and has_limits:
-                # E.g. a beat is written at 10.0 s. This rank reads beats every BEAT_S, so it reads
-                # this beat at 10.5 s at the latest. The rank has then been silent for BEAT_S longer
-                # than silent_s. So the limit is BEAT_S shorter.
+                # This rank reads beats every BEAT_S. So the last beat may have been written BEAT_S
+                # before it was read, and the rank is silent for up to silent_s + BEAT_S.
                 silent_s = now - last.when
                 if silent_s > stall_s - BEAT_S:
                     silent = Verdict(rank, "SILENT", f"no beat for {silent_s:.1f} s")
@@ -297,9 +296,9 @@ class Beats:
     def _stuck_or_silent(self, rank: int, quiet_s: float) -> Verdict | None:
         """Tell whether `rank` is stuck, or waits for a silent rank. Returns None if not known yet.
 
-        A silent rank writes no beats, so the age in its last beat stays small. Then `rank`, which
-        has the largest age, may only wait for the silent rank. `rank` waits only for ranks that
-        have entered as few collectives as `rank`: the candidates. E.g. with `rank` 2, quiet_s 3:
+        `rank` has the largest age. But a silent rank writes no beats, so the age in its last beat
+        stays small, although `rank` may be waiting for it. The silent rank then has entered as few
+        collectives as `rank`. Such ranks are the candidates. E.g. with `rank` 2 and quiet_s 3:
 
             rank   syncs   age   last beat read
             2      2210    312   0.4 s ago       `rank`: it waits in an all_reduce
@@ -309,8 +308,8 @@ class Beats:
 
         Without rank 5, the result is that rank 2 is STUCK: all candidates beat.
 
-        Of a candidate that this rank does not watch, one look shows only a number, so two looks are
-        compared. E.g.
+        A candidate that this rank does not watch shows only the number of its beat, and not when
+        the beat came. So two looks are compared. E.g.
 
             first look   beat 512    noted in `first_look`; nothing is known yet
             next look    beat 513    another number: the candidate beats
@@ -325,12 +324,14 @@ class Beats:
             is_candidate = state["syncs"] == self.states[rank]["syncs"]
             if not is_candidate:
                 continue
-            last = self._last_beat_of(other, now)
             is_watched = other in self.heard
-            # Another number than at the first look: the candidate beats. A watched rank has no
-            # first look. For a watched rank, `last` is the newest beat, and its time decides.
-            if not is_watched and last.beat != state["beat"]:
-                continue
+            if is_watched:
+                last = self.heard[other]
+            else:
+                # `setdefault` notes the beat at the first look, and returns this note later.
+                last = self.first_look.setdefault(other, Heard(state["beat"], now))
+                if last.beat != state["beat"]:
+                    continue  # another number: the candidate beats
             silent_s = now - last.when
             if silent_s > quiet_s:
                 return Verdict(other, "SILENT", f"no beat for {silent_s:.1f} s")
@@ -340,17 +341,6 @@ class Beats:
         if all_are_known:
             return Verdict(rank, "STUCK", f"{self.states[rank]['age']:.1f} s")
         return None
-
-    def _last_beat_of(self, other: int, now: float) -> Heard:
-        """Return a beat of another rank, and when this rank first read this beat.
-
-        For a watched rank the result is its newest beat. For a rank that is not watched, the result
-        is its beat at the first look. The first call for this rank notes it in `first_look`.
-        """
-        if other in self.heard:
-            return self.heard[other]
-        newest = Heard(self.states[other]["beat"], now)
-        return self.first_look.setdefault(other, newest)
 
     def stop_looking(self) -> None:
         """Let another rank look for the cause."""

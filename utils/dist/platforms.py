@@ -35,8 +35,9 @@ from utils.errors import DistError
 
 Env = Mapping[str, str]
 
-# The variables that describe a node: torchrun's name -> the name on other platforms. Kubeflow sets
-# some of torchrun's names. If an environment has both names of a variable, torchrun's name counts.
+# The variables that describe a node: torchrun's name -> the name on other platforms. torchrun's
+# names stand for its flags, e.g. PET_NNODES for --nnodes. Kubeflow sets some of them. If an
+# environment has both names of a variable, torchrun's name counts.
 NODE_NAMES = {
     "PET_NPROC_PER_NODE": "NPROC_PER_NODE",  # number of ranks on this node
     "PET_NNODES": "WORLD_SIZE",  # number of nodes
@@ -164,13 +165,15 @@ def _name_of_local_rank(env: Env) -> str:
 
 def _local_rank(env: Env, gpu_count: int, faults: list[str]) -> int:
     """Return the number of this rank among the ranks of its host, or 0 if no variable has it."""
+    # With one visible GPU there is no limit: the launcher may show each rank only its own GPU.
+    highest = gpu_count - 1 if gpu_count > 1 else None
     return _number(
         env,
         _name_of_local_rank(env),
         faults,
         default=0,
         low=0,
-        high=gpu_count - 1 if gpu_count > 1 else None,
+        high=highest,
         high_is_from="the number of GPUs on this host",
     )
 
@@ -251,8 +254,8 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
         values["PET_NPROC_PER_NODE"] = str(max(1, gpu_count))
     elif values["PET_NPROC_PER_NODE"] == "cpu":
         values["PET_NPROC_PER_NODE"] = str(os.cpu_count())
-    # An elastic job may change its number of nodes. torchrun's own variables describe it, and
-    # torchrun checks them.
+    # An elastic job, whose nodes may come and go, has this variable. It is described by torchrun's
+    # own variables alone, and torchrun checks them.
     if "PET_RDZV_ENDPOINT" in env:
         return values
 
