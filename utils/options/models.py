@@ -180,12 +180,16 @@ class TrainOptions(Section):
     G_scheduler_eta_min: float = Field(1e-7, ge=0, description="Cosine: lowest learning rate.")
     G_warmup_iter: int = Field(0, ge=0, description="Steps of linear warm-up.")
 
+    # E.g. 0.999: after each step, average = 0.999 * average + 0.001 * weights.
     E_decay: float = Field(
         0.0,
         ge=0,
         lt=1,
         description="Decay of the averaged weights (EMA); 0: the weights are not averaged.",
     )
+    # The next three keys are for parts that are trained already. E.g. VRT's files freeze its optical
+    # flow and its alignment (fix_keys ["spynet", "deform"]) for 20000 steps. Then these parts learn
+    # at 1/8 of the learning rate.
     fix_iter: int | None = Field(
         0,
         ge=-1,
@@ -235,8 +239,8 @@ class TrainOptions(Section):
 
 
 class ValOptions(Section):
-    # A clip that does not fit into memory is restored in parts of some frames, and in tiles of each
-    # frame. Parts and tiles overlap, and the results are averaged where they do.
+    # The memory of a network grows with the clip. So a clip is restored in parts of some frames,
+    # and each part in spatial tiles. Parts and tiles overlap, so that no seam is visible.
     save_img: bool = Field(
         False,
         description="Write restored frames. In training, these are the frames of the clips "

@@ -123,8 +123,8 @@ def joined(errors: Collection[OptionError]) -> OptionError:
 
     Errors of unknown keys come before all others, because a missing key may be just the unknown
     key, misspelt. `found` of the result must hold every single error, because
-    scripts/convert_options.py reports each of them. The order and the words are free to change,
-    with the tests of several wrong keys in test_option.py.
+    scripts/convert_options.py reports each of them (test_the_problems_of_a_file_are_named_at_once).
+    The words are free to change, together with test_option.py.
     """
     singles: list[OptionError] = []
     for error in errors:
@@ -577,7 +577,7 @@ class Registry:
         _drop_gone_keys(values, model)
 
         # Resolve the nested parts first, because the model of this section does not check them. All
-        # errors are collected.
+        # errors are collected, so that a user can correct them at once.
         errors = _resolve_nested_parts(values, model, where)
         # Then this section. Its own errors come before the errors of its nested parts.
         try:
@@ -627,6 +627,7 @@ class Registry:
         given: parameters that code supplies, e.g. the number of channels. A parameter is left out
             if the part was not registered with this parameter in `given`. So a caller can offer all
             of them to each part of a kind
+            (test_a_part_gets_only_the_values_of_the_code_that_it_takes)
         """
         options = self.resolve(section, where)
         name = getattr(options, self.type_key)
@@ -676,7 +677,8 @@ class Registry:
 def _drop_gone_keys(values: dict[str, Any], model: type[Section]) -> None:
     """Remove the keys of former versions from `values`, if they have the value without effect.
 
-    With another value the key stays, and `read_section` refuses it as unknown.
+    So an old option file is still read. With another value the file asks for something that is
+    gone: the key stays, and `read_section` refuses it as unknown.
     """
     gone_keys = getattr(model.constructor, "GONE", {})  # e.g. {"rate_windows": 0}
     for key, harmless_value in gone_keys.items():

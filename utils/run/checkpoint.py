@@ -224,7 +224,7 @@ def own_checkpoint(folder: Path, name: str) -> Path:
 def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
     """Return the checkpoint that the run in `folder` resumes from, or None for a fresh start.
 
-    Collective.
+    Collective: all ranks must call it, because rank 0 sends its answer to the others.
 
     resume: the option path.resume. It is None (null in the file), "auto", or the path of a file or
         folder.

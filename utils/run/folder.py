@@ -120,9 +120,9 @@ class RunFolder:
 def only_run_in(
     folder: Path, patterns: Sequence[str], appended: Sequence[str]
 ) -> Generator[RunFolder | None]:
-    """Mark the folder of the run, and keep it locked inside the block. Collective.
+    """Mark the folder of the run, and keep it locked inside the block.
 
-    Yields the locked folder on rank 0, and None on the other ranks.
+    All ranks must call it. Yields the locked folder on rank 0, and None on the other ranks.
 
     folder: the folder of the run. It is made if it does not exist.
     patterns: patterns of the names of files and folders that a run writes there, e.g. "checkpoints"

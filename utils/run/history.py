@@ -455,8 +455,8 @@ def _draw_speed(axis: Any, histories: Mapping[str, History]) -> None:
     waits.spines["top"].set_visible(False)
     waits.set(ylim=(0, 100), ylabel="data wait, % of the time")
     for curve in _curves(histories, "train/data_share"):
-        # If there is one run, its two curves have two colours. If there are several runs, each run
-        # has one colour.
+        # One run: its two curves have two colours. Several runs: each run has one colour, so that
+        # the reader can tell the runs apart.
         colour = "C1" if len(histories) == 1 else curve.colour
         dotted = {"color": colour, "linestyle": ":"}
         waits.plot(curve.steps, 100 * curve.values, **dotted)
@@ -774,9 +774,10 @@ def _warnings(recorded: Path) -> list[_Warning]:
 
 
 def _panels(images: Path, step: float) -> dict[str, dict[str, np.ndarray]]:
-    """Return clip -> title -> picture: the panels of the strips of a validation.
+    """Return the pictures of a validation: clip -> title -> picture.
 
-    The panel with the error of the restored frame is left out.
+    A file has the pictures (panels) of one clip side by side, e.g. blurry, restored, sharp. The
+    panel with the error of the restored frame is left out.
 
     images: the folder `images` of the run, with files <clip>/<step>.png.
     step: the step of the validation.

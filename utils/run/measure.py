@@ -384,7 +384,10 @@ class _GroupFiles(NamedTuple):
 
 
 def _use_of_group(folder: Path, names: _GroupFiles) -> Use:
-    """Return (used, total) in GB of one control group. Its files are in `folder`.
+    """Return (used, total) in GB of one control group of Linux, which limits some processes.
+
+    folder: the folder with the files of the group. test_the_memory_of_a_container_is_its_limit has
+        such files.
 
     Raises OSError, ValueError or KeyError if a file is missing or has another form.
     """
@@ -759,6 +762,9 @@ class Health:
     def validated(self, psnr: float) -> None:
         """Warn if the validation PSNR falls while the loss falls: the network overfits.
 
+        Tests: test_psnr_that_falls_while_the_loss_falls_is_named_once, and
+        test_two_falls_of_psnr_are_healthy_if_it_rises_again.
+
         psnr: mean PSNR of the validation, in dB.
         """
         # Two kinds of validation cannot be compared. After a resume, a run may repeat a validation,
@@ -794,6 +800,8 @@ class Health:
 
     def saved(self, step: int) -> None:
         """Warn if the disk has no room for the next saves.
+
+        Test: test_a_disk_without_room_for_the_next_saves_is_named_once.
 
         step: step of the save that was just made.
         """
@@ -881,6 +889,8 @@ def _seconds_per_step(lines: list[list[Measured]], name: str) -> list[float]:
 
 def loader_advice(section: Any, share: float, cores: int) -> str:
     """Return what to set if training waits for data.
+
+    Test: test_the_advice_is_the_number_of_workers_that_ends_the_wait.
 
     section: the options datasets.train.
     share: share of the time in which training waits for data, 0 to 1.
