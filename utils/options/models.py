@@ -187,9 +187,9 @@ class TrainOptions(Section):
         lt=1,
         description="Decay of the averaged weights (EMA); 0: the weights are not averaged.",
     )
-    # The next three keys are for parts that are trained already. E.g. VRT's files freeze its optical
-    # flow and its alignment (fix_keys ["spynet", "deform"]) for 20000 steps. Then these parts learn
-    # at 1/8 of the learning rate.
+    # The next three keys are for parts that are trained already. E.g. VRT's files freeze its
+    # optical flow and its alignment (fix_keys ["spynet", "deform"]) for 20000 steps. Then these
+    # parts learn at 1/8 of the learning rate.
     fix_iter: int | None = Field(
         0,
         ge=-1,
@@ -324,7 +324,8 @@ class DebugOptions(Section):
 
 
 # Key of a limit -> the factor by which watchdog.stall_s is multiplied if the key is null.
-# E.g. stall_s 400 gives start_s 1200. The descriptions of the keys below name these factors, too.
+# E.g. stall_s 400 gives start_s 1200. After a change, correct the descriptions of the keys below,
+# which name these factors, and test_the_limits_of_time_follow_from_one_number.
 MULTIPLES = {"start_s": 3, "validate_s": 5, "save_s": 3}
 # A shorter stall_s counts as 300 s in this product, because a start or a validation does not get
 # faster if a user wants to hear of a slow batch sooner. E.g. stall_s 100 gives start_s 900.

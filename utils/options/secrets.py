@@ -141,8 +141,7 @@ def redact(value: Any, key: str = "", shown: str | None = None) -> Any:
 
 def is_secret_key(key: str) -> bool:
     """Return whether the last words of a key say that its value is a secret."""
-    # The names are shorter than 200 characters. Without the limit, a long key would take long
-    # (test_long_texts_are_searched_in_proportion_to_their_length).
+    # 200 characters are longer than any of the names, and bound the time for a long key.
     return KEY.search(key[-200:]) is not None
 
 
@@ -168,7 +167,8 @@ def _resembles(key: str) -> bool:
     for first in range(len(last_words)):
         tail = "_".join(last_words[first:])
         # 0.8: about eight of ten letters agree. A lower value would hide harmless values in
-        # messages; a higher one would show secrets under a key with two wrong letters.
+        # messages; a higher one would show secrets under a key with two wrong letters. Test:
+        # test_a_message_hides_a_secret_but_names_its_key.
         if difflib.get_close_matches(tail, SPELLED, n=1, cutoff=0.8):
             return True
     return False
@@ -176,7 +176,7 @@ def _resembles(key: str) -> bool:
 
 def _words_of(key: str) -> list[str]:
     """Return the words of a key in small letters, e.g. "run.wandb_Key" -> run, wandb, key."""
-    # As in `is_secret_key`, a limit keeps the time for a long key short.
+    # The last 200 characters are enough, and bound the time for a long key.
     return re.split(r"[\W_]+", key[-200:].lower())
 
 

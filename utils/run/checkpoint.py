@@ -776,8 +776,10 @@ def _put_in_place(new_file: Path, new_sidecar: Path, path: Path) -> None:
 
     The order of the lines must stay, because the process may die between two of them. A file
     without a sidecar is read without a check. So at any time a reader finds the old or the new
-    file, and never compares one file with the digest of the other. Test:
-    test_a_kill_while_saving_leaves_a_readable_file.
+    file, and never compares one file with the digest of the other.
+
+    test_a_kill_while_saving_leaves_a_readable_file kills eight saves at random moments, so it may
+    miss a wrong order. `make faults` kills 200.
     """
     sidecar = _sidecar_of(path)
     sidecar.unlink(missing_ok=True)

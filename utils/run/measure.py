@@ -495,7 +495,8 @@ def log_values(ranks: list[Measured]) -> dict[str, float]:
 
     If all ranks report their GPU, three numbers are added: "gpu_busy_min" (of the GPU that works
     least), "gpu_busy_mean", and "gpu_used_gb_max" (memory of the fullest GPU). The names are tags
-    of the history of a run, so they must stay.
+    of the history of a run, so they must stay
+    (test_the_log_line_has_the_idlest_and_the_fullest_gpu).
     """
     values = {}
     for name in ranks[0].values:

@@ -188,7 +188,8 @@ class Bar(ExitStack):
 class AboveBars:
     """Stands in for stdout or stderr while a bar is open: writes lines above the bars.
 
-    Text is held back until its line is complete, because the bar would overwrite a half line.
+    Text is held back until its line is complete, because the bar would overwrite a half line. Test:
+    test_the_bar_tears_no_line_of_the_log.
     """
 
     def __init__(self, stream: Any, terminal: Any) -> None:
