@@ -14,9 +14,10 @@ display values. A pixel of the spike camera fires a spike each time when it has 
 amount, its threshold. A plane is one binary picture (h, w) of the spike camera; times are counted
 in planes.
 
-The planes of the exposure are divided into G groups. What group g shows at pixel p lies at
-p + u_g(p) in the sharp instant, where u_g is the motion from the group to the sharp instant. So the
-light of group g at p is x(p + u_g(p)). Two kinds of equations follow:
+The planes of the exposure are divided into G groups, and each group is taken as one moment. The
+motion u_g leads from this moment to the sharp instant: what group g sees at pixel p is at
+p + u_g(p) in the sharp frame. So the light of group g at p is x(p + u_g(p)). Two kinds of equations
+follow:
 
     RGB equations, one per pixel and colour of the blurry frame:
 
@@ -42,11 +43,11 @@ light of group g at p is x(p + u_g(p)). Two kinds of equations follow:
     A means both maps together: A = (B, S).
 
 Errors. A blurry pixel has the error sigma_b, in display values. A noisy frame has a larger sigma_b.
-The error of n has two causes. The times of both spikes are rounded to whole planes; each rounding
-has the variance 1/12 plane^2, and r spikes come in a plane. And each threshold differs by chance,
-by the share j of itself. So
+The error of n has two causes. The times of both spikes are rounded to whole planes: two roundings
+with the variance 1/12 plane^2 each. And each threshold differs by chance, by the share j of itself.
+So
 
-        var(n) = r^2 / 6 + j^2 n    with the rate r = n / (end - begin)
+        var(n) = r^2 / 6 + j^2 n    with the rate r = n / (end - begin), in spikes per plane
 
 This is far less than n, the variance of Poisson noise. E.g. at 0.12 spikes per plane one interval
 gives the light within 5 %. Errors of the motion and of the optics add sigma_s. The weight of an
@@ -57,7 +58,8 @@ The solution minimises
 
         sum rho(w_b (b - B x)) + sum rho(w_s (y - S l)) + sum lambda |z - z_0|^2
 
-rho is Cauchy's function, so an equation along a wrong motion counts little. z_0 is a first estimate
+rho is Cauchy's function, rho(e) = c^2 log(1 + (e / c)^2). It is about e^2 for a small error e, and
+far less for a large one. So an equation along a wrong motion counts little. z_0 is a first estimate
 of z. The expected error of the motion is q, in pixels. Where q is large, z is held near z_0 by
 
         lambda = 1 + K (q / sigma_b)^2
@@ -67,8 +69,9 @@ of z from the normal equations
 
         (A^T W A + lambda) d = A^T W r - lambda (z - z_0)       W = w^2, r = (b - B x, y - S l)
 
-More steps would fit the noise. Few steps are enough, because conjugate gradients divide residuals
-by a number M for each pixel and colour (a preconditioner):
+Here A is the map from a change of z, and the weights w are smaller where rho counts less. More
+steps would fit the noise. Few steps are enough, because conjugate gradients divide residuals by a
+number M for each pixel and colour (a preconditioner):
 
         M = lambda + M_0 + M_1 R       always positive
 
@@ -304,8 +307,8 @@ class SpikePixels:
             entries.pixels, entries.spike_pixels, entries.values, (pixel_count, spike_pixel_count)
         )
 
-        # Sigma in RGB pixels. A spike pixel has about as many points as RGB pixels along a side,
-        # and the longer side is taken.
+        # Sigma in RGB pixels: sigma in spike pixels, times the RGB pixels along the longer side of
+        # a spike pixel. `points_in_pixel` is this number, rounded.
         sigma = view.lens_blur * max(view.points_in_pixel)
         self._kernel = gaussian(sigma).to(device) if sigma > 0 else None  # None: L changes nothing
 
@@ -371,12 +374,15 @@ class MatrixEntries(NamedTuple):
 def _entries_of_means(positions: Tensor, view: View) -> MatrixEntries:
     """Return the entries of the matrix D, which takes the mean over the samples of a spike pixel.
 
-    There is an entry for each sample and each of its four pixels:
+    A sample lies between four RGB pixels and is interpolated from them. So there is an entry for
+    each sample and each of its four pixels:
 
         entry = (weight of the pixel in the sample) / (number of samples in a spike pixel)
 
-    Several entries may have the same place in the matrix: they are added.
-    positions: (h m, w n, 2), of the samples on the frame.
+    Samples of a spike pixel may share an RGB pixel. Then several entries have the same place in the
+    matrix: they are added.
+
+    positions: (h m, w n, 2), x and y of the samples on the frame. A spike pixel has m x n samples.
     """
     plane_height, plane_width = view.plane
     down, across = view.points_in_pixel
@@ -387,6 +393,7 @@ def _entries_of_means(positions: Tensor, view: View) -> MatrixEntries:
     column = torch.arange(plane_width * across, device=device) // across  # (w n,)
     spike_pixel_of_sample = (row[:, None] * plane_width + column).flatten()  # (h m w n,)
 
+    # The four RGB pixels of a sample have the numbers corner + offset.
     corners = corners_of(positions, view.size)
     spike_pixels = []
     pixels = []
@@ -456,7 +463,7 @@ class Cameras:
         blurry = torch.zeros_like(x)
         spikes: Tensor | None = None  # the sum of the parts so far
         for part in self._parts:
-            moved_l = part.sampled(picture[None], blurry)  # (groups, H, W)
+            moved_l = part.sampled(picture[None], blurry)  # (groups, H, W); adds to `blurry`, too
             # S l = sum over g of c_g D L l(p + u_g(p))
             seen = self._pixels(moved_l).contiguous()  # D L l, (groups, h, w)
             c_of_groups = part.c.transpose(0, 1)  # (groups, M, h, w)
@@ -492,7 +499,7 @@ class Cameras:
 
 
 class _GroupsOfCameras:
-    """Some groups of `Cameras`, which has the arguments."""
+    """Some groups of `Cameras`. The arguments are those of `Cameras`, for these groups alone."""
 
     def __init__(self, shifts: Tensor, shares: Tensor, coverage: Tensor) -> None:
         groups, height, width = shifts.shape[:3]
@@ -869,9 +876,9 @@ def plane_groups(
 
 
 class SpikeEquations(NamedTuple):
-    """The spike equations S l = y of an exposure: M equations of each spike pixel."""
+    """The spike equations S l = y of an exposure, M for each spike pixel: M = INTERVALS."""
 
-    coverage: Tensor  # c, (M, G, h, w): share of each group in each interval
+    coverage: Tensor  # c, (M, G, h, w): share of each of G groups of planes in each interval
     y: Tensor  # (M, h, w): measured grey value
     weights: Tensor  # w_s, (M, h, w): 1 / (error in light), 0 for an equation that is not used
     median_rate: float  # spikes per plane in a median interval, at least LEAST_RATE
@@ -885,45 +892,50 @@ def spike_equations(
     is_good: np.ndarray,
     device: torch.device,
 ) -> SpikeEquations:
-    """Make the spike equations of an exposure.
+    """Make the spike equations of an exposure: one for each interval between two spikes of a pixel.
 
+    pixels: what the spike pixels see of the frame. Here it says which of them lie on the frame.
     group_edges: (G + 1,), times between the groups of planes.
     gain: (h, w), spikes per plane of each spike pixel at full light.
     is_good: (h, w), whether each spike pixel can be trusted.
     """
-    # Whole planes, because spikes have whole times.
+    # Cut the exposure into M = INTERVALS equal parts. Each pixel has about one interval in each
+    # part, from the spike nearest to its begin to the spike nearest to its end. The edges are
+    # whole, because spikes have whole times.
     edges = np.linspace(recording.begin, recording.end, INTERVALS + 1).round().astype(int)
     intervals = spike_intervals(recording.stream, edges)
     begins = tensor_of(intervals.begins, device)  # (M, h, w)
     ends = tensor_of(intervals.ends, device)  # (M, h, w)
-    n = tensor_of(intervals.thresholds, device)  # (M, h, w)
-    planes = (ends - begins).clamp(min=1)  # at least 1: without an interval, it may be 0
-    coverage = _coverage(begins, ends, planes, tensor_of(group_edges, device))
+    n = tensor_of(intervals.thresholds, device)  # (M, h, w), 0 where a pixel has no interval
+    has_interval = n > 0
+    lengths = (ends - begins).clamp(min=1)  # at least 1: it may be 0 without an interval
+    coverage = _coverage(begins, ends, lengths, tensor_of(group_edges, device))
 
-    # y = n / (gain (end - begin))
-    r = n / planes
-    y = r / tensor_of(gain, device)  # (M, h, w)
+    r = n / lengths  # spikes per plane, (M, h, w)
+    y = r / tensor_of(gain, device)  # y = n / (gain (end - begin))
 
-    # A pixel without an interval has no equation. A pixel beside the frame, or a dead pixel, says
-    # nothing of the frame.
-    is_used = (n > 0) & pixels.are_on_frame & torch.from_numpy(is_good).to(device)
+    # The weight w_s = 1 / error. A pixel without an interval has no equation, so its weight is 0. A
+    # pixel beside the frame, or a dead pixel, says nothing of the frame.
+    is_used = has_interval & pixels.are_on_frame & torch.from_numpy(is_good).to(device)
     weights = is_used / _errors_in_light(y, r, n, pixels.view.is_display)
 
-    # A dark exposure may have no interval at all.
+    # The median over all intervals. A dark exposure may have no interval at all.
     median_rate = LEAST_RATE
-    if n.any():
-        rates_of_intervals = r.cpu()[n.cpu() > 0]
+    if has_interval.any():
+        rates_of_intervals = r[has_interval].cpu().numpy()
         median_rate = max(float(np.median(rates_of_intervals)), LEAST_RATE)
     return SpikeEquations(coverage, y, weights, median_rate)
 
 
-def _coverage(begins: Tensor, ends: Tensor, planes: Tensor, group_edges: Tensor) -> Tensor:
+def _coverage(begins: Tensor, ends: Tensor, lengths: Tensor, group_edges: Tensor) -> Tensor:
     """Return c, (M, G, h, w): the share of each group of planes in each interval between spikes.
 
-    It is the time that the group and the interval have in common, over the time of the interval.
+        c = (time that the group and the interval have in common) / (length of the interval)
 
-    begins, ends, planes: begin, end and length of each interval, (M, h, w).
-    group_edges: (G + 1,), times between the groups.
+    E.g. the interval from 10 to 15 and the group from 12 to 20: c = 3 / 5.
+
+    begins, ends, lengths: begin, end and length of each interval in planes, (M, h, w).
+    group_edges: (G + 1,), times between the groups, in planes.
     """
     group_begins = group_edges[:-1, None, None]  # (G, 1, 1)
     group_ends = group_edges[1:, None, None]
@@ -932,26 +944,29 @@ def _coverage(begins: Tensor, ends: Tensor, planes: Tensor, group_edges: Tensor)
     # In place, because each of these tensors has a hundred megabytes for a large frame. At least 0:
     # a group may end before the interval begins.
     overlap = overlap_ends.sub_(overlap_begins).clamp_(min=0)
-    return overlap.div_(planes[:, None])
+    return overlap.div_(lengths[:, None])
 
 
 def _errors_in_light(y: Tensor, r: Tensor, n: Tensor, is_display: bool) -> Tensor:
-    """Return the expected errors of measured grey values y, as what the camera integrates.
+    """Return the expected error of each measured grey value y, in the unit of y.
 
-    y: grey values. r: rates. n: thresholds between two spikes. All (M, h, w), as the result.
-    is_display: whether the camera integrates display values.
+    The error is computed in display values first, because SIGMA_S is a display value.
+
+    y: grey values, light or display values. r: spikes per plane. n: thresholds between two spikes,
+    0 without an interval. All (M, h, w), as the result.
+    is_display: whether the camera integrates display values, so that y is a display value.
     """
     # var(n) = r^2 / 6 + j^2 n. y is proportional to n, so both have the relative error
     # sqrt(var(n)) / n. At least 1, because n is 0 without an interval.
     variance_of_n = r**2 / 6 + JITTER**2 * n
     relative_error = variance_of_n.sqrt() / n.clamp(min=1)
 
-    # The error in display values, and the slope from display values to what the camera integrates.
+    # The error in display values, and the slope dy / dz from display values to the unit of y.
     if is_display:
         error_of_display = y.clamp(DARK, 1) * relative_error
         slope = torch.ones_like(y)
     else:
-        # z = y^(1 / gamma), so the relative error of z is the relative error of y over gamma.
+        # z = y^(1 / 2.2), so the relative error of z is the relative error of y over 2.2.
         display = shown(y)
         error_of_display = display.clamp(DARK, 1) * relative_error / DISPLAY_GAMMA
         slope = slope_of(display)
@@ -961,21 +976,28 @@ def _errors_in_light(y: Tensor, r: Tensor, n: Tensor, is_display: bool) -> Tenso
     return variance.sqrt() * slope
 
 
+# Residuals of both cameras: b - B x (3, H, W), and y - S l (M, h, w).
+Residuals = tuple[Tensor, Tensor]
+
+
 class Equations:
     """All equations of one exposure, their solution, and their values as inputs of a network.
 
-    It fulfils utils.contract.JointEquations. Its results do not change after it is made, so one
-    object may be solved, and then be given to a network.
+    `solve` is for `--method joint`. `blurry`, `proposal`, `evidence` and `pulls` are for the fusion
+    "motion" (utils.contract.JointEquations): their names and what they return must stay.
+
+    Its results do not change after it is made, so one object may be solved, and then be given to a
+    network.
 
     Attributes:
     solver, pixels: the arguments of the constructor.
     is_display: whether the spike camera integrates display values.
-    cameras: A, what both cameras see of a frame.
-    b, w_b: right side and weights of the RGB equations, (3, H, W).
-    y, w_s: right side and weights of the spike equations, (M, h, w).
+    cameras: A = (B, S), what both cameras see of a frame.
+    b, w_b: right side and weights of the RGB equations B x = b, (3, H, W).
+    y, w_s: right side and weights of the spike equations S l = y, (M, h, w).
     blurry: the blurry frame (3, H, W), display values.
     noise: standard deviation of the noise of the blurry frame, in display values.
-    prior_weight: lambda, (H, W).
+    prior_weight: lambda, how strongly each pixel is held near z_0, (H, W).
     motion_length, motion_error: length and expected error of the motion of each pixel, the mean
     over the groups, (H, W) in pixels.
     median_rate: spikes per plane in a median interval.
@@ -998,6 +1020,7 @@ class Equations:
         pixels: the map to the spike pixels; it may be used for all frames of a clip.
         gain: (h, w), spikes per plane of each spike pixel at full light.
         is_good: (h, w), whether each spike pixel can be trusted.
+        solver: the settings. device: where all tensors are.
         """
         view = pixels.view
         self.solver = solver
@@ -1012,7 +1035,7 @@ class Equations:
         self.motion_length = lengths.mean(0)
 
         # The RGB equations B x = b, with the weights w_b = 1 / (sigma_b * slope). The error sigma_b
-        # of a blurry pixel is that of the solver, or more if the frame is noisy.
+        # of a blurry pixel is `solver.noise`, or more if the frame is noisy.
         blurry = tensor_of(recording.blurry, device).permute(2, 0, 1)
         self.blurry = blurry
         self.noise = noise_of(luma(blurry)[0])
@@ -1030,42 +1053,47 @@ class Equations:
         # How strongly z is held near z_0: lambda = 1 + K (q / sigma_b)^2, (H, W).
         self.prior_weight = 1 + K * (groups.motion_error / sigma_b) ** 2
 
-        # What only `pulls` needs. First the display values (h, w) that the spikes around the sharp
-        # instant show, without any motion. Then where each RGB pixel lies on the spike plane.
+        # What only `pulls` needs: what the spikes around the sharp instant show, in display values
+        # (h, w), and where each RGB pixel lies on the spike plane.
         rate = rate_around_sharp(recording, INSTANT_PLANES)
         self.instant = self._display_of(tensor_of(rate / gain, device))
         on_plane = torch.from_numpy(view.pixels_on_plane()).to(device)
         self._positions_on_plane = normalised(on_plane, view.plane)  # (1, H, W, 2)
-        # The result of `_precision` after its first call, because the steps of a network need it
-        # several times. It does not depend on z. None: not computed yet.
+        # Two results are kept, to save time. None: not computed yet.
+        #
+        # The result of `_precision`: it does not depend on z, and the steps of a network need it
+        # several times.
         self._known_precision: Tensor | None = None
-        # The first frame whose residuals were asked for, and these residuals. The solution and the
-        # steps of a network both begin at z_0, so its residuals are needed twice. None: no frame
-        # yet.
-        self._begin: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
+        # The first frame whose residuals were asked for, and its residuals. This frame is z_0, at
+        # which the solution and the steps of a network both begin.
+        self._first: tuple[Tensor, Residuals] | None = None
 
-    def residuals(self, z: Tensor) -> tuple[Tensor, Tensor]:
+    def residuals(self, z: Tensor) -> Residuals:
         """Return the residuals b - B x (3, H, W) and y - S l (M, h, w) of a frame z (3, H, W)."""
-        if self._begin is None:
-            self._begin = z, self._residuals(z)
-        begin, residuals_of_begin = self._begin
-        if torch.equal(z, begin):
-            return residuals_of_begin
+        if self._first is None:
+            self._first = (z, self._residuals(z))
+        first_z, residuals_of_first = self._first
+        if torch.equal(z, first_z):
+            return residuals_of_first
         return self._residuals(z)
 
-    def _residuals(self, z: Tensor) -> tuple[Tensor, Tensor]:
+    def _residuals(self, z: Tensor) -> Residuals:
         """Compute what `residuals` returns."""
-        # None: the camera integrates light, and `Cameras` takes the luma of the light itself.
+        # None: the camera integrates light, and `Cameras` computes the luma of the light itself.
         integrated = luma(z) if self.is_display else None
         blurry_seen, spikes_seen = self.cameras(light_of(z), integrated)
         return self.b - blurry_seen, self.y - spikes_seen
 
     def robust_weights(self, r_b: Tensor, r_s: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weights w / sqrt(1 + (w r / c)^2) of Cauchy's rho, with c = `CAUCHY`.
+        """Return w_b and w_s, made smaller where the residuals r are large.
 
-        r_b: residuals (3, H, W). r_s: residuals (M, h, w). Returns weights of the same shapes. The
-        three colours of a pixel are weakened alike, by the mean of their squares, because one
-        motion moves all three.
+            w / sqrt(1 + (w r / c)^2)       c = CAUCHY
+
+        Least squares with these weights minimise Cauchy's rho. E.g. where a residual is 2 = c times
+        the expected error 1 / w, the weight is w / sqrt(2).
+
+        r_b: (3, H, W). r_s: (M, h, w). Returns weights of the same shapes. The three colours of a
+        pixel are weakened alike, by the mean of their squares, because one motion moves all three.
         """
         # (w r / c)^2
         off_b = ((self.w_b * r_b) ** 2).mean(0, keepdim=True) / CAUCHY**2  # (1, H, W)
@@ -1084,13 +1112,17 @@ class Equations:
         return z
 
     def _solve_linearised(self, z: Tensor, z_0: Tensor) -> Tensor:
-        """Return z (3, H, W) after the equations are linearised at z and solved."""
+        """Return z (3, H, W) after the equations are linearised at z and solved.
+
+        `adjoint` below must stay the adjoint of `weighted`. No test notices if `slope` stands at a
+        wrong place in one of them: then the solution is only a little worse.
+        """
         r_b, r_s = self.residuals(z)
         w_b, w_s = self.robust_weights(r_b, r_s)
         slope = slope_of(z)  # dx / dz
 
         def weighted(d: Tensor) -> tuple[Tensor, Tensor]:
-            """Return w A d: by how much a change d of z changes what the cameras see."""
+            """Return w A d: by how much a change d of z changes what the cameras see, times w."""
             change_of_light = slope * d
             # A camera that integrates light sees the luma of the change of light.
             change_integrated = luma(d) if self.is_display else None
@@ -1098,12 +1130,13 @@ class Equations:
             return blurry.mul_(w_b), spikes.mul_(w_s)
 
         def adjoint(blurry: Tensor, spikes: Tensor) -> Tensor:
-            """Return A^T w of (blurry, spikes): the adjoint of `weighted`."""
+            """Return A^T w of (blurry, spikes): the adjoint of `weighted`, (3, H, W)."""
             by_x, by_l = self.cameras.adjoint(w_b * blurry, w_s * spikes)
-            weights = luma_weights(by_l.device)  # times by_l: the adjoint of luma, (3, H, W)
+            # The adjoint of the luma: `weights * by_l`, (3, H, W). In place, to save memory.
+            weights = luma_weights(by_l.device)
             if self.is_display:
-                return by_x.mul_(slope).addcmul_(weights, by_l)
-            return by_x.addcmul_(weights, by_l).mul_(slope)
+                return by_x.mul_(slope).addcmul_(weights, by_l)  # slope by_x + weights by_l
+            return by_x.addcmul_(weights, by_l).mul_(slope)  # slope (by_x + weights by_l)
 
         # The right side: A^T W r - lambda (z - z_0)
         right = adjoint(w_b * r_b, w_s * r_s) - self.prior_weight * (z - z_0)
@@ -1120,13 +1153,14 @@ class Equations:
     def _divisor(self, w_b: Tensor, w_s: Tensor, slope: Tensor) -> Tensor:
         """Return M = lambda + M_0 + M_1 R, (3, H, W), the divisor of residuals.
 
-        R: sums of the rows of A^T W A over the pixels of one colour.
+        R: the sum of each row of A^T W A over the pixels of one colour. It is taken as if the
+        slope were the same at all pixels that an equation adds up.
         w_b, w_s: weights of the equations. slope: dx / dz, (3, H, W).
         """
-        # A row sum is the product with a picture of ones. B and S take means, so B 1 = 1 and S 1 =
-        # 1. So the row sums of B^T w_b^2 B are B^T w_b^2.
+        # The sums of all rows of a matrix are its product with a picture of ones. B takes means, so
+        # B 1 = 1, and the sums of B^T w_b^2 B are B^T w_b^2. S takes means, too.
         by_x, by_l = self.cameras.adjoint(w_b**2, w_s**2)
-        # S sees a colour through its weight in the luma, and S^T has the same factor: its square.
+        # The luma has a weight for each colour. It comes twice, once in S and once in S^T.
         by_rgb = luma_weights(by_l.device) ** 2 * by_l  # (3, H, W)
         if self.is_display:
             rows = slope**2 * by_x + by_rgb
@@ -1135,11 +1169,16 @@ class Equations:
         return self.prior_weight + M_0 + M_1 * rows
 
     # ---- For a network that takes steps on the equations (models/fusion/fusion_motion.py) ----
+    #
+    # The network was trained on these channels. It still runs if they come in another order or with
+    # another factor, but its frames are worse. tests/stories/test_motion_weights.py notices if the
+    # first two channels of `evidence` change places, and
+    # test_the_equations_pull_a_frame_towards_the_sharp_one if `colour` and `grey` do in `pulls`.
 
     def proposal(self, z_0: Tensor) -> Tensor:
         """Return the solution z (3, H, W), towards which a step of the network may go.
 
-        z_0: first estimate (3, H, W).
+        z_0: first estimate (3, H, W). The name belongs to utils.contract.JointEquations.
         """
         return self.solve(z_0)
 
@@ -1153,9 +1192,8 @@ class Equations:
         4  noise of the blurry frame, logarithm, the same everywhere
         5  share of the pixels that move by more than one pixel, the same everywhere
 
-        The factors and offsets bring each channel to about 1 or less. The weights of the network
-        were trained with them, so they must stay. A network for these channels is in
-        models/fusion/fusion_motion.py, and a new channel needs a change of the constants there.
+        The factors and offsets bring each channel to about 1 or less. A new channel needs another
+        number of channels in models/fusion/fusion_motion.py, and new training.
         """
         # Numbers of each pixel, (H, W) each. The precision is at least 1, because it is 0 for a
         # pixel without spikes, and log(0) is infinite.
@@ -1168,7 +1206,6 @@ class Equations:
         noise_of_frame = math.log10(max(self.noise, LEAST_NOISE)) + 2.5  # e.g. 0.003 -> 0
         moving_of_frame = (self.motion_length > 1).float().mean()  # 0 to 1
 
-        # The order of the channels belongs to the trained weights.
         channels = [precision, motion_length, motion_error]
         for number in (rate_of_frame, noise_of_frame, moving_of_frame):
             # On the device and in the type of the other channels.
@@ -1194,11 +1231,10 @@ class Equations:
         seen_of_z = self.pixels(self._integrated(z))[0]  # what spike pixels see of z, (h, w)
         brighter = self.instant - self._display_of(seen_of_z)  # (h, w), in display values
         on_plane = torch.stack((off_spikes, brighter))[None]  # (1, 2, h, w)
-        [of_spikes] = F.grid_sample(
+        [of_spikes] = F.grid_sample(  # (2, H, W)
             on_plane, self._positions_on_plane, padding_mode="border", align_corners=True
         )
-        # The order of the channels belongs to the trained weights.
-        return torch.cat((colour, grey, off_rgb, of_spikes))
+        return torch.cat((colour, grey, off_rgb, of_spikes))  # 3 + 1 + 1 + 2 channels
 
     def _limited_residuals(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Return the residuals of a frame z (3, H, W) without large values.
@@ -1206,8 +1242,8 @@ class Equations:
         Returns the residuals of the RGB equations in display values, (3, H, W), and the residuals
         of the spike equations in multiples of their error, (M, h, w).
         """
-        r_b, r_s = self.residuals(z)
-        r_b = (r_b / slope_of(self.blurry)).clamp(-MOST_OFF, MOST_OFF)
+        r_b, r_s = self.residuals(z)  # in light
+        r_b = (r_b / slope_of(self.blurry)).clamp(-MOST_OFF, MOST_OFF)  # in display values
         # r / sqrt(1 + (r / c)^2) limits the residuals to c = CAUCHY. E.g. with c = 2: 0.1 stays
         # 0.1, and 20 becomes 1.99.
         r_s = self.w_s * r_s
@@ -1222,9 +1258,11 @@ class Equations:
 
         r_b, r_s: from `_limited_residuals`.
         """
-        # The gradients by light x and by grey values l. The chain rule turns them into changes of
-        # display values.
+        # The gradients A^T W r by light x and by grey values l, where r are residuals in light. For
+        # the blurry frame W = 1 / slope^2, and r_b is r / slope already. For the spikes W = w_s^2,
+        # and r_s is w_s r already.
         by_x, by_l = self.cameras.adjoint(r_b / slope_of(self.blurry), self.w_s * r_s)
+        # The slope dx / dz at z turns the gradient by light into the gradient by display values.
         colour = (by_x * slope_of(z)).clamp(-MOST_PULL, MOST_PULL)
         # A Newton step of the grey value: gradient / (precision + prior precision).
         grey = by_l * self._slope_of_grey(z) / (self._precision() + PRIOR_PRECISION)
