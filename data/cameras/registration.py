@@ -430,6 +430,8 @@ def _after_all_rounds(state: "State") -> "State":
     state.run_rounds(sigma=TIME_SIGMA, rounds=8)
     # The last rounds change the matrix only, so a fixed matrix needs none of them.
     state.run_rounds(sigma=FINE_SIGMA, rounds=4 if len(state.changes) else 0)
+    # A round measures this before its step, and the last rounds measure it on other details.
+    state.explained = state.explains(TIME_SIGMA)
     return state
 
 
@@ -998,7 +1000,7 @@ class State:
         # (k,) each. P is the diagonal of the matrix P.
         P, p = self._priors(equations.H, noise, middle.is_fitted)
         A = _with_larger_diagonal(equations.H, P)  # H + P, (k, k)
-        step = -np.linalg.solve(A, equations.g + P * p)
+        step = _step_within_limits(A, equations.g + P * p, self._limits_of_times())
 
         # Both methods change the estimate in place, and keep each value within its limits.
         change = self._change_matrix(step[:MATRIX_CHANGES])
@@ -1238,18 +1240,27 @@ class State:
         self.matrix /= self.matrix[2, 2]
         return change
 
-    def _change_times(self, step: np.ndarray) -> None:
-        """Change middle, length and roll by a step (3,), within their limits."""
-        later, longer, rolled = np.clip(step, -LARGEST_TIME_STEP, LARGEST_TIME_STEP)
+    def _limits_of_times(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the smallest and the largest change of middle, length and roll, (3,) each.
+
+        There are none without room to fit the times: (0,) each.
+        """
+        if not self.has_room:
+            return np.empty(0), np.empty(0)
         planes = self.planes
-        # The middle has a limit as an offset, which counts from the middle of the planes.
-        offset = self.middle + later - planes / 2
-        offset = np.clip(offset, -self.most_offset, self.most_offset)
-        self.middle = planes / 2 + float(offset)
-        length = np.clip(self.length + longer, LEAST_LENGTH * planes, MOST_LENGTH * planes)
-        self.length = float(length)
-        roll = np.clip(self.roll + rolled, -MOST_ROLL * planes, MOST_ROLL * planes)
-        self.roll = float(roll)
+        present = np.array((self.middle - planes / 2, self.length, self.roll))
+        lowest = np.array((-self.most_offset, LEAST_LENGTH * planes, -MOST_ROLL * planes))
+        highest = np.array((self.most_offset, MOST_LENGTH * planes, MOST_ROLL * planes))
+        least_change = np.maximum(lowest - present, -LARGEST_TIME_STEP)
+        most_change = np.minimum(highest - present, LARGEST_TIME_STEP)
+        return least_change, most_change
+
+    def _change_times(self, step: np.ndarray) -> None:
+        """Change middle, length and roll by a step (3,), which is within the limits."""
+        later, longer, rolled = step.tolist()
+        self.middle += later
+        self.length += longer
+        self.roll += rolled
 
     def _time_errors(self, equations: NormalEquations, A: np.ndarray) -> tuple[float, float]:
         """Return the standard errors of the offset in planes, and of the share.
@@ -1494,6 +1505,40 @@ def _with_larger_diagonal(H: np.ndarray, P: np.ndarray) -> np.ndarray:
     """
     added_to_diagonal = P + 1e-7 * np.diag(H) + 1e-12
     return H + np.diag(added_to_diagonal)
+
+
+def _step_within_limits(
+    A: np.ndarray, gradient: np.ndarray, limits: tuple[np.ndarray, np.ndarray]
+) -> np.ndarray:
+    """Return the step -A^-1 gradient (k,), with the times within their limits.
+
+    A time that would step beyond a limit steps to the limit. Then the other values are solved again
+    (f: the other values, l: the times at a limit):
+
+        step_f = -A_ff^-1 (gradient_f + A_fl step_l)
+
+    If the times were only cut off, the other values would still make up for a change of the times
+    that is not made. In a slow pan, a longer exposure looks like a sharper lens, and the length
+    would step by 200 planes: the matrix then moved by 10 pixels to and fro in each round.
+
+    A: H + P, (k, k). limits: smallest and largest step of each time, (3,) each, or (0,) each if no
+    times are fitted.
+    """
+    step = -np.linalg.solve(A, gradient)
+    least, most = limits
+    times = np.arange(len(least)) + MIDDLE_COLUMN
+    is_at_limit = np.zeros(len(step), bool)
+    # Each turn puts at least one more time at a limit, so the turns end.
+    while True:
+        is_beyond = (step[times] < least) | (step[times] > most)
+        if not is_beyond.any():
+            return step
+        is_at_limit[times[is_beyond]] = True
+        step[times] = np.clip(step[times], least, most)
+        f = np.flatnonzero(~is_at_limit)
+        at_limit = np.flatnonzero(is_at_limit)
+        from_limits = A[np.ix_(f, at_limit)] @ step[at_limit]
+        step[f] = -np.linalg.solve(A[np.ix_(f, f)], gradient[f] + from_limits)
 
 
 def _standard_errors(of_tiles: list[np.ndarray], A: np.ndarray) -> np.ndarray:

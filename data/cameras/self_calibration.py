@@ -47,7 +47,7 @@ from utils.files import write_whole
 
 # Raise it if the fit finds other values than before. Stored results of older versions are then
 # ignored.
-FORMAT = 2
+FORMAT = 3
 # Number of frames of a clip that are compared, spread evenly over the clip.
 FRAMES = 8
 # Number of planes before and after an exposure that are read, if the file has so many. The exposure

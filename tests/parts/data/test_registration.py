@@ -191,11 +191,37 @@ def test_the_offset_of_a_known_camera_is_found_in_a_pan_even_if_it_is_not_sure()
     assert found.offset > 2 * found.offset_error
 
 
-def test_rounds_that_go_astray_are_undone():
-    cat = to_linear(skimage.data.chelsea().astype(np.float32) / 255).mean(axis=2)
-    crop = np.ascontiguousarray(cat[40 : 40 + 2 * SIDE, 180 : 180 + 2 * SIDE])
+def cat() -> np.ndarray:
+    """Return the light of a photograph with soft edges, (2 SIDE, 2 SIDE)."""
+    light = to_linear(skimage.data.chelsea().astype(np.float32) / 255).mean(axis=2)
+    return np.ascontiguousarray(light[40 : 40 + 2 * SIDE, 180 : 180 + 2 * SIDE])
 
-    found = fit(pan(crop, (0.25, 0.1), frames=3), nominal(SPIKE, RGB))
+
+# In a slow pan over soft edges, a longer exposure looks like a sharper lens. The first rounds would
+# change the length by far more planes than there are.
+@pytest.mark.parametrize("speed", [(0.05, 0.02), (0.1, -0.06)])
+def test_a_moved_camera_is_found_although_the_length_steps_to_its_limit(speed):
+    start = nominal(SPIKE, RGB)
+    start[:2, 2] += (1.5, -1.0)  # RGB pixels
+
+    found = fit(pan(cat(), speed, frames=6), start)
+
+    assert found.is_applied.matrix
+    assert found.matrix == pytest.approx(nominal(SPIKE, RGB), abs=0.15)
+
+
+def test_the_explained_part_belongs_to_the_last_estimate(moving):
+    start = nominal(SPIKE, RGB)
+    start[:2, 2] += (3.0, -2.0)  # RGB pixels
+    pair = Pair(moving, factor=1, light="linear")
+
+    state = registration._after_all_rounds(State([pair], start, "similarity", most_offset=20.0))
+
+    assert state.explained == state.explains(registration.TIME_SIGMA)
+
+
+def test_rounds_that_go_astray_are_undone():
+    found = fit(pan(cat(), (0.25, 0.1), frames=3), nominal(SPIKE, RGB))
 
     assert found.moved < 0.2  # RGB pixels
     assert found.explained > 0.99
@@ -261,6 +287,24 @@ def test_each_column_is_the_derivative_of_the_residuals(moving, column, change, 
     inside = (slice(12, -12), slice(12, -12))
     error = computed[inside] - measured[inside]
     assert np.linalg.norm(error) < limit * np.linalg.norm(measured[inside])
+
+
+def test_the_other_values_follow_a_time_that_stops_at_its_limit():
+    rng = np.random.default_rng(0)
+    J = rng.standard_normal((30, registration.MATRIX_AND_TIMES + registration.FEATURES))
+    A = J.T @ J
+    gradient = rng.standard_normal(len(A))
+    least = np.array([-100.0, -100, -100])
+    free = registration._step_within_limits(A, gradient, (least, -least))
+    # The middle and the length may make a tenth of their free steps.
+    most = np.abs(free[registration.TIME_COLUMNS]) * (0.1, 0.1, 100)
+
+    step = registration._step_within_limits(A, gradient, (-most, most))
+
+    assert np.allclose(A @ free, -gradient)
+    assert np.allclose(np.abs(step[4:6]), most[:2])
+    is_free = np.delete(np.arange(len(A)), (4, 5))
+    assert np.allclose((A @ step + gradient)[is_free], 0)
 
 
 def test_pixels_with_large_residuals_count_less():
