@@ -202,7 +202,8 @@ def _start(is_group_of_others: bool, log: bool) -> None:
     if log:
         setup_logging(launch.rank)
     RUN.launch = launch
-    # `pop` takes the key out of the environment, so that no child process and no report has it.
+    # `pop` takes the key out of the environment, so that no child process and no report has it. A
+    # second run in this process finds no key there any more. It takes the key of the first run.
     RUN.job_key = os.environ.pop(JOB_KEY, "").encode() or RUN.job_key
     if launch.mode == "torchrun":
         # If somebody kills torchrun, no rank is left over.
@@ -314,8 +315,9 @@ def _fitted_to_timeout(budgets: WatchdogOptions) -> WatchdogOptions:
     The time-out of the process group ends a run without naming a rank. So the watchdog should come
     first, and name the rank.
 
-    Raises DistError if the time-out would always come before the watchdog. Logs a warning if the
-    time-out would come first in slow phases only.
+    Raises DistError if the time-out would always come before the watchdog
+    (test_a_time_out_of_collectives_that_comes_before_the_watchdog_is_refused). Logs a warning if
+    the time-out would come first in slow phases only.
 
     budgets: the options `watchdog`. `stall_s` is the limit of most phases. The names of MULTIPLES
         (start_s, validate_s, save_s) are the limits of the slow phases. All are in seconds.
@@ -352,7 +354,8 @@ def _raised_to_timeout(budgets: WatchdogOptions) -> WatchdogOptions:
 
     A user sets NCCL_TIMEOUT if a rank may be slow while the other ranks wait for it. So each limit
     of a slow phase becomes at least 90 % of the time-out. A larger share would leave the watchdog
-    too little time to come first. A limit that the user has set (not None) stays.
+    too little time to come first. A limit that the user has set (not None) stays. Test:
+    test_a_longer_time_out_of_collectives_makes_the_limits_of_the_watchdog_longer.
     """
     raised = {}
     for name in MULTIPLES:
@@ -456,7 +459,8 @@ def _launch_of_group(launch: LaunchInfo) -> LaunchInfo:
     """Return the launch of a process group that another library has made before. Collective.
 
     Rank and world size come from the process group, the port from rank 0. Local rank and all
-    fields that are not named below stay as in `launch`.
+    fields that are not named below stay as in `launch`. Test:
+    test_a_process_group_that_is_there_already_is_used_then_left.
 
     launch: what the environment says of this process.
     """
@@ -797,8 +801,9 @@ def _is_reporter_without_store(error: BaseException) -> bool:
     """Return whether this process reports an error that comes before the ranks have a store.
 
     The ranks open the store when they meet. A single process always reports. If one launcher has
-    started several ranks on this host, only the first rank with this error reports. A rank of a
-    later start reports again, because its launcher is another process.
+    started several ranks on this host, only the first rank with this error reports
+    (test_ranks_of_one_launch_report_the_same_error_once). A rank of a later start reports again,
+    because its launcher is another process.
     """
     if process_count(os.environ) == 1:
         return True

@@ -349,8 +349,9 @@ def with_standard_names(env: Env, gpu_count: int = 0, command: str = "COMMAND") 
     # Several platforms may have set their variables, e.g. MPI within a SLURM job. The order of
     # these questions decides which of them is taken: first the standard names, then the launchers,
     # then the schedulers that launchers run in.
-    has_standard_names = env.get("WORLD_SIZE") or "TORCHELASTIC_RUN_ID" in env
-    if has_standard_names or env.get("NPROC_PER_NODE") or env.get("PET_NPROC_PER_NODE"):
+    is_rank = env.get("WORLD_SIZE") or "TORCHELASTIC_RUN_ID" in env
+    is_node = env.get("NPROC_PER_NODE") or env.get("PET_NPROC_PER_NODE")
+    if is_rank or is_node:  # the standard names are there
         return dict(env)
     # {**a, **b} is a copy of a, in which the entries of b are added or replaced.
     for launcher in PER_PROCESS:

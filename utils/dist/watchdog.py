@@ -303,7 +303,8 @@ class Watchdog(threading.Thread):
         if self.ending:
             self.beats.stop_looking()
         elif failure is None:
-            verdict = self.beats.verdict(self.budgets.stall_s if self.budgets else None)
+            stall_s = self.budgets.stall_s if self.budgets else None  # None before `watch`
+            verdict = self.beats.verdict(stall_s)
 
         # Several ranks may see the same stall. The first rank that claims the stall in the store
         # also reports the stall. `claim_failure` returns None to this first rank, and the failure
