@@ -21,9 +21,9 @@ Each clip is restored by main_test_vrt.py in a process of its own. See docs/pyth
 # is pressed. It gets the values of the fields that are named as inputs, and returns (or yields, as
 # often as it likes) the new values of the fields that are named as outputs.
 #
-# What must stay: the limits below, because strangers may fill in the page. Other machines do not
-# reach the page (test_other_machines_cannot_reach_the_page). After a restoration that was stopped,
-# no file is left (test_a_stop_ends_the_work_and_leaves_no_file).
+# What must stay: the limits below, because strangers use the page where a Hugging Face Space serves
+# it. Elsewhere no other machine reaches the page (test_other_machines_cannot_reach_the_page). After
+# a restoration that was stopped, no file is left (test_a_stop_ends_the_work_and_leaves_no_file).
 # Free to change: the fields and texts of the page. The test finds the fields by their elem_id.
 #
 # Tests: tests/stories/test_app.py opens the page in a browser.
@@ -217,7 +217,7 @@ def demo_clip(folder: Path) -> tuple[list[str], list[str], list[str]]:
     # folders. E.g. the blurry frames of a clip are in <folder>/demo/GOPRO_Large/test/<clip>/blur.
     make_sample(folder / "demo", DEMO)
     clips = sorted((folder / "demo" / RGB / "test").iterdir())
-    clip = clips[-1]  # the clip made from a photograph; clip 0 is a made scene
+    clip = clips[-1]  # made from a photograph; the clip before it shows a computed scene
     blurry = sorted(map(str, (clip / "blur").iterdir()))
     sharp = sorted(map(str, (clip / "sharp").iterdir()))
 

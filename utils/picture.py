@@ -45,7 +45,8 @@ class Orientation(NamedTuple):
 
 UPRIGHT = Orientation()
 # Value of the tag "orientation" -> what makes the picture upright (Exif 2.32, 4.6.4; TIFF 6.0, page
-# 36). The value 1 is upright already. E.g. a telephone that was held upright writes 6.
+# 36). The value 1 is upright already. E.g. a telephone that was held upright writes 6. Test:
+# test_a_picture_is_turned_as_its_orientation_says.
 EXIF_ORIENTATIONS = {
     2: Orientation(is_transposed=False, has_reversed_columns=True, has_reversed_rows=False),
     3: Orientation(is_transposed=False, has_reversed_columns=True, has_reversed_rows=True),
@@ -279,7 +280,7 @@ def _read_jpeg(content: bytes) -> Header | None:
             data = content[at + 4 : at + 2 + length]
             if marker == JPEG_EXIF and data.startswith(EXIF_BEGIN):
                 orientation = _exif_orientation(data.removeprefix(EXIF_BEGIN))
-            # A length below 2 is wrong. With 2 instead, the loop still moves on, and ends.
+            # The length counts its own 2 bytes. A smaller length is wrong, so take 2 for it.
             at += 2 + max(length, 2)
     return None
 

@@ -351,6 +351,8 @@ def _other_size(path: str | Path, number: int, frame: Any, first: Any) -> DataEr
 
 
 # ---- As players show it ------------------------------------------------------------------------
+# Tests: test_a_turned_or_mirrored_film_is_read_as_players_show_it (`_orientation`),
+# test_a_film_that_does_not_describe_its_colours_gets_them_by_its_size (`_pixels`).
 
 
 def _pixels(frame: Any) -> np.ndarray:
@@ -473,6 +475,7 @@ class VideoWriter(AbstractContextManager):
         # ticks. E.g. times in 1/24 s and 1/25 s need 600 ticks a second, the least common multiple.
         # At 30000 / 1001 frames a second a frame lasts 1001 / 30000 s, so 30000 ticks are needed.
         # If more than FINEST_CLOCK ticks are needed, times are rounded to this clock in `write`.
+        # A coarser clock moves frames (test_every_frame_of_a_video_keeps_its_time).
         instants = times or [1 / self._fps]
         denominators = [instant.denominator for instant in instants]
         self._ticks_a_second = min(math.lcm(*denominators), FINEST_CLOCK)

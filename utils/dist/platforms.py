@@ -274,9 +274,9 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
     else:
         values["PET_STANDALONE"] = "1"  # torchrun then chooses address and port itself
     _refuse(faults, env)
-    # With one rank on each node, nodes and ranks have the same numbers. If WORLD_SIZE is this
-    # number, it counts ranks and nodes alike. So this process can be the rank itself, and needs no
-    # torchrun. A missing WORLD_SIZE stands for 1.
+    # With one rank on each node, nodes and ranks have the same numbers, e.g. NPROC_PER_NODE=1
+    # WORLD_SIZE=2 RANK=1 is node 1 and rank 1. Then this process is the rank itself, and needs no
+    # torchrun. (WORLD_SIZE must be the number of nodes; a missing one stands for 1.)
     if ranks_per_node == 1 and env.get("WORLD_SIZE", "1") == str(node_count):
         return {}
     return values
