@@ -22,7 +22,8 @@ roll. The roll is for a rolling shutter, which exposes the rows at the bottom la
 exposed roll y planes later than the middle row, where y goes from -1 to 1 from the top of a square
 plane to its bottom. If M, the times and a are right, then r is noise.
 
-A round improves all of them together (Gauss-Newton). With n compared pixels and k unknowns:
+A round improves M, the times and a together (Gauss-Newton). With n compared pixels, k unknowns,
+and ' for a transposed matrix:
 
     J = dr / d(changes of M, middle, length, roll, a)      (n, k)
     W = diag(w)                                            (n, n)  w is small where r is large
@@ -30,8 +31,8 @@ A round improves all of them together (Gauss-Newton). With n compared pixels and
     step = -(H + P)^-1 (g + P p)                           (k,)
 
 A view is one blurry frame with its spikes. P and p come from the priors: a time is probably near
-the value that the files say. P (k, k) is diagonal and holds the weight of each prior, and p (k,)
-holds how far each time is now from the value of the files.
+the value that the files say, its nominal value. P (k, k) is diagonal and holds the weight of each
+prior, and p (k,) holds how far each time is now from its nominal value.
 
 Order of the rounds. A round uses details of one size, first coarse, then fine, and all views
 together. In the last rounds, parts of the plane are matched separately (`State._step_from_parts`).
@@ -379,21 +380,7 @@ def fit(
     to_pixel = nominal(spike=(1, 1), rgb=(factor, factor))  # binned pixel -> pixel
     to_binned = np.linalg.inv(to_pixel)
     start_of_binned = to_binned @ start @ to_pixel
-    state = _after_all_rounds(State(pairs, start_of_binned, model, most_offset))
-    # If the matrix is fixed, a time offset cannot be taken for a moved camera.
-    if model:
-        at_start = State(pairs, start_of_binned, model, most_offset)
-        at_start.explained = at_start.explains(TIME_SIGMA)
-        offset_error, _ = state.time_errors
-        if _is_astray(state, at_start) or offset_error > SURE_WITHIN_PLANES:
-            # This happens in a pan, where the rounds follow a wrong offset. So try the nominal one.
-            second = _after_all_rounds(
-                State(pairs, start_of_binned, model, most_offset, fits_middle=False)
-            )
-            if _is_astray(state, second) or not math.isfinite(state.matrix_error):
-                state = second
-        if _is_astray(state, at_start):
-            state = at_start  # its errors are infinite, so nothing is applied
+    state = _best_estimate(pairs, start_of_binned, model, most_offset)
 
     # Back to the pixels before binning. A binned pixel has factor^2 times the spikes of a pixel. A
     # pixel of the binned frame is factor pixels of the frame wide, so distances grow.
@@ -415,6 +402,40 @@ def fit(
         moved=_mean_distance(start, matrix, width, height),
         residuals=tuple((state.residuals * factor).tolist()),
     )
+
+
+def _best_estimate(
+    pairs: Sequence["Pair"], start: np.ndarray, model: str | None, most_offset: float
+) -> "State":
+    """Run all rounds, and return their estimate, or another one if they went astray.
+
+    In a pan (everything moves at one speed), a wrong offset with a moved camera fits the clip about
+    as well as the truth, and the rounds may follow it. There are two other estimates:
+
+        second      all rounds again, with the offset kept at its nominal value
+        at_start    the start, without any round. Its errors are infinite, so nothing is applied
+
+    Without both, test_rounds_that_go_astray_are_undone fails. With `at_start` alone,
+    test_a_moved_camera_is_found_although_the_length_steps_to_its_limit fails. With `second` alone,
+    no test fails.
+
+    Arguments: as in `State`.
+    """
+    state = _after_all_rounds(State(pairs, start, model, most_offset))
+    if not model:
+        return state  # a fixed matrix cannot move in place of the offset
+    at_start = State(pairs, start, model, most_offset)
+    at_start.explained = at_start.explains(TIME_SIGMA)
+
+    offset_error, _ = state.time_errors
+    is_doubtful = _is_astray(state, at_start) or offset_error > SURE_WITHIN_PLANES
+    if is_doubtful:
+        second = _after_all_rounds(State(pairs, start, model, most_offset, fits_middle=False))
+        if _is_astray(state, second) or not math.isfinite(state.matrix_error):
+            state = second
+    if _is_astray(state, at_start):
+        state = at_start
+    return state
 
 
 def _after_all_rounds(state: "State") -> "State":
@@ -804,8 +825,9 @@ class State:
     def run_rounds(self, sigma: float, rounds: int) -> None:
         """Run up to `rounds` rounds on details of size `sigma` (spike pixels).
 
-        Stops early if a round changes nearly nothing, or if no view can be compared. On details
-        below TIME_SIGMA, only the matrix is changed, from parts of the plane.
+        Stops early if a round changes nearly nothing, or if no view can be compared. Details finer
+        than TIME_SIGMA say little of the times. So there only the matrix is changed, from parts of
+        the plane.
         """
         # The features do not depend on the estimate, so they are computed once for all rounds.
         blur = self._blur_of_frame(sigma)
@@ -819,9 +841,11 @@ class State:
             else:
                 step = self._step(views, sigma)
 
-            shift_in_pixels = np.abs(step[:MATRIX_CHANGES]).max() * self.plane.half_side
+            # The first four values (right, down, larger, turned) are in half sides of the plane.
+            # The others are times or more changes of the matrix, if there are any (`initial`).
+            edge_moved = np.abs(step[:MATRIX_CHANGES]).max() * self.plane.half_side  # in pixels
             largest_other = np.abs(step[MATRIX_CHANGES:]).max(initial=0)
-            if shift_in_pixels < SMALL_SHIFT and largest_other < SMALL_CHANGE:
+            if edge_moved < SMALL_SHIFT and largest_other < SMALL_CHANGE:
                 return
 
     def explains(self, sigma: float) -> float:
@@ -850,23 +874,26 @@ class State:
     # ---- The details of a view -----------------------------------------------------------------
 
     def _comparable_views(self, features: list[Features], sigma: float) -> list[Details]:
-        """Return the details of the views that can be compared at the present estimate.
+        """Return the details of each view that can be compared at the present estimate.
 
-        features: of the frame of each pair.
+        Other views are left out: their stream is too short, or no pixel of them can be compared.
+
+        features: the features of the frame of each pair. sigma: size of details in spike pixels.
         """
         views = []
         for pair, features_of_pair in zip(self.pairs, features, strict=True):
             details = self._details(pair, features_of_pair, sigma)
-            if details is None:
-                continue
-            if details.is_compared.any():
+            if details is not None and details.is_compared.any():
                 views.append(details)
         return views
 
     def _details(self, pair: Pair, features: Features, sigma: float) -> Details | None:
         """Return the details of a view at the present estimate.
 
-        Returns None if the stream lacks planes around the exposure, and the times are fitted.
+        Returns None if the times are fitted, but the stream has too few planes around the exposure
+        for the rates at its start and end.
+
+        features: the features of the frame. sigma: size of the details in spike pixels.
         """
         start, end = self._ends_of_exposure()
         reach = self._reach(pair, start, end)
@@ -885,20 +912,22 @@ class State:
             return _band_pass(spikes, sigma)[::every, ::every]
 
         # The spikes of the exposure, and of 2 reach planes around its start and its end, (h, w).
-        sums = pair.spikes_until(end) - pair.spikes_until(start)
+        of_exposure = pair.spikes_until(end) - pair.spikes_until(start)
         around_start = pair.spikes_until(start + reach) - pair.spikes_until(start - reach)
         around_end = pair.spikes_until(end + reach) - pair.spikes_until(end - reach)
 
-        # Where these pixels are in the frame, and which of them are compared.
-        u, v = self._places_in_frame(sums.shape, every)
+        # Where each `every`-th spike pixel is in the frame, and which of them are compared. These
+        # pixels are `every` spike pixels apart, so details of the size sigma are sigma / every of
+        # them large.
+        u, v = self._places_in_frame(of_exposure.shape, every)
         is_compared = self._compared_pixels(u, v, features.overexposed, sigma, every)
         return Details(
-            spikes=details_of(sums),
+            spikes=details_of(of_exposure),
             features=_details_at(features.values, u, v, sigma / every),
             rate_at_start=details_of(around_start) / (2 * reach),  # spikes per plane
             rate_at_end=details_of(around_end) / (2 * reach),
             is_compared=is_compared,
-            noise=self._noise(sums, is_compared, sigma, reach),
+            noise=self._noise(of_exposure, is_compared, sigma, reach),
             reach=reach,
             every=every,
         )
@@ -965,17 +994,20 @@ class State:
         return is_compared
 
     def _noise(
-        self, sums: np.ndarray, is_compared: np.ndarray, sigma: float, reach: float
+        self, of_exposure: np.ndarray, is_compared: np.ndarray, sigma: float, reach: float
     ) -> Noise:
         """Return the expected squared noise of the details, summed over the compared pixels.
 
-        sums: the spikes of the exposure (h, w). reach: planes on each side of start and end.
+            n v / (4 pi sigma^2)        n: number of compared pixels
+
+        v is the variance of a spike count, the mean over the pixels. A Gaussian blur by sigma
+        divides the variance of independent noise by 4 pi sigma^2.
+
+        of_exposure: spikes of the exposure, (h, w). reach: planes on each side of start and end.
         """
         # A blur of 3 pixels removes most of the noise of the counts, so that the light remains.
-        rates = np.maximum(_blur(sums, 3.0), 0) / self.length  # (h, w), spikes per plane
-        # The blur of the details divides the variance of the noise by 4 pi sigma^2. Divide the
-        # number of pixels instead, once for both sums.
-        blurred_pixels = is_compared.sum() / (4 * np.pi * sigma**2)
+        rates = np.maximum(_blur(of_exposure, 3.0), 0) / self.length  # (h, w), spikes per plane
+        blurred_pixels = is_compared.sum() / (4 * np.pi * sigma**2)  # n / (4 pi sigma^2)
         return Noise(
             of_sums=blurred_pixels * _variance_of_counts(rates, planes=self.length),
             of_ends=blurred_pixels * _variance_of_counts(rates, planes=2 * reach),
@@ -997,8 +1029,7 @@ class State:
         equations = self._normal_equations(views, explanation)
         noise = _shared_noise(explanation, sigma, views[0].every)
         middle = self._middle_of(equations) if self.has_room else NO_MIDDLE
-        # (k,) each. P is the diagonal of the matrix P.
-        P, p = self._priors(equations.H, noise, middle.is_fitted)
+        P, p = self._priors(equations.H, noise, middle.is_fitted)  # (k,) each, P as its diagonal
         A = _with_larger_diagonal(equations.H, P)  # H + P, (k, k)
         step = _step_within_limits(A, equations.g + P * p, self._limits_of_times())
 
@@ -1011,8 +1042,10 @@ class State:
         if middle.is_fitted:
             self.error_by_offset = middle.shift_per_plane * offset_error
         else:
-            offset_error = SPREAD_OFFSET  # nothing but the prior is known
-            self.error_by_offset = 0.0  # matrix and offset are right together
+            # The middle was kept, so nothing but the prior is known of the offset. Matrix and
+            # offset are right together, so the error of the offset adds nothing to the matrix.
+            offset_error = SPREAD_OFFSET
+            self.error_by_offset = 0.0
         self.time_errors = (offset_error, share_error)
         return np.concatenate((change, step[TIME_COLUMNS]))
 
@@ -1096,15 +1129,17 @@ class State:
     def _middle_of(self, equations: NormalEquations) -> "Middle":
         """Return whether the clip tells the middle of the exposure from a moved camera.
 
-        The column of the middle in J is compared with its best sum of the columns of the matrix and
-        the coefficients. With m for the middle, and o for matrix and coefficients, the amounts of
-        these columns are
+        In a pan (everything moves at one speed), a later middle changes the residuals as a shift of
+        the camera does. Then the column of the middle in J is a sum of other columns. So we look
+        for the best such sum, and for what it leaves. With m for the column of the middle, and o
+        for the columns of matrix and coefficients:
 
-            b = H_oo^-1 H_om
+            b = H_oo^-1 H_om        amounts of the other columns in the best sum
+            left = H_mm - H_mo b    square of the column of the middle, minus this sum
 
-        and what is left has the square H_mm - H_mo b. It is divided by H_mm, both without the noise
-        of the spikes, and compared with LEAST_OF_MIDDLE. If the matrix is fixed, nothing else looks
-        like the middle.
+        The middle is fitted if `left` is more than the fraction LEAST_OF_MIDDLE of H_mm, both
+        without the noise of the spikes. If the matrix is fixed, no camera can move, so the middle
+        is always fitted.
 
         test_a_pan_leaves_aligned_cameras_as_they_are notices.
         """
@@ -1117,11 +1152,12 @@ class State:
         left = H_mm - H_om @ b
         noise = equations.time_noise[0]
         is_matrix_fixed = len(self.changes) == 0
-        is_told = is_matrix_fixed or bool(left - noise > LEAST_OF_MIDDLE * (H_mm - noise))
-        # The first two of `others` are the shifts right and down, in half sides of the plane.
+        is_told_apart = is_matrix_fixed or bool(left - noise > LEAST_OF_MIDDLE * (H_mm - noise))
+        # A middle that is wrong by a plane looks like a shift by b[0] right and b[1] down, in half
+        # sides of the plane.
         rgb_per_half_side = self.plane.half_side * scale_of(self.matrix)
         return Middle(
-            is_fitted=self.fits_middle and is_told,
+            is_fitted=self.fits_middle and is_told_apart,
             shift_per_plane=rgb_per_half_side * float(np.hypot(b[0], b[1])),
         )
 
