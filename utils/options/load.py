@@ -547,7 +547,8 @@ def _read_text(path: Path) -> str:
             do="save it as UTF-8",
         ) from e
     # An option with the character NUL could become the name of a file, and no file can have such a
-    # name. The text holds NUL as one character, or as the escape \u0000 of JSON.
+    # name. The text holds NUL as one character, or as the escape \u0000 of JSON
+    # (test_a_file_with_the_character_nul_is_refused).
     if "\0" in text or "\\u0000" in text:
         raise OptionError(
             what="the option file holds the character NUL",

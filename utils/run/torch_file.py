@@ -127,7 +127,8 @@ def _refuse_compression(members: list[zipfile.ZipInfo], file_bytes: int) -> None
     """Refuse members that are compressed or overlap. torch.save writes neither.
 
     With such members a file of a kilobyte can hold gigabytes: zeros are compressed to nearly
-    nothing, and overlapping members are the same bytes several times.
+    nothing, and overlapping members are the same bytes several times. Test:
+    test_members_that_are_compressed_are_not_unpacked.
 
     file_bytes: number of bytes of the file.
     """
@@ -147,11 +148,12 @@ def _refuse_compression(members: list[zipfile.ZipInfo], file_bytes: int) -> None
 def _refuse_flipped_bits(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo]) -> None:
     """Refuse members that do not fit their checksum (CRC-32) in the archive.
 
-    torch.load ignores the checksums, so it would return the wrong numbers of a damaged disk.
+    torch.load ignores the checksums, so it would return the wrong numbers of a damaged disk. Test:
+    test_weights_with_a_flipped_bit_are_refused.
     """
     for member in members:
         # 0: the writer has called torch.serialization.set_crc32_options(False), so that torch.save
-        # computed no checksum.
+        # computed no checksum (test_weights_without_checksums_are_read).
         if member.CRC == 0:
             continue
         try:
@@ -193,7 +195,8 @@ def _refuse_name(name: str) -> None:
     """Refuse a text of a pickle that names a function or codec by which a small file does harm.
 
     A bytearray can be made with any size, and two codecs of Python (they write the names of web
-    sites) take very long for long texts. torch.load with weights_only=True allows all three.
+    sites) take very long for long texts. torch.load with weights_only=True allows all three. Test:
+    test_a_pickle_that_makes_much_of_a_number_is_not_read.
     """
     # The name alone, and as pickletools writes a module and a name, in Python 3 and in Python 2.
     if name in ("bytearray", "builtins bytearray", "__builtin__ bytearray"):
@@ -210,7 +213,7 @@ def _refuse_repetition(content: Any, most: int) -> None:
 
     E.g. a = [1] * 10; b = [a] * 10; c = [b] * 10 needs little memory, because b holds the same list
     ten times. But a program that goes through c meets 1000 numbers, and ten times as many with each
-    further level.
+    further level. Test: test_tables_that_hold_one_another_many_times_are_refused.
 
     most: largest number of values, where a value counts as often as it is met.
     """
