@@ -522,7 +522,10 @@ def _values_of_text(text: str, path: Path) -> dict[str, Any]:
 
 
 def _read_text(path: Path) -> str:
-    """Return the text of a file. Raises OptionError if it is too large or no text."""
+    """Return the text of a file. Raises OptionError if it is too large or no text.
+
+    Test: test_a_small_option_file_takes_neither_memory_nor_time, e.g. with an endless file.
+    """
     try:
         with open(path, "rb") as file:
             # Read one byte more than allowed: if it exists, the file is too large. So a file of
@@ -576,7 +579,8 @@ def _parse(text: str) -> Any:
     """Return the value of a JSON text. Raises ValueError.
 
     A short text may have the additions of JSON5, such as commas at the end of a list. A long text
-    may have comments only, because json5 reads some 10 kB a second.
+    may have comments only, because json5 reads some 10 kB a second. Tests: test_hostile_options.py,
+    e.g. test_a_long_file_of_options_is_read_with_its_comments_and_its_places.
     """
     if len(text) <= MOST_JSON5_CHARACTERS:
         return json5.loads(text)
