@@ -693,7 +693,7 @@ def _resolve_nested_parts(
 
     E.g. the value "gated" of the key `fusion` becomes a Section with all keys of this fusion. If
     the key is missing, its default is resolved. A wrong section stays as it is, and its error is in
-    the returned list.
+    the returned list. Test: test_a_part_within_a_part_has_its_defaults.
 
     where: dotted key of the section that holds `values`
     """

@@ -531,8 +531,8 @@ class WandbWriter:
     """Writes to Weights & Biases. After a resume it continues the same W&B run.
 
     wandb gets the secret key only through the environment of this process, because the login of
-    wandb would write the key to a file. Keep it so; test_main_train.py looks for the key in all
-    files (test_weights_and_biases_runs_offline_and_the_key_reaches_no_file).
+    wandb would write the key to a file. Keep it so: a test looks for the key in all files of a run
+    (test_weights_and_biases_runs_offline_and_the_key_reaches_no_file).
     """
 
     def __init__(
