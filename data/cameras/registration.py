@@ -1548,21 +1548,21 @@ def _step_within_limits(
 ) -> np.ndarray:
     """Return the step -A^-1 gradient (k,), with the times within their limits.
 
-    A time that would step beyond a limit steps to the limit. Then the other values are solved again
-    (f: the other values, l: the times at a limit):
+    A time that would step beyond a limit steps to the limit. With l for the times at a limit, the
+    other values f are solved again:
 
         step_f = -A_ff^-1 (gradient_f + A_fl step_l)
 
     If the times were only cut off, the other values would still make up for a change of the times
     that is not made. In a slow pan, a longer exposure looks like a sharper lens, and the length
-    would step by 200 planes: the matrix then moved by 10 pixels to and fro in each round.
+    would step by 200 planes: the matrix then moved by 10 pixels back and forth, round by round.
 
-    A: H + P, (k, k). limits: smallest and largest step of each time, (3,) each, or (0,) each if no
-    times are fitted.
+    A: H + P, (k, k). gradient: g + P p, (k,).
+    limits: smallest and largest step of each time, (3,) each, or (0,) each if no times are fitted.
     """
     step = -np.linalg.solve(A, gradient)
     least, most = limits
-    times = np.arange(len(least)) + MIDDLE_COLUMN
+    times = np.arange(len(least)) + MIDDLE_COLUMN  # columns of the times
     is_at_limit = np.zeros(len(step), bool)
     # Each turn puts at least one more time at a limit, so the turns end.
     while True:
@@ -1571,10 +1571,12 @@ def _step_within_limits(
             return step
         is_at_limit[times[is_beyond]] = True
         step[times] = np.clip(step[times], least, most)
-        f = np.flatnonzero(~is_at_limit)
-        at_limit = np.flatnonzero(is_at_limit)
-        from_limits = A[np.ix_(f, at_limit)] @ step[at_limit]
-        step[f] = -np.linalg.solve(A[np.ix_(f, f)], gradient[f] + from_limits)
+
+        at_limit = np.flatnonzero(is_at_limit)  # l
+        others = np.flatnonzero(~is_at_limit)  # f
+        A_ff = A[np.ix_(others, others)]
+        A_fl = A[np.ix_(others, at_limit)]
+        step[others] = -np.linalg.solve(A_ff, gradient[others] + A_fl @ step[at_limit])
 
 
 def _standard_errors(of_tiles: list[np.ndarray], A: np.ndarray) -> np.ndarray:
