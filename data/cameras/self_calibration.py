@@ -60,9 +60,10 @@ logger = logging.getLogger(__name__)
 def calibrated(clips: Sequence[Clip], files: Any) -> list[Clip]:
     """Return the clips, with the calibrations that their frames show. Logs what was found.
 
-    files: an io backend. A clip stays as it is if its `spike.calibration` is not "auto", or if
-    dataset.json gives its calibration.
-    Collective if there is a clip to calibrate.
+    A clip stays as it is if its `spike.calibration` is not "auto", or if dataset.json gives its
+    calibration. Collective if there is a clip to calibrate.
+
+    files: the io backend of the data set, which reads frames and spikes.
     """
     clips = list(clips)
     wanted = []  # indices of the clips to calibrate
@@ -88,11 +89,12 @@ def _found_in(clips: Sequence[Clip], files: Any) -> list[Found]:
     is_main = utils_dist.is_main_process()
     begin = time.monotonic()
 
-    # Rank 0 alone reads and writes what is kept. The other ranks have no file names.
+    # Rank 0 alone reads and writes what is kept, and all ranks get what it read. So the other ranks
+    # have no file names.
     kept_files: list[Path | None] = []  # the file for the result of each clip
     if is_main:
         kept_files = [_file_for_result(clip, files) for clip in clips]
-    results: list[Any] = _kept_results(kept_files)  # None until the clip is fitted
+    results: list[Any] = _kept_results(kept_files)  # of each clip. None until the clip is fitted
 
     # In each round, every rank fits one of the missing clips.
     missing = [index for index, result in enumerate(results) if result is None]
@@ -116,7 +118,7 @@ def _found_in(clips: Sequence[Clip], files: Any) -> list[Found]:
 def _kept_results(kept_files: Sequence[Path | None]) -> list[Found | None]:
     """Return the kept result of each clip, None if there is none. Collective.
 
-    kept_files: the file of each clip, on rank 0. All ranks get the results that rank 0 reads.
+    kept_files: the file of each clip on rank 0, and nothing on the other ranks.
     """
     kept = []  # the fields of each result as a dict, because ranks send each other plain values
     for path in kept_files:
@@ -138,22 +140,27 @@ def _fit_on_ranks(clips: Sequence[Clip], files: Any) -> list[Found]:
     # A rank without a clip must call this too, so it gives an empty list.
     of_ranks = utils_dist.gather_objects(fitted)  # the list of every rank
     results = []
-    for fitted_by_rank in of_ranks[: len(clips)]:
-        values = fitted_by_rank[0]
+    for fitted_by_rank in of_ranks[: len(clips)]:  # the ranks that had a clip
+        [values] = fitted_by_rank
         results.append(Found(**values))
     return results
 
 
 def _fitted(clip: Clip, files: Any) -> Found:
-    """Fit the calibration of a clip."""
-    size = (clip.spikes.geometry.height, clip.spikes.geometry.width)
+    """Fit the calibration of a clip, from some of its blurry frames and their spikes."""
+    height = clip.spikes.geometry.height  # of a spike plane
+    width = clip.spikes.geometry.width
+    size = (height, width)
+    whole_plane = Crop(top=0, left=0, height=height, width=width)
     views = []
     for index, exposure in _compared(clip):
-        frame = files.images(clip, "lq", [index], Augment.whole(clip.size))[0]  # B, G, R
+        # "lq" is the blurry frame. OpenCV has the colours in the order B, G, R.
+        [frame] = files.images(clip, "lq", [index], Augment.whole(clip.size))
+        # An exposure may reach over several spike files, with a piece of planes in each.
         pieces = []
         with spike_errors_as_data_errors():
             for piece in exposure.pieces:
-                pieces.append(files.stream(clip, piece, Crop(0, 0, *size)))
+                pieces.append(files.stream(clip, piece, whole_plane))
         stream = np.concatenate(pieces)  # (T, h, w)
         rgb = frame[..., ::-1]
         views.append(View(rgb, stream, before=exposure.before, count=exposure.own.count))
@@ -164,7 +171,10 @@ def _fitted(clip: Clip, files: Any) -> Found:
 
 
 def _compared(clip: Clip) -> list[tuple[int, Exposure]]:
-    """Return the frames of a clip that are compared: number, and planes around the exposure."""
+    """Return the number and the exposure of each frame that is compared.
+
+    The exposures include AROUND planes before and after.
+    """
     around = _exposures_read_by(clip.spikes.changed(context=AROUND), clip)
     # In a clip with fewer frames, some numbers come twice. A set has each number once.
     numbers = {round(i) for i in np.linspace(0, len(clip) - 1, FRAMES)}
@@ -229,8 +239,8 @@ def _file_for_result(clip: Clip, files: Any) -> Path | None:
         return None
     spikes = clip.spikes
     compared = _compared(clip)
-    # The files that are compared. With a clip cache, also its files, because the original files
-    # need not be on this machine.
+    # The blurry frames and spike files that are compared. With a clip cache, also its files,
+    # because the original files need not be on this machine.
     names = [clip.lq[index] for index, _ in compared]
     for _, exposure in compared:
         for piece in exposure.pieces:
