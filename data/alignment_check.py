@@ -22,7 +22,8 @@ the crop. A spike pixel is `pixel` RGB pixels wide.
 What must stay: a bad result only gives a warning and never stops a run, because a clip without
 texture gives a bad result, too. What may change: the thresholds, if they are measured anew.
 
-Tests: tests/parts/data/test_two_cameras.py, tests/parts/data/test_dataset_video_rgbspike.py
+Tests: tests/parts/scripts/test_show_sample.py (which shift is found),
+tests/parts/data/test_two_cameras.py, tests/parts/data/test_dataset_video_rgbspike.py
 """
 
 import dataclasses
@@ -412,6 +413,10 @@ def _shift_in_words(shift: tuple[float, float]) -> str:
 
 
 # ---- Correlation and shift -------------------------------------------------------------------
+#
+# What must stay: how two pictures are compared, because the limits at the top of the module were
+# measured with it. test_spikes_that_are_shifted_are_named notices another blur or a wrong sign of
+# the shift, test_the_page_says_that_spikes_and_frame_agree another border.
 
 
 def measure(pairs: Sequence[Pair], pixel: int) -> Measures:

@@ -194,8 +194,8 @@ class TrainLoader:
         # names the samples, and the watchdog does not know them.
         self.timeout_s = section.dataloader_timeout_s or SHARE_OF_STALL * stall_s
         # A digest of the names of all samples. A resumed run compares this digest with the digest
-        # in its checkpoint. 12 hex digits are 48 bits: two lists of samples that have the same
-        # digest by chance are as good as impossible. A user's dataset need not have names.
+        # in its checkpoint. 12 hex digits are 48 bits, so two different lists have the same digest
+        # with a probability of 4e-15. A user's dataset need not have names.
         names = dataset.sample_names() if hasattr(dataset, "sample_names") else []
         self.sample_digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:12]
         self.loader = self._loader_of_torch()
@@ -399,8 +399,8 @@ def _init_worker(worker_id: int) -> None:
     process.die_with_parent()
     # Ctrl-C reaches all processes of a terminal. The parent decides when the workers end.
     process.leave_signals_to_parent()
-    # OpenCV's threads would compete with the other workers for the cores. After a fork they can
-    # also wait for each other for ever.
+    # OpenCV's threads would compete with the other workers for the cores. After a fork they may
+    # also wait for each other without end.
     cv2.setNumThreads(0)
 
 

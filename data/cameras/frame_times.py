@@ -6,7 +6,7 @@ planes belong to which frame (`FrameTimes.plane_ranges`). The times come from on
     times_of_film    the time stamps of a video, in seconds
     times_of_names   the numbers in the names of a folder of frames: 0001.png, 0002.png, 0004.png
                      (frame 3 is missing), or time stamps such as 432.133333.png
-    even_times       nothing is known: the frames are taken to follow at equal distances
+    even_times       nothing is known: equal distances between the frames are assumed
 
 Times are exact fractions, because sums of floating-point numbers would shift planes. If the times
 are not sure, the result has a `doubt`, a clause such as "the numbers in the names of the frames do
@@ -276,7 +276,7 @@ def _ends_in_film(
             end = min(gap_starts[gap_index], next_start)
         ends.append(end)
     # The film does not say how long the last frame lasts: most encoders write an arbitrary number.
-    # So the last frame is taken to last as long as the frame before it.
+    # So we assume that the last frame lasts as long as the frame before it.
     length_before = ends[-1] - starts[-2]
     ends.append(starts[-1] + length_before)
     return tuple(ends)
@@ -288,14 +288,14 @@ def _ends_in_film(
 def _numbers(stems: Sequence[str]) -> tuple[Fraction, ...] | None:
     """Return the numbers in the names of frames.
 
-    The names are numbers ("12" or "432.1"), or have one text before and one text behind the number
+    The names are numbers ("12" or "432.1"), or have one text before and one text after the number
     ("a_12", "a_13"). Returns None for other names.
     """
     # `are_values` says whether the order of files goes by the values of such names.
     are_numbers = all(_DECIMAL.fullmatch(stem) or stem.isdecimal() for stem in stems)
     if are_values(stems) or are_numbers:
         return tuple(Fraction(stem) for stem in stems)
-    texts = set()  # (text before the number, text behind it)
+    texts = set()  # (text before the number, text after it)
     numbers = []
     for stem in stems:
         match = _NUMBERED.fullmatch(stem)
@@ -311,10 +311,10 @@ def _numbers(stems: Sequence[str]) -> tuple[Fraction, ...] | None:
 
 
 def _have_doubtful_order(stems: Sequence[str]) -> bool:
-    """Return whether names have numbers behind one text that are out of order by value.
+    """Return whether names with a text and a number have two orders: by digits, and by value.
 
-    For example, by name t_432.1 comes before t_432.03, because 1 < 3. By value, 432.03 comes first.
-    Then nobody knows which of the two orders is the order of time.
+    For example, t_432.1 comes before t_432.03 if the digits after the point count as a whole number
+    (1 < 3). By value, 432.03 comes first. Nobody knows which of the two is the order of time.
     """
     texts = set()
     numbers = []

@@ -243,7 +243,8 @@ def load_calibration(path: str | Path, table: dict[str, Any] | None = None) -> C
 def save_calibration(path: str | Path, calibration: Calibration) -> None:
     """Write a calibration file, complete or not at all.
 
-    In the JSON, each key and each row of the matrix has a line, so that a person can read it.
+    In the JSON, each key and each row of the matrix has a line, so that a person can read it. The
+    lines may change: `load_calibration` reads any JSON with these keys.
     """
     rows = []
     for row in calibration.matrix:

@@ -890,5 +890,5 @@ def _refuse_period_of_uneven_frames(clip: str, table: Exposures, times: FrameTim
 
 
 def _with_three_digits(planes: Fraction) -> float:
-    """Return a number of planes as messages show it, with three digits behind the point."""
+    """Return a number of planes as messages show it, with three digits after the point."""
     return round(float(planes), 3)

@@ -287,7 +287,7 @@ def find_cuts(
         steps_of_part = np.array(steps[first : first + cut.frames(intervals) - 1])
 
         # No part may contain a step that is longer than allowed, or a change of the scene (inf). So
-        # the next part begins behind the last of these steps. Step i of this part leads to frame
+        # the next part begins after the last of these steps. Step i of this part leads to frame
         # first + i + 1.
         too_long = np.flatnonzero(steps_of_part > most_step).tolist()
         if too_long:

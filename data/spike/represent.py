@@ -351,11 +351,11 @@ def _counts_in_parts(stream: np.ndarray, start: int, stop: int, parts: int) -> n
     first = math.ceil(start / parts)
     end = stop // parts
     counts = _counts(stream[first:end]).astype(np.uint32) * np.uint32(parts)
-    # If `start` lies within a plane, add the parts of this plane behind it.
+    # If `start` lies within a plane, add the parts of this plane after `start`.
     parts_before_first = first * parts - start
     if parts_before_first:
         counts += np.uint32(parts_before_first) * stream[first - 1]
-    # If `stop` lies within a plane, add the parts of this plane before it.
+    # If `stop` lies within a plane, add the parts of this plane before `stop`.
     parts_from_end = stop - end * parts
     if parts_from_end:
         counts += np.uint32(parts_from_end) * stream[end]
@@ -753,8 +753,9 @@ class _Synapses:
         intervals = np.arange(1, planes + 1, dtype=np.float64)
         self.decay_d = np.exp(-intervals / tau_d)
         self.decay_f = np.exp(-intervals / tau_f)
-        # At its second spike, a pixel has seen one interval. It gets the state of a pixel that has
-        # fired at this interval for ever. This steady state is the solution of u' = u and R' = R:
+        # At its second spike, a pixel has seen one interval dt. It gets the steady state of this
+        # interval: the state that no longer changes if the pixel fires every dt planes. From u' = u
+        # and R' = R follow
         #     u = U / (1 - (1 - U) exp(-dt / tau_f))
         #     1 - R = exp(-dt / tau_d) u / (1 - exp(-dt / tau_d) (1 - u))
         steady_u = self.U / (1 - (1 - self.U) * self.decay_f)

@@ -236,7 +236,7 @@ def _until_end(stream: np.ndarray, end: np.ndarray, number_type: type[np.integer
     until_b = stream * (number_type(2 * planes) - plane_numbers)  # (T, h, w), 0 without a spike
     # Then all planes: from the last plane to the first, each plane takes the maximum with the plane
     # after it. `plane` is a view, so the maximum is written into `until_b`.
-    plane_after = (2 * planes + 1 - end).astype(number_type)  # (h, w), behind the stream
+    plane_after = (2 * planes + 1 - end).astype(number_type)  # (h, w), after the last plane
     for plane in reversed(until_b):
         np.maximum(plane_after, plane, out=plane)
         plane_after = plane
