@@ -342,8 +342,8 @@ class Span:
                          each frame has a file, else from the first plane of the exposure:
                          `origin`, `middle`
 
-    Example: a clip has one file. The exposure of the frame is the planes 100 ... 155 of the file,
-    and the middle half of the exposure is read, the planes 114 ... 141:
+    Example: a clip has one file. The exposure of the frame is the planes 100 ... 155 of the file.
+    `Timing.share` is 0.5, so the middle half of them is read, the planes 114 ... 141:
 
         first=114    the first plane that is read, counted from the start of the file
         count=28     the number of planes that are read
@@ -382,9 +382,10 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
     Either `rows` lists the exposures, or the exposure of frame i begins at start + i period and has
     `length` planes.
 
-    Times may lie between planes, for instance with the period 20000 / 24 of a 24-fps camera. The
-    first plane is the rounded start, and the number of planes is the rounded length. So rounding
-    errors do not add up, and all exposures of one length have as many planes.
+    Times may lie between planes. E.g. a camera of 24 frames a second has the period 20000 / 24 =
+    833.33 planes, so its frames begin at the planes 0, 833, 1667, 2500, ... Each start is rounded
+    by itself, so rounding errors do not add up. The length is rounded alone, too, so all exposures
+    of one length have as many planes.
     """
 
     start: Start = 0.0
@@ -466,18 +467,17 @@ class Timing:
             return 1
         if table.rows:
             return len(table.rows)
-        # How many exposures end within the file? Begin with a number that is not too large: the
-        # whole periods between the end of the first exposure and the end of the file. E.g. a file
-        # has 100 planes, and exposures of 20 planes begin every 25 planes. After the first exposure
-        # 80 planes are left, which are 3 periods. If the loop below began with 1 frame, it would
-        # take long for a file of a billion planes.
+        # Begin with a number that is not too large: the whole periods between the end of the first
+        # exposure and the end of the file. E.g. 100 planes, and exposures of 20 planes every 25
+        # planes: after the first exposure 80 planes are left, which are 3 periods. If the loop
+        # below began with 1 frame, it would take long for a file of a billion planes.
         first, count = table.planes_of(0, self.offset)
         planes_after_first = planes - first - count
         frames = max(int(planes_after_first / table.period), 1)
-        # Add frames as long as the next exposure ends within the file. The division alone would not
-        # do, because it does not count the first exposure, and because starts are rounded. In the
-        # example, exposures 0 to 4 end at the planes 20, 45, 70, 95 and 120. Exposure 3 fits, and
-        # exposure 4 does not, so there are 4 frames.
+        # Then add frames as long as the next exposure ends within the file, because the division
+        # does not count the first exposure, and because starts are rounded. In the example, the
+        # exposures 0 to 3 end at the planes 20, 45, 70 and 95. Exposure 4 would end at 120, so
+        # there are 4 frames.
         while True:
             first, count = table.planes_of(frames, self.offset)
             if first + count > planes:

@@ -443,6 +443,8 @@ class DatSpikes:
 
         files: (path, number of planes) of each spike file of the clip.
         file_index: index in `files` of the file with the planes of the frame.
+
+        test_context_of_a_file_per_frame_is_in_the_files_beside notices wrong planes.
         """
         # Up to three files, in the order of time. With one file for all frames, only this file.
         path, planes = files[file_index]
@@ -531,6 +533,9 @@ class DatSpikes:
         camera: CameraDraw | None = None,
     ) -> np.ndarray:
         """Read the channels of one frame within the crop of `aug`. They are not flipped.
+
+        The order of the steps must stay, because the channels are what a network was trained with:
+        planes, simulated camera, rate, representation, RGB grid.
 
         files: an io backend of the data set, which reads the spike files.
         clip: the clip, with the exposures of its frames. frame: number of the frame in the clip.

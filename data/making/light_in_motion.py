@@ -512,8 +512,9 @@ class PhotoScene:
         `plane` is the nearest layer whose opacity is above 1/2 there. In `other`, a nearer layer
         may hide it.
 
-        These are the true motions that benchmarks and tests compare with. If they are wrong,
-        test_the_true_motion_of_a_photograph_leads_from_a_plane_to_the_same_scene_in_another fails.
+        These are the true motions that benchmarks and tests compare with. A wrong scale fails
+        test_the_true_motion_of_a_photograph_leads_from_a_plane_to_the_same_scene_in_another. An
+        error of a few pixels in `points` does not, because the shifts hardly differ there.
         """
         # From pixels of the crop to points of the view. E.g. with FINE = 2, pixel 0 of the crop
         # covers the pixels 0 and 1 of the view, so its middle is at 0.5.

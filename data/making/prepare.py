@@ -92,7 +92,7 @@ LEAST_SIDE_PER_CROP = 1.1
 
 
 class Recipe(Section):
-    """The settings with which clips are made: flags of the program, and recorded in dataset.json.
+    """The settings of the made clips: flags of the program, which dataset.json records.
 
     ONLY_WITHOUT_RIG and ONLY_WITH_RIG list the settings that have an effect in one case only. The
     settings `average`, `ratio` and `seed` always have an effect.

@@ -764,6 +764,7 @@ def _sps100_start(data: np.ndarray) -> int | None:
 
     The first half-line of a plane has line 500 and channel 0. The last whole plane must start with
     the same word as the first plane, so that one plane of random bits is not enough.
+    test_a_capture_of_the_sps100_may_start_within_a_plane notices a wrong start.
     """
     half_bytes = SPS100_HALF // 8  # bytes of a half-line, 64
     halves_of_plane = 2 * SPS100_SIDE  # half-lines of a plane, 2000

@@ -87,7 +87,8 @@ class Representation:
 
     # The next three fields are functions of the options, because the answer depends on the options.
     # The time that the channels show, minus `center`, in half planes. For example, 1 if the
-    # channels show the time between `center` and the next plane.
+    # channels show the time between `center` and the next plane. `represent` needs it to reverse
+    # time exactly.
     lag: Callable[..., int] = _no_lag
     # Whether the function uses `center`. Windows that are spread over the whole file do not.
     is_centered: Callable[..., bool] = _always
@@ -206,7 +207,8 @@ def _half_exposure(planes: int, center: float, outside: tuple[int, int]) -> floa
 
     On the left there is one plane less, because the light of plane 0 is not known from its start.
     E.g. planes 0 ... 71 with 8 planes of context on both sides and center 36: the exposure has the
-    planes 8 ... 63, and the result is min(36 - 8 - 1, 71 - 8 - 36) = 27.
+    planes 8 ... 63, and the result is min(36 - 8 - 1, 71 - 8 - 36) = 27. With another result,
+    test_relative_light_undoes_the_blur_of_a_moving_edge_whatever_the_threshold fails.
     """
     before, after = outside
     last = planes - 1
@@ -287,7 +289,8 @@ def tfp(
 def _middles_of_bins(num_bins: int, planes: int, half_window: int) -> list[int]:
     """Return the middle m of each window of `tfp` with num_bins.
 
-    m is the middle of a bin, (i + 1 / 2) T / B, moved into [half_window, T - half_window].
+    m is the middle of a bin, (i + 1 / 2) T / B, moved into [half_window, T - half_window]. Other
+    middles fail test_tfp_spread_over_the_file_is_the_formula_of_s_vrt.
     Raises ValueError if a window does not fit into the stream.
     """
     if planes < 2 * half_window:
@@ -791,7 +794,8 @@ class _Synapses:
 
         time: number of the plane that was added last.
         """
-        # dt = -tau_d ln((1 - R) / (1 - R (1 - u))). 1e-300: no logarithm of 0.
+        # dt = -tau_d ln((1 - R) / (1 - R (1 - u))), where `used` is 1 - R. It is at least 1e-300,
+        # because the logarithm of 0 is infinite.
         used_after_spike = self.used * (1 - self.u) + self.u  # 1 - R (1 - u)
         interval = -self.tau_d * np.log(np.maximum(self.used, 1e-300) / used_after_spike)
         planes_since_spike = np.maximum(time - self.last_spike, 1)
