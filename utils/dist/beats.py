@@ -314,6 +314,8 @@ class Beats:
             first look   beat 512    noted in `first_look`; nothing is known yet
             next look    beat 513    another number: the candidate beats
                or        beat 512    the same number: silent, as soon as quiet_s have passed
+
+        Test: test_a_rank_that_falls_silent_after_the_others_began_to_wait_is_named.
         """
         now = self.clock.now()
         all_are_known = True  # whether every candidate is known to beat

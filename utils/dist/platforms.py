@@ -16,9 +16,18 @@ Most functions here append a text to a list `faults` when a variable is wrong, a
 value (mostly the least allowed number). They do not raise at once, because one error shall list all
 wrong variables. `_refuse` raises this error.
 
-What must stay: which variables count, because users' job scripts rely on it
-(test_the_variables_tell_who_started_the_ranks,
-test_a_process_that_stands_for_a_node_knows_its_place).
+What must stay: which variables count, because users' job scripts rely on it. These tests notice a
+change:
+
+    read_launch      test_the_variables_tell_who_started_the_ranks
+    node_variables   test_a_process_that_stands_for_a_node_knows_its_place
+                     test_a_rank_does_not_stand_for_a_node
+    lists of hosts   test_the_hosts_of_a_node_list_are_counted
+                     test_the_first_host_of_a_node_list
+    refusals         test_a_wrong_variable_is_named
+                     test_slurm_with_one_task_on_each_node_of_several_gpus_is_refused
+                     test_a_command_for_each_case_is_given_if_ranks_cannot_be_told_from_nodes
+
 Free to change: the texts of faults and of advice, together with test_launch.py.
 
 Tests: tests/stories/test_launch.py.

@@ -363,7 +363,8 @@ class Watchdog(threading.Thread):
     def _waits_for_terminal(self, now: float) -> bool:
         """Whether the main thread waits in a write to a paused terminal.
 
-        After TELL_AFTER_S seconds this writes a line into the log file.
+        After TELL_AFTER_S seconds this writes a line into the log file. Test:
+        test_a_paused_terminal_is_no_stall.
 
         now: time of the clock of the beats.
         """
@@ -676,7 +677,8 @@ def leave(code: int, store: Store | None) -> NoReturn:
     """
     # The main thread and the watchdog thread may both call this. If a rank signed off twice, the
     # host of the store would count one rank too many and end too early. So the lock lets only one
-    # thread pass, and this thread never releases it. The other thread waits until the process ends.
+    # thread pass, and this thread never releases it. The other thread waits until the process ends
+    # (test_a_rank_signs_off_once_though_two_of_its_threads_end_it).
     if not RUN.leaving.acquire(timeout=EXIT_S):
         os._exit(code)  # the thread that has the lock hangs
     with suppress(Exception):
