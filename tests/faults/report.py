@@ -17,16 +17,16 @@ from typing import Any
 # The part of the page before the rows.
 HEAD = """# Reliability
 
-What happens to a run if something goes wrong? This page says which faults were tried, how often, and with which result.
+**If something goes wrong, the run ends with an error that names the cause, and the same command resumes it.** This page says which faults were tried, how often, and with which result. [ddp.md](ddp.md#what-happens-if-something-fails) says what you do after a failure.
 
-| question | section |
-|---|---|
-| Which faults does a run survive or name, and how fast? | [Faults that were tried](#faults-that-were-tried) |
-| Does this hold for thousands of ranks? | [Many ranks](#many-ranks) |
-| Who can do what to a run, on a cluster that is shared? | [Trust](#trust) |
-| Which situations have tests? | [What is tested](#what-is-tested) |
-
-[ddp.md](ddp.md#what-happens-if-something-fails) says what you do after a failure.
+| question | answer | section |
+|---|---|---|
+| Does a run that hangs end by itself? | Yes. The log names the process that hung. | [Faults that were tried](#faults-that-were-tried) |
+| Is a checkpoint lost if the run is killed while saving? | No. | [Faults that were tried](#faults-that-were-tried) |
+| Is a resumed run the same as a run without the fault? | Yes, bit for bit on a CPU with the same number of processes. | [Faults that were tried](#faults-that-were-tried) |
+| Does this hold for thousands of ranks (processes)? | In a simulation of 4096 ranks, yes. | [Many ranks](#many-ranks) |
+| Who can do what to a run, on a cluster that is shared? | At worst, a stranger who reaches a port of the run can end it or disturb its numbers, but runs no code. | [Trust](#trust) |
+| Which situations have tests? | a long list, with the tests of each situation | [What is tested](#what-is-tested) |
 
 ## Faults that were tried
 
