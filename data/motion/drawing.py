@@ -4,6 +4,14 @@
 pixel is the direction of its motion, with the colours of Baker et al., "A database and evaluation
 methodology for optical flow" (IJCV 2011). But the saturation is the length of the motion, divided
 by the longest length of the picture. Still pixels are white.
+
+What must stay: PICTURE_NAMES, because they name the pictures in the folder of a test. LEGEND says
+the colours and the limits in words, so both change together. All else is free, because no frame
+depends on a picture.
+
+Tests: tests/stories/test_motion_pictures.py notices another hue,
+tests/parts/data/test_learned_motion.py another limit of `not_trusted`. No test looks at the grey
+levels of `error_picture`.
 """
 
 import cv2

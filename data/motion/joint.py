@@ -431,6 +431,11 @@ SAME_SHARE = 1e-6
 class Cameras:
     """A = (B, S): the linear map from the sharp instant to what both cameras record of it.
 
+    With U_g for the map from a picture to its samples at the positions p + u_g(p):
+
+        B x = sum over g of s_g U_g x           B^T b = sum over g of U_g^T s_g b
+        S l = sum over g of c_g D L U_g l       S^T y = sum over g of U_g^T L^T D^T c_g y
+
     `adjoint` must stay the adjoint of `__call__`, or conjugate gradients do not converge. Whoever
     changes one of them changes both. test_the_cameras_see_what_their_equations_say notices a wrong
     `__call__`, and test_the_adjoint_of_the_cameras_is_the_gradient_of_their_equations a wrong
@@ -464,8 +469,8 @@ class Cameras:
         spikes: Tensor | None = None  # the sum of the parts so far
         for part in self._parts:
             moved_l = part.sampled(picture[None], blurry)  # (groups, H, W); adds to `blurry`, too
-            # S l = sum over g of c_g D L l(p + u_g(p))
-            seen = self._pixels(moved_l).contiguous()  # D L l, (groups, h, w)
+            # S l = sum over g of c_g D L U_g l
+            seen = self._pixels(moved_l).contiguous()  # D L U_g l, (groups, h, w)
             c_of_groups = part.c.transpose(0, 1)  # (groups, M, h, w)
             spikes = sum_of_products(c_of_groups, seen[:, None], begin=spikes)  # (M, h, w)
         assert spikes is not None  # there is at least one group
@@ -476,8 +481,8 @@ class Cameras:
 
         blurry: (3, H, W). spikes: (M, h, w).
         """
-        # A column for each colour, and a fourth column of zeros: products with a sparse matrix are
-        # faster for four columns than for three.
+        # B^T b = sum over g of U_g^T s_g b. A column for each colour, and a fourth column of zeros:
+        # products with a sparse matrix are faster for four columns than for three.
         columns = blurry.new_zeros(blurry[0].numel(), 4)  # (H W, 4)
         columns[:, :3] = blurry.flatten(1).t()
         x = torch.zeros_like(columns)
@@ -487,12 +492,13 @@ class Cameras:
 
     def adjoint_of_spikes(self, spikes: Tensor) -> Tensor:
         """Return S^T spikes (1, H, W). spikes: (M, h, w)."""
-        # S^T = sum over g of U_g^T L^T D^T c_g, where U_g is the map from l to l(p + u_g(p)).
+        # S^T y = sum over g of U_g^T L^T D^T c_g y
         height, width = self._pixels.view.size
         l = spikes.new_zeros(height * width, 1)  # noqa: E741
         for part in self._parts:
+            # The products c_g y, summed over the M intervals: part.c is (M, groups, h, w).
             seen = sum_of_products(part.c, spikes[:, None])  # (groups, h, w)
-            moved = self._pixels.adjoint(seen)  # (groups, H, W)
+            moved = self._pixels.adjoint(seen)  # L^T D^T c_g y, (groups, H, W)
             samples = moved.permute(1, 2, 0).reshape(-1, 1)  # (H W groups, 1)
             part.U_adjoint.add_to(l, samples)
         return l.view(1, height, width)
@@ -508,9 +514,10 @@ class _GroupsOfCameras:
         self._positions = normalised(positions, size)
         self._s = shares[:, None, :, None]  # (groups, 1, H, 1)
         self.c = coverage
-        # Without a rolling shutter, all groups have the same share in all rows. Then the matrices
-        # of B and U have the same values, which are stored once: 0.3 GB less for a large frame.
-        # `common_share` is 1 if the shares differ, because the matrices of B contain them then.
+        # Without a rolling shutter, all groups have the same share s in all rows. Then `B_adjoint`
+        # leaves it out, and whoever uses it multiplies by `common_share`. So the matrices of B and
+        # U have the same values, which are stored once: 0.3 GB less for a large frame. If the
+        # shares differ, `B_adjoint` contains them, and `common_share` is 1.
         are_equal = float(shares.max() - shares.min()) < SAME_SHARE
         self.common_share = float(shares.mean()) if are_equal else 1.0
 
@@ -576,7 +583,9 @@ def _numbers_of(samples: SortedSamples, size: tuple[int, int]) -> SampleNumbers:
 def _adjoint_of_B(
     samples: SortedSamples, numbers: SampleNumbers, shares: Tensor, size: tuple[int, int]
 ) -> AdjointOfSums:
-    """Return the adjoint of B. B adds up the samples of a pixel, each times the share of its group.
+    """Return B^T, if the shares of the groups differ.
+
+    B adds up the samples of a pixel, each times the share of its group.
 
     shares: s, (G, H). size: (H, W) of a frame.
     """
@@ -590,7 +599,7 @@ def _adjoint_of_B(
 
 
 def _adjoint_of_U(samples: SortedSamples, numbers: SampleNumbers, groups: int) -> AdjointOfSums:
-    """Return the adjoint of U, the map from l to its samples l(p + u_g(p)) of all groups.
+    """Return U^T. U maps l to its samples l(p + u_g(p)) of all groups.
 
     Each sample is an output of its own. The output of group g at pixel p has the number p G + g.
     `SpikePixels.adjoint` has its results in this order in memory, so they need not be copied.
@@ -606,12 +615,12 @@ def sum_of_products(a: Tensor, b: Tensor, begin: Tensor | None = None) -> Tensor
     a, b: tensors with equal first axes. Their other axes are broadcast, as for a * b.
     begin: a tensor to which the sum is added, in place. None: the sum is a new tensor.
     """
-    products = list(zip(a, b, strict=True))
+    factors = list(zip(a, b, strict=True))
     if begin is None:
-        [(first_a, first_b), *products] = products
+        first_a, first_b = factors.pop(0)
         begin = first_a * first_b
-    for one_a, one_b in products:
-        begin.addcmul_(one_a, one_b)  # in place: begin + a * b
+    for one_a, one_b in factors:
+        begin.addcmul_(one_a, one_b)  # in place: begin + one_a * one_b
     return begin
 
 

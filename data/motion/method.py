@@ -89,8 +89,8 @@ class JointOptions(Section):
     linearisations: Positive = Solver.linearisations
     # Number of steps of conjugate gradients after each linearisation.
     steps: Positive = Solver.steps
-    # The error of a blurry pixel counts as at least this, in display values. The error is a
-    # divisor, so it must be above 0.
+    # The error of a blurry pixel counts as at least this, in display values (0 to 1). The error is
+    # a divisor, so it must be above 0.
     noise: float = Field(Solver.noise, gt=0)
     # The solution is blended with z_0. Where the squared error of the solution is `guard` times the
     # squared error of z_0, both count alike. 0: the solution is not blended.
@@ -134,9 +134,8 @@ class JointMethod:
             if key != "type" and value is not None:
                 options.append(f"{key} {value}")
         protocol = self.start.protocol()  # name of a line of the report -> its text
-        # The protocol of a formula has the line "method", e.g. "exposure". This line is replaced,
-        # and its text becomes a part of the new line. The protocol of a network has no line
-        # "method". It has the line "weights", which stays.
+        # A formula has the line "method", e.g. "exposure". Its text becomes a part of the new line.
+        # A network has no line "method", but the line "weights", which stays.
         first = protocol.pop("method", "the output of the weights")
         words = f"{NAME} ({', '.join(options)}), begun with {first}"
         return {"method": words, **protocol}
