@@ -271,6 +271,10 @@ def _stream_around(
 
 
 # ---- The geometry -----------------------------------------------------------------------------
+#
+# test_calibrate.py simulates two cameras and compares the matrix that is found with the true one
+# (test_a_turned_camera_is_found_in_noise_with_blur, test_a_mirrored_camera_is_found). Pairs of
+# different scenes must be refused (test_pictures_of_different_scenes_are_refused).
 
 
 def with_geometry(
@@ -542,6 +546,10 @@ def _stretched(image: np.ndarray) -> np.ndarray:
 
 
 # ---- The time ---------------------------------------------------------------------------------
+#
+# Tests: test_the_time_offset_is_found_if_the_scene_moves,
+# test_a_time_offset_is_refused_if_the_scene_does_not_move,
+# test_all_planes_count_as_exposed_if_the_frame_was_exposed_during_all_of_them
 
 
 def with_offset(

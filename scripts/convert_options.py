@@ -95,21 +95,6 @@ DROPPED_UNASKED = {
 # The keys of our `spike` section that a test split can take over from the training split.
 SPIKE_KEYS = ("type", "h", "w", "flip", "rate", "gamma", "center", "representation")
 
-# What differs in effect, for the messages.
-ROUNDED = (
-    "S-VRT rounds it down to a multiple of 1/255: ours, in [0, 1], is 0.002 higher on "
-    "average, at most 0.004"
-)
-STRETCHED = (
-    "S-VRT averages 2 h planes and stretches each frame to [0, 1] by its minimum and maximum, "
-    "which loses the brightness; here it is the mean of 2 h + 1 planes as it is"
-)
-NORMALIZED = (
-    "S-VRT scales the input to about [-2.1, 2.6] while the sharp frames stay in [0, 1], and VRT "
-    "adds its input to its output; here both are in [0, 1], and weights trained the other way do "
-    "not fit"
-)
-
 
 class Problem(NamedTuple):
     """A key or value that this program cannot convert, and the user's way out."""
@@ -559,6 +544,14 @@ def drop_as_asked(conversion: Conversion, keys: list[str], file: str) -> None:
         conversion.drop(key, "as asked with --drop")
 
 
+# What differs between frames that S-VRT normalized and frames here, for the report.
+NORMALIZED = (
+    "S-VRT scales the input to about [-2.1, 2.6] while the sharp frames stay in [0, 1], and VRT "
+    "adds its input to its output; here both are in [0, 1], and weights trained the other way do "
+    "not fit"
+)
+
+
 def convert_frames(conversion: Conversion, split: str) -> None:
     """Convert the options of a split that concern its RGB frames: crop size and normalization."""
     # S-VRT gives height and width of the crop, e.g. [256, 256]. Our crop is square, so it is one
@@ -620,6 +613,9 @@ def print_report(conversion: Conversion, file: str) -> None:
 
 
 # ---- Conversion of spikes ---------------------------------------------------------------------
+#
+# What must stay: the network gets the channels that it gets in S-VRT, but for the differences that
+# are reported (test_the_converted_channels_differ_from_s_vrt_only_by_its_rounding).
 
 
 def convert_spikes(conversion: Conversion, split: str, spike_size: list[int] | None) -> None:
@@ -801,31 +797,49 @@ def convert_representation(conversion: Conversion, split: str) -> None:
         conversion.dropped[center_key] = f"only middle_tfp uses it, not {kind}"
 
 
+# How the channels of S-VRT differ from ours, for the report.
+# test_the_rounding_of_s_vrt_lowers_a_channel_by_0_002_on_average measures these numbers.
+ROUNDED = (
+    "S-VRT rounds it down to a multiple of 1/255: ours, in [0, 1], is 0.002 higher on "
+    "average, at most 0.004"
+)
+# Here h is `half_window`, the number of planes on each side.
+STRETCHED = (
+    "S-VRT averages 2 h planes and stretches each frame to [0, 1] by its minimum and maximum, "
+    "which loses the brightness; here it is the mean of 2 h + 1 planes as it is"
+)
+
+
 class Counterpart(NamedTuple):
     """Our representation that replaces a representation of S-VRT."""
 
     representation: dict[str, Any]  # the section spike.representation
     channels: int | None  # number of its channels; None: not compared with `spike_channels`
-    difference: str  # what differs in effect, or ""
+    difference: str  # how its channels differ from the channels of S-VRT, or ""
 
 
 def _counterparts(half_window: Any, bins: Any, window: Any) -> dict[str, Counterpart]:
     """Return the counterpart of each representation of S-VRT: {its name in S-VRT: counterpart}.
 
-    The values come from the user's file and are not checked here: `refuse_problems` checks the new
-    file as a whole. A new name of S-VRT needs only an entry here.
+    Each name is a way to turn spike planes into channels (data/spike/represent.py):
+
+        tfp, middle_tfp     the mean of the planes around a time
+        tfi                 one over the number of planes between two spikes
+        raw                 the planes themselves
+        encoding25          windows of 25 planes
+
+    A new name of S-VRT needs only an entry here, and a case of
+    test_each_other_representation_of_s_vrt_becomes_one_of_ours. The arguments come from the user's
+    file. They are not checked here, because `refuse_problems` checks the whole new file.
 
     half_window: number of planes on each side, for tfp, middle_tfp and tfi.
-    bins: number of channels, for tfp and encoding25. window: number of planes, for raw.
+    bins: number of channels of tfp, or number of windows of encoding25.
+    window: number of planes, for raw.
     """
     tfp = {"type": "tfp", "half_window": half_window}
-    # ROUNDED says that S-VRT rounds the channels, and by how much ours differ.
     tfp_of_bins = Counterpart({**tfp, "num_bins": bins}, channels=bins, difference=ROUNDED)
+    middle_tfp = Counterpart(tfp, channels=1, difference=f"{STRETCHED}, h = {half_window}")
     tfi = Counterpart({"type": "tfi", "half_window": half_window}, channels=1, difference=ROUNDED)
-    # STRETCHED says that S-VRT averages "2 h planes" and stretches them to [0, 1]. So the text ends
-    # with the value of h.
-    stretched = f"{STRETCHED}, h = {half_window}"
-    middle_tfp = Counterpart(tfp, channels=1, difference=stretched)
     raw = Counterpart({"type": "raw", "window": window}, channels=window, difference="")
     encoding25 = Counterpart(
         {"type": "encoding25", "num_windows": bins}, channels=None, difference=""
@@ -846,21 +860,23 @@ def _counterparts(half_window: Any, bins: Any, window: Any) -> dict[str, Counter
 def _compare_channels(
     conversion: Conversion, channels_key: str, channels: Any, counterpart: Counterpart
 ) -> None:
-    """Report what became of `spike_channels`, or a problem if it contradicts the representation.
+    """Report `spike_channels` as dropped, or as a problem if it contradicts the representation.
 
-    Our number of channels follows from the representation, so the new file has no such key.
+    The new file has no such key, because our number of channels follows from the representation.
 
-    channels_key: the key of `spike_channels`, with its split.
-    channels: the value in the file of S-VRT, or None.
-    counterpart: our representation, which makes `counterpart.channels` channels.
+    channels_key: the key of `spike_channels`, e.g. `datasets.train.spike_channels`
+    channels: the value of this key in the file of S-VRT, or None if the file does not have it
     """
-    if counterpart.channels and channels not in (None, counterpart.channels):
+    if channels is None:
+        return
+    our_channels = counterpart.channels
+    if our_channels and channels != our_channels:
         section = json.dumps(counterpart.representation)
         conversion.problems[channels_key] = Problem(
-            what=f"{channels}, but {section} has {counterpart.channels} channels",
+            what=f"{channels}, but {section} has {our_channels} channels",
             do=f"--drop {channels_key}, or correct the reconstruction",
         )
-    elif channels is not None:
+    else:
         conversion.dropped[channels_key] = "it follows from the representation"
 
 
@@ -879,16 +895,17 @@ def _joined_reconstruction(
     """
     joined: dict[str, Any] = {}
     for given_key in given_keys:
-        section = conversion.take(given_key)
-        if not isinstance(section, dict):
-            name = "middle_tfp_center" if given_key == center_key else "type"
-            section = {name: section}
+        given = conversion.take(given_key)
+        if isinstance(given, dict):
+            section = given
+        elif given_key == center_key:
+            section = {"middle_tfp_center": given}
+        else:
+            section = {"type": given}
         for name, value in section.items():
             if value is None:
                 continue
-            if name not in joined:
-                joined[name] = value
-            first = joined[name]  # the value of the first key that has this name
+            first = joined.setdefault(name, value)  # the value of the first key that has this name
             if first != value:
                 both_keys = f"{given_key}, {key_of_problems}.{name}"  # they contradict each other
                 conversion.problems[both_keys] = Problem(
@@ -898,6 +915,9 @@ def _joined_reconstruction(
 
 
 # ---- Conversion of the test split and the network ---------------------------------------------
+#
+# test_the_converted_file_trains_on_data_of_its_layout trains with a converted file. The tests
+# before it compare the lines of the report about the test split.
 
 
 def convert_test_split(conversion: Conversion) -> None:

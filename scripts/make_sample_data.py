@@ -83,10 +83,11 @@ Scene = Callable[[int], np.ndarray]
 
 
 # ---- The scene: layers that move --------------------------------------------------------------
+#
+# Every constant, every range and the order of the random numbers below decide the files. Whoever
+# changes one raises `Size.version`, so that old files are made anew.
 
-
-# What is painted as a letter. One of these letters is drawn by its index, so another number of
-# letters changes all files that are made.
+# What is painted as a letter.
 LETTERS = "ABCDEFGHKLMNPRSTVXYZ2345689"
 
 
@@ -155,11 +156,7 @@ def _clouds(rng: np.random.Generator, n: int) -> np.ndarray:
 
 
 def _paint_shape(rng: np.random.Generator, picture: np.ndarray) -> None:
-    """Paint a random disc, bar, polygon or letter into a picture (n, n, 3) uint8, in place.
-
-    Another range or another order of the random numbers gives other files. Whoever changes them
-    increases `Size.version`, so that old files are made anew.
-    """
+    """Paint a random disc, bar, polygon or letter into a picture (n, n, 3) uint8, in place."""
     n = len(picture)
     brightness = rng.uniform(0.05, 0.95)
     tint = 0.2 * rng.uniform(-1, 1, 3)
@@ -201,8 +198,7 @@ def make_layers(rng: np.random.Generator, planes: int, side: int = SIZE) -> list
     n = side + 2 * MARGIN
     # The shake of the camera: up to 22 and 16 pixels, and 0.05 radians (3 degrees). It is a sum of
     # waves; the period of each wave is 3 to 9 exposures. So the picture moves by some pixels within
-    # an exposure, as in GoPro. Larger amplitudes would blur the frames more. (Any other number
-    # changes the files, so `Size.version` must then be raised.)
+    # an exposure, as in GoPro. Larger amplitudes would blur the frames more.
     walk = partial(smooth_walk, rng, planes, periods=(3.0 * PLANES, 9.0 * PLANES))
     shake_x = walk(amplitude=22.0)
     shake_y = walk(amplitude=16.0)
@@ -296,6 +292,9 @@ def instant_planes(count: int) -> list[int]:
 
 
 # ---- The data set -----------------------------------------------------------------------------
+#
+# What must stay: a set is written whole or not at all, and a user's files are never removed
+# (test_what_is_no_unchanged_set_is_refused).
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,8 @@ from utils.options.section import read_section
 # Free to change: printed texts, and how many processes work at a time.
 # Test: tests/parts/scripts/test_prepare_gopro_spike.py
 #
-# Words of this file. Their classes are in data/making/prepare.py:
+# Words of this file. The classes are in data/making/prepare.py:
+#   rig           the two simulated cameras of --rig: an RGB camera and a spike camera
 #   Recipe        the settings of a data set, one flag for each
 #   ClipSource    what clips are made from: a video, a folder of frames, or a photograph
 #   Cut           a part of a source, which a rig records: first frame, averaged frames, and size
@@ -104,7 +105,8 @@ def main(arguments: list[str] | None = None) -> int:
     run_counted(
         command.workers,
         prepare.make_clip,
-        calls=[(job, recipe, plans[job].record) for job in jobs_to_do],  # arguments of each call
+        # The arguments of each call. `record` is what made.json of the clip will say.
+        calls=[(job, recipe, plans[job].record) for job in jobs_to_do],
         name="making",
         unit="frames",
         counts=[plans[job].frames for job in jobs_to_do],
@@ -284,6 +286,10 @@ def refuse_without_effect(command: argparse.Namespace) -> None:
 
 
 # ---- Which clips are made ---------------------------------------------------------------------
+#
+# What must stay: the same source gives the same clips, and a clip keeps its split
+# (test_the_share_for_testing_takes_neither_all_clips_nor_none,
+# test_clips_that_are_made_keep_their_split_if_more_clips_come).
 
 
 def find_jobs(command: argparse.Namespace) -> list[Job]:
@@ -365,9 +371,9 @@ def cut_jobs(jobs: list[Job], command: argparse.Namespace) -> list[Job]:
 def choose_splits(sources: list[ClipSource], share: float, out: Path) -> dict[str, str]:
     """Return source name -> split, "train" or "test".
 
-    A source keeps the split of its folder (train/ or test/), or the split of an earlier start, so
-    that no frame of a test clip is ever trained on. Of the other sources, some become test clips,
-    until `share` of all sources without a folder are test clips: at least one, never all.
+    A source in a folder train/ or test/ gets the split of this folder. Of all other sources,
+    `share` become test clips: at least one, never all. A source that an earlier start has put into
+    a split stays there, so that no frame of a test clip is ever trained on.
 
     share: --test-share. out: --out, with the clips of an earlier start.
     """
@@ -439,6 +445,9 @@ def evenly_chosen(names: Sequence[str], count: int) -> set[str]:
 
 
 # ---- Checks of all clips ----------------------------------------------------------------------
+#
+# A user learns all faults in one run (test_all_wrong_clips_are_named_at_once,
+# test_the_flags_that_leave_the_wrong_clips_out_are_said).
 
 
 def plan_all(jobs: list[Job], recipe: Recipe, workers: int) -> dict[Job, Plan]:
@@ -509,6 +518,10 @@ def joined_errors(errors: dict[Job, DataError], count: int) -> DataError:
 
 
 # ---- dataset.json -----------------------------------------------------------------------------
+#
+# Tests: test_dataset_json_has_the_plane_of_the_sharp_frame,
+# test_the_rig_in_dataset_json_has_the_calibration_beside_it,
+# test_clips_of_a_rig_are_read_with_the_brightness_that_was_simulated
 
 
 def read_info(out: Path, recipe: Recipe | None = None) -> dict[str, Any]:
@@ -563,7 +576,7 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
     # `plan_all` has checked that the frames of all jobs have one size.
     first_plan = next(iter(plans.values()))
     frame_height, frame_width = first_plan.size
-    height = frame_height // recipe.ratio
+    height = frame_height // recipe.ratio  # a spike pixel is `ratio` pixels of a frame wide
     width = frame_width // recipe.ratio
     if table.get("h", height) != height or table.get("w", width) != width:
         raise DataError(
@@ -582,9 +595,9 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
     most_common_planes, _ = counts.most_common(1)[0]
     usual_clips = [clip for clip in clips.values() if clip["planes"] == most_common_planes]
     usual_clip = usual_clips[0]
-    # Random cameras differ from clip to clip. So the set as a whole has no rate, but each clip has
-    # a rate. Other cameras are the same for all clips, except for their seed. So the rate and the
-    # light of any clip are the rate and light of the set, and the name of the clip may be "".
+    # The cameras of --rig random differ from clip to clip, so only the clips have a rate. Other
+    # cameras are the same for all clips but for their seed, which follows from the name of the clip
+    # and changes neither rate nor light. So any name will do here, e.g. "".
     rig = None if recipe.rig.startswith("random") else recipe.rig_of("")
     about: dict[str, Any] = {
         "format": FORMAT,
@@ -628,6 +641,10 @@ def clip_info(job: Job, plan: Plan, recipe: Recipe, spike_size: tuple[int, int])
 
 
 # ---- Parallel processes -----------------------------------------------------------------------
+#
+# What must stay: no process outlives the program
+# (test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes), and an error is raised at
+# once, not after all other clips (test_an_error_in_a_process_ends_the_other_processes_at_once).
 
 
 def run_counted(

@@ -273,6 +273,8 @@ def read_sample(dataset: Any, command: argparse.Namespace) -> Sample:
 
 
 # ---- How the sample was drawn, in words -------------------------------------------------------
+#
+# Test: test_the_page_names_the_crop_and_the_flips
 
 
 def facts(draw: Any) -> dict[str, str]:
@@ -357,6 +359,9 @@ def in_short(values: dict[str, Any]) -> str:
 
 
 # ---- The pictures -----------------------------------------------------------------------------
+#
+# Tests: test_the_page_shows_every_channel_of_the_spikes, test_spikes_upside_down_are_named,
+# test_the_motion_within_the_exposure_is_shown_if_asked_for
 
 
 def sections(dataset: Any, sample: Sample, found: Any) -> list[Section]:

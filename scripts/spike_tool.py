@@ -373,10 +373,14 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
         help="gamma of the input; 1: the sensor integrates display values (default: %(default)s)",
     )
     parser.add_argument("--seed", type=seed, default=0)
-    # The arguments of simulate.IntegrateAndFire. Its docstring describes them.
+    # The sensor, simulate.IntegrateAndFire. The charge at which a pixel fires is its threshold.
+    # Spikes per plane at full light:
     parser.add_argument("--rate", type=float, default=0.5)
+    # Standard deviation of the charge of one plane at full light, in thresholds:
     parser.add_argument("--shot-noise", type=float, default=0.0)
+    # Spikes per plane without light:
     parser.add_argument("--dark-rate", type=float, default=0.0)
+    # Relative standard deviation of the threshold over the pixels:
     parser.add_argument("--threshold-mismatch", type=float, default=0.0)
 
 
@@ -387,6 +391,10 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
 #     given_geometry     the array itself, else the options, else dataset.json, else None
 #     known_geometries   the cameras whose planes fit the length of the file
 #     Ranking            any size that fits the length of the file (`info` only)
+#
+# Tests: test_info_takes_the_size_from_dataset_json,
+# test_info_knows_the_format_of_a_camera_with_words_between_the_pixels, and for `Ranking`
+# test_info_derives_a_size_of_no_known_camera_from_the_length.
 
 
 def the_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry:
@@ -551,6 +559,10 @@ def in_words(geometry: SpikeGeometry) -> str:
 
 
 # ---- info: which geometry a file most likely has ----------------------------------------------
+#
+# A wrong size must never be called likely: a file of another size, or without an image, stays
+# unclear (test_info_names_no_size_if_two_are_as_good,
+# test_info_names_no_size_if_none_gives_a_picture).
 
 
 class Candidate:
@@ -874,6 +886,10 @@ def print_fit_to_picture(rates: np.ndarray, grey: np.ndarray, path: Path) -> Non
 
 
 # ---- Images from spikes: view, recon, play ----------------------------------------------------
+#
+# What must stay: an image shows what data/spike/represent.py makes of its planes
+# (test_recon_is_the_registered_representation), and only some planes are in memory at a time
+# (test_a_long_stream_is_never_whole_in_memory).
 
 
 class Rendering:
@@ -1000,12 +1016,12 @@ class PlaneReader:
     def planes(self, begin: int, end: int) -> np.ndarray:
         """Return the planes begin ... end - 1 of the file, (end - begin, h, w).
 
-        The windows of successive calls must move forwards: each call forgets the planes before its
-        window.
+        The windows of successive calls must move forwards, because planes before a window may be
+        forgotten. E.g. the planes 0 ... 31 are in memory, and the window 20 ... 40 is asked for.
+        Then 0 ... 19 are forgotten, and the next block is read behind 31.
         """
         while self.first_in_memory + len(self.in_memory) < end:
-            # Forget the planes before the window, and read the next block. A window may begin
-            # behind all planes in memory. Then all of them are forgotten.
+            # A window may begin behind all planes in memory. Then all of them are forgotten.
             before_window = max(begin - self.first_in_memory, 0)
             forgotten = min(before_window, len(self.in_memory))
             kept = self.in_memory[forgotten:]
@@ -1138,12 +1154,17 @@ def panels(images: dict[str, np.ndarray]) -> np.ndarray:
 
 
 # ---- Spike files: convert, simulate -----------------------------------------------------------
+#
+# What must stay: a file that is converted to another format and back has the same bytes
+# (test_convert_goes_through_every_format_and_back_to_the_same_bytes). The mean of simulated spikes
+# is the image (test_simulated_spikes_give_the_picture_back).
 
 
 def convert(command: argparse.Namespace) -> None:
     """Write some planes of a spike file in another format."""
     # The geometry of the file that is read, and of the file that is written.
     stored = the_geometry(command.file, command)
+    # Head columns hold no image, so they are not written.
     written = SpikeGeometry(
         stored.height,
         stored.width,
@@ -1194,9 +1215,9 @@ def simulate_stream(command: argparse.Namespace) -> None:
             expected="pixels divisible by 8",
             do="choose another --ratio, or crop the input",
         )
-    light = LightPath(
-        grey_light(frames, (height, width), command.gamma), len(frames), command.method
-    )
+    # The light (h, w) of a frame, and at any time between two frames.
+    light_of_frame = grey_light(frames, (height, width), command.gamma)
+    light = LightPath(light_of_frame, len(frames), command.method)
     sensor = simulate.IntegrateAndFire(
         height,
         width,
@@ -1211,7 +1232,7 @@ def simulate_stream(command: argparse.Namespace) -> None:
     def planes() -> Iterator[np.ndarray]:
         """Yield each plane as (1, h, w), so that only one plane is in memory."""
         for plane in tracked(range(count), count, "simulating", "planes"):
-            time = plane / command.planes_per_frame  # in frames
+            time = plane / command.planes_per_frame  # in frames, e.g. plane 12 of 8 a frame: 1.5
             yield sensor.step(light.at(time))[None]
 
     formats.write_spikes(command.out, planes(), SpikeGeometry(height, width))
