@@ -2,15 +2,20 @@
 
     python -m tests.helpers.exact_step      writes tests/data/exact_step.npz anew (a minute)
 
-A step of the published equations in float64 took a CPU 36 s, and a lent GPU is there for minutes
-only. So the results are stored: of the output and of the gradient of each parameter, the largest
-absolute value, the Euclidean norm, and the values at up to `SAMPLES` positions.
+A step of the published equations in float64 takes a CPU 36 s, too long for the minutes for which a
+GPU is lent. So its results are stored. A result is the output of the network, or the gradient of a
+parameter. Stored of a result are its largest absolute value, its Euclidean norm, and its values at
+up to `SAMPLES` positions.
 
-Only a small network is stored. At the widths of network 006 float32 itself is off by 9e-3 in single
-gradients: a position that is rounded to the other side of a pixel has another derivative.
+Only a small network is stored. At the widths of network 006, float32 itself is off by 9e-3 in
+single gradients, because a position that is rounded to the other side of a pixel has another
+derivative.
 
-The parameters are not stored. They are drawn anew from a seed by torch, and their sum is compared:
-a torch that draws other numbers is told to write the file anew.
+The parameters are not stored. torch draws them anew from a seed, and their sum is compared with the
+stored sum. If it differs, this torch draws other numbers, and the file must be written anew.
+
+Users: tests/parts/models/test_exact_step.py and test_cuda.py. A change of the seeds, of OPTIONS or of
+SIDE needs a new file.
 """
 
 import contextlib
@@ -47,8 +52,11 @@ class Exact:
 
 
 def made_network(options: dict[str, Any], **changes: Any) -> VRT:
-    """Return a network whose every parameter has an effect: where a parameter starts at zero, it
-    gets small random values.
+    """Return a network in which every parameter has an effect.
+
+    A parameter that is zero at the start gets small random values.
+
+    changes: arguments of VRT in place of those in `options`.
     """
     torch.manual_seed(0)
     without_dropping: dict[str, Any] = {"drop_path_rate": 0.0}
@@ -68,11 +76,12 @@ def made_clip(side: int = SIDE) -> Tensor:
 def results_of_step(
     net: nn.Module, clip: Tensor, dtype: torch.dtype | None = None
 ) -> dict[str, Tensor]:
-    """Run forward and backward. Returns the output, and the gradient of every parameter, in float64
-    on the CPU.
+    """Run forward and backward. Return the output and the gradient of every parameter by name.
+
+    The results are in float64 on the CPU.
 
     dtype: precision of autocast; None for the precision of the parameters, without TF32. In float16
-    the loss is scaled by 2^10, so that small gradients do not become zero.
+        the loss is scaled by 2^10, so that small gradients do not become zero.
     """
     scale = 1.0
     if dtype is torch.float16:
@@ -83,7 +92,7 @@ def results_of_step(
             restored = net(clip)
         if not is_exact:
             restored = restored.float()
-        # Charbonnier's loss against a grey frame.
+        # Charbonnier's loss, the mean of sqrt(difference^2 + 1e-9), against a grey frame.
         loss = (restored - 0.5).square().add(1e-9).sqrt().mean()
         (loss * scale).backward()
     results = {"output": restored}
@@ -128,8 +137,9 @@ def stored_step() -> dict[str, Exact]:
 
 
 def relative_errors(found: dict[str, Tensor], exact: dict[str, Exact]) -> dict[str, float]:
-    """Return the error of each tensor relative to its largest exact value. A tensor with NaN has
-    an infinite error. Fails if a tensor is missing.
+    """Return the error of each result, relative to its largest exact value.
+
+    A result with NaN has an infinite error. Fails if a result is missing.
     """
     assert found.keys() == exact.keys()
     errors = {}

@@ -6,7 +6,8 @@ loops, and a convolution of frames is a Conv3d. The network has no DropPath, so 
 and training without drop_path_rate.
 
 The names of the weights must stay: they are the names of models/network_vrt.py, whose weights are
-loaded here. tests/parts/models/test_network_vrt.py compares the output with reference vectors.
+loaded here. tests/parts/models/test_network_vrt.py compares the output with reference vectors, so it
+fails if any number here changes.
 
 Flow, warping and the tables of positions come from the project, because they have reference vectors
 of their own.
@@ -37,31 +38,37 @@ def partition(x: Tensor, window: tuple[int, ...]) -> Tensor:
     b, d, h, w, c = x.shape
     wd, wh, ww = window
     x = x.view(b, d // wd, wd, h // wh, wh, w // ww, ww, c)
-    x = x.permute(0, 1, 3, 5, 2, 4, 6, 7)  # windows first, then the places within a window
-    return x.reshape(-1, math.prod(window), c)
+    # The windows first, then the places within a window: (B, D/wd, H/wh, W/ww, wd, wh, ww, C).
+    x = x.permute(0, 1, 3, 5, 2, 4, 6, 7)
+    return x.reshape(-1, math.prod(window), c)  # (windows, T, C)
 
 
 def unpartition(x: Tensor, window: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
     """Put windows (windows, T, C) together again. size: (B, D, H, W) of the result."""
     b, d, h, w = size
-    x = x.view(b, d // window[0], h // window[1], w // window[2], *window, -1)
-    return x.permute(0, 1, 4, 2, 5, 3, 6, 7).reshape(b, d, h, w, -1)
+    wd, wh, ww = window
+    x = x.view(b, d // wd, h // wh, w // ww, wd, wh, ww, -1)
+    x = x.permute(0, 1, 4, 2, 5, 3, 6, 7)  # (B, D/wd, wd, H/wh, wh, W/ww, ww, C)
+    return x.reshape(b, d, h, w, -1)
 
 
 @lru_cache(maxsize=128)
 def shift_mask(size, window, shift, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return what is added to the logits of shifted windows: (windows, T, T).
 
-    Features are rolled before they are cut into windows. So a window at an edge holds places from
-    both ends of the features, which must not attend to one another. For a pair of such places the
-    mask has -100, for any other pair 0.
+    Features are rolled before they are cut into windows. So the last window along an axis holds
+    places from both ends of the features, which must not attend to one another. For a pair of such
+    places the mask has -100, as in the published network: its softmax is nearly 0. For any other
+    pair the mask has 0.
 
     size: (D, H, W) of the features. shift: by how much they are rolled along each axis.
 
     The masks are cached, because the published code caches them, and the speed is compared.
     """
     # Number the regions whose places belong together. Along an axis with a shift there are three:
-    # the windows before the last one, and the two parts of the last window that were apart.
+    # the windows before the last one, and the two parts of the last window that were apart. E.g. 8
+    # places, windows of 4, a shift of 2: the rolled places are 2 3 4 5 | 6 7 0 1, and the regions
+    # 2 3 4 5, then 6 7, then 0 1.
     cuts = []
     for w, s in zip(window, shift, strict=True):
         if s:
@@ -142,15 +149,16 @@ class Attention(nn.Module):
             n, heads, t, _ = logits.shape
             of_clips = logits.view(-1, len(mask), heads, t, t)
             logits = (of_clips + mask[None, :, None]).view(n, heads, t, t)
-        out = logits.softmax(-1) @ v
-        return out.transpose(1, 2).flatten(2)
+        out = logits.softmax(-1) @ v  # (windows, heads, T, C / heads)
+        return out.transpose(1, 2).flatten(2)  # (windows, T, C)
 
     def forward(self, u: Tensor, mask: Tensor | None) -> Tensor:
         """Return attention within windows u (windows, T, C), in the same shape."""
         # A window that is smaller than usual has the first T rows and columns of the index.
         t = u.shape[1]
-        index = self.relative_position_index[:t, :t]
-        bias = self.relative_position_bias_table[index.flatten()].view(t, t, -1).permute(2, 0, 1)
+        index = self.relative_position_index[:t, :t]  # row of the table for each pair of tokens
+        bias = self.relative_position_bias_table[index.flatten()]  # (T * T, heads)
+        bias = bias.view(t, t, -1).permute(2, 0, 1)  # (heads, T, T)
         q, k, v = self.split(self.qkv_self(u))
         out = self.attend(q, k, v, mask, bias)
         if self.mutual:
@@ -160,8 +168,9 @@ class Attention(nn.Module):
     def attend_mutually(self, u: Tensor, mask: Tensor | None) -> Tensor:
         """Return the attention of each frame of a window to the other frame (windows, T, C)."""
         half = u.shape[1] // 2  # tokens of a frame
-        # Both frames get the same position bias.
-        q, k, v = self.split(self.qkv_mut(u + self.position_bias.repeat(1, 2, 1)))
+        # Both frames get the same position bias, (1, T / 2, C).
+        positions = self.position_bias.repeat(1, 2, 1)
+        q, k, v = self.split(self.qkv_mut(u + positions))
         if mask is not None:
             # Both frames of a window have the same regions.
             mask = mask[:, :half, :half]
@@ -200,7 +209,8 @@ class Block(nn.Module):
             shift.append(0 if s <= w else offset)
         shift = tuple(shift)
 
-        # Pad each axis at its end to whole windows. F.pad counts from the last axis.
+        # Pad each axis at its end to whole windows, e.g. 10 places and windows of 4: (-10) % 4 = 2
+        # more places. F.pad counts from the last axis.
         y = self.norm1(x)
         pd, ph, pw = ((-s) % w for s, w in zip(size, window, strict=True))
         y = F.pad(y, (0, 0, 0, pw, 0, ph, 0, pd))
@@ -262,7 +272,7 @@ class Deform(nn.Module):
         self.weight = nn.Parameter(torch.empty(dim, dim, 3, 3).uniform_(-1, 1) / math.sqrt(9 * dim))
         self.bias = nn.Parameter(torch.zeros(dim))
         # Inputs: k warped frames, the frame itself, and k flows. Outputs for each group and each of
-        # the 9 samples: an offset along y and along x, and a weight.
+        # the 9 samples: an offset along y and along x, and a weight, so 27 numbers.
         self.conv_offset = nn.Sequential(
             nn.Conv2d((1 + k) * dim + 2 * k, dim, 3, 1, 1),
             nn.LeakyReLU(0.1),
@@ -283,6 +293,7 @@ class Deform(nn.Module):
 
         warped = [flow_warp(source, flow) for source, flow in zip(sources, flows, strict=True)]
         out = self.conv_offset(torch.cat((*warped, target, *flows), 1))
+        # Two thirds of the channels are offsets, because an offset has two numbers.
         first_offsets, second_offsets, weights = out.chunk(3, 1)
         residue = self.magnitude * torch.tanh(torch.cat((first_offsets, second_offsets), 1))
 
@@ -367,7 +378,8 @@ class Stage(nn.Module):
         )
         self.linear2 = nn.Linear(dim, dim)
         if self.k:
-            self.pa_deform = Deform(dim, groups, self.k, 10.0 / scale)
+            # Offsets of at most 10 pixels of the input, in pixels of this resolution.
+            self.pa_deform = Deform(dim, groups, self.k, magnitude=10.0 / scale)
             self.pa_fuse = GatedMlp(3 * dim, 3 * dim, dim)
 
     def forward(self, x: Tensor, backward: list[Tensor], forward: list[Tensor]) -> Tensor:
