@@ -188,23 +188,30 @@ class CameraDraw:
 class CameraPerturb:
     """A random camera for each sample.
 
-    threshold_prob: probability that the threshold of the pixels is changed. threshold_range: range
-    from which the factor of the threshold is drawn, log-uniformly; factor 2 halves the firing rate.
+    threshold_prob: probability that the threshold of the pixels is changed.
+    threshold_range: range from which the factor of the threshold is drawn, log-uniformly; factor 2
+    halves the firing rate.
 
     known_rate: if true, spikes are divided by the changed firing rate, as if the rate of the new
     camera had been measured. If false, spikes are divided by the rate of the data, which is wrong
     for the changed threshold, so that the network learns to handle an unknown threshold.
 
-    drop_prob: probability that planes are lost. drop_max: largest fraction of lost planes.
-    hot_prob: probability that some pixels always fire. hot_max: largest fraction of these pixels.
-    dead_prob: probability that some pixels never fire. dead_max: largest fraction of these pixels.
+    drop_prob: probability that planes are lost.
+    drop_max: largest fraction of lost planes.
+    hot_prob: probability that some pixels always fire.
+    hot_max: largest fraction of these pixels.
+    dead_prob: probability that some pixels never fire.
+    dead_max: largest fraction of these pixels.
     A fraction is drawn uniformly between 0 and its largest value.
 
-    dark_prob: probability of a dark current. dark_max: largest dark current in spikes per plane.
+    dark_prob: probability of a dark current.
+    dark_max: largest dark current in spikes per plane.
 
-    rgb_prob: probability of noise in the blurry frames. rgb_shot_max: largest standard deviation of
-    the noise at full light, in linear light from 0 to 1. rgb_read_max: largest standard deviation
-    of the noise in darkness. jpeg_prob: probability that the blurry frames are compressed as JPEG.
+    rgb_prob: probability of noise in the blurry frames.
+    rgb_shot_max: largest standard deviation of the noise at full light, in linear light from
+    0 to 1.
+    rgb_read_max: largest standard deviation of the noise in darkness.
+    jpeg_prob: probability that the blurry frames are compressed as JPEG.
     jpeg_min: lowest quality of the JPEG; the quality is drawn between this value and 100.
     """
 

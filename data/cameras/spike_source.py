@@ -152,7 +152,8 @@ class DatSpikes:
     h, w, flip, rate, light: null takes the value of dataset.json. A value that differs from
     dataset.json is an error.
     h, w: height and width of a plane. If dataset.json lacks them too, the calibration file gives
-    them. flip: whether rows are stored bottom first.
+    them.
+    flip: whether rows are stored bottom first.
     rate: spikes per plane at full light, 1 if it is given nowhere. "match" measures the rate from
     the brightness of the blurry frame.
     light: what the sensor integrated, "linear" light (the default) or "display" values.
@@ -164,8 +165,9 @@ class DatSpikes:
     remainder: "truncate" ignores bytes after the last whole plane, "error" refuses them.
 
     first, count: the planes that are read of each file; with first "central", the planes in its
-    middle. exposure: the planes of each frame, if one file holds a whole clip. context: number of
-    planes that are read before and after the planes of a frame.
+    middle.
+    exposure: the planes of each frame, if one file holds a whole clip.
+    context: number of planes that are read before and after the planes of a frame.
     center: the plane of the sharp frame: "gt" (from dataset.json), "file" (the middle of the planes
     that are read) or a number.
 
