@@ -14,8 +14,8 @@ derivative.
 The parameters are not stored. torch draws them anew from a seed, and their sum is compared with the
 stored sum. If it differs, this torch draws other numbers, and the file must be written anew.
 
-Users: tests/parts/models/test_exact_step.py and test_cuda.py. A change of the seeds, of OPTIONS or of
-SIDE needs a new file.
+tests/parts/models/test_exact_step.py and test_cuda.py compare with these results. A change of the
+seeds, of OPTIONS or of SIDE needs a new file.
 """
 
 import contextlib

@@ -6,8 +6,8 @@ loops, and a convolution of frames is a Conv3d. The network has no DropPath, so 
 and training without drop_path_rate.
 
 The names of the weights must stay: they are the names of models/network_vrt.py, whose weights are
-loaded here. tests/parts/models/test_network_vrt.py compares the output with reference vectors, so it
-fails if any number here changes.
+loaded here. tests/parts/models/test_network_vrt.py compares the output with reference vectors, so a
+change of any result here fails there.
 
 Flow, warping and the tables of positions come from the project, because they have reference vectors
 of their own.
