@@ -120,15 +120,15 @@ class VRT(nn.Module):
         indep_reconsts: list[int] = [11, 12],  # noqa: B006
         embed_dims: list[int] = [120] * 7 + [180] * 6,
         num_heads: list[int] = [6] * 13,
-        mul_attn_ratio: float = 0.75,
-        mlp_ratio: float = 2.0,
-        qkv_bias: bool = True,
-        qk_scale: float | None = None,
-        drop_path_rate: float = 0.2,
+        mul_attn_ratio: float = 0.75,  # mutual: the two frames of a window attend to each other
+        mlp_ratio: float = 2.0,  # width of the hidden layer of a block's MLP / width of the block
+        qkv_bias: bool = True,  # whether queries, keys and values have a bias
+        qk_scale: float | None = None,  # factor of the attention's logits; None: the published one
+        drop_path_rate: float = 0.2,  # probability of dropping a branch of the last block
         spynet_path: str | None = None,
         pa_frames: Literal[0, 2, 4, 6] = 2,
-        deformable_groups: int = 16,
-        nonblind_denoising: bool = False,
+        deformable_groups: int = 16,  # the channels of a group are aligned with the same offsets
+        nonblind_denoising: bool = False,  # whether the last input channel is a noise map
         use_checkpoint_attn: bool = False,
         use_checkpoint_ffn: bool = False,
         no_checkpoint_attn_blocks: list[int] = [],  # noqa: B006
@@ -198,21 +198,26 @@ class VRT(nn.Module):
     def _build_stages_1_to_7(self, options: dict[str, Any], drop_rates: list[list[float]]) -> None:
         """Add the stages of the U-net.
 
-        drop_rates: for each entry of `depths`, the probabilities of dropping a branch.
+        drop_rates: for each entry of `depths`, the probabilities of dropping a branch, one per
+        block (see `_drop_rates`).
         """
         dims = options["embed_dims"]
 
         # `entry` is the index into the lists of the options. Entry 0 is stage 1.
         for entry, (kind, scale) in enumerate(zip(KINDS, STAGE_SCALES, strict=True)):
             width_before = dims[entry - 1] if entry > 0 else dims[0]
+            depth = options["depths"][entry]
+            # The first blocks of a stage have mutual attention. The other blocks have
+            # self-attention alone.
+            mutual_depth = int(depth * options["mul_attn_ratio"])
             stage = Stage(
                 kind,
                 inputs=width_before,
                 dim=dims[entry],
-                depth=options["depths"][entry],
+                depth=depth,
                 heads=options["num_heads"][entry],
                 window=tuple(options["window_size"]),
-                mutual_depth=int(options["depths"][entry] * options["mul_attn_ratio"]),
+                mutual_depth=mutual_depth,
                 drop_path=drop_rates[entry],
                 pa_frames=options["pa_frames"],
                 deformable_groups=options["deformable_groups"],
@@ -224,12 +229,14 @@ class VRT(nn.Module):
     def _build_stage_8(self, options: dict[str, Any], drop_rates: list[list[float]]) -> None:
         """Add stage 8: a linear layer to its width, then the layers of the entries 7, 8, ... .
 
-        drop_rates: for each entry of `depths`, the probabilities of dropping a branch.
+        drop_rates: for each entry of `depths`, the probabilities of dropping a branch, one per
+        block.
         """
         depths = options["depths"]
         dims = options["embed_dims"]
         window = tuple(options["window_size"])
-        # From the width of stage 7 to the width of stage 8.
+        # From the width of stage 7 to the width of stage 8. nn.Identity takes place 0, because the
+        # released weights have the names stage8.0.1 (the norm) and stage8.0.2 (the linear layer).
         to_width = nn.Sequential(nn.Identity(), LayerNorm(dims[6]), nn.Linear(dims[6], dims[7]))
         self.stage8 = nn.ModuleList([to_width])
         single_frame = (1, *window[1:])  # a window within one frame, for indep_reconsts
@@ -251,14 +258,15 @@ class VRT(nn.Module):
         self.norm = LayerNorm(dims[-1])
         self.conv_after_body = nn.Linear(dims[-1], dims[0])
 
-        # The released weights fix the 64 channels and the kernel sizes of these layers.
+        # Frames are made in one of three ways. The released weights fix the 64 channels and the
+        # kernel sizes of these layers.
         if not self.pa_frames:  # interpolation: all frames are joined, then new frames are made
             frames = options["img_size"][0]
             self.linear_fuse = nn.Conv2d(dims[0] * frames, 64, kernel_size=1)
             self.conv_last = nn.Conv2d(64, self.out_chans, kernel_size=7)
-        elif self.upscale == 1:
+        elif self.upscale == 1:  # restoration: each frame is made from its own features
             self.conv_last = FrameConv(dims[0], self.out_chans)
-        else:
+        else:  # super-resolution
             self._build_upsampling(dims[0])
 
     def _build_upsampling(self, dim: int) -> None:
@@ -427,6 +435,8 @@ class VRT(nn.Module):
         trunk: result of fusion.on_input, (B, N, C, H, W). Returns (B, out_chans / 3, 3, H, W).
         """
         height, width = trunk.shape[3:]
+        # The network sees the frames without the mean colour of the clip. The mean is added to the
+        # new frames at the end.
         mean = trunk.mean((1, 3, 4), keepdim=True)  # (B, 1, C, 1, 1): over frames and pixels
         x = self._features(trunk - mean, flows=None, spike=spike)  # (B, N, E, H, W)
         x = x.flatten(1, 2)  # (B, N E, H, W): the features of all frames as channels
@@ -474,7 +484,8 @@ class VRT(nn.Module):
         """Compute shallow plus deep features: (B, N, channels of x, H, W) -> (B, N, E, H, W).
 
         The result is channels last: a view of (B, N, H, W, E), in which all stages compute.
-        flows: the flows between neighbouring frames at four scales, or None for no alignment.
+        flows: the flows between neighbouring frames at four scales, flows[level] = (backward flows,
+        forward flows) at 1 / 2**level of the resolution. None if nothing is aligned.
         """
         clips, frames = x.shape[:2]
         shallow = self.conv_first(x.flatten(0, 1))  # (B N, E, H, W)
@@ -494,7 +505,7 @@ class VRT(nn.Module):
         for number, scale in enumerate(STAGE_SCALES, start=1):
             if number in (6, 7):
                 x = x + skips.pop()
-            if flows is None:  # interpolation: nothing is aligned
+            if flows is None:  # pa_frames is 0: nothing is aligned
                 backward = []
                 forward = []
             else:

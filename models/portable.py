@@ -75,36 +75,52 @@ SHOWN_NAMES = 6
 
 # ---- The published networks ------------------------------------------------------------------
 #
-# Arguments of models/network_vrt.VRT. `[8] * 7 + [4] * 6` are the seven stages and the six layers
-# of stage 8. The values decide the names and shapes of the tensors, by which a file is recognised,
-# so they must stay.
+# Arguments of VRT, which explains them (models/network_vrt.py). `[8] * 7 + [4] * 6` are the seven
+# stages and the six layers of stage 8. The values decide the names and shapes of the tensors, by
+# which a file is recognised, so they must stay.
 
 # Super-resolution: four times the height and width.
 _SUPER_RESOLUTION: dict[str, Any] = {
-    "upscale": 4, "depths": [8] * 7 + [4] * 6, "indep_reconsts": [11, 12],
+    "upscale": 4,
+    "depths": [8] * 7 + [4] * 6,
+    "indep_reconsts": [11, 12],
     "embed_dims": [120] * 7 + [180] * 6,
     "num_heads": [6] * 13,
-}  # fmt: skip
+}
 # The size of the frames stays. Stage 8 has four layers.
 _SAME_SIZE: dict[str, Any] = {
-    "upscale": 1, "img_size": [6, 192, 192], "window_size": [6, 8, 8], "depths": [8] * 7 + [4] * 4,
-    "indep_reconsts": [9, 10], "embed_dims": [96] * 7 + [120] * 4, "num_heads": [6] * 11,
-}  # fmt: skip
+    "upscale": 1,
+    "img_size": [6, 192, 192],
+    "window_size": [6, 8, 8],
+    "depths": [8] * 7 + [4] * 4,
+    "indep_reconsts": [9, 10],
+    "embed_dims": [96] * 7 + [120] * 4,
+    "num_heads": [6] * 11,
+}
 _DEBLUR: dict[str, Any] = {**_SAME_SIZE, "pa_frames": 2, "deformable_groups": 16}
 _VIMEO: dict[str, Any] = {
-    **_SUPER_RESOLUTION, "img_size": [8, 64, 64], "window_size": [8, 8, 8], "pa_frames": 4,
+    **_SUPER_RESOLUTION,
+    "img_size": [8, 64, 64],
+    "window_size": [8, 8, 8],
+    "pa_frames": 4,
     "deformable_groups": 16,
-}  # fmt: skip
+}
 
 # Name of a published file, without .pth -> arguments of its network. 002 follows the tensors of its
 # released file. The option file of KAIR has other values.
 RELEASED: dict[str, dict[str, Any]] = {
     "001_VRT_videosr_bi_REDS_6frames": {
-        **_SUPER_RESOLUTION, "img_size": [6, 64, 64], "window_size": [6, 8, 8], "pa_frames": 2,
+        **_SUPER_RESOLUTION,
+        "img_size": [6, 64, 64],
+        "window_size": [6, 8, 8],
+        "pa_frames": 2,
         "deformable_groups": 12,
     },
     "002_VRT_videosr_bi_REDS_16frames": {
-        **_SUPER_RESOLUTION, "img_size": [16, 64, 64], "window_size": [8, 8, 8], "pa_frames": 6,
+        **_SUPER_RESOLUTION,
+        "img_size": [16, 64, 64],
+        "window_size": [8, 8, 8],
+        "pa_frames": 6,
         "deformable_groups": 24,
     },
     "003_VRT_videosr_bi_Vimeo_7frames": _VIMEO,
@@ -114,19 +130,28 @@ RELEASED: dict[str, dict[str, Any]] = {
     "007_VRT_videodeblurring_REDS": _DEBLUR,
     "008_VRT_videodenoising_DAVIS": {**_DEBLUR, "nonblind_denoising": True},
     "009_VRT_videofi_Vimeo_4frames": {
-        **_SAME_SIZE, "img_size": [4, 192, 192], "window_size": [4, 8, 8], "indep_reconsts": [],
+        **_SAME_SIZE,
+        "img_size": [4, 192, 192],
+        "window_size": [4, 8, 8],
+        "indep_reconsts": [],
         "pa_frames": 0,
     },
-}  # fmt: skip
+}
 
 # Number of a published file -> the tiles (frames, side in pixels) with which its authors tested it.
 # The tiles overlap by 2 frames and 20 pixels. 0 frames means the whole clip, 0 pixels the whole
 # frame.
 RELEASED_TILES = {
-    "001": (40, 128), "002": (40, 128), "003": (32, 128), "004": (32, 128), "005": (12, 256),
+    "001": (40, 128),
+    "002": (40, 128),
+    "003": (32, 128),
+    "004": (32, 128),
+    "005": (12, 256),
     "006": (18, 192),
-    "007": (12, 256), "008": (12, 256), "009": (0, 0),
-}  # fmt: skip
+    "007": (12, 256),
+    "008": (12, 256),
+    "009": (0, 0),
+}
 
 
 # ---- Reading a file --------------------------------------------------------------------------

@@ -237,6 +237,8 @@ def _check_task(
             expected="true",
             do="set it to true, or choose another dataset",
         )
+    # sigma is null if the test dataset adds no noise. Without a test dataset, or without this key,
+    # getattr gives 0, and nothing is refused.
     if spec.noise_map and getattr(test, "sigma", 0) is None:
         raise OptionError(
             what="netG.nonblind_denoising is true, and the test clips have no noise",

@@ -286,6 +286,8 @@ class ClipCheck:
         if not all(self._is_complete(key) for key in wanted):
             has_reported_other_numbers = self._report_other_numbers()
             if has_reported_other_numbers:
+                # The clip has a problem now, so it is not used. These frames only serve the checks
+                # that follow.
                 return [key for key in self.stems["lq"] if self._is_complete(key)]
         self._report_missing(wanted, names)
         # Sort the frames by time: "2" before "10", and names that are times by their value.
@@ -408,8 +410,8 @@ class ClipCheck:
         frame1, frame2. Then the user must rename files, and a message about missing files would
         mislead. Returns whether there are such kinds.
         """
-        # Compare the distances of the numbers from the first number of their kind. The distances
-        # are [0, 1, 2] for the numbers 0, 1, 2, and also for 1, 2, 3.
+        # If only the first number differs, all distances from the first number are equal. E.g. the
+        # numbers 0, 1, 2 and the numbers 1, 2, 3 both have the distances [0, 1, 2].
         first_keys = {}  # {kind: key of its first frame}
         distances = {}  # {kind: distance of each number from the first number}
         for kind, stems in self.stems.items():
@@ -629,13 +631,14 @@ class ClipCheck:
     def _is_center_given(self, spikes: DatSpikes, length: int) -> bool:
         """Return whether the user says the plane of the sharp frame, by an option or dataset.json.
 
-        Without an option of the user, the center is the center in the spike section of the weights.
-        That center belongs to the clips of the training, so it says nothing of the user's spikes.
-
         length: number of planes of an exposure.
         """
+        # "gt" means: dataset.json names the plane. But dataset.json may lack it.
         if spikes.center == "gt":
             return spikes.info.gt_plane_of(self.name, length) is not None
+        # If the user gives no center, `spikes` has the center of the training, which the weights
+        # file holds. It belongs to other clips and says nothing of the user's spikes. So a center
+        # that equals the center of the training counts as not given.
         trained = self.source.trained
         return trained is None or spikes.center != trained.get("center")
 
@@ -648,7 +651,8 @@ class ClipCheck:
 
         length: number of planes of an exposure.
         """
-        # The center of the training is a plane number, so it fits only exposures of equal length.
+        # "gt_plane" is the plane of the sharp frame in the training, e.g. 20 of 40 planes. A plane
+        # number means the same instant only in an exposure of equal length.
         trained = self.source.trained
         if trained and trained["planes"] == length and trained["gt_plane"] is not None:
             center = trained["gt_plane"]

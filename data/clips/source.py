@@ -45,7 +45,10 @@ KAIR_LISTS = {
 #     000 100 (720,1280,3)       the first frame may be left out after a shape in brackets
 #     000 100 0 0                S-VRT has a number in place of the shape
 _LINE_OF_META = re.compile(
-    r"(?P<clip>\S+)\s+(?P<frames>\d{1,7})\s+(?:\(.*\)|\d+(?=\s))(?:\s+(?P<first>\d{1,18}))?",
+    r"(?P<clip>\S+)\s+"
+    r"(?P<frames>\d{1,7})\s+"  # MOST_FRAMES has 7 digits
+    r"(?:\(.*\)|\d+(?=\s))"  # a shape in brackets; or a number, if the first frame follows
+    r"(?:\s+(?P<first>\d{1,18}))?",  # 18 digits fit into a number of 64 bits
     re.ASCII,
 )
 # The form of a line in words, for the error message.

@@ -97,31 +97,31 @@ class Row(NamedTuple):
     frame, which has its exposure, and the files of the frame before and the frame after. A frame
     reads planes of no further file.
 
-    E.g. each file has 40 planes, and a frame reads all planes of its own file and the last 8 planes
-    of the file before. Then its row is 0, 40, 8, 0, 1, 32, 8, 0, 40, 0, 0.
-
     The center of the exposure may lie between two planes, so it has a column of its own, of floats.
     For many rows at once, each field may be an array with a number for each row (`rows_in`).
 
     The order of the fields is part of the format of a stored record.
+
+    The numbers in brackets are an example: each file has 40 planes, and the frame reads all planes
+    of its own file and the last 8 planes of the file before. It reads nothing of the file after.
     """
 
-    first_plane: int  # first plane of the frame in its own file
-    plane_count: int  # number of planes of the frame
-    before: int  # `Exposure.before`: number of planes that are read before the frame's own planes
-    origin: int  # `Exposure.origin`: number of the first own plane, as options count planes
-    # 1 if `Exposure.center` is an int, 0 if it is a float. Messages show the difference.
+    first_plane: int  # first plane of the frame in its own file (0)
+    plane_count: int  # number of planes of the frame (40)
+    # `Exposure.before`: number of planes that are read before the frame's own planes (8)
+    before: int
+    origin: int  # `Exposure.origin`: number of the first own plane, as options count planes (0)
+    # 1 if `Exposure.center` is an int, 0 if it is a float (1). Messages show the difference.
     has_whole_center: int
-    # The planes that are read of the file before: first plane and number of planes. 0 and 0 if no
-    # plane is read.
-    previous_first: int
-    previous_count: int
-    # The planes that are read of the own file: first plane and number of planes.
-    own_first: int
-    own_count: int
-    # The planes that are read of the file after. 0 and 0 if no plane is read.
-    next_first: int
-    next_count: int
+    # What is read of the file before: 0 and 0 if no plane is read.
+    previous_first: int  # first plane (32)
+    previous_count: int  # number of planes (8)
+    # What is read of the own file.
+    own_first: int  # first plane (0)
+    own_count: int  # number of planes (40)
+    # What is read of the file after: 0 and 0 if no plane is read.
+    next_first: int  # first plane (0)
+    next_count: int  # number of planes (0)
 
     def pieces(self) -> tuple[tuple[int, int, int], ...]:
         """Return (step, first plane, number of planes) of each of the three files.
@@ -351,9 +351,9 @@ class ClipTable(_Clips):
         is_one_file = len(files) < len(frames)
 
         # The row of each frame, and its center. Frames with equal exposures have the same row.
-        row_of_frame = self.spike_columns["exposures"][frames.start : frames.stop]
-        all_rows = _by_row(self.spike_columns["rows"])
-        rows = all_rows[row_of_frame].tolist()
+        row_of_frame = self.spike_columns["exposures"][frames.start : frames.stop]  # (frames,)
+        all_rows = _by_row(self.spike_columns["rows"])  # (different rows, 11)
+        rows = all_rows[row_of_frame].tolist()  # 11 numbers for each frame
         centers = self.spike_columns["centers"][row_of_frame].tolist()
         exposures = []
         for frame, (numbers, center) in enumerate(zip(rows, centers, strict=True)):
@@ -406,7 +406,10 @@ def first_and_end(begins: np.ndarray, clip: int) -> tuple[int, int]:
 
 
 def _by_row(column: np.ndarray) -> np.ndarray:
-    """Return the column "rows" with a row in each line: (11 * rows,) -> (rows, 11)."""
+    """Return the column "rows" with a row in each line: (11 * rows,) -> (rows, 11).
+
+    11 is the number of fields of `Row`.
+    """
     return column.reshape(-1, len(Row._fields))
 
 
