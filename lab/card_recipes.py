@@ -5,8 +5,8 @@
 Every recipe trains the published batch of 8 clips per step: GPUs x clips at once x passes. A GPU
 with little memory takes few clips at once, and sums the gradients of several passes.
 
-The memory of a step is computed from the memory of one clip, which docs/ddp.md says ("A = 4.47 GB
-for each clip"). A step takes at most half of the memory that it may use of a card, so there is a
+The memory of a step is computed from the memory of one clip, which docs/memory.md says ("A = 4.47
+GB"). A step takes at most half of the memory that it may use of a card, so there is a
 large reserve. The reserve costs little: fewer clips at once need more passes, but several passes
 compute nothing twice. Without the reserve, blocks might have to be computed again in the backward
 pass (netG.checkpoint).
@@ -35,15 +35,15 @@ CARDS = (24, 40, 80, 141)  # memory of a card in GB
 USABLE_SHARE = 0.9  # of a card's memory; CUDA itself needs the rest
 STEP_SHARE = 0.5  # of the usable memory, which a step takes at most
 PARAMETERS = 20e6  # network 006 with its fusion has 18.3 million; a little more, to be safe
-CROP = 192  # pixels along a side of a training clip; docs/ddp.md says the memory of this size
+CROP = 192  # pixels along a side of a training clip; docs/memory.md says the memory of this size
 
 
 # ---- Memory and recipes ----------------------------------------------------------------------
 
 
 def counted_gb() -> float:
-    """Return the GB of activations of one clip of CROP x CROP pixels, as docs/ddp.md says them."""
-    text = (ROOT / "docs/ddp.md").read_text(encoding="utf-8")
+    """Return the GB of activations of one clip of CROP x CROP pixels, as docs/memory.md says them."""
+    text = (ROOT / "docs/memory.md").read_text(encoding="utf-8")
     [gb] = re.findall(r"\bA = ([\d.]+) GB", text)
     return float(gb)
 

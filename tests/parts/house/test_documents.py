@@ -366,7 +366,7 @@ def test_each_form_of_exposure_is_valid_together_with_the_other_options(
     assert len(read.dataroot_spike) == len(read.dataroot_share)
 
 
-# ---- The table of memory per rank in docs/ddp.md ----
+# ---- The table of memory per rank in docs/memory.md ----
 
 
 @dataclass
@@ -404,7 +404,7 @@ class MemoryTable:
 @pytest.fixture(scope="module")
 def memory() -> MemoryTable:
     """Give the table of memory per rank."""
-    text = read_page("docs/ddp.md")
+    text = read_page("docs/memory.md")
     rows = {}
     for row in re.findall(r"^\| (?:DDP|ZeRO|FSDP).*`\d+ P.*$", text, re.MULTILINE):
         name, *cells = [cell.strip() for cell in row.strip("|").split("|")]
