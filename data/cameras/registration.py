@@ -84,10 +84,10 @@ MOST_OFFSET = 20.0
 MOST_REACH = 8
 LEAST_REACH = 3
 
-# Small changes of the spike plane. Its coordinates go from -1 to 1 along the longer side. The sum
-# of the changes, each times its amount, is added to the identity matrix. For example, 0.01 of
-# "right" and 0.02 of "larger" give [[1.02, 0, 0.01], [0, 1.02, 0], [0, 0, 1]]. The order is the
-# order of the first columns of J.
+# Small changes of the spike plane, as matrices on homogeneous coordinates (x, y, 1). x and y go
+# from -1 to 1 along the longer side. The sum of the changes, each times its amount, is added to the
+# identity matrix. For example, 0.01 of "right" and 0.02 of "larger" give [[1.02, 0, 0.01],
+# [0, 1.02, 0], [0, 0, 1]]. The order is the order of the first columns of J.
 CHANGES = np.array([
     [[0, 0, 1], [0, 0, 0], [0, 0, 0]],  # right
     [[0, 0, 0], [0, 0, 1], [0, 0, 0]],  # down
@@ -129,10 +129,11 @@ FINE_SIGMA = 1.2
 SPREAD_OFFSET = 15.0  # planes
 SPREAD_SHARE = 0.3  # of the exposure's planes
 SPREAD_ROLL = 0.1  # of the exposure's planes, over half of the rows
-# The middle of the exposure is fitted if its column of J is not a sum of other columns, up to this
-# fraction of its square. In a pan it is a sum of the columns of the shift: of four pans, the
-# fraction was at most 0.002. Of clips whose offset was found, a camera that shook had the least,
-# 0.044. With 0, aligned cameras that pan were moved by up to 3.6 RGB pixels, with a small error.
+# The middle of the exposure is fitted if its column of J differs enough from any sum of the other
+# columns: the square of the difference, over the square of the column, is above this limit. In a
+# pan the column is nearly a sum of the columns of the shift: in four pans, the quotient was at most
+# 0.002. Of clips whose offset was found, a camera that shook had the least, 0.044. With a limit of
+# 0, aligned cameras that pan were moved by up to 3.6 RGB pixels, with a small error.
 LEAST_OF_MIDDLE = 0.04
 # Weight of a prior that keeps a value, as a multiple of the weight of the data.
 KEEPS = 1e9
@@ -1251,7 +1252,8 @@ class State:
         """
         x = self._thinned(self.plane.x, details)[details.is_compared]
         y = self._thinned(self.plane.y, details)[details.is_compared]
-        # -1 ... 1 becomes 0 ... count. The upper limit keeps the last pixel in the last tile.
+        # -1 ... 1 becomes 0 ... count, and the whole part is the number of the column or row. The
+        # upper limit keeps the last pixel in the last tile.
         columns = np.clip((x + 1) * count / 2, 0, count - 0.01).astype(int)
         rows = np.clip((y + 1) * count / 2, 0, count - 0.01).astype(int)
         return count * rows + columns
@@ -1283,10 +1285,12 @@ class State:
         """
         if not self.has_room:
             return np.empty(0), np.empty(0)
+        # The limits of the values: of the offset (in place of the middle), of length and roll.
         planes = self.planes
         present = np.array((self.middle - planes / 2, self.length, self.roll))
         lowest = np.array((-self.most_offset, LEAST_LENGTH * planes, -MOST_ROLL * planes))
         highest = np.array((self.most_offset, MOST_LENGTH * planes, MOST_ROLL * planes))
+        # A change must keep these limits, and the limit of a single step.
         least_change = np.maximum(lowest - present, -LARGEST_TIME_STEP)
         most_change = np.minimum(highest - present, LARGEST_TIME_STEP)
         return least_change, most_change

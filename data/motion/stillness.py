@@ -108,8 +108,8 @@ def _parabolas(motion: Motion) -> np.ndarray:
     """
     t = motion.times / np.abs(motion.times).max()  # -1 to 1
     basis = np.stack((t, t**2), axis=1)  # (K, 2)
-    # The matrix (K, K) that turns the values at all times into the values of the parabola that fits
-    # them best, by least squares.
+    # Least squares: pinv(basis) turns the values at K times into a and b, and `basis` turns a and b
+    # into the values of the parabola at these times. Together they are one matrix (K, K).
     to_parabola = (basis @ np.linalg.pinv(basis)).astype(np.float32)
     return np.tensordot(to_parabola, motion.shifts, 1)
 
@@ -206,13 +206,14 @@ def _most_evidence(
     seen: (h, w), the light of each spike pixel in the blurry frame.
     is_good: (h, w) bool, whether each spike pixel can be trusted.
     """
-    pieces = _pieces(stream, is_good)
-    light = pieces.mean(axis=0)
+    pieces = _pieces(stream, is_good)  # (PIECES, h, w), spikes per plane
+    light = pieces.mean(axis=0)  # (h, w)
     by_light = _order_by_light(seen, light)
     of_frame = -np.inf
     around = np.full(seen.shape, -np.inf, np.float32)
     for way in WAYS:
-        change = np.tensordot(np.array(way, np.float32), pieces, 1)
+        # The sum of the pieces, each times its weight. E.g. 3 p_0 + p_1 - p_2 - 3 p_3.
+        change = np.tensordot(np.array(way, np.float32), pieces, 1)  # (h, w)
         whole, of_pixels = _evidence(change, light, by_light)
         of_frame = max(of_frame, whole)
         around = np.maximum(around, of_pixels)
@@ -303,9 +304,12 @@ def _without_change_of_equal_light(change: np.ndarray, by_light: np.ndarray) -> 
 
     by_light: (h w,), numbers of the pixels in the order of their light.
     """
-    in_order = change.ravel()[by_light]
+    in_order = change.ravel()[by_light]  # (h w,), the change of the darkest pixel first
+    # In this order, pixels of about equal light are neighbours. So their common change is the mean
+    # over a window.
     window = (EQUAL_LIGHT, 1)  # width and height
     common = cv2.blur(in_order[None], window, borderType=cv2.BORDER_REFLECT)[0]
+    # Back to the places of the pixels.
     without = np.empty_like(in_order)
     without[by_light] = in_order - common
     return without.reshape(change.shape)
@@ -319,13 +323,13 @@ def _evidence(
         c_i = the change of pixel i, without what pixels of equal light have in common, and
               without what all pixels around have in common
         n_i = the weighted sum of c_j over the neighbours j of pixel i, without i itself
-        p_i = c_i n_i - (the mean of c_i n_i if nothing moves)
+        p_i = c_i n_i - (the mean of c_i n_i if nothing moves, from `_product_of_noise`)
 
         evidence = sum of p_i / sqrt(2 sum of p_i^2)
 
     If nothing moves, its mean is 0 and its standard deviation about 1, for any size of a frame. The
-    reason for the 2: each pair of neighbours comes twice in the sum, as c_i n_i of the one and as
-    c_j n_j of the other. Both are equal, so the variance of the sum is twice the sum of p_i^2.
+    reason for the 2: each pair of neighbours i and j adds c_i c_j twice, in c_i n_i and in c_j n_j.
+    Both are equal, so the variance of the sum is twice the sum of p_i^2.
     test_the_evidence_of_noise_is_0_in_the_mean notices another mean or deviation.
 
     change: (h, w), one of `WAYS` applied to the pieces of each pixel, or the difference of two
@@ -335,8 +339,8 @@ def _evidence(
     light_around = _light_around(light)
     change = _without_change_of_equal_light(change, by_light)
     change = _without_change_of_lamps(change, light, light_around)
-    product = change * _sum_of_neighbours(change)
-    product -= _product_of_noise(change, light, light_around)
+    product = change * _sum_of_neighbours(change)  # c_i n_i, (h, w)
+    product -= _product_of_noise(change, light, light_around)  # p_i
     square = product**2
     whole = float(product.sum()) / max(float(np.sqrt(2 * square.sum())), SMALLEST)
 
