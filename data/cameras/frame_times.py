@@ -145,16 +145,18 @@ class FrameTimes:
     def until(self, end: Fraction) -> "FrameTimes":
         """Return the times of the same clip, with the end that another clock measured.
 
-        A film does not say how long its last frame lasts, but the number of planes does.
+        A film does not say how long its last frame lasts, but the number of planes does. The last
+        frame of the result lasts until `end`, but not longer than the longest frame.
+
+        If `end` is not within two frames after the last frame begins, the clocks contradict each
+        other, and the result has a doubt.
+
         end: the end of the clip by the other clock, in the unit of `starts`.
-        The last frame then lasts until `end`, but not longer than the longest frame. If `end` is
-        off by more than a frame, the clocks contradict each other, and the result has a doubt.
         """
         last_start = self.starts[-1]
         lengths = [stop - start for start, stop in zip(self.starts, self.ends, strict=True)]
         longest = max(lengths)
-        # The last frame should end within one longest frame. One more is allowed for the error of
-        # the clocks.
+        # One frame for the last frame itself, and one more for the error of the clocks.
         latest_end = last_start + 2 * longest
         if last_start < end <= latest_end:
             end_of_last_frame = min(end, last_start + longest)
