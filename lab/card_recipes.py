@@ -42,7 +42,7 @@ CROP = 192  # pixels along a side of a training clip; docs/memory.md says the me
 
 
 def counted_gb() -> float:
-    """Return the GB of activations of one clip of CROP x CROP pixels, as docs/memory.md says them."""
+    """Return the GB of activations of one clip of CROP x CROP pixels, from docs/memory.md."""
     text = (ROOT / "docs/memory.md").read_text(encoding="utf-8")
     [gb] = re.findall(r"\bA = ([\d.]+) GB", text)
     return float(gb)
