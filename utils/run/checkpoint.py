@@ -559,7 +559,7 @@ def _forget_incomparable_best(
     """Forget the best PSNR if new PSNR values cannot be compared with it. Changes `progress`.
 
     The reason is logged. A start without a test split measures no PSNR. So its `scored_on` is None,
-    and the test clips are not compared.
+    and the test clips are not compared. Test: test_a_best_score_of_other_test_clips_does_not_count.
 
     changed_psnr_options: keys of changed options that the PSNR depends on.
     scored_on: digest of the test clips of this start, or None without a test split.
