@@ -780,8 +780,9 @@ def read_options(
 ) -> Options:
     """Return the typed options, completed with every default. The argument is not changed.
 
-    All wrong keys are collected, and one OptionError names them. Its `where` is the dotted key of
-    the first wrong key.
+    All wrong keys are collected, and one OptionError names them
+    (test_the_problems_of_a_file_are_named_at_once). Its `where` is the dotted key of the first
+    wrong key.
 
     `load_options` calls this with the keys of a file. Whoever restores a network calls it with the
     options that a checkpoint holds. So a key of an older version must still be accepted here.

@@ -545,7 +545,8 @@ class Registry:
             # A parameter such as `fusion`. What follows the type in Annotated[...] is its
             # `__metadata__`, here (FUSIONS,). `resolve` checks the section of a nested part before
             # the model sees it, so the model takes any value: Annotated[Any, FUSIONS]. The registry
-            # stays in the annotation, where `resolve` and lab/make_options_doc.py find it.
+            # stays in the annotation, where `resolve` and lab/make_options_doc.py find it
+            # (test_a_part_within_a_part_has_its_defaults).
             nested_registry = _registry_in(getattr(annotation, "__metadata__", ()))
             if nested_registry is not None:
                 annotation = Annotated[Any, nested_registry]
@@ -577,7 +578,8 @@ class Registry:
         _drop_gone_keys(values, model)
 
         # Resolve the nested parts first, because the model of this section does not check them. All
-        # errors are collected, so that a user can correct them at once.
+        # errors are collected, so that a user can correct them at once
+        # (test_the_problems_of_a_file_are_named_at_once).
         errors = _resolve_nested_parts(values, model, where)
         # Then this section. Its own errors come before the errors of its nested parts.
         try:

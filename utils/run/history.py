@@ -756,6 +756,8 @@ class _Warning(NamedTuple):
 def _warnings(recorded: Path) -> list[_Warning]:
     """Return the warnings of a run, each once. The warning that occurred last comes last.
 
+    Test: test_the_page_of_a_run_shows_a_repeated_warning_once.
+
     recorded: the file of warnings of the run. Each line is a record {"time": ..., "text": ...}.
     """
     lines = recorded.read_text(encoding="utf-8").splitlines() if recorded.is_file() else []
