@@ -252,12 +252,12 @@ class Solver:
 
 
 def light_of(z: Tensor) -> Tensor:
-    """Return the light x of display values z."""
+    """Return the light x = z^2.2 of display values z. Values beyond [0, 1] count as 0 or 1."""
     return z.clamp(0, 1) ** DISPLAY_GAMMA
 
 
 def shown(light: Tensor) -> Tensor:
-    """Return the display values of light."""
+    """Return the display values z = x^(1 / 2.2) of light. Light beyond [0, 1] counts as 0 or 1."""
     return light.clamp(0, 1) ** (1 / DISPLAY_GAMMA)
 
 
@@ -648,8 +648,10 @@ def exposure_shares(recording: Recording, edges: np.ndarray, delays: np.ndarray)
     """Return s, the share (G, rows) float32 of each group of planes in the exposure of each row.
 
     The shares of a row add up to 1.
-    edges: (G + 1,) times between the groups. delays: (rows,), see `View.delays`. A row without
-    delay is exposed from `begin` to `end`.
+
+    edges: (G + 1,) times between the groups.
+    delays: (rows,), by how much each row is exposed later than the middle row, in exposures. A row
+    without delay is exposed from `recording.begin` to `recording.end`.
     """
     delay = delays * recording.length  # in planes, (rows,)
     row_begins = recording.begin + delay
@@ -670,8 +672,8 @@ class SpikeIntervals(NamedTuple):
 
     begins: np.ndarray  # time of the spike that begins the interval, in planes
     ends: np.ndarray  # time of the spike that ends the interval
-    # n: number of spikes after `begins` and up to `ends`. 0: the pixel has no interval here, and
-    # `begins` and `ends` mean nothing.
+    # n: number of spikes after `begins` and up to `ends`. Each spike stands for one threshold of
+    # light. 0: the pixel has no interval here, and `begins` and `ends` mean nothing.
     thresholds: np.ndarray
 
 
@@ -690,7 +692,8 @@ def spike_intervals(stream: np.ndarray, edges: np.ndarray) -> SpikeIntervals:
         nearest spikes     3    9    16    16
         intervals            3-9  9-16  none
 
-    The intervals of a pixel never overlap, so no light is counted twice.
+    The intervals of a pixel never overlap, so no light is counted twice. The tests of spike
+    intervals in test_joint.py notice a wrong begin, end or count.
 
     stream: (T, h, w) uint8 in {0, 1}. edges: (M + 1,) times, ascending whole planes.
     """
@@ -1336,6 +1339,7 @@ def conjugate_gradients(
 
     N = adjoint linear + prior. The steps are preconditioned conjugate gradients (Saad, Iterative
     Methods for Sparse Linear Systems, 2003, algorithm 9.1).
+    test_conjugate_gradients_solve_the_normal_equations notices a wrong step.
 
     prior: (H, W), positive, so N is positive definite.
     divisor: M, positive, in the shape of `right`. The nearer M is to N, the fewer steps are needed.
@@ -1345,7 +1349,7 @@ def conjugate_gradients(
     residual = right.clone()  # right - N d, with d = 0
     divided = residual / divisor
     direction = divided.clone()
-    energy = _product(residual, divided)
+    energy = _product(residual, divided)  # of the residual: <residual, M^-1 residual>
     # Keeps divisors above 0 when the residual vanishes.
     tiny = torch.finfo(right.dtype).tiny
     # In place, because each tensor of a large frame has ten megabytes or more.
@@ -1394,7 +1398,11 @@ def guarded(
     a and a_0 are the squared errors of z and z_0. For example, with guard 2.5 the weight of z is
     1/2 where a = 2.5 a_0, and 1 / (1 + 0.4^2) = 0.86 where both fit alike (a = a_0).
 
-    z, z_0: (3, H, W). gain: (h, w), spikes per plane of each spike pixel at full light.
+    test_the_guard_saves_a_good_start_from_a_wrong_motion notices a wrong weight. No test notices if
+    the error by noise is left out.
+
+    z, z_0: the solution and the first estimate, (3, H, W).
+    gain: (h, w), spikes per plane of each spike pixel at full light.
     guard: a / a_0 at which both count alike; with 0, z is returned.
     Returns the frame (3, H, W), and the weight of z (H, W) in [0, 1].
     """
