@@ -1101,8 +1101,8 @@ class Equations:
 
             w / sqrt(1 + (w r / c)^2)       c = CAUCHY
 
-        Least squares with these weights minimise Cauchy's rho. E.g. where a residual is 2 = c times
-        the expected error 1 / w, the weight is w / sqrt(2).
+        Least squares with these weights minimise Cauchy's rho. E.g. with c = 2, an equation whose
+        residual is twice its expected error 1 / w gets the weight w / sqrt(2).
 
         r_b: (3, H, W). r_s: (M, h, w). Returns weights of the same shapes. The three colours of a
         pixel are weakened alike, by the mean of their squares, because one motion moves all three.
@@ -1127,7 +1127,7 @@ class Equations:
         """Return z (3, H, W) after the equations are linearised at z and solved.
 
         `adjoint` below must stay the adjoint of `weighted`. No test notices if `slope` stands at a
-        wrong place in one of them: then the solution is only a little worse.
+        wrong place in `adjoint`, so whoever changes it compares it with the gradient of `weighted`.
         """
         r_b, r_s = self.residuals(z)
         w_b, w_s = self.robust_weights(r_b, r_s)
