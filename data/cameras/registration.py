@@ -873,6 +873,10 @@ class State:
         return np.sqrt(max(variance, 0.25))
 
     # ---- The details of a view -----------------------------------------------------------------
+    #
+    # Spikes and frame are compared pixel by pixel. So both must be blurred and filtered alike, and
+    # be taken at the same places and times. test_a_camera_is_found_from_a_start_that_is_off notices
+    # if another blur is taken for the frame, another filter, or another time for the rows.
 
     def _comparable_views(self, features: list[Features], sigma: float) -> list[Details]:
         """Return the details of each view that can be compared at the present estimate.
@@ -917,9 +921,9 @@ class State:
         around_start = pair.spikes_until(start + reach) - pair.spikes_until(start - reach)
         around_end = pair.spikes_until(end + reach) - pair.spikes_until(end - reach)
 
-        # Where each `every`-th spike pixel is in the frame, and which of them are compared. These
-        # pixels are `every` spike pixels apart, so details of the size sigma are sigma / every of
-        # them large.
+        # Where each `every`-th spike pixel is in the frame, and which of them are compared. The
+        # features are taken at these places. Their distance is `every` spike pixels, so details of
+        # `sigma` spike pixels have the size sigma / every there.
         u, v = self._places_in_frame(of_exposure.shape, every)
         is_compared = self._compared_pixels(u, v, features.overexposed, sigma, every)
         return Details(
@@ -934,7 +938,7 @@ class State:
         )
 
     def _ends_of_exposure(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return start and end (h,) of the exposure of each row, in planes."""
+        """Return start and end (h,) of each row's exposure, in planes from its nominal start."""
         y_of_rows = self.plane.y[:, 0]  # (h,), -1 ... 1 from top to bottom of a square plane
         later = self.roll * y_of_rows
         start = self.middle - self.length / 2 + later
@@ -947,6 +951,8 @@ class State:
         The reach is MOST_REACH, or as many planes as the stream has before the first start and
         after the last end. start, end: from `_ends_of_exposure`.
         """
+        # `start` and `end` count from the nominal start, which is `before` planes after the begin of
+        # the stream.
         planes_of_stream = len(pair.sums) - 1
         planes_before = start.min() + pair.before
         planes_after = planes_of_stream - pair.before - end.max()
