@@ -951,8 +951,8 @@ class State:
         The reach is MOST_REACH, or as many planes as the stream has before the first start and
         after the last end. start, end: from `_ends_of_exposure`.
         """
-        # `start` and `end` count from the nominal start, which is `before` planes after the begin of
-        # the stream.
+        # `start` and `end` count from the nominal start of the exposure, which is `before` planes
+        # after the begin of the stream.
         planes_of_stream = len(pair.sums) - 1
         planes_before = start.min() + pair.before
         planes_after = planes_of_stream - pair.before - end.max()
