@@ -14,9 +14,11 @@ a whole, before any work is done. "Ours" means: made by a program of this projec
 Functions that begin with "refuse" return if all is well, else they raise an error for the user.
 
 What must stay: the checks before a file is written or removed. If a check is loosened, a user may
-lose files. Each refusal has a test in tests/parts/utils/test_output_folder.py. The order of names
-(`natural_key`, `are_values`) must stay too, because it decides which frames are neighbours:
-tests/parts/data/test_files.py.
+lose files. Tests: tests/parts/utils/test_output_folder.py, tests/parts/data/test_files.py, and for
+`claim_run_folder` test_training_refuses_a_folder_with_strangers_under_its_names. The order of names
+must stay too, because it decides which frames are neighbours:
+test_frames_are_in_the_order_of_their_numbers (`natural_key`),
+test_images_are_sorted_by_the_numbers_in_their_names (`are_values`).
 
 Free to change: the texts of refusals that no test quotes, the constants below, and how files are
 read.

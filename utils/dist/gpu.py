@@ -47,7 +47,8 @@ def choose_gpus(gpu_ids: list[int] | None, opt_path: str) -> None:
     """Make the GPUs of the option `gpu_ids` visible to a single process.
 
     If the environment chooses GPUs, or if there are several ranks, the option has no effect. Logs a
-    warning if other GPUs are used than the option says.
+    warning if other GPUs are used than the option says. Test:
+    test_gpu_ids_choose_the_gpus_if_nothing_else_has_chosen_them.
 
     Call it before CUDA starts, because CUDA reads the variable once. torch.cuda.is_available()
     starts CUDA, device_count() does not.
@@ -236,7 +237,8 @@ def missing_wheel(capability: tuple[int, int], built_for: list[str]) -> str:
 def claim(store: Store, rank: int, uuid: str) -> None:
     """Claim a GPU for this rank. Raises DistError if another rank has claimed the GPU.
 
-    Without this check NCCL would say only "Duplicate GPU detected".
+    Without this check NCCL would say only "Duplicate GPU detected". Test:
+    test_two_ranks_on_one_gpu_are_both_named.
 
     store: the key-value store of the run.
     uuid: name of the GPU, which `identity` returns.

@@ -388,7 +388,8 @@ def process_count(env: Env) -> int:
 def _variables_of_rank(row: PerProcess, env: Env, command: str) -> dict[str, str]:
     """Return the standard variables of a process that is a rank.
 
-    Raises DistError if no variable tells the host of rank 0, and there are several hosts.
+    Raises DistError if no variable tells the host of rank 0, and there are several hosts
+    (test_the_command_to_type_is_given_if_only_the_number_of_processes_is_known).
     """
     size = row.size(env)
     is_one_host = row.local_size(env) == size

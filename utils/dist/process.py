@@ -262,7 +262,8 @@ def _is_ours(address: str) -> bool:
     """Whether a process of our own user has claimed the address.
 
     Any user of the host could claim it, and so silence our reports. The system tells which user
-    listens at an address (SO_PEERCRED of unix(7)).
+    listens at an address (SO_PEERCRED of unix(7)). Test:
+    test_a_socket_that_another_user_has_bound_silences_no_report.
     """
     # A process that has just bound the address may not listen yet. So try 20 times, 10 ms apart.
     # With fewer tries, both ranks could report.

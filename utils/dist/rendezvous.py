@@ -152,7 +152,8 @@ def _hosted_store(launch: LaunchInfo) -> TCPStore:
     """Open the store of the run on the address of MASTER_ADDR alone.
 
     torch by itself would listen on every address of the host, so that any host of the network could
-    write into the store, even if MASTER_ADDR is 127.0.0.1.
+    write into the store, even if MASTER_ADDR is 127.0.0.1. Test:
+    test_ranks_of_one_host_listen_on_the_loopback_alone.
     """
     address = (launch.master_addr, launch.master_port)
     # wait_for_workers=False: `meet` waits for the other ranks.
