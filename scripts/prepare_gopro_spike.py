@@ -644,7 +644,8 @@ def clip_info(job: Job, plan: Plan, recipe: Recipe, spike_size: tuple[int, int])
 #
 # What must stay: no process outlives the program
 # (test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes), and an error is raised at
-# once, not after all other clips (test_an_error_in_a_process_ends_the_other_processes_at_once).
+# once, not after all other clips (test_an_error_in_a_process_ends_the_other_processes_at_once takes
+# ten minutes otherwise).
 
 
 def run_counted(

@@ -656,16 +656,29 @@ def test_checking_all_files_finds_a_frame_of_another_size(root_with_a_small_fram
 # ---- Changed colours ----
 
 
-def test_color_jitter_is_small_and_alike_in_all_frames():
-    # Values from 0.2 to 0.8, so that no change is cut off at 0 or 1.
+@pytest.fixture
+def coloured():
+    """Give a picture (3, 8, 8) with values from 0.2 to 0.8, so that no change is cut off."""
     generator = torch.Generator().manual_seed(0)
-    picture = torch.rand(3, 8, 8, generator=generator) * 0.6 + 0.2
+    return torch.rand(3, 8, 8, generator=generator) * 0.6 + 0.2
 
-    frames = jitter_colors(picture.expand(3, -1, -1, -1), np.random.default_rng(1))
 
-    assert torch.equal(frames[0], frames[1])
-    assert torch.equal(frames[1], frames[2])
-    change = float((frames[0] - picture).abs().max())
+def with_other_colours(picture):
+    """Return three equal frames (3, 3, 8, 8) after the option color_jitter has changed them."""
+    return jitter_colors(picture.expand(3, -1, -1, -1), np.random.default_rng(1))
+
+
+def test_color_jitter_is_alike_in_all_frames(coloured):
+    first, second, third = with_other_colours(coloured)
+
+    assert torch.equal(first, second)
+    assert torch.equal(second, third)
+
+
+def test_color_jitter_is_small(coloured):
+    first, _, _ = with_other_colours(coloured)
+
+    change = float((first - coloured).abs().max())
     assert 0 < change < 0.3
 
 
@@ -709,29 +722,51 @@ def denoising(clean, **changes):
     return training_set(clean, "VideoRecurrentTrainNonblindDenoisingDataset", **noise | changes)
 
 
-@pytest.mark.parametrize("epoch", range(6))
-def test_a_denoising_sample_has_noise_of_its_own_level_and_the_noise_map(clean, epoch):
-    sample = denoising(clean)[(epoch, 0)]
-
-    # Three channels of colours and one with the level of the noise.
-    noisy = sample["lq"][:, :3]
-    noise_map = sample["lq"][:, 3:]
-    level = level_of(sample)
-    noise = 255 * (noisy - sample["gt"])
-    assert 10 <= level <= 50
-    assert noise_map.unique().numel() == 1
-    # A sample has 3 x 3 x 40 x 40 = 14,400 values. By chance, their deviation differs from the
-    # level by about 1 / sqrt(2 x 14,400) = 0.6 %, and their mean from 0 by up to 50 / 120 = 0.4.
-    assert float(noise.std()) == pytest.approx(level, rel=0.05)
-    assert abs(float(noise.mean())) < 1.5
-    # Each frame has noise of its own.
-    assert not torch.equal(noise[0], noise[1])
+# The input of a denoising sample, "lq", is (frames, 4, H, W): three channels of colours, and the
+# noise map, a channel that says the level of the noise.
 
 
 def level_of(sample):
     """Return the level of the noise of a sample, in grey levels (0 ... 255)."""
     noise_map = sample["lq"][:, 3:]
     return 255 * float(noise_map[0, 0, 0, 0])
+
+
+def noise_of(sample):
+    """Return the noise of a sample (frames, 3, H, W), in grey levels."""
+    noisy = sample["lq"][:, :3]
+    return 255 * (noisy - sample["gt"])
+
+
+EACH_EPOCH = pytest.mark.parametrize("epoch", range(6))
+
+
+@EACH_EPOCH
+def test_a_denoising_sample_has_one_level_of_noise_within_the_options(clean, epoch):
+    sample = denoising(clean)[(epoch, 0)]
+
+    noise_map = sample["lq"][:, 3:]
+    assert noise_map.unique().numel() == 1
+    assert 10 <= level_of(sample) <= 50
+
+
+@EACH_EPOCH
+def test_the_noise_of_a_denoising_sample_has_the_level_of_the_noise_map(clean, epoch):
+    sample = denoising(clean)[(epoch, 0)]
+
+    noise = noise_of(sample)
+
+    # A sample has 3 x 3 x 40 x 40 = 14,400 values. By chance, their deviation differs from the
+    # level by about 1 / sqrt(2 x 14,400) = 0.6 %, and their mean from 0 by up to 50 / 120 = 0.4.
+    assert float(noise.std()) == pytest.approx(level_of(sample), rel=0.05)
+    assert abs(float(noise.mean())) < 1.5
+
+
+@EACH_EPOCH
+def test_each_frame_of_a_denoising_sample_has_noise_of_its_own(clean, epoch):
+    noise = noise_of(denoising(clean)[(epoch, 0)])
+
+    assert not torch.equal(noise[0], noise[1])
 
 
 def test_each_epoch_has_another_level_of_noise(clean):
@@ -744,10 +779,12 @@ def test_each_epoch_has_another_level_of_noise(clean):
 
 def test_a_denoising_sample_is_a_function_of_epoch_and_index(clean):
     dataset = denoising(clean)
+
     for epoch in range(6):
-        # Another dataset has drawn no earlier sample.
-        again = denoising(clean)[(epoch, 0)]
-        assert torch.equal(dataset[(epoch, 0)]["lq"], again["lq"])
+        found = dataset[(epoch, 0)]["lq"]
+        # A new dataset has drawn no earlier sample.
+        of_new_dataset = denoising(clean)[(epoch, 0)]["lq"]
+        assert torch.equal(found, of_new_dataset)
 
 
 def test_noise_does_not_change_the_crop(clean):

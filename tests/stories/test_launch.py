@@ -4,6 +4,16 @@ Each launcher (torchrun, SLURM, MPI, a cloud platform) tells a process its place
 environment. The tables below hold the variables as the launchers document them. Most tests ask what
 is read from them; others start real launchers, or launch_train.sh with a `python` that only prints
 what it was given.
+
+A rank is one process of a run, usually with one GPU. A node, or host, is a machine. Its processes
+are counted from 0 by the local rank.
+
+What is tested:
+
+    utils/dist/platforms.py      read_launch: the rank of this process. node_variables: its node
+    utils/dist/launchers.py      with_standard_names: the variables of other launchers
+    scripts/torchrun_quiet.py    starts the ranks as torchrun does
+    launch_train.sh, launch_test.sh
 """
 
 import os
@@ -47,7 +57,7 @@ SLURM = {
     "SLURM_JOB_ID": "1234567",
     "SLURM_JOB_NODELIST": "gpu[003-007,9],cpu1",
 }
-# One process for each node of eight GPUs: PAI-DLC, whose WORLD_SIZE counts nodes.
+# One process for each node of eight GPUs: PAI-DLC, whose RANK and WORLD_SIZE count nodes.
 NODE = {
     "RANK": "1",
     "WORLD_SIZE": "2",
@@ -832,23 +842,26 @@ def test_infiniband_is_switched_off_on_a_machine_without_it(launched, count):
     lines = launched[count].text.splitlines()
 
     has_infiniband = any(Path("/sys/class/infiniband").glob("*"))
-    assert ("NCCL_IB_DISABLE=1" in lines) == (not has_infiniband)
+    is_switched_off = "NCCL_IB_DISABLE=1" in lines
+    assert is_switched_off != has_infiniband
 
 
-@pytest.mark.parametrize(("count", "is_set"), [(1, True), (2, False)])
-def test_the_threads_of_one_rank_wait_actively_for_a_moment(launched, count, is_set):
+@pytest.mark.parametrize(("count", "expected"), [(1, True), (2, False)])
+def test_the_threads_of_one_rank_wait_actively_for_a_moment(launched, count, expected):
     lines = launched[count].text.splitlines()
 
-    assert ("GOMP_SPINCOUNT=3000" in lines) == is_set
+    waits_actively = "GOMP_SPINCOUNT=3000" in lines  # turns of a waiting loop
+    assert waits_actively == expected
 
 
-@pytest.mark.parametrize(("count", "is_set"), [(1, True), (2, False)])
-def test_one_rank_has_all_cores(launched, count, is_set):
+# Of several ranks, torchrun sets the threads, and not launch_train.sh.
+@pytest.mark.parametrize(("count", "expected"), [(1, True), (2, False)])
+def test_one_rank_has_all_cores(launched, count, expected):
     lines = launched[count].text.splitlines()
 
-    # torchrun sets the threads of several ranks.
     cores = len(os.sched_getaffinity(0))
-    assert (f"OMP_NUM_THREADS={cores}" in lines) == is_set
+    has_all_cores = f"OMP_NUM_THREADS={cores}" in lines
+    assert has_all_cores == expected
 
 
 @pytest.mark.parametrize(

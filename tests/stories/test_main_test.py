@@ -3,6 +3,9 @@
 One command line has an option file (--opt) with a test set. The other has a user's files (--input,
 --spike). The test clips have 2, 3 and 4 frames of 32 x 32 (tests/helpers/train_files.py); the
 weights are random, so restored frames differ from their input but are not sharp.
+
+The program is main_test_vrt.py. models/restore/ has its parts: the command line (request.py), tiles
+(tiling.py), the weights (network_method.py), a user's spikes (own_spikes.py).
 """
 
 import dataclasses
@@ -156,7 +159,8 @@ def test_the_test_set_can_be_seen_by_a_camera_with_another_threshold(
 
     found = restore(tmp_path / "out", *by_file(home), option)
 
-    assert (mean_psnr(found) == mean_psnr(metrics(tested))) == is_equal
+    has_equal_score = mean_psnr(found) == mean_psnr(metrics(tested))
+    assert has_equal_score == is_equal
 
 
 # ---- A test that is not complete ----
@@ -1023,9 +1027,11 @@ def test_spike_channels_with_other_settings_than_in_training_are_told(
 
     assert code == 0
     said = capfd.readouterr().out
-    expected = "other spike channels than the options give: representation.half_window 3 -> 5"
-    assert (expected in said) == is_told
-    assert ("other spike channels" in said) == is_told
+    warning = "other spike channels than the options give: representation.half_window 3 -> 5"
+    if is_told:
+        assert warning in said
+    else:
+        assert "other spike channels" not in said
 
 
 # ---- A full disk ----

@@ -3,6 +3,9 @@
 metric.values says whether frames are rounded or clamped before they are scored, and metric.mean
 whether all clips or all frames count alike. The second half runs the commands of
 docs/benchmarks/published.md, on small data in the layout of the published data sets.
+
+The scores are computed in models/metrics.py and models/restore/. The option files of the protocols
+are in options/protocols/.
 """
 
 import re
@@ -10,6 +13,7 @@ import shlex
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,8 +95,7 @@ def restored_by_hand(home):
 @pytest.mark.parametrize("values", ["clamped", "float"])
 def test_values_that_are_not_rounded_come_from_the_network_unchanged(home, scored, values):
     restored, sharp = restored_by_hand(home)
-    # Else clamping would change nothing.
-    assert restored.max() > 1.1
+    assert restored.max() > 1.1  # else clamping would change nothing
     if values == "clamped":
         restored = restored.clamp(0, 1)
     expected = [psnr_of(restored[index], sharp[index]) for index in range(4)]
@@ -340,32 +343,73 @@ def write_spk_gopro(noise_seed):
 
 
 def results_on_spk_gopro(noise_seed):
-    """Run both tests of the page on new data. Return the pairs of frames, and both results."""
+    """Run both tests of the page on new data, in the current folder.
+
+    Returns the mean PSNR of the blurry frames, and of each test its metrics.json.
+    """
     pairs = write_spk_gopro(noise_seed)
     # The real spikes are larger than these.
     size = ("datasets.test.spike.h=16", "datasets.test.spike.w=16")
     run_tests("Spk-GoPro", *size, "--overwrite")
-    of_method = metrics(Path("experiments/spk_gopro/test_exposure"))
-    of_operator = metrics(Path("experiments/operator"))
-    return pairs, [of_method, of_operator]
+    results = {
+        "method": metrics(Path("experiments/spk_gopro/test_exposure")),
+        "operator": metrics(Path("experiments/operator")),
+    }
+    return mean_psnr_of_frames(pairs), results
 
 
-def test_the_test_of_spk_gopro(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+@dataclass(frozen=True)
+class OnSpkGopro:
+    """The tests of the page on data like Spk-GoPro: "method" or "operator" -> metrics.json."""
 
-    pairs, first_results = results_on_spk_gopro(noise_seed=0)
-    _, results_with_other_noise = results_on_spk_gopro(noise_seed=10)
+    results: dict[str, Any]
+    results_with_other_noise: dict[str, Any]  # with other planes before and after each exposure
+    psnr_of_blurry: float  # computed by hand
 
-    for first, second in zip(first_results, results_with_other_noise, strict=True):
-        # The planes of noise are not read: only the central 56 planes count.
-        assert first["averages"] == second["averages"]
-        restored = first["averages"]["restored"]
-        blurry = first["averages"]["input"]
-        assert blurry["psnr"] == pytest.approx(mean_psnr_of_frames(pairs), abs=1e-4)
-        assert restored["psnr"] > blurry["psnr"] + 3
-        assert restored["frames"] == 5
-        assert first["protocol"]["metrics"].startswith("x255, neither")
-        assert "all frames" in first["protocol"]["metrics"]
+
+@pytest.fixture(scope="module")
+def on_spk_gopro(tmp_path_factory):
+    """Give the results of the commands for Spk-GoPro."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("spk_gopro"))
+        psnr_of_blurry, results = results_on_spk_gopro(noise_seed=0)
+        _, results_with_other_noise = results_on_spk_gopro(noise_seed=10)
+    return OnSpkGopro(results, results_with_other_noise, psnr_of_blurry)
+
+
+# The two tests of the page: the method exposure, and the small network weights/operator.pth.
+BOTH_TESTS = pytest.mark.parametrize("name", ["method", "operator"])
+
+
+@BOTH_TESTS
+def test_spk_gopro_is_tested_with_the_central_56_planes_alone(on_spk_gopro, name):
+    found = on_spk_gopro.results[name]["averages"]
+
+    # The planes before and after these 56 hold noise. Other noise changes nothing.
+    assert found == on_spk_gopro.results_with_other_noise[name]["averages"]
+
+
+@BOTH_TESTS
+def test_the_blurry_frames_of_spk_gopro_have_the_score_that_is_computed_by_hand(on_spk_gopro, name):
+    blurry = on_spk_gopro.results[name]["averages"]["input"]
+
+    assert blurry["psnr"] == pytest.approx(on_spk_gopro.psnr_of_blurry, abs=1e-4)
+
+
+@BOTH_TESTS
+def test_each_frame_of_spk_gopro_is_restored_and_gains_3_db(on_spk_gopro, name):
+    averages = on_spk_gopro.results[name]["averages"]
+
+    assert averages["restored"]["frames"] == sum(CLIPS.values())
+    assert averages["restored"]["psnr"] > averages["input"]["psnr"] + 3
+
+
+@BOTH_TESTS
+def test_the_results_on_spk_gopro_name_the_published_protocol(on_spk_gopro, name):
+    protocol = on_spk_gopro.results[name]["protocol"]["metrics"]
+
+    assert protocol.startswith("x255, neither")
+    assert "all frames" in protocol
 
 
 def write_s_sdm():
@@ -395,27 +439,56 @@ def write_s_sdm():
     return pairs
 
 
-def test_the_test_of_s_sdm(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    pairs = write_s_sdm()
-    # The commands before the first test are a loop of the shell, which makes links.
-    links, _, _ = commands("S-SDM's GOPRO").partition("python ")
-    subprocess.run(["bash", "-ec", links], check=True)
+@dataclass(frozen=True)
+class OnSSdm:
+    """The test of the page on data like S-SDM's GOPRO."""
 
-    # The test at the threshold of the data, at twice and at four times this threshold.
-    results = {}
-    for factor in (1, 2, 4):
-        size = ("datasets.test.spike.h=8", "datasets.test.spike.w=8")
-        run_tests("S-SDM's GOPRO", *size, factor=factor)
-        results[factor] = metrics(Path(f"experiments/s_sdm_{factor}"))
+    # Threshold of the spike camera, as a factor of the threshold of the data -> metrics.json.
+    results: dict[int, Any]
+    psnr_of_blurry: float  # computed by hand
 
-    blurry = results[1]["averages"]["input"]
-    assert blurry["psnr"] == pytest.approx(mean_psnr_of_frames(pairs), abs=1e-4)
-    assert blurry["frames"] == 5
-    restored = {each["averages"]["restored"]["psnr"] for each in results.values()}
-    assert len(restored) == 3  # the threshold changes the result
-    assert min(restored) > blurry["psnr"] + 4
-    protocol = results[1]["protocol"]["metrics"]
+
+@pytest.fixture(scope="module")
+def on_s_sdm(tmp_path_factory):
+    """Give the results of the commands for S-SDM's GOPRO."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("s_sdm"))
+        pairs = write_s_sdm()
+        # The commands before the first test are a loop of the shell, which makes links.
+        links, _, _ = commands("S-SDM's GOPRO").partition("python ")
+        subprocess.run(["bash", "-ec", links], check=True)
+
+        results = {}
+        for factor in (1, 2, 4):
+            size = ("datasets.test.spike.h=8", "datasets.test.spike.w=8")
+            run_tests("S-SDM's GOPRO", *size, factor=factor)
+            results[factor] = metrics(Path(f"experiments/s_sdm_{factor}"))
+        return OnSSdm(results, mean_psnr_of_frames(pairs))
+
+
+def test_the_blurry_frames_of_s_sdm_that_have_spikes_are_scored(on_s_sdm):
+    blurry = on_s_sdm.results[1]["averages"]["input"]
+
+    assert blurry["psnr"] == pytest.approx(on_s_sdm.psnr_of_blurry, abs=1e-4)
+    assert blurry["frames"] == sum(CLIPS.values())
+
+
+def test_each_threshold_of_s_sdm_gives_another_result(on_s_sdm):
+    restored = {each["averages"]["restored"]["psnr"] for each in on_s_sdm.results.values()}
+
+    assert len(restored) == 3
+
+
+@pytest.mark.parametrize("factor", [1, 2, 4])
+def test_each_threshold_of_s_sdm_gains_4_db(on_s_sdm, factor):
+    averages = on_s_sdm.results[factor]["averages"]
+
+    assert averages["restored"]["psnr"] > averages["input"]["psnr"] + 4
+
+
+def test_the_results_on_s_sdm_name_the_published_protocol(on_s_sdm):
+    protocol = on_s_sdm.results[1]["protocol"]["metrics"]
+
     assert protocol.startswith("clamp 0..1, x255, not rounded")
     assert protocol.endswith("all frames")
 

@@ -137,9 +137,11 @@ def test_scores_equal_scores_that_were_computed_by_hand(home, tested, method):
 def test_a_picture_without_colour_is_not_compared_in_colour(tested, method):
     has_colour = method == "exposure"
 
-    assert ("psnr" in scores_of_test2(tested, method)["restored"]) == has_colour
-    # The protocol says it of grey pictures.
-    assert ("colour" in metrics(tested[method])["protocol"]) == (not has_colour)
+    is_compared_in_colour = "psnr" in scores_of_test2(tested, method)["restored"]
+    says_that_it_is_grey = "colour" in metrics(tested[method])["protocol"]
+
+    assert is_compared_in_colour == has_colour
+    assert says_that_it_is_grey != has_colour
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -152,8 +154,14 @@ def test_the_page_has_a_slider_for_each_clip(tested, method):
     page = (tested[method] / "report.html").read_text()
 
     assert page.count('type="range"') == 3
-    # The curve of a grey method shows the PSNR of the luminance.
-    assert ("PSNR-Y of each frame" in page) == (method in GREY)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_curve_of_a_grey_method_shows_the_psnr_of_the_luminance(tested, method):
+    page = (tested[method] / "report.html").read_text()
+
+    shows_luminance = "PSNR-Y of each frame" in page
+    assert shows_luminance == (method in GREY)
 
 
 # ---- The table of several methods ----
