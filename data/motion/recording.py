@@ -20,7 +20,8 @@ A frame has H x W RGB pixels, and a plane has h x w spike pixels.
 
 What must stay: the numbers of `gain`, `gain_in` and `light`. The shipped weights of the fusion
 "motion" were trained on equations and pictures that are made of these numbers. With other numbers,
-the weights still run, but fit a little worse.
+the weights still run, but fit a little worse. test_the_gain_is_the_rate_of_the_camera notices
+another gain, and test_hot_pixels_do_not_look_like_another_exposure a wrong `gain_in`.
 
 Tests: tests/parts/data/test_joint.py, tests/parts/data/test_motion.py
 """

@@ -27,7 +27,8 @@ the samples once. Then the adjoint is a product with sparse matrices:
 
 N: number of samples. P = H W: number of pixels.
 
-Tests: tests/parts/data/test_sampling.py
+Tests: tests/parts/data/test_sampling.py. test_the_four_weighted_pixels_are_the_sample notices other
+weights, and test_the_adjoint_is_the_gradient_of_the_sums a wrong adjoint.
 """
 
 import warnings
@@ -81,10 +82,10 @@ def corners_of(positions: Tensor, size: tuple[int, int]) -> Corners:
     below = y - row
 
     # The weights are products, which become one product and differences:
-    #     [3]  below right
-    #     [2]  below (1 - right)        = below - [3]
-    #     [1]  (1 - below) right        = right - [3]
-    #     [0]  (1 - below)(1 - right)   = (1 - below) - [1]
+    #     [3]  below * right
+    #     [2]  below * (1 - right)          = below - [3]
+    #     [1]  (1 - below) * right          = right - [3]
+    #     [0]  (1 - below) * (1 - right)    = (1 - below) - [1]
     # They are written in place, because this function takes a notable part of the time of a frame.
     weights = right.new_empty(4, len(right))
     torch.mul(below, right, out=weights[3])
