@@ -195,6 +195,9 @@ class ClipCheck:
         self.problems.append(Problem(self.name, what, where, do))
 
     # ---- Files and frames -------------------------------------------------------------------
+    #
+    # What must stay: the order of the frames, because training samples are numbered in this order
+    # (test_frames_are_in_the_order_of_their_numbers).
 
     def _find_files(self) -> None:
         """Fill `found`. Report kinds without a folder or without a file."""
@@ -454,6 +457,10 @@ class ClipCheck:
         self._report(what, kind, do)
 
     # ---- Spikes -----------------------------------------------------------------------------
+    #
+    # What must stay: a frame never gets planes of another frame. If it is not certain which planes
+    # belong to which frame, a problem is reported, e.g. for a file with fewer planes than the
+    # other files (test_another_number_of_planes_within_a_clip_is_refused).
 
     def _find_spikes(self, keys: Sequence[FrameKey], stems: Sequence[str]) -> _FoundSpikes:
         """Return the spike files and the planes of the frames.
@@ -660,6 +667,10 @@ class ClipCheck:
         return "file", "the middle one is used"
 
     # ---- Sharp frames and sizes -------------------------------------------------------------
+    #
+    # What must stay: each refusal. Without it, lq, gt and spikes of a sample would show different
+    # pixels or different instants (test_an_even_number_of_instants_is_a_problem, and the case "no
+    # multiple" of test_a_fault_of_the_data_is_named_before_training).
 
     def _find_instants(self, keys: Sequence[FrameKey]) -> tuple[str, ...]:
         """Return the paths of the sharp frames <frame>_0, <frame>_1, ... of each frame in turn.

@@ -172,6 +172,9 @@ def _find_clips(root: Path, spike: Path | None, gt: Path | None) -> dict[str, Cl
         <root>, with <root>/<clip>/...         a folder, or a film, for each clip
 
     Raises DataError if two clips have one name.
+
+    A new layout comes behind these four, so that folders that fit one of them give the same clips
+    as before (test_a_root_may_have_a_folder_for_each_kind_of_file tries the third layout).
     """
     # The first layout: a film or an image, or a folder of images.
     if not root.is_dir() or files.files_in(root):
@@ -231,6 +234,10 @@ def _name_of(frames: Path) -> str:
 
 
 # ---- One clip --------------------------------------------------------------------------------
+#
+# What must stay: a file is matched with the right frame, or refused. Two examples are spike files
+# beside a film that lacks frames (test_a_file_for_each_frame_of_a_film_that_lacks_some_is_refused),
+# and sharp frames of another size (test_sharp_frames_of_another_size_are_refused).
 
 
 def user_clip(

@@ -94,8 +94,8 @@ OTHER_KINDS = {
 # Warning about spike files in which a plane is reached only through all planes before it.
 SLOW_FROM_START = (
     "every frame reads the file of its clip from the start, which is slow for long clips: "
-    "convert it to .dat "
-    "(scripts/spike_tool.py convert), or build a clip cache (scripts/build_clip_cache.py)"
+    "convert it to .dat (scripts/spike_tool.py convert), "
+    "or build a clip cache (scripts/build_clip_cache.py)"
 )
 # Names of folders within a clip. A folder with such a name is never a clip of its own.
 CLIP_FOLDERS = frozenset({"blur", "blur_gamma", "sharp", "instants", "spike"})
@@ -603,6 +603,10 @@ def _entries_in(folder: str, states: dict[str, State]) -> list[os.DirEntry[str]]
 
 
 # ---- LMDB ------------------------------------------------------------------------------------
+#
+# An LMDB is mapped into memory. A read behind the end of its file ends the process without an error
+# of Python. So a file that is cut short must be refused before a value is read
+# (test_an_lmdb_cut_short_is_refused_before_its_missing_pages_are_read).
 
 
 def _list_lmdb(root: str, names: Collection[str] | None) -> Listing:
@@ -793,6 +797,10 @@ def _refuse_short_lmdb(root: str, environment: Any) -> None:
 
 
 # ---- Reading a file --------------------------------------------------------------------------
+#
+# What must stay: a picture is returned whole and upright, or it is refused. OpenCV alone is not
+# enough: it reads half a picture without an error (test_a_jpeg_without_its_end_is_refused), and its
+# versions turn different formats (test_a_picture_is_turned_as_its_orientation_says).
 
 
 def read_bytes(path: str, count: int = -1) -> bytes:
@@ -829,7 +837,7 @@ def open_spike_file(path: str, geometry: SpikeGeometry, remainder: str) -> Spike
 
 
 def is_read_from_start(path: str) -> bool:
-    """Whether a plane of a spike file is reached only by reading all bytes before it.
+    """Return whether a plane of a spike file is reached only by reading all bytes before it.
 
     True for an .npz, because this format is compressed, and for a file in an LMDB, because a value
     is read as a whole.
@@ -865,14 +873,14 @@ def decode_bgr(encoded: bytes, path: str, size: tuple[int, int] | None = None) -
     # OpenCV decodes what is there of a picture that is cut short, without an error. So OpenCV gets
     # only pictures in which nothing is known to be wrong.
     image = None
-    reason = _why_not_whole(encoded, header)
+    reason = _why_not_whole(encoded, header)  # "" if nothing is known to be wrong
     if header is not None and not reason:
         try:
             image = cv2.imdecode(np.frombuffer(encoded, np.uint8), AS_STORED)
         except cv2.error as e:
             reason = str(e).splitlines()[0]  # the other lines name functions of OpenCV
     if header is None or image is None:
-        if not reason:
+        if not reason:  # OpenCV gave no image, and no error either
             reason = f"{len(encoded)} bytes that are no whole image"
         raise DataError(
             what=f"cannot read image: {reason}",
@@ -956,7 +964,7 @@ def _other_kind(content: bytes) -> str:
 
 
 def _has_end(jpeg: bytes) -> bool:
-    """Whether the first scan of a JPEG, which holds its pixels, has an end mark.
+    """Return whether the first scan of a JPEG, which holds its pixels, has an end mark.
 
     The mark is searched after the header. A search from the beginning could find the end mark of a
     thumbnail in the header. The last bytes of the file prove nothing, because phones append data of
@@ -1069,6 +1077,9 @@ def _bits_in_use(content: bytes) -> int:
 
 
 # ---- Frames of a user ------------------------------------------------------------------------
+#
+# What must stay: the order of frames (test_images_are_sorted_by_the_numbers_in_their_names), and
+# which folder of a clip is read (`clip_path`). Free to change: the texts of warnings.
 
 
 class FrameSource:
@@ -1180,7 +1191,7 @@ def files_in(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Pat
 
     The files are in the order of their stems: by value if all stems are numbers of different forms
     ("432.033333" before "432.1"), else in natural order ("a2" before "a10"). Hidden files are left
-    out. The order is the order of the frames in time, so a change would mix up users' clips.
+    out.
     """
     found = []
     for path in folder.iterdir():
@@ -1222,7 +1233,7 @@ def clips_in(root: Path, inner: str = "") -> list[tuple[str, Path]]:
 
 
 def _may_be_frames(path: Path) -> bool:
-    """Whether a file may be a picture or a film that we cannot read.
+    """Return whether a file may be a picture or a film that we cannot read.
 
     Files without an ending, and files with one of `ENDINGS_BESIDE_FRAMES`, are not. For a folder,
     the result is True if any file directly in it may be a picture or a film.

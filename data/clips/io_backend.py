@@ -436,7 +436,9 @@ def build_cache(
     Raises DataError for wrong data, and for a disk without enough room.
 
     What must stay: every refusal comes before the first clip is written, and the old cache is only
-    removed when the new cache is complete. test_clip_cache.py tests both.
+    removed when the new cache is complete. Only a cache with a clip in common is ever replaced
+    (test_a_cache_is_not_replaced_by_one_of_another_split,
+    test_nothing_foreign_makes_room_for_a_cache).
     """
     target = Path(os.path.abspath(path))
     refuse_overlap(target, source.roots(), "--out")
@@ -495,7 +497,7 @@ def _index_of(source: Source, clips: Sequence[Clip]) -> dict[str, Any]:
 
 
 def _has_begun(partial: Path, index: str) -> bool:
-    """Whether `partial` is our folder of an interrupted build with the same index.
+    """Return whether `partial` is our folder of an interrupted build with the same index.
 
     `scratch_folder` puts a file named MARK into each folder that it makes.
     """

@@ -414,7 +414,8 @@ def _refuse_folders_of_a_clip(kind: str, root: str, listing: Listing) -> None:
     """Refuse a root with folders named blur, sharp or spike, because such folders are no clips.
 
     kind: "lq", "gt", "gt_instants" or "spike". listing: the clips that were found in the root.
-    Raises DataError, which names the folder that was probably meant.
+    Raises DataError, which names the folder that was probably meant
+    (test_a_root_that_is_not_the_folder_of_the_clips_is_named_with_the_one_meant).
     """
     # A clip "a/b" is in the folder "a" of the root.
     folders_in_root = {name.split("/")[0] for name in listing}

@@ -11,7 +11,12 @@ blurry frame shows the same scene during the same exposure, so the two must corr
 
 The data check (data/clips/preflight.py) calls `check_spikes` for each clip. What must stay: every
 finding is a warning and stops no run, because unusual scenes can look like these errors. If you add
-a comparison, raise FORMAT in data/clips/kept.py. A threshold may change if it is measured anew.
+a comparison, raise FORMAT in data/clips/kept.py. A threshold may change if it is measured anew. A
+finding that is lost is noticed by
+
+    test_spikes_that_look_upside_down_are_a_warning
+    test_ratios_to_frames_that_are_means_of_display_values_are_a_warning
+    test_windows_that_are_too_narrow_for_the_spikes_are_a_warning
 
 Tests: tests/parts/data/test_preflight.py, tests/parts/data/test_two_cameras.py
 """

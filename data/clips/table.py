@@ -698,7 +698,8 @@ def refuse_columns(columns: Columns, source: Source) -> None:
     pass, their table names only files below the roots, and only planes that these files have.
 
     The order of the tests matters: a later test indexes arrays with values that an earlier test
-    has accepted. You may add a test, but leave out none. tests/parts/data/test_kept.py forges
+    has accepted. You may add a test, but leave out none.
+    test_a_record_that_does_not_fit_is_as_good_as_none (tests/parts/data/test_kept.py) forges the
     columns, one after the other, and notices a missing test.
     """
     kinds = kinds_of(source)
@@ -866,9 +867,11 @@ def _refuse_planes_outside_of_files(columns: Columns, frame_counts: np.ndarray) 
     rows = rows_in(_by_row(columns["rows"])[row_of_frame])
     own = _own_files(frame_counts, file_counts)
     _demand_all(rows.first_plane + rows.plane_count <= planes[own.file], "exposures")
+    # step: -1 is the file before the own file, 0 the own file, and 1 the file after.
     for step, first, count in rows.pieces():
         # The first frame of a clip has no previous file, and the last frame has no next file. A
-        # missing file counts as a file without planes.
+        # missing file counts as a file without planes. E.g. with step -1, the frames of a clip of
+        # three files have the files -1, 0, 1, of which -1 does not exist.
         file_in_clip = own.file_in_clip + step
         exists = (file_in_clip >= 0) & (file_in_clip < own.files_of_clip)
         # np.clip keeps the index of a missing file within the array, because NumPy would raise. The
