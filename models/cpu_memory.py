@@ -159,8 +159,9 @@ def saved_per_pixel(net: VRT) -> float:
         for block in stage.modules():
             if isinstance(block, Block):
                 of_attention = 0.0 if block.checkpoint_attn else SAVED_OF_ATTENTION
-                channels = block.attn.proj.out_features
+                channels = block.attn.proj.out_features  # of a token, e.g. 120
                 values += (SAVED_OF_BLOCK + of_attention) * channels / pixels_per_token
+        # Stage 8 has blocks alone. It is no `Stage`, and aligns nothing.
         if isinstance(stage, Stage) and stage.aligns:
             of_alignment = SAVED_OF_ALIGNMENT + SAVED_OF_SOURCE * stage.pa_deform.source_count
             channels = stage.linear1.out_features

@@ -46,8 +46,9 @@ class Column:
     """How a metric is shown in tables, and on which values it is computed.
 
     title: header of the column. digits: decimals of the values.
-    on_luma: whether the metric compares the luma (H, W) instead of RGB. Only metrics on the luma
-        score grey frames. The luma is 16 for black and 235 for white, see `rgb_to_y`.
+    on_luma: whether the metric compares the luma (H, W) instead of RGB. The luma is the brightness,
+        16 for black and 235 for white (`rgb_to_y`). If a method restores grey frames, only metrics
+        on the luma score them, because they have no colours to compare.
     """
 
     title: str
@@ -175,6 +176,7 @@ def chosen_metrics(names: Sequence[str], more: Sequence[str | dict[str, Any]]) -
         chosen[name] = Metric(name, METRICS.constructor(name), COLUMNS[name].on_luma)
     seen: set[str] = set()
     for index, entry in enumerate(more):
+        # The entry as a dict with all options, e.g. "mae" -> {"type": "mae", "border": 0}.
         options = METRICS.resolve(entry, f"metric.more.{index}").plain()
         name = options.pop("type")
         if name in seen:
@@ -185,6 +187,7 @@ def chosen_metrics(names: Sequence[str], more: Sequence[str | dict[str, Any]]) -
                 do="remove one of them",
             )
         seen.add(name)
+        # `constructor` returns the registered function. `partial` fills in its options.
         score = partial(METRICS.constructor(name), **options)
         chosen[name] = Metric(name, score, COLUMNS[name].on_luma)
     return list(chosen.values())

@@ -15,6 +15,7 @@ from utils.contract import InputSpec
 from utils.errors import OptionError
 
 
+# `given`: the program gives this argument, and no option file.
 @NETWORKS.register("fusion", given=("spike_channels",))
 class FusionNet(nn.Module):
     """Restores each frame by the fusion operator alone: (B, N, 3, H, W) in [0, 1] -> the same
@@ -28,6 +29,7 @@ class FusionNet(nn.Module):
         self, fusion: Annotated[dict[str, Any] | str, FUSIONS], spike_channels: int = 0
     ) -> None:
         super().__init__()
+        # The section, checked and with its defaults. Its constructor is the class of the operator.
         options = FUSIONS.resolve(fusion, "netG.fusion")
         # With base "blurry" the operator would give back the input.
         makes_frames = issubclass(options.constructor, ImageFusion)

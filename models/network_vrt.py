@@ -73,6 +73,7 @@ COMPILATIONS_OF_BLOCK = 64
 UNET_MULTIPLE = 8
 
 
+# `given`: the program gives this argument. All other arguments are options of netG.
 @NETWORKS.register("vrt", given=("spike_channels",))
 class VRT(nn.Module):
     """Restores all frames of a clip together: (B, N, C, H, W) in [0, 1] -> (B, N, out_chans, sH,
@@ -146,7 +147,7 @@ class VRT(nn.Module):
         del options["self"]
         del options["__class__"]
         # The class of the fusion operator decides how many of the input channels are image channels
-        # and how many channels the trunk gets.
+        # and how many channels the trunk gets. `resolve` checks the section and fills in defaults.
         fusion_options = FUSIONS.resolve(fusion, "netG.fusion")
         fusion_class = fusion_options.constructor
         self.image_chans, in_chans = fusion_class.channels(in_chans, spike_channels)
@@ -556,6 +557,9 @@ def _block_options(options: dict[str, Any], entry: int) -> dict[str, Any]:
 
 
 # ---- Requirements on the input ---------------------------------------------------------------
+#
+# The spec is what tiles, padding and the checks of data rely on. If a layer comes to need larger
+# clips, the spec must say so (test_clips_that_cannot_go_through_are_refused).
 
 
 def vrt_input_spec(options: dict[str, Any], image_channels: int, spike_channels: int) -> InputSpec:
@@ -632,6 +636,7 @@ def check_input(x: Tensor, spec: InputSpec) -> None:
 #
 # Each check is a call of `_need(is_valid, key, got, expected)`, at the end of this file. The first
 # invalid key is an OptionError, so the order of the calls decides which key the user sees first.
+# test_sizes_that_do_not_fit_together_are_refused_by_name has wrong values for most of the rules.
 
 
 def check_arguments(options: dict[str, Any], image_channels: int) -> None:

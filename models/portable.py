@@ -175,6 +175,7 @@ def read_weights(
             what="no such weights file",
             where=str(path),
             expected="an existing file",
+            # `address_of` adds where to download the file, if it is a published one.
             do=f"correct {key}{address_of(path)}",
         )
     content = load_content(path)
@@ -200,7 +201,7 @@ def read_weights(
 
 
 def _is_state_dict(content: Any) -> bool:
-    """Say whether `content` is a table of tensors by name, and not empty."""
+    """Return whether `content` is a table of tensors by name, and not empty."""
     if not isinstance(content, dict) or not content:
         return False
     for name, value in content.items():
@@ -268,6 +269,9 @@ def _bytes_of(tensors: Iterable[Tensor]) -> int:
 
 
 # ---- Loading into a network ------------------------------------------------------------------
+#
+# What must stay: weights that do not fit are refused, and leave the network as it was
+# (test_weights_of_another_network_are_refused_and_change_nothing).
 
 
 @dataclass
@@ -289,11 +293,11 @@ class LoadReport:
     unexpected: list[str] = field(default_factory=list)
 
     def file_has_fusion(self) -> bool:
-        """Say whether the file has any tensor of the fusion operator."""
+        """Return whether the file has any tensor of the fusion operator."""
         return any(_is_of_fusion(name) for name in self._names_in_file())
 
     def file_has_trunk(self) -> bool:
-        """Say whether the file has any tensor of the trunk, the network without its fusion."""
+        """Return whether the file has any tensor of the trunk, the network without its fusion."""
         return any(not _is_of_fusion(name) for name in self._names_in_file())
 
     def _names_in_file(self) -> tuple[str, ...]:
@@ -342,7 +346,7 @@ class LoadReport:
 
 
 def _is_of_fusion(name: str) -> bool:
-    """Say whether a tensor belongs to the fusion operator, e.g. "fusion.gate.weight"."""
+    """Return whether a tensor belongs to the fusion operator, e.g. "fusion.gate.weight"."""
     return name.startswith("fusion.")
 
 
@@ -490,6 +494,10 @@ def load_pretrained(
 
 
 # ---- A file and its network ------------------------------------------------------------------
+#
+# What must stay: options from a weights file are checked before a network is built of them
+# (test_options_of_a_larger_network_than_the_weights_are_refused_unbuilt). Otherwise a small file
+# could ask for a network that fills the memory.
 
 
 @dataclass(frozen=True)
@@ -634,7 +642,7 @@ def _options_in(path: Path) -> dict[str, Any] | None:
 
 
 def _is_description(options: dict[str, Any]) -> bool:
-    """Say whether this program wrote the options in a weights file, and not another program.
+    """Return whether this program wrote the options in a weights file, and not another program.
 
     If so, the options have the keys of DESCRIPTION and values of the right types.
     """
@@ -779,6 +787,7 @@ def _recognised(path: Path, weights: dict[str, Tensor]) -> SavedNetwork | None:
 
 def _released(name: str, path: Path, weights: dict[str, Tensor]) -> SavedNetwork:
     """Return the published network `name`. `weights` are its weights, from the file `path`."""
+    # RELEASED has some arguments. `resolve` adds the defaults of all others.
     netG = NETWORKS.resolve({"net_type": "vrt", **RELEASED[name]}, "netG").plain()
     return SavedNetwork(
         path,

@@ -47,7 +47,7 @@ WAIT_S = 0.2
 
 
 def is_name(text: str) -> bool:
-    """Say whether a text names released weights, e.g. "vrt/006", and not an existing file."""
+    """Return whether a text names released weights, e.g. "vrt/006", and not an existing file."""
     return NAME.fullmatch(text) is not None and not Path(text).is_file()
 
 
@@ -81,6 +81,7 @@ def local_file(
     stem = stems[0]
     file = FOLDER / f"{stem}.pth"
     if not file.is_file():
+        # `writing` turns an error of the disk into an error that names the file.
         with writing(file), _one_at_a_time(file):
             if not file.is_file():  # another process may have fetched it by now
                 _fetch(text, file, most_bytes(stem), check)
@@ -99,7 +100,7 @@ def _fetch(text: str, file: Path, most: int, check: Callable[[Path, str], object
     base = os.environ.get(MIRROR, ADDRESS).rstrip("/")
     address = f"{base}/{file.name}"
     logger.info("downloading %s to %s", address, file)
-    part = temporary_beside(file)
+    part = temporary_beside(file)  # a new name in the same folder
     try:
         try:
             _download(address, part, most)

@@ -119,6 +119,9 @@ def other_kinds(learned: dict[str, Any], given: dict[str, Any]) -> Iterator[Kind
 
 
 # ---- Checks: spikes and crops ----------------------------------------------------------------
+#
+# test_crops_and_channels_that_do_not_fit_the_network_are_refused and
+# test_a_network_is_not_tested_on_other_channels_than_it_learns_from notice a check that is missing.
 
 
 def _check_spikes(
@@ -207,6 +210,9 @@ def _check_crop(gt_size: int, spec: InputSpec, scale: int) -> None:
 
 
 # ---- Checks: the task ------------------------------------------------------------------------
+#
+# test_a_network_and_datasets_for_different_tasks_are_refused (tests/stories/test_kair_files.py) has
+# an option file for each check.
 
 
 def _check_task(

@@ -40,6 +40,7 @@ def train_section() -> type[TrainOptions]:
 def _new_keys(function: Callable[..., Any], keys: tuple[str, ...]) -> dict[str, Any]:
     """Return the parameters of a function that `TrainOptions` lacks, {key: (annotation, default)}.
 
+    E.g. {"G_linear_steps": (int, 300_000)} for a schedule with this parameter.
     keys: names of the parameters that are options.
     """
     hints = get_type_hints(function, include_extras=True)

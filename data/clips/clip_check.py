@@ -633,6 +633,7 @@ class ClipCheck:
         if times:
             # In one file, the times give (first plane, plane after the last) of each frame.
             ranges = spikes.plane_ranges(self.name, planes, times)
+        # The planes of frame 0 in this file.
         return spikes.timing.span(self.name, 0, planes, ranges).length
 
     def _is_center_given(self, spikes: DatSpikes, length: int) -> bool:

@@ -105,7 +105,7 @@ def user_clips(
             expected="a folder of frames or a video",
             do=f"check --input{advice_on(str(root))}",
         )
-    section = None
+    section = None  # the section `spike` with its defaults; None: the network takes no spikes
     if spike_options is not None:
         section = spike_source.SPIKE_SOURCES.resolve(spike_options, "spike")
 

@@ -114,7 +114,7 @@ _RATIO_TOLERANCE = 0.02
 # database an environment.
 _environments: dict[str, Any] = {}
 # Held while an LMDB is opened: the data check reads in several threads, and LMDB allows a process
-# to open a database only once.
+# to open a database only once (test_threads_that_begin_together_open_an_lmdb_once).
 _opening_lock = threading.Lock()
 
 

@@ -170,7 +170,7 @@ def _lost_between(packets: Packets, times: Sequence[Fraction], step: Fraction) -
         lost_packets = end_between - first_between
         # A frame is missing if two things are true. First, the distance is nearer to two steps than
         # to one. Second, there is a lost packet, or the container has no pauses. Otherwise a frame
-        # may only last longer than usual.
+        # may only last longer than usual (test_frames_of_a_film_have_the_planes_of_their_times).
         is_long = distance > MOST_DISTANCES_WITHOUT_GAP * step
         has_proof = lost_packets > 0 or not packets.has_pauses
         if not is_long or not has_proof:

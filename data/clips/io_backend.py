@@ -441,8 +441,9 @@ def build_cache(
     test_nothing_foreign_makes_room_for_a_cache).
     """
     target = Path(os.path.abspath(path))
+    # Refuse a folder within a data root, or around one.
     refuse_overlap(target, source.roots(), "--out")
-    cached = _cached_clips(target)
+    cached = _cached_clips(target)  # names of the clips of an older cache
     clips, problems = manifest.scan(source)
     manifest.raise_problems([(source, problems)])
     _refuse_cache_of_others(cached, clips, target)
@@ -464,7 +465,7 @@ def build_cache(
         # its folder while the new cache was written.
         _cached_clips(target)
         shutil.rmtree(target)
-    publish_folder(partial, target)
+    publish_folder(partial, target)  # gives the folder its final name
     return clips
 
 

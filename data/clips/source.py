@@ -44,6 +44,8 @@ KAIR_LISTS = {
 #     000 100 (720, 1280, 3) 0   KAIR and BasicSR, with or without blanks in the shape
 #     000 100 (720,1280,3)       the first frame may be left out after a shape in brackets
 #     000 100 0 0                S-VRT has a number in place of the shape
+# Other lines are refused (test_lines_of_a_meta_file_that_say_nothing_certain_are_refused). E.g. in
+# "000 100 0", the last number could be the shape of S-VRT or the first frame.
 _LINE_OF_META = re.compile(
     r"(?P<clip>\S+)\s+"
     r"(?P<frames>\d{1,7})\s+"  # MOST_FRAMES has 7 digits
