@@ -125,10 +125,13 @@ def test_a_fixed_matrix_stays(moving):
 # ---- A pan ----
 
 
-def pan(picture: np.ndarray, speed: tuple[float, float], frames: int) -> list[View]:
+def pan(
+    picture: np.ndarray, speed: tuple[float, float], frames: int, share: float = 1.0
+) -> list[View]:
     """Return the views of two aligned cameras that pan over a picture at one speed.
 
-    picture: light, (2 SIDE, 2 SIDE). speed: x and y in RGB pixels per plane.
+    picture: light, (2 SIDE, 2 SIDE). speed: x and y in RGB pixels per plane. share: exposed share
+    of the planes.
     """
     x_speed, y_speed = speed
     planes = PLANES * frames
@@ -143,7 +146,8 @@ def pan(picture: np.ndarray, speed: tuple[float, float], frames: int) -> list[Vi
     views = []
     for begin in range(0, planes, PLANES):
         end = begin + PLANES
-        mean_light = np.mean(lights[begin:end], axis=0)
+        unexposed = round(PLANES * (1 - share) / 2)  # planes at each end
+        mean_light = np.mean(lights[begin + unexposed : end - unexposed], axis=0)
         frame = np.repeat(to_uint8(to_display(mean_light))[..., None], 3, axis=2)
         before = min(AROUND, begin)
         views.append(View(frame, spikes[begin - before : end + AROUND], before, count=PLANES))
@@ -208,6 +212,28 @@ def test_a_moved_camera_is_found_although_the_length_steps_to_its_limit(speed):
 
     assert found.is_applied.matrix
     assert found.matrix == pytest.approx(nominal(SPIKE, RGB), abs=0.15)
+
+
+# In a pan, the blur of a shorter exposure looks like a sharper lens.
+def test_a_share_that_looks_like_a_sharper_lens_is_not_used():
+    picture = texture(np.random.default_rng(4), (2 * SIDE, 2 * SIDE))
+    start = nominal(SPIKE, RGB)
+    start[:2, 2] += (1.5, -1.0)  # RGB pixels
+
+    found = fit(pan(picture, (0.22, 0.0), frames=6, share=0.75), start)
+
+    # It would be 0.68.
+    assert not found.is_sure.share
+    assert found.is_applied.matrix
+
+
+def test_the_share_is_found_in_a_fast_pan():
+    picture = texture(np.random.default_rng(4), (2 * SIDE, 2 * SIDE))
+
+    found = fit(pan(picture, (0.4, 0.1), frames=6, share=0.75), nominal(SPIKE, RGB))
+
+    assert found.is_applied.share
+    assert found.share == pytest.approx(0.75, abs=0.03)
 
 
 def test_the_explained_part_belongs_to_the_last_estimate(moving):
