@@ -1,5 +1,6 @@
-"""What a test expects to be there: it is returned with its type, or the test ends and shows what
-was missing.
+"""Return what a test expects to be there, or end the test with a message of what is missing.
+
+The type checker then knows the type: `present(value)` is not None, `module_of` has its class.
 """
 
 import re
@@ -44,7 +45,8 @@ def module_of(net: nn.Module, name: str, kind: type[M]) -> M:
 def of_part(section: object) -> Any:
     """Return a section of options, whose keys are the keys of the part that it names.
 
-    The class of such a section is made when the file is read, so no annotation knows the keys.
+    The class of such a section is made when the file is read, so the type checker cannot know the
+    keys. The type Any lets a test read them.
     """
     assert section is not None
     return section

@@ -1,9 +1,12 @@
 """The autocast rules of CUDA, for tensors of any device.
 
 On a CPU, torch's own autocast has other rules. With `CudaAutocast`, a test on a CPU gets the dtypes
-that a GPU would have. The rules are those of aten/src/ATen/autocast_mode.h
-(AT_FORALL_LOWER_PRECISION_FP, AT_FORALL_FP32), torch 2.8 to 2.15; of their functions, those that a
-network of this project calls.
+that a GPU would have. LOWER and FLOAT32 have the functions that a network of this project calls,
+from the lists AT_FORALL_LOWER_PRECISION_FP and AT_FORALL_FP32 in aten/src/ATen/autocast_mode.h,
+torch 2.8 to 2.15. A network that calls another function of these lists needs it here.
+
+    with CudaAutocast("cpu"), torch.autocast("cpu", torch.bfloat16):
+        y = net(x)
 """
 
 from typing import Any
@@ -59,6 +62,7 @@ class CudaAutocast(TorchFunctionMode):
         self.weights: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function, with its tensors in the dtype of its rule if it has one."""
         kwargs = kwargs or {}
         if func is Tensor.backward:
             return self.backward(args[0])
@@ -79,8 +83,20 @@ class CudaAutocast(TorchFunctionMode):
         The mode is on within it, because checkpointed branches are computed again there.
         """
         with self:
+            # The arguments of Tensor.backward, which cannot be called here: it would call this.
+            keep_graph = False
+            create_graph = False
+            inputs = ()  # all leaves
+            allow_unreachable = True
+            accumulate_grad = True  # into `grad` of the leaves
             Variable._execution_engine.run_backward(
-                (loss,), (torch.ones_like(loss),), False, False, (), True, True
+                (loss,),
+                (torch.ones_like(loss),),
+                keep_graph,
+                create_graph,
+                inputs,
+                allow_unreachable,
+                accumulate_grad,
             )
         self.weights.clear()  # the optimizer changes the weights
 

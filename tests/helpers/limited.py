@@ -1,7 +1,12 @@
-"""Call a function in a process of its own that may not take more than a gigabyte or two seconds.
+"""Call a function in a process of its own that may take a gigabyte and two seconds at most.
 
-`tests/helpers/limited.py MODULE FUNCTION ARGUMENT ...` prints the result as JSON. The process is a
-fork of one that has imported torch (tests/dist/fork_server.py), so it starts within milliseconds.
+Tests of hostile files use it: a small file must not make a reader take all memory, or run for
+hours.
+
+    tests/helpers/limited.py MODULE FUNCTION ARGUMENT ...
+
+This program prints an `Ended` as JSON. Its process is a fork of one that has imported torch
+(tests/dist/fork_server.py), so it starts within milliseconds.
 """
 
 import importlib
@@ -17,20 +22,24 @@ from tests.dist.launching import run_ranks
 PROGRAM = "tests/helpers/limited.py"
 MOST_MB = 1024  # beyond what the process takes once the modules are loaded
 MOST_SECONDS = 2.0
+# On a busy machine, a process may wait this number of times as long as it computes.
 PATIENCE = 5
 
 
 class Ended(NamedTuple):
-    """How a call ended. error: name of the exception's class; "" if it returned. text: of it."""
+    """How a call ended, and what it took."""
 
-    error: str
-    text: str
+    error: str  # name of the exception's class; "" if the function returned
+    text: str  # text of the exception
     seconds: float
-    mb: float
+    mb: float  # memory beyond what the process had before the call, in MB
 
 
 def call_limited(function: str, *arguments: object) -> Ended:
-    """Call "module.function" of the project with texts. Fails if it takes too much."""
+    """Call a function of the project. Fails if it takes too much memory or time.
+
+    function: its dotted name, e.g. "utils.image.imread_rgb". arguments: become texts.
+    """
     module, _, name = function.rpartition(".")
     done = run_ranks(1, PROGRAM, module, name, *map(str, arguments), limit_s=24)
     assert done.exit_codes == [0], done.text
@@ -42,10 +51,14 @@ def call_limited(function: str, *arguments: object) -> Ended:
 
 
 def assert_refused(function: str, *arguments: object, by: str, saying: str) -> Ended:
-    """Call it, and check that it raises an error of four parts. by: class. saying: a part of it."""
+    """Call a function, and check that it raises an error with all four parts.
+
+    by: name of the error's class, e.g. "DataError". saying: a part of its text.
+    """
     ended = call_limited(function, *arguments)
     assert ended.error == by, ended
     assert saying in ended.text, ended
+    # The first part, what is wrong, has no name.
     for part in ("\n  in ", "\n  expected ", "\n  do "):
         assert part in ended.text, ended
     return ended
@@ -54,22 +67,27 @@ def assert_refused(function: str, *arguments: object, by: str, saying: str) -> E
 def _main(module: str, name: str, *arguments: str) -> None:
     """Call a function with limited memory, in this process. Print an `Ended` as JSON."""
     function = getattr(importlib.import_module(module), name)
+    # Limit the address space: what the process has now, and MOST_MB more. The first number of
+    # statm is the size of the address space in pages.
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + MOST_MB * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    before = _peak_mb()
+
+    mb_before = _peak_mb()
     begin = time.monotonic()
-    start = time.process_time()
+    begin_of_computing = time.process_time()
     error = text = ""
     try:
         function(*arguments)
     except Exception as e:
         error = type(e).__name__
         text = str(e)
-    # The time in which this process computed. If it waits, all time counts, but on a busy machine
-    # it may take PATIENCE times as long.
-    seconds = max(time.process_time() - start, (time.monotonic() - begin) / PATIENCE)
-    ended = Ended(error, text, seconds, _peak_mb() - before)
+    # The time in which this process computed counts, because it does not depend on what else the
+    # machine does. A function may also wait. So all time counts too, but divided by PATIENCE.
+    computed_s = time.process_time() - begin_of_computing
+    passed_s = time.monotonic() - begin
+    seconds = max(computed_s, passed_s / PATIENCE)
+    ended = Ended(error, text, seconds, mb=_peak_mb() - mb_before)
     print("\n" + json.dumps(ended._asdict()))
 
 

@@ -1,6 +1,8 @@
-"""A system that does not show its processes in /proc, as macOS: a mount namespace with none in it.
+"""Imitates a system that does not show its processes in /proc, as macOS.
 
-Only cpuinfo stays, by which libraries of torch choose their arithmetic.
+A command that begins with PREFIX runs in a mount namespace: it sees an empty folder in place of
+/proc, and the rest of the machine sees no change. Only /proc/cpuinfo stays, because libraries of
+torch choose their arithmetic by it. tests/parts/utils/test_system.py runs trainings in this way.
 """
 
 import os
@@ -9,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+# Covers /proc by an empty file system, puts cpuinfo back, and runs the command.
 HIDE = """
 info=$(mktemp) && cp /proc/cpuinfo "$info" && mount -t tmpfs none /proc &&
 mv "$info" /proc/cpuinfo && exec "$@"
@@ -17,7 +20,7 @@ PREFIX = ("unshare", "--mount", "sh", "-c", HIDE, "sh")
 
 
 def missing() -> str:
-    """Why there can be no such namespace here, or ''."""
+    """Return why this machine allows no such namespace, or "" if it does."""
     if os.geteuid() != 0 or not shutil.which("unshare"):
         return "needs root and unshare"
     look = [*PREFIX, sys.executable, "-c", "import os; assert os.listdir('/proc') == ['cpuinfo']"]
@@ -26,7 +29,12 @@ def missing() -> str:
 
 
 def spawning(folder: Path) -> str:
-    """A PYTHONPATH with which multiprocessing starts processes by spawn, as on macOS."""
+    """Return a PYTHONPATH with which multiprocessing starts processes by spawn, as on macOS.
+
+    Python runs a file sitecustomize.py on this path at its start.
+
+    folder: where this file is written.
+    """
     line = "import multiprocessing\nmultiprocessing.set_start_method('spawn')\n"
     (folder / "sitecustomize.py").write_text(line)
     return f"{folder}:{Path(__file__).parents[2]}"

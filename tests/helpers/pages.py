@@ -12,17 +12,26 @@ import pytest
 
 @contextmanager
 def headless_browser(width: int = 900, height: int = 900, scale: int = 1) -> Generator[Any]:
-    """A selenium driver, `scale` dots a pixel; skips the test where selenium or Chromium is
-    missing.
+    """Give a browser, as a driver of selenium. Skips the test if selenium or Chromium is missing.
+
+    width, height: size of the window in CSS pixels. scale: dots of the screen for a CSS pixel.
     """
     selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
     if not (shutil.which("chromium") and shutil.which("chromedriver")):
         pytest.skip("no chromium with chromedriver on this machine")
     options = selenium.ChromeOptions()
     options.binary_location = shutil.which("chromium")
-    shown = f"window-size={width},{height}", f"force-device-scale-factor={scale}", "hide-scrollbars"
-    for flag in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", *shown):
+    for flag in (
+        "headless=new",  # without a screen
+        "no-sandbox",  # the sandbox does not start as root
+        "disable-gpu",
+        "disable-dev-shm-usage",  # /dev/shm is small in a container
+        f"window-size={width},{height}",
+        f"force-device-scale-factor={scale}",
+        "hide-scrollbars",
+    ):
         options.add_argument(f"--{flag}")
+    # Keep the errors of the page, and all that it asks for, see `check_offline`.
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = selenium.Chrome(
         options=options, service=selenium.ChromeService(shutil.which("chromedriver"))
@@ -34,11 +43,14 @@ def headless_browser(width: int = 900, height: int = 900, scale: int = 1) -> Gen
 
 
 def check_offline(browser: Any) -> None:
-    """Fails if the pages so far reported an error or asked for anything on a network."""
-    assert [line for line in browser.get_log("browser") if line["level"] == "SEVERE"] == []
-    asked = [
-        line["message"]
-        for line in browser.get_log("performance")
-        if "requestWillBeSent" in line["message"]
-    ]
-    assert not [m for m in asked if '"url":"http' in m]
+    """Fail if the pages so far reported an error, or asked for anything on a network."""
+    errors = [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
+    assert errors == []
+
+    # A page that needs no network asks only for addresses that begin with file: or data:.
+    asked_on_a_network = []
+    for line in browser.get_log("performance"):
+        message = line["message"]
+        if "requestWillBeSent" in message and '"url":"http' in message:
+            asked_on_a_network.append(message)
+    assert asked_on_a_network == []

@@ -31,8 +31,9 @@ def in_terminal(
 ) -> tuple[int, bytes]:
     """Run a script in a terminal of this size. Return its exit code, and all that it wrote.
 
-    The script can also read from the terminal. Whoever prints the bytes in a terminal sees what a
-    person would see. env: further variables; an empty value removes a variable.
+    The script can also read from the terminal. `screen` tells from the bytes what a person sees.
+
+    env: further variables; an empty value removes a variable. size: rows and columns.
     """
     # The two ends of the terminal: this process reads what the script writes.
     ours, theirs = pty.openpty()
@@ -70,26 +71,33 @@ def screen(written: bytes) -> list[str]:
     """
     # Row -> column -> the sign that is there.
     rows: dict[int, dict[int, str]] = defaultdict(dict)
-    row = column = 0
+    row = 0
+    column = 0
     for token in ESCAPE.finditer(written.decode()):
-        count = int(token[1] or 1)
-        code = token[2]
-        if token[0] == "\r":
+        text = token[0]
+        count = int(token[1] or 1)  # of a control sequence: 2 in "\x1b[2A", 1 in "\x1b[A"
+        code = token[2]  # of a control sequence: its letter, else None
+        if text == "\r":  # to the begin of the row
             column = 0
-        elif token[0] == "\n":
+        elif text == "\n":
             row += 1
-        elif code == "A":
+        elif code == "A":  # up by `count` rows
             row -= count
-        elif code == "K":
+        elif code == "K":  # remove the rest of the row
             rows[row] = {at: sign for at, sign in rows[row].items() if at < column}
         elif code is None:
-            rows[row] |= dict(enumerate(token[0], column))
-            column += len(token[0])
+            for sign in text:
+                rows[row][column] = sign
+                column += 1
         else:
-            raise AssertionError(f"a code that is not known here: {token[0]!r}")
-    # Places without a sign are spaces, which do not count at the end of a row.
-    every = [rows[i] for i in range(max(rows, default=-1) + 1)]
-    return [
-        "".join(signs.get(at, " ") for at in range(max(signs, default=-1) + 1)).rstrip()
-        for signs in every
-    ]
+            raise AssertionError(f"a code that is not known here: {text!r}")
+
+    last_row = max(rows, default=-1)
+    return [_text_of_row(rows[number]) for number in range(last_row + 1)]
+
+
+def _text_of_row(signs: dict[int, str]) -> str:
+    """Return a row as text. Columns without a sign are spaces, but not at the end of the row."""
+    last_column = max(signs, default=-1)
+    text = "".join(signs.get(column, " ") for column in range(last_column + 1))
+    return text.rstrip()

@@ -2,13 +2,14 @@
 
     python -m tests.helpers.triton_errors [cuda | long]
 
-It prints one line of JSON: the name of a case -> its errors, first that of the output, then those
-of the gradients, e.g. {"layer norm 96 torch.float16": [2e-4, 3e-4, ...], ...}.
-tests/parts/models/test_triton.py starts it and compares the errors with limits.
+It prints one line of JSON: the name of a case -> the error of the output, then the error of each
+gradient, e.g. {"layer norm 96 torch.float16": [2e-4, 3e-4, ...], ...}.
+tests/parts/models/test_triton.py starts this program and compares the errors with limits. It also
+counts the cases, so a new case in SHAPES changes the count there.
 
 Without "cuda" the kernels run in Triton's interpreter on the CPU (TRITON_INTERPRET=1 must be set).
 There the sizes are small, and the dtype is float16, because the interpreter truncates products of
-bfloat16. With "long" it runs the longest windows alone, without it all others.
+bfloat16. With "long", only the longest windows run, and without it all others.
 
 On both devices torch.empty gives NaN, so an output that a kernel leaves unwritten shows as an error
 of NaN.
@@ -94,8 +95,11 @@ def main(cases: str) -> None:
     found = {}
     for dtype in dtypes:
         for seed, shape in enumerate(shapes):
-            # A left out shape keeps its number, so the others have the same inputs in all cases.
-            if device == "cpu" and (shape.t == LONG) != (cases == "long"):
+            # The number of a shape is the seed of its inputs. So a shape is left out here and not
+            # in the list, and all others keep their inputs.
+            is_long = shape.t == LONG
+            wants_long = cases == "long"
+            if device == "cpu" and is_long != wants_long:
                 continue
             name = f"attention {shape.t} {shape.channels} {shape.mutual} {shape.is_masked} {dtype}"
             found[name] = attention_errors(shape, dtype, seed, device)

@@ -89,9 +89,12 @@ def record(
     margin = max(rgb) // 3
     light = to_linear(texture(rng, (rgb[0] + 2 * margin, rgb[1] + 2 * margin)))
 
-    # For each plane the matrix from RGB pixels to pixels of the scene; 0 is the exposure's middle.
+    # The time of each plane, in exposures: from -0.5 to 0.5 within the exposure.
     times = (np.arange(-around, planes + around) + 0.5) / planes - 0.5
-    to_scene = [_translation(margin - motion[0] * t, margin - motion[1] * t) for t in times]
+    # For each plane, the matrix from RGB pixels to pixels of the scene. If the scene moves to the
+    # right, a pixel of the camera sees a place farther to the left.
+    shift_x, shift_y = motion
+    to_scene = [_translation(margin - shift_x * t, margin - shift_y * t) for t in times]
 
     imperfections = {"shot_noise": 0.1, "threshold_mismatch": 0.03} if noise else {}
     camera = IntegrateAndFire(*spike, rate=rate, rng=rng, **imperfections)
@@ -121,7 +124,8 @@ def _views(
     # The import takes a second, and every worker of pytest reads this file.
     from scipy.ndimage import map_coordinates
 
-    # From point to pixel: the centre of point i of n in a pixel is at (i + 0.5) / n - 0.5.
+    # From point to pixel: the centre of point i of n in a pixel is at (i + 0.5) / n - 0.5, e.g. of
+    # three points at -1/3, 0 and 1/3.
     offset = 0.5 / fine - 0.5
     to_pixel = np.array([[1 / fine, 0, offset], [0, 1 / fine, offset], [0, 0, 1]])
     height, width = size
@@ -130,8 +134,8 @@ def _views(
     for matrix in matrices:
         if view is None or is_moving:
             x, y = np.meshgrid(np.arange(width * fine), np.arange(height * fine))
-            points = np.stack((x, y, np.ones_like(x)))
-            u, v, depth = np.tensordot(matrix @ to_pixel, points, 1)
+            points = np.stack((x, y, np.ones_like(x)))  # (3, fine h, fine w)
+            u, v, depth = np.tensordot(matrix @ to_pixel, points, 1)  # each (fine h, fine w)
             # Not cv2.warpPerspective, because it rounds coordinates to 1/32 of a pixel.
             coordinates = (v / depth, u / depth)
             values = map_coordinates(light, coordinates, order=1, output=np.float64)
