@@ -760,8 +760,8 @@ def convert_representation(conversion: Conversion, split: str) -> None:
     center = parameters.pop("middle_tfp_center", None)
     channels = conversion.take(f"{split}.spike_channels")
     # S-VRT has two names for the planes on each side. If a file has both, `half_win_length` counts.
-    half_window = parameters.pop("half_window", 20)
-    half_window = parameters.pop("half_win_length", half_window)
+    usual_half_window = parameters.pop("half_window", 20)
+    half_window = parameters.pop("half_win_length", usual_half_window)
     # Without num_bins, S-VRT makes as many bins as spike_channels says.
     usual_bins = channels if channels else 4
     bins = parameters.pop("num_bins", usual_bins)
@@ -824,7 +824,7 @@ def _counterparts(half_window: Any, bins: Any, window: Any) -> dict[str, Counter
     Each name is a way to turn spike planes into channels (data/spike/represent.py):
 
         tfp, middle_tfp     the mean of the planes around a time
-        tfi                 one over the number of planes between two spikes
+        tfi                 one over the number of planes from one spike to the next
         raw                 the planes themselves
         encoding25          windows of 25 planes
 

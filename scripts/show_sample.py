@@ -371,33 +371,42 @@ def sections(dataset: Any, sample: Sample, found: Any) -> list[Section]:
     """
     item = sample.item
     names = {}  # "lq", "gt" -> a name for each frame
-    titles = {}  # "lq", "gt", "spike" -> name, shape and range of the tensor
-    for kind in ("lq", "gt", "spike"):
-        if kind not in item:
-            continue
-        values = item[kind]
-        shape = " x ".join(map(str, values.shape))
-        titles[kind] = f"{kind}: {shape}, {float(values.min()):.3g} to {float(values.max()):.3g}"
-        if kind != "spike":
+    for kind in ("lq", "gt"):
+        if kind in item:
             names[kind] = frame_names(dataset, sample, kind)
 
     chosen = [whole_frame(dataset, sample, names["lq"][0])]
     if found:
         chosen.append(alignment(sample, names, found))
     for kind, names_of_kind in names.items():
-        pictures = []
-        # strict=False: "gt" may have fewer frames than names.
-        for name, frame in zip(names_of_kind, item[kind], strict=False):
-            rgb = frame[:3]  # the input may have a fourth channel, the noise level
-            pictures.append(Picture(name, enlarged(tensor_to_uint8(rgb))))
-        noise = ""
-        if item[kind].shape[1] > 3:
-            level = item[kind][0, 3].mean()
-            noise = f"; channel 3, the noise level, is {level:.3f}"
-        chosen.append(Section(f"{titles[kind]}{noise}", [Row(title="", pictures=pictures)]))
+        chosen.append(frames_of_network(kind, item[kind], names_of_kind))
     if "spike" in item:
-        chosen.append(spike_channels(item["spike"], names["lq"], titles["spike"]))
+        title = tensor_title("spike", item["spike"])
+        chosen.append(spike_channels(item["spike"], names["lq"], title))
     return chosen
+
+
+def tensor_title(kind: str, values: Any) -> str:
+    """Return name, shape and range of a tensor, e.g. "lq: 3 x 3 x 48 x 48, 0.0118 to 0.98"."""
+    shape = " x ".join(map(str, values.shape))
+    return f"{kind}: {shape}, {float(values.min()):.3g} to {float(values.max()):.3g}"
+
+
+def frames_of_network(kind: str, frames: Any, names: list[str]) -> Section:
+    """Return the frames as the network gets them (kind "lq") or is compared with them ("gt").
+
+    frames: (frames, 3, H, W), or (frames, 4, H, W) with the noise level as fourth channel.
+    """
+    pictures = []
+    # strict=False: "gt" may have fewer frames than names.
+    for name, frame in zip(names, frames, strict=False):
+        rgb = frame[:3]
+        pictures.append(Picture(name, enlarged(tensor_to_uint8(rgb))))
+    title = tensor_title(kind, frames)
+    if frames.shape[1] > 3:
+        level = frames[0, 3].mean()
+        title += f"; channel 3, the noise level, is {level:.3f}"
+    return Section(title, [Row(title="", pictures=pictures)])
 
 
 def frame_names(dataset: Any, sample: Sample, kind: str) -> list[str]:

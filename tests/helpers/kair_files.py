@@ -162,18 +162,20 @@ def write_data(folder: Path, options: dict[str, Any], side: int = 64) -> None:
 
     side: height of the sharp frames; their width is side + 16.
     """
-    is_vimeo = "Vimeo" in options["datasets.train.dataset_type"]
-    _write_split(folder, options, "train", 7 if is_vimeo else 6, side)
+    _write_split(folder, options, "train", count=6, side=side)
     _write_split(folder, options, "test", count=3, side=side)
 
 
 def _write_split(folder: Path, options: dict[str, Any], split: str, count: int, side: int) -> None:
-    """Write the clips of a split, and its meta file if it has one. count: frames of a clip."""
+    """Write the clips of a split, and its meta file if it has one.
+
+    count: frames of a clip. Clips of Vimeo always have seven: im1 to im7.
+    """
     key = f"datasets.{split}."
     is_vimeo = "Vimeo" in options[f"{key}dataset_type"]
     if is_vimeo:
         clips = ["00001/0266", "00002/0008"]
-        stems = [f"im{number + 1}" for number in range(7)]
+        stems = [f"im{number}" for number in range(1, 8)]
     else:
         clips = ["001", "002"]
         template = options.get("datasets.train.filename_tmpl", "08d")
@@ -189,6 +191,7 @@ def _write_split(folder: Path, options: dict[str, Any], split: str, count: int, 
         size = (side // options["scale"], width // options["scale"])
         write_files(folder / lq, clip_pictures(clips, stems, size, extension, contrast=80))
 
+    # A line of the meta file: clip, number of frames, shape, and the first frame if it is no Vimeo.
     meta = options.get(f"{key}meta_info_file")
     if meta:
         first = "" if is_vimeo else f" {stems[0]}"
