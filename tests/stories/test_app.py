@@ -6,6 +6,9 @@ named by its elem_id in `app.build_page`, e.g. "frames", "restore" and "state".
 
 The clip has four frames. The tests of this file share one running app.py (`server`), and the last
 of them stops it. Each test loads the page anew.
+
+What is tested: app.py has the page, scripts/parts/uploaded_clip.py what happens to a visitor's
+files.
 """
 
 import importlib.util
@@ -217,6 +220,7 @@ def files_of(folder: Path) -> list[Path]:
 # ---- Restoring ---------------------------------------------------------------------------------
 
 
+# One test for scores, frames and slider, because a restoration in the page takes many seconds.
 @needs_gradio
 def test_an_own_clip_is_restored_as_by_the_command_line(page, clip, tmp_path):
     page.upload("frames", files_of(clip.blurry))

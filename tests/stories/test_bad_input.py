@@ -2,6 +2,9 @@
 
 The parts say what is wrong, where ("in"), what was expected, and what to do. Wrong options are read
 in this process, because that is fast. A few of them, and all wrong data, go through a whole start.
+
+What is tested: utils/options/ refuses options, data/clips/ refuses data, and
+scripts/parts/exit_codes.py prints the message. A new check needs an entry in OPTIONS or INPUTS.
 """
 
 import shutil

@@ -2,6 +2,9 @@
 
 Most checkpoints here are small files that the test writes. Tests of training state use a network
 that notes the phase of each of its steps.
+
+What is tested: utils/run/checkpoint.py, the weights files of models/portable.py, and the state of
+training in models/model_vrt.py.
 """
 
 import errno

@@ -3,6 +3,8 @@
 A command of a training starts the training, if its flags say the same here. A flag that says
 something else here is refused, and the error says what to do instead (the cure). The test command
 of KAIR is answered with the command of this project.
+
+What is tested: utils/options/foreign_flags.py.
 """
 
 import re

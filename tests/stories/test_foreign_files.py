@@ -2,7 +2,8 @@
 
 Each program first runs into an empty folder, which tells the names of its files. Then it runs into
 folders full of foreign files, folders and links, many of them with these names
-(tests/helpers/foreign.py). All of them must stay as they are.
+(tests/helpers/foreign.py). All of them must stay as they are. A new program that writes files
+belongs in `programs`.
 """
 
 import json

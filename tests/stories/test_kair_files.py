@@ -4,6 +4,9 @@ The option files are written from tests/data/kair_options.json, and small data s
 layouts beside them (tests/helpers/kair_files.py). The second half of this page is about two kinds
 of data that only these files have: septuplets (clips of seven frames, Vimeo-90K) and clips to which
 noise is added.
+
+What is tested: utils/options/load.py reads the files, data/dataset_video.py has KAIR's datasets,
+models/select_network.py refuses a network that does not fit them.
 """
 
 import json
@@ -110,7 +113,7 @@ def results(out: Path, options: Path, *arguments: str) -> dict[str, Any]:
 def train_resume_and_test(
     options: Path, frames: int, *overrides: str, ranks: int = 1
 ) -> RankResult:
-    """Train one step, resume for a second step, then test. Check what all three runs leave.
+    """Train one step, resume for a second step, then test. Check what all three programs leave.
 
     options: an option file that `prepare` wrote. It says 2 steps, with a validation after each.
     frames: number of restored frames of the two test clips. overrides: options of the command line.

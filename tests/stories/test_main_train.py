@@ -3,6 +3,9 @@
 Each test starts main_train_vrt.py as a user does, with a tiny network on clips of 32 x 32 pixels
 (tests/helpers/train_files.py). Then it reads the files and the output of the run. The tests of the
 first part share one finished run.
+
+What is tested: utils/run/run.py has the steps of a run, models/model_vrt.py the training step,
+utils/run/writers.py what a run writes.
 """
 
 import json
@@ -247,7 +250,8 @@ def test_event_files_hold_the_options_as_hyperparameters(events):
 KEY = "0123456789abcdef0123456789abcdef01canary"
 
 
-# wandb takes seconds of a core. tests/dist/test_life.py has a run with wandb for each `make test`.
+# One test for run, key and options, because wandb takes seconds of a core. In `make test`,
+# tests/dist/test_life.py has a run with wandb.
 @pytest.mark.slow
 def test_weights_and_biases_runs_offline_and_the_key_reaches_no_file(tmp_path):
     options = write_options(tmp_path)

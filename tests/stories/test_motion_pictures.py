@@ -2,6 +2,8 @@
 
 For the example frame of each clip, the pictures are in the folder pictures/<clip>, and on the page
 report.html with their captions. A method that uses no motion has none.
+
+What is tested: data/motion/drawing.py draws the pictures, models/restore/outputs.py writes them.
 """
 
 import json

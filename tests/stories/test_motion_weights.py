@@ -3,6 +3,9 @@
 motion.pth begins with the frames of operator.pth, a small network with spikes, and improves them.
 So the tests compare with operator.pth. The clips are rendered scenes
 (tests/helpers/moving_scene.py).
+
+What is tested: data/motion/ finds the motion and says where it can be trusted,
+models/fusion/fusion_motion.py has the learned steps.
 """
 
 import json
