@@ -24,6 +24,10 @@ from scripts.parts.exit_codes import tracked, with_exit_code
 from utils.errors import OptionError
 from utils.options.load import load_options
 
+# data/clips/io_backend.py writes and reads the cache. tests/stories/test_extending.py builds a
+# cache of each split, trains on one and tests on the other.
+# Free to change: the printed texts.
+
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:

@@ -45,7 +45,8 @@ from utils.run import history
 # (test_a_run_must_gain_three_decibels_in_its_last_validation); and tests are compared only if they
 # have scored the same frames.
 # Free to change: tables and figures, which are for people.
-# Tests: tests/parts/utils/test_results.py, test_history.py
+# Tests: tests/parts/utils/test_results.py and test_history.py. For the table of tests:
+# tests/stories/test_reconstruct.py and test_protocols.py.
 #
 # Throughout this file, `runs` is the name of each run (or test) in the output -> its path, and a
 # history is the name of each scalar, e.g. "train/loss", -> its entries (step, value).
@@ -153,6 +154,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 # ---- Figures and reports ----------------------------------------------------------------------
+#
+# Tests: test_scalars_that_are_named_get_a_panel_each,
+# test_compare_runs_makes_the_same_page_again_and_overwrites_no_file
 
 
 def draw(runs: Mapping[str, Path], tags: list[str], out: Path) -> None:
@@ -252,6 +256,8 @@ def check_gain(run: Path, at_least: float) -> int:
 
 
 # ---- The tables of training runs --------------------------------------------------------------
+#
+# Test: test_training_runs_give_a_table_of_scores_speed_size_and_the_options_that_differ
 
 
 def runs_tables(runs: Mapping[str, Path]) -> list[Table]:
@@ -328,6 +334,10 @@ def run_cells(run: Path) -> list[Any]:
 
 
 # ---- The table of tests -----------------------------------------------------------------------
+#
+# Two tests that scored other frames, or scored in another way, must never stand in one table
+# (test_a_test_on_other_frames_is_refused_in_the_table,
+# test_results_of_different_protocols_are_not_compared).
 
 
 def tests_table(folders: Mapping[str, Path]) -> Table:

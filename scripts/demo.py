@@ -156,6 +156,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 # ---- First part: restore ---------------------------------------------------------------------
+#
+# Tests: test_the_demo_restores_both_clips, test_the_page_of_the_demo_shows_both_clips
 
 
 def restore(data: Path, output: Path) -> int:

@@ -84,6 +84,8 @@ def explain_log(file: str) -> int:
 def check_data(file: str, overrides: list[str], decode: bool) -> None:
     """Print the clips of each split. Raises one DataError with all problems, if there are any.
 
+    tests/parts/data/test_manifest.py calls it for damaged data, and compares what it prints.
+
     decode: whether to decode whole images, which takes long. Otherwise only the header and the end
         of a file are read
     """
