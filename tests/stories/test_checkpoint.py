@@ -462,8 +462,10 @@ def test_other_data_than_before_are_allowed_if_the_user_named_the_checkpoint(
 ):
     found = Runs(tmp_path, **steps).find(resume)
 
-    named = resume.rpartition(" ")[2]  # "folder of own" names "own"
-    assert found.is_named == (named == winner)
+    # The last word says which checkpoint is named: "folder of own" names "own". "auto" names none.
+    *_, named = resume.split(" ")
+    is_winner_named = named == winner
+    assert found.is_named == is_winner_named
 
 
 UNREADABLE = "no readable checkpoint"

@@ -833,7 +833,8 @@ WRONG_DATA = 3  # exit code: a file is missing, or cannot be used
 class Refusal(NamedTuple):
     """A command that is refused."""
 
-    # The arguments. Names in braces stand for files, see `test_bad_input_...`.
+    # The arguments. A name in braces stands for a file, e.g. {clip} for the frames of a clip. The
+    # table `files` in `test_bad_input_ends_with_one_message` has all names.
     command: str
     exit_code: int
     # What the message says.
@@ -842,6 +843,7 @@ class Refusal(NamedTuple):
     do: str = ""
 
 
+# Parts of the commands. Names in braces are filled in by the test.
 RGB = "--weights {rgb}"
 SPIKE = "--weights {spike}"
 OPT = "--opt {options}"
@@ -850,38 +852,38 @@ OWN = "--weights {spike} --spike-size 16 16 --input {clip} --spike {spikes}"
 
 REFUSALS = [
     # Files that are missing, or cannot be used.
-    Refusal(f"{RGB} --input {{bad}}/broken.mp4", WRONG_DATA, "not a video"),
-    Refusal(f"{RGB} --input {{bad}}/none", WRONG_DATA, "no such file or folder"),
-    Refusal(f"{RGB} --input {{bad}}/few", WRONG_DATA, "the folder holds no images"),
+    Refusal(RGB + " --input {bad}/broken.mp4", WRONG_DATA, "not a video"),
+    Refusal(RGB + " --input {bad}/none", WRONG_DATA, "no such file or folder"),
+    Refusal(RGB + " --input {bad}/few", WRONG_DATA, "the folder holds no images"),
     Refusal(
-        f"{RGB} --input {{clip}} --gt {{other_clip}}",
+        RGB + " --input {clip} --gt {other_clip}",
         WRONG_DATA,
         "gt lacks 1 of 4 frames: 000003.png",
     ),
     Refusal(
-        f"{RGB} --input {{clip}} --gt {{bad}}/GOPRO_Large/test/wide/sharp",
+        RGB + " --input {clip} --gt {bad}/GOPRO_Large/test/wide/sharp",
         WRONG_DATA,
         "reference of 48x32",
     ),
     Refusal(
-        f"{SPIKE} --spike-size 16 16 --input {{clip}} --spike {{bad}}/few",
+        SPIKE + " --spike-size 16 16 --input {clip} --spike {bad}/few",
         WRONG_DATA,
         "spike lacks 1 of 4 frames: 000001.dat",
     ),
     Refusal(
-        f"{SPIKE} --spike-size 160 160 --input {{clip}} --spike {{spikes}}",
+        SPIKE + " --spike-size 160 160 --input {clip} --spike {spikes}",
         WRONG_DATA,
         "holds no plane of 160 x 160",
         do="--spike-size H W",
     ),
-    Refusal(f"{SPIKE} --input {{clip}}", WRONG_USE, "these weights need spikes"),
+    Refusal(SPIKE + " --input {clip}", WRONG_USE, "these weights need spikes"),
     Refusal(
-        f"{SPIKE} --input {{clip}} --spike {{bad}}/few/000000.dat",
+        SPIKE + " --input {clip} --spike {bad}/few/000000.dat",
         WRONG_USE,
         "spike.h is missing",
         do="--spike-size H W",
     ),
-    Refusal(f"{RGB} --input {{clip}} --lpips {{bad}}/none.pth", WRONG_DATA, "correct --lpips"),
+    Refusal(RGB + " --input {clip} --lpips {bad}/none.pth", WRONG_DATA, "correct --lpips"),
     # Weights.
     Refusal(
         "--weights {bad}/none.pth --input {clip}",
@@ -892,42 +894,42 @@ REFUSALS = [
     Refusal("--weights {bad}/foreign.pth --input {clip}", WRONG_DATA, "not a weights file"),
     Refusal("--weights {bad}/unknown.pth --input {clip}", WRONG_DATA, "does not say what network"),
     Refusal(
-        f"{RGB} --input {{clip}} {OPT} --spike {{spikes}}", WRONG_DATA, "the weights do not fit"
+        RGB + " --input {clip} " + OPT + " --spike {spikes}", WRONG_DATA, "the weights do not fit"
     ),
     # Options that these weights cannot have.
-    Refusal(f"{RGB} --input {{clip}} --sigma 20", WRONG_USE, "do not take a noise level"),
-    Refusal(f"{OWN} val.flip_seq=true", WRONG_USE, "cannot set val.flip_seq"),
+    Refusal(RGB + " --input {clip} --sigma 20", WRONG_USE, "do not take a noise level"),
+    Refusal(OWN + " val.flip_seq=true", WRONG_USE, "cannot set val.flip_seq"),
     Refusal(
-        f"{OWN} spike.gamma=2.2", WRONG_USE, "spike.gamma is 2.2, the network was trained with 1"
+        OWN + " spike.gamma=2.2", WRONG_USE, "spike.gamma is 2.2, the network was trained with 1"
     ),
     Refusal(
-        f"{OWN} spike.representation=tfp",
+        OWN + " spike.representation=tfp",
         WRONG_USE,
         "spike.representation is tfp, the network was trained with voxel",
     ),
     Refusal(
-        f"{SPIKE} {OPT} datasets.train.spike.gamma=2.2 datasets.test.spike.gamma=2.2",
+        SPIKE + " " + OPT + " datasets.train.spike.gamma=2.2 datasets.test.spike.gamma=2.2",
         WRONG_DATA,
         "the spike channels have gamma 2.2, the weights were trained with 1",
     ),
-    Refusal(f"{OWN} spike.bins=3", WRONG_USE, "unknown option spike.bins"),
+    Refusal(OWN + " spike.bins=3", WRONG_USE, "unknown option spike.bins"),
     # Values.
-    Refusal(f"{RGB} --input {{clip}} --tile 12", WRONG_USE, "--tile is 12"),
-    Refusal(f"{RGB} --input {{clip}} --tile 2,32", WRONG_USE, "tiles of 2 that overlap by 2"),
-    Refusal(f"{RGB} --input {{clip}} --batch-tiles 0", WRONG_USE, "val.batch_tiles is 0"),
-    Refusal(f"{OPT} --overlap 2", WRONG_USE, "--overlap is 2"),
-    Refusal(f"{OPT} --dtype int8", WRONG_USE, "invalid choice"),
+    Refusal(RGB + " --input {clip} --tile 12", WRONG_USE, "--tile is 12"),
+    Refusal(RGB + " --input {clip} --tile 2,32", WRONG_USE, "tiles of 2 that overlap by 2"),
+    Refusal(RGB + " --input {clip} --batch-tiles 0", WRONG_USE, "val.batch_tiles is 0"),
+    Refusal(OPT + " --overlap 2", WRONG_USE, "--overlap is 2"),
+    Refusal(OPT + " --dtype int8", WRONG_USE, "invalid choice"),
     Refusal(
-        f"{RGB} --input {{clip}} --fps 0",
+        RGB + " --input {clip} --fps 0",
         WRONG_USE,
         "argument --fps: invalid frame_rate value: '0'",
     ),
-    Refusal(f"{RGB} --input {{clip}} --fps inf", WRONG_USE, "invalid frame_rate value: 'inf'"),
+    Refusal(RGB + " --input {clip} --fps inf", WRONG_USE, "invalid frame_rate value: 'inf'"),
     # Arguments that do not go together.
-    Refusal(f"{OPT} --spike-size 16 16", WRONG_USE, "--spike-size without --input"),
-    Refusal(f"{RGB} --input {{clip}} --spike-size 2 2", WRONG_USE, "--spike-size without --spike"),
-    Refusal(f"{OPT} --gt {{clip}}", WRONG_USE, "--gt without --input"),
-    Refusal(f"{OPT} --tiles 2,2", WRONG_USE, "unrecognized arguments"),
+    Refusal(OPT + " --spike-size 16 16", WRONG_USE, "--spike-size without --input"),
+    Refusal(RGB + " --input {clip} --spike-size 2 2", WRONG_USE, "--spike-size without --spike"),
+    Refusal(OPT + " --gt {clip}", WRONG_USE, "--gt without --input"),
+    Refusal(OPT + " --tiles 2,2", WRONG_USE, "unrecognized arguments"),
 ]
 
 

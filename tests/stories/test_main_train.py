@@ -32,6 +32,9 @@ from tests.helpers.train_files import (
 )
 from utils.run.history import newest_options
 
+# Exit code of a run whose options are wrong.
+WRONG_OPTIONS = 2
+
 # ---- What a run leaves ----
 
 
@@ -329,7 +332,7 @@ def test_impossible_tiles_are_refused_before_the_first_step(tmp_path):
 
     result = train(options, "val.size_patch_testing=7")
 
-    assert result.exit_codes == [2], result.text
+    assert result.exit_codes == [WRONG_OPTIONS], result.text
     assert "tiles of 7 that overlap by 20" in result.text, result.text
     assert "starting at iter" not in result.text
     assert not (experiment(options) / "checkpoints").exists()

@@ -33,6 +33,9 @@ from utils.image import imread_rgb, imwrite_rgb
 from utils.run.history import read_history
 
 PAGE = ROOT / "docs/benchmarks/published.md"
+# Exit codes.
+WRONG_USE = 2  # the command or an option is wrong
+WRONG_DATA = 3  # a file is missing, or cannot be used
 
 
 def psnr_of(image, sharp):
@@ -155,8 +158,9 @@ def test_the_mean_over_frames_comes_first_in_table_and_page(scored):
 
 
 def test_results_of_different_protocols_are_not_compared(scored, capsys):
-    assert compare_runs.main([str(scored["float"]), str(scored["uint8"])]) == 3
+    code = compare_runs.main([str(scored["float"]), str(scored["uint8"])])
 
+    assert code == WRONG_DATA
     assert "scored differently" in capsys.readouterr().err
 
 
@@ -182,7 +186,7 @@ def test_a_test_of_exact_values_goes_on(home, scored):
 def test_a_test_does_not_go_on_with_other_values(home, scored, capfd):
     text, code = message(capfd, *command_of_test(home, scored["float"]), OVER_FRAMES)
 
-    assert code == 2
+    assert code == WRONG_USE
     assert "metric.values was float, is uint8" in text
 
 

@@ -30,6 +30,10 @@ FRAMES = "GOPRO_Large/test"
 SPIKES = "GOPRO_Large_spike_seq/test"
 GEOMETRY = SpikeGeometry(16, 16)
 
+# Exit codes.
+WRONG_USE = 2  # the command or an option is wrong
+WRONG_DATA = 3  # a file is missing, or cannot be used
+
 # Methods that make grey frames.
 GREY = ("tfp", "tfi", "tfstp")
 METHODS = (*GREY, "exposure")
@@ -201,13 +205,13 @@ def test_a_test_on_other_frames_is_refused_in_the_table(home, tested, tmp_path, 
         "datasets.test.num_frame=2",
     )
 
-    assert compare_runs([str(tested["tfp"]), str(tmp_path)]) == 3
+    assert compare_runs([str(tested["tfp"]), str(tmp_path)]) == WRONG_DATA
 
     assert "not scored on the same frames" in capfd.readouterr().err
 
 
 def test_a_folder_without_results_is_refused_in_the_table(home, tested, capfd):
-    assert compare_runs([str(tested["tfp"]), str(home)]) == 3
+    assert compare_runs([str(tested["tfp"]), str(home)]) == WRONG_DATA
 
     assert f"in        {home}" in capfd.readouterr().err
 
@@ -237,7 +241,7 @@ def command_with_another_window(home, out):
 def test_results_of_other_windows_are_refused(home, copied, capfd):
     text, code = message(capfd, *command_with_another_window(home, copied))
 
-    assert code == 2
+    assert code == WRONG_USE
     assert "method.half_window was 5, is 4" in text
 
 
@@ -399,54 +403,66 @@ class Refusal(NamedTuple):
 
 REFUSALS = [
     # The method and its options.
-    Refusal("method.type is 'tfq'", 2, ["tfq", *OPTIONS]),
-    Refusal("method.type=tfi with --method tfp", 2, ["tfp", *OPTIONS, "method.type=tfi"]),
-    Refusal("the nearest is half_window", 2, ["tfp", *OPTIONS, "method.half_windw=3"]),
-    Refusal("the nearest is offsets (list of int)\n", 2, ["tfp", *OPTIONS, "method.offset=3"]),
+    Refusal("method.type is 'tfq'", WRONG_USE, ["tfq", *OPTIONS]),
+    Refusal("method.type=tfi with --method tfp", WRONG_USE, ["tfp", *OPTIONS, "method.type=tfi"]),
+    Refusal("the nearest is half_window", WRONG_USE, ["tfp", *OPTIONS, "method.half_windw=3"]),
     Refusal(
-        "method.offsets would make several pictures", 2, ["tfp", *OPTIONS, "method.offsets=[0, 3]"]
+        "the nearest is offsets (list of int)\n", WRONG_USE, ["tfp", *OPTIONS, "method.offset=3"]
     ),
-    Refusal("tau_d 0.0 and tau_f 10.0 are positive", 2, ["tfstp", *OPTIONS, "method.tau_d=0"]),
     Refusal(
-        "0 <= half_window 12 < half_exposure 11", 3, ["exposure", *OPTIONS, "method.half_window=12"]
+        "method.offsets would make several pictures",
+        WRONG_USE,
+        ["tfp", *OPTIONS, "method.offsets=[0, 3]"],
+    ),
+    Refusal(
+        "tau_d 0.0 and tau_f 10.0 are positive", WRONG_USE, ["tfstp", *OPTIONS, "method.tau_d=0"]
+    ),
+    Refusal(
+        "0 <= half_window 12 < half_exposure 11",
+        WRONG_DATA,
+        ["exposure", *OPTIONS, "method.half_window=12"],
     ),
     # What belongs to a network, or to colours.
     Refusal(
         "--weights, --tile, --flip-seq with --method tfp",
-        2,
+        WRONG_USE,
         ["tfp", *OPTIONS, "--weights", "w.pth", "--tile", "2,2", "--flip-seq"],
     ),
-    Refusal("cannot set val.pad_seq", 2, ["tfp", *SPIKES_ALONE, "val.pad_seq=true"]),
-    Refusal("scale is 2", 2, ["tfp", *OPTIONS, "scale=2", "netG.upscale=2"]),
+    Refusal("cannot set val.pad_seq", WRONG_USE, ["tfp", *SPIKES_ALONE, "val.pad_seq=true"]),
+    Refusal("scale is 2", WRONG_USE, ["tfp", *OPTIONS, "scale=2", "netG.upscale=2"]),
     Refusal(
         "--lpips with --method tfi, whose frames are grey",
-        2,
+        WRONG_USE,
         ["tfi", *OPTIONS, "--lpips", "w.pth"],
     ),
     Refusal(
         "spike.gamma=1.8 has no effect with --method tfp",
-        2,
+        WRONG_USE,
         ["tfp", *SPIKES_ALONE, "spike.gamma=1.8"],
     ),
     Refusal(
         f"{HALF_WINDOW_OF_NETWORK} has no effect",
-        2,
+        WRONG_USE,
         ["exposure", *SPIKES_ALONE, HALF_WINDOW_OF_NETWORK],
     ),
     # Data that are missing.
-    Refusal("datasets.test has no spikes", 2, ["tfp", *OPTIONS, *COLOUR_ALONE]),
+    Refusal("datasets.test has no spikes", WRONG_USE, ["tfp", *OPTIONS, *COLOUR_ALONE]),
     Refusal(
         "--spike missing",
-        2,
+        WRONG_USE,
         ["tfp", "--input", "{home}/GOPRO_Large/test/test2/blur", "--output", "{out}"],
     ),
-    Refusal("needs the blurry frames", 2, ["exposure", *SPIKES_ALONE]),
+    Refusal("needs the blurry frames", WRONG_USE, ["exposure", *SPIKES_ALONE]),
     Refusal(
         "no such file or folder",
-        3,
+        WRONG_DATA,
         ["tfp", "--spike", "{out}_none", "--spike-size", "16", "16", "--output", "{out}"],
     ),
-    Refusal("needs planes 0 to 49 (spike.exposure), the file has 24 planes", 3, ["tfp", *TOO_LONG]),
+    Refusal(
+        "needs planes 0 to 49 (spike.exposure), the file has 24 planes",
+        WRONG_DATA,
+        ["tfp", *TOO_LONG],
+    ),
 ]
 
 
