@@ -12,7 +12,7 @@ models/select_network.py refuses a network that does not fit them.
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -277,41 +277,64 @@ def psnr_by_hand(image: torch.Tensor, reference: torch.Tensor) -> float:
     return float(20 * torch.log10(255 / root_mean_square))
 
 
-def test_the_interpolated_frame_is_the_fourth_of_seven_and_is_compared_with_it(tmp_path):
-    options = prepare(tmp_path, "009")
-    opt = read(options)
-    net = define_G(opt).eval()
-    # The last layer begins with zeros. With noise in it, the output is no plain mean of the input.
-    torch.nn.init.normal_(net.get_parameter("conv_last.weight"), 0, 0.02)
-    weights = tmp_path / "G.pth"
-    torch.save({"params": net.state_dict()}, weights)
-
-    found = results(tmp_path / "out", options, "--weights", str(weights))
-
-    # Frames 1, 3, 5 and 7 by hand through the network.
-    clip = Path(of_part(opt.datasets.test).dataroot_gt) / "00001/0266"
-    pictures = [read_rgb(clip / f"im{number}.png") for number in range(1, 8)]
-    frames = torch.stack(pictures) / 255  # (7, 3, H, W)
-    with torch.no_grad():
-        given = frames[None, ::2]  # (1, 4, 3, H, W), every second frame
-        interpolated = net(given)[0, 0].clamp(0, 1)
-    # One picture is written. Rounding may change a value by 1.
-    out = tmp_path / "out/00001/0266"
-    assert [path.name for path in out.iterdir()] == ["im4.png"]
-    assert abs(read_rgb(out / "im4.png") - 255 * interpolated).max() <= 1
-    # The input column has the simplest interpolation, the mean of the two neighbours.
-    scores = found["clips"]["00001/0266"]
-    mean = (frames[2] + frames[4]) / 2
-    sharp = frames[3]
-    assert scores["restored"]["psnr"] == pytest.approx(psnr_by_hand(interpolated, sharp), abs=0.01)
-    assert scores["input"]["psnr"] == pytest.approx(psnr_by_hand(mean, sharp), abs=0.1)
-
-
 def read_rgb(path: Path) -> torch.Tensor:
     """Return a picture as (3, H, W) in RGB, with values from 0 to 255."""
     bgr = read_picture(path)
     rgb = torch.from_numpy(bgr[..., ::-1].copy())  # (H, W, 3)
     return rgb.permute(2, 0, 1)
+
+
+class Interpolated(NamedTuple):
+    """A clip of seven frames, of which file 009 makes the fourth from frames 1, 3, 5 and 7."""
+
+    frames: torch.Tensor  # the frames of the clip (7, 3, H, W), from 0 to 1
+    by_hand: torch.Tensor  # the fourth frame (3, H, W), computed by the network alone
+    out: Path  # folder of the frames that the program has written
+    scores: dict[str, Any]  # the scores of the clip
+
+
+@pytest.fixture(scope="module")
+def interpolated(tmp_path_factory) -> Interpolated:
+    """Give a clip of file 009 after a test with random weights."""
+    folder = tmp_path_factory.mktemp("interpolated")
+    options = prepare(folder, "009")
+    opt = read(options)
+    net = define_G(opt).eval()
+    # The last layer begins with zeros. With noise in it, the output is no plain mean of the input.
+    torch.nn.init.normal_(net.get_parameter("conv_last.weight"), 0, 0.02)
+    weights = folder / "G.pth"
+    torch.save({"params": net.state_dict()}, weights)
+    found = results(folder / "out", options, "--weights", str(weights))
+
+    name = "00001/0266"
+    clip = Path(of_part(opt.datasets.test).dataroot_gt) / name
+    pictures = [read_rgb(clip / f"im{number}.png") for number in range(1, 8)]
+    frames = torch.stack(pictures) / 255  # (7, 3, H, W)
+    with torch.no_grad():
+        given = frames[None, ::2]  # (1, 4, 3, H, W), every second frame
+        by_hand = net(given)[0, 0].clamp(0, 1)
+    return Interpolated(frames, by_hand, folder / "out" / name, found["clips"][name])
+
+
+def test_the_interpolated_frame_is_the_fourth_of_seven(interpolated):
+    assert [path.name for path in interpolated.out.iterdir()] == ["im4.png"]
+    written = read_rgb(interpolated.out / "im4.png")
+    # Rounding may change a value by 1.
+    assert abs(written - 255 * interpolated.by_hand).max() <= 1
+
+
+def test_the_interpolated_frame_is_compared_with_the_fourth(interpolated):
+    expected = psnr_by_hand(interpolated.by_hand, interpolated.frames[3])
+
+    assert interpolated.scores["restored"]["psnr"] == pytest.approx(expected, abs=0.01)
+
+
+def test_the_input_of_an_interpolation_is_scored_as_the_mean_of_the_two_neighbours(interpolated):
+    third, fourth, fifth = interpolated.frames[2:5]
+
+    expected = psnr_by_hand((third + fifth) / 2, fourth)
+
+    assert interpolated.scores["input"]["psnr"] == pytest.approx(expected, abs=0.1)
 
 
 @pytest.fixture
@@ -829,13 +852,17 @@ def test_test_noise_has_the_level_of_the_options(clean):
 
 
 def test_test_noise_depends_on_the_names_of_clip_and_frame_alone(clean):
-    whole = noisy_test_set(clean, seed=0)[1]["lq"]
+    whole = noisy_test_set(clean, seed=0)[1]["lq"]  # clip b
     # Now clip b is the first clip, and it is read in parts of two frames.
     shutil.rmtree(f"{clean}/a")
     alone = noisy_test_set(clean, seed=0, num_frame=2)
 
-    assert torch.equal(alone[0]["lq"], whole[:2])
-    assert torch.equal(alone.readers()[0].frame(1, reverse=True)["lq"], whole[1])
+    part = alone[0]["lq"]
+    [reader] = alone.readers()
+    of_reversed_time = reader.frame(1, reverse=True)["lq"]
+
+    assert torch.equal(part, whole[:2])
+    assert torch.equal(of_reversed_time, whole[1])
 
 
 def test_test_noise_of_another_seed_is_another(clean):
