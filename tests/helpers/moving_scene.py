@@ -137,9 +137,10 @@ class Scene:
     def _weights_of_planes(self) -> np.ndarray:
         """Return the weight (planes, H) of each plane in each row of the blurry frame.
 
-        The weights of a row sum to 1. A plane that is exposed in part has a smaller weight.
+        The weights of a row sum to 1. A plane that is exposed in part has a smaller weight. E.g. 4
+        planes and an exposure of 0.75: begin is 0.5, and the weights are 1/6, 1/3, 1/3, 1/6.
         """
-        length = self.exposure * self.planes
+        length = self.exposure * self.planes  # of the exposure, in planes
         row = np.arange(self.size[0]) / (self.size[0] - 1) - 0.5  # -0.5 at the top, 0.5 below
         begin = (self.planes - length) / 2 + row * self.rolling * length  # (H,), in planes
         plane = np.arange(self.planes)[:, None]

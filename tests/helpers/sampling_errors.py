@@ -7,9 +7,9 @@ It prints one line of JSON: the name of a case -> a result -> its error, e.g.
 convolution and the gradients of its inputs. tests/parts/house/test_triton_sampling.py starts this
 program and compares the errors with limits.
 
-The offsets reach beyond the image on all sides. They lie between the multiples of 1/64, half a step
-away from the pixels, because the derivative of a sample jumps at a pixel. torch.empty gives NaN
-here. So an output that a kernel leaves unwritten has an infinite error.
+The offsets reach beyond the image on all sides. They lie halfway between two multiples of 1/64
+pixel, so no sample lies exactly on a pixel, where the derivative of a sample jumps. torch.empty
+gives NaN here. So an output that a kernel leaves unwritten has an infinite error.
 """
 
 import json
@@ -52,6 +52,7 @@ RESULTS = ("out", "x", "offset", "mask", "weight", "bias")
 
 
 def main() -> None:
+    """Print the errors of all cases as one line of JSON."""
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills torch.empty with NaN
     errors_of_cases = {}
     for name, case in CASES.items():

@@ -35,8 +35,8 @@ def sps100_bytes(spikes: np.ndarray) -> bytes:
     A line of 1000 pixels is read out by two channels, 500 pixels each. Each half-line ends with a
     word of 12 bits: the number of the line in the lower bits, and flags from bit 10 on.
     """
-    numbers = 1 + np.arange(1000) % 499
-    words = np.repeat(numbers, 2) | 1 << 10
+    numbers = 1 + np.arange(1000) % 499  # of the lines: 1 ... 499, 1 ... 499, 1, 2
+    words = np.repeat(numbers, 2) | 1 << 10  # (2000,), for the two half-lines of each line; flag 10
     # The first and the last half-line of a plane have the number 500. The last has both flags.
     words[0] = 500
     words[-1] = 500 | 3 << 10

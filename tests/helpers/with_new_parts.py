@@ -104,6 +104,7 @@ def exit_codes(folder: Path, options: list[str]) -> dict[str, int]:
 
 
 def main() -> None:
+    """Use the new parts as the command line says, and write the report."""
     folder = Path(sys.argv[1])
     misspelt = sys.argv[2:]
     options = ["--opt", str(folder / "options.json")]
