@@ -99,7 +99,7 @@ CASES: dict[str, dict[str, Any]] = {
 # use 77 for "skipped".
 NO_FAKE_GPU = 77
 GB = 1e9
-# The types of 16 bits.
+# The types of 16 bits. The fast kernels of attention compute in these types.
 HALF = (torch.bfloat16, torch.float16)
 
 # Within this mode torch makes fake tensors.
@@ -380,7 +380,7 @@ def attention_of_a_gpu(
 
     It stands in for scaled_dot_product_attention, which chooses by the device of this machine.
     """
-    # Autocast gives all inputs 16 bits.
+    # Autocast gives the kernels inputs of 16 bits, as on a GPU.
     if torch.is_autocast_enabled("cuda") and q.dtype is torch.float32:
         dtype = torch.get_autocast_dtype("cuda")
         q = q.to(dtype)
@@ -459,7 +459,10 @@ def to_gpu(net: nn.Module) -> None:
 def fake_chunks(size, window, shift, device, batch=1, most=1 << 40) -> tuple[windows.Chunk, ...]:
     """Return the chunks of `models.vrt.windows.window_chunks` on the GPU.
 
-    The function computes indices. Fake tensors have no numbers, so it runs on the CPU.
+    That function has the same arguments. It computes indices, and fake tensors have no numbers, so
+    it runs on the CPU.
+
+    most: largest number of windows in a chunk. The default, 2**40, is no limit.
     """
     with unset_fake_temporarily():
         chunks = windows.window_chunks(size, window, shift, torch.device("cpu"), batch, most)
@@ -598,6 +601,9 @@ def alignment(shape: tuple[int, ...], amp: bool) -> tuple[int, int]:
 
 
 # ---- In place of a GPU --------------------------------------------------------------------------
+#
+# What must stay: each operation gets the device and the dtypes that a GPU would have. This part uses
+# inner methods of torch, so a new version of torch may need changes here.
 
 
 @contextlib.contextmanager
