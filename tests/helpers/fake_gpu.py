@@ -602,8 +602,8 @@ def alignment(shape: tuple[int, ...], amp: bool) -> tuple[int, int]:
 
 # ---- In place of a GPU --------------------------------------------------------------------------
 #
-# What must stay: each operation gets the device and the dtypes that a GPU would have. This part uses
-# inner methods of torch, so a new version of torch may need changes here.
+# What must stay: each operation gets the device and the dtypes that a GPU would have. This part
+# uses inner methods of torch, so a new version of torch may need changes here.
 
 
 @contextlib.contextmanager
