@@ -223,7 +223,8 @@ def _gt_path(path: Path | None) -> Path | None:
 def _name_of(frames: Path) -> str:
     """Return the name of a single clip. A folder <clip>/blur is named after the clip.
 
-    The name becomes the name of the results, so it must stay.
+    The name becomes the name of the results, so it must stay
+    (test_the_folder_of_a_clip_is_one_clip).
     """
     if frames.is_file():
         return frames.stem

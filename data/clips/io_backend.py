@@ -73,7 +73,8 @@ IO_BACKENDS = Registry("io backend", "type")
 FORMAT = 1
 INDEX = "index.json"
 # Fields of a `Clip` that the index stores. The other fields follow from the options at each start.
-# These names are keys of the index, so a change needs another FORMAT.
+# These names are keys of the index, so a change needs another FORMAT
+# (test_a_cache_of_an_earlier_version_is_read).
 STORED = (
     "name",
     "stems",

@@ -18,8 +18,9 @@ Anybody may have written these files. So three kinds of tests come before a reco
 
 If any test fails, the record is ignored and the data check runs again. So a wrong record costs time
 but is never used. What must stay: every one of these tests, and a higher FORMAT for every change of
-the check. test_a_record_that_does_not_fit_is_as_good_as_none forges records and notices a missing
-test. Free to change: how many files a repeated start looks at (SHARE, LEAST_FILES).
+the check. test_a_record_that_does_not_fit_is_as_good_as_none forges records. It does not notice
+every missing test, because a forged record mostly fails another test, too. Free to change: how many
+files a repeated start looks at (SHARE, LEAST_FILES).
 
 Tests: tests/parts/data/test_kept.py, tests/parts/data/test_preflight.py
 """

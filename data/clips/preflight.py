@@ -132,7 +132,7 @@ def preflight(
             )
         except DataError as e:
             # A whole root is missing. Go on with the next split, so that one error at the end names
-            # the problems of all splits.
+            # the problems of all splits (test_a_missing_root_hides_no_problem_of_the_other_split).
             unreadable.append(e)
             continue
         reports += reports_of_split

@@ -202,7 +202,7 @@ class DatasetClip(Reader):
 
         The line is hashed for a digest that is stored with scores (data/clips/content.py). So the
         values and their order must not change. Otherwise stored scores would count as scores of
-        other clips.
+        other clips, and no test would notice.
         """
         clip = self.clip
         values: list[Any] = [clip.size, clip.gt_size, clip.planes, list(self.stems)]

@@ -4,7 +4,8 @@ A network file system answers each call slowly, but answers many calls at the sa
 are computed faster too, because OpenCV and NumPy let other threads work meanwhile.
 
 What must stay: the results come in the order of the items, and an error of an item reaches the
-caller. All checks of data rely on both.
+caller. All checks of data rely on both. E.g. test_sound_data_are_not_read_again fails if the order
+changes.
 
 Tests: tests/parts/data/test_preflight.py, tests/parts/data/test_manifest.py
 """
