@@ -1,11 +1,16 @@
 """Find the motion within an exposure from the spikes, by optical flow.
 
-    spikes -> pictures   grey pictures of nine instants of the exposure, one of them sharp
+    spikes -> pictures   grey pictures of nine instants of the exposure, one of them the sharp
+                         instant
     pictures -> shifts   DIS, an optical flow (Kroeger et al., ECCV 2016), from the sharp instant to
-                         each other instant (the way there), and from there to the sharp instant
-                         (the way back)
-    shifts -> Motion     the shifts of the way there, and their expected error, which is larger if
-                         there and back do not end at the pixel where they began
+                         each other instant
+    shifts -> curves     the way of each pixel in time, a curve of third degree near its shifts
+    curves -> picture    all nine pictures, moved back to the sharp instant: their mean has less
+                         noise than the picture of the sharp instant
+    picture -> shifts    DIS again, from this mean to each other instant (the way there), and from
+                         there to the sharp instant (the way back)
+    shifts -> Motion     the curves of the ways there, and their expected errors, which are larger
+                         if there and back do not end at the pixel where they began
 
 A picture is the light of some planes, where a plane is one binary picture of the spike camera. So a
 picture is far sharper than the blurry frame, but it has no colour and more noise.
@@ -36,8 +41,8 @@ from data.spike.simulate import to_display, to_uint8, window_light
 # Instants at which motion is measured on each side of the sharp instant, as shares of the time from
 # the sharp instant to the begin or the end of the exposure.
 INSTANTS = (0.25, 0.5, 0.75, 1.0)
-# A picture has as many planes as bring this number of spikes to a pixel of median light. With fewer
-# spikes a picture would have more noise. With more spikes it would have more blur.
+# A pixel of a picture has as many planes as bring this number of spikes. With fewer spikes it
+# would have more noise. With more spikes it would have more blur.
 SPIKES_OF_PICTURE = 3.0
 # A picture has at least this share of the planes of the exposure. It matters in bright light: a
 # larger value would blur, a smaller value would make the pictures of few planes uneven. The
@@ -46,11 +51,15 @@ LEAST_PICTURE = 0.11
 # A picture has at most this share of the planes of the exposure. It matters in dim light: a larger
 # value would blur, a smaller value would leave more noise.
 MOST_PICTURE = 0.4
+# The light around a pixel decides how many planes it has. It is a Gaussian mean with this sigma, in
+# spike pixels. The same number of planes for all pixels lost 0.05 dB on the photographs of
+# lab/joint_gain.py and 0.12 dB on its part "seven". No test notices.
+LIGHT_AROUND = 1.5
 # Least number of spikes where it is a divisor: an exposure without any spike would divide by 0.
 TINY = 1e-6
 # Light is dim if a pixel of median light has fewer spikes than this in an exposure. In dim light,
-# learned.py asks the network, too (`by_both` there has what was measured), and joint.py makes fewer
-# groups of planes.
+# `_add_shake` is not called, learned.py asks the network, too (`by_both` there has what was
+# measured), and joint.py makes fewer groups of planes.
 DIM = 5.0
 # Spikes are few if a pixel of median light has fewer spikes than this in an exposure: fewer than
 # two in each of the nine pictures. Then DIS compares larger squares, each picture is read from its
@@ -62,6 +71,12 @@ FEW = 18.0
 # but with few spikes they follow the noise.
 PATCH = 16
 STRIDE = 4
+# Unless spikes are few, the first search and the ways back are less exact. They have another
+# distance of the squares, in pixels, and another number of steps that refine each scale. The
+# defaults of DIS are 3 and 5. It saves a tenth of the time of a frame and costs 0.01 dB. With few
+# spikes it would cost 0.04 dB.
+QUICK_STRIDE = 4
+QUICK_REFINEMENT = 2
 # Least side of a picture. DIS refuses pictures that are smaller than its squares.
 LEAST_SIDE = 2 * PATCH
 # Sigma in RGB pixels by which pictures are smoothed before DIS sees them. A smaller value leaves
@@ -75,6 +90,12 @@ INVERSION = 4
 # Sigma in pixels of the mean over the neighbours, in the expected error. At a single pixel, the
 # ways there and back may agree by chance.
 AROUND = 4.0
+# Degree of the curve of a pixel in time. On photographs and videos in good light, the third degree
+# gained most; the second gained 0.2 dB less, the fourth 0.06 dB less.
+DEGREE = 3
+# The equations of a curve have no single solution if an exposure has fewer times than DEGREE. Then
+# this share of their diagonal, added to it, chooses the smallest solution.
+RIDGE = 1e-4
 # The expected error of a shift, in pixels. Its three parts were chosen on scenes whose motion is
 # known (tests/parts/data/test_motion.py).
 LEAST_ERROR = 0.15  # error of a still pixel
@@ -171,18 +192,59 @@ def motion_of(
     """
     wanted = motion_times(recording)
     spikes = median_spikes(recording)
+    is_dim = spikes < DIM
     has_few_spikes = spikes < FEW
     all_times = [0.0, *wanted]
     pictures = _pictures(recording, view, gain, all_times, spikes)
     picture_at = dict(zip(all_times, pictures, strict=True))  # time -> (H, W) uint8
-    dis = _dis(has_few_spikes)
+    times = sorted(picture_at)
+    exact = _dis(has_few_spikes)
+    quick = exact if has_few_spikes else _quick_dis()
 
+    # The first search, from the picture of the sharp instant.
+    shifts_at = _first_search(quick, picture_at, wanted, begin)
+    shifts = np.stack([shifts_at[time] for time in times])
+    curves = _curves(times, shifts, _error_by_length(shifts))
+    if not is_dim:
+        _add_shake(curves, shifts)
+
+    # The second search begins at the curves. It looks from a picture with less noise.
+    stack = np.stack([picture_at[time] for time in times])
+    sharp = _mean_picture(stack, curves)
+    shifts = np.zeros_like(curves)
+    errors = np.zeros(curves.shape[:3], np.float32)
+    for index, time in enumerate(times):
+        if time == 0:  # the sharp instant itself: no shift, no error
+            continue
+        there = _shifts(exact, sharp, picture_at[time], curves[index])
+        # The search of the way back begins at about the inverse of the way there.
+        inverse = -moved(there, -there)
+        back = _shifts(quick, picture_at[time], sharp, inverse)
+        error = expected_error(there, back)
+        shifts[index] = there
+        errors[index] = FACTOR_IF_FEW * error if has_few_spikes else error
+    curves = _curves(times, shifts, errors)
+    if not is_dim:
+        _add_shake(curves, shifts)
+    return Motion(np.array(times), curves, errors)
+
+
+def _first_search(
+    dis: cv2.DenseOpticalFlow,
+    picture_at: dict[float, np.ndarray],
+    wanted: list[float],
+    begin: Motion | None,
+) -> dict[float, np.ndarray]:
+    """Search the shifts (H, W, 2) from the sharp instant to each time. Return time -> shifts.
+
+    picture_at: time -> its picture, (H, W) uint8. wanted: times in the order of `motion_times`.
+    begin: where the searches begin, as in `motion_of`.
+    """
     # The times of a side lead away from the sharp instant. So each search begins near its result.
     times_before = wanted[: len(INSTANTS)]
     times_after = wanted[len(INSTANTS) :]
-    # Shifts and expected errors by time. At the sharp instant both are 0.
-    shifts_at = {0.0: np.zeros((*view.size, 2), np.float32)}
-    errors_at = {0.0: np.zeros(view.size, np.float32)}
+    sharp = picture_at[0.0]
+    shifts_at = {0.0: np.zeros((*sharp.shape, 2), np.float32)}
     for side in (times_before, times_after):
         nearer = 0.0  # the last time of this side, which lies nearer to the sharp instant
         for time in side:
@@ -190,20 +252,110 @@ def motion_of(
                 start, _ = begin.at(time)
             else:
                 start = _continued(shifts_at[nearer], nearer, time)
-            there, error = _way_there(dis, picture_at[0.0], picture_at[time], start)
-            if has_few_spikes:
-                error = FACTOR_IF_FEW * error
-            shifts_at[time] = there
-            errors_at[time] = error
+            shifts_at[time] = _shifts(dis, sharp, picture_at[time], start)
             nearer = time
-
-    times = sorted(shifts_at)
-    shifts = np.stack([shifts_at[time] for time in times])
-    errors = np.stack([errors_at[time] for time in times])
-    return Motion(np.array(times), shifts, errors)
+    return shifts_at
 
 
-def _dis(has_few_spikes: bool) -> cv2.DenseOpticalFlow:
+def _mean_picture(pictures: np.ndarray, shifts: np.ndarray) -> np.ndarray:
+    """Return the mean (H, W) uint8 of all pictures, moved back to the sharp instant.
+
+    pictures: (K, H, W) uint8. shifts: (K, H, W, 2), from the sharp instant to each picture.
+    """
+    total = np.zeros(pictures.shape[1:], np.float32)
+    for picture, shift in zip(pictures, shifts, strict=True):
+        total += moved(picture.astype(np.float32), shift)
+    return np.rint(total / len(pictures)).astype(np.uint8)
+
+
+def _curves(times: list[float], shifts: np.ndarray, errors: np.ndarray) -> np.ndarray:
+    """Return shifts (K, H, W, 2) that lie on a smooth curve in time for each pixel.
+
+    A thing has a mass, so it moves along a smooth curve. The error of a single search is noise, and
+    differs from time to time. The curve of a pixel is
+
+        q(tau) = c_1 tau + c_2 tau^2 + c_3 tau^3        tau = time / longest time
+
+    It is 0 at the sharp instant, as it must be. Its coefficients have the least sum over the times
+
+        sum_k w_k |q(tau_k) - shift_k|^2                w_k = 1 / error_k^2
+
+    times: planes after the sharp instant. shifts: (K, H, W, 2). errors: (K, H, W), expected errors
+    of the shifts; at the sharp instant the error does not matter.
+    """
+    tau = (np.array(times) / np.abs(times).max()).astype(np.float32)
+    weights = 1 / np.maximum(errors, LEAST_ERROR) ** 2  # (K, H, W)
+
+    # The sums w_k tau_k^p for p = 2 ... 6, (H, W) each, and the sums w_k tau_k^d shift_k for
+    # d = 1, 2, 3, (H, W, 2) each.
+    moments = {}
+    for power in range(2, 2 * DEGREE + 1):
+        moments[power] = np.tensordot(tau**power, weights, axes=1)
+    weighted = weights[..., None] * shifts  # (K, H, W, 2)
+    right = [np.tensordot(tau**d, weighted, axes=1) for d in range(1, DEGREE + 1)]
+
+    # Row d and column e of the equations are the sum w_k tau_k^(d + e).
+    rows = []
+    for d in range(1, DEGREE + 1):
+        rows.append([moments[d + e] for e in range(1, DEGREE + 1)])
+    trace = sum(rows[index][index] for index in range(DEGREE))
+    for index in range(DEGREE):
+        rows[index][index] = rows[index][index] + RIDGE * trace
+    coefficients = _solved(rows, right)
+
+    curves = np.zeros_like(shifts)
+    for d, c in enumerate(coefficients, start=1):
+        for index, of_time in enumerate(tau.tolist()):
+            curves[index] += np.float32(of_time**d) * c
+    return curves
+
+
+def _add_shake(curves: np.ndarray, shifts: np.ndarray) -> None:
+    """Add to the curves what the shake of a camera adds to the motion of all pixels, in place.
+
+    A camera that shakes fast, e.g. on a motor, moves to and fro within an exposure. No curve of
+    third degree does this. But the shake moves all pixels alike, and noise does not. So each time
+    has one more shift: the median of what the curves leave of the shifts. It is added only if it is
+    longer than the noise. Without a shake it would be noise itself.
+
+    In dim light it is not added: dim photographs lost 0.1 dB, because they have more noise.
+
+    curves, shifts: (K, H, W, 2), for the same times.
+    """
+    for curve, shift in zip(curves, shifts, strict=True):
+        rest = shift - curve  # (H, W, 2)
+        shake = np.median(rest, axis=(0, 1))  # x and y
+        noise = np.median(np.linalg.norm(rest - shake, axis=-1))
+        if np.linalg.norm(shake) > noise:
+            curve += shake
+
+
+def _solved(rows: list[list[np.ndarray]], right: list[np.ndarray]) -> list[np.ndarray]:
+    """Solve n equations for each pixel, by Gaussian elimination. Return the n unknowns (H, W, 2).
+
+    rows: n rows of n coefficients (H, W) each. The matrix is symmetric and positive definite, so no
+    pivot is 0. right: the n right sides, (H, W, 2) each.
+    """
+    rows = [list(row) for row in rows]
+    right = list(right)
+    count = len(rows)
+    for pivot in range(count):
+        for below in range(pivot + 1, count):
+            factor = rows[below][pivot] / rows[pivot][pivot]
+            for column in range(pivot, count):
+                rows[below][column] = rows[below][column] - factor * rows[pivot][column]
+            right[below] = right[below] - factor[..., None] * right[pivot]
+    # The last equation has one unknown. Each equation above it has one unknown more.
+    unknowns: list[np.ndarray] = [np.zeros(0)] * count
+    for row in reversed(range(count)):
+        rest = right[row]
+        for column in range(row + 1, count):
+            rest = rest - rows[row][column][..., None] * unknowns[column]
+        unknowns[row] = rest / rows[row][row][..., None]
+    return unknowns
+
+
+def _dis(has_few_spikes: bool) -> cv2.DISOpticalFlow:
     """Return the optical flow DIS. With few spikes, it compares larger squares."""
     dis = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_MEDIUM)
     if has_few_spikes:
@@ -212,21 +364,12 @@ def _dis(has_few_spikes: bool) -> cv2.DenseOpticalFlow:
     return dis
 
 
-def _way_there(
-    dis: cv2.DenseOpticalFlow, sharp: np.ndarray, other: np.ndarray, start: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the shifts (H, W, 2) from the sharp picture to another, and their expected errors.
-
-    The expected errors (H, W) come from the way there and the way back together.
-
-    sharp, other: pictures (H, W) uint8 of the sharp instant and of another instant.
-    start: (H, W, 2), shifts where the search begins.
-    """
-    there = _shifts(dis, sharp, other, start)
-    # The search of the way back begins at about the inverse of the way there.
-    inverse = -moved(there, -there)
-    back = _shifts(dis, other, sharp, inverse)
-    return there, expected_error(there, back)
+def _quick_dis() -> cv2.DISOpticalFlow:
+    """Return the optical flow DIS for many spikes, faster and less exact."""
+    dis = _dis(has_few_spikes=False)
+    dis.setPatchStride(QUICK_STRIDE)
+    dis.setVariationalRefinementIterations(QUICK_REFINEMENT)
+    return dis
 
 
 def _continued(shifts: np.ndarray, nearer: float, time: float) -> np.ndarray:
@@ -248,12 +391,7 @@ def _pictures(
     times: planes after the sharp instant. spikes: number of spikes of a pixel of median light in
     the exposure.
     """
-    # The share of the planes that brings SPIKES_OF_PICTURE = 3 spikes to a pixel. E.g. with 12
-    # spikes in the exposure, it is a quarter.
-    share = np.clip(SPIKES_OF_PICTURE / max(spikes, TINY), LEAST_PICTURE, MOST_PICTURE)
-    planes = float(share) * recording.length
-    windows = [recording.window(recording.sharp + time, planes) for time in times]
-    rates = _rates(recording, windows, has_few_spikes=spikes < FEW)
+    rates = _rates(recording, times, spikes)
 
     # Where the RGB pixels lie on the spike plane, (H, W) each.
     on_plane = view.pixels_on_plane()  # (H, W, 2)
@@ -271,15 +409,42 @@ def _pictures(
     return pictures
 
 
-def _rates(
-    recording: Recording, windows: list[tuple[int, int]], has_few_spikes: bool
-) -> list[np.ndarray]:
-    """Return the spikes per plane (h, w) in each window.
+def _rates(recording: Recording, times: list[float], spikes: float) -> list[np.ndarray]:
+    """Return the spikes per plane (h, w) around each time.
 
-    windows: (first plane, plane after the last) of each window.
+    The number of planes differs from pixel to pixel: it brings about SPIKES_OF_PICTURE = 3 spikes.
+    So a star moves sharply through a dark sky, whose pixels have many planes and so little noise.
     """
+    has_few_spikes = spikes < FEW
+    at_median = np.clip(SPIKES_OF_PICTURE / max(spikes, TINY), LEAST_PICTURE, MOST_PICTURE)
+    longest = float(at_median)  # the share of a pixel of median light, or of less light
+    shortest = _rates_of_windows(recording, times, LEAST_PICTURE, has_few_spikes)  # (K, h, w)
+    if longest <= LEAST_PICTURE:
+        return list(shortest)
+
+    # The most light that a pixel sees at any time. If a star comes by, all its pictures are short.
+    around = [cv2.GaussianBlur(rate, (0, 0), LIGHT_AROUND) for rate in shortest]
+    spikes_of_pixel = np.max(around, axis=0) * recording.length  # (h, w)
+    wanted = SPIKES_OF_PICTURE / np.maximum(spikes_of_pixel, max(spikes, TINY))
+    share = np.clip(wanted, LEAST_PICTURE, longest)
+    # Between the shortest and the longest window, the pixel takes a mix of both.
+    part = np.log(share / LEAST_PICTURE) / np.log(longest / LEAST_PICTURE)  # (h, w), 0 to 1
+    part = part.astype(np.float32)
+    long = _rates_of_windows(recording, times, longest, has_few_spikes)
+    return list((1 - part) * shortest + part * long)
+
+
+def _rates_of_windows(
+    recording: Recording, times: list[float], share: float, has_few_spikes: bool
+) -> np.ndarray:
+    """Return the spikes per plane in a window around each time, (K, h, w) float32.
+
+    share: length of a window, as a share of the exposure.
+    """
+    planes = share * recording.length
+    windows = [recording.window(recording.sharp + time, planes) for time in times]
     if not has_few_spikes:
-        return list(recording.light(windows))
+        return recording.light(windows)
     # With few spikes, an interval between two spikes reaches into several windows. All of these
     # windows would show the same light, so nothing would seem to move. So each window is read as if
     # no other planes had been recorded.
@@ -289,7 +454,7 @@ def _rates(
         count = end - first
         [light] = window_light(planes_of_window, [(0, count)])
         rates.append(light / count)
-    return rates
+    return np.stack(rates).astype(np.float32)
 
 
 def _shifts(
@@ -327,8 +492,12 @@ def expected_error(there: np.ndarray, back: np.ndarray) -> np.ndarray:
     difference = np.linalg.norm(there + moved(back, there), axis=-1)
     # The size (0, 0) lets OpenCV choose the size of the kernel for this sigma.
     mean_difference = cv2.GaussianBlur(difference, (0, 0), AROUND)
-    length = np.linalg.norm(there, axis=-1)
-    return LEAST_ERROR + ERROR_BY_DIFFERENCE * mean_difference + ERROR_BY_LENGTH * length
+    return _error_by_length(there) + ERROR_BY_DIFFERENCE * mean_difference
+
+
+def _error_by_length(shifts: np.ndarray) -> np.ndarray:
+    """Return the expected errors (...) of shifts (..., 2) whose ways back are not known."""
+    return LEAST_ERROR + ERROR_BY_LENGTH * np.linalg.norm(shifts, axis=-1)
 
 
 def moved(picture: np.ndarray, shifts: np.ndarray) -> np.ndarray:

@@ -38,12 +38,17 @@ MARGIN = 40
 
 @dataclass(frozen=True)
 class Scene:
-    """A scene with an affine motion at constant speed, and the two cameras that see it."""
+    """A scene with an affine motion at constant speed, and the two cameras that see it.
+
+    The cameras may also shake.
+    """
 
     # Shift along x and along y, in pixels per exposure.
     velocity: tuple[float, float] = (0.0, 0.0)
     # Rotation about the middle, from x towards y, in degrees per exposure.
     turn_deg: float = 0.0
+    # The camera shakes along x by up to this number of pixels, to and fro twice per exposure.
+    shake: float = 0.0
     # Height and width of the RGB frames.
     size: tuple[int, int] = (96, 96)
     # Spike planes of a frame.
@@ -81,6 +86,7 @@ class Scene:
         # OpenCV turns from y towards x, so the angle is negative.
         motion = cv2.getRotationMatrix2D(center, -self.turn_deg * time, 1.0)
         motion[:, 2] += np.array(self.velocity) * time
+        motion[0, 2] += self.shake * np.sin(2 * (2 * np.pi) * time)
         return np.vstack((motion, (0, 0, 1)))
 
     def sharp_time(self, frame: int) -> float:
