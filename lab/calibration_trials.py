@@ -76,6 +76,8 @@ def trial(number: int) -> dict[str, Any]:
     # docs/benchmarks/calibration.
     rng = np.random.default_rng([26, number])
     rig = Rig.random(rng)
+    # `fit` begins at the matrix of two cameras with the same view, `nominal`. Of the true rig it is
+    # told only whether the spike camera sees linear light or display values.
     found = fit(recorded_views(rig, rng), nominal(SPIKE, RGB), rig.light)
 
     errors = {

@@ -14,8 +14,9 @@ pass (netG.checkpoint).
 The computed memory is more than the memory that is used. An H200 took 34.3 GB for 8 clips where
 39.7 GB are computed, and 5.1 GB for one clip (docs/gpu.md).
 
-tests/parts/models/test_fake_gpu.py notices if a table of the two pages, or an option file in
-options/gpu, says something else than this program.
+Another value of a constant below changes the rows. Then change the tables of both pages, their
+Chinese pages and the files in options/gpu as well: tests/parts/models/test_fake_gpu.py notices if
+one of them says something else than this program.
 """
 
 import re

@@ -12,7 +12,9 @@ differ by more than the first run and its repetitions.
 How it is computed: each curve is smoothed, and divided by the first curve. The root mean square of
 the change from 1 is the figure that is compared (`rms`).
 
-Nothing else uses this file. Its test is in tests/parts/utils/test_history.py.
+What must stay: the keys of OUT.json, which docs/benchmarks has. Nothing else uses this file. Test:
+test_a_difference_is_compared_with_the_difference_between_two_seeds in
+tests/parts/utils/test_history.py.
 """
 
 import argparse

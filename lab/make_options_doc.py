@@ -13,8 +13,11 @@ Editors then complete and check keys, and show their meaning.
 The pages are filled from the template lab/options.md.jinja.
 
 What must stay: the schema accepts every option file of this project, and the headings of the pages,
-to which other pages link. tests/parts/utils/test_option_files.py fails if one of the three files is
-older than the models. Free to change: the form of the pages.
+to which other pages link. Free to change: the form of the pages.
+
+Tests: tests/parts/utils/test_option_files.py fails if one of the three files is not what this
+program writes now. So write them after a change, and look at `git diff`. Tests of the schema, e.g.
+test_the_schema_finds_a_wrong_key_or_type, read the written file.
 """
 
 import inspect
@@ -136,6 +139,8 @@ def _filled_template(translate: Callable[[str, str], str], *, is_english: bool) 
 
 def _refuse_other_texts(translations: dict[str, str], texts: dict[str, str]) -> None:
     """End the program if a text of the page has no translation, or a translation has no text.
+
+    test_a_key_without_translation_is_named and the test after it read the message.
 
     texts: each paragraph of the page -> where it is.
     """
@@ -279,7 +284,14 @@ def make_schema() -> str:
 def in_lines(schema: Schema) -> str:
     """Return a schema as JSON: a line for each entry, and for each entry of an object in it.
 
-    With one line for each key, a difference in git shows which key has changed.
+    With one line for each key, a difference in git shows which key has changed. E.g. the entries
+    "$defs" and "properties" are objects:
+
+        "type": "object",
+        "properties": {
+         "task": {"type": "string", ...},
+         "datasets": {...}
+        }
     """
     lines = []
     for name, value in schema.items():

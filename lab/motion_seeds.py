@@ -4,10 +4,13 @@
     python lab/motion_seeds.py --videos VIDEOS [--updates 800] [--seeds 0 1 2]
     python lab/motion_seeds.py --videos VIDEOS --parts few --clips report_rig report_dim
 
-lab/train_motion.py explains the learned steps, their two parts "good" and "few", and the control
-(its flag --plain): the same conv net, which sees neither the motion nor its equations. This program
-answers two questions about them. How much do the gains depend on the seed? How much is left without
-the motion and its equations?
+The learned steps improve the frame of the operator (weights/operator.pth, a network). They work
+with equations along the motion, and with the proposal, a frame that solves these equations. There
+are two parts: "good" for good light, and "few" for few spikes. The control is the same conv net,
+which sees neither the motion nor its equations. lab/train_motion.py explains all of them.
+
+This program answers two questions. How much do the gains over the operator depend on the seed? How
+much is left without the motion and its equations?
 
 The program works in this order:
 
@@ -242,6 +245,8 @@ def network_of(weights: Path) -> MotionFusion:
 
 
 # ---- Training ----------------------------------------------------------------------------------
+#
+# No test trains here. tests/parts/house/test_train_motion.py tests `train`.
 
 
 def train_all(

@@ -261,6 +261,9 @@ class Method:
 
 
 # ---- The data ----------------------------------------------------------------------------------
+#
+# Tests make the suite `sample`, and see that a missing video is refused. No test makes the clips of
+# the suite `real`, because they need the videos.
 
 
 def make_made(out: Path) -> Data:
@@ -421,6 +424,9 @@ def roots(folder: Path, split: str) -> dict[str, str]:
 
 
 # ---- Training and testing ----------------------------------------------------------------------
+#
+# tests/parts/house/test_quality_command.py, a slow test, runs the whole program on the suite
+# `sample`.
 
 
 def read_method(file: Path, data: Data, steps: int) -> Method:
@@ -521,7 +527,7 @@ def finished(out: Path, data: Data, method: Method, seed: int) -> dict[str, Any]
             result = read_json(file)
             # Names of clips are "<condition>/<clip>".
             tested = {clip.partition("/")[0] for clip in result["clips"]}
-            has_all = tested >= data.tests.keys()
+            has_all = tested >= data.tests.keys()  # it may have been tested under more conditions
             return result if has_all else None
     return None
 
@@ -610,7 +616,7 @@ def moving_psnr(restored: Path, clip: Path) -> dict[str, float]:
     """Return the PSNR in dB of the moving pixels: {"restored": dB, "input": dB of the blurry}.
 
     It is the mean over the frames in which more than LEAST_MOVING of the pixels move.
-    lab/joint_gain.py uses it as well.
+    lab/joint_gain.py uses it as well. Test: test_the_score_of_moving_pixels_leaves_still_ones_out
 
     restored: folder of the restored frames. clip: folder with the folders sharp and blur.
     """
@@ -664,6 +670,9 @@ def call(program: str, out: Path, name: str, *arguments: str) -> None:
 
 
 # ---- The tables --------------------------------------------------------------------------------
+#
+# tests/parts/house/test_lab.py tests the tables and `difference` on numbers that are small enough
+# to check by hand.
 
 
 class Spread(NamedTuple):

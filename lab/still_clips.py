@@ -52,12 +52,13 @@ from utils.results import markdown_table, read_json
 
 HEIGHT = 128  # of a frame, in pixels
 WIDTH = 160
-CORNER = (100, 100)  # first pixel of the frame in the photograph at time 0, x and y
+CORNER = (100, 100)  # x and y of the first pixel of the frame in the photograph, at time 0
 PLANES = 60  # in an exposure
 SHARP_PLANE = 30  # the sharp frame is the middle plane of an exposure
 FRAMES = 2  # of a clip
 BINS = 2  # a spike pixel covers BINS x BINS RGB pixels
-# Each clip has its own random charges, but a clip has the same charges in each measurement.
+# Seed of the random first charges of the pixels. Each clip begins with it, so all clips have the
+# same first charges, in each measurement. Another seed gives other spikes and so other figures.
 SEED = 3
 
 PHOTOGRAPHS = ("astronaut.png", "chelsea.png", "coffee.png")

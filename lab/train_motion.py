@@ -37,10 +37,13 @@ equations. The difference of the two gains is what the motion and its equations 
 The program writes <out>/motion.pth every 500 updates and at the end. Every 100 updates it prints by
 how many dB the learned steps improve on the operator.
 
-What must stay: the order of the random draws, because a training is repeated by its seed
-(test_a_training_is_repeated_by_its_seed in tests/parts/house/test_train_motion.py), and the keys of
-the written weights, which models/fusion/fusion_motion.py reads. No test makes the samples. Free to
+What must stay: the order of the random draws, because with another order a seed gives other
+weights, and the keys of the written weights, which models/fusion/fusion_motion.py reads. Free to
 change: the values under "Choices of the training".
+
+Tests: tests/parts/house/test_train_motion.py trains for 12 updates on one sample.
+test_a_training_is_repeated_by_its_seed notices a number that does not come from the seed, but not
+another order of the draws. No test makes the clips and samples.
 """
 
 import argparse
@@ -384,6 +387,7 @@ def motion_network(
 
     Returns the description of the network, as a weights file has it, and the fusion. At first the
     fusion returns the operator's frame, because the initial weights of the steps change nothing.
+    lab/motion_seeds.py builds its networks here as well.
 
     network: weights file of the network that finds the motion. None: DIS (an optical flow of
     OpenCV) finds it.
@@ -424,7 +428,8 @@ def steps_of(net: MotionFusion, part: str) -> MotionSteps:
 def begin_at(net: MotionFusion, weights: Path) -> None:
     """Copy the learned steps of a weights file with the fusion "motion" into `net`.
 
-    If the file has no steps for few spikes, its only steps are copied to both places.
+    If the file has no steps for few spikes, its only steps are copied to both places
+    (test_both_parts_begin_at_the_steps_of_weights_with_a_single_part).
     """
     begun = motion_fusion_of(read_saved(weights).build())
     assert begun is not None  # the file has another fusion
@@ -440,7 +445,8 @@ def begin_at(net: MotionFusion, weights: Path) -> None:
 def write_weights(file: Path, saved: SavedNetwork, net: MotionFusion, updates: int) -> None:
     """Write a weights file in the form in which main_train_vrt.py writes the weights of a run.
 
-    `read_saved` (models/portable.py) reads the keys, so they must stay.
+    `read_saved` (models/portable.py) reads the keys, so they must stay
+    (test_the_written_weights_keep_all_of_the_operator_but_its_fusion).
 
     updates: number of updates, key "iter" of the file.
     """
@@ -457,6 +463,8 @@ def write_weights(file: Path, saved: SavedNetwork, net: MotionFusion, updates: i
 
 
 # ---- Data ------------------------------------------------------------------------------------
+#
+# No test makes the clips of SETS or their samples, because they need the videos.
 
 
 def training_samples(
@@ -603,7 +611,8 @@ def samples_of_part(samples: Mapping[str, list[Sample]], part: str) -> dict[str,
     """Return the samples on which a part of the steps is trained: name of a set -> its samples.
 
     SPIKES_OF_PART says how many spikes an exposure of the part has. A set is left out if fewer than
-    LEAST_SAMPLES of its samples have so many.
+    LEAST_SAMPLES of its samples have so many
+    (test_each_part_is_trained_on_the_light_in_which_it_is_used).
 
     part: "few" or "good".
     """
@@ -645,9 +654,9 @@ REGION_SHIFT_PX = (-10, 10)  # x or y of its added shift at the end of the expos
 def wrong_motion(motion: Motion, other: Motion, rng: np.random.Generator) -> Motion:
     """Return a motion that is wrong in one of five ways, drawn at random.
 
-    The expected error of each shift (`Motion.errors`) stays as in `motion`. So the learned steps
-    cannot see from the expected error that the motion is wrong. They must see it from the spikes of
-    the sharp instant.
+    The expected error of each shift (`Motion.errors`) stays as in `motion`
+    (test_a_wrong_motion_keeps_its_expected_error). So the learned steps cannot see from it that the
+    motion is wrong. They must see it from the spikes of the sharp instant.
 
     The order of the draws is part of the training: if it changes, the same seed gives other
     weights. No test notices.
@@ -862,8 +871,9 @@ def loss_of(
         worse_k    = mean over squares of max(0, e_k - e_0) / mean(e_0)
 
     The logarithm makes bright and dim samples count alike. `worse_k` punishes a square of the frame
-    that became worse, even if the frame became better in the mean. LOSS_FLOOR is added to the
-    means.
+    that became worse, even if the frame became better in the mean
+    (test_a_loss_counts_a_square_that_became_worse_more_than_one_that_became_better). LOSS_FLOOR is
+    added to the means.
 
     frames: the frame (3, H, W) after each learned step. z_0, sharp: first estimate and true frame,
     (3, H, W).

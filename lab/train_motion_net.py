@@ -21,7 +21,9 @@ the other. A new draw, or another order of two draws, changes all scenes after i
 but a training cannot be repeated then. lab/vrt_curve.py draws its scenes and computes its loss with
 functions of this file. Free to change: the values under "Training", for the next training.
 
-Tests: tests/parts/house/test_vrt_curve.py (scenes and loss). No test runs `train`.
+Tests: tests/parts/house/test_vrt_curve.py draws scenes and computes the loss, but it looks at none
+of these numbers. E.g. it passes if a true shift has the wrong sign. No test runs `train`. So train
+for some minutes after a change: the printed error must become smaller than the printed length.
 """
 
 import argparse
@@ -260,7 +262,8 @@ class Layer:
 
     A is the matrix of `linear`. n = SIDE + 2 MARGIN is the side of the picture of a layer, and N is
     the number of INSTANTS. Both `picture_at` and `shifts` follow this equation: change them
-    together, because the network learns that the shifts explain the pictures.
+    together, because the network learns that the shifts explain the pictures. No test compares
+    them.
     """
 
     light: np.ndarray  # (n, n) what it shows, linear light in [0, 1]
@@ -793,8 +796,8 @@ def batch_of(samples: Sequence[Sample]) -> Batch:
 def turned(batch: Batch, rng: np.random.Generator) -> Batch:
     """Mirror and transpose a batch at random, with the directions of its shifts.
 
-    E.g. after mirroring from left to right, x of each shift has the opposite sign. The order of the
-    three draws is part of the training.
+    E.g. after mirroring from left to right, x of each shift has the opposite sign. No test notices
+    a wrong sign. The order of the three draws is part of the training.
     """
     pictures, scenes, shifts = batch
     if rng.random() < 0.5:  # left and right: x changes its sign
@@ -923,7 +926,8 @@ def loss_of(found: Sequence[Curves], shifts: Tensor, tau: Tensor) -> tuple[Tenso
 
         loss = 1/2 e / USUAL_ERROR + 1/2 (e exp(-s) + s)
 
-    The second term is smallest if exp(s) = e. So the network learns how wrong its shifts are.
+    The second term is smallest if exp(s) = e. So the network learns how wrong its shifts are. The
+    loss of all levels is the mean over pixels, times LEVEL_WEIGHTS, added up.
 
     found: the curves of each level, the coarsest first. It may lack the finest levels.
     shifts: the true shifts (B, 11, 2, h, w) at the times tau (11,).

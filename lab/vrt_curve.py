@@ -10,6 +10,9 @@ the motion with a small network and restores along it. --form says where the att
     prior    between the learned steps of weights/motion.pth
     behind   behind the frames of weights/operator.pth, as VRT is used in the option files
 
+The operator (weights/operator.pth) is a network that restores a blurry frame with the help of its
+spikes. The learned steps of weights/motion.pth improve the frame of the operator along the motion.
+
 Each form has two networks with about the same number of parameters ("arms"): one with attention
 over frames, and a control without. Both begin at the same seed, see the same data in the same
 order, and are tested on the same data. Tests come from the videos coffee and walker, and training
@@ -141,18 +144,16 @@ def measure(form: "Form", out: Path, minutes: Sequence[float], seed: int) -> Non
 
     minutes: CPU minutes of training at the points, in rising order.
     """
+    points: dict[float, dict[str, Any]] = {minute: {"minutes": minute} for minute in minutes}
     found: dict[str, Any] = {
         "environment": environment(),
         "form": form.name,
         "score": form.score,
         "seed": seed,
         "parameters": {},
-        "points": [],
+        "points": list(points.values()),  # the same dicts as in `points`, which are filled below
         **form.references(),
     }
-    # The list in `found` holds the same dicts as `points`, which are filled below.
-    points: dict[float, dict[str, Any]] = {minute: {"minutes": minute} for minute in minutes}
-    found["points"] = list(points.values())
     # The control comes second, so that a point of both networks is complete with the control.
     for arm in ARMS:
         training = Training(form, arm, seed, out / f"{form.name}_{arm}_seed{seed}.pt")
@@ -308,14 +309,19 @@ class Training:
         self.optimizer.step()
         self.steps += 1
 
-        # The average follows the weights fast at first, so that it forgets the initial weights.
+        # The average follows the weights fast at first, so that it forgets the initial weights. At
+        # step 20 it takes half of the new weights, and from step 1980 on 1 - MOST_OLD of them.
         share_of_old = min(MOST_OLD, self.steps / (self.steps + 20))
         for name, newest in self.net.state_dict().items():
             if newest.is_floating_point():  # not the indices of the attention, which never change
                 self.averaged[name].lerp_(newest, 1 - share_of_old)
 
     def save(self) -> None:
-        """Write the state of the training to its file."""
+        """Write the state of the training to its file.
+
+        `load` reads what is written here, so change both together
+        (test_a_stopped_training_goes_on_where_it_was).
+        """
         state = {
             "net": self.net.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -351,6 +357,8 @@ class Training:
 #
 # The frames of this attention are the 15 pictures of spikes that `MotionNet` sees. Eleven pictures
 # show windows of time within the exposure. Two pictures show windows before it, and two after it.
+# `MotionNet` finds the motion from coarse to fine, at four levels. A pixel of a level has a side of
+# 8, 4, 2 or 1 spike pixels. Each level has a conv net of its own, which corrects the motion.
 
 # The scenes that are drawn before the training. Both networks draw their batches from them. Each
 # scene gives two samples.
@@ -361,8 +369,8 @@ MOTION_BATCH = 8  # samples of a step
 # The finest level of `MotionNet` is left out in training and test. It takes half of the time of a
 # step, and only corrects what the coarser levels have found.
 MOTION_LEVELS = len(LEVELS) - 1
-# The levels with attention, by the side of their pixels in spike pixels. They are the coarsest, in
-# which dim light is averaged most and attention takes least time.
+# The levels with attention: the side of their pixels in spike pixels. They are the coarsest levels.
+# There dim light is averaged most, and attention takes least time.
 ATTENTION_LEVELS = (8, 4)
 # With more channels or heads, a step of the attention takes longer, so it makes fewer steps in the
 # same time. No measurement of other values is recorded.
@@ -506,12 +514,13 @@ class MotionForm(Form):
         return scores
 
     def references(self) -> dict[str, Any]:
-        """Return the scores of still pixels, and of the network in weights/motion.pth."""
+        """Return the scores without any motion, and of the network in weights/motion.pth."""
         still = {}
         for light, batches in self.tests.items():
             still[light] = {}
             for number, batch in enumerate(batches):
-                # If nothing is moved, the error of a shift is its length. Dimension 2 is x and y.
+                # If all found shifts are 0, the error is the length of the true shift. Dimension 2
+                # is x and y.
                 length = batch.shifts.norm(dim=2).mean()
                 still[light][f"scene_{number:02d}"] = float(length)
         with torch.no_grad():
@@ -613,7 +622,8 @@ def drawn_clip(clips: Sequence[Sequence[Any]], rng: np.random.Generator) -> Any:
 def gain_db(restored: Tensor, z_0: Tensor, sharp: Tensor) -> float:
     """Return by how many dB a clip is better than the frames z_0, in the mean over its frames.
 
-    All: (N, 3, H, W). Only the middle of a frame is scored.
+    All: (N, 3, H, W). Only the middle of a frame is scored. z_0 lies in [0, 1] already, so only
+    `restored` is clamped.
     """
     errors = (middle(restored).clamp(0, 1) - middle(sharp)).square().mean((1, 2, 3))  # (N,)
     errors_0 = (middle(z_0) - middle(sharp)).square().mean((1, 2, 3))
@@ -676,7 +686,10 @@ class FrameConvs(nn.Module):
 
 
 def set_to_zero(conv: nn.Conv2d) -> None:
-    """Set weights and bias to 0, so that a network begins without any effect."""
+    """Set weights and bias to 0, so that a network begins without any effect.
+
+    test_a_new_network_changes_nothing notices another begin.
+    """
     for parameter in conv.parameters():
         nn.init.zeros_(parameter)
 
@@ -710,7 +723,8 @@ class BehindForm(Form):
         if arm == CONTROL:
             return FrameNet()
         options = read_with_base(BEHIND_OPTIONS, Sources(str(BEHIND_OPTIONS)))
-        # Without fusion, because the operator has already made the frames that VRT sees.
+        # Without fusion, because the operator has already made the frames that VRT sees. `resolve`
+        # adds the defaults of missing options, and `plain` makes a dict.
         netG = NETWORKS.resolve({**options["netG"], "fusion": "none"}, "netG").plain()
         net = NETWORKS.build(netG, "netG", spike_channels=0)
         # The option file does not train the optical flow, either.
@@ -764,7 +778,9 @@ def pictures_of(clip: Clip) -> Pictures:
 #
 # The learned steps (`MotionSteps`) restore each frame on its own. Here all frames of a clip take a
 # step together, and a second net, the prior, adds to the outputs of the conv net of the steps. The
-# prior sees all frames. The shipped weights of the steps stay as they are.
+# outputs are, for each pixel, a change of its colours (3 channels) and gates (GATES channels): how
+# far the step follows the equations and the proposal. The proposal is a frame that solves the
+# equations. The prior sees all frames. The shipped weights of the steps stay as they are.
 
 PRIOR_FEATURES = 32
 QUARTER = 4  # side of a pixel of the prior, in pixels of the frame
@@ -775,6 +791,7 @@ PRIOR_MUTUAL_DEPTH = 2
 PRIOR_HEADS = 4
 PRIOR_WINDOW = (4, 6, 6)
 # The control has so many convs in place of the attention, for about the same number of parameters.
+# test_both_networks_of_a_form_are_trained_for_the_same_time allows a difference of 5 %.
 PRIOR_LAYERS = 7
 TEST_SOLVER = Solver()  # of the shipped weights; lab/train_motion.py has a cheaper one for training
 
@@ -798,11 +815,14 @@ class ClipEquations:
         return below([equations.proposal(frame) for equations, frame in pairs])
 
     def evidence(self) -> Tensor:
-        """Return the evidence of all frames, (6, N H, W)."""
+        """Return how far to trust the equations at each pixel of all frames, (6, N H, W)."""
         return below([each.evidence() for each in self.of_frames])
 
     def pulls(self, z: Tensor) -> Tensor:
-        """Return the pulls of all frames, (7, N H, W)."""
+        """Return how the equations would change all frames, and how far they are off.
+
+        The result is (7, N H, W), the channels of `data.motion.joint.Equations.pulls`.
+        """
         pairs = zip(self.of_frames, apart(z, len(self.of_frames)), strict=True)
         return below([equations.pulls(frame) for equations, frame in pairs])
 
