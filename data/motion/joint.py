@@ -1126,8 +1126,8 @@ class Equations:
     def _solve_linearised(self, z: Tensor, z_0: Tensor) -> Tensor:
         """Return z (3, H, W) after the equations are linearised at z and solved.
 
-        `adjoint` below must stay the adjoint of `weighted`. No test notices if `slope` stands at a
-        wrong place in `adjoint`, so whoever changes it compares it with the gradient of `weighted`.
+        `adjoint` below must stay the adjoint of `weighted`.
+        test_the_first_step_changes_the_frame_as_the_equations_pull_it notices a wrong `adjoint`.
         """
         r_b, r_s = self.residuals(z)
         w_b, w_s = self.robust_weights(r_b, r_s)

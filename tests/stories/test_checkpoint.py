@@ -34,7 +34,16 @@ from utils.errors import CheckpointError, DataError, OptionError
 from utils.files import MARK
 from utils.options.models import TrainOptions, WatchdogOptions
 from utils.run import checkpoint
-from utils.run.checkpoint import DataOrder, Progress, find_checkpoint, left_to_do, planned_steps
+from utils.run.checkpoint import (
+    DataOrder,
+    Progress,
+    Resumed,
+    find_checkpoint,
+    left_to_do,
+    planned_steps,
+    restore_progress,
+    restoring,
+)
 from utils.run.folder import only_run_in
 from utils.run.measure import Health
 from utils.run.writers import Experiment
@@ -493,6 +502,48 @@ def test_a_resume_that_would_lose_something_is_refused(tmp_path, resume, steps, 
 
     with pytest.raises((CheckpointError, OptionError), match=said):
         runs.find(resume)
+
+
+# ---- The position of a resumed run ----
+
+# An epoch of the training data has 10 steps.
+ORDER = DataOrder(samples=10, sample_list="0123", seed=1, steps=10)
+# The options that the position depends on: a sample for each step.
+ONE_SAMPLE = {
+    "datasets": {"train": {"dataloader_batch_size": 1}},
+    "train": {"accumulation_steps": 1},
+}
+
+
+def restored(tmp_path, **position):
+    """Return the position of a run that resumes from its own checkpoint at this position.
+
+    position: keys of the checkpoint.
+    """
+    path = tmp_path / "checkpoints" / "checkpoint_latest.pth"
+    state = {"order": vars(ORDER), "options": ONE_SAMPLE, "world_size": 1, **position}
+    train = TrainOptions(total_iter=100)
+    return restore_progress(Resumed(path, state), tmp_path, ONE_SAMPLE, train, ORDER)
+
+
+def test_a_run_that_was_saved_at_the_end_of_an_epoch_begins_the_next_one(tmp_path):
+    progress = restored(tmp_path, step=20, epoch=1, batch=10)
+
+    assert (progress.step, progress.epoch, progress.batch) == (20, 2, 0)
+
+
+def test_a_run_that_has_done_no_step_since_its_checkpoint_has_nothing_to_save(tmp_path):
+    # The checkpoint was written for the first time at step 23, so it has an older step here.
+    progress = restored(tmp_path, step=23, epoch=2, batch=3, saved=20)
+
+    assert progress.saved == 23
+
+
+def test_an_error_by_the_content_of_a_checkpoint_names_its_file(tmp_path):
+    found = Resumed(tmp_path / "checkpoint_latest.pth", {})
+
+    with pytest.raises(CheckpointError, match="checkpoint_latest"), restoring(found):
+        raise KeyError("exp_avg")  # as the optimizer does for a moment that is missing
 
 
 # ---- When a run is finished ----

@@ -786,6 +786,16 @@ def test_the_clock_of_the_spike_camera_tells_how_long_the_last_frame_lasts(tmp_p
     assert planes_of(clip) == true_planes(lengths)
 
 
+def test_the_last_frame_lasts_no_longer_than_the_longest_frame(tmp_path):
+    # The last frame begins at 4/60 s. The planes last for 7/60 s.
+    planes = int(7 * SHORT * RATE)
+    files = film_with_spikes(tmp_path, [SHORT, 2 * SHORT, SHORT, SHORT], planes)
+
+    last_frame = planes_of(clip_of(*files, calibration=write_clock(tmp_path, RATE)))[-1]
+
+    assert last_frame.count == 2 * SHORT * RATE
+
+
 # ---- The order of frames ----
 
 # Names in the order of their values. If the digits behind the point were a counter, 432.1 would be

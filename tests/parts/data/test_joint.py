@@ -14,6 +14,7 @@ A comment "measured" beside a limit is the value when the test was written. The 
 still holds at the limit, and the distance between both leaves room for other versions of torch.
 """
 
+import copy
 import itertools
 import json
 from dataclasses import replace
@@ -38,6 +39,7 @@ from data.motion.joint import (
     guarded,
     luma,
     noise_of,
+    spike_equations,
     spike_intervals,
 )
 from data.motion.recording import RecordedClip, Recording, View
@@ -439,6 +441,38 @@ def test_the_solver_limits_the_groups_of_a_still_scene_too():
     assert group_count(exposure_with(30), motion_over(0), most=2) == 2
 
 
+# ---- Which spike pixels have equations ----
+
+
+def columns_with_equations(to_rgb: np.ndarray, is_good: np.ndarray) -> list[bool]:
+    """Return for each of 8 columns of spike pixels whether all of its pixels have equations.
+
+    Each pixel has 30 spikes. A frame has 16 x 16 pixels. is_good: (8, 8).
+    """
+    recording = exposure_with(30)
+    pixels = SpikePixels(View((16, 16), (8, 8), to_rgb, is_display=False), CPU)
+    gain = np.ones((8, 8), np.float32)
+    edges = np.linspace(0, PLANES, 7)
+    made_of_spikes = spike_equations(recording, pixels, edges, gain, is_good, CPU)
+    return (made_of_spikes.weights > 0).any(0).all(0).tolist()
+
+
+def test_a_spike_pixel_that_cannot_be_trusted_has_no_equation():
+    is_good = np.ones((8, 8), bool)
+    is_good[:, 2] = False
+
+    assert columns_with_equations(ALIGNED, is_good) == is_good[0].tolist()
+
+
+def test_a_spike_pixel_beside_the_frame_has_no_equation():
+    # The spike camera looks three spike pixels further to the right.
+    to_the_right = ALIGNED + np.array([[0, 0, 6.0], [0, 0, 0], [0, 0, 0]])
+
+    found = columns_with_equations(to_the_right, is_good=np.ones((8, 8), bool))
+
+    assert found == 5 * [True] + 3 * [False]
+
+
 # ---- Intervals between spikes ----
 
 # Times between which light is counted, in planes: five edges, so four intervals of a pixel at most.
@@ -582,6 +616,32 @@ def test_the_frame_is_far_sharper_than_its_start(moving):
 
     gain = case.psnr(frame) - case.psnr(case.blurry)
     assert gain > 5  # dB; measured: 6.3
+
+
+def test_the_first_step_changes_the_frame_as_the_equations_pull_it(true_case, monkeypatch):
+    # Residuals are divided by M = lambda + M_0 + M_1 R. Here M is nearly the same everywhere, so
+    # the first step is proportional to the pull A^T W r.
+    monkeypatch.setattr(joint, "M_0", 1e6)
+    monkeypatch.setattr(joint, "M_1", 0.0)
+    equations = copy.copy(true_case.equations)
+    equations.solver = Solver(linearisations=1, steps=1)
+    z_0 = true_case.blurry
+
+    z = equations.solve(z_0)
+
+    r_b, r_s = equations.residuals(z_0)
+    w_b, w_s = equations.robust_weights(r_b, r_s)
+    by_x, by_l = equations.cameras.adjoint(w_b**2 * r_b, w_s**2 * r_s)
+    luma_weights = torch.tensor([0.299, 0.587, 0.114])[:, None, None]
+    slope = 2.2 * z_0.clamp(min=joint.DARK) ** 1.2  # dx / dz of x = z^2.2
+    if equations.is_display:
+        pull = slope * by_x + luma_weights * by_l
+    else:
+        pull = slope * (by_x + luma_weights * by_l)
+    inside = (z > 0) & (z < 1)  # the solution is limited to these values
+    change = (z - z_0)[inside]
+    cosine = (change * pull[inside]).sum() / (change.norm() * pull[inside].norm())
+    assert float(cosine) > 0.9999
 
 
 # ---- What a network sees of the equations ----

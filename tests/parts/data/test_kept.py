@@ -250,6 +250,15 @@ def test_a_table_joined_tables_and_a_list_give_the_same_numbers(tmp_path):
     assert numbers_of(tables_twice)[0] == [6, 6, 3, 6, 6, 6, 3]
 
 
+def test_joined_tables_have_the_clips_of_the_first_root_and_then_of_the_second(tmp_path):
+    tables = [checked_at_start(values, tmp_path).clips for values in two_roots(tmp_path)]
+
+    together = table.joined(tables)
+
+    lq_files = [clip.lq for clips in tables for clip in clips]
+    assert [together[number].lq for number in range(4)] == lq_files
+
+
 def test_one_of_each_form_has_the_sizes_of_all_clips(tmp_path):
     lists = []
     tables = []

@@ -492,6 +492,14 @@ def test_the_check_of_the_data_knows_files_beside_the_folders(files_beside_folde
     assert doctor_of_data(files_beside_folders, test=test) == 0
 
 
+@pytest.mark.parametrize(("planes", "frames"), [(94, 3), (95, 4), (119, 4), (120, 5)])
+def test_a_file_holds_each_frame_whose_exposure_ends_in_it(planes, frames):
+    # The exposures end at the planes 20, 45, 70, 95 and 120.
+    timing = Timing(exposures=read_exposures({"start": 0, "length": 20, "period": 25}))
+
+    assert timing.frames("clip", planes) == frames
+
+
 @pytest.fixture
 def one_file(tmp_path):
     """Give clips with one file each."""

@@ -10,6 +10,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from data.augment import Augment
 from data.cameras.spike_info import DatasetInfo, nearest_info
 from data.cameras.spike_source import SPIKE_SOURCES, DatSpikes, user_spikes
 from data.clips.clip_reader import user_clips
@@ -66,6 +67,39 @@ def test_a_changed_source_leaves_the_first_one_as_it_was():
 def test_a_field_that_a_source_does_not_have_cannot_be_changed():
     with pytest.raises(TypeError, match="DatSpikes has no centre"):
         source().changed(centre=3)
+
+
+# ---- The planes of each frame ----
+
+
+def test_a_file_that_is_too_short_is_found_behind_files_that_are_not():
+    spikes = source(representation={"type": "raw", "window": 15})
+
+    with pytest.raises(DataError, match="5 planes are too few") as error:
+        spikes.exposures("clip", [("0.dat", 56), ("1.dat", 56), ("2.dat", 5)], frames=3)
+
+    assert error.value.where == "2.dat"
+
+
+# ---- The rate that is measured ----
+
+
+@pytest.mark.parametrize(
+    ("color", "luma"),
+    [
+        pytest.param((0, 0, 255), 0.299, id="red"),
+        pytest.param((0, 255, 0), 0.587, id="green"),
+        pytest.param((255, 0, 0), 0.114, id="blue"),
+    ],
+)
+def test_the_measured_rate_knows_how_bright_each_color_is(color, luma):
+    spikes = source(rate="match")
+    picture = np.full((2, 2, 3), color, np.uint8)  # B, G, R
+    window = spikes.grid((2, 2)).window(Augment(0, 0, 2, 2))
+
+    rate = spikes.rate_of(even_spikes(), picture, window)
+
+    assert rate == pytest.approx(COUNTS.mean() / PLANES / luma)
 
 
 # ---- The picture that channels show ----
