@@ -247,7 +247,8 @@ def networks(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, nn.
     if args.checkpoint:
         ours_options |= CHECKPOINTED
     ours = VRT(**ours_options)
-    # The last layer begins with zero weights, which would hide every difference of the networks.
+    # The last layer begins with zero weights, which would hide every difference of the networks. No
+    # test notices if they stay zero.
     nn.init.normal_(ours.conv_last.weight, std=0.01)
 
     nets: dict[str, nn.Module] = {"ours": ours}

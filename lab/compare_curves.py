@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
     differences = [difference(curve, reference) for curve in curves[1:]]
     difference_of_runs = differences[0]
     differences_of_seeds = differences[1:]
-    # Of several seeds, the largest difference counts.
+    # Of several seeds, the largest difference counts. The test has one seed.
     noise = {}
     for key in difference_of_runs:
         noise[key] = max(of_seed[key] for of_seed in differences_of_seeds)

@@ -5,8 +5,9 @@
     python lab/gpu.py --out gpu.json --only "step, batch 8, no checkpointing"
     python lab/gpu.py --out try.json --device cpu      tiny sizes, to try the program itself
 
-All measurements take 5 minutes. The training step comes first. If a measurement fails or runs out
-of memory, the file says so, and the next measurement begins. The file is written after each one:
+All measurements together take 5 minutes at most, and the file says which of them did not fit in.
+The training step comes first. If a measurement fails or runs out of memory, the file says so, and
+the next measurement begins. The file is written after each one:
 
     {"gpu": "NVIDIA H200", ..., "figures": {"step, batch 1, no checkpointing":
         {"s": 0.67, "peak GB": 5.1}, "naive step, batch 1, float32": {"failed": "out of memory"}}}
@@ -47,7 +48,7 @@ from models.vrt.fit_memory import MARGIN, fit_memory
 from models.vrt.layers import tf32
 from tests.helpers.tensor_clip import restore_clip
 
-BUDGET_S = 300.0  # seconds of all measurements together; what is left over then is not measured
+BUDGET_S = 300.0  # seconds of all measurements together; the rest is noted as failed
 
 # The figures of one measurement, e.g. {"s": 0.67, "peak GB": 5.1}.
 Figures = dict[str, Any]

@@ -9,12 +9,13 @@
 1. Deformable sampling by lab/triton_sampling.py in place of torchvision's. Measured are the time
    and the error of a forward and a backward pass, at the sizes of a step of 8 clips. Expected are
    half of the time, and errors like those of rounding to 16 bits (4e-3).
-2. A training step as a CUDA graph: the GPU repeats a recorded step, and Python starts no kernels. A
-   first try took 0.28 to 0.35 s in place of 0.67 s, and its loss became NaN. So the graph notes for
-   each module whether its output was finite, and the modules that first gave NaN are named. The
-   losses of the graph are printed beside the losses of the same steps without a graph.
+2. A training step as a CUDA graph: the GPU repeats a recorded step, and Python starts no kernels.
+   In a try before this program, a step took 0.28 to 0.35 s in place of 0.67 s, but the loss became
+   NaN (docs/gpu.md). So the graph notes for each module whether its output was finite, and the
+   modules that first gave NaN are named. The losses of the graph are printed beside the losses of
+   the same steps without a graph.
 
-All takes a minute. The program prints a line of JSON for each measurement:
+The program prints a line of JSON for each measurement:
 
     {"sampling": {"side": 192, "errors": {"out": 0.003, ...}, "present": {"median_s": 0.1, ...},
                   "triton": {...}}}
@@ -23,7 +24,9 @@ All takes a minute. The program prints a line of JSON for each measurement:
 If "first bad" begins with the first module of the network, the weights were NaN before the step. So
 look for the cause in the backward pass or in the optimizer.
 
-No GPU has run the two measurements yet. Nothing else uses this file: change it freely.
+No GPU has run this program yet. It is expected to take a minute. Nothing else uses this file, so
+change it freely. tests/parts/house/test_lab.py tests `FiniteOutputs` and `watched_losses`. No other
+part has a test.
 """
 
 import argparse
@@ -313,9 +316,8 @@ def watched_losses(
     """Run GRAPH_STEPS steps. Returns their losses, and the modules that first gave NaN or Inf.
 
     The modules are taken from the first step with NaN, because this step makes the weights NaN. In
-    each later step all modules give NaN, and the flags of a graph show only its last replay.
-
-    Test: tests/parts/house/test_lab.py
+    each later step all modules give NaN, and the flags of a graph show only its last replay. Test:
+    test_the_module_where_nan_began_is_named_although_replays_overwrite_the_flags
     """
     losses = []
     first_bad: list[str] = []

@@ -379,21 +379,22 @@ def keys_of(model: type[Section], shared: Schema, text: str = "", where: str = "
     where: dotted key of the section, e.g. "datasets.train".
     """
     notes = notes_on_keys(text, model)
-    # The schema that pydantic makes of all keys, without references to definitions of its own.
-    whole = model.model_json_schema()
-    plain = without_references(whole, whole.get("$defs", {}))["properties"]
+    # The schemas that pydantic makes of the keys, without references to definitions of its own.
+    schema_of_model = model.model_json_schema()
+    definitions = schema_of_model.get("$defs", {})
+    schemas = without_references(schema_of_model, definitions)["properties"]  # key -> schema
     keys: Schema = {}
     for key, field in model.model_fields.items():
         if field.exclude:  # a field that the program sets itself, so no option
             continue
-        schema = plain[key]
-        keys[key] = schema
+        schema = schemas[key]
         # A key that names a registered part, e.g. netG.fusion, has its registry in the metadata.
         registries = [entry for entry in field.metadata if isinstance(entry, Registry)]
         if registries:
             schema |= schema_of_nested_part(registries[0], field, shared)
         if key in notes:
             schema.setdefault("description", notes[key])
+        keys[key] = schema
     for key in sorted(KAIR_ONLY.get(where, {})):
         if key not in keys:
             keys[key] = SCHEMA_OF_KAIR_KEY
@@ -428,6 +429,7 @@ def notes_on_keys(text: str, model: type[Section]) -> dict[str, str]:
         end = len(text) if is_last else marks[mark_index + 1].start()
         note = text[mark.end() : end].strip(" ;")
         for key in mark["names"].split(", "):
+            # A docstring may explain a key at two places. Both notes count.
             earlier_note = notes.get(key, "")
             notes[key] = f"{earlier_note} {note}".strip()
     return notes

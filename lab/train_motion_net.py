@@ -63,7 +63,9 @@ STEP = 2  # two planes in a row see the same light, which halves the time for dr
 # -83.5.
 INSTANTS = np.arange(-BEFORE, PLANES + BEFORE, STEP) + STEP / 2 - SHARP
 # The middles of the 15 windows of `MotionNet`, (15,), in planes after the sharp instant. EDGES are
-# in elevenths of an exposure from its middle, and USUAL_PLANES is the planes of an eleventh.
+# in elevenths of an exposure from its middle, and USUAL_PLANES is the planes of an eleventh. E.g.
+# the middle window has its middle at 0 elevenths, which is 44 planes after the begin of the
+# exposure and so at 44 - 44.5 = -0.5.
 _MIDDLES_OF_EDGES = (np.array(EDGES[:-1]) + np.array(EDGES[1:])) / 2
 MIDDLES = (_MIDDLES_OF_EDGES * USUAL_PLANES + HALF) - SHARP
 # The sensor first sees a still scene for this number of planes, so that the charge of a pixel no

@@ -23,7 +23,8 @@ data does not:
 A point of the curve is a time of training. Time is CPU time of one thread (`time.process_time`), so
 other programs on the machine do not count. Making scenes and clips does not count either. The
 learning rate stays constant, and the tested weights are a moving average of the newest weights. So
-each point of a curve is what a training of this length gives, and one training makes all points.
+the weights at a point do not depend on how long the training goes on, and one training makes all
+points.
 
 If the program is stopped, repeat the command: it goes on from the state of the training in FOLDER,
 which is saved each minute. docs/benchmarks/quality_networks.md has the figures.
@@ -871,6 +872,8 @@ class Prior(nn.Module):
 
     def __init__(self, middle: nn.Module) -> None:
         super().__init__()
+        # At half size, 2 x 2 pixels of the full size are channels of one pixel. At the exit, 4 x 4
+        # pixels of the frame are channels of one pixel of the prior.
         inputs = HALF**2 * CHANNELS_AT_FULL_SIZE + CHANNELS_AT_HALF_SIZE
         self.entry = nn.Conv2d(inputs, PRIOR_FEATURES, kernel_size=3, stride=2, padding=1)
         self.middle = middle
@@ -907,7 +910,8 @@ class StepsWithPrior(MotionSteps):
         self.load_state_dict(good.state_dict())
         assert shipped.few_steps is not None
         self.few_steps = shipped.few_steps
-        # Only the prior is trained.
+        # Only the prior is trained. No test notices if the steps are trained, too, but "parameters"
+        # in the written file counts what is trained.
         self.requires_grad_(False)
         self.prior = prior
         self.frames = 1  # number of frames of the clip
