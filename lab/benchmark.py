@@ -450,6 +450,7 @@ def make_datasets(root: Path, args: argparse.Namespace) -> dict[str, TrainClips]
     cached = {"io_backend": {"type": "cache", "path": str(root / "cache")}}
 
     section = DATASETS.resolve(of_all | spikes, "datasets.train")
+    # The set has one root, so one source: its folders, and how its spikes are read.
     [source] = section.constructor.sources_of(section)
     build_cache(source, str(root / "cache"))
 
@@ -507,7 +508,9 @@ def run_start(args: argparse.Namespace) -> dict[str, Any]:
     If strace is installed, the table also says how often a start asks the file system, for each
     file of the set, and how many seconds longer it takes on a slow file system.
     """
-    # A start on two clips costs little more than the imports. Its calls are subtracted below.
+    # A start on two clips costs little more than the imports. Its calls, and its seconds on a slow
+    # file system, are subtracted below. So the rest belongs to the files of the set. The other
+    # figures stay as they are.
     costs_of_two_clips = large_set.costs(2, args.folder)
     costs_of_starts = large_set.costs(args.clips, args.folder)
     files = args.clips * large_set.FILES_OF_CLIP

@@ -57,10 +57,11 @@ SCHEMA_OF_KAIR_KEY = {
 # Where a docstring begins to explain keys, at the start of a sentence: "height, width: ...".
 _SENTENCE_BEGIN = r"(?:^|(?<=[.;)] ))"  # the begin of the text, or a place after ". ", "; " or ") "
 _NAMES = r"\w+(?:, \w+)*"  # words with commas between them, e.g. "height, width"
+# E.g. it finds "height, width: " in "A plane. height, width: in pixels."
 KEYS_IN_TEXT = re.compile(rf"{_SENTENCE_BEGIN}(?P<names>{_NAMES}): ")
 CHINESE = json.loads((ROOT / "docs/zh/options.json").read_text(encoding="utf-8"))
 Schema = dict[str, Any]  # a JSON Schema of something
-# Where an option file names a part -> the registry of such parts.
+# Where an option file names a part -> the registry of such parts. The section "train" names a loss.
 PARTS = {
     "netG": NETWORKS, "netG.fusion": FUSIONS, "datasets.train, datasets.test": DATASETS,
     "datasets.*.spike": SPIKE_SOURCES, "datasets.*.spike.representation": REPRESENTATIONS,

@@ -80,7 +80,8 @@ PIXELS = 128
 #                                   something else: it says which elements are read.
 #
 # A flat index counts the last axis fastest. E.g. for columns (n h w, G, 9, C) the entry (pixel,
-# group, tap, channel) has the index ((pixel G + group) 9 + tap) C + channel.
+# group, tap, channel) has the index ((pixel G + group) 9 + tap) C + channel. With G = 8 and C = 8
+# the entry (2, 1, 4, 3) has the index ((2 * 8 + 1) * 9 + 4) * 8 + 3 = 1259.
 #
 # A value of each pixel and a value of each channel are joined by `[:, None]` and `[None, :]`. The
 # result is (ROWS, PAD).
