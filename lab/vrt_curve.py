@@ -623,6 +623,8 @@ def drawn_clip(clips: Sequence[Sequence[Any]], rng: np.random.Generator) -> Any:
 def gain_db(restored: Tensor, z_0: Tensor, sharp: Tensor) -> float:
     """Return by how many dB a clip is better than the frames z_0, in the mean over its frames.
 
+    It is 10 log10(errors_0 / errors), with the mean squared errors of z_0 and of `restored`.
+
     All: (N, 3, H, W). Only the middle of a frame is scored. z_0 lies in [0, 1] already, so only
     `restored` is clamped.
     """
@@ -647,6 +649,7 @@ def middle(frames: Tensor) -> Tensor:
 BEHIND_OPTIONS = ROOT / "options/vrt/000_train_vrt_real_rgbspike.json"
 BEHIND_SIDE = 32  # side of the crop of a training clip in pixels, as in the option file
 # The control: width and number of its convs, for about the number of parameters of the VRT.
+# test_both_networks_of_a_form_are_trained_for_the_same_time allows a difference of 5 %.
 BEHIND_FEATURES = 96
 BEHIND_LAYERS = 12
 # Added to mean squared errors in the loss, so that the logarithm of a perfect frame is finite.
@@ -783,6 +786,8 @@ def pictures_of(clip: Clip) -> Pictures:
 # far the step follows the equations and the proposal. The proposal is a frame that solves the
 # equations. The prior sees all frames. The shipped weights of the steps stay as they are.
 
+# With a wider prior, a step takes longer, so the training makes fewer steps in the same time. No
+# measurement of other sizes is recorded.
 PRIOR_FEATURES = 32
 QUARTER = 4  # side of a pixel of the prior, in pixels of the frame
 # The attention: one stage of VRT, with two blocks of mutual attention (windows of two frames) and
@@ -794,7 +799,9 @@ PRIOR_WINDOW = (4, 6, 6)
 # The control has so many convs in place of the attention, for about the same number of parameters.
 # test_both_networks_of_a_form_are_trained_for_the_same_time allows a difference of 5 %.
 PRIOR_LAYERS = 7
-TEST_SOLVER = Solver()  # of the shipped weights; lab/train_motion.py has a cheaper one for training
+# The solver that makes the proposals of the tests. Its defaults are the settings of the shipped
+# weights. lab/train_motion.py has a cheaper solver for training.
+TEST_SOLVER = Solver()
 
 
 class ClipEquations:
@@ -884,11 +891,12 @@ class Prior(nn.Module):
     def forward(self, at_full_size: Tensor, at_half_size: Tensor) -> Tensor:
         """Return what is added, (N, 3 + GATES, H, W). H and W are multiples of QUARTER.
 
-        The arguments are as in `MotionSteps.net`, with a first axis for the N frames.
+        Both arguments are the inputs of `MotionSteps.net` for N frames, (N, channels, H, W). Their
+        names say at which size the conv net sees them.
         """
         # Bring both inputs to half size, as `MotionSteps.net` does.
         pixels = F.pixel_unshuffle(at_full_size, HALF)  # 2 x 2 pixels become channels
-        means = F.avg_pool2d(at_half_size, HALF)
+        means = F.avg_pool2d(at_half_size, HALF)  # of 2 x 2 pixels
         joined = torch.cat((pixels, means), dim=1)  # (N, inputs, H / 2, W / 2)
         x = F.leaky_relu(self.entry(joined), 0.1)  # (N, features, H / 4, W / 4), by stride 2
         x = self.exit(self.middle(x))
@@ -905,7 +913,7 @@ class StepsWithPrior(MotionSteps):
     def __init__(self, prior: Prior) -> None:
         shipped = shipped_fusion()
         good = shipped.steps
-        # A `MotionSteps` of the same form, with the same weights.
+        # A `MotionSteps` of the same form (width, inner layers, steps), with the same weights.
         super().__init__(good.head.out_channels, len(good.body), good.count)
         self.load_state_dict(good.state_dict())
         assert shipped.few_steps is not None
