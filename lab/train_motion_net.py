@@ -69,7 +69,8 @@ INSTANTS = np.arange(-BEFORE, PLANES + BEFORE, STEP) + STEP / 2 - SHARP
 _MIDDLES_OF_EDGES = (np.array(EDGES[:-1]) + np.array(EDGES[1:])) / 2
 MIDDLES = (_MIDDLES_OF_EDGES * USUAL_PLANES + HALF) - SHARP
 # The sensor first sees a still scene for this number of planes, so that the charge of a pixel no
-# longer depends on its initial value. It sees the last instant as long after the scene.
+# longer depends on its initial value. It sees the last instant as long after the scene, because
+# `spike_windows` looks for the first spike after the last window.
 WARM_UP = 24
 SIDE = 64  # height and width of a scene, in spike pixels
 # A layer is larger than the scene by this number of pixels on each side, so that its picture goes
@@ -588,8 +589,8 @@ def recorded(rng: np.random.Generator, scene: Scene, rate: float | None = None) 
     blurry = blurry_frame(rng, light)
 
     # The windows of the network. EDGES are in elevenths of an exposure from its middle, and the
-    # edges here are planes of the stream.
-    middle = WARM_UP + BEFORE + HALF
+    # edges here are planes of the stream: 24 to 192 of its 216 planes.
+    middle = WARM_UP + BEFORE + HALF  # of the exposure: plane 108
     edges = np.array([round(middle + edge * USUAL_PLANES) for edge in EDGES])
     windows = spike_windows(stream, edges)
     # The first frame of a clip has no planes before it, and the last frame has no planes after it.
