@@ -427,7 +427,7 @@ def clip_scores(
         find=find,
         solver=solver,
         improve=ways,
-        context=None,
+        context=None,  # planes before and after an exposure: half as many as it has
         device=CPU,
         least_area=LEAST_AREA,
     )

@@ -555,6 +555,7 @@ def samples_of(
     samples = []
     net = operator.build()
     for reader in readers_of_set(folder, clip_set.calibration, operator):
+        # None: of the planes before and after an exposure, half as many are read as it has.
         clip = RecordedClip(reader, context=None)
         gain, is_good = clip.gain()
         for frame_index in range(clip.frames):
