@@ -4,7 +4,7 @@
                          instant
     pictures -> shifts   DIS, an optical flow (Kroeger et al., ECCV 2016), from the sharp instant to
                          each other instant
-    shifts -> curves     the way of each pixel in time, a curve of third degree near its shifts
+    shifts -> curves     a smooth curve in time for each pixel, near its shifts (curves.py)
     curves -> picture    all nine pictures, moved back to the sharp instant: their mean has less
                          noise than the picture of the sharp instant
     picture -> shifts    DIS again, from this mean to each other instant (the way there), and from
@@ -35,6 +35,7 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
+from data.motion.curves import curves_of
 from data.motion.recording import Recording, View
 from data.spike.simulate import to_display, to_uint8, window_light
 
@@ -58,8 +59,8 @@ LIGHT_AROUND = 1.5
 # Least number of spikes where it is a divisor: an exposure without any spike would divide by 0.
 TINY = 1e-6
 # Light is dim if a pixel of median light has fewer spikes than this in an exposure. In dim light,
-# `_add_shake` is not called, learned.py asks the network, too (`by_both` there has what was
-# measured), and joint.py makes fewer groups of planes.
+# the curves have no shake (curves.py), learned.py asks the network, too (`by_both` there has what
+# was measured), and joint.py makes fewer groups of planes.
 DIM = 5.0
 # Spikes are few if a pixel of median light has fewer spikes than this in an exposure: fewer than
 # two in each of the nine pictures. Then DIS compares larger squares, each picture is read from its
@@ -71,9 +72,10 @@ FEW = 18.0
 # but with few spikes they follow the noise.
 PATCH = 16
 STRIDE = 4
-# Unless light is dim, the first search and the ways back are less exact. The distance of the squares
-# is one pixel more, and fewer steps refine each scale (the default of DIS is 5). It saves a tenth
-# of the time of a frame and costs 0.01 dB. In dim light it would cost 0.04 dB.
+# Unless light is dim, the first search and the ways back are less exact. The distance of the
+# squares is one pixel more, and fewer steps refine each scale (the default of DIS is 5). It saves a
+# tenth of the time of a frame and costs 0.01 dB. In dim light it would cost 0.04 dB. No test
+# notices.
 QUICK_STRIDE_MORE = 1
 QUICK_REFINEMENT = 2
 # Least side of a picture. DIS refuses pictures that are smaller than its squares.
@@ -89,12 +91,6 @@ INVERSION = 4
 # Sigma in pixels of the mean over the neighbours, in the expected error. At a single pixel, the
 # ways there and back may agree by chance.
 AROUND = 4.0
-# Degree of the curve of a pixel in time. On photographs and videos in good light, the third degree
-# gained most; the second gained 0.2 dB less, the fourth 0.06 dB less.
-DEGREE = 3
-# The equations of a curve have no single solution if an exposure has fewer times than DEGREE. Then
-# this share of their diagonal, added to it, chooses the smallest solution.
-RIDGE = 1e-4
 # The expected error of a shift, in pixels. Its three parts were chosen on scenes whose motion is
 # known (tests/parts/data/test_motion.py).
 LEAST_ERROR = 0.15  # error of a still pixel
@@ -203,28 +199,25 @@ def motion_of(
     # The first search, from the picture of the sharp instant.
     shifts_at = _first_search(quick, picture_at, wanted, begin)
     shifts = np.stack([shifts_at[time] for time in times])
-    curves = _curves(times, shifts, _error_by_length(shifts))
-    if not is_dim:
-        _add_shake(curves, shifts)
+    curves = curves_of(times, shifts, _error_by_length(shifts), with_shake=not is_dim)
 
     # The second search begins at the curves. It looks from a picture with less noise.
-    stack = np.stack([picture_at[time] for time in times])
-    sharp = _mean_picture(stack, curves)
+    pictures = [picture_at[time] for time in times]
+    sharp = _mean_picture(pictures, curves)
     shifts = np.zeros_like(curves)
     errors = np.zeros(curves.shape[:3], np.float32)
     for index, time in enumerate(times):
         if time == 0:  # the sharp instant itself: no shift, no error
             continue
-        there = _shifts(exact, sharp, picture_at[time], curves[index])
+        there = _shifts(exact, sharp, pictures[index], curves[index])
         # The search of the way back begins at about the inverse of the way there.
         inverse = -moved(there, -there)
-        back = _shifts(quick, picture_at[time], sharp, inverse)
-        error = expected_error(there, back)
+        back = _shifts(quick, pictures[index], sharp, inverse)
         shifts[index] = there
-        errors[index] = FACTOR_IF_FEW * error if has_few_spikes else error
-    curves = _curves(times, shifts, errors)
-    if not is_dim:
-        _add_shake(curves, shifts)
+        errors[index] = expected_error(there, back)
+    if has_few_spikes:
+        errors *= FACTOR_IF_FEW
+    curves = curves_of(times, shifts, errors, with_shake=not is_dim)
     return Motion(np.array(times), curves, errors)
 
 
@@ -256,103 +249,15 @@ def _first_search(
     return shifts_at
 
 
-def _mean_picture(pictures: np.ndarray, shifts: np.ndarray) -> np.ndarray:
+def _mean_picture(pictures: list[np.ndarray], shifts: np.ndarray) -> np.ndarray:
     """Return the mean (H, W) uint8 of all pictures, moved back to the sharp instant.
 
-    pictures: (K, H, W) uint8. shifts: (K, H, W, 2), from the sharp instant to each picture.
+    pictures: K pictures (H, W) uint8. shifts: (K, H, W, 2), from the sharp instant to each picture.
     """
-    total = np.zeros(pictures.shape[1:], np.float32)
+    total = np.zeros(shifts.shape[1:3], np.float32)
     for picture, shift in zip(pictures, shifts, strict=True):
         total += moved(picture.astype(np.float32), shift)
     return np.rint(total / len(pictures)).astype(np.uint8)
-
-
-def _curves(times: list[float], shifts: np.ndarray, errors: np.ndarray) -> np.ndarray:
-    """Return shifts (K, H, W, 2) that lie on a smooth curve in time for each pixel.
-
-    A thing has a mass, so it moves along a smooth curve. The error of a single search is noise, and
-    differs from time to time. The curve of a pixel is
-
-        q(tau) = c_1 tau + c_2 tau^2 + c_3 tau^3        tau = time / longest time
-
-    It is 0 at the sharp instant, as it must be. Its coefficients have the least sum over the times
-
-        sum_k w_k |q(tau_k) - shift_k|^2                w_k = 1 / error_k^2
-
-    times: planes after the sharp instant. shifts: (K, H, W, 2). errors: (K, H, W), expected errors
-    of the shifts; at the sharp instant the error does not matter.
-    """
-    tau = (np.array(times) / np.abs(times).max()).astype(np.float32)
-    weights = 1 / np.maximum(errors, LEAST_ERROR) ** 2  # (K, H, W)
-
-    # The sums w_k tau_k^p for p = 2 ... 6, (H, W) each, and the sums w_k tau_k^d shift_k for
-    # d = 1, 2, 3, (H, W, 2) each.
-    moments = {}
-    for power in range(2, 2 * DEGREE + 1):
-        moments[power] = np.tensordot(tau**power, weights, axes=1)
-    weighted = weights[..., None] * shifts  # (K, H, W, 2)
-    right = [np.tensordot(tau**d, weighted, axes=1) for d in range(1, DEGREE + 1)]
-
-    # Row d and column e of the equations are the sum w_k tau_k^(d + e).
-    rows = []
-    for d in range(1, DEGREE + 1):
-        rows.append([moments[d + e] for e in range(1, DEGREE + 1)])
-    trace = sum(rows[index][index] for index in range(DEGREE))
-    for index in range(DEGREE):
-        rows[index][index] = rows[index][index] + RIDGE * trace
-    coefficients = _solved(rows, right)
-
-    curves = np.zeros_like(shifts)
-    for d, c in enumerate(coefficients, start=1):
-        for index, of_time in enumerate(tau.tolist()):
-            curves[index] += np.float32(of_time**d) * c
-    return curves
-
-
-def _add_shake(curves: np.ndarray, shifts: np.ndarray) -> None:
-    """Add to the curves what the shake of a camera adds to the motion of all pixels, in place.
-
-    A camera that shakes fast, e.g. on a motor, moves to and fro within an exposure. No curve of
-    third degree does this. But the shake moves all pixels alike, and noise does not. So each time
-    has one more shift: the median of what the curves leave of the shifts. It is added only if it is
-    longer than the noise. Without a shake it would be noise itself.
-
-    In dim light it is not added: dim photographs lost 0.1 dB, because they have more noise.
-
-    curves, shifts: (K, H, W, 2), for the same times.
-    """
-    for curve, shift in zip(curves, shifts, strict=True):
-        # Each fourth row and column is enough for a median.
-        rest = (shift - curve)[::4, ::4]  # (H / 4, W / 4, 2)
-        shake = np.median(rest, axis=(0, 1))  # x and y
-        noise = np.median(np.linalg.norm(rest - shake, axis=-1))
-        if np.linalg.norm(shake) > noise:
-            curve += shake
-
-
-def _solved(rows: list[list[np.ndarray]], right: list[np.ndarray]) -> list[np.ndarray]:
-    """Solve n equations for each pixel, by Gaussian elimination. Return the n unknowns (H, W, 2).
-
-    rows: n rows of n coefficients (H, W) each. The matrix is symmetric and positive definite, so no
-    pivot is 0. right: the n right sides, (H, W, 2) each.
-    """
-    rows = [list(row) for row in rows]
-    right = list(right)
-    count = len(rows)
-    for pivot in range(count):
-        for below in range(pivot + 1, count):
-            factor = rows[below][pivot] / rows[pivot][pivot]
-            for column in range(pivot, count):
-                rows[below][column] = rows[below][column] - factor * rows[pivot][column]
-            right[below] = right[below] - factor[..., None] * right[pivot]
-    # The last equation has one unknown. Each equation above it has one unknown more.
-    unknowns: list[np.ndarray] = [np.zeros(0)] * count
-    for row in reversed(range(count)):
-        rest = right[row]
-        for column in range(row + 1, count):
-            rest = rest - rows[row][column][..., None] * unknowns[column]
-        unknowns[row] = rest / rows[row][row][..., None]
-    return unknowns
 
 
 def _dis(has_few_spikes: bool) -> cv2.DISOpticalFlow:
