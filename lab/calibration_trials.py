@@ -110,6 +110,7 @@ def recorded_views(rig: Rig, rng: np.random.Generator) -> list[View]:
         end = begin + PLANES
         first = max(0, begin - AROUND)  # the first frame has no planes before it
         planes = stream[first : end + AROUND]
+        # before: planes of `planes` that come before the interval. count: planes of the interval.
         views.append(View(blurry, planes, before=begin - first, count=PLANES))
     return views
 

@@ -107,8 +107,9 @@ SETS_OF_PART = {
 # The kinds of steps. The words are in the names of files and in the columns of the table.
 EQUATIONS = "equations"  # the steps see the motion and its equations
 PLAIN = "plain"  # the control
-# Name of a set of clips -> its part and its condition of lab/joint_gain.py. Under the conditions
-# "rig" and "dim" all frames have few spikes. Under "ideal" and "other" nearly all frames have many.
+# Name of a set of clips -> what it shows, and its condition. What it shows is a part of
+# lab/joint_gain.py, and no part of the steps. Under the conditions "rig" and "dim" all frames have
+# few spikes. Under "ideal" and "other" nearly all frames have many.
 CLIPS = {
     "report_ideal": ("report", "ideal"),
     "report_other": ("report", "other"),
@@ -218,9 +219,9 @@ def clips_of(out: Path, videos: Path, name: str) -> Path:
 
     name: a key of CLIPS. videos: folder of the videos.
     """
-    part, condition = CLIPS[name]
-    sources = linked_sources(videos, out / "sources" / part, part)
-    return made_clips(out, part, condition, sources)
+    shown, condition = CLIPS[name]
+    sources = linked_sources(videos, out / "sources" / shown, shown)
+    return made_clips(out, shown, condition, sources)
 
 
 def network_file(out: Path) -> Path:
@@ -458,6 +459,8 @@ def write_scores(file: Path, name: str, trained_runs: Sequence[TrainedRun], scor
 
 
 # ---- The table ---------------------------------------------------------------------------------
+#
+# Test: test_the_table_has_the_spread_over_the_seeds_and_the_worst_clip_of_any_seed
 
 
 def table_of(found: Mapping[str, Scores], runs: Sequence[Run]) -> str:

@@ -300,7 +300,8 @@ def _sample_backward(
         of a corner        m g times the weight of the corner, e.g. (1 - fy) (1 - fx) of v_00
 
     Each program writes its own entries of columns, grad_offset and grad_mask. Several programs add
-    to the same entries of grad_x, so these additions are atomic.
+    to the same entries of grad_x, so these additions are atomic. A wrong gradient of any of them
+    fails test_sampling_and_its_gradients_are_near_float64.
     """
     # What this program computes: ROWS output pixels, where they are (all (ROWS,)), and the group.
     HW = H * W
