@@ -55,7 +55,8 @@ tl: Any = triton.language
 jit: Any = triton.jit
 TAPS = 9  # places of a 3 x 3 kernel. The kernels below have this number as 9 and 3, too
 # Output pixels of a program. 128 is a usual size of a block and was not measured. Another number
-# changes the results by no more than the atomic additions do, whose order is never the same.
+# changes the results by no more than the atomic additions do, whose order is never the same. The
+# test has 126 pixels: they do not fill a program, so the test sees what is beyond the last pixel.
 PIXELS = 128
 
 
