@@ -19,6 +19,8 @@ from tests.dist.fork_server import ROOT, clean_env
 from tests.dist.launching import run_ranks
 
 WORKER = "tests/dist/helpers_worker.py"
+# Runs a worker in namespaces of its own.
+CONFINED = "tests/dist/confined_worker.py"
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
@@ -146,13 +148,9 @@ def test_a_lost_connection_without_a_cause_is_reported_once_in_the_words_of_torc
 
 @pytest.mark.skipif(bool(netns.missing()), reason=f"no namespaces: {netns.missing()}")
 def test_ranks_in_two_pid_namespaces_of_one_host_name_do_not_take_each_other_for_dead():
-    # In the namespace of a rank, process ids begin at 1. The shell of rank 0 first runs 40 other
-    # programs, so the process of rank 0 has an id above 40. Rank 1 has a small id, and no process
-    # of its namespace has the id of rank 0.
-    shift = 'for i in $(seq $((40 - 40 * RANK))); do /bin/true; done; "$@"; exit $?'
-    prefix = ("unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", shift, "sh")
-
-    result = run_ranks(2, WORKER, "four_beats", prefix=prefix)
+    # In the namespace of a rank, process ids begin at 1. Rank 0 has an id above 40, and rank 1 a
+    # small id. No process of the namespace of rank 1 has the id of rank 0.
+    result = run_ranks(2, CONFINED, "own_process_ids", WORKER, "four_beats")
 
     assert result.exit_codes == [0, 0], result.text
     pids = [found["pid"] for found in result.jsons]

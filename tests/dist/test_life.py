@@ -28,9 +28,7 @@ from tests.helpers.train_files import (
     odd_command,
     same,
     state_of,
-    train,
     write_odd_options,
-    write_options,
 )
 
 # Options of a run that a test ends.
@@ -348,13 +346,13 @@ def test_a_finished_run_does_not_wait_for_a_dashboard_that_does_not_answer(tmp_p
 
 
 def test_a_copied_run_under_another_name_has_a_dashboard_of_its_own(tmp_path):
-    options = write_options(tmp_path, logging={"use_tensorboard": False, "use_wandb": True})
+    options = write_odd_options(tmp_path, logging={"use_tensorboard": False, "use_wandb": True})
     offline = {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
-    first = train(options, NO_TEST, total(1), env=offline)
+    first = odd(options, NO_TEST, total(1), env=offline)
     assert first.exit_codes == [0], first.text
     shutil.copytree(experiment(options), experiment(options, "copy"))
 
-    copy = train(options, NO_TEST, total(2), "task=copy", env=offline)
+    copy = odd(options, NO_TEST, total(2), "task=copy", env=offline)
 
     assert copy.exit_codes == [0], copy.text
     assert latest(options, "copy")["wandb_id"] != latest(options)["wandb_id"]
@@ -379,12 +377,11 @@ def test_a_long_folder_for_temporary_files_is_refused_at_the_start(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small /dev/shm: needs root")
 def test_a_small_shared_memory_is_named_with_its_cure(tmp_path):
-    # Runs the ranks in a mount namespace where /dev/shm has 48 kB, less than a sample needs.
-    mount = 'mount -t tmpfs -o size=48k tmpfs /dev/shm && exec "$@"'
-    with_small_memory = ("unshare", "--mount", "sh", "-c", mount, "sh")
+    # /dev/shm has 48 kB, less than a sample needs.
+    confined = ("tests/dist/confined_worker.py", "small_shared_memory")
     command = odd_command(write_odd_options(tmp_path), ENDLESS, NO_TEST)
 
-    with Ranks(1, *command, prefix=with_small_memory) as ranks:
+    with Ranks(1, *confined, *command) as ranks:
         result = ranks.wait(limit_s=90)
 
     assert result.exit_codes == [3], result.text

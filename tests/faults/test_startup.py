@@ -8,7 +8,6 @@ tests/dist/helpers_worker.py meet them.
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +21,14 @@ import pytest
 from tests.dist.launching import ROOT, Ranks, clean_env, free_port, run_ranks
 from tests.faults.refusals import break_file, stranger
 from tests.helpers.clip_files import write_clip
-from tests.helpers.train_files import MAIN, odd_command, train, write_odd_options, write_options
+from tests.helpers.train_files import (
+    MAIN,
+    odd,
+    odd_command,
+    train,
+    write_odd_options,
+    write_options,
+)
 from utils.dist.process import descendants_of
 from utils.options.models import WatchdogOptions
 
@@ -48,30 +54,20 @@ def test_rank_0_names_a_port_in_use_and_the_other_ranks_name_the_other_program()
     assert "is not the store of this run" in result.stderr[1]
 
 
-def command_without_right_to_reserved_ports():
-    """Return a command that takes from a program the right to open a reserved port.
-
-    Only root has this right, so for another user the command is empty. Skips the test if this
-    machine cannot show the fault.
-    """
+def reserves_ports() -> bool:
+    """Return whether this machine reserves RESERVED_PORT."""
     # The kernel reserves the ports below the number in this file for root.
     first_free = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
-    if not first_free.exists() or int(first_free.read_text()) <= RESERVED_PORT:
-        pytest.skip("this machine reserves no port")
-    is_root = os.getuid() == 0
-    if not is_root:
-        return ()
-    if shutil.which("setpriv") is None:
-        pytest.skip("no setpriv, which takes from root the right to open any port")
-    capability = "-net_bind_service"
-    return ("setpriv", f"--bounding-set={capability}", f"--inh-caps={capability}")
+    return first_free.exists() and int(first_free.read_text()) > RESERVED_PORT
 
 
+@pytest.mark.skipif(not reserves_ports(), reason="this machine reserves no port")
 def test_a_port_that_may_not_be_opened_is_not_said_to_be_in_use():
-    prefix = command_without_right_to_reserved_ports()
+    # root may open any port, so this worker first gives up the right.
+    confined = ("tests/dist/confined_worker.py", "no_reserved_ports", *WORKER)
 
     port = {"MASTER_PORT": str(RESERVED_PORT)}
-    result = run_ranks(2, *WORKER, env={**port, **SOON}, prefix=prefix)
+    result = run_ranks(2, *confined, env={**port, **SOON})
 
     assert result.exit_codes[0] == 2, result.text
     assert f"cannot open port {RESERVED_PORT}" in result.stderr[0]
@@ -190,7 +186,7 @@ def test_a_time_out_of_collectives_that_comes_before_the_watchdog_is_refused(tmp
 def test_a_longer_time_out_of_collectives_makes_the_limits_of_the_watchdog_longer(tmp_path):
     changes = ("train.total_iter=1", "datasets.test={}")
 
-    result = train(write_options(tmp_path), *changes, ranks=2, env={"NCCL_TIMEOUT": "7200"})
+    result = odd(write_odd_options(tmp_path), *changes, ranks=2, env={"NCCL_TIMEOUT": "7200"})
 
     # The limits of slow phases become 90 % of the time-out: 0.9 x 7200 s = 6480 s. The other 10 %,
     # 12 minutes, leave the watchdog time to end the run first. The limit of a step, stall_s, stays.
@@ -347,7 +343,9 @@ def test_an_error_in_bytes_that_are_no_text_is_reported(tmp_path):
 
 
 def test_a_run_that_is_killed_leaves_no_file_of_its_watchdog(tmp_path):
-    command = (MAIN, "--opt", str(write_options(tmp_path)), "datasets.test={}")
+    command = odd_command(
+        write_odd_options(tmp_path), "datasets.test={}", "train.total_iter=100000"
+    )
     # Not a folder below tmp_path: the sockets of loader processes need a short path.
     with tempfile.TemporaryDirectory() as temporary:
         with Ranks(1, *command, env={"TMPDIR": temporary}) as running:

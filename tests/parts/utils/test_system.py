@@ -16,8 +16,11 @@ from tests.helpers import no_proc
 from tests.helpers.train_files import MAIN, latest, same, train, write_options
 from tests.helpers.weights_files import make_home
 
-# Arguments of `run_ranks`.
+# Arguments of `run_ranks` that start new Pythons without /proc.
 WITHOUT_PROC: dict[str, Any] = {"prefix": no_proc.PREFIX}
+# A program that hides /proc from a fork of the fork server, and runs the script behind it. The fork
+# has imported torch while it saw /proc. Of new Pythons, two tests below have one.
+CONFINED = ("tests/dist/confined_worker.py", "no_proc")
 # Exit codes: an option or the start must be changed; a signal has stopped the run, which can go on.
 CHANGE_START = 2
 STOPPED_BY_SIGNAL = 75
@@ -74,14 +77,15 @@ def test_a_signal_stops_a_run_without_proc_and_the_same_command_goes_on(tmp_path
     assert f"at iter {step}" in done.text, done.text
 
 
-def restore_clips(home: Path, name: str, **how: Any) -> dict[str, bytes]:
+def restore_clips(home: Path, name: str, *before: str) -> dict[str, bytes]:
     """Restore three clips into home/name. Return the pictures by their path below this folder.
 
-    how: arguments of `run_ranks`.
+    before: a program that runs main_test_vrt.py.
     """
     files = ["--opt", home / "options.json", "--weights", home / "spike.pth"]
     out = home / name
-    done = run_ranks(1, "main_test_vrt.py", *files, "--output", out, "--save", "frames", **how)
+    command = [*before, "main_test_vrt.py", *files, "--output", out, "--save", "frames"]
+    done = run_ranks(1, *command)
     assert done.exit_codes == [0], done.text
     return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*.png")}
 
@@ -90,14 +94,14 @@ def test_clips_are_restored_without_proc_as_with_it(tmp_path):
     home = make_home(tmp_path)
 
     with_proc = restore_clips(home, "with")
-    without_proc = restore_clips(home, "without", **WITHOUT_PROC)
+    without_proc = restore_clips(home, "without", *CONFINED)
 
     assert len(with_proc) >= 9  # the clips have 2, 3 and 4 frames
     assert without_proc == with_proc
 
 
 def test_the_doctor_looks_at_a_host_without_proc():
-    done = run_ranks(1, "scripts/doctor.py", **WITHOUT_PROC)
+    done = run_ranks(1, *CONFINED, "scripts/doctor.py")
 
     assert done.exit_codes == [0], done.text
     assert "Traceback" not in done.text, done.text
@@ -107,7 +111,7 @@ def test_the_doctor_looks_at_a_host_without_proc():
 
 
 def test_several_ranks_without_proc_are_refused_once_in_words(tmp_path):
-    done = train(write_options(tmp_path), ranks=2, **WITHOUT_PROC)
+    done = run_ranks(2, *CONFINED, MAIN, "--opt", write_options(tmp_path))
 
     assert done.exit_codes == [CHANGE_START, CHANGE_START], done.text
     # The ranks watch each other's processes, and for this they need /proc.

@@ -1,0 +1,113 @@
+"""Runs a worker of the tests in a process that has less than other processes of this machine.
+
+    confined_worker.py LIMIT SCRIPT ARGUMENTS
+
+    LIMIT                  what the process lacks
+    no_reserved_ports      the right of root to open a port that Linux reserves
+    small_shared_memory    a large /dev/shm: it has 48 kB
+    own_process_ids        the process ids of the machine: they begin at 1, as in a container
+    no_proc                /proc, but for /proc/cpuinfo (tests/helpers/no_proc.py)
+
+Commands like setpriv and unshare could start the worker in the same way. But then the worker would
+be a new Python that imports torch, and not a fork of tests/dist/fork_server.py.
+"""
+
+import ctypes
+import os
+import runpy
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+# Numbers of Linux, from linux/sched.h, linux/mount.h and linux/capability.h.
+CLONE_NEWNS = 0x20000  # new mounts
+CLONE_NEWPID = 0x20000000  # new process ids
+MS_REC = 0x4000
+MS_PRIVATE = 0x40000
+CAPABILITY_VERSION = 0x20080522
+CAP_NET_BIND_SERVICE = 10
+# Effective, permitted and inheritable capabilities, 64 bits each, in words of 32 bits.
+CAPABILITIES = "=6I"
+
+
+def call(function: Callable[..., int], *arguments: object) -> None:
+    """Call a function of C, which returns -1 if it fails. Raises OSError."""
+    if function(*arguments) == -1:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def no_reserved_ports() -> None:
+    """Give up the right to open a reserved port. A user other than root has none."""
+    header = struct.pack("=Ii", CAPABILITY_VERSION, 0)  # 0: this process
+    data = ctypes.create_string_buffer(struct.calcsize(CAPABILITIES))
+    call(LIBC.capget, header, data)
+    words = list(struct.unpack(CAPABILITIES, data.raw))
+    for number in range(3):  # the words with the lower 32 bits
+        words[number] &= ~(1 << CAP_NET_BIND_SERVICE)
+    call(LIBC.capset, header, struct.pack(CAPABILITIES, *words))
+
+
+def own_mounts(flags: int = 0) -> None:
+    """Separate this process from the mounts of the machine. flags: of further namespaces."""
+    call(LIBC.unshare, CLONE_NEWNS | flags)
+    # Without this, a later mount would be seen outside of this process, too.
+    call(LIBC.mount, b"none", b"/", None, MS_REC | MS_PRIVATE, None)
+
+
+def small_shared_memory() -> None:
+    """Mount a /dev/shm of 48 kB, less than a sample of the tests needs."""
+    own_mounts()
+    call(LIBC.mount, b"tmpfs", b"/dev/shm", b"tmpfs", 0, b"size=48k")
+
+
+def own_process_ids() -> None:
+    """Continue as a process of a new namespace of process ids, which begin at 1.
+
+    The id of rank 0 is above 40, because 40 other processes come before it. Other ranks have a
+    small id. So no process of the namespace of another rank has the id of rank 0.
+    """
+    own_mounts(CLONE_NEWPID)
+    # The first process of the namespace has the id 1. The ids end with it, so it waits.
+    continue_in_child()
+    call(LIBC.mount, b"proc", b"/proc", b"proc", 0, None)
+    if os.environ["RANK"] == "0":
+        for _ in range(40):
+            other = os.fork()
+            if other == 0:
+                os._exit(0)
+            os.waitpid(other, 0)
+    continue_in_child()
+
+
+def no_proc() -> None:
+    """Cover /proc by an empty file system, in which only cpuinfo is."""
+    info = Path("/proc/cpuinfo").read_bytes()
+    own_mounts()
+    call(LIBC.mount, b"none", b"/proc", b"tmpfs", 0, None)
+    Path("/proc/cpuinfo").write_bytes(info)
+
+
+def continue_in_child() -> None:
+    """Return in a child of this process. This process ends with the exit code of the child."""
+    child = os.fork()
+    if child != 0:
+        _, status = os.waitpid(child, 0)
+        os._exit(os.waitstatus_to_exitcode(status))
+
+
+LIMITS = {
+    "no_reserved_ports": no_reserved_ports,
+    "small_shared_memory": small_shared_memory,
+    "own_process_ids": own_process_ids,
+    "no_proc": no_proc,
+}
+
+
+if __name__ == "__main__":
+    _, limit, *sys.argv = sys.argv
+    LIMITS[limit]()
+    runpy.run_path(sys.argv[0], run_name="__main__")
