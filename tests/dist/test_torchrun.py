@@ -80,11 +80,12 @@ def restarted(tmp_path_factory) -> Restarted:
     folder = tmp_path_factory.mktemp("restarted")
     log = folder / "log"
     launcher = (*TORCHRUN, "--standalone", "--nproc_per_node=2", "--max-restarts=1")
-    command = (*launcher, MAIN, "--opt", write_options(folder), *SAVING_AND_WATCHED, ENDLESS)
+    worker = odd_command(write_odd_options(folder), *SAVING_AND_WATCHED, ENDLESS)
+    command = (*launcher, *worker)
 
     with started(command, log) as process:
         wait_for(log, "Iter: 2,")
-        ranks = [pid for pid in descendants_of(process.pid) if MAIN in command_of(pid)]
+        ranks = [pid for pid in descendants_of(process.pid) if worker[0] in command_of(pid)]
         os.kill(ranks[0], signal.SIGKILL)
         # (?s): "." also matches the end of a line.
         text = wait_for(log, r"(?s)resumed from \S+ at iter [1-9].* Iter: ")

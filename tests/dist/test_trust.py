@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore, PrefixStore, TCPStore
 
-from tests.dist.launching import ROOT, Ranks, run_ranks
+from tests.dist.launching import ROOT, Ranks, run_ranks, started
 from utils.dist import process
 from utils.dist.beats import claim_failure
 from utils.dist.store_values import Failure, ForeignValueError, read_state
@@ -292,12 +292,13 @@ BEAT = {
 def test_a_stranger_that_comes_as_the_missing_rank_executes_nothing(tmp_path):
     # With these arguments rank 1 ends before it meets rank 0.
     absent = ["second_life", str(tmp_path / "absent")]
+    program = tmp_path / "stranger.py"
+    program.write_text(STRANGER)
 
     with Ranks(2, WORKER, "work", str(tmp_path / "over"), args_of={1: absent}) as ranks:
-        arguments = [str(ranks.port), str(tmp_path / "executed"), json.dumps(BEAT)]
-        stranger = subprocess.Popen([sys.executable, "-c", STRANGER, *arguments], cwd=ROOT)
-        ranks.processes[0].wait(60)
-        stranger.kill()
+        command = [sys.executable, program, ranks.port, tmp_path / "executed", json.dumps(BEAT)]
+        with started(command, tmp_path / "log"):
+            ranks.processes[0].wait(60)
         result = ranks.wait(limit_s=1)
 
     assert not (tmp_path / "executed").exists()

@@ -26,6 +26,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from tests.dist.fork_server import ADDRESS as FORK_SERVER
+from tests.dist.fork_server import fork_server
 from tests.dist.launching import ROOT, run_command, run_ranks, write_command
 from tests.helpers.train_files import odd_command, write_odd_options, write_options
 from utils import utils_dist
@@ -502,21 +504,27 @@ NEEDS_MPICH = pytest.mark.skipif(not shutil.which("mpirun.mpich"), reason="needs
 
 @pytest.fixture
 def two_steps(tmp_path):
-    """Give the command of a training run of two steps."""
-    command = odd_command(write_odd_options(tmp_path), "datasets.test={}", "train.total_iter=2")
-    return [sys.executable, *command]
+    """Give the script of a training run of two steps, and its arguments."""
+    return odd_command(write_odd_options(tmp_path), "datasets.test={}", "train.total_iter=2")
+
+
+# Starts a script by the fork server.
+FORK_CLIENT = ["tests/dist/fork_client.py"]
 
 
 @pytest.mark.parametrize(
-    "mpirun",
+    ("mpirun", "client"),
     [
-        pytest.param(OPEN_MPI_RUN, id="Open MPI", marks=NEEDS_OPEN_MPI),
-        # Starts two fresh processes, as Open MPI does.
-        pytest.param(MPICH_RUN, id="MPICH", marks=[NEEDS_MPICH, pytest.mark.slow]),
+        pytest.param(OPEN_MPI_RUN, FORK_CLIENT, id="Open MPI", marks=NEEDS_OPEN_MPI),
+        # Two fresh processes, which import torch.
+        pytest.param(MPICH_RUN, [], id="MPICH", marks=[NEEDS_MPICH, pytest.mark.slow]),
     ],
 )
-def test_mpirun_starts_ranks_that_meet(two_steps, mpirun):
-    result = run_command([*mpirun, *two_steps], limit_s=60)
+def test_mpirun_starts_ranks_that_meet(two_steps, mpirun, client):
+    fork_server()  # from now on there is one, and the variable FORK_SERVER has its address
+    command = [*mpirun, sys.executable, *client, *two_steps]
+
+    result = run_command(command, limit_s=60, env={FORK_SERVER: os.environ[FORK_SERVER]})
 
     assert result.exit_codes == [0], result.text
     assert "rank 1 of 2" in result.text
@@ -528,7 +536,8 @@ def test_ranks_that_do_not_know_where_rank_0_is_are_refused_once(two_steps):
     # As with one rank on each of two hosts.
     elsewhere = ["env", "OMPI_COMM_WORLD_LOCAL_SIZE=1"]
 
-    result = run_command([*OPEN_MPI_RUN, *elsewhere, *two_steps], limit_s=60)
+    command = [*OPEN_MPI_RUN, *elsewhere, sys.executable, *two_steps]
+    result = run_command(command, limit_s=60)
 
     assert result.exit_codes == [REFUSED], result.text
     assert result.text.count("MASTER_ADDR is missing") == 1

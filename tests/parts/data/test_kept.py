@@ -41,7 +41,7 @@ from data.clips.look import Look
 from data.clips.preflight import Report, check_source
 from data.clips.table import ClipTable
 from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
-from tests.dist.launching import ROOT
+from tests.dist.launching import ROOT, run_ranks
 from tests.helpers.clip_files import (
     BINS,
     PLANES,
@@ -51,7 +51,7 @@ from tests.helpers.clip_files import (
     write_clips,
     write_info,
 )
-from tests.helpers.train_files import latest, train, write_options
+from tests.helpers.train_files import latest, odd, write_odd_options
 
 # The arrays of a record, by their names.
 Columns = dict[str, np.ndarray]
@@ -746,19 +746,25 @@ for index in range(len(expected)):
 """
 
 
-def test_a_rank_reads_the_record_alone_and_makes_the_same_samples(root):
-    opened, is_same = run_python(RANK, root).stdout.splitlines()
+def test_a_rank_reads_the_record_alone_and_makes_the_same_samples(root, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(RANK)
+
+    ended = run_ranks(1, program, root)
+
+    assert ended.exit_codes == [0], ended.text
+    opened, is_same = ended.stdout[0].splitlines()
 
     assert opened == "['.json', '.npz']"
     assert is_same == "True"
 
 
 def test_two_ranks_train_as_before_on_what_one_of_them_has_checked(tmp_path):
-    options = write_options(tmp_path)
+    options = write_odd_options(tmp_path)
     changes = ("train.total_iter=2", "datasets.test={}")
 
-    first = train(options, *changes, "task=a", ranks=2)
-    second = train(options, *changes, "task=b", ranks=2)
+    first = odd(options, *changes, "task=a", ranks=2)
+    second = odd(options, *changes, "task=b", ranks=2)
 
     assert first.exit_codes == [0, 0], first.text
     assert second.exit_codes == [0, 0], second.text

@@ -5,8 +5,6 @@ from values of samples to the picture. The gradient that torch has for `grid_sam
 map, computed in another way, so the tests compare with it.
 """
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +19,7 @@ from data.motion.sampling import (
     sorted_samples,
     sparse_matrix,
 )
+from tests.dist.launching import run_ranks
 
 ROOT = Path(__file__).parents[3]
 # Number of samples of a picture.
@@ -130,14 +129,15 @@ def test_entries_of_a_sparse_matrix_at_the_same_place_are_added():
     assert torch.equal(matrix.to_dense(), expected)
 
 
-def test_a_sparse_matrix_is_made_without_a_warning():
+def test_a_sparse_matrix_is_made_without_a_warning(tmp_path):
     # torch warns once in a process, so this needs a process of its own.
-    program = (
+    program = tmp_path / "program.py"
+    program.write_text(
         "import torch; from data.motion.sampling import sparse_matrix; "
         "sparse_matrix(torch.tensor([0]), torch.tensor([0]), torch.ones(1), (1, 1))"
     )
 
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    run = run_ranks(1, program)
 
-    assert run.returncode == 0
-    assert run.stderr == ""
+    assert run.exit_codes == [0]
+    assert run.stderr == [""]

@@ -1,6 +1,5 @@
 """Weights by name: "vrt/006" is fetched once, from a file server of this test, and checked."""
 
-import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -13,7 +12,7 @@ import torch
 
 from models.portable import RELEASED, file_of, read_saved
 from models.released import ADDRESS, MIRROR
-from tests.dist.launching import ROOT, RankResult, Ranks, free_port, run_command, run_ranks
+from tests.dist.launching import ROOT, RankResult, Ranks, free_port, run_ranks
 from tests.helpers.clip_files import write_clip
 from tests.helpers.train_files import write_options
 from tests.helpers.weights_files import released_tensors
@@ -290,7 +289,9 @@ for name in {HUB_NETWORKS}:
 def from_hub(tmp_path_factory) -> Path:
     """Give the folder with the results of LOAD_FROM_HUB, which ran in a folder of its own."""
     folder = tmp_path_factory.mktemp("hub")
-    result = run_command([sys.executable, "-c", LOAD_FROM_HUB], 120, cwd=folder)
+    program = folder / "program.py"
+    program.write_text(LOAD_FROM_HUB)
+    result = run_ranks(1, program, limit_s=120, cwd=folder)
     assert result.exit_codes == [0], result.text
     return folder
 
