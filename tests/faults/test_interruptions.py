@@ -76,7 +76,7 @@ def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(
 # A training that ignores signals from its start, as under nohup.
 DEAF = "tests/faults/deaf_worker.py"
 # A shell that starts a command like this. The command is a new process that must import torch, so
-# one test has it.
+# `make slow` has it.
 DEAF_SHELL = ("bash", "-c", 'trap "" HUP INT TERM USR1; exec "$@"', "bash")
 
 
@@ -104,10 +104,19 @@ def run_with_signals(
         return running.wait(limit_s=60)
 
 
-def test_a_run_that_was_started_to_ignore_signals_goes_on_after_signals_of_a_terminal(tmp_path):
+@pytest.mark.parametrize(
+    ("program", "prefix"),
+    [
+        pytest.param(DEAF, (), id="ignored from its first line on"),
+        pytest.param(MAIN, DEAF_SHELL, id="ignored by its shell", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_that_was_started_to_ignore_signals_goes_on_after_signals_of_a_terminal(
+    tmp_path, program, prefix
+):
     signals = [signal.SIGHUP, signal.SIGINT]
 
-    result = run_with_signals(tmp_path, signals, steps=5, prefix=DEAF_SHELL)
+    result = run_with_signals(tmp_path, signals, steps=5, program=program, prefix=prefix)
 
     assert result.exit_codes == [0], result.text
     assert "Ctrl-C" not in result.text, result.text
@@ -139,9 +148,11 @@ def test_a_signal_saves_and_ends_a_run(tmp_path, signals, program):
     ("how", "seed", "struck"),
     [
         ("kill", 1, "rank 0"),
-        # All signals take the same way. This one goes to one rank, the next one to both.
+        # A run resumes in the same way after a kill and after a signal. Of runs that a signal
+        # stops, `make test` has test_a_run_stopped_in_a_validation_ends_with_the_bits_of_an_
+        # uninterrupted_run (tests/dist/test_changed_resume.py), also on two ranks.
         pytest.param("SIGUSR1", 0, "rank 1", marks=pytest.mark.slow),
-        ("SIGTERM", 4, "rank 0, 1"),
+        pytest.param("SIGTERM", 4, "rank 0, 1", marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_that_is_killed_or_signalled_ends_all_and_the_resumed_run_has_the_same_bits(
