@@ -148,9 +148,9 @@ def test_a_signal_saves_and_ends_a_run(tmp_path, signals, program):
     ("how", "seed", "struck"),
     [
         ("kill", 1, "rank 0"),
-        # A run resumes in the same way after a kill and after a signal. Of runs that a signal
-        # stops, `make test` has test_a_run_stopped_in_a_validation_ends_with_the_bits_of_an_
-        # uninterrupted_run (tests/dist/test_changed_resume.py), also on two ranks.
+        # A run resumes in the same way after a kill and after a signal. Of two ranks that a signal
+        # stops, `make test` has the bits of another network: "Stopped in a validation" in
+        # tests/dist/test_changed_resume.py.
         pytest.param("SIGUSR1", 0, "rank 1", marks=pytest.mark.slow),
         pytest.param("SIGTERM", 4, "rank 0, 1", marks=pytest.mark.slow),
     ],

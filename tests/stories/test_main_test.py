@@ -1143,8 +1143,7 @@ class Demo(NamedTuple):
     former_settings: dict[str, Any]  # of the results that were in the folder before
 
 
-# Frames of a clip of `finished_demo`, and their side. The clips of `make demo` have 8 frames of 256 x
-# 256 pixels.
+# Frames of a clip of `finished_demo`, and their side in pixels. `make demo` has 8 frames of 256.
 DEMO_FRAMES = 2
 DEMO_SIDE = 128
 
