@@ -552,7 +552,8 @@ def shipped_fusion() -> MotionFusion:
 # ---- Clips of the forms "prior" and "behind" ---------------------------------------------------
 #
 # Both forms see clips of three or four frames. Frames are samples of lab/train_motion.py. They have
-# the frame of the operator (z_0) and the equations along the motion.
+# the frame of the operator (z_0) and the equations along the motion. No test makes these clips,
+# because they need the videos.
 
 # The sets of training clips: videos and photographs in each light. One clip of each video and
 # photograph is enough for minutes of training, and the equations of all clips are kept in memory.
@@ -562,11 +563,14 @@ for _kind in ("seven", "photos"):
     for _light in LIGHTS:
         _set = train_motion.SETS[f"{_kind}_{_light}"]
         TRAINING_SETS[f"one_{_kind}_{_light}"] = replace(_set, clips=1)
-# Light -> the set of test clips: the clips "choose" of lab/quality.py.
+# Light -> the set of test clips: the clips "choose" of lab/quality.py. The weight is not used here,
+# because all test clips are restored.
 TEST_SETS = {
     light: ClipSet("choose", light, clips=2, frames=8, weight=1, crop=192) for light in LIGHTS
 }
-TEST_FRAMES = slice(2, 6)  # the frames of a test clip that are restored, together
+# The frames of a test clip that are restored, together: the middle four of eight. A training clip
+# has three or four frames as well.
+TEST_FRAMES = slice(2, 6)
 # Side in pixels of the middle of a frame, in which it is scored. At its border attention and convs
 # see less. VRT restores no more than this square, because the rest would take most of the time.
 SCORED_SIDE = 128
@@ -615,7 +619,7 @@ def clips_of(out: Path, name: str, clip_set: ClipSet, source: Path) -> list[Clip
 
 
 def drawn_clip(clips: Sequence[Sequence[Any]], rng: np.random.Generator) -> Any:
-    """Draw a set, and a clip of this set."""
+    """Draw a set, all sets alike, and a clip of this set."""
     clips_of_set = clips[int(rng.integers(len(clips)))]
     return clips_of_set[int(rng.integers(len(clips_of_set)))]
 
