@@ -302,7 +302,7 @@ def restore(device: str, side: int, dtype: str) -> Figures:
     side: height and width of a tile in pixels; 0 restores whole frames.
     dtype: "bfloat16" for autocast, else "float32".
     """
-    frames = (12, 3, 720, 1280)  # (T, C, H, W)
+    frames = (12, 3, 720, 1280)  # (T, C, H, W), the size of GoPro's frames
     if device == "cpu":
         frames = (2, 3, 48, 64)
         side = min(side, 32)
