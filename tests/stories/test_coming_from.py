@@ -13,7 +13,7 @@ import shlex
 import pytest
 
 from tests.dist.launching import ROOT, free_port, run_ranks
-from tests.helpers.train_files import experiment, write_options
+from tests.helpers.train_files import experiment, write_odd_options, write_options
 
 # The launcher of KAIR's documents, for two ranks: `python -m torch.distributed.launch`, but without
 # a new import of torch.
@@ -30,6 +30,8 @@ OURS = (
 )
 # Options of a training of one step without a validation.
 SHORT = ("datasets.test={}", "train.total_iter=1")
+# A program that hands its further arguments to main_train_vrt.py, for a network of one layer.
+WORKER = ("tests/dist/odd_worker.py", "none", "0", "0", "train")
 # Exit codes.
 WRONG_OPTIONS = 2
 WRONG_DATA = 3
@@ -77,24 +79,23 @@ def test_the_command_of_vrts_documents_trains_on_two_ranks(tmp_path):
     ],
 )
 def test_the_flags_of_a_launched_rank_are_taken(tmp_path, flags):
-    options = write_options(tmp_path)
+    options = write_odd_options(tmp_path)
+    worker, *arguments = WORKER
     arguments_of_rank = {}
     for rank in range(2):
         flags_of_rank = flags.format(rank=rank).split()
-        arguments_of_rank[rank] = ["-opt", str(options), *flags_of_rank, *SHORT]
+        arguments_of_rank[rank] = [*arguments, "-opt", str(options), *flags_of_rank, *SHORT]
 
-    result = run_ranks(2, "main_train_vrt.py", args_of=arguments_of_rank, limit_s=120)
+    result = run_ranks(2, worker, args_of=arguments_of_rank, limit_s=120)
 
     assert result.exit_codes == [0, 0], result.text
     assert "it runs alone" not in result.text
 
 
 def test_dist_without_a_launcher_trains_on_one_process_and_says_so(tmp_path):
-    options = write_options(tmp_path)
+    options = write_odd_options(tmp_path)
 
-    result = run_ranks(
-        1, "main_train_vrt.py", "-opt", str(options), "--dist", "True", *SHORT, limit_s=120
-    )
+    result = run_ranks(1, *WORKER, "-opt", str(options), "--dist", "True", *SHORT, limit_s=120)
 
     assert result.exit_codes == [0], result.text
     assert result.text.count("it runs alone. ./launch_train.sh N FILE starts N") == 1

@@ -189,12 +189,24 @@ def assert_stand_in_of_the_flow_is_told(options: Path, *runs: RankResult) -> Non
     [
         # Of files that enlarge by 4, `make test` has the file 003: see "vimeo_x4" below.
         pytest.param("001", 6, id="REDS x4", marks=pytest.mark.slow),
-        pytest.param("008", 6, id="noise"),
+        # See the next test.
+        pytest.param("008", 6, id="noise", marks=pytest.mark.slow),
         pytest.param("009", 2, id="interpolation"),
     ],
 )
 def test_each_kind_trains_validates_resumes_and_is_tested(number, frames, tmp_path):
     train_resume_and_test(prepare(tmp_path, number), frames)
+
+
+def test_a_file_with_noise_trains_and_validates(tmp_path):
+    options = prepare(tmp_path, "008")
+
+    run = train(options, "train.total_iter=1")
+
+    assert run.exit_codes == [0], run.text
+    curves = history(options)
+    assert steps_of(curves["train/loss"]) == [1]
+    assert steps_of(curves["val/psnr"]) == [1]
 
 
 def list_of_clips(split: str) -> str:
