@@ -780,7 +780,7 @@ def train(
         done = update + 1
 
         # In the first 100 updates this is the plain mean of all weights so far. Without it, the
-        # average would hold the initial weights for long.
+        # average would hold the initial weights for long. No test looks at the averaged values.
         newest_share = max(NEWEST_SHARE, 1 / done)
         for key, newest in net.state_dict().items():
             averaged[key].lerp_(newest, newest_share)
@@ -820,7 +820,8 @@ def draw(
 ) -> Draw:
     """Draw a sample, its motion, and the way in which the conv net sees its pictures.
 
-    The order of the draws must stay: with another order the same seed gives other weights.
+    The order of the draws must stay: with another order the same seed gives other weights. No test
+    notices another order.
     """
     # A set by its weight, and a sample of the set.
     set_weights = [SETS[name].weight for name in samples]
