@@ -5,9 +5,9 @@ together with the score. Times of change are not hashed, because a copy of the d
 data.
 
 What must stay: every hashed text and byte, and their order. Otherwise the scores in all existing
-checkpoints would count as scores of other clips. No test compares a digest with a stored one, so no
-test notices another text. test_a_large_file_is_sampled_from_its_beginning_to_its_end notices blocks
-at other places.
+checkpoints would count as scores of other clips. test_the_digest_that_is_stored_with_a_score_stays
+notices another text, and test_a_large_file_is_sampled_from_its_beginning_to_its_end blocks at other
+places.
 
 Tests: tests/parts/data/test_content.py
 """

@@ -202,7 +202,7 @@ class DatasetClip(Reader):
 
         The line is hashed for a digest that is stored with scores (data/clips/content.py). So the
         values and their order must not change. Otherwise stored scores would count as scores of
-        other clips, and no test would notice.
+        other clips (test_the_digest_that_is_stored_with_a_score_stays).
         """
         clip = self.clip
         values: list[Any] = [clip.size, clip.gt_size, clip.planes, list(self.stems)]
@@ -242,7 +242,8 @@ class DatasetClip(Reader):
 
         The digits also change with the stems and with how the spikes are read. A test stores the
         digest with its results, and a repeated test compares it. If the hashed texts or their order
-        changed, the data of all old results would seem to have changed.
+        changed, the data of all old results would seem to have changed
+        (test_the_digest_that_is_stored_with_results_stays).
         """
         clip = self.clip
         spikes = clip.spikes

@@ -699,9 +699,9 @@ def refuse_columns(columns: Columns, source: Source) -> None:
 
     The order of the tests matters: a later test indexes arrays with values that an earlier test
     has accepted. You may add a test, but leave out none.
-    test_a_record_that_does_not_fit_is_as_good_as_none (tests/parts/data/test_kept.py) forges the
-    columns, one after the other. It does not notice every missing test, because `_SameClip`
-    (data/clips/kept.py) finds most wrong clips, too. But `_SameClip` looks at some clips only.
+    test_wrong_columns_are_refused_without_a_look_at_the_files (tests/parts/data/test_kept.py)
+    forges the columns, one after the other. A few tests repeat what another test finds, too, so it
+    does not notice if one of these is missing.
     """
     kinds = kinds_of(source)
     types = types_of(kinds)

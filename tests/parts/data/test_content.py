@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import struct
+import zlib
 from types import SimpleNamespace
 
 import numpy as np
@@ -177,3 +179,48 @@ def test_of_a_huge_set_a_file_that_is_not_sampled_counts_by_its_size(root, monke
         file.write(b"x")
 
     assert digest(root) != before
+
+
+# ---- Digests that are stored ----
+#
+# A checkpoint and the results of a test hold such a digest. If these digests changed, all stored
+# scores and results would seem to be of other data.
+
+
+def plain_png(height: int, width: int) -> bytes:
+    """Return a black PNG without compression. So its bytes are the same with every library."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        checksum = zlib.crc32(kind + data)
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", checksum)
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits, RGB
+    rows = height * bytes(1 + 3 * width)
+    content = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows, 0)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + content
+
+
+@pytest.fixture
+def plain_clips(root):
+    """Give clips whose files have the same bytes and times of change on every machine."""
+    for path in (root / "GOPRO_Large").rglob("*.png"):
+        path.write_bytes(plain_png(*FRAME_SIZE))
+    for path in root.rglob("*.*"):
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+    spike = {"type": "dat", "center": "file", "first": 4, "count": 16, "representation": "voxel"}
+    return set_for_testing(section(root, "test", spike=spike)).readers()
+
+
+def test_the_digest_that_is_stored_with_a_score_stays(plain_clips):
+    assert digest_of_clips(plain_clips) == "23cd0193d2d10ec9"
+
+
+def test_the_digest_that_is_stored_with_results_stays(plain_clips):
+    assert plain_clips[0].digest() == "7056db89e1a0c5c6"
+
+
+def test_the_digest_of_a_reader_without_files_stays():
+    frames = {"lq": torch.ones(3, 1, 2)}
+    reader = SimpleNamespace(name="x", stems=["0", "1"], frame=lambda _: frames)
+
+    assert digest_of_clips([reader]) == "18d8ff29f278a4f4"

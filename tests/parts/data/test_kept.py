@@ -39,6 +39,7 @@ from data.clips import manifest, table
 from data.clips.files import SLOW_FROM_START, entry_of
 from data.clips.look import Look
 from data.clips.preflight import Report, check_source
+from data.clips.source import MOST_FRAMES, Source
 from data.clips.table import ClipTable
 from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
 from tests.dist.launching import ROOT, run_ranks
@@ -551,6 +552,149 @@ def test_a_record_that_does_not_fit_is_as_good_as_none(root, lie):
     assert [clip.lq for clip in report.clips] == [clip.lq for clip in expected]
     # This start has written a true record.
     assert is_from_record(checked_at_start(values, root))
+
+
+# ---- Columns of a stranger -------------------------------------------------------------------
+#
+# A start looks at the files of some clips only. So wrong columns must be refused by themselves. The
+# two clips have six frames each, and all frames have the exposure of row 0.
+
+
+@pytest.fixture(scope="module")
+def checked_source(tmp_path_factory) -> tuple[Source, Columns]:
+    """Give a data set, and the true columns of its clips."""
+    root = write_clips(tmp_path_factory.mktemp("columns"), "clip0", "clip10")
+    values = section(root)
+    checked_at_start(values, root)
+    columns = record_of(root)
+    for name in ("folders", "folder_states"):
+        del columns[name]
+    return source_of(values), columns
+
+
+def first_is(name: str, value: float) -> Callable[[Columns], Columns]:
+    """Return a lie: the first number of a column is `value`."""
+
+    def lie(columns: Columns) -> Columns:
+        column = columns[name].copy()
+        column[0] = value
+        return {name: column}
+
+    return lie
+
+
+def one_less(name: str) -> Callable[[Columns], Columns]:
+    """Return a lie: a column of numbers lacks its last one."""
+    return lambda columns: {name: columns[name][:-1]}
+
+
+def counts_are(name: str, *counts: int) -> Callable[[Columns], Columns]:
+    """Return a lie: a column has a number of files for each clip. There are 12 files in all."""
+    return lambda columns: {name: np.array(counts, columns[name].dtype)}
+
+
+def row_has(**fields: int) -> Callable[[Columns], Columns]:
+    """Return a lie: row 0 of the exposures has these fields."""
+
+    def lie(columns: Columns) -> Columns:
+        rows = columns["rows"].copy()
+        for name, value in fields.items():
+            rows[table.Row._fields.index(name)] = value
+        return {"rows": rows}
+
+    return lie
+
+
+def is_text(name: str, *parts: str) -> Callable[[Columns], Columns]:
+    """Return a lie: a column has these texts."""
+    return lambda columns: {name: text(*parts)}
+
+
+WRONG_COLUMNS = {
+    "a column that is unknown": lambda columns: {"more": columns["frames"]},
+    "texts without an end": one_less("stems"),
+    "too many frames": first_is("frames", MOST_FRAMES + 1),
+    "a size that is too large": first_is("sizes", table.LARGEST_SIDE + 1),
+    "a name too few": is_text("stems", *11 * ["0"]),
+    "a name that is its folder": is_text("stems", *12 * ["."]),
+    "a name that is the folder above": is_text("stems", *12 * [".."]),
+    "no file": first_is("spike_counts", 0),
+    "two spike files for six frames": counts_are("spike_counts", 2, 10),
+    "fewer sharp frames than frames": counts_are("gt_counts", 5, 7),
+    "no number of files for a clip": one_less("lq_counts"),
+    "no size of a file": one_less("lq_bytes"),
+    "no time of a file": one_less("lq_times"),
+    "no folder for a clip": is_text("lq_places", "/clip0/blur/"),
+    "a folder beside the root": is_text("lq_places", "clip0/blur/", "/clip10/blur/"),
+    "a folder without an end": is_text("lq_places", "/clip0/blur", "/clip10/blur/"),
+    "half a row": one_less("rows"),
+    "a row with a plane below zero": row_has(first_plane=-1),
+    "a row with a huge plane": row_has(origin=table.LARGEST_PLANE),
+    "a row without planes": row_has(plane_count=0),
+    "an endless center": first_is("centers", np.inf),
+    "a center behind the planes": first_is("centers", PLANES),
+    "a center before the planes": first_is("centers", -1),
+    "a center that is neither whole nor not": row_has(has_whole_center=2),
+    "a whole center with a fraction": lambda columns: (
+        row_has(has_whole_center=1)(columns) | first_is("centers", 1.5)(columns)
+    ),
+    "more planes before the frame than are read": row_has(before=PLANES + 1),
+    "no planes of a file": one_less("planes"),
+    "a file without planes": first_is("planes", 0),
+    "a file of too many planes": first_is("planes", table.LARGEST_PLANE),
+    "a frame without a row": one_less("exposures"),
+    "own planes outside of the file": row_has(first_plane=1),
+    "read planes outside of the file": row_has(own_first=1),
+    "planes of the file before the first": row_has(previous_count=1),
+    "planes of the file after the last": row_has(next_count=1),
+}
+LIES_OF_COLUMNS = [
+    a_file_above_the_root,
+    a_name_with_a_folder,
+    an_empty_name,
+    one_clip_less,
+    a_clip_twice,
+    a_clip_of_a_bad_name,
+    bytes_that_are_no_text,
+    no_frames,
+    as_many_frames_as_an_int32_counts,
+    a_size_below_zero,
+    no_such_exposure,
+    an_exposure_below_zero,
+    a_center_that_is_no_number,
+    twice_as_many_values,
+    values_of_another_type,
+    two_dimensions,
+]
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [*LIES_OF_COLUMNS, *(pytest.param(lie, id=name) for name, lie in WRONG_COLUMNS.items())],
+)
+def test_wrong_columns_are_refused_without_a_look_at_the_files(checked_source, lie):
+    source, columns = checked_source
+    table.refuse_columns(columns, source)  # the true ones are taken
+
+    with pytest.raises(ValueError):
+        table.refuse_columns(columns | lie(columns), source)
+
+
+# A line has the name of a clip, its number of frames, its shape (0: any) and its first frame.
+@pytest.mark.parametrize(
+    "lines",
+    [
+        pytest.param("clip0 6 0 0\n", id="other clips"),
+        pytest.param("clip0 6 0 0\nclip10 5 0 0\n", id="another number of frames"),
+    ],
+)
+def test_columns_of_other_clips_than_a_meta_file_lists_are_refused(checked_source, tmp_path, lines):
+    source, columns = checked_source
+    meta = tmp_path / "meta.txt"
+    meta.write_text(lines)
+
+    with pytest.raises(ValueError, match="the kept record is wrong"):
+        table.refuse_columns(columns, dataclasses.replace(source, meta_info_file=str(meta)))
 
 
 def test_a_record_without_one_of_the_clips_is_as_good_as_none(root):

@@ -60,6 +60,15 @@ def test_a_small_png_of_900_million_pixels_is_not_decoded(tmp_path, reader):
     )
 
 
+def test_a_small_bigtiff_that_states_2_to_the_63_entries_is_refused_at_once(tmp_path):
+    # Letters of the byte order, mark of a BigTIFF, bytes of a number, 0, and where the directory
+    # begins: right behind these 16 bytes. It begins with its number of entries, and has no entry.
+    (tmp_path / "a.tiff").write_bytes(struct.pack("<2sHHHQQ", b"II", 43, 8, 0, 16, 2**63))
+
+    said = "24 bytes that are no whole image"
+    assert_refused("data.clips.files.read_bgr", tmp_path / "a.tiff", by="DataError", saying=said)
+
+
 def test_an_8k_frame_is_read(tmp_path):
     (tmp_path / "a.png").write_bytes(png_of_zeros(width=7680, height=4320))
 
