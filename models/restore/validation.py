@@ -9,7 +9,8 @@ agree whether a signal ends the validation. So every rank must take part in ever
 without a clip in the last round.
 
 What must stay: the keys of `Validation.scalars`, because users' logs and the choice of the best
-checkpoint use them. All ranks take part in all rounds (test_one_and_two_ranks_validate_alike).
+checkpoint use them. All ranks take part in all rounds, so that none waits for ever
+(test_one_rank_and_two_ranks_give_the_same_scores).
 Free to change: which clips are shown, and the log line.
 
 Tests: tests/dist/test_validate.py, tests/stories/test_main_train.py,

@@ -257,3 +257,20 @@ def test_a_released_model_drops_paths_with_its_probabilities(name):
         if probability:
             rates[f"{key}.drop_path"] = probability
     assert rates == pytest.approx(MANIFESTS[name]["drop_path_prob"])
+
+
+# ---- Flows in 16 bits ----
+
+
+def test_flows_have_full_precision_under_autocast():
+    _, net = load_net("net_deblur_pa2_2f_w8")
+    net.float()
+    frames = torch.rand(1, 2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+    with torch.no_grad():
+        expected = net.estimate_flows(frames)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = net.estimate_flows(frames)
+
+    # The flows from frame 1 to frame 0, at full resolution.
+    assert torch.equal(found[0].backward[0], expected[0].backward[0])
