@@ -13,10 +13,12 @@ import subprocess
 import sys
 
 import pytest
+from torch.distributed import HashStore
 
 from tests.dist import netns
 from tests.dist.fork_server import ROOT, clean_env
 from tests.dist.launching import run_ranks
+from utils.dist.rendezvous import FailedRank, Round
 
 WORKER = "tests/dist/helpers_worker.py"
 # Runs a worker in namespaces of its own.
@@ -156,3 +158,14 @@ def test_ranks_in_two_pid_namespaces_of_one_host_name_do_not_take_each_other_for
     pids = [found["pid"] for found in result.jsons]
     assert pids[0] > 20
     assert pids[1] < 20
+
+
+def test_of_several_ranks_that_fail_the_lowest_one_counts():
+    store = HashStore()
+    meetings = [Round(store, "round", rank, world_size=4) for rank in range(4)]
+
+    # Rank 3 fails first, then rank 1, then rank 2. Rank 0 does not fail.
+    for rank, code in ((3, 7), (1, 5), (2, 6), (0, None)):
+        meetings[rank].arrive(code)
+
+    assert meetings[0].wait() == FailedRank(rank=1, code=5)

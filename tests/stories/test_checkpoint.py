@@ -515,15 +515,16 @@ ONE_SAMPLE = {
 }
 
 
-def restored(tmp_path, **position):
+def restored(tmp_path, changed_options=None, **position):
     """Return the position of a run that resumes from its own checkpoint at this position.
 
-    position: keys of the checkpoint.
+    changed_options: further options of this start. position: keys of the checkpoint.
     """
+    options = ONE_SAMPLE | (changed_options or {})
     path = tmp_path / "checkpoints" / "checkpoint_latest.pth"
     state = {"order": vars(ORDER), "options": ONE_SAMPLE, "world_size": 1, **position}
     train = TrainOptions(total_iter=100)
-    return restore_progress(Resumed(path, state), tmp_path, ONE_SAMPLE, train, ORDER)
+    return restore_progress(Resumed(path, state), tmp_path, options, train, ORDER)
 
 
 def test_a_run_that_was_saved_at_the_end_of_an_epoch_begins_the_next_one(tmp_path):
@@ -537,6 +538,28 @@ def test_a_run_that_has_done_no_step_since_its_checkpoint_has_nothing_to_save(tm
     progress = restored(tmp_path, step=23, epoch=2, batch=3, saved=20)
 
     assert progress.saved == 23
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "best"),
+    [
+        pytest.param("metric", "mean", None, id="another mean is another PSNR"),
+        pytest.param("val", "window", None, id="another window is another PSNR"),
+        pytest.param("metric", "more", 31.5, id="further metrics change no PSNR"),
+        pytest.param("val", "save_img", 31.5, id="saved pictures change no PSNR"),
+    ],
+)
+def test_the_best_psnr_is_forgotten_if_an_option_of_it_changes(tmp_path, section, key, best):
+    checkpoint_best = checkpoint.own_checkpoint(tmp_path, "best")
+    checkpoint_best.parent.mkdir()
+    checkpoint_best.touch()
+    options_then = ONE_SAMPLE | {section: {key: 1}}
+
+    progress = restored(
+        tmp_path, {section: {key: 2}}, step=3, batch=3, best_psnr=31.5, options=options_then
+    )
+
+    assert progress.best_psnr == best
 
 
 def test_an_error_by_the_content_of_a_checkpoint_names_its_file(tmp_path):

@@ -450,6 +450,22 @@ def test_a_process_of_a_platform_stands_for_its_node(env, address):
     assert f"{found['PET_MASTER_ADDR']}:{found['PET_MASTER_PORT']}" == address
 
 
+def test_a_node_starts_no_more_ranks_than_it_sees_gpus():
+    # SageMaker says 8 GPUs, and CUDA_VISIBLE_DEVICES leaves 2 of them.
+    found = node_variables(with_standard_names(SAGEMAKER, gpu_count=2), gpu_count=2)
+
+    assert found["PET_NPROC_PER_NODE"] == "2"
+
+
+def test_two_jobs_on_one_host_meet_at_different_ports():
+    ports = set()
+    for job in ("job7", "job8"):
+        named = with_standard_names(OPEN_MPI | {"PMIX_NAMESPACE": job})
+        ports.add(read_launch(named).master_port)
+
+    assert len(ports) == 2
+
+
 # The number of processes is known, but not where rank 0 is, or which rank this is.
 INCOMPLETE = [
     pytest.param(

@@ -10,7 +10,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import pytest
 from pydantic import SecretStr
@@ -783,6 +783,8 @@ BOXES = Registry("part", "kind")
 class Box:
     """A part whose argument `channels` is given by code, not by an option file."""
 
+    GONE: ClassVar[dict[str, Any]] = {"lid": "shut"}
+
     def __init__(
         self,
         width: int,
@@ -825,6 +827,15 @@ def test_a_part_gets_only_the_values_of_the_code_that_it_takes():
 def test_an_argument_that_code_gives_is_refused_in_an_option_file():
     with pytest.raises(OptionError, match=r"unknown option x\.channels"):
         BOXES.resolve({"kind": "box", "width": 1, "channels": 2}, "x")
+
+
+def test_a_key_of_a_former_version_is_taken_with_the_value_that_has_no_effect():
+    assert "lid" not in BOXES.resolve({"kind": "box", "width": 1, "lid": "shut"}, "x").plain()
+
+
+def test_a_key_of_a_former_version_is_refused_with_another_value():
+    with pytest.raises(OptionError, match=r"unknown option x\.lid"):
+        BOXES.resolve({"kind": "box", "width": 1, "lid": "open"}, "x")
 
 
 def test_the_name_of_a_part_must_be_a_text():

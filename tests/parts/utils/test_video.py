@@ -360,3 +360,20 @@ def test_a_film_that_became_shorter_names_the_first_frame_that_is_missing(tmp_pa
         reader.read(6)
 
     assert caught.value.what.startswith("frame 4 of 8 cannot be decoded")
+
+
+# ---- Writing ----
+
+
+def test_a_video_that_lost_bytes_while_it_was_written_is_refused(tmp_path):
+    with (
+        pytest.raises(DataError, match="cannot write"),
+        VideoWriter(tmp_path / "v.mp4", fps=10) as video,
+    ):
+        # Enough frames that the encoder passes the first ones on.
+        for _ in range(60):
+            video.write(np.zeros((16, 16, 3), np.uint8))
+        (unfinished,) = tmp_path.iterdir()
+        unfinished.write_bytes(b"")  # as a disk does that loses what it took
+
+    assert list(tmp_path.iterdir()) == []
