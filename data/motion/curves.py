@@ -77,7 +77,7 @@ def curves_of(
 def _add_shake(curves: np.ndarray, shifts: np.ndarray) -> None:
     """Add the shake of the camera to the curves, in place.
 
-    A camera that shakes fast, e.g. on a motor, moves to and fro within an exposure. No curve of
+    A camera that shakes fast, e.g. on a motor, moves back and forth within an exposure. No curve of
     third degree does this. But the shake moves all pixels alike, and noise does not. So each time
     has one more shift: the median of what the curves leave of the shifts. It is added only if it is
     longer than the noise. Without a shake it would be noise itself.

@@ -47,7 +47,7 @@ class Scene:
     velocity: tuple[float, float] = (0.0, 0.0)
     # Rotation about the middle, from x towards y, in degrees per exposure.
     turn_deg: float = 0.0
-    # The camera shakes along x by up to this number of pixels, to and fro twice per exposure.
+    # The camera shakes along x by up to this number of pixels, back and forth twice per exposure.
     shake: float = 0.0
     # Height and width of the RGB frames.
     size: tuple[int, int] = (96, 96)
