@@ -26,7 +26,7 @@ Cases of the whole run:
 
     none     nothing goes wrong
     shape    the layers of rank RANK have another size
-    busy     all ranks compute, and rank RANK computes STEP times as long
+    slow     rank RANK sleeps for STEP milliseconds in each forward pass
     noisy    each step warns and prints, as libraries do
     late     rank RANK starts its loaders late. Each rank prints two lists of times, one for each
              epoch: when its loader had started, and when its progress was shown, as
@@ -71,10 +71,6 @@ STEP = int(sys.argv[3])
 FOREVER_S = 600  # longer than every limit of a test
 LATE_S = 0.3  # by which a loader starts late in the case "late"
 TILE_S = 0.05  # as long as a tile of a real network takes at least
-# What a rank computes in the case "busy": this number of products of a matrix with itself. It is
-# enough work that its time can be measured, a few milliseconds.
-PRODUCTS = 40
-MATRIX = torch.eye(256)
 # The change of the weights in the case "drift". It is small, so that the test shows that even a
 # small difference of the ranks is found.
 DRIFT = 1e-6
@@ -126,8 +122,8 @@ class Odd(nn.Module):
                 self.strike()
             if Odd.training_steps == STEP:
                 self.send_signal()
-        if CASE == "busy":
-            compute(STEP if is_struck_rank() else 1)
+        if CASE == "slow" and is_struck_rank():
+            time.sleep(STEP / 1000)
         if CASE == "noisy":
             self.make_noise()
         return restored * float("nan") if self.is_nan() else restored
@@ -194,19 +190,6 @@ def checkpoints_in_memory() -> int:
             if keys >= keys_of_checkpoint or keys >= keys_of_weights:
                 found += 1
     return found
-
-
-def compute(times: int) -> None:
-    """Compute, then wait until `times` as much time has passed.
-
-    So one rank takes `times` as long as another, on a busy machine too.
-    """
-    begin = time.perf_counter()
-    product = MATRIX
-    for _ in range(PRODUCTS):
-        product = product @ MATRIX
-    took_s = time.perf_counter() - begin
-    time.sleep((times - 1) * took_s)
 
 
 # ---- Observers of the loaders and of the progress ------------------------------------------------

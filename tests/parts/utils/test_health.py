@@ -593,9 +593,13 @@ WARNINGS = [
 END_OF_HEALTHY = 25
 END_OF_SLOW_RANK = 75
 END_OF_SLOW_LOADER = 125
+# Delay of the slow rank in each step. The step of a healthy rank takes about 10 ms on an idle
+# machine. On a busy one, both ranks may wait for their data; the delay is much longer than this
+# wait too, so that rank 1 stays 1.2 times as slow as rank 0 (SLOW_FACTOR).
+SLOW_RANK_MS = 200
 
 
-def write_options_of_busy_run(home, folder):
+def write_options_of_run(home, folder):
     """Write options.json for clips of `home`: a network of one convolution, a log each 5 steps."""
     options = json.loads((home / "options.json").read_text())
     options["datasets"]["train"] |= {
@@ -618,13 +622,12 @@ def write_options_of_busy_run(home, folder):
     return path
 
 
-def start(options, *overrides, times):
+def start(options, *overrides, delay_ms):
     """Start the run on two ranks until it ends. Returns what it said.
 
-    times: rank 1 takes this many times as long for a forward pass as rank 0. The ratio holds on a
-    busy machine too, because rank 1 sleeps a multiple of the time that it has computed.
+    delay_ms: milliseconds for which rank 1 sleeps in each forward pass.
     """
-    result = odd(options, *overrides, case="busy", struck_rank=1, at_step=times, ranks=2)
+    result = odd(options, *overrides, case="slow", struck_rank=1, at_step=delay_ms, ranks=2)
     assert result.exit_codes == [0, 0], result.text
     return result.text
 
@@ -632,7 +635,7 @@ def start(options, *overrides, times):
 @pytest.fixture(scope="module")
 def options_of_runs(home, tmp_path_factory):
     """Give the path of the options of the run."""
-    return write_options_of_busy_run(home, tmp_path_factory.mktemp("runs"))
+    return write_options_of_run(home, tmp_path_factory.mktemp("runs"))
 
 
 # Each start has one cause of slowness. In one start, a slow forward pass would hide the wait for
@@ -644,14 +647,14 @@ def options_of_runs(home, tmp_path_factory):
 @pytest.fixture(scope="module")
 def healthy(options_of_runs):
     """Give what the first start says: two loader processes a rank, equal ranks."""
-    return start(options_of_runs, times=1)
+    return start(options_of_runs, delay_ms=0)
 
 
 @pytest.fixture(scope="module")
 def slow_rank(options_of_runs, healthy):
     """Give what the second start says: rank 1 is slow, and the schedule ends at step 45."""
     overrides = (f"train.total_iter={END_OF_SLOW_RANK}", "train.G_scheduler_periods=45")
-    return start(options_of_runs, *overrides, times=4)
+    return start(options_of_runs, *overrides, delay_ms=SLOW_RANK_MS)
 
 
 @pytest.fixture(scope="module")
@@ -661,7 +664,7 @@ def slow_loader(options_of_runs, slow_rank):
         f"train.total_iter={END_OF_SLOW_LOADER}",
         "datasets.train.dataloader_num_workers=0",
     )
-    return start(options_of_runs, *overrides, times=1)
+    return start(options_of_runs, *overrides, delay_ms=0)
 
 
 def test_a_healthy_run_warns_of_nothing(healthy):
