@@ -20,6 +20,7 @@ Tests: tests/parts/models/test_select_network.py, tests/stories/test_bad_input.p
 """
 
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -191,13 +192,15 @@ def _check_crop(gt_size: int, spec: InputSpec, scale: int) -> None:
 
     gt_size: side of a crop of the sharp frame. The crop of the input is `scale` times smaller.
     """
-    least_side = max(spec.least_size)
     multiple = spec.multiple  # of the sides of the input
+    # Crops are square, so each side must suffice for height and width. With windows of 6 x 8, the
+    # least size is 48 x 64 and the multiple is 24: then the smallest crop is 72.
+    least_side = math.ceil(max(spec.least_size) / multiple) * multiple
     side = gt_size // scale  # of the crop of the input
     is_whole = gt_size % scale == 0
     if is_whole and side % multiple == 0 and side >= least_side:
         return
-    # Propose the valid size that is nearest to the size asked for.
+    # Propose the valid size that is nearest to `gt_size`.
     nearest_side = max(least_side, round(side / multiple) * multiple)
     key = "datasets.train.gt_size"
     raise OptionError(

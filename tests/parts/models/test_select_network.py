@@ -103,6 +103,17 @@ def test_crops_and_channels_that_do_not_fit_the_network_are_refused(changes, whe
     assert said in str(refused.value)
 
 
+def test_the_crop_that_a_refusal_proposes_is_taken():
+    # A crop needs 64 pixels (8 windows of 8), and a multiple of 24 (of 8 and 6). So 64 is no answer.
+    windows = {"window_size": [2, 6, 8]}
+
+    with pytest.raises(OptionError) as refused:
+        check(options(size=24, **windows))
+    proposed = int(refused.value.do.removeprefix("set it to "))
+
+    check(options(size=proposed, **windows))
+
+
 @pytest.mark.parametrize(
     ("key", "value"), [("gamma", 2.2), ("representation", {"type": "tfp", "offsets": [0, 1, 2, 3]})]
 )
