@@ -53,9 +53,8 @@ To change a kernel:
     keep     the order of its sums, because another order changes the last bits of a training. Every
              sum has a fixed order (no atomic additions), so a step gives the same numbers each time
     free     names, comments, and how an address is computed
-    also     a new argument needs a place in the launch, because the launches give arguments by
-             position. `WindowAttention.forward` launches `_forward`, and `_BackwardPass.launch`
-             launches all other kernels
+    also     a new argument needs a line in the launch. `WindowAttention.forward` launches
+             `_forward`, and `_BackwardPass.launch` launches all other kernels
     test     tests/parts/models/test_triton.py compares all results with float64. It needs no GPU,
              because Triton's interpreter runs the kernels on a CPU. test_cuda.py does the same on a
              GPU
@@ -442,8 +441,8 @@ def _forward(
 
 # ---- Backward --------------------------------------------------------------------------------
 #
-# All backward kernels have the same arguments in the same order, so that `_BackwardPass.launch` can
-# launch each of them. A kernel ignores an argument that it does not need: "not used" below.
+# All backward kernels have the same arguments, so that `_BackwardPass.launch` can launch each of
+# them. A kernel ignores an argument that it does not need: "not used" below.
 #
 # The kernels compute P and dS tile by tile, in the same four steps:
 #     logits                                 `_logits`
@@ -777,7 +776,7 @@ def _gradients_of_keys(
 @jit(do_not_specialize=["n", "group_size"])
 def _gradient_of_bias(
     qkv,  # input (n, T, 3, HEADS, HD): query, key and value of each token
-    bias,  # input (HEADS, keys, queries): added to the logits, times log2(e); or None
+    bias,  # input (HEADS, keys, queries): added to the logits, times log2(e)
     region_row,  # input (n,): for each window, its row in `regions`; None without masks
     regions,  # input (rows, T): for each token, the number of its region; None without masks
     out,  # not used: only delta needs it, and delta is an input here
@@ -801,16 +800,22 @@ def _gradient_of_bias(
     QUERIES: tl.constexpr,  # queries in a tile
     KEYS: tl.constexpr,  # keys in a tile
 ):
-    """Write the sum of dS over a group of windows. It is the gradient of the bias by this group.
+    """Write the sum of dS over a group of windows, a part of the gradient of the bias.
 
         P  = exp2(logits - L)
-        dS = P (dO V^T - delta)
+        dS = P (dO V^T - delta)             the gradient of the logits
 
     A program computes one tile of the matrix (keys, queries) of one head. E.g. T = 192 tokens,
     6 heads, tiles of 64 x 64: the matrix has 9 tiles, so there are 54 programs for each group of
-    windows. Tiles 0, 1, 2 have the first 64 keys and all queries, tiles 3, 4, 5 the next 64 keys.
+    windows. Tile 5 is the part of keys 64 ... 127 and queries 128 ... 191:
 
-    `WindowAttention.backward` adds the sums of all groups. Without a bias it does not launch this.
+                         queries    0 ... 63    64 ... 127    128 ... 191
+        keys   0 ...  63            tile 0      tile 1        tile 2
+        keys  64 ... 127            tile 3      tile 4        tile 5
+        keys 128 ... 191            tile 6      tile 7        tile 8
+
+    `WindowAttention.backward` adds the sums of all groups. Without a bias, this kernel is not
+    launched.
     """
     # This program computes tile `tile` of head `head`, summed over the windows first ... end - 1.
     tiles_of_queries: tl.constexpr = T // QUERIES
@@ -826,8 +831,9 @@ def _gradient_of_bias(
     keys = qkv + HEADS * HD
     values = qkv + 2 * HEADS * HD
     stride = 3 * HEADS * HD
-    total = tl.zeros((KEYS, QUERIES), tl.float32)  # the sum of dS (transposed)
-    # The tile of the bias is the same for all windows. So load it once here, and not in `_logits`.
+    total = tl.zeros((KEYS, QUERIES), tl.float32)  # the sum of dS (transposed) so far
+    # The tile of the bias is the same for all windows. So this kernel loads it once, before the
+    # loop. `_logits` would load it again for each window.
     bias_pointers = _matrix_pointers(
         bias + head * T * T, row=first_key, column=first_query, T=T, ROWS=KEYS, COLUMNS=QUERIES
     )
@@ -843,16 +849,21 @@ def _gradient_of_bias(
         q = _load_rows(qkv, query_row, stride, head, ROWS=QUERIES, HD=HD, PAD=PAD)  # (QUERIES, PAD)
         grad_out = _load_rows(grad, out_row, grad_stride, head, ROWS=QUERIES, HD=HD, PAD=PAD)
 
-        # P = exp2(logits - L), dS = P (dO V^T - delta), both transposed: (KEYS, QUERIES).
-        without_bias = _logits(
+        # P = exp2(logits - L) (transposed).
+        logits = _logits(
             k, q, scale, bias, region_row, regions, window,
             row=first_key, column=first_query,
             T=T, HAS_BIAS=False, HAS_MASK=HAS_MASK, ROWS=KEYS, COLUMNS=QUERIES,
         )  # fmt: skip
-        p = tl.exp2(without_bias + bias_tile - tl.load(log_sums + query_index)[None, :])
-        grad_p = tl.dot(v, tl.trans(grad_out))
-        total += p * (grad_p - tl.load(delta + query_index)[None, :])
+        logits += bias_tile
+        p = tl.exp2(logits - tl.load(log_sums + query_index)[None, :])  # (KEYS, QUERIES)
 
+        # dS = P (dO V^T - delta) (transposed).
+        grad_p = tl.dot(v, tl.trans(grad_out))  # (KEYS, QUERIES)
+        ds = p * (grad_p - tl.load(delta + query_index)[None, :])
+        total += ds
+
+    # Each program writes its own tile of the sum, so no two programs write to the same place.
     matrix = _bias_sum_of_group(grad_bias, group, head, T, HEADS)
     sum_pointers = _matrix_pointers(
         matrix, row=first_key, column=first_query, T=T, ROWS=KEYS, COLUMNS=QUERIES
@@ -864,9 +875,10 @@ def _gradient_of_bias(
 
 
 class _BackwardPass(NamedTuple):
-    """The arguments that all backward kernels take, for n windows of T tokens.
+    """The tensors of one backward pass, and `launch`, which starts a kernel on them.
 
-    With mutual attention, each of the two frames of a window counts as a window here.
+    n: number of windows. T: tokens of a window. With mutual attention, a window of the caller has
+    two frames, whose tokens attend to each other. Each of these frames counts as a window here.
     """
 
     qkv: Tensor  # packed queries, keys and values, n * T * 3 * heads * channels numbers
@@ -894,32 +906,34 @@ class _BackwardPass(NamedTuple):
 
         The kernel writes its results into grad_qkv, delta and grad_bias.
 
-        bias: the bias as this kernel takes it. Most kernels take it transposed.
+        bias: the bias times log2(e), (heads, keys, queries). For `_gradient_of_queries` it is
+            (heads, queries, keys). None if there is no bias.
         tiles: number of tiles of a head in one window.
-        group_size: number of windows of a program.
-        grad_bias: memory for the sums of dS, one sum for each group.
+        group_size: number of successive windows that a program goes through.
+        grad_bias: memory for the sums of dS (the gradient of the logits), one sum for each group:
+            (groups, heads, keys, queries). None for a kernel that does not sum dS.
         """
         n, heads, t = self.log_sums.shape
+        groups = math.ceil(n / group_size)
+        programs = heads * tiles * groups  # e.g. 6 heads * 6 tiles * 1000 groups = 36000
         tile = backward_tile(t)
-        programs = heads * tiles * math.ceil(n / group_size)  # e.g. 6 heads * 6 tiles * 1000 groups
-        # By position, in the order of the arguments of the backward kernels. `kernel[(programs,)]`
-        # is Triton's way to give the number of programs.
+        # `kernel[(programs,)](...)` is Triton's way to start this number of programs.
         kernel[(programs,)](
-            self.qkv,
-            bias,
-            self.region_row,
-            self.regions,
-            self.out,
-            self.grad,
-            self.grad.stride(1),
-            self.log_sums,
-            self.delta,
-            self.grad_qkv,
-            grad_bias,
-            n,
-            group_size,
-            self.scale * LOG2_E.value,
-            self.scale,
+            qkv=self.qkv,
+            bias=bias,
+            region_row=self.region_row,
+            regions=self.regions,
+            out=self.out,
+            grad=self.grad,
+            grad_stride=self.grad.stride(1),
+            log_sums=self.log_sums,
+            delta=self.delta,
+            grad_qkv=self.grad_qkv,
+            grad_bias=grad_bias,
+            n=n,
+            group_size=group_size,
+            scale=self.scale * LOG2_E.value,
+            true_scale=self.scale,
             **self.constants,
             QUERIES=tile.queries,
             KEYS=tile.keys,
@@ -934,7 +948,6 @@ class WindowAttention(torch.autograd.Function):
     Call `window_attention` below, which makes qkv contiguous. The kernels compute addresses in qkv.
     With another layout they would read wrong numbers without an error.
 
-    What must stay: the arguments of a launch have the order of the arguments of the kernel.
     test_triton.py compares all results with float64, on a CPU.
     """
 
@@ -977,17 +990,16 @@ class WindowAttention(torch.autograd.Function):
         # group has one window.
         programs = n * heads * (t // tile.queries)
         group_size = 1
-        # By position, in the order of the arguments of `_forward`.
         _forward[(programs,)](
-            qkv,
-            scaled_bias,
-            region_row,
-            regions,
-            out,
-            log_sums,
-            n,
-            group_size,
-            scale * LOG2_E.value,
+            qkv=qkv,
+            bias=scaled_bias,
+            region_row=region_row,
+            regions=regions,
+            out=out,
+            log_sums=log_sums,
+            n=n,
+            group_size=group_size,
+            scale=scale * LOG2_E.value,
             **constants,
             QUERIES=tile.queries,
             KEYS=tile.keys,
