@@ -117,30 +117,34 @@ from data.spike.simulate import DISPLAY_GAMMA, LUMA
 
 # ---- Constants of the equations ----
 #
-# Some values were chosen by the gain on two videos, coffee and walker, which no training has seen.
-# The gain is the PSNR of the improved frames minus the PSNR of the first estimates.
+# "PSNR gain" below is the PSNR of the improved frames minus the PSNR of the first estimates. Some
+# values were chosen by the PSNR gain on two videos, coffee and walker, which no training has seen.
 #
 # The tests notice wrong equations, and another number of groups. But they hardly notice another
 # worse constant: tests/parts/data/test_joint.py passes with SIGMA_S = 0.3, JITTER = 0.5, CAUCHY =
 # 200, K = 0, M_0 = M_1 = 0, INTERVALS = 2 or PERFECT_SHARE = 0.9. So whoever changes a constant
-# measures the gain before and after, with the videos in the folder VIDEOS:
+# measures the PSNR gain before and after, with the videos in the folder VIDEOS:
 #
 #     python lab/joint_gain.py --videos VIDEOS --part choose
 
-# sigma_s: error of a spike equation by motion and optics, in display values: about 5 of 255. It
-# matters for bright pixels, whose many spikes have little error by themselves. A smaller value
-# would trust these pixels although the motion is a little wrong. A larger value would leave more to
-# z_0.
+# sigma_s: the error of a spike equation that motion and optics cause, in display values. 0.02 is
+# about 5 of 255. It matters for bright pixels: they have many spikes, so the other errors of their
+# equations are smaller. A smaller value would trust these pixels although the motion is a little
+# wrong. With a larger value, z would stay nearer to z_0.
 SIGMA_S = 0.02
-# j: deviation of each threshold, as a share of the threshold. It matters for intervals with many
-# spikes, whose times are rounded at both ends only: a larger value would trust them less.
+# j: standard deviation of a threshold, as a share of the threshold. It is in the error of n,
+# var(n) = r^2 / 6 + j^2 n, and matters for intervals with many spikes. E.g. 50 spikes in 100
+# planes: rounding gives 0.5^2 / 6 = 0.04, and the thresholds give 0.02^2 * 50 = 0.02. With a larger
+# value, such an interval would be trusted less.
 JITTER = 0.02
-# An equation whose residual is this many times its error has 1 / sqrt(2) of its weight. A smaller
-# value would weaken equations that are right but noisy. A larger value would let wrong equations
-# pull.
+# c of Cauchy's rho. An equation with the weight w and the residual r gets the weight
+# w / sqrt(1 + (w r / c)^2). E.g. if its residual is c times its expected error 1 / w, it gets
+# w / sqrt(2). A smaller value would weaken equations that are right but noisy. A larger value would
+# let wrong equations pull.
 CAUCHY = 2.0
 # sigma_b is at least NOISE_FACTOR * (noise - USUAL_NOISE), where the noise of the blurry frame is
-# measured by `noise_of`, in display values. The gain on a photograph with noise:
+# measured by `noise_of`, in display values. E.g. a noise of 0.03 gives 7 * (0.03 - 0.013) = 0.12.
+# The PSNR gain on a photograph with noise:
 #
 #     noise    without this limit    with this limit
 #     0.03     -0.6 dB               -0.1 dB
@@ -150,30 +154,30 @@ CAUCHY = 2.0
 # below USUAL_NOISE, a little more than 0.011, does not count.
 NOISE_FACTOR = 7.0
 USUAL_NOISE = 0.013
-# K in lambda: how strongly z is held near z_0 where the expected error of the motion is large. What
-# another value changes:
+# K in lambda = 1 + K (q / sigma_b)^2: how strongly z is held near z_0 where q, the expected error
+# of the motion in pixels, is large. E.g. with sigma_b = 0.01, lambda is 1.8 for q = 0.1, and 81 for
+# q = 1. The PSNR gain changes with another value:
 #
 #     K / 2      +0.2 dB on the clips coffee and walker in dim light,
 #                but -0.15 dB on photographs of the training
 #     2.5 K      -0.2 dB on coffee and walker in good light
 K = 0.008
 # M_0 and M_1 in M = lambda + M_0 + M_1 R, by which residuals are divided. Values 3 times as large
-# or as small change the gain on coffee and walker by 0.03 dB at most. With M_0 = 0 these clips gain
-# 0.03 dB less, because a pixel that fits no equation follows noise.
+# or as small change the PSNR gain on coffee and walker by 0.03 dB at most. With M_0 = 0 these clips
+# gain 0.03 dB less, because a pixel that fits no equation follows noise.
 M_0 = 300.0
 M_1 = 0.1
 # A pixel should move by at most this many RGB pixels from the middle of one group to the middle of
 # the next group. If it moved farther, the light between the two points would count nowhere. A
-# smaller value needs more groups, and so more time. On coffee and walker in good light:
+# smaller value needs more groups, and so more time. The PSNR gain on coffee and walker in good
+# light, compared with 1.25 pixels:
 #
-#     2 pixels       -0.2 dB
-#     1.5 pixels     -0.01 dB
-#     1.25 pixels    taken
-WAY_BETWEEN_GROUPS = 1.25
-# The way between two groups in dim light, in RGB pixels: if a pixel of median light has fewer
-# spikes in the exposure than `DIM`. The motion is known less exactly there, so a longer way loses
-# nothing.
-WAY_IF_DIM = 2.5
+#     2 pixels      -0.2 dB
+#     1.5 pixels    -0.01 dB
+PIXELS_BETWEEN_GROUPS = 1.25
+# The same in dim light, i.e. if a pixel of median light has fewer spikes in the exposure than
+# `DIM`. The motion is known less exactly there, so a larger distance loses nothing.
+PIXELS_BETWEEN_GROUPS_IF_DIM = 2.5
 # This share of the pixels decides the number of groups: for them, the groups are near enough. The
 # other pixels move farther. A larger share would need more groups, and so more time.
 DECIDING_SHARE = 0.8
@@ -184,11 +188,13 @@ LEAST_GROUPS = 6
 # would say less about what changes within the exposure. More equations, of shorter intervals, would
 # add little, because neighbouring intervals share the rounding of the spike between them.
 INTERVALS = 8
-# Display values below this value count as this value in slopes: about 10 of 255. At 0 the slope
-# dx / dz is 0, so the weights would be infinite.
+# Slopes dx / dz are computed at display values of at least this value, about 10 of 255. At z = 0
+# the slope 2.2 z^1.2 is 0, so the weight 1 / (sigma * slope) would be infinite.
 DARK = 0.04
 
 # ---- Constants of the guard ----
+#
+# The guard blends the solution z with the first estimate z_0 at the end, see `guarded`.
 
 # The guard compares light in this many planes around the sharp instant. With more planes, a right
 # frame would differ from their blurred light. With fewer planes, there would be more noise.
@@ -204,21 +210,24 @@ PERFECT_SHARE = 0.2
 TINY_ERROR = 1e-6
 
 # ---- Constants of what a network sees ----
+#
+# They are in the channels of `Equations.evidence` and `Equations.pulls`. The weights of the fusion
+# "motion" were trained with these values, so another value needs new training.
 
-# The spikes in this many planes count as the spikes of the sharp instant. The weights of the fusion
-# "motion" were trained with this value.
+# The spikes in this many planes count as the spikes of the sharp instant.
 INSTANT_PLANES = 9
 # The network sees logarithms of these two values, and log(0) is infinite. So each has a least
 # value: spikes per plane, and noise in display values.
 LEAST_RATE = 1e-3
 LEAST_NOISE = 3e-4
-# Limits of the channels, in display values: of a residual, and of a change of z. A residual above
-# MOST_OFF comes from an equation that is wrong (e.g. an occlusion), and would only disturb the
+# Limits in display values: of a residual of the RGB equations, and of a change of z. A larger
+# residual comes from an equation that is wrong (e.g. an occlusion), and would only disturb the
 # network.
-MOST_OFF = 0.5
+MOST_RESIDUAL = 0.5
 MOST_PULL = 0.3
-# Added to the precision (1 / variance) with which the spikes know a grey value. So a grey value is
-# pulled only weakly if the spikes know it with an error above 1 / sqrt(400) = 0.05.
+# The spikes know a grey value with a precision p = 1 / variance. They pull it by a Newton step,
+# times p / (p + PRIOR_PRECISION), so a grey value that they hardly know is hardly pulled. E.g. an
+# error of 0.01 gives p = 10000 and 0.96 of the step, and an error of 0.05 gives half of the step.
 PRIOR_PRECISION = 400.0
 
 # A spike pixel counts as on the frame if more than this share of its points is. All of its points
@@ -842,20 +851,20 @@ def group_count(recording: Recording, motion: Motion, most: int) -> int:
     For example, if 80 % of the pixels move by up to 20 pixels in good light, 16 groups are needed:
     from one group to the next these pixels move by at most 20 / 16 = 1.25 pixels.
     """
-    # The way of each pixel, (H, W): the sum of its steps from each time of the motion to the next.
-    # Step by step, because all steps of a large frame at once would take longer.
-    way = np.zeros(motion.shifts.shape[1:3], np.float32)
+    # How far each pixel moves, (H, W): the sum of its steps from each time of the motion to the
+    # next. Step by step, because all steps of a large frame at once would take longer.
+    distance = np.zeros(motion.shifts.shape[1:3], np.float32)
     for before, after in itertools.pairwise(motion.shifts):
         step = after - before  # (H, W, 2)
         x = step[..., 0]
         y = step[..., 1]
-        way += np.sqrt(x * x + y * y)
-    longest_way = float(np.quantile(way, DECIDING_SHARE))
+        distance += np.sqrt(x * x + y * y)
+    deciding_distance = float(np.quantile(distance, DECIDING_SHARE))
     if median_spikes(recording) < DIM:
-        between_groups = WAY_IF_DIM
+        between_groups = PIXELS_BETWEEN_GROUPS_IF_DIM
     else:
-        between_groups = WAY_BETWEEN_GROUPS
-    needed = math.ceil(longest_way / between_groups)
+        between_groups = PIXELS_BETWEEN_GROUPS
+    needed = math.ceil(deciding_distance / between_groups)
     return min(max(needed, LEAST_GROUPS), most)
 
 
@@ -1255,7 +1264,8 @@ class Equations:
         of the spike equations in multiples of their error, (M, h, w).
         """
         r_b, r_s = self.residuals(z)  # in light
-        r_b = (r_b / slope_of(self.blurry)).clamp(-MOST_OFF, MOST_OFF)  # in display values
+        r_b = r_b / slope_of(self.blurry)  # in display values
+        r_b = r_b.clamp(-MOST_RESIDUAL, MOST_RESIDUAL)
         # r / sqrt(1 + (r / c)^2) limits the residuals to c = CAUCHY. E.g. with c = 2: 0.1 stays
         # 0.1, and 20 becomes 1.99.
         r_s = self.w_s * r_s
