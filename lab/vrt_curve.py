@@ -1,24 +1,26 @@
 #!/usr/bin/env python3
 """Measure what attention over frames is worth at equal training time: three forms, three points.
 
-    python lab/vrt_curve.py --videos VIDEOS --out FOLDER --form motion [--minutes 3 6 9] [--seed 0]
+    python lab/vrt_curve.py --videos VIDEOS --out FOLDER --form FORM [--minutes 8 16 24] [--seed 0]
 
-The question is what a Video Restoration Transformer (VRT) is for, in a project whose default finds
-the motion with a small network and restores along it. --form says where the attention stands:
+Why: a Video Restoration Transformer (VRT) restores a frame with the help of the other frames of its
+clip, by attention. The default of this project has no attention over frames. Its frames are made in
+three steps:
 
-    motion   in the network that finds the motion and its expected error from spikes
-    prior    between the learned steps of weights/motion.pth
-    behind   behind the frames of weights/operator.pth, as VRT is used in the option files
+    1  weights/operator.pth, the operator, restores each blurry frame with the help of its spikes
+    2  a small network finds the motion within the exposure, also from spikes
+    3  the learned steps of weights/motion.pth improve the frame along this motion
 
-The operator (weights/operator.pth) is a network that restores a blurry frame with the help of its
-spikes. The learned steps of weights/motion.pth improve the frame of the operator along the motion.
+Would attention make them better? --form says where it is added:
 
-Each form has two networks with about the same number of parameters ("arms"): one with attention
-over frames, and a control without. Both begin at the same seed, see the same data in the same
-order, and are tested on the same data. Tests come from the videos coffee and walker, and training
-data does not:
+    motion   in step 2, the network that finds the motion and its expected error
+    prior    in step 3, between the learned steps
+    behind   after step 1, behind the frames of the operator, as VRT is used in the option files
 
-    train data -> train with attention, train the control -> test data -> FOLDER/vrt_curve_FORM.json
+For each form two networks are trained: one with attention over frames, and a control without. They
+have about the same number of parameters. Both begin at the same seed, see the same training data in
+the same order, and are tested on the same data. The tests come from the videos coffee and walker,
+and the training data do not. The scores are written to FOLDER/vrt_curve_FORM.json, see `measure`.
 
 A point of the curve is a time of training. Time is CPU time of one thread (`time.process_time`), so
 other programs on the machine do not count. Making scenes and clips does not count either. The
@@ -30,9 +32,10 @@ If the program is stopped, repeat the command: it goes on from the state of the 
 which is saved each minute. docs/benchmarks/quality_networks.md has the figures.
 
 What must stay: the order of the random draws, so that a training can be repeated by its seed, and
-the keys of the written JSON, which are in docs/benchmarks/quality. Both networks of a form get the
-same time and the same data (test_both_networks_of_a_form_are_trained_for_the_same_time), and the
-control sees no other frame (test_attention_sees_the_other_frames_and_the_control_does_not).
+the keys of the written JSON, because such files are in docs/benchmarks/quality. Both networks of a
+form get the same time and the same data
+(test_both_networks_of_a_form_are_trained_for_the_same_time), and the control sees no other frame
+(test_attention_sees_the_other_frames_and_the_control_does_not).
 Free to add: a form. tests/parts/house/test_vrt_curve.py trains each form for a second.
 """
 
@@ -90,20 +93,25 @@ from models.vrt.block import BlockGroup, Stage
 from utils.contract import JointEquations
 from utils.options.load import Sources, read_with_base
 
-# The two networks of a form.
+# The two networks of a form. A function that makes or tests one of them has an argument `arm` with
+# one of these names.
 ATTENTION = "attention"
 CONTROL = "control"
 ARMS = (ATTENTION, CONTROL)
-# The lights of the tests, conditions of data/cameras/rig.py.
+# The lights of the tests, from dark to bright. They are names of rigs in data/cameras/rig.py.
 LIGHTS = ("dim", "rig", "ideal")
 
-# Share of the old weights in the moving average of the weights: about the last 100 steps.
+# Settings of the training. They are usual values for Adam, and no comparison with others is
+# recorded. Both networks of a form have the same.
+#
+# The moving average keeps this share of its old weights in each step, so it is about the mean of
+# the last 1 / (1 - 0.99) = 100 steps.
 MOST_OLD = 0.99
-WARM_STEPS = 50  # steps in which the learning rate rises
-LARGEST_GRADIENT = 1.0  # larger gradients are scaled down to this norm
-SAVE_EVERY = 60  # CPU seconds
+WARM_STEPS = 50  # steps in which the learning rate rises to its value
+LARGEST_GRADIENT = 1.0  # norm to which larger gradients are scaled down
+SAVE_EVERY = 60  # CPU seconds from one save to the next, so a stop loses a minute at most
 
-# Light -> name of the scene or clip -> score.
+# Light -> name of the scene or clip -> score, e.g. {"dim": {"coffee_00": 3.5, ...}, ...}.
 Scores = dict[str, dict[str, float]]
 
 
@@ -131,7 +139,7 @@ def main(argv: Sequence[str]) -> int:
     )
     add("--seed", type=int, default=0, help="seed of all random numbers, default %(default)s")
     args = parser.parse_args(argv)
-    # With one thread the CPU time is the time of the work, and the sums have one order.
+    # With one thread, sums have one order, and the CPU time contains no overhead of threads.
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -142,6 +150,13 @@ def main(argv: Sequence[str]) -> int:
 
 def measure(form: "Form", out: Path, minutes: Sequence[float], seed: int) -> None:
     """Train and test both networks of a form, and write <out>/vrt_curve_<form>.json.
+
+    A point of the written file, shortened:
+
+        {"minutes": 3,
+         "attention": {"steps": 110, "scores": {"dim": {"coffee_00": 3.55, ...}, ...}},
+         "control": {"steps": ..., "scores": ...},
+         "attention - control": {"dim": [0.06, 0.08], ...}}     see `differences`
 
     minutes: CPU minutes of training at the points, in rising order.
     """
@@ -163,7 +178,8 @@ def measure(form: "Form", out: Path, minutes: Sequence[float], seed: int) -> Non
             weights = training.weights_after(seconds=60 * minute)
             scores = form.scores_with(arm, weights.averaged)
             points[minute][arm] = {"steps": weights.steps, "scores": scores}
-            means = {}
+
+            means = {}  # light -> mean score
             for light, scores_of_light in scores.items():
                 means[light] = float(np.mean(list(scores_of_light.values())))
             print(f"{form.name} {arm} {minute:g} minutes {weights.steps} steps: {means}")
@@ -171,13 +187,16 @@ def measure(form: "Form", out: Path, minutes: Sequence[float], seed: int) -> Non
                 points[minute]["attention - control"] = differences(points[minute])
                 print(f"  attention - control: {points[minute]['attention - control']}")
             sys.stdout.flush()
-            # A file after each point, so that a stop loses one point at most.
+
+            # Write the file after each point, so that a stop loses one point at most.
             file = out / f"vrt_curve_{form.name}.json"
             file.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def differences(point: Mapping[str, Any]) -> dict[str, list[float | None]]:
     """Return light -> [mean of attention - control, half of its 95 % interval].
+
+    E.g. {"dim": [0.06, 0.08]}: in dim light the true difference is between -0.02 and 0.14.
 
     point: the scores of both networks at one point, as the written file has them.
     """
@@ -199,7 +218,7 @@ class Form(ABC):
     """What a form is trained and tested on. One object serves both of its networks.
 
     A new form is a subclass and an entry of FORMS. `Training` calls `network` and `loss`, and
-    `measure` calls the rest.
+    `measure` calls the rest. An argument `arm` is ATTENTION or CONTROL.
     """
 
     name: str  # a value of --form
