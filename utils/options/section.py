@@ -561,12 +561,15 @@ class Registry:
     def resolve(self, section: Section | Mapping[str, Any] | str, where: str) -> Any:
         """Return a section checked and completed with the constructor's defaults.
 
-        A section that is resolved already stays as it is, so a caller may resolve twice. Raises
-        OptionError for an unknown part, an unknown or missing key, or a value of the wrong type.
-        The argument is not changed.
+        E.g. {"net_type": "tiny"} gives a Section with net_type "tiny" and width 16, if 16 is the
+        default of the parameter `width` of Tiny.
 
-        section: the section of an option file, or the name of a part alone
-        where: dotted key of the section, e.g. "netG" (the caller adds the file's name)
+        Raises OptionError for an unknown part, an unknown or missing key, or a value of the wrong
+        type. The argument is not changed.
+
+        section: the section of an option file, or the name of a part alone. A Section is resolved
+            already and is returned as it is, so a caller may resolve twice
+        where: dotted key of the section, for errors, e.g. "netG"
         """
         if isinstance(section, Section):
             return section
@@ -625,17 +628,18 @@ class Registry:
     def build(self, section: Section | Mapping[str, Any] | str, where: str, **given: Any) -> Any:
         """Make the part that a section describes, e.g. the network of "netG".
 
-        section: the values of the section, or the name of the part alone. where: its dotted key
-        given: parameters that code supplies, e.g. the number of channels. A parameter is left out
-            if the part was not registered with this parameter in `given`. So a caller can offer all
-            of them to each part of a kind
+        section: the values of the section, or the name of the part alone
+        where: dotted key of the section, for errors
+        given: values that the program knows and the option file does not, e.g. spike_channels=2. A
+            part gets a value only if it was registered with its name in `given`. So a caller can
+            offer the same values to all parts of a kind
             (test_a_part_gets_only_the_values_of_the_code_that_it_takes)
         """
         options = self.resolve(section, where)
         name = getattr(options, self.type_key)
         part = self._parts[name]
-        # The order of the parameters does not matter, because all are given by name.
         arguments = {}
+        # The parameters that come from the option file.
         for key in self._parameters(name):
             if key in type(options).model_fields:
                 arguments[key] = getattr(options, key)
@@ -643,17 +647,20 @@ class Registry:
                 # A parameter such as `window: WindowOptions` is no key itself. It gets all options,
                 # and the keys of WindowOptions are among them.
                 arguments[key] = options
+        # The parameters that come from the program.
         for key, value in given.items():
             if key in part.given:
                 arguments[key] = value
         return part.constructor(**arguments)
 
     def _parameters(self, name: str) -> dict[str, inspect.Parameter]:
-        """Return the parameters of a constructor that come from the option file.
+        """Return the parameters of a constructor that come from the option file: name -> parameter.
 
-        A parameter is an option key (`width: int`), or gets a section of keys (`window:
-        WindowOptions`). The annotations of the result are types, also if the source has them as
-        text ("int | None").
+        E.g. `def __init__(self, width: int = 16, seed: int = 0)`, registered with given=("seed",):
+        the result has the key "width" alone, because the program supplies `seed`.
+
+        The annotations of the result are types, also if the source has them as text
+        ("int | None").
 
         name: name of the part
         """
@@ -702,10 +709,12 @@ def _resolve_nested_parts(
     errors = []
     for key, field in model.model_fields.items():
         nested_registry = _registry_in(field.metadata)
+        if nested_registry is None:
+            continue  # a plain option
         default = None if field.is_required() else field.default
         value = values.get(key, default)
-        if nested_registry is None or value is None:
-            continue
+        if value is None:
+            continue  # null, or a required key that is missing: `read_section` refuses the latter
         try:
             values[key] = nested_registry.resolve(value, f"{where}.{key}")
         except OptionError as e:
