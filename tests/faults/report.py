@@ -5,14 +5,19 @@ of trial has its figures, e.g.
 
     "kills": {"trials": 50, "identical": 50, "gone_s_max": 2.87, "wrong": [], ...}
 
-and `ROWS` has the row for this kind, with the names of these figures in braces. A new kind of trial
-needs a row here, or the page says nothing of it.
+`ROWS` has the row of the page for this kind, with the names of figures in braces. "{identical}
+identical" becomes
+
+    | kill -9 of a random rank at a random time, resumed | 50 trials | 50 identical |
+
+A new kind of trial needs a row here, or the page says nothing of it. After a change of this file,
+`python -m tests.faults.trials --write` writes the page, without any new trial.
 """
 
-# ruff: noqa: E501 - rows of a table are one line each
+# ruff: noqa: E501 - a line of the page is one line here
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 # The part of the page before the rows.
 HEAD = """# Reliability
@@ -53,32 +58,104 @@ TABLE_HEAD = """
 # The part of the page after the rows.
 TAIL = """[faults.json](benchmarks/faults.json) has each trial. `make faults` repeats all of them, in an hour on two cores."""
 
-# From this heading on, the page is written by hand and by other programs. This part stays.
+# From this heading on, `page` keeps the present text. It is written by hand and by other programs.
 FIRST_HEADING_THAT_STAYS = "\n## Many ranks"
 
-# The last two columns of the kinds of trials in which one rank is struck.
-NAMED = "{trials} trials | {right} named; found after {detected_s_median} s (median) and {detected_s_max} s (worst); all processes gone after {gone_s_max} s at worst"
 
-# Kind of trial -> its row: fault | tried | result. The rows stand in this order.
+class Row(NamedTuple):
+    """A row of the table: its three cells, with names of figures in braces.
+
+    The form of the braces is that of `str.format`: {percent:.3f} has three decimals, and
+    {last[steps]} is the figure "steps" within the figure "last".
+    """
+
+    fault: str  # what happens to the run
+    tried: str  # how often it was tried
+    result: str
+
+
+# The result of the kinds of trials in which one rank is struck.
+NAMED = "{right} named; found after {detected_s_median} s (median) and {detected_s_max} s (worst); all processes gone after {gone_s_max} s at worst"
+
+# Kind of trial -> its row. The rows stand in this order.
 ROWS = {
-    "stalls": "a rank stalls, 6 kinds, 2/4/8 ranks | " + NAMED,
-    "deaths": "kill -9 or exception, 2/4/8 ranks | " + NAMED,
-    "store_host": "rank 0, which holds the store, stopped, stuck in C code or killed, 2/4/8 ranks | "
-    + NAMED,
-    "false_alarms": "no fault: {ranks} ranks on busy cores | {minutes:g} minutes | {alarms} alarms, {last[steps]} steps",
-    "overhead": "no fault: time that the watchdog takes | 10^6 phases, 1000 beats | {phase_ns} ns a phase and {turn_us} us a beat: {percent:.3f} % of a step of 100 ms, which has five phases and a fifth of a beat",
-    "kills": "kill -9 of a random rank at a random time, resumed | {trials} trials | {identical} identical",
-    "saves": "kill -9 while saving | {trials} trials, {torn} in the middle of a write | {unreadable} unreadable, {lost} saves lost that the run had reported as done",
-    "preemptions": "{signals} to one or all ranks, resumed | {trials} trials | {codes_right} ended with 75, {identical} identical; gone after {gone_s_max} s at worst",
-    "suspensions": "the whole run is suspended for longer than T | {trials} trials | {right} went on and finished",
-    "environments": "environments in which a launch cannot work | {trials} kinds | each explained; the slowest after {seconds_max} s",
-    "broken_files": "frames or spikes vanish or are cut during training, 2/4 ranks | {trials} trials | {right} named; all ranks gone after {gone_s_max} s at worst",
-    "readers": "files of every kind with changed, missing or foreign bytes, {readers} tests | {trials} files | {right} read, or refused with their name and the cause",
-    "epochs": "no fault: {epochs} epochs of a few steps, one rank starts its loader late | {runs} runs | {finished} finished",
-    "agents": "one of two torchrun agents restarts its rank | {trials} trials | {right} went on after one restart",
-    "launcher": "{signals} to launch_train.sh, 2/4 ranks | {trials} trials | {right} ended with 75; gone after {gone_s_max} s at worst",
+    "stalls": Row(
+        fault="a rank stalls, 6 kinds, 2/4/8 ranks",
+        tried="{trials} trials",
+        result=NAMED,
+    ),
+    "deaths": Row(
+        fault="kill -9 or exception, 2/4/8 ranks",
+        tried="{trials} trials",
+        result=NAMED,
+    ),
+    "store_host": Row(
+        fault="rank 0, which holds the store, stopped, stuck in C code or killed, 2/4/8 ranks",
+        tried="{trials} trials",
+        result=NAMED,
+    ),
+    "false_alarms": Row(
+        fault="no fault: {ranks} ranks on busy cores",
+        tried="{minutes:g} minutes",
+        result="{alarms} alarms, {last[steps]} steps",
+    ),
+    "overhead": Row(
+        fault="no fault: time that the watchdog takes",
+        tried="10^6 phases, 1000 beats",
+        result="{phase_ns} ns a phase and {turn_us} us a beat: {percent:.3f} % of a step of 100 ms, which has five phases and a fifth of a beat",
+    ),
+    "kills": Row(
+        fault="kill -9 of a random rank at a random time, resumed",
+        tried="{trials} trials",
+        result="{identical} identical",
+    ),
+    "saves": Row(
+        fault="kill -9 while saving",
+        tried="{trials} trials, {torn} in the middle of a write",
+        result="{unreadable} unreadable, {lost} saves lost that the run had reported as done",
+    ),
+    "preemptions": Row(
+        fault="{signals} to one or all ranks, resumed",
+        tried="{trials} trials",
+        result="{codes_right} ended with 75, {identical} identical; gone after {gone_s_max} s at worst",
+    ),
+    "suspensions": Row(
+        fault="the whole run is suspended for longer than T",
+        tried="{trials} trials",
+        result="{right} went on and finished",
+    ),
+    "environments": Row(
+        fault="environments in which a launch cannot work",
+        tried="{trials} kinds",
+        result="each explained; the slowest after {seconds_max} s",
+    ),
+    "broken_files": Row(
+        fault="frames or spikes vanish or are cut during training, 2/4 ranks",
+        tried="{trials} trials",
+        result="{right} named; all ranks gone after {gone_s_max} s at worst",
+    ),
+    "readers": Row(
+        fault="files of every kind with changed, missing or foreign bytes, {readers} tests",
+        tried="{trials} files",
+        result="{right} read, or refused with their name and the cause",
+    ),
+    "epochs": Row(
+        fault="no fault: {epochs} epochs of a few steps, one rank starts its loader late",
+        tried="{runs} runs",
+        result="{finished} finished",
+    ),
+    "agents": Row(
+        fault="one of two torchrun agents restarts its rank",
+        tried="{trials} trials",
+        result="{right} went on after one restart",
+    ),
+    "launcher": Row(
+        fault="{signals} to launch_train.sh, 2/4 ranks",
+        tried="{trials} trials",
+        result="{right} ended with 75; gone after {gone_s_max} s at worst",
+    ),
 }
-# Results until 2026-11-23 do not have the names of their signals. They had these two.
+# The figure "signals" of results that do not have it: results until 2026-11-23 had these two.
 FORMER_SIGNALS = "SIGTERM or SIGUSR1"
 
 
@@ -111,7 +188,8 @@ def rows(results: dict[str, Any]) -> Iterator[str]:
         figures.setdefault("signals", FORMER_SIGNALS)
         if kind == "overhead":
             figures["percent"] = 100 * figures["share_of_100_ms_step"]
-        yield f"| {row.format(**figures)} |"
+        cells = [cell.format(**figures) for cell in row]
+        yield f"| {' | '.join(cells)} |"
 
 
 def exceptions(results: dict[str, Any]) -> Iterator[str]:
