@@ -31,7 +31,7 @@ Steps and scores that are there are not made again. Delete <out>/samples and <ou
 change of the training.
 
 What must stay: a frame is restored as main_test_vrt.py restores it
-(test_a_way_scores_as_the_test_program_with_its_weights), and the control does not see the motion
+(test_a_method_scores_as_the_test_program_with_its_weights), and the control does not see the motion
 (test_the_control_does_not_see_the_motion). Free to change: the runs, the clips and the table.
 """
 
@@ -147,8 +147,9 @@ class TrainedRun:
     cpu_s: dict[str, float]  # part -> CPU seconds of the updates, without making the samples
 
 
-# Name of a run -> clip -> PSNR in dB. The operator and the shipped weights count as runs, too, with
-# the names OF_OPERATOR and OF_SHIPPED.
+# Name of a method -> clip -> PSNR in dB. A method is the operator (OF_OPERATOR), the shipped
+# weights (OF_SHIPPED), or the steps of a run, by the name of the run. E.g.
+# {"operator": {"park_00": 23.0}, "plain_seed0_800": {"park_00": 23.3}}.
 Scores = dict[str, dict[str, float]]
 OF_OPERATOR = "operator"
 OF_SHIPPED = "shipped"
@@ -337,10 +338,10 @@ class FirstEstimates:
             tick(1.0)
 
 
-class EachWay:
-    """Restores a frame in all ways at once, as function `improve` of `MotionRestorer`.
+class AllMethods:
+    """Restores a frame by all methods at once, as function `improve` of `MotionRestorer`.
 
-    The ways are the operator, the shipped weights, and all runs, in the order of `names`.
+    A method is the operator, the shipped weights, or the steps of a run. `names` has their order.
     """
 
     def __init__(self, shipped: MotionFusion, trained_runs: Sequence[TrainedRun]) -> None:
@@ -357,26 +358,31 @@ class EachWay:
         self.frames_without_steps = 0
 
     def __call__(self, z_0: Tensor, exposure: Exposure) -> Tensor:
-        """Return the frames of all ways, (ways, 3, H, W).
+        """Return the frame as each method restores it, (methods, 3, H, W).
 
         `MotionRestorer` keeps the pixels of z_0 that stand still in each of them.
+
+        z_0: the frame of the operator, (3, H, W). exposure: its spikes and its equations.
         """
+        # The light of the frame decides which part of the steps restores it.
         part = "few" if exposure.median_spikes < FEW_SPIKES else "good"
         equations = exposure.equations
         proposal = equations.proposal(z_0)
-        # What the control sees. Its proposal is z_0.
+        # What the steps of the control get instead. Its equations have no motion, so their proposal
+        # is z_0.
         hidden = HiddenEquations(equations)
         hidden_proposal = hidden.proposal(z_0)
 
         # `all_steps` returns the frame after each learned step. The last one is the restored frame.
-        shipped_frames = self.shipped[part].all_steps(z_0, proposal, equations)
-        frames = [z_0, shipped_frames[-1]]
+        frames_of_shipped = self.shipped[part].all_steps(z_0, proposal, equations)
+        frames = [z_0, frames_of_shipped[-1]]
         if any(part not in trained_run.steps for trained_run in self.trained_runs):
             self.frames_without_steps += 1
         for trained_run in self.trained_runs:
             steps = trained_run.steps.get(part)
             if steps is None:
-                # The number of frames must be the number of ways. `scores_of` leaves this clip out.
+                # This run has no steps for this light. z_0 only fills its place in the result:
+                # `scores_of` leaves the clip out.
                 frames.append(z_0)
                 continue
             if trained_run.run.kind == PLAIN:
@@ -388,66 +394,75 @@ class EachWay:
 
 
 def scores_of(folder: Path, trained_runs: Sequence[TrainedRun]) -> Scores:
-    """Restore the clips of a folder in all ways. Returns way -> clip -> PSNR in dB.
+    """Restore the clips of a folder by all methods. Returns method -> clip -> PSNR in dB.
 
     A clip is left out if it has a frame for which a run has no trained steps, e.g. a frame with few
     spikes if only the part "good" was trained.
     """
     operator = read_saved(OPERATOR)
     shipped = network_of(SHIPPED)
+    # The solver and the finder of the motion are those of the shipped weights, for all runs.
     solver = Solver(
         groups=shipped.groups,
         linearisations=shipped.linearisations,
         steps=shipped.proposal_steps,
     )
-    find = finder_of(shipped.motion_by, shipped.motion_net, CPU)
-    ways = EachWay(shipped, trained_runs)
-    scores: Scores = {name: {} for name in ways.names}
+    find_motion = finder_of(shipped.motion_by, shipped.motion_net, CPU)
+    methods = AllMethods(shipped, trained_runs)
+    scores: Scores = {name: {} for name in methods.names}
     for reader in readers_of_set(folder, "auto", operator):
-        ways.frames_without_steps = 0
-        of_clip = clip_scores(reader, operator, ways, find, solver)
-        if ways.frames_without_steps:
+        methods.frames_without_steps = 0
+        scores_of_clip = clip_scores(reader, operator, methods, find_motion, solver)
+        if methods.frames_without_steps:
             print(f"{reader.name} is left out: other steps serve for its light", flush=True)
             continue
-        for name, value in of_clip.items():
-            scores[name][reader.name] = value
+        for name, psnr_of_clip in scores_of_clip.items():
+            scores[name][reader.name] = psnr_of_clip
     return scores
 
 
 def clip_scores(
-    reader: DatasetClip, operator: SavedNetwork, ways: EachWay, find: Finder, solver: Solver
+    reader: DatasetClip,
+    operator: SavedNetwork,
+    methods: AllMethods,
+    find_motion: Finder,
+    solver: Solver,
 ) -> dict[str, float]:
-    """Restore a clip in all ways. Returns way -> PSNR in dB, the mean over the frames.
+    """Restore a clip by all methods. Returns method -> PSNR in dB, the mean over the frames.
 
     The frames are compared as main_test_vrt.py writes them, with values of 8 bits.
 
-    find: finds the motion within an exposure. solver: settings of the equations.
+    find_motion: finds the motion within an exposure. solver: settings of the equations.
     """
     restorer = MotionRestorer(
         FirstEstimates(operator.build().eval()),
-        find=find,
+        find=find_motion,
         solver=solver,
-        improve=ways,
+        improve=methods,
         context=None,  # planes before and after an exposure: half as many as it has
         device=CPU,
         least_area=LEAST_AREA,
     )
     frame_count = len(reader.stems)
-    of_frames: dict[str, list[float]] = {name: [] for name in ways.names}
-    for index, frames in enumerate(restorer.frames(reader, range(frame_count), lambda done: None)):
-        # A frame that keeps its first estimate comes alone, (3, H, W). It is the same in all ways.
-        all_frames = frames.expand(len(ways.names), *frames.shape[-3:])
+    psnr_of_frames: dict[str, list[float]] = {name: [] for name in methods.names}
+    # The restorer reports its progress to the last argument. Nobody reads it here.
+    restored = restorer.frames(reader, range(frame_count), lambda done: None)
+    for index, frames in enumerate(restored):
+        # `frames` is (methods, 3, H, W). But a frame that keeps its first estimate comes alone,
+        # (3, H, W), because it is the same by all methods.
+        all_frames = frames.expand(len(methods.names), *frames.shape[-3:])
         sharp = tensor_to_uint8(reader.frame(index)["gt"])
-        for name, frame in zip(ways.names, all_frames, strict=True):
-            of_frames[name].append(psnr(tensor_to_uint8(frame), sharp))
-    return {name: float(np.mean(values)) for name, values in of_frames.items()}
+        for name, frame in zip(methods.names, all_frames, strict=True):
+            psnr_of_frames[name].append(psnr(tensor_to_uint8(frame), sharp))
+    return {name: float(np.mean(values)) for name, values in psnr_of_frames.items()}
 
 
 def write_scores(file: Path, name: str, trained_runs: Sequence[TrainedRun], scores: Scores) -> None:
     """Write the scores of a set of clips as JSON, with the CPU time of each training.
 
-    name: of the set, e.g. "report_ideal". The files are in docs/benchmarks/quality, so the keys
-    must stay.
+    Such files are in docs/benchmarks/quality, so the keys must stay.
+
+    name: name of the set, e.g. "report_ideal".
     """
     about = {
         "measured": environment(),
@@ -466,54 +481,68 @@ def write_scores(file: Path, name: str, trained_runs: Sequence[TrainedRun], scor
 def table_of(found: Mapping[str, Scores], runs: Sequence[Run]) -> str:
     """Return the table in Markdown: a row for each set of clips, with gains over the operator.
 
-    A cell of a kind has the mean over its seeds, and the standard deviation over them. The worst
-    clip is the clip with the smallest gain of any seed.
+    The cells of a row, e.g. for two seeds and 800 updates:
+
+        report_ideal                         name of the set
+        24.00                                the operator: mean PSNR in dB
+        +3.50                                the shipped weights: mean gain in dB
+        +2.50 ± 0.71    +1.00 (park_00)      "equations": see `cells_of_kind`
+        +0.30 ± 0.14    -0.10 (park_00)      "plain": the same
+        +0.50                                plain_seed0_1600, the control with twice the updates
 
     found: name of a set -> its scores.
     """
-    # The usual number of updates. One more run of the control has twice as many.
-    updates = min(run.updates for run in runs)
+    usual_updates = min(run.updates for run in runs)
+    longer_runs = [run for run in runs if run.updates > usual_updates]
     columns = ["", OF_OPERATOR, OF_SHIPPED]
     for kind in (EQUATIONS, PLAIN):
         columns += [kind, f"{kind}, worst clip"]
-    longer = [run for run in runs if run.updates > updates]
-    columns += [run.name for run in longer]
+    columns += [run.name for run in longer_runs]
 
     rows = []
-    for name, scores in found.items():
+    for set_name, scores in found.items():
         psnr_of_operator = statistics.fmean(scores[OF_OPERATOR].values())
-        cells = [name, f"{psnr_of_operator:.2f}", f"{mean_gain(scores, OF_SHIPPED):+.2f}"]
+        cells = [set_name, f"{psnr_of_operator:.2f}", f"{mean_gain(scores, OF_SHIPPED):+.2f}"]
         for kind in (EQUATIONS, PLAIN):
-            of_kind = [run.name for run in runs if run.kind == kind and run.updates == updates]
-            cells += cells_of_kind(scores, of_kind)
-        for run in longer:
+            names_of_kind = []
+            for run in runs:
+                if run.kind == kind and run.updates == usual_updates:
+                    names_of_kind.append(run.name)
+            cells += cells_of_kind(scores, names_of_kind)
+        for run in longer_runs:
             cells.append(f"{mean_gain(scores, run.name):+.2f}")
         rows.append(cells)
     return markdown_table(rows, columns)
 
 
 def cells_of_kind(scores: Scores, names: Sequence[str]) -> list[str]:
-    """Return the cells of the runs of a kind: their gain over the seeds, and the worst clip."""
-    means = []  # mean gain of each run, i.e. of each seed
+    """Return two cells of the runs of a kind, e.g. ["+2.50 ± 0.71", "+1.00 (park_00)"].
+
+    The first cell is the mean gain over the seeds, and its standard deviation. The second cell is
+    the smallest gain of any clip with any seed.
+
+    names: names of the runs, one for each seed.
+    """
+    gains_of_seeds = []  # mean gain of each run, over the clips
     gains_of_clips = []  # (gain, clip) of each clip with each seed
     for name in names:
-        means.append(mean_gain(scores, name))
+        gains_of_seeds.append(mean_gain(scores, name))
         for clip, gain in gains_of(scores, name).items():
             gains_of_clips.append((gain, clip))
     # One seed has no deviation.
-    deviation = statistics.stdev(means) if len(means) > 1 else None
+    deviation = statistics.stdev(gains_of_seeds) if len(gains_of_seeds) > 1 else None
     least_gain, worst_clip = min(gains_of_clips)
-    gain = table_cell(Spread(statistics.fmean(means), deviation), sign="+")
-    return [gain, f"{least_gain:+.2f} ({worst_clip})"]
+    spread = Spread(statistics.fmean(gains_of_seeds), deviation)
+    return [table_cell(spread, sign="+"), f"{least_gain:+.2f} ({worst_clip})"]
 
 
 def mean_gain(scores: Scores, name: str) -> float:
-    """Return the mean gain of a way over the operator in dB, over the clips."""
+    """Return the mean gain of a method over the operator in dB, over the clips."""
     return statistics.fmean(gains_of(scores, name).values())
 
 
 def gains_of(scores: Scores, name: str) -> dict[str, float]:
-    """Return the gains of a way over the operator in dB: clip -> gain."""
+    """Return the gains of a method over the operator in dB: clip -> gain."""
     operator = scores[OF_OPERATOR]
     return {clip: value - operator[clip] for clip, value in scores[name].items()}
 

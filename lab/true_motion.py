@@ -56,7 +56,7 @@ from lab.motion_seeds import (
     OF_SHIPPED,
     OPERATOR,
     SHIPPED,
-    EachWay,
+    AllMethods,
     clip_scores,
     network_of,
     readers_of_set,
@@ -217,7 +217,7 @@ def true_motion_of(reader: DatasetClip, clip: Path) -> TrueMotion:
 def restored_along(find: Finder, reader: DatasetClip, operator: SavedNetwork) -> dict[str, float]:
     """Restore a clip along the motions of a finder.
 
-    Returns way -> PSNR in dB: OF_OPERATOR for "operator", and OF_SHIPPED for weights/motion.pth.
+    Returns method -> PSNR in dB: OF_OPERATOR for "operator", and OF_SHIPPED for weights/motion.pth.
     """
     shipped = network_of(SHIPPED)
     solver = Solver(
@@ -225,7 +225,7 @@ def restored_along(find: Finder, reader: DatasetClip, operator: SavedNetwork) ->
         linearisations=shipped.linearisations,
         steps=shipped.proposal_steps,
     )
-    return clip_scores(reader, operator, EachWay(shipped, trained_runs=[]), find, solver)
+    return clip_scores(reader, operator, AllMethods(shipped, trained_runs=[]), find, solver)
 
 
 # ---- The table ---------------------------------------------------------------------------------

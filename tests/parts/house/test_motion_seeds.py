@@ -1,8 +1,8 @@
 """lab/motion_seeds.py: runs of the learned steps are compared on the frames of main_test_vrt.py.
 
-A way is a network that restores a clip: the operator, the shipped weights, or the steps that a run
-has trained. A run has a kind (EQUATIONS; PLAIN: the control, from which the motion is hidden), a
-seed, and a number of updates.
+A method restores a clip: by the operator, by the shipped weights, or by the steps that a run has
+trained. A run has a kind (EQUATIONS; PLAIN: the control, from which the motion is hidden), a seed,
+and a number of updates.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ from lab.motion_seeds import (
     OF_SHIPPED,
     PLAIN,
     SHIPPED,
-    EachWay,
+    AllMethods,
     Run,
     TrainedRun,
     clip_scores,
@@ -69,11 +69,11 @@ def reader_of(clip, operator: SavedNetwork) -> DatasetClip:
 
 
 class Compared(NamedTuple):
-    """A clip that all ways have restored."""
+    """A clip that all methods have restored."""
 
     clip: Path
-    scores: dict[str, float]  # name of a way -> its PSNR in dB
-    ways: EachWay
+    scores: dict[str, float]  # name of a method -> its PSNR in dB
+    methods: AllMethods
 
 
 # Runs whose steps go no way to the proposal, as new steps do, or half of the way.
@@ -84,7 +84,7 @@ CONTROL = Run(PLAIN, seed=1, updates=1)
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory) -> Compared:
-    """Give a clip that moves, and its scores by each way."""
+    """Give a clip that moves, and its scores by each method."""
     clip = Scene(velocity=(11.0, -5.0), rate=0.9).write(tmp_path_factory.mktemp("a") / "clip")
     operator = read_saved(OPERATOR)
     shipped = network_of(SHIPPED)
@@ -99,20 +99,20 @@ def compared(tmp_path_factory) -> Compared:
         learned_with(SEEING, gate=0.5),
         learned_with(CONTROL, gate=0.5),
     ]
-    ways = EachWay(shipped, trained)
-    scores = clip_scores(reader_of(clip, operator), operator, ways, find_motion, solver)
-    return Compared(clip, scores, ways)
+    methods = AllMethods(shipped, trained)
+    scores = clip_scores(reader_of(clip, operator), operator, methods, find_motion, solver)
+    return Compared(clip, scores, methods)
 
 
-@pytest.mark.parametrize(("way", "weights"), [(OF_OPERATOR, OPERATOR), (OF_SHIPPED, SHIPPED)])
-def test_a_way_scores_as_the_test_program_with_its_weights(compared, tmp_path, way, weights):
+@pytest.mark.parametrize(("method", "weights"), [(OF_OPERATOR, OPERATOR), (OF_SHIPPED, SHIPPED)])
+def test_a_method_scores_as_the_test_program_with_its_weights(compared, tmp_path, method, weights):
     clip = compared.clip
     files = ("--input", clip / "blur", "--spike", clip / "spike", "--gt", clip / "sharp")
 
     restore("--weights", weights, *files, "--output", tmp_path)
 
     expected = metrics(tmp_path)["averages"]["restored"]["psnr"]
-    assert compared.scores[way] == pytest.approx(expected, abs=1e-3)
+    assert compared.scores[method] == pytest.approx(expected, abs=1e-3)
 
 
 def test_new_steps_change_nothing(compared):
@@ -131,7 +131,7 @@ def test_the_control_does_not_see_the_motion(compared):
 
 
 def test_all_frames_of_a_clip_that_moves_are_restored_by_the_steps(compared):
-    assert compared.ways.frames_without_steps == 0
+    assert compared.methods.frames_without_steps == 0
 
 
 def test_the_table_has_the_spread_over_the_seeds_and_the_worst_clip_of_any_seed():
@@ -142,7 +142,7 @@ def test_the_table_has_the_spread_over_the_seeds_and_the_worst_clip_of_any_seed(
         Run(PLAIN, seed=1, updates=10),
         Run(PLAIN, seed=0, updates=20),
     ]
-    # Way -> its gain over the operator on two clips, in dB.
+    # Method -> its gain over the operator on two clips, in dB.
     gains = {
         "operator": (0.0, 0.0),
         "shipped": (4.0, 3.0),
@@ -153,8 +153,8 @@ def test_the_table_has_the_spread_over_the_seeds_and_the_worst_clip_of_any_seed(
         "plain_seed0_20": (0.5, 0.5),
     }
     scores = {}
-    for way, (of_camel, of_park) in gains.items():
-        scores[way] = {"camel_00": 25.0 + of_camel, "park_00": 23.0 + of_park}
+    for method, (of_camel, of_park) in gains.items():
+        scores[method] = {"camel_00": 25.0 + of_camel, "park_00": 23.0 + of_park}
 
     # The first two lines are the header and its rule.
     line = table_of({"report_ideal": scores}, runs).splitlines()[2]
