@@ -58,7 +58,7 @@ import cv2
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -495,7 +495,8 @@ def made_sources(out: Path, videos: Path) -> dict[str, Path]:
     """Collect what the clips are made from. Returns kind of source -> its folder.
 
     "videos" has links to the videos, "stills" has frames of them as files, and "photos" has links
-    to photographs of scikit-image.
+    to photographs of scikit-image. E.g. with STILL_PLACES, a video of 90 frames gives the stills of
+    its frames 15, 30, 45 and 75.
     """
     folders = {kind: out / "sources" / kind for kind in ("videos", "stills", "photos")}
     video_paths = video_files(videos, VIDEOS["train"])
@@ -512,8 +513,9 @@ def made_sources(out: Path, videos: Path) -> dict[str, Path]:
     return folders
 
 
-# Options in the section `spike` of the operator that describe the data of its training. They are
-# removed, because each clip of this program has values of its own in its dataset.json.
+# Keys of the operator's section `spike` that describe the data of its training: spikes per plane,
+# planes of an exposure, and the like. `readers_of_set` removes them, because each clip of this
+# program has values of its own in its dataset.json.
 OF_OPERATOR_DATA = ("rate", "light", "exposure", "first", "count", "calibration")
 
 
@@ -527,18 +529,23 @@ def samples_of(
 ) -> list[Sample]:
     """Make the clips of a set, and return a sample of each frame, clip after clip.
 
+    E.g. "seven_dim" has 2 clips of 4 frames from each of the 7 training videos, so 56 samples.
+
     The clips are written to <out>/data, and the samples to <out>/samples. If the file of samples is
     there, the samples are read from it. Delete the file after a change of what a sample is made of:
     its first estimate, its motion or its proposal. lab/vrt_curve.py calls this function as well.
 
-    name: the name of the set, e.g. a key of SETS.
+    name: the name of the set, e.g. "seven_dim", a key of SETS.
+    clip_set: how the clips are made.
     source: folder of the videos or photographs.
-    operator: makes the first estimates.
-    find_motion: takes a recording, its view and the gain of the spike pixels.
+    operator: the network that makes the first estimates.
+    find_motion: finds the motion within an exposure. It takes the recording of the exposure, its
+    view, and the gain of the spike pixels.
     """
     file = out / "samples" / f"{name}.pt"
     if file.exists():
-        # weights_only=False, because a sample holds records of this project. The file is our own.
+        # weights_only=False, because a sample holds objects of our own classes, e.g. a Recording.
+        # The file is safe to read, because this program wrote it.
         saved = torch.load(file, weights_only=False)
         return [Sample(**fields) for fields in saved]
 
@@ -555,32 +562,42 @@ def samples_of(
     samples = []
     net = operator.build()
     for reader in readers_of_set(folder, clip_set.calibration, operator):
-        # None: of the planes before and after an exposure, half as many are read as it has.
-        clip = RecordedClip(reader, context=None)
-        gain, is_good = clip.gain()
-        for frame_index in range(clip.frames):
-            frame = reader.frame(frame_index)
-            recording = clip.read(frame_index)
-            with torch.no_grad():
-                # A batch of one clip of one frame: (C, H, W) -> (1, 1, C, H, W), and back.
-                estimate = net(frame["lq"][None, None], frame["spike"][None, None])[0, 0]
-            z_0 = estimate.clamp(0, 1)
-            sample = Sample(
-                recording=recording,
-                view=clip.view,
-                motion=find_motion(recording, clip.view, gain),
-                gain=gain,
-                is_good=is_good,
-                z_0=z_0,
-                proposal=z_0,  # replaced below, because the sample makes its own equations
-                sharp=frame["gt"].clone(),
-            )
-            sample.proposal = sample.equations_along(sample.motion, SOLVER).proposal(z_0)
-            samples.append(sample)
+        samples += samples_of_clip(reader, net, find_motion)
 
     file.parent.mkdir(parents=True, exist_ok=True)
     torch.save([vars(sample) for sample in samples], file)
     print(f"{name}: {len(samples)} samples", flush=True)
+    return samples
+
+
+def samples_of_clip(reader: DatasetClip, net: nn.Module, find_motion: Finder) -> list[Sample]:
+    """Return a sample of each frame of a clip.
+
+    net: the operator, which makes the first estimates. find_motion: as in `samples_of`.
+    """
+    # None: of the planes before and after an exposure, half as many are read as it has.
+    clip = RecordedClip(reader, context=None)
+    gain, is_good = clip.gain()  # of each spike pixel, (h, w) both
+    samples = []
+    for frame_index in range(clip.frames):
+        frame = reader.frame(frame_index)
+        recording = clip.read(frame_index)
+        with torch.no_grad():
+            # A batch of one clip of one frame: (C, H, W) -> (1, 1, C, H, W), and back.
+            estimate = net(frame["lq"][None, None], frame["spike"][None, None])[0, 0]
+        z_0 = estimate.clamp(0, 1)
+        sample = Sample(
+            recording=recording,
+            view=clip.view,
+            motion=find_motion(recording, clip.view, gain),
+            gain=gain,
+            is_good=is_good,
+            z_0=z_0,
+            proposal=z_0,  # replaced in the next line, which needs the equations of the sample
+            sharp=frame["gt"].clone(),
+        )
+        sample.proposal = sample.equations_along(sample.motion, SOLVER).proposal(z_0)
+        samples.append(sample)
     return samples
 
 
@@ -807,7 +824,7 @@ def update_weights(
     loss, gain_db = loss_of(frames, sample.z_0, sample.sharp, worse_weight)
     optimizer.zero_grad()
     loss.backward()
-    torch.nn.utils.clip_grad_norm_(net.parameters(), LARGEST_GRADIENT)
+    nn.utils.clip_grad_norm_(net.parameters(), LARGEST_GRADIENT)
     optimizer.step()
     return gain_db
 
