@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from data.cameras.registration import Found, View, fit, nominal
+from data.cameras.registration import FitResult, View, fit, nominal
 from data.cameras.rig import Rig
 from scripts.make_sample_data import PLANES, make_layers, render
 
@@ -91,7 +91,7 @@ def trial(number: int) -> dict[str, Any]:
     return {"number": number, **rounded, **about}
 
 
-def digest_of(found: Found) -> str:
+def digest_of(found: FitResult) -> str:
     """Return 12 hex digits that change with the last bit of any number of a fit."""
     # JSON has all digits of a float64. An array becomes a list, and another number a Python number.
     text = json.dumps(asdict(found), default=lambda value: value.tolist())

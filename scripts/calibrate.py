@@ -339,7 +339,7 @@ class Quality(NamedTuple):
     p90: float
 
 
-def _quality_of(found: registration.Found, model: str, where: str) -> Quality:
+def _quality_of(found: registration.FitResult, model: str, where: str) -> Quality:
     """Return how well the matrix of a fit maps the spikes to the frames.
 
     Raises DataError if the matrix is not good enough.
@@ -601,7 +601,7 @@ def with_offset(
     return known.model_copy(update=changes)
 
 
-def share_of(found: registration.Found, known: Calibration) -> float:
+def share_of(found: registration.FitResult, known: Calibration) -> float:
     """Return the share of the planes of --planes during which the frames were exposed.
 
     The share is 1 if the found share differs from 1 by less than its error allows. If the pairs do
@@ -611,7 +611,7 @@ def share_of(found: registration.Found, known: Calibration) -> float:
     if error > registration.SURE_WITHIN_SHARE:
         print(f"the share is not sure: it stays {known.exposure_share:g}")
         return known.exposure_share
-    # The same limits as for `spike.calibration` "auto", in `registration.Found.is_applied`.
+    # The same limits as for `spike.calibration` "auto", in `registration.FitResult.is_applied`.
     least_change = max(registration.LEAST_CHANGE_SHARE, registration.LEAST_CHANGE_IN_ERRORS * error)
     shortened_by = 1 - found.share
     if shortened_by < least_change:

@@ -39,10 +39,10 @@ together. In the last rounds, parts of the plane are matched separately (`State.
 Objects at other depths move differently (parallax), so the spread of the parts gives the error of
 the matrix.
 
-A value that the clip does not determine is not applied (`Found.is_applied`). If everything moves at
-one speed (a pan), a shift of the camera and a time offset look the same. Then the offset keeps its
-nominal value (`LEAST_OF_MIDDLE`). The shift may be wrong if the true offset is another one, but
-both together are right.
+A value that the clip does not determine is not applied (`FitResult.is_applied`). If everything
+moves at one speed (a pan), a shift of the camera and a time offset look the same. Then the offset
+keeps its nominal value (`LEAST_OWN_MIDDLE`). The shift may be wrong if the true offset is another
+one, but both together are right.
 
 To change this file:
 
@@ -120,50 +120,69 @@ PARTS = 5
 # together: with smaller tiles, the errors of the times would come out too small.
 TILES = 4
 
-# Size of the finest details in (binned) spike pixels, for the times and for the matrix. The times
-# need larger details, because they come from the small difference of two sums.
+# Size of the finest details in (binned) spike pixels, for the times and for the matrix. A time
+# changes the sum of the spikes only by planes at the two ends of the exposure. This change is small
+# and noisy, so it is measured on larger details.
 TIME_SIGMA = 2.0
 FINE_SIGMA = 1.2
 # Standard deviations of the priors of the times. With wider priors, a clip with little motion would
 # give times that are mostly noise. With narrower priors, a clip with motion could not change them.
 SPREAD_OFFSET = 15.0  # planes
-SPREAD_SHARE = 0.3  # of the exposure's planes
-SPREAD_ROLL = 0.1  # of the exposure's planes, over half of the rows
-# The middle of the exposure is fitted if its column of J differs enough from any sum of the other
-# columns: the square of the difference, over the square of the column, is above this limit. In a
-# pan the column is nearly a sum of the columns of the shift: in four pans, the quotient was at most
-# 0.002. Of clips whose offset was found, a camera that shook had the least, 0.044. With a limit of
-# 0, aligned cameras that pan were moved by up to 3.6 RGB pixels, with a small error.
-LEAST_OF_MIDDLE = 0.04
-# With a quotient up to this, the offset is doubtful: it is used only if the spikes that are left
-# unexplained would be more by ASTRAY with the nominal offset. In six clips with aligned clocks,
-# this factor was at most 1.094, though the fit found 0.9 to 8.8 planes with errors below 0.5. In
-# seven of eight clips that needed their offset, it was 1.116 or more. The eighth loses its offset,
-# and its matrix makes up for it within 0.3 RGB pixels. The quotient of the 50 random rigs
-# (lab/calibration_trials.py) was 0.84 or more.
-DOUBTFUL_MIDDLE = 0.3
-# The share counts as found if the column of the length in J is not a sum of other columns, up to
-# this fraction of its square. In a pan it is nearly a multiple of the column of the lens: of pans
-# whose share was wrong by 0.03 or more, the fraction was at most 0.08. Of clips whose share was
-# right, it was at least 0.33. With 0, a pan by 9 pixels in an exposure gave 0.67 for 0.75, with an
-# error of 0.01.
-LEAST_OF_LENGTH = 0.15
+SPREAD_SHARE = 0.3  # of the planes of the exposure
+SPREAD_ROLL = 0.1  # of the planes of the exposure; from the middle row to the bottom row
 # Weight of a prior that keeps a value, as a multiple of the weight of the data.
 KEEPS = 1e9
+
+# ---- Limits: what a clip tells, and what counts as found ----
+#
+# Two measures decide whether a fitted time is used:
+#
+#     own(time) = |c - nearest sum of the other columns|^2 / |c|^2
+#
+#         c is the column of the time in J, and the other columns are those of the matrix and of
+#         the coefficients. own is 0 if another value has the same effect on the residuals as the
+#         time, so that the clip cannot tell them apart. It is 1 if no other value has a similar
+#         effect. Both squares are without the noise of the spikes (`State._nearest_sum_of_others`).
+#
+#     ratio(A, B) = unexplained(A) / unexplained(B)         unexplained = 1 - `explained`
+#
+#         A and B are two estimates for the same clip. Above 1, B explains the spikes better.
+#
+# Each limit lies between wrong results and right results that were measured:
+#
+#     measure                                    limit    wrong results    right results
+#     own(middle)                                0.04     up to 0.002      from 0.044
+#     own(length)                                0.15     up to 0.08       from 0.33
+#     ratio(nominal offset, offset of the fit)   1.1      up to 1.094      from 1.116 (7 of 8)
+
+# B counts as clearly better than A if ratio(A, B) > ASTRAY (`_is_astray`). If A is the result of
+# the rounds, they have gone astray: ratio(rounds, start) was 50 or more in three pans. With 1, a
+# right result could fail by a little noise.
+ASTRAY = 1.1
+# own(middle) above which the middle of the exposure is fitted. In a pan (everything moves at one
+# speed), a later middle looks like a shift of the camera. The wrong results are four pans. With a
+# limit of 0, aligned cameras that pan were moved by up to 3.6 RGB pixels, with a small error.
+LEAST_OWN_MIDDLE = 0.04
+# own(middle) up to which the offset is doubtful, because it may be right or wrong. Then the ratio
+# decides: the offset is used only if the spikes are explained worse with the nominal offset, by the
+# factor ASTRAY. The wrong results are six clips with aligned clocks. Of the eight clips that needed
+# their offset, one loses it, but its matrix makes up for it within 0.3 RGB pixels. In none of the
+# 50 pairs of cameras of lab/calibration_trials.py is the offset doubtful: own(middle) is 0.84 or
+# more.
+DOUBTFUL_OWN_MIDDLE = 0.3
+# own(length) above which the share counts as found. In a pan, a shorter exposure looks like a
+# sharper lens. The wrong results are pans whose share was wrong by 0.03 or more.
+LEAST_OWN_LENGTH = 0.15
 # The matrix counts as found if the frames explain at least this fraction of the variance of the
-# spikes' details, and its error is at most so many RGB pixels. Another scene explains nothing.
+# spikes' details (another scene explains nothing), and if its error is at most FOUND_WITHIN_PX, in
+# RGB pixels.
 LEAST_EXPLAINED = 0.25
 FOUND_WITHIN_PX = 0.5
-# The rounds have gone astray if another estimate leaves a smaller fraction of the spikes' details
-# unexplained: smaller by this factor. In three pans it was smaller by 50 or more. With 1, a right
-# result could fail by a little noise.
-ASTRAY = 1.1
-# A value is sure if its error is at most so large: of the matrix in RGB pixels, of the offset in
-# planes, and of the share. On 100 random rigs, 95 % of the sure matrices were within 0.2 px of the
-# true matrix.
-SURE_WITHIN_PX = 0.15
-SURE_WITHIN_PLANES = 0.7
-SURE_WITHIN_SHARE = 0.03
+# A value is sure if its error is at most this limit. On 100 random rigs, 95 % of the sure matrices
+# were within 0.2 RGB pixels of the true matrix.
+SURE_WITHIN_PX = 0.15  # error of the matrix, in RGB pixels
+SURE_WITHIN_PLANES = 0.7  # error of the offset, in planes
+SURE_WITHIN_SHARE = 0.03  # error of the share, which is a fraction of the planes
 # A smaller change of matrix, offset or share is not applied. With 0, the noise of the fit would
 # change a clip although its cameras agree.
 LEAST_CHANGE_PX = 0.15
@@ -193,7 +212,7 @@ class View:
 
 
 class Decisions(NamedTuple):
-    """A yes or no for each value that a fit finds. The order is the order of `Found.errors`."""
+    """A yes or no for each value that a fit finds. The order is the order of `FitResult.errors`."""
 
     matrix: bool
     offset: bool
@@ -201,7 +220,7 @@ class Decisions(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Found:
+class FitResult:
     """The result of a fit.
 
     data/cameras/self_calibration.py applies some of the values to a clip: `is_applied` says which.
@@ -373,7 +392,7 @@ def fit(
     light: str = "linear",
     model: str | None = "similarity",
     most_offset: float = MOST_OFFSET,
-) -> Found:
+) -> FitResult:
     """Fit the matrix and times that explain the spikes best.
 
     views: at least one, all of one size and with exposures of one length.
@@ -405,7 +424,7 @@ def fit(
     offset_error, share_error = state.time_errors
     # The last rounds have found the matrix at a fixed offset, whose error adds to its own.
     matrix_error = math.hypot(state.matrix_error, state.error_by_offset)
-    return Found(
+    return FitResult(
         matrix=matrix,
         offset=state.middle - nominal_middle,
         share=state.length / nominal_planes,
@@ -426,12 +445,13 @@ def _best_estimate(
     In a pan (everything moves at one speed), a wrong offset with a moved camera fits the clip about
     as well as the truth, and the rounds may follow it. There are two other estimates:
 
-        second      all rounds again, with the offset kept at its nominal value
-        at_start    the start, without any round. Its errors are infinite, so nothing is applied
+        at_nominal_offset    all rounds again, with the offset kept at its nominal value
+        at_start             the start, without any round. Its errors are infinite, so nothing is
+                             applied
 
     Without both, test_rounds_that_go_astray_are_undone fails. With `at_start` alone,
-    test_a_moved_camera_is_found_although_the_length_steps_to_its_limit fails. With `second` alone,
-    no test fails.
+    test_a_moved_camera_is_found_although_the_length_steps_to_its_limit fails. With
+    `at_nominal_offset` alone, no test fails.
 
     Arguments: as in `State`.
     """
@@ -444,12 +464,15 @@ def _best_estimate(
     offset_error, _ = state.time_errors
     is_unsure = _is_astray(state, at_start) or offset_error > SURE_WITHIN_PLANES
     if is_unsure or state.is_middle_doubtful:
-        second = _after_all_rounds(State(pairs, start, model, most_offset, fits_middle=False))
+        at_nominal_offset = _after_all_rounds(
+            State(pairs, start, model, most_offset, fits_middle=False)
+        )
         # A doubtful offset must explain the spikes clearly better than the nominal one.
-        is_needless = state.is_middle_doubtful and not _is_astray(second, state)
-        is_worse = _is_astray(state, second) or not math.isfinite(state.matrix_error)
+        offset_explains_more = _is_astray(at_nominal_offset, state)
+        is_needless = state.is_middle_doubtful and not offset_explains_more
+        is_worse = _is_astray(state, at_nominal_offset) or not math.isfinite(state.matrix_error)
         if is_worse or is_needless:
-            state = second
+            state = at_nominal_offset
     if _is_astray(state, at_start):
         state = at_start
     return state
@@ -478,7 +501,9 @@ def _is_astray(state: "State", other: "State") -> bool:
 
     other: an estimate that the rounds could have found, e.g. their start.
     """
-    return 1 - state.explained > ASTRAY * (1 - other.explained)
+    unexplained = 1 - state.explained
+    unexplained_by_other = 1 - other.explained
+    return unexplained > ASTRAY * unexplained_by_other
 
 
 def _mean_distance(before: np.ndarray, after: np.ndarray, width: int, height: int) -> float:
@@ -658,7 +683,7 @@ class NormalEquations:
     # Noise of the spikes makes the diagonal of H larger. This is what it adds for middle, length
     # and roll, (3,) (`State._noise_of_times`).
     time_noise: np.ndarray
-    removed: float  # what was subtracted from g for the length (`State._pull_of_misfit`)
+    removed_pull: float  # what was subtracted from g for the length (`State._pull_of_misfit`)
 
 
 @dataclass(frozen=True)
@@ -719,21 +744,21 @@ class PartEquations(NamedTuple):
 # nothing.
 SMALL_SHIFT = 0.003
 SMALL_CHANGE = 0.03
-# A step changes the matrix by at most so much. The coordinates of the plane go from -1 to 1 along
-# its longer side, so this is a twentieth of the side. The equations are derived for small changes.
-# A larger step could lead away from the result. With smaller steps the rounds of `fit` end too
-# early: with 0.005, test_a_camera_is_found_from_a_start_that_is_off fails.
+# Largest amount of a change of the matrix in one step. The coordinates of the plane go from -1 to 1
+# along its longer side, so 0.1 is a twentieth of the side. The equations are derived for small
+# changes, so a larger step could lead away from the result. With smaller steps the rounds of `fit`
+# end too early: with 0.005, test_a_camera_is_found_from_a_start_that_is_off fails.
 LARGEST_STEP = 0.1
-# A step changes a time by at most so many planes, because the change of the sums with time was
-# measured over MOST_REACH planes.
+# Largest change of a time in one step, in planes. It is MOST_REACH, because the change of the sums
+# with time was measured over MOST_REACH planes on each side.
 LARGEST_TIME_STEP = 8
 # The length is searched between these fractions of the exposure's planes. A shorter exposure is not
 # found: the search ends at the limit. More than 1 is allowed, because noise moves a true length of
 # 1 up as often as down.
 LEAST_LENGTH = 0.4
 MOST_LENGTH = 1.05
-# Largest roll that is searched, as a fraction of the exposure's planes, in both directions. Of a
-# larger roll, only so much is found.
+# Largest roll that is searched, as a fraction of the exposure's planes, in both directions. If
+# the true roll is larger, the search ends at this limit.
 MOST_ROLL = 0.2
 
 
@@ -741,7 +766,7 @@ class Middle(NamedTuple):
     """What a round can say of the middle of the exposure."""
 
     is_fitted: bool  # False: the middle keeps its nominal value
-    # Whether it is fitted, but looks nearly like a moved camera (DOUBTFUL_MIDDLE).
+    # Whether it is fitted, but looks nearly like a moved camera (DOUBTFUL_OWN_MIDDLE).
     is_doubtful: bool
     # How far the camera seems to be moved if the middle is wrong by a plane, in RGB pixels. In a
     # pan it is the speed of the pan.
@@ -795,7 +820,7 @@ class State:
         or _step_from_parts  on the finest details: a step of the matrix, from the parts
 
     `fit` makes a State. After the rounds it reads the estimate and four results of the last round:
-    matrix_error, time_errors, explained and residuals. They are the values of `Found`, but in
+    matrix_error, time_errors, explained and residuals. They are the values of `FitResult`, but in
     pixels of the binned frame.
     """
 
@@ -822,13 +847,13 @@ class State:
         self.changes = CHANGES[:number_of_changes]
 
         # The times. Nominally the whole exposure collects light, and all rows at once.
-        self.planes = pairs[0].count
-        self.middle = self.planes / 2
-        self.length = float(self.planes)
+        self.nominal_planes = pairs[0].count
+        self.middle = self.nominal_planes / 2
+        self.length = float(self.nominal_planes)
         self.roll = 0.0
 
         height, width = pairs[0].sums.shape[1:]
-        self.plane = _coordinates(height, width)
+        self.coordinates = _coordinates(height, width)
 
         # Whether the times are fitted. Without room they keep their nominal values.
         self.has_room = any(pair.has_room() for pair in pairs)
@@ -863,7 +888,9 @@ class State:
 
             # The first four values (right, down, larger, turned) are in half sides of the plane.
             # The others are times or more changes of the matrix, if there are any (`initial`).
-            edge_moved = np.abs(step[:MATRIX_CHANGES]).max() * self.plane.half_side  # in pixels
+            edge_moved = (
+                np.abs(step[:MATRIX_CHANGES]).max() * self.coordinates.half_side
+            )  # in pixels
             largest_other = np.abs(step[MATRIX_CHANGES:]).max(initial=0)
             if edge_moved < SMALL_SHIFT and largest_other < SMALL_CHANGE:
                 return
@@ -958,7 +985,7 @@ class State:
 
     def _ends_of_exposure(self) -> tuple[np.ndarray, np.ndarray]:
         """Return start and end (h,) of each row's exposure, in planes from its nominal start."""
-        y_of_rows = self.plane.y[:, 0]  # (h,), -1 ... 1 from top to bottom of a square plane
+        y_of_rows = self.coordinates.y[:, 0]  # (h,), -1 ... 1 from top to bottom of a square plane
         later = self.roll * y_of_rows
         start = self.middle - self.length / 2 + later
         end = self.middle + self.length / 2 + later
@@ -1090,7 +1117,7 @@ class State:
         g = np.zeros(k)
         of_tiles = []
         time_noise = np.zeros(3)
-        removed = 0.0
+        removed_pull = 0.0
         of_views = zip(views, explanation.weights, explanation.residuals, strict=True)
         for details, w, r in of_views:
             J = self._jacobian(details, explanation.a, number_of_changes)  # (n, k)
@@ -1102,9 +1129,9 @@ class State:
             if self.has_room:  # the times are fitted, too
                 pull = self._pull_of_misfit(details, w, r)
                 g[LENGTH_COLUMN] -= pull
-                removed += pull
+                removed_pull += pull
                 time_noise += self._noise_of_times(details, w)
-        return NormalEquations(H, g, of_tiles, time_noise, removed)
+        return NormalEquations(H, g, of_tiles, time_noise, removed_pull)
 
     def _sums_of_tiles(self, details: Details, of_pixels: np.ndarray) -> list[np.ndarray]:
         """Return what the pixels of each tile add to g, (k,) for each tile that has a pixel.
@@ -1166,24 +1193,24 @@ class State:
             b = H_oo^-1 H_om        amounts of the other columns in the best sum
             left = H_mm - H_mo b    square of the column of the middle, minus this sum
 
-        The middle is fitted if `left` is more than the fraction LEAST_OF_MIDDLE of H_mm, both
-        without the noise of the spikes. If the matrix is fixed, no camera can move, so the middle
-        is always fitted.
+        Without the noise of the spikes in both, left / H_mm is own(middle), see LEAST_OWN_MIDDLE.
+        If the matrix is fixed, no camera can move, so the middle is always fitted.
 
         test_a_pan_leaves_aligned_cameras_as_they_are notices.
         """
-        b, left = self._left_by_others(equations, MIDDLE_COLUMN)
+        b, left = self._nearest_sum_of_others(equations, MIDDLE_COLUMN)
         H_mm = equations.H[MIDDLE_COLUMN, MIDDLE_COLUMN]
         noise = equations.time_noise[0]
+        # own(middle) = left_without_noise / whole. It is not divided, because `whole` may be 0.
         left_without_noise = float(left - noise)
         whole = float(H_mm - noise)
         is_matrix_fixed = len(self.changes) == 0
-        is_told_apart = is_matrix_fixed or left_without_noise > LEAST_OF_MIDDLE * whole
-        is_clear = is_matrix_fixed or left_without_noise > DOUBTFUL_MIDDLE * whole
+        is_told_apart = is_matrix_fixed or left_without_noise > LEAST_OWN_MIDDLE * whole
+        is_clear = is_matrix_fixed or left_without_noise > DOUBTFUL_OWN_MIDDLE * whole
         is_fitted = self.fits_middle and is_told_apart
         # A middle that is wrong by a plane looks like a shift by b[0] right and b[1] down, in half
         # sides of the plane.
-        rgb_per_half_side = self.plane.half_side * scale_of(self.matrix)
+        rgb_per_half_side = self.coordinates.half_side * scale_of(self.matrix)
         return Middle(
             is_fitted=is_fitted,
             is_doubtful=is_fitted and not is_clear,
@@ -1194,23 +1221,28 @@ class State:
         """Return whether the clip tells the length of the exposure from a sharper lens.
 
         In a pan, the motion blur has one direction and one length everywhere. A shorter exposure
-        then looks nearly like a sharper lens, which is one of the features. This is judged as in
-        `_middle_of`, with LEAST_OF_LENGTH.
+        then looks nearly like a sharper lens, which is one of the features. So own(length) must be
+        above LEAST_OWN_LENGTH.
 
         test_a_share_that_looks_like_a_sharper_lens_is_not_used notices.
         """
-        _, left = self._left_by_others(equations, LENGTH_COLUMN)
+        _, left = self._nearest_sum_of_others(equations, LENGTH_COLUMN)
         H_ll = equations.H[LENGTH_COLUMN, LENGTH_COLUMN]
         noise = equations.time_noise[1]
-        return bool(left - noise > LEAST_OF_LENGTH * (H_ll - noise))
+        # own(length) = left_without_noise / whole, as in `_middle_of`.
+        left_without_noise = left - noise
+        whole = H_ll - noise
+        return bool(left_without_noise > LEAST_OWN_LENGTH * whole)
 
-    def _left_by_others(
+    def _nearest_sum_of_others(
         self, equations: NormalEquations, column: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Compare the column of a time in J with the columns of matrix and coefficients.
+        """Find the sum of the other columns of J that is nearest to the column of a time.
 
-        Returns the amounts of these columns in the sum that is nearest to the column of the time,
-        and the square of what this sum leaves (`_middle_of`).
+        The other columns are those of matrix and coefficients. Returns their amounts in the sum,
+        and the square of what the sum leaves of the column (b and `left` in `_middle_of`).
+
+        column: MIDDLE_COLUMN or LENGTH_COLUMN.
         """
         H = equations.H
         others = [*range(MATRIX_CHANGES), *range(MATRIX_AND_TIMES, len(H))]
@@ -1235,13 +1267,13 @@ class State:
         # Priors so strong that a value is kept: KEEPS times as strong as the data.
         strong = KEEPS * np.diag(H)
         if self.has_room:
-            spread_of_length = SPREAD_SHARE * self.planes
-            spread_of_roll = SPREAD_ROLL * self.planes
+            spread_of_length = SPREAD_SHARE * self.nominal_planes
+            spread_of_roll = SPREAD_ROLL * self.nominal_planes
             spread = np.array((SPREAD_OFFSET, spread_of_length, spread_of_roll))
             P[TIME_COLUMNS] = noise / spread**2
             # Distances from the nominal times: the middle of the planes, all planes, no roll.
-            p[MIDDLE_COLUMN] = self.middle - self.planes / 2
-            p[LENGTH_COLUMN] = self.length - self.planes
+            p[MIDDLE_COLUMN] = self.middle - self.nominal_planes / 2
+            p[LENGTH_COLUMN] = self.length - self.nominal_planes
             p[ROLL_COLUMN] = self.roll
             if not fits_middle:
                 P[MIDDLE_COLUMN] = strong[MIDDLE_COLUMN]
@@ -1276,14 +1308,14 @@ class State:
         # The gradients of F a: change per half side of the plane. Neighbours in `predicted` are
         # `every` spike pixels apart.
         down, right = np.gradient(predicted)
-        down = down * self.plane.half_side / details.every
-        right = right * self.plane.half_side / details.every
+        down = down * self.coordinates.half_side / details.every
+        right = right * self.coordinates.half_side / details.every
 
         # The changes of the matrix. A move by (dx, dy) changes F a by right dx + down dy, and r by
         # minus this. A change of the scale moves the pixel at (x, y) by (x, y). A turn moves it by
         # (-y, x).
-        x = self._thinned(self.plane.x, details)
-        y = self._thinned(self.plane.y, details)
+        x = self._thinned(self.coordinates.x, details)
+        y = self._thinned(self.coordinates.y, details)
         larger = -(right * x + down * y)
         turned = right * y - down * x
 
@@ -1307,8 +1339,8 @@ class State:
 
         Tiles are numbered row by row. With count = 4, the tiles of the second row are 4 ... 7.
         """
-        x = self._thinned(self.plane.x, details)[details.is_compared]
-        y = self._thinned(self.plane.y, details)[details.is_compared]
+        x = self._thinned(self.coordinates.x, details)[details.is_compared]
+        y = self._thinned(self.coordinates.y, details)[details.is_compared]
         # -1 ... 1 becomes 0 ... count, and the whole part is the number of the column or row. The
         # upper limit keeps the last pixel in the last tile.
         columns = np.clip((x + 1) * count / 2, 0, count - 0.01).astype(int)
@@ -1329,7 +1361,7 @@ class State:
         # The new matrix acts in four steps, and a product of matrices acts from right to left: from
         # pixels to coordinates of -1 to 1, change these, back to pixels, and to the frame.
         changed = np.eye(3) + total
-        from_pixels = self.plane.from_pixels
+        from_pixels = self.coordinates.from_pixels
         self.matrix = self.matrix @ np.linalg.inv(from_pixels) @ changed @ from_pixels
         # A homogeneous matrix is the same map with any factor. Keep its last element at 1.
         self.matrix /= self.matrix[2, 2]
@@ -1343,7 +1375,7 @@ class State:
         if not self.has_room:
             return np.empty(0), np.empty(0)
         # The limits of the values: of the offset (in place of the middle), of length and roll.
-        planes = self.planes
+        planes = self.nominal_planes
         present = np.array((self.middle - planes / 2, self.length, self.roll))
         lowest = np.array((-self.most_offset, LEAST_LENGTH * planes, -MOST_ROLL * planes))
         highest = np.array((self.most_offset, MOST_LENGTH * planes, MOST_ROLL * planes))
@@ -1375,11 +1407,11 @@ class State:
         errors = _standard_errors(equations.of_tiles, A)  # (k,)
         middle_error, length_error = errors[middle_and_length] / motion
 
-        # `_pull_of_misfit` took `removed` from g. It would have changed the length by removed / H.
-        # Some of it may have come from a wrong length after all. How much is not known, so half of
-        # this change is added to the error. 1e-9: no division by 0.
-        length_error += 0.5 * equations.removed / max(float(without_noise[1]), 1e-9)
-        return float(middle_error), float(length_error) / self.planes
+        # `_normal_equations` subtracted `removed_pull` from g, because it would have changed the
+        # length by removed_pull / H. But some of it may come from a wrong length after all. How
+        # much is not known, so half of this change is added to the error. 1e-9: no division by 0.
+        length_error += 0.5 * equations.removed_pull / max(float(without_noise[1]), 1e-9)
+        return float(middle_error), float(length_error) / self.nominal_planes
 
     # ---- One round on parts of the plane -------------------------------------------------------
 
@@ -1398,7 +1430,7 @@ class State:
         if is_usable.sum() < len(self.changes):
             self.matrix_error = np.inf
             self.residuals = np.empty(0)
-            # `run_rounds` ends if a step is so small.
+            # A step of zeros ends the rounds (`run_rounds`).
             return np.zeros(MATRIX_CHANGES)
 
         # The shift of each usable part, and its variance.
@@ -1438,8 +1470,8 @@ class State:
 
         parts: (n,), the part of each compared pixel.
         """
-        x = self._thinned(self.plane.x, details)
-        y = self._thinned(self.plane.y, details)
+        x = self._thinned(self.coordinates.x, details)
+        y = self._thinned(self.coordinates.y, details)
         sums = []
         for values in (x, y, np.ones_like(x)):
             sums.append(np.bincount(parts, values[details.is_compared], PARTS * PARTS))
@@ -1456,9 +1488,9 @@ class State:
         Call this before the matrix is changed, because the scale of the present matrix turns half
         sides of the plane into pixels of the frame.
         """
-        rgb_per_half_side = self.plane.half_side * scale_of(self.matrix)
+        rgb_per_half_side = self.coordinates.half_side * scale_of(self.matrix)
         variance_of_change = np.diag(joint.covariance)  # (k,)
-        mean_square_distance = float((self.plane.x**2 + self.plane.y**2).mean())
+        mean_square_distance = float((self.coordinates.x**2 + self.coordinates.y**2).mean())
         of_shift = variance_of_change[:2].sum()
         of_others = mean_square_distance * variance_of_change[2:].sum()
         variance = of_shift + of_others
@@ -1499,19 +1531,19 @@ class State:
     def _rate(self, pair: Pair) -> np.ndarray:
         """Return the spikes per plane (h, w) during the exposure of the middle row."""
         # The same start and end for each row, (h,): the roll is left out.
-        start = np.full(len(self.plane.y), self.middle - self.length / 2)
-        end = np.full(len(self.plane.y), self.middle + self.length / 2)
+        start = np.full(len(self.coordinates.y), self.middle - self.length / 2)
+        end = np.full(len(self.coordinates.y), self.middle + self.length / 2)
         return (pair.spikes_until(end) - pair.spikes_until(start)) / self.length
 
 
 # ---- The algebra of a round on all pixels ------------------------------------------------------
 
-# A residual beyond so many standard deviations counts less. Of normal noise, only 1 residual in 80
-# is beyond. A smaller number would also give good pixels a smaller weight. A larger number would
-# let pixels of another object pull at the result. Without a limit (1e9),
+# A residual beyond this number of standard deviations counts less. Of normal noise, only 1 residual
+# in 80 is beyond. A smaller number would also give good pixels a smaller weight. A larger number
+# would let pixels of another object pull at the result. Without a limit (1e9),
 # test_a_camera_is_found_from_a_start_that_is_off finds the offset -3 planes where 0 is true.
 HUBER_DEVIATIONS = 2.5
-# The standard deviation of normal noise is so many times the median of its absolute values.
+# Standard deviation of normal noise, divided by the median of its absolute values.
 DEVIATION_OF_MEDIAN = 1.4826
 
 

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from data.augment import Augment
-from data.cameras.registration import Found, View, fit, nominal
+from data.cameras.registration import FitResult, View, fit, nominal
 from data.cameras.spike_grid import Calibration
 from data.cameras.spike_info import spike_errors_as_data_errors
 from data.cameras.spike_source import DatSpikes
@@ -84,7 +84,7 @@ def calibrated(clips: Sequence[Clip], files: Any) -> list[Clip]:
 # ---- Fitting all clips -------------------------------------------------------------------------
 
 
-def _found_in(clips: Sequence[Clip], files: Any) -> list[Found]:
+def _found_in(clips: Sequence[Clip], files: Any) -> list[FitResult]:
     """Return the result of each clip: kept by an earlier run, or fitted now. Collective."""
     is_main = utils_dist.is_main_process()
     begin = time.monotonic()
@@ -115,7 +115,7 @@ def _found_in(clips: Sequence[Clip], files: Any) -> list[Found]:
     return results
 
 
-def _kept_results(kept_files: Sequence[Path | None]) -> list[Found | None]:
+def _kept_results(kept_files: Sequence[Path | None]) -> list[FitResult | None]:
     """Return the kept result of each clip, None if there is none. Collective.
 
     kept_files: the file of each clip on rank 0, and nothing on the other ranks.
@@ -125,10 +125,10 @@ def _kept_results(kept_files: Sequence[Path | None]) -> list[Found | None]:
         result = _read_result(path)
         kept.append(vars(result) if result else None)
     of_rank_0 = utils_dist.from_rank(0, kept)
-    return [Found(**values) if values else None for values in of_rank_0]
+    return [FitResult(**values) if values else None for values in of_rank_0]
 
 
-def _fit_on_ranks(clips: Sequence[Clip], files: Any) -> list[Found]:
+def _fit_on_ranks(clips: Sequence[Clip], files: Any) -> list[FitResult]:
     """Fit some clips, each on another rank. Every rank gets the results of all clips. Collective.
 
     clips: at most one for each rank. Rank 0 fits the first clip, rank 1 the second, ...
@@ -142,11 +142,11 @@ def _fit_on_ranks(clips: Sequence[Clip], files: Any) -> list[Found]:
     results = []
     for fitted_by_rank in of_ranks[: len(clips)]:  # the ranks that had a clip
         [values] = fitted_by_rank
-        results.append(Found(**values))
+        results.append(FitResult(**values))
     return results
 
 
-def _fitted(clip: Clip, files: Any) -> Found:
+def _fitted(clip: Clip, files: Any) -> FitResult:
     """Fit the calibration of a clip, from some of its blurry frames and their spikes."""
     height = clip.spikes.geometry.height  # of a spike plane
     width = clip.spikes.geometry.width
@@ -186,8 +186,8 @@ def _exposures_read_by(spikes: DatSpikes, clip: Clip) -> tuple[Exposure, ...]:
     return spikes.exposures(clip.name, list(clip.spike_files.items()), len(clip), clip.times)
 
 
-def _calibrated_clip(clip: Clip, found: Found) -> Clip:
-    """Return the clip with the found values that `Found.is_applied` lets apply."""
+def _calibrated_clip(clip: Clip, found: FitResult) -> Clip:
+    """Return the clip with the found values that `FitResult.is_applied` lets apply."""
     if not any(found.is_applied):
         return clip
     calibration = _calibration_of(clip, found)
@@ -205,7 +205,7 @@ def _calibrated_clip(clip: Clip, found: Found) -> Clip:
     return dataclasses.replace(clip, spikes=spikes, exposures=exposures)
 
 
-def _calibration_of(clip: Clip, found: Found) -> Calibration:
+def _calibration_of(clip: Clip, found: FitResult) -> Calibration:
     """Return the found values as a calibration. A value that is not applied gets its nominal value.
 
     The values are rounded, so that messages and digests do not depend on the last bits of a fit.
@@ -263,21 +263,21 @@ def _file_for_result(clip: Clip, files: Any) -> Path | None:
     return RUN.kept / f"calibration_{key}.json"
 
 
-def _read_result(path: Path | None) -> Found | None:
+def _read_result(path: Path | None) -> FitResult | None:
     """Return the result that an earlier run wrote to a file, or None if there is none."""
     if path is None:
         return None
     try:
-        # The fields of `Found`, with the matrix as a list of rows.
+        # The fields of `FitResult`, with the matrix as a list of rows.
         fields = json.loads(path.read_text(encoding="utf-8"))
         fields["matrix"] = np.array(fields["matrix"], float)
-        return Found(**fields)
+        return FitResult(**fields)
     except (OSError, ValueError, KeyError, TypeError):
         # The clip was never fitted, or another program wrote the file.
         return None
 
 
-def _write_result(found: Found, path: Path | None) -> None:
+def _write_result(found: FitResult, path: Path | None) -> None:
     """Write a result to its file, if it has one.
 
     An existing file is never overwritten: `_read_result` could not read it, so it may not be ours.

@@ -13,7 +13,7 @@ import pytest
 import skimage.data
 
 from data.cameras import registration
-from data.cameras.registration import CHANGES, Decisions, Found, Pair, State, View, fit, nominal
+from data.cameras.registration import CHANGES, Decisions, FitResult, Pair, State, View, fit, nominal
 from data.spike.simulate import IntegrateAndFire, to_display, to_linear, to_uint8
 from tests.helpers.checked import present
 from tests.helpers.two_cameras import texture
@@ -53,7 +53,7 @@ def moving() -> View:
 # ---- The result ----
 
 # A fit that is sure of all its values, and changes all of them.
-SURE = Found(
+SURE = FitResult(
     matrix=np.eye(3),
     offset=3.0,
     share=0.7,
