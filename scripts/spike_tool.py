@@ -932,9 +932,9 @@ class Rendering:
         self.size = f"{height} x {width}"
         self.brightness = brightness(command, best.rates)
 
-        # Some methods show a time after the center: their `lag`, in half planes, is above 0, e.g. 1
-        # for tfi. Such an image needs the next plane, too, so the last plane has no image.
-        needs_next = REPRESENTATIONS[self.name].lag(**self.options) > 0
+        # Some methods show a time after the center, e.g. tfi half a plane after it. Such an image
+        # needs the next plane, too, so the last plane has no image.
+        needs_next = REPRESENTATIONS[self.name].lag_in_half_planes(**self.options) > 0
         self.last = self.file.planes - 1
         if needs_next:
             self.last -= 1

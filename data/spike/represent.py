@@ -74,28 +74,30 @@ class Representation:
     """A registered function, and how it uses the keys of the `spike` section."""
 
     function: Callable[..., np.ndarray]
-    # Whether the channels are firing rates. Then `rate`, `light` and `gamma` apply.
+    # Whether the channels are firing rates. Then the option keys `rate`, `light` and `gamma` apply.
     proportional: bool
-    # Whether the channels are ratios of firing rates. Then `light` and `gamma` apply.
+    # Whether the channels are ratios of firing rates. Then `light` and `gamma` apply. `rate` has no
+    # effect, because a ratio does not depend on it.
     is_ratio: bool = False
     # Whether the function also uses planes outside of the exposure. Then it must have the option
     # half_exposure, which tells the function where the exposure ends.
     takes_context: bool = False
     # Whether the function accepts a center between two planes, such as 27.5. Other functions get
-    # the next plane, 28.
-    between: bool = False
+    # the next plane, 28. Around plane 28, `exposure` and `relative` show the time 27.5.
+    accepts_half_planes: bool = False
 
     # The next three fields are functions of the options, because the answer depends on the options.
     # The time that the channels show, minus `center`, in half planes. For example, 1 if the
-    # channels show the time between `center` and the next plane. `represent` needs it to reverse
-    # time exactly.
-    lag: Callable[..., int] = _no_lag
-    # Whether the function uses `center`. Windows that are spread over the whole file do not.
+    # channels show the time between `center` and the next plane. `_center_in_reversed` needs it to
+    # reverse time exactly.
+    lag_in_half_planes: Callable[..., int] = _no_lag
+    # Whether the function uses `center`. Windows that are spread over the whole stream do not.
     is_centered: Callable[..., bool] = _always
-    # Whether the channels of reversed time are the same channels in reverse order. This is needed
-    # for windows spread over the file: their centres are rounded, which prefers one direction of
-    # time, so the windows of the reversed stream would lie elsewhere.
-    mirrors: Callable[..., bool] = _never
+    # How time is reversed. True: the channels are put in reverse order. False: the function gets
+    # the reversed stream. True is needed for windows spread over the stream: their centres are
+    # rounded, which prefers one direction of time, so the windows of the reversed stream would lie
+    # elsewhere.
+    reverses_channels: Callable[..., bool] = _never
 
     def ignored(self, **options: Any) -> set[str]:
         """Return the keys of the `spike` section that have no effect with these options."""
@@ -153,29 +155,25 @@ def represent(
     rate: spikes per tick at full light. A proportional representation is divided by it, so that
     full light gives 1.
     light: what the sensor integrated, linear light or display values of gamma 2.2.
-    gamma: the channels are linear light raised to 1 / gamma, as in display values.
+    gamma: gamma of the returned channels. 1: linear light, 2.2: display values.
     outside: number of context planes (before, after) the exposure in the stream.
     Raises ValueError if the stream is too short for the representation.
     """
     chosen = REPRESENTATIONS[name]
-    if not chosen.between:
-        center = math.ceil(center)
+    if not chosen.accepts_half_planes:
+        center = math.ceil(center)  # the next plane: 27.5 -> 28
     if chosen.takes_context and options.get("half_exposure") is None:
         options["half_exposure"] = _half_exposure(len(stream), center, outside)
 
-    # Time reversal. Either the channels of the stream are mirrored, or the stream is reversed.
-    mirrors_channels = reverse and chosen.mirrors(**options)
-    if reverse and not mirrors_channels:
-        stream = stream[::-1]
-        # The channels show the time center + lag / 2. In the reversed stream, this is the time
-        # last - center - lag / 2. The function adds lag / 2 itself, so its center is
-        # last - center - lag. E.g. TFI around plane 5 of 0 ... 20 shows the time 5.5. Reversed,
-        # this is the time 14.5, which TFI shows around plane 20 - 5 - 1 = 14.
-        last = len(stream) - 1
-        center = last - center - chosen.lag(**options)
-    channels = chosen.function(stream, center, **options)
-    if mirrors_channels:
+    if not reverse:
+        channels = chosen.function(stream, center, **options)
+    elif chosen.reverses_channels(**options):
+        channels = chosen.function(stream, center, **options)
         channels = np.ascontiguousarray(channels[::-1])
+    else:
+        lag = chosen.lag_in_half_planes(**options)
+        reversed_center = _center_in_reversed(len(stream), center, lag)
+        channels = chosen.function(stream[::-1], reversed_center, **options)
 
     if chosen.proportional and rate != 1.0:
         # Changed in place, which is safe because a representation returns a new array.
@@ -185,36 +183,57 @@ def represent(
     return channels
 
 
-def _with_gamma(channels: np.ndarray, light: str, gamma: float) -> np.ndarray:
-    """Return what the sensor integrated, as values of a gamma.
+def _center_in_reversed(planes: int, center: float, lag: int) -> float:
+    """Return the center with which a function shows the same time in the reversed stream.
 
-    light: what the channels are: linear light, or "display" values of gamma 2.2.
-    gamma: the result is linear light raised to 1 / gamma.
+    planes: number of planes of the stream. center: the center in the stream that is not reversed.
+    lag: time that the channels show, minus their center, in half planes.
+
+    E.g. TFI has the lag 1. Around plane 5 of the planes 0 ... 20 it shows the time 5.5, half a
+    plane later. In the reversed stream, this is the time 20 - 5.5 = 14.5, which TFI shows around
+    plane 14. So the result is 20 - 5 - 1 = 14.
+
+    In general, the time center + lag / 2 becomes last - center - lag / 2. The function itself adds
+    another lag / 2 to its center, so lag / 2 is subtracted twice.
+
+    Test: test_reversed_time_shows_the_same_instants_in_reverse_exactly
     """
-    # To linear light, then to values of the wanted gamma.
-    to_light = DISPLAY_GAMMA if light == "display" else 1.0
-    exponent = to_light / gamma
+    last = planes - 1
+    return last - center - lag
+
+
+def _with_gamma(channels: np.ndarray, light: str, gamma: float) -> np.ndarray:
+    """Return channels of a wanted gamma.
+
+    light: what the channels hold: "linear" light, or "display" values of gamma 2.2.
+    gamma: gamma of the result. 1: linear light, 2.2: display values.
+    """
+    # Display values to the power of 2.2 are linear light. Linear light to the power of 1 / gamma
+    # has the wanted gamma. Both steps are one power.
+    gamma_of_channels = DISPLAY_GAMMA if light == "display" else 1.0
+    exponent = gamma_of_channels / gamma
     if exponent == 1.0:
         return channels
     return np.power(channels, np.float32(exponent))
 
 
 def _half_exposure(planes: int, center: float, outside: tuple[int, int]) -> float:
-    """Return the largest number of planes of the exposure that lie on both sides of the center.
+    """Return how many planes of the exposure lie on each side of the center: the smaller number.
 
     planes: number of planes of the stream, with context. center: plane of the sharp frame.
     outside: number of context planes (before, after) the exposure.
 
-    On the left there is one plane less, because the light of plane 0 is not known from its start.
-    E.g. planes 0 ... 71 with 8 planes of context on both sides and center 36: the exposure has the
-    planes 8 ... 63, and the result is min(36 - 8 - 1, 71 - 8 - 36) = 27. With another result,
-    test_relative_light_undoes_the_blur_of_a_moving_edge_whatever_the_threshold fails.
+    The first plane of the exposure does not count. Without context it is plane 0, and the light of
+    plane 0 began before the file. With context it does not count either, so that the windows are
+    the same with and without context. E.g. planes 0 ... 71 with 8 planes of context on both sides
+    and center 36: the exposure has the planes 8 ... 63, and the result is
+    min(36 - 9, 63 - 36) = 27. If the first plane counted,
+    test_relative_light_undoes_the_blur_of_a_moving_edge_whatever_the_threshold would fail.
     """
     before, after = outside
-    last = planes - 1
-    on_the_left = center - before - 1
-    on_the_right = last - after - center
-    return min(on_the_left, on_the_right)
+    first_counted = before + 1
+    last_of_exposure = planes - 1 - after
+    return min(center - first_counted, last_of_exposure - center)
 
 
 def channel_count(name: str, **options: Any) -> int:
@@ -232,7 +251,8 @@ def channel_count(name: str, **options: Any) -> int:
 # ---- Means of windows of planes ----------------------------------------------------------------
 
 
-# With num_bins, the windows of TFP are spread over the file. Without, they lie around the center.
+# TFP is "texture from playback". With num_bins, its windows are spread over the stream. Without
+# num_bins, they lie around the center.
 def _tfp_is_centered(num_bins: int | None = None, **_: Any) -> bool:
     return num_bins is None
 
@@ -241,7 +261,9 @@ def _tfp_is_spread(num_bins: int | None = None, **_: Any) -> bool:
     return num_bins is not None
 
 
-@representation("tfp", proportional=True, is_centered=_tfp_is_centered, mirrors=_tfp_is_spread)
+@representation(
+    "tfp", proportional=True, is_centered=_tfp_is_centered, reverses_channels=_tfp_is_spread
+)
 def tfp(
     stream: np.ndarray,
     center: int,
@@ -311,7 +333,7 @@ def _counts(window: np.ndarray) -> np.ndarray:
     return window.sum(axis=0, dtype=np.uint8 if fits_into_a_byte else np.uint32)
 
 
-@representation("voxel", proportional=True, between=True)
+@representation("voxel", proportional=True, accepts_half_planes=True)
 def voxel(stream: np.ndarray, center: float, num_bins: int = 4) -> np.ndarray:
     """Disjoint bins of equal length, symmetric about the centre c.
 
@@ -369,11 +391,11 @@ def _counts_in_parts(stream: np.ndarray, start: int, stop: int, parts: int) -> n
 
 
 def _lag_of_tfi(**_: Any) -> int:
-    """Return 1 half plane: TFI shows the time between its centre plane and the next plane."""
+    """Return 1: TFI shows the time half a plane after its centre plane."""
     return 1
 
 
-@representation("tfi", proportional=True, lag=_lag_of_tfi)
+@representation("tfi", proportional=True, lag_in_half_planes=_lag_of_tfi)
 def tfi(
     stream: np.ndarray, center: int, half_window: int = 20, offsets: Numbers = (0,)
 ) -> np.ndarray:
@@ -425,12 +447,12 @@ def raw(stream: np.ndarray, center: int, window: int = 21) -> np.ndarray:
 
 
 def _lag_of_windows(num_windows: int = 1, spacing: int | None = None, **_: Any) -> int:
-    """Return the lag of `encoding25` in half planes.
+    """Return 0 or -1: whether the windows of `encoding25` show a time half a plane earlier.
 
     The middle of an even number of windows lies between two windows. If the spacing is odd too, the
-    middle lies between two planes, and the centres of the windows are rounded down. So the windows
-    show a time half a plane earlier than `center`. E.g. two windows with a spacing of 5 around
-    plane 50 have the centres 47 and 52. The middle of the two is 49.5.
+    middle lies between two planes, and the centres of the windows are rounded down. So their middle
+    is half a plane earlier than `center`. E.g. two windows with a spacing of 5 around plane 50 have
+    the centres 47 and 52. The middle of the two is 49.5.
     """
     if num_windows % 2 == 1 or spacing is None:
         return 0
@@ -449,9 +471,9 @@ def _windows_are_spread(num_windows: int = 1, spacing: int | None = None, **_: A
 @representation(
     "encoding25",
     proportional=False,
-    lag=_lag_of_windows,
+    lag_in_half_planes=_lag_of_windows,
     is_centered=_windows_are_centered,
-    mirrors=_windows_are_spread,
+    reverses_channels=_windows_are_spread,
 )
 def encoding25(
     stream: np.ndarray,
@@ -523,11 +545,11 @@ def _spread_middles(num_windows: int, planes: int) -> list[int]:
 
 
 def _lag_of_light(**_: Any) -> int:
-    """Return -1 half plane: the light of a spike was collected before the spike."""
+    """Return -1: the light of plane m was collected between the planes m - 1 and m."""
     return -1
 
 
-@representation("exposure", proportional=True, lag=_lag_of_light)
+@representation("exposure", proportional=True, lag_in_half_planes=_lag_of_light)
 def exposure_rates(
     stream: np.ndarray, center: int, half_window: int = 6, half_exposure: int | None = None
 ) -> np.ndarray:
@@ -590,7 +612,11 @@ def _ratio(light: np.ndarray, reference: np.ndarray) -> np.ndarray:
 
 
 @representation(
-    "relative", proportional=False, is_ratio=True, takes_context=True, lag=_lag_of_light
+    "relative",
+    proportional=False,
+    is_ratio=True,
+    takes_context=True,
+    lag_in_half_planes=_lag_of_light,
 )
 def relative(
     stream: np.ndarray,
