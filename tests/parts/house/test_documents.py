@@ -343,7 +343,7 @@ def test_the_options_for_each_layout_are_valid(option_file, option_blocks, index
 
     read = read_section(option_file, section)
 
-    assert read.dataroot_spike == "my_data/spikes/train"
+    assert read.dataroot_spike == "trainsets/mine/spikes/train"
     # Without this key the check of the data refuses clips that have no dataset.json.
     assert read.spike.center == "file"
 
