@@ -4,10 +4,11 @@ If the memory of a GPU is full, torch raises an error. If the memory of the host
 swaps for minutes, and then ends the process without a message. So `check_memory` estimates the
 memory of a step. It warns if the step may not fit, and refuses the step if it certainly does not.
 
-What must stay: a step that fits is never refused (test_a_step_that_fits_is_not_spoken_of). Every
-rank calls `check_memory`, because the ranks count how many of them share a host.
-ModelVRT.fit_memory calls it before the first step. Free to change: the numbers SAVED_OF_..., as
-long as test_the_estimate_is_near_what_autograd_saves finds them within 25 %, and all texts.
+What must stay: a step that fits is never refused (test_a_step_that_fits_is_not_spoken_of).
+ModelVRT.fit_memory calls `check_memory` before the first step, on every rank, because the ranks
+count how many of them share a host.
+Free to change: all texts, and the numbers SAVED_OF_..., as long as
+test_the_estimate_is_near_what_autograd_saves finds the estimate within 25 %.
 
 Tests: tests/parts/models/test_cpu_memory.py
 """
@@ -34,22 +35,27 @@ logger = logging.getLogger(__name__)
 BYTES_PER_PARAMETER = 16
 # Averaged weights (train.E_decay), float32.
 BYTES_PER_AVERAGED = 4
-# Numbers of float32 values that autograd saves on a CPU. They were fitted to the counts of
-# fit_memory.saved_bytes for small networks (tests/parts/models/test_cpu_memory.py: within 25 %).
-# If a layer comes to save more or less, fit the numbers again.
-# Saved values per channel of a token (a token is one pixel of the features of a stage):
-SAVED_OF_BLOCK = 1.05  # for the input of a block
-SAVED_OF_ATTENTION = 1.35  # for attention, unless the backward pass recomputes it
-SAVED_OF_ALIGNMENT = 8.0  # for a stage that aligns frames
-SAVED_OF_SOURCE = 10.5  # for each source, i.e. each frame that is aligned to another frame
-# Saved values per pixel of an input frame:
+# What autograd saves on a CPU, as numbers of float32 values. For each pixel of an input frame,
+# `saved_per_pixel` adds up
+#
+#       SAVED_OF_FLOW, or SAVED_OF_ALL_FRAMES in a network without flow
+#     + (SAVED_OF_BLOCK + SAVED_OF_ATTENTION) * channels / scale^2            for each block
+#     + (SAVED_OF_ALIGNMENT + SAVED_OF_SOURCE * sources) * channels / scale^2 for each stage
+#     + SAVED_OF_UPSAMPLING * upscale^2                                       if it enlarges
+#
+# A stage at 1 / scale of the resolution has one token (pixel of its features) for scale^2 pixels of
+# the frame. The numbers were fitted to what `fit_memory.saved_bytes` counts in small networks. If a
+# layer comes to save more or less, test_cpu_memory.py fails, and the numbers must be fitted again.
 SAVED_OF_FLOW = 870.0  # for the optical flow
 SAVED_OF_ALL_FRAMES = 500.0  # for the convolution over all frames, in a network without flow
-# Saved values per pixel of an output frame:
-SAVED_OF_UPSAMPLING = 200.0  # for the layers of super-resolution
+SAVED_OF_BLOCK = 1.05  # for the input of a block
+SAVED_OF_ATTENTION = 1.35  # for attention, unless the backward pass recomputes it
+SAVED_OF_ALIGNMENT = 8.0  # for a stage that aligns frames, whatever the number of sources is
+SAVED_OF_SOURCE = 10.5  # for each source, i.e. each frame that is aligned to another frame
+SAVED_OF_UPSAMPLING = 200.0  # for the layers of super-resolution, per pixel of the output
 BYTES_PER_VALUE = 4
-# The estimate of the activations may be 25 % too high. A refusal must be certain, so it counts only
-# this share of the estimate.
+# A refusal must be certain, so it counts only this share of the estimated activations. The estimate
+# may be 25 % too high: then the true need is 1 / 1.25 = 0.8 of it. 0.75 leaves some room.
 CERTAIN_SHARE = 0.75
 
 
@@ -106,13 +112,15 @@ def check_memory(
 
     clips, frames, _, height, width = lq.shape
     processes = f"; {ranks} processes" if ranks > 1 else ""
+    # The two parts in brackets add up to less than the total, which also has MARGIN.
     figures = (
         f"a step on {clips} clips of {frames} x {height} x {width} needs about "
         f"{need.total:.1f} GB on the CPU ({ranks * need.saved / GB:.1f} GB of activations, "
         f"{ranks * need.fixed / GB:.1f} GB of weights, gradients and moments{processes})"
     )
     if need.certain > size + swap_gb():
-        # Each change is a line of its own in the error. The text of an error begins in column 12.
+        # Each change is a line of its own in the error. `SpikeVRTError.__str__` begins a text after
+        # 12 characters ("  do        "), so the further lines are indented by 12 spaces.
         indent = " " * 12
         lines = [f"{indent}{line}" for line in changes()]
         raise OptionError(

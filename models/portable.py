@@ -39,7 +39,7 @@ from torch import Tensor, nn
 
 from models import released
 from models.foreign_weights import load_content
-from models.select_network import NETWORKS, other_kinds
+from models.select_network import NETWORKS, kind_differences
 from models.vrt.windows import refuse_other_index
 from utils import utils_dist
 from utils.contract import InputSpec, input_spec
@@ -278,7 +278,7 @@ def _bytes_of(tensors: Iterable[Tensor]) -> int:
 class LoadReport:
     """What happened to each tensor when a weights file was loaded: five lists of names.
 
-    `share` decides whether the file is refused. The log shows the report as a text.
+    `loaded_share` decides whether the file is refused. The log shows the report as a text.
     """
 
     # Loaded as they are.
@@ -304,15 +304,13 @@ class LoadReport:
         return (*self.matched, *self.widened, *self.mismatched, *self.unexpected)
 
     @property
-    def share(self) -> float:
+    def loaded_share(self) -> float:
         """Return the share of the network's tensors that were loaded, 0 to 1.
 
-        E.g. the network has 100 tensors of its trunk and 10 of its fusion operator. A file has the
-        trunk alone: 100 of 100 tensors count, so the share is 1. So the weights of an RGB network
-        may start a network with spikes.
-
-        The rule: tensors of the trunk count only if the file has any tensor of a trunk. Tensors of
-        the fusion operator count only if the file has any tensor of a fusion operator.
+        The trunk counts only if the file has any tensor of a trunk, and the fusion operator only if
+        the file has any tensor of a fusion operator. So the weights of an RGB network may start a
+        network with spikes. E.g. the network has 100 tensors of its trunk and 10 of its fusion
+        operator, and the file has the trunk alone: 100 of 100 tensors count, so the share is 1.
         """
         file_has_fusion = self.file_has_fusion()
         file_has_trunk = self.file_has_trunk()
@@ -332,7 +330,7 @@ class LoadReport:
             part = "network"
         lines = [
             f"{len(self.matched)} tensors matched, {len(self.widened)} widened "
-            f"({self.share:.0%} of the {part})"
+            f"({self.loaded_share:.0%} of the {part})"
         ]
         # The first names of each kind are enough to see what is wrong.
         for kind in ("widened", "missing", "mismatched", "unexpected"):
@@ -394,26 +392,28 @@ def compare_weights(
     fitting: dict[str, Tensor] = {}
     in_both = of_network.keys() & weights.keys()
     for name in sorted(in_both):
-        given = weights[name]
-        wanted = of_network[name]
-        if given.shape == wanted.shape:
-            fitting[name] = given
+        in_file = weights[name]
+        in_network = of_network[name]
+        if in_file.shape == in_network.shape:
+            fitting[name] = in_file
             report.matched.append(name)
             continue
         # The first layer may get zeros for further input channels, e.g. for spikes.
         wide = None
         if name == "conv_first.weight":
-            wide = widen_first(given, wanted, net)  # None if this does not help
+            wide = widen_first(in_file, in_network, net)  # None: the shapes differ elsewhere, too
+        file_shape = tuple(in_file.shape)
+        network_shape = tuple(in_network.shape)
         if wide is not None:
             fitting[name] = wide
-            report.widened.append(f"{name} {tuple(given.shape)} -> {tuple(wanted.shape)}")
+            report.widened.append(f"{name} {file_shape} -> {network_shape}")
         else:
-            report.mismatched.append(f"{name} {tuple(given.shape)}, network {tuple(wanted.shape)}")
+            report.mismatched.append(f"{name} {file_shape}, network {network_shape}")
 
     # With `strict` nothing may differ. Otherwise a small share of the tensors may differ.
     differences = report.missing + report.mismatched + report.unexpected + report.widened
     has_forbidden_difference = strict and len(differences) > 0
-    if report.share >= LEAST_MATCHED and not has_forbidden_difference:
+    if report.loaded_share >= LEAST_MATCHED and not has_forbidden_difference:
         return report, fitting
     if strict:
         expected = "every tensor (strict)"
@@ -427,7 +427,7 @@ def compare_weights(
     )
 
 
-def widen_first(given: Tensor, wanted: Tensor, net: nn.Module) -> Tensor | None:
+def widen_first(in_file: Tensor, in_network: Tensor, net: nn.Module) -> Tensor | None:
     """Return the weight of conv_first, (E, inputs, 1, 3, 3), with zeros for new input channels.
 
     So a network with spikes starts with the weights of a network for RGB. The new channels have no
@@ -438,35 +438,37 @@ def widen_first(given: Tensor, wanted: Tensor, net: nn.Module) -> Tensor | None:
     flow.aligned_input). In each group the channels of the file come first. E.g. RGB in the file,
     RGB and two spike channels in the network: R G B 0 0, nine times.
 
-    given: the weight in the file. wanted: the weight of the network, for its shape.
+    in_file: the weight in the file. in_network: the weight in the network, of which only the shape
+        is used.
 
-    Returns None if the shapes differ in another way.
+    Returns None if the shapes differ in another axis, or if the network has no further inputs.
     """
-    differs_elsewhere = given.shape[0] != wanted.shape[0] or given.shape[2:] != wanted.shape[2:]
-    if differs_elsewhere:
+    has_other_outputs = in_file.shape[0] != in_network.shape[0]
+    has_other_kernel = in_file.shape[2:] != in_network.shape[2:]
+    if has_other_outputs or has_other_kernel:
         return None
     # A network of a user may have neither of these attributes. `pa_frames` above 0 means alignment:
     # the frame and 2 neighbours x 4 corners are 9 groups.
     groups = 9 if getattr(net, "pa_frames", 0) else 1
     noise_channels = int(getattr(net, "nonblind", False))  # 0 or 1
-    inputs_given = given.shape[1] - noise_channels
-    inputs_wanted = wanted.shape[1] - noise_channels
-    if inputs_given % groups != 0 or inputs_wanted % groups != 0:
+    file_inputs = in_file.shape[1] - noise_channels
+    network_inputs = in_network.shape[1] - noise_channels
+    if file_inputs % groups != 0 or network_inputs % groups != 0:
         return None
-    has_more_inputs = 0 < inputs_given < inputs_wanted
+    has_more_inputs = 0 < file_inputs < network_inputs
     if not has_more_inputs:
         return None
 
-    width_given = inputs_given // groups  # channels of a group in the file
-    width_wanted = inputs_wanted // groups  # channels of a group in the network
-    wide = given.new_zeros(wanted.shape)
+    file_width = file_inputs // groups  # channels of a group in the file, e.g. 3
+    network_width = network_inputs // groups  # channels of a group in the network, e.g. 5
+    wide = in_file.new_zeros(in_network.shape)
     for group in range(groups):
         # The first channel of the group in the file, and in the network.
-        source = group * width_given
-        target = group * width_wanted
-        wide[:, target : target + width_given] = given[:, source : source + width_given]
+        source = group * file_width
+        target = group * network_width
+        wide[:, target : target + file_width] = in_file[:, source : source + file_width]
     if noise_channels:  # the noise map is the last channel
-        wide[:, -1] = given[:, -1]
+        wide[:, -1] = in_file[:, -1]
     return wide
 
 
@@ -605,7 +607,7 @@ def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> Saved
     if options is not None:
         return SavedNetwork(path, weights, **options, known_from=FROM_FILE)
 
-    saved = _recognised(path, weights)
+    saved = _published_network(path, weights)
     if saved is None:
         raise CheckpointError(
             what=f"the file does not say what network its {len(weights)} tensors belong to",
@@ -684,13 +686,15 @@ def _with_option_file(
         return saved  # the network takes no spikes
 
     # If the number of spike channels is the same, channels of another kind fit the weights, and
-    # the results would be wrong without an error. So refuse them here, at the first difference.
-    for key, was, now in other_kinds(spike_of_training, saved.spike):
+    # the results would be wrong without an error. So refuse them here.
+    first_difference = next(kind_differences(spike_of_training, saved.spike), None)
+    if first_difference is not None:
+        key, trained, used = first_difference
         raise CheckpointError(
-            what=f"the spike channels have {key} {now}, the weights were trained with {was}",
+            what=f"the spike channels have {key} {used}, the weights were trained with {trained}",
             where=str(path),
-            expected=f"the {key} of the training, {was}",
-            do=f"take other weights, or set spike.{key} to {was}",
+            expected=f"the {key} of the training, {trained}",
+            do=f"take other weights, or set spike.{key} to {trained}",
         )
     # Other differences in what the channels show may be meant, so they are a warning. The keys that
     # are not compared describe the camera and its files, which may be others than in the training.
@@ -769,7 +773,7 @@ def _numbers_in(value: Any) -> Iterator[float]:
 # ---- Recognising a published network ---------------------------------------------------------
 
 
-def _recognised(path: Path, weights: dict[str, Tensor]) -> SavedNetwork | None:
+def _published_network(path: Path, weights: dict[str, Tensor]) -> SavedNetwork | None:
     """Return the published network that has tensors of the same names and shapes, or None.
 
     Some published networks have the same shapes, and differ in their training data only. So a
@@ -781,12 +785,12 @@ def _recognised(path: Path, weights: dict[str, Tensor]) -> SavedNetwork | None:
     shapes = _shapes_of(weights)
     for name in of_number + others:
         if shapes == _shapes_of_released(name):
-            return _released(name, path, weights)
+            return _network_of_release(name, path, weights)
     return None
 
 
-def _released(name: str, path: Path, weights: dict[str, Tensor]) -> SavedNetwork:
-    """Return the published network `name`. `weights` are its weights, from the file `path`."""
+def _network_of_release(name: str, path: Path, weights: dict[str, Tensor]) -> SavedNetwork:
+    """Return `weights`, from the file `path`, as the weights of the published network `name`."""
     # RELEASED has some arguments. `resolve` adds the defaults of all others.
     netG = NETWORKS.resolve({"net_type": "vrt", **RELEASED[name]}, "netG").plain()
     return SavedNetwork(
@@ -819,7 +823,7 @@ def _shapes_of_released(name: str) -> dict[str, torch.Size]:
     The network is built for this, which takes a fifth of a second, so the result is kept. Do not
     change it.
     """
-    return _shapes_of(_tensors_of(_released(name, Path(name), weights={})))
+    return _shapes_of(_tensors_of(_network_of_release(name, Path(name), weights={})))
 
 
 def _most_bytes(name: str) -> int:
@@ -828,7 +832,7 @@ def _most_bytes(name: str) -> int:
     A file has the tensors and their names. 10 % and 5 MB more are a reserve, because the downloaded
     file must not fill the disk, but the right file must pass.
     """
-    tensors = _tensors_of(_released(name, Path(name), {}))
+    tensors = _tensors_of(_network_of_release(name, Path(name), {}))
     return int(1.1 * _bytes_of(tensors.values())) + 5_000_000
 
 

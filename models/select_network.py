@@ -13,7 +13,7 @@ requires of its input (utils/contract.py). train and test are datasets.train and
 are None if the option file lacks them.
 
 What must stay: each check. A check that is missing lets a run start that fails later, or that gives
-wrong frames without an error (`other_kinds`). test_select_network.py tries wrong options.
+wrong frames without an error (`kind_differences`). test_select_network.py tries wrong options.
 Free to change: the order of the checks, and their texts.
 
 Tests: tests/parts/models/test_select_network.py, tests/stories/test_bad_input.py
@@ -41,10 +41,10 @@ def define_G(
 ) -> torch.nn.Module:
     """Build the network of opt.netG with initial weights.
 
-    opt: the options, or in notebooks a mapping in the form of KAIR's files, {"netG": {...}}.
+    opt: the options. In notebooks also a dict {"netG": {...}}, of which only netG is read. (KAIR,
+        the project in which VRT was published, gives its options as such a dict.)
     spike_channels: number of spike channels per frame of the batches. With None the number comes
-        from the datasets in `opt`. If `opt` is a mapping, its datasets are not read, and the number
-        is 0.
+        from the datasets in `opt`, and is 0 if `opt` is a dict.
 
     Raises OptionError if the options do not fit together.
     """
@@ -90,33 +90,34 @@ def check_options(netG: Section, datasets: DatasetsOptions, val: ValOptions, sca
 
 
 class KindDifference(NamedTuple):
-    """One way in which the spike channels of two sections are of different kinds."""
+    """A key of two spike sections whose values make spike channels of different kinds."""
 
-    key: str  # of the spike section, e.g. "representation"
-    learned: Any  # its value in the first section, e.g. "voxel"
-    given: Any  # its value in the second section, e.g. "tfp"
+    key: str  # e.g. "representation"
+    trained: Any  # the value with which the network is trained, e.g. "voxel"
+    used: Any  # the value with which the network is used, e.g. "tfp"
 
 
-def other_kinds(learned: dict[str, Any], given: dict[str, Any]) -> Iterator[KindDifference]:
+def kind_differences(trained: dict[str, Any], used: dict[str, Any]) -> Iterator[KindDifference]:
     """Yield each difference of two spike sections that makes their channels mean something else.
 
     E.g. the representations "voxel" and "tfp", or gamma 1.0 and 2.2. A network that was trained
     with one kind gives wrong frames with another kind. If both kinds have the same number of
-    channels, no other check finds the difference. models/portable.py calls this too, for weights
-    and an option file.
+    channels, no other check finds the difference. models/portable.py and
+    models/restore/own_spikes.py compare the spikes of a weights file in this way, too.
 
-    learned, given: the sections. A key that is missing has its default value.
+    trained: the section of the training. used: the section of a test. A key that is missing has its
+    default value.
     """
     for key, default in (("representation", "voxel"), ("gamma", 1.0)):
-        learned_value = learned.get(key, default)
-        given_value = given.get(key, default)
+        trained_value = trained.get(key, default)
+        used_value = used.get(key, default)
         # A representation is a name, or a table {"type": name, ...}.
-        if isinstance(learned_value, dict):
-            learned_value = learned_value["type"]
-        if isinstance(given_value, dict):
-            given_value = given_value["type"]
-        if learned_value != given_value:
-            yield KindDifference(key, learned_value, given_value)
+        if isinstance(trained_value, dict):
+            trained_value = trained_value["type"]
+        if isinstance(used_value, dict):
+            used_value = used_value["type"]
+        if trained_value != used_value:
+            yield KindDifference(key, trained_value, used_value)
 
 
 # ---- Checks: spikes and crops ----------------------------------------------------------------
@@ -159,11 +160,12 @@ def _check_representation(netG: Section, spike: Any, dataset: str) -> None:
 
     spike: the section `spike` of the dataset, or None. dataset: "train" or "test".
     """
-    # Some fusion operators understand one representation alone. Their class names it. Networks that
-    # a user adds may have no fusion operator.
+    # A network that a user adds may have no key `fusion`.
     operator: Any = getattr(netG, "fusion", None)
     if not operator or not spike:
         return
+    # The class of an operator names the only representation that it understands. None: it takes any
+    # representation (models/fusion/operators.py).
     wanted = operator.constructor.representation
     if wanted is None or spike.representation.type == wanted:
         return
@@ -177,14 +179,16 @@ def _check_representation(netG: Section, spike: Any, dataset: str) -> None:
 
 def _check_equal_kinds(train_spike: Section, test_spike: Section) -> None:
     """Raise OptionError if the spike channels of training and test mean different things."""
-    for difference in other_kinds(train_spike.plain(), test_spike.plain()):
-        key, learned, given = difference  # an option, its value in training and in the test
-        raise OptionError(  # the first difference is enough
-            what=f"datasets.test.spike has the {key} {given}, datasets.train.spike {learned}",
-            where=f"datasets.test.spike.{key}",
-            expected=f"{learned}, because one network takes the clips of both",
-            do=f"set datasets.test.spike.{key} to {learned}",
-        )
+    first_difference = next(kind_differences(train_spike.plain(), test_spike.plain()), None)
+    if first_difference is None:
+        return
+    key, trained, used = first_difference
+    raise OptionError(
+        what=f"datasets.test.spike has the {key} {used}, datasets.train.spike {trained}",
+        where=f"datasets.test.spike.{key}",
+        expected=f"{trained}, because one network takes the clips of both",
+        do=f"set datasets.test.spike.{key} to {trained}",
+    )
 
 
 def _check_crop(gt_size: int, spec: InputSpec, scale: int) -> None:
@@ -237,7 +241,8 @@ def _check_task(
             _check_time(name, section, spec)
     if spec.interpolates:
         _check_interpolation(netG, train, test, val, spec)
-    # Training data with noise give a noise map, and test clips need noise for a noise map.
+    # A training dataset with sigma_max adds a noise map as a fourth channel of its frames. Only a
+    # network with netG.nonblind_denoising takes this channel.
     if train is not None and hasattr(train, "sigma_max") and not spec.noise_map:
         kind = train.plain()["dataset_type"]
         raise OptionError(
@@ -246,8 +251,9 @@ def _check_task(
             expected="true",
             do="set it to true, or choose another dataset",
         )
-    # sigma is null if the test dataset adds no noise. Without a test dataset, or without this key,
-    # getattr gives 0, and nothing is refused.
+    # Such a network needs the channel in a test, too. sigma is null if the test dataset adds no
+    # noise, and so no channel. Without a test dataset, or without the key sigma, getattr gives 0,
+    # so that nothing is refused.
     if spec.noise_map and getattr(test, "sigma", 0) is None:
         raise OptionError(
             what="netG.nonblind_denoising is true, and the test clips have no noise",

@@ -13,7 +13,7 @@ from typing import Any
 
 from models.portable import SavedNetwork
 from models.restore.request import TestRequest
-from models.select_network import other_kinds
+from models.select_network import kind_differences
 from utils.errors import OptionError
 from utils.options.load import Sources, apply_override
 
@@ -43,12 +43,13 @@ def spikes_for_network(saved: SavedNetwork, request: TestRequest) -> dict[str, A
     for key in ("calibration", "exposure", "first", "count"):
         spike.pop(key, None)
     changed = changed_spikes(spike, request)
-    # The first difference is an error.
-    for key, learned, given in other_kinds(spike, changed):
+    first_difference = next(kind_differences(spike, changed), None)
+    if first_difference is not None:
+        key, trained, used = first_difference
         raise OptionError(
-            what=f"spike.{key} is {given}, the network was trained with {learned}",
+            what=f"spike.{key} is {used}, the network was trained with {trained}",
             where=f"spike.{key}",
-            expected=f"{learned}, as in the training",
+            expected=f"{trained}, as in the training",
             do=f"leave spike.{key} out",
         )
     return changed

@@ -104,7 +104,7 @@ def test_crops_and_channels_that_do_not_fit_the_network_are_refused(changes, whe
 
 
 def test_the_crop_that_a_refusal_proposes_is_taken():
-    # A crop needs 64 pixels (8 windows of 8), and a multiple of 24 (of 8 and 6). So 64 is no answer.
+    # A crop needs at least 64 pixels (8 windows of 8), and a multiple of 24 (of 6 and 8).
     windows = {"window_size": [2, 6, 8]}
 
     with pytest.raises(OptionError) as refused:

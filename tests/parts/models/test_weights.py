@@ -139,7 +139,7 @@ def test_rgb_weights_start_a_gated_network_whose_operator_is_reported_missing(tm
     for name in report.missing:
         assert name.startswith("fusion.")
     # The share of the VRT that has weights now.
-    assert report.share == 1.0
+    assert report.loaded_share == 1.0
 
 
 def operator_net(fusion: dict[str, Any]) -> nn.Module:
