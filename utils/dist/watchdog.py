@@ -509,11 +509,14 @@ class Watchdog(threading.Thread):
     def _row_of_table(self, rank: int, state: State, now: float) -> str:
         """Return the row of a rank in the table of `_write_report`.
 
+        The widths of the cells are the widths of the columns there, so change both together.
+
         state: the last beat of the rank
         now: time of the clock of the beats
         """
-        # `age` is the age of the phase when the rank wrote its last beat. This rank watches a few
-        # other ranks, and `heard` knows when their last beats came. So add the seconds since then.
+        # `age` is how long the phase had lasted when the rank wrote its last beat. This rank
+        # watches a few other ranks, and `heard` knows when their last beats came. So add the
+        # seconds since then.
         age = state["age"]
         if rank in self.beats.heard:
             age += now - self.beats.heard[rank].when
@@ -525,6 +528,9 @@ class Watchdog(threading.Thread):
     def _stall_error(self, verdict: Verdict, stacks: str) -> StallError:
         """Return the error that names the rank, its phase and its host.
 
+        Its first line is e.g. 'rank 3 is STUCK: 312.4 s in phase "forward" at step 120', or 'rank 3
+        is SILENT: no beat for 9.1 s; last seen in phase "forward" at step 120'.
+
         stacks: the stacks of the rank, or "" if there are none. The advice depends on this.
         """
         rank, kind, what = verdict  # e.g. 3, "STUCK", "312.4 s"
@@ -534,7 +540,6 @@ class Watchdog(threading.Thread):
             "SILENT": "a beat of every rank each half second (option watchdog.stall_s)",
             "STUCK": f"a new phase within {state['budget']:.0f} s (options watchdog.*)",
         }
-        # "rank 3 is STUCK: 312.4 s in phase ...", but "...: no beat for 9.1 s; last seen in ..."
         link = " in" if kind == "STUCK" else "; last seen in"
         if stacks:
             do = "see its stack below"
@@ -548,22 +553,24 @@ class Watchdog(threading.Thread):
         )
 
     def _end_by_foreign_value(self, error: ForeignValueError) -> NoReturn:
-        """End the run because a stranger wrote into its store. The first rank to see it reports.
+        """End the run because a stranger wrote into its store.
 
-        A stranger is a process that is no rank of this run.
+        A stranger is a process that is no rank of this run. The first rank that sees the foreign
+        value claims a failure in the store, and reports. All other ranks follow it.
         """
         # No rank has failed, but a failure must name a rank. So this rank names itself.
         own_failure = Failure(rank=self.rank, code=error.exit_code, by=self.rank)
         if self.store is not None:
-            # ForeignValueError: the stranger has written under the key of the failure.
-            # RuntimeError: the store does not answer. After either error, no rank can claim the
-            # failure.
+            # Two errors are possible here. ForeignValueError: the stranger has written under the
+            # key of the failure. RuntimeError: the store does not answer. After either error, no
+            # rank can claim the failure.
             with suppress(ForeignValueError, RuntimeError):
                 earlier = claim_failure(self.store, own_failure, self.beats.world_size)
                 if earlier is not None:
-                    # Another rank reports. This ends the process, unless the main thread of this
-                    # rank is ending it already.
+                    # Another rank was first, and reports. `_follow` ends this process, unless the
+                    # main thread of this rank is ending it already.
                     self._follow(earlier)
+
         # This rank has claimed the failure, or no rank can claim it. If no rank can, every rank
         # comes here, so only the first rank of each host reports.
         if first_to_say_foreign():
@@ -575,11 +582,19 @@ class Watchdog(threading.Thread):
         leave(own_failure.code, self.store)
 
     def _end_without_store(self) -> NoReturn:
-        """End because the store does not answer any more. One rank of each host reports it."""
+        """End because the store does not answer any more. One rank of each host reports it.
+
+        The store is in the process of rank 0, or in an agent of torchrun. So the report says:
+
+            an agent has the store, or no beat of rank 0 was read    the store is lost
+            the process of rank 0 is gone                            rank 0 is DEAD
+            otherwise                                                rank 0 is SILENT
+        """
         if self.failure is not None:  # known, and reported by another rank
             leave(self.failure.code, store=None)
         launch = RUN.launch
         rank_0 = self.beats.states.get(0)  # the last beat of rank 0, or None if none was read
+
         # The ranks of a host notice the loss up to seconds apart, and only one of them shall
         # report. They agree by claiming a name that is the same on all ranks of the run: the port
         # and the process id of rank 0.
@@ -589,7 +604,6 @@ class Watchdog(threading.Thread):
             # rank has ended.
             time.sleep(2.0)
         elif rank_0 is None or launch.by_agent:
-            # An agent of torchrun hosts the store, or nothing is known of rank 0.
             address = f"{launch.master_addr}:{launch.master_port}"
             error = StallError(
                 what=f"rank {self.rank} has lost the store of the run",
