@@ -262,7 +262,7 @@ class Layer:
 
     A point p of the picture at the sharp instant has moved, at the time tau, to
 
-        p' = A(tau) (p - center) + center + way(tau)
+        p' = A(tau) (p - center) + center + trajectory(tau)
 
     A is the matrix of `linear`. n = SIDE + 2 MARGIN is the side of the picture of a layer, and N is
     the number of INSTANTS. Both `picture_at` and `shifts` follow this equation: change them
@@ -273,7 +273,7 @@ class Layer:
     light: np.ndarray  # (n, n) what it shows, linear light in [0, 1]
     cover: np.ndarray  # (n, n) 1 where it hides what is behind it, 0 where it does not
     center: np.ndarray  # (2,) x and y about which it turns, in pixels of the scene
-    way: np.ndarray  # (N, 2) x and y of its shift at INSTANTS, in pixels
+    trajectory: np.ndarray  # (N, 2) x and y of its shift at INSTANTS, in pixels
     turn: np.ndarray  # (2,) angle in radians: turn[0] tau + turn[1] tau^2
     zoom: np.ndarray  # (2,) logarithm of its size: zoom[0] tau + zoom[1] tau^2
     shear: np.ndarray  # (2,) shear of x by y, and of y by x, for each tau
@@ -295,10 +295,10 @@ class Layer:
         instant_index: index of the time in INSTANTS.
         """
         # OpenCV asks for each pixel p' where it was in the sharp instant. The equation of the class
-        # solved for p:  p = A^-1 p' + (center - A^-1 (center + way))
+        # solved for p:  p = A^-1 p' + (center - A^-1 (center + trajectory))
         tau = INSTANTS[instant_index] / HALF
         A_inverse = np.linalg.inv(self.linear(tau))
-        offset = self.center - A_inverse @ (self.center + self.way[instant_index])
+        offset = self.center - A_inverse @ (self.center + self.trajectory[instant_index])
         # The scene begins at the pixel (MARGIN, MARGIN) of the picture of the layer.
         offset = offset + MARGIN
         p_of_p_prime = np.column_stack((A_inverse, offset))  # (2, 3)
@@ -321,16 +321,16 @@ class Layer:
 
         time: planes after the sharp instant, e.g. the middle of a window.
         """
-        # The equation of the class, minus p:  p' - p = (A - 1) (p - center) + way
+        # The equation of the class, minus p:  p' - p = (A - 1) (p - center) + trajectory
         tau = float(np.float32(time / HALF))  # `MotionNet.tau` has float32 as well
         change = self.linear(tau) - np.eye(2)
-        way_x = np.interp(time, INSTANTS, self.way[:, 0])
-        way_y = np.interp(time, INSTANTS, self.way[:, 1])
+        trajectory_x = np.interp(time, INSTANTS, self.trajectory[:, 0])
+        trajectory_y = np.interp(time, INSTANTS, self.trajectory[:, 1])
         y, x = np.mgrid[:SIDE, :SIDE].astype(np.float32)
         x = x - self.center[0]
         y = y - self.center[1]
-        shift_x = change[0, 0] * x + change[0, 1] * y + way_x
-        shift_y = change[1, 0] * x + change[1, 1] * y + way_y
+        shift_x = change[0, 0] * x + change[0, 1] * y + trajectory_x
+        shift_y = change[1, 0] * x + change[1, 1] * y + trajectory_y
         return np.stack([shift_x, shift_y], axis=2)
 
 
@@ -351,7 +351,7 @@ class CameraMotion:
     The background moves by these values, and each thing adds its own motion to them.
     """
 
-    way: np.ndarray  # (N, 2) x and y of the shift at INSTANTS, in pixels
+    trajectory: np.ndarray  # (N, 2) x and y of the shift at INSTANTS, in pixels
     turn: np.ndarray  # (2,) angle in radians: turn[0] tau + turn[1] tau^2
     zoom: np.ndarray  # (2,) logarithm of the size: zoom[0] tau + zoom[1] tau^2
 
@@ -369,14 +369,14 @@ def log_uniform(rng: np.random.Generator, least: float, most: float) -> float:
     return np.exp(rng.uniform(np.log(least), np.log(most)))
 
 
-def random_way(rng: np.random.Generator, length: float) -> np.ndarray:
-    """Draw a smooth way (N, 2), x and y at INSTANTS. It is 0 at the sharp instant.
+def random_trajectory(rng: np.random.Generator, length: float) -> np.ndarray:
+    """Draw a smooth trajectory (N, 2), x and y at INSTANTS. It is 0 at the sharp instant.
 
     length: largest distance in pixels from the sharp instant within the exposure.
     """
     # The sum of three waves with periods of 1.5 to 9 exposures, so that the speed changes within an
     # exposure, but not often. x and y have different waves: each draw is (2,).
-    way = np.zeros((len(INSTANTS), 2))
+    trajectory = np.zeros((len(INSTANTS), 2))
     shortest = np.log(1.5 * PLANES)
     longest = np.log(9 * PLANES)
     for weight in (0.5, 0.3, 0.2):
@@ -384,17 +384,17 @@ def random_way(rng: np.random.Generator, length: float) -> np.ndarray:
         phase = rng.uniform(0, 1, size=2)
         wave = np.sin(2 * np.pi * (INSTANTS[:, None] / period + phase))  # (N, 2)
         amplitude = np.exp(rng.normal(0, 0.7, size=2))
-        way += weight * wave * amplitude
+        trajectory += weight * wave * amplitude
     # A constant speed in addition.
-    way += rng.normal(0, 0.4, size=2) * INSTANTS[:, None] / HALF
+    trajectory += rng.normal(0, 0.4, size=2) * INSTANTS[:, None] / HALF
 
-    # Move the way to 0 at the sharp instant, and scale it to `length`.
-    x_of_sharp = np.interp(0, INSTANTS, way[:, 0])
-    y_of_sharp = np.interp(0, INSTANTS, way[:, 1])
-    way -= np.stack([x_of_sharp, y_of_sharp])
-    exposed = way[np.abs(INSTANTS) <= HALF]
+    # Move the trajectory to 0 at the sharp instant, and scale it to `length`.
+    x_of_sharp = np.interp(0, INSTANTS, trajectory[:, 0])
+    y_of_sharp = np.interp(0, INSTANTS, trajectory[:, 1])
+    trajectory -= np.stack([x_of_sharp, y_of_sharp])
+    exposed = trajectory[np.abs(INSTANTS) <= HALF]
     farthest = np.hypot(exposed[:, 0], exposed[:, 1]).max()
-    return way / max(farthest, 1e-6) * length  # 1e-6 avoids 0 / 0 if all waves are 0
+    return trajectory / max(farthest, 1e-6) * length  # 1e-6 avoids 0 / 0 if all waves are 0
 
 
 def random_scene(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> Scene:
@@ -404,21 +404,21 @@ def random_scene(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> Sc
     """
     # The motion of the camera. In a quarter of the scenes it stands still.
     stands_still = rng.random() < 0.25
-    way_length = 0.0 if stands_still else log_uniform(rng, 0.15, 12)  # pixels
-    way = random_way(rng, way_length)
+    length = 0.0 if stands_still else log_uniform(rng, 0.15, 12)  # pixels
+    trajectory = random_trajectory(rng, length)
     # Turn and zoom are drawn in any case, because all later draws depend on these draws.
     turn = rng.normal(0, 0.03, size=2)  # radians
     zoom = rng.normal(0, 0.03, size=2)  # logarithm of a factor: about 3 %
     if stands_still:
         turn = 0 * turn
         zoom = 0 * zoom
-    camera = CameraMotion(way, turn, zoom)
+    camera = CameraMotion(trajectory, turn, zoom)
 
     # A still camera sees at least one thing, because otherwise nothing would move.
     least_things = 1 if stands_still else 0
     number_of_things = int(rng.integers(least_things, 6))
-    # Parallax: a thing at depth d moves by (1 + nearer d) times the way of the camera. E.g. with
-    # nearer = 0.5, the thing in front of all, at depth 5, moves 3.5 times as far as the background.
+    # Parallax: a thing at depth d moves 1 + nearer d times as far as the background. E.g. with
+    # nearer = 0.5, the thing in front of all, at depth 5, moves 3.5 times as far.
     nearer = rng.uniform(0, 0.5)
 
     # From the back to the front: each layer covers what is behind it, in the light and in the
@@ -429,8 +429,8 @@ def random_scene(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> Sc
         if depth == 0:
             layer = background(rng, textures, camera)
         else:
-            way_at_depth = camera.way * (1 + nearer * depth)
-            layer = thing(rng, textures, replace(camera, way=way_at_depth))
+            trajectory_at_depth = camera.trajectory * (1 + nearer * depth)
+            layer = thing(rng, textures, replace(camera, trajectory=trajectory_at_depth))
         draw_over(light, layer)
         set_shifts(shifts, layer)
     return Scene(light, shifts)
@@ -467,7 +467,7 @@ def background(
         light=light,
         cover=np.ones_like(light),
         center=np.array([SIDE / 2, SIDE / 2]),
-        way=camera.way,
+        trajectory=camera.trajectory,
         turn=camera.turn,
         zoom=camera.zoom,
         shear=0 * drawn_shear,
@@ -477,13 +477,14 @@ def background(
 def thing(rng: np.random.Generator, textures: Sequence[np.ndarray], camera: CameraMotion) -> Layer:
     """Draw a thing in front of the background. A fifth of the things do not move by themselves.
 
-    camera: the motion of the camera, with the way as it is seen at the depth of the thing.
+    camera: the motion of the camera. Its trajectory is the one that is seen at the depth of the
+    thing: near things move farther.
     """
-    # The motion: the camera's, and mostly a way of the thing itself.
+    # The motion of the camera, plus the motion of the thing itself.
     center = rng.uniform(0, SIDE, size=2)
-    way = camera.way
+    trajectory = camera.trajectory
     if rng.random() >= 0.2:
-        way = way + random_way(rng, log_uniform(rng, 0.3, 10))
+        trajectory = trajectory + random_trajectory(rng, log_uniform(rng, 0.3, 10))
     turn = camera.turn + rng.normal(0, 0.06, size=2)
     zoom = camera.zoom + rng.normal(0, 0.05, size=2)
     shear = rng.normal(0, 0.03, size=2)
@@ -491,11 +492,19 @@ def thing(rng: np.random.Generator, textures: Sequence[np.ndarray], camera: Came
 
     cover = polygon(rng, center)
 
-    # Three in ten things have nearly one light everywhere, so that only their edges show motion: 15
-    # % of the contrast is left, on a random light.
+    # Three in ten things have nearly one light everywhere, so that only their edges show motion.
+    # 15 % of the contrast is left, on a random light.
     if rng.random() < 0.3:
         light = light * 0.15 + rng.uniform(0.01, 0.7)
-    return Layer(light, cover, center, way, turn, zoom, shear)
+    return Layer(
+        light=light,
+        cover=cover,
+        center=center,
+        trajectory=trajectory,
+        turn=turn,
+        zoom=zoom,
+        shear=shear,
+    )
 
 
 def polygon(rng: np.random.Generator, center: np.ndarray) -> np.ndarray:
@@ -651,7 +660,7 @@ def recorded_stream(
     # A camera of display values gets up to ten times the dark charge. Its charges in dim light are
     # larger as well: 0.002 of full light has a display value of about 0.06.
     dark = rng.uniform(0, 0.02 if is_display else 0.002)
-    sensor = Sensor(rate, is_display, jitter, pattern, dark)
+    sensor = Sensor(rate=rate, is_display=is_display, jitter=jitter, pattern=pattern, dark=dark)
     on_sensor = light
     if blur > 0.25:  # a smaller sigma changes almost nothing
         on_sensor = np.stack([cv2.GaussianBlur(picture, (0, 0), blur) for picture in light])
@@ -817,7 +826,7 @@ def turned(batch: Batch, rng: np.random.Generator) -> Batch:
     if rng.random() < 0.5:  # rows become columns: x and y change places
         pictures = pictures.transpose(-1, -2)
         scenes = scenes.transpose(-1, -2)
-        shifts = shifts.transpose(-1, -2).flip(2)
+        shifts = shifts.transpose(-1, -2).flip(2)  # axis 2 is x and y
     return Batch(pictures, scenes, shifts)
 
 
