@@ -100,13 +100,13 @@ def test_both_networks_of_a_form_are_trained_for_the_same_time(form, clip, tmp_p
 
     found = written(tmp_path, form.name)
     assert_networks_are_of_one_size(found)
-    assert [point["minutes"] for point in found["points"]] == POINTS
+    first, second = found["points"]
+    assert [first["minutes"], second["minutes"]] == POINTS
     for arm in ARMS:
-        steps = [point[arm]["steps"] for point in found["points"]]
-        assert steps[0] > 0
+        assert first[arm]["steps"] > 0
         # Equal, if one step took longer than the time of both points.
-        assert steps[1] >= steps[0]
-        assert set(found["points"][1][arm]["scores"]) == set(LIGHTS)
+        assert second[arm]["steps"] >= first[arm]["steps"]
+        assert set(second[arm]["scores"]) == set(LIGHTS)
 
 
 @pytest.mark.parametrize("arm", ARMS)
@@ -118,11 +118,15 @@ def test_a_new_network_changes_nothing(form, arm, clip):
     with torch.no_grad():
         scores = curve.scores(net)
 
-    # The score is the gain over the first estimate, in dB. A network behind the frames begins with
-    # a gain of 0, a prior between the learned steps with the gain of the steps alone.
-    expected = 0.0
+    # The score is the gain over the first estimate, in dB. "rig" is one of the lights, and "a" is
+    # the name of the clip.
     if form is PriorForm:
+        # The network is the learned steps with a prior between them, which adds 0 at first. So the
+        # gain is the gain of the steps alone.
         expected = curve.references()[SHIPPED]["rig"]["a"]
+    else:
+        # The network is behind the first estimates, which it returns unchanged at first.
+        expected = 0.0
     assert scores["rig"]["a"] == pytest.approx(expected, abs=1e-4)
 
 
@@ -132,21 +136,25 @@ def test_attention_sees_the_other_frames_and_the_control_does_not(form, arm, see
     curve = form_of_clips(form, clip)
     torch.manual_seed(0)
     net = curve.network(arm).eval()
-    # New networks add nothing, because their last layer is 0.
+    # The last layer of a new network is 0, so that it changes nothing. Give it other weights.
     for parameter in net.parameters():
         if not parameter.any():
             torch.nn.init.normal_(parameter, std=0.1)
+    first, second = clip
 
-    def first_frame_with(second: Sample) -> torch.Tensor:
-        """Restore the clip with another second frame. Returns its first frame (3, H, W)."""
+    def first_frame_beside(second: Sample) -> torch.Tensor:
+        """Restore the clip of `first` and `second`. Returns the first frame, (3, H, W)."""
         with torch.no_grad():
             if form is PriorForm:
-                return apart(steps_of_clip(net, [clip[0], second], SOLVER)[-1], 2)[0]
-            return net(torch.stack([clip[0].z_0, second.z_0])[None])[0, 0]
+                frames_of_steps = steps_of_clip(net, [first, second], SOLVER)
+                frames = apart(frames_of_steps[-1], count=2)  # (2, 3, H, W)
+            else:
+                [frames] = net(torch.stack([first.z_0, second.z_0])[None])  # a batch of one clip
+        return frames[0]
 
-    second = clip[1]
+    # Mirror the second frame, and see whether the first frame changes.
     mirrored = replace(second, z_0=second.z_0.flip(-1), proposal=second.proposal.flip(-1))
-    difference = first_frame_with(second) - first_frame_with(mirrored)
+    difference = first_frame_beside(second) - first_frame_beside(mirrored)
 
     # 1e-6: a rounding error of numbers near 1 in float32 is 6e-8, and a result has several.
     is_changed = bool(difference.abs().max() > 1e-6)
@@ -156,6 +164,7 @@ def test_attention_sees_the_other_frames_and_the_control_does_not(form, arm, see
 def test_a_stopped_training_goes_on_where_it_was(clip, tmp_path):
     curve = form_of_clips(BehindForm, clip)
 
+    # Six steps without a stop, and three steps, a stop and three more steps.
     whole = Training(curve, CONTROL, seed=0, file=tmp_path / "whole.pt")
     for _ in range(6):
         whole.step()
@@ -176,22 +185,24 @@ def test_a_stopped_training_goes_on_where_it_was(clip, tmp_path):
 def test_a_point_before_the_saved_training_is_refused(clip, tmp_path):
     curve = form_of_clips(BehindForm, clip)
     training = Training(curve, CONTROL, seed=0, file=tmp_path / "state.pt")
-    # In CPU seconds: less than a step takes, so the first step passes the point. The second point
-    # is just behind this step, so a second step passes it.
+    # Points are in CPU seconds. The first point is shorter than a step, so one step passes it. The
+    # second point lies just behind this step, so a second step passes it.
     first_point = 2e-6
     weights_at_first_point = training.weights_after(first_point)
-    training.weights_after(training.seconds + 1e-6)
+    second_point = training.seconds + 1e-6
+    training.weights_after(second_point)
 
     # The weights of a point that was reached are kept.
     assert training.weights_after(first_point) is weights_at_first_point
-    # Those of another point before the last step are gone.
+    # The weights of another point before the last step are gone.
+    other_point = 1e-6
     with pytest.raises(SystemExit, match="another --out"):
-        training.weights_after(1e-6)
+        training.weights_after(other_point)
 
 
 @pytest.fixture(scope="module")
 def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a folder with the videos of lab/quality.py, of noise."""
+    """Give a folder with videos of noise, three frames of 80 x 80, named as in lab/quality.py."""
     folder = tmp_path_factory.mktemp("videos")
     rng = np.random.default_rng(0)
     for name in (*VIDEOS["train"], *VIDEOS["choose"]):
@@ -210,20 +221,21 @@ def test_the_motion_is_found_by_both_networks(videos, tmp_path):
 
     found = written(tmp_path, "motion")
     assert_networks_are_of_one_size(found)
+    # "no motion": the errors of a network that finds no motion at all.
     for scores in (found["no motion"], found["points"][0][ATTENTION]["scores"]):
         assert list(scores) == list(LIGHTS)
-        assert len(scores["dim"]) == 2
-    # The scene and so the length of the motion are the same in all lights.
+        assert len(scores["dim"]) == 2  # two test scenes
+    # A scene moves by the same length in each light, so these errors do not depend on the light.
     assert found["no motion"]["dim"] == found["no motion"]["ideal"]
 
 
 def test_frames_below_one_another_come_apart():
-    frames = torch.rand(3, 2, 4, 5)  # three frames of two channels, 4 x 5
+    frames = torch.rand(3, 2, 4, 5)  # three frames of two channels, 4 x 5 pixels
 
     one_frame = below(frames)
 
     assert one_frame.shape == (2, 3 * 4, 5)
-    assert torch.equal(apart(one_frame, 3), frames)
+    assert torch.equal(apart(one_frame, count=3), frames)
 
 
 def test_an_unknown_form_is_refused(capsys):
