@@ -80,7 +80,7 @@ def test_the_network_of_the_options_is_built_with_the_channels_of_the_data(caplo
 
 
 @pytest.mark.parametrize(
-    ("changes", "where", "said"),
+    ("changes", "where", "message"),
     [
         # The windows of the network need crops of a multiple of 32 pixels.
         pytest.param({"size": 24}, "datasets.train.gt_size", "set it to 32", id="crops"),
@@ -92,7 +92,7 @@ def test_the_network_of_the_options_is_built_with_the_channels_of_the_data(caplo
         ),
     ],
 )
-def test_crops_and_channels_that_do_not_fit_the_network_are_refused(changes, where, said):
+def test_crops_and_channels_that_do_not_fit_the_network_are_refused(changes, where, message):
     # The fusion "exposure" itself is taken, with channels that it can use.
     check(options(fusion="exposure", representation="relative"))
 
@@ -100,7 +100,7 @@ def test_crops_and_channels_that_do_not_fit_the_network_are_refused(changes, whe
         check(options(**changes))
 
     assert refused.value.where == where
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_the_crop_that_a_refusal_proposes_is_taken():
@@ -118,22 +118,24 @@ def test_the_crop_that_a_refusal_proposes_is_taken():
     ("key", "value"), [("gamma", 2.2), ("representation", {"type": "tfp", "offsets": [0, 1, 2, 3]})]
 )
 def test_a_network_is_not_tested_on_other_channels_than_it_learns_from(key, value):
-    section = {
+    # The training has BINS without gamma. The test data have four channels too, of another kind.
+    test_section = {
         "dataset_type": "TestDatasetRGBSpike",
         **FRAMES,
         "dataroot_spike": "none",
         "spike": spike_section(**{key: value}),
     }
     # Without fusion the network sees no spikes, so they may differ.
-    check(options(fusion="none", test=section))
+    check(options(fusion="none", test=test_section))
 
     with pytest.raises(OptionError, match=f"datasets.test.spike has the {key}") as refused:
-        check(options(fusion="gated", test=section))
+        check(options(fusion="gated", test=test_section))
 
     assert refused.value.where == f"datasets.test.spike.{key}"
 
 
-# Options of a network that is a fusion operator alone.
+# Options of a network that is a fusion operator alone, without VRT behind it. With base "fused" the
+# operator returns a restored frame.
 OPERATOR_ALONE = {
     "netG": {
         "net_type": "fusion",
@@ -144,17 +146,23 @@ OPERATOR_ALONE = {
 
 
 def random_clip():
-    """Return two frames (1, 2, 3, 5, 7), and their spikes of two channels (1, 2, 2, 5, 7)."""
+    """Return frames and spikes of a batch of one clip: two frames of 5 x 7 pixels.
+
+    The shapes are (batch, frames, channels, H, W): the frames have three channels, the spikes two.
+    """
     torch.manual_seed(0)
-    return torch.rand(1, 2, 3, 5, 7), torch.rand(1, 2, 2, 5, 7)
+    frames = torch.rand(1, 2, 3, 5, 7)
+    spikes = torch.rand(1, 2, 2, 5, 7)
+    return frames, spikes
 
 
 def test_a_fusion_operator_alone_is_a_network_that_trains():
     model = define_Model(OPERATOR_ALONE, spike_channels=2)
     model.init_train()
-    lq, spike = random_clip()
-    # To be learned: all frames are half as bright.
-    batch = {"lq": lq, "spike": spike, "gt": 0.5 * lq, "key": ["a/0"]}
+    frames, spikes = random_clip()
+    # To be learned: the sharp frames are half as bright as the input. The name of the clip is "a",
+    # and its first frame is number 0.
+    batch = {"lq": frames, "spike": spikes, "gt": 0.5 * frames, "key": ["a/0"]}
 
     losses = []
     for step in range(1, 6):
@@ -167,24 +175,32 @@ def test_a_fusion_operator_alone_is_a_network_that_trains():
 def test_a_network_without_a_transformer_gives_the_frames_of_its_fusion_operator():
     net = define_G(OPERATOR_ALONE, spike_channels=2)
     operator = module_of(net, "fusion", GatedFusion)
-    lq, spike = random_clip()
+    frames, spikes = random_clip()
 
-    assert torch.equal(net(lq, spike), operator.on_input(lq, spike))
+    assert torch.equal(net(frames, spikes), operator.on_input(frames, spikes))
 
 
 @pytest.mark.parametrize(
-    "fusion", ["none", "concat", "gated", {"type": "exposure", "base": "blurry"}]
+    ("fusion", "name"),
+    [
+        ("none", "none"),
+        ("concat", "concat"),
+        ("gated", "gated"),
+        ({"type": "exposure", "base": "blurry"}, "exposure"),
+    ],
 )
-def test_an_operator_that_gives_no_frame_is_no_network(fusion):
+def test_an_operator_that_gives_no_frame_is_no_network(fusion, name):
     with pytest.raises(OptionError) as refused:
         define_G({"netG": {"net_type": "fusion", "fusion": fusion}}, spike_channels=2)
 
-    name = fusion if isinstance(fusion, str) else fusion["type"]
     assert f"netG.fusion {name}\n" in str(refused.value)
-    assert 'base "fused"' in str(refused.value)  # with this base, "gated" and "exposure" give one
+    # The advice: with this base, "gated" and "exposure" give a frame.
+    assert 'base "fused"' in str(refused.value)
 
 
 class OwnKeys(Crops, FileReading):
+    """The keys of OwnSpikes in an option file: keys of crops and file reading, and two roots."""
+
     dataroot_lq: str
     dataroot_gt: str
 
@@ -198,6 +214,7 @@ class OwnSpikes(TrainClips):
 
     @classmethod
     def spike_channels(cls, section):
+        """Return the number of channels of the spikes, which `check_options` asks for."""
         return 4
 
 
