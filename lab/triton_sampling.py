@@ -114,11 +114,14 @@ def _position(offset, dy_plane, pixel_of_image, row, column, is_pixel, HW, TAP: 
 
     offset: (n, G, 9, 2, h, w), the shifts dy and dx of each tap.
     dy_plane: number of the plane (h, w) of dy in `offset`. The next plane is dx.
+
+    E.g. tap 1, the place above the output pixel, of the pixel in row 5 and column 7, with dy = 0.25
+    and dx = -0.5: the sample is at y = 4.25 and x = 6.5. So top = 4, left = 6, fy = 0.25, fx = 0.5.
     """
     dy = tl.load(offset + dy_plane * HW + pixel_of_image, mask=is_pixel, other=0.0)
     dx = tl.load(offset + (dy_plane + 1) * HW + pixel_of_image, mask=is_pixel, other=0.0)
     # Tap 0 is one row above and one column left of the output pixel, and tap 4 is the pixel itself.
-    tap_row = TAP // 3 - 1  # -1, 0 or 1
+    tap_row = TAP // 3 - 1  # -1, 0 or 1: the row above, the same row, or the row below
     tap_column = TAP % 3 - 1
     y = row + tap_row + dy
     x = column + tap_column + dx
@@ -147,7 +150,7 @@ def _is_corner(is_used, y, x, H, W):
 
 
 @jit
-def _corner(x_values, first_index, is_used, y, x, H, W, C: tl.constexpr):
+def _corner(x_values, first_index, is_used, H, W, C: tl.constexpr, y, x):
     """Return the channels of a corner, (ROWS, PAD) float32. They are 0 outside of the image.
 
     x_values: the input. y, x: row and column of the corner, (ROWS,).
@@ -162,10 +165,10 @@ def _corners(x_values, first_index, is_used, top, left, H, W, C: tl.constexpr):
     """Return the corners of each sample: upper left, upper right, lower left, lower right."""
     bottom = top + 1
     right = left + 1
-    v_00 = _corner(x_values, first_index, is_used, top, left, H, W, C)
-    v_01 = _corner(x_values, first_index, is_used, top, right, H, W, C)
-    v_10 = _corner(x_values, first_index, is_used, bottom, left, H, W, C)
-    v_11 = _corner(x_values, first_index, is_used, bottom, right, H, W, C)
+    v_00 = _corner(x_values, first_index, is_used, H, W, C, y=top, x=left)
+    v_01 = _corner(x_values, first_index, is_used, H, W, C, y=top, x=right)
+    v_10 = _corner(x_values, first_index, is_used, H, W, C, y=bottom, x=left)
+    v_11 = _corner(x_values, first_index, is_used, H, W, C, y=bottom, x=right)
     return v_00, v_01, v_10, v_11
 
 
@@ -193,7 +196,7 @@ def _entry_index(pixel, group, channel, G: tl.constexpr, C: tl.constexpr, TAP: t
 
 
 @jit
-def _add_to_corner(grad_x, first_index, is_used, gradient, y, x, H, W, C: tl.constexpr):
+def _add_to_corner(grad_x, first_index, is_used, gradient, H, W, C: tl.constexpr, y, x):
     """Add a gradient (ROWS, PAD) to a corner of each sample in grad_x, if it is in the image.
 
     y, x: row and column of the corner, (ROWS,).
@@ -216,6 +219,8 @@ def _add_to_corners(
 
         (1 - fy) (1 - fx)    (1 - fy) fx        the corners above
         fy (1 - fx)          fy fx              the corners below
+
+    E.g. with fy = 0.25 and fx = 0.5: 0.375 and 0.375 above, 0.125 and 0.125 below.
     """
     upper = gradient * (1 - fy)[:, None]
     lower = gradient * fy[:, None]
@@ -225,10 +230,10 @@ def _add_to_corners(
     g_11 = lower * fx[:, None]
     bottom = top + 1
     right = left + 1
-    _add_to_corner(grad_x, first_index, is_used, g_00, top, left, H, W, C)
-    _add_to_corner(grad_x, first_index, is_used, g_01, top, right, H, W, C)
-    _add_to_corner(grad_x, first_index, is_used, g_10, bottom, left, H, W, C)
-    _add_to_corner(grad_x, first_index, is_used, g_11, bottom, right, H, W, C)
+    _add_to_corner(grad_x, first_index, is_used, g_00, H, W, C, y=top, x=left)
+    _add_to_corner(grad_x, first_index, is_used, g_01, H, W, C, y=top, x=right)
+    _add_to_corner(grad_x, first_index, is_used, g_10, H, W, C, y=bottom, x=left)
+    _add_to_corner(grad_x, first_index, is_used, g_11, H, W, C, y=bottom, x=right)
 
 
 # `do_not_specialize`: without it, Triton compiles a kernel once more if the number of pixels is 1,
