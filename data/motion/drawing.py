@@ -1,9 +1,9 @@
-"""Pictures of a motion: which one was used, and where it was not trusted.
+"""Draw the motion within an exposure, and where the program did not trust it.
 
-`scripts/show_motion.py`, `scripts/show_sample.py` and the report of a test show them. The hue of a
-pixel is the direction of its motion, with the colours of Baker et al., "A database and evaluation
-methodology for optical flow" (IJCV 2011). But the saturation is the length of the motion, divided
-by the longest length of the picture. Still pixels are white.
+`scripts/show_motion.py`, `scripts/show_sample.py` and the report of a test show the pictures. The
+hue of a pixel is the direction of its motion, with the colours of Baker et al., "A database and
+evaluation methodology for optical flow" (IJCV 2011). But the saturation is the length of the
+motion, divided by the length that has the full colour in this picture. Still pixels are white.
 
 What must stay: PICTURE_NAMES, because they name the pictures in the folder of a test. LEGEND says
 the colours and the limits in words, so both change together. All else is free, because no frame
@@ -23,16 +23,17 @@ from utils.contract import FramePicture
 # In this file, a way is the motion of a pixel from the begin of the exposure to its end, as x and y
 # in RGB pixels.
 
-# The full colour stands for the longest way of the picture, but for at least this length in pixels.
-# So if nothing moves more than a fraction of a pixel, the picture is pale.
-FULL_COLOUR_AT_LEAST = 1.0
-# This share of the pixels, those with the longest ways, does not decide the full colour. Otherwise
-# one wrong way could make all others pale. These pixels have the full colour, too.
+# All ways of one length or more have the full colour. This length is chosen for each picture so
+# that this share of the pixels lies above it. If the longest way were taken instead, one wrong way
+# could make all others pale.
 SHARE_ABOVE_FULL_COLOUR = 0.05
-# A motion is drawn as not trusted if its expected error is at least this share of its length.
+# Least length with the full colour, in pixels. So if all ways are short, the picture is pale.
+FULL_COLOUR_AT_LEAST = 1.0
+# A motion is drawn as not trusted if both hold (`not_trusted`):
+#
+#     error > NOT_TRUSTED * length
+#     error > HARMLESS_ERROR           in pixels; nobody sees the effect of a smaller error
 NOT_TRUSTED = 0.5
-# A smaller error, in pixels, is never drawn as not trusted, because nobody would see its effect in
-# the frame. For a short motion, it may be a large share of the length.
 HARMLESS_ERROR = 0.5
 # Grey level of the cover where the motion is not trusted.
 GREY = 160
@@ -44,7 +45,8 @@ WHITE_ERROR = 8.0
 # The meaning of the colours, for a page that shows the pictures.
 LEGEND = (
     "Right is red, down yellow-green, left cyan, up violet; paler is slower. Grey lines cover "
-    "motion that is not trusted: its expected error is above half a pixel and half of its length."
+    "motion that is not trusted: its expected error is above half a pixel, and above half of the "
+    "pixel's mean distance from its place in the sharp frame."
 )
 # Names of the pictures of `pictures_of`, in their order.
 PICTURE_NAMES = ("motion", "motion_error")
@@ -58,7 +60,10 @@ def pictures_of(motion: Motion, with_legend: bool = False) -> list[FramePicture]
     motion_name, error_name = PICTURE_NAMES
     share = not_trusted(motion).mean()
     mean_error = motion.errors.mean()
-    caption = f"way of each pixel, up to {longest_way(motion):.1f} px; {share:.0%} not trusted"
+    full_colour = full_colour_length(np.linalg.norm(_way(motion), axis=-1))
+    caption = (
+        f"way of each pixel, full colour: {full_colour:.1f} px or more; {share:.0%} not trusted"
+    )
     if with_legend:
         caption += f". {LEGEND}"
     return [
@@ -99,20 +104,20 @@ def motion_picture(motion: Motion) -> np.ndarray:
     return picture
 
 
-def longest_way(motion: Motion) -> float:
-    """Return the length in pixels of the way that is drawn in the full colour."""
-    return _longest(np.linalg.norm(_way(motion), axis=-1))
-
-
 def _way(motion: Motion) -> np.ndarray:
     """Return the way of each pixel within the exposure, (H, W, 2), x and y in pixels."""
+    # The shifts lead from the sharp instant to each time, first to the begin of the exposure, and
+    # last to its end. E.g. a pixel with the shifts -4, 0 and 4 has the way 8.
     return motion.shifts[-1] - motion.shifts[0]
 
 
-def _longest(lengths: np.ndarray) -> float:
-    """Return the length that is drawn in the full colour. lengths: (H, W), in pixels."""
-    longest = float(np.quantile(lengths, 1 - SHARE_ABOVE_FULL_COLOUR))
-    return max(longest, FULL_COLOUR_AT_LEAST)
+def full_colour_length(lengths: np.ndarray) -> float:
+    """Return the least length of a way that is drawn in the full colour, in pixels.
+
+    lengths: (H, W), the lengths of all ways of the picture.
+    """
+    length = float(np.quantile(lengths, 1 - SHARE_ABOVE_FULL_COLOUR))
+    return max(length, FULL_COLOUR_AT_LEAST)
 
 
 def way_picture(way: np.ndarray) -> np.ndarray:
@@ -121,12 +126,12 @@ def way_picture(way: np.ndarray) -> np.ndarray:
     Right is red, down is yellow-green, left is cyan, up is violet.
     """
     length = np.linalg.norm(way, axis=-1)
-    longest = _longest(length)
+    full_colour = full_colour_length(length)
     angle = np.arctan2(way[..., 1], way[..., 0])  # right is 0, down is pi / 2
     # Hue in degrees, saturation and value in [0, 1], as OpenCV takes float32.
     hsv = np.empty((*length.shape, 3), np.float32)
     hsv[..., 0] = np.rad2deg(angle) % 360
-    hsv[..., 1] = np.minimum(length / longest, 1)
+    hsv[..., 1] = np.minimum(length / full_colour, 1)
     hsv[..., 2] = 1
     return np.rint(255 * cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)).astype(np.uint8)
 
@@ -135,9 +140,11 @@ def not_trusted(motion: Motion) -> np.ndarray:
     """Return where the motion was not trusted, (H, W) bool.
 
     A motion is not trusted if its expected error is more than half of its length. E.g. an error of
-    3 pixels is not trusted in a motion of 5 pixels, and is trusted in a motion of 10 pixels. An
-    error below half a pixel is trusted in any motion, because nobody would see its effect. Error
-    and length are means over the exposure.
+    3 pixels is not trusted in a motion of length 5, and is trusted in a motion of length 10. An
+    error of half a pixel or less is trusted in any motion.
+
+    The error is the mean over the exposure. The length is the mean distance of the pixel from its
+    place at the sharp instant. For a pixel that moves evenly, it is about a quarter of its way.
     """
     error = motion.errors.mean(axis=0)
     length = np.linalg.norm(motion.shifts, axis=-1).mean(axis=0)

@@ -86,8 +86,9 @@ def test_the_caption_says_how_far_the_pixels_go(joint):
     captions = json.loads(file.read_text())
 
     words = captions["motion"].split()
-    longest = float(words[words.index("px;") - 1])  # "... up to 12.3 px; 4% not trusted ..."
-    assert longest == pytest.approx(12.1, abs=2)
+    # "... full colour: 12.3 px or more; 4% not trusted ..."
+    full_colour = float(words[words.index("px") - 1])
+    assert full_colour == pytest.approx(12.1, abs=2)
 
 
 def test_weights_that_follow_the_motion_show_it_too(clip, tmp_path):
