@@ -31,6 +31,7 @@ import torch
 from data.cameras.spike_info import spike_errors_as_data_errors
 from data.cameras.spike_source import REPRESENTATIONS, SPIKE_SOURCES, DatSpikes, channels_of
 from data.clips.clip_reader import UserClips, described, spike_files, user_clip
+from data.clips.files import UserFrames
 from data.clips.readers import DatasetClip
 from data.spike.formats import FORMATS, count_planes, open_spikes
 from data.spike.represent import exposure_estimate
@@ -256,7 +257,7 @@ def section_for(method: Reconstruction, section: Any, path: str, scale: int) -> 
 # ---- Spikes without frames -------------------------------------------------------------------
 
 
-class LongExposures:
+class LongExposures(UserFrames):
     """Frames that are made of spikes, for a clip that has spikes but no frames.
 
     A frame is the mean of its planes, in grey. Each spike file gives a frame. With spike.exposure,
@@ -265,14 +266,8 @@ class LongExposures:
     The brightness follows from the rate, the spikes per plane at full light. If the rate is
     unknown, the brightest pixels of the first frame are white.
 
-    The object is used in place of a data.clips.files.FrameSource, so it needs all its attributes.
+    The object is used in place of a `FrameSource`.
     """
-
-    # Frames from spikes have no times and no film.
-    fps = None
-    times = None
-    pixel_aspect = Fraction(1)
-    is_video = False
 
     def __init__(self, path: Path, clip: str, source: DatSpikes) -> None:
         """List the frames. Raises DataError if there is no spike file.
@@ -281,6 +276,11 @@ class LongExposures:
         source: how the spikes are read.
         """
         self.path = path
+        # Frames from spikes have no times and no film.
+        self.fps = None
+        self.times = None
+        self.pixel_aspect = Fraction(1)
+        self.is_video = False
         self._clip = clip
         self._source = source
         self.files = spike_files(path)

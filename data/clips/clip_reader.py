@@ -140,7 +140,7 @@ def _open_clip(
     scale: scale of the network, the side of a sharp frame over the side of a frame.
     Raises UnknownPlanes and other DataErrors.
     """
-    frames = files.FrameSource(paths.frames, watchdog.go_on)
+    frames = files.FrameSource(paths.frames, go_on=watchdog.go_on)
     spikes = None  # how the spikes of this clip are read
     if section is not None and paths.spike is not None:
         section_of_clip, info = described(section, paths.spike, name)
@@ -243,7 +243,7 @@ def _name_of(frames: Path) -> str:
 
 def user_clip(
     name: str,
-    frames: Any,
+    frames: files.UserFrames,
     gt: str | Path | None = None,
     spike: str | Path | None = None,
     spikes: spike_source.DatSpikes | None = None,
@@ -255,8 +255,6 @@ def user_clip(
     Files of one frame must have equal names. Frames of a film have no names, so files beside a film
     are matched with its frames by their order.
 
-    frames: a data.clips.files.FrameSource, or an object with its attributes (LongExposures in
-    data/reconstruct.py).
     gt: a folder of sharp frames, or a film.
     spike: a folder with one file per frame, or one file for the clip.
     spikes: how the spikes are read. If one file holds the planes of all frames, its
@@ -266,10 +264,10 @@ def user_clip(
     Raises DataError if frames, sharp frames and spikes do not belong together.
     """
     # Match the files of each kind with the frames.
-    opened = {"lq": frames}  # {kind: its frames}
+    opened: dict[str, files.UserFrames] = {"lq": frames}  # {kind: its frames}
     paths = {"lq": str(frames.path)}  # {kind: folder or file, as the user gave it}
     if gt is not None:
-        opened["gt"] = files.FrameSource(Path(gt), watchdog.go_on)
+        opened["gt"] = files.FrameSource(Path(gt), go_on=watchdog.go_on)
         paths["gt"] = str(gt)
     listing = {}  # {kind: {stem: file}}, the form that `ClipCheck` takes
     for kind, images in opened.items():
@@ -303,7 +301,7 @@ def user_clip(
     if gt is not None:
         _refuse_other_size(gt_size, frames.size, scale, str(gt))
     if spikes:
-        _check_spikes(clip, spikes, times, str(spike))
+        _warn_or_refuse_spikes(clip, spikes, times, str(spike))
     return dataclasses.replace(clip, opened=opened, origin=_origin_of(paths))
 
 
@@ -334,12 +332,11 @@ def _warn_of_doubtful_times(clip: str, times: FrameTimes, is_film: bool) -> None
 
 
 def _listing_of_spikes(
-    name: str, frames: Any, times: FrameTimes, spike: Path
+    name: str, frames: files.UserFrames, times: FrameTimes, spike: Path
 ) -> dict[str, files.FileEntry]:
     """Return {stem: spike file} of a clip. Raises DataError.
 
-    name: name of the clip. frames: its frames, with the attributes of a `FrameSource`.
-    times: times of the frames.
+    name: name of the clip. frames: its frames. times: times of the frames.
     spike: a folder with one file per frame, or one file for the clip.
     """
     paths = spike_files(spike)
@@ -399,7 +396,7 @@ def _listing(
     return {stem: entries[path] for stem, path in zip(stems, paths, strict=True)}
 
 
-def _check_spikes(
+def _warn_or_refuse_spikes(
     clip: Clip, spikes: spike_source.DatSpikes, times: FrameTimes, where: str
 ) -> None:
     """Warn of slow files and of uneven times. Refuse planes of another shape than the frames.
@@ -407,12 +404,14 @@ def _check_spikes(
     spikes: how the spikes are read. times: times of the frames.
     where: path of the spikes, for messages.
     """
+    # Whether one spike file holds the planes of all frames.
     is_one_file = len(clip) > 1 and len(clip.spike_files) == 1
-    if is_one_file and files.is_read_from_start(clip.spike[0]):
+    spike_file_of_first_frame = clip.spike[0]
+    if is_one_file and files.is_read_from_start(spike_file_of_first_frame):
         logger.warning("spikes of %s: %s", clip.name, files.SLOW_FROM_START)
-    # Without spike.exposure, the times of the frames say which planes belong to which frame. If the
-    # frames last for different times, they have different numbers of planes. The user may not
-    # expect this, so warn.
+    # With one spike file and no spike.exposure, the times of the frames divide the planes among
+    # the frames. If the frames last for different times, they have different numbers of planes. The
+    # user may not expect this, so warn.
     is_divided_by_times = is_one_file and not spikes.timing.has_exposures
     if is_divided_by_times and not times.is_even:
         text = MISSING_FRAMES if times.missing else FRAMES_OF_DIFFERENT_TIMES
@@ -453,14 +452,14 @@ def _refuse_other_size(gt: tuple[int, int], lq: tuple[int, int], scale: int, whe
     )
 
 
-def times_of(frames: Any) -> FrameTimes:
+def times_of(frames: files.UserFrames) -> FrameTimes:
     """Return when the frames of a film or a folder were taken.
 
     A film has times in its container. For images, the numbers in their names are taken as times.
-    frames: an object with the attributes of a `FrameSource`.
     """
     if not frames.is_video:
         return times_of_names(frames.stems)
+    assert frames.times is not None  # only images have no times
     return film_times(frames.path, frames.times, watchdog.go_on)
 
 

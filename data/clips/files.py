@@ -42,7 +42,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import cv2
 import numpy as np
@@ -176,6 +176,14 @@ class Folder(Mapping[str, FileEntry]):
     prefix: str
     joined_names: str
     lmdb_entries: tuple[FileEntry, ...] | None = None
+
+    @classmethod
+    def of_names(
+        cls, prefix: str, names: Iterable[str], lmdb_entries: tuple[FileEntry, ...] | None = None
+    ) -> "Folder":
+        """Make a folder of names. E.g. "a.png", "b.png" -> joined_names "a.png/b.png/"."""
+        joined_names = "".join(f"{name}/" for name in names)
+        return cls(prefix, joined_names, lmdb_entries)
 
     @property
     def names(self) -> list[str]:
@@ -361,10 +369,9 @@ def list_root(
     # Results are written to files with these names, so every name must pass `checked_name`.
     for clip, files in listing.items():
         checked_name(clip, root)
-        # A data set may have a million stems, and a test of each takes long. So the stems are
-        # tested only if a test can fail. Keys of an LMDB can hold anything, so they are tested. The
-        # name of a file on disk has no slash, so `checked_name` can only refuse an unprintable
-        # character in it. One look at the joined names finds such a character.
+        # A data set may have a million stems, and a test of each takes long. On disk, a stem can
+        # only fail by an unprintable character, because the name of a file has no slash. One look
+        # at the joined names finds such a character. Only keys of an LMDB can fail in other ways.
         is_in_lmdb = files.lmdb_entries is not None
         if is_in_lmdb or not files.joined_names.isprintable():
             for stem in files.stems:
@@ -429,7 +436,7 @@ def _add_single_files(
             # A clip with files stays. The entry of a folder without files is replaced.
             has_files = bool(listing.get(stem))
             if not has_files:
-                listing[stem] = Folder(prefix, f"{name}/")
+                listing[stem] = Folder.of_names(prefix, [name])
 
 
 def _no_clip(root: str, folder: str, names_in_root: Sequence[str]) -> DataError:
@@ -454,20 +461,21 @@ def _no_clip(root: str, folder: str, names_in_root: Sequence[str]) -> DataError:
                 "if each file holds all planes of a clip, give spike.exposure (docs/data_format.md)"
             )
             do = f"{advice}; otherwise {do}"
-    return DataError(what, root, "one folder per clip", do)
+    return DataError(what=what, where=root, expected="one folder per clip", do=do)
 
 
 def _list_clip(
     root: str, folder: str, suffixes: tuple[str, ...], name: str
 ) -> tuple[dict[str, Folder], dict[str, State]]:
-    """List the folder `name` in a root.
+    """List the clip `name` of a root, or the clips in it.
 
-    Returns {clip: its files}, and {path: state} of the folders that were listed. The first dict is
-    empty if there is no such folder. If the folder "a" holds folders "b" and "c" and no files, the
-    clips are "a/b" and "a/c". Several threads call this at once.
+    Returns {clip: its files}, and {path: state} of the folders that were listed. Without a folder
+    <root>/<name>, the first dict is empty. If the folder "a" holds folders "b" and "c" and no
+    files, the clips are "a/b" and "a/c". Several threads call this at once.
 
     folder: name of the folder within a clip, e.g. "blur".
     suffixes: endings of the files' names, e.g. (".png", ".jpg").
+    name: name of a folder in the root, e.g. "clip_a".
     """
     states: dict[str, State] = {}
     path = os.path.join(root, name)
@@ -519,8 +527,8 @@ def _list_files(
         sorted_out = _sort_out(entries, suffixes, find_folders=not has_inner_folder)
 
     names = _names_with_first_suffix(sorted_out.names_by_suffix)
-    joined_names = "".join(f"{name}/" for name in names)  # the form that `Folder` takes
-    files = Folder(os.path.join(listed_folder, ""), joined_names)
+    prefix = os.path.join(listed_folder, "")  # the path with a slash at its end
+    files = Folder.of_names(prefix, names)
     # Four things show that `clip` is a clip, and not a folder of clips: its folder `folder`, its
     # files, a file of another kind, e.g. a text, and a folder with a name such as "blur" or
     # "sharp", because this folder holds one kind of the files of a clip.
@@ -634,10 +642,7 @@ def _list_lmdb(root: str, names: Collection[str] | None) -> Listing:
         prefix = f"{root}::{clip}/" if clip else f"{root}::"
         # Keys without a clip form one clip, which is named after the LMDB.
         name = clip or Path(root).stem
-        # `Folder` takes all names as one text, e.g. "000000/000001/", because one text takes less
-        # memory than a list of names.
-        joined_names = "".join(f"{stem}/" for stem in entries)
-        listing[name] = Folder(prefix, joined_names, tuple(entries.values()))
+        listing[name] = Folder.of_names(prefix, entries.keys(), tuple(entries.values()))
     if not listing:
         raise DataError(
             what="the LMDB holds no clip",
@@ -925,7 +930,7 @@ def refuse_header(header: Header, path: str) -> None:
             expected=f"at most {MOST_PIXELS / 1e6:.0f} million pixels (8K frames have 33)",
             do="restore the file, or make the picture smaller",
         )
-    if header.is_float or header.bits > 16:
+    if _has_other_numbers(header):
         kind = "floating-point numbers" if header.is_float else "whole numbers"
         raise DataError(
             what=f"cannot read image: the {header.kind} holds {kind} of {header.bits} bits",
@@ -933,6 +938,11 @@ def refuse_header(header: Header, path: str) -> None:
             expected="8 or 16 bits for each colour, in whole numbers",
             do="save it with 16 bits, scaled so that white is 65535",
         )
+
+
+def _has_other_numbers(header: Header) -> bool:
+    """Return whether the values of a picture are not whole numbers of at most 16 bits."""
+    return header.is_float or header.bits > 16
 
 
 def _refuse_other_size(found: tuple[int, int], size: tuple[int, int] | None, path: str) -> None:
@@ -971,8 +981,9 @@ def _has_end(jpeg: bytes) -> bool:
     any kind to a whole picture.
     """
     # A JPEG is JPEG_START and then segments. A segment begins with the byte 0xff, a byte for its
-    # kind, and two bytes for its length. The length includes its own two bytes. The header ends at
-    # the segment of kind 0xda, where the scan begins.
+    # kind, and two bytes for its length. The length includes its own two bytes. E.g. the segment
+    # ff e0 00 10 has the kind e0 and the length 16, so the next one begins 2 + 16 bytes later. The
+    # header ends at the segment of kind 0xda, where the scan begins.
     position = len(JPEG_START)
     while jpeg[position : position + 1] == b"\xff":
         kind = jpeg[position + 1 : position + 2]
@@ -1015,18 +1026,17 @@ def what_is_lost(path: str) -> str:
 
     The caller writes the words behind the name of the file, e.g. "has 16 bits: they are cut to 8".
     """
+    # Only the beginning of a PNG is read here. A file of another format is read as a whole.
+    content = b""
     header = _png_header(path)
-    content = b""  # the whole file, once it has been read
     if header is None:
         content = read_bytes(path)
         header = read_header(content)
     # `decode_bgr` refuses these pictures, so nothing needs to be said here.
-    if header is None or header.is_too_large or header.is_float:
+    if header is None or header.is_too_large or _has_other_numbers(header):
         return ""
     if header.bits > 8:
-        if not content:
-            content = read_bytes(path)
-        return _loss_of_16_bits(content)
+        return _loss_of_16_bits(content or read_bytes(path))
     if header.is_grey:
         return "is a grey image: its value is used for R, G and B"
     return ""
@@ -1039,7 +1049,7 @@ def _loss_of_16_bits(content: bytes) -> str:
     are read.
     """
     bits = _bits_in_use(content)
-    if bits in (0, 16):  # unknown, or all 16
+    if bits is None or bits == 16:
         return "has 16 bits: they are cut to 8"
     # E.g. 12 bits: the largest value is 4095, and 16 times as much fills 16 bits.
     largest = 2**bits - 1
@@ -1050,26 +1060,26 @@ def _loss_of_16_bits(content: bytes) -> str:
     )
 
 
-def _bits_in_use(content: bytes) -> int:
+def _bits_in_use(content: bytes) -> int | None:
     """Return how many bits the values of a 16-bit picture use: 8, 10, 12, 14 or 16.
 
-    Returns 0 for a black picture, because its bits are unknown. Returns 16 if the picture cannot be
-    decoded, because another check refuses it.
+    None if the values do not tell: the picture is black, or it cannot be decoded. In the second
+    case the reader refuses the picture, so no error is raised here.
     """
     # OpenCV decodes a part of a PNG that is cut short, and this part may lack the largest values.
     if content.startswith(PNG_SIGNATURE) and not has_whole_chunks(content):
-        return 16
+        return None
     try:
         image = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_UNCHANGED)
     except cv2.error:
-        return 16
+        return None
     if image is None or image.dtype != np.uint16:
-        return 16
+        return None
     if image.ndim == 3:
         image = image[..., :3]  # a fourth channel is opacity
     largest = int(image.max())
     if largest == 0:
-        return 0
+        return None
     for bits in (8, 10, 12, 14):
         if largest < 2**bits:
             return bits
@@ -1082,13 +1092,14 @@ def _bits_in_use(content: bytes) -> int:
 # which folder of a clip is read (`clip_path`). Free to change: the texts of warnings.
 
 
-class FrameSource:
-    """The frames of a user: a folder of images, a single image, or a video.
+class UserFrames(Protocol):
+    """The frames of one clip of a user, whatever they are made of.
 
-    What must stay: the stems, because the results of a user have these names. `LongExposures` in
-    data/reconstruct.py has the same attributes, and so must any other kind of source.
+    Two classes have these attributes: `FrameSource` below, and `LongExposures` in
+    data/reconstruct.py, whose frames are made of spikes.
     """
 
+    path: Path  # of the folder, image or video, as the user gave it
     # The file of each frame. The images of a folder are in the order of `files_in` ("2" before
     # "10"). The frames of a video all have the path of the video.
     files: list[Path]
@@ -1099,6 +1110,19 @@ class FrameSource:
     times: list[Fraction] | None
     pixel_aspect: Fraction  # width / height of a pixel, 1 for images
     is_video: bool
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> np.ndarray:
+        """Return frame `index` as (H, W, 3) uint8 RGB."""
+        ...
+
+
+class FrameSource(UserFrames):
+    """The frames of a user: a folder of images, a single image, or a video.
+
+    What must stay: the stems, because the results of a user have these names.
+    """
 
     def __init__(self, path: Path, go_on: Callable[[], object] = lambda: None) -> None:
         """Open the frames. Decodes the first one, so that damage shows at once.
