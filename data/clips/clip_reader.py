@@ -386,7 +386,7 @@ def _listing(
     twice = [stem for stem, count in Counter(stems).items() if count > 1]
     if twice:
         raise DataError(
-            what=f"frames with the same name: {', '.join(twice)}",
+            what=f"files with the same name: {', '.join(twice)}",
             where=where,
             expected="one file per frame",
             do="remove one of the files",
