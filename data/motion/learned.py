@@ -1,8 +1,8 @@
 """Find the motion within an exposure by a small network, by DIS, or by both.
 
-There are three ways to find a motion (`finder_of`). The weights say which way is used:
+The weights say what finds the motion (`finder_of`):
 
-    dis      DIS, an optical flow (`data.motion.flow`), also used by `--method joint`
+    dis      DIS, an optical flow (data/motion/flow.py), also used by `--method joint`
     network  the network alone
     both     in good light DIS alone. In dim light DIS begins its search at the motion of the
              network, and the result is the mean of the two motions.
@@ -46,13 +46,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data.motion.flow import DIM, Motion, median_spikes, motion_of, motion_times
+from data.motion.flow import DIM, Motion, median_spikes, motion_times
+from data.motion.flow import motion_of as motion_by_dis
 from data.motion.recording import Recording, View, mapped
 from data.spike.simulate import LUMA, to_display, to_linear
 from utils.contract import MotionNetwork
 
 FinderName = Literal["dis", "network", "both"]
-# Finds a motion from a recording, its view, and the gain (h, w) of the spike pixels.
+# A function that finds a motion: (recording, view, gain) -> motion. The gain (h, w) is the number
+# of spikes per plane of each spike pixel at full light.
 Finder = Callable[[Recording, View, np.ndarray], Motion]
 
 # Least expected error in the weights of a mean, in pixels. At the sharp instant both errors are 0,
@@ -112,12 +114,12 @@ class Windows:
 
 
 def finder_of(name: FinderName, network: MotionNetwork | None, device: torch.device) -> Finder:
-    """Return the function that finds a motion in one of the three ways.
+    """Return the function that finds a motion: by DIS, by the network, or by both.
 
     network: may be None if the name is "dis". device: where the network computes.
     """
     if name == "dis":
-        return motion_of
+        return motion_by_dis
     assert network is not None  # weights that say "network" or "both" have a network
 
     # The network needs no gain, but all finders are called with the same arguments.
@@ -125,17 +127,18 @@ def finder_of(name: FinderName, network: MotionNetwork | None, device: torch.dev
         return learned_motion(recording, view, network, device)
 
     def by_both(recording: Recording, view: View, gain: np.ndarray) -> Motion:
-        # DIM is 5 spikes. The mean motion was compared with the motion of DIS alone, on dim frames
-        # of the training videos and stills. The change of the PSNR of the joint solution:
+        # DIM is 5 spikes in a pixel of median light. With fewer spikes, the mean of both motions
+        # gives the better frames. It was measured on dim frames of the training videos and stills.
+        # PSNR of the frames along the mean motion, minus their PSNR along the motion of DIS:
         #
-        #     spikes in a pixel of median light    PSNR
+        #     spikes in a pixel of median light    difference of the PSNR
         #     below 5                              +0.1 to +0.3 dB
         #     5 to 18                              down to -0.1 dB
         if median_spikes(recording) >= DIM:
-            return motion_of(recording, view, gain)
-        by_net = by_network(recording, view, gain)
-        by_dis = motion_of(recording, view, gain, begin=by_net)
-        return mean_motion(by_net, by_dis)
+            return motion_by_dis(recording, view, gain)
+        of_network = by_network(recording, view, gain)
+        of_dis = motion_by_dis(recording, view, gain, begin=of_network)
+        return mean_motion(of_network, of_dis)
 
     return by_network if name == "network" else by_both
 
@@ -179,7 +182,8 @@ def learned_motion(
     # The network returns its result at several resolutions, the finest last.
     levels = network(padded(inputs.pictures), padded(inputs.scene))
     finest = levels[-1]
-    # The only exposure of the batch, without the padding.
+    # The only exposure of the batch, without the padding. The six coefficients of a curve are x and
+    # y of c_1, c_2 and c_3 (`_on_frame`).
     curve = finest.coefficients[0, :, :height, :width]  # (6, h, w)
     log_error = finest.log_error[0, 0, :height, :width]  # (h, w)
     log_error = log_error.clamp(*LOG_ERRORS)
@@ -193,7 +197,8 @@ def _on_frame(recording: Recording, view: View, curve: np.ndarray, log_error: np
 
         q(tau) = c_1 tau + c_2 tau^2 + c_3 tau^3
 
-    tau counts halves of an exposure: 1 is about the end of the exposure, and -1 its begin.
+    tau counts halves of an exposure. If the sharp instant is the middle of the exposure, tau is -1
+    at its begin and 1 at its end.
 
     curve: (6, h, w) in spike pixels: x and y of c_1, then of c_2, then of c_3.
     log_error: (h, w), the logarithm of the expected error of q in spike pixels, where the error is
@@ -206,11 +211,11 @@ def _on_frame(recording: Recording, view: View, curve: np.ndarray, log_error: np
         c_y = _interpolated(curve[x_index + 1], on_plane)
         coefficients.append(np.stack((c_x, c_y), axis=-1))
 
-    # The error in RGB pixels. A spike pixel is as wide as the root of its area in RGB pixels.
+    # The error in RGB pixels. A spike pixel with an area of e.g. 9 RGB pixels is 3 of them wide.
     error_on_plane = _interpolated(np.exp(log_error), on_plane)  # (H, W) in spike pixels
     mean_error = error_on_plane * np.float32(np.sqrt(view.pixel_area))  # (H, W) in RGB pixels
 
-    # The times of `motion_of`, because `mean_motion` needs two motions at the same times.
+    # The times of `motion_by_dis`, because `mean_motion` needs two motions at the same times.
     times = sorted([0.0, *motion_times(recording)])
     without_motion = mapped(view.to_rgb, on_plane)
     shifts = []  # (H, W, 2) in RGB pixels, for each time
@@ -222,8 +227,8 @@ def _on_frame(recording: Recording, view: View, curve: np.ndarray, log_error: np
             q = q + c * tau**power
         # q moves each point on the spike plane. The shift is the way of the point on the frame.
         shifts.append(mapped(view.to_rgb, on_plane + q) - without_motion)
-        # The error grows with the time from the sharp instant: it is mean_error * 2 |tau|. Over the
-        # exposure the mean of |tau| is 1/2. So the mean of the error is `mean_error`, as wanted.
+        # The error is 0 at the sharp instant, and is taken to grow in proportion to |tau|. The mean
+        # of |tau| over the exposure is 1/2. So with the factor 2, the mean error is `mean_error`.
         errors.append((mean_error * 2 * abs(tau)).astype(np.float32))
     return Motion(np.array(times), np.stack(shifts), np.stack(errors))
 

@@ -10,8 +10,8 @@ Both make a `MotionRestorer`, which goes through a clip frame by frame:
     start        makes the first estimate z_0, by a formula or a network
     find         finds the motion within the exposure (data.motion.flow or data.motion.learned)
     bands_of     cuts a large frame into bands of rows, which are solved alone (data.motion.bands)
-    Equations    the equations of both cameras along this motion (data.motion.joint)
-    improve      z_0 and the equations -> sharp frame
+    Equations    sets up the equations of both cameras along this motion (data.motion.joint)
+    improve      turns z_0 into the sharp frame, with the equations
 
 An exposure with too few spikes (`LEAST_SPIKES`), or with a saturated spike camera, keeps its first
 estimate. So does each pixel that stands still (data.motion.stillness).
@@ -58,11 +58,12 @@ from utils.options.section import Section, read_section
 NAME = "joint"
 # Least number of spikes that a pixel at full light must have in an exposure. With fewer spikes, the
 # frame is the first estimate: the motion could not be found, and the learned steps would add
-# structures that are not there. The limit lies between the first and the second row of what was
-# measured on clips of two videos, coffee and walker, which no training has seen:
+# structures that are not there. Gain of the learned steps over the first estimate, measured on
+# clips of two videos, coffee and walker, which no training has seen:
 #
-#     spikes at full light    gain of the learned steps over the first estimate
+#     spikes at full light    gain
 #     2.3 to 2.6              +1.4 to +1.9 dB
+#                             <- the limit, 1.2
 #     0.6 to 1.0              -0.6 to +0.2 dB
 #     0.3                     -3.5 to -1.6 dB
 LEAST_SPIKES = 1.2
@@ -83,17 +84,23 @@ class JointOptions(Section):
     # exposure has. Set 0 if there are gaps between the spike files of a clip. Otherwise planes from
     # after a gap would count as the planes that follow the exposure.
     context: Count | None = None
-    # Largest number of groups into which the planes of an exposure are divided.
+    # Largest number of groups into which the planes of an exposure are divided. All planes of a
+    # group are taken to have the same motion, so with fewer groups a fast scene loses sharpness.
     groups: Positive = Solver.groups
-    # Number of times that the equations are linearised.
+    # Number of times that the equations are linearised, and number of steps of conjugate gradients
+    # after each linearisation. More of them make the frame sharper and noisier.
     linearisations: Positive = Solver.linearisations
-    # Number of steps of conjugate gradients after each linearisation.
     steps: Positive = Solver.steps
-    # The error of a blurry pixel counts as at least this, in display values (0 to 1). The error is
-    # a divisor, so it must be above 0.
+    # Least standard deviation that is assumed for the error of a blurry pixel, in display values (0
+    # to 1). The larger it is, the less the blurry frame counts beside the spikes. It is a divisor,
+    # so it must be above 0.
     noise: float = Field(Solver.noise, gt=0)
-    # The solution is blended with z_0. Where the squared error of the solution is `guard` times the
-    # squared error of z_0, both count alike. 0: the solution is not blended.
+    # The frame is a blend of the solution z and the first estimate z_0. With a and a_0 for their
+    # squared errors, which the spikes tell,
+    #
+    #     weight of z = 1 / (1 + (a / (guard a_0))^2)        1/2 where a = guard a_0
+    #
+    # 0: the frame is z alone.
     guard: float = Field(Solver.guard, ge=0)
 
 
@@ -116,8 +123,8 @@ class JointMethod:
     def __init__(self, options: JointOptions, start: Method) -> None:
         self.options = options
         self.start = start
-        # Each frame is improved alone, so `start` decides. can_cut: whether ranks may share the
-        # frames of a clip. center_frame_only: whether only the middle frame of a clip is restored.
+        # Each frame is improved alone, so what `start` can do, this method can do: whether ranks
+        # may share the frames of a clip, and whether only the middle frame of a clip is restored.
         self.can_cut = start.can_cut
         self.center_frame_only = start.center_frame_only
 
@@ -229,8 +236,8 @@ class LearnedMotion:
         self.parts = parts
         self.solver = solver
         self.motion_by = motion_by
-        # Each frame is improved alone, so `start` decides. can_cut: whether ranks may share the
-        # frames of a clip. center_frame_only: whether only the middle frame of a clip is restored.
+        # Each frame is improved alone, so what `start` can do, this method can do: whether ranks
+        # may share the frames of a clip, and whether only the middle frame of a clip is restored.
         self.can_cut = start.can_cut
         self.center_frame_only = start.center_frame_only
 
@@ -316,8 +323,8 @@ class Area(NamedTuple):
     is_good: np.ndarray  # (h, w) bool: whether each spike pixel of the band can be trusted
 
 
-class KnownOfFrame(NamedTuple):
-    """What is known of a whole frame before it is improved."""
+class WholeFrame(NamedTuple):
+    """What is known of a whole frame before its areas are improved one after the other."""
 
     recording: Recording
     motion: Motion  # within the exposure
@@ -325,7 +332,7 @@ class KnownOfFrame(NamedTuple):
     median_spikes: float  # spikes of a pixel of median light in the exposure
     # (H, W) in [0, 1]: 1 where a pixel moves for certain, 0 where it stands still. It is the weight
     # of the improved frame; the rest is the first estimate.
-    moves: np.ndarray
+    moving_share: np.ndarray
 
 
 class MotionRestorer:
@@ -338,7 +345,7 @@ class MotionRestorer:
     context: number of planes that are read before and after an exposure. None: half as many as the
     exposure has.
     least_area: least area of a spike pixel, in RGB pixels. If spike pixels are smaller, all frames
-    keep their first estimate. 0: any area is right.
+    keep their first estimate. 0: no area is too small.
     """
 
     def __init__(
@@ -412,9 +419,9 @@ class MotionRestorer:
                 motion = self.find(recording, clip.view, gain)
                 spikes = median_spikes(recording)
                 # A pixel moves if its motion is long enough, and if its spikes change.
-                moves = share_by_reach(motion, spikes) * by_change
-                known = KnownOfFrame(recording, motion, gain, spikes, moves)
-                frame = self._improved_frame(z_0, known, areas, tick)
+                moving_share = share_by_reach(motion, spikes) * by_change
+                whole = WholeFrame(recording, motion, gain, spikes, moving_share)
+                frame = self._improved_frame(z_0, whole, areas, tick)
                 self.used_motion = motion
             yield frame.cpu()
 
@@ -436,31 +443,31 @@ class MotionRestorer:
         return has_small_pixels or is_nearly_dark or is_saturated(recording)
 
     def _improved_frame(
-        self, z_0: Tensor, known: KnownOfFrame, areas: list[Area], tick: Tick
+        self, z_0: Tensor, whole: WholeFrame, areas: list[Area], tick: Tick
     ) -> Tensor:
         """Return the improved frame (3, H, W). z_0: its first estimate, (3, H, W)."""
         improved = []  # (3, rows, W) of each area
         for area in areas:
-            improved.append(self._improved_rows(z_0, known, area))
+            improved.append(self._improved_rows(z_0, whole, area))
             watchdog.go_on()
             tick((1 - FIRST_SHARE) / len(areas))
         frame = joined(improved, [area.band for area in areas])
         # Keep the first estimate where nothing moves.
-        moves = torch.from_numpy(known.moves).to(self.device)  # (H, W)
-        return z_0 + moves * (frame - z_0)
+        moving_share = torch.from_numpy(whole.moving_share).to(self.device)  # (H, W)
+        return z_0 + moving_share * (frame - z_0)
 
-    def _improved_rows(self, z_0: Tensor, known: KnownOfFrame, area: Area) -> Tensor:
+    def _improved_rows(self, z_0: Tensor, whole: WholeFrame, area: Area) -> Tensor:
         """Return the improved rows (3, rows, W) of an area. z_0: (3, H, W), of the whole frame."""
         band = area.band
         z_0_of_band = band.of_frame(z_0)
         if area.pixels is None:
             return z_0_of_band  # no spike pixel sees the band
-        recording = band.of_recording(known.recording)
-        gain = band.of_plane(known.gain)
+        recording = band.of_recording(whole.recording)
+        gain = band.of_plane(whole.gain)
         equations = Equations(
             recording,
             area.pixels,
-            motion=band.of_motion(known.motion),
+            motion=band.of_motion(whole.motion),
             gain=gain,
             is_good=area.is_good,
             solver=self.solver,
@@ -468,5 +475,5 @@ class MotionRestorer:
         )
         # The median of the whole frame is given, and not of the band, so that all bands of a frame
         # get the same learned steps.
-        exposure = Exposure(recording, equations, gain, known.median_spikes)
+        exposure = Exposure(recording, equations, gain, whole.median_spikes)
         return self.improve(z_0_of_band, exposure)
