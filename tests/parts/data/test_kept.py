@@ -25,8 +25,6 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,7 +40,7 @@ from data.clips.preflight import Report, check_source
 from data.clips.source import MOST_FRAMES, Source
 from data.clips.table import ClipTable
 from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
-from tests.dist.launching import ROOT, run_ranks
+from tests.dist.launching import run_ranks
 from tests.helpers.clip_files import (
     BINS,
     PLANES,
@@ -789,28 +787,35 @@ def test_a_folder_that_cannot_be_written_costs_the_record_alone(root, caplog):
 
 # The system calls that ask for the state of a file. A question mark: this kernel may not have it.
 STATES = "?stat,?lstat,fstat,newfstatat,?statx"
-# A program that checks the data in the folder of its argument.
+# A program that checks the data in the folder of its first argument. strace writes the system calls
+# of the check into the file of its second argument. The program starts strace itself, when all is
+# imported: else strace would stop it at the thousand calls of the imports, which takes seconds.
 CHECK = """
+import ctypes
+import os
+import subprocess
 import sys
 from pathlib import Path
-from tests.helpers.clip_files import section, source_of
 from data.clips.preflight import check_source
+from tests.helpers.clip_files import section, source_of
 
 root = Path(sys.argv[1])
+
+# Some systems let a process be watched by its parents alone, unless it allows others.
+PR_SET_PTRACER = 0x59616D61
+ANY = -1
+ctypes.CDLL(None).prctl(PR_SET_PTRACER, ANY)
+# -f: also of threads that the program starts. -y: with the names of open files.
+strace = ["strace", "-f", "-y", "-o", sys.argv[2], "-e", "trace={states}", "-p", str(os.getpid())]
+watch = subprocess.Popen(strace, stderr=subprocess.PIPE, text=True)
+assert "attached" in watch.stderr.readline()
+
 report = check_source(source_of(section(root)), "train", root / ".preflight")
+
+watch.terminate()
+watch.wait()
 print(report.problems, report.note)
 """
-
-
-def run_python(program: str, root: Path, *before: str) -> subprocess.CompletedProcess[str]:
-    """Run the text of a Python program with `root` as its argument. Return the ended process.
-
-    before: a command that runs the program, e.g. strace and its flags.
-    """
-    command = [*before, sys.executable, "-c", program, str(root)]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    return ended
 
 
 @dataclasses.dataclass
@@ -828,11 +833,14 @@ def first_start(tmp_path_factory) -> FirstStart:
     if not shutil.which("strace"):
         pytest.skip("counts calls with strace")
     root = write_clips(tmp_path_factory.mktemp("first_start"), "clip0", "clip10")
+    program = root / "program.py"
+    program.write_text(CHECK.format(states=STATES))
     table = root / "calls.txt"
-    # -f: also of processes that the program starts. -y: with the names of open files.
-    strace = ["strace", "-f", "-y", "-o", str(table), "-e", f"trace={STATES}"]
-    ended = run_python(CHECK, root, *strace)
-    assert ended.stdout.startswith("[]"), ended.stdout  # no problems
+
+    ended = run_ranks(1, program, root, table)
+
+    assert ended.exit_codes == [0], ended.text
+    assert ended.stdout[0].startswith("[]"), ended.text  # no problems
     lines = table.read_text(errors="replace").splitlines()
     return FirstStart(root, [line for line in lines if str(root) in line])
 
