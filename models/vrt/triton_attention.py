@@ -22,8 +22,8 @@ Backward gets the gradient dO of the output O. With the weights P = exp2(logits 
 The gradient of the bias is dS, summed over windows. Computing P again in backward comes from
 FlashAttention-2 (Dao 2023, arXiv 2307.08691). The kernels compute 2^x in place of e^x, because exp2
 is faster. e^x is 2^(x log2(e)), so the kernels get the factor of the logits and the bias already
-multiplied by log2(e). In the kernels this factor is `scale`. The factor `scale` of the equations
-above is `true_scale` there.
+multiplied by log2(e). In the kernels this factor is `exp2_scale`. `scale` is always the factor
+without log2(e), as in the equations above.
 
 Words of Triton:
 
@@ -160,7 +160,7 @@ def backward_tile(tokens: int) -> Tile:
 #                        window takes
 #   n                    number of windows
 #   group_size           number of successive windows that a program goes through
-#   scale                factor of the logits, times log2(e)
+#   exp2_scale           factor of the logits, times log2(e)
 #
 # Values:
 #   head, tile           numbers of what the program computes: a head, a tile of the window
@@ -313,11 +313,11 @@ def _matrix_pointers(
 
 @jit
 def _logits(
-    x, y, scale, bias, region_row, regions, window, row, column,
+    x, y, exp2_scale, bias, region_row, regions, window, row, column,
     T: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Compute scale x y^T + bias + mask, a tile (ROWS, COLUMNS) of a (T, T) matrix.
+    """Compute exp2_scale x y^T + bias + mask, a tile (ROWS, COLUMNS) of a (T, T) matrix.
 
     x: (ROWS, PAD). y: (COLUMNS, PAD). They are q and k, or k and q if the matrix is transposed.
     bias: the matrix (T, T) of this head.
@@ -327,10 +327,10 @@ def _logits(
     row, column: the upper left element of the tile in the matrix. x begins at token `row` of the
         window, and y begins at token `column`.
 
-    All kernels call this function, so a change of the logits is made here. `_gradient_of_bias`
-    adds the bias itself.
+    All kernels compute their logits with this function. But `_gradient_of_bias` calls it without
+    the bias, and adds the bias itself. So a change of the bias must be made there, too.
     """
-    logits = tl.dot(x, tl.trans(y)) * scale
+    logits = tl.dot(x, tl.trans(y)) * exp2_scale
     if HAS_BIAS:
         logits += tl.load(_matrix_pointers(bias, row, column, T, ROWS, COLUMNS)).to(tl.float32)
     if HAS_MASK:
@@ -358,7 +358,7 @@ def _forward(
     log_sums,  # result (n, HEADS, T): L of each query, log2(sum over the keys of 2^logit)
     n,  # number of windows
     group_size,  # number of windows of a program
-    scale,  # factor of the logits, times log2(e)
+    exp2_scale,  # factor of the logits, times log2(e)
     T: tl.constexpr,  # tokens of a window
     HEADS: tl.constexpr,  # heads
     HD: tl.constexpr,  # channels of a head
@@ -417,7 +417,7 @@ def _forward(
             k = _load_rows(keys, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
             v = _load_rows(values, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
             logits = _logits(
-                q, k, scale, bias_of_head, region_row, regions, window,
+                q, k, exp2_scale, bias_of_head, region_row, regions, window,
                 row=first_query, column=first_key,
                 T=T, HAS_BIAS=HAS_BIAS, HAS_MASK=HAS_MASK, ROWS=QUERIES, COLUMNS=KEYS,
             )  # fmt: skip
@@ -452,7 +452,7 @@ def _forward(
 #
 # In `_gradient_of_queries` the matrices are (queries, keys), as in forward. In the other kernels
 # they are transposed, (keys, queries), and these kernels take the bias transposed, too. The reason:
-# dV = P^T dO and dK = true_scale dS^T Q need P^T and dS^T. If the kernel computes the transposed
+# dV = P^T dO and dK = scale dS^T Q need P^T and dS^T. If the kernel computes the transposed
 # matrix, the product reads it in registers. If the kernel transposed the matrix afterwards, the
 # matrix would go through shared memory, which is slower.
 #
@@ -468,7 +468,7 @@ def _forward(
 #               `_gradients_of_keys` and `_gradient_of_bias`
 #   grad_qkv    dQ, dK and dV, packed like qkv
 #   grad_bias   sums of dS, one for each group of windows, (groups, HEADS, keys, queries)
-#   true_scale  factor of the logits without log2(e). `scale` is with log2(e)
+#   scale       factor of the logits without log2(e), as in the equations of dQ and dK
 
 
 @jit
@@ -493,8 +493,8 @@ def _all_gradients(
     grad_bias,  # result (groups, HEADS, keys, queries): the sum of dS of each group; or None
     n,  # number of windows
     group_size,  # number of windows of a program
-    scale,  # factor of the logits, times log2(e)
-    true_scale,  # factor of the logits
+    exp2_scale,  # factor of the logits, times log2(e)
+    scale,  # factor of the logits
     T: tl.constexpr,  # tokens of a window
     HEADS: tl.constexpr,  # heads
     HD: tl.constexpr,  # channels of a head
@@ -510,8 +510,8 @@ def _all_gradients(
         P  = exp2(logits - L)
         dV = P^T dO
         dS = P (dO V^T - delta),  delta = rowsum(dO O)
-        dQ = true_scale dS K
-        dK = true_scale dS^T Q
+        dQ = scale dS K
+        dK = scale dS^T Q
 
     All keys of a window are one tile. The queries are one tile (T = 64) or two tiles (T = 128).
 
@@ -559,7 +559,7 @@ def _all_gradients(
 
             # P = exp2(logits - L) (transposed), and dV = P^T dO.
             logits = _logits(
-                k, q, scale, bias_of_head, region_row, regions, window,
+                k, q, exp2_scale, bias_of_head, region_row, regions, window,
                 row=0, column=first_query,
                 T=T, HAS_BIAS=HAS_BIAS, HAS_MASK=HAS_MASK, ROWS=KEYS, COLUMNS=QUERIES,
             )  # fmt: skip
@@ -576,15 +576,15 @@ def _all_gradients(
                 else:
                     second_sum += ds
 
-            # dK = true_scale dS^T Q, dQ = true_scale dS K. dK gets its factor after the last round.
+            # dK = scale dS^T Q, dQ = scale dS K. dK gets its factor after the last round.
             ds = ds.to(k.dtype)
             grad_k = tl.dot(ds, q, grad_k)  # adds to grad_k
-            grad_q = tl.dot(tl.trans(ds), k) * true_scale
+            grad_q = tl.dot(tl.trans(ds), k) * scale
             _store_rows(
                 grad_qkv, query_row, stride, head, values=grad_q, ROWS=QUERIES, HD=HD, PAD=PAD
             )
 
-        grad_k = grad_k * true_scale
+        grad_k = grad_k * scale
         _store_rows(grad_keys, key_row, stride, head, values=grad_k, ROWS=KEYS, HD=HD, PAD=PAD)
         _store_rows(grad_values, key_row, stride, head, values=grad_v, ROWS=KEYS, HD=HD, PAD=PAD)
 
@@ -617,8 +617,8 @@ def _gradient_of_queries(
     grad_bias,  # not used: `_gradient_of_bias` writes it
     n,  # number of windows
     group_size,  # number of windows of a program
-    scale,  # factor of the logits, times log2(e)
-    true_scale,  # factor of the logits
+    exp2_scale,  # factor of the logits, times log2(e)
+    scale,  # factor of the logits
     T: tl.constexpr,  # tokens of a window
     HEADS: tl.constexpr,  # heads
     HD: tl.constexpr,  # channels of a head
@@ -633,7 +633,7 @@ def _gradient_of_queries(
 
         P  = exp2(logits - L)
         dS = P (dO V^T - delta),  delta = rowsum(dO O)
-        dQ = true_scale dS K
+        dQ = scale dS K
 
     A program computes one tile of queries of one head, in the windows of its group. E.g. windows of
     T = 384 tokens, 6 heads, tiles of 64 queries, groups of one window: a window has 6 tiles, so 36
@@ -666,14 +666,14 @@ def _gradient_of_queries(
         row_delta = tl.sum(grad_out.to(tl.float32) * output.to(tl.float32), 1)  # (QUERIES,)
         tl.store(delta + query_index, row_delta)
 
-        # dQ = true_scale dS K, without its factor until the last tile of keys is added.
+        # dQ = scale dS K, without its factor until the last tile of keys is added.
         grad_q = tl.zeros((QUERIES, PAD), tl.float32)
         for first_key in range(0, T, KEYS):
             key_row = window * T + first_key
             k = _load_rows(keys, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
             v = _load_rows(values, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
             logits = _logits(
-                q, k, scale, bias_of_head, region_row, regions, window,
+                q, k, exp2_scale, bias_of_head, region_row, regions, window,
                 row=first_query, column=first_key,
                 T=T, HAS_BIAS=HAS_BIAS, HAS_MASK=HAS_MASK, ROWS=QUERIES, COLUMNS=KEYS,
             )  # fmt: skip
@@ -682,7 +682,7 @@ def _gradient_of_queries(
             ds = p * (grad_p - row_delta[:, None])
             grad_q = tl.dot(ds.to(k.dtype), k, grad_q)  # adds to grad_q
 
-        grad_q = grad_q * true_scale
+        grad_q = grad_q * scale
         _store_rows(grad_qkv, query_row, stride, head, values=grad_q, ROWS=QUERIES, HD=HD, PAD=PAD)
 
 
@@ -701,8 +701,8 @@ def _gradients_of_keys(
     grad_bias,  # not used: `_gradient_of_bias` writes it
     n,  # number of windows
     group_size,  # number of windows of a program
-    scale,  # factor of the logits, times log2(e)
-    true_scale,  # factor of the logits
+    exp2_scale,  # factor of the logits, times log2(e)
+    scale,  # factor of the logits
     T: tl.constexpr,  # tokens of a window
     HEADS: tl.constexpr,  # heads
     HD: tl.constexpr,  # channels of a head
@@ -718,7 +718,7 @@ def _gradients_of_keys(
         P  = exp2(logits - L)
         dV = P^T dO
         dS = P (dO V^T - delta)
-        dK = true_scale dS^T Q
+        dK = scale dS^T Q
 
     A program computes one tile of keys of one head, in the windows of its group. E.g. windows of
     T = 384 tokens, 6 heads, tiles of 64 keys, groups of one window: a window has 6 tiles, so 36
@@ -756,19 +756,19 @@ def _gradients_of_keys(
 
             # P = exp2(logits - L) (transposed), and dV = P^T dO.
             logits = _logits(
-                k, q, scale, bias_of_head, region_row, regions, window,
+                k, q, exp2_scale, bias_of_head, region_row, regions, window,
                 row=first_key, column=first_query,
                 T=T, HAS_BIAS=HAS_BIAS, HAS_MASK=HAS_MASK, ROWS=KEYS, COLUMNS=QUERIES,
             )  # fmt: skip
             p = tl.exp2(logits - tl.load(log_sums + query_index)[None, :])  # (KEYS, QUERIES)
             grad_v = tl.dot(p.to(v.dtype), grad_out, grad_v)  # adds to grad_v
 
-            # dS = P (dO V^T - delta) (transposed), and dK = true_scale dS^T Q.
+            # dS = P (dO V^T - delta) (transposed), and dK = scale dS^T Q.
             grad_p = tl.dot(v, tl.trans(grad_out))  # (KEYS, QUERIES)
             ds = p * (grad_p - tl.load(delta + query_index)[None, :])
             grad_k = tl.dot(ds.to(k.dtype), q, grad_k)  # adds to grad_k, still without its factor
 
-        grad_k = grad_k * true_scale
+        grad_k = grad_k * scale
         _store_rows(grad_keys, key_row, stride, head, values=grad_k, ROWS=KEYS, HD=HD, PAD=PAD)
         _store_rows(grad_values, key_row, stride, head, values=grad_v, ROWS=KEYS, HD=HD, PAD=PAD)
 
@@ -788,8 +788,8 @@ def _gradient_of_bias(
     grad_bias,  # result (groups, HEADS, keys, queries): the sum of dS of each group
     n,  # number of windows
     group_size,  # number of windows of a program
-    scale,  # factor of the logits, times log2(e)
-    true_scale,  # not used
+    exp2_scale,  # factor of the logits, times log2(e)
+    scale,  # not used
     T: tl.constexpr,  # tokens of a window
     HEADS: tl.constexpr,  # heads
     HD: tl.constexpr,  # channels of a head
@@ -851,7 +851,7 @@ def _gradient_of_bias(
 
         # P = exp2(logits - L) (transposed).
         logits = _logits(
-            k, q, scale, bias, region_row, regions, window,
+            k, q, exp2_scale, bias, region_row, regions, window,
             row=first_key, column=first_query,
             T=T, HAS_BIAS=False, HAS_MASK=HAS_MASK, ROWS=KEYS, COLUMNS=QUERIES,
         )  # fmt: skip
@@ -932,8 +932,8 @@ class _BackwardPass(NamedTuple):
             grad_bias=grad_bias,
             n=n,
             group_size=group_size,
-            scale=self.scale * LOG2_E.value,
-            true_scale=self.scale,
+            exp2_scale=self.scale * LOG2_E.value,
+            scale=self.scale,
             **self.constants,
             QUERIES=tile.queries,
             KEYS=tile.keys,
@@ -999,7 +999,7 @@ class WindowAttention(torch.autograd.Function):
             log_sums=log_sums,
             n=n,
             group_size=group_size,
-            scale=scale * LOG2_E.value,
+            exp2_scale=scale * LOG2_E.value,
             **constants,
             QUERIES=tile.queries,
             KEYS=tile.keys,
