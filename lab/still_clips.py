@@ -19,10 +19,10 @@ each clip is in <out>/still_clips.json.
 
 What must stay: the clips of a photograph, a light and a motion, because figures of two versions are
 compared. tests/parts/house/test_still_clips.py notices if a still clip is blurry, a moving clip is
-sharp, or the disc stands still. It does not notice another length of a motion, another SHARP_PLANE,
-or a background that moves slowly behind the disc. Free to add: photographs, lights and motions. No
-test calls the whole program. But tests/stories/test_motion_weights.py restores made scenes of the
-same kinds: still, moved a little, in good and in dim light.
+sharp, the disc stands still, or the background behind the disc moves. It does not notice another
+length of a motion or another SHARP_PLANE. Free to add: photographs, lights and motions. No test
+calls the whole program. But tests/stories/test_motion_weights.py restores made scenes of the same
+kinds: still, moved a little, in good and in dim light.
 """
 
 import argparse
