@@ -38,6 +38,7 @@ from utils.options.load import (
 )
 from utils.options.models import KAIR_ONLY
 from utils.options.secrets import KEY, redact
+from utils.options.section import UNKNOWN_OPTION
 
 # Test: tests/parts/scripts/test_convert_options.py, with files of S-VRT. Nothing else uses this
 # file.
@@ -1061,7 +1062,7 @@ def refuse_problems(
 
 def _way_out(error: OptionError) -> str:
     """Return what to add to the command so that the error about one key goes away."""
-    if not error.what.startswith("unknown option"):
+    if not error.what.startswith(UNKNOWN_OPTION):
         key = error.where.partition("[")[0]  # `netG.depths[3]` is set as a whole
         return f"give {key}=VALUE"
     drop = f"--drop {error.where}, if it may be left out"

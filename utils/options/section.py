@@ -59,6 +59,10 @@ from utils.options.secrets import MASK, redact
 # that input and output have one type.
 Part = TypeVar("Part", bound=Callable[..., Any])
 
+# First words of the error for an unknown key. `joined` below and scripts/convert_options.py ask for
+# them. Other words need other expected texts in the tests, e.g. in test_option.py.
+UNKNOWN_OPTION = "unknown option"
+
 # Flag of the command line, without "--" -> the option that it sets, e.g. --batch_size 8.
 SHORT_FLAGS = {
     "batch_size": "datasets.train.dataloader_batch_size",
@@ -124,7 +128,7 @@ def joined(errors: Collection[OptionError]) -> OptionError:
     Errors of unknown keys come before all others, because a missing key may be just the unknown
     key, misspelt. `found` of the result must hold every single error, because
     scripts/convert_options.py reports each of them (test_the_problems_of_a_file_are_named_at_once).
-    The words are free to change, together with test_option.py.
+    An error of an unknown key is known by its first words, UNKNOWN_OPTION.
     """
     singles: list[OptionError] = []
     for error in errors:
@@ -134,8 +138,8 @@ def joined(errors: Collection[OptionError]) -> OptionError:
         else:
             singles.append(error)
 
-    unknown_keys = [e for e in singles if e.what.startswith("unknown option")]
-    other_errors = [e for e in singles if not e.what.startswith("unknown option")]
+    unknown_keys = [e for e in singles if e.what.startswith(UNKNOWN_OPTION)]
+    other_errors = [e for e in singles if not e.what.startswith(UNKNOWN_OPTION)]
     ordered = unknown_keys + other_errors
     first = ordered[0]
     others = ordered[1:]
@@ -261,7 +265,7 @@ def _unknown_key(failed: _FailedKey, kind: str) -> OptionError:
         do = f"remove it; the keys are {', '.join(valid)}"
 
     return OptionError(
-        what=f"unknown option {failed.dotted}",  # `joined` looks for these two words
+        what=f"{UNKNOWN_OPTION} {failed.dotted}",
         where=failed.dotted,
         expected=valid_keys,
         do=do,
