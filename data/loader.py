@@ -319,8 +319,10 @@ class TrainLoader:
             try:
                 return read()
             except RuntimeError as e:
-                # torch keeps the iterator of persistent workers, and would use it in the next
-                # epoch. These workers do not answer. Without the iterator, torch starts new ones.
+                # torch keeps the iterator of persistent workers for the next epoch. But if a
+                # time-out ended the start of an epoch, a second start of this iterator would fail.
+                # So forget the iterator: torch then starts new workers. Within an epoch, `read`
+                # holds the iterator itself, so the next call goes on with the same workers.
                 self.loader._iterator = None
                 is_late = "timed out" in str(e)
                 # A thread that waits for a core also looks asleep for a short time. So only a long

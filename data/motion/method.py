@@ -174,12 +174,12 @@ class JointMethod:
 # few spikes are used if a pixel of median light has fewer spikes than this in an exposure. The
 # limit is the middle between 6 spikes, below which they are better, and 14 spikes, above which they
 # may be worse. Measured on the clips coffee and walker: the gain of the steps for few spikes, minus
-# the gain of the steps for good light.
+# the gain of the steps for good light. The last two rows have the same light, but other cameras.
 #
-#     spikes      difference of the gains
-#     below 6     +0.2 to +0.9 dB
-#     16 to 18    0 to +0.1 dB
-#     above 14    down to -0.2 dB, in the condition ideal
+#     spikes      cameras      difference of the gains
+#     below 6     not ideal    +0.2 to +0.9 dB
+#     16 to 18    not ideal    0 to +0.1 dB
+#     above 14    ideal        down to -0.2 dB
 FEW_SPIKES = 10.0
 
 # Least area of a spike pixel, in RGB pixels. If spike pixels are smaller, the learned steps are not

@@ -503,14 +503,15 @@ def _refuse_contradictions(args: Namespace, given: set[str]) -> None:
 
 def _refuse_flags_of_a_network(args: Namespace, given: set[str]) -> None:
     """Raise OptionError for flags of a network together with --method, which has no network."""
-    # The exception: the joint solution may begin with the frames of a network. Then all flags of a
-    # network are allowed.
+    # The exception: the joint solution may begin with the frames of a network. Then all flags of
+    # FLAGS_OF_NETWORK are allowed.
     begins_with_network = args.method == JOINT and args.weights is not None
     if begins_with_network:
         wrong = []
     else:
         wrong = [key for key in FLAGS_OF_NETWORK if key in given]
-    # With --input, the clips are the user's, so an option file could only describe a network.
+    # With --input, only the network of an option file is used. A formula has no network, and the
+    # joint solution takes the network that the file of --weights describes. So --opt is refused.
     and_input = ""
     if args.input and "opt" in given:
         wrong.append("opt")

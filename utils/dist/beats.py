@@ -227,7 +227,8 @@ class Beats:
                 return None
             self.states.update(read_states(self.store, self.world_size))
         # If stall_s is below 6 s, e.g. 2 s in a test, QUIET_S is too long: the silent rank must be
-        # found before stall_s is over. Half of stall_s has at least three beats (`Watchdog.watch`).
+        # found before stall_s is over. In half of stall_s, a rank beats at least three times: with
+        # stall_s 2, `Watchdog.watch` makes it beat every third of a second, and not every BEAT_S.
         quiet_s = min(QUIET_S, stall_s / 2)
         return self._cause_of_wait(quiet_s)
 
