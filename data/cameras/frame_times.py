@@ -48,7 +48,7 @@ MOST_DISTANCES_WITHOUT_GAP = Fraction(3, 2)
 
 
 @dataclass(frozen=True)
-class Missing:
+class Gap:
     """Frames in a row that are missing."""
 
     # Number of the first missing frame, counted from 0 or as in the names. None: not known.
@@ -85,7 +85,7 @@ class FrameTimes:
     end: Fraction  # when the whole clip ends
     step: Fraction  # the usual distance of two neighbouring frames
     is_film: bool = False  # whether the times are the time stamps of a film, in seconds
-    missing: tuple[Missing, ...] = ()  # in the order of time
+    gaps: tuple[Gap, ...] = ()  # the missing frames, in the order of time
     doubt: str = ""  # why the times are not sure, as a clause; "" if they are sure
 
     def __len__(self) -> int:
@@ -94,7 +94,7 @@ class FrameTimes:
     @cached_property
     def is_even(self) -> bool:
         """Whether the frames follow one another at equal distances and no frame is missing."""
-        if self.missing:
+        if self.gaps:
             return False
         if len(self) < 2:
             return True
@@ -173,12 +173,12 @@ class FrameTimes:
         For example "2 of 6 frames are missing: frames 3 to 4".
         """
         parts = []
-        if self.missing:
-            lost = sum(gap.count for gap in self.missing)
+        if self.gaps:
+            lost = sum(gap.count for gap in self.gaps)
             verb = "is" if lost == 1 else "are"
             # Five gaps are enough to find the cause, and fit into a line.
-            shown = ", ".join(str(gap) for gap in self.missing[:5])
-            if len(self.missing) > 5:
+            shown = ", ".join(str(gap) for gap in self.gaps[:5])
+            if len(self.gaps) > 5:
                 shown += ", ..."
             parts.append(f"{lost} of {len(self) + lost} frames {verb} missing: {shown}")
         if self.doubt:
@@ -220,17 +220,17 @@ def times_of_names(stems: Sequence[str]) -> FrameTimes:
     if not are_times and step > 1:
         # The names 0, 2, 4 are every second frame, so the frames 1 and 3 are missing.
         step = Fraction(1)
-    missing = _gaps(numbers, steps, step)
+    gaps = _gaps(numbers, steps, step)
     ends = _ends(numbers, steps, step)
-    return FrameTimes(numbers, ends, numbers[0], ends[-1], step, missing=missing)
+    return FrameTimes(numbers, ends, numbers[0], ends[-1], step, gaps=gaps)
 
 
 def times_of_film(
-    times: Sequence[Fraction], missing: Sequence[Missing] = (), doubt: str = ""
+    times: Sequence[Fraction], gaps: Sequence[Gap] = (), doubt: str = ""
 ) -> FrameTimes:
     """Return the times of a film's frames.
 
-    times: seconds of each decoded frame. missing: frames that the film has but that cannot be
+    times: seconds of each decoded frame. gaps: frames that the film has but that cannot be
     decoded, in the order of time. doubt: why the times are not sure; "" if they are sure.
     """
     starts = tuple(Fraction(time) for time in times)
@@ -240,7 +240,7 @@ def times_of_film(
     # When the missing frames begin and end.
     gap_starts = []
     gap_ends = []
-    for gap in missing:
+    for gap in gaps:
         if gap.seconds is None:
             doubt = "the times of the missing frames are not known"
         else:
@@ -256,7 +256,7 @@ def times_of_film(
         end=max([ends[-1], *gap_ends]),
         step=step,
         is_film=True,
-        missing=tuple(missing),
+        gaps=tuple(gaps),
         doubt=doubt,
     )
 
@@ -388,9 +388,7 @@ def _ends(
     return tuple(ends)
 
 
-def _gaps(
-    starts: Sequence[Fraction], steps: Sequence[Fraction], step: Fraction
-) -> tuple[Missing, ...]:
+def _gaps(starts: Sequence[Fraction], steps: Sequence[Fraction], step: Fraction) -> tuple[Gap, ...]:
     """Return the frames that are missing between other frames.
 
     starts: n times. steps: their n - 1 distances. step: the usual distance.
@@ -398,7 +396,7 @@ def _gaps(
     have. Otherwise the frames are counted from 0.
     """
     are_numbers_of_frames = step == 1
-    missing = []
+    gaps = []
     place = 0  # number that the frame would have if no frame were missing, counted from 0
     for start, distance in zip(starts[:-1], steps, strict=True):
         lost = 0
@@ -407,6 +405,6 @@ def _gaps(
             lost = round(distance / step) - 1
         if lost:
             number_before_gap = int(start) if are_numbers_of_frames else place
-            missing.append(Missing(number_before_gap + 1, lost))
+            gaps.append(Gap(number_before_gap + 1, lost))
         place += lost + 1
-    return tuple(missing)
+    return tuple(gaps)

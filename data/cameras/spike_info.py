@@ -529,7 +529,7 @@ class Timing:
             raise _unknown_times(clip, times, first, count)
         # The names 1, 2, 4 show that frame 3 is missing. But such numbers are no times, so nobody
         # knows whether frames 2 and 4 were taken at twice the usual distance. A film has times.
-        if times.missing and not times.is_film:
+        if times.gaps and not times.is_film:
             raise _unknown_times(clip, times, first, count)
         # Two clocks give the length of the clip in seconds: the film, and the number of planes
         # divided by `tick_hz`. If they do not agree, `until` returns times with a doubt.
@@ -858,7 +858,7 @@ def _refuse_rows_of_missing_frames(clip: str, table: Exposures, times: FrameTime
 
     The list probably has rows for the missing frames too. The error proposes the list without them.
     """
-    if not times.missing or len(table.rows) == len(times):
+    if not times.gaps or len(table.rows) == len(times):
         return
     rows = []
     # `places` are the numbers of the existing frames among all frames, 0, 1, 3 if frame 2 is

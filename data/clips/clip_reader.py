@@ -324,7 +324,7 @@ def _warn_of_doubtful_times(clip: str, times: FrameTimes, is_film: bool) -> None
     The times matter because they may say which planes of a spike file belong to which frame.
     clip: name of the clip. times: times of its frames.
     """
-    if times.missing:
+    if times.gaps:
         logger.warning("frames of %s: %s", clip, times.described())
     elif times.doubt and not is_film:
         text = "frames of %s: taken in the order of their names: %s"
@@ -346,7 +346,7 @@ def _listing_of_spikes(
     # the whole clip, because the times say which planes belong to which frame, and as many files as
     # decoded frames.
     has_accepted_number = len(paths) in (1, len(frames))
-    if frames.is_video and times.missing and not has_accepted_number:
+    if frames.is_video and times.gaps and not has_accepted_number:
         raise _frames_missing(times, f"{len(paths)} spike files", str(spike))
     stems = _matched_stems(frames.stems, [file.stem for file in paths], frames.is_video)
     return _listing(name, stems, paths, str(spike))
@@ -414,7 +414,7 @@ def _warn_or_refuse_spikes(
     # user may not expect this, so warn.
     is_divided_by_times = is_one_file and not spikes.timing.has_exposures
     if is_divided_by_times and not times.is_even:
-        text = MISSING_FRAMES if times.missing else FRAMES_OF_DIFFERENT_TIMES
+        text = MISSING_FRAMES if times.gaps else FRAMES_OF_DIFFERENT_TIMES
         logger.warning("spikes of %s: %s", clip.name, text)
     # A calibration says where the planes lie on the frames, so a plane may then have any shape.
     if spikes.calibration is None:

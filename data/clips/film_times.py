@@ -25,7 +25,7 @@ from typing import Any
 from data.cameras.frame_times import (
     MOST_DISTANCES_WITHOUT_GAP,
     FrameTimes,
-    Missing,
+    Gap,
     times_of_film,
     usual_step,
 )
@@ -79,12 +79,12 @@ def film_times(
     if len(times) < 2:
         return times_of_film(times)
     step = usual_step(times)  # the usual distance of two frames in seconds
-    missing = _lost_between(packets, times, step)
+    gaps = _lost_between(packets, times, step)
     # Number of the frame after the last decoded frame, if missing frames are counted: 6 if four
     # frames were decoded and two are missing between them.
-    next_number = len(times) + sum(gap.count for gap in missing)
-    missing += _lost_at_end(packets, times[-1], step, next_number)
-    return times_of_film(times, missing)
+    next_number = len(times) + sum(gap.count for gap in gaps)
+    gaps += _lost_at_end(packets, times[-1], step, next_number)
+    return times_of_film(times, gaps)
 
 
 def _warn_of_damaged(path: Path, times: Sequence[Fraction]) -> None:
@@ -143,7 +143,7 @@ def _add_packet(packet: Any, packets: Packets) -> None:
         packets.damaged.append(time)
 
 
-def _lost_between(packets: Packets, times: Sequence[Fraction], step: Fraction) -> list[Missing]:
+def _lost_between(packets: Packets, times: Sequence[Fraction], step: Fraction) -> list[Gap]:
     """Return the frames that are missing before the first decoded frame and between frames.
 
     times: times of the decoded frames. step: the usual distance of two frames in seconds.
@@ -152,13 +152,13 @@ def _lost_between(packets: Packets, times: Sequence[Fraction], step: Fraction) -
     """
     # Times of the packets of which no frame was decoded, in order.
     lost = sorted(set(packets.times) - set(times))
-    missing = []
+    gaps = []
     # Number of the next frame in the whole film. Missing frames are counted.
     next_number = 0
     lost_before_first = [time for time in lost if time < times[0]]
     if lost_before_first:
         count = len(lost_before_first)
-        missing.append(Missing(number=0, count=count, seconds=lost_before_first[0]))
+        gaps.append(Gap(number=0, count=count, seconds=lost_before_first[0]))
         next_number = count
     for before, after in itertools.pairwise(times):
         next_number += 1  # the frame at `before`
@@ -180,14 +180,12 @@ def _lost_between(packets: Packets, times: Sequence[Fraction], step: Fraction) -
         lost_by_distance = round(distance / step) - 1
         count = max(lost_by_distance, lost_packets)
         if count:
-            missing.append(Missing(number=next_number, count=count, seconds=before + step))
+            gaps.append(Gap(number=next_number, count=count, seconds=before + step))
             next_number += count
-    return missing
+    return gaps
 
 
-def _lost_at_end(
-    packets: Packets, last: Fraction, step: Fraction, next_number: int
-) -> list[Missing]:
+def _lost_at_end(packets: Packets, last: Fraction, step: Fraction, next_number: int) -> list[Gap]:
     """Return the frames that are missing after the last decoded frame, as a list of at most one.
 
     last: time of the last decoded frame. step: usual time from one frame to the next.
@@ -199,4 +197,4 @@ def _lost_at_end(
         count += packets.stated - packets.count
     if not count:
         return []
-    return [Missing(number=next_number, count=count, seconds=last + step)]
+    return [Gap(number=next_number, count=count, seconds=last + step)]
