@@ -111,11 +111,44 @@ class Scores:
 ScoresOfWays = Mapping[str, Mapping[str, Scores]]
 
 
+# ---- The program -------------------------------------------------------------------------------
+
+
 def main(argv: Sequence[str]) -> int:
     """Make the clips, restore them in each way, write the scores, and print the table.
 
     Returns the exit code, which is 0. An error ends the program before.
     """
+    args = read_arguments(argv)
+    out = (args.out or ROOT / "experiments/joint_gain").resolve()
+    # The operator always restores the clips, too, because the table has gains over the operator.
+    asked = {BASE, *args.ways}
+    ways = {way: flags for way, flags in WAYS.items() if way in asked}
+    if args.formulas:
+        ways = FORMULAS | ways
+    last_way = list(ways)[-1]
+
+    sources = linked_sources(args.videos, out / "sources" / args.part, args.part)
+    found: dict[str, ScoresOfWays] = {}  # for each condition
+    for condition in args.conditions:
+        clips = made_clips(out, args.part, condition, sources)
+        scores = {}
+        for way, flags in ways.items():
+            results = out / "tests" / clips.name / way.replace(" ", "_")
+            scores[way] = scores_of(clips, flags, results=results, out=out)
+        found[condition] = scores
+
+        # A file for each condition, so that a stop loses one condition at most. The first word of
+        # the last way and the name of the folder make its name, e.g. motion_report_rig.json.
+        first_word = last_way.split()[0]
+        file = out / f"{first_word}_{clips.name}.json"
+        write_scores(file, args.part, condition, scores)
+    print(table_of(found))
+    return 0
+
+
+def read_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the flags of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -137,32 +170,7 @@ def main(argv: Sequence[str]) -> int:
         help="also measure the methods exposure and joint without weights",
     )
     add("--out", type=Path, help="results folder (default experiments/joint_gain)")
-    args = parser.parse_args(argv)
-    out = (args.out or ROOT / "experiments/joint_gain").resolve()
-    # The operator always restores the clips, too, because the table has gains over the operator.
-    asked = {BASE, *args.ways}
-    ways = {way: flags for way, flags in WAYS.items() if way in asked}
-    if args.formulas:
-        ways = FORMULAS | ways
-    last_way = list(ways)[-1]
-
-    sources = linked_sources(args.videos, out / "sources" / args.part, args.part)
-    found: dict[str, ScoresOfWays] = {}  # for each condition
-    for condition in args.conditions:
-        folder = made_clips(out, args.part, condition, sources)
-        scores = {}
-        for way, flags in ways.items():
-            results = out / "tests" / folder.name / way.replace(" ", "_")
-            scores[way] = scores_of(out, folder, results, flags)
-        found[condition] = scores
-
-        # A file for each condition, so that a stop loses one condition at most. The first word of
-        # the last way and the name of the folder make its name, e.g. motion_report_rig.json.
-        first_word = last_way.split()[0]
-        file = out / f"{first_word}_{folder.name}.json"
-        write_scores(file, args.part, condition, scores)
-    print(table_of(found))
-    return 0
+    return parser.parse_args(argv)
 
 
 def write_scores(file: Path, part: str, condition: str, found: ScoresOfWays) -> None:
@@ -177,6 +185,9 @@ def write_scores(file: Path, part: str, condition: str, found: ScoresOfWays) -> 
         "ways": plain,
     }
     file.write_text(json.dumps(about, indent=1) + "\n")
+
+
+# ---- Clips and their scores --------------------------------------------------------------------
 
 
 def linked_sources(videos: Path, folder: Path, part: str) -> Path:
@@ -211,15 +222,17 @@ def made_clips(out: Path, part: str, condition: str, sources: Path) -> Path:
     )
 
 
-def scores_of(out: Path, folder: Path, results: Path, flags: Sequence[str]) -> dict[str, Scores]:
+def scores_of(folder: Path, flags: Sequence[str], results: Path, out: Path) -> dict[str, Scores]:
     """Restore the clips of a folder in one way. Return clip -> its scores.
 
-    folder: the clips. results: where the frames go. flags: of main_test_vrt.py, for this way.
+    folder: folder of the clips.
+    flags: flags of main_test_vrt.py for this way.
+    results: folder to which the frames are written.
+    out: folder of the log, which is <out>/logs/<name of the folder of the clips>.txt.
     """
     # Input and sharp frames lie in one folder: <clip>/blur and <clip>/sharp. So --input and --gt
     # are the same.
     frames = folder / RGB / "train"
-    # `out` and the name say where the log goes: <out>/logs/<name>.txt.
     call(
         "main_test_vrt.py",
         out,
@@ -253,54 +266,55 @@ def scores_of(out: Path, folder: Path, results: Path, flags: Sequence[str]) -> d
     return scores
 
 
+# ---- The table ---------------------------------------------------------------------------------
+
+
 def table_of(found: Mapping[str, ScoresOfWays]) -> str:
     """Return the table in Markdown, one row for each condition.
 
-    It has the gains of the last way over the operator. The header and the cells of a row have the
-    same order.
+    It has the gains of the last way over the operator.
 
     found: condition -> scores of its ways. All conditions have the same ways.
     """
-    rows = []
-    ways: list[str] = []
-    for condition, scores in found.items():
-        rows.append(row_of(condition, scores))
-        ways = list(scores)
-    columns = ["gain over operator", "moving pixels", "worst clip", "s/frame"]
-    return markdown_table(rows, ["", "blurry", *ways, *columns])
+    rows = [row_of(condition, scores) for condition, scores in found.items()]
+    columns = list(rows[0])  # all rows have the same
+    return markdown_table([list(row.values()) for row in rows], columns)
 
 
-def row_of(condition: str, scores: ScoresOfWays) -> list[str]:
-    """Return the cells of a condition, in the order of the header in `table_of`."""
+def row_of(condition: str, scores: ScoresOfWays) -> dict[str, str]:
+    """Return the row of a condition: name of a column -> cell.
+
+    E.g. {"": "dim", "blurry": "20.00", "operator": "25.00", ..., "motion": "26.17",
+    "gain over operator": "+1.17 ± 4.36", ..., "worst clip": "-0.50 (park_00)", ...}
+    """
     base = scores[BASE]
     last = list(scores.values())[-1]
     # The name of the condition, and the means over the clips: of the blurry frames, and of each
     # way.
     blurry = statistics.fmean(of_clip.blurry for of_clip in base.values())
-    cells = [condition, f"{blurry:.2f}"]
-    for clips in scores.values():
+    row = {"": condition, "blurry": f"{blurry:.2f}"}
+    for way, clips in scores.items():
         psnr = statistics.fmean(of_clip.psnr for of_clip in clips.values())
-        cells.append(f"{psnr:.2f}")
+        row[way] = f"{psnr:.2f}"
 
-    # The mean gain with its confidence interval, e.g. "+3.61 ± 0.40", and the mean gain at moving
-    # pixels.
+    # The mean gain with its confidence interval, and the mean gain at moving pixels.
     psnr_of_last = {clip: of_clip.psnr for clip, of_clip in last.items()}
     psnr_of_base = {clip: of_clip.psnr for clip, of_clip in base.items()}
-    cells.append(table_cell(difference(psnr_of_last, psnr_of_base), sign="+"))
+    row["gain over operator"] = table_cell(difference(psnr_of_last, psnr_of_base), sign="+")
     gains_of_moving = [last[clip].moving - base[clip].moving for clip in last]
-    cells.append(f"{statistics.fmean(gains_of_moving):+.2f}")
+    row["moving pixels"] = f"{statistics.fmean(gains_of_moving):+.2f}"
 
     # The clip that gains least. `min` compares the gains, and the names of clips with equal gains.
     gains = [(psnr_of_last[clip] - psnr_of_base[clip], clip) for clip in last]
     least_gain, worst_clip = min(gains)
-    cells.append(f"{least_gain:+.2f} ({worst_clip})")
+    row["worst clip"] = f"{least_gain:+.2f} ({worst_clip})"
 
     # The median time of the clips that this call restored. The time is None if an earlier call
     # restored the clip. To measure the time of all clips, delete <out>/tests first.
     seconds = [of_clip.s_per_frame for of_clip in last.values()]
     measured = [time_s for time_s in seconds if time_s is not None]
-    cells.append(f"{statistics.median(measured):.2f}" if measured else "unknown")
-    return cells
+    row["s/frame"] = f"{statistics.median(measured):.2f}" if measured else "unknown"
+    return row
 
 
 if __name__ == "__main__":
