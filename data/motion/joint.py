@@ -460,12 +460,14 @@ class Cameras:
     ) -> None:
         self._pixels = pixels
         count, height, width = shifts.shape[:3]
+        # A chunk is as many groups as may be sampled at a time. E.g. with frames of 720 x 1280: 2^23
+        # // 921600 = 9. So 20 groups are three chunks, of 9, 9 and 2 groups.
         groups_at_a_time = max(SAMPLES_AT_A_TIME // (height * width), 1)
-        self._parts = []
+        self._chunks = []
         for begin in range(0, count, groups_at_a_time):
             groups = slice(begin, begin + groups_at_a_time)
-            part = _GroupsOfCameras(shifts[groups], shares[groups], coverage[:, groups])
-            self._parts.append(part)
+            chunk = _GroupsOfCameras(shifts[groups], shares[groups], coverage[:, groups])
+            self._chunks.append(chunk)
 
     def __call__(self, x: Tensor, l: Tensor | None = None) -> tuple[Tensor, Tensor]:  # noqa: E741
         """Return B x (3, H, W) and S l (M, h, w).
@@ -475,12 +477,12 @@ class Cameras:
         """
         picture = x if l is None else torch.cat((x, l))
         blurry = torch.zeros_like(x)
-        spikes: Tensor | None = None  # the sum of the parts so far
-        for part in self._parts:
-            moved_l = part.sampled(picture[None], blurry)  # (groups, H, W); adds to `blurry`, too
+        spikes: Tensor | None = None  # the sum of the chunks so far
+        for chunk in self._chunks:
+            moved_l = chunk.sampled(picture[None], blurry)  # (groups, H, W); adds to `blurry`, too
             # S l = sum over g of c_g D L U_g l
             seen = self._pixels(moved_l).contiguous()  # D L U_g l, (groups, h, w)
-            c_of_groups = part.c.transpose(0, 1)  # (groups, M, h, w)
+            c_of_groups = chunk.c.transpose(0, 1)  # (groups, M, h, w)
             spikes = sum_of_products(c_of_groups, seen[:, None], begin=spikes)  # (M, h, w)
         assert spikes is not None  # there is at least one group
         return blurry, spikes
@@ -495,8 +497,8 @@ class Cameras:
         columns = blurry.new_zeros(blurry[0].numel(), 4)  # (H W, 4)
         columns[:, :3] = blurry.flatten(1).t()
         x = torch.zeros_like(columns)
-        for part in self._parts:
-            part.B_adjoint.add_to(x, columns * part.common_share)
+        for chunk in self._chunks:
+            chunk.B_adjoint.add_to(x, columns * chunk.common_share)
         return x.t()[:3].reshape(blurry.shape), self.adjoint_of_spikes(spikes)
 
     def adjoint_of_spikes(self, spikes: Tensor) -> Tensor:
@@ -504,17 +506,20 @@ class Cameras:
         # S^T y = sum over g of U_g^T L^T D^T c_g y
         height, width = self._pixels.view.size
         l = spikes.new_zeros(height * width, 1)  # noqa: E741
-        for part in self._parts:
-            # The products c_g y, summed over the M intervals: part.c is (M, groups, h, w).
-            seen = sum_of_products(part.c, spikes[:, None])  # (groups, h, w)
+        for chunk in self._chunks:
+            # The products c_g y, summed over the M intervals: chunk.c is (M, groups, h, w).
+            seen = sum_of_products(chunk.c, spikes[:, None])  # (groups, h, w)
             moved = self._pixels.adjoint(seen)  # L^T D^T c_g y, (groups, H, W)
             samples = moved.permute(1, 2, 0).reshape(-1, 1)  # (H W groups, 1)
-            part.U_adjoint.add_to(l, samples)
+            chunk.U_adjoint.add_to(l, samples)
         return l.view(1, height, width)
 
 
 class _GroupsOfCameras:
-    """Some groups of `Cameras`. The arguments are those of `Cameras`, for these groups alone."""
+    """A chunk of the groups of `Cameras`. The arguments are those of `Cameras`, for these groups.
+
+    `sampled` computes B and the samples of S. `B_adjoint` and `U_adjoint` are their adjoints.
+    """
 
     def __init__(self, shifts: Tensor, shares: Tensor, coverage: Tensor) -> None:
         groups, height, width = shifts.shape[:3]
