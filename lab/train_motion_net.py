@@ -833,6 +833,34 @@ def turned(batch: Batch, rng: np.random.Generator) -> Batch:
 # ---- The training ----------------------------------------------------------------------------
 
 
+class Pool:
+    """The newest samples, from which each step draws its batch.
+
+    The order of the draws is part of the training: first FIRST_POOL samples, then in each step the
+    new samples, the old samples, and how the batch is turned.
+    """
+
+    def __init__(self, rng: np.random.Generator, textures: Sequence[np.ndarray]) -> None:
+        self.rng = rng
+        self.textures = textures
+        self.samples: list[Sample] = []
+        while len(self.samples) < FIRST_POOL:
+            self.samples += samples_of(rng, textures)
+
+    def batch(self, step: int) -> Batch:
+        """Return the batch of a step: its new samples, if it has any, and samples of the pool.
+
+        Every third step (NEW_EVERY) has the two samples of a new scene. Drawing scenes takes time,
+        so all other samples are drawn from the pool.
+        """
+        is_step_with_new = step % NEW_EVERY == 0
+        new = samples_of(self.rng, self.textures) if is_step_with_new else []
+        self.samples = (self.samples + new)[-POOL:]
+        old_indices = self.rng.integers(0, len(self.samples), BATCH - len(new))
+        old = [self.samples[index] for index in old_indices]
+        return turned(batch_of(new + old), self.rng)
+
+
 def train(textures: Sequence[np.ndarray], out: Path, seconds: float, seed: int) -> None:
     """Train for some time, and write the averaged weights.
 
@@ -851,9 +879,7 @@ def train(textures: Sequence[np.ndarray], out: Path, seconds: float, seed: int) 
 
     begin = time.time()
     last_print = begin
-    pool: list[Sample] = []
-    while len(pool) < FIRST_POOL:
-        pool += samples_of(rng, textures)
+    pool = Pool(rng, textures)
 
     step = 0
     errors_and_lengths = []  # mean error and mean length of the shifts, of each step
@@ -862,18 +888,10 @@ def train(textures: Sequence[np.ndarray], out: Path, seconds: float, seed: int) 
         if elapsed_share >= 1:
             break
 
-        # The batch: new samples, if this step has any, and old samples from the pool. The pool
-        # keeps the newest POOL samples.
-        new = samples_of(rng, textures) if step % NEW_EVERY == 0 else []
-        pool = (pool + new)[-POOL:]
-        old_indices = rng.integers(0, len(pool), BATCH - len(new))
-        old = [pool[index] for index in old_indices]
-        batch = turned(batch_of(new + old), rng)
-
-        # The finest level is the last one.
+        batch = pool.batch(step)
         levels = len(LEVEL_WEIGHTS)
         if elapsed_share < SHARE_WITHOUT_FINEST:
-            levels -= 1
+            levels -= 1  # without the last level, the finest one
         optimizer.param_groups[0]["lr"] = learning_rate(step, elapsed_share)
         error = train_step(net, optimizer, batch, levels)
         step += 1
