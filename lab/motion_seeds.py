@@ -481,42 +481,46 @@ def write_scores(file: Path, name: str, trained_runs: Sequence[TrainedRun], scor
 def table_of(found: Mapping[str, Scores], runs: Sequence[Run]) -> str:
     """Return the table in Markdown: a row for each set of clips, with gains over the operator.
 
-    The cells of a row, e.g. for two seeds and 800 updates:
-
-        report_ideal                         name of the set
-        24.00                                the operator: mean PSNR in dB
-        +3.50                                the shipped weights: mean gain in dB
-        +2.50 ± 0.71    +1.00 (park_00)      "equations": see `cells_of_kind`
-        +0.30 ± 0.14    -0.10 (park_00)      "plain": the same
-        +0.50                                plain_seed0_1600, the control with twice the updates
-
     found: name of a set -> its scores.
     """
+    rows = [row_of(set_name, scores, runs) for set_name, scores in found.items()]
+    columns = list(rows[0])  # all rows have the same
+    return markdown_table([list(row.values()) for row in rows], columns)
+
+
+def row_of(set_name: str, scores: Scores, runs: Sequence[Run]) -> dict[str, str]:
+    """Return the row of a set of clips: name of a column -> cell. E.g. for two seeds:
+
+    ""                         report_ideal       name of the set
+    "operator"                 24.00              mean PSNR in dB
+    "shipped"                  +3.50              mean gain over the operator in dB
+    "equations"                +2.50 ± 0.71       see `cells_of_kind`
+    "equations, worst clip"    +1.00 (park_00)
+    "plain"                    +0.30 ± 0.14
+    "plain, worst clip"        -0.10 (park_00)
+    "plain_seed0_1600"         +0.50              the control with twice as many updates
+    """
+    psnr_of_operator = statistics.fmean(scores[OF_OPERATOR].values())
+    row = {
+        "": set_name,
+        OF_OPERATOR: f"{psnr_of_operator:.2f}",
+        OF_SHIPPED: f"{mean_gain(scores, OF_SHIPPED):+.2f}",
+    }
     usual_updates = min(run.updates for run in runs)
-    longer_runs = [run for run in runs if run.updates > usual_updates]
-    columns = ["", OF_OPERATOR, OF_SHIPPED]
     for kind in (EQUATIONS, PLAIN):
-        columns += [kind, f"{kind}, worst clip"]
-    columns += [run.name for run in longer_runs]
-
-    rows = []
-    for set_name, scores in found.items():
-        psnr_of_operator = statistics.fmean(scores[OF_OPERATOR].values())
-        cells = [set_name, f"{psnr_of_operator:.2f}", f"{mean_gain(scores, OF_SHIPPED):+.2f}"]
-        for kind in (EQUATIONS, PLAIN):
-            names_of_kind = []
-            for run in runs:
-                if run.kind == kind and run.updates == usual_updates:
-                    names_of_kind.append(run.name)
-            cells += cells_of_kind(scores, names_of_kind)
-        for run in longer_runs:
-            cells.append(f"{mean_gain(scores, run.name):+.2f}")
-        rows.append(cells)
-    return markdown_table(rows, columns)
+        names = []  # of the runs of this kind, one for each seed
+        for run in runs:
+            if run.kind == kind and run.updates == usual_updates:
+                names.append(run.name)
+        row[kind], row[f"{kind}, worst clip"] = cells_of_kind(scores, names)
+    for run in runs:
+        if run.updates > usual_updates:
+            row[run.name] = f"{mean_gain(scores, run.name):+.2f}"
+    return row
 
 
-def cells_of_kind(scores: Scores, names: Sequence[str]) -> list[str]:
-    """Return two cells of the runs of a kind, e.g. ["+2.50 ± 0.71", "+1.00 (park_00)"].
+def cells_of_kind(scores: Scores, names: Sequence[str]) -> tuple[str, str]:
+    """Return two cells of the runs of a kind, e.g. "+2.50 ± 0.71" and "+1.00 (park_00)".
 
     The first cell is the mean gain over the seeds, and its standard deviation. The second cell is
     the smallest gain of any clip with any seed.
@@ -533,7 +537,7 @@ def cells_of_kind(scores: Scores, names: Sequence[str]) -> list[str]:
     deviation = statistics.stdev(gains_of_seeds) if len(gains_of_seeds) > 1 else None
     least_gain, worst_clip = min(gains_of_clips)
     spread = Spread(statistics.fmean(gains_of_seeds), deviation)
-    return [table_cell(spread, sign="+"), f"{least_gain:+.2f} ({worst_clip})"]
+    return table_cell(spread, sign="+"), f"{least_gain:+.2f} ({worst_clip})"
 
 
 def mean_gain(scores: Scores, name: str) -> float:
