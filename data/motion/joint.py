@@ -460,8 +460,8 @@ class Cameras:
     ) -> None:
         self._pixels = pixels
         count, height, width = shifts.shape[:3]
-        # A chunk is as many groups as may be sampled at a time. E.g. with frames of 720 x 1280: 2^23
-        # // 921600 = 9. So 20 groups are three chunks, of 9, 9 and 2 groups.
+        # A chunk is as many groups as may be sampled at a time. E.g. frames of 720 x 1280 have
+        # 921600 pixels: 2^23 // 921600 = 9, so 20 groups are three chunks, of 9, 9 and 2 groups.
         groups_at_a_time = max(SAMPLES_AT_A_TIME // (height * width), 1)
         self._chunks = []
         for begin in range(0, count, groups_at_a_time):
