@@ -60,6 +60,11 @@ def printable(text: str) -> str:
     return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+# `SpikeVRTError.__str__` prints the advice behind the 12 characters "  do        ". An advice of
+# several lines has these blanks in front of its second line and of all further ones.
+INDENT_OF_DO = " " * 12
+
+
 class SpikeVRTError(Exception):
     """An error in four parts: what is wrong, where, what was expected, what to do.
 

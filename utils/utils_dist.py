@@ -243,8 +243,10 @@ def _end_after_error(error: BaseException) -> NoReturn:
         watchdog.leave(code, RUN.store)  # ends this process
     # This is a single process, or one of several that failed before it knew its rank.
     process.write_exit_file(code)
+    # If several ranks fail alike, one has claimed the report for all. The claim ends with its
+    # process, so it waits for the others. Otherwise a later one would report the same error again.
     process.outlast_siblings()
-    process.kill_trees()
+    process.kill_trees()  # loader processes, for which Python's exit handlers could wait for ever
     _forget_run()
     sys.exit(code)
 
@@ -291,20 +293,21 @@ def begin(
     kept: folder in which results of checks of the data are kept for later runs, or None.
     """
     RUN.kept = kept
-    if budgets is None:
-        init_dist(timeout_s)
-    else:
-        # If torch's time-out came first, it would end the run without naming a rank. So the
-        # time-out is longer than the limits of the watchdog.
-        init_dist(budgets.timeout_s(timeout_s))
-    check_same_on_all_ranks("the options", digest)
-    if budgets is None and get_world_size() == 1:
-        return  # a test in one process: nobody waits for this rank, and no limit was asked for
+    is_single = get_world_size() == 1
+    # A test in one process without an option file: nobody waits for it, and no limit was asked for.
+    has_watchdog = not (is_single and budgets is None)
     if budgets is None:
         budgets = WatchdogOptions()  # the default limits
-    if get_world_size() > 1:
+    # `budgets.timeout_s` makes the time-out of the process group longer than all limits of the
+    # watchdog, because only the watchdog can name the rank that stands still. The user's
+    # NCCL_TIMEOUT takes precedence and may be shorter, see `_fitted_to_timeout`.
+    init_dist(budgets.timeout_s(timeout_s))
+    check_same_on_all_ranks("the options", digest)
+    if not has_watchdog:
+        return
+    if not is_single:
         budgets = _fitted_to_timeout(budgets)
-    if RUN.watchdog is None:  # a single process: `ranks` makes a watchdog for several ranks only
+    if RUN.watchdog is None:  # a single process; with several ranks, `ranks` has made a watchdog
         RUN.watchdog = Watchdog()
     RUN.watchdog.watch(budgets)
 
@@ -312,15 +315,15 @@ def begin(
 def _fitted_to_timeout(budgets: WatchdogOptions) -> WatchdogOptions:
     """Return the limits of the watchdog, fitted to the time-out of the process group.
 
-    The time-out of the process group ends a run without naming a rank. So the watchdog should come
-    first, and name the rank.
+    A user may have set this time-out by NCCL_TIMEOUT. If it came before a limit of the watchdog,
+    the process group would end the run, and it cannot name the rank that stands still.
 
     Raises DistError if the time-out would always come before the watchdog
     (test_a_time_out_of_collectives_that_comes_before_the_watchdog_is_refused). Logs a warning if
     the time-out would come first in slow phases only.
 
-    budgets: the options `watchdog`. `stall_s` is the limit of most phases. The names of MULTIPLES
-        (start_s, validate_s, save_s) are the limits of the slow phases. All are in seconds.
+    budgets: the options `watchdog`, in seconds. `stall_s` is the limit of most phases. start_s,
+        validate_s and save_s, the keys of MULTIPLES, are the limits of the slow phases.
     """
     # launch.timeout_s is NCCL_TIMEOUT if the user has set it. RUN.timeout_s is the time-out of the
     # process group.
@@ -729,7 +732,8 @@ def closed_after_report(resource: Any) -> Generator[Any]:
     """Call `resource.close()` after the block, as contextlib.closing does.
 
     Closing may hang, e.g. closing a dashboard without a network. So an error in the block is
-    reported before `close` is called. If `close` then takes longer than CLOSE_S, this rank ends.
+    reported before `close` is called. If `close` then takes longer than CLOSE_S (5 s), this rank
+    ends.
 
     resource: any object with a method `close`.
     """

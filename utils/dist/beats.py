@@ -56,7 +56,7 @@ from utils.dist.rendezvous import MET
 from utils.dist.store_values import (
     Failure,
     State,
-    foreign,
+    foreign_value,
     read_failure,
     read_state,
     write_failure,
@@ -106,7 +106,8 @@ class Beats:
         self.store = store
         self.machine = machine_name or process.machine()
         self.number = 0  # number of the last beat of this rank
-        # The clock expects to be asked once a second. `Watchdog.watch` changes this.
+        # This clock loses time if `now` is called less than once a second. `Watchdog.watch` sets
+        # slice_s to two intervals of its beats.
         self.clock = process.AwakeClock(slice_s=1.0)
         self.watched: list[int] | None = None  # ranks to watch; None until all ranks have met
         self.states: dict[int, State] = {}  # rank -> its newest known state
@@ -173,7 +174,7 @@ class Beats:
         if known is None:
             return
         if known["pid"] != state["pid"] or known["machine"] != state["machine"]:
-            raise foreign(f"beat/{rank}")
+            raise foreign_value(f"beat/{rank}")
 
     def _ranks_to_watch(self, store: Store) -> list[int]:
         """Return the ranks that this rank watches, in order.
@@ -182,8 +183,8 @@ class Beats:
         * The next rank. The last rank watches the first one, so that every rank is watched.
         * The next rank on this host, because the end of a process can be seen only on its host.
         """
-        # The remainder (%) leads from the last rank back to the first one.
         count_on_host = store.add(f"on/{self.machine}", 0)  # adding 0 reads the number
+        # The remainder (%) leads from the last rank back to the first one, e.g. 7 + 1 to 0 of 8.
         next_index = (self.index_on_host + 1) % count_on_host
         key = f"on/{self.machine}/{next_index}"
         next_on_host = _rank_in(key, store.get(key), self.world_size)
@@ -402,7 +403,7 @@ def _rank_in(key: str, value: bytes, world_size: int) -> int:
     try:
         rank = int(value)
     except ValueError as e:
-        raise foreign(key) from e
+        raise foreign_value(key) from e
     if rank not in range(world_size):
-        raise foreign(key)
+        raise foreign_value(key)
     return rank

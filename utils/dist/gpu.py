@@ -1,4 +1,4 @@
-"""What concerns GPUs of NVIDIA (CUDA) and of AMD, which answer by CUDA's names.
+"""Choice and checks of GPUs of NVIDIA (CUDA) and of AMD, which torch also calls "cuda".
 
 * `choose_gpus` decides which GPUs a process sees, before CUDA starts.
 * `require_usable_gpus`, `require_kernels` and `claim` raise errors at the start. Without them,
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 def is_cuda(device: torch.device) -> bool:
-    """Whether CUDA runs the device, or ROCm, which answers by CUDA's names."""
+    """Whether the device is a GPU of NVIDIA, or of AMD, which torch also calls "cuda"."""
     return device.type == "cuda"
 
 
@@ -132,16 +132,16 @@ def require_usable_gpus() -> None:
     # Facts that help to find the cause: how torch was built, and what torch and the user say.
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
-    further = ""
+    more_facts = ""
     if reasons:
         first_line = str(reasons[0].message).partition("\n")[0]
-        further += f"; torch says: {first_line}"
+        more_facts += f"; torch says: {first_line}"
     if visible is not None:
-        further += f"; CUDA_VISIBLE_DEVICES={visible}"
+        more_facts += f"; CUDA_VISIBLE_DEVICES={visible}"
     plural = "s" if gpus.count > 1 else ""
     raise DistError(
         what=f"torch cannot use the {gpus.count} GPU{plural} of this machine",
-        where=f"torch {torch.__version__}, {built}; NVIDIA driver {gpus.driver}{further}",
+        where=f"torch {torch.__version__}, {built}; NVIDIA driver {gpus.driver}{more_facts}",
         expected="a driver and a torch that fit each other, and visible GPUs that exist",
         do="update the driver, or install the torch for it (https://pytorch.org/get-started), "
         'or train on the CPU: CUDA_VISIBLE_DEVICES="" in front of the same command',
@@ -211,11 +211,11 @@ def missing_wheel(capability: tuple[int, int], built_for: list[str]) -> str:
     capability: compute capability of the GPU, e.g. (8, 6).
     built_for: torch.cuda.get_arch_list(), e.g. ["sm_80", "sm_90", "compute_90"].
     """
-    # The last digit is the minor version: sm_100 is 10.0.
-    found = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(built_for))
-    if not found:
+    # E.g. ("sm", "10", "0") for sm_100: the last digit is the minor version.
+    targets = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(built_for))
+    if not targets:
         return ""  # torch is built for GPUs of another maker
-    for kind, major, minor in found:
+    for kind, major, minor in targets:
         version = (int(major), int(minor))
         is_not_newer = version <= capability  # compares major first, then minor
         is_same_generation = version[0] == capability[0]

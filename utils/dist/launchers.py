@@ -32,7 +32,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from utils.errors import DistError
+from utils.errors import INDENT_OF_DO, DistError
 
 Env = Mapping[str, str]
 
@@ -211,7 +211,8 @@ BY_HAND = (
     "--master-addr=FIRST_HOST --master-port=29500 main_train_vrt.py --opt FILE"
 )
 
-# `with_standard_names` takes the first row that reads a `size` above 1.
+# Launchers that start one process for each rank. `with_standard_names` takes the first row that
+# reads a `size` above 1. NOWHERE: no variable of the launcher has this value.
 PER_PROCESS = (
     PerProcess(
         name="Open MPI",
@@ -261,7 +262,10 @@ PER_PROCESS = (
         advice=MPIEXEC,
     ),
 )
-# `with_standard_names` takes the first row that reads several nodes, or one node with several GPUs.
+
+# Platforms that start one process for each node. `with_standard_names` takes the first row that
+# reads several nodes, or one node with several GPUs. NOWHERE: no variable of the platform has this
+# value. For `gpus` the number of visible GPUs is then taken, and for `port` DEFAULT_PORT.
 PER_NODE = (
     PerNode(
         name="SageMaker",
@@ -279,6 +283,7 @@ PER_NODE = (
         address=first_of("SKYPILOT_NODE_IPS"),
         port=NOWHERE,
     ),
+    # ModelArts sets names of Volcano (VC_...) too, so its row stands before the row of Volcano.
     PerNode(
         name="ModelArts",
         nodes=var("MA_NUM_HOSTS"),
@@ -322,7 +327,10 @@ PER_NODE = (
         port=NOWHERE,
     ),
 )
-# `with_standard_names` raises an error for the first row that reads a `count` above 1.
+
+# Platforms that tell the number of processes or hosts, but not which of them this process is. A run
+# cannot start like this. So the first row that reads a `count` above 1 leads to an error, which
+# shows `advice`: the command to type instead.
 UNPLACED = (
     Unplaced(name="Determined", count=count_of("DET_SLOT_IDS"), advice=DETERMINED),
     Unplaced(name="LSF", count=_lsf_hosts, advice=BY_HAND),
@@ -337,8 +345,19 @@ UNPLACED = (
 def with_standard_names(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> dict[str, str]:
     """Return a copy of `env`, with torchrun's variables added if the table has the platform.
 
-    An environment that has WORLD_SIZE, or torchrun's variables for a node, is copied unchanged. So
-    a user can set WORLD_SIZE=1 on any platform to train in one process.
+    Several platforms may have set their variables, e.g. MPI within a job of SLURM. The first line
+    that is true of `env` decides:
+
+        1  it has standard names already              copied unchanged
+        2  a row of PER_PROCESS reads several ranks   the variables of this rank are added
+        3  srun of SLURM has started this process     copied unchanged, platforms.py reads SLURM's
+        4  a row of PER_NODE reads several nodes,     the variables of this node are added
+           or one node with several GPUs
+        5  a row of UNPLACED reads several processes  DistError
+        6  else                                       copied unchanged
+
+    Launchers (2) come before SLURM and platforms (3 to 5), because a job of these may start its
+    ranks by a launcher. With line 1 a user can train in one process on any platform: WORLD_SIZE=1.
 
     gpu_count: number of GPUs that this process sees.
     command: what the user typed, for the advice of an error.
@@ -346,25 +365,28 @@ def with_standard_names(env: Env, gpu_count: int = 0, command: str = "COMMAND") 
     Raises DistError if the platform tells that there are several processes, but not which of them
     this process is, or not where rank 0 is.
     """
-    # Several platforms may have set their variables, e.g. MPI within a SLURM job. The order of
-    # these questions decides which of them is taken: first the standard names, then the launchers,
-    # then the schedulers that launchers run in.
+    # 1. torchrun sets TORCHELASTIC_RUN_ID for its ranks. The names PET_... stand for its flags,
+    # here for --nproc-per-node.
     is_rank = env.get("WORLD_SIZE") or "TORCHELASTIC_RUN_ID" in env
     is_node = env.get("NPROC_PER_NODE") or env.get("PET_NPROC_PER_NODE")
-    if is_rank or is_node:  # the standard names are there
+    if is_rank or is_node:
         return dict(env)
+    # 2. A launcher that starts one process for each rank.
     # {**a, **b} is a copy of a, in which the entries of b are added or replaced.
     for launcher in PER_PROCESS:
         rank_count = _number(launcher.size(env))
         if rank_count > 1:
             return {**env, **_variables_of_rank(launcher, env, command)}
+    # 3. A task of srun: `utils.dist.platforms` reads the variables of SLURM.
     if "SLURM_PROCID" in env:
-        return dict(env)  # a task of srun: `utils.dist.platforms` reads the variables of SLURM
+        return dict(env)
+    # 4. A platform that starts one process for each node.
     for platform in PER_NODE:
         node_count = _number(platform.nodes(env))
         gpus_per_node = _number(platform.gpus(env))
         if node_count > 1 or (node_count == 1 and gpus_per_node > 1):
             return {**env, **_variables_of_node(platform, env, gpu_count)}
+    # 5. Several processes, of which this one cannot know its number.
     for unplaced in UNPLACED:
         if _number(unplaced.count(env)) > 1:
             raise _not_placed(unplaced, env, command)
@@ -446,8 +468,6 @@ def _variables_of_node(row: PerNode, env: Env, gpu_count: int) -> dict[str, str]
 
 def _not_placed(row: Unplaced, env: Env, command: str) -> DistError:
     """Return the error of a process that cannot know which rank it is."""
-    # An error shows its advice behind 12 characters, so its second line begins with as many blanks.
-    blanks = " " * 12
     return DistError(
         what=f"{row.name} says that there are {row.count(env)} processes or hosts, and not which "
         "one this is",
@@ -455,7 +475,7 @@ def _not_placed(row: Unplaced, env: Env, command: str) -> DistError:
         expected="one process for each GPU, with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and "
         "MASTER_PORT",
         do=f"{row.advice.format(command=command)}\n"
-        f"{blanks}one process alone: WORLD_SIZE=1 {command}",
+        f"{INDENT_OF_DO}one process alone: WORLD_SIZE=1 {command}",
     )
 
 

@@ -74,7 +74,8 @@ def unpack(message: bytes, sender: int) -> Any:
 def _outline(value: Any, contents: list[bytes]) -> Any:
     """Return the outline of `value`, and append the bytes of its arrays to `contents`.
 
-    `_value` reads each form that is made here. A new form needs a branch in both.
+    E.g. ["tensor", "uint8", [2, 3]], with the 6 bytes of the tensor in `contents`. `_value` reads
+    each kind of outline that is made here, so a new kind needs a branch in both functions.
     """
     if isinstance(value, np.generic):  # a single number of NumPy
         value = value.item()
@@ -169,7 +170,7 @@ def _tensor(dtype: torch.dtype, shape: list[int], message: bytes, begin: int) ->
 def _array(
     dtype: np.dtype, shape: list[int], message: bytes, begin: int, byte_count: int | None = None
 ) -> tuple[np.ndarray, int]:
-    """Return the array whose bytes begin at position `begin` of `message`, and the position behind.
+    """Return the array at the position `begin` of `message`, and the position behind its bytes.
 
     dtype: type of the numbers. Object arrays and texts are refused, because they are not bytes of
         numbers.

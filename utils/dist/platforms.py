@@ -40,7 +40,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from utils.dist.state import LaunchInfo
-from utils.errors import DistError
+from utils.errors import INDENT_OF_DO, DistError
 
 Env = Mapping[str, str]
 
@@ -66,10 +66,6 @@ PIECE_OF_NAME = r"(?:[^,\[]|\[[^\]]*\])"
 # the same port, so a change here breaks a job with ranks of different versions.
 FIRST_PORT = 15000
 PORT_COUNT = 10000
-
-# An error prints its advice (`do`) behind the 12 characters "  do        ". Further lines of the
-# advice begin with as many blanks, so that they are below the first line.
-INDENT_OF_DO = " " * 12
 
 
 class Member(NamedTuple):
@@ -430,7 +426,8 @@ def _number(
 def _seconds(env: Env, name: str, default: float) -> float:
     """Return a variable as seconds. Raises DistError if it is no number from 0 to a million.
 
-    0 and a million are wrong too.
+    0 and a million are wrong too. A million seconds are 11 days, so a larger number is taken for a
+    mistake, e.g. for milliseconds.
 
     default: returned if the variable is missing or empty.
     """
@@ -439,7 +436,6 @@ def _seconds(env: Env, name: str, default: float) -> float:
         return default
     with suppress(ValueError):
         seconds = float(text)
-        # A value above a million seconds, 11 days, counts as a mistake, e.g. as milliseconds.
         if 0 < seconds < 10**6:
             return seconds
     raise DistError(

@@ -66,7 +66,7 @@ run_exit_handlers = getattr(atexit, "_run_exitfuncs", None)
 
 # The numbers of the system calls write and writev: 1 and 20 on x86-64, 64 and 66 on most other
 # processors (linux/unistd.h). `main_thread_writes` finds them in /proc/.../syscall if the main
-# thread waits in a write, e.g. to a paused terminal. They are texts, because this file has words.
+# thread waits in a write, e.g. to a paused terminal. They are texts, because this file is a text.
 WRITE_CALLS = ("1", "20") if platform.machine() == "x86_64" else ("64", "66")
 
 # The claims of this process. If several ranks of a host fail with the same error, each of them
@@ -106,15 +106,15 @@ class AwakeClock:
         """slice_s: the most seconds that the clock counts between two calls of `now`."""
         self.slice_s = slice_s
         self.awake_s = 0.0
-        self.asked = time.monotonic()  # time of the last call of `now`
+        self.last_call = time.monotonic()  # when `now` was called last
         self.lock = threading.Lock()
 
     def now(self) -> float:
         """Return the seconds in which this process ran since the clock was made."""
         with self.lock:
             now = time.monotonic()
-            self.awake_s += min(now - self.asked, self.slice_s)
-            self.asked = now
+            self.awake_s += min(now - self.last_call, self.slice_s)
+            self.last_call = now
             return self.awake_s
 
 
@@ -123,12 +123,11 @@ class AwakeClock:
 
 @cache
 def machine() -> str:
-    """Return a name of the place in which the process ids of this process are valid.
+    """Return the name of the host or container in which the process ids of this process are valid.
 
-    The name has three parts: the host name, an id of the last start of the host, and the pid
-    namespace, which each container has for itself. E.g. "gpu7/1b4e28ba-.../pid:[4026531836]". The
-    host name alone is not enough, because containers and copied virtual machines may have the same
-    one.
+    E.g. "gpu7/1b4e28ba-.../pid:[4026531836]": the host name, an id of the last start of the host,
+    and the pid namespace, of which each container has its own. The host name alone is not enough,
+    because containers and copied virtual machines may have the same host name.
     """
     parts = [socket.gethostname()]
     with suppress(OSError):  # a system without /proc has the host name only
@@ -167,14 +166,14 @@ def descendants_of(pid: int) -> list[int]:
     if not system.has_proc():
         own = multiprocessing.active_children() if pid == os.getpid() else []
         return [child.pid for child in own if child.pid is not None]
-    found: list[int] = []
+    descendants: list[int] = []
     # Each thread of the process has a file with the children that it started.
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):  # the thread or the process has ended meanwhile
             for child in map(int, children.read_text().split()):
-                found.append(child)
-                found.extend(descendants_of(child))
-    return found
+                descendants.append(child)
+                descendants.extend(descendants_of(child))
+    return descendants
 
 
 def open_closed_streams() -> None:
@@ -196,8 +195,8 @@ def open_closed_streams() -> None:
 def signals_held() -> Generator[None]:
     """Hold back GROUP_SIGNALS (SIGINT, SIGTERM, ...) until the end of the block. They arrive then.
 
-    A process that is forked within the block inherits this. There the signals are held back until
-    the process calls `leave_signals_to_parent`.
+    Fork a loader process within this block: it inherits the hold. So no signal can end it before
+    it has its own handlers, which `leave_signals_to_parent` installs and which end the hold.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
     try:
@@ -657,13 +656,13 @@ def _handles(status: str, number: signal.Signals) -> bool:
     """Whether a process handles a signal. status: its /proc/<pid>/status."""
     # E.g. "SigCgt: 0000000000000a00": a hexadecimal number with one bit for each handled signal;
     # the lowest bit is signal 1.
-    found = re.search(r"SigCgt:\s*(\w+)", status)
-    if found is None:
+    line = re.search(r"SigCgt:\s*(\w+)", status)
+    if line is None:
         return False
-    handled = int(found[1], 16)
+    handled_signals = int(line[1], 16)
     # Shift the bit of this signal to the lowest place, and look at this bit alone. E.g. 0xa00 has
     # the bits 9 and 11, counted from 0, for the signals 10 and 12.
-    bit = (handled >> (number - 1)) & 1
+    bit = (handled_signals >> (number - 1)) & 1
     return bit == 1
 
 

@@ -51,21 +51,21 @@ from utils.dist.state import RUN, LaunchInfo
 from utils.dist.store_values import (
     FAILURE_CODES,
     ForeignValueError,
-    foreign,
-    sealed,
-    unsealed,
+    foreign_value,
+    seal,
+    unseal,
 )
 from utils.errors import DistError
 
 logger = logging.getLogger(__name__)
 
-# Time limit of each check in seconds. SPIKEVRT_JOIN_TIMEOUT counts if it is shorter. With 10 s, and
-# the start of Python and torch before, a fault is reported within 15 s.
+# Time limit of each check in seconds. SPIKEVRT_JOIN_TIMEOUT counts if it is shorter. The start of
+# Python and torch comes before, so with 10 s a user sees a wrong launch within 15 s.
 CHECK_S = 10.0
 
-# Key: number of processes that have joined. A rank that joined twice counts twice.
+# The key of the number of processes that have joined. A rank that joined twice counts twice.
 JOINED = "joined"
-# Key: all ranks have arrived.
+# The key that the last rank sets when it arrives.
 MET = "met"
 
 # The type of the result of the function that `_within` calls.
@@ -155,14 +155,16 @@ def _hosted_store(launch: LaunchInfo) -> TCPStore:
     write into the store, even if MASTER_ADDR is 127.0.0.1. Test:
     test_ranks_of_one_host_listen_on_the_loopback_alone.
     """
-    address = (launch.master_addr, launch.master_port)
-    # wait_for_workers=False: `meet` waits for the other ranks.
-    listener = _listener(*address)
+    host = launch.master_addr
+    port = launch.master_port
+    # wait_for_workers=False below, because `meet` waits for the other ranks.
+    listener = _listener(host, port)
     if listener is None:  # let torch listen on every address
-        return TCPStore(*address, is_master=True, wait_for_workers=False)
+        return TCPStore(host, port, is_master=True, wait_for_workers=False)
     # The store takes over the open socket, and closes it with itself.
-    descriptor = listener.detach()
-    return TCPStore(*address, is_master=True, wait_for_workers=False, master_listen_fd=descriptor)
+    return TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
 
 
 def _listener(name: str, port: int) -> socket.socket | None:
@@ -352,10 +354,10 @@ def _note_arrival(store: Store, launch: LaunchInfo) -> None:
     other ranks read it as soon as they see MET.
     """
     store.add(JOINED, 1)
-    # `sealed` adds a signature that only a process with the job key can make.
+    # `seal` adds a signature that only a process with the job key can make.
     if RUN.job_key:
         proof_key = f"proof/{launch.rank}"
-        store.set(proof_key, sealed(proof_key, "here"))
+        store.set(proof_key, seal(proof_key, "here"))
     # `add` returns the new number. It is 2 if another process had this rank before.
     if store.add(f"arrived/{launch.rank}", 1) > 1:
         raise DistError(
@@ -401,7 +403,7 @@ def _refuse_strangers(store: Store, ranks: Iterable[int], launch: LaunchInfo) ->
         # A process of another program leaves no proof at all. The empty text is a wrong proof.
         proof = store.get(key) if store.check([key]) else b""
         try:
-            unsealed(key, proof)
+            unseal(key, proof)
         except ForeignValueError as e:
             raise DistError(
                 what=f"what arrived as rank {rank} does not have the key of this start",
@@ -472,7 +474,7 @@ class Round:
         # compare_set(key, expected, new) writes `new` if the key holds `expected`, and returns what
         # the key then holds. A rank without a failure writes "", because `get` in `wait` would
         # wait for a key that nobody has written.
-        own_value = "" if code is None else sealed(self.failed_key, f"{self.rank} {code}")
+        own_value = "" if code is None else seal(self.failed_key, f"{self.rank} {code}")
         value = self.store.compare_set(self.failed_key, "", own_value)
         if own_value:
             # Replace the failure of a higher rank. Between two requests, a third rank may replace
@@ -503,13 +505,13 @@ class Round:
         if not value:
             return None
         try:
-            rank_text, code_text = unsealed(self.failed_key, value).split()
+            rank_text, code_text = unseal(self.failed_key, value).split()
             rank = int(rank_text)
             code = int(code_text)
         except ValueError as e:  # not two words, or no numbers
-            raise foreign(self.failed_key) from e
+            raise foreign_value(self.failed_key) from e
         if rank not in range(self.world_size) or code not in FAILURE_CODES:
-            raise foreign(self.failed_key)
+            raise foreign_value(self.failed_key)
         return FailedRank(rank, code)
 
 

@@ -37,6 +37,8 @@ POLL_S = 1.0
 def status_line(rank: int | None = None, state: State | None = None) -> str:
     """Return host, process, phase, weights and samples of a rank, in one line.
 
+    E.g. 'rank 0 of 2 on host7, cuda:0, pid 4711; step 120, 0.4 s in phase "forward"; ...'
+
     rank: number of the rank, or None for this rank.
     state: the last beat of the rank: host, pid, step, phase, age and facts. None for this rank.
     """
@@ -53,7 +55,7 @@ def status_line(rank: int | None = None, state: State | None = None) -> str:
     if rank is None:
         rank = RUN.launch.rank
     facts: dict[str, Any] = state["facts"]
-    # E.g. "17, 4, 230". At the end of an epoch a rank has no sample left of this epoch.
+    # The next samples of the epoch, e.g. "17, 4, 230". At the end of an epoch none is left.
     first = ", ".join(str(index) for index in facts["first"]) or "none left of this one"
     parts = [
         f"rank {rank} of {RUN.launch.world_size} on {state['host']}, {facts['device']}, "
@@ -97,7 +99,7 @@ def _answer(folder: Path, over: threading.Event) -> None:
         answered_at = _time_of(path)
     with suppress(RuntimeError):  # the store is lost, so the run is ending
         while not over.wait(POLL_S):
-            if _time_of(path) in (None, answered_at):  # no file, or nobody has touched it
+            if _time_of(path) in (None, answered_at):  # no file, or not touched since the answer
                 continue
             over.wait(POLL_S)  # so that every rank writes a beat that is newer than the request
             lines = [time.strftime("%Y-%m-%d %H:%M:%S"), *_lines(store), ""]

@@ -54,7 +54,7 @@ class ForeignValueError(DistError):
     """The store holds something that no rank of this run wrote."""
 
 
-def sealed(key: str, text: str) -> str:
+def seal(key: str, text: str) -> str:
     """Return `text` as it is written into the store under `key`.
 
     With a job key the proof stands before the text, e.g. '5f0c2a... {"beat": 512}'. Without a job
@@ -65,22 +65,24 @@ def sealed(key: str, text: str) -> str:
     return f"{_proof(key, text)} {text}"
 
 
-def unsealed(key: str, value: str | bytes) -> str:
-    """Return the text that `sealed` was given.
+def unseal(key: str, value: str | bytes) -> str:
+    """Return the text of a value that `seal` has made.
+
+    value: what the store holds under `key`.
 
     Raises ForeignValueError if the proof is missing or wrong.
     """
     try:
         text = value.decode() if isinstance(value, bytes) else value
     except UnicodeDecodeError as e:
-        raise foreign(key) from e
+        raise foreign_value(key) from e
     if not RUN.job_key:
         return text
     proof, _, content = text.partition(" ")
     # compare_digest takes the same time for each wrong proof. Otherwise somebody could measure how
     # many characters of a guess are right.
     if not hmac.compare_digest(proof.encode(), _proof(key, content).encode()):
-        raise foreign(key)
+        raise foreign_value(key)
     return content
 
 
@@ -94,13 +96,13 @@ def _proof(key: str, text: str) -> str:
 
 def write_state(rank: int, state: State) -> str:
     """Return the value under "beat/<rank>" for a beat of a rank."""
-    return sealed(f"beat/{rank}", json.dumps(state))
+    return seal(f"beat/{rank}", json.dumps(state))
 
 
 def read_state(rank: int, value: str | bytes) -> State:
-    """Return the beat of `rank`: what the rank last said of itself.
+    """Return the last beat of `rank`, the record in which a rank describes itself.
 
-    Its keys, which utils.dist.beats explains in full:
+    The keys of a beat, which utils.dist.beats explains in full:
 
         beat      number of the beat
         step      number of training steps so far
@@ -130,13 +132,13 @@ def read_state(rank: int, value: str | bytes) -> State:
         state["facts"] = _facts(table.get("facts", {}))
     # OverflowError: a number of seconds that is too large for a float, e.g. of 400 digits.
     except (KeyError, TypeError, ValueError, OverflowError) as e:
-        raise foreign(key) from e
+        raise foreign_value(key) from e
     return state
 
 
 def write_failure(failure: Failure) -> str:
     """Return the value under "failure" for a failure."""
-    return sealed("failure", json.dumps(failure._asdict()))
+    return seal("failure", json.dumps(failure._asdict()))
 
 
 def read_failure(value: str | bytes, world_size: int) -> Failure | None:
@@ -144,8 +146,8 @@ def read_failure(value: str | bytes, world_size: int) -> Failure | None:
 
     value: what the store holds under "failure".
 
-    Raises ForeignValueError if it is no failure of a rank of this run. E.g. exit code 0: with it,
-    an aborted run would look finished.
+    Raises ForeignValueError if no rank of this run can have written it, e.g. exit code 0, with
+    which an aborted run would look finished.
     """
     if not value:
         return None
@@ -153,7 +155,7 @@ def read_failure(value: str | bytes, world_size: int) -> Failure | None:
     try:
         failure = Failure(**table)
     except TypeError as e:
-        raise foreign("failure") from e
+        raise foreign_value("failure") from e
     # `type(...) is int`, because True is an int for isinstance.
     ranks = range(world_size)
     is_ours = (
@@ -163,7 +165,7 @@ def read_failure(value: str | bytes, world_size: int) -> Failure | None:
         and failure.code in FAILURE_CODES
     )
     if not is_ours:
-        raise foreign("failure")
+        raise foreign_value("failure")
     return failure
 
 
@@ -175,7 +177,7 @@ def shown(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def foreign(key: str) -> ForeignValueError:
+def foreign_value(key: str) -> ForeignValueError:
     """Return the error of a value under `key` that no rank of this run wrote."""
     place = RUN.place
     return ForeignValueError(
@@ -196,11 +198,11 @@ def foreign(key: str) -> ForeignValueError:
 def _table(key: str, value: str | bytes) -> dict[str, Any]:
     """Return a value of the store as a table. Raises ForeignValueError if it is no table."""
     try:
-        table = json.loads(unsealed(key, value))
+        table = json.loads(unseal(key, value))
     except (ValueError, RecursionError) as e:  # RecursionError: brackets are nested too deep
-        raise foreign(key) from e
+        raise foreign_value(key) from e
     if not isinstance(table, dict):
-        raise foreign(key)
+        raise foreign_value(key)
     return table
 
 

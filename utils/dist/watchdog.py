@@ -64,7 +64,7 @@ from utils.dist.beats import (
 )
 from utils.dist.rendezvous import JOINED, MET, wait_for
 from utils.dist.state import RUN, Place
-from utils.dist.store_values import Failure, ForeignValueError, State, sealed, shown, unsealed
+from utils.dist.store_values import Failure, ForeignValueError, State, seal, shown, unseal
 from utils.errors import StallError
 from utils.options.models import WatchdogOptions
 
@@ -327,7 +327,7 @@ class Watchdog(threading.Thread):
             if failure.rank == self.rank:
                 # The main thread of this rank stands still. Its stacks go to the rank that reports.
                 key = f"stacks/{self.rank}"
-                self.store.set(key, sealed(key, process.dump_stacks(self.stack_file)))
+                self.store.set(key, seal(key, process.dump_stacks(self.stack_file)))
             # The reporting rank may still need the stacks or the store of this rank. It reports
             # within 5 s, so wait no longer than this.
             wait_for(self.store, REPORTED, seconds=5.0)
@@ -481,9 +481,9 @@ class Watchdog(threading.Thread):
             return process.dump_stacks(self.stack_file)
         key = f"stacks/{rank}"
         if wait_s and self.store is not None and wait_for(self.store, key, wait_s):
-            # `unsealed` refuses a text that no rank of this run wrote. `shown` removes characters
+            # `unseal` refuses a text that no rank of this run wrote. `shown` removes characters
             # that would move the cursor of a terminal.
-            text = unsealed(key, self.store.get(key))
+            text = unseal(key, self.store.get(key))
             return "\n".join(shown(line) for line in text.splitlines())
         return process.stacks_of(self.beats.states[rank]["pid"], stack_file_name(rank))
 
