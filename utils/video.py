@@ -160,11 +160,11 @@ class VideoReader:
         self.path = Path(path)
         self._go_on = go_on
         with self._errors("not a video"), open_container(str(self.path)) as container:
-            found = _read_through(container, path, go_on)
-        self.num_frames = len(found.stamps)
-        self.fps = float(found.fps)
-        self.times = _usable_times(path, found.stamps, found.fps)
-        self.pixel_aspect = found.pixel_aspect
+            facts = _read_through(container, path, go_on)
+        self.num_frames = len(facts.stamps)
+        self.fps = float(facts.fps)
+        self.times = _usable_times(path, facts.stamps, facts.fps)
+        self.pixel_aspect = facts.pixel_aspect
 
         # The decoded frames from number `_next_index` on. None: the film was not opened yet.
         self._frames: Iterator[np.ndarray] | None = None
@@ -190,7 +190,7 @@ class VideoReader:
         is_behind = index < self._next_index  # the decoder has passed this frame already
         if self._frames is None or is_behind:
             first_kept = index - self._frames_to_keep_before()
-            self._frames = _decoded(self.path, first_kept)  # from the start of the film
+            self._frames = _decoded_frames(self.path, first_kept)  # from the start of the film
             self._next_index = 0
 
         # Decode up to frame `index`.
@@ -224,7 +224,10 @@ class VideoReader:
 
     @contextmanager
     def _errors(self, what: str) -> Generator[None]:
-        """Raise an error of FFmpeg or of the system in the block as a DataError about the file."""
+        """Turn an error of FFmpeg or of the system in the block into a DataError about the film.
+
+        what: begin of the error's text, e.g. "not a video".
+        """
         try:
             yield
         except FFMPEG_ERRORS as e:
@@ -243,19 +246,19 @@ class VideoReader:
             ) from e
 
 
-class _Found(NamedTuple):
-    """What `_read_through` finds in a film."""
+class _FilmFacts(NamedTuple):
+    """What `VideoReader` must know of a film before it reads frames."""
 
     stamps: list[Fraction | None]  # seconds of each frame; None if the container has no time stamp
     fps: Fraction  # mean number of frames a second
     pixel_aspect: Fraction  # width over height of a pixel of the upright frame
 
 
-def _read_through(container: Any, path: str | Path, go_on: Callable[[], object]) -> _Found:
-    """Decode all frames of a film once. Returns what `VideoReader` must know of it.
+def _read_through(container: Any, path: str | Path, go_on: Callable[[], object]) -> _FilmFacts:
+    """Decode all frames of a film once. Returns its time stamps, rate and pixel aspect.
 
-    Logs a warning for a film that looks different here than in a player. Raises OSError or
-    FFmpegError if no frame can be decoded, and DataError for frames of different sizes.
+    Logs a warning for HDR and for interlaced films, which look different in a player. Raises
+    OSError or FFmpegError if no frame can be decoded, and DataError for frames of different sizes.
 
     go_on: called after each decoded frame
     """
@@ -278,15 +281,21 @@ def _read_through(container: Any, path: str | Path, go_on: Callable[[], object])
     _warn_of_kind(path, stream, is_interlaced)
     # If neither the container nor the codec gives a rate, take 25 frames a second.
     fps = Fraction(stream.average_rate or stream.guessed_rate or 25)
-    return _Found(stamps, fps, _upright_aspect(stream, first))
+    return _FilmFacts(stamps, fps, _upright_aspect(stream, first))
 
 
-def _decoded(path: Path, first_kept: int) -> Iterator[np.ndarray]:
+def _decoded_frames(path: Path, first_kept: int) -> Iterator[np.ndarray]:
     """Yield all frames of a film in order. Frames before number `first_kept` are empty arrays.
 
-    This is a function, not a method of the reader. A method would hold the reader, and the reader
-    holds this generator. In such a cycle the file could stay open until a forked worker collects
-    it. The worker would then wait for decoder threads, which a fork does not copy.
+    The caller needs none of these frames, so they are not converted to RGB. They are yielded all
+    the same, because the caller counts frames by its calls of `next`.
+
+    This is a function and not a method of the reader, because a method could hang a worker:
+
+    * The reader holds this generator. In a method, the generator would hold the reader too, and
+      Python frees such a cycle late, perhaps in a worker that was forked meanwhile.
+    * To free the generator closes the film, which waits for the threads of the decoder.
+    * A fork does not copy threads. So the worker would wait for ever.
     """
     with open_container(str(path)) as container:
         for number, frame in enumerate(container.decode(_film_in(container))):
@@ -311,8 +320,8 @@ def _film_in(container: Any) -> Any:
         raise OSError(0, "the file holds no video")
 
     # If a file has several films, players show the film that is marked as the default.
-    marked = [stream for stream in films if stream.disposition & Disposition.default]
-    film = marked[0] if marked else films[0]
+    default_films = [stream for stream in films if stream.disposition & Disposition.default]
+    film = default_films[0] if default_films else films[0]
     if film.codec_context is None:
         raise OSError(0, "FFmpeg has no decoder for this kind of film")
     pixels = film.width * film.height

@@ -12,12 +12,12 @@ The files in the folder `checkpoints` of a run:
     checkpoint_latest.pth            the newest state
     checkpoint_latest.pth.sha256     its sidecar: 64 hexadecimal digits, the SHA-256 of the file
     checkpoint_latest_previous.pth   the state before, with its own sidecar
-    checkpoint_latest_previous2.pth  the state before that one, and so on
+    checkpoint_latest_previous2.pth  the state before that one, if train.keep_checkpoints is above 1
     checkpoint_best.pth              the state with the best PSNR, with the same companions
 
 Each file is written under a temporary name, e.g. `.checkpoint_latest.pth.<random>.tmp`, and then
-renamed. A rename is atomic: whenever the process dies, a whole file has the name
-`checkpoint_latest.pth`, with its sidecar or, between two renames, without a sidecar.
+renamed, because a rename is atomic. So if the process dies, `checkpoint_latest.pth` is always a
+complete file. Only its sidecar is missing if the process dies between the renames of the two.
 
 The option file takes precedence over the options in the checkpoint. The log lists every option that
 differs. A checkpoint provides weights, their moving averages, the moments of the optimizer, the
@@ -71,15 +71,16 @@ logger = logging.getLogger(__name__)
 # not reported.
 UNCOMPARED_OPTIONS = ("opt_path", "task", "path")
 
-# Beginnings of the options that the PSNR of a validation depends on. If such an option changes, the
-# best PSNR so far cannot be compared with a later PSNR, ...
-OPTIONS_OF_PSNR = ("datasets.test.", "val.", "metric.")
-# ... except for options that begin like this, which have no effect on the PSNR. A new option that
-# only changes speed or output belongs here; otherwise a change of it would forget the best PSNR.
-OPTIONS_WITHOUT_PSNR = (
+# Beginnings of the options that the PSNR of a validation depends on. If one of them has changed
+# between two starts, the best PSNR so far is forgotten, because a new PSNR cannot be compared with
+# it.
+PSNR_OPTIONS = ("datasets.test.", "val.", "metric.")
+# Exceptions among PSNR_OPTIONS: beginnings of options without an effect on the PSNR. Add a new
+# option here if it changes only speed or output. Otherwise its change would forget the best PSNR.
+EXCEPT_PSNR_OPTIONS = (
     "val.save_img",
     "val.batch_tiles",
-    "metric.more",
+    "metric.more",  # metrics of the user's own, which are computed beside the PSNR
     "datasets.test.dataloader_",
     "datasets.test.cache_data",
 )
@@ -87,8 +88,8 @@ OPTIONS_WITHOUT_PSNR = (
 # The advice of the errors about a full disk.
 MAKE_ROOM = "free some space or quota, or set path.root to another disk, then resume"
 
-# The errors of torch.load for a file that is no checkpoint, or that cannot be read. torch.load has
-# no error class for this, so a damaged file can raise any of these. `load` then reads a former
+# The errors of torch.load for a damaged file, or a file that is no checkpoint. torch.load has no
+# error class of its own for this, so such a file can raise any of these. `load` then reads a former
 # version. An error that is missing here would end the run, although a former version may be good.
 UNREADABLE = (
     UnpicklingError,
@@ -100,8 +101,8 @@ UNREADABLE = (
     AttributeError,
     AssertionError,
     struct.error,
-    MemoryError,
-    OSError,
+    MemoryError,  # e.g. a damaged size in the file asks for more memory than there is
+    OSError,  # e.g. the disk cannot read a part of the file
 )
 
 # The names that `_temporary_name` gives, e.g. ".netG.pth.sha256.<32 digits>.tmp". The temporary
@@ -256,8 +257,9 @@ def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
     if utils_dist.is_main_process():
         # An error on rank 0 ends the whole run, because the caller runs this within
         # `utils_dist.all_ranks_or_none`.
-        found = _find(resume, folder)
-        values_on_rank_0 = None if found is None else vars(found)  # vars: name of field -> value
+        checkpoint = _find(resume, folder)
+        if checkpoint is not None:
+            values_on_rank_0 = vars(checkpoint)  # name of field -> value
     values = utils_dist.state_from_rank_0(values_on_rank_0)
     return None if values is None else Resumed(**values)
 
@@ -305,20 +307,20 @@ def _find_named(named: Path, latest: Path, has_own: bool) -> Resumed:
             expected="an existing file, auto, or null for a fresh start",
             do="correct it",
         )
-    found = Resumed(named, _read_state(named), is_named=True)
+    named_checkpoint = Resumed(named, _read_state(named), is_named=True)
     if not has_own:
-        return found  # there is no checkpoint_latest to compare with
+        return named_checkpoint  # there is no checkpoint_latest to compare with
     if named.name == latest.name:
-        return found  # the user has named checkpoint_latest itself
+        return named_checkpoint  # the user has named checkpoint_latest itself
 
     # The named file and checkpoint_latest belong to the same run. Use the one with more steps. If
     # checkpoint_latest cannot be read, the named file remains.
     try:
         state = _read_state(latest)
     except CheckpointError:
-        return found
-    if state["step"] <= found.state["step"]:
-        return found
+        return named_checkpoint
+    if state["step"] <= named_checkpoint.state["step"]:
+        return named_checkpoint
     _warn_not_used(named, state)
     return Resumed(latest, state)
 
@@ -490,11 +492,11 @@ def _options_of_psnr(keys: Iterable[str]) -> list[str]:
     A new PSNR may be compared with the best PSNR so far only if none of these keys has changed.
     E.g. of ["metric.mean", "val.save_img", "train.epochs"] only "metric.mean" is returned.
     """
-    chosen = []
+    psnr_keys = []
     for key in keys:
-        if key.startswith(OPTIONS_OF_PSNR) and not key.startswith(OPTIONS_WITHOUT_PSNR):
-            chosen.append(key)
-    return chosen
+        if key.startswith(PSNR_OPTIONS) and not key.startswith(EXCEPT_PSNR_OPTIONS):
+            psnr_keys.append(key)
+    return psnr_keys
 
 
 def _order_in(state: dict[str, Any]) -> DataOrder | None:
@@ -590,7 +592,8 @@ def _fit_position_to_data(
 ) -> None:
     """Move `progress` to the next epoch if its position means other samples than before.
 
-    What has changed since the checkpoint, and what the run does:
+    E.g. batch 100 of an epoch means other samples if the clips are shuffled by another seed. What
+    has changed since the checkpoint, and what the run does:
 
         nothing                             goes on with the next sample
         the seed or the number of samples   goes on with the next epoch
@@ -605,9 +608,8 @@ def _fit_position_to_data(
 
     The two errors are needed, because a queue may start a run again after a host or a disk was
     lost. The run must not continue with half of its GPUs or half of its clips. But if the user has
-    named the checkpoint, the change is intended: the run goes on with the next epoch, and the
-    change is only logged.
-    tests/dist/test_changed_resume.py tries each case.
+    named the checkpoint (--resume FILE), the change is intended: the run goes on with the next
+    epoch, and the change is only logged. tests/dist/test_changed_resume.py tries each case.
     """
     ranks = utils_dist.get_world_size()
     ranks_then = resumed.state["world_size"]
@@ -842,7 +844,7 @@ def _rename_versions(path: Path, keep: int) -> None:
     keep: number of former versions that stay. E.g. 2: X_previous -> X_previous2, and then X ->
         X_previous. The X_previous2 from before is lost.
     """
-    # The names from the newest version to the oldest, e.g. X, X_previous, X_previous2.
+    # The names from the newest version to the oldest, e.g. for keep 2: X, X_previous, X_previous2.
     versions = [path, path.with_name(f"{path.stem}_previous{path.suffix}")]
     for number in range(2, keep + 1):
         versions.append(path.with_name(f"{path.stem}_previous{number}{path.suffix}"))
