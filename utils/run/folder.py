@@ -133,7 +133,7 @@ def only_run_in(
     Raises OptionError if another process has the lock, or if the folder has files that fit a
     pattern and that no run made. Raises DataError if a file of `appended` is a link.
     """
-    held = None
+    locked_folder = None
     # Rank 0 alone does the work. If it raises an error, all ranks end.
     with utils_dist.all_ranks_or_none():
         if utils_dist.is_main_process():
@@ -144,12 +144,12 @@ def only_run_in(
             claim_run_folder(folder, patterns, is_ours=has_sidecar)
             for name in (LOCK_NAME, LOG_NAME, WARNINGS_NAME, *appended):
                 refuse_link(folder / name)
-            held = RunFolder(folder)
+            locked_folder = RunFolder(folder)
     try:
-        yield held
+        yield locked_folder
     finally:
-        if held is not None:
-            held.lock.close()
+        if locked_folder is not None:
+            locked_folder.lock.close()
 
 
 def log_links(folder: Path) -> None:
@@ -163,7 +163,10 @@ def log_links(folder: Path) -> None:
 
 
 def _is_same(path: Path, stat: os.stat_result) -> bool:
-    """Say whether `path` names a certain file. stat: the result of os.stat or os.fstat for it."""
+    """Whether `path` names the file that `stat` describes.
+
+    stat: the result of os.stat or os.fstat, which has the number of the file on its disk.
+    """
     try:
         return os.path.samestat(os.stat(path), stat)
     except OSError:  # there is no such file
@@ -202,8 +205,8 @@ def _take_lock(path: Path) -> BinaryIO:
         # server releases the lock of a crashed host late.
         holder = _holder_of(file)  # e.g. "process 4711 on host7, since ...", or "" without a text
         is_on_this_host = f" on {socket.gethostname()}," in holder
-        names_a_process = holder.startswith(HOLDER.decode())
-        is_elsewhere = names_a_process and not is_on_this_host
+        names_process = holder.startswith(HOLDER.decode())
+        is_elsewhere = names_process and not is_on_this_host
         if is_elsewhere and not has_warned:
             has_warned = True
             logger.warning(
@@ -271,7 +274,9 @@ def _write_holder(file: BinaryIO, path: Path) -> None:
 
 
 def _note_if_gone(holder: str) -> str:
-    """Return a note if the process that a lock names has ended: somebody else holds the lock.
+    """Return a note for the error if the process that a lock names has ended, or else "".
+
+    Then another process holds the lock, which did not write its name into the file.
 
     holder: the text of the lock, of a process of this host.
     """

@@ -260,15 +260,18 @@ def read_history(run: Path) -> History:
         for tag, value in entry.items():
             if not isinstance(value, int | float | None):
                 raise _no_history(f"{tag} is {value!r} at step {step}", path)
-            history.setdefault(tag, []).append([step, math.nan if value is None else value])
+            number = math.nan if value is None else value
+            curve = history.setdefault(tag, [])
+            curve.append([step, number])
     return history
 
 
 def _entries(path: Path) -> list[dict[str, Any] | None]:
     """Return the entries of a file of a history, in the order of their steps.
 
-    For a line of a .jsonl that is no entry, the list has None. A last line without an end of line
-    is left out, because the run is still writing it, or was killed while it wrote.
+    A line of a .jsonl that is no entry becomes None, so that the caller can count or number such
+    lines. A last line without an end of line is left out, because the run is still writing it, or
+    was killed while it wrote.
     """
     if path.suffix == ".jsonl":
         # The last item of the split is the text behind the last end of line: no complete line.
@@ -326,7 +329,8 @@ def run_names(runs: list[Path]) -> list[str]:
     all_parts = [folder_of(run).resolve().parts for run in runs]  # e.g. ("/", "a", "x", "run")
     names = []
     for parts in all_parts:
-        # Take the last part, then the last two parts, ..., until no other folder ends with them.
+        # Take the last part, then the last two parts, ..., until no other folder ends with them. A
+        # run that is given twice is no other folder. Its name comes twice, which is refused below.
         others = [other for other in all_parts if other != parts]
         count = 1
         while any(other[-count:] == parts[-count:] for other in others):
@@ -628,10 +632,10 @@ def further_metrics(tags: Iterable[str]) -> list[str]:
 
     tags: the tags of a history or of a validation.
     """
-    known = set(tags)
+    all_tags = set(tags)
     names = set()
-    for tag in known:
-        if f"{tag}_input" in known:
+    for tag in all_tags:
+        if f"{tag}_input" in all_tags:
             names.add(tag.removeprefix("val/"))
     return sorted(names - {"psnr", "ssim"})  # PSNR and SSIM are always measured
 

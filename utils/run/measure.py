@@ -3,7 +3,7 @@
 The numbers go this way, from a step to the log line:
 
     StepTimer, DeviceClock   measure the steps of this rank
-    measured(...)            collects what this rank measured since the last log line: `Measured`
+    measurements(...)        collects what this rank measured since the last log line: `Measured`
     gather_objects           brings the `Measured` of all ranks together (utils_dist)
     log_values(...)          makes the numbers of the log line from them
     Health.logged(...)       judges them
@@ -165,8 +165,8 @@ class StepTimer:
         self.epoch_begin = time.perf_counter()
         self.pauses: dict[str, list[float]] = defaultdict(list)  # "save" -> seconds of each save
         self._is_warm = False  # whether the first step is done
-        # What `_faded` returned at the last log line: (faded steps, faded seconds).
-        self._faded_at_line = (0.0, 0.0)
+        # What `_faded_sums` returned at the last log line: (faded steps, faded seconds).
+        self._sums_at_line = (0.0, 0.0)
 
     @contextmanager
     def part(self, name: str) -> Generator[None]:
@@ -204,8 +204,8 @@ class StepTimer:
         CPU the memory of the process.
         """
         values = self.line.values()
-        # `_faded` reads the current line, so call it before a new line begins.
-        self._faded_at_line = self._faded()
+        # `_faded_sums` reads the current line, so call it before a new line begins.
+        self._sums_at_line = self._faded_sums()
         self.line = Span()
         device_peak_gb = devices.peak_gb(utils_dist.get_device())  # None on the CPU
         if device_peak_gb is None:
@@ -221,26 +221,24 @@ class StepTimer:
 
     def pace(self) -> float | None:
         """Return the seconds of a step in the last minutes, or None before the second step."""
-        steps, seconds = self._faded()
+        steps, seconds = self._faded_sums()
         return seconds / steps if steps else None
 
-    def _faded(self) -> tuple[float, float]:
+    def _faded_sums(self) -> tuple[float, float]:
         """Return (steps, seconds) up to now, in which older steps and seconds count less.
 
-        Here t is the time since the last log line without the pauses, in seconds, and FADE_S is
-        five minutes:
+        So seconds / steps follows a change of speed within minutes, and a single slow step hardly
+        changes it. Here t is the time since the last log line without the pauses, in seconds, and
+        FADE_S is five minutes:
 
             fade          = exp(-t / FADE_S)                      e.g. 0.37 if t is five minutes
             faded steps   = fade * faded steps at the last line   + steps since then
             faded seconds = fade * faded seconds at the last line + t
-
-        So seconds / steps follows a change of speed within minutes, and a single slow step hardly
-        changes it.
         """
         # Without a new step there is no new speed, so the speed of the last log line stays.
         if not self.line.steps:
-            return self._faded_at_line
-        steps_at_line, seconds_at_line = self._faded_at_line
+            return self._sums_at_line
+        steps_at_line, seconds_at_line = self._sums_at_line
         seconds = self.line.seconds
         fade = math.exp(-seconds / FADE_S)
         return steps_at_line * fade + self.line.steps, seconds_at_line * fade + seconds
@@ -436,7 +434,7 @@ class Measured:
     gpu: dict[str, float] | None  # name -> how busy the GPU is, from `gpu.usage`; None if not known
 
 
-def measured(steps: int, model_log: dict[str, Any], timed: dict[str, float]) -> Measured:
+def measurements(steps: int, model_log: dict[str, Any], timed: dict[str, float]) -> Measured:
     """Return the measurements of this rank since the last log line.
 
     steps: number of steps that were measured.
@@ -633,7 +631,7 @@ class Health:
                 newest_count,
                 median_before,
                 self.train.G_optimizer_lr,
-                2 * median_before,  # clips the explosion, and no usual gradient
+                2 * median_before,  # clips the explosion, but no usual gradient
             )
 
     def _check_memory(self, ranks: list[Measured]) -> None:
@@ -768,9 +766,9 @@ class Health:
 
         psnr: mean PSNR of the validation, in dB.
         """
-        # Two kinds of validation cannot be compared. After a resume, a run may repeat a validation,
-        # and then there is no loss since the validation before. Perfect frames have the PSNR Inf,
-        # and broken frames NaN.
+        # Leave out two kinds of validation, which cannot be compared. A resumed run may repeat a
+        # validation, and then no step and no loss lies between the two. Perfect frames have the
+        # PSNR Inf, and broken frames NaN.
         if not self.losses or not math.isfinite(psnr):
             return
         self.validations.append(_Validation(psnr, loss=statistics.fmean(self.losses)))

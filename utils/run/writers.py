@@ -142,19 +142,19 @@ class Experiment:
         lr = values["lr"]
         self.last_values = f"loss {loss}, lr {lr:.1e}"
         # Speed and remaining time are not known at the first line.
-        further = ""
+        speed_and_time = ""
         speed = values.get("it_per_s")
         if speed:
-            further += f", it/s: {speed:.3g}"
+            speed_and_time += f", it/s: {speed:.3g}"
         if eta:
-            further += f", eta: {eta}"
+            speed_and_time += f", eta: {eta}"
         logger.info(
             "Epoch: %d, Iter: %d, Loss: %s, lr: %.3e%s",
             progress.epoch + 1,
             progress.step,
             loss,
             lr,
-            further,
+            speed_and_time,
         )
 
         scalars = {f"train/{name}": value for name, value in values.items()}
@@ -199,11 +199,11 @@ class Experiment:
         panels: clip -> title -> panel, a picture, e.g. the restored frame. The panels of a clip
             stand side by side in one file (a strip), images/<clip>/<step>.png.
         """
-        further = ""
+        further_metrics = ""  # the user's own metrics, of the option metric.more
         for name in history.further_metrics(scalars):
             value = scalars[f"val/{name}"]
             of_input = scalars[f"val/{name}_input"]
-            further += f", {name}: {value:.4f} (input {of_input:.4f})"
+            further_metrics += f", {name}: {value:.4f} (input {of_input:.4f})"
         restored = f"PSNR: {scalars['val/psnr']:.2f} dB, SSIM: {scalars['val/ssim']:.4f}"
         blurry = f"(input {scalars['val/psnr_input']:.2f}, {scalars['val/ssim_input']:.4f})"
         logger.info(
@@ -212,7 +212,7 @@ class Experiment:
             progress.step,
             restored,
             blurry,
-            further,
+            further_metrics,
         )
         self.health.validated(scalars["val/psnr"])
 
@@ -391,8 +391,9 @@ def write_environment(folder: Path, parameters: int) -> None:
     }
     path = folder / history.ENVIRONMENT_NAME
     with best_effort(str(path)):
-        known = {name: value for name, value in values.items() if value is not None}
-        write_whole(path, f"{json.dumps(known, indent=2)}\n".encode())
+        # None: no GPU of CUDA, or no git.
+        known_values = {name: value for name, value in values.items() if value is not None}
+        write_whole(path, f"{json.dumps(known_values, indent=2)}\n".encode())
 
 
 def _commit() -> str:
@@ -507,8 +508,8 @@ def put_before_now(folder: Path) -> None:
     have the same second, TensorBoard would take the new file for the older one, and hide the wrong
     entries.
 
-    E.g. now is second 1000, and the files have the seconds 980, 1005, 1007. Their names get 980,
-    998, 999. Test: test_tensorboard_shows_the_newer_start_after_a_clock_that_went_back.
+    E.g. now is second 1000, and the names have the seconds 980, 1005 and 1007. The new names have
+    980, 998 and 999. Test: test_tensorboard_shows_the_newer_start_after_a_clock_that_went_back.
     """
     # Go from the last name to the first. A file that is later than `latest` gets `latest` as its
     # second. `latest` only becomes smaller, so the order of the files stays.
