@@ -49,7 +49,7 @@ from data.motion.recording import (
     is_saturated,
     spikes_at_full_light,
 )
-from data.motion.stillness import of_one_picture, share_by_change, share_by_reach
+from data.motion.stillness import share_by_change, share_by_reach, without_other_pictures
 from utils.contract import FramePicture, Method, Tick
 from utils.dist import watchdog
 from utils.options.models import Count, Positive
@@ -403,8 +403,8 @@ class MotionRestorer:
             # A frame may take long on a CPU: tell the watchdog that the process still works.
             watchdog.go_on()
             z_0 = estimate.to(self.device).clamp(0, 1)
-            recording = clip.read(index).with_replaced(is_good)
-            recording = of_one_picture(recording, clip.view, is_good)
+            recording = clip.read(index).with_repaired_pixels(is_good)
+            recording = without_other_pictures(recording, clip.view, is_good)
             # (H, W) in [0, 1]: 0 where the spikes change by noise alone.
             by_change = share_by_change(recording, clip.view, is_good)
             nothing_moves = not by_change.any()

@@ -62,23 +62,23 @@ LEAST_GAIN = 1e-6
 # over all pixels. A pixel fires at most once in a plane, so brighter light gives no more spikes.
 # The limit is a little below 1, because a saturated camera may have some dark or dead pixels.
 SATURATED = 0.95
-# The level of a frame differs from frame to frame by up to about this factor, although no camera
-# has changed. Two causes are noise, and things that move into view or out of it. If the level of
-# two frames differs by a larger factor, the RGB camera has changed its exposure time or its gain
-# between them. With 1.0, test_hot_pixels_do_not_look_like_another_exposure fails.
+# If the levels (see above) of two frames differ by more than this factor, the RGB camera has
+# changed its exposure time or its gain between them. They differ by a smaller factor although no
+# camera has changed, because of noise, and because things move into view or out of it. With 1.0,
+# test_hot_pixels_do_not_look_like_another_exposure fails.
 SAME_LEVEL = 1.1
-# A spike pixel with more light than this counts as clipped by the RGB camera. The RGB camera clips
-# at light 1. But a spike pixel sees the mean of several RGB pixels, and at the edge of a lamp only
-# some of them are clipped. So the limit is below 1. The value is a judgement: a larger value would
-# count edges of lamps, a smaller value would leave out bright pixels that are right. Without the
-# limit, test_pixels_at_full_light_say_nothing_of_the_level_of_a_frame fails.
+# A spike pixel counts as clipped by the RGB camera if its light in the frame is CLIPPED or more.
+# The RGB camera clips at light 1. But a spike pixel sees the mean of several RGB pixels, and at the
+# edge of a lamp only some of them are clipped. So the limit is below 1. The value is a judgement: a
+# larger value would count edges of lamps, a smaller value would leave out bright pixels that are
+# right. Without the limit, test_pixels_at_full_light_say_nothing_of_the_level_of_a_frame fails.
 CLIPPED = 0.9
-# A pixel is not trusted if its gain is more than this many times the usual gain, or less than the
-# usual gain over this number, and if the difference is no chance (`CHANCE`). Then the pixel is hot
-# or dead, or was too dark in all frames. A smaller factor would also distrust good pixels of a
-# sensor whose pixels differ much. The value is a judgement. With a very large factor,
+# A pixel is not trusted if its gain is more than MOST_GAIN_RATIO times the usual gain, or less than
+# the usual gain / MOST_GAIN_RATIO, and if the difference is no chance (`CHANCE`). Then the pixel is
+# hot or dead, or was too dark in all frames. A smaller ratio would also distrust good pixels of a
+# sensor whose pixels differ much. The value is a judgement. With a very large ratio,
 # test_dead_and_hot_pixels_are_not_trusted fails.
-ODD_GAIN = 2.5
+MOST_GAIN_RATIO = 2.5
 # A number of spikes may differ from the expected number by chance, up to this many standard
 # deviations. With 4, chance alone goes beyond the limit in about one of 10,000 pixels. With 0,
 # test_pixels_are_trusted_although_most_of_them_have_no_spike fails.
@@ -147,7 +147,7 @@ class View:
         1 is the step to the neighbour below. If one camera is tilted, the steps differ a little
         over the frame, and these steps are right near the first spike pixel.
         """
-        # Divided by its last value, the matrix has no factor any more.
+        # Divided by its last value, the matrix has no free factor any more (see `to_rgb`).
         return self.to_rgb[:2, :2] / self.to_rgb[2, 2]
 
     def delays(self) -> np.ndarray:
@@ -291,10 +291,11 @@ class Recording:
             rates.append(spikes_of_window / (end - begin))
         return np.stack(rates).astype(np.float32)
 
-    def within(self, first: int, end: int) -> "Recording":
-        """Return the recording with a part of its planes, which holds the exposure.
+    def with_planes(self, first: int, end: int) -> "Recording":
+        """Return the recording with the planes first ... end - 1 alone. They hold the exposure.
 
-        first: index of the first plane. end: index of the plane after the last one.
+        E.g. of the planes 0 ... 119, with the exposure 30 ... 89, `with_planes(30, 120)` keeps 90
+        planes, and the exposure becomes 0 ... 59.
         """
         return replace(
             self,
@@ -304,14 +305,14 @@ class Recording:
             sharp=self.sharp - first,
         )
 
-    def with_replaced(self, is_good: np.ndarray) -> "Recording":
-        """Return the recording, in which pixels that cannot be trusted repeat a trusted neighbour.
+    def with_repaired_pixels(self, is_good: np.ndarray) -> "Recording":
+        """Return the recording, with the spikes of a neighbour in each pixel that is not trusted.
 
-        Each of them gets the spikes of the nearest trusted pixel. Otherwise a hot pixel would be a
-        bright point that never moves, and whoever finds the motion would follow it.
+        The neighbour is the nearest trusted pixel. Otherwise a hot pixel would be a bright point
+        that never moves, and the motion that is found would follow it.
 
-        is_good: (h, w) bool, whether each spike pixel can be trusted. If all or none can, nothing
-        is replaced.
+        is_good: (h, w) bool, whether each spike pixel can be trusted. If all or none can, the
+        recording stays as it is.
         """
         if is_good.all() or not is_good.any():
             return self
@@ -430,22 +431,22 @@ class RecordedClip:
         count = min(self.frames, MOST_FRAMES)
         chosen = np.linspace(0, self.frames - 1, count).round().astype(int)
         exposures = [self._exposure_light(self.read(frame)) for frame in chosen.tolist()]
-        usable = _usable(exposures)
+        usable = _usable_exposures(exposures)
         spikes, light = _sums_at_usual_level(usable)
 
         # Where the RGB camera clips, e.g. in the sky, there is more light than it shows. So these
-        # pixels say nothing of the usual gain, unless all pixels are so.
-        is_clipped = np.mean([exposure.seen for exposure in usable], axis=0) >= CLIPPED
+        # pixels say nothing of the usual gain. If all pixels are clipped, all are used.
+        is_clipped = np.mean([exposure.frame_light for exposure in usable], axis=0) >= CLIPPED
         if is_clipped.all():
             is_clipped[:] = False
         usual = _usual_gain(spikes[~is_clipped], light[~is_clipped])
-        # gain = spikes / light, with USUAL_SPIKES more spikes, and the light that gives so many
-        # spikes at the usual gain.
+        # gain = spikes / light, as if each pixel had USUAL_SPIKES more spikes, and the light that
+        # gives USUAL_SPIKES at the usual gain.
         gain = (spikes + USUAL_SPIKES) / (light + USUAL_SPIKES / usual)
         # Many spikes are no sign of a hot pixel where the RGB camera clips.
         expected = usual * light
         is_overexposed = is_clipped & (spikes > expected)
-        is_good = is_overexposed | ~_is_odd(spikes, expected)
+        is_good = is_overexposed | ~_is_implausible(spikes, expected)
         return np.where(is_good, gain, usual).astype(np.float32), is_good
 
     def gain_in(self, recording: Recording, gain: np.ndarray, is_good: np.ndarray) -> np.ndarray:
@@ -459,28 +460,30 @@ class RecordedClip:
         of hot pixels would look like another exposure.
         """
         exposure = self._exposure_light(recording)
-        # The spikes of the same light if the gain of the clip were right for it.
-        as_in_clip = exposure._replace(fired=gain * exposure.seen)
-        return gain * np.float32(_change(exposure.level(is_good), as_in_clip.level(is_good)))
+        # The spikes that the light of the frame would give with the gain of the clip.
+        with_gain_of_clip = exposure._replace(spike_rates=gain * exposure.frame_light)
+        level = exposure.level(is_good)
+        level_with_gain_of_clip = with_gain_of_clip.level(is_good)
+        return gain * np.float32(_level_change(level, level_with_gain_of_clip))
 
     def _exposure_light(self, recording: Recording) -> "ExposureLight":
         """Return the light of an exposure, as each camera measures it."""
         rates = recording.light(recording.parts(PARTS))  # (parts, h, w)
         # What the spike pixels have integrated, as the blurry frame shows it.
         grey = integrated(recording.blurry, self.view.is_display)  # (H, W)
-        seen = self.view.means(grey)  # (h, w)
+        frame_light = self.view.means(grey)  # (h, w)
         if self.view.is_display:
             # The blurry frame shows the display value of the mean light, but this sensor counts the
-            # mean display value. In place: `seen` is a new array.
-            seen *= _mean_display_over_display_of_mean(rates)
-        return ExposureLight(fired=rates.mean(axis=0), seen=seen, planes=recording.length)
+            # mean display value. In place: `frame_light` is a new array.
+            frame_light *= _mean_display_over_display_of_mean(rates)
+        return ExposureLight(rates.mean(axis=0), frame_light, planes=recording.length)
 
 
 class ExposureLight(NamedTuple):
     """The light of an exposure on the spike pixels, as each camera measures it."""
 
-    fired: np.ndarray  # by the spike camera: spikes per plane, (h, w)
-    seen: np.ndarray  # by the RGB camera: light in [0, 1], (h, w)
+    spike_rates: np.ndarray  # by the spike camera: spikes per plane, (h, w)
+    frame_light: np.ndarray  # by the RGB camera: light in [0, 1], (h, w)
     planes: int  # number of planes in the exposure
 
     def level(self, is_good: np.ndarray | None = None) -> float:
@@ -492,26 +495,26 @@ class ExposureLight(NamedTuple):
         into view would look like another exposure. If all of them are at full light, all count.
         test_pixels_at_full_light_say_nothing_of_the_level_of_a_frame notices.
         """
-        usable = np.ones(self.seen.shape, bool)
+        is_usable = np.ones(self.frame_light.shape, bool)
         if is_good is not None and is_good.any():
-            usable = is_good
-        counts = usable & (self.seen < CLIPPED)
-        if not counts.any():
-            counts = usable
-        fired = float(self.fired[counts].sum())
-        seen = float(self.seen[counts].sum())
-        return fired / max(seen, DARK)
+            is_usable = is_good
+        is_counted = is_usable & (self.frame_light < CLIPPED)
+        if not is_counted.any():
+            is_counted = is_usable
+        spikes_per_plane = float(self.spike_rates[is_counted].sum())
+        light = float(self.frame_light[is_counted].sum())
+        return spikes_per_plane / max(light, DARK)
 
 
-def _usable(exposures: list[ExposureLight]) -> list[ExposureLight]:
+def _usable_exposures(exposures: list[ExposureLight]) -> list[ExposureLight]:
     """Return the exposures that say something of the gain of the pixels.
 
-    A saturated exposure, and an exposure without any spike, say nothing. If all exposures are so,
-    all are returned: their frames are not improved anyway.
+    A saturated exposure, and an exposure without any spike, say nothing. If no exposure says
+    anything, all are returned: their frames are not improved anyway.
     """
     usable = []
     for exposure in exposures:
-        spikes_per_plane = exposure.fired.mean()
+        spikes_per_plane = exposure.spike_rates.mean()
         if 0 < spikes_per_plane < SATURATED:
             usable.append(exposure)
     return usable or exposures
@@ -525,13 +528,14 @@ def _sums_at_usual_level(exposures: list[ExposureLight]) -> tuple[np.ndarray, np
     """
     levels = np.array([exposure.level() for exposure in exposures])
     usual_level = float(np.median(levels))
-    plane = exposures[0].seen.shape
-    spikes = np.zeros(plane)
-    light = np.zeros(plane)
+    size = exposures[0].frame_light.shape  # (h, w)
+    spikes = np.zeros(size)
+    light = np.zeros(size)
     planes = 0
     for exposure, level in zip(exposures, levels.tolist(), strict=True):
-        spikes += exposure.fired * exposure.planes
-        light += exposure.seen * _change(level, usual_level) * exposure.planes
+        to_usual_level = _level_change(level, usual_level)
+        spikes += exposure.spike_rates * exposure.planes
+        light += exposure.frame_light * to_usual_level * exposure.planes
         planes += exposure.planes
     return spikes, np.maximum(light, DARK * planes)
 
@@ -557,21 +561,21 @@ def _usual_gain(spikes: np.ndarray, light: np.ndarray) -> float:
     return max(usual, LEAST_GAIN)
 
 
-def _is_odd(spikes: np.ndarray, expected: np.ndarray) -> np.ndarray:
+def _is_implausible(spikes: np.ndarray, expected: np.ndarray) -> np.ndarray:
     """Return which pixels have far more or fewer spikes than expected, and not by chance.
 
     Returns (h, w) bool.
     spikes: number of spikes of each pixel, (h, w).
     expected: number of spikes that each pixel would have at the usual gain, (h, w).
     """
-    is_far = (spikes > expected * ODD_GAIN) | (spikes < expected / ODD_GAIN)
+    is_far = (spikes > expected * MOST_GAIN_RATIO) | (spikes < expected / MOST_GAIN_RATIO)
     # The square root of a count has about the standard deviation 1/2, whatever the count is. So
     # twice the difference of two roots is a number of standard deviations.
     deviations = 2 * np.abs(np.sqrt(spikes) - np.sqrt(expected))
     return is_far & (deviations > CHANCE)
 
 
-def _change(level: float, usual_level: float) -> float:
+def _level_change(level: float, usual_level: float) -> float:
     """Return level / usual_level, or 1 if both differ by less than the factor `SAME_LEVEL`.
 
     Callers multiply by the result, and 1 changes nothing. So a clip without automatic exposure has

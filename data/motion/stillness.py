@@ -23,7 +23,7 @@ The sum, in standard deviations of its noise, is called the evidence of a motion
 nothing moves, whatever the noise of the camera is.
 
 The same evidence says whether the planes around an exposure show another picture
-(`of_one_picture`).
+(`without_other_pictures`).
 
 A shift is the way of a pixel from the sharp instant to another time (data.motion.flow.Motion), x
 and y in RGB pixels.
@@ -116,13 +116,15 @@ def _parabolas(motion: Motion) -> np.ndarray:
 
 # ---- By the change of the spikes ---------------------------------------------------------------
 
-# The stream of a recording is cut into four pieces of time. These are the ways in which the spikes
-# of a pixel may change from piece to piece: a weight for each piece. A steady motion shows in the
-# first one, a motion that goes there and back in the second one, and a faster shake in the third
-# one. The weights of a way sum up to 0, so a constant light gives no change. Without the second
-# way, test_a_motion_shows_in_dim_light fails.
-WAYS = ((3, 1, -1, -3), (1, -1, -1, 1), (1, -3, 3, -1))
+# The stream of a recording is cut into PIECES pieces of time. A pattern of change has a weight for
+# each piece. The weights sum up to 0, so a constant light gives no change. Without the second
+# pattern, test_a_motion_shows_in_dim_light fails.
 PIECES = 4
+PATTERNS = (
+    (3, 1, -1, -3),  # shows a steady motion
+    (1, -1, -1, 1),  # shows a motion that goes there and back
+    (1, -3, 3, -1),  # shows a faster shake
+)
 # Sigma in spike pixels of the weights of the neighbours of a pixel. It is about as wide as an edge
 # in the picture of the spikes. With 0.8 or 1.8 the evidence is nearly the same.
 NEAR = 1.2
@@ -180,8 +182,8 @@ def share_by_change(recording: Recording, view: View, is_good: np.ndarray) -> np
     """
     if len(recording.stream) < PIECES:
         return np.ones(view.size, np.float32)  # too short to tell, so the motion decides
-    seen = view.means(integrated(recording.blurry, view.is_display))
-    of_frame, around = _most_evidence(recording.stream, seen, is_good)
+    frame_light = view.means(integrated(recording.blurry, view.is_display))
+    of_frame, around = _most_evidence(recording.stream, frame_light, is_good)
     # A pixel counts as moving only if its surroundings and the whole frame say so. The whole frame
     # has less noise, so it decides for a still scene.
     share_around = _smooth_step(around, NO_EVIDENCE, SURE_EVIDENCE)  # (h, w)
@@ -197,30 +199,31 @@ def share_by_change(recording: Recording, view: View, is_good: np.ndarray) -> np
 
 
 def _most_evidence(
-    stream: np.ndarray, seen: np.ndarray, is_good: np.ndarray
+    stream: np.ndarray, frame_light: np.ndarray, is_good: np.ndarray
 ) -> tuple[float, np.ndarray]:
-    """Return the evidence of the way with the most evidence, for a stream of at least four planes.
+    """Return the largest evidence of all PATTERNS, for a stream of at least PIECES planes.
 
-    Returns the evidence of the whole frame, and around each spike pixel (h, w).
+    Returns the evidence of the whole frame, and around each spike pixel (h, w). The pattern with
+    the largest evidence may be another one at each pixel.
 
-    seen: (h, w), the light of each spike pixel in the blurry frame.
+    frame_light: (h, w), the light of each spike pixel in the blurry frame.
     is_good: (h, w) bool, whether each spike pixel can be trusted.
     """
     pieces = _pieces(stream, is_good)  # (PIECES, h, w), spikes per plane
     light = pieces.mean(axis=0)  # (h, w)
-    by_light = _order_by_light(seen, light)
+    by_light = _order_by_light(frame_light, light)
     of_frame = -np.inf
-    around = np.full(seen.shape, -np.inf, np.float32)
-    for way in WAYS:
+    around = np.full(frame_light.shape, -np.inf, np.float32)
+    for pattern in PATTERNS:
         # The sum of the pieces, each times its weight. E.g. 3 p_0 + p_1 - p_2 - 3 p_3.
-        change = np.tensordot(np.array(way, np.float32), pieces, 1)  # (h, w)
+        change = np.tensordot(np.array(pattern, np.float32), pieces, 1)  # (h, w)
         whole, of_pixels = _evidence(change, light, by_light)
         of_frame = max(of_frame, whole)
         around = np.maximum(around, of_pixels)
     return of_frame, around
 
 
-def of_one_picture(recording: Recording, view: View, is_good: np.ndarray) -> Recording:
+def without_other_pictures(recording: Recording, view: View, is_good: np.ndarray) -> Recording:
     """Return the recording without planes around the exposure that show another picture.
 
     Usually a motion goes on before and after the exposure. But a thing may move only between the
@@ -239,27 +242,29 @@ def of_one_picture(recording: Recording, view: View, is_good: np.ndarray) -> Rec
     """
     if recording.length < PIECES:
         return recording  # too short to tell
-    seen = view.means(integrated(recording.blurry, view.is_display))
+    frame_light = view.means(integrated(recording.blurry, view.is_display))
     exposure = recording.stream[recording.begin : recording.end]
-    inside, _ = _most_evidence(exposure, seen, is_good)
+    inside, _ = _most_evidence(exposure, frame_light, is_good)
     if inside > NO_EVIDENCE:
         return recording  # something moves within the exposure
     first = 0
     end = len(recording.stream)
-    if _changes_at(recording.begin, recording, seen, is_good):
+    if _changes_at(recording.begin, recording, frame_light, is_good):
         first = recording.begin
-    if _changes_at(recording.end, recording, seen, is_good):
+    if _changes_at(recording.end, recording, frame_light, is_good):
         end = recording.end
-    return recording.within(first, end)
+    return recording.with_planes(first, end)
 
 
-def _changes_at(time: int, recording: Recording, seen: np.ndarray, is_good: np.ndarray) -> bool:
+def _changes_at(
+    time: int, recording: Recording, frame_light: np.ndarray, is_good: np.ndarray
+) -> bool:
     """Return whether the picture surely changes at the begin or the end of the exposure.
 
     Half an exposure before this time is compared with half an exposure after it. Returns False if
     fewer planes were recorded.
 
-    time: when the exposure begins or ends, in planes. seen, is_good: as in `_most_evidence`.
+    time: when the exposure begins or ends, in planes. frame_light, is_good: as in `_most_evidence`.
     """
     half = recording.length // 2
     stream = recording.stream
@@ -268,7 +273,7 @@ def _changes_at(time: int, recording: Recording, seen: np.ndarray, is_good: np.n
     before = stream[time - half : time].mean(axis=0, dtype=np.float32) * is_good
     after = stream[time : time + half].mean(axis=0, dtype=np.float32) * is_good
     light = (before + after) / 2
-    of_frame, _ = _evidence(after - before, light, _order_by_light(seen, light))
+    of_frame, _ = _evidence(after - before, light, _order_by_light(frame_light, light))
     return of_frame > SURE_EVIDENCE
 
 
@@ -284,19 +289,20 @@ def _pieces(stream: np.ndarray, is_good: np.ndarray) -> np.ndarray:
     return np.stack(rates)
 
 
-def _order_by_light(seen: np.ndarray, light: np.ndarray) -> np.ndarray:
+def _order_by_light(frame_light: np.ndarray, light: np.ndarray) -> np.ndarray:
     """Return the numbers of all spike pixels, the darkest first: (h w,) int.
 
-    seen: (h, w), the light of each spike pixel in the blurry frame. It has no noise of the spikes.
+    frame_light: (h, w), the light of each spike pixel in the blurry frame. It has no noise of the
+    spikes.
     light: (h, w), spikes per plane of each pixel. They decide between pixels that are equal in
-    `seen`, e.g. where the blurry frame is clipped.
+    `frame_light`, e.g. where the blurry frame is clipped.
     """
     # Pixels that are equal in both come in a random order. In the order of their places, neighbours
     # would follow one another. Then `_without_change_of_equal_light` would take out what neighbours
     # have in common: their motion.
-    mixed = np.random.default_rng(0).permutation(seen.size)
+    mixed = np.random.default_rng(0).permutation(frame_light.size)
     # np.lexsort sorts by the last key first.
-    return np.lexsort((mixed, light.ravel(), seen.ravel()))
+    return np.lexsort((mixed, light.ravel(), frame_light.ravel()))
 
 
 def _without_change_of_equal_light(change: np.ndarray, by_light: np.ndarray) -> np.ndarray:
@@ -332,7 +338,7 @@ def _evidence(
     Both are equal, so the variance of the sum is twice the sum of p_i^2.
     test_the_evidence_of_noise_is_0_in_the_mean notices another mean or deviation.
 
-    change: (h, w), one of `WAYS` applied to the pieces of each pixel, or the difference of two
+    change: (h, w), one of `PATTERNS` applied to the pieces of each pixel, or the difference of two
     windows of time. light: (h, w), spikes per plane.
     by_light: (h w,), numbers of the pixels in the order of their light in the blurry frame.
     """
@@ -360,8 +366,8 @@ def _without_change_of_lamps(
 
     If a lamp becomes brighter that lights the whole frame, pixels of equal light change alike, and
     their common change is taken out already. But a lamp may light only a part of the frame. Then
-    all pixels around a pixel change in proportion to their light. So this factor is measured around
-    each pixel, and the factor times the light is taken out.
+    all pixels around a pixel change in proportion to their light: change = brighter_by * light. So
+    `brighter_by` is measured around each pixel, and brighter_by * light is taken out.
     test_a_lamp_that_lights_a_part_of_the_frame_is_no_motion needs this function.
 
     change, light, light_around: (h, w) each.
@@ -373,8 +379,8 @@ def _without_change_of_lamps(
 def _light_around(light: np.ndarray) -> np.ndarray:
     """Return the mean light around each pixel, (h, w), above 0."""
     light_around = _blurred(light, LIGHT_AROUND)
-    # Where no pixel around has a spike, nothing changes either. What is divided by this number is
-    # 0 there, so any number will do.
+    # The result is a divisor. Where no pixel around has a spike, the dividend is 0 as well, so 1
+    # gives 0.
     return np.where(light_around > 0, light_around, 1)
 
 

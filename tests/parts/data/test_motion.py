@@ -307,7 +307,7 @@ def test_a_pixel_that_is_not_trusted_repeats_its_nearest_neighbour(tmp_path):
     is_good = np.ones((48, 48), bool)
     is_good[:, 1:] = False  # only column 0 is good
 
-    replaced = recording.with_replaced(is_good)
+    replaced = recording.with_repaired_pixels(is_good)
 
     assert np.array_equal(replaced.stream[..., 0], recording.stream[..., 0])
     assert np.array_equal(replaced.stream[..., 1], recording.stream[..., 0])
@@ -343,7 +343,7 @@ def test_pixels_at_full_light_say_nothing_of_the_level_of_a_frame():
     clipped = np.minimum(with_rows_of_lamp, 1.0)
     rate = 0.2  # spikes per plane at full light
 
-    without_lamp = ExposureLight(fired=rate * without, seen=without, planes=60)
-    with_lamp = ExposureLight(fired=rate * with_rows_of_lamp, seen=clipped, planes=60)
+    without_lamp = ExposureLight(rate * without, frame_light=without, planes=60)
+    with_lamp = ExposureLight(rate * with_rows_of_lamp, frame_light=clipped, planes=60)
 
     assert with_lamp.level() == pytest.approx(without_lamp.level())

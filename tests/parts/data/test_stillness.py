@@ -18,7 +18,7 @@ import pytest
 from data.motion import stillness
 from data.motion.flow import Motion
 from data.motion.recording import Recording, View
-from data.motion.stillness import of_one_picture, share_by_change, share_by_reach
+from data.motion.stillness import share_by_change, share_by_reach, without_other_pictures
 from data.spike.simulate import IntegrateAndFire, to_display
 
 # Nine times of an exposure of 60 planes, from -30 to 30, in planes after the sharp instant.
@@ -170,8 +170,8 @@ def test_the_evidence_of_noise_is_0_in_the_mean():
         pieces = stillness._pieces(stream, is_good=np.ones(plane, bool))
         light = pieces.mean(axis=0)
         by_light = stillness._order_by_light(seen, light)
-        for way in stillness.WAYS:
-            change = np.tensordot(np.array(way, np.float32), pieces, 1)
+        for pattern in stillness.PATTERNS:
+            change = np.tensordot(np.array(pattern, np.float32), pieces, 1)
             of_frame, _ = stillness._evidence(change, light, by_light)
             of_frames.append(of_frame)
 
@@ -237,7 +237,7 @@ def test_a_part_without_trusted_pixels_keeps_its_first_estimate():
     is_good[:, SIDE // 2 :] = False  # the right half is covered
     is_good[::8, : SIDE // 2] = False  # single rows are dead in the left half
     view = View((SIDE, SIDE), (SIDE, SIDE), to_rgb=np.eye(3), is_display=False)
-    recording = recording_of(STEADY).with_replaced(is_good)
+    recording = recording_of(STEADY).with_repaired_pixels(is_good)
 
     share = share_by_change(recording, view, is_good)
 
@@ -251,7 +251,7 @@ def only_the_planes_of_one_picture(positions: np.ndarray) -> Recording:
     # 10 times the light of `DIM`: 15 spikes in the exposure.
     recording = recording_of(positions, brightness=10.0)
     view = View((SIDE, SIDE), (SIDE, SIDE), to_rgb=np.eye(3), is_display=False)
-    return of_one_picture(recording, view, is_good=np.ones((SIDE, SIDE), bool))
+    return without_other_pictures(recording, view, is_good=np.ones((SIDE, SIDE), bool))
 
 
 def test_planes_that_show_another_picture_are_left_out():
