@@ -33,7 +33,7 @@ import torch
 from data.alignment_check import warning_of
 from data.cameras.spike_source import SPIKE_SOURCES
 from data.clip_dataset import check_clips
-from data.clips.clip_reader import described, user_clips
+from data.clips.clip_reader import section_and_info, user_clips
 from data.motion.joint import Solver
 from data.motion.learned import finder_of
 from data.motion.method import (
@@ -470,7 +470,7 @@ def spikes_for_formula(request: TestRequest, formula: Reconstruction) -> Any:
     changed = changed_spikes({"type": "dat"}, request, SET_BY_METHOD)
     section = SPIKE_SOURCES.resolve(changed, "spike")
     assert request.spike is not None
-    _, info = described(section, Path(request.spike))  # what the nearest dataset.json says
+    _, info = section_and_info(section, Path(request.spike))  # what the nearest dataset.json says
     return spike_section(section, formula, info.rate)
 
 

@@ -30,7 +30,7 @@ import torch
 
 from data.cameras.spike_info import spike_errors_as_data_errors
 from data.cameras.spike_source import REPRESENTATIONS, SPIKE_SOURCES, DatSpikes, channels_of
-from data.clips.clip_reader import UserClips, described, spike_files, user_clip
+from data.clips.clip_reader import UserClips, section_and_info, spike_files, user_clip
 from data.clips.files import UserFrames
 from data.clips.readers import DatasetClip
 from data.spike.formats import FORMATS, count_planes, open_spikes
@@ -358,8 +358,8 @@ def spike_clip(path: str | Path, gt: str | Path | None, section: Any) -> Dataset
     name = path.stem
     if path.name == "spike":
         name = path.resolve().parent.name
-    # `described` completes the section by what a dataset.json beside the spikes says.
-    section, info = described(section, path, name)
+    # `section_and_info` completes the section by what a dataset.json beside the spikes says.
+    section, info = section_and_info(section, path, name)
     source = SPIKE_SOURCES.build(section, "spike", info=info)
     frames = LongExposures(path, name, source)
     clip = user_clip(name, frames, gt, path, source)

@@ -30,7 +30,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from data.clips.threads import mapped, usable_cores
+from data.clips.threads import map_in_threads, usable_cores
 from data.making.light_in_motion import smooth_walk
 from data.spike import simulate
 from data.spike.formats import SpikeGeometry, write_spikes
@@ -376,7 +376,7 @@ def write_clips(root: Path, size: Size, seed: int, instants: int) -> None:
         write_clip(root, size, split, index, rng, instants)
 
     # Each thread takes one clip at a time (at_once).
-    made = mapped(make, clips, at_once=1, threads=usable_cores())
+    made = map_in_threads(make, clips, at_once=1, threads=usable_cores())
     for _ in tracked(made, len(clips), "making", "clips"):
         pass  # `tracked` shows the progress
 

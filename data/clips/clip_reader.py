@@ -143,7 +143,7 @@ def _open_clip(
     frames = files.FrameSource(paths.frames, go_on=watchdog.go_on)
     spikes = None  # how the spikes of this clip are read
     if section is not None and paths.spike is not None:
-        section_of_clip, info = described(section, paths.spike, name)
+        section_of_clip, info = section_and_info(section, paths.spike, name)
         spikes = spike_source.user_spikes(section_of_clip, trained, info, name)
     return user_clip(
         name,
@@ -480,7 +480,9 @@ def spike_files(path: Path) -> list[Path]:
     return []
 
 
-def described(section: Any, spike: Path, clip: str = "") -> tuple[Any, spike_info.DatasetInfo]:
+def section_and_info(
+    section: Any, spike: Path, clip: str = ""
+) -> tuple[Any, spike_info.DatasetInfo]:
     """Return the spike section for a clip, and what the nearest dataset.json says of the clip.
 
     section: the section `spike` of the options. spike: path of the spikes. clip: name of the clip.

@@ -87,7 +87,7 @@ def _blocks_of(path: str) -> Iterable[bytes]:
     if files.LMDB_MARK in path:
         yield files.read_bytes(path, LARGEST_WHOLE_FILE)
         return
-    with files.reading(path), open(path, "rb") as file:
+    with files.os_errors_as_data_errors(path), open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size <= LARGEST_WHOLE_FILE:
             yield file.read()

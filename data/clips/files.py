@@ -49,7 +49,7 @@ import numpy as np
 
 from data.clip import checked_name
 from data.clips import lmdb_sizes
-from data.clips.threads import mapped
+from data.clips.threads import map_in_threads
 from data.spike.formats import FORMATS, SpikeFile, SpikeGeometry, open_spikes, packed_planes
 from utils.errors import DataError, OptionError, address_of
 from utils.files import natural_key, open_plain, order_of, read_plain
@@ -281,7 +281,7 @@ def state_of(path: str) -> State:
 
 
 @contextmanager
-def reading(
+def os_errors_as_data_errors(
     path: str, expected: str = "a readable file", do: str = "restore the file, or remove its clip"
 ) -> Generator[None]:
     """Turn an OSError in the `with` block into a DataError with the system's reason.
@@ -308,7 +308,7 @@ def entry_of(path: str) -> FileEntry:
 
     Raises DataError if there is no such file, or if it is a broken link.
     """
-    with reading(path):
+    with os_errors_as_data_errors(path):
         about = os.stat(path)
     return FileEntry(path, about.st_size, about.st_mtime_ns)
 
@@ -389,7 +389,7 @@ def _list_folders(
     """List a root on disk, with the arguments and errors of `list_root`."""
     listing = Listing()
     expected = "a folder with one folder per clip"
-    with reading(root, expected=expected, do=_ADVICE_FOR_MISSING_ROOT):
+    with os_errors_as_data_errors(root, expected=expected, do=_ADVICE_FOR_MISSING_ROOT):
         # Read the state before the list. If the folder changes in between, the stored state is too
         # old. So the next start notices the change and lists the folder again.
         listing.states[root] = state_of(root)
@@ -401,7 +401,7 @@ def _list_folders(
     # The folders are listed in threads, because a file system on a network answers slowly. The
     # results come in the order of the names.
     list_clip_named = partial(_list_clip, root, folder, suffixes)
-    for clips, states in mapped(list_clip_named, names):
+    for clips, states in map_in_threads(list_clip_named, names):
         listing.update(clips)
         listing.states.update(states)
 
@@ -514,7 +514,7 @@ def _list_files(
     suffixes: endings of the files' names, e.g. (".png", ".jpg").
     states: {path: state}. The state of the listed folder is added.
     """
-    with reading(clip, expected="a readable folder"):
+    with os_errors_as_data_errors(clip, expected="a readable folder"):
         # The files are in <clip>/<folder> if this folder exists, else in <clip>.
         listed_folder = os.path.join(clip, folder)
         entries = _entries_in(listed_folder, states)
@@ -627,7 +627,7 @@ def _list_lmdb(root: str, names: Collection[str] | None) -> Listing:
     do = _ADVICE_FOR_MISSING_ROOT
     if os.path.isdir(root):
         do = "make the LMDB again, or correct the dataroot"
-    with reading(root, expected=expected, do=do):
+    with os_errors_as_data_errors(root, expected=expected, do=do):
         # Read the states before the list. If a file changes in between, its stored state is too
         # old, so the next start notices the change.
         for name in LMDB_FILES:
@@ -815,7 +815,7 @@ def read_bytes(path: str, count: int = -1) -> bytes:
     Raises DataError with the system's reason. Devices and pipes are refused (`read_plain`), because
     reading them could wait without an end.
     """
-    with reading(path):
+    with os_errors_as_data_errors(path):
         if LMDB_MARK not in path:
             return read_plain(path, count)
         root, key = path.split("::", 1)

@@ -146,8 +146,8 @@ class DiskFiles:
 
         If not, this sets `cache_data` to False, and a warning says so.
 
-        The system gives the memory page by page, when an image is written. Forked loader workers
-        inherit the memory, so all workers fill and read one copy.
+        Reserving takes no memory yet: the system gives a page when an image is written to it.
+        Forked loader workers inherit the memory, so all workers fill and read one copy.
         """
         # {(clip, kind): shape of its array in `_decoded`}.
         shapes = {}
@@ -219,12 +219,12 @@ class DiskFiles:
         """
         geometry = clip.spikes.geometry
         file = files.open_spike_file(piece.file, geometry, clip.spikes.remainder)
-        planes = clip.spike_files[piece.file]
-        if file.planes != planes:
+        planes_at_check = clip.spike_files[piece.file]
+        if file.planes != planes_at_check:
             raise DataError(
                 what=f"spike file has {file.planes} planes now",
                 where=piece.file,
-                expected=f"{planes}, as at the start",
+                expected=f"{planes_at_check}, as at the start",
                 do="restore the file",
             )
         return file.read(piece.first, piece.count, crop)
@@ -328,7 +328,7 @@ class CacheReader:
         for kind in ("gt", "gt_instants", "spike"):
             if kind not in kinds:
                 values[kind] = ()
-        # `own_spikes` has the clips with another way of reading spikes than most clips have.
+        # `own_spikes` has the clips with other spike settings than most clips have.
         spikes = source.own_spikes.get(record["name"], source.spikes)
         return Clip(**values, spikes=spikes)
 

@@ -1,7 +1,7 @@
 """The stored result of the data check, called a record. Later starts read it in place of all files.
 
 A record is two files in <path.root>/.preflight. Their names begin with a digest of all options that
-the check depends on (`question`), and the scale of the network:
+the check depends on (`digest_of_options`), and the scale of the network:
 
     3f2a90c1d4e5b677_x1.json   {"counts": "22 clips, ...", "warnings": [...], "arrays": SHA-256}
     3f2a90c1d4e5b677_x1.npz    the clips as arrays (data/clips/table.py), and the state of each
@@ -62,7 +62,7 @@ from data.clips.table import (
     refuse_columns,
     types_of,
 )
-from data.clips.threads import mapped
+from data.clips.threads import map_in_threads
 from data.spike.formats import SpikeFileError
 from utils.dist.state import RUN
 from utils.errors import DataError, OptionError
@@ -102,10 +102,10 @@ class Result:
 
 # What rank 0 tells the other ranks of a record: its name, and the SHA-256 of its arrays. The digest
 # makes sure that all ranks read the same record.
-Mark = tuple[str, str]
+RecordId = tuple[str, str]
 
 
-def question(source: Source) -> str:
+def digest_of_options(source: Source) -> str:
     """Return 16 hex digits that change with every option of the check, but not with the files.
 
     Whoever adds an option to the check must add it here. Otherwise a record would also be used for
@@ -137,11 +137,11 @@ def question(source: Source) -> str:
                 spikes.timing.describe(),
             ]
         )
-        # `own_spikes` has the ways of reading of single clips. They follow from dataset.json, which
-        # is in `spikes.info`. Only their calibrations come from other files.
-        for way_of_reading in (spikes, *source.own_spikes.values()):
-            if way_of_reading.calibration:
-                options.append(way_of_reading.calibration.digest())
+        # Clips in `own_spikes` have spike settings of their own. They follow from dataset.json,
+        # which is in `spikes.info`. Only their calibrations come from other files.
+        for settings in (spikes, *source.own_spikes.values()):
+            if settings.calibration:
+                options.append(settings.calibration.digest())
     else:
         options.append(None)
     return hashlib.sha256(json.dumps(options).encode()).hexdigest()[:16]
@@ -153,16 +153,16 @@ def checked_clips(source: Source) -> ClipTable | None:
     Any rank and any loader worker may call this. Returns None if the run has not checked the
     source, or if this machine cannot read the record. Then the caller must check the files itself.
     """
-    # The start of a run sets two values in RUN, the state of the run: {question: mark}, and the
-    # folder of the records.
-    marks: Mapping[str, Sequence[str]] = RUN.checked
+    # The start of a run sets two values in RUN, the state of the run: {digest of the options: id of
+    # the record}, and the folder of the records.
+    record_ids: Mapping[str, Sequence[str]] = RUN.checked
     folder = RUN.kept
-    if folder is None or not marks:
+    if folder is None or not record_ids:
         return None
-    mark = marks.get(question(source))
-    if mark is None:
+    record_id = record_ids.get(digest_of_options(source))
+    if record_id is None:
         return None
-    name, digest = mark
+    name, digest = record_id
     try:
         content = _read_bounded(folder / f"{name}.npz")
         # Another run may have replaced the record since this run has checked the data. If the
@@ -185,12 +185,12 @@ class Record:
         Raises DataError if the meta file cannot be read.
         """
         self.source = source
-        self.question = question(source)  # digest of all options of the check
-        self.name = f"{self.question}_x{scale}"
+        self.options_digest = digest_of_options(source)  # digest of all options of the check
+        self.name = f"{self.options_digest}_x{scale}"
         self.json = folder / f"{self.name}.json"
         self.arrays = folder / f"{self.name}.npz"
         # What other ranks are told of the record. None until the record was read or written.
-        self.mark: Mark | None = None
+        self.record_id: RecordId | None = None
 
     def read(self, share: float) -> Result | None:
         """Return the stored result if the data are the same as at the check, else None.
@@ -215,7 +215,7 @@ class Record:
         # The data have changed and are wrong now. The check runs again and says what is wrong.
         except (DataError, OptionError, SpikeFileError):
             return None
-        self.mark = (self.name, digest)
+        self.record_id = (self.name, digest)
         return Result(counts, warnings, table)
 
     def _read_columns(self, digest: str) -> Columns:
@@ -266,7 +266,7 @@ class Record:
             # A run does not need the record, so it goes on.
             logger.info("the result of the data check cannot be stored: %s", e)
             return
-        self.mark = (self.name, digest)
+        self.record_id = (self.name, digest)
 
     # ---- Compare with the data --------------------------------------------------------------
 
@@ -288,7 +288,7 @@ class Record:
         # content of a file in it changes. A thread gets four clips at once and not the usual 32
         # items, because one clip takes long and all threads should be busy.
         is_same_clip = _SameClip(table, columns)
-        return all(mapped(is_same_clip, _clips_to_look_at(table, share), at_once=4))
+        return all(map_in_threads(is_same_clip, _clips_to_look_at(table, share), at_once=4))
 
     def _has_all_folders(self, folders: Texts, table: ClipTable) -> bool:
         """Return whether the record has a state of each root and of each folder of a clip.
@@ -296,7 +296,7 @@ class Record:
         A forged record could leave out a folder. Then no later start would notice that this folder
         has changed.
         """
-        recorded = set(folders.all())
+        recorded = set(folders.read_all())
         for name, kind in kinds_of(self.source).items():  # e.g. "lq", Kind(root="/data/blur", ...)
             # The files of an LMDB have their states in the record in place of folders.
             if is_lmdb(kind.root):
@@ -304,7 +304,7 @@ class Record:
             if kind.root not in recorded:
                 return False
             root_with_slash = os.path.join(kind.root, "")
-            for folder_of_clip in set(table.folders[name].all()):
+            for folder_of_clip in set(table.folders[name].read_all()):
                 path = table.roots[name] + folder_of_clip  # with "/" at its end
                 # A single file of a clip lies in the root itself. Its state is recorded.
                 is_root = path == root_with_slash
@@ -322,7 +322,7 @@ class Record:
         if self.source.listed is not None:
             return True
         # A clip "a/b" lies in the folder "a" of the root.
-        recorded = {name.split("/")[0] for name in table.clip_names.all()}
+        recorded = {name.split("/")[0] for name in table.clip_names.read_all()}
         folders = set()
         with os.scandir(root) as entries:
             for entry in entries:
@@ -339,7 +339,7 @@ def _have_states(folders: Texts, states: np.ndarray) -> bool:
     # Some thousand folders at a time, because `between` makes a text of each path.
     for first in range(0, len(folders), FOLDERS_AT_ONCE):
         end = min(first + FOLDERS_AT_ONCE, len(folders))
-        states_now = mapped(state_of, folders.between(first, end))
+        states_now = map_in_threads(state_of, folders.read(first, end))
         for then, now in zip(states[first:end].tolist(), states_now, strict=True):
             if tuple(then) != now:
                 return False

@@ -59,8 +59,8 @@ class Look(NamedTuple):
     flaw: str = ""  # why the file cannot be read; "" if it can
     # A message if the end of a PNG is missing, else "". It is not in `flaw`, because the header can
     # be read. The data check uses the size from the header, and reports a wrong size first. It
-    # reports `cut` only if the size is right.
-    cut: str = ""
+    # reports `missing_end` only if the size is right.
+    missing_end: str = ""
     # Whether reading the picture as 8-bit RGB may lose something, e.g. the lower 8 bits of a 16-bit
     # picture. `files.what_is_lost` then says what.
     is_reduced: bool = False
@@ -111,7 +111,7 @@ def _look_at_open_picture(descriptor: int, look: Look, decode: bool) -> Look:
     size = look.entry.size
     offset = max(0, size - len(PNG_END))
     if os.pread(descriptor, len(PNG_END), offset) != PNG_END:
-        return look._replace(cut=f"PNG of {size} bytes is cut short")
+        return look._replace(missing_end=f"PNG of {size} bytes is cut short")
     return look
 
 

@@ -30,7 +30,7 @@ from data.clips.clip_check import ClipCheck, Size, most_frequent
 from data.clips.files import FileEntry, Folder, Listing, read_bytes
 from data.clips.source import Problem, Source, joined_errors, joined_texts, list_source
 from data.clips.table import scales_of
-from data.clips.threads import mapped
+from data.clips.threads import map_in_threads
 from utils.errors import DataError
 from utils.files import natural_key
 
@@ -110,7 +110,7 @@ def entries_of(
         return files
 
     try:
-        yield from mapped(entries_of_clip, names)
+        yield from map_in_threads(entries_of_clip, names)
     except DataError as e:
         raise gone_error(source, listings) from e
 
@@ -287,7 +287,7 @@ def digest(kind: str, listing: Listing) -> str:
     clips = sorted(listing)
     folders = [listing[clip] for clip in clips]
     # The files are looked up in threads. The results come in the order of the folders.
-    files_of_clips = mapped(Folder.entries, folders)
+    files_of_clips = map_in_threads(Folder.entries, folders)
     for clip, files in zip(clips, files_of_clips, strict=True):
         for stem, file in sorted(files.items()):
             sha256.update(f"{kind}/{clip}/{stem} {file.size} {file.mtime_ns}\n".encode())

@@ -37,7 +37,7 @@ from data.clip import IMAGE_KINDS, Clip
 from data.clips import files, manifest
 from data.clips.clip_check import ClipCheck, Size
 from data.clips.files import FileEntry, Folder, Listing, State
-from data.clips.kept import SHARE, Mark, Record, Result
+from data.clips.kept import SHARE, Record, RecordId, Result
 from data.clips.look import Look, look_at_picture, look_at_spikes
 from data.clips.source import Problem, Source
 from data.clips.spike_check import check_spikes
@@ -49,7 +49,7 @@ from data.clips.table import (
     one_of_each_form,
     planes_of,
 )
-from data.clips.threads import mapped
+from data.clips.threads import map_in_threads
 from utils.dist import watchdog
 from utils.errors import DataError
 from utils.options.models import DatasetsOptions
@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 # arguments (2103, "checking train", "files").
 OpenProgress = Callable[[int, str, str], Any]
 # The default of the functions below: no progress is shown.
-HIDDEN: OpenProgress = partial(open_progress, "none")
+NO_PROGRESS_BAR: OpenProgress = partial(open_progress, "none")
 
 # Number of files that are looked at before their clips are checked. A group ends with the clip that
 # reaches this number. The looks of a group are dropped after it, so this bounds the memory. Groups
@@ -81,9 +81,9 @@ class Report:
     note: str = ""  # what the log says in place of the counts, if no file was read
     # Digest of the options that were checked, by which a later start finds the stored result. "" if
     # nothing is stored.
-    question: str = ""
+    options_digest: str = ""
     # (name, checksum) of the stored result, by which other ranks find it. None if none is stored.
-    mark: Mark | None = None
+    record_id: RecordId | None = None
 
     def counts(self) -> str:
         """Return clips, frames, sizes and planes in one line.
@@ -105,8 +105,8 @@ class Report:
 
 
 def preflight(
-    datasets: DatasetsOptions, stored: Path, show: OpenProgress = HIDDEN, scale: int = 1
-) -> dict[str, Mark]:
+    datasets: DatasetsOptions, stored: Path, show: OpenProgress = NO_PROGRESS_BAR, scale: int = 1
+) -> dict[str, RecordId]:
     """Check the data of all splits, each by its dataset class.
 
     Only rank 0 may call this, because it writes the stored results. The other ranks wait, and then
@@ -115,8 +115,8 @@ def preflight(
     datasets: the sections of the splits. stored: folder of stored results.
     show: opens a progress bar over the number of files.
     scale: scale of the network, the side of gt over the side of lq.
-    Returns {question: mark} of the stored results that hold now (fields of `Report`), for the other
-    ranks.
+    Returns {options_digest: record_id} of the stored results that hold now (fields of `Report`),
+    for the other ranks.
     Raises DataError (exit code 3) with every problem of every split.
     """
     reports: list[Report] = []
@@ -140,7 +140,7 @@ def preflight(
             _log(report, split, seconds=time.monotonic() - start)
     problems = [(report.source, report.problems) for report in reports]
     manifest.raise_problems(problems, unreadable=unreadable)
-    return {report.question: report.mark for report in reports if report.mark}
+    return {report.options_digest: report.record_id for report in reports if report.record_id}
 
 
 def _log(report: Report, split: str, seconds: float) -> None:
@@ -157,7 +157,7 @@ def check_source(
     name: str,
     stored: Path | None = None,
     decode: bool = False,
-    show: OpenProgress = HIDDEN,
+    show: OpenProgress = NO_PROGRESS_BAR,
     scale: int = 1,
     share: float = SHARE,
 ) -> Report:
@@ -191,8 +191,8 @@ def check_source(
                 result.clips,
                 warnings=result.warnings,
                 note=f"{result.counts}, as checked before",
-                question=record.question,
-                mark=record.mark,
+                options_digest=record.options_digest,
+                record_id=record.record_id,
             )
 
     # Otherwise check everything. Only a result without problems is stored.
@@ -201,8 +201,8 @@ def check_source(
     if record and not report.problems:
         result = Result(report.counts(), report.warnings, report.clips)
         record.write(result, check.columns, check.states)
-        report.question = record.question
-        report.mark = record.mark
+        report.options_digest = record.options_digest
+        report.record_id = record.record_id
     return report
 
 
@@ -319,7 +319,7 @@ class _Check:
         try:
             # `go_on` tells the watchdog that this process still works. Without these calls, the
             # watchdog would end a long check on a slow file system as a hang.
-            looks_in_order = mapped(self._look_at, jobs, go_on=watchdog.go_on)
+            looks_in_order = map_in_threads(self._look_at, jobs, go_on=watchdog.go_on)
             for job, look in zip(jobs, looks_in_order, strict=True):
                 looks[job.path] = look
                 progress.update()
@@ -411,7 +411,7 @@ class _Check:
 
         # A thread gets two clips at once and not the usual 32 items, because one clip takes long
         # and all threads should be busy.
-        found = mapped(warnings_of, clips, at_once=2, go_on=watchdog.go_on)
+        found = map_in_threads(warnings_of, clips, at_once=2, go_on=watchdog.go_on)
         for lossy_pictures, spike_warnings in found:
             for warning in lossy_pictures:
                 # "lq has 16 bits, ..." and "gt has 16 bits, ..." count as one warning, and only the
@@ -446,7 +446,12 @@ def _seen_size(looks: Mapping[str, Look], path: str) -> Size:
     """
     look = looks[path]
     if look.shape is None:
-        raise DataError(look.flaw, path, "a picture that can be read", "restore the file")
+        raise DataError(
+            what=look.flaw,
+            where=path,
+            expected="a picture that can be read",
+            do="restore the file",
+        )
     return look.shape
 
 
@@ -463,7 +468,7 @@ def _what_is_wrong(look: Look, kind: str, size: Size) -> str:
         first_height, first_width = size
         what = f"{kind} frame of {height} x {width}"
         return f"{what}, the first of the clip has {first_height} x {first_width}"
-    return look.cut
+    return look.missing_end
 
 
 def _slow_files(source: Source, clips: ClipTable) -> list[Problem]:

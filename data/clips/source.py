@@ -6,9 +6,9 @@ makes a `Source` of its options (data/clip_dataset.py). `list_source` lists the 
 
 What must stay: the order of `Source.kinds`, because names of stored results depend on it, and what
 a meta file means (test_a_meta_file_fits_however_numbers_are_written). If a new field of `Source`
-changes the result of the data check, add the field to `question` in data/clips/kept.py. Otherwise a
-result that was stored for another value would be used. Free to change: the texts of errors,
-together with the tests that compare them.
+changes the result of the data check, add the field to `digest_of_options` in data/clips/kept.py.
+Otherwise a result that was stored for another value would be used. Free to change: the texts of
+errors, together with the tests that compare them.
 
 Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_preflight.py
 """
@@ -99,7 +99,7 @@ class Source:
 
     `ClipDataset._source_of` makes it from the options of a data set, and `user_clip`
     (data/clips/clip_reader.py) makes it for a user's own files. Whoever adds a field that changes
-    the check must add it to `question` in data/clips/kept.py, too.
+    the check must add it to `digest_of_options` in data/clips/kept.py, too.
     """
 
     # Keys of the dataset section (docs/options.md). `dataroot_...` is the root of a kind of file.
@@ -149,7 +149,7 @@ class Source:
 
         Kinds without a root are left out. The order is lq, gt, gt_instants, spike. It must stay for
         two reasons: `ClipCheck` takes the names of frames from the first kind, and the names of
-        stored results depend on the order (`question` in data/clips/kept.py).
+        stored results depend on the order (`digest_of_options` in data/clips/kept.py).
         """
         # The ending in the options comes first, because the endings are tried in this order.
         first_ending = f".{self.filename_ext.lstrip('.')}".lower()

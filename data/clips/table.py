@@ -159,22 +159,22 @@ class Texts:
     def __len__(self) -> int:
         return len(self.ends)
 
-    def between(self, first: int, last: int) -> list[str]:
-        """Return the texts first ... last - 1."""
-        if last <= first:
+    def read(self, first: int, end: int) -> list[str]:
+        """Return the texts first ... end - 1."""
+        if end <= first:
             return []
         # A text begins after the zero byte of the text before it. E.g. in b"ab\0c\0", text 1 is
         # "c": byte 2 is the zero byte before it, so it begins at byte 3 and ends before byte 4.
         begin = 0
         if first > 0:
             begin = int(self.ends[first - 1]) + 1
-        end = int(self.ends[last - 1])
-        joined_texts = self.column[begin:end].tobytes().decode()
+        after_last_text = int(self.ends[end - 1])
+        joined_texts = self.column[begin:after_last_text].tobytes().decode()
         return joined_texts.split("\0")
 
-    def all(self) -> list[str]:
+    def read_all(self) -> list[str]:
         """Return every text of the column."""
-        return self.between(0, len(self))
+        return self.read(0, len(self))
 
 
 def kinds_of(source: Source) -> dict[str, Kind]:
@@ -301,9 +301,9 @@ class ClipTable(_Clips):
         return len(self.frame_counts)
 
     def _clip(self, number: int) -> Clip:
-        [name] = self.clip_names.between(number, number + 1)
+        [name] = self.clip_names.read(number, number + 1)
         first, end = first_and_end(self.first_frames, number)
-        stems = tuple(self.stems.between(first, end))
+        stems = tuple(self.stems.read(first, end))
         paths = {kind: self.paths(kind, number) for kind in self.kinds}
         height, width, gt_height, gt_width = self.sizes[number].tolist()
 
@@ -326,17 +326,17 @@ class ClipTable(_Clips):
             gt_instants=paths.get("gt_instants", ()),
             exposures=spikes.exposures,
             # `own_spikes` has an entry for each clip for which dataset.json has other values than
-            # for most clips. Its spikes are read in another way.
+            # for most clips.
             spikes=self.source.own_spikes.get(name, self.source.spikes),
             times=times,
         )
 
     def paths(self, kind: str, number: int) -> tuple[str, ...]:
         """Return the paths of the files of clip `number`, each once."""
-        [folder] = self.folders[kind].between(number, number + 1)  # e.g. "/clip_a/blur/"
+        [folder] = self.folders[kind].read(number, number + 1)  # e.g. "/clip_a/blur/"
         prefix = self.roots[kind] + folder
         first, end = first_and_end(self.first_files[kind], number)
-        names = self.file_names[kind].between(first, end)
+        names = self.file_names[kind].read(first, end)
         return tuple([prefix + name for name in names])
 
     def _spikes(self, number: int, files: Sequence[str], frames: range) -> _SpikesOfClip:
@@ -369,8 +369,8 @@ class ClipTable(_Clips):
     def first_of_each_form(self) -> list[int]:
         """Return the number of the first clip of each form, in the order of the clips.
 
-        Clips have one form if their sizes, their numbers of sharp instants and their ways of
-        reading spikes are equal. Whoever checks another property with `one_of_each_form` must add
+        Clips have one form if their sizes, their numbers of sharp instants and their spike settings
+        are equal. Whoever checks another property with `one_of_each_form` must add
         the property here. Otherwise a clip that differs only in it would not be checked.
         """
         # Each property is an array with a number for each clip. `sizes` has four of them: height
@@ -380,20 +380,20 @@ class ClipTable(_Clips):
             instants_per_frame = self.file_counts["gt_instants"] // self.frame_counts
             properties.append(instants_per_frame)
         if self.source.own_spikes:
-            properties.append(self._ways_of_reading())
+            properties.append(self._numbers_of_spike_settings())
         # `np.unique` returns the first clip of each distinct row of properties.
         rows = np.stack(properties, axis=1)  # (clips, properties)
         _, first_clips = np.unique(rows, axis=0, return_index=True)
         return sorted(first_clips.tolist())
 
-    def _ways_of_reading(self) -> np.ndarray:
-        """Return a number for the way in which the spikes of each clip are read.
+    def _numbers_of_spike_settings(self) -> np.ndarray:
+        """Return the number of the spike settings of each clip, (clips,).
 
-        0 is the usual way. The clips in `own_spikes` have the numbers 1, 2, 3, ..., because any two
-        of them may differ.
+        0 stands for the settings that most clips have. The clips in `own_spikes` have the numbers
+        1, 2, 3, ..., because any two of them may differ.
         """
         numbers = {name: number for number, name in enumerate(self.source.own_spikes, 1)}
-        return np.array([numbers.get(name, 0) for name in self.clip_names.all()])
+        return np.array([numbers.get(name, 0) for name in self.clip_names.read_all()])
 
 
 def first_and_end(begins: np.ndarray, clip: int) -> tuple[int, int]:
@@ -460,8 +460,8 @@ class JoinedClips(_Clips):
         return self.clips_of_roots[root][number_in_root]
 
 
-def joined(clips_of_roots: Sequence[Sequence[Clip]]) -> Sequence[Clip]:
-    """Return the clips of several roots as one sequence, a plain list if no root has a table.
+def join_clips(clips_of_roots: Sequence[Sequence[Clip]]) -> Sequence[Clip]:
+    """Return the clips of several roots as one sequence: a plain list if no root has a table.
 
     A single root keeps its own sequence. The order of the roots must stay: the numbers of training
     samples count through all clips.
@@ -529,7 +529,7 @@ def one_of_each_form(clips: Sequence[Any]) -> Iterator[Any]:
 
     E.g. three clips of a table have the heights 720, 720 and 480: the first and the third clip are
     yielded. A clip is left out if a yielded clip before it has the same sizes, the same number of
-    sharp instants and the same way of reading spikes. Clips that are in no table are all yielded.
+    sharp instants and the same spike settings. Clips that are in no table are all yielded.
     """
     if isinstance(clips, ClipTable):
         for number in clips.first_of_each_form():
@@ -772,7 +772,7 @@ def _refuse_names(column: np.ndarray, count: int) -> None:
 
 def _refuse_clips(columns: Columns, source: Source) -> None:
     """Refuse clips that are not the clips of the meta file, or have names that cannot be used."""
-    names = Texts(columns["clips"]).between(0, len(columns["frames"]))
+    names = Texts(columns["clips"]).read(0, len(columns["frames"]))
     set_of_names = set(names)
     has_each_name_once = len(set_of_names) == len(names)
     _demand(has_each_name_once, "clips")
@@ -818,7 +818,7 @@ def _refuse_files(columns: Columns, kind: str, frame_counts: np.ndarray, in_lmdb
     folders = Texts(columns[f"{kind}_places"])
     _demand(len(folders) == len(frame_counts), kind)
     start = "::" if in_lmdb else "/"
-    for folder in folders.all():
+    for folder in folders.read_all():
         is_below_root = folder.startswith(start) and ".." not in folder.split("/")
         is_folder = folder == start or folder.endswith("/")
         _demand(is_below_root and is_folder, kind)

@@ -30,7 +30,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def mapped(
+def map_in_threads(
     function: Callable[[Item], Result],
     items: Iterable[Item],
     at_once: int = ITEMS_AT_ONCE,

@@ -152,8 +152,8 @@ class LightPath:
         # light(x) = (1 - p) A(x - p f(x)) + p B(x - (1 - p) g(x))
         flows = self._flows_from(index)
         p = np.float32(fraction)
-        moved_A = _moved(A, shift=-p * flows.f)  # A(x - p f(x))
-        moved_B = _moved(B, shift=(p - 1) * flows.g)  # B(x - (1 - p) g(x))
+        moved_A = _move(A, shift=-p * flows.f)  # A(x - p f(x))
+        moved_B = _move(B, shift=(p - 1) * flows.g)  # B(x - (1 - p) g(x))
         return (1 - p) * moved_A + p * moved_B
 
     def _flows_from(self, index: int) -> _Flows:
@@ -181,7 +181,7 @@ def _for_flow(light: np.ndarray) -> np.ndarray:
     return (display * 255).astype(np.uint8)
 
 
-def _moved(light: np.ndarray, shift: np.ndarray) -> np.ndarray:
+def _move(light: np.ndarray, shift: np.ndarray) -> np.ndarray:
     """Move an image: pixel p of the result shows the light at p + shift(p).
 
     shift: (h, w, 2) in pixels, x first. Beyond its border, the light goes on as at the border.
@@ -232,7 +232,7 @@ class Cut:
         return self.average * intervals + FRAMES_BESIDE
 
 
-def scaled(picture: np.ndarray, side: int) -> np.ndarray:
+def scale_down(picture: np.ndarray, side: int) -> np.ndarray:
     """Scale a picture to a shorter side of `side` pixels. A smaller picture stays as it is."""
     height, width = picture.shape[:2]
     factor = min(1.0, side / min(height, width))
@@ -338,7 +338,7 @@ def _steps(frames: FrameSource, side: int) -> list[float]:
     steps = []
     before = None
     for number in range(len(frames)):
-        picture = scaled(frames.read(number), side)
+        picture = scale_down(frames.read(number), side)
         grey = cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)
         if before is not None:
             flow = dis.calc(before, grey, None)  # (h, w, 2)
@@ -370,7 +370,7 @@ def video_scene(
 
     def light_of(number: int) -> np.ndarray:
         """Return the light of a frame of the cut, (H, W, 3)."""
-        picture = scaled(frames.read(cut.first + number), cut.side)
+        picture = scale_down(frames.read(cut.first + number), cut.side)
         return cv2.LUT(picture, LIGHT_OF_DISPLAY_VALUE)
 
     # The frames of the intervals, with one frame before and one frame after them (FRAMES_BESIDE).
@@ -454,7 +454,8 @@ class _Camera:
     shake: np.ndarray  # (P, 2), x and y in pixels of the view
     angles: np.ndarray  # (P,), in radians
     zooms: np.ndarray  # (P,), factors; above 1, objects look larger
-    tilts: np.ndarray  # (P, 2), how fast the scale changes along x and y; `_view` has the matrix
+    # (P, 2), how fast the scale changes along x and y. `_camera_homography` has the matrix.
+    tilts: np.ndarray
 
 
 class PhotoScene:
@@ -484,7 +485,7 @@ class PhotoScene:
         crop: int,
         rng: np.random.Generator,
     ) -> None:
-        light = cv2.LUT(scaled(picture, FINE * side), LIGHT_OF_DISPLAY_VALUE)  # (H, W, 3)
+        light = cv2.LUT(scale_down(picture, FINE * side), LIGHT_OF_DISPLAY_VALUE)  # (H, W, 3)
         self.crop = crop
         self.number_of_planes = count * planes  # P
         view_side = FINE * crop
@@ -502,7 +503,7 @@ class PhotoScene:
         """Yield the light (crop, crop, 3) float32 of each plane."""
         size = (self.crop, self.crop)
         for plane in range(self.number_of_planes):
-            canvas = self._painted(plane)
+            canvas = self._paint(plane)
             yield cv2.resize(canvas, size, interpolation=cv2.INTER_AREA)
 
     def shifts(self, plane: int, other: int) -> np.ndarray:
@@ -534,7 +535,7 @@ class PhotoScene:
             shifts = np.where(is_shown[..., None], of_layer, shifts)
         return shifts.astype(np.float32)
 
-    def _painted(self, plane: int) -> np.ndarray:
+    def _paint(self, plane: int) -> np.ndarray:
         """Return the view of a plane: the light that the camera sees, (view_side, view_side, 3).
 
         The layers are painted from the farthest to the nearest, and each layer covers what is
@@ -560,13 +561,15 @@ class PhotoScene:
     def _to_sheet(self, layer: _Layer, plane: int) -> np.ndarray:
         """Return the homography (3, 3) from a point of the view to a point of the sheet."""
         camera = self._camera
-        view = _view(camera.angles[plane], camera.zooms[plane], camera.tilts[plane])
+        turn_and_zoom = _camera_homography(
+            camera.angles[plane], camera.zooms[plane], camera.tilts[plane]
+        )
         view_side = FINE * self.crop
         middle_to_origin = _translation(-view_side / 2, -view_side / 2)
         x, y = layer.centers[plane]
         # A product of matrices acts from right to left: move the middle of the view to 0; turn,
         # zoom and tilt; move 0 to the center of the layer in this plane.
-        return _translation(x, y) @ view @ middle_to_origin
+        return _translation(x, y) @ turn_and_zoom @ middle_to_origin
 
 
 def _draw_camera(
@@ -617,7 +620,7 @@ def _layer(
         # The whole photograph. Nothing is drawn for it. Beyond its edges it is mirrored, so that it
         # always fills the view.
         centers = size / 2 + shake
-        sheet = np.concatenate((light * opaque, opaque), axis=2)
+        sheet = np.concatenate((light, opaque), axis=2)
         return _Layer(sheet, centers, cv2.BORDER_REFLECT_101)
 
     # A piece of the photograph around the point `middle`. It appears in the view at another place
@@ -639,7 +642,7 @@ def _layer(
     return _Layer(sheet, centers, cv2.BORDER_CONSTANT)
 
 
-def _view(angle: float, zoom: float, tilt: np.ndarray) -> np.ndarray:
+def _camera_homography(angle: float, zoom: float, tilt: np.ndarray) -> np.ndarray:
     """Return the homography (3, 3) of a camera that is turned, zoomed and tilted.
 
         [cos / zoom, -sin / zoom, 0]
@@ -652,10 +655,10 @@ def _view(angle: float, zoom: float, tilt: np.ndarray) -> np.ndarray:
     """
     cos = np.cos(angle)
     sin = np.sin(angle)
-    view = np.array([[cos, -sin, 0], [sin, cos, 0], [0, 0, 1]])
-    view[:2] /= zoom
-    view[2, :2] = tilt
-    return view
+    homography = np.array([[cos, -sin, 0], [sin, cos, 0], [0, 0, 1]])
+    homography[:2] /= zoom
+    homography[2, :2] = tilt
+    return homography
 
 
 def _translation(x: float, y: float) -> np.ndarray:

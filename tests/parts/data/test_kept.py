@@ -241,18 +241,18 @@ def test_a_table_joined_tables_and_a_list_give_the_same_numbers(tmp_path):
     assert numbers_of(lists[0]) == of_first
     assert numbers_of(tables[0]) == of_first
     assert numbers_of(lists[0] + lists[1]) == of_both
-    assert numbers_of(table.joined(lists)) == of_both
-    assert numbers_of(table.joined(tables)) == of_both
+    assert numbers_of(table.join_clips(lists)) == of_both
+    assert numbers_of(table.join_clips(tables)) == of_both
     # A table and a list may be joined, too, and joined tables may be joined again.
-    assert numbers_of(table.joined([tables[0], lists[1]])) == of_both
-    tables_twice = table.joined([table.joined(tables), tables[0]])
+    assert numbers_of(table.join_clips([tables[0], lists[1]])) == of_both
+    tables_twice = table.join_clips([table.join_clips(tables), tables[0]])
     assert numbers_of(tables_twice)[0] == [6, 6, 3, 6, 6, 6, 3]
 
 
 def test_joined_tables_have_the_clips_of_the_first_root_and_then_of_the_second(tmp_path):
     tables = [checked_at_start(values, tmp_path).clips for values in two_roots(tmp_path)]
 
-    together = table.joined(tables)
+    together = table.join_clips(tables)
 
     lq_files = [clip.lq for clips in tables for clip in clips]
     assert [together[number].lq for number in range(4)] == lq_files
@@ -274,7 +274,7 @@ def test_one_of_each_form_has_the_sizes_of_all_clips(tmp_path):
     assert names_and_sizes(tables[0]) == [("a", 16, 16), ("c", 16, 32)]
     assert names_and_sizes(lists[0]) == [("a", 16, 16), ("b", 16, 16), ("c", 16, 32)]
     in_both = [("a", 16, 16), ("c", 16, 32), ("a", 16, 64)]
-    assert names_and_sizes(table.joined(tables)) == in_both
+    assert names_and_sizes(table.join_clips(tables)) == in_both
 
 
 def test_a_compressed_spike_file_of_a_whole_clip_is_said_to_be_slow_once(root):
