@@ -321,33 +321,31 @@ def part_of(registry: Registry, names: Sequence[str], shared: Schema, where: str
     where: dotted key of the section, e.g. "datasets.train". Keys of KAIR are looked up by it.
     """
     type_key = registry.type_key  # the key that names the part, e.g. "net_type"
-    branches = []
-    forms_of: dict[str, list[Schema]] = {}  # key -> its different schemas in all parts
+    keys_of_parts: dict[str, Schema] = {}  # name of a part -> its keys -> their schemas
     descriptions = []  # of each part: the first paragraph of its docstring, in one line
     for name in names:
         model = registry.model(name)
         docstring = inspect.getdoc(model.constructor) or ""
         first_paragraph = docstring.split("\n\n")[0]
         descriptions.append(" ".join(first_paragraph.split()))
-
-        keys: Schema = {}
-        for key, value in keys_of(model, shared, docstring, where).items():
+        keys_of_parts[name] = {}
+        for key, schema in keys_of(model, shared, docstring, where).items():
             # The type itself is checked by `type_schema` below.
-            keys[key] = {} if key == type_key else reference(key, value, shared)
+            is_type = key == type_key
+            keys_of_parts[name][key] = {} if is_type else reference(key, schema, shared)
+
+    # A branch for each type, and a branch for a section without a type.
+    branches = []
+    for name, keys in keys_of_parts.items():
         has_this_type = {"properties": {type_key: {"const": name}}, "required": [type_key]}
         keys_of_part = {"properties": keys, "additionalProperties": False}
         branches.append({"if": has_this_type, "then": keys_of_part})
-        for key, value in keys.items():
-            forms = forms_of.setdefault(key, [])
-            if value not in forms:
-                forms.append(value)
-
-    # Without a type: if parts differ in the meaning of a key, any of the meanings will do.
-    keys_of_any: Schema = {}
-    for key, forms in forms_of.items():
-        keys_of_any[key] = forms[0] if len(forms) == 1 else {"anyOf": forms}
     has_no_type = {"not": {"required": [type_key]}}
-    keys_of_any_part = {"type": "object", "properties": keys_of_any, "additionalProperties": False}
+    keys_of_any_part = {
+        "type": "object",
+        "properties": _keys_of_any(list(keys_of_parts.values())),
+        "additionalProperties": False,
+    }
     branches.append({"if": has_no_type, "then": keys_of_any_part})
 
     type_schema = {
@@ -356,6 +354,24 @@ def part_of(registry: Registry, names: Sequence[str], shared: Schema, where: str
         "description": f"The {registry.kind}.",
     }
     return {"type": "object", "properties": {type_key: type_schema}, "allOf": branches}
+
+
+def _keys_of_any(keys_of_parts: Sequence[Schema]) -> Schema:
+    """Return the keys of several parts together: key -> schema.
+
+    If parts differ in the meaning of a key, any of the meanings will do. E.g. {"width": A} and
+    {"width": B, "depth": C} give {"width": {"anyOf": [A, B]}, "depth": C}.
+    """
+    schemas_of_keys: dict[str, list[Schema]] = {}  # key -> its different schemas
+    for keys in keys_of_parts:
+        for key, schema in keys.items():
+            schemas = schemas_of_keys.setdefault(key, [])
+            if schema not in schemas:
+                schemas.append(schema)
+    together: Schema = {}
+    for key, schemas in schemas_of_keys.items():
+        together[key] = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    return together
 
 
 def reference(name: str, schema: Schema, shared: Schema) -> Schema:
