@@ -144,7 +144,8 @@ def main(argv: Sequence[str]) -> int:
     cv2.setNumThreads(1)
     args.out.mkdir(parents=True, exist_ok=True)
     form = FORMS[args.form].made(args.videos, args.out)
-    measure(form, args.out, sorted(args.minutes), args.seed)
+    minutes = sorted(set(args.minutes))
+    measure(form, args.out, minutes, args.seed)
     return 0
 
 
@@ -160,37 +161,45 @@ def measure(form: "Form", out: Path, minutes: Sequence[float], seed: int) -> Non
 
     minutes: CPU minutes of training at the points, in rising order.
     """
-    points: dict[float, dict[str, Any]] = {minute: {"minutes": minute} for minute in minutes}
+    points: list[dict[str, Any]] = [{"minutes": minute} for minute in minutes]
     found: dict[str, Any] = {
         "environment": environment(),
         "form": form.name,
         "score": form.score,
         "seed": seed,
         "parameters": {},
-        "points": list(points.values()),  # the same dicts as in `points`, which are filled below
+        "points": points,
         **form.references(),
     }
     # The control comes second, so that a point of both networks is complete with the control.
     for arm in ARMS:
         training = Training(form, arm, seed, out / f"{form.name}_{arm}_seed{seed}.pt")
         found["parameters"][arm] = training.parameter_count
-        for minute in minutes:
-            weights = training.weights_after(seconds=60 * minute)
+        for point in points:
+            weights = training.weights_after(seconds=60 * point["minutes"])
             scores = form.scores_with(arm, weights.averaged)
-            points[minute][arm] = {"steps": weights.steps, "scores": scores}
-
-            means = {}  # light -> mean score
-            for light, scores_of_light in scores.items():
-                means[light] = float(np.mean(list(scores_of_light.values())))
-            print(f"{form.name} {arm} {minute:g} minutes {weights.steps} steps: {means}")
+            point[arm] = {"steps": weights.steps, "scores": scores}
             if arm == CONTROL:
-                points[minute]["attention - control"] = differences(points[minute])
-                print(f"  attention - control: {points[minute]['attention - control']}")
-            sys.stdout.flush()
-
+                point["attention - control"] = differences(point)
+            print_point(form.name, arm, point)
             # Write the file after each point, so that a stop loses one point at most.
             file = out / f"vrt_curve_{form.name}.json"
             file.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def print_point(form_name: str, arm: str, point: Mapping[str, Any]) -> None:
+    """Print the mean scores of a network at a point, and the differences if the point has them.
+
+    point: a point of the written file, see `measure`.
+    """
+    means = {}  # light -> mean score
+    for light, scores in point[arm]["scores"].items():
+        means[light] = float(np.mean(list(scores.values())))
+    minutes = f"{point['minutes']:g} minutes"
+    print(f"{form_name} {arm} {minutes} {point[arm]['steps']} steps: {means}")
+    if "attention - control" in point:
+        print(f"  attention - control: {point['attention - control']}")
+    sys.stdout.flush()
 
 
 def differences(point: Mapping[str, Any]) -> dict[str, list[float | None]]:
