@@ -130,14 +130,14 @@ class Tiling:
         # multiple of any window, so it passes. The tile of a whole frame is padded in `_run`.
         side = self.size_patch_testing
         _, window_height, window_width = self.spec.window_size
-        for window_side in (window_height, window_width):
-            if side % window_side != 0:
-                raise OptionError(
-                    what=f"val.size_patch_testing {side} is not a multiple of {window_side}",
-                    where="val.size_patch_testing",
-                    expected="a multiple of the window",
-                    do=f"use {_rounded_up(side, window_side)}",
-                )
+        window_side = math.lcm(window_height, window_width)  # the side of a tile fits both
+        if side % window_side != 0:
+            raise OptionError(
+                what=f"val.size_patch_testing {side} is not a multiple of {window_side}",
+                where="val.size_patch_testing",
+                expected="a multiple of the window",
+                do=f"use {_rounded_up(side, window_side)}",
+            )
 
     @classmethod
     def of(cls, val: ValOptions, spec: InputSpec, **changes: Any) -> "Tiling":

@@ -512,6 +512,17 @@ def test_a_tiling_that_cannot_work_is_refused_with_its_key(wrong):
         tiles(**wrong)
 
 
+def test_the_side_that_a_refusal_proposes_is_taken():
+    windows = (2, 6, 8)  # so the side of a tile is a multiple of 6 and of 8
+    tile = {"size_patch_overlapping": 4, "window_size": windows}
+
+    with pytest.raises(OptionError) as refused:
+        tiles(size_patch_testing=100, **tile)
+    proposed = int(refused.value.do.removeprefix("use "))
+
+    tiles(size_patch_testing=proposed, **tile)
+
+
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [
