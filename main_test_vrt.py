@@ -84,14 +84,12 @@ PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 
 @dataclass(frozen=True)
 class MethodRequest:
-    """What --method asks for.
+    """What --method asks for, in one of four cases:
 
-    There are four cases:
-
-        no --method               formula None, joint None: the frames of a network
-        --method tfp              formula set, joint None: the frames of the formula
-        --method joint            both set: the joint solution, begun with the formula `exposure`
-        ... with --weights FILE   formula None, joint set: the same, begun with a network
+    no --method               formula None, joint None: the frames of a network
+    --method tfp              formula set, joint None: the frames of the formula
+    --method joint            both set: the joint solution, begun with the formula `exposure`
+    ... with --weights FILE   formula None, joint set: the same, begun with a network
     """
 
     # The formula of the frames or first estimates. None if a network makes them.
@@ -137,7 +135,7 @@ def main(argv: list[str]) -> int:
         # Read the command line and the option file, before the ranks know of each other.
         with utils_dist.all_ranks_or_none():
             request = read_request(argv, __doc__)
-            asked = read_method(request)
+            method_request = read_method(request)
             opt = read_options(request)
         # Join the ranks. The digest is a checksum of all options: if it differs between two ranks,
         # the test ends. `checks_folder` has what earlier runs found in the data. Without an option
@@ -149,9 +147,9 @@ def main(argv: list[str]) -> int:
         # Read weights and clips. Then restore the clips: each rank takes a part of them.
         with utils_dist.all_ranks_or_none():
             if opt is None or request.is_of_own_clips:
-                job = job_on_own_clips(request, asked, opt)
+                job = job_on_own_clips(request, method_request, opt)
             else:
-                job = job_on_test_set(request, asked, opt)
+                job = job_on_test_set(request, method_request, opt)
         restore_clips(job)
         if utils_dist.is_main_process():
             write_report(job)
@@ -205,34 +203,37 @@ class MethodOfTestSet(NamedTuple):
     method: Method
     # The network with its weights. None if a formula makes the frames.
     saved: SavedNetwork | None
-    # The section datasets.test. For a formula, the keys that say how spikes become a picture
-    # (SET_BY_METHOD) have other values than in the option file, which has them for a network.
+    # The section datasets.test. In the option file, the keys that say how spikes become a picture
+    # (SET_BY_METHOD) are meant for a network. So a formula replaces their values by its own.
     section: LoaderOptions
 
 
-def method_of_test_set(request: TestRequest, asked: MethodRequest, opt: Options) -> MethodOfTestSet:
+def method_of_test_set(
+    request: TestRequest, method_request: MethodRequest, opt: Options
+) -> MethodOfTestSet:
     """Return the method for the clips of datasets.test. Reads the weights of a network."""
     section = section_of_test_set(opt)
     # `start` makes the frames. With --method joint, they are the first estimates of the solution.
     start: Method
-    if asked.formula is not None:
+    if method_request.formula is not None:
         saved = None
-        section = section_for(asked.formula, section, opt.opt_path, opt.scale)
-        start = asked.formula
+        section = section_for(method_request.formula, section, opt.opt_path, opt.scale)
+        start = method_request.formula
     else:
         weights_file = find_weights(opt.path, opt.folder, request.weights)
         saved = read_saved(weights_file, opt.portable())
         start = network_for_test_set(saved, request, opt.val, section)
-    return MethodOfTestSet(improved(start, asked.joint, saved), saved, section)
+    method = with_improvement(start, method_request.joint, saved)
+    return MethodOfTestSet(method, saved, section)
 
 
-def job_on_test_set(request: TestRequest, asked: MethodRequest, opt: Options) -> Job:
+def job_on_test_set(request: TestRequest, method_request: MethodRequest, opt: Options) -> Job:
     """Return the job to restore the clips of datasets.test by a network or a formula.
 
     A network cuts the clips into tiles as the options `val` say. Reads weights and clips, and
     writes nothing.
     """
-    method, saved, section = method_of_test_set(request, asked, opt)
+    method, saved, section = method_of_test_set(request, method_request, opt)
 
     # The clips. Refuse clips that do not fit the network, e.g. clips with one sharp frame for each
     # blurry frame, if the network restores three. A formula takes any clips (None).
@@ -245,37 +246,48 @@ def job_on_test_set(request: TestRequest, asked: MethodRequest, opt: Options) ->
         # between them. For other networks the clips stay as they are.
         clips = scored_clips(clips, saved.spec)
 
-    # Refuse an output folder in a folder of the data. (A dataset class of a user's own may lack
-    # `sources`, and `count_folders` below: hence `getattr` and `hasattr`.)
-    folder = output_folder(request, asked, opt)
-    for source in getattr(dataset, "sources", ()):
-        refuse_overlap(folder, source.roots())
-    # datasets.test.meta_info_file may list only some clips of the data folder. Expect all clips, so
-    # that the report says that its averages leave clips out
-    # (test_a_meta_file_that_leaves_clips_out_makes_the_average_incomplete).
-    expected = len(clips)
-    if hasattr(dataset, "count_folders"):
-        expected = max(expected, dataset.count_folders())
+    folder = output_folder(request, method_request, opt)
+    refuse_output_among_data(folder, dataset)
+    forms = forms_of_test_set(request, opt)
     # The title of the report: "Test of TASK", or "Test of tfp on the test set of TASK".
     title = f"Test of {request.method_name or opt.task}"
-    if asked.formula is not None:
+    if method_request.formula is not None:
         title += f" on the test set of {opt.task}"
-    save = forms_of_test_set(request, opt)
     return Job(
         method=method,
         clips=clips,
-        outputs=outputs_of(request, folder, save, method, opt.metric),
+        outputs=outputs_of(request, folder, forms, method, opt.metric),
         lpips=request.lpips,
         overwrite=request.overwrite,
         title=title,
-        expected=expected,
-        # If these values change, the folder with the results is refused, not continued.
-        section={
+        expected=count_of_expected_clips(dataset, clips),
+        # If one of these values changes, results in the folder are refused, not continued
+        # (test_results_of_other_settings_are_not_taken_over).
+        reading_options={
             "datasets.test": keys_of_scores(section),
             "train.manual_seed": opt.train.manual_seed,
         },
         frames_note=frames_of_test_set(section, saved),
     )
+
+
+def refuse_output_among_data(folder: Path, dataset: Any) -> None:
+    """Raise OptionError if the output folder is, contains or lies in a folder of the test set."""
+    # A dataset class of a user's own may lack `sources`. Then nothing is checked.
+    for source in getattr(dataset, "sources", ()):
+        refuse_overlap(folder, source.roots())
+
+
+def count_of_expected_clips(dataset: Any, clips: Sequence[ClipReader]) -> int:
+    """Return the number of clips in the data folder, of which `clips` may be a part.
+
+    datasets.test.meta_info_file may list only some clips of the folder. All are counted, so that
+    the report says that its averages leave clips out
+    (test_a_meta_file_that_leaves_clips_out_makes_the_average_incomplete).
+    """
+    if not hasattr(dataset, "count_folders"):  # a dataset class of a user's own
+        return len(clips)
+    return max(len(clips), dataset.count_folders())  # count_folders() is 0 if it cannot count
 
 
 def forms_of_test_set(request: TestRequest, opt: Options) -> Sequence[str]:
@@ -307,12 +319,12 @@ def section_of_test_set(opt: Options) -> LoaderOptions:
     return section
 
 
-def output_folder(request: TestRequest, asked: MethodRequest, opt: Options) -> Path:
+def output_folder(request: TestRequest, method_request: MethodRequest, opt: Options) -> Path:
     """Return --output, or the default: a folder in the folder of the run."""
     if request.output:
         return Path(request.output)
     # A formula has a folder of its own, so that it does not replace the results of the network.
-    if asked.formula is not None:
+    if method_request.formula is not None:
         return opt.folder / f"test_{request.method_name}"
     return opt.folder / "test"
 
@@ -335,8 +347,8 @@ def frames_of_test_set(section: LoaderOptions, saved: SavedNetwork | None) -> st
     # num_frame: -1 is all frames. A data set that a user has registered may lack the key.
     num_frame = getattr(section, "num_frame", -1)
     frames = f"the first {num_frame} of each clip" if num_frame > 0 else "all"
-    # The report scores the input beside the result. A frame that is made between two given frames
-    # has no blurry frame of its own. The mean of the two given frames is scored in its place.
+    # The report scores the input beside the result. An interpolated frame has no blurry frame of
+    # its own, so the mean of the two frames around it is scored as its input.
     if saved is not None and saved.spec.interpolates:
         return f"made between every second of {frames}; input: mean of both neighbours"
     return frames
@@ -345,19 +357,22 @@ def frames_of_test_set(section: LoaderOptions, saved: SavedNetwork | None) -> st
 # ---- A user's own clips ----------------------------------------------------------------------
 
 
-def job_on_own_clips(request: TestRequest, asked: MethodRequest, opt: Options | None) -> Job:
+def job_on_own_clips(
+    request: TestRequest, method_request: MethodRequest, opt: Options | None
+) -> Job:
     """Return the job to restore a user's own clips, or spikes by a formula.
 
     Reads weights and clips, and writes nothing.
 
-    opt: the options that describe the network. None if the weights file describes its network.
+    opt: the option file, which describes the network. None without --opt: then the weights file
+    describes its network.
     """
-    # `read_request` has refused a command line without a flag that is needed. The assertions here
-    # and below tell this to the type checker.
+    # `read_request` has refused a command line without --output. This assertion, and the others
+    # below, tell the type checker what `read_request` has refused.
     assert request.output is not None
-    with spike_size_is_a_flag():  # errors in the block name the flag --spike-size
-        chosen = method_of_own_clips(request, asked, opt)
-        clips, frames_note = own_clips(request, asked, chosen)
+    with naming_spike_size_flag():  # errors in the block name the flag --spike-size
+        chosen = method_of_own_clips(request, method_request, opt)
+        clips, frames_note = own_clips(request, method_request, chosen)
 
     # The title of the report: the folder of several clips, or the name of the only clip.
     if request.input is not None and len(clips) > 1:
@@ -365,16 +380,16 @@ def job_on_own_clips(request: TestRequest, asked: MethodRequest, opt: Options | 
     else:
         title = clips[0].name
     metric = opt.metric if opt is not None else MetricOptions()
-    save = forms_of_own_clips(request, clips, chosen.method)
+    forms = forms_of_own_clips(request, clips, chosen.method)
     return Job(
         method=chosen.method,
         clips=clips,
-        outputs=outputs_of(request, Path(request.output), save, chosen.method, metric),
+        outputs=outputs_of(request, Path(request.output), forms, chosen.method, metric),
         lpips=request.lpips,
         overwrite=request.overwrite,
         title=title,
         expected=len(clips),
-        section={"spike": chosen.spike},
+        reading_options={"spike": chosen.spike},
         frames_note=frames_note,
     )
 
@@ -387,29 +402,31 @@ class MethodOfOwnClips(NamedTuple):
     saved: SavedNetwork | None
     # The spike section as plain values, for the reader and the report. None without spikes.
     spike: dict[str, Any] | None
-    # The same section with its types, for a formula. None for a network.
-    section: Any
+    # The same section as a typed object, which only `own_clips` needs, for a formula. None for a
+    # network.
+    typed_spike: Any
 
 
 def method_of_own_clips(
-    request: TestRequest, asked: MethodRequest, opt: Options | None
+    request: TestRequest, method_request: MethodRequest, opt: Options | None
 ) -> MethodOfOwnClips:
     """Return the method for a user's own clips. Reads the weights of a network."""
     # `start` makes the frames, or the first estimates of the joint solution.
     start: Method
-    if asked.formula is not None:
+    if method_request.formula is not None:
         saved = None
-        start = asked.formula
-        section = spikes_for_formula(request, asked.formula)
-        spike = section.plain()
+        start = method_request.formula
+        typed_spike = spikes_for_formula(request, method_request.formula)
+        spike = typed_spike.plain()
     else:
         network = opt.portable() if opt is not None else None
         assert request.weights is not None
         saved = read_saved(request.weights, network)
-        section = None
+        typed_spike = None
         spike = spikes_for_network(saved, request)
         start = network_for_own_clips(saved, request)
-    return MethodOfOwnClips(improved(start, asked.joint, saved), saved, spike, section)
+    method = with_improvement(start, method_request.joint, saved)
+    return MethodOfOwnClips(method, saved, spike, typed_spike)
 
 
 class OwnClips(NamedTuple):
@@ -419,7 +436,9 @@ class OwnClips(NamedTuple):
     frames_note: str  # which of their frames are restored, in words for the report
 
 
-def own_clips(request: TestRequest, asked: MethodRequest, chosen: MethodOfOwnClips) -> OwnClips:
+def own_clips(
+    request: TestRequest, method_request: MethodRequest, chosen: MethodOfOwnClips
+) -> OwnClips:
     """Return the clips: blurry frames, or spikes alone for a formula that makes grey frames.
 
     Raises OptionError if the method needs blurry frames and there is no --input.
@@ -427,15 +446,15 @@ def own_clips(request: TestRequest, asked: MethodRequest, chosen: MethodOfOwnCli
     if request.input is not None:
         clips = clips_with_frames(request.input, request, chosen.spike, chosen.saved)
         return OwnClips(clips, frames_note="all")
-    if asked.formula is not None and asked.formula.is_grey:
+    if method_request.formula is not None and method_request.formula.is_grey:
         assert request.spike is not None
-        # One frame is restored for each exposure that the options name, or for each spike file. The
-        # word goes into the report.
-        each = "exposure" if chosen.section.exposure else "spike file"
+        # One frame is restored for each exposure that the option spike.exposure names. Without this
+        # option, one frame is restored for each spike file.
+        source = "exposure" if chosen.typed_spike.exposure else "spike file"
         return OwnClips(
-            clips=[spike_clip(request.spike, request.gt, chosen.section)],
-            frames_note=f"one for each {each}; the input beside it is the mean of all planes of "
-            f"the {each}",
+            clips=[spike_clip(request.spike, request.gt, chosen.typed_spike)],
+            frames_note=f"one for each {source}; the input beside it is the mean of all planes of "
+            f"the {source}",
         )
     raise OptionError(
         what=f"--method {request.method_name} needs the blurry frames",
@@ -501,7 +520,7 @@ def clips_with_frames(
 
 
 @contextmanager
-def spike_size_is_a_flag() -> Generator[None]:
+def naming_spike_size_flag() -> Generator[None]:
     """Let an error about the unknown size of a spike plane name the flag, not the option.
 
     The functions that read spikes know only the keys spike.h and spike.w. But a user who gave
@@ -520,12 +539,13 @@ def spike_size_is_a_flag() -> Generator[None]:
 # ---- For a test set and for a user's own clips -----------------------------------------------
 
 
-def improved(start: Method, joint: JointOptions | None, saved: SavedNetwork | None) -> Method:
+def with_improvement(
+    start: Method, joint: JointOptions | None, saved: SavedNetwork | None
+) -> Method:
     """Return `start`, or a method that improves the frames of `start`.
 
-    The joint solution improves the frames if --method joint asks for it. The learned steps improve
-    the frames if the network has the fusion "motion". With --method joint, the learned steps are
-    left out.
+    Two things can improve the frames, but never both: the joint solution if --method joint asks for
+    it, else the learned steps if the network has the fusion "motion".
 
     joint: the options of the joint solution, or None without --method joint.
     saved: the network of `start`. None if `start` is a formula.
@@ -553,10 +573,10 @@ def with_motion(start: Method, saved: SavedNetwork) -> Method:
         net = motion_of(saved.build())
         assert net is not None  # the network on "meta" had the fusion, too
         net = net.to(device).eval()
-        # `find` estimates the motion within an exposure.
+        # `find` is a function that estimates the motion within an exposure.
         find = finder_of(net.motion_by, net.motion_net, device)
-        # Some weights have further steps for dim light, where spikes are few. Other weights have
-        # one kind of steps for all light.
+        # Some weights have further steps for dim light, where spikes are few. Other weights use the
+        # same steps in any light.
         few_steps = net.few_steps if net.few_steps else net.steps
         return LearnedParts(net.steps, few_steps, find)
 
@@ -569,14 +589,14 @@ def with_motion(start: Method, saved: SavedNetwork) -> Method:
 def outputs_of(
     request: TestRequest,
     folder: Path,
-    save: Sequence[str],
+    forms: Sequence[str],
     method: Method,
     metric: MetricOptions,
 ) -> Outputs:
-    """Return what is written to `folder`. save: names such as "frames", "video", in any order."""
+    """Return what is written to `folder`. forms: names such as "frames", "video", in any order."""
     return Outputs(
         folder,
-        save=tuple(sorted(save)),  # sorted, because a continued test compares them
+        save=tuple(sorted(forms)),  # sorted, because a continued test compares them
         fps=request.fps,
         instants=method.instants,
         metric=metric,

@@ -8,9 +8,9 @@ computed again, so a test that was interrupted continues where it stopped.
     write_report  -> metrics.json, table.txt, report.html
 
 A rank is one process of the test. "Collective" in a docstring: every rank must call this at the
-same point of the program, because the ranks wait for each other. In a block `all_ranks_or_none`, an
-error on one rank ends all ranks, and at its end the ranks wait for each other. `watchdog.phase`
-names what the process does now, for the report if it hangs.
+same point of the program, because the ranks wait for each other. An error on one rank within a
+block `all_ranks_or_none` ends all ranks. At the end of the block the ranks wait for each other.
+`watchdog.phase` names what the process does now, for the report if it hangs.
 
 What must stay: the results do not depend on the number of ranks, bit for bit, although a clip may
 be cut between several ranks (test_two_ranks_share_the_frames_of_a_clip_and_give_the_same_bits). A
@@ -83,7 +83,8 @@ class Job:
     overwrite: whether the results of an earlier test in the folder are removed first.
     title: the heading of the report, and the first line of the results in the log.
     expected: number of clips that there should be. Averages over fewer clips are marked.
-    section: the resolved options that say what is read of the files and how.
+    reading_options: the resolved options that say what is read of the files and how. They are
+        stored in run.json. If they differ in a later test, its results are not mixed with these.
     frames_note: which frames of a clip are restored, in words, for the protocol.
     """
 
@@ -94,7 +95,7 @@ class Job:
     overwrite: bool
     title: str
     expected: int
-    section: dict[str, Any]
+    reading_options: dict[str, Any]
     frames_note: str
 
     def frames_of(self, clip: ClipReader) -> range:
@@ -110,14 +111,14 @@ class Job:
 class Work:
     """Consecutive frames of one clip, for one rank.
 
-    clip: index in Job.clips.
+    clip_index: index in Job.clips.
     frames: indices of the frames to restore. Empty if all frames are there, and only the scores of
     the clip are missing.
     is_whole: whether these frames are all that is left of the clip. If not, other `Work` has the
     rest, which may belong to other ranks.
     """
 
-    clip: int
+    clip_index: int
     frames: range
     is_whole: bool
 
@@ -147,15 +148,14 @@ def restore_clips(job: Job) -> None:
             claim_folder_of(job)
 
     plan = shared_plan(job)
-    # Of n ranks, rank r takes the items r, r + n, r + 2 n, ... of a list. E.g. of 4 ranks, rank 1
-    # takes the items 1, 5, 9, ... The plan begins with the longest pieces, so each rank gets a long
-    # piece first.
+    # Deal the plan out like cards: of 4 ranks, rank 1 takes the items 1, 5, 9, ... The plan begins
+    # with the longest pieces, so each rank gets a long piece first.
     of_this_rank = slice(utils_dist.get_rank(), None, utils_dist.get_world_size())
     with utils_dist.all_ranks_or_none():
         restore_share(job, restorer, plan[of_this_rank], more_scores)
-    # The end of the context above waits for all ranks. So all frames of the clips that were cut are
-    # there, and these clips can be scored.
-    cut_clips = sorted({work.clip for work in plan if not work.is_whole})
+    # Now all ranks have restored their pieces, so the clips that were cut between ranks are
+    # complete and can be scored.
+    cut_clips = sorted({work.clip_index for work in plan if not work.is_whole})
     with utils_dist.all_ranks_or_none():
         for clip_index in cut_clips[of_this_rank]:
             finish(job, restorer, job.clips[clip_index], more_scores, mean_pace=None)
@@ -180,14 +180,15 @@ def claim_folder_of(job: Job) -> None:
             stat = os.stat(name)
             lpips_files.append([name, stat.st_size, stat.st_mtime_ns])
     outputs = job.outputs
-    # Everything that the results depend on. The keys are part of run.json: if a new key is added,
-    # `outputs._refuse_another_test` needs its value in tests of older versions.
+    # Everything that the results depend on. The keys are part of run.json. If you add a key, the
+    # run.json of an older version lacks it: tell `outputs._refuse_another_test` which value older
+    # versions used.
     settings = {
         **job.method.settings(),
         "lpips": lpips_files,
         "save": outputs.save,
         "fps": outputs.fps,
-        **job.section,
+        **job.reading_options,
         "metric.values": outputs.metric.values,
         "metric.more": outputs.metric.more,
     }
@@ -205,11 +206,12 @@ def shared_plan(job: Job) -> list[Work]:
     rows = []
     if utils_dist.is_main_process():
         for work in plan_work(job):
-            rows.append((work.clip, work.frames.start, work.frames.stop, work.is_whole))
+            frames = work.frames
+            rows.append((work.clip_index, frames.start, frames.stop, work.is_whole))
     rows = utils_dist.from_rank(0, rows)
     plan = []
-    for clip, start, stop, is_whole in rows:
-        plan.append(Work(clip, range(start, stop), is_whole))
+    for clip_index, start, stop, is_whole in rows:
+        plan.append(Work(clip_index, range(start, stop), is_whole))
     return plan
 
 
@@ -236,8 +238,8 @@ def plan_work(job: Job) -> list[Work]:
     if finished_count:
         logger.info("%d of %d clips are finished already", finished_count, len(job.clips))
 
-    # Into how many pieces each clip is cut, so that each rank has work. E.g. 2 unfinished clips on
-    # 8 ranks: 4 pieces of each clip. A clip with few missing frames may give fewer.
+    # The largest number of pieces of a clip, so that each rank has work. E.g. 2 unfinished clips on
+    # 8 ranks: 4 pieces of each clip.
     pieces_of_clip = 1
     if unfinished and job.method.can_cut:
         pieces_of_clip = math.ceil(utils_dist.get_world_size() / len(unfinished))
@@ -252,12 +254,11 @@ def plan_work(job: Job) -> list[Work]:
             # No frame is missing. The clip stays in the plan to be scored.
             to_restore = range(0)
         pieces = _pieces(to_restore, pieces_of_clip)
-        # "Whole" means that the missing frames were not cut into several pieces.
-        is_whole = len(pieces) == 1
+        is_whole = len(pieces) == 1  # so the rank that restores the piece can score the clip
         plan += [Work(clip_index, piece, is_whole) for piece in pieces]
     # Pieces of the same length are in the order of clips and frames, which is the same in every
     # run.
-    return sorted(plan, key=lambda work: (-len(work.frames), work.clip, work.frames.start))
+    return sorted(plan, key=lambda work: (-len(work.frames), work.clip_index, work.frames.start))
 
 
 def _pieces(frames: range, most: int) -> list[range]:
@@ -309,7 +310,7 @@ def restore_share(
     logger.info("restoring %d frames of %d clips (%s)", total, len(share), restorer.describe())
     with open_progress("bar", total, "restoring", "frames") as bar:
         for work in share:
-            clip = job.clips[work.clip]
+            clip = job.clips[work.clip_index]
             if not work.frames:  # no frame of the clip is missing, only its scores are
                 finish(job, restorer, clip, more_scores, mean_pace=None)
                 logger.info("%s: scored; its frames were restored before", clip.name)
@@ -341,7 +342,7 @@ def _restore_piece(
 
     Returns the number of frames that this rank has restored after this piece.
     """
-    clip = job.clips[work.clip]
+    clip = job.clips[work.clip_index]
     restored_count = restored_before
     watchdog.phase(f"restore: {clip.name}", restored_count)
     restored = restorer.frames(clip, work.frames, bar.update)
@@ -414,6 +415,7 @@ def write_report(job: Job) -> None:
         name = entry["name"]
         examples[name] = example_panels(job, clips[name], entry)
         captions[name] = {}
+        # Pictures of how the method worked, e.g. the motion that it estimated.
         for picture in job.outputs.load_pictures(name):
             examples[name][picture.name] = picture.image
             captions[name][picture.name] = picture.caption
@@ -497,9 +499,9 @@ def build_report(
     # Without sharp frames the table has neither.
     metric = ""
     for name in ("psnr", "psnr_y"):
-        is_in_table = COLUMNS[name].title in head
-        if not metric and is_in_table:
+        if COLUMNS[name].title in head:
             metric = name
+            break
     plots = {}  # name of a clip -> its plot
     for name, clip in results["clips"].items():
         per_frame = clip.get("per_frame")

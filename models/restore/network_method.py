@@ -62,10 +62,10 @@ class NetworkMethod:
         self.sigma = sigma
         self.instants = saved.spec.out_instants
         self.center_frame_only = tiling.center_frame_only
-        # can_cut: whether several ranks may each restore a part of a clip. Cutting saves no time if
-        # each part needs the whole clip: if a tile is the whole clip, or if flip_seq (the mean with
-        # the time-reversed clip) computes all tiles for any frame. If only the middle frame is
-        # wanted, there is nothing to cut.
+        # can_cut: whether several ranks may each restore a part of a clip. This saves no time if
+        # each part needs the whole clip: if a tile is the whole clip, or with flip_seq (the mean
+        # with the time-reversed clip), which computes all tiles for any frame. With
+        # center_frame_only there is one frame, so nothing can be cut.
         is_whole_clip = tiling.num_frame_testing == WHOLE
         needs_whole_clip = is_whole_clip or tiling.flip_seq
         self.can_cut = not needs_whole_clip and not tiling.center_frame_only
@@ -76,8 +76,9 @@ class NetworkMethod:
         The output folder records these settings. A test may continue in the folder of an earlier
         test only if the settings of both tests are equal.
         """
-        # 12 hex digits that change if the network is built in another way. Some weights files do
-        # not say how their network is built. Then an option file says it, and this file may change.
+        # 12 hex digits that change if the network is built in another way. The digest of the
+        # weights does not suffice: if the weights file does not describe its network, an option
+        # file does, and a user may change the option file.
         values = [getattr(self.saved, field) for field in NETWORK_FIELDS]
         text = json.dumps(values, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()
@@ -228,11 +229,11 @@ def find_weights(path: PathOptions, folder: Path, weights: str | None) -> str:
         return weights
     # One branch for each row of the table above, in the same order.
     if path.resume == "auto":
-        candidates = [*_checkpoints_of(folder), *_pretrained(path)]
+        candidates = [*_checkpoints_of(folder), *_pretrained_files(path)]
     elif path.resume is None:
-        candidates = _pretrained(path)
+        candidates = _pretrained_files(path)
     elif Path(path.resume).is_dir():
-        candidates = _checkpoints_of(_run_of(Path(path.resume)))
+        candidates = _checkpoints_of(_run_folder(Path(path.resume)))
     else:
         candidates = [Path(path.resume)]
     for candidate in candidates:
@@ -255,13 +256,13 @@ def _checkpoints_of(run: Path) -> list[Path]:
     return [own_checkpoint(run, "best"), own_checkpoint(run, "latest")]
 
 
-def _pretrained(path: PathOptions) -> list[Path]:
+def _pretrained_files(path: PathOptions) -> list[Path]:
     """Return the pretrained weights of the options: the averaged weights, then the others."""
     files = (path.pretrained_netE, path.pretrained_netG)
     return [Path(file) for file in files if file]
 
 
-def _run_of(named: Path) -> Path:
+def _run_folder(named: Path) -> Path:
     """Return the folder of a run.
 
     named: the folder that path.resume names, which may be the subfolder "checkpoints" of the run.

@@ -10,13 +10,13 @@ Each test has a folder of its own, which `claim_folder` takes. E.g. for a clip "
     pictures/street/motion.png      how the example frame was restored, if the method shows it
     metrics.json, table.txt, report.html    results of all clips
 
-`Outputs` says where each file is. `finish_clip` scores a clip once its frames are there.
+`Outputs` says where each file is. `finish_clip` scores a clip when all its frames are restored.
 
 What must stay: names and contents of these files, because an interrupted test, also of an older
 version, is continued from them (test_overwrite_removes_what_a_test_of_an_earlier_version_saved). No
 file of a user is overwritten or removed
-(test_a_foreign_file_under_any_name_that_is_written_is_refused_at_the_start). Free to change: how
-strips and videos look. Free to add: a kind of file in PLACES.
+(test_a_foreign_file_under_any_name_that_is_written_is_refused_at_the_start).
+Free to change: how strips and videos look. A new kind of file is a line in PLACES.
 
 Tests: tests/parts/utils/test_output_folder.py, test_results.py, tests/stories/test_main_test.py
 """
@@ -84,7 +84,7 @@ PLACES = {
 # scores beyond those of models/metrics.py. The frames are (H, W, 3) RGB.
 MoreScores = Callable[[np.ndarray, np.ndarray], dict[str, float]]
 # Files that a test writes once, not per clip.
-OF_ALL_CLIPS = (RESULTS, "metrics.json", "table.txt", "report.html")
+FILES_OF_ALL_CLIPS = (RESULTS, "metrics.json", "table.txt", "report.html")
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,7 @@ class Outputs:
         """Return the paths of the restored frames with these names.
 
         With several instants, the paths of a frame's instants stand before the path of the frame.
+        E.g. 3 instants: instants/street/000001_0.png, ..._1.png, ..._2.png, street/000001.png.
         """
         files = []
         for stem in stems:
@@ -148,7 +149,7 @@ class Outputs:
         videos = [self.file(kind, clip) for kind in VIDEOS if kind in self.save]
         return frames + videos
 
-    def planned(self, clip: str, stems: Sequence[str]) -> list[Path]:
+    def planned_files(self, clip: str, stems: Sequence[str]) -> list[Path]:
         """Return every file written for a clip with these frames, each once.
 
         stems: names of the frames. If empty, only the files of the clip itself are returned, such
@@ -243,9 +244,9 @@ def claim_folder(
         files that no test wrote             refused
         a training run                       refused
 
-    The file run.json marks the folder as one of ours. It holds settings, inputs and the names of
-    all results. It is written only after all checks, so a refused test changes nothing. A new check
-    goes before this write.
+    The file run.json shows that a test of this program made the folder. It holds settings, inputs
+    and the names of all results. It is written only after all checks, so a refused test changes
+    nothing. A new check goes before this write.
 
     settings: everything that the results depend on.
     inputs: name of a clip -> digest of its files.
@@ -264,15 +265,15 @@ def claim_folder(
     _refuse_training_run(folder)
     earlier = _read_run_json(run_json)
     # The files that this test will write, for each clip.
-    planned = {name: outputs.planned(name, names) for name, names in stems.items()}
+    planned = {name: outputs.planned_files(name, names) for name, names in stems.items()}
     # Owner of files, in words for errors -> its files.
-    owners = {"all clips": [folder / name for name in OF_ALL_CLIPS]}
+    owners = {"all clips": [folder / name for name in FILES_OF_ALL_CLIPS]}
     for name, files in planned.items():
         owners[f"clip {name}"] = files
 
     files_of_clips = {}  # name of a clip -> names of its files, for run.json
     if earlier is None:
-        # Without a run.json of ours, the folder must be new or empty.
+        # No test of this program made the folder. So it must be new or empty.
         if folder.is_dir():
             _refuse_foreign(sorted(path.name for path in folder.iterdir()), folder)
         _refuse_occupied(owners, written=set(), folder=folder)
@@ -280,8 +281,8 @@ def claim_folder(
         written = _files_of_earlier_tests(outputs, earlier, stems)
         _refuse_occupied(owners, written, folder)
         if overwrite:
-            # run.json stays until the new run.json replaces it, so that an interruption leaves a
-            # folder that is still marked as ours.
+            # run.json stays until the new run.json replaces it. So if the program is interrupted
+            # here, a later test still knows the folder.
             remove_files(folder, written - {run_json})
         else:
             # Go on with the earlier test. Its clips stay in run.json, also if this test does not
@@ -338,7 +339,7 @@ def _files_of_earlier_tests(
     earlier: the content of run.json. stems: name of a clip -> names of its frames in this test.
     """
     files_of_clips = earlier.get("files", {})
-    written = {outputs.folder / file for file in OF_ALL_CLIPS}
+    written = {outputs.folder / file for file in FILES_OF_ALL_CLIPS}
     for files in files_of_clips.values():
         written |= {outputs.folder / file for file in files}
 
@@ -355,7 +356,7 @@ def _files_of_earlier_tests(
             stems_then = stems.get(name, ())
         else:
             stems_then = finished["stems"]
-        written |= set(outputs_then.planned(name, stems_then))
+        written |= set(outputs_then.planned_files(name, stems_then))
     return written
 
 
@@ -407,8 +408,8 @@ def _refuse_another_test(
     earlier: dict[str, Any], settings: dict[str, Any], inputs: dict[str, str], folder: Path
 ) -> None:
     """Raise OptionError if this test has other settings or input files than the earlier test."""
-    # Older versions of SpikeVRT did not record these settings. They always had these values. A new
-    # setting needs a line here, or no earlier test could be continued.
+    # Older versions of SpikeVRT did not record these settings, and always had these values. A new
+    # setting needs a line here. Otherwise no test of an older version could be continued.
     defaults = {"metric.values": "uint8", "metric.more": []}
     changed = _differences(defaults | earlier["settings"], defaults | settings)
     # The two tests may have different clips. A clip that both have must have the same files.
@@ -465,9 +466,9 @@ def _refuse_names_of_kept_clips(
     """
     all_owners = dict(owners)
     for name in kept_clips:
-        # This test does not know the frames of the clip. Without stems, `planned` returns the files
-        # of the clip itself: its JSON, its example and its videos.
-        all_owners[f"clip {name}, which is there already"] = outputs.planned(name, stems=())
+        # This test does not know the frames of the clip. Without stems, `planned_files` returns the
+        # files of the clip itself: its JSON, its example and its videos.
+        all_owners[f"clip {name}, which is there already"] = outputs.planned_files(name, stems=())
     _refuse_same_names(all_owners, outputs.folder)
 
 
@@ -624,12 +625,11 @@ class _Scorer:
     ) -> None:
         self.values = metric.values
         self.more_scores = more_scores
-        # The metrics of the blurry input, of the restored frame, and of each instant.
-        self.of_input = chosen_metrics(METRICS_OF_TESTS, metric.more)
-        self.of_restored = self.of_input
-        if is_grey:  # such frames have a luma alone
-            self.of_restored = [chosen for chosen in self.of_input if chosen.on_luma]
-        self.of_instants = chosen_metrics(("psnr",), more=())
+        self.metrics_of_input = chosen_metrics(METRICS_OF_TESTS, metric.more)
+        self.metrics_of_restored = self.metrics_of_input
+        if is_grey:  # then the restored frames have no colour, so only metrics on luma apply
+            self.metrics_of_restored = [each for each in self.metrics_of_input if each.on_luma]
+        self.metrics_of_instants = chosen_metrics(("psnr",), more=())
         self.scores: Scores = {}
 
     def add(self, item: dict[str, Any], images: Sequence[np.ndarray] | np.ndarray) -> None:
@@ -641,17 +641,17 @@ class _Scorer:
         if "gt" in item:
             sharp = scored_values(item["gt"], self.values)
             middle = images[len(images) // 2]  # the only image if there is one
-            self._add("restored", middle, sharp, self.of_restored)
+            self._add("restored", middle, sharp, self.metrics_of_restored)
             watchdog.go_on()
             blurry = item["lq"][:3]  # without the noise map, which may be a fourth channel
             # In super-resolution the input is smaller, so it has no score.
             if blurry.shape == item["gt"].shape:
-                self._add("input", scored_values(blurry, self.values), sharp, self.of_input)
+                self._add("input", scored_values(blurry, self.values), sharp, self.metrics_of_input)
         if len(images) > 1 and "gt_instants" in item:
             instants = item["gt_instants"].unflatten(0, (len(images), -1))  # (K, 3, H, W)
             truth = scored_values(instants, self.values)
             for number, (image, sharp) in enumerate(zip(images, truth, strict=True)):
-                add_scores(self.scores, f"instant {number}", image, sharp, self.of_instants)
+                add_scores(self.scores, f"instant {number}", image, sharp, self.metrics_of_instants)
 
     def _add(
         self, kind: str, image: np.ndarray, sharp: np.ndarray, metrics: Sequence[Metric]
@@ -702,7 +702,7 @@ def _open_videos(
             continue
         stamps = times
         if kind == "slowmotion":
-            stamps = _slow_times(times, outputs.instants)
+            stamps = _slowmotion_times(times, outputs.instants)
         video = VideoWriter(
             outputs.file(kind, clip.name),
             # Single frames have no frame rate of their own, so the user's flag --fps counts.
@@ -720,7 +720,7 @@ def _open_videos(
     return videos
 
 
-def _slow_times(times: Sequence[Fraction], instants: int) -> list[Fraction]:
+def _slowmotion_times(times: Sequence[Fraction], instants: int) -> list[Fraction]:
     """Return the times of the instants in slow motion, or [] if there are fewer than two times.
 
     Each instant is shown for as long as its frame was shown in the film. E.g. frames at 0 s and

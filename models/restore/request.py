@@ -97,7 +97,7 @@ class TileRequest:
 
 @dataclass(frozen=True)
 class TestRequest:
-    """The values of a command line. Paths are as the user gave them. None is the default."""
+    """The values of a command line. Paths are as the user gave them. None: the flag is missing."""
 
     # The option file. Without --input, the clips are the clips of its datasets.test.
     opt: str | None
@@ -179,9 +179,9 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
     # --local-rank, --launcher and --dist, which old launch scripts give, must agree with what
     # torchrun or srun says in the environment.
     check_launch_flags(args)
-    # The flags that the user gave, e.g. {"spike_size"}. A flag with its default value counts as not
-    # given. So ask before `args.weights` is filled in below.
-    given = {key for key, value in vars(args).items() if value != parser.get_default(key)}
+    # The flags that the user gave, e.g. {"spike_size"}: their values differ from the defaults. This
+    # must come before `args.weights` gets the shipped weights below.
+    given_keys = {key for key, value in vars(args).items() if value != parser.get_default(key)}
 
     tiles = _tile_request(args)
     # A user's clip is restored with the shipped weights if no flag says what restores it. From here
@@ -189,9 +189,9 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
     says_what_restores = args.method or args.opt or args.weights
     if args.input and not says_what_restores:
         args.weights = str(SHIPPED_WEIGHTS)
-    _refuse_contradictions(args, given)
+    _refuse_contradictions(args, given_keys)
 
-    of_method, of_option_file = _divided_overrides(args)
+    of_method, of_option_file = _split_overrides(args)
     method = None if args.method is None else _method_section(args.method, of_method)
     return TestRequest(
         opt=args.opt,
@@ -229,7 +229,7 @@ def _tile_request(args: Namespace) -> TileRequest:
     )
 
 
-def _divided_overrides(args: Namespace) -> tuple[list[str], list[str]]:
+def _split_overrides(args: Namespace) -> tuple[list[str], list[str]]:
     """Return the overrides of the section `method`, and the overrides of the option file.
 
     E.g. with --method joint: method.groups=8 spike.rate=0.4 -> ["method.groups=8"],
@@ -249,9 +249,9 @@ def _divided_overrides(args: Namespace) -> tuple[list[str], list[str]]:
 def _parser(description: str | None) -> OptionParser:
     """Return the parser of the command line. --help shows the flags in this order.
 
-    A flag counts as given only if its value differs from its default here. A given flag wins over
-    the option file and the weights. So a flag whose value may come from them must keep the default
-    None or False, which gives nothing.
+    A flag counts as given only if its value differs from its default here. Then it wins over the
+    option file and the weights. So if the value of a flag may come from them, its default must be
+    None or False, which stands for "not given".
 
     tests/parts/house/test_help.py reads the result of --help.
     """
@@ -474,20 +474,20 @@ def _method_section(name: str, overrides: Sequence[str]) -> dict[str, Any]:
 # ---- Refusals --------------------------------------------------------------------------------
 
 
-def _refuse_contradictions(args: Namespace, given: set[str]) -> None:
+def _refuse_contradictions(args: Namespace, given_keys: set[str]) -> None:
     """Refuse flags that exclude each other, and flags that are missing.
 
-    given: the keys of the flags that differ from their defaults, e.g. {"spike_size"}.
+    given_keys: the keys of the flags that differ from their defaults, e.g. {"spike_size"}.
     """
-    # The same question as TestRequest.is_of_own_clips, which is not made yet: the user's own clips
-    # or datasets.test. A formula needs no frames, so --spike may be its only input.
+    # Whether the clips are the user's own, and not the clips of datasets.test. This is the rule of
+    # TestRequest.is_of_own_clips, because the TestRequest does not exist yet.
     is_of_own_clips = args.input is not None or (args.method is not None and args.opt is None)
     if args.method:
-        _refuse_flags_of_a_network(args, given)
+        _refuse_flags_of_a_network(args, given_keys)
     if is_of_own_clips:
         _refuse_missing_flags(args)
     else:
-        _refuse_flags_without_clips(args, given)
+        _refuse_flags_without_clips(args, given_keys)
     if args.spike_size and not args.spike:
         raise OptionError(
             what="--spike-size without --spike",
@@ -501,7 +501,7 @@ def _refuse_contradictions(args: Namespace, given: set[str]) -> None:
         refuse_overlap(Path(args.output), inputs)
 
 
-def _refuse_flags_of_a_network(args: Namespace, given: set[str]) -> None:
+def _refuse_flags_of_a_network(args: Namespace, given_keys: set[str]) -> None:
     """Raise OptionError for flags of a network together with --method, which has no network."""
     # The exception: the joint solution may begin with the frames of a network. Then all flags of
     # FLAGS_OF_NETWORK are allowed.
@@ -509,16 +509,16 @@ def _refuse_flags_of_a_network(args: Namespace, given: set[str]) -> None:
     if begins_with_network:
         wrong = []
     else:
-        wrong = [key for key in FLAGS_OF_NETWORK if key in given]
+        wrong = [key for key in FLAGS_OF_NETWORK if key in given_keys]
     # With --input, only the network of an option file is used. A formula has no network, and the
     # joint solution takes the network that the file of --weights describes. So --opt is refused.
     and_input = ""
-    if args.input and "opt" in given:
+    if args.input and "opt" in given_keys:
         wrong.append("opt")
         and_input = " --input"
     if wrong:
         raise OptionError(
-            what=f"{_flags(wrong)} with --method {args.method}{and_input}",
+            what=f"{_as_flags(wrong)} with --method {args.method}{and_input}",
             where="the command line",
             expected="--method NAME with --opt FILE, or with --spike PATH [--input PATH] "
             "--output DIR",
@@ -526,7 +526,7 @@ def _refuse_flags_of_a_network(args: Namespace, given: set[str]) -> None:
         )
 
 
-def _refuse_flags_without_clips(args: Namespace, given: set[str]) -> None:
+def _refuse_flags_without_clips(args: Namespace, given_keys: set[str]) -> None:
     """Raise OptionError without --opt, and for flags of the user's clips without --input."""
     if args.opt is None:
         raise OptionError(
@@ -535,10 +535,10 @@ def _refuse_flags_without_clips(args: Namespace, given: set[str]) -> None:
             expected="--opt FILE, or --weights FILE --input PATH --output DIR",
             do="see --help",
         )
-    of_clips = [key for key in FLAGS_OF_CLIPS if key in given]
+    of_clips = [key for key in FLAGS_OF_CLIPS if key in given_keys]
     if of_clips:
         raise OptionError(
-            what=f"{_flags(of_clips)} without --input",
+            what=f"{_as_flags(of_clips)} without --input",
             where="the command line",
             expected="datasets.test of the option file",
             do="set these paths in datasets.test, or use the form with --input",
@@ -556,13 +556,13 @@ def _refuse_missing_flags(args: Namespace) -> None:
     missing = [key for key in needed if getattr(args, key) is None]
     if missing:
         raise OptionError(
-            what=f"{_flags(missing, ' and ')} missing",
+            what=f"{_as_flags(missing, ' and ')} missing",
             where="the command line",
-            expected=f"{_flags(needed)} together",
-            do=f"add {_flags(missing, ' and ')}",
+            expected=f"{_as_flags(needed)} together",
+            do=f"add {_as_flags(missing, ' and ')}",
         )
 
 
-def _flags(keys: Sequence[str], between: str = ", ") -> str:
+def _as_flags(keys: Sequence[str], between: str = ", ") -> str:
     """Return keys as flags, e.g. ["spike_size", "gt"] -> "--spike-size, --gt"."""
     return between.join(f"--{key.replace('_', '-')}" for key in keys)

@@ -31,9 +31,9 @@ What must stay, and which test notices (in tests/parts/models/test_tiling.py):
     restore parts of one clip
     the order in which tiles are added         none: another order changes the last bits
 
-Free to change: the blend "smooth", the tiles that `smaller` proposes, and AUTO_TILE. (With another
-AUTO_TILE all scores change that were made with "auto".) tests/stories/test_main_test.py runs the
-program.
+Free to change: the blend "smooth", the tiles that `smaller_tiling` proposes, and AUTO_TILE. (With
+another AUTO_TILE all scores change that were made with "auto".) tests/stories/test_main_test.py
+runs the program.
 """
 
 import itertools
@@ -112,7 +112,7 @@ class Tiling:
     may_halve: bool = False
 
     def __post_init__(self) -> None:
-        """Raise OptionError if tiles do not exceed their overlap, or cut attention windows."""
+        """Raise OptionError if a tile is not larger than the overlap, or cuts attention windows."""
         # Each tile must reach beyond the tile before it. Otherwise the tiles would never reach the
         # end of the clip. The keys are num_frame_testing and num_frame_overlapping for time,
         # size_patch_testing and size_patch_overlapping for space.
@@ -136,7 +136,7 @@ class Tiling:
                 what=f"val.size_patch_testing {side} is not a multiple of {window_side}",
                 where="val.size_patch_testing",
                 expected="a multiple of the window",
-                do=f"use {_rounded_up(side, window_side)}",
+                do=f"use {_round_up(side, window_side)}",
             )
 
     @classmethod
@@ -155,7 +155,7 @@ class Tiling:
         multiples = {"num_frame_testing": window_frames, "size_patch_testing": spec.multiple}
         for key, multiple in multiples.items():
             if fields[key] == "auto":
-                fields[key] = _rounded_up(AUTO_TILE[key], multiple)
+                fields[key] = _round_up(AUTO_TILE[key], multiple)
                 # A user of "auto" wants a result without seams, and no out-of-memory error. A user
                 # who gives a size may want to reproduce the published result for this size. So a
                 # given size keeps the defaults of the class: blend "kair", and no smaller tile.
@@ -163,8 +163,8 @@ class Tiling:
                 fields.setdefault("may_halve", True)
 
         # A network that interpolates takes exactly `least_frames` frames: half of them before a
-        # gap, and half behind it. These frames are one tile in time. `Restorer._interpolated` puts
-        # the frames of all gaps one behind the other, so the tiles do not overlap.
+        # gap, and half behind it. These frames are one tile in time. The tiles do not overlap,
+        # because `Restorer._interpolate_frames` puts the frames of all gaps one behind the other.
         if spec.interpolates:
             fields["num_frame_testing"] = spec.least_frames
             fields["num_frame_overlapping"] = 0
@@ -195,12 +195,12 @@ class Tiling:
         return ", ".join(phrases)
 
 
-def _rounded_up(size: int, multiple: int) -> int:
+def _round_up(size: int, multiple: int) -> int:
     """Return the least multiple that is not below `size`, e.g. 12 and 8 -> 16."""
     return math.ceil(size / multiple) * multiple
 
 
-def _rounded_down(size: int, multiple: int) -> int:
+def _round_down(size: int, multiple: int) -> int:
     """Return the largest multiple that is not above `size`, e.g. 12 and 8 -> 8."""
     return size // multiple * multiple
 
@@ -219,10 +219,10 @@ def stream_clip(
 ) -> Iterator[Tensor]:
     """Yield the restored frames `wanted` in order, (B, C', sH, sW) each, on the CPU.
 
-    Memory holds one tile in time. Only the tiles that contain wanted frames are computed. The
-    exception is flip_seq, for which all tiles are computed. The frames equal the frames of a run
-    over the whole clip bit for bit, so several processes may restore parts of one clip. The network
-    must be in eval mode.
+    Memory holds one tile in time. Only the tiles that contain wanted frames are computed. (With
+    flip_seq all tiles are computed, because the second result of frame 0 is in the last tile.) The
+    frames equal the frames of a run over the whole clip bit for bit, so several processes may
+    restore parts of one clip. The network must be in eval mode.
 
     net: takes the tensors that `read` returns, and returns (B, n, C', sH, sW).
     read: reads moments of the clip. A moment is (index of a frame, whether time runs backwards).
@@ -442,8 +442,8 @@ def restore_space(
         for column, left in enumerate(lefts):
             patches.append(_Patch(row, top, column, left, tile_height, tile_width))
 
-    # The weighted sum of the tiles, and the sum of their weights. `total` gets its shape with the
-    # first result, which says how many channels there are.
+    # The weighted sum of the tiles, and the sum of their weights. Only the first result says how
+    # many channels there are, so until then `total` is an empty tensor.
     total = torch.empty(0)
     total_weight = torch.zeros(height * scale, width * scale)
     for first in range(0, len(patches), tiling.batch_tiles):
@@ -453,7 +453,8 @@ def restore_space(
             leading_axes = results[0].shape[:-2]  # (B, n, C')
             total = results[0].new_zeros(*leading_axes, height * scale, width * scale)
         # Add each result, times its weight, to the sum at the place of its tile. Both sums are
-        # changed in place.
+        # changed in place. The weights are float32. They take the dtype of the result, which is
+        # float64 if the network computes in float64.
         for patch, result in zip(batch, results, strict=True):
             weight = _patch_weight(patch, tops, lefts, tiling)
             rows, columns = patch.area(scale)
@@ -472,9 +473,10 @@ def _patch_weight(patch: _Patch, tops: list[int], lefts: list[int], tiling: Tili
     tops, lefts: first rows and first columns of all tiles, in pixels of the input.
     """
     scale = tiling.spec.scale
-    # The overlap in output pixels. "kair": the published rule takes the number of input pixels as
-    # output pixels, at any scale. "smooth": the weights rise over the whole overlap, which is
-    # `scale` times as many output pixels as input pixels.
+    # Neighbouring tiles share `overlap` pixels of the input, which are scale * overlap pixels of
+    # the output. The published code does not multiply by the scale: with an overlap of 20, it trims
+    # 10 output pixels at the border of a tile at any scale. "kair" does the same, because it
+    # reproduces the published numbers.
     overlap = tiling.size_patch_overlapping
     if tiling.blend == "smooth":
         overlap *= scale
@@ -562,9 +564,9 @@ def _run(net: Callable[..., Tensor], inputs: tuple[Tensor, ...], tiling: Tiling)
     padded_frames = _padded_length(frames, tiling)
     padded = []
     for x in inputs:  # (B, n, channels, H, W)
-        x = _mirrored(x, axis=1, size=padded_frames)
-        x = _mirrored(x, axis=3, size=padded_height)
-        x = _mirrored(x, axis=4, size=padded_width)
+        x = _extend_by_mirroring(x, axis=1, size=padded_frames)
+        x = _extend_by_mirroring(x, axis=3, size=padded_height)
+        x = _extend_by_mirroring(x, axis=4, size=padded_width)
         padded.append(x)
     out = net(*padded)  # (B, n, C', sH, sW), of the padded tile
     out = out[:, :frames, :, : height * scale, : width * scale]
@@ -593,7 +595,7 @@ def _padded_length(frames: int, tiling: Tiling) -> int:
     needs_whole_windows = is_whole_clip or (is_short_clip and tiling.blend == "smooth")
     if needs_whole_windows:
         window_frames = tiling.spec.window_size[0]
-        frames = _rounded_up(frames, window_frames)
+        frames = _round_up(frames, window_frames)
     return max(frames, tiling.spec.least_frames)
 
 
@@ -609,17 +611,18 @@ def _padded_size(height: int, width: int, spec: InputSpec) -> tuple[int, int]:
     least_height, least_width = spec.least_size
     height_step = math.lcm(window_height, spec.stride)
     width_step = math.lcm(window_width, spec.stride)
-    padded_height = max(_rounded_up(height, height_step), least_height)
-    padded_width = max(_rounded_up(width, width_step), least_width)
+    padded_height = max(_round_up(height, height_step), least_height)
+    padded_width = max(_round_up(width, width_step), least_width)
     return padded_height, padded_width
 
 
-def _mirrored(x: Tensor, axis: int, size: int) -> Tensor:
-    """Extend x along an axis by mirroring, e.g. 0 1 2 -> 0 1 2 2 1 0 0 1 2 ..., up to `size`."""
+def _extend_by_mirroring(x: Tensor, axis: int, size: int) -> Tensor:
+    """Extend x along an axis to `size`, e.g. 0 1 2 -> 0 1 2 2 1 0 0 1 2 ..."""
     length = x.shape[axis]
     if size == length:
         return x
-    # One period runs there and back, e.g. for length 3: 0 1 2 3 4 5, of which 3 4 5 become 2 1 0.
+    # One period has twice the length: the axis forward, then backward. E.g. for length 3 the
+    # positions 0 1 2 3 4 5, of which 3 4 5 become 2 1 0.
     index = torch.arange(size, device=x.device) % (2 * length)
     index = torch.where(index < length, index, 2 * length - 1 - index)
     return x.index_select(axis, index)
@@ -628,13 +631,13 @@ def _mirrored(x: Tensor, axis: int, size: int) -> Tensor:
 # ---- Restoring a clip ------------------------------------------------------------------------
 
 
-def smaller(tiling: Tiling, height: int, width: int) -> Tiling | None:
+def smaller_tiling(tiling: Tiling, height: int, width: int) -> Tiling | None:
     """Return the next tiling to try after an out-of-memory error, or None after the smallest.
 
     The order: fewer tiles per pass, then half the side, then half the length. E.g. for a network
     whose smallest side is 64: 12 frames x 256 px -> 12 x 128 -> 12 x 64 -> 6 x 64. The order may
-    change, but each result must be smaller than `tiling`: `Restorer._restored` tries again until
-    the clip fits or the result is None.
+    change, but each result must be smaller than `tiling`, because `Restorer._restore_frames` tries
+    again until the clip fits or the result is None.
 
     height, width: size of a frame of the input.
     """
@@ -643,11 +646,11 @@ def smaller(tiling: Tiling, height: int, width: int) -> Tiling | None:
         return replace(tiling, batch_tiles=tiling.batch_tiles // 2)
 
     step = tiling.spec.multiple  # common multiple of stride, window height and window width
-    least_side = _rounded_up(max(tiling.spec.least_size), step)
+    least_side = _round_up(max(tiling.spec.least_size), step)
     side = tiling.size_patch_testing
     if side == WHOLE:
         side = max(height, width)
-    half_side = max(least_side, _rounded_down(side // 2, step))
+    half_side = max(least_side, _round_down(side // 2, step))
     is_side_smaller = half_side < side  # False if the side is the smallest already
     # A tile must be larger than its overlap with the next tile.
     if is_side_smaller and half_side > tiling.size_patch_overlapping:
@@ -727,14 +730,14 @@ class Restorer:
         """Return the tiles in use, in words."""
         return self.tiling.describe()
 
-    def cached(self, reader: FrameReader) -> FrameReader:
+    def with_cache(self, reader: FrameReader) -> FrameReader:
         """Return the reader with a cache for the frames of one tile in time.
 
         A caller may pass the cached reader to `frames`. Afterwards the cache still holds the input
         of the last tile, e.g. to compare the results with it.
         """
         # A reader may have a cache already, from the caller of `frames`. For a network that
-        # interpolates, `_interpolated` makes the cache.
+        # interpolates, `_interpolate_frames` makes the cache.
         if isinstance(reader, FrameCache) or self.tiling.spec.interpolates:
             return reader
         frames_of_tile = self.tiling.num_frame_testing
@@ -751,11 +754,11 @@ class Restorer:
         LeftOutFrames, whose given frames come back unchanged. tick: see `stream_clip`.
         """
         if self.tiling.spec.interpolates:
-            yield from self._interpolated(reader, wanted, tick)
+            yield from self._interpolate_frames(reader, wanted, tick)
         else:
-            yield from self._restored(reader, wanted, tick)
+            yield from self._restore_frames(reader, wanted, tick)
 
-    def _interpolated(self, reader: Any, wanted: range, tick: Tick) -> Iterator[Tensor]:
+    def _interpolate_frames(self, reader: Any, wanted: range, tick: Tick) -> Iterator[Tensor]:
         """Yield the frames `wanted` of a clip with gaps, see `frames`.
 
         The frames around the gaps are put one behind the other, as if they were one clip. E.g.
@@ -770,12 +773,12 @@ class Restorer:
         frames_of_gaps = FrameCache(reader.clip, capacity=capacity, selection=selection)
 
         def tick_of_wanted(done_frames: float) -> None:
-            # `_restored` counts frames of the selection. The caller counts wanted frames.
+            # `_restore_frames` counts frames of the selection. The caller counts wanted frames.
             done_share = done_frames / len(selection)
             tick(done_share * len(wanted))
 
-        restored = self._restored(frames_of_gaps, range(len(selection)), tick_of_wanted)
-        # The network makes one new frame of `length` given frames. `_restored` needs as many
+        restored = self._restore_frames(frames_of_gaps, range(len(selection)), tick_of_wanted)
+        # The network makes one new frame of `length` given frames. `_restore_frames` needs as many
         # results as given frames, so `_run` repeats the new frame `length` times. Here only the
         # first repetition is taken, e.g. for length 4 the results 0, 4, 8, ...
         new_frames = itertools.islice(restored, 0, None, length)
@@ -785,7 +788,7 @@ class Restorer:
             else:
                 yield next(new_frames)
 
-    def _restored(self, reader: FrameReader, wanted: range, tick: Tick) -> Iterator[Tensor]:
+    def _restore_frames(self, reader: FrameReader, wanted: range, tick: Tick) -> Iterator[Tensor]:
         """Yield what the network makes of the frames `wanted`. Memory holds one tile in time.
 
         With `Tiling.may_halve`, the clip is tried again with smaller tiles after an out-of-memory
@@ -793,7 +796,7 @@ class Restorer:
         memory that suffices for the first frame suffices for the last. An error after the first
         frame is raised, because frames of two tilings in one clip would not fit together.
         """
-        cache = self.cached(reader)
+        cache = self.with_cache(reader)
         has_yielded = False
         # An empty range, e.g. if a clip has no gap to fill.
         if not wanted:
@@ -822,8 +825,8 @@ class Restorer:
             except (RuntimeError, MemoryError) as e:
                 if not devices.is_out_of_memory(e):
                     raise
-                smaller_tiling = None if has_yielded else self._smaller_tiling(cache)
-                if smaller_tiling is None:
+                next_tiling = None if has_yielded else self._next_tiling(cache)
+                if next_tiling is None:
                     raise DataError(
                         what="out of memory",
                         where=f"the network with {self.tiling.describe()}",
@@ -833,10 +836,10 @@ class Restorer:
             # Free the memory only here, behind the except block. Within the block, the traceback of
             # the error still holds the tensors that filled the memory.
             devices.free_kept_memory(self.device)
-            self.tiling = smaller_tiling
-            logger.warning("out of memory; trying again with %s", smaller_tiling.describe())
+            self.tiling = next_tiling
+            logger.warning("out of memory; trying again with %s", next_tiling.describe())
 
-    def _smaller_tiling(self, cache: FrameReader) -> Tiling | None:
+    def _next_tiling(self, cache: FrameReader) -> Tiling | None:
         """Return the tiling to try after an out-of-memory error in this clip.
 
         Returns None if smaller tiles were not asked for, or if the tiles are the smallest already.
@@ -844,7 +847,7 @@ class Restorer:
         if not self.tiling.may_halve:
             return None
         height, width = cache.frame(0)["lq"].shape[-2:]
-        return smaller(self.tiling, height, width)
+        return smaller_tiling(self.tiling, height, width)
 
     def _read(self, cache: FrameReader, moments: Sequence[Moment]) -> tuple[Tensor, ...]:
         """Return lq (1, n, C, H, W) and, if the clip has spikes, spike (1, n, S, H, W).
@@ -907,7 +910,7 @@ def _frames_around_gaps(reader: Any, wanted: range, length: int) -> list[int]:
 
     The result has indices of frames of `reader.clip`.
     """
-    last_given = len(reader.given) - 1
+    last_given = len(reader.given_frames) - 1
     selection = []
     for index in wanted:
         gap = reader.gaps[index]
@@ -917,7 +920,7 @@ def _frames_around_gaps(reader: Any, wanted: range, length: int) -> list[int]:
         for position in range(first, first + length):
             # Beyond the ends of the clip, the first or the last given frame is repeated.
             inside = min(max(position, 0), last_given)
-            selection.append(reader.given[inside])
+            selection.append(reader.given_frames[inside])
     return selection
 
 
@@ -929,7 +932,7 @@ class InterpolatedClip:
         stems   "000000"   "000000_5"   "000001"
         gaps    None       0            None
 
-    given: indices of the frames of `clip` between which new frames are made.
+    given_frames: indices of the frames of `clip` between which new frames are made.
     gaps: for each frame the number of the gap in which it lies, from 0. None for a given frame.
     """
 
@@ -939,8 +942,8 @@ class InterpolatedClip:
         self.origin = {"input": clip.origin["input"]}
         self.pixel_aspect = clip.pixel_aspect
         self.fps = None if clip.fps is None else 2 * clip.fps
-        self.times = None if clip.times is None else _with_middles(clip.times)
-        self.given = range(len(clip.stems))
+        self.times = None if clip.times is None else _insert_middles(clip.times)
+        self.given_frames = range(len(clip.stems))
         self.stems: list[str] = []
         self.gaps: list[int | None] = []
         for frame_index, stem in enumerate(clip.stems):
@@ -965,7 +968,7 @@ class InterpolatedClip:
         return self.clip.digest()
 
 
-def _with_middles(times: Sequence[Fraction]) -> list[Fraction]:
+def _insert_middles(times: Sequence[Fraction]) -> list[Fraction]:
     """Insert the middle between neighbouring times, e.g. 0, 2, 6 -> 0, 1, 2, 4, 6."""
     all_times = [times[0]]
     for before, after in itertools.pairwise(times):
@@ -982,7 +985,7 @@ class LeftOutFrames:
     E.g. Vimeo-90K has clips im1 ... im7. For length 4, the frames im1, im3, im5 and im7 are given
     (indices 0, 2, 4, 6), and im4 (gap 1) is scored, as published.
 
-    given, gaps: see InterpolatedClip. Each frame of this clip lies in a gap.
+    given_frames, gaps: see InterpolatedClip. Each frame of this clip lies in a gap.
     """
 
     # The frame rate and the times of a clip are for films. The left-out frames are only scored, and
@@ -996,12 +999,12 @@ class LeftOutFrames:
         self.name = clip.name
         self.origin = clip.origin
         self.pixel_aspect = clip.pixel_aspect
-        self.given = range(0, len(clip.stems), 2)
+        self.given_frames = range(0, len(clip.stems), 2)
         # E.g. length 4: gap 1 is the first gap with two given frames before it. The network takes 4
         # given frames in a row, with the gap in their middle. m given frames have m - 3 such rows,
         # so m - 3 gaps count.
         first_gap = length // 2 - 1
-        gap_count = len(self.given) - length + 1
+        gap_count = len(self.given_frames) - length + 1
         self.gaps = range(first_gap, first_gap + gap_count)
         if not self.gaps:
             raise DataError(

@@ -127,13 +127,13 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
     # if there are fewer scores than clips. metric.mean says over what the averages are: "clips" or
     # "frames".
     results = collect(all_scores, expected=len(clips), mean=model.opt.metric.mean)
-    shown_panels = _gathered_panels(clips, shown_indices, panels_of_rank)
+    shown_panels = _gather_panels(clips, shown_indices, panels_of_rank)
     metrics = [metric.name for metric in scorer.metrics]
     scalars = _scalars(results, metrics, list(shown_panels))
     return Validation(scalars, score_text(results), shown_panels)
 
 
-def _gathered_panels(
+def _gather_panels(
     clips: Sequence[ClipReader],
     shown_indices: Sequence[int],
     panels_of_rank: dict[int, dict[str, np.ndarray]],
@@ -237,7 +237,7 @@ class _Scorer:
         restorer = self.restorer
         # Both `restorer.frames` and this method need the input frames. The cache is a reader of the
         # clip that keeps the frames of the last tile, so that each frame is read once.
-        cache = restorer.cached(clip)
+        cache = restorer.with_cache(clip)
         wanted = wanted_frames(len(clip.stems), restorer.tiling.center_frame_only)
         nonfinite_count = 0
         scores: Scores = {}

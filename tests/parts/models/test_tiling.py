@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch import nn
 
-from models.restore.tiling import Restorer, smaller, stream_clip
+from models.restore.tiling import Restorer, smaller_tiling, stream_clip
 from tests.helpers.tensor_clip import reader, restore_clip, tiles
 from utils.errors import DataError, OptionError
 
@@ -474,7 +474,7 @@ def test_memory_is_saved_by_fewer_tiles_at_once_then_smaller_sides_then_fewer_fr
     sizes = []  # frames, pixels (0: the whole frame), tiles at a time
     while tiling is not None:
         sizes.append((tiling.num_frame_testing, tiling.size_patch_testing, tiling.batch_tiles))
-        tiling = smaller(tiling, height=720, width=1280)
+        tiling = smaller_tiling(tiling, height=720, width=1280)
 
     assert sizes == [
         (12, 0, 4),

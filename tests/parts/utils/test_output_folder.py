@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from data.clips.clip_reader import user_clips
-from models.restore.outputs import OF_ALL_CLIPS, Outputs, claim_folder, finish_clip
+from models.restore.outputs import FILES_OF_ALL_CLIPS, Outputs, claim_folder, finish_clip
 from tests.helpers.checked import read_picture
 from tests.helpers.clip_files import check, section, write_clip, write_info, write_video
 from tests.helpers.foreign import snapshot
@@ -509,7 +509,7 @@ def test_overwrite_removes_the_results_of_the_earlier_test_alone(overwriting, ou
     restore(*overwriting)
 
     of_first_clip = {name for name in names_of_files(out) if "second" not in name}
-    assert of_first_clip == {*FILES_OF_USER, *OF_ALL_CLIPS}
+    assert of_first_clip == {*FILES_OF_USER, *FILES_OF_ALL_CLIPS}
     for name in FILES_OF_USER:
         assert (out / name).read_text() == "mine"
 
