@@ -776,8 +776,8 @@ class BehindForm(Form):
         turn = Turn(mirrored, upside_down, transposed)
         rows = slice(top, top + BEHIND_SIDE)
         columns = slice(left, left + BEHIND_SIDE)
-        z_0 = turn.of(pictures.z_0[..., rows, columns])
-        sharp = turn.of(pictures.sharp[..., rows, columns])
+        z_0 = turn.apply(pictures.z_0[..., rows, columns])
+        sharp = turn.apply(pictures.sharp[..., rows, columns])
         restored = net(z_0[None])[0]  # (N, 3, 32, 32), a batch of one clip
         e = (restored - sharp).square().mean()
         e_0 = (z_0 - sharp).square().mean()

@@ -53,7 +53,7 @@ from utils.errors import PUBLISHED, DataError, OptionError
 
 logger = logging.getLogger(__name__)
 
-# How stages 1 to 7 change the resolution at their entry.
+# How stages 1 to 7 change the resolution at their entry: not, to half of it, or to twice of it.
 KINDS = ("none", "down", "down", "down", "up", "up", "up")
 # Size of the input / size in stages 1 to 7.
 STAGE_SCALES = (1, 2, 4, 8, 4, 2, 1)
@@ -61,9 +61,9 @@ STAGE_SCALES = (1, 2, 4, 8, 4, 2, 1)
 # used.
 PUBLISHED_FLOW = "model_zoo/vrt/spynet_sintel_final-3d2a1287.pth"
 OWN_FLOW = Path(__file__).parent / "vrt/spynet_scenes.pth"
-# Share of a GPU's memory that a step may use with checkpoint "auto" and no budget. With a larger
-# share a step may run out of memory, because the need is an estimate. With a smaller share more
-# branches are recomputed, which takes time.
+# Share of a GPU's memory that a step may use with checkpoint "auto", unless memory_budget_gb says
+# otherwise. The need of a step is an estimate, so with a larger share a step may run out of memory.
+# With a smaller share more branches are recomputed, which takes time.
 GPU_SHARE = 0.9
 # torch compiles a function again for each kind of input, up to this number of times. Above it,
 # torch runs the function without compiling it. torch's own limit is 8. The blocks of VRT have more
@@ -160,7 +160,8 @@ class VRT(nn.Module):
         self.pa_frames = pa_frames
         self.nonblind = nonblind_denoising
         self.memory_budget_gb = memory_budget_gb
-        self.is_fitted = checkpoint != "auto"  # whether `fit` has nothing left to do
+        # Whether `fit` has nothing left to do: it has run, or checkpoint is null.
+        self.is_fitted = checkpoint != "auto"
         self.notes: list[str] = []  # messages about this network for the training log
         needed_spikes = spike_channels if fusion_class.needs_spikes else 0
         self.input_spec: InputSpec = vrt_input_spec(options, self.image_chans, needed_spikes)
@@ -400,7 +401,7 @@ class VRT(nn.Module):
         noise_map = lq[:, :, self.image_chans :]  # (B, N, 0 or 1, H, W)
         trunk = self.fusion.on_input(image, spike)  # (B, N, in_chans, H, W)
         if not self.pa_frames:
-            return self._interpolated(trunk, spike)
+            return self._interpolate_frames(trunk, spike)
 
         # Align the neighbours of each frame along the flow, which is estimated from RGB or gray.
         rgb = image[:, :, :3]
@@ -431,7 +432,7 @@ class VRT(nn.Module):
         batch_and_frames = lq.shape[:2]
         return x.view(*batch_and_frames, *x.shape[1:])
 
-    def _interpolated(self, trunk: Tensor, spike: Tensor | None) -> Tensor:
+    def _interpolate_frames(self, trunk: Tensor, spike: Tensor | None) -> Tensor:
         """Make new frames in the middle of the clip.
 
         trunk: result of fusion.on_input, (B, N, C, H, W). Returns (B, out_chans / 3, 3, H, W).

@@ -64,23 +64,24 @@ CHANGE_SCALE = 0.1
 class Turn(NamedTuple):
     """One of the eight ways to turn and mirror pictures (..., H, W).
 
-    lab/train_motion.py draws a way for each sample, so that the conv net sees eight times as many
-    pictures. This is right because no channel contains a direction. A channel with x or y of a
-    motion would have to be turned as well.
+    lab/train_motion.py draws a turn for each sample, so that the conv net sees eight times as many
+    pictures. This works because no channel contains a direction: the numbers in a channel with x or
+    y of a motion would have to change as well.
     """
 
     mirrored: bool = False
     upside_down: bool = False
     transposed: bool = False
 
-    def of(self, picture: Tensor) -> Tensor:
+    def apply(self, picture: Tensor) -> Tensor:
         """Return the turned picture."""
         picture = picture.flip(-1) if self.mirrored else picture
         picture = picture.flip(-2) if self.upside_down else picture
         return picture.transpose(-1, -2) if self.transposed else picture
 
-    def undone(self, picture: Tensor) -> Tensor:
-        """Turn a picture back: undone(of(picture)) is the picture. The order is reversed."""
+    def turn_back(self, picture: Tensor) -> Tensor:
+        """Turn a picture back: turn_back(apply(picture)) is the picture."""
+        # The steps of `apply` in reversed order.
         picture = picture.transpose(-1, -2) if self.transposed else picture
         picture = picture.flip(-2) if self.upside_down else picture
         return picture.flip(-1) if self.mirrored else picture
@@ -139,14 +140,14 @@ class MotionSteps(nn.Module):
         """
         evidence = equations.evidence()  # (6, H, W)
         # By how much the spikes of the sharp instant are brighter than z_0, (1, H, W). The first
-        # round finds it.
-        first_brighter: Tensor | None = None
+        # round sets it, because z is still z_0 there.
+        spikes_minus_z_0: Tensor | None = None
         z = z_0
         frames = []
         for number in range(self.count):
-            pulls = _pulls_at(z, equations)  # g_b, g_s, residuals, and how far the spikes are off
-            if first_brighter is None:
-                first_brighter = pulls.brighter
+            pulls = _pulls_at(z, equations)
+            if spikes_minus_z_0 is None:
+                spikes_minus_z_0 = pulls.spikes_minus_z
             to_proposal = proposal - z
 
             # What the conv net sees. The scales bring all channels to about 1. Each line has 3
@@ -162,22 +163,22 @@ class MotionSteps(nn.Module):
                 )
             )
             # Negative where z fits the spikes of the sharp instant better than z_0.
-            fits_worse = pulls.brighter.abs() - first_brighter.abs()
+            growth_of_misfit = pulls.spikes_minus_z.abs() - spikes_minus_z_0.abs()
             # The evidence has 6 channels, each other line has 1.
             at_half_size = torch.cat(
                 (
                     evidence,
-                    DIFFERENCE_SCALE * pulls.off_rgb,
-                    pulls.off_spikes,  # without a scale: it is in units of the expected error
-                    DIFFERENCE_SCALE * pulls.brighter,
-                    DIFFERENCE_SCALE * first_brighter,
-                    DIFFERENCE_SCALE * fits_worse,
+                    DIFFERENCE_SCALE * pulls.residual_rgb,
+                    pulls.residual_spikes,  # without a scale: it is in units of the expected error
+                    DIFFERENCE_SCALE * pulls.spikes_minus_z,
+                    DIFFERENCE_SCALE * spikes_minus_z_0,
+                    DIFFERENCE_SCALE * growth_of_misfit,
                     # The number of the step, from -1: the weights were trained with it.
-                    torch.full_like(first_brighter, number - 1.0),
+                    torch.full_like(spikes_minus_z_0, number - 1.0),
                 )
             )
             # The conv net sees turned pictures. Its outputs are turned back.
-            outputs = turn.undone(self.net(turn.of(at_full_size), turn.of(at_half_size)))
+            outputs = turn.turn_back(self.net(turn.apply(at_full_size), turn.apply(at_half_size)))
 
             # dz = c + a_b g_b + a_s g_s + a_p (proposal - z). The change c has 3 channels. Each
             # gate a has one channel, which counts for all colours.
@@ -224,9 +225,10 @@ class Pulls(NamedTuple):
 
     g_b: Tensor  # (3, H, W): change of each colour by the RGB equations
     g_s: Tensor  # (1, H, W): change of the grey value by the spike equations
-    off_rgb: Tensor  # (1, H, W): size of the residuals of the RGB equations
-    off_spikes: Tensor  # (1, H, W): size of the residuals of the spike equations
-    brighter: Tensor  # (1, H, W): by how much the spikes of the sharp instant are brighter than z
+    residual_rgb: Tensor  # (1, H, W): size of the residuals of the RGB equations
+    residual_spikes: Tensor  # (1, H, W): size of the residuals of the spike equations
+    # (1, H, W): by how much the spikes of the sharp instant are brighter than z
+    spikes_minus_z: Tensor
 
 
 def _pulls_at(z: Tensor, equations: JointEquations) -> Pulls:
@@ -246,9 +248,10 @@ class MotionFusion(ExposureFusion):
     that follow need all spike planes: main_test_vrt.py runs them, and lab/train_motion.py trains
     them. main_train_vrt.py trains the first estimate alone.
 
-    groups: largest number of groups of planes that move as one. A slow motion needs fewer.
+    groups: largest number of groups into which the spike planes of an exposure are divided. The
+    planes of a group count as one time. A slow motion needs fewer groups.
     linearisations: number of times that the proposal linearises the equations.
-    proposal_steps: number of its steps of conjugate gradients after each linearisation.
+    proposal_steps: number of steps of conjugate gradients after each linearisation.
     step_features, step_layers: width of the conv net of the steps, and number of inner layers.
     step_count: number of steps.
     motion_by: what finds the motion. "dis": optical flow between pictures of the spikes. "network":
@@ -278,7 +281,7 @@ class MotionFusion(ExposureFusion):
         self.linearisations = linearisations
         self.proposal_steps = proposal_steps
         self.steps = MotionSteps(step_features, step_layers, step_count)
-        # Steps of the same form with other weights, for exposures with few spikes.
+        # A second set of steps for exposures with few spikes. (The name is in weights files.)
         self.few_steps = None
         if motion_by == "both":
             self.few_steps = MotionSteps(step_features, step_layers, step_count)

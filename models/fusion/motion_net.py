@@ -49,7 +49,7 @@ HALF_EXPOSURE = 5.5  # in elevenths of an exposure
 # The sharp instant, in halves of an exposure after its middle. Training had exposures of 88 spike
 # planes, 0 to 87. The middle of such an exposure lies between the planes 43 and 44. The sharp
 # instant is the middle of plane 44, so half a plane later. Half an exposure has 44 planes.
-SHARP = 0.5 / 44
+SHARP_INSTANT = 0.5 / 44
 
 # ---- Channels ----
 
@@ -75,12 +75,13 @@ DILATIONS = (2, 1, 3, 1)
 # A conv net sees coefficients divided by this usual size, so that the inputs are about 1. Its
 # output is not multiplied by this value: a change is in pixels of the level, see `forward`.
 USUAL_SHIFT = 4.0
-# Least squares: added to the squared gradients, so that a flat place has no motion instead of the
-# noise divided by almost 0. A larger value also makes the motion of weak texture too small.
-FLAT = 2e-3
+# Least squares: a flat place has squared gradients near 0, and its motion would be noise divided by
+# almost 0. With this number added, its motion is near 0. A larger number would also make the motion
+# of weak texture too small.
+ADDED_TO_SQUARED_GRADIENT = 2e-3
 # Least squares: the largest motion that is believed, in pixels of the level. A gradient describes a
 # picture only within a pixel or two.
-FARTHEST = 2.0
+LARGEST_MOTION = 2.0
 # Side of the squares of pixels over which least squares are taken. It is odd, so a square has a
 # middle pixel. Larger squares average over more noise, and mix the motions of more objects.
 SQUARE_SIDE = 5
@@ -117,12 +118,12 @@ class Curves(NamedTuple):
 
 
 class MotionNet(nn.Module):
-    """Finds the curves of all spike pixels."""
+    """Finds the curve q(tau) of each spike pixel: how the point that it shows moves."""
 
     # The middle of each window, (15,), in halves of an exposure after the sharp instant.
     tau: Tensor
     # (2, 11): values in the 11 windows of the exposure -> their slope and curvature in time.
-    fit: Tensor
+    parabola_fit: Tensor  # `_changes_in_time` multiplies by it
 
     # What data/motion/learned.py must know of the windows.
     edges: Sequence[float] = EDGES
@@ -142,7 +143,7 @@ class MotionNet(nn.Module):
 
         # Buffers that are not saved, because they follow from the constants above.
         middles = (np.array(EDGES[:-1]) + np.array(EDGES[1:])) / 2  # in elevenths of an exposure
-        tau = (middles / HALF_EXPOSURE - SHARP).astype(np.float32)
+        tau = (middles / HALF_EXPOSURE - SHARP_INSTANT).astype(np.float32)
         self.register_buffer("tau", torch.from_numpy(tau), persistent=False)
 
         # Fit a parabola to values v in the windows of the exposure, by least squares:
@@ -151,7 +152,7 @@ class MotionNet(nn.Module):
         powers = np.stack([tau[INSIDE] ** power for power in range(3)], axis=1)  # (11, 3)
         three_rows = np.linalg.pinv(powers)  # (3, 11): constant, slope, curvature
         fit = three_rows[1:].astype(np.float32)
-        self.register_buffer("fit", torch.from_numpy(fit), persistent=False)
+        self.register_buffer("parabola_fit", torch.from_numpy(fit), persistent=False)
 
     def forward(self, pictures: Tensor, scene: Tensor, levels: int = len(LEVELS)) -> list[Curves]:
         """Return the motion at each level, the finest last.
@@ -168,8 +169,8 @@ class MotionNet(nn.Module):
         size = LEVELS[0].size
         curve = pictures.new_zeros(batch, COEFFICIENTS, height // size, width // size)
         log_error = pictures.new_zeros(batch, 1, height // size, width // size)
-        found = []
-        # strict=False, because there may be fewer nets than levels.
+        curves_of_levels = []
+        # strict=False, because with `levels` there are fewer nets than entries of LEVELS.
         for net, level in zip(self.nets[:levels], LEVELS, strict=False):
             small_pictures = F.avg_pool2d(pictures, level.size)  # (B 15, 2, h, w) of the level
             small_scene = F.avg_pool2d(scene, level.size)  # (B, 3, h, w) of the level
@@ -183,14 +184,15 @@ class MotionNet(nn.Module):
 
             for _ in range(level.rounds):
                 inputs = self._inputs(small_pictures, small_scene, curve, log_error, level.size)
-                # `with_shared` adds the motion that all pixels share, at the coarsest level alone.
-                change = with_shared(net(inputs))  # (B, 7, h, w)
+                # Only the coarsest level has a motion that all pixels share. At other levels
+                # `add_shared_motion` changes nothing.
+                change = add_shared_motion(net(inputs))  # (B, 7, h, w)
                 change_of_curve, change_of_log_error = change.split((COEFFICIENTS, 1), dim=1)
                 # The conv net gives pixels of the level. The curve is in spike pixels.
                 curve = curve + change_of_curve * level.size
                 log_error = log_error + change_of_log_error
-            found.append(Curves(level.size, curve, log_error))
-        return found
+            curves_of_levels.append(Curves(level.size, curve, log_error))
+        return curves_of_levels
 
     def _inputs(
         self, pictures: Tensor, scene: Tensor, curve: Tensor, log_error: Tensor, size: int
@@ -207,13 +209,13 @@ class MotionNet(nn.Module):
         curve = curve.detach()
         log_error = log_error.detach()
         shifts = displacements(curve, self.tau) / size  # (B, 15, 2, h, w), in pixels of the level
-        moved = moved_back(pictures, shifts)  # (B, 30, h, w)
+        moved = move_back(pictures, shifts)  # (B, 30, h, w)
         motion_left = self._least_squares(moved, scene)  # (B, 8, h, w)
         return torch.cat((moved, motion_left, scene, curve / USUAL_SHIFT, log_error), dim=1)
 
     @torch.no_grad()
     def _least_squares(self, moved: Tensor, scene: Tensor) -> Tensor:
-        """Return the motion that is left between windows, by Lucas and Kanade (IJCAI 1981).
+        """Return the motion that is left between the windows, by Lucas and Kanade (IJCAI 1981).
 
         Where a picture with the gradient (g_x, g_y) moves by (x, y), its value changes by
 
@@ -239,9 +241,9 @@ class MotionNet(nn.Module):
         change = self._changes_in_time(light, count, scene)  # (B, 4, h, w)
         g_x, g_y = _gradient(light.mean(1, keepdim=True))  # (B, 1, h, w) each
 
-        # The normal equations are made of sums of products over squares of pixels. Means are as
-        # good as sums, because x and y are quotients. Each of the first three products has 1
-        # channel. Each of the last two has 4, one for each change.
+        # The normal equations are made of sums of products over squares of pixels. Means do as well
+        # as sums, because x and y are quotients of them. The first three products have 1 channel
+        # each. The last two have 4 channels each, one for each change.
         products = (g_x * g_x, g_x * g_y, g_y * g_y, g_x * change, g_y * change)
         means = F.avg_pool2d(
             torch.cat(products, dim=1),
@@ -253,29 +255,29 @@ class MotionNet(nn.Module):
         # xx is the mean of g_x g_x, xy of g_x g_y, yy of g_y g_y, x_change of g_x change, and
         # y_change of g_y change.
         xx, xy, yy, x_change, y_change = means.split((1, 1, 1, 4, 4), dim=1)
-        xx = xx + FLAT
-        yy = yy + FLAT
+        xx = xx + ADDED_TO_SQUARED_GRADIENT
+        yy = yy + ADDED_TO_SQUARED_GRADIENT
 
         # The normal equations and their solution by Cramer's rule:
         # [xx xy; xy yy] [x; y] = -[x_change; y_change]
         determinant = xx * yy - xy * xy
         x = -(yy * x_change - xy * y_change) / determinant  # (B, 4, h, w)
         y = -(xx * y_change - xy * x_change) / determinant  # (B, 4, h, w)
-        return torch.cat((x, y), dim=1).clamp(-FARTHEST, FARTHEST)
+        return torch.cat((x, y), dim=1).clamp(-LARGEST_MOTION, LARGEST_MOTION)
 
     def _changes_in_time(self, light: Tensor, count: Tensor, scene: Tensor) -> Tensor:
         """Return slope and curvature of `light`, then of `count`, (B, 4, h, w).
 
         light, count: pictures of the windows of the exposure, (B, 11, h, w). scene: (B, 3, h, w).
         """
-        # `fit` (2, 11) turns the values of the windows, the axis k, into slope and curvature, the
-        # axis d: change[b, d] = sum over k of fit[d, k] light[b, k], at each pixel (h, w).
-        change_of_light = torch.einsum("dk,bkhw->bdhw", self.fit, light)  # (B, 2, h, w)
+        # `parabola_fit` (2, 11) turns the values of the windows (axis k) into slope and curvature
+        # (axis d). At each pixel: change[b, d] = sum over k of parabola_fit[d, k] light[b, k].
+        change_of_light = torch.einsum("dk,bkhw->bdhw", self.parabola_fit, light)  # (B, 2, h, w)
         # Both changes must have the same unit. N is the number of spikes, and N' its change.
         # `light` is the square root of relative light, so it changes by N' / (2 N). `count` changes
         # by N' / sqrt(N). So `count` is divided by 2 sqrt(N). Channel 1 of the scene is log(N).
         two_roots = 2 * torch.exp(scene[:, 1:2] / 2)
-        change_of_count = torch.einsum("dk,bkhw->bdhw", self.fit, count) / two_roots
+        change_of_count = torch.einsum("dk,bkhw->bdhw", self.parabola_fit, count) / two_roots
         return torch.cat((change_of_light, change_of_count), dim=1)
 
 
@@ -312,7 +314,7 @@ def conv_net(inputs: int, features: int, layers: int, outputs: int) -> nn.Sequen
     return nn.Sequential(*modules, last)
 
 
-def with_shared(changes: Tensor) -> Tensor:
+def add_shared_motion(changes: Tensor) -> Tensor:
     """Add the motion that all pixels share to the motion of each pixel.
 
     Where spikes are few, the estimate of a single pixel is noisy. The weighted mean of the
@@ -349,7 +351,7 @@ def displacements(curve: Tensor, tau: Tensor) -> Tensor:
     return q
 
 
-def moved_back(pictures: Tensor, shifts: Tensor) -> Tensor:
+def move_back(pictures: Tensor, shifts: Tensor) -> Tensor:
     """Return the pictures of all windows as they look at the sharp instant, (B, 30, h, w).
 
     pictures: (B 15, 2, h, w). shifts: (B, 15, 2, h, w), from the sharp instant to each window, in

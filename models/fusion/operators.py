@@ -215,7 +215,7 @@ class GatedFusion(ImageFusion):
 
 
 def checked_spike(rgb: Tensor, spike: Tensor | None, channels: int) -> Tensor:
-    """Return `spike` if it fits the frames. Raises DataError otherwise.
+    """Return `spike` if it fits the frames, so that the type is known. Raises DataError otherwise.
 
     rgb: the frames (B, T, 3, H, W). spike: must be (B, T, channels, H, W).
     """
@@ -239,9 +239,10 @@ def checked_spike(rgb: Tensor, spike: Tensor | None, channels: int) -> Tensor:
 
 # Weights of R, G and B in the luma (Rec. 601), about what a grey sensor sees of the colours.
 LUMA = (0.299, 0.587, 0.114)
-# Added to the variance of luma in a window, in squared display values. In a flat window, luma
-# varies less than this, by noise alone. Then a fitted colour follows the mean colour of the window.
-# A larger value would ignore weak edges, a smaller value would fit lines to noise.
+# Added to the variance of luma in a window, in squared display values. (Its root is 0.017, about 4
+# levels of 255.) In a flat window, luma varies less than this, by noise alone. Then a fitted colour
+# follows the mean colour of the window. A larger value would ignore weak edges, a smaller value
+# would fit lines to noise.
 VARIANCE_OF_FLAT_WINDOW = 3e-4
 # Least luma by which a colour is divided, in display values 0 to 1. Division by a smaller luma
 # would amplify noise.
@@ -313,6 +314,8 @@ class ExposureFusion(ImageFusion):
         self.spike_channels = spike_channels
         self.estimates = estimate_count
         self.colour_radius = colour_radius
+        # The last layers of the conv net. `weight` gives the weight of each picture, `value` the
+        # correction. Their names are in weights files.
         self.weight = nn.Conv2d(features, pictures, kernel_size=3, padding=1)
         self.value = nn.Conv2d(features, 3, kernel_size=3, padding=1)
         # The correction starts at 0.

@@ -66,13 +66,14 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
     Returns (n, c', h, w), under autocast in the dtype of autocast. All tensors get gradients.
     """
     dtype = compute_dtype(x)  # dtype of the result
-    if not has_deform_conv(x):
+    if not has_deform_conv(x):  # e.g. on a CPU, or on a GPU of Apple (forms.DEFORM_CONV)
         return _deform_conv_by_sampling(x, offset, mask, weight, bias).to(dtype)
 
     from torchvision.ops import deform_conv2d  # here, because the import takes seconds
 
     # torchvision needs one dtype for all tensors, and computes in float32 under autocast. bfloat16
-    # has 8 bits, so in bfloat16 an offset of 20 pixels would be rounded by up to 1/16 pixel.
+    # would be too coarse: its numbers from 16 to 32 are 1/8 apart, so an offset of 20.06 pixels
+    # would become 20.
     precise = torch.promote_types(x.dtype, torch.float32)
     x = x.to(precise)
     offset = offset.to(precise)
@@ -89,13 +90,15 @@ def _deform_conv_by_sampling(
     """Compute `deform_conv` by one grid_sample and one matrix product.
 
     The arguments are those of `deform_conv`. On a CPU this is 3 times as fast as torchvision, which
-    computes pixel by pixel there, and 7 times as fast with gradients.
+    computes pixel by pixel there, and 7 times as fast with gradients. On a GPU of Apple,
+    torchvision has no gradients of this convolution.
     """
     n, c, h, w = x.shape
     columns = _columns(x, offset, mask)  # (n, c, 9, h w)
 
     # The convolution is a matrix product for each weight group. A weight group reads c/k channels
-    # with nine taps each, and makes c'/k channels: (k, c'/k, 9 c/k) @ (n, k, 9 c/k, h w).
+    # with nine taps each, and makes c'/k channels: (k, c'/k, 9 c/k) @ (n, k, 9 c/k, h w). Weights
+    # and columns are float32 (both float64 in a float64 network). Under autocast, @ converts both.
     weight_groups = c // weight.shape[1]  # k
     outputs_of_group = len(weight) // weight_groups  # c'/k
     matrices = weight.view(weight_groups, outputs_of_group, -1)
@@ -114,8 +117,8 @@ def _columns(x: Tensor, offset: Tensor, mask: Tensor) -> Tensor:
     # A product of tensors of two dtypes takes five times as long, so convert the mask first.
     mask = mask.to(offset.dtype)
 
-    # Each offset group is one image for grid_sample. Its nine taps are sampled below one another,
-    # as if the output had 9 h rows.
+    # Each offset group is one image for grid_sample, which makes one output image of it. So the
+    # nine taps, each of h rows, are stacked into one output image of 9 h rows.
     images = x.reshape(n * groups, -1, h, w).to(offset.dtype)  # (n g, c/g, h, w)
     grid = _sampling_grid(offset, groups)  # (n g, 9 h, w, 2)
     samples = nn.functional.grid_sample(images, grid, align_corners=True)  # (n g, c/g, 9 h, w)
@@ -233,7 +236,7 @@ class DeformAlign(nn.Module):
         sources: nearest first, each (n, d, h, w), where d is `dim`. target: (n, d, h, w).
         flows: for each source the flow that warps it to the target, (n, 2, h, w).
         """
-        # There are two steps. `_estimated` runs the conv net, and `_sampled` runs the convolution.
+        # There are two steps: `_run_conv_net`, and `_sample_sources`, the deformable convolution.
         # In both, each source and flow is an argument of its own, because `recomputed` finds no
         # tensors within lists.
         neighbours = (*sources, *flows)
@@ -242,19 +245,19 @@ class DeformAlign(nn.Module):
             # On a GPU recompute both steps in backward, because a GPU has time for the
             # convolutions, but no memory for their inputs.
             def both_steps(target: Tensor, *neighbours: Tensor) -> Tensor:
-                return self._sampled(self._estimated(target, *neighbours), *neighbours)
+                return self._sample_sources(self._run_conv_net(target, *neighbours), *neighbours)
 
             return recomputed(both_steps, target, *neighbours, weights=self.parameters())
-        # On a CPU recompute the second step alone. Its offsets are three times as large as the
-        # input, and its samples nine times. Both cost little to recompute. The convolutions of the
-        # first step cost much. Under torch.compile nothing is recomputed.
-        estimated = self._estimated(target, *neighbours)
+        # On a CPU recompute the second step alone, whose samples are nine times as large as the
+        # input, but cost little time. The convolutions of the first step cost much time, so their
+        # results are kept. Under torch.compile nothing is recomputed.
+        estimated = self._run_conv_net(target, *neighbours)
         weights = (self.weight, self.bias)
         return recomputed(
-            self._sampled, estimated, *neighbours, weights=weights, when=not is_compiling
+            self._sample_sources, estimated, *neighbours, weights=weights, when=not is_compiling
         )
 
-    def _estimated(self, target: Tensor, *neighbours: Tensor) -> Tensor:
+    def _run_conv_net(self, target: Tensor, *neighbours: Tensor) -> Tensor:
         """Run the conv net: corrections before tanh, and factors before the sigmoid.
 
         neighbours: the sources, then their flows.
@@ -277,10 +280,10 @@ class DeformAlign(nn.Module):
         x = x.contiguous(memory_format=torch.channels_last)
         return self.conv_offset(x).contiguous()
 
-    def _sampled(self, estimated: Tensor, *neighbours: Tensor) -> Tensor:
+    def _sample_sources(self, estimated: Tensor, *neighbours: Tensor) -> Tensor:
         """Compute the deformable convolution of the sources, (n, d, h, w).
 
-        estimated: result of `_estimated`. neighbours: the sources, then their flows.
+        estimated: result of `_run_conv_net`. neighbours: the sources, then their flows.
         """
         sources, flows = self._sources_and_flows(neighbours)
         x = sources[0] if self.source_count == 1 else torch.cat(sources, dim=1)
@@ -389,12 +392,12 @@ def align_clip(
     backward = [flow.transpose(0, 1) for flow in backward]
     forward = [flow.transpose(0, 1) for flow in forward]
     # Later neighbours are warped back in time, so they need the backward flows.
-    later = _aligned(module, frames, backward, is_later=True)
-    earlier = _aligned(module, frames, forward, is_later=False)
+    later = _align_side(module, frames, backward, is_later=True)
+    earlier = _align_side(module, frames, forward, is_later=False)
     return later.transpose(0, 1), earlier.transpose(0, 1)
 
 
-def _aligned(module: DeformAlign, frames: Tensor, flows: list[Tensor], is_later: bool) -> Tensor:
+def _align_side(module: DeformAlign, frames: Tensor, flows: list[Tensor], is_later: bool) -> Tensor:
     """Align the neighbours on one side to each frame: (N, B, C, H, W) -> the same shape.
 
     flows: for the distances 1, 2, ..., each (N - distance, B, 2, H, W).
@@ -422,14 +425,14 @@ def _aligned(module: DeformAlign, frames: Tensor, flows: list[Tensor], is_later:
             sources.append(_with_zeros_before(source, missing))
             source_flows.append(_with_zeros_before(flow, missing))
 
-    aligned = _aligned_targets(module, targets, sources, source_flows)
+    aligned = _align_targets(module, targets, sources, source_flows)
     # Add zeros for the frame without a neighbour on this side.
     if is_later:
         return _with_zeros_behind(aligned, count=1)
     return _with_zeros_before(aligned, count=1)
 
 
-def _aligned_targets(
+def _align_targets(
     module: DeformAlign, targets: Tensor, sources: list[Tensor], flows: list[Tensor]
 ) -> Tensor:
     """Align the sources to the targets, some targets at a time.
@@ -446,12 +449,12 @@ def _aligned_targets(
         targets_at_a_time = max(1, MOST_PIXELS_ON_CPU // (b * h * w))
     results = []
     for first in range(0, count, targets_at_a_time):
-        now = slice(first, first + targets_at_a_time)
+        batch = slice(first, first + targets_at_a_time)
         # Join the targets and the clips to one batch: (targets, B, ...) -> (targets B, ...).
-        sources_now = [source[now].flatten(0, 1) for source in sources]
-        flows_now = [flow[now].flatten(0, 1) for flow in flows]
-        targets_now = targets[now].flatten(0, 1)
-        results.append(module(sources_now, targets_now, flows_now))
+        some_sources = [source[batch].flatten(0, 1) for source in sources]
+        some_flows = [flow[batch].flatten(0, 1) for flow in flows]
+        some_targets = targets[batch].flatten(0, 1)
+        results.append(module(some_sources, some_targets, some_flows))
     return torch.cat(results).view(targets.shape)
 
 

@@ -158,12 +158,12 @@ ALL_TURNS = [Turn(*fields) for fields in itertools.product((False, True), repeat
 def test_a_turned_picture_is_turned_back_exactly(turn):
     picture = torch.rand(5, 6, 8)
 
-    assert torch.equal(turn.undone(turn.of(picture)), picture)
+    assert torch.equal(turn.turn_back(turn.apply(picture)), picture)
 
 
 @pytest.mark.parametrize("turn", ALL_TURNS, ids=str)
 def test_a_transposed_picture_has_the_other_shape(turn):
-    shape = turn.of(torch.rand(5, 6, 8)).shape
+    shape = turn.apply(torch.rand(5, 6, 8)).shape
 
     if turn.transposed:
         assert shape == (5, 8, 6)

@@ -15,9 +15,9 @@ from models.fusion.motion_net import (
     SCENE_CHANNELS,
     WINDOWS,
     MotionNet,
+    add_shared_motion,
     displacements,
-    moved_back,
-    with_shared,
+    move_back,
 )
 from tests.helpers.checked import present
 
@@ -106,7 +106,7 @@ def test_pictures_that_moved_are_moved_back_to_the_sharp_instant():
     shifts = torch.zeros(1, WINDOWS, 2, 8, 8)
     shifts[:, :, 0] = torch.tensor(steps).view(1, WINDOWS, 1, 1)  # x
 
-    back = moved_back(pictures, shifts)  # (1, 30, 8, 8): two channels of each window
+    back = move_back(pictures, shifts)  # (1, 30, 8, 8): two channels of each window
 
     # Two steps from the middle, the columns 3 and 4 come from within the picture. Other columns,
     # and all columns of windows farther away, may come from beyond its edge.
@@ -148,7 +148,7 @@ def test_the_shared_motion_is_the_weighted_mean_of_all_pixels():
     # Logarithms of the weights 1 and 3: the second pixel counts three times.
     changes[0, 13, 0] = torch.tensor([1.0, 3.0]).log()
 
-    c_1 = with_shared(changes)[0, 0, 0]
+    c_1 = add_shared_motion(changes)[0, 0, 0]
 
     shared = (1 * 2.0 + 3 * 8.0) / 4
     assert torch.allclose(c_1, torch.tensor([0.0 + shared, 1.0 + shared]))
@@ -157,4 +157,4 @@ def test_the_shared_motion_is_the_weighted_mean_of_all_pixels():
 def test_seven_channels_have_no_shared_motion():
     changes = torch.rand(1, 7, 2, 2)
 
-    assert with_shared(changes) is changes
+    assert add_shared_motion(changes) is changes
