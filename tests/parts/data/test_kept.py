@@ -153,6 +153,12 @@ def a_listed_part(root):
     return {"meta_info_file": str(root / "meta.txt")}
 
 
+def a_part_of_reds(root):
+    # 000 is one of the four clips that REDS4 keeps out of the training.
+    write_clip(root, "000")
+    return {**RGB, "val_partition": "REDS4"}
+
+
 def a_slash_at_the_end(root):
     return {"dataroot_lq": f"{root}/GOPRO_Large/train/"}
 
@@ -164,6 +170,7 @@ KINDS = [
     one_spike_file_for_a_clip,
     a_rate_for_one_clip,
     a_listed_part,
+    a_part_of_reds,
     a_slash_at_the_end,
 ]
 
@@ -193,6 +200,21 @@ def test_a_record_gives_the_same_clips_as_the_files(root, change_kind):
     of_files = [all_that_a_clip_holds(clip) for clip in expected]
     assert [all_that_a_clip_holds(clip) for clip in first.clips] == of_files
     assert [all_that_a_clip_holds(clip) for clip in second.clips] == of_files
+
+
+def test_each_partition_has_a_record_of_its_own(root):
+    values_of_part = section(root, **a_part_of_reds(root))
+    values_of_all = section(root, **RGB)
+
+    first_of_all = checked_at_start(values_of_all, root)
+    first_of_part = checked_at_start(values_of_part, root)
+
+    assert not is_from_record(first_of_part)
+    assert [clip.name for clip in first_of_all.clips] == ["000", "clip0", "clip10"]
+    assert [clip.name for clip in first_of_part.clips] == ["clip0", "clip10"]
+    # Neither start has replaced the record of the other one.
+    assert is_from_record(checked_at_start(values_of_all, root))
+    assert is_from_record(checked_at_start(values_of_part, root))
 
 
 # ---- The numbers of a table ----
@@ -693,6 +715,28 @@ def test_columns_of_other_clips_than_a_meta_file_lists_are_refused(checked_sourc
 
     with pytest.raises(ValueError, match="the kept record is wrong"):
         table.refuse_columns(columns, dataclasses.replace(source, meta_info_file=str(meta)))
+
+
+def test_columns_of_a_clip_that_is_left_out_are_refused(checked_source):
+    source, columns = checked_source
+
+    with pytest.raises(ValueError, match="the kept record is wrong: clips"):
+        table.refuse_columns(columns, dataclasses.replace(source, left_out=frozenset({"clip0"})))
+
+
+def test_columns_with_more_instants_of_some_frames_are_refused(root):
+    values = section(root, **sharp_instants(root))
+    checked_at_start(values, root)
+    columns = record_of(root)
+    for name in ("folders", "folder_states"):
+        del columns[name]
+    source = source_of(values)
+    table.refuse_columns(columns, source)  # the true ones are taken
+    # Two clips of six frames with three instants each.
+    assert columns["gt_instants_counts"].tolist() == [18, 18]
+
+    with pytest.raises(ValueError, match="the kept record is wrong: gt_instants"):
+        table.refuse_columns(columns | counts_are("gt_instants_counts", 17, 19)(columns), source)
 
 
 def test_a_record_without_one_of_the_clips_is_as_good_as_none(root):
