@@ -184,6 +184,11 @@ def test_other_files_beside_the_instants_are_left_alone(clips, tmp_path):
     assert first_clip.instants == K
 
 
+def test_instants_without_the_folder_of_their_middle_frames_are_refused(clips):
+    with pytest.raises(OptionError, match="dataroot_gt_instants without dataroot_gt"):
+        build(clips, dataroot_gt=None)
+
+
 # ---- The network ----
 
 
