@@ -51,6 +51,7 @@ def collectives() -> None:
     store = RUN.store
     print(json.dumps({
         "gathered": gathered, "store_s": store.timeout.total_seconds() if store else 60,
+        "network": os.environ.get("GLOO_SOCKET_IFNAME"),
     }))  # fmt: skip
 
 

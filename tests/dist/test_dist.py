@@ -35,6 +35,9 @@ def test_collectives_give_the_same_on_every_rank(n):
         # The store (the table that all ranks share) waits at most 60 s, as long as the group. This
         # limit counts for NCCL, too, because NCCL exchanges its ids through the store.
         assert found["store_s"] == 60
+        # The ranks meet at 127.0.0.1. So gloo uses the network "lo", which no other host reaches. A
+        # single rank has no group.
+        assert found["network"] == ("lo" if n > 1 else None)
     if n > 1:
         for rank, output in enumerate(result.stdout):
             assert_banner(output, rank, n)
