@@ -69,10 +69,10 @@ LIGHTS = {"good": 0.6, "a third": 0.2, "a twelfth": 0.05}
 # Radius in pixels of the disc that moves before a still background.
 DISC_RADIUS = 24
 # Motion -> RGB pixels by which the picture moves to the left in an exposure. It moves half as far
-# upwards. So the whole way is sqrt(1 + 1/4) = 1.12 times as long: 2.0 and 4.0 pixels.
+# upwards. So the distance is sqrt(1 + 1/4) = 1.12 times as long: 2.0 and 4.0 pixels.
 MOTIONS = {"still": 0.0, "2 pixels": 1.8, "4 pixels": 3.6}
 DISC = "a disc moves by 12 pixels"
-DISC_WAY = 12  # RGB pixels by which the disc moves to the right in an exposure
+DISC_SHIFT = 12  # RGB pixels by which the disc moves to the right in an exposure
 
 WEIGHTS = {"operator": ROOT / "weights/operator.pth", "motion": ROOT / "weights/motion.pth"}
 
@@ -147,50 +147,62 @@ def in_motion(picture: np.ndarray, pixels: float) -> Scene:
     pixels: how far it moves to the left in an exposure, in RGB pixels.
     """
 
-    def view(time: float) -> np.ndarray:
-        """Return the picture as the frame shows it at a time in planes."""
-        way = pixels * time / PLANES
-        # From a pixel (x, y, 1) of the picture to a pixel of the frame.
-        to_frame = np.array([[1, 0, -CORNER[0] - way], [0, 1, -CORNER[1] - way / 2]], np.float32)
+    def light_at(time: float) -> np.ndarray:
+        """Return the picture as the frame shows it at a time in planes, (HEIGHT, WIDTH, 3)."""
+        to_left = pixels * time / PLANES
+        upwards = to_left / 2
+        # The matrix from a pixel (x, y, 1) of the picture to a pixel of the frame.
+        to_frame = np.array(
+            [[1, 0, -CORNER[0] - to_left], [0, 1, -CORNER[1] - upwards]], np.float32
+        )
         return cv2.warpAffine(picture, to_frame, (WIDTH, HEIGHT), borderMode=cv2.BORDER_REFLECT)
 
-    return view
+    return light_at
 
 
 def with_disc(picture: np.ndarray, other: np.ndarray) -> Scene:
-    """Return a scene in which a picture stands still, and a disc moves before it.
+    """Return a scene in which a picture stands still, and a disc moves to the right before it.
 
     other: the picture that the disc shows.
     """
     still_picture = in_motion(picture, pixels=0)
     still_other = in_motion(other, pixels=0)
-    background = still_picture(0)  # (HEIGHT, WIDTH, 3)
+    background = still_picture(0)  # at time 0, and at any other time; (HEIGHT, WIDTH, 3)
     texture = still_other(0)
     rows, columns = np.mgrid[:HEIGHT, :WIDTH]
 
-    def view(time: float) -> np.ndarray:
-        """Return the background and the disc at a time in planes."""
-        # The disc is in the middle of the frame in the middle of the clip.
+    def light_at(time: float) -> np.ndarray:
+        """Return the background and the disc at a time in planes, (HEIGHT, WIDTH, 3)."""
+        # The disc is in the middle of the frame in the middle of the clip. So its shift is below 0
+        # before.
         middle = FRAMES * PLANES / 2
-        way = DISC_WAY * (time - middle) / PLANES
-        distance = np.hypot(rows - HEIGHT / 2, columns - WIDTH / 2 - way)
+        shift = DISC_SHIFT * (time - middle) / PLANES
+        # The distance of each pixel from the middle of the disc, (HEIGHT, WIDTH).
+        distance = np.hypot(rows - HEIGHT / 2, columns - WIDTH / 2 - shift)
         # The share of the disc in each pixel: 1 within it, 0 outside, and between on its edge.
         share = np.clip(DISC_RADIUS - distance + 0.5, 0, 1)[..., None].astype(np.float32)
         # The texture moves with the disc, by whole pixels. A fraction would need interpolation.
-        shifted = np.roll(texture, round(way), axis=1)
+        shifted = np.roll(texture, round(shift), axis=1)
         return background * (1 - share) + shifted * share
 
-    return view
+    return light_at
 
 
 def write_clip(folder: Path, clip: str, scene: Scene, rate: float) -> None:
-    """Write the blurry and the sharp frames of a clip, and its spikes."""
+    """Write the blurry and the sharp frames of a clip, and its spikes.
+
+    The exposures follow one another without a gap: frame 0 has the planes 0 ... 59, frame 1 the
+    planes 60 ... 119.
+
+    rate: spikes per plane at full light.
+    """
     height = HEIGHT // BINS  # of a spike plane
     width = WIDTH // BINS
     camera = IntegrateAndFire(height, width, rate=rate, rng=np.random.default_rng(SEED))
     for frame in range(FRAMES):
         # A plane shows the light in its middle. lights: (HEIGHT, WIDTH, 3) of each plane.
         lights = [scene(frame * PLANES + plane + 0.5) for plane in range(PLANES)]
+        # The blurry frame is the mean light of the exposure, the sharp frame the light of a plane.
         blurry = np.mean(lights, axis=0)
         for kind, light in (("blur", blurry), ("sharp", lights[SHARP_PLANE])):
             path = folder / "rgb" / clip / kind / f"{frame:03d}.png"
@@ -244,10 +256,12 @@ def table_of(gains: dict[str, dict[str, float]]) -> str:
     rows = []
     for motion in (*MOTIONS, DISC):
         row = [motion]
-        for of_clip in gains.values():
-            of_photos = [of_clip[f"{Path(photo).stem}, {motion}"] for photo in PHOTOGRAPHS]
-            cells = ", ".join(f"{gain:+.2f}" for gain in of_photos)
-            row.append(f"{cells} (mean {statistics.fmean(of_photos):+.2f})")
+        for gain_of_clip in gains.values():
+            # The name of a clip is e.g. "astronaut, 2 pixels".
+            names = [f"{Path(photo).stem}, {motion}" for photo in PHOTOGRAPHS]
+            gains_of_photos = [gain_of_clip[name] for name in names]
+            cells = ", ".join(f"{gain:+.2f}" for gain in gains_of_photos)
+            row.append(f"{cells} (mean {statistics.fmean(gains_of_photos):+.2f})")
         rows.append(row)
     return markdown_table(rows, ["", *gains])
 
