@@ -43,8 +43,9 @@ from models.vrt.windows import Span
 
 # Most bytes of the T x T matrices that are computed at once, 3 MB. (One window may take more.) They
 # should fit the cache of a CPU core. With a larger number they would leave the cache, with a
-# smaller number there would be more calls. Another number also changes the last bits of the bias
-# gradient, because this gradient is summed in rounds of so many windows.
+# smaller number there would be more calls. The number decides how many windows are a round
+# (`windows_at_once`), and the bias gradient is summed round by round. So another number changes the
+# last bits of this gradient.
 CORE_BYTES = 3_000_000
 # Most windows times heads in one call of torch's attention. torch spreads them along an axis of the
 # GPU's grid of thread blocks, and such an axis has at most 65,535 blocks.
@@ -263,7 +264,7 @@ class CpuAttention(torch.autograd.Function):
         # Memory for the T x T matrices of a round. Each round overwrites it.
         p_memory, x_memory = q.new_empty(2, min(windows, n) * heads, t, t)
 
-        wide = _widened(q, k, v, grad, out, log_sums, scale)
+        wide = _widen(q, k, v, grad, out, log_sums, scale)
         for first in range(0, n, windows):
             in_round = slice(first, first + windows)
             wide_of_round = wide.windows(in_round)
@@ -315,7 +316,7 @@ def _offset_of_round(
     return tape.offsets[key]
 
 
-class _Widened(NamedTuple):
+class _WideTensors(NamedTuple):
     """q, k, v and G with two further channels each, (n, heads, T, hd + 2).
 
     G is the gradient of the output, O. Backward subtracts a number from each row of two T x T
@@ -327,8 +328,8 @@ class _Widened(NamedTuple):
 
     E.g. a row of q, and a row of k, whose product is q_1 k_1 + ... + q_hd k_hd + a + b:
 
-        q    q_1 ... q_hd  a  b      a + b is minus the number of this row. `_with_column` says why
-        k    k_1 ... k_hd  1  1      it has two channels
+        q    q_1 ... q_hd  a  b      a + b is minus the number of this row; `_with_column` says why
+        k    k_1 ... k_hd  1  1      the number needs two channels
     """
 
     q: Tensor
@@ -336,19 +337,19 @@ class _Widened(NamedTuple):
     v: Tensor
     g: Tensor
 
-    def windows(self, chosen: slice) -> "_Widened":
+    def windows(self, some: slice) -> "_WideTensors":
         """Return some of the windows. Their axis and the axis of heads become one.
 
         Each tensor is then (windows * heads, T, hd + 2), as torch.bmm takes it.
         """
-        parts = [part[chosen].reshape(-1, *part.shape[2:]) for part in self]
-        return _Widened(*parts)
+        parts = [part[some].reshape(-1, *part.shape[2:]) for part in self]
+        return _WideTensors(*parts)
 
 
-def _widened(
+def _widen(
     q: Tensor, k: Tensor, v: Tensor, grad: Tensor, out: Tensor, log_sums: Tensor, scale: float
-) -> _Widened:
-    """Append the two channels of `_Widened`: the numbers to q and G, and ones to k and v.
+) -> _WideTensors:
+    """Append the two channels of `_WideTensors`: the numbers to q and G, and ones to k and v.
 
     q, k, v: (n, heads, T, hd). grad: G, and out: O, of the same shape.
     log_sums: the log-sum-exp of each row, (n, heads, T, 1).
@@ -359,7 +360,7 @@ def _widened(
     minus_sums = log_sums / (-scale * LOG2_E)  # (n, heads, T, 1)
     minus_dots = -(grad.to(log_sums.dtype) * out).sum(3, keepdim=True)  # (n, heads, T, 1)
     ones = q.new_ones(()).expand(n, heads, t, 2)
-    return _Widened(
+    return _WideTensors(
         q=_with_column(q, minus_sums),
         k=torch.cat((k, ones), dim=3),
         v=torch.cat((v, ones), dim=3),
@@ -378,11 +379,11 @@ class _RoundGradients(NamedTuple):
 
 
 def _gradients_of_round(
-    wide: _Widened, offset: Tensor | None, scale: float, p_memory: Tensor, x_memory: Tensor
+    wide: _WideTensors, offset: Tensor | None, scale: float, p_memory: Tensor, x_memory: Tensor
 ) -> _RoundGradients:
     """Compute the gradients for the windows of one round, by the equations of the caller.
 
-    wide: what `_Widened.windows` returns, each tensor (windows * heads, T, hd + 2).
+    wide: what `_WideTensors.windows` returns, each tensor (windows * heads, T, hd + 2).
     offset: bias and mask, (windows * heads or more, T, T), times log2(e), or None.
     p_memory, x_memory: memory for P and X, (windows * heads, T, T). It is overwritten.
     """

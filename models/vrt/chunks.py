@@ -227,7 +227,7 @@ class InChunks(torch.autograd.Function):
             # h is None if stochastic depth has dropped the MLP. y is None if a layer has no
             # residual.
             if h is not None:
-                branch = scaled(F.linear(h, w["fc2"], w["fc2_bias"]), mlp_factor)
+                branch = scale_branch(F.linear(h, w["fc2"], w["fc2_bias"]), mlp_factor)
                 # In place, because nobody else needs the branch.
                 y = branch if y is None else branch.add_(y)
             _put(out[sample], chunk.results, y)
@@ -381,7 +381,7 @@ def _gradients_of_last_layer(
         outputs.append(y)
         gradients.append(grad_y)
     if h is not None:
-        grad_branch = scaled(grad_y, factor)
+        grad_branch = scale_branch(grad_y, factor)
         if "fc2" in sums:
             sums["fc2"] += grad_branch.t() @ h.detach()
         if "fc2_bias" in sums:
@@ -391,7 +391,7 @@ def _gradients_of_last_layer(
     return outputs, gradients
 
 
-def scaled(x: Tensor, factor: float | Tensor | None) -> Tensor:
+def scale_branch(x: Tensor, factor: float | Tensor | None) -> Tensor:
     """Return x times a factor, in the dtype of x.
 
     factor: a number, a column of float32, or None for 1. The product is computed in float32.
@@ -412,7 +412,7 @@ def _put(out: Tensor, rows: slice | Tensor, values: Any) -> None:
 # ---- The gated MLP ---------------------------------------------------------------------------
 
 
-def gated(u: Tensor, w: Weights, is_plain: bool = True) -> Tensor:
+def geglu(u: Tensor, w: Weights, is_plain: bool = True) -> Tensor:
     """Return the hidden layer gelu(fc11(u)) * fc12(u): (tokens, C) -> (tokens, hidden).
 
     w: the weights "fc11", "fc11_bias", "fc12" and "fc12_bias".
@@ -423,7 +423,7 @@ def gated(u: Tensor, w: Weights, is_plain: bool = True) -> Tensor:
         # Imported here, because Triton is not installed everywhere.
         from models.vrt import triton_rows
 
-        return triton_rows.gated(u, w["fc11"], w["fc11_bias"], w["fc12"], w["fc12_bias"])
+        return triton_rows.geglu(u, w["fc11"], w["fc11_bias"], w["fc12"], w["fc12_bias"])
     gate = F.gelu(F.linear(u, w["fc11"], w["fc11_bias"]))
     value = F.linear(u, w["fc12"], w["fc12_bias"])
     if gate.requires_grad:
@@ -467,7 +467,7 @@ class GatedMlp(nn.Module):
         if not runs_in_chunks(self.kernels):
             # As a whole under autograd.
             return recomputed(
-                lambda u: self.fc2(gated(u, w)), x, weights=w.values(), when=self.checkpoint
+                lambda u: self.fc2(geglu(u, w)), x, weights=w.values(), when=self.checkpoint
             )
 
         # The MLP computes each token alone, so a chunk is any slice of consecutive tokens.
@@ -485,7 +485,7 @@ class GatedMlp(nn.Module):
         return y.view(*x.shape[:-1], -1)
 
     def weights(self) -> Weights:
-        """Return the weights by the names that `gated` and `InChunks` use."""
+        """Return the weights by the names that `geglu` and `InChunks` use."""
         return {
             "fc11": self.fc11.weight,
             "fc11_bias": self.fc11.bias,
@@ -500,4 +500,4 @@ def _hidden_of_mlp(
     tokens: Tensor, chunk: Chunk, factors: Factors, w: Weights, tape: Tape | None
 ) -> tuple[None, Tensor]:
     """Compute the MLP without its last linear layer: `hidden` of Work. It has no residual sum."""
-    return None, gated(tokens, w, is_plain=False)
+    return None, geglu(tokens, w, is_plain=False)

@@ -47,9 +47,9 @@ logger = logging.getLogger(__name__)
 GB = 1e9
 # Weight, gradient and the two moments of Adam: four numbers of 4 bytes, float32.
 BYTES_PER_PARAMETER = 16
-# The estimate is multiplied by this factor, for workspaces and fragmentation, which the count of
-# tensors does not include. The count is at most 10 % too low (docs/benchmarks/net.md). A larger
-# factor would recompute more than needed; with a smaller factor a step may not fit.
+# The count of tensors leaves out workspaces and fragmentation, and is at most 10 % too low
+# (docs/benchmarks/net.md). So the estimate is the count times this factor. With a larger factor,
+# more would be recomputed than needed. With a smaller factor, a step may not fit.
 MARGIN = 1.1
 
 
@@ -76,7 +76,7 @@ class Moment(NamedTuple):
     transient: int = 0
 
 
-class _Seen(NamedTuple):
+class _ForwardPass(NamedTuple):
     """A module that has run its forward pass."""
 
     module: Any
@@ -118,7 +118,7 @@ def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> floa
     budget = budget_gb * GB
 
     def needed_bytes() -> float:
-        # Reads the present flags of the modules, so its result changes in the loop below.
+        # The estimate for the present flags of the modules, which the loop below changes.
         return MARGIN * (parameter_bytes + _activations(moments).peak)
 
     def work_per_byte(branch: Branch) -> float:
@@ -217,7 +217,7 @@ def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> list[Moment]:
     owners = _owners_of_branches(net)
     # The modules that align frames have no branches, but their backward pass allocates much.
     aligns = [module for module in net.modules() if isinstance(module, DeformAlign)]
-    seen: list[_Seen] = []  # in the order of the forward pass
+    passes: list[_ForwardPass] = []  # in the order of the forward pass
 
     # `forked_generators` restores torch's random generators at the end. So the training draws the
     # same numbers as without this run.
@@ -232,7 +232,7 @@ def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> list[Moment]:
                 # torch calls this after the forward pass of a module. DeformAlign takes (sources,
                 # target, flows), all other modules take x alone.
                 x = args[1] if module in aligns else args[0]
-                seen.append(_Seen(module, x.detach(), saved=sum(sizes.values())))
+                passes.append(_ForwardPass(module, x.detach(), saved=sum(sizes.values())))
 
             for owner in owners:
                 for flag in owner.FLAGS:
@@ -242,13 +242,14 @@ def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> list[Moment]:
                 stack.callback(hook.remove)
             run()
         # 2. Measure the branches of the modules that have run.
-        known: dict[tuple, list[int]] = {}  # kind and size of a module -> its measured bytes
+        # Kind and size of a module -> bytes of each of its branches. `_moment` fills it.
+        measured_bytes: dict[tuple, list[int]] = {}
         moments = []
-        for module, x, saved in seen:
+        for module, x, saved in passes:
             if module in aligns:
                 moments.append(Moment([], saved, module.transient(x)))
             else:
-                moments.append(_moment(net, module, x, saved, known))
+                moments.append(_moment(net, module, x, saved, measured_bytes))
         end_of_forward = Moment([], sum(sizes.values()))
         return [*moments, end_of_forward]
 
@@ -299,14 +300,14 @@ def saved_bytes(net: nn.Module) -> Generator[dict[int, int]]:
 
 
 def _moment(
-    net: nn.Module, owner: Any, x: Tensor, saved: int, known: dict[tuple, list[int]]
+    net: nn.Module, owner: Any, x: Tensor, saved: int, measured_bytes: dict[tuple, list[int]]
 ) -> Moment:
     """Return the moment of a block, or of the GatedMlp of a stage.
 
     owner: the block, or the GatedMlp. x: its input. saved: bytes that autograd has saved by the end
         of its forward pass.
-    known: kind and size of a module -> its measurement. This function adds new measurements, so
-    that blocks that are alike are measured once.
+    measured_bytes: kind and size of a module -> bytes of each of its branches. This function adds
+        new measurements, so that blocks that are alike are measured once.
     """
     # `kind`: everything that the bytes depend on. The shift is part of it, because only a block
     # with a shift has masks.
@@ -322,15 +323,15 @@ def _moment(
         tokens = x.numel() / x.shape[-1]
         weight_count = sum(weight.numel() for weight in owner.weights().values())
         flops = [2.0 * tokens * weight_count]  # a multiplication and an addition for each weight
-    if kind not in known:
-        known[kind] = _measured(net, owner, x.requires_grad_())
+    if kind not in measured_bytes:
+        measured_bytes[kind] = _measure_flags(net, owner, x.requires_grad_())
     branches = []
-    for flag, size, work in zip(owner.FLAGS, known[kind], flops, strict=True):
+    for flag, size, work in zip(owner.FLAGS, measured_bytes[kind], flops, strict=True):
         branches.append(Branch(owner, flag, size, work))
     return Moment(branches, saved, transient)
 
 
-def _measured(net: nn.Module, owner: Any, x: Tensor) -> list[int]:
+def _measure_flags(net: nn.Module, owner: Any, x: Tensor) -> list[int]:
     """Return the bytes that autograd saves in addition if a flag of `owner` is cleared.
 
     The flags are cleared one by one, and are set again at the end. E.g. 10 MB with all flags set,
@@ -420,7 +421,8 @@ def out_of_memory_error(
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment, against "
             "fragmentation"
         )
-    # The lines are printed below one another, indented like the text of an error in the terminal.
+    # The lines are printed below one another. `SpikeVRTError.__str__` begins a text after 12
+    # characters ("  do        ").
     indent = " " * 12
     return SpikeVRTError(
         what=f"out of memory on rank {utils_dist.get_rank()}{peak}",

@@ -214,7 +214,7 @@ class SpyNet(nn.Module):
             if level >= LEVELS - 4:  # one of the four finest scales
                 scale = 2 ** (LEVELS - 1 - level)  # 8, 4, 2, 1
                 height, width = size
-                flows.append(_resized(flow, height // scale, width // scale))
+                flows.append(_resize(flow, height // scale, width // scale))
         flows.reverse()
         return flows
 
@@ -227,7 +227,7 @@ class SpyNet(nn.Module):
         return self.estimate(self.pyramid(ref), self.pyramid(supp), (height, width))
 
 
-def _resized(flow: Tensor, height: int, width: int) -> Tensor:
+def _resize(flow: Tensor, height: int, width: int) -> Tensor:
     """Return a flow at another size, with its shifts in pixels of the new size."""
     full_height, full_width = flow.shape[-2:]
     if (height, width) == (full_height, full_width):
@@ -299,14 +299,14 @@ def estimate_flows(spynet: SpyNet, frames: Tensor, distance: int) -> Flows:
         #     forward     1>0 2>1 3>2    2>1 3>2    1>0 2>1       2>0 3>1
         for reach in range(1, distance):
             last = far_backward[-1][:, :-1]  # the last flow cannot be extended: it ends at frame 3
-            far_backward.append(_chained(last, backward[:, reach:]))
+            far_backward.append(_chain(last, backward[:, reach:]))
             last = far_forward[-1][:, 1:]  # the first flow cannot be extended: it ends at frame 0
-            far_forward.append(_chained(last, forward[:, :-reach]))
+            far_forward.append(_chain(last, forward[:, :-reach]))
         flows.append(FlowsOfLevel(far_backward, far_forward))
     return flows
 
 
-def _chained(first: Tensor, second: Tensor) -> Tensor:
+def _chain(first: Tensor, second: Tensor) -> Tensor:
     """Return the flow that goes along `first`, then along `second`. All are (B, n, 2, h, w)."""
     warped = flow_warp(second.flatten(0, 1), first.flatten(0, 1))
     return first + warped.view(second.shape)

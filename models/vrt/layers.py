@@ -55,8 +55,8 @@ def layer_norm(
         from models.vrt import triton_rows
 
         return triton_rows.layer_norm(x, weight, bias, eps)
-    # On a CPU weight and bias keep float32, because their gradients are summed in their dtype.
-    # In bfloat16 these sums would be wrong by 40 %. On other devices they take the dtype of x.
+    # Weight and bias take the dtype of x, but not on a CPU: there torch sums their gradients in
+    # their dtype, and in bfloat16 these sums would be wrong by 40 %.
     if not in_cpu_form(x):
         weight = weight.to(x.dtype)
         bias = bias.to(x.dtype)
@@ -199,10 +199,10 @@ class Recomputed(torch.autograd.Function):
         # Ask autograd for the needed gradients alone, and put each gradient at the index of its
         # tensor. The other gradients are None.
         indices = [index for index, is_needed in enumerate(needed) if is_needed]
-        wanted = [inputs[index] for index in indices]
-        found = torch.autograd.grad(seed, wanted, allow_unused=True)
+        inputs_with_gradient = [inputs[index] for index in indices]
+        needed_gradients = torch.autograd.grad(seed, inputs_with_gradient, allow_unused=True)
         gradients: list[Tensor | None] = [None] * len(inputs)
-        for index, gradient in zip(indices, found, strict=True):
+        for index, gradient in zip(indices, needed_gradients, strict=True):
             gradients[index] = gradient
         return (None, None, *gradients)
 

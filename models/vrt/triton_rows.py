@@ -8,7 +8,7 @@ Statistics and the gradients of weights and biases are float32. In backward each
 gradients over its rows. Then the sums of the programs are added in a fixed order. So a step gives
 the same numbers each time.
 
-models.vrt.layers calls `layer_norm`, and models.vrt.chunks calls `gated`. Both give gradients, but
+models.vrt.layers calls `layer_norm`, and models.vrt.chunks calls `geglu`. Both give gradients, but
 no gradients of gradients (`once_differentiable`).
 
 Names in the kernels:
@@ -314,7 +314,7 @@ def _geglu_backward(
 
 
 class _GatedLinear(torch.autograd.Function):
-    """Both linear layers and the product of the gated MLP. `gated` calls it.
+    """Both linear layers and the product of the gated MLP. `geglu` calls it.
 
     Forward keeps x and z for backward, so backward computes no linear layer again.
     """
@@ -360,7 +360,7 @@ class _GatedLinear(torch.autograd.Function):
         return grad_x, grad_w11, grad_b11, grad_w12, grad_b12
 
 
-def gated(x: Tensor, w11: Tensor, b11: Tensor, w12: Tensor, b12: Tensor) -> Tensor:
+def geglu(x: Tensor, w11: Tensor, b11: Tensor, w12: Tensor, b12: Tensor) -> Tensor:
     """Return gelu(x w11^T + b11) * (x w12^T + b12) of rows (n, C): (n, H).
 
     Both products are one matrix product, and the rest is one pass over its result.

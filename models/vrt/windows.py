@@ -44,8 +44,8 @@ MASKED = -100.0
 Triple = tuple[int, int, int]  # frames, height, width
 
 
-# Compared by identity, because a tensor cannot be compared or hashed by value, and
-# triton_attention.mask_table caches by spans.
+# eq=False: two spans are equal only if they are one object. triton_attention.mask_table uses spans
+# as keys of a cache, and a tensor such as `mask` cannot be compared or hashed by value.
 @dataclass(frozen=True, eq=False)
 class Span:
     """The windows start ... stop - 1 of a chunk, which share one mask."""
@@ -185,7 +185,7 @@ def window_chunks(
     last bits alone.
     """
     # No window is longer than the clip. E.g. for 4 frames, a window of 6 frames becomes 4.
-    window, shift = _fitted(size, window, shift)
+    window, shift = _fit_to_clip(size, window, shift)
     clip = _partition(size, window, shift)  # token numbers, (windows along D, along H, along W, T)
     tokens_of_clip = math.prod(size)
 
@@ -273,7 +273,7 @@ def _in_all_clips(numbers: Tensor, batch: int, tokens_of_clip: int) -> Tensor:
     return torch.cat(of_clips)
 
 
-def _fitted(size: Triple, window: Triple, shift: Triple) -> tuple[Triple, Triple]:
+def _fit_to_clip(size: Triple, window: Triple, shift: Triple) -> tuple[Triple, Triple]:
     """Return a window that is no larger than the clip, and the shift of this window.
 
     The shift is 0 along each axis that has one window alone.
@@ -425,21 +425,22 @@ def relative_position_index(window: Triple) -> Tensor:
     return (in_time * heights + in_height) * widths + in_width
 
 
-def refuse_other_index(given: Tensor, wanted: Tensor, key: str, where: str) -> None:
+def refuse_other_index(in_file: Tensor, in_network: Tensor, key: str, where: str) -> None:
     """Raise CheckpointError if a weights file has another relative_position_index than the network.
 
     The index follows from the window. With another index, the weights of the bias table belong to
     other pairs of tokens.
 
-    given: the index in the file. wanted: the index of the network. key: name of the tensor.
+    in_file: the index in the file. in_network: the index of the network. key: name of the tensor.
     where: the file, for the error.
     """
-    if given.shape == wanted.shape and torch.equal(given.to(wanted.device), wanted):
+    has_same_shape = in_file.shape == in_network.shape
+    if has_same_shape and torch.equal(in_file.to(in_network.device), in_network):
         return
     raise CheckpointError(
-        what=f"{key} {tuple(given.shape)} does not hold the numbers that follow from the window",
+        what=f"{key} {tuple(in_file.shape)} does not hold the numbers that follow from the window",
         where=where,
-        expected=f"the row of the bias table for each pair of tokens, {tuple(wanted.shape)}",
+        expected=f"the row of the bias table for each pair of tokens, {tuple(in_network.shape)}",
         do="set netG.window_size as in the training of these weights, or choose other weights",
     )
 

@@ -171,7 +171,7 @@ def gated_errors(channels: int, dtype: torch.dtype, device: str) -> list[float]:
     def exact(x: Tensor, w11: Tensor, b11: Tensor, w12: Tensor, b12: Tensor) -> Tensor:
         return F.gelu(F.linear(x, w11, b11)) * F.linear(x, w12, b12)
 
-    return _errors(triton_rows.gated, exact, [t.to(device, dtype) for t in inputs], grad)
+    return _errors(triton_rows.geglu, exact, [t.to(device, dtype) for t in inputs], grad)
 
 
 def _errors(
