@@ -4,9 +4,9 @@
     python app.py
     python app.py --port 7861
 
-`make app` installs what it needs (requirements-app.txt) and starts it. The page is served to this
-machine alone; what is uploaded and restored is in a temporary folder, which goes with the program.
-Each clip is restored by main_test_vrt.py in a process of its own. See docs/python.md.
+`make app` installs what it needs (requirements-app.txt) and starts it. Only this machine reaches
+the page. Uploaded files and results are in a temporary folder, which is removed when the program
+ends. Each clip is restored by main_test_vrt.py in a process of its own. See docs/python.md.
 """
 
 # How a clip passes through this program:
@@ -56,10 +56,9 @@ from utils.results import read_json
 # value, one visitor could hold the machine for longer.
 LONGEST_RESTORATION_S = 3600
 POLL_S = 0.3  # seconds between two looks at the number of restored frames
-# Seconds after which gradio removes uploaded files, and forgets the restoration of a visitor. This
-# is enough for an hour in the queue and for the longest restoration. The wait may be longer,
-# because several restorations may come before. Then the files of the visitor are removed too early,
-# and the visitor has to upload them again.
+# Seconds after which gradio removes uploaded files, and forgets the restoration of a visitor: 1 h
+# in the queue and 1 h for the longest restoration. If several long restorations come before, the
+# files are removed too early, and the visitor has to upload them again.
 VISITOR_S = 7200
 CLEAN_EVERY_S = 600  # seconds after which gradio looks for such files again
 MOST_WAITING = 8  # requests that may wait for a restoration to end; more are refused
@@ -92,14 +91,15 @@ def main(arguments: list[str] | None = None) -> int:
         # One restoration at a time. Other visitors wait for its end.
         page.queue(default_concurrency_limit=1, max_size=MOST_WAITING)
         _, address, _ = page.launch(
-            # A Hugging Face Space sets the variable. Elsewhere only this machine reaches the page.
+            # A Hugging Face Space sets the variable, e.g. to 0.0.0.0, which serves every machine.
+            # Elsewhere 127.0.0.1 serves this machine alone.
             server_name=os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1"),
             server_port=command.port,
             share=False,  # no public address at the makers of gradio
             ssr_mode=False,  # no second server, which would need Node.js
             max_file_size=MOST_FILE,
             footer_links=[],  # no links to gradio below the page
-            quiet=True,  # the line below says the address
+            quiet=True,  # we print the address ourselves
             prevent_thread_lock=True,  # return at once; `block_thread` waits below
         )
         print(f"open {address}", flush=True)
@@ -177,20 +177,20 @@ def build_page(gr: Any, folder: Path) -> Any:
         # gradio wants a maximum now. `restore` sets it to the number of frames.
         number = gr.Slider(minimum=1, maximum=2, step=1, label="Frame", elem_id="number")
         download = gr.File(label="Results", interactive=False, elem_id="download")
-        said = gr.Textbox(label="What the program says", lines=8, max_lines=24, elem_id="said")
+        messages = gr.Textbox(label="What the program says", lines=8, max_lines=24, elem_id="said")
 
         # What the buttons do. The arguments of `click` are handler, inputs, outputs. The handler of
         # "Restore" is `restore`, which hands `inputs` on to `start_work`. So two orders must stay:
         # the inputs are the arguments of `start_work`, and the outputs are the values that
         # `restore` yields.
         inputs = [frames, spikes, sharp, method, weights, height, width, rate, more]
-        outputs = [work, state, said, slider, number, download]
-        private = {"api_visibility": "private"}  # for this page only, not for programs
+        outputs = [work, state, messages, slider, number, download]
+        for_page_only = {"api_visibility": "private"}  # for this page only, not for programs
         clip = [frames, spikes, sharp]
-        demo.click(partial(demo_clip, folder), inputs=None, outputs=clip, **private)
+        demo.click(partial(demo_clip, folder), inputs=None, outputs=clip, **for_page_only)
         # Gradio's own progress bar would cover the fields that show the progress here.
-        hidden = {**private, "show_progress": "hidden"}
-        running = start.click(partial(restore, gr, folder), [work, *inputs], outputs, **hidden)
+        without_bar = {**for_page_only, "show_progress": "hidden"}
+        running = start.click(partial(restore, gr, folder), [work, *inputs], outputs, **without_bar)
         # The button "Cancel" does two things at once: gradio calls `stop`, which kills the process
         # of the restoration, and gradio closes the generator `restore` (`cancels`). What happens
         # depends on whether the process ends before the generator is closed:
@@ -199,9 +199,9 @@ def build_page(gr: Any, folder: Path) -> Any:
         #     the generator is closed first  `restore` removes the files
         #
         # queue=False, because in the queue it would wait for the restoration that it should cancel.
-        cancel.click(stop, work, state, cancels=[running], queue=False, **hidden)
+        cancel.click(stop, work, state, cancels=[running], queue=False, **without_bar)
         # If the visitor moves on while a frame is read, only the last position counts.
-        number.release(compare, [work, number], slider, **hidden, trigger_mode="always_last")
+        number.release(compare, [work, number], slider, **without_bar, trigger_mode="always_last")
     return page
 
 
@@ -227,7 +227,7 @@ def demo_clip(folder: Path) -> tuple[list[str], list[str], list[str]]:
     return blurry, spikes, sharp
 
 
-class Shown(NamedTuple):
+class PageState(NamedTuple):
     """What `restore` shows: the values of the outputs in `build_page`, in their order."""
 
     work: Work | None  # the restoration of this visitor, or None before it is started
@@ -238,17 +238,19 @@ class Shown(NamedTuple):
     results: str | None  # the archive to download, or None without a result
 
 
-def restore(gr: Any, folder: Path, former: Work | None, *asked: Any) -> Iterator[Shown]:
+def restore(gr: Any, folder: Path, former: Work | None, *fields: Any) -> Iterator[PageState]:
     """Restore a clip, and yield what the page shows at each step.
 
     gr: the package gradio. It is an argument, because only `main` imports gradio.
     folder: the folder in which this restoration makes a folder of its own.
     former: the last restoration of this visitor. Its files are removed.
-    asked: the values of the fields, the arguments of `start_work` after the folder.
+    fields: the values of the fields of the page, the arguments of `start_work` after the folder.
     """
 
-    def without_result(work: Work | None, state: str, messages: str) -> Shown:
-        return Shown(work, state, messages, slider=None, number=gr.update(value=1), results=None)
+    def without_result(work: Work | None, state: str, messages: str) -> PageState:
+        return PageState(
+            work, state, messages, slider=None, number=gr.update(value=1), results=None
+        )
 
     forget(former)
     folder = Path(tempfile.mkdtemp(prefix="clip_", dir=folder))
@@ -256,7 +258,7 @@ def restore(gr: Any, folder: Path, former: Work | None, *asked: Any) -> Iterator
 
     work = None
     try:
-        work = start_work(folder, *asked)
+        work = start_work(folder, *fields)
         total = len(work.frames)
         for done in follow(work):
             state = state_html(f"{done} of {total} frames restored", done, total)
@@ -285,7 +287,7 @@ def restore(gr: Any, folder: Path, former: Work | None, *asked: Any) -> Iterator
         middle = count // 2 + 1
         # A slider of gradio needs two positions, also for a clip of one frame.
         number = gr.update(maximum=max(count, 2), value=middle)
-        yield Shown(
+        yield PageState(
             work=work,
             state=state_html(scores_of(work.results)),
             messages=work.messages(),

@@ -62,9 +62,9 @@ SCALAR_NAMES = ("numpy._core.multiarray.scalar", "numpy.core.multiarray.scalar")
 # not an allowed global".
 NOT_ALLOWED = re.compile(r"GLOBAL (\S+) was not an allowed global")
 
-# A lock that is held while a file is read, because torch's list of allowed names belongs to the
-# whole process. `load_content` takes it.
-_taking_scalars = threading.Lock()
+# `load_content` holds this lock while it reads a file, because torch's list of allowed names
+# belongs to the whole process.
+_lock_of_allowed_names = threading.Lock()
 
 
 class _ScalarType:
@@ -116,7 +116,7 @@ def load_content(path: Path, mmap: bool = False) -> Any:
     try:
         # torch keeps one list of allowed names for the whole process. Without the lock, a thread
         # could remove the names while another thread still reads with them.
-        with _taking_scalars:
+        with _lock_of_allowed_names:
             # Try without the stand-ins first, because few files hold NumPy scalars. If a file holds
             # one, the error of `load_plain` contains one of SCALAR_NAMES.
             try:

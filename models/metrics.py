@@ -162,7 +162,7 @@ METRICS_OF_TESTS = ("psnr", "ssim", "psnr_y", "ssim_y")
 METRICS_OF_VALIDATIONS = ("psnr", "ssim")
 
 
-def chosen_metrics(names: Sequence[str], more: Sequence[str | dict[str, Any]]) -> list[Metric]:
+def choose_metrics(names: Sequence[str], more: Sequence[str | dict[str, Any]]) -> list[Metric]:
     """Return the metrics `names`, then the metrics of `more` (the option metric.more).
 
     If a metric of `names` is in `more` too, it keeps its place, and gets the options of `more`.
@@ -171,31 +171,31 @@ def chosen_metrics(names: Sequence[str], more: Sequence[str | dict[str, Any]]) -
     Raises OptionError for an unknown metric, for wrong options of a metric, and if `more` has a
     metric twice.
     """
-    chosen = {}
+    metrics = {}  # by name
     for name in names:
-        chosen[name] = Metric(name, METRICS.constructor(name), COLUMNS[name].on_luma)
-    seen: set[str] = set()
+        metrics[name] = Metric(name, METRICS.constructor(name), COLUMNS[name].on_luma)
+    names_in_more: set[str] = set()
     for index, entry in enumerate(more):
         # The entry as a dict with all options, e.g. "mae" -> {"type": "mae", "border": 0}.
         options = METRICS.resolve(entry, f"metric.more.{index}").plain()
         name = options.pop("type")
-        if name in seen:
+        if name in names_in_more:
             raise OptionError(
                 what=f'metric.more has "{name}" twice',
                 where="metric.more",
                 expected="each metric once: a table has one column for it",
                 do="remove one of them",
             )
-        seen.add(name)
+        names_in_more.add(name)
         # `constructor` returns the registered function. `partial` fills in its options.
         score = partial(METRICS.constructor(name), **options)
-        chosen[name] = Metric(name, score, COLUMNS[name].on_luma)
-    return list(chosen.values())
+        metrics[name] = Metric(name, score, COLUMNS[name].on_luma)
+    return list(metrics.values())
 
 
 def check_metrics(metric: MetricOptions) -> None:
     """Raise OptionError if `metric.more` names an unknown metric or a wrong option of a metric."""
-    chosen_metrics((), metric.more)  # called for its errors alone
+    choose_metrics((), metric.more)  # called for its errors alone
 
 
 def metrics_in_words(more: Sequence[str | dict[str, Any]]) -> str:

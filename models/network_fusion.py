@@ -40,8 +40,8 @@ class FusionNet(nn.Module):
                 expected='"exposure" or "gated", base "fused": the result is a frame',
                 do='choose "exposure" or "gated" with base "fused", or net_type vrt',
             )
-        # Called for its error alone: it refuses data without spikes. None means that the option
-        # netG.in_chans is not given.
+        # Called for its error alone: it refuses data without spikes. The argument None stands for
+        # netG.in_chans, which this network does not have.
         options.constructor.channels(None, spike_channels)
         self.fusion = FUSIONS.build(options, "netG.fusion", spike_channels=spike_channels)
         self.input_spec = InputSpec(spike_channels=spike_channels)

@@ -57,8 +57,8 @@ def _choice(key: str, names: tuple[str, ...]) -> tuple[Any, FieldInfo]:
 
     Default and description stay as in `TrainOptions`.
     """
-    known = TrainOptions.model_fields[key]
-    return literal_of(*names), FieldInfo(default=known.default, description=known.description)
+    field = TrainOptions.model_fields[key]
+    return literal_of(*names), FieldInfo(default=field.default, description=field.description)
 
 
 def _default_of(parameter: inspect.Parameter) -> Any:

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from models.metrics import METRICS_OF_TESTS, Metric, Scores, add_scores, chosen_metrics
+from models.metrics import METRICS_OF_TESTS, Metric, Scores, add_scores, choose_metrics
 from utils.contract import ClipReader, FramePicture
 from utils.dist import watchdog
 from utils.errors import DataError, OptionError
@@ -625,11 +625,11 @@ class _Scorer:
     ) -> None:
         self.values = metric.values
         self.more_scores = more_scores
-        self.metrics_of_input = chosen_metrics(METRICS_OF_TESTS, metric.more)
+        self.metrics_of_input = choose_metrics(METRICS_OF_TESTS, metric.more)
         self.metrics_of_restored = self.metrics_of_input
         if is_grey:  # then the restored frames have no colour, so only metrics on luma apply
             self.metrics_of_restored = [each for each in self.metrics_of_input if each.on_luma]
-        self.metrics_of_instants = chosen_metrics(("psnr",), more=())
+        self.metrics_of_instants = choose_metrics(("psnr",), more=())
         self.scores: Scores = {}
 
     def add(self, item: dict[str, Any], images: Sequence[np.ndarray] | np.ndarray) -> None:

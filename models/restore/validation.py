@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from models.metrics import METRICS_OF_VALIDATIONS, Scores, add_scores, chosen_metrics
+from models.metrics import METRICS_OF_VALIDATIONS, Scores, add_scores, choose_metrics
 from models.model_vrt import ModelVRT, unwrap_ddp
 from models.restore.outputs import evenly_spaced
 from models.restore.scores import collect, score_text
@@ -219,7 +219,7 @@ class _Scorer:
         # they are rounded to 8 bits.
         self.number_format = model.opt.metric.values
         # psnr and ssim, and the metrics that the user adds.
-        self.metrics = chosen_metrics(METRICS_OF_VALIDATIONS, model.opt.metric.more)
+        self.metrics = choose_metrics(METRICS_OF_VALIDATIONS, model.opt.metric.more)
         # Only rank 0 writes into the folder of a run, and only frames of its own clips.
         is_writing = model.opt.val.save_img and utils_dist.is_main_process()
         self.out = model.opt.folder / "images" if is_writing else None

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.metrics import METRICS_OF_TESTS, add_scores, chosen_metrics, psnr, rgb_to_y, ssim
+from models.metrics import METRICS_OF_TESTS, add_scores, choose_metrics, psnr, rgb_to_y, ssim
 from models.restore.lpips import TAPS, Lpips
 from models.restore.scores import collect, score_table
 from utils.errors import CheckpointError, DataError
@@ -83,7 +83,7 @@ def test_the_scores_of_luma_agree_with_scikit_image(noise):
     a, b = pair(noise=noise)
     scores: dict = {}
 
-    add_scores(scores, "restored", a, b, chosen_metrics(METRICS_OF_TESTS, ()))
+    add_scores(scores, "restored", a, b, choose_metrics(METRICS_OF_TESTS, ()))
 
     a_y = rgb2ycbcr(a)[..., 0]
     b_y = rgb2ycbcr(b)[..., 0]
@@ -139,7 +139,7 @@ def test_the_channels_of_a_uint8_frame_come_last():
 
 def test_a_frame_that_is_not_finite_scores_nan():
     a, b = pair()
-    metrics = chosen_metrics(("psnr", "ssim"), ())
+    metrics = choose_metrics(("psnr", "ssim"), ())
     scores = {}
 
     add_scores(scores, "restored", a, b, metrics)
@@ -154,7 +154,7 @@ def test_the_chosen_metrics_alone_are_computed():
     a, b = pair()
     scores = {}
 
-    add_scores(scores, "restored", a, b, chosen_metrics(("psnr", "ssim"), ()))
+    add_scores(scores, "restored", a, b, choose_metrics(("psnr", "ssim"), ()))
 
     assert list(scores["restored"]) == ["psnr", "ssim"]
 
@@ -170,7 +170,7 @@ def test_the_chosen_metrics_alone_are_computed():
 )
 def test_the_gain_of_frames_without_error_is_a_number(restored_error, input_error, gain):
     sharp = np.full((16, 16, 3), 100, np.uint8)
-    metrics = chosen_metrics(METRICS_OF_TESTS, ())
+    metrics = choose_metrics(METRICS_OF_TESTS, ())
     scores: dict = {}
     add_scores(scores, "restored", sharp + np.uint8(restored_error), sharp, metrics)
     add_scores(scores, "input", sharp + np.uint8(input_error), sharp, metrics)

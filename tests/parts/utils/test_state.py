@@ -84,7 +84,7 @@ STATE = {
         "cache: the published networks stay as they are, and building them takes long",
     "data.clips.files._environments": "LMDB refuses to be opened twice in a process",
     "data.clips.files._opening_lock": "for `_environments`: a check reads in several threads",
-    "models.foreign_weights._taking_scalars":
+    "models.foreign_weights._lock_of_allowed_names":
         "the lock for the names that torch.load allows: torch has one list of them in a process",
     "os.environ": "CUDA, torch and W&B read their settings there; child processes inherit it",
     "sys.argv": "W&B notes the command line: the key is struck out first",
