@@ -9,6 +9,9 @@ test. The data flow is:
     main         gives the script of the child, which is to run as __main__
     run_to_end   runs the script from its first line, and ends the process
 
+A child may start Python programs itself: torchrun's agent starts ranks. These programs are forks as
+well, see `fork_what_children_start`.
+
 A child is a real process: it has a session, an environment and standard streams of its own, and it
 ends with its own exit code. What is imported before the fork are the libraries and the modules of
 the project. A script outside of the repository may belong to a changed copy of the project, so its
@@ -28,6 +31,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import io
 import json
 import os
 import selectors
@@ -38,16 +42,20 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 import types
+import weakref
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 # Taken here, because a script of a test removes it from the module.
 RUN_EXIT_FUNCTIONS = atexit._run_exitfuncs
 
 ROOT = Path(__file__).resolve().parents[2]
+# Where Python looks for modules after the folder of the script.
+LATER_PATH = sys.path[1:]
 
 # Environment variable with the name of the socket. A process that finds the variable connects to
 # the fork server that is there, instead of starting another one.
@@ -144,6 +152,11 @@ LATE_VARIABLES = (
     "MPLBACKEND",
     "CUDA_VISIBLE_DEVICES",
     "PATH",
+    # torchrun gives these to its ranks.
+    "GROUP_",
+    "ROLE_",
+    "TORCHELASTIC_",
+    "TORCH_NCCL_",
 )
 # Longest message. A request holds a whole environment.
 MESSAGE_BYTES = 1 << 20
@@ -239,12 +252,8 @@ class ForkServer:
             )
 
     def can_start(self, env: Mapping[str, str]) -> bool:
-        """Return whether a fork can have this environment: it differs in `LATE_VARIABLES` alone."""
-        for name in self.env.keys() | env.keys():
-            is_late = name.startswith(LATE_VARIABLES)
-            if not is_late and self.env.get(name) != env.get(name):
-                return False
-        return True
+        """Return whether a fork can have this environment."""
+        return differ_late(self.env, env)
 
     def start(
         self,
@@ -295,6 +304,15 @@ class ForkServer:
 
 # The one connection of this process.
 fork_server = cache(ForkServer)
+
+
+def differ_late(env: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """Return whether two environments differ in `LATE_VARIABLES` alone."""
+    for name in env.keys() | other.keys():
+        is_late = name.startswith(LATE_VARIABLES)
+        if not is_late and env.get(name) != other.get(name):
+            return False
+    return True
 
 
 def clean_env() -> dict[str, str]:
@@ -380,22 +398,26 @@ def become(request: dict[str, Any], streams: list[int]) -> list[str]:
     # If stdout is a terminal, it is the input too, as for a program that a user starts.
     if os.isatty(1):
         os.dup2(1, 0)
-    # Close all other files of the fork server.
-    open_files = [int(name) for name in os.listdir("/proc/self/fd")]
-    os.closerange(3, max(open_files) + 1)
-    os.environ.clear()
-    os.environ.update(request["env"])
+    start_afresh(request["env"])
     os.chdir(request["cwd"])
-    # Python keeps the folder for temporary files. None: TMPDIR is read again.
-    tempfile.tempdir = None
-    # Python seeds its own random generator anew after a fork. NumPy does not.
-    numpy_random = importlib.import_module("numpy.random")
-    numpy_random.seed(None)
     # After the end of the interpreter, the libraries take a quarter of a second of a core to clean
     # up. Leave this out: `_exit` ends the process where C's exit handlers would begin.
     libc = ctypes.CDLL(None)
     libc.on_exit(libc._exit, None)
     return request["argv"]
+
+
+def start_afresh(env: Mapping[str, str]) -> None:
+    """Close all files but the standard streams, and take this environment."""
+    open_files = [int(name) for name in os.listdir("/proc/self/fd")]
+    os.closerange(3, max(open_files) + 1)
+    os.environ.clear()
+    os.environ.update(env)
+    # Python keeps the folder for temporary files. None: TMPDIR is read again.
+    tempfile.tempdir = None
+    # Python seeds its own random generator anew after a fork. NumPy does not.
+    numpy_random = importlib.import_module("numpy.random")
+    numpy_random.seed(None)
 
 
 def forget_project() -> None:
@@ -437,9 +459,109 @@ def run_to_end(script: types.CodeType, names: dict[str, Any]) -> None:
     os._exit(exit_code)
 
 
+# ---- In a child that starts another Python program ----------------------------------------------
+#
+# A program that is started must find nothing of the program that has started it. A launcher that is
+# no fork itself, e.g. launch_train.sh, starts a new Python, as for users. Two tests of `make test`
+# have this: test_a_signal_to_the_launcher_saves_the_run_for_another_start, and node 1 of
+# test_a_wrong_option_ends_each_node_of_a_platform_with_one_message.
+
+
+def fork_what_children_start(server_env: Mapping[str, str]) -> None:
+    """Let the children of this process start a Python program without a new Python.
+
+    This replaces two functions for this process and its children:
+
+        SubprocessHandler._popen   torchrun's agent starts a rank with it
+        os.execve                  a program that a platform starts becomes torchrun's agent with it
+
+    Each of them still starts a new Python if the program needs one: see `script_of`.
+
+    server_env: the environment in which the libraries were imported.
+    """
+    name = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
+    handler = importlib.import_module(name).SubprocessHandler
+    popen = handler._popen
+    execve = os.execve
+
+    def start_rank(self: Any, command: Sequence[str], env: Mapping[str, str]) -> Any:
+        argv = script_of(command, env, server_env)
+        if argv is None:
+            return popen(self, command, env)
+        return subprocess.Popen(
+            command,
+            env=env,
+            stdout=self._stdout,
+            stderr=self._stderr,
+            start_new_session=True,
+            # Called in the new process, before it would become another program. The threads in
+            # which the agent keeps its store are not in the new process, which does not use them.
+            preexec_fn=lambda: replace_program(argv, env),
+        )
+
+    def replace_this_program(path: Any, command: Sequence[Any], env: Mapping[str, str]) -> Any:
+        argv = script_of(command, env, server_env)
+        if argv is None:
+            return execve(path, command, env)
+        return replace_program(argv, env)
+
+    handler._popen = start_rank
+    os.execve = replace_this_program
+
+
+def script_of(
+    command: Sequence[str], env: Mapping[str, str], server_env: Mapping[str, str]
+) -> list[str] | None:
+    """Return the script of a command, and its arguments. Return None if it needs a new Python."""
+    python, *argv = command
+    # What is written arrives at once. `replace_program` writes so in any case.
+    if argv[0] == "-u":
+        argv = argv[1:]
+    is_script = python == sys.executable and argv[0].endswith(".py")
+    is_found = Path(argv[0]).is_absolute() or Path.cwd() == ROOT
+    return argv if is_script and is_found and differ_late(server_env, env) else None
+
+
+def replace_program(argv: list[str], env: Mapping[str, str]) -> NoReturn:
+    """Run a script in this process, and end the process with it, as `exec` would.
+
+    What the former program has left behind in Python is undone: its handlers of signals, its output
+    that is not yet written, its modules of the project, what it would do at its end.
+    """
+    # A signal that is ignored stays so. The rest is as at the start of Python.
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    sys.stdout = sys.__stdout__ = unbuffered(1)
+    sys.stderr = sys.__stderr__ = unbuffered(2)
+    # E.g. a temporary folder that is removed.
+    weakref.finalize._registry.clear()
+    start_afresh(env)
+    forget_project()
+
+    try:
+        script = script_to_run(argv)
+        run_to_end(script, sys.modules["__main__"].__dict__)
+    except SystemExit as end:
+        print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    os._exit(1)
+
+
+def unbuffered(descriptor: int) -> io.TextIOWrapper:
+    """Open a standard stream. What is written to it arrives at once."""
+    raw = io.FileIO(descriptor, "w", closefd=False)
+    return io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True)
+
+
 def main() -> types.CodeType:
     """Import the libraries and the project, and serve. Returns in a child, with its script."""
     listener = socket.socket(fileno=int(sys.argv[1]))
+    env = dict(os.environ)  # torch may add to it
     for name in (*LIBRARIES, *PROGRAMS):
         importlib.import_module(name)
     threads = len(os.listdir("/proc/self/task"))
@@ -452,14 +574,21 @@ def main() -> types.CodeType:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+    fork_what_children_start(env)
+
     argv = serve(listener)
 
-    # From here on this is a child, which runs its script as `python SCRIPT ARGUMENTS` would.
-    script = ROOT / argv[0]
-    if ROOT not in script.parents:
+    # From here on this is a child.
+    if ROOT not in (ROOT / argv[0]).parents:
         forget_project()
+    return script_to_run(argv)
+
+
+def script_to_run(argv: list[str]) -> types.CodeType:
+    """Return a script to run as __main__, as `python SCRIPT ARGUMENTS` would. argv: both."""
+    script = ROOT / argv[0]
     sys.argv = argv
-    sys.path[0] = str(script.parent)
+    sys.path[:] = [str(script.parent), *LATER_PATH]
     sys.modules["__main__"] = types.ModuleType("__main__")
     sys.modules["__main__"].__file__ = str(script)
     return compile(script.read_bytes(), str(script), "exec")

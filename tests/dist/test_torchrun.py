@@ -52,6 +52,13 @@ def is_alive(pid: int) -> bool:
     return process_state(pid) not in (None, "Z")
 
 
+def parent_of(pid: int) -> int:
+    """Return the process that has started a process."""
+    # pid (name) state parent ... The name may contain blanks and parentheses.
+    after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+    return int(after_name.split()[1])
+
+
 def command_of(pid: int) -> str:
     """Return the command line of a process, or "" if there is no such process."""
     try:
@@ -85,7 +92,7 @@ def restarted(tmp_path_factory) -> Restarted:
 
     with started(command, log) as process:
         wait_for(log, "Iter: 2,")
-        ranks = [pid for pid in descendants_of(process.pid) if worker[0] in command_of(pid)]
+        ranks = [pid for pid in descendants_of(process.pid) if parent_of(pid) == process.pid]
         os.kill(ranks[0], signal.SIGKILL)
         # (?s): "." also matches the end of a line.
         text = wait_for(log, r"(?s)resumed from \S+ at iter [1-9].* Iter: ")
@@ -129,8 +136,7 @@ class Hopeless(NamedTuple):
     errors: int
 
 
-# torchrun treats all exit codes alike, and each case starts three processes that import torch. So
-# `make test` has one case, and `make slow` has the others.
+# torchrun treats all exit codes alike. So `make test` has one case, and `make slow` has the others.
 @pytest.mark.parametrize(
     "run",
     [
