@@ -67,8 +67,8 @@ class RgbCamera:
     shot: float = 0.0
     read: float = 0.0
     jpeg: int = 0  # quality, or 0 for no JPEG
-    # The exposure is the mean of light ** (1 / sum_gamma). 1 is a real camera. A data set that
-    # averages display values instead of light has 2.2.
+    # The exposure is the mean of light ** (1 / sum_gamma). A real camera has 1, the mean of light.
+    # 2.2 is for data sets whose blurry frames are means of display values.
     sum_gamma: float = 1.0
 
     def __post_init__(self) -> None:
@@ -126,7 +126,8 @@ class RgbCamera:
 
 # ---- Values of a rig ---------------------------------------------------------------------------
 
-# A plausible pair of cameras with small flaws, but without a firing rate and its noise.
+# Two plausible cameras with small flaws. The firing rate and its noise are missing here, because
+# they differ between "rig" and "dim" below.
 _PAIR = {
     "shift_x": 0.6, "shift_y": -0.4, "rotation_deg": 0.15, "scale": 1.003, "lens_blur": 0.5,
     "parallax": 1.0, "time_offset": 1.0, "mix": (0.25, 0.55, 0.2), "dark_rate": 0.0005,
@@ -249,8 +250,8 @@ class Rig(RgbCamera):
             raise OptionError(
                 what=f"--rig is {text}: {e}",
                 where="--rig",
-                expected=f"{', '.join(NAMED)} or random, and behind it field=number of "
-                "data/cameras/rig.py",
+                expected=f"{', '.join(NAMED)} or random, then changes of fields of "
+                "data/cameras/rig.py, such as rig,parallax=0,rate=0.2",
                 do="correct it",
             ) from e
 
@@ -308,8 +309,8 @@ class Rig(RgbCamera):
 
         lights: (H, W, 3) each. spike: size (h, w) of the sensor.
 
-        A pixel of the sensor integrates the mean over its area: the mean of fine x fine points.
-        Beyond its edges the picture is mirrored.
+        A pixel of the sensor integrates the mean over its area: the mean of n x n points. Beyond
+        its edges the picture is mirrored.
         """
         # All lights have the size of the first one, and share the places of the points.
         lights = iter(lights)
@@ -319,54 +320,58 @@ class Rig(RgbCamera):
         height, width = spike
         rgb = first.shape[:2]  # (H, W)
         _, rgb_width = rgb
-        fine = max(1, round(rgb_width / width))  # as many points as RGB pixels along a spike pixel
-        places = self._places(spike, rgb, fine)  # x and y, (2, h fine, w fine)
+        n = max(1, round(rgb_width / width))  # as many points as RGB pixels along a spike pixel
+        places = self._places(spike, rgb, n)  # x and y, (2, h n, w n)
         is_aligned = _are_centres(places, rgb)  # then no interpolation is needed
 
         for light in chain([first], lights):
-            # In order of the light's way: the grey of the colours, the blur of the lens, the view
-            # from another place, and pixels that are larger than RGB pixels.
+            # In the order in which they act on the light: the colours become grey, the lens blurs,
+            # the view is from another place, and a pixel is larger than an RGB pixel.
             grey = self._integrated(light)  # (H, W)
             if self.lens_blur:
                 sigma = self.lens_blur * rgb_width / width  # in RGB pixels
                 grey = cv2.GaussianBlur(grey, (0, 0), sigma, borderType=cv2.BORDER_REFLECT_101)
             if not is_aligned:
                 x, y = places
-                # (H, W) -> (h fine, w fine)
+                # (H, W) -> (h n, w n)
                 grey = cv2.remap(grey, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT_101)
             yield cv2.resize(grey, (width, height), interpolation=cv2.INTER_AREA)
 
     def _integrated(self, light: np.ndarray) -> np.ndarray:
-        """Return what the sensor integrates of light (H, W, 3), without colours: (H, W) float32."""
+        """Return what the sensor integrates of light (H, W, 3), without colours: (H, W) float32.
+
+        "display" is for streams such as the public Spk-GoPro, whose simulator counted display
+        values. float32 must stay: another type would change the bits of existing data sets.
+        """
         values = to_display(light) if self.light == "display" else light.astype(np.float32)
         weights_of_colours = np.array(self.mix, np.float32) / np.float32(sum(self.mix))
         return values @ weights_of_colours
 
-    def _places(self, spike: Size, rgb: Size, fine: int) -> np.ndarray:
-        """Return where in the frame points of the spike pixels lie: x and y, (2, h fine, w fine).
+    def _places(self, spike: Size, rgb: Size, n: int) -> np.ndarray:
+        """Return where in the frame points of the spike pixels lie: x and y, (2, h n, w n) float32.
 
-        Each spike pixel has fine x fine points, spread evenly over its area. Returns float32.
+        Each spike pixel has n x n points, spread evenly over its area.
         """
         height, width = spike
-        # The points in spike pixels. The centre of a pixel is a whole number, so for fine = 2,
-        # pixel 0 has the points -0.25 and 0.25, pixel 1 has 0.75 and 1.25.
-        y = (np.arange(height * fine) + 0.5) / fine - 0.5
-        x = (np.arange(width * fine) + 0.5) / fine - 0.5
-        # The points (x, y, 1), (3, h fine, w fine).
+        # The points in spike pixels. The centre of a pixel is a whole number, so for n = 2, pixel 0
+        # has the points -0.25 and 0.25, pixel 1 has 0.75 and 1.25.
+        y = (np.arange(height * n) + 0.5) / n - 0.5
+        x = (np.arange(width * n) + 0.5) / n - 0.5
+        # The points (x, y, 1), (3, h n, w n): x is repeated over the rows, y over the columns.
         points = np.stack(np.broadcast_arrays(x[None], y[:, None], 1.0))
-        # The product of the first two rows of the matrix with every point, (2, h fine, w fine).
+        # The product of the first two rows of the matrix with every point, (2, h n, w n).
         first_two_rows = self.matrix(spike, rgb)[:2]
         places = np.tensordot(first_two_rows, points, axes=1)
         if self.parallax:
-            places += self._parallax(points.shape[1:], fine)
+            places += self._parallax(points.shape[1:], n)
         return places.astype(np.float32)
 
-    def _parallax(self, size: Size, fine: int) -> np.ndarray:
+    def _parallax(self, size: Size, n: int) -> np.ndarray:
         """Return the shift by parallax of each point, (2, *size), in RGB pixels, of mean 0.
 
         The scene has four layers of random shapes with soft edges. All shifts have one direction,
         because they come from the distance between the two cameras (the baseline).
-        size: (h fine, w fine), number of points. fine: number of points along a spike pixel.
+        size: (h n, w n), number of points. n: number of points along a spike pixel.
         """
         rng = random_stream("parallax of a rig", self.seed)
         height, width = size
@@ -376,9 +381,9 @@ class Rig(RgbCamera):
         # The depths of the layers are 0, 1/3, 2/3 and 1.
         quartiles = np.quantile(clouds, (0.25, 0.5, 0.75))
         layer = np.searchsorted(quartiles, clouds)
-        depth = np.linspace(0, 1, 4)[layer]  # (h fine, w fine)
+        depth = np.linspace(0, 1, 4)[layer]  # (h n, w n)
         # Soft edges: a blur of one spike pixel.
-        soft_depth = cv2.GaussianBlur(depth, (0, 0), 1.0 * fine)
+        soft_depth = cv2.GaussianBlur(depth, (0, 0), 1.0 * n)
         shift = soft_depth * self.parallax
         angle = rng.uniform(0, 2 * np.pi)
         baseline = np.array([np.cos(angle), np.sin(angle)])  # x, y of a unit vector
@@ -400,7 +405,7 @@ class Rig(RgbCamera):
             threshold_mismatch=self.pattern,
         )
         flaws = self._flaws_of_pixels(spike)
-        for view in delayed(self.views(lights, spike), self.time_offset):
+        for view in delayed_views(self.views(lights, spike), self.time_offset):
             plane = sensor.step(view + flaws.dark_light)
             plane[flaws.is_dead] = 0
             plane[flaws.is_hot] = 1
@@ -539,7 +544,7 @@ def _are_centres(places: np.ndarray, rgb: Size) -> bool:
     return np.allclose(places, centres, atol=1e-3)
 
 
-def delayed(views: Iterable[np.ndarray], offset: float) -> Iterator[np.ndarray]:
+def delayed_views(views: Iterable[np.ndarray], offset: float) -> Iterator[np.ndarray]:
     """Delay views: result p shows what was seen at the time p - offset, in views.
 
     E.g. with offset 2, result 10 is view 8. If the offset is no whole number, the result is a

@@ -50,15 +50,15 @@ from utils.files import write_whole
 FORMAT = 3
 # Number of frames of a clip that are compared, spread evenly over the clip.
 FRAMES = 8
-# Number of planes before and after an exposure that are read, if the file has so many. The exposure
-# may really lie so many planes earlier or later, which the fit finds.
+# Number of planes before and after an exposure that are read, or all planes if the file has fewer.
+# The fit finds an exposure that really lies earlier or later, if it lies within these planes.
 AROUND = 40
 
 logger = logging.getLogger(__name__)
 
 
 def calibrated(clips: Sequence[Clip], files: Any) -> list[Clip]:
-    """Return the clips, with the calibrations that their frames show. Logs what was found.
+    """Return the clips, with the calibrations that their frames show. Logs the result of each fit.
 
     A clip stays as it is if its `spike.calibration` is not "auto", or if dataset.json gives its
     calibration. Collective if there is a clip to calibrate.
@@ -66,25 +66,25 @@ def calibrated(clips: Sequence[Clip], files: Any) -> list[Clip]:
     files: the io backend of the data set, which reads frames and spikes.
     """
     clips = list(clips)
-    wanted = []  # indices of the clips to calibrate
+    to_calibrate = []  # indices of the clips to calibrate
     for clip_index, clip in enumerate(clips):
         if clip.spikes and clip.spikes.is_auto and not clip.spikes.calibration:
-            wanted.append(clip_index)
-    if not wanted:
+            to_calibrate.append(clip_index)
+    if not to_calibrate:
         return clips
-    results = _found_in([clips[clip_index] for clip_index in wanted], files)
-    for clip_index, found in zip(wanted, results, strict=True):
+    results = _results_of([clips[clip_index] for clip_index in to_calibrate], files)
+    for clip_index, result in zip(to_calibrate, results, strict=True):
         clip = clips[clip_index]
         if utils_dist.is_main_process():
-            logger.info("spikes of %s, calibration: %s", clip.name, found.sentence())
-        clips[clip_index] = _calibrated_clip(clip, found)
+            logger.info("spikes of %s, calibration: %s", clip.name, result.sentence())
+        clips[clip_index] = _calibrated_clip(clip, result)
     return clips
 
 
 # ---- Fitting all clips -------------------------------------------------------------------------
 
 
-def _found_in(clips: Sequence[Clip], files: Any) -> list[FitResult]:
+def _results_of(clips: Sequence[Clip], files: Any) -> list[FitResult]:
     """Return the result of each clip: kept by an earlier run, or fitted now. Collective."""
     is_main = utils_dist.is_main_process()
     begin = time.monotonic()
@@ -136,7 +136,7 @@ def _fit_on_ranks(clips: Sequence[Clip], files: Any) -> list[FitResult]:
     rank = utils_dist.get_rank()
     fitted = []
     if rank < len(clips):
-        fitted.append(vars(_fitted(clips[rank], files)))
+        fitted.append(vars(_fit_clip(clips[rank], files)))
     # A rank without a clip must call this too, so it gives an empty list.
     of_ranks = utils_dist.gather_objects(fitted)  # the list of every rank
     results = []
@@ -146,14 +146,14 @@ def _fit_on_ranks(clips: Sequence[Clip], files: Any) -> list[FitResult]:
     return results
 
 
-def _fitted(clip: Clip, files: Any) -> FitResult:
+def _fit_clip(clip: Clip, files: Any) -> FitResult:
     """Fit the calibration of a clip, from some of its blurry frames and their spikes."""
     height = clip.spikes.geometry.height  # of a spike plane
     width = clip.spikes.geometry.width
     size = (height, width)
     whole_plane = Crop(top=0, left=0, height=height, width=width)
     views = []
-    for index, exposure in _compared(clip):
+    for index, exposure in _compared_frames(clip):
         # "lq" is the blurry frame. OpenCV has the colours in the order B, G, R.
         [frame] = files.images(clip, "lq", [index], Augment.whole(clip.size))
         # An exposure may reach over several spike files, with a piece of planes in each.
@@ -170,7 +170,7 @@ def _fitted(clip: Clip, files: Any) -> FitResult:
     return fit(views, nominal(size, clip.size), clip.spikes.light)
 
 
-def _compared(clip: Clip) -> list[tuple[int, Exposure]]:
+def _compared_frames(clip: Clip) -> list[tuple[int, Exposure]]:
     """Return the number and the exposure of each frame that is compared.
 
     The exposures include AROUND planes before and after.
@@ -186,11 +186,11 @@ def _exposures_read_by(spikes: DatSpikes, clip: Clip) -> tuple[Exposure, ...]:
     return spikes.exposures(clip.name, list(clip.spike_files.items()), len(clip), clip.times)
 
 
-def _calibrated_clip(clip: Clip, found: FitResult) -> Clip:
+def _calibrated_clip(clip: Clip, result: FitResult) -> Clip:
     """Return the clip with the found values that `FitResult.is_applied` lets apply."""
-    if not any(found.is_applied):
+    if not any(result.is_applied):
         return clip
-    calibration = _calibration_of(clip, found)
+    calibration = _calibration_of(clip, result)
     try:
         spikes = clip.spikes.changed(calibration)
         exposures = _exposures_read_by(spikes, clip)
@@ -205,22 +205,23 @@ def _calibrated_clip(clip: Clip, found: FitResult) -> Clip:
     return dataclasses.replace(clip, spikes=spikes, exposures=exposures)
 
 
-def _calibration_of(clip: Clip, found: FitResult) -> Calibration:
+def _calibration_of(clip: Clip, result: FitResult) -> Calibration:
     """Return the found values as a calibration. A value that is not applied gets its nominal value.
 
     The values are rounded, so that messages and digests do not depend on the last bits of a fit.
     """
-    is_applied = found.is_applied
+    is_applied = result.is_applied
     size = (clip.spikes.geometry.height, clip.spikes.geometry.width)
-    matrix = found.matrix if is_applied.matrix else nominal(size, clip.size)
-    # Nine digits: the share that is read is 1.12 times this one, rounded to 3 digits. With fewer
-    # digits it would sometimes differ from the share of runs before, and so would their digests.
-    exposure_share = round(min(found.share, 1.0), 9) if is_applied.share else 1.0
+    matrix = result.matrix if is_applied.matrix else nominal(size, clip.size)
+    # Nine digits, because the share that is read is computed from this one: 1.12 times as much,
+    # rounded to 3 digits. With fewer digits here, the result of this rounding would sometimes
+    # differ from earlier runs, and so would the digests of these runs.
+    exposure_share = round(min(result.share, 1.0), 9) if is_applied.share else 1.0
     return Calibration(
         matrix=matrix[:2].round(5).tolist(),
         spike_size=list(size),
         rgb_size=list(clip.size),
-        time_offset_planes=round(found.offset, 1) if is_applied.offset else 0.0,
+        time_offset_planes=round(result.offset, 1) if is_applied.offset else 0.0,
         exposure_share=exposure_share,
         made={"by": "spike.calibration auto"},
     )
@@ -238,7 +239,7 @@ def _file_for_result(clip: Clip, files: Any) -> Path | None:
     if not RUN.kept:
         return None
     spikes = clip.spikes
-    compared = _compared(clip)
+    compared = _compared_frames(clip)
     # The blurry frames and spike files that are compared. With a clip cache, also its files,
     # because the original files need not be on this machine.
     names = [clip.lq[index] for index, _ in compared]
@@ -256,10 +257,10 @@ def _file_for_result(clip: Clip, files: Any) -> Path | None:
     if not has_file:
         return None
 
-    # The repr of these values is part of the name of the file: if the repr changes, results of
-    # earlier runs are not found again.
-    how = (spikes.geometry, spikes.remainder, spikes.light, clip.size, compared)
-    key = hashlib.sha256(repr((FORMAT, names, stamps, how)).encode()).hexdigest()[:16]
+    # Besides the files, these values decide the result. Their repr is part of the name of the file:
+    # if the repr changes, results of earlier runs are not found again.
+    properties = (spikes.geometry, spikes.remainder, spikes.light, clip.size, compared)
+    key = hashlib.sha256(repr((FORMAT, names, stamps, properties)).encode()).hexdigest()[:16]
     return RUN.kept / f"calibration_{key}.json"
 
 
@@ -277,14 +278,14 @@ def _read_result(path: Path | None) -> FitResult | None:
         return None
 
 
-def _write_result(found: FitResult, path: Path | None) -> None:
+def _write_result(result: FitResult, path: Path | None) -> None:
     """Write a result to its file, if it has one.
 
     An existing file is never overwritten: `_read_result` could not read it, so it may not be ours.
     """
     if path is None or path.exists():
         return
-    text = json.dumps(dataclasses.asdict(found), default=np.ndarray.tolist)
+    text = json.dumps(dataclasses.asdict(result), default=np.ndarray.tolist)
     try:
         write_whole(path, text.encode())
     except DataError as e:

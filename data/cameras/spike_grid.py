@@ -60,7 +60,7 @@ LEAST_COVERAGE = 0.5
 # Largest condition number of a matrix that is inverted. A number of 1e12 costs 12 of the 16 digits
 # of float64, so the inverse of a worse matrix has too few correct digits.
 LARGEST_CONDITION = 1e12
-# The channels of a frame are made of LONGER times the planes that were exposed. The reason: the
+# The channels of a frame are made of more planes than were exposed, by this factor. The reason: the
 # network multiplies the blurry frame by a ratio, the light of the sharp instant divided by the mean
 # light of the exposure. Windows of planes, pixels and the lens blur the spikes, which moves this
 # ratio nearer to 1. A mean over more planes is smoother, which moves the ratio away from 1 again.
@@ -68,7 +68,7 @@ LARGEST_CONDITION = 1e12
 #
 #     cameras with many flaws          a larger factor gains 0.06 dB
 #     cameras without other flaws      a larger factor loses 0.3 dB
-LONGER = 1.12
+PLANES_FACTOR = 1.12
 
 logger = logging.getLogger(__name__)
 
@@ -172,10 +172,10 @@ class Calibration(Section):
 def share_to_read(exposure_share: float) -> float:
     """Return the fraction of a frame's planes that its channels are made of.
 
-    It is 1.12 times the exposed share, because channels made of more planes are better (LONGER).
-    E.g. an exposure share of 0.8 -> 0.896, and 0.95 -> 1, all planes.
+    It is 1.12 times the exposed share, because channels made of more planes are better
+    (PLANES_FACTOR). E.g. an exposure share of 0.8 -> 0.896, and 0.95 -> 1, all planes.
     """
-    return min(LONGER * exposure_share, 1.0)
+    return min(PLANES_FACTOR * exposure_share, 1.0)
 
 
 def mirroring(mirror: str, size: tuple[int, int]) -> np.ndarray:
@@ -616,21 +616,21 @@ class CalibratedGrid:
         x = np.clip(x, 0, width - 1)
         y = np.clip(y, 0, height - 1)
         if self._nearest:
-            x = np.floor(x + 0.5)  # rounded
-            y = np.floor(y + 0.5)
-        # The conversion cuts off the fraction.
-        row = y.astype(np.int64)
-        column = x.astype(np.int64)
-        if self._nearest:
+            # Rounded, and half a pixel is rounded up.
+            row = np.floor(y + 0.5).astype(np.int64)
+            column = np.floor(x + 0.5).astype(np.int64)
             return Neighbours(row[None], column[None], np.ones((1, len(x)), np.float32))
 
         # Bilinear interpolation between four pixels: (row, column), its right neighbour, the pixel
         # below, and the right neighbour of the pixel below. `right` and `below` are the distances
-        # of the point from (row, column), 0 to 1.
+        # of the point from (row, column), 0 to 1. Each point is computed alone, so that a pixel has
+        # the same weights, bit for bit, in every crop.
+        row = y.astype(np.int64)  # cuts off the fraction
+        column = x.astype(np.int64)
         right = x - column
         below = y - row
-        # At the last row or column there is no next one. The distance is 0 there, because of the
-        # clip above. So at distance 0 the pixel itself is taken as its neighbour, with weight 0.
+        # A point on the last row has `below` = 0, because of the clip above, and no next row. So at
+        # distance 0 the row itself stands for the next row, with the weight 0. Columns alike.
         next_row = row + (below > 0)
         next_column = column + (right > 0)
         weights = (

@@ -94,9 +94,10 @@ MORE_PLANES_IF_PROPORTIONAL = 0.51
 # channels up to 10 planes further away are averaged. Fewer give more noise, more give more blur.
 MORE_PLANES_ELSE = 10
 # `spike.rate` "match" divides the mean firing rate by the mean brightness of the frame. A smaller
-# firing rate or brightness counts as this limit. So planes without a spike give no rate of 0, and a
-# black frame gives no division by 0. If anything can be seen in a clip, it is far above the limits.
-# Larger limits would change the channels of dim clips.
+# firing rate counts as LEAST_FIRING_RATE, and a smaller brightness as LEAST_BRIGHTNESS. So planes
+# without a spike give no rate of 0, and a black frame gives no division by 0. If anything can be
+# seen in a clip, its values are far above the limits. Larger limits would change the channels of
+# dim clips.
 LEAST_FIRING_RATE = 1e-4  # spikes per plane
 LEAST_BRIGHTNESS = 1e-3  # of 1
 
@@ -124,8 +125,8 @@ class _NearbyFile(NamedTuple):
     end: int  # number after the last plane
 
 
-class _GivenCalibration(NamedTuple):
-    """A calibration that a file gives. (A calibration may also be estimated from a clip, later.)"""
+class _FileCalibration(NamedTuple):
+    """A calibration from a file. (With "auto", a calibration is estimated from a clip, later.)"""
 
     calibration: Calibration
     path: str  # of the file, for messages
@@ -193,7 +194,7 @@ class DatSpikes:
     gamma: float
     interpolation: int  # a constant of OpenCV
     calibration: Calibration | None
-    calibrated: CalibratedGrid | None  # the grid that follows from `calibration`
+    calibrated_grid: CalibratedGrid | None  # the grid that `calibration` gives
     is_auto: bool  # whether data/cameras/self_calibration.py gives each clip its own calibration
     name: str  # of the representation
     options: dict[str, Any]  # of the representation
@@ -227,9 +228,9 @@ class DatSpikes:
         calibration: str | None = None,
         representation: Annotated[dict[str, Any] | str, REPRESENTATIONS] = "voxel",
     ) -> None:
-        # Read the keys, and compare them with dataset.json. The first wrong key raises its error.
-        given = _given_calibration(calibration, info)  # None without a calibration file
-        geometry = _agreed_geometry(info, given, h, w, flip, head_columns, bit_order, layout)
+        # Read the keys, and compare them with dataset.json. The first wrong key raises an error.
+        from_file = _file_calibration(calibration, info)  # None without a calibration file
+        geometry = _agreed_geometry(info, from_file, h, w, flip, head_columns, bit_order, layout)
         _refuse_exposure_with_window(exposure, first, count)
         chosen = _read_representation(representation)
         known_rate = _agreed_rate(rate, info)
@@ -249,7 +250,7 @@ class DatSpikes:
             gamma=gamma,
             interpolation=cv2.INTER_LINEAR if resize == "bilinear" else cv2.INTER_NEAREST,
             calibration=None,
-            calibrated=None,
+            calibrated_grid=None,
             is_auto=calibration == "auto",
             name=chosen.name,
             options=chosen.options,
@@ -259,8 +260,8 @@ class DatSpikes:
             is_rate_known="rate" in chosen.ignored or is_rate_given,
             is_stretched=False,
         )
-        if given:
-            self._calibrate(given.calibration, given.path)
+        if from_file:
+            self._calibrate(from_file.calibration, from_file.path)
 
         # Refuse keys without effect. Key -> whether the section sets it to another value than its
         # default.
@@ -296,7 +297,7 @@ class DatSpikes:
             share=calibration.share_to_read,
         )
         calibrated_grid = CalibratedGrid(calibration, self.geometry, path, is_nearest)
-        self._set(calibration=calibration, calibrated=calibrated_grid, timing=timing)
+        self._set(calibration=calibration, calibrated_grid=calibrated_grid, timing=timing)
 
     def changed(self, calibration: Calibration | None = None, **fields: Any) -> "DatSpikes":
         """Return a copy with other values.
@@ -339,10 +340,10 @@ class DatSpikes:
 
         Raises DataError if the sizes do not fit.
         """
-        if self.calibrated is None:
+        if self.calibrated_grid is None:
             return ScaledGrid(self.geometry, size, self.interpolation, self.is_stretched)
-        self.calibrated.check_size(size)
-        return self.calibrated
+        self.calibrated_grid.check_size(size)
+        return self.calibrated_grid
 
     # ---- The planes of each frame -----------------------------------------------------------
 
@@ -384,9 +385,9 @@ class DatSpikes:
             exposure = self._exposure(clip, files, file_index, span)
             exposures.append(exposure)
 
-            # Try whether the representation can be made of so many planes. A trial takes longer
-            # than the rest of this loop. Most exposures have an equal number of planes and an equal
-            # center, so each pair is tried once.
+            # Try whether the representation can be made of the planes. A trial takes longer than
+            # the rest of this loop. Most exposures have an equal number of planes and an equal
+            # center, so each pair of these two is tried once.
             count_and_center = (span.count, exposure.center)
             if count_and_center not in tried:
                 tried.add(count_and_center)
@@ -755,12 +756,12 @@ def user_spikes(
         # If the training had no rate, the rate stays 1, its default.
         if trained is not None and trained["rate"] is not None:
             changes["rate"] = "match"
-            how = (
+            rate_in_words = (
                 f"measured from the brightness of the frames, which show {light} light as in "
                 "training (spike.rate=match)"
             )
         else:
-            how = (
+            rate_in_words = (
                 "taken as 1, as for a network that learned from undivided firing rates of the same "
                 "camera"
             )
@@ -768,7 +769,7 @@ def user_spikes(
             "spikes of %s: the firing rate at full light is not known and %s; give spike.rate if "
             "you know it",
             clip,
-            how,
+            rate_in_words,
         )
     return SPIKE_SOURCES.build(section.model_copy(update=changes), "spike", info=info)
 
@@ -809,7 +810,7 @@ def channels_of(representation: Mapping[str, Any] | str) -> int:
         ) from e
 
 
-def _given_calibration(option: str | None, info: DatasetInfo) -> _GivenCalibration | None:
+def _file_calibration(option: str | None, info: DatasetInfo) -> _FileCalibration | None:
     """Return the calibration that the key `calibration` names. Raises DataError.
 
     Returns None if the spikes are taken as aligned with the frames, and for "auto": then
@@ -818,16 +819,16 @@ def _given_calibration(option: str | None, info: DatasetInfo) -> _GivenCalibrati
     if option is None or option == "auto":
         return None
     if option != "recorded":
-        return _GivenCalibration(load_calibration(option), option)
+        return _FileCalibration(load_calibration(option), option)
     # "recorded", and dataset.json has no calibration: the clip is taken as aligned.
     if not info.calibration:
         return None
-    return _GivenCalibration(load_calibration(info.path, info.calibration), info.path)
+    return _FileCalibration(load_calibration(info.path, info.calibration), info.path)
 
 
 def _agreed_geometry(
     info: DatasetInfo,
-    given: _GivenCalibration | None,
+    from_file: _FileCalibration | None,
     h: int | None,
     w: int | None,
     flip: bool | None,
@@ -837,14 +838,14 @@ def _agreed_geometry(
 ) -> SpikeGeometry:
     """Return the form of a plane. Raises OptionError for wrong sizes.
 
-    given: the calibration of a file, or None. The other arguments are those of `DatSpikes`.
+    from_file: the calibration of a file, or None. The other arguments are those of `DatSpikes`.
     """
-    # A calibration file has the size of the planes for which it holds. It is the last source of the
-    # size. If the section or dataset.json says another size, `DatSpikes._calibrate` refuses the
-    # calibration later.
+    # A calibration file has the size of its spike planes. This size is taken only if neither the
+    # section nor dataset.json has a size. If they have another size, `DatSpikes._calibrate` refuses
+    # the calibration later.
     calibrated_height = calibrated_width = None
-    if given:
-        calibrated_height, calibrated_width = given.calibration.spike_size
+    if from_file:
+        calibrated_height, calibrated_width = from_file.calibration.spike_size
     # The default of `flip`: rows are stored bottom first, except in files of an SPS100.
     stored_bottom_first = layout == "raster"
     height = _agreed_value("h", h, info, default=calibrated_height)

@@ -242,8 +242,8 @@ def test_channels_are_made_of_more_planes_than_were_exposed(dataset):
 
     exposure = clips["moved"].exposures[2]  # of any frame
 
-    # 12 % more planes than were exposed: `LONGER` in data/cameras/spike_grid.py, which trials found
-    # to give the sharpest frames. The number is rounded to whole planes.
+    # 12 % more planes than were exposed: `PLANES_FACTOR` in data/cameras/spike_grid.py, which
+    # trials found to give the sharpest frames. The number is rounded to whole planes.
     assert exposure.own.count == pytest.approx(1.12 * share * PLANES, abs=0.6)
 
 
