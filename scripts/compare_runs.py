@@ -118,7 +118,7 @@ def main(argv: list[str]) -> int:
         if args.md:
             texts.append(markdown_table(table.rows, table.header))
         else:
-            texts.append(plain_table(table.rows, table.header, most=LINE_WIDTH))
+            texts.append(plain_table(table.rows, table.header, line_width=LINE_WIDTH))
     print("\n\n".join(texts))
     return 0
 

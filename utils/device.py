@@ -9,10 +9,10 @@ and which random generators it has. So no other module needs to name a kind: a n
 accelerator needs changes here alone. Two things are elsewhere: what only CUDA has is in
 `utils.dist.gpu`, and which form of a computation runs on which kind is in `models.vrt.forms`.
 
-What must stay: `kind`, `count`, `visible_by` and `is_cpu_wanted` start no accelerator. They are
-called before `utils.dist.gpu.choose_gpus` sets CUDA_VISIBLE_DEVICES, and CUDA reads this variable
-only once, at its start (test_nothing_starts_cuda_before_the_process_has_its_gpu). Free to change:
-the texts for the log, together with test_device.py, and the tables of kinds and makers.
+What must stay: `kind`, `count`, `hiding_variable` and `is_cpu_wanted` start no accelerator. They
+are called before `utils.dist.gpu.choose_gpus` sets CUDA_VISIBLE_DEVICES, and CUDA reads this
+variable only once, at its start (test_nothing_starts_cuda_before_the_process_has_its_gpu). Free to
+change: the texts for the log, together with test_device.py, and the tables of kinds and makers.
 
 Tests: tests/parts/utils/test_device.py, tests/parts/utils/test_gpu.py
 """
@@ -36,7 +36,7 @@ from utils.errors import DistError
 GB = 1e9  # bytes
 # Kind -> the environment variable that hides some accelerators from a process, e.g.
 # CUDA_VISIBLE_DEVICES=2,3 shows two of them.
-VISIBLE = {
+HIDING_VARIABLES = {
     "cuda": "CUDA_VISIBLE_DEVICES",
     "xpu": "ZE_AFFINITY_MASK",
     "npu": "ASCEND_RT_VISIBLE_DEVICES",
@@ -46,7 +46,7 @@ VISIBLE = {
 # memory is full, the system swaps, and no error is raised at once.
 KINDS_WITH_SHARED_MEMORY = ("cpu", "mps")
 # The PCI address of the small GPU within a processor of Intel. Many machines have it, and torch
-# cannot use it, so `unused` (accelerators of this machine that are not used) leaves it out.
+# cannot use it, so `notes_on_unused` leaves it out.
 INTEGRATED_GPU_ADDRESS = "0000:00:02.0"
 
 
@@ -60,8 +60,8 @@ class Maker(NamedTuple):
     package: str = ""
 
 
-# A new maker is a new row here, and a row of VISIBLE. NVIDIA is not here: `utils.dist.gpu` has what
-# concerns CUDA.
+# A new maker is a new row here, and a row of HIDING_VARIABLES. NVIDIA has no row, because
+# `utils.dist.gpu` has what concerns CUDA.
 MAKERS = (
     Maker("an AMD GPU", files="dev/kfd", kind="cuda"),
     Maker("an Ascend NPU", files="dev/davinci[0-9]*", kind="npu", package="torch_npu"),
@@ -89,13 +89,13 @@ def count() -> int:
     return torch.get_device_module(_kind_of_torch()).device_count()
 
 
-def visible_by() -> str:
+def hiding_variable() -> str:
     """Return the variable that hides accelerators of this machine, e.g. CUDA_VISIBLE_DEVICES.
 
-    Kinds that are not in VISIBLE, e.g. "mps", have no variable of their own. For them it is
-    CUDA_VISIBLE_DEVICES, because `is_cpu_wanted` obeys this variable for all kinds.
+    Kinds that are not in HIDING_VARIABLES, e.g. "mps", have no variable of their own. For them it
+    is CUDA_VISIBLE_DEVICES, because `is_cpu_wanted` obeys this variable for all kinds.
     """
-    return VISIBLE.get(_kind_of_torch(), "CUDA_VISIBLE_DEVICES")
+    return HIDING_VARIABLES.get(_kind_of_torch(), "CUDA_VISIBLE_DEVICES")
 
 
 def is_cpu_wanted() -> bool:
@@ -112,7 +112,7 @@ def is_cpu_wanted() -> bool:
     return not names_a_device
 
 
-def of_rank(local_rank: int) -> torch.device:
+def device_of_rank(local_rank: int) -> torch.device:
     """Return the accelerator of a rank, or the CPU if there is none.
 
     local_rank: number of the rank on this host, from 0.
@@ -144,7 +144,7 @@ def _load_packages() -> None:
     for maker in MAKERS:
         is_loaded = hasattr(torch, maker.kind)
         if maker.package and _is_here(maker, Path("/")) and not is_loaded:
-            # A package may raise anything. `unused` tries again and says what was raised.
+            # A package may raise anything. `notes_on_unused` tries again, and notes what is raised.
             with suppress(Exception):
                 importlib.import_module(maker.package)
 
@@ -197,10 +197,10 @@ def notes(device: torch.device, ranks: int, stand_ins: list[str]) -> list[str]:
         facts.append("as CUDA_VISIBLE_DEVICES asks")
     if ranks > 1:
         facts.append(f"ranks exchange by {backend(device)}")
-    return [*facts, *stand_ins, *unused(device)]
+    return [*facts, *stand_ins, *notes_on_unused(device)]
 
 
-def unused(device: torch.device, root: Path = Path("/")) -> list[str]:
+def notes_on_unused(device: torch.device, root: Path = Path("/")) -> list[str]:
     """Return why accelerators of this machine are not used, one text per accelerator.
 
     Returns [] if one of them is used, or if the user asked for the CPU.

@@ -173,6 +173,7 @@ def plain_descriptor(path: str | Path) -> tuple[int, os.stat_result]:
     os.close(descriptor)
     if stat.S_ISDIR(state.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    # 0: no error of the system has this number, so the text stands alone.
     raise OSError(0, "it is a device or a pipe, not a file", str(path))
 
 
@@ -305,8 +306,10 @@ def open_kept(path: Path, mode: str, permissions: int = 0o666, encoding: str | N
     """Open a file that a run keeps open and writes, such as its log.
 
     Bytes are written at once, text after each line, so that a killed run loses at most a line. If
-    `path` itself is a link, the link is not followed.
+    `path` itself is a link, the link is not followed, because its target may not be ours.
+
     permissions: permissions of a new file, from which the umask is subtracted.
+
     Raises DataError if `path` is a link, OSError as `open` does.
     """
 
@@ -336,15 +339,15 @@ def claim_run_folder(folder: Path, patterns: Iterable[str], is_ours: bool) -> No
     for pattern in patterns:
         for path in sorted(folder.glob(pattern)):
             existing.append(path.name)
-    # What speaks against using the folder, in words.
-    holds = ""
+    # What the folder holds that no run may write over, in words for the error.
+    content_of_others = ""
     if not is_ours and (folder / RESULTS).is_file():
-        holds = "the results of a test"
+        content_of_others = "the results of a test"
     elif existing and not is_ours and not (folder / MARK).is_file():
-        holds = f"files that no run of this program made: {', '.join(existing)}"
-    if holds:
+        content_of_others = f"files that no run of this program made: {', '.join(existing)}"
+    if content_of_others:
         raise OptionError(
-            what=f"the folder of the run holds {holds}",
+            what=f"the folder of the run holds {content_of_others}",
             where=str(folder),
             expected="an empty folder, or one of an earlier run",
             do="choose another task name, or move these files away",
@@ -363,12 +366,12 @@ def refuse_links(folder: Path, paths: Iterable[Path]) -> None:
     Also raises it if something else, such as a folder, has the name of the file.
     paths: paths of the files, below `folder`.
     """
-    wrong = []
+    refused_paths = []
     for path in dict.fromkeys(paths):  # each path once, in order
         if not _is_plain(folder, path):
-            wrong.append(path)
-    if wrong:
-        names = _first_names(path.relative_to(folder) for path in wrong)
+            refused_paths.append(path)
+    if refused_paths:
+        names = _first_names(path.relative_to(folder) for path in refused_paths)
         raise DataError(
             what=f"{names} leads out of the output folder, or is no file",
             where=str(folder),
@@ -491,9 +494,9 @@ def refuse_foreign(folder: Path, ours: Mapping[str, int], what: str) -> None:
         bytes.
     what: what our files are, for the message, e.g. "this cache".
     """
-    foreign = []
+    foreign_paths = []
     if folder.is_symlink() or not folder.is_dir():
-        foreign = [folder]
+        foreign_paths = [folder]
     else:
         our_folders = set()
         for name in ours:
@@ -503,10 +506,11 @@ def refuse_foreign(folder: Path, ours: Mapping[str, int], what: str) -> None:
             is_our_file = path.is_file() and ours.get(name) == path.stat().st_size
             is_our_folder = path.is_dir() and name in our_folders
             if path.is_symlink() or not (is_our_file or is_our_folder):
-                foreign.append(path)
-    if foreign:
+                foreign_paths.append(path)
+    if foreign_paths:
         raise DataError(
-            what=f"the folder holds files that are not part of {what}: {_first_names(foreign)}",
+            what=f"the folder holds files that are not part of {what}: "
+            f"{_first_names(foreign_paths)}",
             where=str(folder),
             expected=f"an empty folder, or {what}",
             do="choose another folder, or move these files away",

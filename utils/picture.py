@@ -85,7 +85,7 @@ class Header:
     orientation: Orientation = UPRIGHT  # how the stored picture becomes upright
     # Pixels of the largest block that a decoder holds at once (a tile of a TIFF), 0 if there are no
     # blocks. A block may be larger than the picture.
-    buffer: int = 0
+    block_pixels: int = 0
 
     @property
     def size(self) -> tuple[int, int]:
@@ -97,7 +97,7 @@ class Header:
     @property
     def is_too_large(self) -> bool:
         """Whether it would take too much memory to decode it."""
-        return max(self.height * self.width, self.buffer) > MOST_PIXELS
+        return max(self.height * self.width, self.block_pixels) > MOST_PIXELS
 
 
 def read_header(content: bytes) -> Header | None:
@@ -320,7 +320,7 @@ def _read_tiff(content: bytes) -> Header | None:
         bits=tags.get(TAG_BITS, 1),
         is_float=tags.get(TAG_NUMBER_FORMAT, 1) == TIFF_FLOAT,
         is_grey=is_grey,
-        buffer=tags.get(TAG_TILE_WIDTH, 0) * tags.get(TAG_TILE_HEIGHT, 0),
+        block_pixels=tags.get(TAG_TILE_WIDTH, 0) * tags.get(TAG_TILE_HEIGHT, 0),
     )
 
 
@@ -397,16 +397,16 @@ def _read_pnm(content: bytes) -> Header | None:
     """
     # One or more of: a blank or line end, or a comment. {0,1000} bounds the time for a long line.
     space = rb"(?:\s|#[^\n]{0,1000}\n)+"
-    found = re.match(rb"P([1-6])" + space + rb"(\d{1,9})" + space + rb"(\d{1,9})", content)
-    if found is None:
+    head = re.match(rb"P([1-6])" + space + rb"(\d{1,9})" + space + rb"(\d{1,9})", content)
+    if head is None:
         return None
-    digit = found[1]
-    width = int(found[2])
-    height = int(found[3])
+    digit = head[1]
+    width = int(head[2])
+    height = int(head[3])
     bits = 8
     if digit not in (b"1", b"4"):
         # The largest value follows the height. Above 255, a value has two bytes.
-        rest = content[found.end() :]
+        rest = content[head.end() :]
         largest_value = re.match(space + rb"(\d{1,5})", rest)
         if largest_value is not None and int(largest_value[1]) > 255:
             bits = 16

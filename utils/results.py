@@ -57,22 +57,24 @@ def read_json(path: Path) -> Any:
 
 
 def plain_table(
-    rows: Sequence[Sequence[str]], header: Sequence[str], most: int | None = None
+    rows: Sequence[Sequence[str]], header: Sequence[str], line_width: int | None = None
 ) -> str:
     """Return a table as text: the first column aligned to the left, the others to the right.
 
     rows: lines of cells.
     header: the names of the columns.
-    most: largest number of characters in a line, None without a limit. Long cells are cut in their
-        middle, in the widest column first. A line may stay too long if all columns are narrow.
+    line_width: largest number of characters in a line, None without a limit. Long cells are cut in
+        their middle, in the widest column first. A line may stay too long if all columns are
+        narrow.
     """
     # Take one character at a time from the widest column, until a line is short enough. Two blanks
     # stand between two columns.
     widths = _widths(rows, header)
-    blanks = 2 * (len(widths) - 1)
-    while most and sum(widths) + blanks > most and max(widths) > LEAST_WIDTH:
-        widest = widths.index(max(widths))
-        widths[widest] -= 1
+    blank_count = 2 * (len(widths) - 1)
+    if line_width is not None:
+        while sum(widths) + blank_count > line_width and max(widths) > LEAST_WIDTH:
+            widest = widths.index(max(widths))
+            widths[widest] -= 1
     lines = []
     for row in (header, *rows):
         first, *others = map(_cut, row, widths)
@@ -88,9 +90,9 @@ def _cut(cell: str, width: int) -> str:
     if len(cell) <= width:
         return cell
     # Two dots stand in the middle. E.g. width 8: 3 characters before them, 3 behind them.
-    kept = width - 2
-    tail = kept // 2
-    head = kept - tail
+    letters = width - 2
+    tail = letters // 2
+    head = letters - tail
     return f"{cell[:head]}..{cell[-tail:]}"
 
 

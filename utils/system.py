@@ -1,7 +1,7 @@
-"""What Linux alone has, and what takes its place where it is missing: on macOS, or without /proc.
+"""Functions of the system that only Linux has, with substitutes for macOS and hosts without /proc.
 
-One process needs none of it. Several ranks do: they look at one another through /proc, so that a
-rank that has died or stands still is found and named.
+A run of one process works with the substitutes. Several ranks need Linux: they look at one another
+through /proc, so that a rank that has died or stands still is found and named.
 
 Callers rely on the results of these functions, and not on how a system is asked. So a branch for
 another system may be added.
@@ -53,8 +53,8 @@ def cores() -> tuple[int, ...]:
 
 def peak_process_gb() -> float:
     """Return the most memory that this process had so far, in GB (1e9 bytes)."""
-    # Linux: the line "VmHWM:  123456 kB". ru_maxrss below is the second choice, because on Linux it
-    # also counts the process that started this one.
+    # Linux: the line "VmHWM:  123456 kB". ru_maxrss below is the second choice, because on Linux a
+    # new process begins with the peak of the process that started it.
     with suppress(OSError), open(PROC / "self/status", encoding="ascii") as status:
         for line in status:
             if line.startswith("VmHWM"):
@@ -91,10 +91,10 @@ def file_in_memory(name: str) -> tuple[FileIO, str]:
     """Open a file for appending that is gone when this process ends. Return it and a path to it.
 
     On Linux the file is in memory. Other processes of the same user can open its path while this
-    process lives, and see `name` there. Elsewhere the file has no name in the folder for temporary
-    files, and the path is "".
+    process lives. The path is a link to "/memfd:<name> (deleted)". Elsewhere the file has no name
+    in the folder for temporary files, and the path is "".
 
-    name: what the file is for. A user may see it in a list of open files.
+    name: what the file is for. `process.stack_file_of` finds the file of a rank by this name.
     """
     if not hasattr(os, "memfd_create"):
         file = tempfile.TemporaryFile("a+b", buffering=0)  # noqa: SIM115

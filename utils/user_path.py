@@ -14,19 +14,20 @@ _VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})", re.ASCII)
 
 
 def expanded(path: str) -> str:
-    """Return the path with ~ and $NAME replaced; as it is if such a file or folder exists.
+    """Return the path with ~ and $NAME replaced. A path that exists as it is stays.
 
-    A shell does this for a path of its own, but not within an option file or behind KEY=.
-    A variable that is not set stays in the path.
+    A shell does this for a path on the command line, but not within an option file or behind KEY=.
+    A variable that is not set stays in the path, and `advice_on` names it in the error.
+
     Raises DataError for a name that is no UTF-8, because it cannot be written into records.
     """
     # Python keeps bytes that are no UTF-8 as special characters. "backslashreplace" writes them out
     # as "\udce4", so a path with such bytes changes here.
-    shown = path.encode("utf-8", "backslashreplace").decode()
-    if not path.isascii() and shown != path:
+    escaped_path = path.encode("utf-8", "backslashreplace").decode()
+    if not path.isascii() and escaped_path != path:
         raise DataError(
             what="the path is no text in UTF-8",
-            where=shown,
+            where=escaped_path,
             expected="names of files and folders in UTF-8",
             do="rename the folder or file (convmv renames whole trees), or link to it by "
             "another name",

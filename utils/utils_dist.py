@@ -74,8 +74,8 @@ from utils.dist.store_values import Failure, ForeignValueError, State, read_stat
 from utils.dist.watchdog import Watchdog
 from utils.errors import DistError, SpikeVRTError, StallError
 from utils.logger import setup_logging
-from utils.options.load import shown_argument
-from utils.options.models import MULTIPLES, WatchdogOptions
+from utils.options.load import argument_without_secrets
+from utils.options.models import SLOW_LIMIT_FACTORS, WatchdogOptions
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ def is_main_process() -> bool:
 
 def get_device() -> torch.device:
     """Return the accelerator of this rank, or the CPU if there is none."""
-    return devices.of_rank(RUN.launch.local_rank)
+    return devices.device_of_rank(RUN.launch.local_rank)
 
 
 # ---- Start and end ---------------------------------------------------------------------------
@@ -258,8 +258,8 @@ def _read_own_launch() -> LaunchInfo:
     torchrun takes the place of this process.
     """
     gpu_count = devices.count()
-    # What the user typed, for the advice in errors. `shown_argument` hides secrets.
-    command = shlex.join(["python", "-u", *map(shown_argument, sys.argv)])
+    # What the user typed, for the advice in errors, which must show no secret.
+    command = shlex.join(["python", "-u", *map(argument_without_secrets, sys.argv)])
     env = with_standard_names(os.environ, gpu_count, command)
     # `variables_for_torchrun` is empty unless this is the only process of a node with several GPUs.
     # execve replaces this program by torchrun, in the same process, so it does not return.
@@ -323,7 +323,7 @@ def _fitted_to_timeout(budgets: WatchdogOptions) -> WatchdogOptions:
     the time-out would come first in slow phases only.
 
     budgets: the options `watchdog`, in seconds. `stall_s` is the limit of most phases. start_s,
-        validate_s and save_s, the keys of MULTIPLES, are the limits of the slow phases.
+        validate_s and save_s (the keys of SLOW_LIMIT_FACTORS) are the limits of the slow phases.
     """
     # launch.timeout_s is NCCL_TIMEOUT if the user has set it. RUN.timeout_s is the time-out of the
     # process group.
@@ -332,7 +332,7 @@ def _fitted_to_timeout(budgets: WatchdogOptions) -> WatchdogOptions:
 
     # Find the limits that are not shorter than the time-out. For them, the time-out comes first.
     late_limits = []
-    for name in ("stall_s", *MULTIPLES):
+    for name in ("stall_s", *SLOW_LIMIT_FACTORS):
         limit_s = budgets.limit(name)
         if limit_s >= RUN.timeout_s:
             late_limits.append(f"{name} is {limit_s:g} s")
@@ -361,11 +361,13 @@ def _raised_to_timeout(budgets: WatchdogOptions) -> WatchdogOptions:
     test_a_longer_time_out_of_collectives_makes_the_limits_of_the_watchdog_longer.
     """
     raised = {}
-    for name in MULTIPLES:
+    for name in SLOW_LIMIT_FACTORS:
         if getattr(budgets, name) is None:
             raised[name] = max(budgets.limit(name), 0.9 * RUN.timeout_s)
     budgets = budgets.model_copy(update=raised)
-    limits = ", ".join(f"{name} {budgets.limit(name):g}" for name in ("stall_s", *MULTIPLES))
+    limits = ", ".join(
+        f"{name} {budgets.limit(name):g}" for name in ("stall_s", *SLOW_LIMIT_FACTORS)
+    )
     logger.info(
         "NCCL_TIMEOUT is %g s; the limits of the watchdog are then: %s", RUN.timeout_s, limits
     )

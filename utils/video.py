@@ -93,8 +93,8 @@ LARGE_FRAME_PIXELS = 2**24
 FINEST_CLOCK = 2**24
 # The operating system raises OSError, FFmpeg its own errors.
 #
-# In this file OSError(0, text) is an error that we found ourselves. 0 stands for "no error of the
-# system". OSError stores its second argument as `strerror`, which the message to the user shows.
+# In this file OSError(0, text) is an error that this program has found itself. 0 stands for "no
+# error of the system". The text becomes `strerror`, which `VideoReader._errors` shows to the user.
 FFMPEG_ERRORS = (OSError, av.error.FFmpegError)
 
 

@@ -163,7 +163,7 @@ def check_devices() -> Iterator[Finding]:
         what = f"{len(names)} x {names[0]}"
     yield Finding(OK, "devices", f"torch {torch.__version__}; {what}")
     # A device of the host that this installation of torch cannot use.
-    for reason in devices.unused(torch.device(kind)):
+    for reason in devices.notes_on_unused(torch.device(kind)):
         yield Finding(
             WARN,
             "devices",

@@ -243,10 +243,10 @@ LEAST_GROUP_S = 1800
 def test_the_limits_of_time_follow_from_one_number(limits):
     budgets = WatchdogOptions(**limits.options)
 
-    assert budgets.of("data") == limits.step
-    assert budgets.of("start") == limits.start
-    assert budgets.of("validate") == limits.validate
-    assert budgets.of("save") == limits.save
+    assert budgets.limit_of_phase("data") == limits.step
+    assert budgets.limit_of_phase("start") == limits.start
+    assert budgets.limit_of_phase("validate") == limits.validate
+    assert budgets.limit_of_phase("save") == limits.save
     assert budgets.timeout_s(LEAST_GROUP_S) == limits.group
 
 
@@ -269,7 +269,7 @@ def test_the_outer_phase_decides_the_limit_whatever_the_name_of_the_clip_is(
     budgets = WatchdogOptions(stall_s=5, start_s=60, validate_s=70, save_s=80)
     limits = {"validate": 70, "restore": 70, "epoch turn": 5}
 
-    assert budgets.of(written) == limits[phase_with_the_limit]
+    assert budgets.limit_of_phase(written) == limits[phase_with_the_limit]
 
 
 # ---- Who reports an error ----

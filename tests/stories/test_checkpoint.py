@@ -705,7 +705,7 @@ def watched_steps(tmp_path):
 def test_a_step_that_builds_a_new_graph_has_the_time_of_a_start(watched_steps):
     limits = WatchdogOptions(stall_s=1, start_s=50)
 
-    times = [limits.of(phase) for phase in watched_steps.phases]
+    times = [limits.limit_of_phase(phase) for phase in watched_steps.phases]
 
     # Forward and backward of three steps. A graph is built in step 1, and again in step 2.
     assert times == [50, 50, 50, 50, 1, 1]

@@ -60,7 +60,7 @@ def choose_gpus(gpu_ids: list[int] | None, opt_path: str) -> None:
         return
     # The name of the variable that chooses GPUs of this maker. An empty CUDA_VISIBLE_DEVICES asks
     # for the CPU, whatever the maker.
-    variable = devices.visible_by() if gpu_ids else "CUDA_VISIBLE_DEVICES"
+    variable = devices.hiding_variable() if gpu_ids else "CUDA_VISIBLE_DEVICES"
     chosen = os.environ.get(variable)  # what the user or the launcher has chosen, or None
     listed = ",".join(map(str, gpu_ids))
     is_single = RUN.launch.world_size == 1
@@ -123,7 +123,7 @@ def require_usable_gpus() -> None:
     # torch warns of what is wrong, e.g. "The NVIDIA driver on your system is too old".
     with warnings.catch_warnings(record=True) as reasons:
         warnings.simplefilter("always")
-        if devices.of_rank(local_rank=0).type != "cpu":
+        if devices.device_of_rank(local_rank=0).type != "cpu":
             return
     gpus = _gpus_of_machine()
     if not gpus.count:
@@ -264,7 +264,7 @@ def identity(device: torch.device) -> str:
     properties = torch.get_device_module(device).get_device_properties(device)
     if hasattr(properties, "uuid"):
         return str(properties.uuid)
-    visible = os.environ.get(devices.visible_by(), "")
+    visible = os.environ.get(devices.hiding_variable(), "")
     return f"{device} on {process.machine()} {visible}".strip()
 
 

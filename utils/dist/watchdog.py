@@ -354,7 +354,7 @@ class Watchdog(threading.Thread):
             "step": place.step,
             "syncs": place.syncs,
             "age": now - self.entered,
-            "budget": self.budgets.of(place.phase) if self.budgets else 0.0,
+            "budget": self.budgets.limit_of_phase(place.phase) if self.budgets else 0.0,
             "pid": os.getpid(),
             "host": self.host,
             "facts": RUN.facts,

@@ -141,13 +141,13 @@ def check_launch_flags(args: argparse.Namespace, env: Mapping[str, str] = os.env
 
 def refuse_train_flags(argv: Sequence[str]) -> None:
     """Raise OptionError if the command line `argv` has flags of other training programs."""
-    given = [flag for flag in TRAIN_FLAGS if flag in _flags(argv)]
-    if given:
+    train_flags = [flag for flag in TRAIN_FLAGS if flag in _flags(argv)]
+    if train_flags:
         raise OptionError(
-            what=f"{', '.join(given)} of another program",
+            what=f"{', '.join(train_flags)} of another program",
             where="the command line",
             expected=f"the flags in --help; the flags of other programs are in {PAGE}",
-            do="; ".join(f"in place of {flag}: {TRAIN_FLAGS[flag]}" for flag in given),
+            do="; ".join(f"in place of {flag}: {TRAIN_FLAGS[flag]}" for flag in train_flags),
         )
 
 
@@ -161,18 +161,18 @@ def refuse_kair_test_flags(argv: Sequence[str]) -> None:
         --tile 40,128               does not count: it is our flag --tile, with one value
         --save_result=yes           counts: KAIR's flag has no value, and one more is no harm
     """
-    given = {}  # the flags that count, with their values
+    kair_flags = {}  # the flags that count, with their values
     for flag, values in _values_of_flags(argv).items():
         if len(values) >= KAIR_TEST[flag].value_count:
-            given[flag] = values
-    if not given:
+            kair_flags[flag] = values
+    if not kair_flags:
         return
-    ours = [f"{flag} -> {KAIR_TEST[flag].ours}" for flag in given]
+    translations = [f"{flag} -> {KAIR_TEST[flag].ours}" for flag in kair_flags]
     raise OptionError(
-        what=f"{', '.join(given)} of KAIR's main_test_vrt.py",
+        what=f"{', '.join(kair_flags)} of KAIR's main_test_vrt.py",
         where="the command line",
-        expected=f"{'; '.join(ours)} ({PAGE})",
-        do=f"python main_test_vrt.py {shlex.join(_our_arguments(given, argv))}",
+        expected=f"{'; '.join(translations)} ({PAGE})",
+        do=f"python main_test_vrt.py {shlex.join(_our_arguments(kair_flags, argv))}",
     )
 
 
@@ -219,7 +219,7 @@ def _values_of_flags(argv: Sequence[str]) -> dict[str, list[str]]:
     E.g. ["--tile", "40", "128", "128", "--task=001"] -> {"--tile": ["40", "128", "128"],
     "--task": ["001"]}. A flag of SHARED_NAMES counts only with KAIR's number of values.
     """
-    found: dict[str, list[str]] = {}
+    values_of_flags: dict[str, list[str]] = {}
     for position, argument in enumerate(argv):
         flag, equals, text = argument.partition("=")
         if flag not in KAIR_TEST:
@@ -232,8 +232,8 @@ def _values_of_flags(argv: Sequence[str]) -> dict[str, list[str]]:
                 break
             values.append(value)
         if flag not in SHARED_NAMES or len(values) == value_count:
-            found[flag] = values
-    return found
+            values_of_flags[flag] = values
+    return values_of_flags
 
 
 def _flags(argv: Sequence[str]) -> set[str]:

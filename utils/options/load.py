@@ -154,8 +154,7 @@ def load_options(
     overrides: "section.key=value" of the command line; the value is JSON, else a string
     parts: the registries of "netG" (networks), "datasets" and "train" (losses)
     check: further checks, e.g. that the folders of the clips exist. Each raises OptionError with
-        the dotted key in `where`. This function replaces the key by the place where the key was
-        given
+        the dotted key in `where`, in place of which the user sees file and line of the key
     """
     # This order must stay, because the later source counts: an override replaces the value of the
     # file, and the file replaces the value of its base.
@@ -245,12 +244,12 @@ def _override_of_key(key: str) -> Callable[[str], str]:
 
 def _asks_for_epochs_only(overrides: Sequence[str]) -> bool:
     """Whether the overrides give `train.epochs` a number, and do not mention `train.total_iter`."""
-    given = {}
+    values = {}
     for override in overrides:
         key, _, value = override.partition("=")
-        given[key] = value
-    has_epochs = given.get("train.epochs", "null") != "null"
-    return has_epochs and "train.total_iter" not in given
+        values[key] = value
+    has_epochs = values.get("train.epochs", "null") != "null"
+    return has_epochs and "train.total_iter" not in values
 
 
 def _resume_override(path: str) -> str:
@@ -273,7 +272,7 @@ class OptionParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise OptionError with the message of argparse. argparse calls this for a wrong flag."""
         raise OptionError(
-            what=redact(message, shown="***"),  # the message quotes what the user typed
+            what=redact(message, replacement="***"),  # the message quotes what the user typed
             where="the command line",
             expected=self.expected,
             do=self.do,
@@ -291,10 +290,10 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
     """
     # A key is words with dots between them, e.g. "train.amp.enable".
     key, equals, text = override.partition("=")
-    shown = shown_argument(override)
+    clean_override = argument_without_secrets(override)  # for messages
     if not equals or not re.fullmatch(r"[\w$\-]+(\.[\w$\-]+)*", key):
         raise OptionError(
-            what=f"cannot read {shown!r}",
+            what=f"cannot read {clean_override!r}",
             where="the command line",
             expected="section.key=value",
             do="see docs/options.md for the keys",
@@ -303,7 +302,7 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
 
     # E.g. "train.amp.enable" is the key "enable" in the section "train.amp".
     *section_names, last_name = key.split(".")
-    section = _section_to_change(raw, section_names, shown)
+    section = _section_to_change(raw, section_names, clean_override)
 
     # If the override names another part, the parameters of the old part no longer fit. There are
     # two cases:
@@ -324,28 +323,30 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
     section[last_name] = value
     sources.inherited.discard(key)
     sources.overridden.add(key)
-    sources.places[key] = f"the command line ({shown})"
+    sources.places[key] = f"the command line ({clean_override})"
 
 
-def _section_to_change(raw: dict[str, Any], names: Sequence[str], shown: str) -> dict[str, Any]:
+def _section_to_change(
+    raw: dict[str, Any], names: Sequence[str], clean_override: str
+) -> dict[str, Any]:
     """Return the section of `raw` with these names, e.g. ["train", "amp"] -> raw["train"]["amp"].
 
     Changes `raw`: a section that is missing is added as {}, and the name of a part alone becomes a
     section, e.g. "concat" -> {"type": "concat"}. Raises OptionError if a name belongs to an option
     that is no section.
 
-    shown: the override without secrets, for the error
+    clean_override: the override without secrets, for the error
     """
     section = raw
     for depth, name in enumerate(names):
-        given: Any = section.get(name, {})
-        is_name_of_part = isinstance(given, str)
-        inner: Any = {"type": given} if is_name_of_part else given
+        value: Any = section.get(name, {})
+        is_name_of_part = isinstance(value, str)
+        inner: Any = {"type": value} if is_name_of_part else value
         if not isinstance(inner, dict):
             dotted = ".".join(names[: depth + 1])  # up to this name
             raise OptionError(
                 what=f"{dotted} has no keys",
-                where=f"the command line ({shown})",
+                where=f"the command line ({clean_override})",
                 expected=f"{dotted}=value",
                 do="correct the override",
             )
@@ -365,7 +366,7 @@ def _value_of(text: str) -> Any:
         return text
 
 
-def shown_argument(argument: str) -> str:
+def argument_without_secrets(argument: str) -> str:
     """Return an argument of a command line without secrets. It stays as typed if it has none.
 
     E.g. "logging.wandb_api_key=abc" -> "logging.wandb_api_key=***".
@@ -377,7 +378,7 @@ def shown_argument(argument: str) -> str:
     # The value holds no secret. The argument as a whole may still look like a secret, e.g. like a
     # URL with a password.
     if not equals or clean == value:
-        return redact(argument, shown="***")
+        return redact(argument, replacement="***")
     clean_text = clean if isinstance(clean, str) else json.dumps(clean)
     return f"{key}={clean_text}"
 
@@ -622,10 +623,10 @@ def _with_whole_characters(value: Any) -> Any:
     if isinstance(value, list):
         return [_with_whole_characters(item) for item in value]
     if isinstance(value, dict):
-        whole = {}
+        joined_pairs = {}
         for key, item in value.items():
-            whole[_with_whole_characters(key)] = _with_whole_characters(item)
-        return whole
+            joined_pairs[_with_whole_characters(key)] = _with_whole_characters(item)
+        return joined_pairs
     return value
 
 
@@ -687,7 +688,7 @@ def _key_lines(text: str, where: str) -> list[tuple[str, int]]:
     give ("logging", 1), ("logging.progress", 1), ("logging.writers", 2) and
     ("logging.writers.0.type", 2). The last one is found like this:
 
-        token       the innermost open bracket   found
+        token       the innermost open bracket   key of this line
         [           "logging.writers"
         {           "logging.writers.0"
         "type"      "logging.writers.0"
@@ -704,19 +705,19 @@ def _key_lines(text: str, where: str) -> list[tuple[str, int]]:
 
     where: the file, for the message
     """
-    found: list[tuple[str, int]] = []
+    key_lines: list[tuple[str, int]] = []
     # The open brackets, the innermost last. The first one stands around the brackets of the file.
     # So the outermost bracket of the file gets the name "".
     whole_file = _Bracket(name="", is_list=False)
     open_brackets = [whole_file]
-    word = ""  # the last text, word or number. It is a key if a colon follows.
+    word = ""  # the last text, word or number; it is a key if a colon follows
     word_line = 1
     line = 1  # line of the current token
-    counted_to = 0  # position in the text; the line ends before it are counted in `line`
+    counted_up_to = 0  # position in the text; `line` counts the line ends before it
     for token in _TOKEN.finditer(text):
         # Count only the line ends since the last token, so that the text is read once in all.
-        line += text.count("\n", counted_to, token.start())
-        counted_to = token.start()
+        line += text.count("\n", counted_up_to, token.start())
+        counted_up_to = token.start()
         bracket = open_brackets[-1]  # the innermost open bracket
         # A token is a word, a text or a mark. Comments are tokens too, and match no case below.
         mark = token["mark"]
@@ -729,7 +730,7 @@ def _key_lines(text: str, where: str) -> list[tuple[str, int]]:
         elif mark == ":":
             bracket.key = _dotted(bracket.name, word)
             _refuse_long_key(bracket.key, word_line, where)
-            found.append((bracket.key, word_line))
+            key_lines.append((bracket.key, word_line))
         elif mark == ",":
             bracket.index += 1  # the next item of a list; in an object nobody reads the index
         elif mark == "{" or mark == "[":
@@ -739,7 +740,7 @@ def _key_lines(text: str, where: str) -> list[tuple[str, int]]:
             # A text that closes more brackets than it opens is no JSON: `_parse` refuses it.
             if bracket is not whole_file:
                 open_brackets.pop()
-    return found
+    return key_lines
 
 
 def _refuse_depth(depth: int, line: int, where: str) -> None:
@@ -837,26 +838,26 @@ def _resolve_part(
     # the file itself, so `outer` is "".
     outer, _, name = where.rpartition(".")
     is_dataset = outer != ""
-    holder = _section_of(raw, outer)  # the dict that holds the section
-    if holder is None:
+    outer_section = _section_of(raw, outer)  # the dict that holds the section
+    if outer_section is None:
         return  # `datasets` is missing, or no section: `read_section` decides later
-    if is_dataset and name not in holder:
+    if is_dataset and name not in outer_section:
         return  # a data set may be missing; a network and a loss may not
-    section = holder.pop(name, {})
+    section = outer_section.pop(name, {})
     is_empty_dataset = is_dataset and not section
     if not isinstance(section, dict) or is_empty_dataset:
         # An empty data set counts as null. `read_section` refuses any other value that is no dict.
-        holder[name] = section or None
+        outer_section[name] = section or None
         return
 
     registry = parts[kind]
     own_values = _without_keys_of_other_part(section, where, registry, sources)
     try:
-        holder[name] = registry.resolve(own_values, where)
+        outer_section[name] = registry.resolve(own_values, where)
     except OptionError:
         # `registry.base` is the model of the keys that every part of this kind has.
         # `model_construct` gives its defaults without a check.
-        holder[name] = registry.base.model_construct()
+        outer_section[name] = registry.base.model_construct()
         raise
 
 

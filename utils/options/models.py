@@ -323,13 +323,13 @@ class DebugOptions(Section):
     )
 
 
-# Key of a limit -> the factor by which watchdog.stall_s is multiplied if the key is null.
-# E.g. stall_s 400 gives start_s 1200. After a change, correct the descriptions of the keys below,
-# which name these factors, and test_the_limits_of_time_follow_from_one_number.
-MULTIPLES = {"start_s": 3, "validate_s": 5, "save_s": 3}
+# Key of the limit of a slow phase -> the factor by which watchdog.stall_s is multiplied if the key
+# is null. E.g. stall_s 400 gives start_s 1200. After a change, correct the descriptions of the keys
+# below, which name these factors, and test_the_limits_of_time_follow_from_one_number.
+SLOW_LIMIT_FACTORS = {"start_s": 3, "validate_s": 5, "save_s": 3}
 # A shorter stall_s counts as 300 s in this product, because a start or a validation does not get
 # faster if a user wants to hear of a slow batch sooner. E.g. stall_s 100 gives start_s 900.
-LEAST_MULTIPLIED_S = 300.0
+LEAST_STALL_S_TO_MULTIPLY = 300.0
 # Phase of a run -> key of its limit. All other phases have the limit stall_s.
 LIMIT_OF_PHASE = {
     "start": "start_s",
@@ -366,19 +366,19 @@ class WatchdogOptions(Section):
     def limit(self, name: str) -> float:
         """Return a limit in seconds.
 
-        name: a key of this section: "stall_s", or a key of MULTIPLES. A key that is null follows
-        from stall_s.
+        name: a key of this section, "stall_s" or a key of SLOW_LIMIT_FACTORS. A key that is null
+            follows from stall_s.
         """
         limit_s = getattr(self, name)
         if limit_s is None:
-            limit_s = MULTIPLES[name] * max(LEAST_MULTIPLIED_S, self.stall_s)
+            limit_s = SLOW_LIMIT_FACTORS[name] * max(LEAST_STALL_S_TO_MULTIPLY, self.stall_s)
         return limit_s
 
-    def of(self, name: str) -> float:
+    def limit_of_phase(self, name: str) -> float:
         """Return how many seconds a rank may stay in a phase. This is stall_s or more.
 
         name: the phase as the watchdog writes it, with the phases around it and perhaps a clip,
-        e.g. "load in validate: clip_01". The outermost phase decides, here "validate".
+            e.g. "load in validate: clip_01". The outermost phase decides, here "validate".
         """
         # In the example, first leave out the clip: "load in validate". The outermost phase is then
         # the text behind the last " in ", "validate", or the whole text if there is no " in ".
@@ -399,8 +399,9 @@ class WatchdogOptions(Section):
 
         least_s: what the user asks for (dist_timeout_s). The result is never shorter.
         """
-        limits_s = [self.stall_s, *(self.limit(name) for name in MULTIPLES)]
-        return max(least_s, 1.2 * max(limits_s))
+        slow_limits_s = [self.limit(name) for name in SLOW_LIMIT_FACTORS]
+        longest_s = max(self.stall_s, *slow_limits_s)
+        return max(least_s, 1.2 * longest_s)
 
 
 class DatasetsOptions(Section):

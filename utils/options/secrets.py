@@ -97,46 +97,46 @@ _VALUE_IN_TEXT = r""""(?:\\.|[^"\\])*"?|'[^']*'?|[^\s,;&}\]]+"""
 _IN_TEXT = re.compile(rf"(?<![^\W_])({_NAME_IN_TEXT}|{_FLAG})({_VALUE_IN_TEXT})")
 
 
-def redact(value: Any, key: str = "", shown: str | None = None) -> Any:
+def redact(value: Any, key: str = "", replacement: str | None = None) -> Any:
     """Return a copy of `value`, the value of option `key`, without secrets, however deep they lie.
 
     All that is saved, shown or logged of the options passes through here. For example
-    {"wandb_api_key": "abc"} becomes {"wandb_api_key": None}, and with shown="***" it becomes
+    {"wandb_api_key": "abc"} becomes {"wandb_api_key": None}, and with replacement="***" it becomes
     {"wandb_api_key": "***"}.
 
-    shown: the text that replaces a secret in a message. Then misspelt keys and "name: value" within
-    a text count as secrets, too. None for what is saved: the secret becomes null, and misspelt keys
-    do not count, because no valid option has such a key.
+    replacement: the text that stands for a secret in a message. Then misspelt keys and
+        "name: value" within a text count as secrets, too. None for what is saved: the secret
+        becomes null, and misspelt keys do not count, because no valid option has such a key.
 
-    A secret that is recognised by its form, e.g. "ghp_...", becomes MASK, whatever `shown` is.
+    A secret that is recognised by its form, e.g. "ghp_...", becomes MASK in both cases.
     """
-    is_secret = is_secret_key(key) or (shown is not None and _resembles(key))
+    is_secret = is_secret_key(key) or (replacement is not None and _resembles(key))
     # Everything below a secret key is secret, so its inner keys count as the secret key itself.
     if isinstance(value, Mapping):
         clean = {}
         for inner_key, inner in value.items():
-            clean[inner_key] = redact(inner, key if is_secret else str(inner_key), shown)
+            clean[inner_key] = redact(inner, key if is_secret else str(inner_key), replacement)
         return clean
     # The items of a list have the key of the list.
     if isinstance(value, (list, tuple)):
-        return [redact(item, key, shown) for item in value]
+        return [redact(item, key, replacement) for item in value]
     # A bool holds no secret, e.g. "use_auth": true. Test it first: in Python a bool is an int.
     if isinstance(value, bool):
         return value
     # In a message every number of a secret key is hidden. What is saved keeps counts, i.e. small
     # numbers and keys such as "num_tokens", because a resumed run needs them.
     if isinstance(value, (int, float)):
-        is_message = shown is not None
+        is_message = replacement is not None
         is_hidden = is_secret and (is_message or _is_secret_number(value, key))
-        return shown if is_hidden else value
+        return replacement if is_hidden else value
     # Any other value that is no text, such as None, holds no secret.
     if not isinstance(value, str):
         return value
     # pydantic prints a SecretStr as ten stars.
     if is_secret or value == "*" * 10:
-        return shown
+        return replacement
     text = without_tokens(value)
-    return text if shown is None else _IN_TEXT.sub(rf"\1{shown}", text)
+    return text if replacement is None else _IN_TEXT.sub(rf"\1{replacement}", text)
 
 
 def is_secret_key(key: str) -> bool:

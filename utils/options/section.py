@@ -617,7 +617,7 @@ class Registry:
     def _unknown_part(self, name: Any, where: str) -> OptionError:
         """Return the error for a section that names no registered part."""
         key = f"{where}.{self.type_key}"
-        what = f"{key} is {redact(name, shown='***')!r}"
+        what = f"{key} is {redact(name, replacement='***')!r}"
         if name is None:
             what = f"{key} is missing"
         names = self.names()

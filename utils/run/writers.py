@@ -44,7 +44,7 @@ from utils.dist import gpu, status
 from utils.files import OTHER_ROOT, write_whole, writing
 from utils.image import comparison_strip, imwrite_rgb
 from utils.logger import best_effort
-from utils.options.load import shown_argument
+from utils.options.load import argument_without_secrets
 from utils.options.models import LoggingOptions
 from utils.options.section import Registry, flat, import_parts
 from utils.run import checkpoint, history
@@ -378,7 +378,7 @@ def write_environment(folder: Path, parameters: int) -> None:
     """
     device = utils_dist.get_device()
     values = {
-        "command": " ".join(map(shown_argument, sys.argv)),
+        "command": " ".join(map(argument_without_secrets, sys.argv)),
         "started": time.strftime("%Y-%m-%d %H:%M:%S"),
         "SpikeVRT": VERSION,
         "commit": _commit() or None,
@@ -549,7 +549,7 @@ class WandbWriter:
         if section.wandb_api_key:
             os.environ["WANDB_API_KEY"] = section.wandb_api_key
         # wandb copies the command line into its files, so secrets in it are replaced first.
-        sys.argv = [shown_argument(argument) for argument in sys.argv]
+        sys.argv = [argument_without_secrets(argument) for argument in sys.argv]
         about: dict[str, Any] = {
             "project": section.wandb_project,
             "entity": section.wandb_entity,

@@ -196,7 +196,7 @@ def test_the_doctor_counts_and_names_the_accelerators(accelerator):
 
 def reasons(root: Path) -> list[str]:
     """Return what is said of devices below `root` that a run on the CPU does not use."""
-    return devices.unused(torch.device("cpu"), root)
+    return devices.notes_on_unused(torch.device("cpu"), root)
 
 
 def made(root: Path, *files: str) -> Path:

@@ -601,7 +601,7 @@ def test_the_value_of_a_key_that_says_secret_is_hidden(key):
 
 @pytest.mark.parametrize("key", KEYS_OF_SECRETS)
 def test_the_value_of_a_flag_that_says_secret_is_hidden(key):
-    assert "canary" not in redact(f"--{key} canary", shown="***")
+    assert "canary" not in redact(f"--{key} canary", replacement="***")
 
 
 # Made up for this test, in the forms that such services use.
@@ -672,7 +672,7 @@ def test_of_all_documented_options_only_one_is_a_secret():
     ],
 )
 def test_long_texts_are_searched_in_proportion_to_their_length(text):
-    redact({text: text, "b": text}, shown="***")
+    redact({text: text, "b": text}, replacement="***")
 
 
 SENDERS = Registry("sender")

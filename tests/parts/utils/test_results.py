@@ -27,7 +27,7 @@ from utils.errors import DataError
 from utils.files import write_whole
 from utils.image import comparison, comparison_strip, data_uri, imwrite_rgb
 from utils.logger import setup_logging
-from utils.options.load import shown_argument
+from utils.options.load import argument_without_secrets
 from utils.results import json_bytes
 from utils.run.history import HistoryWriter
 from utils.video import VideoWriter
@@ -654,7 +654,7 @@ def test_the_command_holds_no_secret():
     ]
 
     for argument in with_secrets:
-        shown = shown_argument(argument)
+        shown = argument_without_secrets(argument)
         # The name of the option stays. It has the letters "key" as well.
         value = shown.replace("api_key", "").replace("apiKey", "")
         assert "abc" not in value
@@ -664,4 +664,4 @@ def test_the_command_holds_no_secret():
 
 @pytest.mark.parametrize("argument", ["main_train_vrt.py", "task=a", "token_dim=5", "x=a token"])
 def test_an_argument_without_a_secret_is_shown_as_it_is(argument):
-    assert shown_argument(argument) == argument
+    assert argument_without_secrets(argument) == argument
