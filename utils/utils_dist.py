@@ -584,10 +584,13 @@ def from_rank(source: int, obj: Any) -> Any:
 
 
 def share_checked(checked: dict[str, Any] | None) -> None:
-    """Set RUN.checked on all ranks to what rank 0 has checked in the data. Collective.
+    """Give all ranks the results of the checks of the data, as RUN.checked. Collective.
 
-    checked: what rank 0 has found when it checked the data. None on the other ranks, whose value is
-        ignored. If it is None on rank 0 too, nothing was checked, and RUN.checked is {}.
+    Only rank 0 checks the data, because the ranks read the same files. The other ranks, and the
+    loader processes, find the results by RUN.checked (data/clips/kept.py).
+
+    checked: the results on rank 0. None on the other ranks, whose value is ignored. If it is None
+        on rank 0 too, nothing was checked, and RUN.checked is {}.
     """
     RUN.checked = from_rank(source=0, obj=checked) or {}
 

@@ -284,10 +284,10 @@ def outlast_siblings(mark: str | None = None) -> None:
     If this process ended first, its claim would be free, and another rank would report the same
     error again. Waits at most CLAIM_S.
 
-    mark: end of the names of the memory files of this run, from `watchdog.run_mark`. By these files
-        the ranks of this run are told from other programs of the same parent, which go on running.
-        None if the ranks have no memory files yet. Then this waits for every process of the same
-        parent that runs this Python.
+    mark: end of the names of the memory files of this run, e.g. "-of-5f0c2a9be81d4477"
+        (`watchdog.run_mark`). Only the ranks of this run have such files, so this does not wait
+        for other programs of the same parent. None if the ranks have no memory files yet. Then
+        this waits for every process of the same parent that runs this Python.
     """
     if not CLAIMS:
         return
@@ -302,7 +302,7 @@ def outlast_siblings(mark: str | None = None) -> None:
 def _has_siblings(mark: str | None) -> bool:
     """Whether another rank with the same parent is alive.
 
-    mark: end of the names of the memory files of this run, or None.
+    mark: end of the names of the memory files of this run, or None: any process of this Python.
     """
     # All processes below the same parent, without this process and its own descendants.
     own_tree = {os.getpid(), *descendants_of(os.getpid())}

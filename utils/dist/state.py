@@ -72,7 +72,8 @@ class Run:
     # The folder in which results of checks of the data are kept for later runs. None to keep
     # nothing.
     kept: Path | None = None
-    # What this run has checked of the data: results that data/clips/kept.py keeps for later runs.
+    # The data that this run has checked: digest of the options of a data set -> id of the record of
+    # its clips. The records lie in `kept`, and data/clips/kept.py reads them.
     checked: dict[str, Any] = field(default_factory=dict)
 
     # ---- Where the main thread is ----

@@ -777,9 +777,15 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
 def _put_in_place(new_file: Path, new_sidecar: Path, path: Path) -> None:
     """Give a new file the name `path`, and its sidecar the name of the sidecar of `path`.
 
-    The order of the lines must stay, because the process may die between two of them. A file
-    without a sidecar is read without a check. So at any time a reader finds the old or the new
-    file, and never compares one file with the digest of the other.
+    The process may die after any line, so the order of the lines must stay. A reader then finds:
+
+        at first                         the old file and its sidecar
+        after `unlink`                   the old file, without a sidecar
+        after `replace` of the file      the new file, without a sidecar
+        after `replace` of the sidecar   the new file and its sidecar
+
+    A file without a sidecar is read without a check. In another order, a reader could compare a
+    good file with the digest of the other one, and refuse it.
 
     test_a_kill_while_saving_leaves_a_readable_file kills eight saves at random moments, so it may
     miss a wrong order. `make faults` kills 200.

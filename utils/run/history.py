@@ -124,7 +124,13 @@ class HistoryWriter:
         The program resumes from a checkpoint, so it repeats all later steps and writes their
         entries again. It may also repeat the validation at the step of the checkpoint. This happens
         if the earlier run of the program wrote the entry of the validation and was killed before it
-        saved the checkpoint with the score.
+        saved the checkpoint with the score. E.g. the checkpoint has step 200, and the first new
+        entry is the validation of step 200. These entries of the file
+
+            {"step": 100, "train/loss": ...}   stays
+            {"step": 200, "train/loss": ...}   stays: the new entry has no "train/loss"
+            {"step": 200, "val/psnr": ...}     is left out: the new entry replaces it
+            {"step": 300, "train/loss": ...}   is left out: step 300 comes again
 
         values: scalars of the first new entry.
         step: step of this entry, the step of the checkpoint or a later one.
