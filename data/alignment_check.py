@@ -66,7 +66,7 @@ FRAMES = 2
 # Share of the samples that must be wrong for a warning, e.g. 3 of 4. It is below 1, so that one
 # sample that fits by chance does not hide wrong data. It is large, because samples without texture
 # look wrong although their data are right.
-LEAST_WRONG = 0.75
+LEAST_WRONG_SHARE = 0.75
 # Fewest samples for a warning. A single sample proves nothing, because it may lack texture.
 LEAST_SAMPLES = 2
 # Samples of this epoch are compared. All epochs show the same clips, so any epoch would do.
@@ -108,7 +108,7 @@ class Measures(NamedTuple):
     response: float
 
 
-class Shown(NamedTuple):
+class MiddleFrame(NamedTuple):
     """The middle frame of a sample and its spikes, for the page of scripts/show_sample.py."""
 
     name: str  # kind and file name without ending, e.g. "gt 000012"
@@ -131,8 +131,8 @@ class Comparison:
     is_right: bool  # whether spikes and frames show the same at the same place
     sentence: str  # the result in words, e.g. "Spikes and frame agree to 0.3 px."
     kind: str  # kind of the compared frames, "gt" or "lq"
-    measured: int  # number of compared frames
-    shown: Shown  # the middle frame
+    frame_count: int  # number of compared frames
+    middle: MiddleFrame
 
 
 # ---- Several samples -------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def warning_of(source: Any, option_file: str = "") -> str | None:
         comparison = compare(sample.dataset, sample.draw, count=FRAMES)
         if not comparison.is_right:
             wrong.append((sample, comparison.sentence))
-    if len(samples) < LEAST_SAMPLES or len(wrong) < LEAST_WRONG * len(samples):
+    if len(samples) < LEAST_SAMPLES or len(wrong) < LEAST_WRONG_SHARE * len(samples):
         return None
 
     # The warning describes the first wrong sample.
@@ -251,7 +251,7 @@ def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
     kind = "gt" if draw.clip.gt else "lq"
     if kind == "lq":
         draw = _with_mean_of_exposure(draw)
-    pairs, shown = _pairs_of_sample(dataset, draw, count, kind)
+    pairs, middle = _pairs_of_sample(dataset, draw, count, kind)
 
     pixel = draw.clip.grid.pixel  # number of RGB pixels along a spike pixel
     measures = measure(pairs, pixel)
@@ -273,28 +273,30 @@ def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
         is_right=is_right,
         sentence=sentence,
         kind=kind,
-        measured=len(pairs),
-        shown=shown,
+        frame_count=len(pairs),
+        middle=middle,
     )
 
 
-def _pairs_of_sample(dataset: Any, draw: Draw, count: int, kind: str) -> tuple[list[Pair], Shown]:
-    """Read about `count` frames of a sample, evenly spaced, and what is shown of the middle frame.
+def _pairs_of_sample(
+    dataset: Any, draw: Draw, count: int, kind: str
+) -> tuple[list[Pair], MiddleFrame]:
+    """Read about `count` frames of a sample, evenly spaced, and the middle frame to show.
 
     kind: "gt" or "lq", the frames to read.
     """
     # E.g. for a sample of 6 frames and count 2, the positions 0, 3 (the middle) and 5.
     frame_count = len(draw.frames)
-    middle = frame_count // 2
-    positions = {middle, *_evenly_spaced(frame_count, wanted=count)}
+    middle_position = frame_count // 2
+    positions = {middle_position, *_evenly_spaced(frame_count, wanted=count)}
     pairs = []
     for position in sorted(positions):
         image, pair = _read_pair(dataset, draw, position, kind)
         pairs.append(pair)
-        if position == middle:
+        if position == middle_position:
             stem = draw.clip.stems[draw.frames[position]]
-            shown = Shown(f"{kind} {stem}", tensor_to_uint8(image), pair.spikes)
-    return pairs, shown
+            middle = MiddleFrame(f"{kind} {stem}", tensor_to_uint8(image), pair.spikes)
+    return pairs, middle
 
 
 def _read_pair(dataset: Any, draw: Draw, position: int, kind: str) -> tuple[torch.Tensor, Pair]:

@@ -95,7 +95,7 @@ class Clip:
     # How the spikes are read, a data.cameras.spike_source.DatSpikes; None without spikes. `spike`
     # has the paths, and `spikes` is the object that reads them.
     spikes: Any = None
-    # Only for a user's clip, else None: {"lq" or "gt": data.clips.files.FrameSource}, which reads
+    # Only for a user's clip, else None: {"lq" or "gt": data.clips.files.UserFrames}, which reads
     # the frames.
     opened: Any = None
     # Only for a user's clip, else None: {"input", "gt" or "spike": path as the user gave it}, for

@@ -56,7 +56,8 @@ ENLARGE_SHM = (
     f"Memory), or {USE_LESS_MEMORY}"
 )
 # Longest path of the folder for temporary files in bytes. The socket of a loader worker lies in
-# this folder. The system limits the whole path of a socket to about 108 bytes.
+# this folder, under a name of 32 letters, e.g. /pymp-19py7i_4/listener-evjgjau1. The system limits
+# the whole path of a socket to about 108 bytes, and 74 + 32 = 106.
 MOST_BYTES_OF_TEMPORARY_FOLDER = 74
 # If dataloader_timeout_s is not set, the loader gives up waiting after this share of the watchdog's
 # time limit. It is below 1 because the loader can name the sample, and the watchdog cannot.

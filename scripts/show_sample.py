@@ -202,7 +202,7 @@ def verdict_of(dataset: Any, draw: Any) -> Verdict:
     numbers = (
         f"Gradients correlate with {found.correlation:.2f}; shift {right:+.2f} px in "
         f"x, {down:+.2f} px in y (phase correlation, response {found.response:.2f}), "
-        f"over {found.measured} {found.kind} frames before the crop."
+        f"over {found.frame_count} {found.kind} frames before the crop."
     )
     style = "right" if found.is_right else "wrong"
     return Verdict(found.sentence, style, numbers, comparison=found)
@@ -470,7 +470,7 @@ def alignment(sample: Sample, names: dict[str, list[str]], found: Any) -> Sectio
         image = tensor_to_uint8(item[kind][number][:3])
         over = edges_over(image, sharp, clip.grid.pixel)
         pictures.append(Picture(f"{kind} {names_of_kind[number]}", over))
-    name, image, spikes = found.shown  # the middle one of the frames that were compared
+    name, image, spikes = found.middle  # the middle one of the frames that were compared
     over = edges_over(image, spikes, clip.grid.pixel)
     pictures.append(Picture(f"{name}, before the crop", over))
     return Section(

@@ -75,7 +75,7 @@ class FrameKey(NamedTuple):
     after: str  # the text after the number, e.g. ""
 
 
-class _FoundSpikes(NamedTuple):
+class _SpikesOfFrames(NamedTuple):
     """The spikes of the frames of a clip."""
 
     # The spike file of each frame. [] if there are no spikes, or if it is not clear which file
@@ -98,7 +98,7 @@ class ClipCheck:
 
     The methods fill three fields as they go on:
     problems: what is wrong with the clip. Every step may add to it, and none removes from it.
-    found: `files` without the missing folders. `_find_files` fills it.
+    files_by_kind: `files` without the missing folders. `_find_files` fills it.
     stems: {kind: {frame: stem}}. `_find_stems` fills it. Two kinds of files are not matched by
     their names and have no entry: gt_instants, and one spike file for all frames.
     """
@@ -118,7 +118,7 @@ class ClipCheck:
         # How the spikes of this clip are read. `own_spikes` has the clips that dataset.json
         # describes one by one. `source.spikes` is for all other clips. None: there are no spikes.
         self.spikes: DatSpikes | None = self.source.own_spikes.get(self.name, self.source.spikes)
-        self.found: dict[str, dict[str, FileEntry]] = {}
+        self.files_by_kind: dict[str, dict[str, FileEntry]] = {}
 
     def run(self, listed: Sequence[Any] | None) -> Clip | None:
         """Check the clip. Returns the clip, or None if no frame is complete.
@@ -147,7 +147,7 @@ class ClipCheck:
         stems = tuple(self.stems["lq"][key] for key in keys)
 
         # The planes of each frame, the sharp instants of each frame, and the sizes.
-        found = self._find_spikes(keys, stems)
+        spikes = self._find_spikes(keys, stems)
         instants: tuple[str, ...] = ()
         if "gt_instants" in self.kinds:
             instants = self._find_instants(keys)
@@ -163,14 +163,14 @@ class ClipCheck:
             stems=stems,
             lq=paths["lq"],
             gt=paths.get("gt", ()),
-            spike=tuple(file.path for file in found.files),
-            planes=found.planes,
+            spike=tuple(file.path for file in spikes.files),
+            planes=spikes.planes,
             size=size,
             gt_size=gt_size,
             gt_instants=instants,
-            exposures=found.exposures,
+            exposures=spikes.exposures,
             spikes=self.spikes,
-            times=found.times,
+            times=spikes.times,
         )
 
     def _is_complete(self, key: FrameKey) -> bool:
@@ -200,11 +200,11 @@ class ClipCheck:
     # (test_frames_are_in_the_order_of_their_numbers).
 
     def _find_files(self) -> None:
-        """Fill `found`. Report kinds without a folder or without a file."""
+        """Fill `files_by_kind`. Report kinds without a folder or without a file."""
         for name, kind in self.kinds.items():  # e.g. "lq", Kind(root="/data/blur", ...)
             files = self.files[name]
             if files:
-                self.found[name] = files
+                self.files_by_kind[name] = files
             elif files is None:
                 missing = f"folder {self.name}"
                 if is_lmdb(kind.root):
@@ -212,7 +212,7 @@ class ClipCheck:
                 self._report(f"{name} has no {missing}", name)
             else:
                 self._report(f"{name} holds no {' or '.join(kind.endings)} file", name)
-        if not self.problems and not self.has_one_spike_file and "spike" in self.found:
+        if not self.problems and not self.has_one_spike_file and "spike" in self.files_by_kind:
             self._report_unexpected_single_spike_file()
 
     def _report_unexpected_single_spike_file(self) -> None:
@@ -221,8 +221,8 @@ class ClipCheck:
         The file probably holds the planes of the whole clip, and the user forgot the option
         spike.exposure. This message helps more than a message about missing spike files would.
         """
-        frames = len(self.found["lq"])
-        spike_files = list(self.found["spike"].values())
+        frames = len(self.files_by_kind["lq"])
+        spike_files = list(self.files_by_kind["spike"].values())
         if len(spike_files) != 1 or frames == 1:
             return
         what = (
@@ -239,8 +239,8 @@ class ClipCheck:
         # In a data set, the files of a frame need only have the same number, e.g. 47.png and
         # 000047.dat. In two cases the whole names must be equal: in a user's own files, and in
         # names that are times, e.g. 432.033333, because the last digits are no frame number.
-        compares_whole_names = self.source.is_user_clip or are_values(self.found["lq"])
-        for kind, files in self.found.items():
+        compares_whole_names = self.source.is_user_clip or are_values(self.files_by_kind["lq"])
+        for kind, files in self.files_by_kind.items():
             # Not matched: the instants of a frame have names <frame>_0, <frame>_1, ..., and one
             # spike file holds all frames.
             if kind == "gt_instants" or (kind == "spike" and self.has_one_spike_file):
@@ -261,7 +261,7 @@ class ClipCheck:
 
     def _paths(self, kind: str, keys: Sequence[FrameKey]) -> tuple[str, ...]:
         """Return the path of one kind of file for each frame. keys: the frames."""
-        files = self.found[kind]
+        files = self.files_by_kind[kind]
         stems = self.stems[kind]
         return tuple(files[stems[key]].path for key in keys)
 
@@ -298,7 +298,7 @@ class ClipCheck:
         order = order_of(names.values())
         keys = sorted(wanted, key=lambda key: order(names[key]))
         self._report_gaps(keys, names)
-        self._report_odd_names(keys)
+        self._report_names_unlike_template(keys)
         return keys
 
     def _listed_frames(self, listed: Sequence[Any]) -> set[FrameKey]:
@@ -314,10 +314,10 @@ class ClipCheck:
             first = 1
         # The meta file has numbers only. If all names have the same text around the number, such as
         # "im", the keys of the listed frames get this text.
-        texts = {(key.before, key.after) for key in self.stems["lq"]}
+        texts_around_number = {(key.before, key.after) for key in self.stems["lq"]}
         before = after = ""
-        if len(texts) == 1:
-            [(before, after)] = texts
+        if len(texts_around_number) == 1:
+            [(before, after)] = texts_around_number
         return {FrameKey(before, number, after) for number in range(first, first + count)}
 
     def _names_of_frames(
@@ -363,7 +363,7 @@ class ClipCheck:
         The result is the ending of a file that exists. An LMDB has keys such as "clip_a/000046",
         without an ending. Then the result is the first ending that files of this kind may have.
         """
-        a_file = next(iter(self.found[kind].values()))
+        a_file = next(iter(self.files_by_kind[kind].values()))
         _, ending = os.path.splitext(a_file.path)
         return ending or self.kinds[kind].endings[0]
 
@@ -373,8 +373,8 @@ class ClipCheck:
         keys: frames in the order of time. names: the name of each frame.
         """
         # If the texts around the numbers differ, the numbers need not follow one another.
-        texts = {(key.before, key.after) for key in keys}
-        if len(texts) != 1:
+        texts_around_number = {(key.before, key.after) for key in keys}
+        if len(texts_around_number) != 1:
             return
         gaps = []
         for key, following in itertools.pairwise(keys):
@@ -383,7 +383,7 @@ class ClipCheck:
         if gaps:
             self._report(f"frame numbers jump at {names_in_short(gaps)}", "lq")
 
-    def _report_odd_names(self, keys: Sequence[FrameKey]) -> None:
+    def _report_names_unlike_template(self, keys: Sequence[FrameKey]) -> None:
         """Report names that do not follow the option filename_tmpl, a format such as "08d".
 
         keys: the frames of the clip.
@@ -392,7 +392,7 @@ class ClipCheck:
         if not template:
             return
         for kind, stems in self.stems.items():
-            odd_names = []
+            other_names = []
             for key in keys:
                 if key not in stems:
                     continue  # `_report_missing` has reported this file
@@ -400,10 +400,12 @@ class ClipCheck:
                 # With the template "08d", the name "47" is wrong, because it should be "00000047".
                 # Names that are more than a number do not follow a template, and are accepted.
                 if stem.isdecimal() and format(int(stem), template) != stem:
-                    odd_names.append(stem)
-            if odd_names:
-                shown = names_in_short(odd_names)
-                what = f"{len(odd_names)} names of {kind} do not follow filename_tmpl {template!r}"
+                    other_names.append(stem)
+            if other_names:
+                shown = names_in_short(other_names)
+                what = (
+                    f"{len(other_names)} names of {kind} do not follow filename_tmpl {template!r}"
+                )
                 self._report(f"{what}: {shown}", kind)
 
     def _report_other_numbers(self) -> bool:
@@ -422,23 +424,23 @@ class ClipCheck:
             # with numbers from the names.
             keys = sorted(frame_key(stem) for stem in stems.values())
             first = keys[0]
-            texts = {(key.before, key.after) for key in keys}
+            texts_around_number = {(key.before, key.after) for key in keys}
             # Names without a number, or with several texts, cannot be compared by distances.
-            if len(texts) > 1 or first.number == NO_NUMBER:
+            if len(texts_around_number) > 1 or first.number == NO_NUMBER:
                 return False
             first_keys[kind] = first
             distances[kind] = [key.number - first.number for key in keys]
-        others = []  # kinds with the distances of lq, but another first number or another text
+        other_kinds = []  # with the distances of lq, but another first number or another text
         for kind in self.stems:
             # If the distances differ, single files are missing. `_report_missing` reports them.
             if distances[kind] != distances["lq"]:
                 return False
             if first_keys[kind] != first_keys["lq"]:
-                others.append(kind)
-        for kind in others:
+                other_kinds.append(kind)
+        for kind in other_kinds:
             is_other_number = first_keys[kind].number != first_keys["lq"].number
             self._report_other_first_name(kind, is_other_number)
-        return bool(others)
+        return bool(other_kinds)
 
     def _report_other_first_name(self, kind: str, is_other_number: bool) -> None:
         """Report that the first file of a kind has another name than the first file of lq.
@@ -462,7 +464,7 @@ class ClipCheck:
     # belong to which frame, a problem is reported, e.g. for a file with fewer planes than the
     # other files (test_another_number_of_planes_within_a_clip_is_refused).
 
-    def _find_spikes(self, keys: Sequence[FrameKey], stems: Sequence[str]) -> _FoundSpikes:
+    def _find_spikes(self, keys: Sequence[FrameKey], stems: Sequence[str]) -> _SpikesOfFrames:
         """Return the spike files and the planes of the frames.
 
         If one file holds the planes of all frames, the times of the frames say which planes belong
@@ -476,9 +478,9 @@ class ClipCheck:
             times = self.source.times or times_of_names(stems)
         files = self._find_spike_files(keys)
         if not files or self.spikes is None:
-            return _FoundSpikes(files, planes=(), exposures=(), times=times)
+            return _SpikesOfFrames(files, planes=(), exposures=(), times=times)
         planes, exposures = self._find_planes(files, self.spikes, times)
-        return _FoundSpikes(files, planes, exposures, times)
+        return _SpikesOfFrames(files, planes, exposures, times)
 
     def _find_spike_files(self, keys: Sequence[FrameKey]) -> list[FileEntry]:
         """Return the spike file of each frame.
@@ -489,19 +491,19 @@ class ClipCheck:
         # A file for each frame: the files were matched by their names.
         if "spike" in self.stems:
             stems = self.stems["spike"]
-            return [self.found["spike"][stems[key]] for key in keys]
+            return [self.files_by_kind["spike"][stems[key]] for key in keys]
         if not self.has_one_spike_file:
             return []
 
         # One file for all frames. Its first plane belongs to the first frame of the folder. If a
         # meta file lists only later frames, the planes would go to wrong frames, so this is
         # reported. `order` is a function: name -> sort key.
-        files = list(self.found["spike"].values())
+        files = list(self.files_by_kind["spike"].values())
         lq_stems = self.stems["lq"]
         order = order_of(lq_stems.values())
         first_of_folder = min(lq_stems, key=lambda key: order(lq_stems[key]))
         if len(files) > 1:
-            shown = names_in_short(self.found["spike"])
+            shown = names_in_short(self.files_by_kind["spike"])
             what = f"{len(files)} spike files: {shown}; with spike.exposure a clip has one"
             self._report(what, "spike")
         elif keys[0] != first_of_folder:
@@ -680,7 +682,7 @@ class ClipCheck:
         """
         # {frame: {number of the instant: path}}
         found: dict[FrameKey, dict[int, str]] = {key: {} for key in keys}
-        for stem, file in self.found["gt_instants"].items():
+        for stem, file in self.files_by_kind["gt_instants"].items():
             frame, _, number = stem.rpartition("_")  # "000012_2" -> "000012", "_", "2"
             key = frame_key(frame)
             if number.isdecimal() and key in found:

@@ -477,34 +477,35 @@ def _list_clip(
     suffixes: endings of the files' names, e.g. (".png", ".jpg").
     name: name of a folder in the root, e.g. "clip_a".
     """
-    states: dict[str, State] = {}
     path = os.path.join(root, name)
-    listed = _list_files(path, folder, suffixes, states)
+    listed = _list_files(path, folder, suffixes)
     if listed is None:
-        return {}, states
+        return {}, {}
+    states = {listed.path: listed.state}
     if not listed.inner_clips:
         return {name: listed.files}, states
     clips = {}
     for inner in sorted(listed.inner_clips, key=natural_key):
         inner_path = os.path.join(path, inner)
-        inner_listed = _list_files(inner_path, folder, suffixes, states)
+        inner_listed = _list_files(inner_path, folder, suffixes)
         # None means that the folder was removed a moment ago. `inner_clips` of an inner clip are
         # ignored: only one level of folders is searched.
         if inner_listed is not None:
             clips[f"{name}/{inner}"] = inner_listed.files
+            states[inner_listed.path] = inner_listed.state
     return clips, states
 
 
 class _ListedFolder(NamedTuple):
     """What a folder of a data root holds."""
 
+    path: str  # the folder that was listed: the clip, or its folder "blur" or the like
+    state: State  # of this folder
     files: Folder  # the files directly in it, or in its folder "blur" or the like
     inner_clips: list[str]  # names of the folders in it, if these may be the clips; else []
 
 
-def _list_files(
-    clip: str, folder: str, suffixes: tuple[str, ...], states: dict[str, State]
-) -> _ListedFolder | None:
+def _list_files(clip: str, folder: str, suffixes: tuple[str, ...]) -> _ListedFolder | None:
     """List a folder that is a clip, or a folder of clips. Returns None if `clip` is no folder.
 
     It is a folder of clips if nothing shows that it is a clip itself.
@@ -512,22 +513,22 @@ def _list_files(
     clip: path of the folder, which may be a clip.
     folder: name of the folder within a clip, e.g. "blur".
     suffixes: endings of the files' names, e.g. (".png", ".jpg").
-    states: {path: state}. The state of the listed folder is added.
     """
     with os_errors_as_data_errors(clip, expected="a readable folder"):
         # The files are in <clip>/<folder> if this folder exists, else in <clip>.
-        listed_folder = os.path.join(clip, folder)
-        entries = _entries_in(listed_folder, states)
-        has_inner_folder = entries is not None
-        if entries is None:
-            listed_folder = clip
-            entries = _entries_in(clip, states)
-        if entries is None:
+        path = os.path.join(clip, folder)
+        content = _content_of_folder(path)
+        has_inner_folder = content is not None
+        if content is None:
+            path = clip
+            content = _content_of_folder(clip)
+        if content is None:
             return None
+        entries, state = content
         sorted_out = _sort_out(entries, suffixes, find_folders=not has_inner_folder)
 
     names = _names_with_first_suffix(sorted_out.names_by_suffix)
-    prefix = os.path.join(listed_folder, "")  # the path with a slash at its end
+    prefix = os.path.join(path, "")  # the path with a slash at its end
     files = Folder.of_names(prefix, names)
     # Four things show that `clip` is a clip, and not a folder of clips: its folder `folder`, its
     # files, a file of another kind, e.g. a text, and a folder with a name such as "blur" or
@@ -536,7 +537,7 @@ def _list_files(
     has_kinds_of_files = any(name in CLIP_FOLDERS for name in sorted_out.folders)
     is_clip = has_inner_folder or has_files or sorted_out.has_other_files or has_kinds_of_files
     inner_clips = [] if is_clip else sorted_out.folders
-    return _ListedFolder(files, inner_clips)
+    return _ListedFolder(path, state, files, inner_clips)
 
 
 class _SortedOut(NamedTuple):
@@ -593,21 +594,16 @@ def _suffix_of(name: str, suffixes: tuple[str, ...]) -> str | None:
     return None
 
 
-def _entries_in(folder: str, states: dict[str, State]) -> list[os.DirEntry[str]] | None:
-    """Return the entries of a folder, or None if `folder` is no folder.
-
-    states: the state of the folder is added to this dict.
-    """
+def _content_of_folder(folder: str) -> tuple[list[os.DirEntry[str]], State] | None:
+    """Return the entries and the state of a folder, or None if `folder` is no folder."""
     try:
         # Read the state before the list. If the folder changes in between, the stored state is too
         # old, so the next start notices the change.
         state = state_of(folder)
         with os.scandir(folder) as entries:
-            found = list(entries)
+            return list(entries), state
     except (FileNotFoundError, NotADirectoryError):
         return None
-    states[folder] = state
-    return found
 
 
 # ---- LMDB ------------------------------------------------------------------------------------

@@ -79,11 +79,11 @@ def film_times(
     if len(times) < 2:
         return times_of_film(times)
     step = usual_step(times)  # the usual distance of two frames in seconds
-    gaps = _lost_between(packets, times, step)
+    gaps = _missing_between_frames(packets, times, step)
     # Number of the frame after the last decoded frame, if missing frames are counted: 6 if four
     # frames were decoded and two are missing between them.
     next_number = len(times) + sum(gap.count for gap in gaps)
-    gaps += _lost_at_end(packets, times[-1], step, next_number)
+    gaps += _missing_at_end(packets, times[-1], step, next_number)
     return times_of_film(times, gaps)
 
 
@@ -102,29 +102,29 @@ def _packets_of(
 
     Returns None if no stream has packets at the times of all frames.
     """
-    found: dict[int, Packets] = {}  # {index of the stream: its packets}
+    packets_of_stream: dict[int, Packets] = {}  # {index of the stream: its packets}
     try:
         with open_container(str(path)) as container:
             # A container may have several names, such as "mov,mp4,m4a".
             names = container.format.name.split(",")
             has_pauses = CONTAINERS_WITHOUT_PAUSES.isdisjoint(names)
             for stream in container.streams.video:
-                found[stream.index] = Packets(stream.frames, has_pauses)
+                packets_of_stream[stream.index] = Packets(stream.frames, has_pauses)
             # `demux` wants the video streams by number. It counts video streams only: 0, 1, ...
-            every_video_stream = tuple(range(len(found)))
+            every_video_stream = tuple(range(len(packets_of_stream)))
             for number, packet in enumerate(container.demux(video=every_video_stream), 1):
                 if number % PACKETS_PER_CALL == 0:
                     go_on()
                 # PyAV yields an empty packet at the end of each stream.
                 if packet.size:
-                    _add_packet(packet, found[packet.stream.index])
+                    _add_packet(packet, packets_of_stream[packet.stream.index])
     except FFMPEG_ERRORS as e:
         # The file is damaged at some point. The decoder ended there, too. So the packets that were
         # read so far are enough.
         logger.debug("%s: its packets cannot be read to the end: %s", path, e)
     # A film may have several video streams, e.g. a cover. The decoded frames belong to the stream
     # that has a packet at the time of each frame.
-    for packets in found.values():
+    for packets in packets_of_stream.values():
         if set(times) <= set(packets.times):
             packets.times.sort()
             return packets
@@ -143,7 +143,9 @@ def _add_packet(packet: Any, packets: Packets) -> None:
         packets.damaged.append(time)
 
 
-def _lost_between(packets: Packets, times: Sequence[Fraction], step: Fraction) -> list[Gap]:
+def _missing_between_frames(
+    packets: Packets, times: Sequence[Fraction], step: Fraction
+) -> list[Gap]:
     """Return the frames that are missing before the first decoded frame and between frames.
 
     times: times of the decoded frames. step: the usual distance of two frames in seconds.
@@ -185,7 +187,9 @@ def _lost_between(packets: Packets, times: Sequence[Fraction], step: Fraction) -
     return gaps
 
 
-def _lost_at_end(packets: Packets, last: Fraction, step: Fraction, next_number: int) -> list[Gap]:
+def _missing_at_end(
+    packets: Packets, last: Fraction, step: Fraction, next_number: int
+) -> list[Gap]:
     """Return the frames that are missing after the last decoded frame, as a list of at most one.
 
     last: time of the last decoded frame. step: usual time from one frame to the next.

@@ -62,9 +62,16 @@ PathLike = str | os.PathLike[str]
 # fit the geometry of the user, the error names the geometries of this list that fit. A new one may
 # be added. Nothing is read differently by it.
 KNOWN_GEOMETRIES = (
-    (250, 400, 0), (360, 640, 0), (250, 400, 16), (180, 320, 0), (384, 384, 0), (256, 256, 0),
-    (1000, 1000, 0), (1000, 1024, 0), (64, 64, 0),
-)  # fmt: skip
+    (250, 400, 0),  # Spike-Zoo, SpikeCV, Vidar
+    (360, 640, 0),  # Spk-GoPro
+    (250, 400, 16),  # as the first, with columns without image
+    (180, 320, 0),  # S-SDM
+    (384, 384, 0),  # Spk-X4K
+    (256, 256, 0),
+    (1000, 1000, 0),
+    (1000, 1024, 0),
+    (64, 64, 0),
+)
 
 # The SPS100 sensor has 1000 x 1000 pixels. A row is stored as two half-lines of 512 bits: 500
 # pixels, then a word of 12 bits. A word has a line number, 1 ... 500, and a channel, 0 ... 3.
@@ -295,7 +302,7 @@ class SpikeFile:
         assert self.array is not None  # a file is packed, or an array
         with _file_errors(self.path):
             spikes = self.array.read(first, count, *crop.slices)
-        return self._checked(spikes)
+        return self._as_spikes(spikes)
 
     def parts(self, first: int, count: int) -> Iterator[np.ndarray]:
         """Return an iterator over whole planes (t, h, w), at most PART planes at a time.
@@ -321,9 +328,9 @@ class SpikeFile:
             for part in array.parts(first, count):
                 # Drop the head columns. Copy the planes, because the caller may change them.
                 image = part[:, :, : self.geometry.width]
-                yield self._checked(np.array(image))
+                yield self._as_spikes(np.array(image))
 
-    def _checked(self, array: np.ndarray) -> np.ndarray:
+    def _as_spikes(self, array: np.ndarray) -> np.ndarray:
         """Return an array of uint8 or bool as spikes. Raises SpikeFileError for values above 1."""
         spikes = array.view(np.uint8)  # a bool is a byte of 0 or 1
         if spikes.max() > 1:
@@ -677,8 +684,8 @@ def _planes_in(size: int, path: PathLike, geometry: SpikeGeometry, remainder: st
     unless `remainder` is "truncate", which leaves these bytes out.
     """
     planes, bytes_left = divmod(size, geometry.plane_bytes)
-    is_allowed_rest = bytes_left == 0 or remainder == "truncate"
-    if planes and is_allowed_rest:
+    fits = bytes_left == 0 or remainder == "truncate"
+    if planes and fits:
         return planes
 
     shape = f"{geometry.height} x {geometry.line_width}"
