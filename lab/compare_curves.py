@@ -30,29 +30,15 @@ from utils.run.history import read_history, run_names
 
 def main(argv: list[str]) -> int:
     """Compare the curves, and write the figures and the plot. Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("runs", type=Path, nargs=2, metavar="RUN")
-    parser.add_argument("--noise", type=Path, nargs="+", metavar="RUN", required=True)
-    parser.add_argument(
-        "--tag", default="train/loss", help="scalar of the history (default %(default)s)"
-    )
-    parser.add_argument(
-        "--smooth", type=int, default=5, help="log entries in a running mean (default %(default)s)"
-    )
-    parser.add_argument("--out", type=Path, required=True, help="path without suffix")
-    args = parser.parse_args(argv)
-
-    # The first curve is the reference. The second curve is compared with it. All further curves are
-    # repetitions of the first run with other seeds.
+    args = read_arguments(argv)
     names = run_names(args.runs)
     steps, curves = read_curves([*args.runs, *args.noise], args.tag, args.smooth)
 
-    reference = curves[0]
-    differences = [difference(curve, reference) for curve in curves[1:]]
-    difference_of_runs = differences[0]
-    differences_of_seeds = differences[1:]
+    # The first run is the reference, to which the second run and the repetitions with other seeds
+    # are compared.
+    reference, curve_of_second, *curves_of_seeds = curves
+    difference_of_runs = difference(curve_of_second, reference)
+    differences_of_seeds = [difference(curve, reference) for curve in curves_of_seeds]
     # Of several seeds, the largest difference counts. The test has one seed.
     noise = {}
     for key in difference_of_runs:
@@ -74,6 +60,21 @@ def main(argv: list[str]) -> int:
 
     print(json.dumps(result, indent=2))
     return 0 if result["is_within_noise"] else 1
+
+
+def read_arguments(argv: list[str]) -> argparse.Namespace:
+    """Read the flags of the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("runs", type=Path, nargs=2, metavar="RUN")
+    add("--noise", type=Path, nargs="+", metavar="RUN", required=True)
+    add("--tag", default="train/loss", help="scalar of the history (default %(default)s)")
+    help_of_smooth = "log entries in a running mean (default %(default)s)"
+    add("--smooth", type=int, default=5, help=help_of_smooth)
+    add("--out", type=Path, required=True, help="path without suffix")
+    return parser.parse_args(argv)
 
 
 def read_curves(runs: list[Path], tag: str, smooth: int) -> tuple[list[int], np.ndarray]:
