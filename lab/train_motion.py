@@ -672,6 +672,12 @@ REGION_SHIFT_PX = (-10, 10)  # x or y of its added shift at the end of the expos
 def wrong_motion(motion: Motion, other: Motion, rng: np.random.Generator) -> Motion:
     """Return a motion that is wrong in one of five ways, drawn at random.
 
+        0    all shifts times a factor: too slow or too fast
+        1    the motion of another frame. If its frame has another size, as in 2
+        2    a smooth error is added
+        3    a region stands still
+        4    a region has another motion in addition
+
     The expected error of each shift (`Motion.errors`) stays as in `motion`
     (test_a_wrong_motion_keeps_its_expected_error). So the learned steps cannot see from it that the
     motion is wrong. They must see it from the spikes of the sharp instant.
@@ -682,7 +688,7 @@ def wrong_motion(motion: Motion, other: Motion, rng: np.random.Generator) -> Mot
     motion: the measured motion. other: the motion of another frame.
     """
     shifts = motion.shifts  # (K, H, W, 2)
-    kind = int(rng.integers(5))
+    kind = int(rng.integers(5))  # as in the list above
     if kind == 0:
         wrong = shifts * np.float32(rng.uniform(*MOTION_FACTORS))
     elif kind == 1 and other.shifts.shape == shifts.shape:
@@ -780,18 +786,23 @@ def train(
 
     net: the learned steps. Their weights are changed in place.
     samples: name of a set -> its samples.
+    solver: settings of the equations.
     updates: number of updates.
-    save: takes the averaged weights and the number of updates so far.
-    rate: largest learning rate. worse_weight: how much a worse place counts in the loss.
+    seed: seed of all draws.
+    save: function that is called with the averaged weights and the number of updates so far, every
+        SAVE_EVERY updates and at the end.
+    rate: largest learning rate.
+    worse_weight: how much a worse place counts in the loss.
     """
+    # Two generators: one chooses samples and how they are turned, the other makes wrong motions.
+    sampler = random.Random(seed)
     rng = np.random.default_rng(seed)
-    order = random.Random(seed)
     optimizer = torch.optim.Adam(net.parameters(), rate, betas=BETAS)
     averaged = {name: value.clone() for name, value in net.state_dict().items()}
     gains_db: dict[str, list[float]] = {}  # since the last printed line, by the name of the draw
     begin = time.time()
     for update in range(updates):
-        drawn = draw(samples, solver, order, rng)
+        drawn = draw(samples, solver, sampler, rng)
         optimizer.param_groups[0]["lr"] = rate * share_of_rate(update, updates)
         gain_db = update_weights(net, optimizer, drawn, worse_weight)
         done = update + 1
@@ -817,7 +828,7 @@ def update_weights(
 ) -> float:
     """Change the weights once. Returns by how many dB the steps improve on the first estimate.
 
-    worse_weight: how much a worse place counts in the loss.
+    drawn: what the update is trained on. worse_weight: how much a worse place counts in the loss.
     """
     sample = drawn.sample
     frames = net.all_steps(sample.z_0, drawn.proposal, drawn.equations, drawn.turn)
@@ -832,23 +843,27 @@ def update_weights(
 def draw(
     samples: Mapping[str, list[Sample]],
     solver: Solver,
-    order: random.Random,
+    sampler: random.Random,
     rng: np.random.Generator,
 ) -> Draw:
-    """Draw a sample, its motion, and the way in which the conv net sees its pictures.
+    """Draw a sample, its motion, and how its pictures are turned for the conv net.
 
     The order of the draws must stay: with another order the same seed gives other weights. No test
     notices another order.
+
+    samples: name of a set -> its samples. solver: settings of the equations.
+    sampler: generator that chooses samples and how they are turned.
+    rng: generator of the wrong motion.
     """
-    # A set by its weight, and a sample of the set.
+    # A set by its weight, and a sample of the set, all samples alike.
     set_weights = [SETS[name].weight for name in samples]
-    [set_name] = order.choices(list(samples), set_weights)
-    sample = order.choice(samples[set_name])
+    [set_name] = sampler.choices(list(samples), set_weights)
+    sample = sampler.choice(samples[set_name])
 
     # Equations along a wrong motion are made anew, because each wrong motion is used once.
-    if order.random() < SHARE_OF_WRONG_MOTION:
+    if sampler.random() < SHARE_OF_WRONG_MOTION:
         name = f"{set_name} wrong"
-        other = order.choice(samples[set_name])
+        other = sampler.choice(samples[set_name])
         motion = wrong_motion(sample.motion, other.motion, rng)
         equations = sample.equations_along(motion, solver)
         proposal = equations.proposal(sample.z_0)
@@ -858,11 +873,11 @@ def draw(
         proposal = sample.proposal
 
     turn = Turn(
-        mirrored=order.random() < 0.5,
-        upside_down=order.random() < 0.5,
-        transposed=order.random() < 0.5,
+        mirrored=sampler.random() < 0.5,
+        upside_down=sampler.random() < 0.5,
+        transposed=sampler.random() < 0.5,
     )
-    return Draw(name, sample, equations, proposal, turn)
+    return Draw(name=name, sample=sample, equations=equations, proposal=proposal, turn=turn)
 
 
 def share_of_rate(update: int, updates: int) -> float:
@@ -882,7 +897,8 @@ def loss_of(
 ) -> tuple[Tensor, float]:
     """Return the loss, and the gain of the last frame over the first estimate in dB.
 
-    With e_0 the squared errors of the first estimate z_0, and e_k the squared errors of the frame
+    The gain is the PSNR of the last frame minus the PSNR of the first estimate. With e_0 the
+    squared errors of the first estimate z_0, and e_k the squared errors of the frame
     after learned step k,
 
         loss = sum over k of STEP_WEIGHTS[k] (relative_k + worse_weight worse_k)
