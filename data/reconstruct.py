@@ -40,7 +40,7 @@ from utils.contract import FrameReader, Tick
 from utils.dist import watchdog
 from utils.errors import DataError, OptionError
 from utils.options.models import LoaderOptions
-from utils.user_path import expanded
+from utils.user_path import expand_path
 
 # Keys of the spike section that a method sets itself, so a user cannot set them.
 # main_test_vrt.py refuses them.
@@ -346,7 +346,7 @@ def spike_clip(path: str | Path, gt: str | Path | None, section: Any) -> Dataset
 
     main_test_vrt.py calls this if --spike is given without --input.
     """
-    path = Path(expanded(str(path)))
+    path = Path(expand_path(str(path)))
     if not path.exists():
         raise DataError(
             what="no such file or folder",

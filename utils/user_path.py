@@ -1,7 +1,7 @@
 """Paths as users write them: ~ for the home folder, $NAME or ${NAME} for a variable.
 
-Paths of data in option files and in flags go through `expanded`. An existing file whose name has a
-"$" or begins with "~" must still be found under its own name.
+Paths of data in option files and in flags go through `expand_path`. An existing file whose name has
+a "$" or begins with "~" must still be found under its own name.
 """
 
 import os
@@ -13,7 +13,7 @@ from utils.errors import DataError
 _VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})", re.ASCII)
 
 
-def expanded(path: str) -> str:
+def expand_path(path: str) -> str:
     """Return the path with ~ and $NAME replaced. A path that exists as it is stays.
 
     A shell does this for a path on the command line, but not within an option file or behind KEY=.

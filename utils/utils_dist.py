@@ -851,7 +851,7 @@ def _ending_with_store(error: BaseException) -> _Ending:
         cause = error
         code = _exit_code(error)
     else:
-        cause = _lost_contact(error)
+        cause = _lost_contact_error(error)
         code = cause.exit_code
 
     # The first rank that writes its failure into the store reports. `claim_failure` returns None to
@@ -888,7 +888,7 @@ def _is_caused_by_peer(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and PEER_IS_GONE.search(str(error)) is not None
 
 
-def _lost_contact(error: BaseException) -> StallError:
+def _lost_contact_error(error: BaseException) -> StallError:
     """Return the error of a broken connection. It names the ranks that may be the cause.
 
     Before naming a rank, this waits for the report of another rank, which may know the cause.
@@ -929,7 +929,7 @@ def _suspects() -> str:
     after = read_states(store, get_world_size())
     # The beats show within half a second which collective a rank has entered. So `after` shows it,
     # and `before` may not yet.
-    suspects = _silent(before, after) or _behind(after)
+    suspects = _silent_ranks(before, after) or _ranks_behind(after)
     places = []
     for rank in suspects:
         state = after[rank]
@@ -937,7 +937,7 @@ def _suspects() -> str:
     return "; ".join(places)
 
 
-def _silent(before: dict[int, State], after: dict[int, State]) -> list[int]:
+def _silent_ranks(before: dict[int, State], after: dict[int, State]) -> list[int]:
     """Return the other ranks that did not beat between two readings of all states.
 
     A rank beats every half second: it writes its state with a growing number into the store.
@@ -949,7 +949,7 @@ def _silent(before: dict[int, State], after: dict[int, State]) -> list[int]:
     return ranks
 
 
-def _behind(states: dict[int, State]) -> list[int]:
+def _ranks_behind(states: dict[int, State]) -> list[int]:
     """Return the ranks that have entered the fewest collectives, if other ranks have entered more.
 
     A collective ends only when every rank has entered it. So if it runs into its time-out while all

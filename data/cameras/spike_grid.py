@@ -50,7 +50,7 @@ from utils.errors import DataError, OptionError
 from utils.files import write_whole
 from utils.json_file import read_json
 from utils.options.section import Section, read_section
-from utils.user_path import expanded
+from utils.user_path import expand_path
 
 # The end of several error texts: where the user finds the keys of a calibration file.
 HELP_ON_KEYS = 'docs/data_format.md, section "Two cameras", explains the keys'
@@ -214,7 +214,7 @@ def load_calibration(path: str | Path, table: dict[str, Any] | None = None) -> C
     already (a dataset.json holds calibrations). None: read the file.
     Raises DataError if there is no usable calibration.
     """
-    path = expanded(str(path))
+    path = expand_path(str(path))
     try:
         if table is None:
             table = read_json(path)

@@ -50,7 +50,7 @@ from data.cameras.frame_times import FrameTimes
 from data.spike.formats import SpikeFileError
 from utils.errors import DataError, OptionError
 from utils.json_file import read_json
-from utils.user_path import advice_on, expanded
+from utils.user_path import advice_on, expand_path
 
 FILE_NAME = "dataset.json"
 FORMAT = 1
@@ -668,7 +668,7 @@ def read_exposures(value: dict[str, Any] | str | None) -> dict[str, Exposures] |
     where = "spike.exposure"
     table: Any = value
     if isinstance(value, str):
-        where = expanded(value)
+        where = expand_path(value)
         table = _exposures_in(where)
     # An object with one of the keys "start", "length", "period" is meant for all clips.
     is_for_all_clips = isinstance(table, dict) and any(key in table for key in PERIODIC_KEYS)

@@ -39,7 +39,7 @@ from data.clips.source import Source
 from data.spike.formats import FORMATS, array_shape
 from utils.dist import watchdog
 from utils.errors import DataError
-from utils.user_path import advice_on, expanded
+from utils.user_path import advice_on, expand_path
 from utils.video import FILM_SUFFIXES
 
 logger = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ def user_clips(
     user's spikes, they are assumed to have these properties.
     Raises DataError, naming the files, if frames, spikes and sharp frames do not belong together.
     """
-    root = Path(expanded(str(path)))
+    root = Path(expand_path(str(path)))
     if not root.exists():
         raise DataError(
             what="no such file or folder",
@@ -158,7 +158,7 @@ def _open_clip(
 
 def _as_path(path: str | Path | None) -> Path | None:
     """Return a path with ~ and $NAME replaced. None stays None."""
-    return None if path is None else Path(expanded(str(path)))
+    return None if path is None else Path(expand_path(str(path)))
 
 
 def _find_clips(root: Path, spike: Path | None, gt: Path | None) -> dict[str, ClipPaths]:

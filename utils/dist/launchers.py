@@ -39,7 +39,7 @@ Env = Mapping[str, str]
 # A cell of the table is a function that reads one value from an environment, e.g. the number of
 # ranks. It returns a text, and "" if the environment does not have the value. The columns of the
 # table are the fields of `PerProcess`, `PerNode` and `Unplaced` below.
-Read = Callable[[Env], str]
+Cell = Callable[[Env], str]
 
 LOOPBACK = "127.0.0.1"  # the address by which a host reaches itself
 DEFAULT_PORT = "29500"  # the default of torchrun as well
@@ -53,7 +53,7 @@ PORT_COUNT = 10000
 # ---- Cells of the table ----------------------------------------------------------------------
 
 
-def var(name: str) -> Read:
+def var(name: str) -> Cell:
     """Return a cell of the table (a function env -> text) that reads the variable `name`."""
     return lambda env: env.get(name, "").strip()
 
@@ -82,7 +82,7 @@ def items(text: str) -> list[str]:
     return hosts
 
 
-def first_of(name: str) -> Read:
+def first_of(name: str) -> Cell:
     """Return a cell that reads the first item of the list `name`."""
 
     def read(env: Env) -> str:
@@ -92,7 +92,7 @@ def first_of(name: str) -> Read:
     return read
 
 
-def count_of(name: str) -> Read:
+def count_of(name: str) -> Cell:
     """Return a cell that reads the number of items of the list `name`."""
 
     def read(env: Env) -> str:
@@ -102,7 +102,7 @@ def count_of(name: str) -> Read:
     return read
 
 
-def position_in(name: str, host_name: str) -> Read:
+def position_in(name: str, host_name: str) -> Cell:
     """Return a cell that reads the position of this host in the list `name`, from 0.
 
     host_name: name of the variable that says which host this is.
@@ -161,11 +161,11 @@ class PerProcess:
     """A launcher that starts one process for each rank."""
 
     name: str  # name of the launcher, for errors
-    size: Read  # number of ranks
-    rank: Read  # number of this rank
-    local_rank: Read  # number of this rank among the ranks of its host
-    local_size: Read  # number of ranks on this host; if it equals `size`, there is only one host
-    address: Read  # host of rank 0
+    size: Cell  # number of ranks
+    rank: Cell  # number of this rank
+    local_rank: Cell  # number of this rank among the ranks of its host
+    local_size: Cell  # number of ranks on this host; if it equals `size`, there is only one host
+    address: Cell  # host of rank 0
     # For an error: the command that passes MASTER_ADDR to the ranks. {command} in this text stands
     # for what the user typed.
     advice: str
@@ -179,11 +179,11 @@ class PerNode:
     """
 
     name: str  # name of the platform; nothing reads it, it names the row
-    nodes: Read  # number of nodes
-    node_rank: Read  # number of this node, from 0
-    gpus: Read  # number of GPUs of a node; without it the number of visible GPUs is taken
-    address: Read  # host of node 0
-    port: Read  # free port of node 0; without it DEFAULT_PORT is taken
+    nodes: Cell  # number of nodes
+    node_rank: Cell  # number of this node, from 0
+    gpus: Cell  # number of GPUs of a node; without it the number of visible GPUs is taken
+    address: Cell  # host of node 0
+    port: Cell  # free port of node 0; without it DEFAULT_PORT is taken
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class Unplaced:
     """
 
     name: str  # name of the platform, for errors
-    count: Read  # number of processes or hosts
+    count: Cell  # number of processes or hosts
     advice: str  # command to type instead; {command} stands for what the user typed
 
 

@@ -128,7 +128,7 @@ def read_state(rank: int, value: str | bytes) -> State:
         for name in ("age", "budget"):
             state[name] = _seconds(table[name])
         for name in ("machine", "host", "phase"):
-            state[name] = shown(_text(table[name]))
+            state[name] = printable_text(_text(table[name]))
         state["facts"] = _facts(table.get("facts", {}))
     # OverflowError: a number of seconds that is too large for a float, e.g. of 400 digits.
     except (KeyError, TypeError, ValueError, OverflowError) as e:
@@ -169,7 +169,7 @@ def read_failure(value: str | bytes, world_size: int) -> Failure | None:
     return failure
 
 
-def shown(text: str) -> str:
+def printable_text(text: str) -> str:
     """Return `text` without characters that move a terminal's cursor, and not too long."""
     text = text[:LONGEST_TEXT]
     if text.isprintable():
@@ -228,8 +228,8 @@ def _text(value: Any) -> str:
 
 
 def _facts(value: Any) -> dict[str, Any]:
-    """Return the facts, with their texts as they are shown. value: a table of plain types."""
+    """Return the facts with printable texts. value: a table of plain types."""
     facts = {}
     for name, fact in dict(value).items():
-        facts[shown(name)] = shown(fact) if isinstance(fact, str) else fact
+        facts[printable_text(name)] = printable_text(fact) if isinstance(fact, str) else fact
     return facts

@@ -64,7 +64,7 @@ from utils.dist.beats import (
 )
 from utils.dist.rendezvous import JOINED, MET, wait_for
 from utils.dist.state import RUN, Place
-from utils.dist.store_values import Failure, ForeignValueError, State, seal, shown, unseal
+from utils.dist.store_values import Failure, ForeignValueError, State, printable_text, seal, unseal
 from utils.errors import StallError
 from utils.options.models import WatchdogOptions
 
@@ -481,10 +481,10 @@ class Watchdog(threading.Thread):
             return process.dump_stacks(self.stack_file)
         key = f"stacks/{rank}"
         if wait_s and self.store is not None and wait_for(self.store, key, wait_s):
-            # `unseal` refuses a text that no rank of this run wrote. `shown` removes characters
-            # that would move the cursor of a terminal.
+            # `unseal` refuses a text that no rank of this run wrote. `printable_text` replaces
+            # characters that would move the cursor of a terminal.
             text = unseal(key, self.store.get(key))
-            return "\n".join(shown(line) for line in text.splitlines())
+            return "\n".join(printable_text(line) for line in text.splitlines())
         return process.stacks_of(self.beats.states[rank]["pid"], stack_file_name(rank))
 
     def _write_report(self, verdict: Verdict, stacks: str) -> None:

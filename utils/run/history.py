@@ -646,7 +646,7 @@ def further_metrics(tags: Iterable[str]) -> list[str]:
     return sorted(names - {"psnr", "ssim"})  # PSNR and SSIM are always measured
 
 
-def _by_step(history: History, tag: str) -> dict[float, float]:
+def _values_by_step(history: History, tag: str) -> dict[float, float]:
     """Return step -> value of a scalar. If a step has several values, the last value counts."""
     column: dict[float, float] = {}
     for step, value in history.get(tag, []):
@@ -665,8 +665,8 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
     history: the history of the run.
     curves: the figure of `draw_panels` as the bytes of a PNG.
     """
-    further = further_metrics(history)
-    psnr_at = _by_step(history, "val/psnr")
+    own_metrics = further_metrics(history)
+    psnr_at = _values_by_step(history, "val/psnr")
     steps = list(psnr_at)  # the steps with a validation
     finite_psnr_at = {step: psnr for step, psnr in psnr_at.items() if math.isfinite(psnr)}
     best_step = None
@@ -677,7 +677,7 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
     # validation has a finite PSNR, best_step is None, which equals no step.
     shown_steps = {best_step, *steps[-SHOWN_ROWS:]}
     newest_first = [step for step in reversed(steps) if step in shown_steps]
-    rows = _validation_rows(history, newest_first, metrics=("psnr", "ssim", *further))
+    rows = _validation_rows(history, newest_first, metrics=("psnr", "ssim", *own_metrics))
 
     environment: dict[str, Any] = {}
     with suppress(OSError, ValueError):  # without this file, the page is made without its table
@@ -685,15 +685,15 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
     return render(
         "run",
         title=f"Training: {folder.resolve().name}",
-        state=_state(history, finite_psnr_at, best_step),
+        state=_state_in_words(history, finite_psnr_at, best_step),
         curves=data_uri("image/png", curves),
-        warnings=_warnings(folder / WARNINGS_NAME),
+        warnings=_warnings_once(folder / WARNINGS_NAME),
         shown_warnings=SHOWN_WARNINGS,
         validations=rows,
-        further_metrics=further,
+        further_metrics=own_metrics,
         best=best_step,
         left_out=len(steps) - len(rows),
-        clips=_panels(folder / "images", steps[-1]) if steps else {},
+        clips=_panels_of_step(folder / "images", steps[-1]) if steps else {},
         strip_width=STRIP_WIDTH,
         environment=environment,
         options=newest_options(folder / "options"),
@@ -718,8 +718,8 @@ def _validation_rows(
     history: History, steps: Sequence[float], metrics: Sequence[str]
 ) -> list[_ValidationRow]:
     """Return a row of the table of validations for each step."""
-    restored = {name: _by_step(history, f"val/{name}") for name in metrics}
-    blurry = {name: _by_step(history, f"val/{name}_input") for name in metrics}
+    restored = {name: _values_by_step(history, f"val/{name}") for name in metrics}
+    blurry = {name: _values_by_step(history, f"val/{name}_input") for name in metrics}
     rows = []
     for step in steps:
         scores = {}
@@ -732,7 +732,9 @@ def _validation_rows(
     return rows
 
 
-def _state(history: History, psnr_at: Mapping[float, float], best_step: float | None) -> str:
+def _state_in_words(
+    history: History, psnr_at: Mapping[float, float], best_step: float | None
+) -> str:
     """Return the state of the run, e.g. "iteration 4,000; loss 0.0213; PSNR 31.20 dB, best ...".
 
     psnr_at: step -> PSNR of its validation. All values are finite.
@@ -763,7 +765,7 @@ class _Warning(NamedTuple):
     times: int  # number of its occurrences
 
 
-def _warnings(recorded: Path) -> list[_Warning]:
+def _warnings_once(recorded: Path) -> list[_Warning]:
     """Return the warnings of a run, each once. The warning that occurred last comes last.
 
     Test: test_the_page_of_a_run_shows_a_repeated_warning_once.
@@ -785,7 +787,7 @@ def _warnings(recorded: Path) -> list[_Warning]:
     return list(warnings.values())
 
 
-def _panels(images: Path, step: float) -> dict[str, dict[str, np.ndarray]]:
+def _panels_of_step(images: Path, step: float) -> dict[str, dict[str, np.ndarray]]:
     """Return the pictures of a validation: clip -> title -> picture.
 
     A file has the pictures (panels) of one clip side by side, e.g. blurry, restored, sharp. The

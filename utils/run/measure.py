@@ -6,7 +6,7 @@ The numbers go this way, from a step to the log line:
     measurements(...)        collects what this rank measured since the last log line: `Measured`
     gather_objects           brings the `Measured` of all ranks together (utils_dist)
     log_values(...)          makes the numbers of the log line from them
-    Health.logged(...)       judges them
+    Health.judge_log_line    judges them
 
 `Health` warns if something makes a run slow or useless, and says what to do. Each warning comes
 once per start of a run, on rank 0.
@@ -527,7 +527,7 @@ class Health:
 
     A new warning is a new `_check_...` method, which gives `_warn` a name that no other warning
     has. The method must contain no collective, because only rank 0 comes so far: the other ranks
-    leave `logged` and `saved` at once, and rank 0 would wait for them for ever.
+    leave `judge_log_line` and `judge_save` at once, and rank 0 would wait for them for ever.
     """
 
     def __init__(
@@ -557,7 +557,7 @@ class Health:
         self.losses: deque[float] = deque(maxlen=MOST_REMEMBERED)
         self.validations: list[_Validation] = []
 
-    def planned(self, lr_floor: int | None, key: str) -> None:
+    def judge_schedule(self, lr_floor: int | None, key: str) -> None:
         """Warn if the learning rate stays at its floor for a long part of the run.
 
         lr_floor: first step at which the learning rate is at its floor, or None if it never is.
@@ -582,7 +582,7 @@ class Health:
 
     # ---- At a log line ----
 
-    def logged(self, ranks: list[Measured], grad_norms: list[float]) -> None:
+    def judge_log_line(self, ranks: list[Measured], grad_norms: list[float]) -> None:
         """Judge the steps since the last log line.
 
         ranks: the measurements of each rank.
@@ -758,7 +758,7 @@ class Health:
 
     # ---- At a validation and at a save ----
 
-    def validated(self, psnr: float) -> None:
+    def judge_validation(self, psnr: float) -> None:
         """Warn if the validation PSNR falls while the loss falls: the network overfits.
 
         Tests: test_psnr_that_falls_while_the_loss_falls_is_named_once, and
@@ -797,7 +797,7 @@ class Health:
             losses[-1],
         )
 
-    def saved(self, step: int) -> None:
+    def judge_save(self, step: int) -> None:
         """Warn if the disk has no room for the next saves.
 
         Test: test_a_disk_without_room_for_the_next_saves_is_named_once.

@@ -80,7 +80,7 @@ def open_progress(
     quiet_s: seconds before the first line.
     is_kept: whether the finished bar stays on the screen.
     """
-    kind = shown_kind(kind)
+    kind = kind_to_show(kind)
     if kind == "bar" and sys.stderr.isatty():
         with Bar(total, name, unit, is_kept=is_kept) as bar:
             yield bar
@@ -94,7 +94,7 @@ def _drop(line: str) -> None:
     """Do nothing with a line. This is the `say` of kind "none"."""
 
 
-def shown_kind(kind: str) -> str:
+def kind_to_show(kind: str) -> str:
     """Return `kind`, or "none" if this process shows no progress.
 
     Ranks other than 0 show none, and TQDM_DISABLE switches all progress off. As in tqdm itself, an
@@ -300,7 +300,7 @@ class RunProgress(ExitStack):
             no validation, or no save. One more of each follows the last step.
         """
         super().__init__()
-        self.kind = shown_kind(kind)
+        self.kind = kind_to_show(kind)
         self.total_iter = total_iter
         self.timer = timer
         self.every = every

@@ -160,7 +160,7 @@ class Experiment:
         scalars = {f"train/{name}": value for name, value in values.items()}
         scalars |= _scalars_of_ranks(ranks)
         self.to_writers("scalars", scalars, progress.step)  # calls the method `scalars` of each
-        self.health.logged(ranks, grad_norms)
+        self.health.judge_log_line(ranks, grad_norms)
 
     def log_epoch(self, epoch: int, values: dict[str, float], timer: StepTimer) -> None:
         """Log a line on the epoch that has ended, and begin to measure the time of the next epoch.
@@ -214,7 +214,7 @@ class Experiment:
             blurry,
             further_metrics,
         )
-        self.health.validated(scalars["val/psnr"])
+        self.health.judge_validation(scalars["val/psnr"])
 
         for clip, panels_of_clip in panels.items():
             strip = comparison_strip(panels_of_clip)

@@ -84,18 +84,18 @@ LARGE_NORMS = [30.0, 40.0, 35.0] * 40
 
 
 def test_outliers_of_the_gradient_norm_are_healthy(health, caplog):
-    health.logged([measured()], HEALTHY_NORMS)
-    health.logged([measured()], HEALTHY_NORMS)
+    health.judge_log_line([measured()], HEALTHY_NORMS)
+    health.judge_log_line([measured()], HEALTHY_NORMS)
 
     assert warnings(caplog) == []
 
 
 def test_an_exploding_gradient_norm_is_named_once(health, caplog):
-    health.logged([measured()], HEALTHY_NORMS)
-    health.logged([measured()], HEALTHY_NORMS)
+    health.judge_log_line([measured()], HEALTHY_NORMS)
+    health.judge_log_line([measured()], HEALTHY_NORMS)
 
     for _ in range(3):
-        health.logged([measured()], LARGE_NORMS)
+        health.judge_log_line([measured()], LARGE_NORMS)
 
     (said,) = warnings(caplog)
     assert "the gradient norm explodes: median 35 over the last 120 steps, 1.2 before" in said
@@ -104,8 +104,8 @@ def test_an_exploding_gradient_norm_is_named_once(health, caplog):
 
 def test_a_log_line_of_a_thousand_steps_is_compared_with_the_line_before(health, caplog):
     # 1000 is also the number of steps whose norms are remembered.
-    health.logged([measured()], [1.0] * 1000)
-    health.logged([measured()], [35.0] * 1000)
+    health.judge_log_line([measured()], [1.0] * 1000)
+    health.judge_log_line([measured()], [35.0] * 1000)
 
     (said,) = warnings(caplog)
     assert "the gradient norm explodes: median 35 over the last 1000 steps, 1 before" in said
@@ -117,8 +117,8 @@ def test_a_log_line_of_a_thousand_steps_is_compared_with_the_line_before(health,
 def validate(health, psnrs, losses):
     """Log a loss before each validation, whose PSNR in dB is given."""
     for psnr, loss in zip(psnrs, losses, strict=True):
-        health.logged([measured(loss=loss)], [1.0])
-        health.validated(psnr)
+        health.judge_log_line([measured(loss=loss)], [1.0])
+        health.judge_validation(psnr)
 
 
 def test_two_falls_of_psnr_are_healthy_if_it_rises_again(health, caplog):
@@ -149,7 +149,7 @@ def test_psnr_that_falls_while_the_loss_falls_is_named_once(health, caplog):
 def test_memory_that_is_94_percent_full_is_healthy(health, caplog):
     well_used = {"GPU": (75.0, 80.0), "host": (15.1, 16.0)}
 
-    health.logged([measured(memory=well_used)] * 2, [])
+    health.judge_log_line([measured(memory=well_used)] * 2, [])
 
     assert warnings(caplog) == []
 
@@ -158,8 +158,8 @@ def test_memory_that_is_94_percent_full_is_healthy(health, caplog):
 def warnings_of_full_memory(health, caplog):
     """Give the warnings of two log lines in which the memory of rank 1 is full."""
     full = measured(memory={"GPU": (78.0, 80.0), "host": (15.9, 16.0)})
-    health.logged([measured(), full], [])
-    health.logged([measured(), full], [])
+    health.judge_log_line([measured(), full], [])
+    health.judge_log_line([measured(), full], [])
     # One for the GPU and one for the host, once each.
     gpu, host = warnings(caplog)
     return {"GPU": gpu, "host": host}
@@ -255,7 +255,7 @@ def run_on_small_disk(tmp_path):
 
 def test_a_disk_with_room_for_the_next_saves_is_healthy(run_on_small_disk, caplog):
     # A run of 50 steps makes two more saves after step 30.
-    health_of(run_on_small_disk, total_iter=50).saved(30)
+    health_of(run_on_small_disk, total_iter=50).judge_save(30)
 
     assert warnings(caplog) == []
 
@@ -263,8 +263,8 @@ def test_a_disk_with_room_for_the_next_saves_is_healthy(run_on_small_disk, caplo
 def test_a_disk_without_room_for_the_next_saves_is_named_once(run_on_small_disk, caplog):
     health = health_of(run_on_small_disk, total_iter=300)
 
-    health.saved(30)
-    health.saved(30)
+    health.judge_save(30)
+    health.judge_save(30)
 
     (said,) = warnings(caplog)
     assert "room for 3 more saves of 0.002 GB, the run makes 27" in said
@@ -277,7 +277,7 @@ def test_a_disk_without_room_for_the_next_saves_is_named_once(run_on_small_disk,
 def log_windows(health, count, *ranks):
     """Log some windows of ten steps. ranks: what differs from a healthy rank, for each rank."""
     for _ in range(count):
-        health.logged([measured(**changes) for changes in ranks], [])
+        health.judge_log_line([measured(**changes) for changes in ranks], [])
 
 
 SLOW_RANK = {"forward_s": 1.5, "data_s": 0.8}
@@ -566,7 +566,9 @@ def test_a_learning_rate_at_its_floor_long_before_the_end_is_named(
 ):
     opt = options_with(tmp_path, changes)
 
-    health_of(opt).planned(first_step_at_floor(opt.train, total_iter=1000), stretched_by(opt.train))
+    health_of(opt).judge_schedule(
+        first_step_at_floor(opt.train, total_iter=1000), stretched_by(opt.train)
+    )
 
     # The last tenth of a run may be at the floor.
     if floor is not None and floor < 900:
