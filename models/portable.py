@@ -743,11 +743,11 @@ def refuse_larger(
         ("window_size", math.prod(window_size) ** 2, number_count, "numbers"),
         ("a number", max(all_options, default=0), number_count, "numbers"),
     )
-    for key, needed, held, things in rules:
-        if needed > held:
+    for key, needed, found, things in rules:
+        if needed > found:
             raise CheckpointError(
                 what=f"the options in it make a larger network than its weights: {key} asks for "
-                f"at least {needed:.3g} {things}, and the file has {held}",
+                f"at least {needed:.3g} {things}, and the file has {found}",
                 where=where,
                 expected=f"options of a network of {tensor_count} tensors with {number_count} "
                 "numbers",
