@@ -524,8 +524,14 @@ def two_steps(tmp_path):
     return odd_command(write_odd_options(tmp_path), "datasets.test={}", "train.total_iter=2")
 
 
-# Starts a script by the fork server.
+# Starts a script by the fork server, whose address is in the variable of `fork_server_variable`.
 FORK_CLIENT = ["tests/dist/fork_client.py"]
+
+
+def fork_server_variable():
+    """Return the variable with the address of the fork server."""
+    fork_server()  # starts it if there is none
+    return {FORK_SERVER: os.environ[FORK_SERVER]}
 
 
 @pytest.mark.parametrize(
@@ -537,10 +543,9 @@ FORK_CLIENT = ["tests/dist/fork_client.py"]
     ],
 )
 def test_mpirun_starts_ranks_that_meet(two_steps, mpirun, client):
-    fork_server()  # from now on there is one, and the variable FORK_SERVER has its address
     command = [*mpirun, sys.executable, *client, *two_steps]
 
-    result = run_command(command, limit_s=60, env={FORK_SERVER: os.environ[FORK_SERVER]})
+    result = run_command(command, limit_s=60, env=fork_server_variable())
 
     assert result.exit_codes == [0], result.text
     assert "rank 1 of 2" in result.text
@@ -552,8 +557,8 @@ def test_ranks_that_do_not_know_where_rank_0_is_are_refused_once(two_steps):
     # As with one rank on each of two hosts.
     elsewhere = ["env", "OMPI_COMM_WORLD_LOCAL_SIZE=1"]
 
-    command = [*OPEN_MPI_RUN, *elsewhere, sys.executable, *two_steps]
-    result = run_command(command, limit_s=60)
+    command = [*OPEN_MPI_RUN, *elsewhere, sys.executable, *FORK_CLIENT, *two_steps]
+    result = run_command(command, limit_s=60, env=fork_server_variable())
 
     assert result.exit_codes == [REFUSED], result.text
     assert result.text.count("MASTER_ADDR is missing") == 1
