@@ -480,9 +480,10 @@ def fork_what_children_start(server_env: Mapping[str, str]) -> None:
     server_env: the environment in which the libraries were imported.
     """
     name = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
-    handler = importlib.import_module(name).SubprocessHandler
+    handler: Any = importlib.import_module(name).SubprocessHandler
     popen = handler._popen
-    execve = os.execve
+    system: Any = os
+    execve = system.execve
 
     def start_rank(self: Any, command: Sequence[str], env: Mapping[str, str]) -> Any:
         argv = script_of(command, env, server_env)
@@ -506,7 +507,7 @@ def fork_what_children_start(server_env: Mapping[str, str]) -> None:
         return replace_program(argv, env)
 
     handler._popen = start_rank
-    os.execve = replace_this_program
+    system.execve = replace_this_program
 
 
 def script_of(
@@ -537,8 +538,9 @@ def replace_program(argv: list[str], env: Mapping[str, str]) -> NoReturn:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     sys.stdout = sys.__stdout__ = unbuffered(1)
     sys.stderr = sys.__stderr__ = unbuffered(2)
-    # E.g. a temporary folder that is removed.
-    weakref.finalize._registry.clear()
+    # What is done at the end of the former program, e.g. a temporary folder that is removed.
+    finalize: Any = weakref.finalize
+    finalize._registry.clear()
     start_afresh(env)
     forget_project()
 
