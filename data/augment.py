@@ -236,11 +236,11 @@ class CameraPerturb:
 
     def __post_init__(self) -> None:
         # The range is drawn from in the logarithm, so both ends must be above 0.
-        given = list(self.threshold_range)
-        is_range = len(given) == 2 and 0 < given[0] <= given[1]
+        limits = list(self.threshold_range)
+        is_range = len(limits) == 2 and 0 < limits[0] <= limits[1]
         if not is_range:
             raise OptionError(
-                what=f"camera.threshold_range is {given}",
+                what=f"camera.threshold_range is {limits}",
                 where="camera.threshold_range",
                 expected="[lowest, highest] factor, both > 0",
                 do="for instance [0.5, 4.0]",

@@ -279,24 +279,24 @@ class ClipCheck:
                 name_of.setdefault(key, stem)  # changes nothing if the frame has a name
         # All frames that the clip should have. Without a meta file, these are all frames that have
         # any file.
-        wanted = set(name_of)
+        wanted_frames = set(name_of)
         if listed is not None:
-            wanted = self._listed_frames(listed)
-        names = self._names_of_frames(wanted, name_of)
+            wanted_frames = self._listed_frames(listed)
+        names = self._names_of_frames(wanted_frames, name_of)
 
         # All files of a kind may have other numbers or other names than lq. Then files seem to be
         # missing, but a report of missing files would mislead. So only the names are reported.
-        if not all(self._is_complete(key) for key in wanted):
+        if not all(self._is_complete(key) for key in wanted_frames):
             has_reported_other_numbers = self._report_other_numbers()
             if has_reported_other_numbers:
                 # The clip has a problem now, so it is not used. These frames only serve the checks
                 # that follow.
                 return [key for key in self.stems["lq"] if self._is_complete(key)]
-        self._report_missing(wanted, names)
+        self._report_missing(wanted_frames, names)
         # Sort the frames by time: "2" before "10", and names that are times by their value.
         # `order` is a function: name -> sort key.
         order = order_of(names.values())
-        keys = sorted(wanted, key=lambda key: order(names[key]))
+        keys = sorted(wanted_frames, key=lambda key: order(names[key]))
         self._report_gaps(keys, names)
         self._report_names_unlike_template(keys)
         return keys
@@ -321,7 +321,7 @@ class ClipCheck:
         return {FrameKey(before, number, after) for number in range(first, first + count)}
 
     def _names_of_frames(
-        self, wanted: set[FrameKey], name_of: Mapping[FrameKey, str]
+        self, wanted_frames: set[FrameKey], name_of: Mapping[FrameKey, str]
     ) -> dict[FrameKey, str]:
         """Return the name of each wanted frame. name_of: names of the frames that have a file.
 
@@ -334,7 +334,7 @@ class ClipCheck:
             if numbered and numbered["number"].startswith("0"):  # e.g. "000046"
                 digits = max(digits, len(numbered["number"]))
         names = {}
-        for key in wanted:
+        for key in wanted_frames:
             if key in name_of:
                 names[key] = name_of[key]
             else:
@@ -342,20 +342,22 @@ class ClipCheck:
                 names[key] = f"{key.before}{padded_number}{key.after}"
         return names
 
-    def _report_missing(self, wanted: set[FrameKey], names: Mapping[FrameKey, str]) -> None:
+    def _report_missing(self, wanted_frames: set[FrameKey], names: Mapping[FrameKey, str]) -> None:
         """Report frames of which a file is missing.
 
-        wanted: all frames of the clip. names: the name of each frame.
+        wanted_frames: all frames of the clip. names: the name of each frame.
         """
         for kind, stems in self.stems.items():  # e.g. "lq", {key of a frame: stem}
-            missing_keys = wanted - stems.keys()
+            missing_keys = wanted_frames - stems.keys()
             missing = [names[key] for key in missing_keys]
             if not missing:
                 continue
             missing.sort(key=natural_key)
             ending = self._shown_ending(kind)
             files = names_in_short(f"{name}{ending}" for name in missing)
-            self._report(f"{kind} lacks {len(missing)} of {len(wanted)} frames: {files}", kind)
+            self._report(
+                f"{kind} lacks {len(missing)} of {len(wanted_frames)} frames: {files}", kind
+            )
 
     def _shown_ending(self, kind: str) -> str:
         """Return the ending with which a message shows missing files of a kind, e.g. ".png".
@@ -575,10 +577,10 @@ class ClipCheck:
         last: the file of the last frame. In a clip that was made from a video, this file may have
         fewer planes, because no planes can be interpolated after the last frame of the video.
         """
-        usual = most_frequent(planes.values())
+        usual_count = most_frequent(planes.values())
         # dataset.json may say how many planes a file has, and how many the last file has at least.
-        # Otherwise `usual` is expected of every file.
-        expected, fewest_in_last = spikes.info.planes_of(self.name, usual)
+        # Otherwise `usual_count` is expected of every file.
+        expected, fewest_in_last = spikes.info.planes_of(self.name, usual_count)
         for file, count in planes.items():
             is_accepted_last = file is last and fewest_in_last <= count <= expected
             if count != expected and not is_accepted_last:

@@ -383,10 +383,10 @@ def _listing(
     # Results are written to files with these names, so the names must be usable.
     for name in (clip, *stems):
         checked_name(name, where)
-    twice = [stem for stem, count in Counter(stems).items() if count > 1]
-    if twice:
+    repeated_stems = [stem for stem, count in Counter(stems).items() if count > 1]
+    if repeated_stems:
         raise DataError(
-            what=f"files with the same name: {', '.join(twice)}",
+            what=f"files with the same name: {', '.join(repeated_stems)}",
             where=where,
             expected="one file per frame",
             do="remove one of the files",
@@ -474,9 +474,9 @@ def spike_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     for suffix in FORMATS:
-        found = files.files_in(path, (suffix,))
-        if found:
-            return found
+        files_of_format = files.files_in(path, (suffix,))
+        if files_of_format:
+            return files_of_format
     return []
 
 

@@ -24,8 +24,9 @@ from data.clips import files
 LARGEST_WHOLE_FILE = 2**16  # largest file, in bytes, that is read as a whole
 BLOCK_BYTES = 2**12  # size of each block that is read of a larger file
 BLOCKS = 8  # number of blocks of a larger file, evenly spaced from its beginning to its end
-# The content of at most so many files is read, so that a set of 100,000 files does not delay the
-# start by minutes. It covers all frames, sharp frames and spikes of the GoPro test set (3333).
+# Largest number of files of which the content is read, so that a set of 100,000 files does not
+# delay the start by minutes. It covers all frames, sharp frames and spikes of the GoPro test set
+# (3333).
 MOST_FILES = 4096
 
 

@@ -478,14 +478,14 @@ def _list_clip(
     name: name of a folder in the root, e.g. "clip_a".
     """
     path = os.path.join(root, name)
-    listed = _list_files(path, folder, suffixes)
-    if listed is None:
+    listed_folder = _list_files(path, folder, suffixes)
+    if listed_folder is None:
         return {}, {}
-    states = {listed.path: listed.state}
-    if not listed.inner_clips:
-        return {name: listed.files}, states
+    states = {listed_folder.path: listed_folder.state}
+    if not listed_folder.inner_clips:
+        return {name: listed_folder.files}, states
     clips = {}
-    for inner in sorted(listed.inner_clips, key=natural_key):
+    for inner in sorted(listed_folder.inner_clips, key=natural_key):
         inner_path = os.path.join(path, inner)
         inner_listed = _list_files(inner_path, folder, suffixes)
         # None means that the folder was removed a moment ago. `inner_clips` of an inner clip are
@@ -1213,19 +1213,19 @@ def files_in(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Pat
     ("432.033333" before "432.1"), else in natural order ("a2" before "a10"). Hidden files are left
     out.
     """
-    found = []
+    paths = []
     for path in folder.iterdir():
         if path.suffix.lower() in suffixes and not path.name.startswith("."):
-            found.append(path)
+            paths.append(path)
     # `order_of` returns a function: stem -> sort key. It needs all stems, because a single stem
     # that is no number makes the order of all stems the natural order.
-    key_of_stem = order_of(path.stem for path in found)
+    key_of_stem = order_of(path.stem for path in paths)
 
     def key_of(path: Path) -> tuple[Any, Any]:
         # The second key decides between files of one stem, "0.jpg" and "0.png".
         return key_of_stem(path.stem), natural_key(path.name)
 
-    return sorted(found, key=key_of)
+    return sorted(paths, key=key_of)
 
 
 def clips_in(root: Path, inner: str = "") -> list[tuple[str, Path]]:
@@ -1235,7 +1235,7 @@ def clips_in(root: Path, inner: str = "") -> list[tuple[str, Path]]:
     inner: name of a folder within the folder of a clip, e.g. "blur", in which the images may be.
     Warns of files and folders that may be clips but cannot be read.
     """
-    found = []
+    clips = []
     left_out = []
     for path in sorted(root.iterdir(), key=lambda path: natural_key(path.name)):
         if path.name.startswith("."):
@@ -1243,13 +1243,13 @@ def clips_in(root: Path, inner: str = "") -> list[tuple[str, Path]]:
         is_film = path.is_file() and path.suffix.lower() in FILM_SUFFIXES
         images = clip_path(path, inner)  # <path>/<inner> if it exists, else `path`
         if is_film:
-            found.append((path.stem, path))
+            clips.append((path.stem, path))
         elif images.is_dir() and files_in(images):
-            found.append((path.name, images))
+            clips.append((path.name, images))
         elif _may_be_frames(images):
             left_out.append(path.name)
     _warn_left_out(root, left_out)
-    return found
+    return clips
 
 
 def _may_be_frames(path: Path) -> bool:

@@ -63,8 +63,8 @@ def film_times(
 ) -> FrameTimes:
     """Return the times of a film's frames, with the frames that are missing.
 
-    times: time in seconds of each decoded frame, in order. go_on: called now and then, as a sign of
-    life for the watchdog. Warns of damaged frames.
+    times: time in seconds of each decoded frame, in order. go_on: called after each 1000 packets,
+    as a sign of life for the watchdog. Warns of damaged frames.
     """
     packets = _packets_of(path, times, go_on)
     if packets is None:

@@ -83,8 +83,8 @@ LEAST_FILES = 4096
 # Default of the option checked_share: the fraction of the files that a repeated start looks at. A
 # larger fraction finds changed files sooner, and a smaller fraction makes starts faster.
 SHARE = 0.01
-# The states of so many folders are compared at once. The number bounds the memory for their paths.
-# A much smaller number would leave threads without work.
+# Number of folders whose states are compared at once. It bounds the memory for their paths. A much
+# smaller number would leave threads without work.
 FOLDERS_AT_ONCE = 2**14
 # Columns that tell whether the data are still the same: the paths of all listed folders, and two
 # numbers for each folder, its `State`.

@@ -219,7 +219,7 @@ def problems_error(
     return DataError(
         what=_table_of(problems, shown),
         where=", ".join(_without_repeats(roots)),
-        expected=joined_texts(source.wanted() for source in sources),
+        expected=joined_texts(source.wanted_files() for source in sources),
         do=joined_texts(advice),
     )
 
@@ -233,9 +233,9 @@ def _table_of(problems: Sequence[Problem], shown: int) -> str:
     for problem in shown_problems:
         lines.append(f"    {problem.clip:{width}} | {problem.what}")
         lines.append(f"    {'':{width}} |   {problem.where}")
-    left = len(problems) - len(shown_problems)
-    if left:
-        lines.append(f"    ... and {left} more; scripts/doctor.py --data --opt FILE lists all")
+    not_shown = len(problems) - len(shown_problems)
+    if not_shown:
+        lines.append(f"    ... and {not_shown} more; scripts/doctor.py --data --opt FILE lists all")
     return "\n".join(lines)
 
 

@@ -4,7 +4,7 @@ The flow of a first start:
 
     preflight               each split (train, test) of the option file
       check_source          each data root of a split
-        _Check.run          list all files, then look at them in groups of some thousand:
+        _Check.run          list all files, then look at them in groups of about 4096:
           _look_at_files    open each file once, in threads
           _check_clips      do the names, sizes and numbers of files fit (ClipCheck)?
           _warn_of_content  what is lost in reading, do spikes and frames fit (spike_check)?
@@ -411,8 +411,8 @@ class _Check:
 
         # A thread gets two clips at once and not the usual 32 items, because one clip takes long
         # and all threads should be busy.
-        found = map_in_threads(warnings_of, clips, at_once=2, go_on=watchdog.go_on)
-        for lossy_pictures, spike_warnings in found:
+        warnings_of_clips = map_in_threads(warnings_of, clips, at_once=2, go_on=watchdog.go_on)
+        for lossy_pictures, spike_warnings in warnings_of_clips:
             for warning in lossy_pictures:
                 # "lq has 16 bits, ..." and "gt has 16 bits, ..." count as one warning, and only the
                 # first one is kept. So the key is the text without its first word, the kind.

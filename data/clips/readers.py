@@ -224,18 +224,18 @@ class DatasetClip(Reader):
         """
         clip = self.clip
         count = len(self.stems)  # number of tested frames
-        found = [*clip.lq[:count], *clip.gt[:count], *clip.spike[:count]]
+        paths = [*clip.lq[:count], *clip.gt[:count], *clip.spike[:count]]
         # Each frame has `clip.instants` files, frame after frame.
-        found += clip.gt_instants[: count * clip.instants]
+        paths += clip.gt_instants[: count * clip.instants]
         # One spike file may be listed for all frames. dict.fromkeys keeps the order.
-        found = list(dict.fromkeys(found))
+        paths = list(dict.fromkeys(paths))
         backend = self.dataset.files
         if isinstance(backend, io_backend.CacheReader):
             # The stamp of a file that is not on this machine is (0, 0).
-            is_here = files.stamp(found[0]) != (0, 0)
+            is_here = files.stamp(paths[0]) != (0, 0)
             if not is_here:
                 return backend.paths_of(clip)
-        return found
+        return paths
 
     def digest(self) -> str:
         """Return 16 hex digits that change with names, sizes and times of change of the files.

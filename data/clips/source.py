@@ -294,7 +294,7 @@ class Source:
                 warnings.append(Problem("val_partition", what, self.dataroot_lq))
         return warnings
 
-    def wanted(self) -> str:
+    def wanted_files(self) -> str:
         """Return in words which files every clip must have.
 
         For example "every frame with its lq, gt and spike file; docs/data_format.md shows ...".
@@ -381,7 +381,7 @@ def list_source(source: Source, kinds: Collection[str] | None = None) -> dict[st
     Raises one DataError for all roots that cannot be read, and for the meta file. The error shows
     the layout of the data set.
     """
-    found = {}
+    listings = {}
     errors = []
     # names: the clips to look up. None: every clip in the folders. The folders of Vimeo-90K
     # (septuplets) have more clips than a meta file lists, so only the listed clips are looked up.
@@ -396,20 +396,20 @@ def list_source(source: Source, kinds: Collection[str] | None = None) -> dict[st
         if kinds is not None and name not in kinds:
             continue
         try:
-            found[name] = list_root(
+            listings[name] = list_root(
                 kind.root,
                 kind.folder,
                 kind.endings,
                 single_files=name == "spike" and source.has_one_spike_file,
                 names=names,
             )
-            _refuse_folders_of_a_clip(name, kind.root, found[name])
+            _refuse_folders_of_a_clip(name, kind.root, listings[name])
         except DataError as e:
             e.do += advice_on(kind.root)
             errors.append(e)
     if errors:
         raise joined_errors(errors, source.layout()) from errors[0]
-    return found
+    return listings
 
 
 def _refuse_folders_of_a_clip(kind: str, root: str, listing: Listing) -> None:
@@ -427,13 +427,13 @@ def _refuse_folders_of_a_clip(kind: str, root: str, listing: Listing) -> None:
     if all(name in CLIP_FOLDERS for name in listing):
         # <clip>/blur/<frame>: the root is a single clip.
         meant = f"the folder above it, {os.path.dirname(os.path.abspath(root))}"
-        found = "the folders of a single clip"
+        content = "the folders of a single clip"
     else:
         # blur/<clip>/<frame>: the root holds a folder of clips for each kind.
         meant = f"the folder of its own kind, such as {os.path.join(root, FOLDER_OF_KIND[kind])}"
-        found = "a folder for each kind of file"
+        content = "a folder for each kind of file"
     raise DataError(
-        what=f"dataroot_{kind} holds {found}, {', '.join(within_clip)}, in place of clips",
+        what=f"dataroot_{kind} holds {content}, {', '.join(within_clip)}, in place of clips",
         where=root,
         expected="a folder with one folder per clip",
         do=f"set dataroot_{kind} to {meant}",

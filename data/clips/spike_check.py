@@ -10,9 +10,9 @@ The spikes are compared as a picture: their firing rate, the spikes per plane of
 blurry frame shows the same scene during the same exposure, so the two must correlate.
 
 The data check (data/clips/preflight.py) calls `check_spikes` for each clip. What must stay: every
-finding is a warning and stops no run, because unusual scenes can look like these errors. If you add
-a comparison, raise FORMAT in data/clips/kept.py. A threshold may change if it is measured anew. A
-finding that is lost is noticed by
+finding is a warning and stops no run, because right data can look like these errors, e.g. a wall
+with a regular texture. If you add a comparison, raise FORMAT in data/clips/kept.py. A threshold may
+change if it is measured anew. A finding that is lost is noticed by
 
     test_spikes_that_look_upside_down_are_a_warning
     test_ratios_to_frames_that_are_means_of_display_values_are_a_warning

@@ -279,10 +279,10 @@ def _refuse_equal_names(sources: list[ClipSource], path: Path) -> None:
     path: --source, for the message.
     """
     counts = Counter(source.name for source in sources)
-    twice = [name for name, count in counts.items() if count > 1]
-    if twice:
+    repeated_names = [name for name, count in counts.items() if count > 1]
+    if repeated_names:
         raise DataError(
-            what=f"two raw clips of the same name: {', '.join(twice[:5])}",
+            what=f"two raw clips of the same name: {', '.join(repeated_names[:5])}",
             where=str(path),
             expected="a different name for each clip",
             do="rename one of the clips",

@@ -12,7 +12,8 @@ The header of an array tells its size. The size is compared with the size of the
 anything is read.
 
 What must stay: these checks of the size. A small file may say that its array is larger than the
-memory, or it may unpack to so much (test_an_npz_of_many_arrays_is_refused and the tests beside it).
+memory, or it may unpack to more than the memory (test_an_npz_of_many_arrays_is_refused and the
+tests beside it).
 Free to change: how much is kept in memory, and how many planes are read at once.
 
 Tests: tests/parts/data/test_spike_formats.py, tests/parts/data/test_small_hostile_files.py (small
