@@ -174,13 +174,14 @@ class FrameTimes:
         """
         parts = []
         if self.gaps:
-            lost = sum(gap.count for gap in self.gaps)
-            verb = "is" if lost == 1 else "are"
+            missing_frames = sum(gap.count for gap in self.gaps)
+            all_frames = len(self) + missing_frames
+            verb = "is" if missing_frames == 1 else "are"
             # Five gaps are enough to find the cause, and fit into a line.
-            shown = ", ".join(str(gap) for gap in self.gaps[:5])
+            list_of_gaps = ", ".join(str(gap) for gap in self.gaps[:5])
             if len(self.gaps) > 5:
-                shown += ", ..."
-            parts.append(f"{lost} of {len(self) + lost} frames {verb} missing: {shown}")
+                list_of_gaps += ", ..."
+            parts.append(f"{missing_frames} of {all_frames} frames {verb} missing: {list_of_gaps}")
         if self.doubt:
             parts.append(self.doubt)
         return "; ".join(parts)
@@ -399,12 +400,12 @@ def _gaps(starts: Sequence[Fraction], steps: Sequence[Fraction], step: Fraction)
     gaps = []
     place = 0  # number that the frame would have if no frame were missing, counted from 0
     for start, distance in zip(starts[:-1], steps, strict=True):
-        lost = 0
+        missing_frames = 0
         if distance > MOST_DISTANCES_WITHOUT_GAP * step:
             # Two frames at three times the usual distance lack two frames between them.
-            lost = round(distance / step) - 1
-        if lost:
+            missing_frames = round(distance / step) - 1
+        if missing_frames:
             number_before_gap = int(start) if are_numbers_of_frames else place
-            gaps.append(Gap(number_before_gap + 1, lost))
-        place += lost + 1
+            gaps.append(Gap(number_before_gap + 1, missing_frames))
+        place += missing_frames + 1
     return tuple(gaps)

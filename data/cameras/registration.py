@@ -518,8 +518,8 @@ def _mean_distance(before: np.ndarray, after: np.ndarray, width: int, height: in
     points = grid.reshape(1, -1, 2)  # (1, 81, 2), as OpenCV needs them
     places_after = cv2.perspectiveTransform(points, after)
     places_before = cv2.perspectiveTransform(points, before)
-    moved = places_after - places_before
-    x, y = moved[0].T  # (81,) each
+    shifts = places_after - places_before
+    x, y = shifts[0].T  # (81,) each
     return float(np.hypot(x, y).mean())
 
 
@@ -1376,12 +1376,12 @@ class State:
             return np.empty(0), np.empty(0)
         # The limits of the values: of the offset (in place of the middle), of length and roll.
         planes = self.nominal_planes
-        present = np.array((self.middle - planes / 2, self.length, self.roll))
+        values = np.array((self.middle - planes / 2, self.length, self.roll))
         lowest = np.array((-self.most_offset, LEAST_LENGTH * planes, -MOST_ROLL * planes))
         highest = np.array((self.most_offset, MOST_LENGTH * planes, MOST_ROLL * planes))
         # A change must keep these limits, and the limit of a single step.
-        least_change = np.maximum(lowest - present, -LARGEST_TIME_STEP)
-        most_change = np.minimum(highest - present, LARGEST_TIME_STEP)
+        least_change = np.maximum(lowest - values, -LARGEST_TIME_STEP)
+        most_change = np.minimum(highest - values, LARGEST_TIME_STEP)
         return least_change, most_change
 
     def _change_times(self, step: np.ndarray) -> None:

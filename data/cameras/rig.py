@@ -261,14 +261,14 @@ class Rig(RgbCamera):
         values: dict[str, Any] = {}
         for name, (low, high) in RANGES.items():
             if name in LOGARITHMIC:
-                drawn = np.exp(rng.uniform(np.log(low), np.log(high)))
+                value = np.exp(rng.uniform(np.log(low), np.log(high)))
             else:
-                drawn = rng.uniform(low, high)
+                value = rng.uniform(low, high)
             # Rounded, so that dataset.json shows short numbers. `mix` has three values.
             if name == "mix":
-                values[name] = tuple(drawn.round(4).tolist())
+                values[name] = tuple(value.round(4).tolist())
             else:
-                values[name] = round(float(drawn), 4)
+                values[name] = round(float(value), 4)
         # All rows end within the frame interval:
         #     exposure * (1 + rolling) <= 1,  so  rolling <= 1 / exposure - 1
         most_rolling = 1 / values["exposure"] - 1
@@ -421,12 +421,12 @@ class Rig(RgbCamera):
         dark_rates = self.dark_rate * (1 + self.dark_spread * rng.standard_normal(spike))
         # One number in [0, 1) for each pixel. The lowest numbers are dead pixels and the highest
         # numbers hot pixels, so no pixel is both.
-        drawn = rng.random(spike)
+        random_numbers = rng.random(spike)
         return FlawsOfPixels(
             # A rate is `self.rate` times light, so this light has the dark rate.
             dark_light=(np.maximum(dark_rates, 0) / self.rate).astype(np.float32),
-            is_dead=drawn < self.dead,
-            is_hot=drawn >= 1 - self.hot,
+            is_dead=random_numbers < self.dead,
+            is_hot=random_numbers >= 1 - self.hot,
         )
 
     # ---- Recording -----------------------------------------------------------------------------

@@ -96,22 +96,23 @@ def _results_of(clips: Sequence[Clip], files: Any) -> list[FitResult]:
         kept_files = [_file_for_result(clip, files) for clip in clips]
     results: list[Any] = _kept_results(kept_files)  # of each clip. None until the clip is fitted
 
-    # In each round, every rank fits one of the missing clips.
-    missing = [index for index, result in enumerate(results) if result is None]
+    # In each round, every rank fits one of the clips without a result.
+    without_result = [index for index, result in enumerate(results) if result is None]
     world = utils_dist.get_world_size()  # number of ranks
-    for first in range(0, len(missing), world):
+    for first in range(0, len(without_result), world):
         watchdog.go_on()  # this rank makes progress, so the watchdog must not end the run
-        in_round = missing[first : first + world]  # indices of at most `world` clips
-        fitted = _fit_on_ranks([clips[index] for index in in_round], files)
-        for index, result in zip(in_round, fitted, strict=True):
+        in_round = without_result[first : first + world]  # indices of at most `world` clips
+        new_results = _fit_on_ranks([clips[index] for index in in_round], files)
+        for index, result in zip(in_round, new_results, strict=True):
             results[index] = result
-            # Kept at once, so that a run that ends here loses no finished round.
+            # Written at once, so that a run that ends here loses no finished round.
             if is_main:
                 _write_result(result, kept_files[index])
 
     if is_main and RUN.kept:
         text = "spike.calibration auto: %d clips fitted in %.1f s, %d known from an earlier run"
-        logger.info(text, len(missing), time.monotonic() - begin, len(clips) - len(missing))
+        seconds = time.monotonic() - begin
+        logger.info(text, len(without_result), seconds, len(clips) - len(without_result))
     return results
 
 
@@ -120,12 +121,12 @@ def _kept_results(kept_files: Sequence[Path | None]) -> list[FitResult | None]:
 
     kept_files: the file of each clip on rank 0, and nothing on the other ranks.
     """
-    kept = []  # the fields of each result as a dict, because ranks send each other plain values
+    tables = []  # the fields of each result as a dict, because ranks send each other plain values
     for path in kept_files:
         result = _read_result(path)
-        kept.append(vars(result) if result else None)
-    of_rank_0 = utils_dist.from_rank(0, kept)
-    return [FitResult(**values) if values else None for values in of_rank_0]
+        tables.append(vars(result) if result else None)
+    tables_of_rank_0 = utils_dist.from_rank(0, tables)
+    return [FitResult(**table) if table else None for table in tables_of_rank_0]
 
 
 def _fit_on_ranks(clips: Sequence[Clip], files: Any) -> list[FitResult]:
@@ -134,15 +135,15 @@ def _fit_on_ranks(clips: Sequence[Clip], files: Any) -> list[FitResult]:
     clips: at most one for each rank. Rank 0 fits the first clip, rank 1 the second, ...
     """
     rank = utils_dist.get_rank()
-    fitted = []
+    tables = []  # the fields of the result of this rank as a dict; empty if the rank has no clip
     if rank < len(clips):
-        fitted.append(vars(_fit_clip(clips[rank], files)))
-    # A rank without a clip must call this too, so it gives an empty list.
-    of_ranks = utils_dist.gather_objects(fitted)  # the list of every rank
+        tables.append(vars(_fit_clip(clips[rank], files)))
+    # A rank without a clip must call this, too, because it is collective.
+    tables_of_ranks = utils_dist.gather_objects(tables)
     results = []
-    for fitted_by_rank in of_ranks[: len(clips)]:  # the ranks that had a clip
-        [values] = fitted_by_rank
-        results.append(FitResult(**values))
+    for tables_of_rank in tables_of_ranks[: len(clips)]:  # the ranks that had a clip
+        [table] = tables_of_rank
+        results.append(FitResult(**table))
     return results
 
 
@@ -253,7 +254,7 @@ def _file_for_result(clip: Clip, files: Any) -> Path | None:
     stamps = [stamp(name) for name in dict.fromkeys(names)]  # each name once, in this order
     # A stamp is (size, time of change), or (0, 0) for a file that is not on this machine. Without
     # any file here, a changed clip could not be told from the same clip.
-    has_file = any(each != (0, 0) for each in stamps)
+    has_file = any(file_stamp != (0, 0) for file_stamp in stamps)
     if not has_file:
         return None
 

@@ -754,14 +754,14 @@ def warn_uncovered(grid: Grid, what: str, where: str) -> None:
     """
     if grid.coverage == 1.0:
         return
-    seen = grid.region.in_words()
+    region = grid.region.in_words()
     if grid.coverage < LEAST_COVERAGE:
         raise DataError(
             what=f"the spike camera sees only {grid.coverage:.0%} of the frames of {what}",
             where=where,
             expected=f"at least {LEAST_COVERAGE:.0%}: elsewhere the edge of the spike plane is "
             "repeated",
-            do=f"crop the frames to {seen}, and calibrate with such frames",
+            do=f"crop the frames to {region}, and calibrate with such frames",
         )
     if RUN.launch.rank == 0:
         logger.warning(
@@ -769,7 +769,7 @@ def warn_uncovered(grid: Grid, what: str, where: str) -> None:
             "plane is repeated. Results hold in %s",
             what,
             100 * grid.coverage,
-            seen,
+            region,
         )
 
 

@@ -181,8 +181,8 @@ class DatasetInfo:
             planes = values_of_clip["planes"]
         # A negative offset (a sharp frame before the middle) takes no planes from the last file.
         offset = max(values_of_clip.get("offset") or 0, 0)
-        missing = self.interpolate - 1 + offset * self.interpolate
-        return planes, planes - missing
+        missing_planes = self.interpolate - 1 + offset * self.interpolate
+        return planes, planes - missing_planes
 
     def gt_plane_of(self, clip: str, planes: int) -> int | None:
         """Return the plane of the sharp frame in a file of `planes` planes.
@@ -251,18 +251,18 @@ def load_info(dataroot_spike: str) -> DatasetInfo:
 
 def _read_info(path: Path) -> DatasetInfo:
     """Read and check a dataset.json. Raises DataError."""
-    whose = ""  # "clip a: " while the values of clip a are checked, for the message
+    clip_in_message = ""  # "clip a: " while the values of clip a are checked
     try:
-        known = _known_values(read_json(path))
+        fields_of_info = _fields_in(read_json(path))
         # The strict mode of JSON accepts neither "56" nor true as a number.
-        info = TypeAdapter(DatasetInfo).validate_json(json.dumps(known), strict=True)
+        info = TypeAdapter(DatasetInfo).validate_json(json.dumps(fields_of_info), strict=True)
         for clip, values_of_clip in info.clips.items():
-            whose = f"clip {clip}: "
+            clip_in_message = f"clip {clip}: "
             ClipKeys.model_validate_json(json.dumps(values_of_clip))
             _refuse_misspelt_keys(values_of_clip)
     except (OSError, ValueError) as e:
         raise DataError(
-            what=f"dataset.json cannot be used: {whose}{_cause_in_words(e)}",
+            what=f"dataset.json cannot be used: {clip_in_message}{_cause_in_words(e)}",
             where=str(path),
             expected=f'a JSON object with "format": {FORMAT}, "h", "w", "flip", "planes", "rate", '
             '"light", "gt_plane"',
@@ -272,7 +272,7 @@ def _read_info(path: Path) -> DatasetInfo:
     return dataclasses.replace(info, path=str(path))
 
 
-def _known_values(table: Any) -> dict[str, Any]:
+def _fields_in(table: Any) -> dict[str, Any]:
     """Return the fields of `DatasetInfo` that the contents of a file give. Raises ValueError.
 
     table: what the JSON file holds. Its other keys are ignored, because newer versions may add
@@ -292,13 +292,13 @@ def _known_values(table: Any) -> dict[str, Any]:
     values = dict(table)
     values["interpolate"] = recipe.get("interpolate")
     values.setdefault("light", recipe.get("light"))
-    known = {}
-    for field_of_info in dataclasses.fields(DatasetInfo):
-        name = field_of_info.name
+    fields_of_info = {}
+    for one_field in dataclasses.fields(DatasetInfo):
+        name = one_field.name
         # `path` is not in the file: it is the path of the file.
         if name != "path" and values.get(name) is not None:
-            known[name] = values[name]
-    return known
+            fields_of_info[name] = values[name]
+    return fields_of_info
 
 
 def _refuse_misspelt_keys(values_of_clip: dict[str, Any]) -> None:
@@ -306,12 +306,12 @@ def _refuse_misspelt_keys(values_of_clip: dict[str, Any]) -> None:
 
     A key that resembles no known key is a note of the user, and is allowed.
     """
-    known = list(ClipKeys.model_fields)
+    valid_keys = list(ClipKeys.model_fields)
     for key in values_of_clip:
         # cutoff: "gt_plan" and "gt_plane" have a similarity of 0.93. Below 0.8 lie other words.
-        near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.8)
-        if key not in known and near:
-            raise ValueError(f"the key {key!r} is unknown; the nearest one is {near[0]}")
+        similar_keys = difflib.get_close_matches(key.lower(), valid_keys, n=1, cutoff=0.8)
+        if key not in valid_keys and similar_keys:
+            raise ValueError(f"the key {key!r} is unknown; the nearest one is {similar_keys[0]}")
 
 
 def _cause_in_words(e: Exception) -> str:
@@ -319,9 +319,9 @@ def _cause_in_words(e: Exception) -> str:
     if isinstance(e, ValidationError):
         first = e.errors()[0]
         # `reprlib` shortens the value, because it may be the table of a whole data set.
-        found = reprlib.repr(first["input"])
+        value = reprlib.repr(first["input"])
         key = ".".join(str(name) for name in first["loc"])  # ("clips", "a", "h") -> "clips.a.h"
-        return f"{key} is {found}: {first['msg']}".strip()
+        return f"{key} is {value}: {first['msg']}".strip()
     # Only the reason of the system, because the whole text of an OSError repeats the path.
     if isinstance(e, OSError) and e.strerror:
         return e.strerror
@@ -681,9 +681,9 @@ def read_exposures(value: dict[str, Any] | str | None) -> dict[str, Exposures] |
         for clip, entry in TypeAdapter(Tables).validate_python(table).items():
             exposures[clip] = _exposures_of_clip(entry)
     except ValidationError as e:
-        whose = f" for clip {clip}" if clip else ""
+        for_clip = f" for clip {clip}" if clip else ""
         raise OptionError(
-            what=f"spike.exposure is not of the expected form{whose}: {_cause_in_words(e)}",
+            what=f"spike.exposure is not of the expected form{for_clip}: {_cause_in_words(e)}",
             where=where,
             expected=EXPOSURE_FORM,
             do="correct spike.exposure",
@@ -749,23 +749,23 @@ class UnknownPlanes(DataError):
         )
 
 
-def joined(refused: Sequence[UnknownPlanes]) -> DataError:
+def joined(errors: Sequence[UnknownPlanes]) -> DataError:
     """Return one error for several clips, which proposes one `spike.exposure` for all of them.
 
     Without this, a user would correct one clip, start again, and meet the error of the next clip.
 
-    refused: the errors of the clips, at least one.
+    errors: the errors of the clips, at least one.
     """
-    first = refused[0]
+    first = errors[0]
     # The result has the same type for one clip and for several: a DataError, without the attributes
     # `clip` and `proposal` of UnknownPlanes.
-    if len(refused) == 1:
+    if len(errors) == 1:
         return DataError(first.what, first.where, first.expected, first.do)
-    proposals = {each.clip: each.proposal for each in refused}
+    proposals = {error.clip: error.proposal for error in errors}
     argument = exposure_argument(proposals)
     return DataError(
-        what="; ".join(each.what for each in refused),
-        where=", ".join(each.where for each in refused),
+        what="; ".join(error.what for error in errors),
+        where=", ".join(error.where for error in errors),
         expected=first.expected,
         do=f"{ADVICE}: {argument}",
     )

@@ -305,10 +305,10 @@ class DatSpikes:
         calibration: a calibration that was found from the clip. It replaces the present one.
         fields: fields of this class, such as context or center.
         """
-        known = {field.name for field in dataclasses.fields(self)}
-        unknown = fields.keys() - known
-        if unknown:
-            raise TypeError(f"DatSpikes has no {', '.join(sorted(unknown))}")
+        names = {field.name for field in dataclasses.fields(self)}
+        wrong_names = fields.keys() - names
+        if wrong_names:
+            raise TypeError(f"DatSpikes has no {', '.join(sorted(wrong_names))}")
         other = copy.copy(self)
         other._set(**fields)
         if calibration:

@@ -409,8 +409,9 @@ def _brightness_of(windows: Windows, lengths: np.ndarray, inside: slice) -> _Bri
     # what was recorded, there may be no such window: then all windows count.
     is_used = np.zeros(len(of_windows), bool)
     is_used[inside] = windows.are_recorded[inside]
-    used = of_windows[is_used] if is_used.any() else of_windows
-    of_pixels = used.mean(axis=0)  # (h, w)
+    if not is_used.any():
+        is_used[:] = True
+    of_pixels = of_windows[is_used].mean(axis=0)  # (h, w)
 
     # LEAST_MEAN is for an eleventh, and an eleventh has USUAL_PLANES usual planes.
     mean = max(float(of_pixels.mean()), LEAST_MEAN / USUAL_PLANES)

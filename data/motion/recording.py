@@ -612,9 +612,9 @@ def _mean_display_over_display_of_mean(rates: np.ndarray) -> np.ndarray:
     """
     mean_light = np.mean(rates**DISPLAY_GAMMA, axis=0)
     # At least 1e-12: a pixel without any spike would divide by 0. Its quotient is not used below.
-    shown = np.maximum(mean_light, 1e-12) ** (1 / DISPLAY_GAMMA)
+    display_of_mean = np.maximum(mean_light, 1e-12) ** (1 / DISPLAY_GAMMA)
     # The light of a pixel without any spike does not change, so its factor is 1.
-    return np.where(mean_light > 0, rates.mean(axis=0) / shown, 1.0)
+    return np.where(mean_light > 0, rates.mean(axis=0) / display_of_mean, 1.0)
 
 
 def integrated(frame: np.ndarray, is_display: bool) -> np.ndarray:
