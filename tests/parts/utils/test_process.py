@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.dist.launching import ROOT, run_command, run_into, run_ranks
+from tests.dist.launching import run_command, run_into, run_ranks
 from tests.helpers.clip_files import write_clip
 from tests.helpers.train_files import MAIN, experiment, write_options
 
@@ -167,7 +167,7 @@ def test_a_rank_that_the_watchdog_ends_says_nothing_of_its_loader_processes(tmp_
     program = tmp_path / "program.py"
     program.write_text(LEAVES)
 
-    result = run_command([sys.executable, program], env={"PYTHONPATH": str(ROOT)})
+    result = run_ranks(1, program)
 
     assert result.exit_codes == [70]
     assert result.text.strip() == ""
