@@ -289,12 +289,25 @@ def make_real(out: Path, args: argparse.Namespace) -> Data:
     sources = link_sources(out, args.videos)
     # The clips of the training, and of the part that is tested.
     for name, training_set in TRAINING_SETS.items():
-        source = sources[training_set.source]
-        make_clips(out, name, source, training_set.rig, CLIPS[name], frames=FRAMES)
+        make_clips(
+            out,
+            name,
+            source=sources[training_set.source],
+            rig=training_set.rig,
+            clips=CLIPS[name],
+            frames=FRAMES,
+        )
+    folder_of_condition = {}
     for condition in CONDITIONS:
-        name = f"{args.part}_{condition}"
-        make_clips(out, name, sources[args.part], condition, CLIPS[args.part], frames=FRAMES)
-    tests = {each: out / "data" / f"{args.part}_{each}" for each in args.conditions}
+        folder_of_condition[condition] = make_clips(
+            out,
+            name=f"{args.part}_{condition}",
+            source=sources[args.part],
+            rig=condition,
+            clips=CLIPS[args.part],
+            frames=FRAMES,
+        )
+    tests = {condition: folder_of_condition[condition] for condition in args.conditions}
 
     # Folder of each training set -> weight. The made scenes are a training set as well. The order
     # decides which random number draws from which set, so it must stay.
@@ -377,9 +390,11 @@ def make_clips(out: Path, name: str, source: Path, rig: str, clips: int, **setti
 
     Clips that are there are kept.
 
-    source: folder of videos or photographs. rig: the cameras. clips: number of clips of each video
-    or photograph. settings: other flags of scripts/prepare_gopro_spike.py, e.g. average=7. The
-    program uses its default for a setting that is None.
+    source: folder of videos or photographs.
+    rig: the pair of simulated cameras, e.g. "dim".
+    clips: number of clips of each video or photograph.
+    settings: other flags of scripts/prepare_gopro_spike.py, e.g. average=7. The program uses its
+        default for a setting that is None.
     """
     folder = out / "data" / name
     flags = {
@@ -578,6 +593,8 @@ def test(out: Path, data: Data, name: str, option_file: Path, *method: str) -> d
     scores come from metrics.json. Frames in colour also have "moving", the PSNR of the moving
     pixels.
 
+    name: name of the run, for the folder of the results and for the log.
+    option_file: option file that says how the clips are read.
     method: flags that say what restores, e.g. "--weights", FILE.
     """
     scores = {}
@@ -602,13 +619,13 @@ def test(out: Path, data: Data, name: str, option_file: Path, *method: str) -> d
         )
         sharp_root = Path(roots_of_test["dataroot_gt"])
         for clip, about in read_json(results / "metrics.json")["clips"].items():
-            of_clip = {"restored": about["restored"], "input": about["input"]}
+            scores_of_clip = {"restored": about["restored"], "input": about["input"]}
             # Grey frames, as tfp makes them, have only the score psnr_y.
             if "psnr" in about["restored"]:
                 moving = moving_psnr(results / clip, sharp_root / clip)
                 for kind in ("restored", "input"):
-                    of_clip[kind] = of_clip[kind] | {"moving": moving[kind]}
-            scores[f"{condition}/{clip}"] = of_clip
+                    scores_of_clip[kind] = scores_of_clip[kind] | {"moving": moving[kind]}
+            scores[f"{condition}/{clip}"] = scores_of_clip
     return scores
 
 
