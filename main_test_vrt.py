@@ -371,8 +371,8 @@ def job_on_own_clips(
     # below, tell the type checker what `read_request` has refused.
     assert request.output is not None
     with naming_spike_size_flag():  # errors in the block name the flag --spike-size
-        chosen = method_of_own_clips(request, method_request, opt)
-        clips, frames_note = own_clips(request, method_request, chosen)
+        own_method = method_of_own_clips(request, method_request, opt)
+        clips, frames_note = own_clips(request, method_request, own_method)
 
     # The title of the report: the folder of several clips, or the name of the only clip.
     if request.input is not None and len(clips) > 1:
@@ -380,16 +380,16 @@ def job_on_own_clips(
     else:
         title = clips[0].name
     metric = opt.metric if opt is not None else MetricOptions()
-    forms = forms_of_own_clips(request, clips, chosen.method)
+    forms = forms_of_own_clips(request, clips, own_method.method)
     return Job(
-        method=chosen.method,
+        method=own_method.method,
         clips=clips,
-        outputs=outputs_of(request, Path(request.output), forms, chosen.method, metric),
+        outputs=outputs_of(request, Path(request.output), forms, own_method.method, metric),
         lpips=request.lpips,
         overwrite=request.overwrite,
         title=title,
         expected=len(clips),
-        reading_options={"spike": chosen.spike},
+        reading_options={"spike": own_method.spike},
         frames_note=frames_note,
     )
 
@@ -437,22 +437,22 @@ class OwnClips(NamedTuple):
 
 
 def own_clips(
-    request: TestRequest, method_request: MethodRequest, chosen: MethodOfOwnClips
+    request: TestRequest, method_request: MethodRequest, own_method: MethodOfOwnClips
 ) -> OwnClips:
     """Return the clips: blurry frames, or spikes alone for a formula that makes grey frames.
 
     Raises OptionError if the method needs blurry frames and there is no --input.
     """
     if request.input is not None:
-        clips = clips_with_frames(request.input, request, chosen.spike, chosen.saved)
+        clips = clips_with_frames(request.input, request, own_method.spike, own_method.saved)
         return OwnClips(clips, frames_note="all")
     if method_request.formula is not None and method_request.formula.is_grey:
         assert request.spike is not None
         # One frame is restored for each exposure that the option spike.exposure names. Without this
         # option, one frame is restored for each spike file.
-        source = "exposure" if chosen.typed_spike.exposure else "spike file"
+        source = "exposure" if own_method.typed_spike.exposure else "spike file"
         return OwnClips(
-            clips=[spike_clip(request.spike, request.gt, chosen.typed_spike)],
+            clips=[spike_clip(request.spike, request.gt, own_method.typed_spike)],
             frames_note=f"one for each {source}; the input beside it is the mean of all planes of "
             f"the {source}",
         )

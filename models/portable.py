@@ -224,10 +224,10 @@ def file_of(weights: str | Path) -> Path:
     Raises CheckpointError if there are no published weights of this name, or if they cannot be
     fetched.
     """
-    # Before the downloaded file gets its final name, its size is limited by `most_bytes`, and
-    # `check` refuses a file with the tensors of another network.
+    # Before the downloaded file gets its final name, `size_limit` bounds its size, and `check`
+    # refuses a file with the tensors of another network.
     return released.local_file(
-        str(weights), released=RELEASED, most_bytes=_most_bytes, check=_refuse_other_tensors
+        str(weights), released=RELEASED, size_limit=_most_bytes, check=_refuse_other_tensors
     )
 
 
@@ -743,11 +743,11 @@ def refuse_larger(
         ("window_size", math.prod(window_size) ** 2, number_count, "numbers"),
         ("a number", max(all_options, default=0), number_count, "numbers"),
     )
-    for key, needed, found, things in rules:
-        if needed > found:
+    for key, least_count, count_in_file, things in rules:
+        if least_count > count_in_file:
             raise CheckpointError(
                 what=f"the options in it make a larger network than its weights: {key} asks for "
-                f"at least {needed:.3g} {things}, and the file has {found}",
+                f"at least {least_count:.3g} {things}, and the file has {count_in_file}",
                 where=where,
                 expected=f"options of a network of {tensor_count} tensors with {number_count} "
                 "numbers",
@@ -829,24 +829,25 @@ def _shapes_of_released(name: str) -> dict[str, torch.Size]:
 def _most_bytes(name: str) -> int:
     """Return the largest size, in bytes, of a file with the published network `name`.
 
-    A file has the tensors and their names. 10 % and 5 MB more are a reserve, because the downloaded
-    file must not fill the disk, but the right file must pass.
+    The right file must pass, so 10 % and 5 MB are added to the bytes of the tensors: a file also
+    has the names of the tensors. A much larger file must not fill the disk.
     """
-    tensors = _tensors_of(_network_of_release(name, Path(name), {}))
+    network = _network_of_release(name, Path(name), weights={})
+    tensors = _tensors_of(network)
     return int(1.1 * _bytes_of(tensors.values())) + 5_000_000
 
 
 def _refuse_other_tensors(path: Path, name: str) -> None:
     """Raise CheckpointError if a file does not hold the tensors of the published network `name`."""
     weights = read_weights(path)
-    wanted = _shapes_of_released(name)
-    if _shapes_of(weights) != wanted:
-        missing = [key for key in wanted if key not in weights]
+    released_shapes = _shapes_of_released(name)
+    if _shapes_of(weights) != released_shapes:
+        missing = [key for key in released_shapes if key not in weights]
         first_missing = ", ".join(missing[:3]) or "none"
         raise CheckpointError(
             what=f"what was downloaded is not {name}: {len(weights)} tensors, of which "
-            f"{len(wanted) - len(missing)} have names of that network",
+            f"{len(released_shapes) - len(missing)} have names of that network",
             where=str(path),
-            expected=f"its {len(wanted)} tensors; missing: {first_missing}",
+            expected=f"its {len(released_shapes)} tensors; missing: {first_missing}",
             do=f"look at the address; unset {released.MIRROR}, or get the file by hand",
         )

@@ -54,14 +54,14 @@ def is_name(text: str) -> bool:
 def local_file(
     text: str,
     released: Collection[str],
-    most_bytes: Callable[[str], int],
+    size_limit: Callable[[str], int],
     check: Callable[[Path, str], object],
 ) -> Path:
     """Return the path of weights. If a released file is missing, one process fetches it.
 
     text: a path, which is returned, or a name such as "vrt/006", whose file in FOLDER is returned.
     released: stems of the released files, e.g. "006_VRT_videodeblurring_GoPro".
-    most_bytes: function of a stem. It returns the size that the file does not exceed.
+    size_limit: function of a stem. It returns the largest size of the file, in bytes.
     check: function of a file and a stem. It raises CheckpointError if the file holds the tensors of
         another network.
 
@@ -84,18 +84,18 @@ def local_file(
         # `writing` turns an error of the disk into an error that names the file.
         with writing(file), _one_at_a_time(file):
             if not file.is_file():  # another process may have fetched it by now
-                _fetch(text, file, most_bytes(stem), check)
+                _fetch(text, file, size_limit(stem), check)
     return file
 
 
-def _fetch(text: str, file: Path, most: int, check: Callable[[Path, str], object]) -> None:
+def _fetch(text: str, file: Path, most_bytes: int, check: Callable[[Path, str], object]) -> None:
     """Download a file under a temporary name, check it, and give it its final name.
 
     So a file with its final name is always complete and checked.
 
-    most: largest size of the file, in bytes. A longer answer of the server is not the file, and
-    must not fill the disk. check: function of a file and its stem. It raises CheckpointError if the
-    file holds other tensors.
+    most_bytes: largest size of the file, in bytes. A longer answer of the server is not the file,
+    and must not fill the disk. check: function of a file and its stem. It raises CheckpointError if
+    the file holds other tensors.
     """
     base = os.environ.get(MIRROR, ADDRESS).rstrip("/")
     address = f"{base}/{file.name}"
@@ -103,7 +103,7 @@ def _fetch(text: str, file: Path, most: int, check: Callable[[Path, str], object
     part = temporary_beside(file)  # a new name in the same folder
     try:
         try:
-            _download(address, part, most)
+            _download(address, part, most_bytes)
         except (
             urllib.error.URLError,
             HTTPException,
@@ -124,10 +124,10 @@ def _fetch(text: str, file: Path, most: int, check: Callable[[Path, str], object
         part.unlink(missing_ok=True)
 
 
-def _download(address: str, part: Path, most: int) -> None:
+def _download(address: str, part: Path, most_bytes: int) -> None:
     """Write the answer of an address to the new file `part`.
 
-    Raises ValueError if the answer is shorter than the server said, or longer than `most` bytes.
+    Raises ValueError if the answer is shorter than the server said, or longer than `most_bytes`.
     """
     with urllib.request.urlopen(address, timeout=PATIENCE_S) as answer, part.open("xb") as file:
         expected_bytes = answer.headers.get("Content-Length")  # a text, or None
@@ -137,8 +137,8 @@ def _download(address: str, part: Path, most: int) -> None:
             if not piece:  # the end
                 break
             received_bytes += len(piece)
-            if received_bytes > most:
-                raise ValueError(f"more than the {most} bytes of these weights")
+            if received_bytes > most_bytes:
+                raise ValueError(f"more than the {most_bytes} bytes of these weights")
             file.write(piece)
             watchdog.go_on()
     if expected_bytes is not None and received_bytes != int(expected_bytes):

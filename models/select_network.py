@@ -166,14 +166,14 @@ def _check_representation(netG: Section, spike: Any, dataset: str) -> None:
         return
     # The class of an operator names the only representation that it understands. None: it takes any
     # representation (models/fusion/operators.py).
-    wanted = operator.constructor.representation
-    if wanted is None or spike.representation.type == wanted:
+    only_representation = operator.constructor.representation
+    if only_representation is None or spike.representation.type == only_representation:
         return
     raise OptionError(
         what=f"netG.fusion {operator.type} cannot use {spike.representation.type} channels",
         where=f"datasets.{dataset}.spike.representation",
-        expected=wanted,
-        do=f"set it to {wanted}, or choose another netG.fusion",
+        expected=only_representation,
+        do=f"set it to {only_representation}, or choose another netG.fusion",
     )
 
 

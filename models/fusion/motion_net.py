@@ -209,12 +209,13 @@ class MotionNet(nn.Module):
         curve = curve.detach()
         log_error = log_error.detach()
         shifts = displacements(curve, self.tau) / size  # (B, 15, 2, h, w), in pixels of the level
-        moved = move_back(pictures, shifts)  # (B, 30, h, w)
-        motion_left = self._least_squares(moved, scene)  # (B, 8, h, w)
-        return torch.cat((moved, motion_left, scene, curve / USUAL_SHIFT, log_error), dim=1)
+        moved_pictures = move_back(pictures, shifts)  # (B, 30, h, w)
+        motion_left = self._least_squares(moved_pictures, scene)  # (B, 8, h, w)
+        scaled_curve = curve / USUAL_SHIFT
+        return torch.cat((moved_pictures, motion_left, scene, scaled_curve, log_error), dim=1)
 
     @torch.no_grad()
-    def _least_squares(self, moved: Tensor, scene: Tensor) -> Tensor:
+    def _least_squares(self, moved_pictures: Tensor, scene: Tensor) -> Tensor:
         """Return the motion that is left between the windows, by Lucas and Kanade (IJCAI 1981).
 
         Where a picture with the gradient (g_x, g_y) moves by (x, y), its value changes by
@@ -224,8 +225,8 @@ class MotionNet(nn.Module):
         Each square of pixels gives one such equation per pixel, and x and y are their least-squares
         solution.
 
-        moved: pictures (B, 30, h, w) of all windows, shifted back to the sharp instant. scene:
-        (B, 3, h, w).
+        moved_pictures: pictures (B, 30, h, w) of all windows, shifted back to the sharp instant.
+        scene: (B, 3, h, w).
         Returns (B, 8, h, w) in pixels of the level: x in channels 0 to 3 and y in channels 4 to 7,
         each as
 
@@ -234,7 +235,7 @@ class MotionNet(nn.Module):
             2  slope by tau, from the number of spikes in the windows
             3  curvature by tau^2, from the number of spikes in the windows
         """
-        pictures = moved.unflatten(1, (WINDOWS, PICTURE_CHANNELS))  # (B, 15, 2, h, w)
+        pictures = moved_pictures.unflatten(1, (WINDOWS, PICTURE_CHANNELS))  # (B, 15, 2, h, w)
         of_exposure = pictures[:, INSIDE]  # (B, 11, 2, h, w)
         light = of_exposure[:, :, 0]  # (B, 11, h, w)
         count = of_exposure[:, :, 1]  # (B, 11, h, w)
@@ -366,5 +367,5 @@ def move_back(pictures: Tensor, shifts: Tensor) -> Tensor:
     x = (x + shifts[:, :, 0]) * 2 / max(width - 1, 1) - 1
     y = (y[:, None] + shifts[:, :, 1]) * 2 / max(height - 1, 1) - 1
     positions = torch.stack((x, y), dim=-1).flatten(0, 1)  # (B 15, h, w, 2)
-    moved = F.grid_sample(pictures, positions, padding_mode="border", align_corners=True)
-    return moved.reshape(batch, WINDOWS * PICTURE_CHANNELS, height, width)
+    moved_pictures = F.grid_sample(pictures, positions, padding_mode="border", align_corners=True)
+    return moved_pictures.reshape(batch, WINDOWS * PICTURE_CHANNELS, height, width)

@@ -220,8 +220,8 @@ def checked_spike(rgb: Tensor, spike: Tensor | None, channels: int) -> Tensor:
     rgb: the frames (B, T, 3, H, W). spike: must be (B, T, channels, H, W).
     """
     clips, frames, _, height, width = rgb.shape
-    wanted = (clips, frames, channels, height, width)
-    if spike is not None and tuple(spike.shape) == wanted:
+    expected_shape = (clips, frames, channels, height, width)
+    if spike is not None and tuple(spike.shape) == expected_shape:
         return spike
     if spike is None:
         got = "no spike tensor"
@@ -230,7 +230,8 @@ def checked_spike(rgb: Tensor, spike: Tensor | None, channels: int) -> Tensor:
     raise DataError(
         what=f"the network was given {got}",
         where="forward(lq, spike)",
-        expected=f"shape (B, T, S, H, W) = {wanted}, as the network was built for S = {channels}",
+        expected=f"shape (B, T, S, H, W) = {expected_shape}, as the network was built for "
+        f"S = {channels}",
         do="pass batch['spike'] to the network",
     )
 

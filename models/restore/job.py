@@ -345,11 +345,11 @@ def _restore_piece(
     clip = job.clips[work.clip_index]
     restored_count = restored_before
     watchdog.phase(f"restore: {clip.name}", restored_count)
-    restored = restorer.frames(clip, work.frames, bar.update)
+    restored_frames = restorer.frames(clip, work.frames, bar.update)
     # The report shows one frame of each clip. Some methods (`ShowsPictures`) have more pictures of
     # a frame, e.g. the motion that was found. The report shows them for the same frame.
     index_in_report = example_of(job.frames_of(clip))
-    for index, frame in zip(work.frames, restored, strict=True):
+    for index, frame in zip(work.frames, restored_frames, strict=True):
         # Write the pictures first. The file of the frame means that the frame is finished, so a
         # continued test would not write the pictures any more.
         if index == index_in_report and isinstance(restorer, ShowsPictures):
@@ -425,8 +425,8 @@ def write_report(job: Job) -> None:
     page = build_report(job.title, results, examples, videos, captions)
     write_whole(folder / "report.html", page.encode())
 
-    shown = [f"{key}: {protocol[key]}" for key in LINES_OF_LOG if key in protocol]
-    logger.info("%s\n%s\n%s", job.title, table, "\n".join(shown))
+    log_lines = [f"{key}: {protocol[key]}" for key in LINES_OF_LOG if key in protocol]
+    logger.info("%s\n%s\n%s", job.title, table, "\n".join(log_lines))
     logger.info("results are in %s (open report.html)", folder)
 
 

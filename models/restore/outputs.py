@@ -263,40 +263,40 @@ def claim_folder(
     folder = outputs.folder
     run_json = folder / RESULTS
     _refuse_training_run(folder)
-    earlier = _read_run_json(run_json)
+    earlier_run = _read_run_json(run_json)
     # The files that this test will write, for each clip.
-    planned = {name: outputs.planned_files(name, names) for name, names in stems.items()}
+    planned_files = {name: outputs.planned_files(name, names) for name, names in stems.items()}
     # Owner of files, in words for errors -> its files.
     owners = {"all clips": [folder / name for name in FILES_OF_ALL_CLIPS]}
-    for name, files in planned.items():
+    for name, files in planned_files.items():
         owners[f"clip {name}"] = files
 
     files_of_clips = {}  # name of a clip -> names of its files, for run.json
-    if earlier is None:
+    if earlier_run is None:
         # No test of this program made the folder. So it must be new or empty.
         if folder.is_dir():
             _refuse_foreign(sorted(path.name for path in folder.iterdir()), folder)
         _refuse_occupied(owners, written=set(), folder=folder)
     else:
-        written = _files_of_earlier_tests(outputs, earlier, stems)
-        _refuse_occupied(owners, written, folder)
+        earlier_files = _files_of_earlier_tests(outputs, earlier_run, stems)
+        _refuse_occupied(owners, earlier_files, folder)
         if overwrite:
             # run.json stays until the new run.json replaces it. So if the program is interrupted
             # here, a later test still knows the folder.
-            remove_files(folder, written - {run_json})
+            remove_files(folder, earlier_files - {run_json})
         else:
             # Go on with the earlier test. Its clips stay in run.json, also if this test does not
             # restore them.
-            _refuse_another_test(earlier, settings, inputs, folder)
-            clips_that_stay = sorted(earlier["inputs"].keys() - stems)
+            _refuse_another_test(earlier_run, settings, inputs, folder)
+            clips_that_stay = sorted(earlier_run["inputs"].keys() - stems)
             _refuse_names_of_kept_clips(owners, clips_that_stay, outputs)
             # A clip of both tests has the same digest in both, as `_refuse_another_test` has
             # checked. A run.json of an older version has no "files".
-            inputs = earlier["inputs"] | inputs
-            files_of_clips = earlier.get("files", {})
+            inputs = earlier_run["inputs"] | inputs
+            files_of_clips = earlier_run.get("files", {})
 
     # From here on nothing is refused.
-    for name, files in planned.items():
+    for name, files in planned_files.items():
         files_of_clips[name] = [str(path.relative_to(folder)) for path in files]
     content = {"settings": settings, "inputs": inputs, "files": files_of_clips}
     write_whole(run_json, json_bytes(content))
@@ -332,22 +332,22 @@ def _is_run_json(content: Any) -> bool:
 
 
 def _files_of_earlier_tests(
-    outputs: Outputs, earlier: dict[str, Any], stems: Mapping[str, Sequence[str]]
+    outputs: Outputs, earlier_run: dict[str, Any], stems: Mapping[str, Sequence[str]]
 ) -> set[Path]:
     """Return the files that earlier tests in this folder wrote.
 
-    earlier: the content of run.json. stems: name of a clip -> names of its frames in this test.
+    earlier_run: the content of run.json. stems: name of a clip -> names of its frames in this test.
     """
-    files_of_clips = earlier.get("files", {})
+    files_of_clips = earlier_run.get("files", {})
     written = {outputs.folder / file for file in FILES_OF_ALL_CLIPS}
     for files in files_of_clips.values():
         written |= {outputs.folder / file for file in files}
 
     # Older versions of SpikeVRT wrote a run.json without "files". For a clip of such a test, the
     # names follow from the setting "save" of the test and from the frames of the clip.
-    saved_then = earlier["settings"].get("save", ())
+    saved_then = earlier_run["settings"].get("save", ())
     outputs_then = replace(outputs, save=tuple(saved_then))
-    clips_without_files = earlier["inputs"].keys() - files_of_clips.keys()
+    clips_without_files = earlier_run["inputs"].keys() - files_of_clips.keys()
     for name in clips_without_files:
         finished = outputs.load_clip(name)
         if finished is None:
@@ -405,15 +405,15 @@ def _refuse_foreign(foreign: Sequence[str], folder: Path) -> None:
 
 
 def _refuse_another_test(
-    earlier: dict[str, Any], settings: dict[str, Any], inputs: dict[str, str], folder: Path
+    earlier_run: dict[str, Any], settings: dict[str, Any], inputs: dict[str, str], folder: Path
 ) -> None:
     """Raise OptionError if this test has other settings or input files than the earlier test."""
     # Older versions of SpikeVRT did not record these settings, and always had these values. A new
     # setting needs a line here. Otherwise no test of an older version could be continued.
     defaults = {"metric.values": "uint8", "metric.more": []}
-    changed = _differences(defaults | earlier["settings"], defaults | settings)
+    changed = _differences(defaults | earlier_run["settings"], defaults | settings)
     # The two tests may have different clips. A clip that both have must have the same files.
-    for name, digest_then in earlier["inputs"].items():
+    for name, digest_then in earlier_run["inputs"].items():
         if name in inputs and inputs[name] != digest_then:
             changed.append(f"the files of clip {name} have changed")
     if changed:

@@ -200,8 +200,8 @@ def score_text(results: Mapping[str, Any]) -> str:
         psnrs = ", ".join(instants)
         lines.append(f"PSNR dB of the instants, mean over {averages['mean']}: {psnrs}")
     if averages:
-        found = averages["clips_found"]
-        lines.append(f"clips found {found}, expected {averages['clips_expected']}")
+        found_count = averages["clips_found"]
+        lines.append(f"clips found {found_count}, expected {averages['clips_expected']}")
         if not averages["complete"]:
             lines.insert(0, "INCOMPLETE: the averages below do not cover the whole set")
     return "\n".join(lines)

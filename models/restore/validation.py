@@ -238,11 +238,12 @@ class _Scorer:
         # Both `restorer.frames` and this method need the input frames. The cache is a reader of the
         # clip that keeps the frames of the last tile, so that each frame is read once.
         cache = restorer.with_cache(clip)
-        wanted = wanted_frames(len(clip.stems), restorer.tiling.center_frame_only)
+        indices = wanted_frames(len(clip.stems), restorer.tiling.center_frame_only)
         nonfinite_count = 0
         scores: Scores = {}
         panels = {}
-        for index, frame in zip(wanted, restorer.frames(cache, wanted, tick), strict=True):
+        restored_frames = restorer.frames(cache, indices, tick)  # one at a time
+        for index, frame in zip(indices, restored_frames, strict=True):
             watchdog.go_on()  # tells the watchdog that this rank still works
             item = cache.frame(index)  # {"lq": ..., "gt": ...}, and "spike" if the clip has spikes
             lq = item["lq"]  # the blurry frame, (3, H, W), or (4, H, W) with a noise map
@@ -273,7 +274,7 @@ class _Scorer:
                 nonfinite_count,
                 clip.name,
             )
-        return {"name": clip.name, "frames": len(wanted), "per_frame": scores}, panels
+        return {"name": clip.name, "frames": len(indices), "per_frame": scores}, panels
 
     def _write_frame(self, clip: ClipReader, index: int, frame: torch.Tensor) -> None:
         """Write a restored frame (3, H, W) to images/<clip>/<stem>.png, if this rank writes."""

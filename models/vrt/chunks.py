@@ -252,8 +252,9 @@ class InChunks(torch.autograd.Function):
         weights = dict(zip(work.names, saved[1:end_of_weights], strict=True))
         tape = _tape_of_backward(work, recorded=saved[end_of_weights:])
         # The gradient of a weight is the sum over all chunks.
-        needed = ctx.needs_input_grad[2:]  # the arguments before the weights are x and work
-        sums = _zeros_like_needed(weights, needed)
+        # The arguments of forward before the weights are x and work.
+        needs_gradient = ctx.needs_input_grad[2:]
+        sums = _zeros_for_gradients(weights, needs_gradient)
 
         # The gradients of fc2 and its bias are computed in step 2 below, without a graph. All other
         # gradients come from autograd. For this the weights become leaves of the graph of each
@@ -323,16 +324,16 @@ def _tape_of_backward(work: Work, recorded: tuple[Tensor, ...]) -> Tape | None:
     return Tape(is_recording=False, playback=playback)
 
 
-def _zeros_like_needed(weights: Weights, needed: Sequence[bool]) -> dict[str, Tensor]:
+def _zeros_for_gradients(weights: Weights, needs_gradient: Sequence[bool]) -> dict[str, Tensor]:
     """Return zeros to sum the gradients of weights in, for each weight that needs a gradient.
 
     A frozen weight needs no gradient. The sums have the dtype of the weights, usually float32, even
     if the tokens have bfloat16. In bfloat16 a sum over many chunks would lose its small terms.
 
-    needed: whether each weight needs a gradient, in the order of `weights`.
+    needs_gradient: whether each weight needs a gradient, in the order of `weights`.
     """
     sums: dict[str, Tensor] = {}
-    for (name, weight), is_needed in zip(weights.items(), needed, strict=True):
+    for (name, weight), is_needed in zip(weights.items(), needs_gradient, strict=True):
         if is_needed:
             sums[name] = torch.zeros_like(weight)
     return sums

@@ -251,10 +251,10 @@ class DeformAlign(nn.Module):
         # On a CPU recompute the second step alone, whose samples are nine times as large as the
         # input, but cost little time. The convolutions of the first step cost much time, so their
         # results are kept. Under torch.compile nothing is recomputed.
-        estimated = self._run_conv_net(target, *neighbours)
+        conv_output = self._run_conv_net(target, *neighbours)
         weights = (self.weight, self.bias)
         return recomputed(
-            self._sample_sources, estimated, *neighbours, weights=weights, when=not is_compiling
+            self._sample_sources, conv_output, *neighbours, weights=weights, when=not is_compiling
         )
 
     def _run_conv_net(self, target: Tensor, *neighbours: Tensor) -> Tensor:
@@ -280,14 +280,14 @@ class DeformAlign(nn.Module):
         x = x.contiguous(memory_format=torch.channels_last)
         return self.conv_offset(x).contiguous()
 
-    def _sample_sources(self, estimated: Tensor, *neighbours: Tensor) -> Tensor:
+    def _sample_sources(self, conv_output: Tensor, *neighbours: Tensor) -> Tensor:
         """Compute the deformable convolution of the sources, (n, d, h, w).
 
-        estimated: result of `_run_conv_net`. neighbours: the sources, then their flows.
+        conv_output: result of `_run_conv_net`. neighbours: the sources, then their flows.
         """
         sources, flows = self._sources_and_flows(neighbours)
         x = sources[0] if self.source_count == 1 else torch.cat(sources, dim=1)
-        corrections, factors = estimated.split(
+        corrections, factors = conv_output.split(
             (2 * TAPS * self.offset_groups, TAPS * self.offset_groups), dim=1
         )
         offset = self._offsets(corrections, flows)

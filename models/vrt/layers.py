@@ -183,12 +183,12 @@ class Recomputed(torch.autograd.Function):
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         # Which of the tensors need a gradient. The arguments before them are function and count.
-        needed = ctx.needs_input_grad[2:]
+        needs_gradient = ctx.needs_input_grad[2:]
 
         # The arguments of the function are new leaves, so that the graph of this second run ends at
         # them. The function finds the weights by itself.
         args = []
-        for tensor, is_needed in zip(saved[: ctx.count], needed[: ctx.count], strict=True):
+        for tensor, is_needed in zip(saved[: ctx.count], needs_gradient[: ctx.count], strict=True):
             args.append(tensor.detach().requires_grad_(is_needed))
         weights = saved[ctx.count :]
         inputs = [*args, *weights]
@@ -198,7 +198,7 @@ class Recomputed(torch.autograd.Function):
 
         # Ask autograd for the needed gradients alone, and put each gradient at the index of its
         # tensor. The other gradients are None.
-        indices = [index for index, is_needed in enumerate(needed) if is_needed]
+        indices = [index for index, is_needed in enumerate(needs_gradient) if is_needed]
         inputs_with_gradient = [inputs[index] for index in indices]
         needed_gradients = torch.autograd.grad(seed, inputs_with_gradient, allow_unused=True)
         gradients: list[Tensor | None] = [None] * len(inputs)
