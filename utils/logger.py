@@ -108,9 +108,9 @@ class _Stdout(_SaysOnce, logging.StreamHandler):
     handler that kept the first sys.stdout would write across the bar.
     """
 
-    # The first function answers who reads `handler.stream`: with the present sys.stdout. The second
-    # one is called if somebody sets it, as StreamHandler does once, and ignores the new value.
-    stream = property(lambda _: sys.stdout, lambda *_: None)
+    # `handler.stream` is always the present sys.stdout. StreamHandler sets it when it is made, and the
+    # second function drops this value.
+    stream = property(lambda self: sys.stdout, lambda self, value: None)
 
 
 class _Line(logging.Formatter):

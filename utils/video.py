@@ -270,7 +270,7 @@ def _read_through(container: Any, path: str | Path, go_on: Callable[[], object])
         if first is None:
             first = frame
         elif _upright_size(frame) != _upright_size(first):
-            raise _other_size(path, len(stamps), frame, first)
+            raise _other_size_error(path, len(stamps), frame, first)
         is_interlaced = is_interlaced or frame.interlaced_frame
         # `pts` counts ticks, and time_base is the seconds of a tick.
         has_stamp = frame.pts is not None
@@ -278,7 +278,7 @@ def _read_through(container: Any, path: str | Path, go_on: Callable[[], object])
         go_on()
     if first is None:
         raise OSError(0, "no frame can be decoded")
-    _warn_of_kind(path, stream, is_interlaced)
+    _warn_of_hdr_or_interlaced(path, stream, is_interlaced)
     # If neither the container nor the codec gives a rate, take 25 frames a second.
     fps = Fraction(stream.average_rate or stream.guessed_rate or 25)
     return _FilmFacts(stamps, fps, _upright_aspect(stream, first))
@@ -346,7 +346,7 @@ def _usable_times(path: str | Path, stamps: list[Fraction | None], fps: Fraction
     return [i / fps for i in range(len(stamps))]
 
 
-def _other_size(path: str | Path, number: int, frame: Any, first: Any) -> DataError:
+def _other_size_error(path: str | Path, number: int, frame: Any, first: Any) -> DataError:
     """Return the refusal of a frame of PyAV that has another size than the first one."""
     height, width = _upright_size(frame)
     first_height, first_width = _upright_size(first)
@@ -378,7 +378,7 @@ def _pixels(frame: Any) -> np.ndarray:
     return frame.to_ndarray(format="rgb24")
 
 
-def _warn_of_kind(path: str | Path, stream: Any, is_interlaced: bool) -> None:
+def _warn_of_hdr_or_interlaced(path: str | Path, stream: Any, is_interlaced: bool) -> None:
     """Warn of films that look different here than in a player."""
     transfer = HDR.get(stream.codec_context.color_trc)
     if transfer:

@@ -61,11 +61,11 @@ def choose_gpus(gpu_ids: list[int] | None, opt_path: str) -> None:
     # The name of the variable that chooses GPUs of this maker. An empty CUDA_VISIBLE_DEVICES asks
     # for the CPU, whatever the maker.
     variable = devices.hiding_variable() if gpu_ids else "CUDA_VISIBLE_DEVICES"
-    chosen = os.environ.get(variable)  # what the user or the launcher has chosen, or None
-    listed = ",".join(map(str, gpu_ids))
+    ids_of_environment = os.environ.get(variable)  # set by the user or the launcher, or None
+    ids_of_option = ",".join(map(str, gpu_ids))
     is_single = RUN.launch.world_size == 1
-    if is_single and chosen is None:
-        os.environ[variable] = listed
+    if is_single and ids_of_environment is None:
+        os.environ[variable] = ids_of_option
 
     # Count the GPUs only now, with the variable set.
     count = devices.count()
@@ -73,14 +73,14 @@ def choose_gpus(gpu_ids: list[int] | None, opt_path: str) -> None:
         return
     if not is_single:
         note = _note_for_ranks(gpu_ids, count, variable)
-    elif chosen is None and count > 1:
+    elif ids_of_environment is None and count > 1:
         note = (
             f"gpu_ids lists {len(gpu_ids)} GPUs; "
             f"a single process uses the first, GPU {gpu_ids[0]}. To use all: "
-            f"{variable}={listed} ./launch_train.sh {count} {opt_path}"
+            f"{variable}={ids_of_option} ./launch_train.sh {count} {opt_path}"
         )
-    elif chosen is not None and chosen != listed:
-        note = f"{variable}={chosen} takes precedence over gpu_ids [{listed}]"
+    elif ids_of_environment is not None and ids_of_environment != ids_of_option:
+        note = f"{variable}={ids_of_environment} takes precedence over gpu_ids [{ids_of_option}]"
     else:
         note = ""
     if note and RUN.launch.rank == 0:
@@ -101,11 +101,11 @@ def _note_for_ranks(gpu_ids: list[int], count: int, variable: str) -> str:
     used_gpus = list(range(min(count, ranks_here)))
     if gpu_ids[:count] == used_gpus:
         return ""
-    listed = ",".join(map(str, gpu_ids))
+    ids_of_option = ",".join(map(str, gpu_ids))
     return (
-        f"gpu_ids [{listed}] has no effect with several ranks: "
+        f"gpu_ids [{ids_of_option}] has no effect with several ranks: "
         "each rank takes the GPU of its local rank; "
-        f"{variable}={listed} in front of the launcher chooses them"
+        f"{variable}={ids_of_option} in front of the launcher chooses them"
     )
 
 

@@ -3,8 +3,8 @@
 The store is a server within a process, mostly rank 0. All ranks connect to it, and exchange short
 texts under keys.
 
-torch alone has three faults. It waits for ever if another program listens on the port. If a name
-does not resolve, it says "timed out". It does not name the ranks that are missing. So this module
+torch alone would wait for ever if another program listens on the port. It says "timed out" if the
+name of a host has no address, and it does not name the ranks that are missing. So this module
 checks each step of the meeting itself:
 
 1. `open_store`: rank 0 opens the store at MASTER_ADDR:MASTER_PORT, the other ranks connect.
