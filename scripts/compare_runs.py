@@ -183,7 +183,7 @@ def draw(runs: Mapping[str, Path], tags: list[str], out: Path) -> None:
             expected=f"html, {', '.join(sorted(kinds))}",
             do="use another suffix",
         )
-    write_whole(out, history.encoded(figure, suffix))
+    write_whole(out, history.encode(figure, suffix))
 
 
 def write_report(
@@ -201,7 +201,7 @@ def write_report(
         )
     scalars = next(iter(histories.values()))  # the history of the only run
     # A run without a name, because the curves of one run need no legend.
-    curves = history.encoded(history.draw_panels({"": scalars}))
+    curves = history.encode(history.draw_panels({"": scalars}))
     write_whole(out, history.build_report(paths[0], scalars, curves).encode())
 
 

@@ -199,8 +199,8 @@ def rest_of(descriptor: int, count: int = -1) -> bytes:
     bytes_left = count  # stays -1 without a limit
     while bytes_left != 0:
         # os.read may return fewer bytes than asked for, and none at the end of the file.
-        wanted = min(bytes_left, READ_AT_ONCE) if has_limit else READ_AT_ONCE
-        part = os.read(descriptor, wanted)
+        byte_count = min(bytes_left, READ_AT_ONCE) if has_limit else READ_AT_ONCE
+        part = os.read(descriptor, byte_count)
         if not part:
             break
         parts.append(part)
@@ -335,16 +335,16 @@ def claim_run_folder(folder: Path, patterns: Iterable[str], is_ours: bool) -> No
     no mark.
     """
     # Files in the folder that the run would write over.
-    existing = []
+    existing_names = []
     for pattern in patterns:
         for path in sorted(folder.glob(pattern)):
-            existing.append(path.name)
+            existing_names.append(path.name)
     # What the folder holds that no run may write over, in words for the error.
     content_of_others = ""
     if not is_ours and (folder / RESULTS).is_file():
         content_of_others = "the results of a test"
-    elif existing and not is_ours and not (folder / MARK).is_file():
-        content_of_others = f"files that no run of this program made: {', '.join(existing)}"
+    elif existing_names and not is_ours and not (folder / MARK).is_file():
+        content_of_others = f"files that no run of this program made: {', '.join(existing_names)}"
     if content_of_others:
         raise OptionError(
             what=f"the folder of the run holds {content_of_others}",

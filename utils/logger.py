@@ -108,7 +108,7 @@ class _Stdout(_SaysOnce, logging.StreamHandler):
     handler that kept the first sys.stdout would write across the bar.
     """
 
-    # `handler.stream` is always the present sys.stdout. StreamHandler sets it when it is made, and the
+    # `handler.stream` is always the present sys.stdout. StreamHandler sets it when it is made. The
     # second function drops this value.
     stream = property(lambda self: sys.stdout, lambda self, value: None)
 

@@ -106,8 +106,8 @@ def markdown_table(rows: Sequence[Sequence[Any]], header: Sequence[str]) -> str:
     lines = []
     dashes = ["-" * width for width in widths]
     for row in (header, dashes, *cells):
-        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append(f"| {' | '.join(padded)} |")
+        padded_cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append(f"| {' | '.join(padded_cells)} |")
     return "\n".join(lines)
 
 

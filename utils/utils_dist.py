@@ -280,7 +280,7 @@ def begin(
     budgets: WatchdogOptions | None = None,
     timeout_s: float = 1800,
     digest: str = "",
-    kept: Path | None = None,
+    checks_folder: Path | None = None,
 ) -> None:
     """Make the process group, check that all ranks have the same options, and watch the phases.
 
@@ -290,9 +290,9 @@ def begin(
     budgets: the options `watchdog`, or None for a test without an option file.
     timeout_s: least time-out of a collective, in seconds.
     digest: a digest of all options, e.g. "3f9a0c12b4de". It must be equal on all ranks.
-    kept: folder in which results of checks of the data are kept for later runs, or None.
+    checks_folder: folder in which results of checks of the data are kept for later runs, or None.
     """
-    RUN.kept = kept
+    RUN.checks_folder = checks_folder
     is_single = get_world_size() == 1
     # A test in one process without an option file: nobody waits for it, and no limit was asked for.
     has_watchdog = not (is_single and budgets is None)
@@ -338,8 +338,8 @@ def _fitted_to_timeout(budgets: WatchdogOptions) -> WatchdogOptions:
             late_limits.append(f"{name} is {limit_s:g} s")
     if not late_limits:
         return budgets
-    listed = ", ".join(late_limits)
-    what = f"watchdog: {listed}; the time-out of the process group is {RUN.timeout_s:g} s"
+    limits_in_words = ", ".join(late_limits)
+    what = f"watchdog: {limits_in_words}; the time-out of the process group is {RUN.timeout_s:g} s"
     if budgets.stall_s >= RUN.timeout_s:
         raise DistError(
             what=what,
@@ -360,11 +360,11 @@ def _raised_to_timeout(budgets: WatchdogOptions) -> WatchdogOptions:
     too little time to come first. A limit that the user has set (not None) stays. Test:
     test_a_longer_time_out_of_collectives_makes_the_limits_of_the_watchdog_longer.
     """
-    raised = {}
+    raised_limits = {}
     for name in SLOW_LIMIT_FACTORS:
         if getattr(budgets, name) is None:
-            raised[name] = max(budgets.limit(name), 0.9 * RUN.timeout_s)
-    budgets = budgets.model_copy(update=raised)
+            raised_limits[name] = max(budgets.limit(name), 0.9 * RUN.timeout_s)
+    budgets = budgets.model_copy(update=raised_limits)
     limits = ", ".join(
         f"{name} {budgets.limit(name):g}" for name in ("stall_s", *SLOW_LIMIT_FACTORS)
     )
@@ -455,9 +455,9 @@ def _forget_run() -> None:
     RUN.watchdog = None
     RUN.launch = LaunchInfo("single")
     RUN.rounds = 0
-    RUN.kept = None
+    RUN.checks_folder = None
     RUN.stop_requested = 0.0
-    RUN.checked = {}
+    RUN.record_ids = {}
 
 
 def _launch_of_group(launch: LaunchInfo) -> LaunchInfo:
@@ -583,16 +583,17 @@ def from_rank(source: int, obj: Any) -> Any:
     return message.unpack(bytes(data.cpu().numpy()), source)
 
 
-def share_checked(checked: dict[str, Any] | None) -> None:
-    """Give all ranks the results of the checks of the data, as RUN.checked. Collective.
+def share_record_ids(record_ids: dict[str, Any] | None) -> None:
+    """Give all ranks the results of the checks of the data, as RUN.record_ids. Collective.
 
     Only rank 0 checks the data, because the ranks read the same files. The other ranks, and the
-    loader processes, find the results by RUN.checked (data/clips/kept.py).
+    loader processes, find the results by RUN.record_ids (data/clips/kept.py).
 
-    checked: the results on rank 0. None on the other ranks, whose value is ignored. If it is None
-        on rank 0 too, nothing was checked, and RUN.checked is {}.
+    record_ids: on rank 0, digest of the options of a data set -> id of the record of the results.
+        The value of the other ranks is ignored. If it is None on rank 0, nothing was checked, and
+        RUN.record_ids is {}.
     """
-    RUN.checked = from_rank(source=0, obj=checked) or {}
+    RUN.record_ids = from_rank(source=0, obj=record_ids) or {}
 
 
 def all_reduce_mean(tensor: Tensor) -> Tensor:
@@ -1066,11 +1067,11 @@ def stop_vote() -> Callable[[], bool]:
     if exchange is not None:
         exchange.wait()  # the GPU waits for the exchange, the host does not
     answer = torch.empty((), pin_memory=True).copy_(flag, non_blocking=True)
-    copied = torch.Event(device)
-    copied.record()
+    copy_done = torch.Event(device)
+    copy_done.record()
 
     def is_stop_on_gpu() -> bool:
-        copied.synchronize()
+        copy_done.synchronize()
         return bool(answer > 0)
 
     return is_stop_on_gpu

@@ -109,7 +109,7 @@ def _results_of(clips: Sequence[Clip], files: Any) -> list[FitResult]:
             if is_main:
                 _write_result(result, kept_files[index])
 
-    if is_main and RUN.kept:
+    if is_main and RUN.checks_folder:
         text = "spike.calibration auto: %d clips fitted in %.1f s, %d known from an earlier run"
         seconds = time.monotonic() - begin
         logger.info(text, len(without_result), seconds, len(clips) - len(without_result))
@@ -237,7 +237,7 @@ def _file_for_result(clip: Clip, files: Any) -> Path | None:
     Returns None if nothing is kept in this run, or if the files of the clip have no time of change
     by which a change could be noticed.
     """
-    if not RUN.kept:
+    if not RUN.checks_folder:
         return None
     spikes = clip.spikes
     compared = _compared_frames(clip)
@@ -262,7 +262,7 @@ def _file_for_result(clip: Clip, files: Any) -> Path | None:
     # if the repr changes, results of earlier runs are not found again.
     properties = (spikes.geometry, spikes.remainder, spikes.light, clip.size, compared)
     key = hashlib.sha256(repr((FORMAT, names, stamps, properties)).encode()).hexdigest()[:16]
-    return RUN.kept / f"calibration_{key}.json"
+    return RUN.checks_folder / f"calibration_{key}.json"
 
 
 def _read_result(path: Path | None) -> FitResult | None:

@@ -155,8 +155,8 @@ def checked_clips(source: Source) -> ClipTable | None:
     """
     # The start of a run sets two values in RUN, the state of the run: {digest of the options: id of
     # the record}, and the folder of the records.
-    record_ids: Mapping[str, Sequence[str]] = RUN.checked
-    folder = RUN.kept
+    record_ids: Mapping[str, Sequence[str]] = RUN.record_ids
+    folder = RUN.checks_folder
     if folder is None or not record_ids:
         return None
     record_id = record_ids.get(digest_of_options(source))

@@ -146,15 +146,15 @@ class Beats:
         # MET is the key that is set when all ranks have met. Before, a rank may have no beat yet.
         if self.watched is None and self.store.check([MET]):
             self.watched = self._ranks_to_watch(self.store)
-        watched = self.watched or []
+        watched_ranks = self.watched or []
         # One request for the failure and all watched states. The first value is the failure.
         keys = [FAILURE]
-        for rank in watched:
+        for rank in watched_ranks:
             keys.append(f"beat/{rank}")
         values = self.store.multi_get(keys)
         failure = values[0]
         beats = values[1:]
-        for rank, beat in zip(watched, beats, strict=True):
+        for rank, beat in zip(watched_ranks, beats, strict=True):
             state = read_state(rank, beat)
             self._refuse_another_process(rank, state)
             self.states[rank] = state
@@ -170,10 +170,11 @@ class Beats:
 
         A rank is one process for the whole run, so somebody else has written such a beat.
         """
-        known = self.states.get(rank)
-        if known is None:
+        earlier_state = self.states.get(rank)
+        if earlier_state is None:
             return
-        if known["pid"] != state["pid"] or known["machine"] != state["machine"]:
+        has_same_pid = earlier_state["pid"] == state["pid"]
+        if not has_same_pid or earlier_state["machine"] != state["machine"]:
             raise foreign_value(f"beat/{rank}")
 
     def _ranks_to_watch(self, store: Store) -> list[int]:
@@ -189,9 +190,9 @@ class Beats:
         key = f"on/{self.machine}/{next_index}"
         next_on_host = _rank_in(key, store.get(key), self.world_size)
         next_rank = (self.rank + 1) % self.world_size
-        watched = {0, next_rank, next_on_host}
-        watched.discard(self.rank)
-        return sorted(watched)
+        ranks_to_watch = {0, next_rank, next_on_host}
+        ranks_to_watch.discard(self.rank)
+        return sorted(ranks_to_watch)
 
     # ---- Judging -----------------------------------------------------------------------------
 

@@ -164,8 +164,8 @@ def descendants_of(pid: int) -> list[int]:
     this process. For another process the list is empty.
     """
     if not system.has_proc():
-        own = multiprocessing.active_children() if pid == os.getpid() else []
-        return [child.pid for child in own if child.pid is not None]
+        own_children = multiprocessing.active_children() if pid == os.getpid() else []
+        return [child.pid for child in own_children if child.pid is not None]
     descendants: list[int] = []
     # Each thread of the process has a file with the children that it started.
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
@@ -538,13 +538,13 @@ def stack_file_of(pid: int, name: str) -> FileIO | None:
         nothing happens to a wrong process.
     name: name of the memory file. It must not come from the network.
     """
-    wanted = f"/memfd:{name} (deleted)"
+    link_target = f"/memfd:{name} (deleted)"
     folder = f"/proc/{pid}/fd"
     with suppress(OSError):  # there is no such process, or another user has it
         if os.stat(f"/proc/{pid}").st_uid != os.getuid():
             return None
         for entry in os.listdir(folder):
-            if os.readlink(f"{folder}/{entry}") == wanted:
+            if os.readlink(f"{folder}/{entry}") == link_target:
                 # The caller closes the file.
                 file = open(f"{folder}/{entry}", "a+b", buffering=0)  # noqa: SIM115
                 # A file on a disk can have this name too. This request raises OSError for it,

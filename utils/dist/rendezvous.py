@@ -245,17 +245,17 @@ def _wait_until_open(launch: LaunchInfo) -> None:
             socket.create_connection((host, port), timeout=5).close()
             return
         except OSError as e:
-            waited = clock.now()
-            if waited > launch.join_s:
+            waited_s = clock.now()
+            if waited_s > launch.join_s:
                 reason = errno.errorcode.get(e.errno, e)  # e.g. "ECONNREFUSED"
                 raise DistError(
-                    what=f"nobody answers at {host}:{port} after {waited:.0f} s ({reason})",
+                    what=f"nobody answers at {host}:{port} after {waited_s:.0f} s ({reason})",
                     where=_place(launch),
                     expected="rank 0 listening on MASTER_ADDR:MASTER_PORT",
                     do="check that rank 0 was started, that MASTER_ADDR is its host, "
                     "and that no firewall blocks the port",
                 ) from e
-            if waited > min(CHECK_S, launch.join_s) and not has_warned:
+            if waited_s > min(CHECK_S, launch.join_s) and not has_warned:
                 has_warned = True
                 logger.warning("rank %d waits for rank 0 at %s:%d", launch.rank, host, port)
         time.sleep(0.1)
@@ -388,12 +388,12 @@ def _wait_for_all(store: Store, launch: LaunchInfo) -> None:
 
 def _missing_ranks(store: Store, world_size: int) -> str:
     """Return the ranks that have not arrived, e.g. "ranks 2, 5 of 8"."""
-    missing = []
+    numbers = []
     for rank in range(world_size):
         if not store.check([f"arrived/{rank}"]):
-            missing.append(str(rank))
-    noun = "ranks" if len(missing) > 1 else "rank"
-    return f"{noun} {', '.join(missing)} of {world_size}"
+            numbers.append(str(rank))
+    noun = "ranks" if len(numbers) > 1 else "rank"
+    return f"{noun} {', '.join(numbers)} of {world_size}"
 
 
 def _refuse_strangers(store: Store, ranks: Iterable[int], launch: LaunchInfo) -> None:
@@ -535,10 +535,10 @@ def wait_for(
     pause_s = 0.01
     has_warned = False
     while not store.check([key]):
-        waited = clock.now()
-        if waited > seconds:
+        waited_s = clock.now()
+        if waited_s > seconds:
             return False
-        if what_is_missing and waited > CHECK_S and not has_warned:
+        if what_is_missing and waited_s > CHECK_S and not has_warned:
             has_warned = True
             logger.warning("waiting for %s", what_is_missing())
         time.sleep(pause_s)

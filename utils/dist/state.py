@@ -71,10 +71,10 @@ class Run:
     # ---- The data ----
     # The folder in which results of checks of the data are kept for later runs. None to keep
     # nothing.
-    kept: Path | None = None
+    checks_folder: Path | None = None
     # The data that this run has checked: digest of the options of a data set -> id of the record of
-    # its clips. The records lie in `kept`, and data/clips/kept.py reads them.
-    checked: dict[str, Any] = field(default_factory=dict)
+    # its clips. The records lie in `checks_folder`, and data/clips/kept.py reads them.
+    record_ids: dict[str, Any] = field(default_factory=dict)
 
     # ---- Where the main thread is ----
     place: Place = field(default_factory=lambda: Place(since=time.monotonic()))

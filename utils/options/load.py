@@ -124,9 +124,9 @@ class Sources:
         # First choice: the key itself. Second choice: the first key within it.
         key = where
         if key not in self.places:
-            for known in self.places:
-                if known.startswith(f"{where}."):
-                    key = known
+            for other_key in self.places:
+                if other_key.startswith(f"{where}."):
+                    key = other_key
                     break
         # Third choice: the nearest section around it. A missing key of the network, for example,
         # gets the place of "netG". The last key to try is "", the whole file.
@@ -343,11 +343,11 @@ def _section_to_change(
         is_name_of_part = isinstance(value, str)
         inner: Any = {"type": value} if is_name_of_part else value
         if not isinstance(inner, dict):
-            dotted = ".".join(names[: depth + 1])  # up to this name
+            dotted_key = ".".join(names[: depth + 1])  # up to this name
             raise OptionError(
-                what=f"{dotted} has no keys",
+                what=f"{dotted_key} has no keys",
                 where=f"the command line ({clean_override})",
-                expected=f"{dotted}=value",
+                expected=f"{dotted_key}=value",
                 do="correct the override",
             )
         section[name] = inner
@@ -795,14 +795,14 @@ def read_options(
         sources = Sources(main_file="")
     # Work on a copy, because the steps below remove keys and replace sections.
     raw = copy.deepcopy(dict(values))
-    dropped = drop_without_effect(raw, parts)
+    dropped_keys = drop_without_effect(raw, parts)
     # Every rank reads the options, but only rank 0 warns. The ranks are not connected yet, so the
     # number of this rank comes from the environment: torchrun sets RANK, Slurm sets SLURM_PROCID.
     rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
-    if dropped and rank == "0":
-        logger.warning("Options that have no effect here: %s", ", ".join(dropped))
+    if dropped_keys and rank == "0":
+        logger.warning("Options that have no effect here: %s", ", ".join(dropped_keys))
 
-    totals = _totals_of_kair(raw, dropped, sources)
+    totals = _totals_of_kair(raw, dropped_keys, sources)
 
     # First the sections that name a part. The registry of the part checks the section and gives a
     # typed section, which replaces the dict in `raw`.
@@ -876,24 +876,26 @@ def _without_keys_of_other_part(
     if part not in registry.names():
         return section
     known_keys = registry.model(part).model_fields
-    remaining = {}
+    own_values = {}
     for key, value in section.items():
         is_inherited = f"{where}.{key}" in sources.inherited
         if key in known_keys or not is_inherited:
-            remaining[key] = value
-    return remaining
+            own_values[key] = value
+    return own_values
 
 
-def _totals_of_kair(raw: Mapping[str, Any], dropped: Sequence[str], sources: Sources) -> list[str]:
+def _totals_of_kair(
+    raw: Mapping[str, Any], dropped_keys: Sequence[str], sources: Sources
+) -> list[str]:
     """Return the keys of datasets.train that are totals of all GPUs, for a warning.
 
     In KAIR, another program, the batch size and the number of loader processes are totals of all
     GPUs; here they are numbers per GPU. A file comes from KAIR if it has keys that only KAIR has.
     Tests: test_kair_files.py, e.g. test_a_number_from_the_command_line_is_no_total.
 
-    dropped: the dotted keys that `drop_without_effect` has removed, e.g. "netG.init_type"
+    dropped_keys: the dotted keys that `drop_without_effect` has removed, e.g. "netG.init_type"
     """
-    names = [key.rpartition(".")[2] for key in dropped]  # "netG.init_type" -> "init_type"
+    names = [key.rpartition(".")[2] for key in dropped_keys]  # "netG.init_type" -> "init_type"
     # FORMERLY_OURS: keys that former versions of this project had too, so they prove nothing.
     is_of_kair = any(name not in FORMERLY_OURS for name in names)
     if not is_of_kair:
@@ -916,7 +918,7 @@ def drop_without_effect(raw: dict[str, Any], parts: Parts) -> list[str]:
     A key stays if the part of its section has a parameter of this name. E.g. "netG.init_type" goes,
     unless the network has a parameter `init_type`.
     """
-    dropped = []
+    dropped_keys = []
     # KAIR_ONLY: dotted key of a section -> the keys that only KAIR has in this section.
     for where, keys in KAIR_ONLY.items():
         section = _section_of(raw, where) or {}  # None if the file has no such section
@@ -931,9 +933,9 @@ def drop_without_effect(raw: dict[str, Any], parts: Parts) -> list[str]:
                 part_keys = set(registry.keys(name))
         for key in sorted(keys):
             if key in section and key not in part_keys:
-                dropped.append(f"{where}.{key}")
+                dropped_keys.append(f"{where}.{key}")
                 del section[key]
-    return dropped
+    return dropped_keys
 
 
 def _section_of(raw: Mapping[str, Any], where: str) -> dict[str, Any] | None:

@@ -370,8 +370,8 @@ def _read_state(path: Path) -> dict[str, Any]:
     """
     state = load(path)
     # Checkpoints of all versions have these keys. A key that came later must not be asked for.
-    needed = {"model_state_dict", "optimizer", "step", "epoch", "batch", "options"}
-    if isinstance(state, dict) and needed.issubset(state):
+    required_keys = {"model_state_dict", "optimizer", "step", "epoch", "batch", "options"}
+    if isinstance(state, dict) and required_keys.issubset(state):
         refuse_wrong_types(state, path)
         return state
     raise CheckpointError(
@@ -520,14 +520,14 @@ def _log_changed_options(changes: dict[str, tuple[Any, Any]]) -> None:
     """
     lines = []
     for key, (then, now) in changes.items():
-        lines.append(f"  {key}: {_shortened(then)} -> {_shortened(now)}")
+        lines.append(f"  {key}: {_short_json(then)} -> {_short_json(now)}")
     logger.warning(
         "these options differ from the checkpoint; their values of this start are used:\n%s",
         "\n".join(lines),
     )
 
 
-def _shortened(value: Any) -> str:
+def _short_json(value: Any) -> str:
     """Return an option in JSON, with at most 80 characters, the length of a line of a terminal."""
     text = json.dumps(value)  # some options are long lists
     return text if len(text) <= 80 else f"{text[:77]}..."
@@ -542,7 +542,7 @@ def differences(
 
     where: text in front of each key, e.g. "train." if then and now are sections `train`.
     """
-    differing = {}
+    changed_options = {}
     for key in sorted(then.keys() & now.keys()):  # the keys that are in `then` and in `now`
         name = f"{where}{key}"
         value_then = then[key]
@@ -550,10 +550,10 @@ def differences(
         if name in UNCOMPARED_OPTIONS or value_then == value_now:
             continue
         if isinstance(value_then, dict) and isinstance(value_now, dict):
-            differing |= differences(value_then, value_now, f"{name}.")
+            changed_options |= differences(value_then, value_now, f"{name}.")
         else:
-            differing[name] = (value_then, value_now)
-    return differing
+            changed_options[name] = (value_then, value_now)
+    return changed_options
 
 
 def _forget_incomparable_best(
@@ -617,41 +617,41 @@ def _fit_position_to_data(
     per_step_then = _samples_per_step(ranks_then, resumed.state["options"])
 
     # What has changed, in words, e.g. ["samples a step 8 -> 4"].
-    changed = []
+    changes = []
     if per_step_then != per_step:
-        changed.append(f"samples a step {per_step_then} -> {per_step}")
+        changes.append(f"samples a step {per_step_then} -> {per_step}")
     is_other_data = False
     if order_then is not None:
-        changed += _changes_of_order(order_then, order)
+        changes += _changes_of_order(order_then, order)
         is_other_data = order_then.sample_list != order.sample_list
     is_intended = resumed.is_named
     if (is_other_data or per_step != per_step_then) and not is_intended:
-        raise _other_data_or_batch(is_other_data, changed, per_step_then, resumed.path)
+        raise _other_data_or_batch(is_other_data, changes, per_step_then, resumed.path)
 
     # The number of steps in an epoch follows from the number of samples and the samples per step.
     # If neither has changed, a position behind the end of the epoch is impossible, so somebody has
     # changed the file.
-    if not changed and progress.batch > order.steps:
-        changed = [f"position {progress.batch}, yet {order.steps} steps an epoch"]
+    if not changes and progress.batch > order.steps:
+        changes = [f"position {progress.batch}, yet {order.steps} steps an epoch"]
     # A position at the start of an epoch can stay: no sample of the epoch has been used.
-    if changed and progress.batch:
+    if changes and progress.batch:
         progress.next_epoch()
 
     if utils_dist.is_main_process():
-        _warn_of_changes(changed, progress.epoch, ranks, ranks_then)
+        _warn_of_changes(changes, progress.epoch, ranks, ranks_then)
 
 
-def _warn_of_changes(changed: list[str], epoch: int, ranks: int, ranks_then: int) -> None:
+def _warn_of_changes(changes: list[str], epoch: int, ranks: int, ranks_then: int) -> None:
     """Warn if the data, the batch or the number of ranks changed since the checkpoint.
 
-    changed: what has changed, e.g. ["samples a step 8 -> 4"]
+    changes: what has changed, e.g. ["samples a step 8 -> 4"]
     epoch: number of the epoch that begins, from 0
     """
-    if changed:
+    if changes:
         logger.warning(
             "the training data or the batch changed since the checkpoint (%s): epoch %d begins "
             "with its first sample",
-            ", ".join(changed),
+            ", ".join(changes),
             epoch + 1,
         )
     elif ranks != ranks_then:
@@ -665,14 +665,14 @@ def _warn_of_changes(changed: list[str], epoch: int, ranks: int, ranks_then: int
 
 def _changes_of_order(order_then: DataOrder, order: DataOrder) -> list[str]:
     """Return in words how two orders of the data differ, e.g. ["samples an epoch 90 -> 80"]."""
-    changed = []
+    changes = []
     if order_then.samples != order.samples:
-        changed.append(f"samples an epoch {order_then.samples} -> {order.samples}")
+        changes.append(f"samples an epoch {order_then.samples} -> {order.samples}")
     if order_then.seed != order.seed:
-        changed.append(f"seed of the order {order_then.seed} -> {order.seed}")
+        changes.append(f"seed of the order {order_then.seed} -> {order.seed}")
     if order_then.sample_list != order.sample_list:
-        changed.append("other clips, frames or spikes")
-    return changed
+        changes.append("other clips, frames or spikes")
+    return changes
 
 
 def _samples_per_step(ranks: int, options: dict[str, Any]) -> int:
@@ -682,12 +682,12 @@ def _samples_per_step(ranks: int, options: dict[str, Any]) -> int:
 
 
 def _other_data_or_batch(
-    is_other_data: bool, changed: list[str], per_step_then: int, path: Path
+    is_other_data: bool, changes: list[str], per_step_then: int, path: Path
 ) -> DataError | OptionError:
     """Return the error of a run that would continue with other data or another batch.
 
     is_other_data: whether the samples differ. If not, the number of samples per step differs.
-    changed: what has changed, e.g. ["samples a step 8 -> 4"].
+    changes: what has changed, e.g. ["samples a step 8 -> 4"].
     per_step_then: number of samples per step of the checkpoint.
     path: the file of the checkpoint.
 
@@ -696,7 +696,7 @@ def _other_data_or_batch(
     """
     error_class = DataError if is_other_data else OptionError
     return error_class(
-        what=f"the training data or the batch differ from the checkpoint: {', '.join(changed)}",
+        what=f"the training data or the batch differ from the checkpoint: {', '.join(changes)}",
         where=str(path),
         expected="the same clips, frames, sizes, dataset.json and calibration, and "
         f"{per_step_then} samples a step, as before",

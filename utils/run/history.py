@@ -149,7 +149,7 @@ class HistoryWriter:
         if broken_count:
             text = "%s: %d lines are no entries and are left out"
             logger.warning(text, earlier_file, broken_count)
-        staying = []
+        remaining_entries = []
         for entry in entries:
             if entry is None or entry["step"] > self.resumed_step:
                 continue
@@ -160,8 +160,8 @@ class HistoryWriter:
             # again only if the new entry has a scalar of the same name.
             has_same_scalar = any(tag in entry for tag in values)
             if not (is_same_step and has_same_scalar):
-                staying.append(entry)
-        return staying
+                remaining_entries.append(entry)
+        return remaining_entries
 
     def _append(self, line: bytes) -> None:
         """Append the whole line, or nothing of it. Raises OSError if the line cannot be written.
@@ -194,7 +194,7 @@ class HistoryWriter:
         with best_effort("the report of the run", Exception):
             history = read_history(self.folder)
             # The name of the run is "", because the legend of a single run shows no name.
-            curves = encoded(draw_panels({"": history}))
+            curves = encode(draw_panels({"": history}))
             page = build_report(self.folder, history, curves)
             write_whole(self.folder / HISTORY_NAME, _as_json(history))
             write_whole(self.folder / CURVES_NAME, curves)
@@ -356,8 +356,8 @@ def run_names(runs: list[Path]) -> list[str]:
 
 # ---- Curves ----------------------------------------------------------------------------------
 #
-# No program reads a figure, so what is drawn, and how, may be changed freely. `smoothed` has tests
-# of its own in test_history.py.
+# No program reads a figure, so what is drawn, and how, may be changed freely. `running_mean` has
+# tests of its own in test_history.py.
 
 
 def draw_panels(histories: Mapping[str, History]) -> Any:
@@ -405,7 +405,7 @@ def _draw_loss(axis: Any, histories: Mapping[str, History]) -> None:
     """Draw each entry of the loss as a thin line, and its running mean as a thick one."""
     means: list[float] = []
     for curve in _curves(histories, "train/loss"):
-        mean, window = smoothed(curve.values)
+        mean, window = running_mean(curve.values)
         # The window depends on the number of entries, so several runs have several windows.
         label = f"mean of {window} entries" if len(histories) == 1 else "running mean"
         thin = {"color": curve.colour, "linewidth": 0.6, "alpha": 0.35, "label": "each entry"}
@@ -468,10 +468,10 @@ def _draw_speed(axis: Any, histories: Mapping[str, History]) -> None:
         # One run: its two curves have two colours. Several runs: each run has one colour, so that
         # the reader can tell the runs apart.
         colour = "C1" if len(histories) == 1 else curve.colour
-        dotted = {"color": colour, "linestyle": ":"}
-        waits.plot(curve.steps, 100 * curve.values, **dotted)
+        dotted_style = {"color": colour, "linestyle": ":"}
+        waits.plot(curve.steps, 100 * curve.values, **dotted_style)
         # The legend belongs to the first axis, so draw an empty curve there for its entry.
-        axis.plot([], [], label="data wait", **dotted)
+        axis.plot([], [], label="data wait", **dotted_style)
 
 
 def _draw_legend(axis: Any, place: str, is_one_run: bool) -> None:
@@ -511,7 +511,7 @@ def draw_scalars(histories: Mapping[str, History]) -> Any:
     return figure
 
 
-def encoded(figure: Any, kind: str = "png") -> bytes:
+def encode(figure: Any, kind: str = "png") -> bytes:
     """Return the figure as a file of an image format, e.g. "png", "svg", "pdf"."""
     from matplotlib import rc_context
 
@@ -523,7 +523,7 @@ def encoded(figure: Any, kind: str = "png") -> bytes:
     return image.getvalue()
 
 
-def smoothed(values: Sequence[float] | np.ndarray) -> tuple[np.ndarray, int]:
+def running_mean(values: Sequence[float] | np.ndarray) -> tuple[np.ndarray, int]:
     """Return the centred running mean (n,), and the number of entries in its window.
 
     The window of entry i has the entries i - half ... i + half. At the ends of the curve the window

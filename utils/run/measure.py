@@ -245,7 +245,7 @@ class StepTimer:
 
 
 class DeviceClock:
-    """Sums the seconds that the device spends on blocks of `with clock.measured():`.
+    """Sums the seconds that the device spends on blocks of `with clock.measure():`.
 
     On the CPU these are wall-clock seconds. On a GPU the clock puts an event before and after each
     block into the queue of the GPU. When the GPU comes to an event in its queue, it writes the time
@@ -260,28 +260,28 @@ class DeviceClock:
         self.events: deque[tuple[torch.Event, torch.Event]] = deque()
 
     @contextmanager
-    def measured(self) -> Generator[None]:
+    def measure(self) -> Generator[None]:
         """Measure the block."""
         if self.device.type == "cpu":
             begin = time.perf_counter()
             yield
             self.seconds += time.perf_counter() - begin
             return
-        begun = torch.Event(self.device, enable_timing=True)
-        ended = torch.Event(self.device, enable_timing=True)
-        begun.record()
+        begin_event = torch.Event(self.device, enable_timing=True)
+        end_event = torch.Event(self.device, enable_timing=True)
+        begin_event.record()
         yield
-        ended.record()
-        self.events.append((begun, ended))
+        end_event.record()
+        self.events.append((begin_event, end_event))
 
     def read(self) -> float:
         """Return the seconds since the last call, of the blocks that the device has finished."""
         while self.events:
-            begun, ended = self.events[0]
-            if not ended.query():  # the device has not finished this block yet
+            begin_event, end_event = self.events[0]
+            if not end_event.query():  # the device has not finished this block yet
                 break
             self.events.popleft()
-            self.seconds += begun.elapsed_time(ended) / 1000  # elapsed_time is in ms
+            self.seconds += begin_event.elapsed_time(end_event) / 1000  # elapsed_time is in ms
         seconds = self.seconds
         self.seconds = 0.0
         return seconds
@@ -775,10 +775,10 @@ class Health:
         self.losses.clear()
 
         # Three falls need four validations.
-        needed = FALLS_IN_A_ROW + 1
-        if len(self.validations) < needed:
+        validation_count = FALLS_IN_A_ROW + 1
+        if len(self.validations) < validation_count:
             return
-        newest = self.validations[-needed:]
+        newest = self.validations[-validation_count:]
         psnrs = [validation.psnr for validation in newest]
         losses = [validation.loss for validation in newest]
         always_falls = all(later < earlier for earlier, later in pairwise(psnrs))
@@ -900,10 +900,10 @@ def loader_advice(section: Any, share: float, cores: int) -> str:
     # step takes (1 - share) of this time, so n / (1 - share) workers are needed. E.g. with 6
     # workers and a wait of 25 %, 8 workers. With 0 workers the training process itself reads: try
     # the default, 2.
-    wanted = math.ceil(workers / (1 - share)) if workers else 2
+    wanted_workers = math.ceil(workers / (1 - share)) if workers else 2
     advice = []
-    if wanted <= cores:
-        advice.append(f"set datasets.train.dataloader_num_workers={wanted} (now {workers})")
+    if wanted_workers <= cores:
+        advice.append(f"set datasets.train.dataloader_num_workers={wanted_workers} (now {workers})")
     # A clip cache is not advised twice. A dataset of another kind has no `io_backend`.
     backend = getattr(section, "io_backend", None)
     if getattr(backend, "type", "") != "cache":

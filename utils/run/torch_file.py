@@ -217,20 +217,20 @@ def _refuse_repetition(content: Any, most: int) -> None:
 
     most: largest number of values, where a value counts as often as it is met.
     """
-    # Go through all values, and count a value as often as it is met. `waiting` has the values that
-    # are still to be counted, each with its depth.
-    waiting = [(content, 0)]
+    # Go through all values, and count a value as often as it is met. `values_to_count` has the
+    # values that are still to be counted, each with its depth.
+    values_to_count = [(content, 0)]
     count = 0
-    while waiting:
-        value, depth = waiting.pop()
+    while values_to_count:
+        value, depth = values_to_count.pop()
         count += 1
         # A list that contains itself has no end, so it exceeds the depth.
         if count > most or depth > DEEPEST:
             raise GrowingFile("its lists and tables hold one another too often")
         if isinstance(value, dict):
             for key, item in value.items():
-                waiting.append((key, depth + 1))
-                waiting.append((item, depth + 1))
+                values_to_count.append((key, depth + 1))
+                values_to_count.append((item, depth + 1))
         elif isinstance(value, (list, tuple, set, frozenset)):
             for item in value:
-                waiting.append((item, depth + 1))
+                values_to_count.append((item, depth + 1))

@@ -431,7 +431,7 @@ class TensorBoardWriter:
         folder: Path,
         step: int,
         options: dict[str, Any],
-        repeated: Mapping[str, float] | None = None,
+        repeated_scalars: Mapping[str, float] | None = None,
     ) -> None:
         """Open a new file, and hide what an earlier start wrote after `step`.
 
@@ -443,13 +443,13 @@ class TensorBoardWriter:
         step: number of steps done when this start begins.
         options: all options, without secrets. They are shown as text, and some sections also as
             hyperparameters beside the newest scores.
-        repeated: scalars of `step` itself, or None. With scalars, the entries of `step` are hidden
-            too, and these scalars are written in their place. With None, the entries of `step`
-            stay.
+        repeated_scalars: scalars of `step` itself, or None. With scalars, the entries of `step` are
+            hidden too, and these scalars are written in their place. With None, the entries of
+            `step` stay.
         """
         from torch.utils.tensorboard import SummaryWriter, summary
 
-        first_hidden_step = step + 1 if repeated is None else step
+        first_hidden_step = step + 1 if repeated_scalars is None else step
         # SummaryWriter starts a thread. Find it by comparing the threads before and after.
         threads_before = set(threading.enumerate())
         with writing(folder, OTHER_ROOT):
@@ -476,7 +476,7 @@ class TensorBoardWriter:
             metrics = dict.fromkeys(TAGS_BESIDE_HYPERPARAMETERS)  # tag -> None
             for entry in summary.hparams(hyperparameters, metrics):
                 file_writer.add_summary(entry)
-            self.scalars(repeated or {}, step)
+            self.scalars(repeated_scalars or {}, step)
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """Write a point of each curve."""
@@ -612,12 +612,14 @@ def build_writers(
         writer = WRITERS.build(writer_section, "logging.writers", folder=folder, step=progress.step)
         writers.append(writer)
     if section.use_tensorboard:
-        repeated = None
+        repeated_scalars = None
         if progress.validated < progress.step:
             # An earlier start may have recorded a validation of this step, and then died before its
             # checkpoint was written. This start repeats the validation, so hide its entries.
-            repeated = history.training_scalars(folder, progress.step)
-        writers.append(TensorBoardWriter(folder / "tb_logger", progress.step, options, repeated))
+            repeated_scalars = history.training_scalars(folder, progress.step)
+        writers.append(
+            TensorBoardWriter(folder / "tb_logger", progress.step, options, repeated_scalars)
+        )
     if section.use_wandb:
         writer = WandbWriter(section, folder, options, progress.wandb_id)
         progress.wandb_id = writer.run.id

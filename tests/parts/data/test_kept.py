@@ -919,8 +919,8 @@ values = section(root)
 expected = build_dataset(values, "train", 0)
 
 # The check, and its record, from which data sets are made from now on.
-RUN.kept = root / ".preflight"
-utils_dist.share_checked(preflight(DatasetsOptions(train=resolved(values)), RUN.kept))
+RUN.checks_folder = root / ".preflight"
+utils_dist.share_record_ids(preflight(DatasetsOptions(train=resolved(values)), RUN.checks_folder))
 
 # Python calls `note` before it opens a file or a folder.
 opened = []

@@ -17,7 +17,7 @@ from scripts import compare_runs
 from tests.helpers.checked import read_picture
 from tests.helpers.clip_files import small_files
 from utils.errors import DataError
-from utils.run.history import HISTORY_NAME, LINES_NAME, HistoryWriter, read_history, smoothed
+from utils.run.history import HISTORY_NAME, LINES_NAME, HistoryWriter, read_history, running_mean
 
 # ---- The files of a run ----
 
@@ -191,7 +191,7 @@ def test_the_smoothed_curve_is_a_running_mean_that_leaves_nan_out():
     values = np.arange(100.0)
     values[50] = np.nan
 
-    mean, window = smoothed(values.tolist())
+    mean, window = running_mean(values.tolist())
 
     assert window == 5
     assert len(mean) == 100
@@ -205,7 +205,7 @@ def test_the_smoothed_curve_is_a_running_mean_that_leaves_nan_out():
 
 
 def test_the_smoothed_curve_of_nan_alone_is_nan():
-    mean, _ = smoothed([np.nan] * 8)
+    mean, _ = running_mean([np.nan] * 8)
 
     assert np.isnan(mean).all()
 
