@@ -7,12 +7,16 @@
     small_shared_memory    a large /dev/shm: it has 48 kB
     own_process_ids        the process ids of the machine: they begin at 1, as in a container
     no_proc                /proc, but for /proc/cpuinfo (tests/helpers/no_proc.py)
+    no_fork                loader processes by "fork": they are started by "spawn", as on macOS
+
+SCRIPT may be this script again, with a second limit.
 
 Commands like setpriv and unshare could start the worker in the same way. But then the worker would
 be a new Python that imports torch, and not a fork of tests/dist/fork_server.py.
 """
 
 import ctypes
+import multiprocessing
 import os
 import runpy
 import struct
@@ -91,6 +95,11 @@ def no_proc() -> None:
     Path("/proc/cpuinfo").write_bytes(info)
 
 
+def no_fork() -> None:
+    """Let multiprocessing start each process as a new Python."""
+    multiprocessing.set_start_method("spawn")
+
+
 def continue_in_child() -> None:
     """Return in a child of this process. This process ends with the exit code of the child."""
     child = os.fork()
@@ -104,6 +113,7 @@ LIMITS = {
     "small_shared_memory": small_shared_memory,
     "own_process_ids": own_process_ids,
     "no_proc": no_proc,
+    "no_fork": no_fork,
 }
 
 

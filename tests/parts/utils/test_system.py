@@ -19,8 +19,10 @@ from tests.helpers.weights_files import make_home
 # Arguments of `run_ranks` that start new Pythons without /proc.
 WITHOUT_PROC: dict[str, Any] = {"prefix": no_proc.PREFIX}
 # A program that hides /proc from a fork of the fork server, and runs the script behind it. The fork
-# has imported torch while it saw /proc. Of new Pythons, two tests below have one.
+# has imported torch while it saw /proc. A test of the launcher, and a slow one, have new Pythons.
 CONFINED = ("tests/dist/confined_worker.py", "no_proc")
+# The same, and loader processes are started by "spawn".
+SPAWNING = (*CONFINED, "tests/dist/confined_worker.py", "no_fork")
 # Exit codes: an option or the start must be changed; a signal has stopped the run, which can go on.
 CHANGE_START = 2
 STOPPED_BY_SIGNAL = 75
@@ -42,14 +44,15 @@ def spawn(tmp_path_factory) -> dict[str, str]:
 # ---- One process ----
 
 
-def test_a_run_without_proc_with_workers_by_spawn_gives_the_same_weights(tmp_path, spawn):
+def test_a_run_without_proc_with_workers_by_spawn_gives_the_same_weights(tmp_path):
     (tmp_path / "with").mkdir()
     (tmp_path / "without").mkdir()
     options_with = write_options(tmp_path / "with")
     options_without = write_options(tmp_path / "without")
 
     with_proc = train(options_with, "train.total_iter=2")
-    without_proc = train(options_without, "train.total_iter=2", env=spawn, **WITHOUT_PROC)
+    command = (*SPAWNING, MAIN, "--opt", options_without, "train.total_iter=2")
+    without_proc = run_ranks(1, *command, limit_s=120)
 
     assert with_proc.exit_codes == [0], with_proc.text
     assert without_proc.exit_codes == [0], without_proc.text
