@@ -39,7 +39,7 @@ class InputSpec:
     takes RGB clips of any size.
     """
 
-    # Height and width must be multiples of this number. VRT halves them several times.
+    # Height and width must be multiples of the stride. E.g. VRT halves them several times.
     stride: int = 1
     # (frames, height, width) of an attention window. Training crops and tiles are multiples of it,
     # too, so that no window is padded.
@@ -183,10 +183,11 @@ class JointEquations(Protocol):
     # First estimate z_0 (3, H, W) -> a solution of the equations, (3, H, W).
     def proposal(self, z_0: Tensor) -> Tensor: ...
 
-    # What is known of each pixel before any step, (6, H, W), e.g. the length of its motion.
+    # What is known before any step, (6, H, W): e.g. the length of each pixel's motion.
     def evidence(self) -> Tensor: ...
 
-    # Frame z (3, H, W) -> how the equations would change it, and how far they are off, (7, H, W).
+    # Frame z (3, H, W) -> (7, H, W): how the equations would change each colour of z, and how far
+    # they are off.
     def pulls(self, z: Tensor) -> Tensor: ...
 
 

@@ -294,8 +294,9 @@ def begin(
     """
     RUN.checks_folder = checks_folder
     is_single = get_world_size() == 1
-    # A test in one process without an option file: nobody waits for it, and no limit was asked for.
-    has_watchdog = not (is_single and budgets is None)
+    # A test in one process without an option file needs no watchdog: no other rank waits for it,
+    # and the user has set no limits.
+    needs_watchdog = budgets is not None or not is_single
     if budgets is None:
         budgets = WatchdogOptions()  # the default limits
     # `budgets.timeout_s` makes the time-out of the process group longer than all limits of the
@@ -303,7 +304,7 @@ def begin(
     # NCCL_TIMEOUT takes precedence and may be shorter, see `_fitted_to_timeout`.
     init_dist(budgets.timeout_s(timeout_s))
     check_same_on_all_ranks("the options", digest)
-    if not has_watchdog:
+    if not needs_watchdog:
         return
     if not is_single:
         budgets = _fitted_to_timeout(budgets)

@@ -86,8 +86,8 @@ SQUARE = Fraction(1)
 
 # Words for the message about a frame that is not decoded.
 TOO_LARGE = f"more than {MOST_PIXELS / 1e6:.0f} million pixels (8K frames have 33)"
-# Frames with fewer pixels are decoded several at a time. A 4K frame has half of this number. Larger
-# frames would take much memory if several were decoded at a time.
+# Frames of fewer than 16.8 million pixels, e.g. 4K frames with 8.3 million, are decoded several at
+# a time. For larger frames this would take much memory.
 LARGE_FRAME_PIXELS = 2**24
 # The finest clock of a written film, in ticks a second. Finer time stamps are rounded to it.
 FINEST_CLOCK = 2**24

@@ -348,7 +348,7 @@ def with_standard_names(env: Env, gpu_count: int = 0, command: str = "COMMAND") 
     Several platforms may have set their variables, e.g. MPI within a job of SLURM. The first line
     that is true of `env` decides:
 
-        1  it has standard names already              copied unchanged
+        1  it has WORLD_SIZE or NPROC_PER_NODE        copied unchanged
         2  a row of PER_PROCESS reads several ranks   the variables of this rank are added
         3  srun of SLURM has started this process     copied unchanged, platforms.py reads SLURM's
         4  a row of PER_NODE reads several nodes,     the variables of this node are added
@@ -386,7 +386,7 @@ def with_standard_names(env: Env, gpu_count: int = 0, command: str = "COMMAND") 
         gpus_per_node = _number(platform.gpus(env))
         if node_count > 1 or (node_count == 1 and gpus_per_node > 1):
             return {**env, **_variables_of_node(platform, env, gpu_count)}
-    # 5. Several processes, of which this one cannot know its number.
+    # 5. Several processes, but no variable tells which of them this process is.
     for unplaced in UNPLACED:
         if _number(unplaced.count(env)) > 1:
             raise _not_placed(unplaced, env, command)

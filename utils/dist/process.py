@@ -140,8 +140,12 @@ def machine() -> str:
 def process_state(pid: int) -> str | None:
     """Return the state of a process, as the letter of /proc/<pid>/stat.
 
-    R running, S sleeping, D waiting for a disk, T stopped, t stopped by a debugger, Z zombie (the
-    process has ended, and its parent has not asked for its exit code), X ended, ...
+        R  runs
+        S  sleeps
+        D  waits for a disk
+        T  stopped by a signal; t: by a debugger
+        Z  zombie: it has ended, but its parent has not asked for its exit code yet
+        X  has ended
 
     Returns None if there is no such process. On a system without /proc, each living process is "R".
     """

@@ -72,7 +72,7 @@ MOST_JSON5_CHARACTERS = 2**14
 # json5 call themselves for each bracket, and Python allows some 1000 calls within one another.
 DEEPEST = 64
 # Number of characters of a dotted key, such as "netG.fusion.type". Our longest key has some 50.
-# Each key holds the names of the sections around it. Without this limit, 20,000 keys in a section
+# Each key holds the names of the sections around it. So without a limit, 20,000 keys in a section
 # whose name has 500,000 characters would take 10 GB.
 MOST_KEY_CHARACTERS = 500
 

@@ -47,8 +47,8 @@ SPELLED = (
 # A number under the key of a secret may be a count and no secret. It is a count if the key has one
 # of these words, e.g. "num_tokens".
 COUNT_WORDS = {"num", "n", "max", "min", "count", "total", "size", "len", "per"}
-# A number below this one counts as a count under any key, because no service gives out secrets of
-# five digits. With a larger value, a short numeric password would be saved.
+# A number of at most five digits counts as a count under any key, because no service gives out
+# secrets so short. With a larger limit, a short numeric password would be saved.
 LEAST_SECRET_NUMBER = 100_000
 
 # ---- Forms of secrets in any text ---------------------------------------------------------------

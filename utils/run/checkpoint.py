@@ -433,8 +433,8 @@ def restore_progress(
 
     # A checkpoint of the last step of an epoch was saved before `next_epoch` was called. Call it
     # here, because no step is left in that epoch. Here and below, `..._then` is a value of the
-    # checkpoint: an epoch may have had another number of steps then. An early version did not save
-    # this number, so take the present one.
+    # checkpoint, because an epoch may have had another number of steps then. An early version did
+    # not save the number of steps. For its checkpoints, take the present number.
     order_then = _order_in(state)
     steps_per_epoch_then = order.steps if order_then is None else order_then.steps
     if progress.batch == steps_per_epoch_then:

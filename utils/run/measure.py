@@ -71,8 +71,8 @@ BAD_WINDOWS_IN_A_ROW = 3
 # Above this share a memory is "nearly full". netG.checkpoint "auto" plans with 0.90, so it stays
 # below.
 MOST_MEMORY_SHARE = 0.95
-# A gradient norm explodes if it grows by this factor. With too high a learning rate it grows by
-# orders of magnitude; in a healthy run it grows by less than 3.
+# A gradient norm that grows tenfold has exploded. With too high a learning rate it grows by orders
+# of magnitude, and in a healthy run by a factor of less than 3.
 NORM_FACTOR = 10.0
 # The median norm of at least 10 newest steps is compared with the median norm of at least 50 steps
 # before them. With fewer steps a few large batches could look like an explosion.

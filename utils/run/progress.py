@@ -247,8 +247,8 @@ class Lines:
         self._say = say
         self._begin = time.monotonic()
         self._quiet_until = self._begin + quiet_s  # no line comes before this time
-        # When a line comes even if no tenth was completed. At the start this is soon, so that the
-        # user sees early how long the action takes.
+        # Time of the next line if no tenth is completed before. The first line comes after a few
+        # seconds, so that the user sees early how long the action takes.
         self._due = self._begin + FIRST_LINE_S
 
     def update(self, count: float = 1) -> None:
