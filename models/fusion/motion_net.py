@@ -5,8 +5,9 @@ contain its weights. `data.motion.learned` makes its inputs and turns its output
 pixels. lab/train_motion_net.py trains it on scenes whose motion is known exactly.
 
 The point of the scene that a spike pixel shows at the sharp instant moves along a curve. Times tau
-are counted from the sharp instant, in halves of an exposure: tau = -1 is about the begin of the
-exposure, and tau = 1 is about its end. At the time tau the displacement is
+are counted from the sharp instant, in halves of an exposure. The sharp instant is half a spike
+plane after the middle of the exposure. So tau = -1 is half a plane after the begin of the exposure,
+and tau = 1 is half a plane after its end. At the time tau the displacement is
 
     q(tau) = c_1 tau + c_2 tau^2 + c_3 tau^3        x and y, in spike pixels
 
@@ -46,9 +47,9 @@ EDGES = (-10.5, -7.5, -5.5, -4.5, -3.5, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3.5, 4.
 WINDOWS = len(EDGES) - 1
 INSIDE = slice(2, 13)  # the eleven windows that divide the exposure
 HALF_EXPOSURE = 5.5  # in elevenths of an exposure
-# The sharp instant, in halves of an exposure after its middle. Training had exposures of 88 spike
-# planes, 0 to 87. The middle of such an exposure lies between the planes 43 and 44. The sharp
-# instant is the middle of plane 44, so half a plane later. Half an exposure has 44 planes.
+# The sharp instant, in halves of an exposure after its middle. In training, an exposure had 88
+# spike planes, 0 to 87, so its middle lay between the planes 43 and 44. The sharp instant is the
+# middle of plane 44: half a plane later. Half an exposure has 44 planes.
 SHARP_INSTANT = 0.5 / 44
 
 # ---- Channels ----

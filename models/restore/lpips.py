@@ -1,9 +1,9 @@
 """LPIPS, a learned image distance (Zhang, Isola, Efros, Shechtman, Wang, CVPR 2018), version 0.1 on
 AlexNet.
 
-Both images go through AlexNet. With the features f of the restored and g of the sharp image after
-one of five ReLUs, both normalised to length 1 at each pixel, and a learned weight w for each
-channel:
+Both images go through AlexNet, and are compared after each of five ReLUs. There f are the features
+of the restored image, and g the features of the sharp image. Both are normalised to length 1 at
+each pixel. With a learned weight w for each channel:
 
     LPIPS = sum over the ReLUs of the mean over the pixels of sum over channels w (f - g)^2
 
@@ -24,8 +24,8 @@ from torch import nn
 from models.portable import read_weights
 from utils.errors import CheckpointError
 
-# Position of each of these ReLUs in torchvision's AlexNet -> channels of its features.
-TAPS = {1: 64, 4: 192, 7: 384, 9: 256, 11: 256}
+# The five ReLUs: position in torchvision's AlexNet -> channels of the features.
+RELUS = {1: 64, 4: 192, 7: 384, 9: 256, 11: 256}
 
 
 class Lpips(nn.Module):
@@ -46,9 +46,9 @@ class Lpips(nn.Module):
         import torchvision  # here, because the import takes a second, and few runs use LPIPS
 
         # The layers of AlexNet up to the last of the ReLUs, and a weight w for each ReLU.
-        layer_count = max(TAPS) + 1
+        layer_count = max(RELUS) + 1
         self.features = torchvision.models.alexnet(weights=None).features[:layer_count]
-        self.lin = nn.ParameterList(torch.zeros(1, channels, 1, 1) for channels in TAPS.values())
+        self.lin = nn.ParameterList(torch.zeros(1, channels, 1, 1) for channels in RELUS.values())
         # Mean and standard deviation of RGB, for images in -1..1, as in LPIPS 0.1.
         shift = torch.tensor([-0.030, -0.088, -0.188])[:, None, None]
         scale = torch.tensor([0.458, 0.448, 0.450])[:, None, None]
@@ -91,7 +91,7 @@ class Lpips(nn.Module):
         weights = iter(self.lin)  # one for each of the ReLUs
         for index, layer in enumerate(self.features):
             x = layer(x)
-            if index not in TAPS:
+            if index not in RELUS:
                 continue
             # Features of zeros have no direction, so add 1e-10 to the length, as in LPIPS 0.1.
             length = x.square().sum(1, keepdim=True).sqrt()

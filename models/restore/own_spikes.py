@@ -56,11 +56,13 @@ def spikes_for_network(saved: SavedNetwork, request: TestRequest) -> dict[str, A
 
 
 def changed_spikes(
-    spike: dict[str, Any], request: TestRequest, own: Sequence[str] = ()
+    spike: dict[str, Any], request: TestRequest, keys_of_method: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return a spike section with the changes of the command line.
 
-    own: keys that --method sets by itself, so that the user cannot change them.
+    E.g. "spike.rate=0.4" sets its key "rate" to 0.4, and --spike-size 250 400 its keys "h" and "w".
+
+    keys_of_method: keys that --method sets by itself, so that the user cannot change them.
 
     Raises OptionError for a change of these keys, and for options of other sections.
     """
@@ -80,11 +82,11 @@ def changed_spikes(
             )
         name = override.partition("=")[0]  # "spike.rate=0.5" -> "spike.rate"
         key = name.split(".")[1]  # "rate"
-        if key in own:
+        if key in keys_of_method:
             raise OptionError(
                 what=f"{override} has no effect with --method {request.method_name}",
                 where="the command line",
-                expected=f"other keys than {', '.join(own)}",
+                expected=f"other keys than {', '.join(keys_of_method)}",
                 do="set method.key=value",
             )
         apply_override(table, override, Sources(request.weights or ""))

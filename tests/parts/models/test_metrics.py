@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from models.metrics import METRICS_OF_TESTS, add_scores, choose_metrics, psnr, rgb_to_y, ssim
-from models.restore.lpips import TAPS, Lpips
+from models.restore.lpips import RELUS, Lpips
 from models.restore.scores import collect, score_table
 from utils.errors import CheckpointError, DataError
 from utils.image import tensor_to_uint8
@@ -202,7 +202,7 @@ def lpips_files(tmp_path_factory):
         backbone[f"features.{name}"] = 0.05 * torch.randn(tensor.shape, generator=generator)
     backbone["classifier.1.bias"] = torch.zeros(3)  # a tensor that LPIPS does not use
     linear = {}
-    for number, channels in enumerate(TAPS.values()):
+    for number, channels in enumerate(RELUS.values()):
         weight = torch.rand(1, channels, 1, 1, generator=generator)
         linear[f"lin{number}.model.1.weight"] = weight
 
