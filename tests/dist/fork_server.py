@@ -152,6 +152,7 @@ LATE_VARIABLES = (
     "MPLBACKEND",
     "CUDA_VISIBLE_DEVICES",
     "PATH",
+    "VIRTUAL_ENV",
     # torchrun gives these to its ranks.
     "GROUP_",
     "ROLE_",
@@ -462,12 +463,11 @@ def run_to_end(script: types.CodeType, names: dict[str, Any]) -> None:
 # ---- In a child that starts another Python program ----------------------------------------------
 #
 # A program that is started must find nothing of the program that has started it. A launcher that is
-# no fork itself, e.g. launch_train.sh, starts a new Python, as for users. Two tests of `make test`
-# have this: test_a_signal_to_the_launcher_saves_the_run_for_another_start, and node 1 of
-# test_a_wrong_option_ends_each_node_of_a_platform_with_one_message.
+# no fork itself starts new Pythons, as for users:
+# test_a_signal_to_the_launcher_saves_the_run_for_another_start.
 
 
-def fork_what_children_start(server_env: Mapping[str, str]) -> None:
+def fork_what_children_start() -> None:
     """Let the children of this process start a Python program without a new Python.
 
     This replaces two functions for this process and its children:
@@ -476,8 +476,6 @@ def fork_what_children_start(server_env: Mapping[str, str]) -> None:
         os.execve                  a program that a platform starts becomes torchrun's agent with it
 
     Each of them still starts a new Python if the program needs one: see `script_of`.
-
-    server_env: the environment in which the libraries were imported.
     """
     name = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
     handler: Any = importlib.import_module(name).SubprocessHandler
@@ -486,7 +484,7 @@ def fork_what_children_start(server_env: Mapping[str, str]) -> None:
     execve = system.execve
 
     def start_rank(self: Any, command: Sequence[str], env: Mapping[str, str]) -> Any:
-        argv = script_of(command, env, server_env)
+        argv = script_of(command, env)
         if argv is None:
             return popen(self, command, env)
         return subprocess.Popen(
@@ -501,7 +499,7 @@ def fork_what_children_start(server_env: Mapping[str, str]) -> None:
         )
 
     def replace_this_program(path: Any, command: Sequence[Any], env: Mapping[str, str]) -> Any:
-        argv = script_of(command, env, server_env)
+        argv = script_of(command, env)
         if argv is None:
             return execve(path, command, env)
         return replace_program(argv, env)
@@ -510,9 +508,7 @@ def fork_what_children_start(server_env: Mapping[str, str]) -> None:
     system.execve = replace_this_program
 
 
-def script_of(
-    command: Sequence[str], env: Mapping[str, str], server_env: Mapping[str, str]
-) -> list[str] | None:
+def script_of(command: Sequence[str], env: Mapping[str, str]) -> list[str] | None:
     """Return the script of a command, and its arguments. Return None if it needs a new Python."""
     python, *argv = command
     # What is written arrives at once. `replace_program` writes so in any case.
@@ -520,7 +516,7 @@ def script_of(
         argv = argv[1:]
     is_script = python == sys.executable and argv[0].endswith(".py")
     is_found = Path(argv[0]).is_absolute() or Path.cwd() == ROOT
-    return argv if is_script and is_found and differ_late(server_env, env) else None
+    return argv if is_script and is_found and differ_late(os.environ, env) else None
 
 
 def replace_program(argv: list[str], env: Mapping[str, str]) -> NoReturn:
@@ -563,7 +559,6 @@ def unbuffered(descriptor: int) -> io.TextIOWrapper:
 def main() -> types.CodeType:
     """Import the libraries and the project, and serve. Returns in a child, with its script."""
     listener = socket.socket(fileno=int(sys.argv[1]))
-    env = dict(os.environ)  # torch may add to it
     for name in (*LIBRARIES, *PROGRAMS):
         importlib.import_module(name)
     threads = len(os.listdir("/proc/self/task"))
@@ -576,7 +571,7 @@ def main() -> types.CodeType:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-    fork_what_children_start(env)
+    fork_what_children_start()
 
     argv = serve(listener)
 

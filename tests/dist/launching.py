@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from tests.dist.fork_server import ROOT, ForkedProcess, clean_env, fork_server
+from tests.dist.fork_server import ADDRESS, ROOT, ForkedProcess, clean_env, fork_server
 
 # The limits of tests end what hangs and measure nothing. A test gives the seconds that a program
 # may take on an idle machine. A busy machine takes longer, so a program may run PATIENCE times as
@@ -277,6 +277,12 @@ def run_into(stdout: Any, *arguments: object) -> tuple[int, str]:
         process = fork_server().start(command, clean_env(), stdout, stderr)
         exit_code = process.wait(600)
         return exit_code, _content(stderr)
+
+
+def fork_client_variable() -> dict[str, str]:
+    """Return the environment variable that tests/dist/fork_client.py needs."""
+    fork_server()  # starts it if there is none
+    return {ADDRESS: os.environ[ADDRESS]}
 
 
 def write_command(path: Path, lines: str) -> Path:

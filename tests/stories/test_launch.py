@@ -26,9 +26,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from tests.dist.fork_server import ADDRESS as FORK_SERVER
-from tests.dist.fork_server import fork_server
-from tests.dist.launching import ROOT, run_command, run_ranks, write_command
+from tests.dist.launching import ROOT, fork_client_variable, run_command, run_ranks, write_command
 from tests.helpers.train_files import odd_command, write_odd_options, write_options
 from utils import utils_dist
 from utils.dist.launchers import with_standard_names
@@ -524,14 +522,8 @@ def two_steps(tmp_path):
     return odd_command(write_odd_options(tmp_path), "datasets.test={}", "train.total_iter=2")
 
 
-# Starts a script by the fork server, whose address is in the variable of `fork_server_variable`.
+# Starts a script by the fork server.
 FORK_CLIENT = ["tests/dist/fork_client.py"]
-
-
-def fork_server_variable():
-    """Return the variable with the address of the fork server."""
-    fork_server()  # starts it if there is none
-    return {FORK_SERVER: os.environ[FORK_SERVER]}
 
 
 @pytest.mark.parametrize(
@@ -545,7 +537,7 @@ def fork_server_variable():
 def test_mpirun_starts_ranks_that_meet(two_steps, mpirun, client):
     command = [*mpirun, sys.executable, *client, *two_steps]
 
-    result = run_command(command, limit_s=60, env=fork_server_variable())
+    result = run_command(command, limit_s=60, env=fork_client_variable())
 
     assert result.exit_codes == [0], result.text
     assert "rank 1 of 2" in result.text
@@ -558,7 +550,7 @@ def test_ranks_that_do_not_know_where_rank_0_is_are_refused_once(two_steps):
     elsewhere = ["env", "OMPI_COMM_WORLD_LOCAL_SIZE=1"]
 
     command = [*OPEN_MPI_RUN, *elsewhere, sys.executable, *FORK_CLIENT, *two_steps]
-    result = run_command(command, limit_s=60, env=fork_server_variable())
+    result = run_command(command, limit_s=60, env=fork_client_variable())
 
     assert result.exit_codes == [REFUSED], result.text
     assert result.text.count("MASTER_ADDR is missing") == 1
