@@ -59,7 +59,7 @@ def best_effort(what: str, *errors: type[Exception]) -> Generator[None]:
             logger.warning("%s: can be written again", what)
 
 
-class _SaysOnce(logging.Handler):
+class _ReportsOnceHandler(logging.Handler):
     """A log handler that reports once, on stderr, that it cannot write.
 
     The handlers of `logging` would print a traceback for each line of the log.
@@ -83,7 +83,7 @@ class _SaysOnce(logging.Handler):
                 os.write(2, text.encode())
 
 
-class _LogFile(_SaysOnce, logging.FileHandler):
+class _FileHandler(_ReportsOnceHandler, logging.FileHandler):
     """Appends lines to a file. It follows no link, because a link may lead to a file elsewhere."""
 
     def _open(self) -> Any:
@@ -91,7 +91,7 @@ class _LogFile(_SaysOnce, logging.FileHandler):
         return open_kept(Path(self.baseFilename), self.mode, encoding="utf-8")
 
 
-class _Warnings(_LogFile):
+class _WarningsHandler(_FileHandler):
     """Appends warnings and errors as JSON lines {"time", "text"}, for the report of a run."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -101,7 +101,7 @@ class _Warnings(_LogFile):
         return json.dumps({"time": time, "text": text})
 
 
-class _Stdout(_SaysOnce, logging.StreamHandler):
+class _StdoutHandler(_ReportsOnceHandler, logging.StreamHandler):
     """Writes to what sys.stdout is at this moment.
 
     A progress bar replaces sys.stdout while it is shown, so that lines appear above the bar. A
@@ -113,7 +113,7 @@ class _Stdout(_SaysOnce, logging.StreamHandler):
     stream = property(lambda self: sys.stdout, lambda self, value: None)
 
 
-class _Line(logging.Formatter):
+class _LineFormatter(logging.Formatter):
     """Formats a line of the log: "WARNING: " before a warning, nothing before other lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
@@ -135,14 +135,14 @@ def setup_logging(rank: int, log_file: Path | None = None) -> None:
     logging.captureWarnings(True)
     # At INFO, matplotlib tells of its font cache.
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
-    console = _Stdout() if rank == 0 else logging.StreamHandler(sys.stderr)
+    console = _StdoutHandler() if rank == 0 else logging.StreamHandler(sys.stderr)
     console.set_name("stdout")
     handlers: list[logging.Handler] = [console]
     if log_file is not None:
         with writing(log_file, OTHER_ROOT):
             log_file.parent.mkdir(parents=True, exist_ok=True)
-            lines = _LogFile(log_file)
-            warnings = _Warnings(log_file.with_name(Path(WARNINGS_NAME).name))
+            lines = _FileHandler(log_file)
+            warnings = _WarningsHandler(log_file.with_name(Path(WARNINGS_NAME).name))
         lines.set_name(str(log_file))
         warnings.setLevel(logging.WARNING)
         handlers += [lines, warnings]
@@ -152,10 +152,10 @@ def setup_logging(rank: int, log_file: Path | None = None) -> None:
     root.handlers.clear()
     if rank == 0:
         root.setLevel(logging.INFO)
-        form = "[%(asctime)s] %(mark)s%(message)s"  # `_Line` sets the mark
+        form = "[%(asctime)s] %(mark)s%(message)s"  # `_LineFormatter` sets the mark
     else:
         root.setLevel(logging.WARNING)
         form = f"[rank {rank}] %(message)s"
     for handler in handlers:
-        handler.setFormatter(_Line(form, TIME))
+        handler.setFormatter(_LineFormatter(form, TIME))
         root.addHandler(handler)

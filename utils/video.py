@@ -94,7 +94,7 @@ FINEST_CLOCK = 2**24
 # The operating system raises OSError, FFmpeg its own errors.
 #
 # In this file OSError(0, text) is an error that this program has found itself. 0 stands for "no
-# error of the system". The text becomes `strerror`, which `VideoReader._errors` shows to the user.
+# error of the system". The text becomes `strerror`, which `_as_data_error` shows to the user.
 FFMPEG_ERRORS = (OSError, av.error.FFmpegError)
 
 
@@ -159,7 +159,7 @@ class VideoReader:
         """
         self.path = Path(path)
         self._go_on = go_on
-        with self._errors("not a video"), open_container(str(self.path)) as container:
+        with self._as_data_error("not a video"), open_container(str(self.path)) as container:
             facts = _read_through(container, path, go_on)
         self.num_frames = len(facts.stamps)
         self.fps = float(facts.fps)
@@ -215,7 +215,9 @@ class VideoReader:
 
     def _next_frame(self, frames: Iterator[np.ndarray]) -> np.ndarray:
         """Return the next frame of the decoder. Raises DataError if there is none."""
-        with self._errors(f"frame {self._next_index} of {self.num_frames} cannot be decoded"):
+        with self._as_data_error(
+            f"frame {self._next_index} of {self.num_frames} cannot be decoded"
+        ):
             frame = next(frames, None)  # None at the end of the film
             if frame is None:
                 raise OSError(0, "the video ends there")
@@ -223,7 +225,7 @@ class VideoReader:
         return frame
 
     @contextmanager
-    def _errors(self, what: str) -> Generator[None]:
+    def _as_data_error(self, what: str) -> Generator[None]:
         """Turn an error of FFmpeg or of the system in the block into a DataError about the film.
 
         what: begin of the error's text, e.g. "not a video".
@@ -294,7 +296,7 @@ def _decoded_frames(path: Path, first_kept: int) -> Iterator[np.ndarray]:
 
     * The reader holds this generator. In a method, the generator would hold the reader too, and
       Python frees such a cycle late, perhaps in a worker that was forked meanwhile.
-    * To free the generator closes the film, which waits for the threads of the decoder.
+    * Freeing the generator closes the film, which waits for the threads of the decoder.
     * A fork does not copy threads. So the worker would wait for ever.
     """
     with open_container(str(path)) as container:
