@@ -232,6 +232,8 @@ def job_on_test_set(request: TestRequest, method_request: MethodRequest, opt: Op
 
     A network cuts the clips into tiles as the options `val` say. Reads weights and clips, and
     writes nothing.
+
+    request: the command line. method_request: what its --method asks for. opt: the option file.
     """
     method, saved, section = method_of_test_set(request, method_request, opt)
 
@@ -364,6 +366,7 @@ def job_on_own_clips(
 
     Reads weights and clips, and writes nothing.
 
+    request: the command line. method_request: what its --method asks for.
     opt: the option file, which describes the network. None without --opt: then the weights file
     describes its network.
     """
@@ -402,8 +405,8 @@ class MethodOfOwnClips(NamedTuple):
     saved: SavedNetwork | None
     # The spike section as plain values, for the reader and the report. None without spikes.
     spike: dict[str, Any] | None
-    # The same section as a typed object, which only `own_clips` needs, for a formula. None for a
-    # network.
+    # The same section as an object with typed fields. Only a formula needs it (`own_clips`), so it
+    # is None for a network.
     typed_spike: Any
 
 

@@ -222,7 +222,7 @@ def add_scores(
     image: np.ndarray | None,
     sharp: np.ndarray,
     metrics: Sequence[Metric],
-    more: Callable[[np.ndarray, np.ndarray], dict[str, float]] | None = None,
+    more_scores: Callable[[np.ndarray, np.ndarray], dict[str, float]] | None = None,
 ) -> None:
     """Score one frame of a clip, and append the values to `scores`, in place.
 
@@ -231,7 +231,7 @@ def add_scores(
     kind: what the image is, the key in `scores`, e.g. "restored".
     image, sharp: (H, W, 3) RGB in 0..255, as `utils.image.scored_values` returns. If the network
     gave NaN or Inf, the image is None and each score is NaN.
-    more: function (image, sharp) -> further scores, e.g. {"lpips": 0.12}, or None.
+    more_scores: function (image, sharp) -> further scores, e.g. {"lpips": 0.12}, or None.
     """
     values = {metric.name: math.nan for metric in metrics}
     if image is not None:
@@ -244,8 +244,8 @@ def add_scores(
             else:
                 score = metric.score(image, sharp)
             values[metric.name] = float(score)
-    if more is not None and image is not None:
-        values |= more(image, sharp)
+    if more_scores is not None and image is not None:
+        values |= more_scores(image, sharp)
 
     # Append each value to the list of its kind and metric. The first frame makes the lists.
     columns = scores.setdefault(kind, {})

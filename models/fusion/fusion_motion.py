@@ -173,7 +173,7 @@ class MotionSteps(nn.Module):
                     DIFFERENCE_SCALE * pulls.spikes_minus_z,
                     DIFFERENCE_SCALE * spikes_minus_z_0,
                     DIFFERENCE_SCALE * growth_of_misfit,
-                    # The number of the step, from -1: the weights were trained with it.
+                    # -1 in the first step, 0 in the second, and so on, as in the training.
                     torch.full_like(spikes_minus_z_0, number - 1.0),
                 )
             )
