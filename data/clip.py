@@ -111,7 +111,7 @@ class Clip:
     # ---- Spikes -----------------------------------------------------------------------------
 
     @cached_property
-    def spike_files(self) -> dict[str, int]:
+    def planes_of_spike_files(self) -> dict[str, int]:
         """{spike file: number of planes in it}, each file once, in the order of the frames."""
         # A clip of a cache has `planes` even if the options read no spikes. Then `spike` is empty,
         # and so is the result. So the two may have different lengths (strict=False).

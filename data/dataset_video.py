@@ -184,7 +184,7 @@ class VideoRecurrentTestDataset(TestClips):
     """
 
     # KAIR's test sections give no filename_ext, and some of its test sets are JPEG.
-    other_images = True
+    accepts_other_images = True
 
     @classmethod
     def may_share_frames(cls, section: RecurrentTestKeys) -> bool:

@@ -362,6 +362,6 @@ def spike_clip(path: str | Path, gt: str | Path | None, section: Any) -> Dataset
     section, info = section_and_info(section, path, name)
     source = SPIKE_SOURCES.build(section, "spike", info=info)
     frames = LongExposures(path, name, source)
-    clip = user_clip(name, frames, gt, path, source)
+    clip = user_clip(name, frames, gt=gt, spike=path, spikes=source)
     [reader] = UserClips([clip]).readers()
     return reader

@@ -184,7 +184,9 @@ def _compared_frames(clip: Clip) -> list[tuple[int, Exposure]]:
 
 def _exposures_read_by(spikes: DatSpikes, clip: Clip) -> tuple[Exposure, ...]:
     """Return the planes of each frame of a clip, if `spikes` reads them. Raises DataError."""
-    return spikes.exposures(clip.name, list(clip.spike_files.items()), len(clip), clip.times)
+    return spikes.exposures(
+        clip.name, list(clip.planes_of_spike_files.items()), len(clip), clip.times
+    )
 
 
 def _calibrated_clip(clip: Clip, result: FitResult) -> Clip:

@@ -120,10 +120,10 @@ class ClipCheck:
         self.spikes: DatSpikes | None = self.source.own_spikes.get(self.name, self.source.spikes)
         self.files_by_kind: dict[str, dict[str, FileEntry]] = {}
 
-    def run(self, listed: Sequence[Any] | None) -> Clip | None:
+    def run(self, meta_entry: Sequence[Any] | None) -> Clip | None:
         """Check the clip. Returns the clip, or None if no frame is complete.
 
-        listed: [number of frames, number of the first frame] of the meta file, e.g. [100, "0"].
+        meta_entry: [number of frames, number of the first frame] of the meta file, e.g. [100, "0"].
         None: there is no meta file, so all frames of the folder belong to the clip.
 
         A returned clip is usable only if `problems` is empty, because it may lack frames otherwise.
@@ -138,7 +138,7 @@ class ClipCheck:
         # Go on with the complete frames, also if the clip lacks files, so that one run shows all
         # problems.
         keys = []
-        for key in self._find_frames(listed):
+        for key in self._find_frames(meta_entry):
             if self._is_complete(key):
                 keys.append(key)
         if not keys:
@@ -265,10 +265,10 @@ class ClipCheck:
         stems = self.stems[kind]
         return tuple(files[stems[key]].path for key in keys)
 
-    def _find_frames(self, listed: Sequence[Any] | None) -> list[FrameKey]:
+    def _find_frames(self, meta_entry: Sequence[Any] | None) -> list[FrameKey]:
         """Return the frames of the clip in order. Report missing files, gaps and wrong names.
 
-        listed: [number of frames, number of the first frame], or None without a meta file.
+        meta_entry: [number of frames, number of the first frame], or None without a meta file.
         """
         # The name of each frame that has any file. Names may differ between kinds, e.g. 47.png in
         # "lq" and 000047.dat in "spike". Then the name of the first kind is taken: the name in lq,
@@ -280,8 +280,8 @@ class ClipCheck:
         # All frames that the clip should have. Without a meta file, these are all frames that have
         # any file.
         wanted_frames = set(name_of)
-        if listed is not None:
-            wanted_frames = self._listed_frames(listed)
+        if meta_entry is not None:
+            wanted_frames = self._listed_frames(meta_entry)
         names = self._names_of_frames(wanted_frames, name_of)
 
         # All files of a kind may have other numbers or other names than lq. Then files seem to be
@@ -301,12 +301,12 @@ class ClipCheck:
         self._report_names_unlike_template(keys)
         return keys
 
-    def _listed_frames(self, listed: Sequence[Any]) -> set[FrameKey]:
+    def _listed_frames(self, meta_entry: Sequence[Any]) -> set[FrameKey]:
         """Return the frames that the meta file lists.
 
-        listed: [number of frames, number of the first frame], e.g. [100, "0"].
+        meta_entry: [number of frames, number of the first frame], e.g. [100, "0"].
         """
-        count, first_in_words = listed
+        count, first_in_words = meta_entry
         first = int(first_in_words)
         # The frames of a septuplet (a clip of Vimeo-90K) are im1 ... im7. The list of Vimeo-90K
         # gives no first number, so 0 was taken.
@@ -721,7 +721,8 @@ class ClipCheck:
         Without gt, both are the size of lq. Reports a gt whose sides are not the sides of lq times
         a whole number, and an lq that does not fit the spikes.
         """
-        lq = gt = (0, 0)  # (height, width) each
+        # (height, width) each. They stay (0, 0) if a picture cannot be read, which is reported.
+        lq = gt = (0, 0)
         try:
             lq = gt = self.size_of(paths["lq"][0])
             if "gt" in paths:

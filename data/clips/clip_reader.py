@@ -113,7 +113,8 @@ def user_clips(
     refused = []
     for name, paths in _find_clips(root, _as_path(spike), _as_path(gt)).items():
         try:
-            clips.append(_open_clip(name, paths, section, trained, scale))
+            clip = _open_clip(name, paths, section=section, trained=trained, scale=scale)
+            clips.append(clip)
         except spike_info.UnknownPlanes as e:
             # It is not known which planes of the spike file belong to which frame. Go on, so that
             # one error names all clips, and the user can correct them with one spike.exposure.
@@ -295,7 +296,7 @@ def user_clip(
     )
     check = ClipCheck(name, source, listing, sizes=(frames.size, gt_size))
     with spike_info.spike_errors_as_data_errors():
-        clip = check.run(listed=None)
+        clip = check.run(meta_entry=None)
     if clip is None or check.problems:
         raise problems_error([source], check.problems)
     if gt is not None:
@@ -340,11 +341,10 @@ def _listing_of_spikes(
     spike: a folder with one file per frame, or one file for the clip.
     """
     paths = spike_files(spike)
-    # Spike files beside a film are matched with its frames by their order. But decoders leave out
-    # damaged frames of a film, and then file number i does not belong to frame number i. So files
-    # beside a film with missing frames are refused. Two numbers of files are accepted: one file for
-    # the whole clip, because the times say which planes belong to which frame, and as many files as
-    # decoded frames.
+    # Spike files beside a film are matched with its frames by their order. If the decoder has left
+    # out damaged frames, file number i no longer belongs to frame number i, so the files are
+    # refused. Two numbers of files are right even then: one file, whose planes the times divide
+    # among the frames, and one file for each decoded frame.
     has_accepted_number = len(paths) in (1, len(frames))
     if frames.is_video and times.gaps and not has_accepted_number:
         raise _frames_missing(times, f"{len(paths)} spike files", str(spike))
@@ -405,7 +405,7 @@ def _warn_or_refuse_spikes(
     where: path of the spikes, for messages.
     """
     # Whether one spike file holds the planes of all frames.
-    is_one_file = len(clip) > 1 and len(clip.spike_files) == 1
+    is_one_file = len(clip) > 1 and len(clip.planes_of_spike_files) == 1
     spike_file_of_first_frame = clip.spike[0]
     if is_one_file and files.is_read_from_start(spike_file_of_first_frame):
         logger.warning("spikes of %s: %s", clip.name, files.SLOW_FROM_START)

@@ -205,7 +205,8 @@ class DiskFiles:
         is_decoded = row[0] == 1
         if not is_decoded:
             # Two workers may do this at once. They write the same bytes, so no lock is needed. The
-            # first byte is set after the image, so that no worker reads half an image.
+            # first byte is set after the image, so that no worker reads half an image. (An x86
+            # processor writes in this order.)
             row[1:] = files.read_bgr(path, size).ravel()
             row[0] = 1
         return row[1:].reshape(*size, 3)
@@ -219,7 +220,7 @@ class DiskFiles:
         """
         geometry = clip.spikes.geometry
         file = files.open_spike_file(piece.file, geometry, clip.spikes.remainder)
-        planes_at_check = clip.spike_files[piece.file]
+        planes_at_check = clip.planes_of_spike_files[piece.file]
         if file.planes != planes_at_check:
             raise DataError(
                 what=f"spike file has {file.planes} planes now",
@@ -347,13 +348,14 @@ class CacheReader:
     def _with_exposures(self, clip: Clip, source: Source) -> Clip:
         """Return the clip with the planes of each frame, which follow from the spike options."""
         # The cache and the options must agree whether a clip has one spike file for all frames, or
-        # a spike file for each frame. `spike_files` has each file once, so one file for all frames
-        # means fewer files than frames. For a clip of one frame, both forms are the same.
-        is_one_file = len(clip.spike_files) < len(clip)
+        # a spike file for each frame. `planes_of_spike_files` has each file once, so one file for
+        # all frames means fewer files than frames. For a clip of one frame, both forms are the
+        # same.
+        is_one_file = len(clip.planes_of_spike_files) < len(clip)
         if len(clip) > 1 and is_one_file != source.has_one_spike_file:
             held = "one spike file" if is_one_file else "a spike file of each frame"
             raise self._does_not_fit(f"it holds {held} of clip {clip.name} (spike.exposure)")
-        planes_of_files = list(clip.spike_files.items())  # (path, number of planes) each
+        planes_of_files = list(clip.planes_of_spike_files.items())  # (path, number of planes) each
         exposures = clip.spikes.exposures(clip.name, planes_of_files, len(clip))
         return replace(clip, exposures=exposures)
 
@@ -381,7 +383,7 @@ class CacheReader:
         # Skip the planes of the files before this file. For example, plane 5 of the second file is
         # plane 45 of the array if the first file has 40 planes.
         planes_before = 0
-        for file, planes in clip.spike_files.items():
+        for file, planes in clip.planes_of_spike_files.items():
             if file == piece.file:
                 break
             planes_before += planes
@@ -475,7 +477,7 @@ def _selection_of(source: Source) -> list[Any]:
 
     The two entries are the clips that the meta file lists, and the clips that are left out.
     """
-    return [source.listed or {}, sorted(source.left_out)]
+    return [source.meta_entries or {}, sorted(source.excluded_clips)]
 
 
 def _index_of(source: Source, clips: Sequence[Clip]) -> dict[str, Any]:
@@ -591,7 +593,7 @@ def _write_planes(clip: Clip, target: Path) -> None:
     geometry = clip.spikes.geometry
     raster = geometry.as_raster()  # the geometry of the cache: row by row
     with open(target, "wb") as file, spike_errors_as_data_errors():
-        for path in clip.spike_files:
+        for path in clip.planes_of_spike_files:
             spike_file = files.open_spike_file(path, geometry, clip.spikes.remainder)
             if spike_file.packed is not None and geometry == raster:
                 # The file has the form of the cache already.
@@ -614,7 +616,7 @@ def _shapes_of_arrays(clip: Clip) -> dict[str, tuple[int, ...]]:
         height, width = clip.size_of(kind)
         shapes[kind] = (len(images), height, width, 3)
     if clip.spike:
-        planes = sum(clip.spike_files.values())
+        planes = sum(clip.planes_of_spike_files.values())
         shapes["spike"] = (planes, clip.spikes.geometry.as_raster().plane_bytes)
     return shapes
 

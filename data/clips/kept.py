@@ -117,8 +117,8 @@ def digest_of_options(source: Source) -> str:
         FORMAT,
         source.kinds(),
         source.filename_tmpl,
-        sorted(source.left_out),
-        source.listed,
+        sorted(source.excluded_clips),
+        source.meta_entries,
         source.may_share_frames,
         source.septuplets,
     ]
@@ -319,7 +319,7 @@ class Record:
         if is_lmdb(root):
             return True
         # A meta file says which clips belong to the data set. `refuse_columns` has compared them.
-        if self.source.listed is not None:
+        if self.source.meta_entries is not None:
             return True
         # A clip "a/b" lies in the folder "a" of the root.
         recorded = {name.split("/")[0] for name in table.clip_names.read_all()}
@@ -328,7 +328,7 @@ class Record:
             for entry in entries:
                 if not entry.name.startswith(".") and entry.is_dir():
                     folders.add(entry.name)
-        return recorded == folders - self.source.left_out
+        return recorded == folders - self.source.excluded_clips
 
 
 def _have_states(folders: Texts, states: np.ndarray) -> bool:
@@ -362,7 +362,7 @@ class _SameClip:
     def __call__(self, number: int) -> bool:
         source = self.table.source
         clip = self.table[number]
-        found: dict[str, dict[str, FileEntry] | None] = {}
+        files_of_clip: dict[str, dict[str, FileEntry] | None] = {}  # {kind: {stem: file}}
         for name, kind in kinds_of(source).items():
             recorded = self._recorded_files(name, number)
             files_now = _files_now(kind, clip.name, recorded)
@@ -371,13 +371,13 @@ class _SameClip:
             has_all_recorded = set(recorded) <= set(files_now)
             if not has_all_recorded:
                 return False
-            found[name] = {stem_of(entry.path): entry for entry in files_now}
+            files_of_clip[name] = {stem_of(entry.path): entry for entry in files_now}
         # The usual sizes are the recorded sizes of the first clip. So the sizes of the first clip
         # itself must be read from its files.
         sizes = self.usual_sizes if number > 0 else None
-        listed = source.listed[clip.name] if source.listed else None
-        check = ClipCheck(clip.name, source, found, sizes)
-        return check.run(listed) == clip and not check.problems
+        meta_entry = source.meta_entries[clip.name] if source.meta_entries else None
+        check = ClipCheck(clip.name, source, files_of_clip, sizes=sizes)
+        return check.run(meta_entry) == clip and not check.problems
 
     def _recorded_files(self, kind: str, number: int) -> list[FileEntry]:
         """Return the files of one kind of clip `number` as they were at the check."""

@@ -64,9 +64,9 @@ def scan(source: Source) -> tuple[list[Clip], list[Problem]]:
     problems: list[Problem] = []
     files_of_clips = entries_of(source, listings, names)
     for name, files in zip(names, files_of_clips, strict=True):
-        check = ClipCheck(name, source, files, usual_sizes(source, clips))
-        listed = source.listed[name] if source.listed else None
-        clip = check.run(listed)
+        check = ClipCheck(name, source, files, sizes=usual_sizes(source, clips))
+        meta_entry = source.meta_entries[name] if source.meta_entries else None
+        clip = check.run(meta_entry)
         problems += check.problems
         if clip and not check.problems:
             clips.append(clip)
@@ -83,13 +83,13 @@ def names_of(source: Source, listings: Mapping[str, Listing]) -> list[str]:
     The order must stay. Training samples are numbered in this order, so a resumed run would get
     other samples with another order.
     """
-    if source.listed:
-        names = set(source.listed)
+    if source.meta_entries:
+        names = set(source.meta_entries)
     else:
         names = set()
         for listing in listings.values():
             names.update(listing)
-    return sorted(names - source.left_out, key=natural_key)
+    return sorted(names - source.excluded_clips, key=natural_key)
 
 
 def entries_of(

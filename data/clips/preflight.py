@@ -348,7 +348,7 @@ class _Check:
         Returns the clips with right names, sizes and numbers of files. A file of these clips may
         still be damaged. `_check_files` reports it.
         """
-        listed = self.source.listed
+        meta_entries = self.source.meta_entries
         good_clips = []
         for name in names:
             # {kind: {stem: file}}, or {kind: None} if the clip has no folder of this kind.
@@ -364,7 +364,7 @@ class _Check:
                 sizes=manifest.usual_sizes(self.source, good_clips_before),
                 size_of=partial(_seen_size, looks),
             )
-            clip = check.run(listed[name] if listed else None)
+            clip = check.run(meta_entries[name] if meta_entries else None)
             self.clip_problems += check.problems
             if clip and not check.problems:
                 if self.first_clip is None:
@@ -381,7 +381,7 @@ class _Check:
                 what = _what_is_wrong(looks[path], kind, size)
                 if what:
                     self.picture_problems.append(Problem(clip.name, what, path))
-        for path in clip.spike_files:
+        for path in clip.planes_of_spike_files:
             flaw = looks[path].flaw
             if flaw:
                 self.spike_problems.append(Problem(clip.name, flaw, path))

@@ -115,12 +115,15 @@ class Source:
     filename_ext: str = "png"  # ending of the frames' names
 
     # Whether a clip without a picture `.<filename_ext>` may have pictures with another ending.
-    other_images: bool = False
+    accepts_other_images: bool = False
     spikes: DatSpikes | None = None  # how the spikes are read; None for a dataset without spikes
     # {clip: how its spikes are read}, only for clips for which dataset.json has other values than
     # for the rest, e.g. another firing rate.
     own_spikes: dict[str, DatSpikes] = field(default_factory=dict)
-    left_out: frozenset[str] = frozenset()  # clips in the folders that are not part of the data set
+    # Clips in the folders that are not part of the data set.
+    excluded_clips: frozenset[str] = (
+        frozenset()
+    )  # clips in the folders that are not part of the data set
     # Whether lq and gt may be the same files. They may if noise is added to lq, or if lq and gt are
     # different frames of the same folders. Otherwise the network would learn to change nothing.
     may_share_frames: bool = False
@@ -154,7 +157,7 @@ class Source:
         # The ending in the options comes first, because the endings are tried in this order.
         first_ending = f".{self.filename_ext.lstrip('.')}".lower()
         image_endings = [first_ending]
-        if self.other_images:
+        if self.accepts_other_images:
             image_endings += [ending for ending in IMAGE_SUFFIXES if ending != first_ending]
         roots = {
             "lq": self.dataroot_lq,
@@ -205,7 +208,7 @@ class Source:
         return path
 
     @cached_property
-    def listed(self) -> dict[str, list[Any]] | None:
+    def meta_entries(self) -> dict[str, list[Any]] | None:
         """{clip: [number of frames, number of the first frame]} of the meta file.
 
         None if there is no meta file. E.g. {"000": [100, "0"]}. The number of the first frame is a
@@ -280,11 +283,11 @@ class Source:
                 f"KAIR's list has {KAIR_LISTS[path]}"
             )
             warnings.append(Problem("meta_info_file", what, path))
-        if self.left_out:
-            # Name the clips that are left out. `left_out` may have clips that are not in the data.
-            # Without a meta file, `listed` is None, and the names come from the folders.
-            names = self.listed or list_source(self, ("lq",))["lq"]
-            left_out = sorted(self.left_out & names.keys())
+        if self.excluded_clips:
+            # Name the clips that are left out. `excluded_clips` may have clips that are not in the
+            # data. Without a meta file (`meta_entries` is None), the folders give the names.
+            names = self.meta_entries or list_source(self, ("lq",))["lq"]
+            left_out = sorted(self.excluded_clips & names.keys())
             if left_out:
                 number_of_all = clips + len(left_out)
                 what = (
@@ -387,9 +390,9 @@ def list_source(source: Source, kinds: Collection[str] | None = None) -> dict[st
     # (septuplets) have more clips than a meta file lists, so only the listed clips are looked up.
     names = None
     try:
-        listed = source.listed
+        meta_entries = source.meta_entries
         if source.septuplets:
-            names = listed
+            names = meta_entries
     except DataError as e:
         errors.append(e)
     for name, kind in source.kinds().items():

@@ -75,7 +75,11 @@ def check_spikes(clip: Clip, is_first: bool) -> list[Problem]:
         return []
     try:
         stream = formats.read_spikes(
-            piece.file, spikes.geometry, piece.first, piece.count, remainder=spikes.remainder
+            piece.file,
+            spikes.geometry,
+            first=piece.first,
+            count=piece.count,
+            remainder=spikes.remainder,
         )
         grey = cv2.cvtColor(files.read_bgr(clip.lq[0]), cv2.COLOR_BGR2GRAY)
     except (formats.SpikeFileError, DataError) as e:

@@ -585,8 +585,9 @@ class TableBuilder:
     def _add_files(self, kind: str, clip: Clip, looks: Mapping[str, Look]) -> None:
         """Add the files of one kind. looks: {path: what the check saw of this file}."""
         if kind == "spike":
-            # `Clip.spike` lists one file for every frame. `spike_files` has each file once.
-            paths = list(clip.spike_files)
+            # `Clip.spike` lists one file for every frame. `planes_of_spike_files` has each file
+            # once.
+            paths = list(clip.planes_of_spike_files)
         else:
             paths = list(getattr(clip, kind))
         root = self.roots[kind]
@@ -614,9 +615,9 @@ class TableBuilder:
 
     def _add_exposures(self, clip: Clip) -> None:
         """Add planes and exposures of a clip. `_exposure_of` turns a row back into an exposure."""
-        # `spike_files` is {spike file: its number of planes}.
-        self.numbers["planes"].extend(clip.spike_files.values())
-        index_of_file = {file: index for index, file in enumerate(clip.spike_files)}
+        # `planes_of_spike_files` is {spike file: its number of planes}.
+        self.numbers["planes"].extend(clip.planes_of_spike_files.values())
+        index_of_file = {file: index for index, file in enumerate(clip.planes_of_spike_files)}
         for exposure in clip.exposures:
             own_file = index_of_file[exposure.own.file]
             # The planes that are read of each file, (first plane, number of planes), by the step
@@ -776,12 +777,15 @@ def _refuse_clips(columns: Columns, source: Source) -> None:
     set_of_names = set(names)
     has_each_name_once = len(set_of_names) == len(names)
     _demand(has_each_name_once, "clips")
-    _demand(set_of_names.isdisjoint(source.left_out), "clips")
-    listed = source.listed  # {clip: [number of frames, number of the first frame]}, or None
-    if listed:
-        _demand(set_of_names == listed.keys() - source.left_out, "clips")
+    _demand(set_of_names.isdisjoint(source.excluded_clips), "clips")
+    # {clip: [number of frames, number of the first frame]}, or None without a meta file.
+    meta_entries = (
+        source.meta_entries
+    )  # {clip: [number of frames, number of the first frame]}, or None
+    if meta_entries:
+        _demand(set_of_names == meta_entries.keys() - source.excluded_clips, "clips")
         for name, frame_count in zip(names, columns["frames"].tolist(), strict=True):
-            listed_count = listed[name][0]
+            listed_count = meta_entries[name][0]
             _demand(frame_count == listed_count, "frames")
     # The names become names of output files, so they must pass the test that every name passes.
     try:

@@ -376,7 +376,7 @@ def video_scene(
     # The frames of the intervals, with one frame before and one frame after them (FRAMES_BESIDE).
     path = LightPath(light_of, count=cut.frames(intervals=count))
     height, width = path.at(0.0).shape[:2]
-    corners = _corners_of_crop(height, width, crop, count, planes, rng)
+    corners = _corners_of_crop(height, width, crop=crop, count=count, planes=planes, rng=rng)
 
     # Times are in frames of the cut. The first sharp instant is at the first whole frame that has
     # half an interval before it: 1 for intervals of 1 or 2 frames, 2 for 3 or 4 frames. E.g. with
@@ -497,7 +497,10 @@ class PhotoScene:
         time = (share_of_clip - 0.5)[:, None] * count
         self._layers = []  # the farthest one first
         for depth in range(1 + NEAR_LAYERS):  # 0 is the whole photograph
-            self._layers.append(_layer(light, depth, self._camera.shake, time, view_side, rng))
+            layer = _layer(
+                light, depth, shake=self._camera.shake, time=time, view_side=view_side, rng=rng
+            )
+            self._layers.append(layer)
 
     def lights(self) -> Iterator[np.ndarray]:
         """Yield the light (crop, crop, 3) float32 of each plane."""

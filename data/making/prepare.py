@@ -592,7 +592,7 @@ def make_clip(job: Job, recipe: Recipe, record: dict[str, Any]) -> None:
     pictures, spikes = scratch_folders
     (spikes / "spike").mkdir()
     if job.cut:
-        _record_with_rig(job, job.cut, recipe, frames, pictures, spikes / "spike")
+        _record_with_rig(job, job.cut, recipe, frames, pictures=pictures, spikes=spikes / "spike")
     else:
         make_images(recipe.raw_frames_per_exposure(job.name), recipe, frames, pictures)
         make_spikes(job.name, recipe, frames, spikes / "spike")
@@ -634,7 +634,9 @@ def _record_with_rig(
         )
         lights = scene.lights()
     else:
-        lights = video_scene(frames, cut, recipe.frames, recipe.planes, crop, rng)
+        lights = video_scene(
+            frames, cut, count=recipe.frames, planes=recipe.planes, crop=crop, rng=rng
+        )
     # For each frame, the two cameras give a blurry frame, a sharp frame and the planes.
     spike_side = crop // recipe.ratio  # side of a spike plane in pixels
     rig = recipe.rig_of(job.name)
@@ -731,7 +733,8 @@ def _instant_indexes(average: int, instants: int) -> list[int]:
     average: number of raw frames in an exposure, odd. instants: number of instants K, odd or 0.
 
     The instants must be symmetric about the middle, so that reversed time has the same instants.
-    They are symmetric because round(-x) = -round(x) for every x in Python.
+    They are symmetric because round(-x) = -round(x) for every x in Python. Other instants fail
+    test_the_instants_are_raw_frames_spread_over_the_exposure.
     """
     middle = average // 2
     indexes = []

@@ -596,7 +596,7 @@ def is_saturated(recording: Recording) -> bool:
 
 def _exposures(clip: Clip, context: int) -> tuple[Exposure, ...]:
     """Return the planes during which each frame was exposed, and `context` planes on each side."""
-    files = list(clip.spike_files.items())  # (path, number of its planes)
+    files = list(clip.planes_of_spike_files.items())  # (path, number of its planes)
     spikes = clip.spikes.of_exposure(context)
     return spikes.exposures(clip.name, files, len(clip), clip.times)
 

@@ -211,7 +211,9 @@ def _array_in(path: Path, head: bytes, size: int, member: str | None = None) -> 
         raise ValueError("the array holds Python objects")
     if start + nbytes > size:
         raise ValueError(f"an array of shape {shape}, {dtype}, in {size} bytes: it is cut short")
-    return ArrayFile(path, shape, dtype, start, is_fortran, member)
+    return ArrayFile(
+        path, shape=shape, dtype=dtype, start=start, is_fortran=is_fortran, member=member
+    )
 
 
 def _read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:

@@ -572,7 +572,7 @@ def _write_zip(
     with tempfile.TemporaryFile(dir=folder) as array_file:
         start, shape = _write_array(array_file, parts, geometry)
         array_file.flush()
-        array = np.memmap(array_file, np.uint8, "r", start, shape)
+        array = np.memmap(array_file, np.uint8, mode="r", offset=start, shape=shape)
         arrays: dict[str, Any] = {NPZ_KEY: array}
         np.savez_compressed(file, **arrays)
 
@@ -634,7 +634,7 @@ def packed_planes(
     # Bytes after the last whole plane are left out.
     whole = data[: planes * geometry.plane_bytes]
     packed = whole.reshape(planes, geometry.plane_bytes)
-    return SpikeFile(str(path), geometry, planes, packed)
+    return SpikeFile(str(path), geometry, planes=planes, packed=packed)
 
 
 def refuse_header(head: bytes, path: PathLike) -> None:

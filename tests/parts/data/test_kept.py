@@ -721,7 +721,9 @@ def test_columns_of_a_clip_that_is_left_out_are_refused(checked_source):
     source, columns = checked_source
 
     with pytest.raises(ValueError, match="the kept record is wrong: clips"):
-        table.refuse_columns(columns, dataclasses.replace(source, left_out=frozenset({"clip0"})))
+        table.refuse_columns(
+            columns, dataclasses.replace(source, excluded_clips=frozenset({"clip0"}))
+        )
 
 
 def test_columns_with_more_instants_of_some_frames_are_refused(root):

@@ -410,7 +410,7 @@ def test_whatever_a_list_of_clips_holds_it_is_read_or_refused(tmp_path_factory, 
     path.write_bytes(content)
 
     try:
-        listed = Source("lq", meta_info_file=str(path)).listed
+        listed = Source("lq", meta_info_file=str(path)).meta_entries
     except DataError as error:
         assert error.where.startswith(str(path))
     else:
