@@ -3,8 +3,8 @@
     fork_client.py SCRIPT ARGUMENTS
 
 A launcher that starts this program starts `python SCRIPT ARGUMENTS`, but without a new import of
-torch: the script gets the environment and the output of this program. Only its parent is another
-process. The variable ADDRESS of tests/dist/fork_server.py says where the fork server is.
+torch: the script gets the environment, the folder and the output of this program. Only its parent
+is another process. The variable ADDRESS of tests/dist/fork_server.py says where the fork server is.
 """
 
 import os
@@ -16,5 +16,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.dist.fork_server import fork_server
 
 if __name__ == "__main__":
-    script = fork_server().start(sys.argv[1:], dict(os.environ), sys.stdout, sys.stderr)
+    command, env = sys.argv[1:], dict(os.environ)
+    script = fork_server().start(command, env, sys.stdout, sys.stderr, cwd=Path.cwd())
     sys.exit(script.wait())

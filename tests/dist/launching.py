@@ -285,6 +285,18 @@ def fork_client_variable() -> dict[str, str]:
     return {ADDRESS: os.environ[ADDRESS]}
 
 
+def forking_python(folder: Path) -> dict[str, str]:
+    """Return environment variables with which launch_train.sh starts no new Python, but a fork.
+
+    launch_train.sh takes the `python` of an active environment. This one is written into `folder`.
+    """
+    # The first argument that launch_train.sh gives is -u.
+    client = f'shift; exec {sys.executable} {ROOT}/tests/dist/fork_client.py "$@"'
+    write_command(folder / "bin" / "python", client)
+    path = f"{folder}/bin:{os.environ['PATH']}"
+    return {"VIRTUAL_ENV": str(folder), "PATH": path, **fork_client_variable()}
+
+
 def write_command(path: Path, lines: str) -> Path:
     """Write a shell script that can be run, e.g. a false `srun`, whose folder a test puts in PATH.
 

@@ -10,13 +10,12 @@ import os
 import re
 import socket
 import subprocess
-import sys
 
 import pytest
 from torch.distributed import HashStore
 
 from tests.dist import netns
-from tests.dist.fork_server import ROOT, clean_env
+from tests.dist.fork_server import clean_env, fork_server
 from tests.dist.launching import run_ranks
 from utils.dist.rendezvous import FailedRank, Round
 
@@ -92,16 +91,8 @@ def test_a_rank_signs_off_once_though_two_of_its_threads_end_it():
 def test_a_paused_terminal_is_no_stall():
     # The worker writes 200 lines of 1 kB to a terminal. A phase of it may last 2 s.
     controller, terminal = os.openpty()
-    worker = subprocess.Popen(
-        [sys.executable, WORKER, "write_much"],
-        cwd=ROOT,
-        env=clean_env(),
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-        start_new_session=True,
-    )
-    os.close(terminal)
+    with os.fdopen(terminal, "wb", buffering=0) as stream:
+        worker = fork_server().start([WORKER, "write_much"], clean_env(), stream, stream)
     head = b""
     while b"line 3 " not in head:
         head += os.read(controller, 100)

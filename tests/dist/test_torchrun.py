@@ -23,12 +23,11 @@ from tests.dist import netns
 from tests.dist.launching import (
     ROOT,
     AnyProcess,
-    fork_client_variable,
+    forking_python,
     free_port,
     run_ranks,
     started,
     wait_for,
-    write_command,
 )
 from tests.helpers.train_files import MAIN, latest, odd_command, write_odd_options, write_options
 from utils.dist.process import descendants_of, process_state
@@ -333,23 +332,11 @@ def test_two_nodes_of_a_platform_train_as_one_world_that_resumes(tmp_path):
     assert latest(options)["step"] == stopped + 1
 
 
-@pytest.fixture
-def forking_python(tmp_path) -> dict[str, str]:
-    """Give environment variables with which launch_train.sh starts no new Python, but a fork."""
-    # The first argument is -u. launch_train.sh takes the `python` of an active environment.
-    write_command(
-        tmp_path / "bin" / "python",
-        f'shift; exec {sys.executable} {ROOT}/tests/dist/fork_client.py "$@"',
-    )
-    path = f"{tmp_path}/bin:{os.environ['PATH']}"
-    return {"VIRTUAL_ENV": str(tmp_path), "PATH": path} | fork_client_variable()
-
-
-def test_a_wrong_option_ends_each_node_of_a_platform_with_one_message(tmp_path, forking_python):
+def test_a_wrong_option_ends_each_node_of_a_platform_with_one_message(tmp_path):
     wrong = (write_options(tmp_path), "x.y=1")
     python = (sys.executable, MAIN, "--opt", *wrong)
     script = (LAUNCHER, *wrong)
-    platform = PAI_DLC | {"TMPDIR": str(tmp_path)} | forking_python
+    platform = PAI_DLC | {"TMPDIR": str(tmp_path)} | forking_python(tmp_path)
 
     with nodes(tmp_path, platform, python, script) as both:
         assert exit_codes(both) == [2, 2], both[1].log.read_text()

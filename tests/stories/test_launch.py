@@ -26,7 +26,14 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from tests.dist.launching import ROOT, fork_client_variable, run_command, run_ranks, write_command
+from tests.dist.launching import (
+    ROOT,
+    fork_client_variable,
+    forking_python,
+    run_command,
+    run_ranks,
+    write_command,
+)
 from tests.helpers.train_files import odd_command, write_odd_options, write_options
 from utils import utils_dist
 from utils.dist.launchers import with_standard_names
@@ -999,7 +1006,7 @@ def test_a_launcher_in_another_folder_uses_the_files_of_the_callers_folder(tmp_p
     (tmp_path / "main_train_vrt.py").write_text("raise SystemExit('not the program')")
     command = [ROOT / "launch_train.sh", "1", SAMPLE, "datasets.test={}", "train.total_iter=1"]
 
-    result = run_command(command, limit_s=120, cwd=tmp_path)
+    result = run_command(command, limit_s=120, env=forking_python(tmp_path), cwd=tmp_path)
 
     assert result.exit_codes == [0], result.text
     assert (tmp_path / "experiments/mine/models").is_dir()
