@@ -173,6 +173,11 @@ DOUBTFUL_OWN_MIDDLE = 0.3
 # own(length) above which the share counts as found. In a pan, a shorter exposure looks like a
 # sharper lens. The wrong results are pans whose share was wrong by 0.03 or more.
 LEAST_OWN_LENGTH = 0.15
+
+# The limits below decide `FitResult.is_sure` and `FitResult.is_applied`. If one of them is left
+# out, test_a_value_is_applied_if_it_is_sure_and_differs_from_the_start fails, or
+# test_a_value_with_a_large_error_is_not_sure.
+
 # The matrix counts as found if the frames explain at least this fraction of the variance of the
 # spikes' details (another scene explains nothing), and if its error is at most FOUND_WITHIN_PX, in
 # RGB pixels.

@@ -63,6 +63,7 @@ SURE = FitResult(
     explained=0.9,
     moved=2.0,
 )
+PRECISE = (0.01, 0.1, 0.001)  # errors of matrix, offset and share
 
 
 @pytest.mark.parametrize(
@@ -70,8 +71,20 @@ SURE = FitResult(
     [
         pytest.param({}, Decisions(True, True, True), id="all are sure"),
         pytest.param({"explained": 0.2}, Decisions(False, False, False), id="another scene"),
-        pytest.param({"moved": 0.1}, Decisions(False, True, True), id="a small move"),
-        pytest.param({"offset": -0.7}, Decisions(True, False, True), id="a small offset"),
+        pytest.param(
+            {"errors": (0.6, 0.5, 0.02)}, Decisions(False, False, False), id="no matrix is found"
+        ),
+        # Far above their errors, but too small to matter.
+        pytest.param(
+            {"errors": PRECISE, "moved": 0.1}, Decisions(False, True, True), id="a small move"
+        ),
+        pytest.param(
+            {"errors": PRECISE, "offset": -0.7}, Decisions(True, False, True), id="a small offset"
+        ),
+        # 97.4 % of the planes are read.
+        pytest.param(
+            {"errors": PRECISE, "share": 0.87}, Decisions(True, True, False), id="a large share"
+        ),
         # 97 % exposed: 1.12 * 97 % are more than all planes, so all are read as before.
         pytest.param({"share": 0.97}, Decisions(True, True, False), id="a share of nearly all"),
         pytest.param(
@@ -89,6 +102,11 @@ SURE = FitResult(
 )
 def test_a_value_is_applied_if_it_is_sure_and_differs_from_the_start(changes, expected):
     assert replace(SURE, **changes).is_applied == expected
+
+
+def test_a_value_with_a_large_error_is_not_sure():
+    assert SURE.is_sure == Decisions(True, True, True)
+    assert replace(SURE, errors=(0.2, 0.8, 0.04)).is_sure == Decisions(False, False, False)
 
 
 # ---- A whole fit ----
