@@ -340,6 +340,17 @@ def test_pixels_of_a_large_expected_error_are_not_trusted(drawn):
     assert not is_not_trusted[5:].any()
 
 
+def test_a_motion_is_not_trusted_if_its_error_is_above_half_a_pixel_and_half_of_its_length():
+    # One row of four pixels: two are 5 pixels away from their places, and two stand still.
+    shifts = np.zeros((2, 1, 4, 2), np.float32)
+    shifts[:, :, :2, 0] = 5
+    errors = np.broadcast_to(np.array([2.6, 2.4, 0.6, 0.4], np.float32), (2, 1, 4))
+
+    is_not_trusted = not_trusted(Motion(np.array([-10.0, 10.0]), shifts, errors))
+
+    assert is_not_trusted.tolist() == [[True, False, True, False]]
+
+
 def test_a_picture_of_a_motion_shows_the_direction(drawn):
     picture = motion_picture(drawn)
 
