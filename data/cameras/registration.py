@@ -752,7 +752,7 @@ SMALL_CHANGE = 0.03
 # Largest amount of a change of the matrix in one step. The coordinates of the plane go from -1 to 1
 # along its longer side, so 0.1 is a twentieth of the side. The equations are derived for small
 # changes, so a larger step could lead away from the result. With smaller steps the rounds of `fit`
-# end too early: with 0.005, test_a_camera_is_found_from_a_start_that_is_off fails.
+# end too early: with 0.002, test_a_camera_is_found_from_a_start_that_is_off fails.
 LARGEST_STEP = 0.1
 # Largest change of a time in one step, in planes. It is MOST_REACH, because the change of the sums
 # with time was measured over MOST_REACH planes on each side.

@@ -63,7 +63,7 @@ TINY = 1e-6
 # was measured), and joint.py makes fewer groups of planes.
 DIM = 5.0
 # Spikes are few if a pixel of median light has fewer spikes than this in an exposure: fewer than
-# two in each of the nine pictures. Then DIS compares larger squares, each picture is read from its
+# two in a ninth of the exposure. Then DIS compares larger squares, each picture is read from its
 # own planes alone, and larger errors are expected. tests/parts/data/test_motion.py passes with 0,
 # too, so measure another value as joint.py says for its constants.
 FEW = 18.0

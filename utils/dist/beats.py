@@ -71,7 +71,7 @@ LOOKING = "looking"
 # A rank that beats is heard within 2.2 s, even on a host with eight processes for each core. With a
 # smaller value, a busy host could look silent; a larger value delays the report.
 QUIET_S = 3.0
-# Seconds between two beats.
+# Seconds between two beats. If stall_s is below 3 s, `Watchdog.watch` makes them come faster.
 BEAT_S = 0.5
 
 
