@@ -487,7 +487,8 @@ def _without_border(side: int) -> slice:
 
     The length suits the Fourier transform in cv2.phaseCorrelate. The function pads lengths that do
     not suit, and the shift is half a pixel off if the padded length is odd. So the length must be
-    even and must need no padding. A side that is too short is kept whole.
+    even and must need no padding. A side that is too short is kept whole. With whole sides,
+    test_a_small_shift_beside_a_large_one_is_named fails.
     """
     longest = side - 2 * BORDER
     shortest = min(side, LEAST_SIDE)

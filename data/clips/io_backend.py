@@ -381,7 +381,8 @@ class CacheReader:
         # (planes of all files of the clip, bytes of a plane)
         stored = self._map_array(clip, "spike")
         # Skip the planes of the files before this file. For example, plane 5 of the second file is
-        # plane 45 of the array if the first file has 40 planes.
+        # plane 45 of the array if the first file has 40 planes
+        # (test_a_cache_gives_the_samples_of_the_files).
         planes_before = 0
         for file, planes in clip.planes_of_spike_files.items():
             if file == piece.file:

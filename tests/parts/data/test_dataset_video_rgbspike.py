@@ -210,6 +210,25 @@ def test_an_allowed_turn_leaves_the_rest_of_the_draw_as_it_was():
         assert (a.top, a.left, a.hflip) == (b.top, b.left, b.hflip)
 
 
+@pytest.mark.parametrize(
+    ("turns", "expected"),
+    [
+        ({"hflip": True}, [[2, 1, 0], [5, 4, 3]]),
+        ({"vflip": True}, [[3, 4, 5], [0, 1, 2]]),
+        ({"transpose": True}, [[0, 3], [1, 4], [2, 5]]),
+        ({"hflip": True, "transpose": True}, [[2, 5], [1, 4], [0, 3]]),
+        ({"vflip": True, "transpose": True}, [[3, 0], [4, 1], [5, 2]]),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
+)
+def test_the_axes_are_swapped_after_the_flips(turns, expected):
+    frames = np.array([[[0, 1, 2], [3, 4, 5]]])  # (1, 2, 3)
+
+    flipped = replace(Augment.whole((2, 3)), **turns).flip(frames)
+
+    assert flipped[0].tolist() == expected
+
+
 @pytest.fixture
 def maybe_reversed(clips):
     """Give a sample of eight epochs, with time reversed in some of them."""
