@@ -80,8 +80,8 @@ class VRT(nn.Module):
     sW).
 
     upscale: 1 (restoration), 3 or a power of two (super-resolution).
-    in_chans: number of input channels of the trunk, without a noise map. With null the fusion
-    operator gives the number.
+    in_chans: number of input channels of the trunk (the network behind the fusion operator),
+    without a noise map. With null the fusion operator gives the number.
     img_size: [frames, height, width]. If pa_frames is 0, each clip must have this number of frames.
     window_size: [frames, height, width] of an attention window.
     depths, embed_dims, num_heads: number of blocks, of channels, and of attention heads. Entries 0
