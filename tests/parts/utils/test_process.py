@@ -75,16 +75,10 @@ print("loaded", *(heavy & sys.modules.keys()))
 @pytest.mark.parametrize(
     ("program", "prefix", "code", "said"),
     [
-        # With sys.exit, Python before 3.14 aborts: a thread that wants the interpreter back is
-        # unwound through C++.
-        (PROGRAM, FRESH, 7, "done\nhandled\n"),
         (WITHOUT_EXITFUNCS, (), 7, "handled\n"),
         # As in a notebook. The watchdog waited for its own first turn, which had failed, until the
         # limit of the stall.
         (UNWATCHED, (), 0, "watched\n"),
-        # torchvision imports the compiler of torch: half of the time in which each rank, worker and
-        # tool starts.
-        (LIBRARIES, FRESH, 0, "loaded\n"),
         (
             "import sys; sys.platform = 'win32'; import utils",
             FRESH,
@@ -93,10 +87,8 @@ print("loaded", *(heavy & sys.modules.keys()))
         ),
     ],
     ids=[
-        "threads in torch",
         "without a private function of Python",
         "stderr is no file",
-        "imports",
         "other system",
     ],
 )
@@ -105,6 +97,27 @@ def test_a_program_starts_and_ends_as_it_should(tmp_path, program, prefix, code,
     ended = run_ranks(1, tmp_path / "program.py", prefix=prefix)
     assert ended.exit_codes == [code], ended.text
     assert ended.stdout[0].endswith(said) or ended.stderr[0] == said, ended.text
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory):
+    """Give the end of a new Python that loads the programs, and ends with threads in torch."""
+    program = tmp_path_factory.mktemp("fresh") / "program.py"
+    program.write_text(LIBRARIES + PROGRAM)
+    return run_ranks(1, program, prefix=FRESH)
+
+
+def test_the_programs_load_no_heavy_library(fresh):
+    # torchvision imports the compiler of torch: half of the time in which each rank, worker and
+    # tool starts.
+    assert fresh.stdout[0].splitlines()[0] == "loaded", fresh.text
+
+
+def test_a_program_with_threads_in_torch_ends_with_its_code(fresh):
+    # With sys.exit, Python before 3.14 aborts: a thread that wants the interpreter back is unwound
+    # through C++.
+    assert fresh.exit_codes == [7], fresh.text
+    assert fresh.stdout[0].endswith("done\nhandled\n"), fresh.text
 
 
 def run_unread(*arguments):
