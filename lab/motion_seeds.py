@@ -55,7 +55,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from data.clips.readers import DatasetClip
 from data.motion.joint import Solver
 from data.motion.learned import Finder, finder_of
-from data.motion.method import FEW_SPIKES, LEAST_AREA, Exposure, MotionRestorer
+from data.motion.method import FEW_SPIKES, LEAST_AREA, AreaInputs, MotionRestorer
 from lab.joint_gain import linked_sources, made_clips
 from lab.quality import Spread, table_cell
 from lab.tools import ROOT, environment
@@ -357,16 +357,16 @@ class AllMethods:
         # Number of frames so far for which a run has no trained steps.
         self.frames_without_steps = 0
 
-    def __call__(self, z_0: Tensor, exposure: Exposure) -> Tensor:
+    def __call__(self, z_0: Tensor, inputs: AreaInputs) -> Tensor:
         """Return the frame as each method restores it, (methods, 3, H, W).
 
         `MotionRestorer` keeps the pixels of z_0 that stand still in each of them.
 
-        z_0: the frame of the operator, (3, H, W). exposure: its spikes and its equations.
+        z_0: the frame of the operator, (3, H, W). inputs: its spikes and its equations.
         """
         # The light of the frame decides which part of the steps restores it.
-        part = "few" if exposure.median_spikes < FEW_SPIKES else "good"
-        equations = exposure.equations
+        part = "few" if inputs.median_spikes < FEW_SPIKES else "good"
+        equations = inputs.equations
         proposal = equations.proposal(z_0)
         # What the steps of the control get instead. Its equations have no motion, so their proposal
         # is z_0.

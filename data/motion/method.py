@@ -162,7 +162,7 @@ class JointMethod:
             start,
             find=motion_of,
             solver=solver,
-            improve=solved,
+            improve=blended_solution,
             context=options.context,
             device=device,
             # The equations hold for spike pixels of any area. Only learned steps need a least area.
@@ -206,9 +206,10 @@ class LearnedParts:
     find: Finder  # finds the motion within an exposure
 
 
-# A function that improves a frame or a band: (z_0, its exposure) -> z. `MotionRestorer` calls it.
-# There are two: `solved` below, and `after_steps`, which chooses between two functions `Steps`.
-Improvement = Callable[[Tensor, "Exposure"], Tensor]
+# A function that improves a frame or a band: (z_0, all else that it may use) -> z. `MotionRestorer`
+# calls it. There are two: `blended_solution` below, and `after_steps`, which chooses between two
+# functions `Steps`.
+Improvement = Callable[[Tensor, "AreaInputs"], Tensor]
 
 
 class LearnedMotion:
@@ -260,11 +261,11 @@ class LearnedMotion:
         """Return the object that restores frames on a device."""
         parts = self.parts(device)
 
-        def after_steps(z_0: Tensor, exposure: "Exposure") -> Tensor:
+        def after_steps(z_0: Tensor, inputs: "AreaInputs") -> Tensor:
             """Return the frame after the learned steps for its light."""
-            has_few_spikes = exposure.median_spikes < FEW_SPIKES
+            has_few_spikes = inputs.median_spikes < FEW_SPIKES
             steps = parts.few_steps if has_few_spikes else parts.steps
-            return steps(z_0, exposure.equations)
+            return steps(z_0, inputs.equations)
 
         start = self.start.restorer(device)
         return MotionRestorer(
@@ -281,8 +282,10 @@ class LearnedMotion:
 
 
 @dataclass(frozen=True)
-class Exposure:
-    """What a function `Improvement` may use: the recording and the equations of a frame or a band.
+class AreaInputs:
+    """What a function `Improvement` may use besides z_0: recording and equations of an area.
+
+    An area is a frame, or a band of a large frame (`Area`).
 
     If a new function needs one more value, add a field here. `MotionRestorer` fills in the fields.
     """
@@ -293,20 +296,20 @@ class Exposure:
     median_spikes: float  # spikes of a pixel of median light in the exposure of the whole frame
 
 
-def solved(z_0: Tensor, exposure: Exposure) -> Tensor:
+def blended_solution(z_0: Tensor, inputs: AreaInputs) -> Tensor:
     """Return the solution z of the equations, blended with z_0, as (3, rows, W).
 
     The more squared error z has in a place, compared with z_0, the more z_0 counts there.
     """
-    equations = exposure.equations
+    equations = inputs.equations
     z = equations.solve(z_0)
     # Beside the frame, `guarded` returns the weight of z in each pixel, which tests look at.
     frame, _ = guarded(
         z,
         z_0,
-        recording=exposure.recording,
+        recording=inputs.recording,
         pixels=equations.pixels,
-        gain=exposure.gain,
+        gain=inputs.gain,
         guard=equations.solver.guard,
     )
     return frame
@@ -473,7 +476,7 @@ class MotionRestorer:
             solver=self.solver,
             device=self.device,
         )
-        # The median of the whole frame is given, and not of the band, so that all bands of a frame
-        # get the same learned steps.
-        exposure = Exposure(recording, equations, gain, whole.median_spikes)
-        return self.improve(z_0_of_band, exposure)
+        # The median of the whole frame, and not of the band, decides which learned steps are taken:
+        # so all bands of a frame get the same steps.
+        inputs = AreaInputs(recording, equations, gain, whole.median_spikes)
+        return self.improve(z_0_of_band, inputs)
