@@ -689,12 +689,13 @@ def _with_option_file(
     # the results would be wrong without an error. So refuse them here.
     first_difference = next(kind_differences(spike_of_training, saved.spike), None)
     if first_difference is not None:
-        key, trained, used = first_difference
+        key, training_value, other_value = first_difference
         raise CheckpointError(
-            what=f"the spike channels have {key} {used}, the weights were trained with {trained}",
+            what=f"the spike channels have {key} {other_value}, the weights were trained with "
+            f"{training_value}",
             where=str(path),
-            expected=f"the {key} of the training, {trained}",
-            do=f"take other weights, or set spike.{key} to {trained}",
+            expected=f"the {key} of the training, {training_value}",
+            do=f"take other weights, or set spike.{key} to {training_value}",
         )
     # Other differences in what the channels show may be meant, so they are a warning. The keys that
     # are not compared describe the camera and its files, which may be others than in the training.

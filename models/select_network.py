@@ -93,11 +93,11 @@ class KindDifference(NamedTuple):
     """A key of two spike sections whose values make spike channels of different kinds."""
 
     key: str  # e.g. "representation"
-    trained: Any  # the value with which the network is trained, e.g. "voxel"
-    used: Any  # the value with which the network is used, e.g. "tfp"
+    training_value: Any  # the value with which the network is trained, e.g. "voxel"
+    other_value: Any  # the value with which the network is to be used, e.g. "tfp"
 
 
-def kind_differences(trained: dict[str, Any], used: dict[str, Any]) -> Iterator[KindDifference]:
+def kind_differences(training: dict[str, Any], other: dict[str, Any]) -> Iterator[KindDifference]:
     """Yield each difference of two spike sections that makes their channels mean something else.
 
     E.g. the representations "voxel" and "tfp", or gamma 1.0 and 2.2. A network that was trained
@@ -105,19 +105,19 @@ def kind_differences(trained: dict[str, Any], used: dict[str, Any]) -> Iterator[
     channels, no other check finds the difference. models/portable.py and
     models/restore/own_spikes.py compare the spikes of a weights file in this way, too.
 
-    trained: the section of the training. used: the section of a test. A key that is missing has its
-    default value.
+    training: the section of the training. other: the section with which the network is to be used.
+    A key that is missing has its default value.
     """
     for key, default in (("representation", "voxel"), ("gamma", 1.0)):
-        trained_value = trained.get(key, default)
-        used_value = used.get(key, default)
+        training_value = training.get(key, default)
+        other_value = other.get(key, default)
         # A representation is a name, or a table {"type": name, ...}.
-        if isinstance(trained_value, dict):
-            trained_value = trained_value["type"]
-        if isinstance(used_value, dict):
-            used_value = used_value["type"]
-        if trained_value != used_value:
-            yield KindDifference(key, trained_value, used_value)
+        if isinstance(training_value, dict):
+            training_value = training_value["type"]
+        if isinstance(other_value, dict):
+            other_value = other_value["type"]
+        if training_value != other_value:
+            yield KindDifference(key, training_value, other_value)
 
 
 # ---- Checks: spikes and crops ----------------------------------------------------------------
@@ -182,12 +182,13 @@ def _check_equal_kinds(train_spike: Section, test_spike: Section) -> None:
     first_difference = next(kind_differences(train_spike.plain(), test_spike.plain()), None)
     if first_difference is None:
         return
-    key, trained, used = first_difference
+    key, training_value, other_value = first_difference
     raise OptionError(
-        what=f"datasets.test.spike has the {key} {used}, datasets.train.spike {trained}",
+        what=f"datasets.test.spike has the {key} {other_value}, datasets.train.spike "
+        f"{training_value}",
         where=f"datasets.test.spike.{key}",
-        expected=f"{trained}, because one network takes the clips of both",
-        do=f"set datasets.test.spike.{key} to {trained}",
+        expected=f"{training_value}, because one network takes the clips of both",
+        do=f"set datasets.test.spike.{key} to {training_value}",
     )
 
 

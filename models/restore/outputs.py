@@ -349,13 +349,13 @@ def _files_of_earlier_tests(
     outputs_then = replace(outputs, save=tuple(saved_then))
     clips_without_files = earlier_run["inputs"].keys() - files_of_clips.keys()
     for name in clips_without_files:
-        finished = outputs.load_clip(name)
-        if finished is None:
+        content_of_clip = outputs.load_clip(name)
+        if content_of_clip is None:
             # The clip was not finished, so no file says which frames it had. If this test restores
             # the clip too, take its frames.
             stems_then = stems.get(name, ())
         else:
-            stems_then = finished["stems"]
+            stems_then = content_of_clip["stems"]
         written |= set(outputs_then.planned_files(name, stems_then))
     return written
 

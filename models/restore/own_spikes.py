@@ -45,11 +45,11 @@ def spikes_for_network(saved: SavedNetwork, request: TestRequest) -> dict[str, A
     changed = changed_spikes(spike, request)
     first_difference = next(kind_differences(spike, changed), None)
     if first_difference is not None:
-        key, trained, used = first_difference
+        key, training_value, other_value = first_difference
         raise OptionError(
-            what=f"spike.{key} is {used}, the network was trained with {trained}",
+            what=f"spike.{key} is {other_value}, the network was trained with {training_value}",
             where=f"spike.{key}",
-            expected=f"{trained}, as in the training",
+            expected=f"{training_value}, as in the training",
             do=f"leave spike.{key} out",
         )
     return changed

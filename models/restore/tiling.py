@@ -772,12 +772,14 @@ class Restorer:
         capacity = length + SPARE_FRAMES
         frames_of_gaps = FrameCache(reader.clip, capacity=capacity, selection=selection)
 
-        def tick_of_wanted(done_frames: float) -> None:
+        def tick_of_wanted_frames(done_frames: float) -> None:
             # `_restore_frames` counts frames of the selection. The caller counts wanted frames.
             done_share = done_frames / len(selection)
             tick(done_share * len(wanted))
 
-        restored = self._restore_frames(frames_of_gaps, range(len(selection)), tick_of_wanted)
+        restored = self._restore_frames(
+            frames_of_gaps, range(len(selection)), tick_of_wanted_frames
+        )
         # The network makes one new frame of `length` given frames. `_restore_frames` needs as many
         # results as given frames, so `_run` repeats the new frame `length` times. Here only the
         # first repetition is taken, e.g. for length 4 the results 0, 4, 8, ...
@@ -910,7 +912,7 @@ def _frames_around_gaps(reader: Any, wanted: range, length: int) -> list[int]:
 
     The result has indices of frames of `reader.clip`.
     """
-    last_given = len(reader.given_frames) - 1
+    last_given_frame = len(reader.given_frames) - 1
     selection = []
     for index in wanted:
         gap = reader.gaps[index]
@@ -919,7 +921,7 @@ def _frames_around_gaps(reader: Any, wanted: range, length: int) -> list[int]:
         first = gap + 1 - length // 2
         for position in range(first, first + length):
             # Beyond the ends of the clip, the first or the last given frame is repeated.
-            inside = min(max(position, 0), last_given)
+            inside = min(max(position, 0), last_given_frame)
             selection.append(reader.given_frames[inside])
     return selection
 
