@@ -142,7 +142,8 @@ KEEPS = 1e9
 #         c is the column of the time in J, and the other columns are those of the matrix and of
 #         the coefficients. own is 0 if another value has the same effect on the residuals as the
 #         time, so that the clip cannot tell them apart. It is 1 if no other value has a similar
-#         effect. Both squares are without the noise of the spikes (`State._nearest_sum_of_others`).
+#         effect. The noise of the spikes is subtracted from both squares. If nothing remains of
+#         |c|^2, the time is not used (`State._middle_of`).
 #
 #     ratio(A, B) = unexplained(A) / unexplained(B)         unexplained = 1 - `explained`
 #
@@ -1206,7 +1207,9 @@ class State:
         b, left = self._nearest_sum_of_others(equations, MIDDLE_COLUMN)
         H_mm = equations.H[MIDDLE_COLUMN, MIDDLE_COLUMN]
         noise = equations.time_noise[0]
-        # own(middle) = left_without_noise / whole. It is not divided, because `whole` may be 0.
+        # own(middle) = left_without_noise / whole. Do not divide: if nearly all of the column is
+        # noise, `whole` may be 0 or less. `left` is H_mm or less, so both comparisons are false
+        # then, as they should be.
         left_without_noise = float(left - noise)
         whole = float(H_mm - noise)
         is_matrix_fixed = len(self.changes) == 0
@@ -1229,12 +1232,13 @@ class State:
         then looks nearly like a sharper lens, which is one of the features. So own(length) must be
         above LEAST_OWN_LENGTH.
 
-        test_a_share_that_looks_like_a_sharper_lens_is_not_used notices.
+        test_a_share_that_looks_like_a_sharper_lens_is_not_used notices if this function is always
+        true. It does not notice a limit of 0.
         """
         _, left = self._nearest_sum_of_others(equations, LENGTH_COLUMN)
         H_ll = equations.H[LENGTH_COLUMN, LENGTH_COLUMN]
         noise = equations.time_noise[1]
-        # own(length) = left_without_noise / whole, as in `_middle_of`.
+        # own(length) = left_without_noise / whole. Not divided, as in `_middle_of`.
         left_without_noise = left - noise
         whole = H_ll - noise
         return bool(left_without_noise > LEAST_OWN_LENGTH * whole)
