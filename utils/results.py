@@ -61,6 +61,12 @@ def plain_table(
 ) -> str:
     """Return a table as text: the first column aligned to the left, the others to the right.
 
+    E.g. with the header ["clip", "frames"]:
+
+        clip    frames
+        clip_a       6
+        clip_b      12
+
     rows: lines of cells.
     header: the names of the columns.
     line_width: largest number of characters in a line, None without a limit. Long cells are cut in

@@ -105,6 +105,8 @@ def count_of(name: str) -> Cell:
 def position_in(name: str, host_name: str) -> Cell:
     """Return a cell that reads the position of this host in the list `name`, from 0.
 
+    E.g. "1" for the list "a,b" and the host "b".
+
     host_name: name of the variable that says which host this is.
     """
 

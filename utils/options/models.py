@@ -394,7 +394,8 @@ class WatchdogOptions(Section):
 
         The process group is torch's connection of the ranks. The time-out must come after each
         limit of the watchdog, because the watchdog can name the rank that stands still and the
-        process group cannot. So the time-out is at least 20 % longer than the longest limit. Tests:
+        process group cannot. So the time-out is at least 20 % longer than the longest limit. E.g.
+        the longest default limit is validate_s, 1500 s: the time-out is at least 1800 s. Tests:
         tests/faults/test_startup.py.
 
         least_s: what the user asks for (dist_timeout_s). The result is never shorter.
