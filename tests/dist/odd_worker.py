@@ -84,7 +84,7 @@ def change(owner: Any, **attributes: Any) -> None:
 
 # Drawing the curves would take half of the time of such a run. The runs of the real network in
 # other tests draw their curves.
-change(history, draw_panels=lambda histories: None, encoded=lambda figure: b"")
+change(history, draw_panels=lambda histories: None, encode=lambda figure: b"")
 
 
 # ---- The network ---------------------------------------------------------------------------------

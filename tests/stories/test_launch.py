@@ -462,6 +462,22 @@ def test_a_node_starts_no_more_ranks_than_it_sees_gpus():
     assert found["PET_NPROC_PER_NODE"] == "2"
 
 
+def test_a_single_node_of_several_gpus_starts_a_rank_for_each_gpu():
+    env = {"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1", "SM_NUM_GPUS": "8"}
+
+    found = node_variables(with_standard_names(env, gpu_count=8), gpu_count=8)
+
+    assert found["PET_NPROC_PER_NODE"] == "8"
+    assert found["PET_STANDALONE"] == "1"
+
+
+def test_a_task_of_srun_is_a_rank_even_if_a_platform_counts_the_nodes():
+    # E.g. a script that sets NNODES for another program, and then calls srun.
+    env = SLURM | {"NNODES": "2", "NODE_RANK": "1"}
+
+    assert read_launch(with_standard_names(env)) == read_launch(SLURM)
+
+
 def test_two_jobs_on_one_host_meet_at_different_ports():
     ports = set()
     for job in ("job7", "job8"):

@@ -18,9 +18,11 @@ The names in the table come from the documentation of the platforms. Open MPI an
 with real processes, all others with environments that were made after their documentation.
 
 What must stay: the order of the rows, because the first row that fits is taken
-(test_a_rank_of_another_launcher_joins_the_others has an environment of each launcher). Free to
-change: a new platform is a new row at the end of its list, a `PerProcess`, a `PerNode` or an
-`Unplaced`; it changes nothing for the platforms before it.
+(test_a_rank_of_another_launcher_joins_the_others has an environment of each launcher); and the
+order of the steps in `with_standard_names`
+(test_a_task_of_srun_is_a_rank_even_if_a_platform_counts_the_nodes). Free to change: a new platform
+is a new row at the end of its list, a `PerProcess`, a `PerNode` or an `Unplaced`; it changes
+nothing for the platforms before it.
 
 Tests: tests/stories/test_launch.py.
 """
