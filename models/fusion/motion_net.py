@@ -363,10 +363,13 @@ def move_back(pictures: Tensor, shifts: Tensor) -> Tensor:
     # The pixels of the sharp instant: y (h,) and x (w,).
     y = torch.arange(height, dtype=shifts.dtype, device=shifts.device)
     x = torch.arange(width, dtype=shifts.dtype, device=shifts.device)
-    # Where each pixel of the sharp instant lies in each window, (B, 15, h, w). grid_sample counts
-    # from -1 (first pixel) to 1 (last pixel). A picture of one pixel would divide by 0.
-    x = (x + shifts[:, :, 0]) * 2 / max(width - 1, 1) - 1
-    y = (y[:, None] + shifts[:, :, 1]) * 2 / max(height - 1, 1) - 1
-    positions = torch.stack((x, y), dim=-1).flatten(0, 1)  # (B 15, h, w, 2)
+    # Where each pixel of the sharp instant lies in each window, (B, 15, h, w).
+    columns = x + shifts[:, :, 0]
+    rows = y[:, None] + shifts[:, :, 1]
+    # grid_sample counts from -1 (first pixel) to 1 (last pixel). Divide by at least 1, because
+    # width - 1 is 0 for a picture of one pixel.
+    grid_x = columns * 2 / max(width - 1, 1) - 1
+    grid_y = rows * 2 / max(height - 1, 1) - 1
+    positions = torch.stack((grid_x, grid_y), dim=-1).flatten(0, 1)  # (B 15, h, w, 2)
     moved_pictures = F.grid_sample(pictures, positions, padding_mode="border", align_corners=True)
     return moved_pictures.reshape(batch, WINDOWS * PICTURE_CHANNELS, height, width)

@@ -502,6 +502,7 @@ def build_report(
         if COLUMNS[name].title in head:
             metric = name
             break
+    title_of_metric = COLUMNS[metric].title.removesuffix(" dB") if metric else ""
     plots = {}  # name of a clip -> its plot
     for name, clip in results["clips"].items():
         per_frame = clip.get("per_frame")
@@ -520,7 +521,7 @@ def build_report(
         clips=clips,
         videos=videos,
         captions=captions,
-        metric=COLUMNS[metric].title.removesuffix(" dB") if metric else "",
+        metric=title_of_metric,
         plots=plots,
         protocol=results["protocol"],
     )

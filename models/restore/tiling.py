@@ -344,8 +344,12 @@ def _stream_moments(
     pending: deque[_WeightedSum] = deque()
     for tile_index, start in needed_tiles:
         inputs = read(moments[start : start + size])
-        # `restore_space` reports shares of one tile. The caller wants shares of all needed tiles.
-        clip = restore_space(net, inputs, tiling, lambda done: tick(done / len(needed_tiles)))
+
+        def tick_of_tile(share_of_tile: float) -> None:
+            # `restore_space` counts shares of one tile. The caller counts shares of all tiles.
+            tick(share_of_tile / len(needed_tiles))
+
+        clip = restore_space(net, inputs, tiling, tick_of_tile)
         del inputs  # the input of this tile can leave the memory
 
         weights = _blend_weights(starts, tile_index, size, overlap, tiling.blend)

@@ -259,7 +259,8 @@ class _Scorer:
             # exposure. The middle one is compared with gt.
             frame = middle_instant(frame, restorer.tiling.spec.out_instants)
             # For None in place of a frame, all scores are NaN.
-            self._add_scores(scores, frame if is_finite else None, lq, gt)
+            scored_frame = frame if is_finite else None
+            self._add_scores(scores, scored_frame, lq, gt)
             is_middle = index == len(clip.stems) // 2
             if is_shown and is_middle:
                 # The light that the spikes show, as a picture. lq[:3] is lq without the noise map.

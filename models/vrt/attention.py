@@ -264,7 +264,7 @@ class CpuAttention(torch.autograd.Function):
         # Memory for the T x T matrices of a round. Each round overwrites it.
         p_memory, x_memory = q.new_empty(2, min(windows, n) * heads, t, t)
 
-        wide = _widen(q, k, v, grad, out, log_sums, scale)
+        wide = _widen(q, k, v, grad=grad, out=out, log_sums=log_sums, scale=scale)
         for first in range(0, n, windows):
             in_round = slice(first, first + windows)
             wide_of_round = wide.windows(in_round)
