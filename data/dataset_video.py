@@ -2,11 +2,10 @@
 
 The datasets without spikes have the names and keys of KAIR, so that its option files work here.
 
-Each dataset is a class, and `dataset_type` in an option file names it. A class named ...Keys holds
-the keys of the section of this dataset. The keys come from the base classes in
-data/clip_dataset.py. E.g. `TrainKeys` has the keys of `Crops`, `Spikes` and `ClipFiles`.
-`DATASETS.register` puts a dataset and its keys together. Its argument `given` names what the
-program passes to the constructor beside the section.
+Each dataset is a class, and `dataset_type` in an option file names it. The keys of its section are
+in a class named ...Keys, which combines base classes of data/clip_dataset.py: `TrainKeys` has the
+keys of `Crops`, `Spikes` and `ClipFiles`. `DATASETS.register` puts a dataset and its keys together.
+Its argument `given` names what the program passes to the constructor beside the section.
 
 The datasets derive from `TrainClips` (random crops) or `TestClips` (whole clips) in
 data/clip_dataset.py, and override only what differs:

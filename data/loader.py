@@ -6,10 +6,10 @@
       -> TrainLoader                        yields the micro-batches of one optimizer step
 
 A micro-batch is what one rank puts through the network at once. An optimizer step uses one or more
-micro-batches (accumulation_steps). The samples of all ranks in an optimizer step are the global
-batch. A loader worker is a process, which hands over its micro-batches through shared memory,
-/dev/shm. If a worker hangs or dies, the error of this module names the samples of this worker.
-main_train_vrt.py makes the `TrainLoader`.
+micro-batches (accumulation_steps), and the samples of all ranks in it are the global batch. A
+loader worker is a process that hands over its micro-batches through shared memory, /dev/shm. If it
+hangs or dies, the error of this module names the samples that it was to read. main_train_vrt.py
+makes the `TrainLoader`.
 
 What must stay: the order of the samples depends only on seed, epoch and position, because a run may
 resume with other numbers of ranks and workers (test_the_order_follows_from_seed_with_epoch,

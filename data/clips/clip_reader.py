@@ -8,10 +8,10 @@
 
 The result is a list of readers (data/clips/readers.py), one for each clip.
 
-What must stay: the names of clips and frames, because the results of users have these names, and
-every refusal, because files that do not belong together would give a wrong result without an error
-(test_user_folders.py and test_frame_times.py have a test for most of them). Free to add: a layout
-of folders in `_find_clips`, as long as the existing layouts give the same clips.
+What must stay: the names of clips and frames, because the results of users have these names. And
+every refusal: without it, files that do not belong together would give a wrong result without an
+error (test_user_folders.py and test_frame_times.py have a test for most of them). Free to add: a
+layout of folders in `_find_clips`, as long as the existing layouts give the same clips.
 
 Tests: tests/parts/data/test_user_folders.py, tests/stories/test_foreign_files.py,
 tests/stories/test_main_test.py
@@ -358,8 +358,9 @@ def _matched_stems(
     """Return the names under which files are matched with the frames.
 
     frame_stems: names of the frames. stems: names of the files.
-    in_order: whether file number i belongs to frame number i. Files beside a film are matched in
-    order, because the frames of a film have no names. The files then get the names of the frames.
+    in_order: whether file number i belongs to frame number i, whatever its name. This is so for
+    files beside a film, because the frames of a film have no names. The files then get the names of
+    the frames (test_spike_files_of_a_film_are_sorted_by_the_numbers_in_their_names).
 
     E.g. frames "000000", "000001" and files "a", "b", "c" in order -> "000000", "000001", "c".
     Files beyond the last frame keep their names, so that the check reports them.

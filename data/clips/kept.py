@@ -406,9 +406,9 @@ def _files_now(kind: Kind, clip: str, recorded: list[FileEntry]) -> list[FileEnt
 def _clips_to_look_at(table: ClipTable, share: float) -> range:
     """Return the numbers of the clips that are looked at. Each start looks at other clips.
 
-    The numbers are evenly spaced. E.g. with 100,000 files and share 0.01, 1000 files would be
-    looked at. These are fewer than LEAST_FILES, so 4096 files are wanted. 100,000 / 4096 is 24.4,
-    so every 24th clip is looked at: 5, 29, 53, ... at one start, and 17, 41, 65, ... at another.
+    The numbers are evenly spaced. E.g. a share of 0.01 of 100,000 files is 1000, which is less than
+    LEAST_FILES, so 4096 files are wanted. 100,000 / 4096 is 24.4, so every 24th clip is looked at:
+    5, 29, 53, ... at one start, and 17, 41, 65, ... at another.
 
     share: fraction of the files to look at, 0 to 1.
     """

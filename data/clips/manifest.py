@@ -15,8 +15,8 @@ the files.
 
 What must stay: the order of the clips (`names_of`), because the numbers of training samples depend
 on it (test_clips_are_in_the_order_of_their_numbers), and the hashed texts in `digest`, because clip
-caches store the result. No test notices another text, but all existing caches would be refused.
-Free to change: how the table of problems looks.
+caches store the result (test_the_digest_of_a_listing_stays). Free to change: how the table of
+problems looks.
 
 Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_preflight.py
 """
@@ -281,7 +281,7 @@ def digest(kind: str, listing: Listing) -> str:
 
     kind: kind of the files, e.g. "lq". listing: {clip: the folder with its files}.
     A clip cache stores the digits. If the hashed texts or their order changed, all existing caches
-    would look outdated.
+    would look outdated (test_the_digest_of_a_listing_stays).
     """
     sha256 = hashlib.sha256()
     clips = sorted(listing)

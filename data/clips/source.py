@@ -211,8 +211,8 @@ class Source:
     def meta_entries(self) -> dict[str, list[Any]] | None:
         """{clip: [number of frames, number of the first frame]} of the meta file.
 
-        None if there is no meta file. E.g. {"000": [100, "0"]}. The number of the first frame is a
-        text, as it is written in the file. It is "0" if it is left out.
+        E.g. {"000": [100, "0"]}. The number of the first frame is a text, as it is written in the
+        file, and "0" if it is left out. None if there is no meta file.
 
         The result is stored in the index of a clip cache and compared with it. The index is JSON,
         which has lists and no tuples. So the values must be lists, in this form.

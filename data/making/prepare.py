@@ -165,10 +165,10 @@ class Recipe(Section):
     def record(self) -> dict[str, Any]:
         """Return the settings with an effect, as JSON.
 
-        Two recipes with equal records give equal clips. The record is stored with each clip. When a
-        data set is continued, the records are compared. An older data set has no record of a new
-        setting. So a new setting must be left out here while it has its default, e.g. as `instants`
-        is. Otherwise older data sets could not be continued.
+        Two recipes with equal records give equal clips. So the record is stored with each clip, and
+        it is compared when a data set is continued. The records of older data sets lack a setting
+        that is added later. So a new setting must be left out here while it has its default, as
+        `instants` is. Otherwise older data sets could not be continued.
         """
         if self.has_rig:
             without_effect = set(ONLY_WITHOUT_RIG)

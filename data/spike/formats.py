@@ -307,9 +307,10 @@ class SpikeFile:
     def parts(self, first: int, count: int) -> Iterator[np.ndarray]:
         """Return an iterator over whole planes (t, h, w), at most PART planes at a time.
 
-        A long file never has to fit into memory. first: number of the first plane. count: number of
-        planes. A wrong range of planes raises SpikeFileError at once. Wrong content raises it
-        during the iteration.
+        So a long file never has to fit into memory.
+        first: number of the first plane. count: number of planes.
+        Raises SpikeFileError: for a wrong range of planes at once, for wrong content during the
+        iteration.
         """
         self._check_planes(first, count)
         if self.array is not None:

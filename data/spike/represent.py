@@ -189,9 +189,9 @@ def _center_in_reversed(planes: int, center: float, lag: int) -> float:
     planes: number of planes of the stream. center: the center in the stream that is not reversed.
     lag: time that the channels show, minus their center, in half planes.
 
-    E.g. TFI has the lag 1. Around plane 5 of the planes 0 ... 20 it shows the time 5.5, half a
-    plane later. In the reversed stream, this is the time 20 - 5.5 = 14.5, which TFI shows around
-    plane 14. So the result is 20 - 5 - 1 = 14.
+    E.g. TFI has the lag 1, so around plane 5 of the planes 0 ... 20 it shows the time 5.5. In the
+    reversed stream, this is the time 20 - 5.5 = 14.5, which TFI shows around plane 14. So the
+    result is 20 - 5 - 1 = 14.
 
     In general, the time center + lag / 2 becomes last - center - lag / 2. The function itself adds
     another lag / 2 to its center, so lag / 2 is subtracted twice.
@@ -368,9 +368,10 @@ def voxel(stream: np.ndarray, center: float, num_bins: int = 4) -> np.ndarray:
 def _counts_in_parts(stream: np.ndarray, start: int, stop: int, parts: int) -> np.ndarray:
     """Return the number of spikes of each pixel from `start` to `stop`, times `parts`, (h, w).
 
-    start, stop: times in parts of a plane. A plane has `parts` parts, and plane t begins at the
-    time t parts. A spike counts once for each part of its plane that lies between the times. E.g.
-    2 parts a plane, from 0 to 13: a spike in one of the planes 0 ... 5 counts 2, in plane 6 1.
+    start, stop: times, counted in parts of a plane. A plane has `parts` parts, so plane t begins at
+    the time t * parts. A spike counts once for each part of its plane that lies between the times.
+    E.g. with 2 parts a plane, from 0 to 13: a spike in one of the planes 0 ... 5 counts 2, and a
+    spike in plane 6 counts 1, because the second half of plane 6 lies after 13.
 
     All numbers are whole numbers, so the result is equal in both directions of time.
     """
@@ -529,9 +530,9 @@ def encoding25(
 def _spread_middles(num_windows: int, planes: int) -> list[int]:
     """Return the centres of windows of 25 planes that are spread over a file.
 
-    The centres are symmetric: with m there is also planes - 1 - m. Only the first half is rounded,
-    and the second half mirrors the first half. An odd number of windows has one at planes // 2.
-    E.g. 3 windows in 56 planes: 12, 28, 43.
+    The centres must be symmetric (with m also planes - 1 - m), which is not certain if each one is
+    rounded. So only the first half is rounded, and the second half mirrors it. An odd number of
+    windows has one more centre at planes // 2. E.g. 3 windows in 56 planes: 12, 28, 43.
     """
     # The first window has the planes 0 ... 24, and the last window has the last 25 planes.
     spread = np.linspace(12, planes - 13, num_windows)

@@ -15,6 +15,7 @@ Words of this page:
 
 import dataclasses
 import json
+import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -29,7 +30,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.clips.clip_reader import user_clips
-from data.clips.manifest import Source
+from data.clips.files import list_root
+from data.clips.manifest import Source, digest
 from data.loader import TrainLoader
 from tests.helpers import clip_files
 from tests.helpers.checked import present
@@ -238,6 +240,18 @@ def test_clips_are_in_the_order_of_their_numbers(tmp_path):
     write_clips(tmp_path, "clip10", "clip2")
 
     assert [clip.name for clip in build(tmp_path).clips] == ["clip2", "clip10"]
+
+
+def test_the_digest_of_a_listing_stays(tmp_path):
+    # Clip caches store the digest, so another one would refuse all caches.
+    frame = tmp_path / "clip_a/blur/000000.png"
+    frame.parent.mkdir(parents=True)
+    frame.write_bytes(b"abc")
+    os.utime(frame, ns=(10**18, 10**18))
+
+    listing = list_root(str(tmp_path), "blur", (".png",))
+
+    assert digest("lq", listing) == "1d0985e318635367"
 
 
 def test_a_gap_is_looked_for_in_the_order_of_numbers(tmp_path):
