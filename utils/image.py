@@ -3,9 +3,13 @@
 Images are (H, W, 3) uint8 RGB everywhere in the project, unless a docstring says otherwise. OpenCV
 wants B, G, R, so the colours are exchanged next to each call of OpenCV.
 
-What must stay: the sizes of a strip (LABEL_HEIGHT, GAP), because reports cut strips of earlier runs
-apart (test_a_strip_shows_five_panels_of_a_clip_with_spikes_and_sharp_frames), and the rounding in
-`tensor_to_uint8`, because scores depend on it. Free to change: size and quality of images in pages.
+What must stay:
+
+    the sizes of a strip (LABEL_HEIGHT, GAP), because reports cut strips of earlier runs apart
+        test_a_strip_shows_five_panels_of_a_clip_with_spikes_and_sharp_frames
+    the rounding in `tensor_to_uint8`, because scores depend on it
+
+Free to change: size and quality of images in pages.
 
 Tests: tests/parts/data/test_files.py, tests/parts/scripts/test_show_sample.py
 """

@@ -22,9 +22,9 @@ rank writes its own state. With the second, the rank reads the failure that ends
 states of the ranks that it *watches*: rank 0, the next rank, and the next rank on its host. If some
 ranks fall silent, at least one of them is watched by a rank that still beats.
 
-To find the rank that the others wait for, a rank needs the states of all ranks. Only one rank at a
-time reads all states (it *looks* for the cause), and only while it has been too long in a phase
-itself, because this request grows with the number of ranks.
+To find the rank that the others wait for, a rank needs the states of all ranks: it *looks* for the
+cause. This request grows with the number of ranks. So only one rank at a time looks, and only if it
+has been too long in a phase itself.
 
 Seconds are measured on the AwakeClock of the rank that judges, which stands still while the process
 is suspended. So the clocks of the hosts need not agree, and a pause of the whole run makes no rank

@@ -488,7 +488,8 @@ def _port_of_job(env: Env) -> str:
 
     Each rank computes the port by itself, and all ranks must get the same one. So the port is
     computed from a value that all ranks of a launch share: Open MPI's name of the job, or else the
-    process id of the launcher, which is the parent of all ranks.
+    process id of the launcher, which is the parent of all ranks. Test:
+    test_two_jobs_on_one_host_meet_at_different_ports.
     """
     job = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid") or str(os.getppid())
     # A digest spreads similar names over all ports. Its first 4 bytes are enough for 10,000 ports.

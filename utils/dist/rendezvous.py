@@ -22,9 +22,13 @@ The keys of the meeting, in a run of 4 ranks:
                               with the same RANK counts too
     proof/0 ... proof/3       present if the launcher has given all ranks a job key, a secret
 
-What must stay: the requests of a rank and their order, because all ranks wait for these keys in the
-same order (test_ranks_that_do_not_meet_end_with_one_message_that_says_why); and their
-number, which does not grow with the number of ranks (test_each_request_of_a_start_is_for_one_key).
+What must stay:
+
+    the requests of a rank and their order, because all ranks wait for the keys in the same order
+        test_ranks_that_do_not_meet_end_with_one_message_that_says_why
+    the number of requests of a rank, which does not grow with the number of ranks
+        test_each_request_of_a_start_is_for_one_key
+
 Free to change: time limits and texts.
 
 Tests: tests/faults/test_startup.py, tests/dist/test_torchrun.py, tests/dist/test_trust.py.

@@ -327,8 +327,9 @@ class DebugOptions(Section):
 # is null. E.g. stall_s 400 gives start_s 1200. After a change, correct the descriptions of the keys
 # below, which name these factors, and test_the_limits_of_time_follow_from_one_number.
 SLOW_LIMIT_FACTORS = {"start_s": 3, "validate_s": 5, "save_s": 3}
-# A shorter stall_s counts as 300 s in this product, because a start or a validation does not get
-# faster if a user wants to hear of a slow batch sooner. E.g. stall_s 100 gives start_s 900.
+# A user may set a short stall_s to hear of a slow batch soon, but this makes no start and no
+# validation faster. So in the product a stall_s below 300 s counts as 300 s. E.g. stall_s 100 gives
+# start_s 900.
 LEAST_STALL_S_TO_MULTIPLY = 300.0
 # Phase of a run -> key of its limit. All other phases have the limit stall_s.
 LIMIT_OF_PHASE = {

@@ -1,7 +1,10 @@
 """Secrets in options: what is saved, shown or logged passes through `redact`.
 
-A value is a secret if its key says so (`wandb_api_key`), if its own form says so (`ghp_...`, the
-password of a URL), or if the author of a part marked the key with pydantic's SecretStr.
+A value is a secret in three cases:
+
+* its key says so, e.g. `wandb_api_key`,
+* its own form says so, e.g. "ghp_..." or the password of a URL,
+* the author of a part has marked the key with pydantic's SecretStr.
 
     redact          a value or a whole section, for a file or a message
     without_tokens  any text, e.g. a line of the log

@@ -230,11 +230,11 @@ def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
     resume: the option path.resume. It is None (null in the file), "auto", or the path of a file or
         folder.
 
-    path.resume            the folder has a checkpoint_latest  the folder has none
-    null                   refused                             fresh start (1)
-    "auto"                 checkpoint_latest                   fresh start (1)
-    a file of another run  checkpoint_latest (2)               the named file (2)
-    a file of this run     the file with more steps (3)        the named file
+        path.resume            the folder has a checkpoint_latest  the folder has none
+        null                   refused                             fresh start (1)
+        "auto"                 checkpoint_latest                   fresh start (1)
+        a file of another run  checkpoint_latest (2)               the named file (2)
+        a file of this run     the file with more steps (3)        the named file
 
     (1) It is refused if the folder holds a checkpoint_best, because a fresh start would overwrite
         this file.

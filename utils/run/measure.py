@@ -610,6 +610,8 @@ class Health:
         """Warn if the gradient norm explodes.
 
         The median norm of the newest steps is compared with the median norm of the steps before.
+        Tests: test_an_exploding_gradient_norm_is_named_once,
+        test_a_log_line_of_a_thousand_steps_is_compared_with_the_line_before.
 
         grad_norms: gradient norms of the steps since the last log line.
         """

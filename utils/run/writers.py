@@ -504,9 +504,9 @@ def put_before_now(folder: Path) -> None:
     """Rename the files of earlier starts so that their names sort before the name of a new file.
 
     TensorBoard reads the files of a folder in the order of their names. A name begins with the time
-    of the start of its run, in seconds. If the clock of the host was set back, or if two starts
-    have the same second, TensorBoard would take the new file for the older one, and hide the wrong
-    entries.
+    of the start of its run, in seconds. The new file may have an earlier time than an old one, or
+    the same: if the clock of the host was set back, or if two starts have the same second. Then
+    TensorBoard would take the new file for the older one, and hide the wrong entries.
 
     E.g. now is second 1000, and the names have the seconds 980, 1005 and 1007. The new names have
     980, 998 and 999. Test: test_tensorboard_shows_the_newer_start_after_a_clock_that_went_back.
