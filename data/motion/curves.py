@@ -24,7 +24,8 @@ DEGREE = 3
 # The equations of a curve have no single solution if there are fewer times than DEGREE. Then this
 # share of their diagonal, added to it, chooses the smallest solution.
 RIDGE = 1e-4
-# The shake is measured on the pixels of each such row and column. Their median is sure enough.
+# The shake is measured on each fourth row and column, because it is a median, which needs no more
+# pixels than that.
 STEP_OF_SHAKE = 4
 
 
@@ -110,7 +111,8 @@ def _solved(left: list[list[np.ndarray]], right: list[np.ndarray]) -> list[np.nd
             for column in range(above, n):
                 left[below][column] = left[below][column] - factor * left[above][column]
             right[below] = right[below] - factor[..., None] * right[above]
-    # The last equation has one unknown. Each equation above it has one unknown more.
+    # Now the last equation has one unknown, and each equation above it has one unknown more. So
+    # they are solved from the last to the first.
     unknowns: dict[int, np.ndarray] = {}
     for row in reversed(range(n)):
         rest = right[row]

@@ -71,14 +71,15 @@ ELEVENTHS = 11
 USUAL_PLANES = 8
 # Sigma in spike pixels by which brightness is smoothed. With a larger value there is less noise,
 # but more of the neighbours is mixed in.
-SMOOTH = 2.0
+BRIGHTNESS_SIGMA = 2.0
 # Least mean number of spikes of a pixel in an eleventh. It is a divisor, and in the dark the mean
 # may be 0. With 8e-4, 100 pixels have about one spike in an exposure, so nothing can be seen.
 LEAST_MEAN = 8e-4
 # Least number of spikes in an eleventh around a pixel: the logarithm of 0 is infinite.
 LEAST_AROUND = 8e-3
-# The expected noise of a dark pixel. The pixel counts as at least this share of the mean as bright,
-# and ADDED_VARIANCE is added. Otherwise a single spike in the dark would look like a large change.
+# A dark pixel counts as bright as this share of the mean brightness, and ADDED_VARIANCE is added to
+# the variance of its number of spikes. Otherwise a single spike in the dark would look like a large
+# change.
 LEAST_SHARE_OF_MEAN = 0.1
 ADDED_VARIANCE = 0.05
 # Limits of the inputs, so that a pixel that always fires does not make them large.
@@ -416,7 +417,7 @@ def _brightness_of(windows: Windows, lengths: np.ndarray, inside: slice) -> _Bri
     # LEAST_MEAN is for an eleventh, and an eleventh has USUAL_PLANES usual planes.
     mean = max(float(of_pixels.mean()), LEAST_MEAN / USUAL_PLANES)
     # The size (0, 0) lets OpenCV choose how far the Gaussian reaches.
-    around_pixels = cv2.GaussianBlur(of_pixels, (0, 0), SMOOTH)  # (h, w)
+    around_pixels = cv2.GaussianBlur(of_pixels, (0, 0), BRIGHTNESS_SIGMA)  # (h, w)
     return _Brightness(of_windows, of_pixels, around_pixels, mean)
 
 

@@ -49,21 +49,24 @@ from data.motion.recording import Recording, View, integrated
 # Sigma in RGB pixels by which shifts are smoothed. A smaller value would leave more noise in the
 # reach. A larger value would hide small things that move by themselves
 # (test_only_the_part_that_moves_takes_the_improved_frame).
-SMOOTH = 6.0
+SHIFT_SIGMA = 6.0
 # A pixel has the share 1/2 at about this reach, in RGB pixels, where n is the number of spikes of a
 # pixel of median light in the exposure:
 #
-#     LEAST_REACH + REACH_BY_LIGHT / n^POWER     e.g. 2.0 for n = 12, 2.9 for n = 4, 5.7 for n = 1
+#     LEAST_REACH + REACH_BY_LIGHT / n^REACH_POWER
+#
+#     n        12     4      1
+#     reach    2.0    2.9    5.7
 #
 # At this reach, the improved frames were as good as the first estimates, on three photographs that
 # moved by 0 to 7 pixels and had 0.7 to 14 spikes. With smaller values, noise in still frames would
 # count as motion. With larger values, slow motions would not be improved.
 LEAST_REACH = 1.2
 REACH_BY_LIGHT = 4.5
-POWER = 0.7
-# The share is 0 below STILL times this reach, and 1 above MOVING times this reach.
-STILL = 0.6
-MOVING = 1.3
+REACH_POWER = 0.7
+# The share is 0 below STILL_BELOW times this reach, and 1 above MOVING_ABOVE times this reach.
+STILL_BELOW = 0.6
+MOVING_ABOVE = 1.3
 # If a pixel of median light has fewer spikes than this in an exposure, the shifts of a still pixel
 # differ much from one measured time to the next, because of noise. Then a curve is fitted to them
 # (test_jumps_from_time_to_time_count_little_in_dim_light).
@@ -78,8 +81,8 @@ def share_by_reach(motion: Motion, spikes: float) -> np.ndarray:
 
     spikes: number of spikes of a pixel of median light in the exposure.
     """
-    reach_of_half = LEAST_REACH + REACH_BY_LIGHT / max(spikes, FEWEST_COUNTED) ** POWER
-    return _smooth_step(_reach(motion, spikes) / reach_of_half, STILL, MOVING)
+    reach_of_half = LEAST_REACH + REACH_BY_LIGHT / max(spikes, FEWEST_COUNTED) ** REACH_POWER
+    return _smooth_step(_reach(motion, spikes) / reach_of_half, STILL_BELOW, MOVING_ABOVE)
 
 
 def _reach(motion: Motion, spikes: float) -> np.ndarray:
@@ -94,7 +97,7 @@ def _reach(motion: Motion, spikes: float) -> np.ndarray:
     least = np.full(shifts.shape[1:], np.inf, np.float32)  # (H, W, 2), x and y
     largest = -least
     for shift in shifts:
-        smooth = cv2.GaussianBlur(np.ascontiguousarray(shift), (0, 0), SMOOTH)
+        smooth = cv2.GaussianBlur(np.ascontiguousarray(shift), (0, 0), SHIFT_SIGMA)
         least = np.minimum(least, smooth)
         largest = np.maximum(largest, smooth)
     return np.linalg.norm(largest - least, axis=-1)
@@ -127,24 +130,24 @@ PATTERNS = (
 )
 # Sigma in spike pixels of the weights of the neighbours of a pixel. It is about as wide as an edge
 # in the picture of the spikes. With 0.8 or 1.8 the evidence is nearly the same.
-NEAR = 1.2
+NEIGHBOUR_SIGMA = 1.2
 # Sigma in spike pixels of the surroundings over which the evidence of a pixel is summed up. In
 # smaller surroundings, a motion does not stand out of the noise of dim light
 # (test_a_motion_shows_in_dim_light). With larger ones, the still background of a small thing that
 # moves would count as moving (test_the_still_part_beside_a_motion_keeps_its_first_estimate).
-AROUND = 8.0
+EVIDENCE_SIGMA = 8.0
 # Sigma in spike pixels of the surroundings in which a common change of the light is taken out, e.g.
 # the flicker of a lamp. With 40, a lamp that lights a part of the frame would count as motion
 # (test_a_lamp_that_lights_a_part_of_the_frame_is_no_motion). With 4, `_product_of_noise` would be
 # wrong, because it assumes that neighbours have nearly the same surroundings
 # (test_the_evidence_of_noise_is_0_in_the_mean).
-LIGHT_AROUND = 12.0
+LIGHT_SIGMA = 12.0
 # Number of pixels of about equal light whose common change is taken out. The sensor may have begun
 # with the same charge in all pixels, as simulators do. Then pixels of equal light fire in step, and
 # noise seems to move. With 257 pixels, such a still scene had an evidence of up to 5.2, and with 65
 # pixels at most 2.4 (test_pixels_that_begin_with_equal_charges_are_no_motion). Fewer pixels would
 # take out more of a motion.
-EQUAL_LIGHT = 65
+EQUAL_LIGHT_PIXELS = 65
 # With less evidence than NO_EVIDENCE the share is 0, and with more than SURE_EVIDENCE it is 1. The
 # evidence is in standard deviations of the noise, so both hold for any light and any size of a
 # frame. The evidence of whole frames, measured on clips of three photographs:
@@ -158,14 +161,14 @@ SURE_EVIDENCE = 3.5
 # Where hardly any spike pixel around can be trusted, no motion is known: beneath a title in the
 # frames, or outside the picture of a lens that is too small for the spike sensor. The share is 0 if
 # less than NO_TRUST of the pixels around can be trusted, and 1 if more than FULL_TRUST can.
-# TRUST_AROUND is the sigma in spike pixels of what counts as around. Gain over the first estimate:
+# TRUST_SIGMA is the sigma in spike pixels of what counts as around. Gain over the first estimate:
 #
 #     limits           a title in the frames    each third row dead
 #     none             -2.6 dB                  +3.6 dB
 #     0.2 and 0.5      -0.8 dB                  +3.5 dB
 #     0.4 and 0.65     +1.0 dB                  +3.5 dB
 #     0.4 and 0.8      +1.6 dB                  +2.9 dB
-TRUST_AROUND = 2.0
+TRUST_SIGMA = 2.0
 NO_TRUST = 0.4
 FULL_TRUST = 0.65
 
@@ -189,7 +192,7 @@ def share_by_change(recording: Recording, view: View, is_good: np.ndarray) -> np
     share_around = _smooth_step(around, NO_EVIDENCE, SURE_EVIDENCE)  # (h, w)
     share = share_around * _smooth_step(of_frame, NO_EVIDENCE, SURE_EVIDENCE)
     # The share of trusted pixels around each pixel.
-    trusted_around = _blurred(is_good.astype(np.float32), TRUST_AROUND)
+    trusted_around = _blurred(is_good.astype(np.float32), TRUST_SIGMA)
     share *= _smooth_step(trusted_around, NO_TRUST, FULL_TRUST)
     # Interpolate the share of spike pixels to RGB pixels.
     places = view.pixels_on_plane()
@@ -313,7 +316,7 @@ def _without_change_of_equal_light(change: np.ndarray, by_light: np.ndarray) -> 
     in_order = change.ravel()[by_light]  # (h w,), the change of the darkest pixel first
     # In this order, pixels of about equal light are neighbours. So their common change is the mean
     # over a window.
-    window = (EQUAL_LIGHT, 1)  # width and height
+    window = (EQUAL_LIGHT_PIXELS, 1)  # width and height
     common = cv2.blur(in_order[None], window, borderType=cv2.BORDER_REFLECT)[0]
     # Back to the places of the pixels.
     without = np.empty_like(in_order)
@@ -351,10 +354,10 @@ def _evidence(
     whole = float(product.sum()) / max(float(np.sqrt(2 * square.sum())), SMALLEST)
 
     # Around a pixel, the same sums are taken with Gaussian weights g, which sum up to 1. In the sum
-    # of squares the weights are g^2 = factor x (a Gaussian of sigma AROUND / sqrt(2)).
-    factor = 1 / (4 * np.pi * AROUND**2)
-    sum_around = _blurred(product, AROUND)
-    squares_around = factor * _blurred(square, AROUND / np.sqrt(2))
+    # of squares the weights are g^2 = factor x (a Gaussian of sigma EVIDENCE_SIGMA / sqrt(2)).
+    factor = 1 / (4 * np.pi * EVIDENCE_SIGMA**2)
+    sum_around = _blurred(product, EVIDENCE_SIGMA)
+    squares_around = factor * _blurred(square, EVIDENCE_SIGMA / np.sqrt(2))
     around = sum_around / np.maximum(np.sqrt(2 * squares_around), SMALLEST)
     return whole, around
 
@@ -372,13 +375,13 @@ def _without_change_of_lamps(
 
     change, light, light_around: (h, w) each.
     """
-    brighter_by = _blurred(change, LIGHT_AROUND) / light_around
+    brighter_by = _blurred(change, LIGHT_SIGMA) / light_around
     return change - brighter_by * light
 
 
 def _light_around(light: np.ndarray) -> np.ndarray:
     """Return the mean light around each pixel, (h, w), above 0."""
-    light_around = _blurred(light, LIGHT_AROUND)
+    light_around = _blurred(light, LIGHT_SIGMA)
     # The result is a divisor. Where no pixel around has a spike, the dividend is 0 as well, so 1
     # gives 0.
     return np.where(light_around > 0, light_around, 1)
@@ -390,8 +393,8 @@ def _sum_of_neighbours(values: np.ndarray) -> np.ndarray:
     Beyond the edge of the picture there are no neighbours. A reflected picture would make a pixel
     at the edge a neighbour of itself, so noise would pass for motion there.
     """
-    radius = round(3 * NEAR)
-    kernel = cv2.getGaussianKernel(2 * radius + 1, NEAR, cv2.CV_32F)
+    radius = round(3 * NEIGHBOUR_SIGMA)
+    kernel = cv2.getGaussianKernel(2 * radius + 1, NEIGHBOUR_SIGMA, cv2.CV_32F)
     own_weight = float(kernel.max()) ** 2
     whole_sum = cv2.sepFilter2D(values, -1, kernel, kernel, borderType=cv2.BORDER_CONSTANT)
     return whole_sum - own_weight * values
@@ -431,13 +434,13 @@ def _product_of_noise(
     columns = _weights_along(light.shape[1])
     g_own = np.outer(rows.of_itself, columns.of_itself)  # g_ii, (h, w)
     g_squares = np.outer(rows.squares, columns.squares)  # sum over k of g_ik^2, (h, w)
-    V = _blurred(change**2, LIGHT_AROUND)
+    V = _blurred(change**2, LIGHT_SIGMA)
     N = _sum_of_neighbours(light)
     return (g_squares - 2 * g_own) * V * light * N / light_around**2
 
 
 class Weights(NamedTuple):
-    """The weights of the mean around a pixel (`_blurred` by LIGHT_AROUND), along one axis."""
+    """The weights of the mean around a pixel (`_blurred` by LIGHT_SIGMA), along one axis."""
 
     of_itself: np.ndarray  # (n,): for each pixel, the weight of the pixel itself
     squares: np.ndarray  # (n,): for each pixel, the sum of the squares of all weights
@@ -450,9 +453,9 @@ def _weights_along(length: int) -> Weights:
     """
     # A picture of a single 1 shows where the weight of this pixel goes to: each column here.
     singles = np.eye(length, dtype=np.float32)
-    radius = round(4 * LIGHT_AROUND)  # as `_blurred` has it
+    radius = round(4 * LIGHT_SIGMA)  # as `_blurred` has it
     down = (1, 2 * radius + 1)  # size of the kernel, x and y
-    weights = cv2.GaussianBlur(singles, down, LIGHT_AROUND, borderType=cv2.BORDER_REFLECT)
+    weights = cv2.GaussianBlur(singles, down, LIGHT_SIGMA, borderType=cv2.BORDER_REFLECT)
     return Weights(of_itself=np.diag(weights), squares=(weights**2).sum(axis=1))
 
 

@@ -54,8 +54,9 @@ def there_and_back(pixels: float) -> Motion:
 
 
 # The reach of a pixel is the distance over which it moves. With n spikes, the share is about 1/2 at
-# the reach LEAST_REACH + REACH_BY_LIGHT / n^POWER = 1.2 + 4.5 / n^0.7 pixels. It is 0 below 0.6
-# times this reach (STILL), and 1 above 1.3 times this reach (MOVING), all of stillness.py:
+# the reach LEAST_REACH + REACH_BY_LIGHT / n^REACH_POWER = 1.2 + 4.5 / n^0.7 pixels. It is 0 below
+# 0.6 times this reach (STILL_BELOW), and 1 above 1.3 times this reach (MOVING_ABOVE), all of
+# stillness.py:
 #
 #     spikes    share 0 below    share 1/2 at    share 1 above
 #     12        1.2              2.0             2.6
