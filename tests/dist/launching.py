@@ -285,14 +285,22 @@ def fork_client_variable() -> dict[str, str]:
     return {ADDRESS: os.environ[ADDRESS]}
 
 
+def write_python(path: Path, before: str = "") -> Path:
+    """Write a command that runs a script as `python` does, but as a fork. Returns `path`.
+
+    It needs the variable of `fork_client_variable`. before: what the shell does first.
+    """
+    client = f'{before}exec {sys.executable} {ROOT}/tests/dist/fork_client.py "$@"'
+    return write_command(path, client)
+
+
 def forking_python(folder: Path) -> dict[str, str]:
     """Return environment variables with which launch_train.sh starts no new Python, but a fork.
 
     launch_train.sh takes the `python` of an active environment. This one is written into `folder`.
     """
     # The first argument that launch_train.sh gives is -u.
-    client = f'shift; exec {sys.executable} {ROOT}/tests/dist/fork_client.py "$@"'
-    write_command(folder / "bin" / "python", client)
+    write_python(folder / "bin" / "python", before="shift; ")
     path = f"{folder}/bin:{os.environ['PATH']}"
     return {"VIRTUAL_ENV": str(folder), "PATH": path, **fork_client_variable()}
 

@@ -7,6 +7,7 @@ with its messages and its results.
 
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 from scripts.parts.uploaded_clip import MOST_BYTES, MOST_FRAMES, MOST_PIXELS, Work, start_work
-from tests.dist.launching import ROOT
+from tests.dist.launching import ROOT, fork_client_variable, write_python
 from tests.helpers.clip_files import picture, write_dat, write_video
 from tests.helpers.textured_clips import make_textured_home
 from utils.errors import DataError, OptionError
@@ -129,6 +130,14 @@ def test_a_clip_without_frames_is_refused(tmp_path):
 # ---- What the program does ----
 
 
+@pytest.fixture
+def forks(tmp_path, monkeypatch) -> None:
+    """Let each restoration be a fork, which imports nothing. The film below has a new Python."""
+    fork_client_variable()  # the environment of this process has it now
+    monkeypatch.setattr(sys, "executable", str(write_python(tmp_path / "bin" / "python")))
+
+
+@pytest.mark.usefixtures("forks")
 def test_an_option_of_the_page_is_refused_in_the_words_of_the_program(tmp_path, clip):
     # "windw" is a typing error. "tfp" is a formula that needs no network.
     work = started(
@@ -141,6 +150,7 @@ def test_an_option_of_the_page_is_refused_in_the_words_of_the_program(tmp_path, 
     assert str(tmp_path) not in work.messages()
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize(
     ("rate", "is_asked_for"),
     [pytest.param(0.0, True, id="no rate"), pytest.param(0.6, False, id="a rate")],
