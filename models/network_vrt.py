@@ -272,7 +272,10 @@ class VRT(nn.Module):
             self._build_upsampling(dims[0])
 
     def _build_upsampling(self, dim: int) -> None:
-        """Add the layers of super-resolution. dim: channels of the features."""
+        """Add the layers of super-resolution. dim: channels of the features.
+
+        The slopes for negative values (0.01 and 0.1) are those of the published network.
+        """
         self.conv_before_upsample = nn.Sequential(FrameConv(dim, 64), nn.LeakyReLU(0.01))
         # One pixel shuffle by 3, or one by 2 for each factor of 2 in the scale, e.g. two for 4.
         if self.upscale == 3:

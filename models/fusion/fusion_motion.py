@@ -211,6 +211,7 @@ class MotionSteps(nn.Module):
         # With the channels of a pixel side by side, these convolutions take half of the time on a
         # CPU.
         x = x.contiguous(memory_format=torch.channels_last)
+        # The trained weights fit the slope 0.1 for negative values.
         x = F.leaky_relu(self.head(x), 0.1)
         for conv in self.body:
             x = x + F.leaky_relu(conv(x), 0.1)

@@ -135,6 +135,7 @@ class ImageFusion(Fusion):
 
     def features_of(self, x: Tensor) -> Tensor:
         """Run the conv net: (n, inputs, H, W) -> (n, features, H, W)."""
+        # The trained weights fit the slope 0.1 for negative values.
         x = F.leaky_relu(self.head(x), 0.1)
         for conv in self.body:
             x = x + F.leaky_relu(conv(x), 0.1)

@@ -433,9 +433,9 @@ def _with_column(x: Tensor, column: Tensor) -> Tensor:
     """Append a number to each row of x (n, heads, T, hd), as two channels that add up to it.
 
     The first channel is the number, rounded to the dtype of x. The second channel is what the
-    rounding has lost. E.g. bfloat16 has 8 bits, so 5.03 becomes 5.03125 and -0.00125. With the
-    first channel alone the weights P would be wrong by up to 2 %, because P is 2 to the power of
-    this number.
+    rounding has lost. E.g. bfloat16 has 8 significant bits, so 5.03 becomes 5.03125 and -0.00125.
+    With the first channel alone the weights P would be wrong by up to 2 %, because P is 2 to the
+    power of this number.
 
     column: the numbers, (n, heads, T, 1), float32 or float64.
     """
