@@ -462,6 +462,14 @@ def test_a_node_starts_no_more_ranks_than_it_sees_gpus():
     assert found["PET_NPROC_PER_NODE"] == "2"
 
 
+def test_the_only_rank_of_a_node_takes_the_first_of_several_visible_gpus():
+    # SageMaker gives 1 GPU of each host to this job, and 8 are visible.
+    named = with_standard_names(SAGEMAKER | {"SM_NUM_GPUS": "1"}, gpu_count=8)
+
+    assert not node_variables(named, gpu_count=8)
+    assert read_launch(named, gpu_count=8).local_rank == 0
+
+
 def test_a_single_node_of_several_gpus_starts_a_rank_for_each_gpu():
     env = {"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1", "SM_NUM_GPUS": "8"}
 

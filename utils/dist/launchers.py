@@ -464,7 +464,8 @@ def _variables_of_node(row: PerNode, env: Env, gpu_count: int) -> dict[str, str]
         "MASTER_PORT": env.get("MASTER_PORT", "").strip() or row.port(env) or DEFAULT_PORT,
     }
     # With one GPU on each of several nodes, this process is the only rank of its node: LOCAL_RANK
-    # says so. On a single node, WORLD_SIZE=1 already says that there is only one process.
+    # says so (test_the_only_rank_of_a_node_takes_the_first_of_several_visible_gpus). On a single
+    # node, WORLD_SIZE=1 already says that there is only one process.
     if row.nodes(env) != "1" and gpus == 1:
         variables["LOCAL_RANK"] = "0"
     return variables
