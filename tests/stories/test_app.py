@@ -28,7 +28,7 @@ from typing import Any
 
 import pytest
 
-from tests.dist.launching import ROOT, run_command
+from tests.dist.launching import ROOT, run_command, run_ranks
 from tests.helpers.textured_clips import make_textured_home
 from utils.dist.process import descendants_of, process_state
 from utils.results import read_json
@@ -376,7 +376,7 @@ def test_a_stop_ends_the_work_and_leaves_no_file(page, server):
 
 @pytest.mark.skipif(HAS_GRADIO, reason="gradio is installed")
 def test_without_gradio_the_program_says_what_to_install():
-    result = run_command([sys.executable, "app.py"])
+    result = run_ranks(1, "app.py")
 
     assert result.exit_codes == [REFUSED]
     assert "cannot import gradio" in result.text
