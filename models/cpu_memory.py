@@ -38,10 +38,11 @@ BYTES_PER_AVERAGED = 4
 # What autograd saves on a CPU, as numbers of float32 values. For each pixel of an input frame,
 # `saved_per_pixel` adds up
 #
-#       SAVED_OF_FLOW, or SAVED_OF_ALL_FRAMES in a network without flow
-#     + (SAVED_OF_BLOCK + SAVED_OF_ATTENTION) * channels / scale^2            for each block
-#     + (SAVED_OF_ALIGNMENT + SAVED_OF_SOURCE * sources) * channels / scale^2 for each stage
-#     + SAVED_OF_UPSAMPLING * upscale^2                                       if it enlarges
+#     once                            SAVED_OF_FLOW, or without flow SAVED_OF_ALL_FRAMES
+#     for each block                  (SAVED_OF_BLOCK + SAVED_OF_ATTENTION) channels / scale^2
+#     for each stage that aligns      (SAVED_OF_ALIGNMENT + SAVED_OF_SOURCE sources)
+#                                         channels / scale^2
+#     once, for super-resolution      SAVED_OF_UPSAMPLING upscale^2
 #
 # A stage at 1 / scale of the resolution has one token (pixel of its features) for scale^2 pixels of
 # the frame. The numbers were fitted to what `fit_memory.saved_bytes` counts in small networks. If a

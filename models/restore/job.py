@@ -148,8 +148,9 @@ def restore_clips(job: Job) -> None:
             claim_folder_of(job)
 
     plan = shared_plan(job)
-    # Deal the plan out like cards: of 4 ranks, rank 1 takes the items 1, 5, 9, ... The plan begins
-    # with the longest pieces, so each rank gets a long piece first.
+    # Each rank takes every n-th item of a list, if there are n ranks. E.g. of 4 ranks, rank 1 takes
+    # the items 1, 5, 9, ... The plan begins with the longest pieces, so each rank gets a long piece
+    # first.
     of_this_rank = slice(utils_dist.get_rank(), None, utils_dist.get_world_size())
     with utils_dist.all_ranks_or_none():
         restore_share(job, restorer, plan[of_this_rank], more_scores)
