@@ -681,7 +681,8 @@ class Health:
         Ranks are compared by their wait for data and their forward pass, which a rank does alone.
         The backward pass takes equally long on all ranks, because the fast ranks wait there for the
         slow rank. Tests: test_a_slow_rank_is_named_after_three_windows_in_a_row,
-        test_small_differences_between_ranks_are_healthy.
+        test_small_differences_between_ranks_are_healthy,
+        test_a_delay_of_less_than_a_twentieth_of_a_step_is_healthy.
 
         lines: log lines, each with the measurements of every rank.
         """

@@ -298,6 +298,13 @@ def test_small_differences_between_ranks_are_healthy(health, caplog):
     assert warnings(caplog) == []
 
 
+def test_a_delay_of_less_than_a_twentieth_of_a_step_is_healthy(health, caplog):
+    # 1.33 s are more than 1.2 times the 1.1 s of the other rank, but 0.23 s are below 5 % of 5 s.
+    log_windows(health, 10, {}, {"data_s": 0.33})
+
+    assert warnings(caplog) == []
+
+
 def test_two_bad_windows_are_healthy_if_the_next_is_good(health, caplog):
     log_windows(health, 2, {}, {"data_s": 4.0})
     log_windows(health, 9, {}, {"forward_s": 0.9, "data_s": 0.4})
