@@ -669,8 +669,9 @@ def _is_text(head: bytes) -> bool:
     """Return whether bytes are printable text with more than 6 different characters.
 
     With at most 6 different characters, the bytes may be spikes: planes of an even scene repeat a
-    few bytes, and these bytes may be codes of characters. With a larger limit, short texts such as
-    a table of numbers would be read as spikes.
+    few bytes, and these bytes may be codes of characters
+    (test_planes_of_an_even_scene_may_consist_of_codes_of_letters). With a larger limit, short texts
+    such as a table of numbers would be read as spikes.
     """
     if len(set(head)) <= 6:
         return False

@@ -229,6 +229,28 @@ def test_the_axes_are_swapped_after_the_flips(turns, expected):
     assert flipped[0].tolist() == expected
 
 
+@pytest.mark.parametrize(
+    ("index", "clip", "frames", "corner", "turns"),
+    [
+        ((0, 0), "clip0", [0, 1, 2], (8, 2), {"vflip"}),
+        ((0, 5), "clip0", [2, 1, 0], (0, 4), {"hflip", "vflip", "reverse"}),
+        ((3, 5), "clip0", [0, 2, 4], (2, 12), {"hflip", "vflip", "transpose"}),
+        ((1, 9), "clip1", [2, 2, 0], (6, 4), {"hflip", "transpose", "reverse"}),
+        ((7, 8), "clip1", [0, 2, 2], (0, 14), {"transpose"}),
+    ],
+    ids=lambda value: str(value) if isinstance(value, tuple) else "",
+)
+def test_a_seed_gives_the_draws_that_it_always_gave(clips, index, clip, frames, corner, turns):
+    # An earlier version printed these draws. A resumed run must see the samples that it would have
+    # seen. Samples 5, 8 and 9 would run past the end of their clips, so their first frame is drawn.
+    draw = build(clips, **ALL_TURNS, interval_list=[1, 2]).draw(index)
+
+    assert (draw.clip.name, draw.frames) == (clip, frames)
+    assert (draw.aug.top, draw.aug.left) == corner
+    all_turns = ("hflip", "vflip", "transpose", "reverse")
+    assert {turn for turn in all_turns if getattr(draw.aug, turn)} == turns
+
+
 @pytest.fixture
 def maybe_reversed(clips):
     """Give a sample of eight epochs, with time reversed in some of them."""

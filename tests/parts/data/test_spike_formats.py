@@ -477,6 +477,13 @@ def test_planes_of_a_bright_scene_may_begin_as_another_file_does(tmp_path, begin
     assert read_spikes(tmp_path / "a.dat", OF_CLIPS).shape == (2, 8, 12)
 
 
+def test_planes_of_an_even_scene_may_consist_of_codes_of_letters(tmp_path):
+    # An even scene repeats a few bytes. Text has more than six different characters.
+    (tmp_path / "a.dat").write_bytes(b"UUUUUU333333ABCDABCDABCD")
+
+    assert read_spikes(tmp_path / "a.dat", OF_CLIPS).shape == (2, 8, 12)
+
+
 @pytest.mark.parametrize(
     "arrays",
     [
