@@ -31,7 +31,6 @@ of simulated scenes.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -68,35 +67,19 @@ DIM = 5.0
 # own planes alone, and larger errors are expected. tests/parts/data/test_motion.py passes with 0,
 # too, so measure another value as joint.py says for its constants.
 FEW = 18.0
-
-
-class Squares(NamedTuple):
-    """The squares that DIS compares, in pixels of a picture."""
-
-    side: int
-    distance: int  # from one square to the next
-
-
-# The squares for the number of spikes of a pixel of median light in an exposure. Small squares find
-# small things that move by themselves, but with few spikes they follow the noise. In squares of 12
-# pixels, photographs of 10 to 18 spikes gained 0.03 dB more than in squares of 16 pixels. Frames of
-# 5 spikes gained 0.05 dB less.
-SQUARES = Squares(side=8, distance=3)  # 18 spikes or more (FEW); the defaults of DIS
-SQUARES_IF_FEW = Squares(side=12, distance=4)
-VERY_FEW = 10.0
-SQUARES_IF_VERY_FEW = Squares(side=16, distance=4)  # fewer than 10 spikes (VERY_FEW)
-# Largest number of steps in which DIS moves a square to its best place. The default is 25. With 12
-# steps, the frames of four sets gained as much within 0.02 dB.
-STEPS_OF_SQUARE = 12
+# If spikes are few, DIS compares squares of the side PATCH, and their distance is STRIDE, in
+# pixels. The defaults of DIS are 8 and 3. Small squares find small things that move by themselves,
+# but with few spikes they follow the noise.
+PATCH = 16
+STRIDE = 4
 # Unless light is dim, the first search and the ways back are less exact. The distance of the
-# squares is two pixels more, a square has fewer steps, and fewer steps refine each scale (the
-# default of DIS is 5). It saves a sixth of the time of a frame. It costs up to 0.04 dB on
-# photographs, and nothing on videos. In dim light it would cost more. No test notices.
-QUICK_DISTANCE_MORE = 2
-QUICK_STEPS_OF_SQUARE = 8
+# squares is one pixel more, and fewer steps refine each scale (the default of DIS is 5). It saves a
+# tenth of the time of a frame and costs 0.01 dB. In dim light it would cost 0.04 dB. No test
+# notices.
+QUICK_STRIDE_MORE = 1
 QUICK_REFINEMENT = 2
 # Least side of a picture. DIS refuses pictures that are smaller than its squares.
-LEAST_SIDE = 2 * SQUARES_IF_VERY_FEW.side
+LEAST_SIDE = 2 * PATCH
 # Sigma in RGB pixels by which pictures are smoothed before DIS sees them. A smaller value leaves
 # more noise of the spikes, a larger value blurs small things.
 SMOOTH = 1.5
@@ -210,8 +193,8 @@ def motion_of(
     pictures = _pictures(recording, view, gain, all_times, spikes)
     picture_at = dict(zip(all_times, pictures, strict=True))  # time -> (H, W) uint8
     times = sorted(picture_at)
-    exact = _dis(spikes)
-    quick = exact if is_dim else _quick_dis(spikes)
+    exact = _dis(has_few_spikes)
+    quick = exact if is_dim else _quick_dis(has_few_spikes)
 
     # The first search, from the picture of the sharp instant.
     shifts_at = _first_search(quick, picture_at, wanted, begin)
@@ -277,30 +260,19 @@ def _mean_picture(pictures: list[np.ndarray], shifts: np.ndarray) -> np.ndarray:
     return np.rint(total / len(pictures)).astype(np.uint8)
 
 
-def _dis(spikes: float) -> cv2.DISOpticalFlow:
-    """Return the optical flow DIS. With few spikes, it compares larger squares.
-
-    spikes: number of spikes of a pixel of median light in the exposure.
-    """
-    if spikes >= FEW:
-        squares = SQUARES
-    elif spikes >= VERY_FEW:
-        squares = SQUARES_IF_FEW
-    else:
-        squares = SQUARES_IF_VERY_FEW
-    # The preset gives all other settings of DIS.
+def _dis(has_few_spikes: bool) -> cv2.DISOpticalFlow:
+    """Return the optical flow DIS. With few spikes, it compares larger squares."""
     dis = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_MEDIUM)
-    dis.setPatchSize(squares.side)
-    dis.setPatchStride(squares.distance)
-    dis.setGradientDescentIterations(STEPS_OF_SQUARE)
+    if has_few_spikes:
+        dis.setPatchSize(PATCH)
+        dis.setPatchStride(STRIDE)
     return dis
 
 
-def _quick_dis(spikes: float) -> cv2.DISOpticalFlow:
-    """Return the optical flow DIS, faster and less exact than `_dis`. spikes: as in `_dis`."""
-    dis = _dis(spikes)
-    dis.setPatchStride(dis.getPatchStride() + QUICK_DISTANCE_MORE)
-    dis.setGradientDescentIterations(QUICK_STEPS_OF_SQUARE)
+def _quick_dis(has_few_spikes: bool) -> cv2.DISOpticalFlow:
+    """Return the optical flow DIS, faster and less exact than `_dis`."""
+    dis = _dis(has_few_spikes)
+    dis.setPatchStride(dis.getPatchStride() + QUICK_STRIDE_MORE)
     dis.setVariationalRefinementIterations(QUICK_REFINEMENT)
     return dis
 

@@ -170,13 +170,11 @@ M_1 = 0.1
 # A pixel should move by at most this many RGB pixels from the middle of one group to the middle of
 # the next group. If it moved farther, the light between the two points would count nowhere. A
 # smaller value needs more groups, and so more time. The PSNR gain on coffee and walker in good
-# light, and on photographs, compared with 1.25 pixels:
+# light, compared with 1.25 pixels:
 #
-#                   coffee, walker    photographs
 #     2 pixels      -0.2 dB
-#     1.5 pixels    -0.01 dB          -0.04 dB
-#     1.4 pixels    -0.01 dB          -0.02 dB
-PIXELS_BETWEEN_GROUPS = 1.4
+#     1.5 pixels    -0.01 dB
+PIXELS_BETWEEN_GROUPS = 1.25
 # The same in dim light, i.e. if a pixel of median light has fewer spikes in the exposure than
 # `DIM`. The motion is known less exactly there, so a larger distance loses nothing.
 PIXELS_BETWEEN_GROUPS_IF_DIM = 2.5
@@ -855,9 +853,8 @@ class PlaneGroups(NamedTuple):
 def group_count(recording: Recording, motion: Motion, most: int) -> int:
     """Return G, the number of groups that a motion needs. most: the largest number allowed.
 
-    For example, if 80 % of the pixels move by up to 20 pixels in good light, 15 groups are needed:
-    from one group to the next these pixels move by at most 20 / 15 = 1.33 pixels, and 1.4 pixels
-    are allowed.
+    For example, if 80 % of the pixels move by up to 20 pixels in good light, 16 groups are needed:
+    from one group to the next these pixels move by at most 20 / 16 = 1.25 pixels.
     """
     # How far each pixel moves, (H, W): the sum of its steps from each time of the motion to the
     # next. Step by step, because all steps of a large frame at once would take longer.

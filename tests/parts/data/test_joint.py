@@ -421,15 +421,15 @@ def exposure_with(spikes: int) -> Recording:
 
 
 # way: of each pixel in the exposure, in pixels. spikes: of each pixel in the exposure; 30 are good
-# light, 3 are dim. In good light a pixel may move by 1.4 pixels from one group to the next, in dim
+# light, 3 are dim. In good light a pixel may move by 1.25 pixels from one group to the next, in dim
 # light by 2.5 pixels. At least 6 groups are made, and at most 20 are allowed here.
 @pytest.mark.parametrize(
     ("way", "spikes", "groups"),
     [
         pytest.param(0, 30, 6, id="still: the least number"),
-        pytest.param(10, 30, 8, id="slow: 10 / 1.4 = 7.1"),
-        pytest.param(20, 30, 15, id="faster: 20 / 1.4 = 14.3"),
-        pytest.param(60, 30, 20, id="fastest: 60 / 1.4 = 43, but 20 are allowed"),
+        pytest.param(10, 30, 8, id="slow: 10 / 1.25"),
+        pytest.param(20, 30, 16, id="faster: 20 / 1.25"),
+        pytest.param(60, 30, 20, id="fastest: 60 / 1.25 = 48, but 20 are allowed"),
         pytest.param(20, 3, 8, id="dim: 20 / 2.5"),
     ],
 )
