@@ -465,7 +465,7 @@ def _best_estimate(
     if not model:
         return state  # a fixed matrix cannot move in place of the offset
     at_start = State(pairs, start, model, most_offset)
-    at_start.explained = at_start.explains(TIME_SIGMA)
+    at_start.explained = at_start.explained_share(TIME_SIGMA)
 
     offset_error, _ = state.time_errors
     is_unsure = _is_astray(state, at_start) or offset_error > SURE_WITHIN_PLANES
@@ -498,7 +498,7 @@ def _after_all_rounds(state: "State") -> "State":
     # The last rounds change the matrix only, so a fixed matrix needs none of them.
     state.run_rounds(sigma=FINE_SIGMA, rounds=4 if len(state.changes) else 0)
     # A round measures this before its step, and the last rounds measure it on other details.
-    state.explained = state.explains(TIME_SIGMA)
+    state.explained = state.explained_share(TIME_SIGMA)
     return state
 
 
@@ -901,7 +901,7 @@ class State:
             if edge_moved < SMALL_SHIFT and largest_other < SMALL_CHANGE:
                 return
 
-    def explains(self, sigma: float) -> float:
+    def explained_share(self, sigma: float) -> float:
         """Return the share of the spikes' details that the frames explain at the present estimate.
 
         Returns 0 if no view can be compared. sigma: size of the details in spike pixels.

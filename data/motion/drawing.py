@@ -10,8 +10,8 @@ the colours and the limits in words, so both change together. All else is free, 
 depends on a picture.
 
 Tests: tests/stories/test_motion_pictures.py notices another hue,
-tests/parts/data/test_learned_motion.py another limit of `not_trusted`. No test looks at the grey
-levels of `error_picture`.
+tests/parts/data/test_learned_motion.py another limit of `untrusted_pixels`. No test looks at the
+grey levels of `error_picture`.
 """
 
 import cv2
@@ -23,17 +23,17 @@ from utils.contract import FramePicture
 # In this file, a way is the motion of a pixel from the begin of the exposure to its end, as x and y
 # in RGB pixels.
 
-# All ways of one length or more have the full colour. This length is chosen for each picture so
-# that this share of the pixels lies above it. If the longest way were taken instead, one wrong way
+# Ways of a certain length or more have the full colour. The length is chosen for each picture: this
+# share of the pixels has longer ways. If the longest way of all were taken instead, one wrong way
 # could make all others pale.
 SHARE_ABOVE_FULL_COLOUR = 0.05
 # Least length with the full colour, in pixels. So if all ways are short, the picture is pale.
 FULL_COLOUR_AT_LEAST = 1.0
-# A motion is drawn as not trusted if both hold (`not_trusted`):
+# A motion is drawn as not trusted if both hold (`untrusted_pixels`):
 #
-#     error > NOT_TRUSTED * length
+#     error > MOST_ERROR_SHARE * length
 #     error > HARMLESS_ERROR           in pixels; nobody sees the effect of a smaller error
-NOT_TRUSTED = 0.5
+MOST_ERROR_SHARE = 0.5
 HARMLESS_ERROR = 0.5
 # Grey level of the cover where the motion is not trusted.
 GREY = 160
@@ -58,7 +58,7 @@ def pictures_of(motion: Motion, with_legend: bool = False) -> list[FramePicture]
     with_legend: whether the caption of the motion says the meaning of its colours, too.
     """
     motion_name, error_name = PICTURE_NAMES
-    share = not_trusted(motion).mean()
+    share = untrusted_pixels(motion).mean()
     mean_error = motion.errors.mean()
     full_colour = full_colour_length(np.linalg.norm(_way(motion), axis=-1))
     caption = (
@@ -91,12 +91,12 @@ def motion_picture(motion: Motion) -> np.ndarray:
 
     The way goes from where the pixel is at the begin of the exposure to where it is at its end. It
     is drawn at the place of the pixel in the sharp frame. Grey lines cover the pixels whose motion
-    was not trusted, see `not_trusted`.
+    was not trusted, see `untrusted_pixels`.
     """
     # The cover is grey, and every sixth diagonal is darker. No motion is drawn in grey, because
     # still pixels are white and moving pixels have a colour.
     picture = way_picture(_way(motion))
-    covered = not_trusted(motion)
+    covered = untrusted_pixels(motion)
     y, x = np.indices(covered.shape)
     is_line = (x + y) % LINE_EACH == 0
     picture[covered] = GREY
@@ -136,7 +136,7 @@ def way_picture(way: np.ndarray) -> np.ndarray:
     return np.rint(255 * cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)).astype(np.uint8)
 
 
-def not_trusted(motion: Motion) -> np.ndarray:
+def untrusted_pixels(motion: Motion) -> np.ndarray:
     """Return where the motion was not trusted, (H, W) bool.
 
     A motion is not trusted if its expected error is more than half of its length. E.g. an error of
@@ -148,4 +148,4 @@ def not_trusted(motion: Motion) -> np.ndarray:
     """
     error = motion.errors.mean(axis=0)
     length = np.linalg.norm(motion.shifts, axis=-1).mean(axis=0)
-    return (error > HARMLESS_ERROR) & (error > NOT_TRUSTED * length)
+    return (error > HARMLESS_ERROR) & (error > MOST_ERROR_SHARE * length)

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.motion.drawing import motion_picture, not_trusted, way_picture
+from data.motion.drawing import motion_picture, untrusted_pixels, way_picture
 from data.motion.flow import Motion, motion_of
 from data.motion.learned import (
     NetworkInputs,
@@ -334,10 +334,10 @@ def drawn() -> Motion:
 
 
 def test_pixels_of_a_large_expected_error_are_not_trusted(drawn):
-    is_not_trusted = not_trusted(drawn)
+    is_untrusted = untrusted_pixels(drawn)
 
-    assert is_not_trusted[:5].all()
-    assert not is_not_trusted[5:].any()
+    assert is_untrusted[:5].all()
+    assert not is_untrusted[5:].any()
 
 
 def test_a_motion_is_not_trusted_if_its_error_is_above_half_a_pixel_and_half_of_its_length():
@@ -346,9 +346,9 @@ def test_a_motion_is_not_trusted_if_its_error_is_above_half_a_pixel_and_half_of_
     shifts[:, :, :2, 0] = 5
     errors = np.broadcast_to(np.array([2.6, 2.4, 0.6, 0.4], np.float32), (2, 1, 4))
 
-    is_not_trusted = not_trusted(Motion(np.array([-10.0, 10.0]), shifts, errors))
+    is_untrusted = untrusted_pixels(Motion(np.array([-10.0, 10.0]), shifts, errors))
 
-    assert is_not_trusted.tolist() == [[True, False, True, False]]
+    assert is_untrusted.tolist() == [[True, False, True, False]]
 
 
 def test_a_picture_of_a_motion_shows_the_direction(drawn):

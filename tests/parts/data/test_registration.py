@@ -270,7 +270,7 @@ def test_the_explained_part_belongs_to_the_last_estimate(moving):
 
     state = registration._after_all_rounds(State([pair], start, "similarity", most_offset=20.0))
 
-    assert state.explained == state.explains(registration.TIME_SIGMA)
+    assert state.explained == state.explained_share(registration.TIME_SIGMA)
 
 
 def test_rounds_that_go_astray_are_undone():
