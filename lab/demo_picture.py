@@ -34,7 +34,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from scripts import compare_runs, show_sample, spike_tool
 from tests.helpers.pages import headless_browser
-from tests.helpers.terminal import in_terminal, screen
+from tests.helpers.terminal import run_in_terminal, screen
 from utils.image import comparison_strip, imread_rgb, imwrite_rgb, panels_of
 from utils.video import VideoReader
 
@@ -203,7 +203,7 @@ def save_terminal(options: str, picture: Path) -> None:
     options: the option file. The picture has the lines of the log, and the bar below them.
     """
     with tempfile.TemporaryDirectory() as folder:
-        code, written = in_terminal(
+        code, written = run_in_terminal(
             "main_train_vrt.py", "--opt", options, f"path.root={folder}",
             f"train.total_iter={STEPS}", "train.checkpoint_test=20", limit_s=600,
         )  # fmt: skip

@@ -35,7 +35,7 @@ from data.spike.formats import SpikeGeometry, write_spikes
 from data.spike.simulate import IntegrateAndFire, to_grey, to_linear
 from lab.tools import ROOT
 from scripts.make_sample_data import texture
-from tests.helpers.train_files import network
+from tests.helpers.train_files import network_section
 
 FRAMES = 8  # of a clip
 FILES_OF_CLIP = 3 * FRAMES
@@ -136,7 +136,7 @@ def _options(folder: Path) -> dict[str, Any]:
         "task": "run",
         "path": {"root": str(folder / "experiments")},
         "datasets": {"train": training_set},
-        "netG": network(),
+        "netG": network_section(),
         "train": train,
         "logging": {"use_tensorboard": False, "progress": "line"},
     }

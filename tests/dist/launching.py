@@ -2,7 +2,7 @@
 
 * `Ranks` starts ranks, which a test can watch, signal and wait for. `run_ranks` runs them to their
   end. The ranks get the environment variables that torchrun would give them: RANK, WORLD_SIZE, ...
-* `run_command`, `started` and `run_into` start any other command.
+* `run_command`, `start_command` and `run_into` start any other command.
 * Each wait has a limit, and no test leaves a process behind: all of them are killed at the end.
 
 E.g. two ranks that train:
@@ -316,12 +316,12 @@ def write_command(path: Path, lines: str) -> Path:
     return path
 
 
-# A process of `started`.
+# A process of `start_command`.
 AnyProcess = subprocess.Popen | ForkedProcess
 
 
 @contextmanager
-def started(command: Sequence[object], log: Path, **env: str) -> Iterator[AnyProcess]:
+def start_command(command: Sequence[object], log: Path, **env: str) -> Iterator[AnyProcess]:
     """Give the process of a command, whose stdout and stderr go to the file `log`.
 
     A script that this Python runs is a fork of the fork server, unless the fork cannot have the

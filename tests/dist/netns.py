@@ -9,7 +9,7 @@ import shutil
 import subprocess
 
 
-def missing() -> str:
+def reason_to_skip() -> str:
     """Return why there can be no namespaces here, or "" if there can."""
     if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "unshare"))):
         return "needs root, ip and unshare"

@@ -25,7 +25,7 @@ from tests.dist.launching import ROOT, clean_env, free_port
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel", "squeue")
 
 
-def missing() -> str:
+def reason_to_skip() -> str:
     """Return why no SLURM can be started here, or "" if it can."""
     absent = [name for name in PROGRAMS if not shutil.which(name)]
     if absent:

@@ -1,7 +1,7 @@
 """A run resumes after its options or data were changed, or after it was stopped in a validation.
 
 Each test trains in real processes, on small clips in tmp_path and with the network "odd" of
-tests/dist/odd_worker.py. `odd` runs such a training until it ends. Its arguments `case` and
+tests/dist/odd_worker.py. `run_odd` runs such a training until it ends. Its arguments `case` and
 `struck` say what goes wrong, and on which rank at which step.
 
 Exit codes: 0 finished, 2 wrong start or wrong options, 3 wrong files or data, 4 no finite loss, 75
@@ -19,13 +19,13 @@ import torch
 
 from tests.dist.launching import RankResult
 from tests.helpers.train_files import (
+    equal_checkpoints,
     events_of,
-    experiment,
     files_of_run,
+    folder_of_run,
     history,
-    latest,
-    odd,
-    same,
+    latest_checkpoint,
+    run_odd,
     state_of,
     write_odd_options,
 )
@@ -86,17 +86,17 @@ def story(tmp_path_factory) -> dict[str, Start]:
     file = json.loads(options.read_text())
     file["datasets"]["test"] = {}
     options.write_text(json.dumps(file))
-    checkpoint = experiment(options) / "checkpoints/checkpoint_latest.pth"
+    checkpoint = folder_of_run(options) / "checkpoints/checkpoint_latest.pth"
     starts = {}
 
     # One epoch of 8 steps, more than the 4 steps of the file. Each rank prints every fourth step.
-    result = odd(options, "--epochs", "1", "debug.every=4")
-    starts["epochs"] = Start(result, latest(options))
+    result = run_odd(options, "--epochs", "1", "debug.every=4")
+    starts["epochs"] = Start(result, latest_checkpoint(options))
 
     # Other learning rate, betas and parameter groups. Two epochs are 16 steps, 13 are fewer. In the
     # case "states", odd_worker.py prints how many checkpoints its memory holds. `struck` says when:
     # on rank 0, in the first step after the start.
-    result = odd(
+    result = run_odd(
         options,
         end_at_step(13),
         "train.epochs=2",
@@ -107,30 +107,30 @@ def story(tmp_path_factory) -> dict[str, Start]:
         struck_rank=0,
         at_step=1,
     )
-    starts["changed"] = Start(result, latest(options))
+    starts["changed"] = Start(result, latest_checkpoint(options))
 
     # While another process holds the lock of the folder.
-    with open(experiment(options) / ".lock", "ab") as lock:
+    with open(folder_of_run(options) / ".lock", "ab") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
-        result = odd(options, end_at_step(15))
-    starts["locked"] = Start(result, latest(options))
+        result = run_odd(options, end_at_step(15))
+    starts["locked"] = Start(result, latest_checkpoint(options))
 
     # Weights in place of a checkpoint.
-    weights = experiment(options) / "models/8_G.pth"
-    result = odd(options, "task=other", "--resume", str(weights))
-    starts["weights"] = Start(result, latest(options))
+    weights = folder_of_run(options) / "models/8_G.pth"
+    result = run_odd(options, "task=other", "--resume", str(weights))
+    starts["weights"] = Start(result, latest_checkpoint(options))
 
     # One of two training clips is removed. An epoch now has 4 samples, but the run has taken 5
     # samples of its second epoch (13 steps = 8 + 5). So this epoch would have no sample left.
     for root in ("GOPRO_Large", "GOPRO_Large_spike_seq"):
         shutil.rmtree(options.parent / root / "train/train1")
-    result = odd(options, end_at_step(15), "train.epochs=2")
-    starts["fewer clips"] = Start(result, latest(options))
+    result = run_odd(options, end_at_step(15), "train.epochs=2")
+    starts["fewer clips"] = Start(result, latest_checkpoint(options))
 
     # The same data, but the checkpoint is named. Each step prints its sample, so that the test sees
     # from which clip it comes.
-    result = odd(options, end_at_step(15), "--resume", str(checkpoint), "debug.every=1")
-    starts["checkpoint named"] = Start(result, latest(options))
+    result = run_odd(options, end_at_step(15), "--resume", str(checkpoint), "debug.every=1")
+    starts["checkpoint named"] = Start(result, latest_checkpoint(options))
     return starts
 
 
@@ -229,20 +229,20 @@ def test_a_run_takes_other_training_clips_if_the_checkpoint_is_named(story):
 def test_a_run_stopped_in_a_validation_ends_with_the_bits_of_an_uninterrupted_run(tmp_path):
     options = write_odd_options(tmp_path)
     steps = ("train.checkpoint_test=2", end_at_step(3))
-    whole = odd(options, "task=whole", *steps, ranks=2)
+    whole = run_odd(options, "task=whole", *steps, ranks=2)
 
     # Rank 1 gets a signal in the validation after step 2.
-    first = odd(options, *steps, ranks=2, case="signal", struck_rank=1, at_step=2)
-    stopped = latest(options)
-    second = odd(options, *steps, ranks=2)
+    first = run_odd(options, *steps, ranks=2, case="signal", struck_rank=1, at_step=2)
+    stopped = latest_checkpoint(options)
+    second = run_odd(options, *steps, ranks=2)
 
     assert exit_codes(whole, first, second) == [[0, 0], [75, 75], [0, 0]], texts(first, second)
     assert (stopped["step"], stopped["validated"]) == (2, 0)
     assert stopped["best_psnr"] is None
     assert "Iter: 2, validation" not in first.text
     assert second.text.count("Iter: 2, validation") == 1
-    assert same(state_of(options, "whole"), state_of(options))
-    assert latest(options)["validated"] == 3
+    assert equal_checkpoints(state_of(options, "whole"), state_of(options))
+    assert latest_checkpoint(options)["validated"] == 3
 
 
 def test_a_validation_that_was_stopped_twice_is_left_out(tmp_path):
@@ -254,7 +254,7 @@ def test_a_validation_that_was_stopped_twice_is_left_out(tmp_path):
     # begins with the validation has 0. The last start begins no validation.
     starts = []
     for step in (2, 0, 2, 0, 0):
-        starts.append(odd(options, *steps, case="signal", struck_rank=0, at_step=step))
+        starts.append(run_odd(options, *steps, case="signal", struck_rank=0, at_step=step))
 
     assert exit_codes(*starts) == [[75], [75], [75], [75], [0]], starts[-1].text
     assert "the validation at iter 2 was stopped twice" in starts[2].text, starts[2].text
@@ -265,9 +265,9 @@ def test_a_validation_that_was_stopped_twice_is_left_out(tmp_path):
 def best_psnr(tmp_path_factory) -> float:
     """Return the best PSNR of a run of two steps that nobody stopped."""
     options = write_odd_options(tmp_path_factory.mktemp("whole"))
-    result = odd(options, end_at_step(2))
+    result = run_odd(options, end_at_step(2))
     assert result.exit_codes == [0], result.text
-    return latest(options)["best_psnr"]
+    return latest_checkpoint(options)["best_psnr"]
 
 
 class Cut(NamedTuple):
@@ -301,13 +301,13 @@ def test_the_last_validation_is_recorded_once_wherever_the_run_was_cut(tmp_path,
     common = (end_at_step(2), TENSORBOARD)
     writers = f"logging.writers={json.dumps(cut.writers)}"
 
-    first = odd(options, *common, writers, case=cut.case, struck_rank=0, at_step=cut.step)
-    step_after_first = latest(options)["step"]
-    has_weights = (experiment(options) / "models/2_G.pth").exists()
-    second = odd(options, *common)
-    files = files_of_run(experiment(options))
+    first = run_odd(options, *common, writers, case=cut.case, struck_rank=0, at_step=cut.step)
+    step_after_first = latest_checkpoint(options)["step"]
+    has_weights = (folder_of_run(options) / "models/2_G.pth").exists()
+    second = run_odd(options, *common)
+    files = files_of_run(folder_of_run(options))
     # Validates the finished run on other crops, whose best PSNR does not count.
-    third = odd(options, *common, "datasets.test.num_frame=1")
+    third = run_odd(options, *common, "datasets.test.num_frame=1")
 
     assert exit_codes(first, second, third) == [[cut.exit_code], [0], [0]], texts(first, second)
     assert step_after_first == 2
@@ -318,21 +318,21 @@ def test_the_last_validation_is_recorded_once_wherever_the_run_was_cut(tmp_path,
     assert "Iter: 2, validation" not in third.text
     assert "already finished at iter 2" in third.text
     assert "mean over clips" in third.text
-    assert files_of_run(experiment(options)) == files
+    assert files_of_run(folder_of_run(options)) == files
 
     assert_validated_once(options, best_psnr)
 
 
 def assert_validated_once(options: Path, psnr: float) -> None:
     """Check that each record of a run of two steps has its one validation, with this PSNR."""
-    state = latest(options)
+    state = latest_checkpoint(options)
     assert (state["validated"], state["best_step"]) == (2, 2)
     assert state["best_psnr"] == psnr
-    best = torch.load(experiment(options) / "checkpoints/checkpoint_best.pth", weights_only=True)
+    best = torch.load(folder_of_run(options) / "checkpoints/checkpoint_best.pth", weights_only=True)
     assert best["best_psnr"] == psnr
     assert history(options)["val/psnr"] == [[2, psnr]]
     assert steps_in_tensorboard(options, "val/psnr") == [2]
-    assert "<td>2 (best)</td>" in (experiment(options) / "report.html").read_text()
+    assert "<td>2 (best)</td>" in (folder_of_run(options) / "report.html").read_text()
 
 
 def steps_in_tensorboard(options: Path, curve: str) -> list[int]:
@@ -349,9 +349,9 @@ def after_skipped_steps(tmp_path_factory) -> dict[str, Any]:
     options = write_odd_options(tmp_path_factory.mktemp("skipped"))
     # Two skipped steps in a row end the run.
     changes = (end_at_step(4), NO_TEST, TENSORBOARD, "train.max_nonfinite_steps=2")
-    failed = odd(options, *changes, case="nan", struck_rank=0, at_step=3)
+    failed = run_odd(options, *changes, case="nan", struck_rank=0, at_step=3)
     losses = history(options)["train/loss"]
-    again = odd(options, *changes)
+    again = run_odd(options, *changes)
     assert exit_codes(failed, again) == [[4], [0]], texts(failed, again)
     return {"options": options, "failed": failed, "losses": losses}
 
@@ -375,10 +375,10 @@ def test_tensorboard_shows_each_step_once_after_a_second_start(after_skipped_ste
 
 def test_tensorboard_shows_the_newer_start_after_a_clock_that_went_back(tmp_path):
     options = write_odd_options(tmp_path)
-    first = odd(options, end_at_step(2), NO_TEST, TENSORBOARD)
+    first = run_odd(options, end_at_step(2), NO_TEST, TENSORBOARD)
     # The file name holds the time of the start: events.out.tfevents.<seconds>.<host>... Move it an
     # hour into the future, as if the clock went back an hour before the second start.
-    (written,) = (experiment(options) / "tb_logger").iterdir()
+    (written,) = (folder_of_run(options) / "tb_logger").iterdir()
     _, _, _, seconds, rest = written.name.split(".", 4)
     an_hour_later = int(seconds) + 3600
     written.rename(written.with_name(f"events.out.tfevents.{an_hour_later}.{rest}"))
@@ -386,7 +386,7 @@ def test_tensorboard_shows_the_newer_start_after_a_clock_that_went_back(tmp_path
     foreign = written.with_name("events.out.tfevents.of_my_own")
     foreign.write_bytes(b"")
 
-    again = odd(options, end_at_step(4), NO_TEST, TENSORBOARD)
+    again = run_odd(options, end_at_step(4), NO_TEST, TENSORBOARD)
 
     assert exit_codes(first, again) == [[0], [0]], texts(first, again)
     # TensorBoard could not read it. The line fails if the run has removed the file.

@@ -1,8 +1,8 @@
 """The folder, the test clips or the files of a run change while it trains, or between two starts.
 
 Each test trains in real processes, on small clips in tmp_path and with the network "odd" of
-tests/dist/odd_worker.py, which takes some ten steps a second. `odd` runs such a training until it
-ends. `Ranks` starts one and lets the test act while it trains.
+tests/dist/odd_worker.py, which takes some ten steps a second. `run_odd` runs such a training until
+it ends. `Ranks` starts one and lets the test act while it trains.
 
 Exit codes: 0 finished, 2 wrong start or wrong options, 3 wrong files or data, 75 stopped by a
 signal and to be started again.
@@ -21,12 +21,12 @@ import torch
 
 from tests.dist.launching import ROOT, RankResult, Ranks
 from tests.helpers.train_files import (
-    experiment,
+    equal_checkpoints,
+    folder_of_run,
     history,
-    latest,
-    odd,
+    latest_checkpoint,
     odd_command,
-    same,
+    run_odd,
     state_of,
     write_odd_options,
 )
@@ -46,7 +46,7 @@ def total(steps: int) -> str:
 
 def latest_file(options: Path) -> Path:
     """Return the path of the latest checkpoint of a run."""
-    return experiment(options) / "checkpoints/checkpoint_latest.pth"
+    return folder_of_run(options) / "checkpoints/checkpoint_latest.pth"
 
 
 # ---- The folder of the run ----------------------------------------------------------------------
@@ -59,7 +59,7 @@ def moved_run(tmp_path_factory) -> tuple[RankResult, Path]:
     Returns the result of the run, and the new folder.
     """
     options = write_odd_options(tmp_path_factory.mktemp("moved"))
-    folder = experiment(options)
+    folder = folder_of_run(options)
     moved = folder.with_name("run_old")
     with Ranks(2, *odd_command(options, ENDLESS, NO_TEST)) as ranks:
         ranks.wait_for("Iter: 3,", rank=0, limit_s=60)
@@ -94,7 +94,7 @@ def test_a_run_whose_folder_is_moved_makes_no_folder_in_the_old_place(moved_run)
 
 def test_a_run_whose_folder_was_moved_leaves_a_second_run_in_the_old_place_alone(tmp_path):
     options = write_odd_options(tmp_path)
-    folder = experiment(options)
+    folder = folder_of_run(options)
     moved = folder.with_name("run_old")
     # A run looks at its folder when it writes a log line, here every 20 steps.
     command = odd_command(options, ENDLESS, NO_TEST, "train.checkpoint_print=20")
@@ -107,12 +107,12 @@ def test_a_run_whose_folder_was_moved_leaves_a_second_run_in_the_old_place_alone
         # The first run pauses, so that the second run makes the folder first.
         os.killpg(first.processes[0].pid, signal.SIGSTOP)
         folder.rename(moved)
-        second = odd(options, NO_TEST, total(3))
+        second = run_odd(options, NO_TEST, total(3))
         os.killpg(first.processes[0].pid, signal.SIGCONT)
         result = first.wait(limit_s=60)
 
     assert second.exit_codes == [0]
-    assert latest(options)["step"] == 3
+    assert latest_checkpoint(options)["step"] == 3
     assert result.exit_codes == [2], result.text
     checkpoints = [path.name for path in (folder / "checkpoints").glob("*.pth")]
     assert checkpoints == ["checkpoint_latest.pth"]
@@ -121,13 +121,13 @@ def test_a_run_whose_folder_was_moved_leaves_a_second_run_in_the_old_place_alone
 
 def test_a_run_takes_a_lock_again_that_somebody_removes(tmp_path):
     options = write_odd_options(tmp_path)
-    lock = experiment(options) / ".lock"
+    lock = folder_of_run(options) / ".lock"
 
     with Ranks(1, *odd_command(options, ENDLESS, NO_TEST)) as ranks:
         ranks.wait_for("Iter: 3,", rank=0, limit_s=60)
         lock.unlink()
         ranks.wait_for(".lock was removed", rank=0, limit_s=60)
-        other = odd(options, ENDLESS)
+        other = run_odd(options, ENDLESS)
         os.kill(ranks.processes[0].pid, signal.SIGTERM)
         result = ranks.wait(limit_s=60)
 
@@ -143,7 +143,7 @@ def test_a_run_takes_a_lock_again_that_somebody_removes(tmp_path):
 def finished(tmp_path_factory) -> Path:
     """The option file of a finished run of one step. Tests change copies of its folder."""
     options = write_odd_options(tmp_path_factory.mktemp("finished"))
-    result = odd(options, NO_TEST, total(1))
+    result = run_odd(options, NO_TEST, total(1))
     assert result.exit_codes == [0], result.text
     return options
 
@@ -153,14 +153,14 @@ def finished(tmp_path_factory) -> Path:
 )
 def test_a_run_refuses_a_link_that_has_the_name_of_its_file(finished, tmp_path, name):
     task = "copy_with_" + Path(name).stem.strip(".")
-    shutil.copytree(experiment(finished), experiment(finished, task))
+    shutil.copytree(folder_of_run(finished), folder_of_run(finished, task))
     target = tmp_path / "target.txt"
     target.write_text("not of this run\n")
-    path = experiment(finished, task) / name
+    path = folder_of_run(finished, task) / name
     path.unlink()
     path.symlink_to(target)
 
-    result = odd(finished, NO_TEST, total(3), f"task={task}")
+    result = run_odd(finished, NO_TEST, total(3), f"task={task}")
 
     assert target.read_text() == "not of this run\n"
     assert result.exit_codes == [3], result.text
@@ -176,11 +176,11 @@ def test_the_checkpoints_of_a_run_may_be_a_link_to_another_disk(tmp_path):
     # Named almost like a temporary file of a checkpoint, which a start removes.
     foreign = elsewhere / ".checkpoint_latest.notes.tmp"
     foreign.write_text("somebody's own")
-    experiment(options).mkdir(parents=True)
-    (experiment(options) / ".spikevrt").touch()  # marks a folder of a run
-    (experiment(options) / "checkpoints").symlink_to(elsewhere)
+    folder_of_run(options).mkdir(parents=True)
+    (folder_of_run(options) / ".spikevrt").touch()  # marks a folder of a run
+    (folder_of_run(options) / "checkpoints").symlink_to(elsewhere)
 
-    result = odd(options, NO_TEST, total(1))
+    result = run_odd(options, NO_TEST, total(1))
 
     assert result.exit_codes == [0], result.text
     assert (elsewhere / "checkpoint_latest.pth").is_file()
@@ -189,7 +189,7 @@ def test_the_checkpoints_of_a_run_may_be_a_link_to_another_disk(tmp_path):
 
 
 def test_the_lock_is_for_its_owner_alone(finished):
-    mode = (experiment(finished) / ".lock").stat().st_mode
+    mode = (folder_of_run(finished) / ".lock").stat().st_mode
 
     assert stat.S_IMODE(mode) == OWNER_ONLY
 
@@ -214,19 +214,19 @@ def set_best_psnr(path: Path, value: float) -> None:
 def test_a_best_score_of_other_test_clips_does_not_count(tmp_path):
     options = write_odd_options(tmp_path)
     validate = "train.checkpoint_test=1"  # in each step
-    first = odd(options, validate, total(2))
+    first = run_odd(options, validate, total(2))
     assert first.exit_codes == [0], first.text
     # A score of 90 dB is better than any score to come, as if the first test clips were easier.
-    best = experiment(options) / "checkpoints/checkpoint_best.pth"
+    best = folder_of_run(options) / "checkpoints/checkpoint_best.pth"
     set_best_psnr(best, value=90.0)
     set_best_psnr(latest_file(options), value=90.0)
 
-    same_clips = odd(options, validate, total(3))
-    best_with_same_clips = latest(options)["best_psnr"]
+    same_clips = run_odd(options, validate, total(3))
+    best_with_same_clips = latest_checkpoint(options)["best_psnr"]
     change_test_clips(options)
-    no_clips = odd(options, NO_TEST, total(4))
-    best_with_no_clips = latest(options)["best_psnr"]
-    other_clips = odd(options, validate, total(5))
+    no_clips = run_odd(options, NO_TEST, total(4))
+    best_with_no_clips = latest_checkpoint(options)["best_psnr"]
+    other_clips = run_odd(options, validate, total(5))
 
     assert "does not count" not in same_clips.text
     assert best_with_same_clips == 90
@@ -234,7 +234,7 @@ def test_a_best_score_of_other_test_clips_does_not_count(tmp_path):
     assert best_with_no_clips == 90
     assert other_clips.exit_codes == [0], other_clips.text
     assert other_clips.text.count("does not count: it was measured on other test clips") == 1
-    assert latest(options)["best_psnr"] < 90
+    assert latest_checkpoint(options)["best_psnr"] < 90
     assert torch.load(best, weights_only=True)["step"] == 5
 
 
@@ -245,7 +245,7 @@ def test_a_best_score_of_other_test_clips_does_not_count(tmp_path):
 def run_without_latest(tmp_path) -> Path:
     """The option file of a run of two steps that has lost all checkpoints but the best."""
     options = write_odd_options(tmp_path)
-    odd(options, "train.checkpoint_test=1", total(2))
+    run_odd(options, "train.checkpoint_test=1", total(2))
     for path in latest_file(options).parent.glob("checkpoint_latest*"):
         path.unlink()
     return options
@@ -261,7 +261,7 @@ def run_without_latest(tmp_path) -> Path:
 def test_a_fresh_start_in_a_folder_with_only_the_best_checkpoint_is_refused(
     run_without_latest, resume
 ):
-    result = odd(run_without_latest, total(4), *resume)
+    result = run_odd(run_without_latest, total(4), *resume)
 
     assert result.exit_codes == [2], result.text
     assert "checkpoint_best.pth" in result.text
@@ -273,44 +273,44 @@ def test_a_run_resumes_from_the_best_checkpoint_if_it_is_named(run_without_lates
     best = latest_file(options).with_name("checkpoint_best.pth")
     before = history(options)
 
-    refused = odd(options, total(4))
-    result = odd(options, total(4), "--resume", str(best))
+    refused = run_odd(options, total(4))
+    result = run_odd(options, total(4), "--resume", str(best))
 
     assert refused.exit_codes == [2], refused.text
     assert result.exit_codes == [0], result.text
-    assert latest(options)["step"] == 4
+    assert latest_checkpoint(options)["step"] == 4
     # The curve still begins with the validation of the first start.
     assert history(options)["val/psnr"][:1] == before["val/psnr"][:1]
 
 
 def test_the_checkpoint_is_saved_before_weights_that_cannot_be_written(tmp_path):
     options = write_odd_options(tmp_path)
-    experiment(options).mkdir(parents=True)
-    (experiment(options) / ".spikevrt").touch()  # marks a folder of a run
-    (experiment(options) / "models").write_text("a file in the place of the folder")
+    folder_of_run(options).mkdir(parents=True)
+    (folder_of_run(options) / ".spikevrt").touch()  # marks a folder of a run
+    (folder_of_run(options) / "models").write_text("a file in the place of the folder")
 
-    result = odd(options, NO_TEST, total(3), "train.checkpoint_save=2")
+    result = run_odd(options, NO_TEST, total(3), "train.checkpoint_save=2")
 
     assert result.exit_codes == [3], result.text
     assert "models" in result.text
     assert "Traceback" not in result.text
-    assert latest(options)["step"] == 2
+    assert latest_checkpoint(options)["step"] == 2
 
 
 def test_a_checkpoint_that_is_saved_after_a_restore_equals_the_restored_checkpoint(tmp_path):
     options = write_odd_options(tmp_path)
     # Validates and saves at the end alone.
     steps = (total(4), "train.checkpoint_test=100", "train.checkpoint_save=100")
-    whole = odd(options, *steps)
+    whole = run_odd(options, *steps)
     # Killed in the validation after step 4, so that the next start has no step to take.
-    killed = odd(options, *steps, "task=cut", case="kill", struck_rank=0, at_step=4)
+    killed = run_odd(options, *steps, "task=cut", case="kill", struck_rank=0, at_step=4)
     assert whole.exit_codes == [0]
     assert killed.exit_codes != [0], killed.text
 
-    again = odd(options, *steps, "task=cut")
+    again = run_odd(options, *steps, "task=cut")
 
     assert again.exit_codes == [0], again.text
-    assert same(state_of(options)["optimizer"], state_of(options, "cut")["optimizer"])
+    assert equal_checkpoints(state_of(options)["optimizer"], state_of(options, "cut")["optimizer"])
 
 
 # ---- Loader processes and dashboards ------------------------------------------------------------
@@ -336,10 +336,10 @@ def test_a_finished_run_does_not_wait_for_a_dashboard_that_does_not_answer(tmp_p
     logging = {"use_tensorboard": False, "writers": ["hanging"]}
     options = write_odd_options(tmp_path, logging=logging)
 
-    result = odd(options, NO_TEST, total(2), "watchdog.stall_s=6")
+    result = run_odd(options, NO_TEST, total(2), "watchdog.stall_s=6")
 
     assert result.exit_codes == [0], result.text
-    log = (experiment(options) / "log/train.log").read_text()
+    log = (folder_of_run(options) / "log/train.log").read_text()
     finished = log.index("Finished at iter 2")
     late = log.index("Hanging did not end within")
     assert finished < late
@@ -348,16 +348,16 @@ def test_a_finished_run_does_not_wait_for_a_dashboard_that_does_not_answer(tmp_p
 def test_a_copied_run_under_another_name_has_a_dashboard_of_its_own(tmp_path):
     options = write_odd_options(tmp_path, logging={"use_tensorboard": False, "use_wandb": True})
     offline = {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
-    first = odd(options, NO_TEST, total(1), env=offline)
+    first = run_odd(options, NO_TEST, total(1), env=offline)
     assert first.exit_codes == [0], first.text
-    shutil.copytree(experiment(options), experiment(options, "copy"))
+    shutil.copytree(folder_of_run(options), folder_of_run(options, "copy"))
 
-    copy = odd(options, NO_TEST, total(2), "task=copy", env=offline)
+    copy = run_odd(options, NO_TEST, total(2), "task=copy", env=offline)
 
     assert copy.exit_codes == [0], copy.text
-    assert latest(options, "copy")["wandb_id"] != latest(options)["wandb_id"]
+    assert latest_checkpoint(options, "copy")["wandb_id"] != latest_checkpoint(options)["wandb_id"]
     # The run wrote all its files outside the repository.
-    assert ROOT not in experiment(options).parents
+    assert ROOT not in folder_of_run(options).parents
 
 
 # ---- What loader processes need from the machine ------------------------------------------------
@@ -368,7 +368,7 @@ def test_a_long_folder_for_temporary_files_is_refused_at_the_start(tmp_path):
     folder = tmp_path / ("long" * 25)
     folder.mkdir()
 
-    result = odd(write_odd_options(tmp_path), NO_TEST, env={"TMPDIR": str(folder)})
+    result = run_odd(write_odd_options(tmp_path), NO_TEST, env={"TMPDIR": str(folder)})
 
     assert result.exit_codes == [2], result.text
     assert "TMPDIR" in result.text

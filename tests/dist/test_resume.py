@@ -36,7 +36,9 @@ def run(
         f"datasets.train.dataloader_batch_size={batch}",
     )
     # debug.every=1: print the samples of each step.
-    return runs.odd(options, "debug.every=1", "datasets.test={}", *steps, *overrides, ranks=ranks)
+    return runs.run_odd(
+        options, "debug.every=1", "datasets.test={}", *steps, *overrides, ranks=ranks
+    )
 
 
 def samples_of_steps(result: RankResult) -> dict[int, list[str]]:
@@ -99,21 +101,21 @@ class Starts:
 def starts(tmp_path_factory) -> Starts:
     """Train by seven starts."""
     options = runs.write_odd_options(tmp_path_factory.mktemp("starts"))
-    source = runs.experiment(options, "run") / "checkpoints/checkpoint_latest.pth"
-    own = runs.experiment(options, "other") / "checkpoints/checkpoint_latest.pth"
+    source = runs.folder_of_run(options, "run") / "checkpoints/checkpoint_latest.pth"
+    own = runs.folder_of_run(options, "other") / "checkpoints/checkpoint_latest.pth"
     named = ("--resume", str(source))
     other = ("task=other", *named)
 
     two = run(options, ranks=2, until=1, batch=2, accumulated=1)
     four = run(options, *other, ranks=4, until=2, batch=1, accumulated=1)
     one = run(options, *other, ranks=1, until=3, batch=2, accumulated=2)
-    step_of_run = runs.latest(options, "run")["step"]
-    step_of_other = runs.latest(options, "other")["step"]
+    step_of_run = runs.latest_checkpoint(options, "run")["step"]
+    step_of_other = runs.latest_checkpoint(options, "other")["step"]
 
     refused = run(options, ranks=1, until=3, batch=1, accumulated=1)
     begun = run(options, *named, ranks=1, until=4, batch=1, accumulated=1)
     again = run(options, ranks=1, until=5, batch=1, accumulated=1)
-    state_of_run = runs.latest(options, "run")
+    state_of_run = runs.latest_checkpoint(options, "run")
 
     branch = run(options, *other, ranks=1, until=5, batch=2, accumulated=2)
     return Starts(
@@ -210,8 +212,8 @@ def test_a_run_goes_on_from_its_own_checkpoint_although_the_named_one_has_more_s
     # --resume names the checkpoint of "run", which is at step 5. "other" is at step 3.
     assert starts.branch.exit_codes == [0], starts.branch.text
     assert "starting at iter 3 of 5" in starts.branch.text, starts.branch.text
-    assert runs.latest(starts.options, "run")["step"] == 5
-    assert runs.latest(starts.options, "other")["step"] == 5
+    assert runs.latest_checkpoint(starts.options, "run")["step"] == 5
+    assert runs.latest_checkpoint(starts.options, "other")["step"] == 5
     curve = runs.history(starts.options, "other")["train/loss"]
     assert [step for step, _loss in curve] == [2, 3, 4, 5]
 
@@ -279,7 +281,7 @@ def test_ranks_without_a_common_disk_resume_with_the_same_bits_as_an_uninterrupt
     # `state_of` reads the checkpoint in the folder "experiments" beside the option file.
     resumed = runs.state_of(apart.host0 / "options.json")
     uninterrupted = runs.state_of(apart.both / "options.json")
-    assert runs.same(resumed, uninterrupted)
+    assert runs.equal_checkpoints(resumed, uninterrupted)
 
 
 def test_a_rank_other_than_0_writes_nothing_on_its_own_disk(apart):
@@ -293,11 +295,11 @@ def test_a_rank_other_than_0_writes_nothing_on_its_own_disk(apart):
 def with_damaged_checkpoint(tmp_path_factory) -> RankResult:
     """Start two ranks on a run with an empty checkpoint."""
     options = runs.write_options(tmp_path_factory.mktemp("damaged"))
-    damaged = runs.experiment(options) / "checkpoints/checkpoint_latest.pth"
+    damaged = runs.folder_of_run(options) / "checkpoints/checkpoint_latest.pth"
     damaged.parent.mkdir(parents=True)
     damaged.write_bytes(b"")
     # This file marks the folder as the folder of a training run.
-    (runs.experiment(options) / MARK).touch()
+    (runs.folder_of_run(options) / MARK).touch()
     return runs.train(options, ranks=2, limit_s=60)
 
 

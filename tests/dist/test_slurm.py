@@ -15,9 +15,11 @@ import pytest
 
 from tests.dist import slurm
 from tests.dist.launching import ROOT, wait_for, write_command
-from tests.helpers.train_files import experiment, latest, write_options
+from tests.helpers.train_files import folder_of_run, latest_checkpoint, write_options
 
-pytestmark = pytest.mark.skipif(bool(slurm.missing()), reason=f"no SLURM: {slurm.missing()}")
+pytestmark = pytest.mark.skipif(
+    bool(slurm.reason_to_skip()), reason=f"no SLURM: {slurm.reason_to_skip()}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -113,10 +115,15 @@ def test_a_job_outlives_suspension_time_limit_and_pre_emption_and_ends_by_scance
     assert cluster.state(job) == "CANCELLED"
     assert "StallError" not in first
     assert "Timeout" not in first
-    assert latest(options)["step"] == stopped_at(third) > stopped_at(second) > stopped_at(first)
+    assert (
+        latest_checkpoint(options)["step"]
+        == stopped_at(third)
+        > stopped_at(second)
+        > stopped_at(first)
+    )
     assert f"Master: {slurm.socket.gethostname()}:" in first
     assert "World Size: 2" in first
-    checkpoint = experiment(options) / "checkpoints" / "checkpoint_latest.pth"
+    checkpoint = folder_of_run(options) / "checkpoints" / "checkpoint_latest.pth"
     assert f"resumed from {checkpoint} at iter {stopped_at(first)}" in second
     assert f"resumed from {checkpoint} at iter {stopped_at(second)}" in third
 

@@ -26,10 +26,16 @@ from tests.dist.launching import (
     forking_python,
     free_port,
     run_ranks,
-    started,
+    start_command,
     wait_for,
 )
-from tests.helpers.train_files import MAIN, latest, odd_command, write_odd_options, write_options
+from tests.helpers.train_files import (
+    MAIN,
+    latest_checkpoint,
+    odd_command,
+    write_odd_options,
+    write_options,
+)
 from utils.dist.process import descendants_of, process_state
 
 # As `python -m torch.distributed.run`, but without a new import of torch.
@@ -98,7 +104,7 @@ def restarted(tmp_path_factory) -> Restarted:
     worker = odd_command(write_odd_options(folder), *SAVING_AND_WATCHED, ENDLESS)
     command = (*launcher, *worker)
 
-    with started(command, log) as process:
+    with start_command(command, log) as process:
         wait_for(log, "Iter: 2,")
         ranks = [pid for pid in descendants_of(process.pid) if parent_of(pid) == process.pid]
         os.kill(ranks[0], signal.SIGKILL)
@@ -187,7 +193,7 @@ def log_out(launcher: AnyProcess) -> None:
 
     It is sent twice: the shell sends one, and the system another as the shell ends.
     """
-    # `started` makes the launcher the first of its process group. So both have one number.
+    # `start_command` makes the launcher the first of its process group. So both have one number.
     group = launcher.pid
     for _ in range(2):
         os.killpg(group, signal.SIGHUP)
@@ -202,7 +208,7 @@ def assert_stopped_and_saved(options: Path, log: Path) -> None:
     # Unlike torchrun alone, the launcher passes SIGUSR1 on to its ranks. So no rank warns of it.
     assert "SIGUSR1 would kill" not in text
     assert "Traceback" not in text
-    assert latest(options)["step"] >= 1
+    assert latest_checkpoint(options)["step"] >= 1
 
 
 @pytest.mark.parametrize(
@@ -220,7 +226,7 @@ def test_a_signal_to_the_launcher_saves_the_run_for_another_start(tmp_path, log,
     options = write_options(tmp_path)
     command = (*prefix, LAUNCHER, "2", options, ENDLESS, NO_TEST)
 
-    with started(command, log) as process:
+    with start_command(command, log) as process:
         wait_for(log, "Iter: 1,")
         if name == "SIGHUP":
             log_out(process)
@@ -238,7 +244,7 @@ def test_a_run_under_nohup_trains_on_after_a_logout(tmp_path, log):
     options = write_options(tmp_path)
     command = ("nohup", LAUNCHER, "2", options, ENDLESS, NO_TEST)
 
-    with started(command, log) as process:
+    with start_command(command, log) as process:
         text = wait_for(log, "Iter: 1,")
         log_out(process)
         # One line of the log for each step. Some steps may have been running at the logout, but
@@ -289,7 +295,7 @@ def nodes(
         for number, command in enumerate(commands):
             env = {key: value.format(node=number) for key, value in variables.items()}
             log = folder / f"node{number}.log"
-            process = both.enter_context(started(command, log, **env))
+            process = both.enter_context(start_command(command, log, **env))
             found.append(Node(process, log))
         yield found
 
@@ -319,7 +325,7 @@ def test_two_nodes_of_a_platform_train_as_one_world_that_resumes(tmp_path):
         wait_for(both[0].log, "Iter: 1,")
         both[1].process.send_signal(signal.SIGTERM)
         assert exit_codes(both) == [75, 75], both[1].log.read_text()
-    stopped = latest(options)["step"]
+    stopped = latest_checkpoint(options)["step"]
     assert stopped >= 1
     assert identities(both[0].log, both[1].log) == WORLD_OF_FOUR
 
@@ -329,7 +335,7 @@ def test_two_nodes_of_a_platform_train_as_one_world_that_resumes(tmp_path):
         assert exit_codes(both) == [0, 0], both[0].log.read_text()
     assert identities(both[0].log, both[1].log) == WORLD_OF_FOUR
     assert f"at iter {stopped}" in both[0].log.read_text()
-    assert latest(options)["step"] == stopped + 1
+    assert latest_checkpoint(options)["step"] == stopped + 1
 
 
 def test_a_wrong_option_ends_each_node_of_a_platform_with_one_message(tmp_path):
@@ -357,7 +363,7 @@ def test_a_single_node_of_a_platform_tests_with_all_its_ranks_without_an_address
     program = (sys.executable, "main_test_vrt.py", "--method", "tfp")
     command = (*program, "--opt", options, "--output", tmp_path / "out")
 
-    with started(command, log, WORLD_SIZE="1", RANK="0", NPROC_PER_NODE="2") as process:
+    with start_command(command, log, WORLD_SIZE="1", RANK="0", NPROC_PER_NODE="2") as process:
         assert process.wait(300) == 0, log.read_text()
 
     assert identities(log) == [("2", "0", "0"), ("2", "1", "1")]
@@ -373,7 +379,7 @@ def is_rank(pid: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(bool(netns.missing()), reason=f"no two hosts: {netns.missing()}")
+@pytest.mark.skipif(bool(netns.reason_to_skip()), reason=f"no two hosts: {netns.reason_to_skip()}")
 def test_two_hosts_name_each_other_when_the_cable_is_cut(tmp_path):
     options = write_options(tmp_path)
     port = str(free_port())
@@ -396,7 +402,7 @@ def test_two_hosts_name_each_other_when_the_cable_is_cut(tmp_path):
                 *SAVING_AND_WATCHED,
                 ENDLESS,
             )
-            agent = started(command, logs[host], GLOO_SOCKET_IFNAME=f"cable{host}")
+            agent = start_command(command, logs[host], GLOO_SOCKET_IFNAME=f"cable{host}")
             agents.append(both.enter_context(agent))
         wait_for(logs[0], "Iter: 2,")
 

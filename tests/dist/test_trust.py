@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore, PrefixStore, TCPStore
 
-from tests.dist.launching import ROOT, Ranks, run_ranks, started
+from tests.dist.launching import ROOT, Ranks, run_ranks, start_command
 from utils.dist import process
 from utils.dist.beats import claim_failure
 from utils.dist.store_values import Failure, ForeignValueError, read_state
@@ -297,7 +297,7 @@ def test_a_stranger_that_comes_as_the_missing_rank_executes_nothing(tmp_path):
 
     with Ranks(2, WORKER, "work", str(tmp_path / "over"), args_of={1: absent}) as ranks:
         command = [sys.executable, program, ranks.port, tmp_path / "executed", json.dumps(BEAT)]
-        with started(command, tmp_path / "log"):
+        with start_command(command, tmp_path / "log"):
             ranks.processes[0].wait(60)
         result = ranks.wait(limit_s=1)
 

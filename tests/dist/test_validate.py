@@ -16,8 +16,8 @@ from main_train_vrt import read_options
 from models.model_vrt import ModelVRT
 from models.restore.validation import validate
 from models.select_network import NETWORKS
-from tests.helpers.checked import present
-from tests.helpers.train_files import odd, write_odd_options, write_options
+from tests.helpers.checked import not_none
+from tests.helpers.train_files import run_odd, write_odd_options, write_options
 from utils.dist import watchdog
 from utils.dist.state import RUN
 
@@ -87,7 +87,7 @@ def validated(tmp_path_factory) -> Validated:
     # `Clip` has the parts of a reader that a validation reads, and no others.
     readers: Any = clips
     ticks.clear()
-    found = present(validate(model, readers))
+    found = not_none(validate(model, readers))
     watchdog.phase("start")  # as before the validation
     return Validated(model, clips, found.panels, len(ticks))
 
@@ -117,9 +117,9 @@ def test_one_rank_and_two_ranks_give_the_same_scores(tmp_path):
     # There are 3 clips. If 2 ranks took 2 clips each, one clip would count twice.
     options = write_odd_options(tmp_path)
 
-    one_rank = odd(options, "train.total_iter=1", ranks=1)
+    one_rank = run_odd(options, "train.total_iter=1", ranks=1)
     # The run is finished, so this start only validates it.
-    two_ranks = odd(options, "train.total_iter=1", ranks=2)
+    two_ranks = run_odd(options, "train.total_iter=1", ranks=2)
 
     assert one_rank.exit_codes == [0], one_rank.text
     assert two_ranks.exit_codes == [0, 0], two_ranks.text
@@ -149,7 +149,7 @@ def test_the_progress_of_an_epoch_opens_when_all_ranks_have_their_loaders(tmp_pa
     )
 
     # Rank 1 takes longer to start its loaders.
-    result = odd(
+    result = run_odd(
         write_odd_options(tmp_path), *changes, case="late", struck_rank=1, at_step=0, ranks=2
     )
 

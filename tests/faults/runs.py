@@ -23,12 +23,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.dist.launching import ROOT, RankResult, Ranks, free_port, started, wait_for
+from tests.dist.launching import ROOT, RankResult, Ranks, free_port, start_command, wait_for
 from tests.helpers.train_files import (
     MAIN,
-    experiment,
+    equal_checkpoints,
+    folder_of_run,
     odd_command,
-    same,
     state_of,
     train,
     write_options,
@@ -104,11 +104,11 @@ def interrupt(
 
     second: RankResult = train(options, *arguments, ranks=ranks, limit_s=START_S)
     resumed_at = re.findall(r"resumed from \S+ at iter (\d+)", second.text)
-    trained_steps = [step for step, _ in read_history(experiment(options, task))["train/loss"]]
+    trained_steps = [step for step, _ in read_history(folder_of_run(options, task))["train/loss"]]
     has_finished = second.exit_codes == [0] * ranks
-    has_same_state = has_finished and same(state_of(options, task), expected)
+    has_same_state = has_finished and equal_checkpoints(state_of(options, task), expected)
     has_each_step_once = trained_steps == list(range(1, STEPS + 1))
-    shutil.rmtree(experiment(options, task))
+    shutil.rmtree(folder_of_run(options, task))
     return Interruption(
         ranks=ranks,
         interrupted_by=f"{how} to rank {', '.join(str(rank) for rank in victims)}",
@@ -171,12 +171,12 @@ def signal_launcher(options: Path, ranks: int, seed: int) -> tuple[int, float]:
     changes = (f"task={task}", "train.total_iter=1000", NO_TEST)
     command = [ROOT / "launch_train.sh", str(ranks), options, *changes]
     signals = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-    with tempfile.NamedTemporaryFile() as log, started(command, Path(log.name)) as process:
+    with tempfile.NamedTemporaryFile() as log, start_command(command, Path(log.name)) as process:
         wait_for(Path(log.name), f"Iter: {rng.randint(1, 4)},", START_S)
         process.send_signal(signals[seed % len(signals)])
         struck_at = time.monotonic()
         code = process.wait(120)
-    shutil.rmtree(experiment(options, task))
+    shutil.rmtree(folder_of_run(options, task))
     return code, time.monotonic() - struck_at
 
 
@@ -195,7 +195,7 @@ def restart_of_one_agent(limit_s: float = 120) -> str:
         worker = ["tests/dist/helpers_worker.py", "second_life", f"{folder}/mark"]
         command = [*agent, "--max-restarts=1", *meeting, *worker]
         codes: object
-        with started(command, logs[0]) as first, started(command, logs[1]) as second:
+        with start_command(command, logs[0]) as first, start_command(command, logs[1]) as second:
             try:
                 codes = [first.wait(limit_s), second.wait(limit_s)]
             except subprocess.TimeoutExpired:

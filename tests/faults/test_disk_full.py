@@ -21,9 +21,9 @@ from tests.helpers.small_disk import disk
 from tests.helpers.train_files import (
     MAIN,
     events_of,
-    experiment,
-    latest,
-    odd,
+    folder_of_run,
+    latest_checkpoint,
+    run_odd,
     train,
     write_odd_options,
     write_options,
@@ -50,7 +50,7 @@ def make_folder_of_earlier_run(options):
 
     A run refuses a folder without the mark. The tests mount a disk in the folder before the run.
     """
-    folder = experiment(options)
+    folder = folder_of_run(options)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARK).touch()
 
@@ -137,7 +137,7 @@ def test_two_ranks_stop_with_one_message_when_the_disk_is_full_and_go_on_from_th
     options = write_options(tmp_path)
     changes = no_validation("train.checkpoint_save=1")
     # A checkpoint has 25 MB, and its weights have 13 MB. So there is no room for a second one.
-    with disk(experiment(options).parent, "50m"):
+    with disk(folder_of_run(options).parent, "50m"):
         result = train(options, *changes, ranks=2)
 
         assert result.exit_codes == [3, 3], result.text
@@ -147,14 +147,14 @@ def test_two_ranks_stop_with_one_message_when_the_disk_is_full_and_go_on_from_th
             r"too full for a checkpoint: \d+ MB free\n.*\n +expected  at least \d\d MB", result.text
         )
         # The next start goes on from this checkpoint.
-        assert latest(options)["step"] == 1
+        assert latest_checkpoint(options)["step"] == 1
 
 
 def test_log_lines_go_on_on_a_full_disk_and_the_save_ends_the_run(tmp_path):
     options = write_options(tmp_path)
     changes = no_validation("train.total_iter=24")
-    history = experiment(options) / "training_history.jsonl"
-    with disk(experiment(options).parent, "50m") as folder:
+    history = folder_of_run(options) / "training_history.jsonl"
+    with disk(folder_of_run(options).parent, "50m") as folder:
         with Ranks(1, MAIN, "--opt", str(options), *changes) as running:
             running.wait_for("Iter: 2,", rank=0, limit_s=120)
             fill(folder)
@@ -174,7 +174,7 @@ def test_log_lines_go_on_on_a_full_disk_and_the_save_ends_the_run(tmp_path):
 
 def test_a_run_does_not_start_on_a_full_disk(tmp_path):
     options = write_options(tmp_path)
-    with disk(experiment(options).parent, "1m") as folder:
+    with disk(folder_of_run(options).parent, "1m") as folder:
         fill(folder)
 
         result = train(options)
@@ -192,13 +192,13 @@ def test_a_validation_that_no_checkpoint_records_is_once_in_tensorboard_after_th
 ):
     options = write_odd_options(tmp_path)
     changes = ("train.total_iter=2", "logging.use_tensorboard=true")
-    with disk(experiment(options) / "checkpoints", "5m") as checkpoints:
+    with disk(folder_of_run(options) / "checkpoints", "5m") as checkpoints:
         make_folder_of_earlier_run(options)
         # The writer "filling" of odd_worker.py fills the disk after the validation of step 2. So
         # the checkpoint of this step fails, and the next start validates again.
-        failed = odd(options, *changes, 'logging.writers=["filling"]')
+        failed = run_odd(options, *changes, 'logging.writers=["filling"]')
         (checkpoints / "filler").unlink()
-        again = odd(options, *changes)
+        again = run_odd(options, *changes)
 
     assert failed.exit_codes == [3]
     assert "Iter: 2, validation" in failed.text
@@ -219,10 +219,10 @@ def test_a_full_disk_under_tensorboard_is_reported_once_and_the_run_goes_on(tmp_
     options = write_odd_options(tmp_path)
     changes = no_validation("train.total_iter=40", "logging.use_tensorboard=true")
     # 16 kB have room for the first steps.
-    with disk(experiment(options) / "tb_logger", "16k"):
+    with disk(folder_of_run(options) / "tb_logger", "16k"):
         make_folder_of_earlier_run(options)
 
-        result = odd(options, *changes)
+        result = run_odd(options, *changes)
 
     assert result.exit_codes == [0], result.text
     assert "Finished at iter 40" in result.text, result.text
@@ -237,12 +237,12 @@ def test_a_full_disk_under_the_logs_changes_no_exit_code(tmp_path):
     make_folder_of_earlier_run(options)
     changes = no_validation("train.total_iter=2", "debug.every=1")
     # Neither the log files nor stdout can be written: /dev/full is a device that is always full.
-    with disk(experiment(options) / "log", "4k") as logs, open("/dev/full", "wb") as full:
+    with disk(folder_of_run(options) / "log", "4k") as logs, open("/dev/full", "wb") as full:
         (logs / "other").write_bytes(bytes(4096))
         code, errors = run_into(full, MAIN, "--opt", options, *changes)
 
     assert code == 0, errors
-    assert latest(options)["step"] == 2
+    assert latest_checkpoint(options)["step"] == 2
     # One message for each of the two log files.
     assert errors.count("cannot write the log") == 2
     assert "Traceback" not in errors

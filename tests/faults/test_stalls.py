@@ -19,8 +19,8 @@ import torch
 from tests.dist.launching import ROOT, Ranks
 from tests.faults.secret_keys import ENV, KEY, KEY_OF_OPTIONS, SECRET, files_with_a_key
 from tests.faults.stalls import run_stall
-from tests.helpers.checked import found
-from tests.helpers.train_files import experiment, odd, odd_command, write_odd_options
+from tests.helpers.checked import find_match
+from tests.helpers.train_files import folder_of_run, odd_command, run_odd, write_odd_options
 from utils.dist.process import descendants_of, process_state
 
 # The option watchdog.stall_s of most runs below. It must be longer than a step on a busy machine.
@@ -63,7 +63,7 @@ def test_a_rank_that_stands_still_while_clips_are_restored_is_named(tmp_path):
     paths = ("--weights", str(weights), "--output", str(tmp_path / "out"))
     limits = ("watchdog.stall_s=3", "watchdog.validate_s=1")
 
-    result = odd(
+    result = run_odd(
         write_odd_options(tmp_path),
         *paths,
         *limits,
@@ -215,7 +215,7 @@ def test_the_status_of_a_run_that_stands_still_lists_every_rank_and_no_secret_ke
         "logging.use_wandb=true",
         SECRET,
     )
-    status = experiment(options) / "status"
+    status = folder_of_run(options) / "status"
     # Rank 1 stands still in its step 4.
     command = odd_command(options, *changes, case="stall", struck_rank=1, at_step=4)
 
@@ -260,7 +260,7 @@ def test_the_status_of_a_run_that_stands_still_lists_every_rank_and_no_secret_ke
 def command_for_stacks():
     """Return the command of docs/troubleshooting.md that shows the stacks of the rank PID."""
     page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
-    return found(r"```bash\n(kill -USR2 PID;.*)\n```", page)[1]
+    return find_match(r"```bash\n(kill -USR2 PID;.*)\n```", page)[1]
 
 
 def text_of(file, limit_s):
@@ -274,7 +274,7 @@ def text_of(file, limit_s):
 
 def test_the_command_of_the_documents_shows_the_stacks_of_a_rank_that_stands_still(tmp_path):
     options = write_odd_options(tmp_path)
-    status = experiment(options) / "status"
+    status = folder_of_run(options) / "status"
     # Rank 1 stands still in its step 2, within the method `strike`. The watchdog would end the run
     # after a minute, so it does not come before the command.
     changes = ("datasets.test={}", "watchdog.stall_s=60")
@@ -333,7 +333,9 @@ def run_with_different_networks(folder, case, step):
     The ranks compare their weights after every second step. case: see tests/dist/odd_worker.py.
     """
     changes = ("datasets.test={}", "debug.compare_every=2", "train.total_iter=8")
-    return odd(write_odd_options(folder), *changes, case=case, struck_rank=1, at_step=step, ranks=2)
+    return run_odd(
+        write_odd_options(folder), *changes, case=case, struck_rank=1, at_step=step, ranks=2
+    )
 
 
 def check_message(result, difference):

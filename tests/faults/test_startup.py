@@ -23,8 +23,8 @@ from tests.faults.refusals import break_file, stranger
 from tests.helpers.clip_files import write_clip
 from tests.helpers.train_files import (
     MAIN,
-    odd,
     odd_command,
+    run_odd,
     train,
     write_odd_options,
     write_options,
@@ -186,7 +186,7 @@ def test_a_time_out_of_collectives_that_comes_before_the_watchdog_is_refused(tmp
 def test_a_longer_time_out_of_collectives_makes_the_limits_of_the_watchdog_longer(tmp_path):
     changes = ("train.total_iter=1", "datasets.test={}")
 
-    result = odd(write_odd_options(tmp_path), *changes, ranks=2, env={"NCCL_TIMEOUT": "7200"})
+    result = run_odd(write_odd_options(tmp_path), *changes, ranks=2, env={"NCCL_TIMEOUT": "7200"})
 
     # The limits of slow phases become 90 % of the time-out: 0.9 x 7200 s = 6480 s. The other 10 %,
     # 12 minutes, leave the watchdog time to end the run first. The limit of a step, stall_s, stays.

@@ -19,11 +19,11 @@ from models.model_vrt import define_Model
 from tests.dist.launching import RankResult
 from tests.faults.secret_keys import ENV, KEY, KEY_OF_OPTIONS, SECRET, files_with_a_key
 from tests.helpers.train_files import (
-    experiment,
-    latest,
-    network,
-    odd,
-    same,
+    equal_checkpoints,
+    folder_of_run,
+    latest_checkpoint,
+    network_section,
+    run_odd,
     train,
     write_odd_options,
     write_options,
@@ -50,7 +50,7 @@ def skipped(tmp_path_factory) -> Run:
     options = write_odd_options(tmp_path_factory.mktemp("skipped"))
     # compare_every=1: the ranks compare their weights after each step.
     changes = ("datasets.test={}", "train.checkpoint_save=1", "debug.compare_every=1")
-    return Run(options, odd(options, *changes, case="once", struck_rank=1, at_step=2, ranks=2))
+    return Run(options, run_odd(options, *changes, case="once", struck_rank=1, at_step=2, ranks=2))
 
 
 def test_nan_on_one_rank_is_named_once(skipped):
@@ -65,7 +65,7 @@ def test_nan_on_one_rank_is_named_once(skipped):
 
 def weights_after(options: Path, step: int) -> dict[str, torch.Tensor]:
     """Return the weights that a run saved after a step."""
-    path = experiment(options) / f"models/{step}_G.pth"
+    path = folder_of_run(options) / f"models/{step}_G.pth"
     return torch.load(path, weights_only=True)["params"]
 
 
@@ -74,8 +74,8 @@ def test_nan_on_one_rank_skips_the_step_on_all_ranks(skipped):
     second = weights_after(skipped.options, step=2)
     third = weights_after(skipped.options, step=3)
 
-    assert same(first, second)
-    assert not same(second, third)
+    assert equal_checkpoints(first, second)
+    assert not equal_checkpoints(second, third)
 
 
 # ---- Too many steps with NaN ----
@@ -94,14 +94,14 @@ def stopped(tmp_path_factory) -> Run:
         SECRET,
     )
     return Run(
-        options, odd(options, *changes, case="nan", struck_rank=1, at_step=1, ranks=2, env=ENV)
+        options, run_odd(options, *changes, case="nan", struck_rank=1, at_step=1, ranks=2, env=ENV)
     )
 
 
 @pytest.fixture(scope="module")
 def steps_of_dump(stopped) -> list[dict[str, Any]]:
     """Give the last steps with their numbers, which the run wrote before it ended."""
-    dump = experiment(stopped.options) / "nonfinite_3.json"
+    dump = folder_of_run(stopped.options) / "nonfinite_3.json"
     assert str(dump) in stopped.result.text
     # NaN is no JSON. The file has the text "nan" in its place.
     return json.loads(dump.read_text(), parse_constant=pytest.fail)["steps"]
@@ -151,28 +151,28 @@ def test_skipped_steps_before_and_after_a_resume_are_counted_together(tmp_path):
     options = write_odd_options(tmp_path)
     changes = ("datasets.test={}", "train.max_nonfinite_steps=3", "train.checkpoint_save=1")
     # Two steps with NaN are allowed, and the run ends well after them.
-    first = odd(options, *changes, "train.total_iter=2", case="nan")
+    first = run_odd(options, *changes, "train.total_iter=2", case="nan")
     assert first.exit_codes == [0], first.text
 
-    second = odd(options, *changes, "train.total_iter=9", case="nan")
+    second = run_odd(options, *changes, "train.total_iter=9", case="nan")
 
     # The first step of the second start is the third one with NaN.
     assert second.exit_codes == [NOT_FINITE], second.text
-    assert (experiment(options) / "nonfinite_3.json").is_file()
+    assert (folder_of_run(options) / "nonfinite_3.json").is_file()
 
 
 def test_a_resume_goes_on_with_the_loss_scale_of_float16(tmp_path):
     options = write_odd_options(tmp_path)
     changes = ("datasets.test={}", "train.amp.enable=true", "train.amp.dtype=float16")
-    first = odd(options, *changes, "train.total_iter=2", case="once", struck_rank=0, at_step=2)
+    first = run_odd(options, *changes, "train.total_iter=2", case="once", struck_rank=0, at_step=2)
     assert first.exit_codes == [0], first.text
     # It begins with 2^16. The step whose loss was NaN halved it.
-    assert latest(options)["scaler"]["scale"] == 2.0**15
+    assert latest_checkpoint(options)["scaler"]["scale"] == 2.0**15
 
-    second = odd(options, *changes, "train.total_iter=3")
+    second = run_odd(options, *changes, "train.total_iter=3")
 
     assert second.exit_codes == [0], second.text
-    assert latest(options)["scaler"]["scale"] == 2.0**15
+    assert latest_checkpoint(options)["scaler"]["scale"] == 2.0**15
 
 
 def test_weights_that_diverge_while_the_flow_is_trained_end_with_code_4(tmp_path):
@@ -199,7 +199,7 @@ def test_an_error_is_reported_before_a_dashboard_that_hangs_while_closing(tmp_pa
     # The writer "hanging" of odd_worker.py never comes back from its `close`.
     logging = {"use_tensorboard": False, "writers": ["hanging"]}
     changes = ("datasets.test={}", "train.max_nonfinite_steps=1")
-    result = odd(
+    result = run_odd(
         write_odd_options(tmp_path, logging=logging),
         *changes,
         case="nan",
@@ -216,7 +216,7 @@ def test_an_error_is_reported_before_a_dashboard_that_hangs_while_closing(tmp_pa
 def test_a_rank_without_memory_ends_all_ranks_with_advice(tmp_path):
     # With three ranks. In its first two passes DDP settles how it groups the gradients, before the
     # first step itself.
-    result = odd(
+    result = run_odd(
         write_odd_options(tmp_path),
         "datasets.test={}",
         case="memory",
@@ -237,7 +237,7 @@ def test_an_infinite_loss_whose_gradients_are_finite_is_skipped_too():
     # The loss is a square root, whose slope at infinity is 0. So the gradients are finite, and a
     # look at their norm alone would not notice.
     values = {
-        "netG": network(fusion="none"),
+        "netG": network_section(fusion="none"),
         "train": {"G_lossfn_type": "charbonnier", "E_decay": 0},
     }
     model = define_Model(values)

@@ -1,6 +1,6 @@
 """Return what a test expects to be there, or end the test with a message of what is missing.
 
-The type checker then knows the type: `present(value)` is not None, `module_of` has its class.
+The type checker then knows the type: `not_none(value)` is not None, `module_of` has its class.
 """
 
 import re
@@ -15,13 +15,13 @@ T = TypeVar("T")
 M = TypeVar("M", bound=nn.Module)
 
 
-def present(value: T | None) -> T:
+def not_none(value: T | None) -> T:
     """Return a value that is not None."""
     assert value is not None
     return value
 
 
-def found(pattern: str, text: str, flags: int = 0) -> re.Match[str]:
+def find_match(pattern: str, text: str, flags: int = 0) -> re.Match[str]:
     """Return the first match of a pattern in a text."""
     match = re.search(pattern, text, flags)
     assert match is not None, f"{pattern!r} is not in: {text}"
@@ -42,7 +42,7 @@ def module_of(net: nn.Module, name: str, kind: type[M]) -> M:
     return module
 
 
-def of_part(section: object) -> Any:
+def options_of_part(section: object) -> Any:
     """Return a section of options, whose keys are the keys of the part that it names.
 
     The class of such a section is made when the file is read, so the type checker cannot know the

@@ -39,7 +39,7 @@ PLANES = 24
 # so red goes up to 240 and 120.
 LQ_RED_OF_LEVEL = 20
 GT_RED_OF_LEVEL = 10
-# What `section` asks for in training: frames of a sample, and the side of its crop in pixels of gt.
+# Of a training set by `data_section`: frames of a sample, and the side of its crop in pixels of gt.
 SAMPLE_FRAMES = 3
 CROP = 8
 # A representation with the two halves of the planes. All spikes lie in the first half.
@@ -185,7 +185,7 @@ def write_clips(root: Path, *names: str, **how: Any) -> Path:
 # ---- Sections of an option file, and data sets ----
 
 
-def section(
+def data_section(
     root: Path, split: str = "train", regrouped: bool = False, **changes: Any
 ) -> dict[str, Any]:
     """Return a section `datasets.<split>` for the clips of `write_clip`, with spikes.
@@ -209,14 +209,14 @@ def section(
     return {key: value for key, value in values.items() if value is not None}
 
 
-def resolved(values: dict[str, Any]) -> Any:
+def resolve_section(values: dict[str, Any]) -> Any:
     """Return a section with all its defaults, checked."""
     return DATASETS.resolve(values, "datasets.train")
 
 
-def build(root: Path, split: str = "train", seed: int = 0, **changes: Any) -> Any:
-    """Return the data set of `section`."""
-    return build_dataset(section(root, split, **changes), split, seed)
+def build_clips(root: Path, split: str = "train", seed: int = 0, **changes: Any) -> Any:
+    """Return the data set of `data_section`."""
+    return build_dataset(data_section(root, split, **changes), split, seed)
 
 
 def set_for_training(values: LoaderOptions | dict[str, Any], seed: int = 0) -> TrainClips:
@@ -235,7 +235,7 @@ def set_for_testing(values: LoaderOptions | dict[str, Any]) -> TestClips:
 
 def sources_of(values: dict[str, Any]) -> list[Source]:
     """Return the sources of a section: the folders of each of its roots."""
-    options = resolved(values)
+    options = resolve_section(values)
     return options.constructor.sources_of(options)
 
 
@@ -244,14 +244,14 @@ def source_of(values: dict[str, Any]) -> Source:
     return sources_of(values)[0]
 
 
-def cached(values: dict[str, Any], path: Path) -> dict[str, Any]:
+def add_cache(values: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return the section with its clips read from a cache, which is made at `path`."""
     for source in sources_of(values):
         build_cache(source, str(path / source.name_prefix))
     return values | {"io_backend": {"type": "cache", "path": str(path)}}
 
 
-def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+def equal_samples(a: dict[str, Any], b: dict[str, Any]) -> bool:
     """Return whether two samples are equal in each bit."""
     if a.keys() != b.keys():
         return False
@@ -281,8 +281,8 @@ def doctor_of_data(root: Path, *flags: str, **datasets: Any) -> int:
     return doctor.main(["--data", "--opt", str(path), *flags])
 
 
-def check(values: dict[str, Any], **how: Any) -> Report:
+def check_clips(values: dict[str, Any], **how: Any) -> Report:
     """Return the report on the clips of a section `datasets.train`, which has one source."""
-    options = resolved(values)
+    options = resolve_section(values)
     (report,) = options.constructor.check(options, "train", **how)
     return report

@@ -7,7 +7,7 @@ profile: pytest -p tests.helpers.damage --hypothesis-profile=30-times
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from tests.helpers.checked import present
+from tests.helpers.checked import not_none
 
 # Examples of a test in Hypothesis' default profile.
 USUAL = 100
@@ -21,7 +21,7 @@ def examples(count: int) -> settings:
 
     Examples have no limit of time, because their time depends on what else the machine does.
     """
-    factor = present(settings.default).max_examples // USUAL
+    factor = not_none(settings.default).max_examples // USUAL
     return settings(
         max_examples=count * factor,
         deadline=None,
@@ -39,7 +39,7 @@ VALUES = st.one_of(st.sampled_from([0, 1, 127, 128, 255]), st.integers(0, 255))
 
 
 @st.composite
-def damaged(draw: st.DrawFn, content: bytes) -> bytes:
+def damaged_copies(draw: st.DrawFn, content: bytes) -> bytes:
     """Draw a damaged copy of a file: 1 to 12 bytes have other values. One copy in ten is cut short.
 
     Most changed bytes are near the ends, because file formats have their headers and tables there.

@@ -41,7 +41,7 @@ SIDE = 64  # pixels
 
 @dataclass(frozen=True)
 class Exact:
-    """What is stored of a tensor. values: (k,) at the positions `sampled` takes."""
+    """What is stored of a tensor. values: (k,) at the positions of `take_samples`."""
 
     largest: float
     norm: float
@@ -51,7 +51,7 @@ class Exact:
 # ---- The step ----
 
 
-def made_network(options: dict[str, Any], **changes: Any) -> VRT:
+def make_network(options: dict[str, Any], **changes: Any) -> VRT:
     """Return a network in which every parameter has an effect.
 
     A parameter that is zero at the start gets small random values.
@@ -67,7 +67,7 @@ def made_network(options: dict[str, Any], **changes: Any) -> VRT:
     return net
 
 
-def made_clip(side: int = SIDE) -> Tensor:
+def make_clip(side: int = SIDE) -> Tensor:
     """Return a clip of noise: (1, 6, 3, side, side), from 0 to 1."""
     generator = torch.Generator().manual_seed(3)
     return torch.rand(1, 6, 3, side, side, generator=generator)
@@ -105,7 +105,7 @@ def results_of_step(
 # ---- What is stored ----
 
 
-def sampled(tensor: Tensor) -> Tensor:
+def take_samples(tensor: Tensor) -> Tensor:
     """Return up to `SAMPLES` values of a tensor, evenly spread over its elements."""
     flat = tensor.reshape(-1)
     positions = torch.linspace(0, len(flat) - 1, min(len(flat), SAMPLES), dtype=torch.float64)
@@ -121,7 +121,7 @@ def stored_step() -> dict[str, Exact]:
         largest = file["largest"]
         norms = file["norms"]
         expected_sum = float(file["sum_of_parameters"])
-    found_sum = _sum_of_parameters(made_network(OPTIONS))
+    found_sum = _sum_of_parameters(make_network(OPTIONS))
     assert abs(found_sum - expected_sum) < 1e-6 * expected_sum, (
         f"torch {torch.__version__} draws other parameters than the torch that wrote {FILE.name}: "
         "run python -m tests.helpers.exact_step"
@@ -146,7 +146,7 @@ def relative_errors(found: dict[str, Tensor], exact: dict[str, Exact]) -> dict[s
     for name, value in found.items():
         expected = exact[name]
         largest = max(expected.largest, 1e-12)
-        of_samples = float((sampled(value) - expected.values).abs().max()) / largest
+        of_samples = float((take_samples(value) - expected.values).abs().max()) / largest
         # If no element is off by more than e, the norm is off by at most e * sqrt(elements).
         of_norm = abs(float(value.norm()) - expected.norm) / (largest * value.numel() ** 0.5)
         is_finite = bool(torch.isfinite(value).all())
@@ -161,11 +161,11 @@ def _sum_of_parameters(net: nn.Module) -> float:
 
 def write() -> None:
     """Compute the step by the published equations in float64, and write the file."""
-    net = made_network(OPTIONS)
+    net = make_network(OPTIONS)
     naive = NaiveVRT(**OPTIONS)
     naive.load_state_dict(net.state_dict())
-    results = results_of_step(naive.double(), made_clip().double())
-    samples = [sampled(value).numpy() for value in results.values()]
+    results = results_of_step(naive.double(), make_clip().double())
+    samples = [take_samples(value).numpy() for value in results.values()]
     content = {
         "names": np.array(list(results)),
         "lengths": np.array([len(values) for values in samples]),

@@ -77,7 +77,7 @@ class NetVector:
     # A part of the values of outputs and gradients, by key.
     samples: dict[str, Tensor]
 
-    def sampled(self, key: str, tensor: Tensor) -> Tensor:
+    def sample_of(self, key: str, tensor: Tensor) -> Tensor:
         """Return the values of a tensor that are stored as the sample of `key`.
 
         A sample has each n-th value, so that the file stays small.

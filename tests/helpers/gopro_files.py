@@ -62,7 +62,7 @@ def prepare(*arguments):
     return prepare_gopro_spike.main([*map(str, arguments), "--workers", "1"])
 
 
-def files(root):
+def read_files(root):
     """Return the content of all files below a folder, by their path within it."""
     content = {}
     for path in sorted(root.rglob("*")):

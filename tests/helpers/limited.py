@@ -5,7 +5,7 @@ hours.
 
     tests/helpers/limited.py MODULE FUNCTION ARGUMENT ...
 
-This program prints an `Ended` as JSON. Its process is a fork of one that has imported torch
+This program prints a `CallResult` as JSON. Its process is a fork of one that has imported torch
 (tests/dist/fork_server.py), so it starts within milliseconds.
 """
 
@@ -26,7 +26,7 @@ MOST_SECONDS = 2.0
 PATIENCE = 5
 
 
-class Ended(NamedTuple):
+class CallResult(NamedTuple):
     """How a call ended, and what it took."""
 
     error: str  # name of the exception's class; "" if the function returned
@@ -35,7 +35,7 @@ class Ended(NamedTuple):
     mb: float  # memory beyond what the process had before the call, in MB
 
 
-def call_limited(function: str, *arguments: object) -> Ended:
+def call_limited(function: str, *arguments: object) -> CallResult:
     """Call a function of the project. Fails if it takes too much memory or time.
 
     function: its dotted name, e.g. "utils.image.imread_rgb". arguments: become texts.
@@ -43,14 +43,14 @@ def call_limited(function: str, *arguments: object) -> Ended:
     module, _, name = function.rpartition(".")
     done = run_ranks(1, PROGRAM, module, name, *map(str, arguments), limit_s=24)
     assert done.exit_codes == [0], done.text
-    ended = Ended(**done.json)
+    ended = CallResult(**done.json)
     assert ended.error != "MemoryError", ended
     assert ended.seconds < MOST_SECONDS, ended
     assert ended.mb < MOST_MB, ended
     return ended
 
 
-def assert_refused(function: str, *arguments: object, by: str, saying: str) -> Ended:
+def assert_refused(function: str, *arguments: object, by: str, saying: str) -> CallResult:
     """Call a function, and check that it raises an error with all four parts.
 
     by: name of the error's class, e.g. "DataError". saying: a part of its text.
@@ -65,7 +65,7 @@ def assert_refused(function: str, *arguments: object, by: str, saying: str) -> E
 
 
 def _main(module: str, name: str, *arguments: str) -> None:
-    """Call a function with limited memory, in this process. Print an `Ended` as JSON."""
+    """Call a function with limited memory, in this process. Print a `CallResult` as JSON."""
     function = getattr(importlib.import_module(module), name)
     # Limit the address space: what the process has now, and MOST_MB more. The first number of
     # statm is the size of the address space in pages.
@@ -87,7 +87,7 @@ def _main(module: str, name: str, *arguments: str) -> None:
     computed_s = time.process_time() - begin_of_computing
     passed_s = time.monotonic() - begin
     seconds = max(computed_s, passed_s / PATIENCE)
-    ended = Ended(error, text, seconds, mb=_peak_mb() - mb_before)
+    ended = CallResult(error, text, seconds, mb=_peak_mb() - mb_before)
     print("\n" + json.dumps(ended._asdict()))
 
 

@@ -19,7 +19,7 @@ mv "$info" /proc/cpuinfo && exec "$@"
 PREFIX = ("unshare", "--mount", "sh", "-c", HIDE, "sh")
 
 
-def missing() -> str:
+def reason_to_skip() -> str:
     """Return why this machine allows no such namespace, or "" if it does."""
     if os.geteuid() != 0 or not shutil.which("unshare"):
         return "needs root and unshare"
@@ -28,7 +28,7 @@ def missing() -> str:
     return "" if done.returncode == 0 else "mount namespaces are not allowed"
 
 
-def spawning(folder: Path) -> str:
+def write_spawning_path(folder: Path) -> str:
     """Return a PYTHONPATH with which multiprocessing starts processes by spawn, as on macOS.
 
     Python runs a file sitecustomize.py on this path at its start.

@@ -48,6 +48,6 @@ def sps100_bytes(spikes: np.ndarray) -> bytes:
     return np.packbits(bits.astype(np.uint8), bitorder="little").tobytes()
 
 
-def tool(*arguments: object) -> int:
+def run_spike_tool(*arguments: object) -> int:
     """Run scripts/spike_tool.py, and return its exit code."""
     return spike_tool.main([str(argument) for argument in arguments])

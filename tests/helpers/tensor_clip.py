@@ -6,14 +6,14 @@ from typing import Any
 import torch
 
 from models.restore.tiling import Tiling, stream_clip
-from tests.helpers.checked import present
+from tests.helpers.checked import not_none
 from utils.contract import InputSpec, wanted_frames
 
 # What a VRT asks of its input.
 VRT_LIKE = InputSpec(stride=8, window_size=(6, 8, 8), least_size=(64, 64), least_frames=2)
 
 
-def tiles(**fields: Any) -> Tiling:
+def make_tiling(**fields: Any) -> Tiling:
     """Return how a clip is cut into tiles.
 
     fields: fields of Tiling, and fields of InputSpec that differ from the spec of a VRT.
@@ -29,7 +29,7 @@ def tiles(**fields: Any) -> Tiling:
     return Tiling(spec, **of_tiling)
 
 
-def reader(lq, spike=None, spike_reversed=None):
+def make_reader(lq, spike=None, spike_reversed=None):
     """Return a function that reads frames and spikes of a clip, as `stream_clip` wants it.
 
     lq: frames (B, T, C, H, W). spike: planes (B, T, S, H, W), or None without spikes.
@@ -44,7 +44,7 @@ def reader(lq, spike=None, spike_reversed=None):
             return (frames,)
         planes = []
         for index, is_reversed in moments:
-            source = present(spike_reversed if is_reversed else spike)
+            source = not_none(spike_reversed if is_reversed else spike)
             planes.append(source[:, index])
         return frames, torch.stack(planes, dim=1)
 
@@ -54,10 +54,12 @@ def reader(lq, spike=None, spike_reversed=None):
 def restore_clip(net, lq, spike=None, spike_reversed=None, **tiling):
     """Restore frames lq (B, T, C, H, W) in tiles. Returns (B, T, C', scale H, scale W).
 
-    With center_frame_only, the result has only the middle frame. tiling: arguments of `tiles`.
+    With center_frame_only, the result has only the middle frame.
+
+    tiling: arguments of `make_tiling`.
     """
-    cut = tiles(**tiling)
+    cut = make_tiling(**tiling)
     frame_count = lq.shape[1]
     wanted = wanted_frames(frame_count, cut.center_frame_only)
-    frames = stream_clip(net, reader(lq, spike, spike_reversed), frame_count, cut, wanted)
+    frames = stream_clip(net, make_reader(lq, spike, spike_reversed), frame_count, cut, wanted)
     return torch.stack(list(frames), dim=1)

@@ -22,7 +22,7 @@ LAST_S = 10.0
 ESCAPE = re.compile(r"\x1b\[(\d*)([A-Za-z])|\r|\n|[^\x1b\r\n]+")
 
 
-def in_terminal(
+def run_in_terminal(
     script: str,
     *arguments: str,
     env: dict[str, str] | None = None,

@@ -12,8 +12,8 @@ import numpy as np
 
 from data.spike.formats import SpikeGeometry
 from data.spike.simulate import IntegrateAndFire, to_linear
-from tests.helpers.clip_files import section, write_dat, write_info
-from tests.helpers.train_files import LOADER, network
+from tests.helpers.clip_files import data_section, write_dat, write_info
+from tests.helpers.train_files import LOADER, network_section
 from tests.helpers.two_cameras import texture
 from utils.image import imwrite_rgb
 
@@ -37,12 +37,12 @@ def make_textured_home(folder: Path) -> Path:
     for seed, split in enumerate(("train", "test")):
         write_textured_clip(folder, split, np.random.default_rng(seed))
     write_info(folder, h=48, w=48, planes=PLANES, gt_plane=20, rate=0.6, flip=None)
-    train = section(folder, num_frame=3, gt_size=48, **TURNS, spike=SPIKES) | LOADER
+    train = data_section(folder, num_frame=3, gt_size=48, **TURNS, spike=SPIKES) | LOADER
     options = {
         "task": "run",
         "path": {"root": str(folder / "experiments")},
-        "datasets": {"train": train, "test": section(folder, "test", spike=SPIKES)},
-        "netG": network(fusion={"type": "none"}),
+        "datasets": {"train": train, "test": data_section(folder, "test", spike=SPIKES)},
+        "netG": network_section(fusion={"type": "none"}),
         "train": {"total_iter": 1, "manual_seed": 5, "G_lossfn_type": "charbonnier"},
     }
     (folder / "options.json").write_text(json.dumps(options))

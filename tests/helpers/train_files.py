@@ -2,7 +2,7 @@
 
 `write_options` writes clips and an option file, `train` runs main_train_vrt.py on them. Frames have
 32 x 32 pixels, the network has one block a stage, and a run takes seconds on one core. The results
-of a run are read by `latest`, `history`, and `files_of_run`.
+of a run are read by `latest_checkpoint`, `history` and `files_of_run`.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tests.dist.launching import RankResult, run_ranks
-from tests.helpers.clip_files import section, write_clip, write_info
+from tests.helpers.clip_files import data_section, write_clip, write_info
 
 MAIN = "main_train_vrt.py"
 LOADER = {"dataloader_num_workers": 1, "dataloader_batch_size": 1}
@@ -34,12 +34,12 @@ def write_options(folder: Path, instants: int = 0, **changes: Any) -> Path:
         write_clip(folder, f"test{number}", split="test", frames=frames, seed=10 + number, **how)
     write_info(folder, h=16, w=16)
 
-    crops = section(folder, num_frame=2, gt_size=32, use_hflip=True, use_rot=True)
+    crops = data_section(folder, num_frame=2, gt_size=32, use_hflip=True, use_rot=True)
     options: dict[str, Any] = {
         "task": "run",
         "path": {"root": str(folder / "experiments")},
-        "datasets": {"train": crops | LOADER, "test": section(folder, "test")},
-        "netG": network(),
+        "datasets": {"train": crops | LOADER, "test": data_section(folder, "test")},
+        "netG": network_section(),
         "train": {
             "total_iter": 4,
             "G_lossfn_type": "charbonnier",
@@ -58,7 +58,7 @@ def write_options(folder: Path, instants: int = 0, **changes: Any) -> Path:
     return path
 
 
-def network(**changes: Any) -> dict[str, Any]:
+def network_section(**changes: Any) -> dict[str, Any]:
     """Return a section `netG` of a tiny VRT with spikes. changes: keys to change."""
     values = {
         "net_type": "vrt",
@@ -115,7 +115,9 @@ def odd_command(
     return (*worker, "--opt", str(options), *overrides)
 
 
-def odd(options: Path, *overrides: str, ranks: int = 1, env: Any = None, **how: Any) -> RankResult:
+def run_odd(
+    options: Path, *overrides: str, ranks: int = 1, env: Any = None, **how: Any
+) -> RankResult:
     """Run odd_worker.py on these ranks until it ends. how: arguments of `odd_command`."""
     return run_ranks(ranks, *odd_command(options, *overrides, **how), limit_s=120, env=env)
 
@@ -123,14 +125,14 @@ def odd(options: Path, *overrides: str, ranks: int = 1, env: Any = None, **how: 
 # ---- What a run leaves ----
 
 
-def experiment(options: Path, task: str = "run") -> Path:
+def folder_of_run(options: Path, task: str = "run") -> Path:
     """Return the folder of a run."""
     return options.parent / "experiments" / task
 
 
-def latest(options: Path, task: str = "run") -> dict[str, Any]:
+def latest_checkpoint(options: Path, task: str = "run") -> dict[str, Any]:
     """Return the latest checkpoint of a run."""
-    path = experiment(options, task) / "checkpoints" / "checkpoint_latest.pth"
+    path = folder_of_run(options, task) / "checkpoints" / "checkpoint_latest.pth"
     return torch.load(path, weights_only=True)
 
 
@@ -139,25 +141,25 @@ def state_of(options: Path, task: str = "run") -> dict[str, Any]:
 
     Two runs that trained alike have the same state, bit for bit.
     """
-    checkpoint = latest(options, task)
+    checkpoint = latest_checkpoint(options, task)
     checkpoint.pop("options", None)
     return checkpoint
 
 
-def same(a: Any, b: Any) -> bool:
+def equal_checkpoints(a: Any, b: Any) -> bool:
     """Return whether two checkpoints are equal in each bit."""
     if isinstance(a, torch.Tensor):
         return torch.equal(a, b)
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(equal_checkpoints(a[key], b[key]) for key in a)
     if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
+        return len(a) == len(b) and all(map(equal_checkpoints, a, b))
     return a == b
 
 
 def history(options: Path, task: str = "run") -> dict[str, list[list[float]]]:
     """Return the curves of a run: name -> [step, value] for each step."""
-    return json.loads((experiment(options, task) / "training_history.json").read_text())
+    return json.loads((folder_of_run(options, task) / "training_history.json").read_text())
 
 
 def events_of(options: Path) -> Any:
@@ -165,7 +167,7 @@ def events_of(options: Path) -> Any:
     # The import takes seconds, and few tests need it.
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    folder = experiment(options) / "tb_logger"
+    folder = folder_of_run(options) / "tb_logger"
     return EventAccumulator(str(folder)).Reload()
 
 

@@ -1,7 +1,7 @@
 """Option file, clips and weights for main_test_vrt.py; its results, and its message if it fails.
 
-`make_home` writes all that a test needs, `restore` runs the program in this process, and `metrics`
-reads its scores. `message` runs a command that must be refused.
+`make_home` writes all that a test needs, `restore` runs the program in this process, and
+`read_metrics` reads its scores. `refusal_message` runs a command that must be refused.
 """
 
 import json
@@ -66,12 +66,12 @@ def restore(*arguments):
     assert main_test_vrt.main([str(argument) for argument in arguments]) == 0
 
 
-def metrics(folder):
+def read_metrics(folder):
     """Return metrics.json of a folder of results."""
     return json.loads((folder / "metrics.json").read_text())
 
 
-def message(capfd, *arguments):
+def refusal_message(capfd, *arguments):
     """Run a command that is refused. Returns its one message, and its exit code."""
     with pytest.raises(SystemExit) as error:
         main_test_vrt.main([str(argument) for argument in arguments])

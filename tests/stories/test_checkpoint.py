@@ -27,7 +27,7 @@ from models.model_vrt import ModelVRT
 from models.portable import read_weights
 from models.select_network import NETWORKS
 from tests.dist.launching import run_ranks
-from tests.helpers.checked import present
+from tests.helpers.checked import not_none
 from tests.helpers.train_files import write_options
 from utils.dist.state import RUN, LaunchInfo
 from utils.errors import CheckpointError, DataError, OptionError
@@ -781,7 +781,7 @@ time.sleep(4)
 def test_the_lock_of_another_host_is_waited_for_longer(tmp_path):
     command = [sys.executable, "-c", HOLD_LOCK, tmp_path / ".lock"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        present(process.stdout).readline()  # "locked"
+        not_none(process.stdout).readline()  # "locked"
         (tmp_path / MARK).touch()
 
         with only_run_in(tmp_path, patterns=(), appended=()):

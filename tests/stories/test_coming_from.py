@@ -13,7 +13,7 @@ import shlex
 import pytest
 
 from tests.dist.launching import ROOT, free_port, run_ranks
-from tests.helpers.train_files import experiment, write_odd_options, write_options
+from tests.helpers.train_files import folder_of_run, write_odd_options, write_options
 
 # The launcher of KAIR's documents, for two ranks: `python -m torch.distributed.launch`, but without
 # a new import of torch.
@@ -66,7 +66,7 @@ def test_the_command_of_vrts_documents_trains_on_two_ranks(tmp_path):
 
     assert result.exit_codes == [0], result.text
     assert "Ranks:    2 on 1 host" in result.text
-    assert (experiment(options) / "checkpoints/checkpoint_latest.pth").is_file()
+    assert (folder_of_run(options) / "checkpoints/checkpoint_latest.pth").is_file()
 
 
 @pytest.mark.parametrize(

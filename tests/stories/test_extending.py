@@ -26,7 +26,7 @@ import torch
 from tests.dist.fork_server import ROOT
 from tests.dist.launching import run_ranks
 from tests.helpers.clip_files import write_clip, write_info
-from tests.helpers.train_files import network
+from tests.helpers.train_files import network_section
 
 # ---- New files ----
 
@@ -290,7 +290,7 @@ def used(tmp_path_factory) -> Used:
     write_clip(folder, "clip2", frames=2, seed=2, split="test", **size)
     write_info(folder, **size)
     (folder / "options.json").write_text(json.dumps(options_with_new_parts(folder)))
-    vrt = network(in_chans=None, fusion={"type": "add", "gain": 0.5})
+    vrt = network_section(in_chans=None, fusion={"type": "add", "gain": 0.5})
     (folder / "vrt.json").write_text(json.dumps(vrt))
 
     program = ROOT / "tests/helpers/with_new_parts.py"

@@ -30,7 +30,7 @@ from scripts import (
 from scripts import prepare_gopro_spike as prepare
 from tests.dist.launching import ROOT
 from tests.helpers.foreign import CONTENT, populate, snapshot
-from tests.helpers.train_files import experiment, train, write_options
+from tests.helpers.train_files import folder_of_run, train, write_options
 from tests.helpers.weights_files import save_weights
 from utils.errors import SpikeVRTError
 
@@ -167,7 +167,7 @@ def test_foreign_files_stay_whatever_program_writes_there(home, tmp_path, name):
 def options(tmp_path):
     """Give the option file of a training. Its folder holds foreign files of other names."""
     path = write_options(tmp_path)
-    folder = experiment(path)
+    folder = folder_of_run(path)
     populate(folder, tmp_path / "outside", [], np.random.default_rng(0))
     # The folder of another run, with a file that a training writes.
     another = folder.parent / "another run"
@@ -195,7 +195,7 @@ def options(tmp_path):
 )
 def test_training_refuses_a_folder_with_strangers_under_its_names(options, names, listed):
     for name in names:
-        path = experiment(options) / name
+        path = folder_of_run(options) / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(CONTENT)
     before = snapshot(options.parent)

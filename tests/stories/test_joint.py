@@ -14,7 +14,13 @@ import numpy as np
 import pytest
 
 from tests.helpers.moving_scene import Scene
-from tests.helpers.weights_files import make_home, message, metrics, restore, save_weights
+from tests.helpers.weights_files import (
+    make_home,
+    read_metrics,
+    refusal_message,
+    restore,
+    save_weights,
+)
 from utils.image import imread_rgb
 
 # Weights of this project: a small network with spikes.
@@ -61,7 +67,7 @@ def restored(clip, tmp_path_factory) -> dict[str, Restored]:
     for name, arguments in WAYS.items():
         out = folder / name.replace(" ", "_")
         restore(*arguments, *files_of(clip, out))
-        report = metrics(out)
+        report = read_metrics(out)
         means = report["averages"]["restored"]
         # The frames of tfp are grey, so they have no PSNR of colours.
         psnr = means.get("psnr", float("nan"))
@@ -91,7 +97,7 @@ def test_frames_that_stand_still_stay_as_sharp_as_they_are(tmp_path):
     restore("--method", "joint", *files_of(still, tmp_path / "out"))
 
     # The blurry frames are sharp here. Only noise and the rounding to 8 bits are left.
-    assert metrics(tmp_path / "out")["averages"]["restored"]["psnr"] > 38  # dB
+    assert read_metrics(tmp_path / "out")["averages"]["restored"]["psnr"] > 38  # dB
 
 
 def test_a_frame_does_not_depend_on_which_others_are_restored(clip, restored, tmp_path):
@@ -129,7 +135,7 @@ def test_options_are_given_as_method_keys(clip, restored, tmp_path):
 
     restore("--method", "joint", *files_of(clip, tmp_path / "out"), *weak)
 
-    psnr = metrics(tmp_path / "out")["averages"]["restored"]["psnr"]
+    psnr = read_metrics(tmp_path / "out")["averages"]["restored"]["psnr"]
     assert psnr < restored["joint"].psnr
 
 
@@ -143,7 +149,9 @@ def test_options_are_given_as_method_keys(clip, restored, tmp_path):
     ],
 )
 def test_a_wrong_option_is_named(clip, tmp_path, capfd, option, words):
-    text, code = message(capfd, "--method", "joint", *files_of(clip, tmp_path / "out"), option)
+    text, code = refusal_message(
+        capfd, "--method", "joint", *files_of(clip, tmp_path / "out"), option
+    )
 
     assert code == WRONG_OPTION
     for word in words:
@@ -170,7 +178,7 @@ def test_the_clips_of_an_option_file_are_restored(home, tmp_path, begins_with):
 
     restore(*arguments)
 
-    assert sorted(metrics(tmp_path)["clips"]) == ["test0", "test1", "test2"]
+    assert sorted(read_metrics(tmp_path)["clips"]) == ["test0", "test1", "test2"]
 
 
 def test_without_output_the_results_lie_in_the_folder_of_the_run(home):
@@ -219,7 +227,7 @@ def test_what_does_not_go_together_is_refused(clip, home, tmp_path, capfd, argum
         clip=clip, out=out, home=home, operator=OPERATOR, own_clip=own_clip
     )
 
-    text, code = message(capfd, *filled_in.split())
+    text, code = refusal_message(capfd, *filled_in.split())
 
     assert code == WRONG_OPTION
     assert words in text

@@ -25,14 +25,14 @@ from data.dataset_video import jitter_colors
 from data.select_dataset import build_dataset
 from models.select_network import define_G
 from tests.dist.launching import RankResult
-from tests.helpers.checked import of_part, read_picture
-from tests.helpers.clip_files import check
+from tests.helpers.checked import options_of_part, read_picture
+from tests.helpers.clip_files import check_clips
 from tests.helpers.kair_files import (
     NAMES,
     clip_pictures,
-    in_folder,
+    move_paths,
     options_of,
-    small,
+    shrink_options,
     write_data,
     write_file,
     write_files,
@@ -89,12 +89,12 @@ def prepare(folder: Path, number: str, **changes: Any) -> Path:
     The data and the network are small. The task, and so the folder of results, is "run". No weights
     are loaded. changes: dotted keys of the options to replace.
     """
-    options = small(options_of(number))
+    options = shrink_options(options_of(number))
     options["task"] = "run"
     options["path.pretrained_netG"] = None
     options.update(changes)
     write_data(folder, options)
-    return write_file(folder / "options.json", in_folder(folder, options))
+    return write_file(folder / "options.json", move_paths(folder, options))
 
 
 # ---- Training, resuming and testing ----
@@ -341,7 +341,7 @@ def interpolated(tmp_path_factory) -> Interpolated:
     found = results(folder / "out", options, "--weights", str(weights))
 
     name = "00001/0266"
-    clip = Path(of_part(opt.datasets.test).dataroot_gt) / name
+    clip = Path(options_of_part(opt.datasets.test).dataroot_gt) / name
     pictures = [read_rgb(clip / f"im{number}.png") for number in range(1, 8)]
     frames = torch.stack(pictures) / 255  # (7, 3, H, W)
     with torch.no_grad():
@@ -436,7 +436,7 @@ def test_a_number_from_the_command_line_is_no_total(totals):
 
 
 def test_keys_that_older_versions_of_this_project_saved_are_no_sign_of_kair(tmp_path):
-    options = small(options_of("006"))
+    options = shrink_options(options_of("006"))
     without_keys_of_kair = {}
     for key, value in options.items():
         if key not in NO_EFFECT:
@@ -449,10 +449,10 @@ def test_keys_that_older_versions_of_this_project_saved_are_no_sign_of_kair(tmp_
 
 
 def test_missing_data_are_named_all_at_once_with_the_layout_expected(tmp_path):
-    options = small(options_of("009"))
+    options = shrink_options(options_of("009"))
     options["task"] = "run"
 
-    run = train(write_file(tmp_path / "options.json", in_folder(tmp_path, options)))
+    run = train(write_file(tmp_path / "options.json", move_paths(tmp_path, options)))
 
     assert run.exit_codes == [WRONG_DATA], run.text
     assert run.text.count("DataError") == 1, run.text
@@ -494,7 +494,7 @@ def test_missing_data_are_named_all_at_once_with_the_layout_expected(tmp_path):
 def test_a_network_and_datasets_for_different_tasks_are_refused(
     tmp_path, number, overrides, message
 ):
-    path = write_file(tmp_path / "options.json", small(options_of(number)))
+    path = write_file(tmp_path / "options.json", shrink_options(options_of(number)))
 
     with pytest.raises(OptionError, match=message):
         read(path, *overrides)
@@ -707,7 +707,7 @@ def test_a_frame_of_another_size_is_refused_when_it_is_read(root_with_a_small_fr
 
 
 def test_checking_all_files_finds_a_frame_of_another_size(root_with_a_small_frame):
-    report = check(section_of(root_with_a_small_frame))
+    report = check_clips(section_of(root_with_a_small_frame))
 
     (problem,) = report.problems
     assert problem.what == "lq frame of 12 x 16, the first of the clip has 24 x 32"

@@ -33,11 +33,11 @@ from scripts import demo
 from scripts.make_sample_data import make_sample
 from tests.dist.launching import run_ranks
 from tests.helpers import weights_files
-from tests.helpers.checked import present
-from tests.helpers.clip_files import section, small_files, write_clip, write_info, write_video
+from tests.helpers.checked import not_none
+from tests.helpers.clip_files import data_section, small_files, write_clip, write_info, write_video
 from tests.helpers.tensor_clip import restore_clip
-from tests.helpers.train_files import network, odd
-from tests.helpers.weights_files import make_home, message, metrics, save_weights
+from tests.helpers.train_files import network_section, run_odd
+from tests.helpers.weights_files import make_home, read_metrics, refusal_message, save_weights
 from utils.errors import CheckpointError
 from utils.image import imread_rgb, imwrite_rgb, tensor_to_uint8
 from utils.options.models import PathOptions
@@ -79,7 +79,7 @@ def by_input(home, *clip):
 def restore(out, *arguments):
     """Run main_test_vrt.py in this process. Returns its metrics.json."""
     weights_files.restore(*arguments, "--output", out)
-    return metrics(out)
+    return read_metrics(out)
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_the_numbers_equal_the_numbers_of_a_restoration_by_hand(home, tested, re
     for number, frame in enumerate(restored_by_hand):
         by_hand.append(psnr(frame, imread_rgb(sharp / f"{number:06d}.png")))
 
-    found = metrics(tested)["clips"]["test2"]
+    found = read_metrics(tested)["clips"]["test2"]
 
     assert found["per_frame"]["restored"]["psnr"] == pytest.approx(by_hand, abs=0.01)
     assert found["restored"]["psnr"] == pytest.approx(np.mean(by_hand), abs=0.01)
@@ -143,7 +143,7 @@ def test_a_folder_with_spikes_gives_the_numbers_of_the_data_set(home, tested, tm
 
     found = restore(tmp_path, *files, "--tile", "0,0")
 
-    assert found["averages"] == metrics(tested)["averages"]
+    assert found["averages"] == read_metrics(tested)["averages"]
     assert found["protocol"]["weights"].endswith("network from the weights file")
 
 
@@ -159,7 +159,7 @@ def test_the_test_set_can_be_seen_by_a_camera_with_another_threshold(
 
     found = restore(tmp_path / "out", *by_file(home), option)
 
-    has_equal_score = mean_psnr(found) == mean_psnr(metrics(tested))
+    has_equal_score = mean_psnr(found) == mean_psnr(read_metrics(tested))
     assert has_equal_score == is_equal
 
 
@@ -177,7 +177,7 @@ def incomplete(home, tmp_path_factory):
 
 
 def test_a_meta_file_that_leaves_clips_out_makes_the_average_incomplete(incomplete):
-    total = metrics(incomplete)["averages"]["restored"]
+    total = read_metrics(incomplete)["averages"]["restored"]
 
     assert total["clips_found"] == 1
     assert total["clips_expected"] == 3
@@ -191,7 +191,7 @@ def test_the_table_and_the_report_say_that_an_average_is_incomplete(incomplete):
 
 
 def test_the_protocol_says_that_frames_are_left_out(incomplete):
-    assert metrics(incomplete)["protocol"]["frames"] == "the first 2 of each clip"
+    assert read_metrics(incomplete)["protocol"]["frames"] == "the first 2 of each clip"
 
 
 # ---- What a test leaves ----
@@ -227,7 +227,7 @@ def test_the_table_says_the_mean_over_clips(tested):
 
 
 def test_a_complete_average_counts_all_clips_with_all_frames(tested):
-    total = metrics(tested)["averages"]["restored"]
+    total = read_metrics(tested)["averages"]["restored"]
 
     assert total["clips_found"] == 3
     assert total["clips_expected"] == 3
@@ -236,7 +236,7 @@ def test_a_complete_average_counts_all_clips_with_all_frames(tested):
 
 
 def test_the_protocol_says_how_the_numbers_were_made(tested):
-    said = metrics(tested)["protocol"].keys()
+    said = read_metrics(tested)["protocol"].keys()
 
     assert {"weights", "input", "gt", "crop", "border", "tile", "dtype", "SpikeVRT"} <= said
 
@@ -271,7 +271,7 @@ def interrupted(home, tested):
     """Give results that lacked the numbers of clip test1 and one of its frames."""
     folder = home / "interrupted"
     shutil.copytree(tested, folder)
-    before = metrics(folder)
+    before = read_metrics(folder)
     (folder / "clips" / "test1.json").unlink()
     (folder / "test1" / "000001.png").unlink()
 
@@ -311,7 +311,7 @@ def test_a_clip_without_scores_is_scored_and_not_restored(home, tested, capfd):
     log = capfd.readouterr().out
     assert "test1: scored; its frames were restored before" in log
     assert "s/frame on" not in log  # part of "test1: frames 1 to 4 restored; 0.5 s/frame on ..."
-    assert after["clips"]["test1"]["restored"] == metrics(tested)["clips"]["test1"]["restored"]
+    assert after["clips"]["test1"]["restored"] == read_metrics(tested)["clips"]["test1"]["restored"]
 
 
 # ---- Which weights are tested ----
@@ -425,18 +425,18 @@ def test_the_middle_frame_alone_is_saved_with_center_frame_only(with_val_options
 
 
 def test_the_middle_frame_alone_is_counted_with_center_frame_only(with_val_options):
-    assert metrics(with_val_options)["averages"]["restored"]["frames"] == 3  # one of each clip
+    assert read_metrics(with_val_options)["averages"]["restored"]["frames"] == 3  # one of each clip
 
 
 def test_the_protocol_says_the_flags_of_val(with_val_options):
-    tile = metrics(with_val_options)["protocol"]["tile"]
+    tile = read_metrics(with_val_options)["protocol"]["tile"]
 
     assert "flip_seq, pad_seq, center_frame_only" in tile
 
 
 def test_flip_seq_changes_the_frame(with_val_options, without_val_options):
-    of_flipped = metrics(with_val_options)["clips"]["test2"]["restored"]["psnr"]
-    of_frames = metrics(without_val_options)["clips"]["test2"]["per_frame"]["restored"]["psnr"]
+    of_flipped = read_metrics(with_val_options)["clips"]["test2"]["restored"]["psnr"]
+    of_frames = read_metrics(without_val_options)["clips"]["test2"]["per_frame"]["restored"]["psnr"]
 
     assert of_flipped != of_frames[2]
 
@@ -450,7 +450,7 @@ def test_two_ranks_share_clips_and_give_the_same_numbers(home, tested):
     done = run_ranks(2, MAIN, *by_file(home), "--output", out, limit_s=LIMIT_S)
 
     assert done.exit_codes == [0, 0], done.text
-    assert metrics(out)["averages"] == metrics(tested)["averages"]
+    assert read_metrics(out)["averages"] == read_metrics(tested)["averages"]
 
 
 def restore_on_ranks(home, out, ranks):
@@ -491,8 +491,8 @@ def section_of_user(home, trained_on, *overrides):
     trained_on: keys of the section in training. overrides: options on the user's command line.
     """
     saved = read_saved(home / "spike.pth")
-    trained = dataclasses.replace(saved, spike=present(saved.spike) | trained_on)
-    return present(spikes_for_network(trained, read_request([*WITH_SPIKES, *overrides], "")))
+    trained = dataclasses.replace(saved, spike=not_none(saved.spike) | trained_on)
+    return not_none(spikes_for_network(trained, read_request([*WITH_SPIKES, *overrides], "")))
 
 
 @pytest.mark.parametrize("trained_on", TRAINED_ON)
@@ -525,7 +525,7 @@ def spikes_of_user(home):
 def test_a_center_outside_of_the_planes_is_refused(home, tmp_path, capfd):
     outside = [*spikes_of_user(home), "--output", tmp_path / "out", "spike.center=99"]
 
-    text, _ = weights_files.message(capfd, *outside)
+    text, _ = weights_files.refusal_message(capfd, *outside)
 
     assert "99 is outside of 0 to 23" in text
 
@@ -545,9 +545,9 @@ class HalfRate:
             planes[1::2] = 0
             write_spikes(folder / path.name, planes, SpikeGeometry(16, 16))
         saved = read_saved(home / "spike.pth")
-        self.trained = present(saved.spike_data)  # what is known of the spikes in training
+        self.trained = not_none(saved.spike_data)  # what is known of the spikes in training
         request = read_request([*WITH_SPIKES, "--spike-size", "16", "16"], "")
-        self.section = present(spikes_for_network(saved, request))
+        self.section = not_none(spikes_for_network(saved, request))
 
     def read(self, trained=None, **known):
         """Return the spike channels of frame 0. known: keys that the user gives."""
@@ -650,11 +650,11 @@ def test_no_work_files_stay_beside_a_restored_video(holiday):
 
 
 def test_the_protocol_says_how_tiles_were_blended(holiday):
-    assert metrics(holiday / "out")["protocol"]["tile"].endswith("kair blend")
+    assert read_metrics(holiday / "out")["protocol"]["tile"].endswith("kair blend")
 
 
 def test_a_video_without_sharp_frames_has_no_scores(holiday):
-    assert metrics(holiday / "out")["averages"] == {}
+    assert read_metrics(holiday / "out")["averages"] == {}
     assert "PSNR" not in (holiday / "out/table.txt").read_text()
 
 
@@ -670,7 +670,7 @@ class Interpolated(NamedTuple):
 def interpolated(home, tmp_path_factory):
     """Give a clip whose frame rate is doubled. Frame 0_5 lies between frames 0 and 1."""
     folder = tmp_path_factory.mktemp("interpolated")
-    netG = network(pa_frames=0, fusion="none", img_size=[4, 32, 32], drop_path_rate=0.0)
+    netG = network_section(pa_frames=0, fusion="none", img_size=[4, 32, 32], drop_path_rate=0.0)
     net = NETWORKS.build(netG, "netG", spike_channels=0).eval()
     torch.nn.init.normal_(net.conv_last.weight, 0, 0.02)
     options = {
@@ -756,7 +756,7 @@ def auto_and_whole(folder, frames, width, run):
     data = home / "large"
     write_clip(data, "long", split="test", frames=frames, h=16, w=width // 2, seed=3)
     write_info(data, h=16, w=width // 2)
-    test_set = f"datasets.test={json.dumps(section(data, 'test'))}"
+    test_set = f"datasets.test={json.dumps(data_section(data, 'test'))}"
     whole = ["val.num_frame_testing=0", "val.size_patch_testing=0"]
 
     tests = {}
@@ -766,7 +766,7 @@ def auto_and_whole(folder, frames, width, run):
         done = run(home / "options.json", arguments)
         assert done.exit_codes == [0], done.text
         table = (out / "table.txt").read_text()
-        tests[name] = Finished(metrics(out), done.text, table), done
+        tests[name] = Finished(read_metrics(out), done.text, table), done
     return tests
 
 
@@ -807,7 +807,7 @@ def test_tiles_give_nearly_the_numbers_of_the_whole(long_clip):
 def test_tiles_take_less_memory_than_the_whole_and_give_nearly_its_numbers(tmp_path):
     def run(options, arguments):
         # The worker prints the peak of its memory.
-        return odd(options, *arguments, case="peak", program="test")
+        return run_odd(options, *arguments, case="peak", program="test")
 
     tests = auto_and_whole(tmp_path, frames=22, width=272, run=run)
 
@@ -962,7 +962,7 @@ REFUSALS = [
 
 def refuse(capfd, arguments, refusal):
     """Run a command that is refused, and check its message and its exit code."""
-    text, exit_code = message(capfd, *arguments)
+    text, exit_code = refusal_message(capfd, *arguments)
 
     assert refusal.said in text, text
     assert "  expected  " in text, text
@@ -1081,7 +1081,7 @@ def noise_clip(home, tmp_path):
 
 def test_a_full_disk_is_said_in_one_message(noise_clip, tmp_path, capfd):
     with small_files(limit=1500):
-        text, code = message(capfd, *noise_clip)
+        text, code = refusal_message(capfd, *noise_clip)
 
     assert code == WRONG_DATA
     assert "cannot write" in text
@@ -1094,7 +1094,7 @@ def test_a_full_disk_is_said_in_one_message(noise_clip, tmp_path, capfd):
 
 def test_the_same_command_finishes_after_a_full_disk(noise_clip, tmp_path, capfd):
     with small_files(limit=1500):
-        message(capfd, *noise_clip)
+        refusal_message(capfd, *noise_clip)
 
     weights_files.restore(*noise_clip)
 
@@ -1124,7 +1124,7 @@ def test_the_whole_demo_shows_the_clips_then_the_curves_of_a_training_that_a_sig
     code = demo.main([*folders, "--train_s", "1"])
 
     assert code == 0
-    for scores in metrics(out)["clips"].values():
+    for scores in read_metrics(out)["clips"].values():
         assert len(scores["per_frame"]["restored"]["psnr"]) == 8
         assert scores["restored"]["psnr"] > scores["input"]["psnr"] + LEAST_GAIN
     run = experiments / "000_train_vrt_sample_rgbspike"
@@ -1167,7 +1167,7 @@ def finished_demo(tmp_path_factory):
         former_settings = settings_of(out)
 
         assert demo.main(["--data", str(data), "--output", str(out), "--train_s", "0"]) == 0
-    return Demo(out, metrics(out)["clips"], former_settings)
+    return Demo(out, read_metrics(out)["clips"], former_settings)
 
 
 def settings_of(results: Path) -> dict[str, Any]:

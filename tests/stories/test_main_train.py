@@ -17,15 +17,15 @@ import torch
 
 from main_train_vrt import read_options
 from tests.dist.launching import ROOT, run_ranks
-from tests.helpers.checked import present
-from tests.helpers.terminal import in_terminal
+from tests.helpers.checked import not_none
+from tests.helpers.terminal import run_in_terminal
 from tests.helpers.train_files import (
     MAIN,
+    equal_checkpoints,
     events_of,
-    experiment,
+    folder_of_run,
     history,
-    latest,
-    same,
+    latest_checkpoint,
     state_of,
     train,
     write_options,
@@ -63,7 +63,7 @@ def files_below(folder):
 def test_a_run_leaves_log_weights_checkpoints_curves_and_pictures(finished):
     options, _ = finished
 
-    left = files_below(experiment(options))
+    left = files_below(folder_of_run(options))
 
     assert left >= {
         "log/train.log",
@@ -90,7 +90,7 @@ def test_a_run_leaves_log_weights_checkpoints_curves_and_pictures(finished):
 def test_the_page_of_a_run_shows_each_clip_and_the_command(finished):
     options, _ = finished
 
-    page = (experiment(options) / "report.html").read_text()
+    page = (folder_of_run(options) / "report.html").read_text()
 
     assert page.count('type="range"') == 3  # the slider of a clip
     assert f"main_train_vrt.py --opt {options}" in page
@@ -105,7 +105,7 @@ LOG_LINE = (
 def test_the_log_has_a_line_for_a_step(finished):
     options, _ = finished
 
-    log = (experiment(options) / "log" / "train.log").read_text()
+    log = (folder_of_run(options) / "log" / "train.log").read_text()
 
     assert re.search(LOG_LINE, log, re.MULTILINE)
 
@@ -126,7 +126,7 @@ def version_of(program):
 
 def test_the_version_of_the_project_is_in_all_that_a_run_leaves(finished):
     options, _ = finished
-    folder = experiment(options)
+    folder = folder_of_run(options)
 
     version = version_of(MAIN)
 
@@ -137,30 +137,30 @@ def test_the_version_of_the_project_is_in_all_that_a_run_leaves(finished):
     assert f"\n## {version}\n" in (ROOT / "CHANGELOG.md").read_text()
     # The files of the run: checkpoint, page, and the record of its options, which can be read as an
     # option file.
-    assert latest(options)["version"] == version
+    assert latest_checkpoint(options)["version"] == version
     assert f"<dt>SpikeVRT</dt><dd>{version}</dd>" in (folder / "report.html").read_text()
-    record = present(newest_options(folder / "options"))
+    record = not_none(newest_options(folder / "options"))
     assert json.loads(record.read_text())["$version"] == version
     assert read_options(["--opt", str(record)]).task == "run"
 
 
 def test_saved_weights_load_into_the_network_without_trust(finished):
     options, _ = finished
-    folder = experiment(options)
+    folder = folder_of_run(options)
 
     # With weights_only, torch runs no code of a file.
     weights = torch.load(folder / "models" / "4_G.pth", weights_only=True)
-    state = latest(options)
+    state = latest_checkpoint(options)
 
     assert weights["iter"] == 4
     assert state["step"] == 4
     assert weights["options"]["netG"]["net_type"] == "vrt"
-    assert same(weights["params"], state["model_state_dict"])
+    assert equal_checkpoints(weights["params"], state["model_state_dict"])
 
 
 def test_the_former_checkpoint_has_the_state_of_the_former_step(finished):
     options, _ = finished
-    checkpoints = experiment(options) / "checkpoints"
+    checkpoints = folder_of_run(options) / "checkpoints"
 
     previous = torch.load(checkpoints / "checkpoint_latest_previous.pth", weights_only=True)
 
@@ -177,7 +177,7 @@ def test_validation_writes_the_middle_frames_where_asked(finished):
 
     assert result.exit_codes == [0], result.text
     written = set()
-    for path in experiment(options).glob("images/*/0*.png"):
+    for path in folder_of_run(options).glob("images/*/0*.png"):
         written.add(f"{path.parent.name}/{path.name}")
     # The clips have 2, 3 and 4 frames.
     assert written == {"test0/000001.png", "test1/000001.png", "test2/000002.png"}
@@ -260,7 +260,7 @@ def test_weights_and_biases_runs_offline_and_the_key_reaches_no_file(tmp_path):
     options = write_options(tmp_path)
 
     # The first start is on a terminal and has no key. wandb itself would ask for one there.
-    code, written = in_terminal(
+    code, written = run_in_terminal(
         MAIN,
         "--opt",
         str(options),
@@ -284,9 +284,9 @@ def test_weights_and_biases_runs_offline_and_the_key_reaches_no_file(tmp_path):
     assert second.exit_codes == [0], second.text
     assert "this run is recorded offline; upload it later with: wandb sync" in first
     # Both starts are one run of wandb, whose number is in the checkpoint.
-    folders = experiment(options).glob("wandb/offline-run-*")
+    folders = folder_of_run(options).glob("wandb/offline-run-*")
     numbers_of_runs = {path.name.split("-")[-1] for path in folders}
-    assert numbers_of_runs == {latest(options)["wandb_id"]}
+    assert numbers_of_runs == {latest_checkpoint(options)["wandb_id"]}
     # No output and no file has the key.
     assert KEY not in first
     assert KEY not in second.text
@@ -321,7 +321,7 @@ def test_resume_gives_the_same_weights_as_no_interruption(tmp_path):
     second = train(options, "task=parts", "train.total_iter=5", "datasets.test={}", prefix=("env",))
 
     assert "at iter 2" in second.text, second.text
-    assert same(state_of(options, "whole"), state_of(options, "parts"))
+    assert equal_checkpoints(state_of(options, "whole"), state_of(options, "parts"))
     loss_of_whole = history(options, "whole")["train/loss"]
     loss_of_parts = history(options, "parts")["train/loss"]
     assert loss_of_whole == loss_of_parts
@@ -335,7 +335,7 @@ def test_impossible_tiles_are_refused_before_the_first_step(tmp_path):
     assert result.exit_codes == [WRONG_OPTIONS], result.text
     assert "tiles of 7 that overlap by 20" in result.text, result.text
     assert "starting at iter" not in result.text
-    assert not (experiment(options) / "checkpoints").exists()
+    assert not (folder_of_run(options) / "checkpoints").exists()
 
 
 def test_two_ranks_train_on_different_samples_and_only_rank_0_writes(tmp_path):
@@ -395,7 +395,7 @@ def test_the_modes_of_a_step_train_and_resume(tmp_path, overrides):
     assert first.exit_codes == [0], first.text
     assert second.exit_codes == [0], second.text
     assert [step for step, _ in history(options)["train/loss"]] == [1, 2]
-    for name, value in latest(options)["model_state_dict"].items():
+    for name, value in latest_checkpoint(options)["model_state_dict"].items():
         assert torch.isfinite(value).all(), name
 
 
@@ -437,5 +437,5 @@ def test_frozen_parts_are_released_on_all_ranks_without_a_restart(tmp_path, over
 
 def weights_after(options, step):
     """Return the weights of the network that a run saved after a step."""
-    path = experiment(options) / f"models/{step}_G.pth"
+    path = folder_of_run(options) / f"models/{step}_G.pth"
     return torch.load(path, weights_only=True)["params"]

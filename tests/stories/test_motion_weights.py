@@ -23,7 +23,7 @@ from data.motion import method
 from data.motion.bands import bands_of
 from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
 from tests.helpers.moving_scene import Scene, with_clipped_sky
-from tests.helpers.weights_files import metrics, restore
+from tests.helpers.weights_files import read_metrics, restore
 from utils.image import imread_rgb, imwrite_rgb
 
 MOTION = "weights/motion.pth"
@@ -51,7 +51,7 @@ def restored(clip, out, weights, *more) -> Restored:
     """
     inputs = ["--input", clip / "blur", "--spike", clip / "spike", "--gt", clip / "sharp"]
     restore("--weights", weights, *inputs, "--output", out, "--save", "frames", *more)
-    report = metrics(out)
+    report = read_metrics(out)
     frames = sorted((out / clip.name).glob("*.png"))
     return Restored(report["averages"]["restored"]["psnr"], report["protocol"], frames)
 

@@ -27,8 +27,8 @@ from tests.dist.fork_server import ROOT
 from tests.helpers.clip_files import write_dat
 from tests.helpers.gopro_files import moving_frames, write_folder
 from tests.helpers.tensor_clip import restore_clip
-from tests.helpers.train_files import experiment, train, write_options
-from tests.helpers.weights_files import make_home, message, metrics, restore
+from tests.helpers.train_files import folder_of_run, train, write_options
+from tests.helpers.weights_files import make_home, read_metrics, refusal_message, restore
 from utils.image import imread_rgb, imwrite_rgb
 from utils.run.history import read_history
 
@@ -103,7 +103,7 @@ def test_values_that_are_not_rounded_come_from_the_network_unchanged(home, score
         restored = restored.clamp(0, 1)
     expected = [psnr_of(restored[index], sharp[index]) for index in range(4)]
 
-    found = metrics(scored[values])["clips"]["test2"]["per_frame"]["restored"]["psnr"]
+    found = read_metrics(scored[values])["clips"]["test2"]["per_frame"]["restored"]["psnr"]
 
     assert found == pytest.approx(expected, abs=1e-4)
 
@@ -111,7 +111,7 @@ def test_values_that_are_not_rounded_come_from_the_network_unchanged(home, score
 def test_clamping_changes_the_score_much_and_rounding_little(scored):
     psnr = {}
     for values in VALUES:
-        psnr[values] = metrics(scored[values])["averages"]["restored"]["psnr"]
+        psnr[values] = read_metrics(scored[values])["averages"]["restored"]["psnr"]
 
     assert psnr["float"] < psnr["clamped"] - 0.5
     assert 0 < abs(psnr["clamped"] - psnr["uint8"]) < 0.05
@@ -126,14 +126,14 @@ def test_clamping_changes_the_score_much_and_rounding_little(scored):
     ],
 )
 def test_a_figure_names_its_protocol(scored, values, protocol):
-    parts = metrics(scored[values])["protocol"]["metrics"].split("; ")
+    parts = read_metrics(scored[values])["protocol"]["metrics"].split("; ")
 
     assert parts[0] == protocol
     assert parts[-1] == "mean over all frames"
 
 
 def test_the_mean_over_frames_is_the_figure(scored):
-    results = metrics(scored["float"])
+    results = read_metrics(scored["float"])
     of_frames = []
     of_clips = []
     for clip in results["clips"].values():
@@ -174,17 +174,17 @@ def test_a_test_of_exact_values_leaves_no_other_files(scored):
 
 def test_a_test_of_exact_values_goes_on(home, scored):
     folder = scored["float"]
-    before = metrics(folder)
+    before = read_metrics(folder)
     # As if the test had been interrupted. The exact values of the frames of this clip are gone.
     (folder / "clips/test2.json").unlink()
 
     restore(*command_of_test(home, folder), FLOAT, OVER_FRAMES)
 
-    assert metrics(folder)["averages"] == before["averages"]
+    assert read_metrics(folder)["averages"] == before["averages"]
 
 
 def test_a_test_does_not_go_on_with_other_values(home, scored, capfd):
-    text, code = message(capfd, *command_of_test(home, scored["float"]), OVER_FRAMES)
+    text, code = refusal_message(capfd, *command_of_test(home, scored["float"]), OVER_FRAMES)
 
     assert code == WRONG_USE
     assert "metric.values was float, is uint8" in text
@@ -201,8 +201,8 @@ def test_validation_scores_as_the_test_does(tmp_path):
     restore("--opt", options, "--output", tmp_path / "out", FLOAT, OVER_FRAMES)
 
     assert first.exit_codes == [0], first.text
-    means = metrics(tmp_path / "out")["averages"]
-    history = read_history(experiment(options))
+    means = read_metrics(tmp_path / "out")["averages"]
+    history = read_history(folder_of_run(options))
     assert last_value(history["val/psnr"]) == pytest.approx(means["restored"]["psnr"], abs=1e-5)
     assert last_value(history["val/psnr_input"]) == pytest.approx(means["input"]["psnr"], abs=1e-5)
 
@@ -356,8 +356,8 @@ def results_on_spk_gopro(noise_seed):
     size = ("datasets.test.spike.h=16", "datasets.test.spike.w=16")
     run_tests("Spk-GoPro", *size, "--overwrite")
     results = {
-        "method": metrics(Path("experiments/spk_gopro/test_exposure")),
-        "operator": metrics(Path("experiments/operator")),
+        "method": read_metrics(Path("experiments/spk_gopro/test_exposure")),
+        "operator": read_metrics(Path("experiments/operator")),
     }
     return mean_psnr_of_frames(pairs), results
 
@@ -466,7 +466,7 @@ def on_s_sdm(tmp_path_factory):
         for factor in (1, 2, 4):
             size = ("datasets.test.spike.h=8", "datasets.test.spike.w=8")
             run_tests("S-SDM's GOPRO", *size, factor=factor)
-            results[factor] = metrics(Path(f"experiments/s_sdm_{factor}"))
+            results[factor] = read_metrics(Path(f"experiments/s_sdm_{factor}"))
         return OnSSdm(results, mean_psnr_of_frames(pairs))
 
 
@@ -540,6 +540,6 @@ def test_similar_data_made_from_raw_frames_are_scored_too(
         *[f"datasets.test.spike.{change}" for change in spike],
     )
 
-    total = metrics(tmp_path / "out")["averages"]
+    total = read_metrics(tmp_path / "out")["averages"]
     assert total["restored"]["frames"] == 3
     assert total["restored"]["psnr"] > total["input"]["psnr"] + 1

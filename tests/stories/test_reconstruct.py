@@ -22,7 +22,7 @@ from scripts.compare_runs import main as compare_runs
 from tests.dist.launching import run_ranks
 from tests.helpers.clip_files import write_info
 from tests.helpers.train_files import write_options
-from tests.helpers.weights_files import message, metrics, restore
+from tests.helpers.weights_files import read_metrics, refusal_message, restore
 from utils.image import imread_rgb
 
 # Folders below `home`: frames and spikes of the test clips.
@@ -110,7 +110,7 @@ def restored_by_hand(home, method):
 
 def scores_of_test2(tested, method):
     """Return the scores of each frame of clip test2: "restored" or "input" -> metric -> values."""
-    return metrics(tested[method])["clips"]["test2"]["per_frame"]
+    return read_metrics(tested[method])["clips"]["test2"]["per_frame"]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -144,7 +144,7 @@ def test_a_picture_without_colour_is_not_compared_in_colour(tested, method):
     has_colour = method == "exposure"
 
     is_compared_in_colour = "psnr" in scores_of_test2(tested, method)["restored"]
-    says_that_it_is_grey = "colour" in metrics(tested[method])["protocol"]
+    says_that_it_is_grey = "colour" in read_metrics(tested[method])["protocol"]
 
     assert is_compared_in_colour == has_colour
     assert says_that_it_is_grey != has_colour
@@ -152,7 +152,7 @@ def test_a_picture_without_colour_is_not_compared_in_colour(tested, method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_results_name_the_method(tested, method):
-    assert metrics(tested[method])["protocol"]["method"].startswith(method)
+    assert read_metrics(tested[method])["protocol"]["method"].startswith(method)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -192,7 +192,7 @@ def test_methods_stand_in_one_table(tested, capfd):
     assert rows["test_tfp"][2:4] == ["-", "-"]
     assert "-" not in rows["input"]
     assert "-" not in rows["test_exposure"]
-    averages = metrics(tested["exposure"])["averages"]
+    averages = read_metrics(tested["exposure"])["averages"]
     assert rows["input"][2] == f"{averages['input']['psnr']:.2f}"
     assert rows["test_exposure"][2] == f"{averages['restored']['psnr']:.2f}"
 
@@ -239,7 +239,7 @@ def command_with_another_window(home, out):
 
 
 def test_results_of_other_windows_are_refused(home, copied, capfd):
-    text, code = message(capfd, *command_with_another_window(home, copied))
+    text, code = refusal_message(capfd, *command_with_another_window(home, copied))
 
     assert code == WRONG_USE
     assert "method.half_window was 5, is 4" in text
@@ -248,7 +248,7 @@ def test_results_of_other_windows_are_refused(home, copied, capfd):
 def test_results_of_other_windows_are_overwritten_if_asked(home, copied):
     restore(*command_with_another_window(home, copied), "--overwrite")
 
-    assert metrics(copied)["protocol"]["method"] == "tfp (half_window 4)"
+    assert read_metrics(copied)["protocol"]["method"] == "tfp (half_window 4)"
 
 
 # ---- Clips of a user ----
@@ -266,7 +266,9 @@ def test_the_direct_form_gives_what_the_dataset_gives_on_two_ranks(home, tested,
     done = run_ranks(2, "main_test_vrt.py", *command, "method.half_window=5", limit_s=300)
 
     assert done.exit_codes == [0, 0], done.text
-    assert metrics(tmp_path / "out")["averages"] == metrics(tested["exposure"])["averages"]
+    assert (
+        read_metrics(tmp_path / "out")["averages"] == read_metrics(tested["exposure"])["averages"]
+    )
 
 
 # The firing rate at full light scales the frames. If nobody gives it, it is measured.
@@ -292,7 +294,7 @@ def test_both_forms_measure_a_rate_that_nobody_gives(tmp_path, capfd):
         restore("--method", "tfp", *arguments, "--output", out, "--save", "frames")
         printed = capfd.readouterr()
         assert (printed.out + printed.err).count(RATE_IS_UNKNOWN) == 1
-        averages.append(metrics(out)["averages"])
+        averages.append(read_metrics(out)["averages"])
 
     assert averages[0] == averages[1]
     assert averages[0] == averages[2]
@@ -315,8 +317,8 @@ def test_spikes_alone_give_frames_of_their_own_size(home, tmp_path, capfd):
     assert written == ["000000.png", "000001.png", "000002.png", "000003.png"]
     assert imread_rgb(out / "in/000002.png").shape == (16, 16, 3)
     # There is nothing to compare with.
-    assert metrics(out)["averages"] == {}
-    assert "the mean of all planes" in metrics(out)["protocol"]["frames"]
+    assert read_metrics(out)["averages"] == {}
+    assert "the mean of all planes" in read_metrics(out)["protocol"]["frames"]
 
 
 @pytest.fixture
@@ -354,8 +356,8 @@ def test_one_spike_file_gives_a_frame_for_each_of_its_exposures(joined, path, ex
 
     assert len(list((of_one / "clip").iterdir())) == 4
     assert pictures_below(of_one) == pictures_below(of_files)
-    assert "each exposure" in metrics(of_one)["protocol"]["frames"]
-    assert "each exposure" not in metrics(of_files)["protocol"]["frames"]
+    assert "each exposure" in read_metrics(of_one)["protocol"]["frames"]
+    assert "each exposure" not in read_metrics(of_files)["protocol"]["frames"]
 
 
 def restore_with_tfp(spikes, out, *overrides):
@@ -473,7 +475,7 @@ def test_what_a_method_cannot_do_is_refused_with_one_message(home, tmp_path, cap
     for word in refusal.words:
         words.append(word.replace("{home}", str(home)).replace("{out}", str(out)))
 
-    text, code = message(capfd, "--method", *words)
+    text, code = refusal_message(capfd, "--method", *words)
 
     assert refusal.message in text, text
     assert code == refusal.code

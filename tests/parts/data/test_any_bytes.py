@@ -27,7 +27,7 @@ from data.clips import files
 from data.clips.film_times import film_times
 from data.spike.formats import SpikeFileError, SpikeGeometry, read_spikes
 from tests.helpers.clip_files import picture
-from tests.helpers.damage import damaged, examples
+from tests.helpers.damage import damaged_copies, examples
 from tests.helpers.film_files import noise_film
 from utils.errors import DataError
 from utils.video import VideoReader
@@ -108,7 +108,7 @@ PICTURE_BYTES = {
 @examples(150)
 @given(data=st.data(), kind=st.sampled_from(list(PICTURE_BYTES)))
 def test_a_damaged_picture_is_read_or_refused(tmp_path, data, kind):
-    content = data.draw(damaged(PICTURE_BYTES[kind]))
+    content = data.draw(damaged_copies(PICTURE_BYTES[kind]))
 
     # The content says the format, whatever the name of the file is.
     assert_read_or_refused(read_picture, tmp_path / "a.png", content)
@@ -141,7 +141,7 @@ ARRAY_BYTES = {kind: array_bytes(kind) for kind in ("npy", "stored npz", "packed
 @given(data=st.data(), kind=st.sampled_from(sorted(ARRAY_BYTES)))
 def test_a_damaged_array_of_spikes_is_read_or_refused(tmp_path, data, kind):
     _, _, ending = kind.rpartition(" ")  # "packed npz" -> "npz"
-    content = data.draw(damaged(ARRAY_BYTES[kind]))
+    content = data.draw(damaged_copies(ARRAY_BYTES[kind]))
 
     assert_read_or_refused(read_planes, tmp_path / f"a.{ending}", content)
 
@@ -189,7 +189,7 @@ def films(tmp_path_factory):
 @examples(150)
 @given(data=st.data(), name=st.sampled_from(sorted(FILMS)))
 def test_a_damaged_film_is_read_or_refused(tmp_path, films, data, name):
-    content = data.draw(damaged(films[name]))
+    content = data.draw(damaged_copies(films[name]))
 
     assert_read_or_refused(read_film, tmp_path / name, content)
 
@@ -238,7 +238,7 @@ def test_a_damaged_lmdb_is_read_or_refused(tmp_path, lmdb_content, data):
     root = tmp_path / f"{earlier_examples}.lmdb"
     root.mkdir()
     write_list(root, KEYS)
-    (root / "data.mdb").write_bytes(data.draw(damaged(lmdb_content)))
+    (root / "data.mdb").write_bytes(data.draw(damaged_copies(lmdb_content)))
 
     try:
         listing = files.list_root(str(root), "blur", (".png",))

@@ -13,8 +13,15 @@ from typing import Any
 import pytest
 
 from data.clips.io_backend import build_cache
-from tests.helpers.clip_files import build, same, section, source_of, write_clip, write_clips
-from tests.helpers.gopro_files import files
+from tests.helpers.clip_files import (
+    build_clips,
+    data_section,
+    equal_samples,
+    source_of,
+    write_clip,
+    write_clips,
+)
+from tests.helpers.gopro_files import read_files
 from utils.errors import DataError, OptionError
 
 TURNS: dict[str, Any] = {"use_hflip": True, "use_rot": True, "random_reverse": True}
@@ -38,13 +45,13 @@ def root(tmp_path):
 
 def make_cache(root, **changes):
     """Write the cache of the clips to root/cache. changes: keys of the section datasets.train."""
-    return build_cache(source_of(section(root, **changes)), str(root / "cache"))
+    return build_cache(source_of(data_section(root, **changes)), str(root / "cache"))
 
 
 def read_cache(root, **changes):
     """Return a data set that reads root/cache. changes: keys of the section datasets.train."""
     backend = {"type": "cache", "path": str(root / "cache")}
-    return build(root, gt_size=16, io_backend=backend, **changes)
+    return build_clips(root, gt_size=16, io_backend=backend, **changes)
 
 
 def replace_in_index(root, old, new):
@@ -61,13 +68,13 @@ def test_a_cache_gives_the_samples_of_the_files(root):
     (root / "cache").mkdir()  # an empty folder may be there
     make_cache(root)
 
-    from_files = build(root, gt_size=16, **TURNS)
+    from_files = build_clips(root, gt_size=16, **TURNS)
     from_cache = read_cache(root, **TURNS)
 
     assert len(from_files) == len(from_cache)
     for epoch in range(3):
         for index in range(len(from_files)):
-            assert same(from_files[(epoch, index)], from_cache[(epoch, index)])
+            assert equal_samples(from_files[(epoch, index)], from_cache[(epoch, index)])
 
 
 def test_a_cache_with_spikes_serves_a_training_without_spikes(root):
@@ -85,7 +92,7 @@ def test_a_cache_serves_without_its_files(root):
 
     os.rename(root / "GOPRO_Large", root / "elsewhere")
 
-    assert same(read_cache(root, **TURNS)[(0, 3)], before)
+    assert equal_samples(read_cache(root, **TURNS)[(0, 3)], before)
 
 
 def test_a_cache_of_an_earlier_version_is_read(root):
@@ -97,7 +104,7 @@ def test_a_cache_of_an_earlier_version_is_read(root):
         del index["spike"][key]
     (root / "cache/index.json").write_text(json.dumps(index))
 
-    assert same(read_cache(root, **TURNS)[(0, 3)], before)
+    assert equal_samples(read_cache(root, **TURNS)[(0, 3)], before)
 
 
 @pytest.fixture
@@ -219,7 +226,7 @@ def test_an_interrupted_build_goes_on_where_it_stopped(root):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build_cache(source_of(section(root)), str(root / "cache"), interrupt)
+        build_cache(source_of(data_section(root)), str(root / "cache"), interrupt)
     assert not (root / "cache").exists()
     made = root / ".cache.partial/clip0/lq.u8"
     time_of_first_clip = made.stat().st_mtime_ns
@@ -228,7 +235,7 @@ def test_an_interrupted_build_goes_on_where_it_stopped(root):
 
     # The first clip was not written again.
     assert (root / "cache/clip0/lq.u8").stat().st_mtime_ns == time_of_first_clip
-    assert same(read_cache(root)[(0, 7)], build(root, gt_size=16)[(0, 7)])
+    assert equal_samples(read_cache(root)[(0, 7)], build_clips(root, gt_size=16)[(0, 7)])
 
 
 def test_a_cache_is_replaced_by_a_newer_one_of_its_clips(root):
@@ -266,19 +273,19 @@ def test_nothing_foreign_makes_room_for_a_cache(root, path, is_in_cache):
         make_cache(root)
     (root / path).parent.mkdir(parents=True, exist_ok=True)
     (root / path).write_text("[]")
-    before = files(root)
+    before = read_files(root)
 
     with pytest.raises(DataError) as error:
         make_cache(root)
 
-    assert files(root) == before
+    assert read_files(root) == before
     # To build the cache is no advice here, because that is what failed.
     assert "build it" not in str(error.value)
 
 
 def test_a_cache_within_its_source_is_refused(root):
     with pytest.raises(OptionError, match="lies in"):
-        build_cache(source_of(section(root)), str(root / "GOPRO_Large/train/cache"))
+        build_cache(source_of(data_section(root)), str(root / "GOPRO_Large/train/cache"))
 
 
 def test_wrong_data_make_no_cache(root):

@@ -13,8 +13,8 @@ import torch
 from data.clips import content
 from data.clips.content import digest_of_clips
 from tests.helpers.clip_files import (
-    cached,
-    section,
+    add_cache,
+    data_section,
     set_for_testing,
     write_clip,
     write_clips,
@@ -34,7 +34,7 @@ def root(tmp_path):
 
 def digest(root, **changes):
     """Return the digest of the content of all clips. changes: keys of datasets.test."""
-    return digest_of_clips(set_for_testing(section(root, "test", **changes)).readers())
+    return digest_of_clips(set_for_testing(data_section(root, "test", **changes)).readers())
 
 
 def of_frame(root, kind, name):
@@ -117,7 +117,7 @@ def test_what_is_read_of_the_same_files_changes_the_digest(root, changes):
 
 
 def test_digests_have_16_hex_digits(root):
-    (first, _) = set_for_testing(section(root, "test")).readers()
+    (first, _) = set_for_testing(data_section(root, "test")).readers()
 
     for found in (digest(root), first.digest()):
         assert len(found) == 16
@@ -141,14 +141,14 @@ def test_another_rate_in_dataset_json_changes_the_digest(root):
 
 
 def test_a_cache_beside_its_files_has_their_digest(root, tmp_path):
-    values = cached(section(root, "test"), tmp_path / "cache")
+    values = add_cache(data_section(root, "test"), tmp_path / "cache")
     clips = set_for_testing(values).readers()
 
     assert digest_of_clips(clips) == digest(root)
 
 
 def test_a_cache_without_its_files_is_hashed_itself(root, tmp_path):
-    values = cached(section(root, "test"), tmp_path / "cache")
+    values = add_cache(data_section(root, "test"), tmp_path / "cache")
     clips = set_for_testing(values).readers()
     shutil.rmtree(root / "GOPRO_Large")
     before = digest_of_clips(clips)
@@ -208,7 +208,7 @@ def plain_clips(root):
     for path in root.rglob("*.*"):
         os.utime(path, (1_700_000_000, 1_700_000_000))
     spike = {"type": "dat", "center": "file", "first": 4, "count": 16, "representation": "voxel"}
-    return set_for_testing(section(root, "test", spike=spike)).readers()
+    return set_for_testing(data_section(root, "test", spike=spike)).readers()
 
 
 def test_the_digest_that_is_stored_with_a_score_stays(plain_clips):

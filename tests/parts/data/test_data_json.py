@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from data.cameras.spike_grid import load_calibration
 from data.cameras.spike_info import DatasetInfo, Timing, load_info, read_exposures
-from tests.helpers.checked import present
+from tests.helpers.checked import not_none
 from tests.helpers.damage import CHARACTERS, examples
 from utils.errors import DataError, OptionError
 
@@ -204,7 +204,7 @@ def test_a_file_holds_as_many_exposures_as_end_in_it(period, start, length, offs
     table = {"start": start, "length": length, "period": period}
     timing = Timing(exposures=read_exposures(table), offset=offset)
     # The table names no clip, so its exposures have the key "" and hold for all clips.
-    exposures = present(timing.exposures)[""]
+    exposures = not_none(timing.exposures)[""]
 
     for planes in (1, 24, 25, 55, 56, 57, 87, 88, 89, 1000):
         # Count one exposure after the other, until one ends after the last plane.

@@ -27,10 +27,10 @@ from tests.helpers.clip_files import (
     LQ_RED_OF_LEVEL,
     PLANES,
     SAMPLE_FRAMES,
-    build,
-    resolved,
-    same,
-    section,
+    build_clips,
+    data_section,
+    equal_samples,
+    resolve_section,
     write_clip,
     write_clips,
     write_info,
@@ -79,8 +79,8 @@ def greens_in(item):
 
 
 def sample(root, epoch, index):
-    """Return a sample of the training set of `build`."""
-    return build(root)[(epoch, index)]
+    """Return a sample of the training set of `build_clips`."""
+    return build_clips(root)[(epoch, index)]
 
 
 def place_of(crop, frame):
@@ -111,7 +111,7 @@ def test_a_sample_says_its_clip_with_its_frame(clips):
 
 
 def test_a_data_set_travels_to_spawned_workers(clips):
-    dataset = build(clips)
+    dataset = build_clips(clips)
 
     travelled = pickle.loads(pickle.dumps(dataset))
 
@@ -121,7 +121,7 @@ def test_a_data_set_travels_to_spawned_workers(clips):
 @pytest.mark.parametrize("scale", [1, 2])
 def test_crops_of_frames_sharp_frames_and_spikes_agree_to_the_pixel(tmp_path, scale):
     write_clips(tmp_path, "clip0", scale=scale)
-    dataset = build(tmp_path, gt_size=CROP * scale, **ALL_TURNS)
+    dataset = build_clips(tmp_path, gt_size=CROP * scale, **ALL_TURNS)
 
     for epoch in range(4):
         for index in range(len(dataset)):
@@ -135,10 +135,10 @@ def test_crops_of_frames_sharp_frames_and_spikes_agree_to_the_pixel(tmp_path, sc
 
 def test_resizing_a_crop_of_spikes_equals_cropping_the_resized_spikes(clips):
     spike = {"type": "dat", "representation": {"type": "tfp", "half_window": 9}}
-    whole = build(clips, "test", spike=spike)[0]
+    whole = build_clips(clips, "test", spike=spike)[0]
     # The same clip as a training set. A sample is a single frame in a crop.
     frames = str(clips / "GOPRO_Large/test")
-    values = section(
+    values = data_section(
         clips,
         dataroot_gt=frames,
         dataroot_lq=frames,
@@ -254,7 +254,7 @@ def test_a_seed_gives_the_draws_that_it_always_gave(clips, index, clip, frames, 
 @pytest.fixture
 def maybe_reversed(clips):
     """Give a sample of eight epochs, with time reversed in some of them."""
-    dataset = build(clips, random_reverse=True)
+    dataset = build_clips(clips, random_reverse=True)
     return [dataset[(epoch, 0)] for epoch in range(8)]
 
 
@@ -280,12 +280,12 @@ def test_time_reversal_reverses_the_planes_within_the_frames(maybe_reversed):
 
 
 def test_a_sample_depends_on_seed_epoch_and_index_only(clips):
-    first = build(clips, **ALL_TURNS)
-    second = build(clips, **ALL_TURNS)
+    first = build_clips(clips, **ALL_TURNS)
+    second = build_clips(clips, **ALL_TURNS)
     second[(7, 3)]  # a sample that was read before has no influence
 
     for index in range(len(first)):
-        assert same(first[(2, index)], second[(2, index)])
+        assert equal_samples(first[(2, index)], second[(2, index)])
 
 
 @pytest.mark.parametrize(
@@ -298,8 +298,8 @@ def test_a_sample_depends_on_seed_epoch_and_index_only(clips):
     ],
 )
 def test_another_seed_epoch_or_index_gives_another_sample(clips, seed, epoch, index):
-    dataset = build(clips, **ALL_TURNS)
-    other = build(clips, seed=seed, **ALL_TURNS)
+    dataset = build_clips(clips, **ALL_TURNS)
+    other = build_clips(clips, seed=seed, **ALL_TURNS)
     if index == "length":
         index = len(dataset)
 
@@ -310,7 +310,7 @@ def test_another_seed_epoch_or_index_gives_another_sample(clips, seed, epoch, in
 
 
 def test_an_interval_skips_frames(clips):
-    dataset = build(clips, interval_list=[2])
+    dataset = build_clips(clips, interval_list=[2])
 
     for index in range(6):
         assert greens_in(dataset[(0, index)]) in ([0, 2, 4], [1, 3, 5])
@@ -318,20 +318,20 @@ def test_an_interval_skips_frames(clips):
 
 def test_a_short_clip_is_played_back_from_its_end(clips):
     # Sample 6 is the first one of clip1, which has 4 frames.
-    item = build(clips, num_frame=6)[(0, 6)]
+    item = build_clips(clips, num_frame=6)[(0, 6)]
 
     assert greens_in(item) == [47, 48, 49, 50, 49, 48]
 
 
 def test_a_short_clip_is_named_in_the_log(clips, caplog):
-    build(clips, num_frame=6)
+    build_clips(clips, num_frame=6)
 
     assert "1 clips have fewer than 6 frames" in caplog.text
     assert "clip1" in caplog.text
 
 
 def test_on_the_way_back_the_planes_of_each_frame_are_reversed(clips):
-    item = build(clips, num_frame=6)[(0, 6)]
+    item = build_clips(clips, num_frame=6)[(0, 6)]
 
     first_half_has_spikes = [bool(planes[0].max() > 0) for planes in item["spike"]]
     assert first_half_has_spikes == [True, True, True, True, False, False]
@@ -341,7 +341,7 @@ def test_on_the_way_back_the_planes_of_each_frame_are_reversed(clips):
 
 
 def test_a_test_item_is_the_whole_clip(clips):
-    dataset = build(clips, "test")
+    dataset = build_clips(clips, "test")
 
     item = dataset[0]
 
@@ -353,7 +353,7 @@ def test_a_test_item_is_the_whole_clip(clips):
 
 
 def test_a_test_item_can_be_read_in_parts(clips):
-    dataset = build(clips, "test")
+    dataset = build_clips(clips, "test")
 
     part = dataset.read_frames(0, first=1, count=2)
 
@@ -363,13 +363,13 @@ def test_a_test_item_can_be_read_in_parts(clips):
 
 
 def test_a_test_may_take_the_first_frames_alone(clips):
-    item = build(clips, "test", num_frame=2)[0]
+    item = build_clips(clips, "test", num_frame=2)[0]
 
     assert item["lq"].shape[0] == 2
 
 
 def test_a_test_may_have_no_sharp_frames(clips):
-    item = build(clips, "test", dataroot_gt=None)[0]
+    item = build_clips(clips, "test", dataroot_gt=None)[0]
 
     assert "gt" not in item
 
@@ -379,9 +379,9 @@ def test_a_test_may_have_no_sharp_frames(clips):
 
 def test_pictures_kept_in_memory_outlive_the_loader_processes_that_decoded_them(tmp_path):
     write_clips(tmp_path, "clip0", frames=6)
-    plain = build(tmp_path)
+    plain = build_clips(tmp_path)
     expected = [plain[(1, index)] for index in range(len(plain))]
-    kept = build(tmp_path, cache_data=True)
+    kept = build_clips(tmp_path, cache_data=True)
     options = LoaderOptions(dataloader_shuffle=False)
     loader = TrainLoader(kept, options, accumulation_steps=1, seed=0)
 
@@ -402,26 +402,26 @@ def test_pictures_kept_in_memory_outlive_the_loader_processes_that_decoded_them(
 def test_the_same_files_have_the_same_names_of_samples(tmp_path):
     write_clips(tmp_path, "clip0")
 
-    assert build(tmp_path).sample_names() == build(tmp_path).sample_names()
+    assert build_clips(tmp_path).sample_names() == build_clips(tmp_path).sample_names()
 
 
 def test_a_resume_sees_another_rate_of_the_same_frames(tmp_path):
     write_clips(tmp_path, "clip0")
-    before = build(tmp_path).sample_names()
+    before = build_clips(tmp_path).sample_names()
 
     write_info(tmp_path, rate=0.5)
 
-    assert build(tmp_path).sample_names() != before
+    assert build_clips(tmp_path).sample_names() != before
 
 
 def test_a_resume_sees_other_planes_of_the_same_frames(tmp_path):
     write_clips(tmp_path, "clip0")
-    before = build(tmp_path).sample_names()
+    before = build_clips(tmp_path).sample_names()
 
     write_clip(tmp_path, "clip0", planes=32)
     write_info(tmp_path, planes=32)
 
-    assert build(tmp_path).sample_names() != before
+    assert build_clips(tmp_path).sample_names() != before
 
 
 # ---- dataset.json: rate, centre, light ----
@@ -431,7 +431,7 @@ TFP_OF_5 = {"type": "dat", "representation": {"type": "tfp", "half_window": 2}}
 
 def spikes_of_test(root, **spike):
     """Return the spike channels of the test clip. spike: keys of the section `spike`."""
-    return build(root, "test", spike={**TFP_OF_5, **spike})[0]["spike"]
+    return build_clips(root, "test", spike={**TFP_OF_5, **spike})[0]["spike"]
 
 
 def test_the_centre_of_the_data_is_the_plane_of_the_sharp_frame(clips):
@@ -459,13 +459,13 @@ def test_without_dataset_json_the_options_must_give_the_size(tmp_path):
     write_clip(tmp_path, "GOPR0372_03_00", planes=24)
 
     with pytest.raises(OptionError, match=r"spike\.h is missing"):
-        build(tmp_path)
+        build_clips(tmp_path)
 
 
 def test_without_dataset_json_the_size_of_the_options_is_enough_for_a_clip_of_gopro(tmp_path):
     write_clip(tmp_path, "GOPR0372_03_00", planes=24)
 
-    item = build(tmp_path, spike={"type": "dat", "h": 8, "w": 12})[(0, 0)]
+    item = build_clips(tmp_path, spike={"type": "dat", "h": 8, "w": 12})[(0, 0)]
 
     assert item["spike"].shape == (3, 4, 8, 8)
 
@@ -475,7 +475,7 @@ def test_without_dataset_json_the_sharp_plane_of_another_clip_is_not_known(tmp_p
     write_clip(tmp_path, "street")
 
     with pytest.raises(DataError, match="plane of the sharp frame is not known for clip street"):
-        build(tmp_path, spike={"type": "dat", "h": 8, "w": 12})
+        build_clips(tmp_path, spike={"type": "dat", "h": 8, "w": 12})
 
 
 @pytest.mark.parametrize(
@@ -491,7 +491,7 @@ def test_a_damaged_dataset_json_is_named(tmp_path, content):
     (tmp_path / "GOPRO_Large_spike_seq/dataset.json").write_text(content)
 
     with pytest.raises(DataError, match=r"dataset.json"):
-        build(tmp_path)
+        build_clips(tmp_path)
 
 
 VOXEL_OF_1 = {"type": "dat", "representation": {"type": "voxel", "num_bins": 1}}
@@ -526,7 +526,7 @@ def test_light_decides_what_match_or_gamma_do(tmp_path, light, seen, gamma, show
     write_clip(tmp_path, "clip0", split="test", frames=1)
     write_info(tmp_path, rate=None, light=None)
     spike = {**VOXEL_OF_1, "rate": "match", "center": "file", "light": light}
-    spikes = build(tmp_path, "test", spike=spike).clips[0].spikes
+    spikes = build_clips(tmp_path, "test", spike=spike).clips[0].spikes
     grid = ScaledGrid(SpikeGeometry(2, 2), size=(4, 4), interpolation=cv2.INTER_NEAREST)
     window = grid.window(Augment.whole((4, 4)))
     planes = grey_spikes(seen)
@@ -543,7 +543,7 @@ def test_a_light_that_contradicts_the_data_is_refused(tmp_path):
     write_info(tmp_path, light="display")
 
     with pytest.raises(OptionError, match=r"spike\.light is linear, dataset.json has display"):
-        build(tmp_path, "test", spike={**VOXEL_OF_1, "rate": "match", "light": "linear"})
+        build_clips(tmp_path, "test", spike={**VOXEL_OF_1, "rate": "match", "light": "linear"})
 
 
 def log_of_check(folder, caplog, **info):
@@ -552,7 +552,7 @@ def log_of_check(folder, caplog, **info):
     The spikes of the clip are proportional to the display values of its pictures.
     """
     write_clip(folder, "clip0", split="test", frames=2)
-    datasets = DatasetsOptions(test=resolved(section(folder, "test")))
+    datasets = DatasetsOptions(test=resolve_section(data_section(folder, "test")))
     write_info(folder, **info)
     preflight(datasets, folder / "runs")
     return caplog.text
@@ -590,8 +590,8 @@ def mean_spikes(item):
 
 
 def test_another_camera_leaves_frames_as_they_are(clips):
-    plain = build(clips, **ALL_TURNS)
-    other = build(clips, camera=threshold_camera(2.0), **ALL_TURNS)
+    plain = build_clips(clips, **ALL_TURNS)
+    other = build_clips(clips, camera=threshold_camera(2.0), **ALL_TURNS)
 
     for index in range(4):
         a = plain[(1, index)]
@@ -602,8 +602,8 @@ def test_another_camera_leaves_frames_as_they_are(clips):
 
 
 def test_twice_the_threshold_gives_half_the_spikes(clips):
-    plain = build(clips, **ALL_TURNS)
-    other = build(clips, camera=threshold_camera(2.0), **ALL_TURNS)
+    plain = build_clips(clips, **ALL_TURNS)
+    other = build_clips(clips, camera=threshold_camera(2.0), **ALL_TURNS)
 
     for index in range(4):
         expected = mean_spikes(plain[(1, index)]) / 2
@@ -611,15 +611,15 @@ def test_twice_the_threshold_gives_half_the_spikes(clips):
 
 
 def test_another_camera_is_the_same_each_time(clips):
-    other = build(clips, camera=threshold_camera(2.0), **ALL_TURNS)
+    other = build_clips(clips, camera=threshold_camera(2.0), **ALL_TURNS)
 
     for index in range(4):
         assert torch.equal(other[(1, index)]["spike"], other[(1, index)]["spike"])
 
 
 def test_a_known_rate_undoes_the_threshold(clips):
-    plain = build(clips, **ALL_TURNS)
-    known = build(clips, camera=threshold_camera(2.0, known_rate=True), **ALL_TURNS)
+    plain = build_clips(clips, **ALL_TURNS)
+    known = build_clips(clips, camera=threshold_camera(2.0, known_rate=True), **ALL_TURNS)
 
     for index in range(4):
         expected = mean_spikes(plain[(1, index)])
@@ -639,7 +639,7 @@ def test_a_matched_rate_gives_the_brightness_of_the_frame_whatever_the_threshold
     sample_set, factor
 ):
     spike = {**VOXEL_OF_1, "rate": "match"}
-    item = build(sample_set, "test", spike=spike, camera=threshold_camera(factor))[0]
+    item = build_clips(sample_set, "test", spike=spike, camera=threshold_camera(factor))[0]
 
     light = item["lq"] ** 2.2
     luma = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)
@@ -651,7 +651,7 @@ def test_a_matched_rate_gives_the_brightness_of_the_frame_whatever_the_threshold
 
 
 def test_options_that_repeat_dataset_json_are_accepted(clips):
-    build(clips, spike={"type": "dat", "h": 8, "w": 12, "flip": True, "rate": 1.0})
+    build_clips(clips, spike={"type": "dat", "h": 8, "w": 12, "flip": True, "rate": 1.0})
 
 
 @pytest.mark.parametrize(
@@ -686,12 +686,12 @@ def test_options_that_repeat_dataset_json_are_accepted(clips):
 )
 def test_options_that_do_not_fit_the_data_are_refused(clips, changes, error, said):
     with pytest.raises(error, match=said):
-        build(clips, **changes)
+        build_clips(clips, **changes)
 
 
 def test_a_training_section_is_no_section_for_testing(clips):
     with pytest.raises(OptionError, match="a dataset for testing"):
-        build_dataset(section(clips, "train"), "test", seed=0)
+        build_dataset(data_section(clips, "train"), "test", seed=0)
 
 
 RAW = {"type": "raw", "window": 3}
@@ -716,7 +716,7 @@ def test_keys_without_effect_are_refused(clips, key, value, representation):
     spike = {"type": "dat", key: value, "representation": representation}
 
     with pytest.raises(OptionError, match=rf"spike\.{key} has no effect"):
-        build(clips, "test", spike=spike)
+        build_clips(clips, "test", spike=spike)
 
 
 @pytest.mark.parametrize(
@@ -730,7 +730,7 @@ def test_a_known_rate_is_refused_if_no_rate_is_divided_out(clips, spike):
     camera = {"type": "perturb", "threshold_prob": 1.0, "known_rate": True}
 
     with pytest.raises(OptionError, match=r"camera\.known_rate has no effect"):
-        build(clips, "test", spike=spike, camera=camera)
+        build_clips(clips, "test", spike=spike, camera=camera)
 
 
 # ---- The order of an epoch ----

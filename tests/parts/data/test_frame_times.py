@@ -32,7 +32,7 @@ from data.clips.clip_reader import user_clips
 from data.clips.readers import DatasetClip
 from data.spike.simulate import to_display
 from tests.helpers.clip_files import (
-    build,
+    build_clips,
     picture,
     write_clip,
     write_dat,
@@ -50,7 +50,7 @@ from tests.helpers.film_files import (
     write_film_with_lost_packets,
     write_scene_spikes,
 )
-from tests.helpers.weights_files import metrics, restore
+from tests.helpers.weights_files import read_metrics, restore
 from utils.errors import DataError
 
 # How long frames last, in seconds.
@@ -321,8 +321,8 @@ def test_a_film_of_changing_rate_is_restored_as_with_its_true_planes(tmp_path):
     restore(*files, *how, "--output", tmp_path / "timed")
     restore(*files, *how, "--output", tmp_path / "told", f"spike.exposure={json.dumps(table)}")
 
-    by_times = metrics(tmp_path / "timed")["averages"]
-    by_table = metrics(tmp_path / "told")["averages"]
+    by_times = read_metrics(tmp_path / "timed")["averages"]
+    by_table = read_metrics(tmp_path / "told")["averages"]
     assert by_times["restored"]["psnr"] == by_table["restored"]["psnr"]
     # A gain of 1 dB shows that the planes were of use.
     assert by_times["restored"]["psnr"] > by_times["input"]["psnr"] + 1
@@ -852,7 +852,7 @@ def test_frames_named_by_seconds_are_trained_on_in_order(tmp_path):
     for path in sorted(tmp_path.rglob("00000?.*")):
         path.rename(path.with_name(SECONDS[int(path.stem)] + path.suffix))
 
-    (clip,) = build(tmp_path).clips
+    (clip,) = build_clips(tmp_path).clips
 
     assert list(clip.stems) == SECONDS
 
@@ -871,7 +871,7 @@ def test_one_period_for_frames_at_uneven_times_is_refused_in_a_data_set(tmp_path
     exposure = {"start": 0, "length": 4, "period": 4}
 
     with pytest.raises(DataError, match="gives one period for the 4 frames of clip a") as error:
-        build(tmp_path, spike={"type": "dat", "center": "file", "exposure": exposure})
+        build_clips(tmp_path, spike={"type": "dat", "center": "file", "exposure": exposure})
 
     assert "give spike.exposure a row [start, length] for each frame" in error.value.do
 

@@ -19,10 +19,17 @@ from torch import Tensor, nn
 from data.select_dataset import build_dataset
 from models.metrics import psnr
 from models.select_network import define_G
-from tests.helpers.clip_files import cached, check, same, section, write_clip, write_info
+from tests.helpers.clip_files import (
+    add_cache,
+    check_clips,
+    data_section,
+    equal_samples,
+    write_clip,
+    write_info,
+)
 from tests.helpers.tensor_clip import restore_clip
-from tests.helpers.train_files import history, network, train, write_options
-from tests.helpers.weights_files import message, metrics, restore, save_weights
+from tests.helpers.train_files import history, network_section, train, write_options
+from tests.helpers.weights_files import read_metrics, refusal_message, restore, save_weights
 from utils.errors import OptionError
 from utils.image import imread_rgb
 from utils.video import VideoReader
@@ -47,7 +54,9 @@ def clips(tmp_path_factory) -> Path:
 
 def with_instants(root: Path, split: str = "train", **changes: Any) -> dict[str, Any]:
     """Return a section of `datasets` that reads the instants. changes: further keys."""
-    return section(root, split, dataroot_gt_instants=str(root / "GOPRO_Large" / split), **changes)
+    return data_section(
+        root, split, dataroot_gt_instants=str(root / "GOPRO_Large" / split), **changes
+    )
 
 
 def build(root: Path, **changes: Any) -> Any:
@@ -131,11 +140,11 @@ def assert_same_samples(dataset: Any, expected: Any) -> None:
     assert len(dataset) == len(expected) == 4 + 2
     epoch = 1
     for number in range(len(expected)):
-        assert same(dataset[(epoch, number)], expected[(epoch, number)])
+        assert equal_samples(dataset[(epoch, number)], expected[(epoch, number)])
 
 
 def test_a_cache_gives_the_same_samples_as_the_files(clips, plain_set, tmp_path):
-    backend = cached(with_instants(clips), tmp_path / "cache")["io_backend"]
+    backend = add_cache(with_instants(clips), tmp_path / "cache")["io_backend"]
 
     assert_same_samples(build(clips, io_backend=backend), plain_set)
 
@@ -159,7 +168,7 @@ def problem_of(tmp_path) -> dict[str, str]:
     write_info(tmp_path)
     (tmp_path / "GOPRO_Large/train/clip0/instants/000001_1.png").unlink()
 
-    return {problem.clip: problem.what for problem in check(with_instants(tmp_path)).problems}
+    return {problem.clip: problem.what for problem in check_clips(with_instants(tmp_path)).problems}
 
 
 def test_a_missing_instant_is_a_problem(problem_of):
@@ -193,7 +202,7 @@ def test_instants_without_the_folder_of_their_middle_frames_are_refused(clips):
 
 
 def test_a_fresh_network_returns_its_input_at_every_instant():
-    net = define_G({"netG": network(fusion="none", out_instants=5)})
+    net = define_G({"netG": network_section(fusion="none", out_instants=5)})
     lq = torch.rand(1, 2, 3, 32, 32)  # (B, frames, RGB, H, W)
 
     restored = net(lq)
@@ -203,7 +212,7 @@ def test_a_fresh_network_returns_its_input_at_every_instant():
 
 def test_a_network_of_an_even_number_of_instants_is_refused():
     with pytest.raises(OptionError, match=r"netG\.out_instants is 4"):
-        define_G({"netG": network(fusion="none", out_instants=4)})
+        define_G({"netG": network_section(fusion="none", out_instants=4)})
 
 
 class BrighterWithTime(nn.Module):
@@ -238,7 +247,7 @@ def test_flip_seq_averages_each_instant_with_the_same_instant_in_reversed_time()
 def home(tmp_path_factory) -> Path:
     """Give a folder with test clips with instants, an option file, and random weights."""
     folder = tmp_path_factory.mktemp("home")
-    options = write_options(folder, instants=K, netG=network(out_instants=K))
+    options = write_options(folder, instants=K, netG=network_section(out_instants=K))
     values = json.loads(options.read_text())
     for split in ("train", "test"):
         values["datasets"][split]["dataroot_gt_instants"] = str(folder / "GOPRO_Large" / split)
@@ -286,7 +295,7 @@ def test_an_instant_has_the_score_of_its_saved_picture(home, tested, instant):
     restored = imread_rgb(tested / f"instants/test1/000002_{instant}.png")
     truth = imread_rgb(home / f"GOPRO_Large/test/test1/instants/000002_{instant}.png")
 
-    scores = metrics(tested)["clips"]["test1"]["per_frame"][f"instant {instant}"]["psnr"]
+    scores = read_metrics(tested)["clips"]["test1"]["per_frame"][f"instant {instant}"]["psnr"]
 
     assert scores[2] == pytest.approx(psnr(restored, truth))  # 2: the frame 000002
 
@@ -298,7 +307,7 @@ def test_the_saved_frame_is_the_middle_instant(tested):
 
 
 def test_the_table_has_the_mean_of_each_instant(tested):
-    averages = metrics(tested)["averages"]
+    averages = read_metrics(tested)["averages"]
 
     means = ", ".join(f"{averages[f'instant {number}']['psnr']:.2f}" for number in range(K))
     table = (tested / "table.txt").read_text()
@@ -306,23 +315,23 @@ def test_the_table_has_the_mean_of_each_instant(tested):
 
 
 def test_a_complete_test_with_instants_can_be_repeated(home, tested):
-    before = metrics(tested)
+    before = read_metrics(tested)
 
     restore(*arguments_of_test(home, tested, "--save", "frames", "slowmotion"))
 
-    assert metrics(tested) == before
+    assert read_metrics(tested) == before
 
 
 @pytest.fixture(scope="module")
 def exact_averages(home) -> dict[str, Any]:
     """Give the averages of a test that scores values as they are, not rounded to 8 bits."""
     restore(*arguments_of_test(home, home / "exact", "metric.values=clamped"))
-    return metrics(home / "exact")["averages"]
+    return read_metrics(home / "exact")["averages"]
 
 
 @pytest.mark.parametrize("instant", range(K))
 def test_the_scores_of_exact_values_differ_a_little(tested, exact_averages, instant):
-    rounded = metrics(tested)["averages"][f"instant {instant}"]["psnr"]
+    rounded = read_metrics(tested)["averages"][f"instant {instant}"]["psnr"]
     exact = exact_averages[f"instant {instant}"]["psnr"]
 
     assert exact == pytest.approx(rounded, abs=0.05)  # dB
@@ -336,7 +345,7 @@ def test_the_middle_instant_has_the_exact_score_of_the_frame(exact_averages):
 def test_another_number_of_instants_than_the_data_have_is_refused(home, tmp_path, capfd):
     out = tmp_path / "refused"
 
-    text, code = message(capfd, *arguments_of_test(home, out, "netG.out_instants=5"))
+    text, code = refusal_message(capfd, *arguments_of_test(home, out, "netG.out_instants=5"))
 
     assert code == DATA_DO_NOT_FIT
     assert "has 3 sharp frames for each blurry frame" in text
@@ -348,7 +357,9 @@ def test_a_slow_film_of_a_single_instant_is_refused(home, tmp_path, capfd):
     out = tmp_path / "refused"
     one_instant = ("netG.out_instants=1", "datasets.test.dataroot_gt_instants=null")
 
-    text, code = message(capfd, *arguments_of_test(home, out, *one_instant, "--save", "slowmotion"))
+    text, code = refusal_message(
+        capfd, *arguments_of_test(home, out, *one_instant, "--save", "slowmotion")
+    )
 
     assert code == CHANGE_OPTIONS
     assert "--save slowmotion" in text

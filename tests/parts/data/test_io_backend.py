@@ -22,7 +22,7 @@ import torch
 
 from data.clips.files import list_root, read_bytes
 from tests.helpers.checked import read_picture
-from tests.helpers.clip_files import PLANES, build, same, write_clips
+from tests.helpers.clip_files import PLANES, build_clips, equal_samples, write_clips
 from tests.helpers.kair_files import write_files
 from utils.errors import DataError, OptionError
 
@@ -77,7 +77,7 @@ def assert_same_samples(found: Any, expected: Any) -> None:
     """Check that two data sets have the same samples."""
     epoch = 0
     for number in range(len(expected)):
-        assert same(found[(epoch, number)], expected[(epoch, number)])
+        assert equal_samples(found[(epoch, number)], expected[(epoch, number)])
 
 
 # Options `spike` for planes of 8 x 12 pixels, with the sharp frame at plane 12.
@@ -86,7 +86,7 @@ SPIKE = {"type": "dat", "h": 8, "w": 12, "center": 12}
 
 def test_an_lmdb_of_frames_gives_the_samples_of_the_files(root):
     assert_same_samples(
-        build(root, spike=SPIKE, **lmdbs(root, "lq", "gt")), build(root, spike=SPIKE)
+        build_clips(root, spike=SPIKE, **lmdbs(root, "lq", "gt")), build_clips(root, spike=SPIKE)
     )
 
 
@@ -95,7 +95,8 @@ def test_an_lmdb_of_frames_and_an_lmdb_of_spikes_give_the_samples_of_the_files(r
     os.rename(root / "GOPRO_Large_spike_seq/dataset.json", root / "dataset.json")
 
     assert_same_samples(
-        build(root, spike=SPIKE, **lmdbs(root, "lq", "gt", "spike")), build(root, spike=SPIKE)
+        build_clips(root, spike=SPIKE, **lmdbs(root, "lq", "gt", "spike")),
+        build_clips(root, spike=SPIKE),
     )
 
 
@@ -109,16 +110,16 @@ def test_an_lmdb_of_frames_and_an_lmdb_of_spikes_give_the_samples_of_the_files(r
 )
 def test_the_name_of_a_root_says_whether_it_is_an_lmdb(root, keys):
     keys = {key: value.replace("{root}", str(root)) for key, value in keys.items()}
-    expected = build(root)[FIRST_SAMPLE]
+    expected = build_clips(root)[FIRST_SAMPLE]
 
-    found = build(root, **keys)[FIRST_SAMPLE]
+    found = build_clips(root, **keys)[FIRST_SAMPLE]
 
     assert torch.equal(found["lq"], expected["lq"])
 
 
 def test_an_unknown_backend_is_refused(root):
     with pytest.raises(OptionError, match=r"io_backend\.type is 'lmbd'.*"):
-        build(root, io_backend={"type": "lmbd"})
+        build_clips(root, io_backend={"type": "lmbd"})
 
 
 # ---- The keys of an LMDB ----
@@ -144,7 +145,7 @@ def test_a_listed_name_that_leads_out_of_the_results_is_refused(root, name):
     add_to_list(root, name)
 
     with pytest.raises(DataError, match="cannot be the name of a clip or frame"):
-        build(root, **lmdbs(root, "lq", "gt"))
+        build_clips(root, **lmdbs(root, "lq", "gt"))
 
 
 def test_a_listed_frame_that_another_kind_lacks_is_named(root):
@@ -152,7 +153,7 @@ def test_a_listed_frame_that_another_kind_lacks_is_named(root):
     add_to_list(root, "clip0/000006")
 
     with pytest.raises(DataError, match=r"gt lacks 1 of 7 frames: 000006\.png"):
-        build(root, **lmdbs(root, "lq", "gt"))
+        build_clips(root, **lmdbs(root, "lq", "gt"))
 
 
 def test_a_key_without_a_value_is_named(root):
@@ -164,7 +165,7 @@ def test_a_missing_list_of_keys_is_named(root):
     (root / "lq.lmdb/meta_info.txt").unlink()
 
     with pytest.raises(DataError, match=r"meta_info\.txt"):
-        build(root, **lmdbs(root, "lq", "gt"))
+        build_clips(root, **lmdbs(root, "lq", "gt"))
 
 
 def test_keys_without_the_name_of_a_clip_are_one_clip(tmp_path):
@@ -204,7 +205,7 @@ def test_an_lmdb_cut_short_is_refused_before_its_missing_pages_are_read(root, sh
 
 
 def test_an_lmdb_opened_before_a_fork_is_not_used_after_it(root):
-    dataset = build(root, **lmdbs(root, "lq", "gt"))
+    dataset = build_clips(root, **lmdbs(root, "lq", "gt"))
     here = dataset[FIRST_SAMPLE]
 
     there = forked(dataset.__getitem__, FIRST_SAMPLE)
@@ -311,7 +312,7 @@ BREAKS = [
 def test_a_file_that_breaks_after_the_start_is_an_error_naming_it(tmp_path, case):
     write_clips(tmp_path, "clip0")
     # A sample of 6 frames reads all files of the clip.
-    dataset = build(tmp_path, num_frame=6)
+    dataset = build_clips(tmp_path, num_frame=6)
     path = tmp_path / case.name
     case.damage(path)
 
@@ -327,7 +328,7 @@ def test_half_a_jpeg_is_not_taken_for_a_picture(tmp_path):
     for path in sorted((tmp_path / CLIP).rglob("*.png")):
         cv2.imwrite(str(path.with_suffix(".jpg")), read_picture(path))
         path.unlink()
-    dataset = build(tmp_path, num_frame=6, filename_ext="jpg")
+    dataset = build_clips(tmp_path, num_frame=6, filename_ext="jpg")
     dataset[FIRST_SAMPLE]  # fine before
     broken = tmp_path / CLIP / "blur/000004.jpg"
     broken.write_bytes(broken.read_bytes()[:-200])
@@ -354,7 +355,7 @@ def test_a_file_without_permission_is_named(name):
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         folder.chmod(0o755)
-        dataset = build(write_clips(folder, "clip0"), num_frame=6)
+        dataset = build_clips(write_clips(folder, "clip0"), num_frame=6)
         with as_ordinary_user():
             dataset[FIRST_SAMPLE]  # fine before
         (folder / name).chmod(0)

@@ -44,13 +44,13 @@ from tests.dist.launching import run_ranks
 from tests.helpers.clip_files import (
     BINS,
     PLANES,
-    section,
+    data_section,
     source_of,
     write_clip,
     write_clips,
     write_info,
 )
-from tests.helpers.train_files import latest, odd, write_odd_options
+from tests.helpers.train_files import latest_checkpoint, run_odd, write_odd_options
 
 # The arrays of a record, by their names.
 Columns = dict[str, np.ndarray]
@@ -188,7 +188,7 @@ def all_that_a_clip_holds(clip: Any) -> dict[str, str]:
 @pytest.mark.parametrize("change_kind", KINDS)
 def test_a_record_gives_the_same_clips_as_the_files(root, change_kind):
     changes = change_kind(root)
-    values = section(root, **changes)
+    values = data_section(root, **changes)
     expected, _ = manifest.scan(source_of(values))
 
     first = checked_at_start(values, root)
@@ -203,8 +203,8 @@ def test_a_record_gives_the_same_clips_as_the_files(root, change_kind):
 
 
 def test_each_partition_has_a_record_of_its_own(root):
-    values_of_part = section(root, **a_part_of_reds(root))
-    values_of_all = section(root, **RGB)
+    values_of_part = data_section(root, **a_part_of_reds(root))
+    values_of_all = data_section(root, **RGB)
 
     first_of_all = checked_at_start(values_of_all, root)
     first_of_part = checked_at_start(values_of_part, root)
@@ -234,7 +234,7 @@ def two_roots(tmp_path: Path) -> list[dict[str, Any]]:
     write_clip(first, "c", frames=3, scale=2)
     second = write_clips(tmp_path / "second", "a", planes=PLANES + 4, scale=4)
     write_info(second, planes=PLANES + 4)
-    return [section(first), section(second)]
+    return [data_section(first), data_section(second)]
 
 
 def numbers_of(clips: Sequence[Clip]) -> tuple[list[int], list[int], set[int]]:
@@ -309,7 +309,7 @@ def test_a_compressed_spike_file_of_a_whole_clip_is_said_to_be_slow_once(root):
         write_spikes(path.with_suffix(".npz"), planes, geometry)
         path.unlink()
 
-    report = checked_at_start(section(root, **changes), root)
+    report = checked_at_start(data_section(root, **changes), root)
 
     assert report.problems == []
     slow = [warning for warning in report.warnings if warning.what == SLOW_FROM_START]
@@ -340,7 +340,7 @@ def copy_clip(path: Path) -> None:
 
 @pytest.mark.parametrize("change", [remove, rewrite, touch, copy_clip])
 def test_files_that_changed_are_checked_anew(root, change):
-    values = section(root, **RGB)
+    values = data_section(root, **RGB)
     checked_at_start(values, root)
 
     change(root / "GOPRO_Large/train/clip10/sharp/000003.png")
@@ -364,7 +364,7 @@ def write_many_clips(root: Path) -> Path:
 def test_a_folder_with_another_name_in_it_is_noticed_without_a_look_at_its_files(tmp_path):
     # 9902 files. A repeated start looks at no more than 4096 files, but at every folder.
     clips = write_many_clips(tmp_path)
-    values = section(tmp_path, **RGB)
+    values = data_section(tmp_path, **RGB)
     checked_at_start(values, tmp_path)
     assert is_from_record(checked_at_start(values, tmp_path))
 
@@ -556,7 +556,7 @@ LIES = [
 
 @pytest.mark.parametrize("lie", LIES)
 def test_a_record_that_does_not_fit_is_as_good_as_none(root, lie):
-    values = section(root)
+    values = data_section(root)
     checked_at_start(values, root)
     columns = record_of(root)
     expected, _ = manifest.scan(source_of(values))
@@ -584,7 +584,7 @@ def test_a_record_that_does_not_fit_is_as_good_as_none(root, lie):
 def checked_source(tmp_path_factory) -> tuple[Source, Columns]:
     """Give a data set, and the true columns of its clips."""
     root = write_clips(tmp_path_factory.mktemp("columns"), "clip0", "clip10")
-    values = section(root)
+    values = data_section(root)
     checked_at_start(values, root)
     columns = record_of(root)
     for name in ("folders", "folder_states"):
@@ -727,7 +727,7 @@ def test_columns_of_a_clip_that_is_left_out_are_refused(checked_source):
 
 
 def test_columns_with_more_instants_of_some_frames_are_refused(root):
-    values = section(root, **sharp_instants(root))
+    values = data_section(root, **sharp_instants(root))
     checked_at_start(values, root)
     columns = record_of(root)
     for name in ("folders", "folder_states"):
@@ -742,12 +742,12 @@ def test_columns_with_more_instants_of_some_frames_are_refused(root):
 
 
 def test_a_record_without_one_of_the_clips_is_as_good_as_none(root):
-    values = section(root)
+    values = data_section(root)
     checked_at_start(values, root)
     # A second record, elsewhere, of one of the two clips. A line of the list has the name of a
     # clip, its number of frames, its shape (0: any) and its first frame.
     (root / "meta.txt").write_text("clip0 6 0 0\n")
-    checked_at_start(section(root, meta_info_file=str(root / "meta.txt")), root / "other")
+    checked_at_start(data_section(root, meta_info_file=str(root / "meta.txt")), root / "other")
     columns = record_of(root / "other")
     # The states of the folders are true, so that nothing seems to have changed.
     true_columns = record_of(root)
@@ -763,7 +763,7 @@ def test_a_record_without_one_of_the_clips_is_as_good_as_none(root):
 
 def test_a_compressed_record_is_as_good_as_none(root):
     # A small compressed file can hold arrays that fill all memory.
-    values = section(root)
+    values = data_section(root)
     checked_at_start(values, root)
 
     write_record(root, record_of(root), save=np.savez_compressed)
@@ -806,7 +806,7 @@ DAMAGES = [
 @pytest.mark.parametrize("suffix", [".npz", ".json"])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_record_is_as_good_as_none(root, damage, suffix):
-    values = section(root)
+    values = data_section(root)
     checked_at_start(values, root)
     (record,) = (root / ".preflight").glob(f"*{suffix}")
 
@@ -822,7 +822,7 @@ def test_a_folder_that_cannot_be_written_costs_the_record_alone(root, caplog):
     (root / ".preflight").write_text("a file in its place")
     caplog.set_level("INFO")
 
-    report = checked_at_start(section(root), root)
+    report = checked_at_start(data_section(root), root)
 
     assert not report.problems
     assert len(report.clips) == 2
@@ -961,11 +961,11 @@ def test_two_ranks_train_as_before_on_what_one_of_them_has_checked(tmp_path):
     options = write_odd_options(tmp_path)
     changes = ("train.total_iter=2", "datasets.test={}")
 
-    first = odd(options, *changes, "task=a", ranks=2)
-    second = odd(options, *changes, "task=b", ranks=2)
+    first = run_odd(options, *changes, "task=a", ranks=2)
+    second = run_odd(options, *changes, "task=b", ranks=2)
 
     assert first.exit_codes == [0, 0], first.text
     assert second.exit_codes == [0, 0], second.text
     assert "as checked before" in second.text
-    assert latest(options, "a")["step"] == 2
-    assert latest(options, "b")["step"] == 2
+    assert latest_checkpoint(options, "a")["step"] == 2
+    assert latest_checkpoint(options, "b")["step"] == 2

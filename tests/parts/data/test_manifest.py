@@ -34,15 +34,15 @@ from data.clips.files import list_root
 from data.clips.manifest import Source, digest
 from data.loader import TrainLoader
 from tests.helpers import clip_files
-from tests.helpers.checked import present
+from tests.helpers.checked import not_none
 from tests.helpers.clip_files import (
     PLANES,
-    build,
-    cached,
-    check,
-    resolved,
-    same,
-    section,
+    add_cache,
+    build_clips,
+    check_clips,
+    data_section,
+    equal_samples,
+    resolve_section,
     set_for_testing,
     set_for_training,
     write_clip,
@@ -66,7 +66,7 @@ def root(tmp_path):
 def complaint(root: Path, **changes: Any) -> str:
     """Return the text of the error that a data set raises. changes: keys of its section."""
     with pytest.raises(DataError) as error:
-        build(root, **changes)
+        build_clips(root, **changes)
     return str(error.value)
 
 
@@ -110,8 +110,8 @@ def regrouped(tmp_path):
 
 
 def test_published_and_regrouped_folders_have_the_same_frames(root, regrouped):
-    published = build(root).clips[0]
-    in_groups = build(regrouped, regrouped=True).clips[0]
+    published = build_clips(root).clips[0]
+    in_groups = build_clips(regrouped, regrouped=True).clips[0]
 
     expected = ("000047", "000048", "000049", "000050", "000051", "000052")
     assert published.stems == expected
@@ -119,11 +119,11 @@ def test_published_and_regrouped_folders_have_the_same_frames(root, regrouped):
 
 
 def test_published_and_regrouped_folders_give_the_same_samples(root, regrouped):
-    published = build(root)
-    in_groups = build(regrouped, regrouped=True)
+    published = build_clips(root)
+    in_groups = build_clips(regrouped, regrouped=True)
 
     # Any sample of clip0 would do. Both roots have this clip.
-    assert same(sample_of(published, 2), sample_of(in_groups, 2))
+    assert equal_samples(sample_of(published, 2), sample_of(in_groups, 2))
 
 
 @pytest.fixture
@@ -135,13 +135,13 @@ def root_of_two_blurs(root) -> Path:
 
 
 def test_the_blurry_folder_is_blur_if_nothing_is_said(root_of_two_blurs):
-    clip = build(root_of_two_blurs).clips[0]
+    clip = build_clips(root_of_two_blurs).clips[0]
 
     assert "/blur/" in clip.lq[0]
 
 
 def test_the_blurry_folder_can_be_chosen(root_of_two_blurs):
-    clip = build(root_of_two_blurs, lq_folder="blur_gamma").clips[0]
+    clip = build_clips(root_of_two_blurs, lq_folder="blur_gamma").clips[0]
 
     assert "/blur_gamma/" in clip.lq[0]
 
@@ -153,7 +153,7 @@ def test_other_files_are_left_alone(root):
             (folder(root, kind) / name).write_bytes(b"x")
     (root / "GOPRO_Large/train/.cache").mkdir()
 
-    clips = build(root).clips
+    clips = build_clips(root).clips
 
     assert len(clips) == 2
     assert len(clips[0].lq) == 6
@@ -179,7 +179,7 @@ def nested(request, tmp_path):
 
 
 def test_clips_in_nested_folders_have_both_names(nested):
-    dataset = build(nested.root, regrouped=nested.regrouped)
+    dataset = build_clips(nested.root, regrouped=nested.regrouped)
 
     assert [clip.name for clip in dataset.clips] == ["00001/0001", "00001/0002", "00002/0001"]
     # Each clip has 6 samples. So sample 13 is of the third clip, and begins with its second frame.
@@ -222,7 +222,7 @@ def test_a_partition_keeps_its_clips_out_of_training(tmp_path, partition, names)
         "spike": None,
     }
 
-    dataset = build(tmp_path, val_partition=partition, **without_spikes)
+    dataset = build_clips(tmp_path, val_partition=partition, **without_spikes)
 
     assert [clip.name for clip in dataset.clips] == names
 
@@ -231,7 +231,7 @@ def test_frames_are_in_the_order_of_their_numbers(tmp_path):
     write_clips(tmp_path, "clip2", frames=11, first=1)
     rename_frames(tmp_path, "frame_{}")
 
-    (clip,) = build(tmp_path).clips
+    (clip,) = build_clips(tmp_path).clips
 
     assert clip.stems == tuple(f"frame_{number}" for number in range(1, 12))
 
@@ -239,7 +239,7 @@ def test_frames_are_in_the_order_of_their_numbers(tmp_path):
 def test_clips_are_in_the_order_of_their_numbers(tmp_path):
     write_clips(tmp_path, "clip10", "clip2")
 
-    assert [clip.name for clip in build(tmp_path).clips] == ["clip2", "clip10"]
+    assert [clip.name for clip in build_clips(tmp_path).clips] == ["clip2", "clip10"]
 
 
 def test_the_digest_of_a_listing_stays(tmp_path):
@@ -331,7 +331,7 @@ def test_a_meta_file_fits_however_numbers_are_written(tmp_path, template, line):
     write_clips(tmp_path, "clip0", "clip1", first=48)
     rename_frames(tmp_path, template)
 
-    (clip,) = build(tmp_path, **write_meta(tmp_path, line)).clips
+    (clip,) = build_clips(tmp_path, **write_meta(tmp_path, line)).clips
 
     assert clip.name == "clip0"
     assert clip.stems == tuple(template.format(number) for number in range(48, 53))
@@ -365,7 +365,7 @@ def test_names_of_frames_must_follow_a_given_template(tmp_path, line):
 def test_a_meta_file_of_basicsr_lists_frames_from_0_on(tmp_path):
     write_clips(tmp_path, "clip0")
 
-    (clip,) = build(tmp_path, **write_meta(tmp_path, "clip0 3 (16,24,3)")).clips
+    (clip,) = build_clips(tmp_path, **write_meta(tmp_path, "clip0 3 (16,24,3)")).clips
 
     assert clip.stems == ("000000", "000001", "000002")
 
@@ -428,7 +428,7 @@ def test_whatever_a_list_of_clips_holds_it_is_read_or_refused(tmp_path_factory, 
     except DataError as error:
         assert error.where.startswith(str(path))
     else:
-        for frame_count, _ in present(listed).values():
+        for frame_count, _ in not_none(listed).values():
             assert 1 <= frame_count <= 1_000_000
 
 
@@ -600,7 +600,7 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_of_the_data_is_named_before_training(root, name):
     fault = FAULTS[name]
-    build(root)  # fine before
+    build_clips(root)  # fine before
     fault.make(root)
 
     said = complaint(root, **(fault.options or {}))
@@ -641,7 +641,7 @@ def test_the_last_file_of_a_clip_may_lack_interpolated_planes(root, interpolate,
         write_info(root, recipe={"interpolate": interpolate})
     write_planes(root, LAST, PLANES - missing)
 
-    clip = build(root, spike=VOXEL).clips[0]
+    clip = build_clips(root, spike=VOXEL).clips[0]
 
     *first_five, last = clip.planes
     assert first_five == [PLANES] * 5
@@ -682,7 +682,7 @@ def clips_of_unequal_lengths(tmp_path):
     write_clip(tmp_path, "GOPR0002_11_00", planes=88)
     write_clip(tmp_path, "GOPR0003_13_00", planes=104)
     raw = {"type": "raw", "window": 21}
-    return build(tmp_path, spike={"type": "dat", "h": 8, "w": 12, "representation": raw})
+    return build_clips(tmp_path, spike={"type": "dat", "h": 8, "w": 12, "representation": raw})
 
 
 def test_clips_may_differ_in_their_planes(clips_of_unequal_lengths):
@@ -700,7 +700,7 @@ def test_clips_of_gopro_have_their_sharp_frame_near_the_middle(clips_of_unequal_
 def test_clips_that_differ_in_their_planes_give_samples_of_one_shape(clips_of_unequal_lengths):
     for number in range(len(clips_of_unequal_lengths)):
         spikes = sample_of(clips_of_unequal_lengths, number)["spike"]
-        # 3 frames, 21 planes in the window, and crops of 8 x 8 (`section` asks for them).
+        # 3 frames, 21 planes in the window, and crops of 8 x 8 (`data_section` asks for them).
         assert spikes.shape == (3, 21, 8, 8)
 
 
@@ -711,7 +711,7 @@ def test_clips_that_differ_in_their_planes_give_samples_of_one_shape(clips_of_un
 @pytest.mark.parametrize("template", ["x", "{}", "1000d", "08.3f", " d", "s", "-8d"])
 def test_a_template_that_writes_no_whole_number_is_refused(root, template):
     with pytest.raises(OptionError, match="filename_tmpl"):
-        build(root, filename_tmpl=template)
+        build_clips(root, filename_tmpl=template)
 
 
 @pytest.mark.parametrize(
@@ -726,7 +726,7 @@ def test_a_template_that_writes_no_whole_number_is_refused(root, template):
 )
 def test_numbers_far_above_any_use_are_refused(root, key, value):
     with pytest.raises(OptionError, match=key):
-        build(root, **{key: value})
+        build_clips(root, **{key: value})
 
 
 # ---- Several roots ----
@@ -771,7 +771,7 @@ def roots(tmp_path_factory) -> tuple[Path, Path]:
 
 def folders_of(roots: Sequence[Path], split: str = "train") -> dict[str, list[str]]:
     """Return the keys `dataroot_...` with a list of the folders of all roots."""
-    sections = [section(root, split) for root in roots]
+    sections = [data_section(root, split) for root in roots]
     keys = [key for key in sections[0] if key.startswith("dataroot_")]
     folders = {}
     for key in keys:
@@ -781,7 +781,7 @@ def folders_of(roots: Sequence[Path], split: str = "train") -> dict[str, list[st
 
 def joined(roots: Sequence[Path], split: str = "train", **changes: Any) -> dict[str, Any]:
     """Return a section for several roots. changes: keys of the section."""
-    values = section(roots[0], split) | folders_of(roots, split)
+    values = data_section(roots[0], split) | folders_of(roots, split)
     return values | {"spike": TFP} | changes
 
 
@@ -801,7 +801,7 @@ def test_several_roots_have_the_samples_of_each(joined_set):
 
 
 def test_with_several_roots_a_sample_stays_as_in_its_own_root(roots, joined_set):
-    sets_of_one_root = [build(root, seed=3, spike=TFP, **ALL_TURNS) for root in roots]
+    sets_of_one_root = [build_clips(root, seed=3, spike=TFP, **ALL_TURNS) for root in roots]
 
     epoch = 1
     # Numbers beyond the epoch are allowed. They give further draws of the same frames.
@@ -815,7 +815,7 @@ def test_with_several_roots_a_sample_stays_as_in_its_own_root(roots, joined_set)
         clips = {clip.name: clip for clip in set_of_root.clips}
         draw_of_root = dataclasses.replace(draw, clip=clips[name])
 
-        assert same(joined_set.read(draw), set_of_root.read(draw_of_root))
+        assert equal_samples(joined_set.read(draw), set_of_root.read(draw_of_root))
         assert sample_of(joined_set, number, epoch)["key"].startswith(f"{root_number}/{name}/")
 
 
@@ -832,14 +832,14 @@ def test_with_several_roots_a_sample_stays_as_in_its_own_root(roots, joined_set)
 def test_each_root_keeps_its_own_camera(joined_set, clip_name, rate, pixels_of_spike, planes):
     (clip,) = [clip for clip in joined_set.clips if clip.name == clip_name]
 
-    assert present(clip.spikes).rate == rate
+    assert not_none(clip.spikes).rate == rate
     # `step` is how many RGB pixels a spike pixel covers along an axis.
     assert clip.grid.step == pixels_of_spike
     assert clip.planes[0] == planes
 
 
 def test_batches_of_several_roots_have_one_shape(roots):
-    values = resolved(joined(roots, dataloader_batch_size=4, dataloader_num_workers=0))
+    values = resolve_section(joined(roots, dataloader_batch_size=4, dataloader_num_workers=0))
     loader = TrainLoader(set_for_training(values), values, accumulation_steps=1, seed=0)
 
     first_epoch = loader.start(epoch=0, batch=0)
@@ -928,7 +928,7 @@ def test_shares_give_the_same_samples_each_time(roots, share, counts):
     second = set_for_training(joined(roots, dataroot_share=share))
 
     # Any sample of any epoch would do.
-    assert same(sample_of(first, 7, epoch=2), sample_of(second, 7, epoch=2))
+    assert equal_samples(sample_of(first, 7, epoch=2), sample_of(second, 7, epoch=2))
 
 
 def sample_names(roots: Sequence[Path], **changes: Any) -> Any:
@@ -1020,10 +1020,10 @@ def test_a_cache_knows_every_root(roots, tmp_path):
     values = joined(roots)
     plain = set_for_training(values)
 
-    in_cache = set_for_training(cached(values, tmp_path / "cache"))
+    in_cache = set_for_training(add_cache(values, tmp_path / "cache"))
 
     for number in range(len(plain)):
-        assert same(sample_of(plain, number), sample_of(in_cache, number))
+        assert equal_samples(sample_of(plain, number), sample_of(in_cache, number))
 
 
 def test_pictures_of_every_root_are_kept_in_memory(roots):
@@ -1033,7 +1033,7 @@ def test_pictures_of_every_root_are_kept_in_memory(roots):
     kept = set_for_training(values | {"cache_data": True})
 
     for number in range(len(plain)):
-        assert same(sample_of(plain, number), sample_of(kept, number))
+        assert equal_samples(sample_of(plain, number), sample_of(kept, number))
 
 
 # ---- Several roots in a test ----
@@ -1081,7 +1081,7 @@ def test_a_tested_clip_is_the_same_as_in_a_test_of_its_root_alone(
 def cached_clip(roots, tmp_path_factory):
     """Give the fourth clip of a test on both roots, read from a cache."""
     cache = tmp_path_factory.mktemp("cache")
-    clips = set_for_testing(cached(section_for_testing(roots), cache)).readers()
+    clips = set_for_testing(add_cache(section_for_testing(roots), cache)).readers()
     return clips[3]
 
 
@@ -1094,7 +1094,7 @@ def test_a_tested_clip_has_another_digest_in_a_cache(tested_clips, cached_clip):
 
 
 def test_weights_say_what_several_roots_have_in_common(roots):
-    known = resolved(joined(roots)).spike_data
+    known = resolve_section(joined(roots)).spike_data
 
     assert known == {
         # "match": the reader divides the spikes of each root by the rate of the root.
@@ -1109,8 +1109,8 @@ def test_weights_say_what_several_roots_have_in_common(roots):
 
 
 def test_weights_describe_equal_roots_like_a_single_root(roots):
-    twice = resolved(joined((roots[0], roots[0])))
-    once = resolved(section(roots[0], spike=TFP))
+    twice = resolve_section(joined((roots[0], roots[0])))
+    once = resolve_section(data_section(roots[0], spike=TFP))
 
     assert twice.spike_data == once.spike_data
 
@@ -1138,11 +1138,11 @@ RATE_OF_B = {"b": {"rate": 0.5, "planes": PLANES, "rig": {"any": 1}}}
 
 
 def test_the_rate_of_a_clip_divides_the_spikes_of_this_clip_alone(two_clips):
-    before = build(two_clips, spike=TFP)
+    before = build_clips(two_clips, spike=TFP)
     samples_before = [sample_of(before, number) for number in range(len(before))]
     write_info(two_clips, clips=RATE_OF_B)
 
-    after = build(two_clips, spike=TFP)
+    after = build_clips(two_clips, spike=TFP)
 
     for number, sample in enumerate(samples_before):
         # Divided by 0.5 instead of 1.0, the spikes of clip b are twice as large.
@@ -1167,11 +1167,11 @@ def test_a_user_s_clip_may_have_a_rate_of_its_own(two_clips, name, rate):
 def test_a_recorded_calibration_says_the_size_of_a_plane(two_clips):
     spike = TFP | {"resize": "bilinear", "calibration": "recorded"}
     write_info(two_clips, calibration=CALIBRATION)
-    sample = sample_of(build(two_clips, spike=spike), 0)
+    sample = sample_of(build_clips(two_clips, spike=spike), 0)
 
     write_info(two_clips, calibration=CALIBRATION, h=None, w=None)
 
-    assert torch.equal(sample_of(build(two_clips, spike=spike), 0)["spike"], sample["spike"])
+    assert torch.equal(sample_of(build_clips(two_clips, spike=spike), 0)["spike"], sample["spike"])
 
 
 @pytest.mark.parametrize(
@@ -1191,7 +1191,7 @@ def test_a_clip_may_have_a_calibration_of_its_own(two_clips, option, of_a, of_b)
         option = str(two_clips / "b.json")
     spike = TFP | {"resize": "bilinear", "calibration": option}
 
-    clips = build(two_clips, spike=spike).clips
+    clips = build_clips(two_clips, spike=spike).clips
 
     # For each clip the shift along x in its matrix, or None without a calibration.
     shifts = []
@@ -1205,21 +1205,21 @@ def test_a_resumed_run_compares_the_calibrations_of_clips(two_clips):
     write_info(two_clips, clips={"b": {"calibration": CALIBRATION}})
     spike = TFP | {"resize": "bilinear", "calibration": "recorded"}
 
-    names = build(two_clips, spike=spike).sample_names()
+    names = build_clips(two_clips, spike=spike).sample_names()
 
     assert any("calibration" in line for line in names)
 
 
 def test_clips_with_rates_of_their_own_need_no_common_rate(two_clips):
     write_info(two_clips, rate=None, clips={"a": {"rate": 0.7}, "b": {"rate": 0.5}})
-    values = section(two_clips, spike=TFP)
+    values = data_section(two_clips, spike=TFP)
 
-    assert resolved(values).spike_data["rate"] == "match"
-    assert not check(values).warnings
+    assert resolve_section(values).spike_data["rate"] == "match"
+    assert not check_clips(values).warnings
 
 
 def test_a_rate_of_a_clip_that_is_no_number_is_refused(two_clips):
     write_info(two_clips, clips={"b": {"rate": "fast"}})
 
     with pytest.raises(DataError, match=r"clip b: rate.* is 'fast'"):
-        build(two_clips, spike=TFP)
+        build_clips(two_clips, spike=TFP)

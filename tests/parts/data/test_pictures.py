@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from data.clips.clip_reader import user_clips
 from data.clips.files import FrameSource, image_size, read_bgr
 from data.clips.preflight import preflight
-from tests.helpers.clip_files import picture, resolved, section, write_clips
+from tests.helpers.clip_files import data_section, picture, resolve_section, write_clips
 from utils.errors import DataError
 from utils.options.models import DatasetsOptions
 
@@ -105,10 +105,10 @@ def test_12_bits_in_16_are_said_once_before_a_training(tmp_path, caplog, ending)
         for path in sorted((tmp_path / "GOPRO_Large" / kind).rglob("*.png")):
             path.unlink()
             write_deep(path.with_suffix(f".{ending}"), bits=12, height=16, width=24)
-    values = section(tmp_path, regrouped=True, filename_ext=ending)
+    values = data_section(tmp_path, regrouped=True, filename_ext=ending)
 
-    # The check of the data before a training. `resolved` completes the section with its defaults.
-    preflight(DatasetsOptions(train=resolved(values)), stored=tmp_path / "stored")
+    # The check of the data before a training. `resolve_section` adds the defaults to the section.
+    preflight(DatasetsOptions(train=resolve_section(values)), stored=tmp_path / "stored")
 
     # 2^12 - 1 = 4095
     said = [text for text in caplog.messages if "no value is above 4095: 12 bits?" in text]

@@ -1,8 +1,9 @@
 """The check of the data before a run: what it finds, what it says, and what it does not read again.
 
 Two training clips and a test clip of six frames are written, in the layout of GoPro, and one thing
-is wrong with them. `preflight` is the check of a training. `check` (tests/helpers/clip_files.py) is
-the same check of one section of the options, and returns its report.
+is wrong with them. `preflight` is the check of a training. `check_clips`
+(tests/helpers/clip_files.py) is the same check of one section of the options, and returns its
+report.
 """
 
 import os
@@ -20,11 +21,11 @@ from data.clips.preflight import preflight
 from data.spike.formats import SpikeGeometry, write_spikes
 from tests.helpers.checked import read_picture
 from tests.helpers.clip_files import (
-    cached,
-    check,
+    add_cache,
+    check_clips,
+    data_section,
     doctor_of_data,
-    resolved,
-    section,
+    resolve_section,
     set_for_testing,
     write_clip,
     write_clips,
@@ -49,8 +50,10 @@ def root(tmp_path):
 
 def run_check(root, **changes):
     """Run the check of a training on the data of `root`. changes: keys of datasets.train."""
-    train = section(root, **changes)
-    datasets = DatasetsOptions(train=resolved(train), test=resolved(section(root, "test")))
+    train = data_section(root, **changes)
+    datasets = DatasetsOptions(
+        train=resolve_section(train), test=resolve_section(data_section(root, "test"))
+    )
     preflight(datasets, root / "experiments/.preflight")
 
 
@@ -122,7 +125,7 @@ def test_data_with_problems_are_read_again(root, said):
 
 
 def test_a_cache_is_checked_for_its_freshness(root, said):
-    backend = cached(section(root), root / "cache")["io_backend"]
+    backend = add_cache(data_section(root), root / "cache")["io_backend"]
 
     assert "data train: 2 cached clips" in said(io_backend=backend)
 
@@ -139,7 +142,7 @@ def test_the_progress_of_the_check_counts_every_file(root):
         calls.append((total, name, unit))
         yield SimpleNamespace(update=lambda: calls.append(1))
 
-    check(section(root), show=show)
+    check_clips(data_section(root), show=show)
 
     # Two clips of six frames, each with a blurry picture, a sharp picture and a spike file.
     files = 2 * 6 * 3
@@ -153,7 +156,7 @@ def test_a_missing_root_hides_no_problem_of_the_other_split(root, capsys):
     (root / "GOPRO_Large/test/clip9/blur/000003.png").unlink()
     wrong: dict[str, Any] = {"dataroot_gt": str(root / "nowhere")}
 
-    code = doctor_of_data(root, train=section(root, **wrong), test=section(root, "test"))
+    code = doctor_of_data(root, train=data_section(root, **wrong), test=data_section(root, "test"))
 
     assert code == 3
     # The doctor and the check of a training name both.
@@ -180,7 +183,7 @@ def test_a_picture_with_damaged_content_is_found_by_decoding(root, damage):
     damage(content)
     frame(root).write_bytes(content)
 
-    (problem,) = check(section(root), decode=True).problems
+    (problem,) = check_clips(data_section(root), decode=True).problems
 
     assert "cannot read image" in str(problem)
     assert problem.where == str(frame(root))
@@ -192,14 +195,14 @@ def test_flipped_bits_are_not_found_without_decoding(root):
     frame(root).write_bytes(content)
 
     # The usual check reads only headers and lengths. Decoding is an option, because it takes long.
-    assert check(section(root)).problems == []
+    assert check_clips(data_section(root)).problems == []
 
 
 def test_a_clip_with_a_picture_that_cannot_be_decoded_is_still_counted(root):
     first = frame(root, "sharp/000000.png")
     cut_short(first)
 
-    report = check(section(root), decode=True)
+    report = check_clips(data_section(root), decode=True)
 
     assert [problem.where for problem in report.problems] == [str(first)]
     assert report.counts().startswith("2 clips, 12 frames")
@@ -263,7 +266,7 @@ def test_spikes_that_look_upside_down_are_a_warning(root, said):
     write_info(root, flip=None)
     spike = {"type": "dat", "flip": False}
 
-    warnings = check(section(root, spike=spike)).warnings
+    warnings = check_clips(data_section(root, spike=spike)).warnings
     first = said(spike=spike)
     second = said(spike=spike)
 
@@ -288,7 +291,7 @@ def relative(*half_windows):
 
 def warnings_on(root, **changes):
     """Return the warnings of the check of a section, as one text."""
-    report = check(section(root, **changes))
+    report = check_clips(data_section(root, **changes))
     return " ".join(str(warning) for warning in report.warnings)
 
 
@@ -370,7 +373,9 @@ def test_windows_between_two_spikes_are_said(tmp_path, half_windows, spikes, is_
     write_spikes(path, stream, SpikeGeometry(8, 12))
     representation = {"type": "relative", "half_windows": half_windows}
 
-    report = check(section(tmp_path, spike={"type": "dat", "representation": representation}))
+    report = check_clips(
+        data_section(tmp_path, spike={"type": "dat", "representation": representation})
+    )
 
     found = [each.what for each in report.warnings if "make the windows wider" in each.what]
     if is_narrow:
@@ -415,7 +420,7 @@ def test_one_root_without_folders_for_blurry_and_sharp_frames_is_refused(root):
 
 
 def test_the_doctor_refuses_frames_that_are_their_own_sharp_ones(root, capsys):
-    code = doctor_of_data(root, train=section(root, lq_folder="sharp"))
+    code = doctor_of_data(root, train=data_section(root, lq_folder="sharp"))
 
     printed = capsys.readouterr()
     assert code == 3
@@ -425,13 +430,13 @@ def test_the_doctor_refuses_frames_that_are_their_own_sharp_ones(root, capsys):
 
 @pytest.mark.parametrize("is_cached", [False, True], ids=["files", "clip cache"])
 def test_the_same_files_are_found_for_a_network_that_does_not_enlarge(root, tmp_path, is_cached):
-    values = section(root, lq_folder="sharp")
+    values = data_section(root, lq_folder="sharp")
     if is_cached:
-        values = cached(values, tmp_path / "cache")
+        values = add_cache(values, tmp_path / "cache")
 
-    assert len(check(values).problems) == 2
+    assert len(check_clips(values).problems) == 2
     # For a network that enlarges, blurry and sharp frames cannot be the same: not compared here.
-    assert not check(values, scale=2).problems
+    assert not check_clips(values, scale=2).problems
 
 
 def test_a_denoising_test_may_have_one_folder_for_both(root):
@@ -444,11 +449,11 @@ def test_a_denoising_test_may_have_one_folder_for_both(root):
     }
 
     # With sigma, the dataset adds noise to the frames.
-    denoising = check(values | {"sigma": 30.0})
+    denoising = check_clips(values | {"sigma": 30.0})
 
     assert not denoising.problems
     assert not denoising.warnings
-    assert len(check(values).problems) == 2
+    assert len(check_clips(values).problems) == 2
 
 
 def test_copies_of_the_blurry_frames_as_sharp_ones_are_said(root, said):
@@ -596,7 +601,7 @@ def test_a_variable_without_a_value_is_named(root, path, message):
 
 
 def test_a_clip_beyond_the_last_one_is_none(root):
-    clips = set_for_testing(section(root, "test"))
+    clips = set_for_testing(data_section(root, "test"))
 
     assert len(clips) == 1
     assert len([*clips]) == 1

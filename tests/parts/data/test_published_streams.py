@@ -18,7 +18,7 @@ from data.spike.represent import represent
 from scripts import calibrate, spike_tool
 from tests.helpers.spike_files import FOLDER, restore_dat
 from tests.helpers.two_cameras import error_px, similarity
-from tests.helpers.weights_files import metrics, restore
+from tests.helpers.weights_files import read_metrics, restore
 from utils.image import imread_rgb, imwrite_rgb
 
 SIZE = (250, 400)
@@ -84,7 +84,7 @@ def test_every_method_reconstructs_the_streams(
 
     restore("--method", method, *files, *camera, "--spike-size", 250, 400, "--output", tmp_path)
 
-    clips = metrics(tmp_path)["clips"]
+    clips = read_metrics(tmp_path)["clips"]
     assert clips.keys() == {"200", "203"}
     assert clips["200"]["restored"][metric] > least_of_200
     assert clips["203"]["restored"][metric] > least_of_203

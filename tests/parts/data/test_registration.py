@@ -15,7 +15,7 @@ import skimage.data
 from data.cameras import registration
 from data.cameras.registration import CHANGES, Decisions, FitResult, Pair, State, View, fit, nominal
 from data.spike.simulate import IntegrateAndFire, to_display, to_linear, to_uint8
-from tests.helpers.checked import present
+from tests.helpers.checked import not_none
 from tests.helpers.two_cameras import texture
 
 SIDE = 128  # of a frame, in pixels
@@ -294,7 +294,7 @@ def residuals_after(
     for field, amount in change.items():
         setattr(state, field, getattr(state, field) + amount)
     state._change_matrix(np.array(step))
-    details = present(state._details(pair, pair.features(BLUR), SIGMA))
+    details = not_none(state._details(pair, pair.features(BLUR), SIGMA))
     return details.spikes - details.features @ a
 
 
@@ -322,7 +322,7 @@ BLUR = 4.0  # of the frame, in RGB pixels
 def test_each_column_is_the_derivative_of_the_residuals(moving, column, change, step, limit):
     pair = Pair(moving, factor=1, light="linear")
     state = State([pair], nominal(SPIKE, RGB), model="similarity", most_offset=20.0)
-    details = present(state._details(pair, pair.features(BLUR), SIGMA))
+    details = not_none(state._details(pair, pair.features(BLUR), SIGMA))
     a = registration._explain([details]).a
     predicted = details.features @ a.astype(np.float32)
     computed = state._columns(details, predicted)[column]

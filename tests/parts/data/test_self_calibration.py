@@ -28,9 +28,9 @@ import main_test_vrt
 from data.cameras.rig import Rig
 from data.cameras.spike_grid import load_calibration, save_calibration
 from scripts.make_sample_data import make_layers, render
-from tests.helpers.checked import present
-from tests.helpers.clip_files import BINS, cached, same, set_for_training, write_dat
-from tests.helpers.train_files import odd, write_odd_options
+from tests.helpers.checked import not_none
+from tests.helpers.clip_files import BINS, add_cache, equal_samples, set_for_training, write_dat
+from tests.helpers.train_files import run_odd, write_odd_options
 from utils.image import imwrite_rgb
 
 # Height and width of the frames, and of the spike planes.
@@ -194,8 +194,8 @@ def dataset(section):
 def calibration_of(dataset: Any, name: str) -> Any:
     """Return the calibration that was found for a clip, or None."""
     clips = {clip.name: clip for clip in dataset.clips}
-    # `present` fails the test if its argument is None.
-    return present(clips[name].spikes).calibration
+    # `not_none` fails the test if its argument is None.
+    return not_none(clips[name].spikes).calibration
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_training_gives_no_calibration_to_a_clip_that_needs_none_or_shows_none(d
 
 
 def test_training_finds_where_a_moved_camera_looks(home, dataset):
-    found = present(calibration_of(dataset, "moved"))
+    found = not_none(calibration_of(dataset, "moved"))
 
     true = load_calibration(home / "moved.json")
     # x and y of the corners of the spike plane, which has 64 x 64 pixels.
@@ -222,14 +222,14 @@ def test_training_finds_where_a_moved_camera_looks(home, dataset):
 
 
 def test_training_finds_the_clock_of_a_moved_camera(home, dataset):
-    found = present(calibration_of(dataset, "moved"))
+    found = not_none(calibration_of(dataset, "moved"))
 
     true = load_calibration(home / "moved.json")
     assert found.time_offset_planes == pytest.approx(true.time_offset_planes, abs=0.7)
 
 
 def test_training_finds_the_exposure_of_a_moved_camera(home, dataset):
-    found = present(calibration_of(dataset, "moved"))
+    found = not_none(calibration_of(dataset, "moved"))
 
     true = load_calibration(home / "moved.json")
     assert true.exposure_share == MOVED["exposure"]
@@ -238,7 +238,7 @@ def test_training_finds_the_exposure_of_a_moved_camera(home, dataset):
 
 def test_channels_are_made_of_more_planes_than_were_exposed(dataset):
     clips = {clip.name: clip for clip in dataset.clips}
-    share = present(calibration_of(dataset, "moved")).exposure_share
+    share = not_none(calibration_of(dataset, "moved")).exposure_share
 
     exposure = clips["moved"].exposures[2]  # of any frame
 
@@ -248,19 +248,19 @@ def test_channels_are_made_of_more_planes_than_were_exposed(dataset):
 
 
 def test_a_resumed_run_compares_the_calibration(dataset):
-    found = present(calibration_of(dataset, "moved"))
+    found = not_none(calibration_of(dataset, "moved"))
 
     assert f"calibration {found.digest()}" in dataset.sample_names()
 
 
 def test_training_from_a_cache_finds_the_same(home, section, dataset):
-    from_cache = set_for_training(cached(section, home / "cache"))
+    from_cache = set_for_training(add_cache(section, home / "cache"))
 
     assert from_cache.sample_names() == dataset.sample_names()
     epoch = 0
     # A clip has 6 samples. These are of four clips.
     for number in (0, 7, 13, 20):
-        assert same(dataset[(epoch, number)], from_cache[(epoch, number)])
+        assert equal_samples(dataset[(epoch, number)], from_cache[(epoch, number)])
 
 
 # ---- Several ranks and several starts ----
@@ -295,7 +295,7 @@ class Run:
         batch = f"datasets.train.dataloader_batch_size={2 // ranks}"
         steps = f"train.total_iter={self.steps}"
         # The worker prints the calibrations of the clips as JSON.
-        result = odd(self.options, *self.changes, batch, steps, ranks=ranks, case="clips")
+        result = run_odd(self.options, *self.changes, batch, steps, ranks=ranks, case="clips")
         assert result.exit_codes == [0] * ranks, result.text
         assert f"{fitted} clips fitted in" in result.text, result.text
         assert f"{known} known" in result.text, result.text

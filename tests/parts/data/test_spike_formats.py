@@ -25,11 +25,11 @@ from data.spike.formats import (
     write_spikes,
 )
 from tests.helpers.clip_files import (
-    build,
-    cached,
+    add_cache,
+    build_clips,
+    data_section,
     doctor_of_data,
-    same,
-    section,
+    equal_samples,
     set_for_training,
     write_clips,
     write_png,
@@ -319,8 +319,8 @@ def write_clip_of_sps100(root, spikes):
     path.write_bytes(sps100_bytes(spikes))
 
     of_camera = {"h": 1000, "w": 1000, "layout": "sps100", "rate": 1.0}
-    spike = section(root)["spike"] | of_camera
-    return section(root, spike=spike, num_frame=1, gt_size=1000)
+    spike = data_section(root)["spike"] | of_camera
+    return data_section(root, spike=spike, num_frame=1, gt_size=1000)
 
 
 def first_sample(values):
@@ -342,9 +342,9 @@ def test_a_cache_of_an_sps100_gives_the_samples_of_its_files(tmp_path):
     values = write_clip_of_sps100(tmp_path, random_spikes(1000, 1000, planes=2))
     from_files = first_sample(values)
 
-    from_cache = first_sample(cached(values, tmp_path / "cache"))
+    from_cache = first_sample(add_cache(values, tmp_path / "cache"))
 
-    assert same(from_cache, from_files)
+    assert equal_samples(from_cache, from_files)
 
 
 # ---- Files of something else ----
@@ -561,33 +561,33 @@ def convert(root, suffix):
 @pytest.mark.parametrize("suffix", [".bin", ".npy", ".npz"])
 def test_samples_do_not_depend_on_the_format(clips, suffix, is_cached):
     turns: dict[str, Any] = {"use_hflip": True, "use_rot": True, "random_reverse": True}
-    of_dat = build(clips, **turns)
+    of_dat = build_clips(clips, **turns)
     # All samples of epoch 1: two clips of six frames.
     expected = [of_dat[1, index] for index in range(12)]
     convert(clips, suffix)
-    values = section(clips, spike=section(clips)["spike"] | {"bit_order": "big"}, **turns)
+    values = data_section(clips, spike=data_section(clips)["spike"] | {"bit_order": "big"}, **turns)
     if is_cached:
-        values = cached(values, clips / "cache")
+        values = add_cache(values, clips / "cache")
 
     dataset = set_for_training(values)
 
     for index, sample in enumerate(expected):
-        assert same(dataset[1, index], sample)
+        assert equal_samples(dataset[1, index], sample)
 
 
 def test_a_cache_of_another_order_of_bits_is_refused(clips):
     convert(clips, ".bin")
-    big = section(clips, spike=section(clips)["spike"] | {"bit_order": "big"})
-    cache = cached(big, clips / "cache")["io_backend"]
+    big = data_section(clips, spike=data_section(clips)["spike"] | {"bit_order": "big"})
+    cache = add_cache(big, clips / "cache")["io_backend"]
 
     with pytest.raises(DataError, match="its spikes are"):
-        build(clips, io_backend=cache)
+        build_clips(clips, io_backend=cache)
 
 
 def test_the_check_of_the_data_finds_no_problem_in_arrays(clips, capfd):
     convert(clips, ".npy")
 
-    code = doctor_of_data(clips, "--decode", train=section(clips))
+    code = doctor_of_data(clips, "--decode", train=data_section(clips))
 
     assert code == 0
     said = capfd.readouterr().out
@@ -599,7 +599,7 @@ def test_a_frame_without_its_file_is_named_before_a_run(clips, capfd):
     convert(clips, ".npy")
     spike_files(clips)[2].unlink()
 
-    code = doctor_of_data(clips, "--decode", train=section(clips))
+    code = doctor_of_data(clips, "--decode", train=data_section(clips))
 
     assert code == 3
     assert "seq/0 | spike lacks 1 of 6 frames: 000002.npy" in capfd.readouterr().err
@@ -609,7 +609,7 @@ def test_a_file_of_another_size_is_named_before_a_run(clips, capfd):
     convert(clips, ".npy")
     np.save(spike_files(clips, "1")[3], np.zeros((24, 8, 13), np.uint8))
 
-    code = doctor_of_data(clips, "--decode", train=section(clips))
+    code = doctor_of_data(clips, "--decode", train=data_section(clips))
 
     assert code == 3
     said = capfd.readouterr().err

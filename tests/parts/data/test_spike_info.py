@@ -21,10 +21,10 @@ from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
 from data.spike.represent import represent
 from tests.helpers.clip_files import (
     PLANES,
-    cached,
-    check,
+    add_cache,
+    check_clips,
+    data_section,
     doctor_of_data,
-    section,
     write_clip,
     write_dat,
     write_info,
@@ -74,7 +74,7 @@ def write_noise(root, part=slice(None), **info):
 def build(root, **spike):
     """Return the test set of a root. spike: keys of the section `spike`."""
     values = {"type": "dat", "resize": "nearest", "center": "file", "representation": "voxel"}
-    return build_test_set(section(root, "test", spike=values | spike))
+    return build_test_set(data_section(root, "test", spike=values | spike))
 
 
 def build_test_set(values):
@@ -277,7 +277,7 @@ def test_a_format_that_can_only_be_read_from_the_start_is_warned_of(tmp_path, pl
     root = write_noise(tmp_path)
     join(root, place)
 
-    report = check(section(root, "test", spike={"type": "dat", "exposure": EXPOSURE}))
+    report = check_clips(data_section(root, "test", spike={"type": "dat", "exposure": EXPOSURE}))
 
     # A compressed .npz has no places at which reading could begin.
     found = [warning for warning in report.warnings if "from the start" in warning.what]
@@ -295,11 +295,13 @@ class CachedFiles:
         join(self.root, "{clip}/spike/long.npy")
         self.cache = folder / "cache"
         spike = AT_PLANE_3 | {"exposure": EXPOSURE}
-        self.backend = cached(section(self.root, "test", spike=spike), self.cache)["io_backend"]
+        self.backend = add_cache(data_section(self.root, "test", spike=spike), self.cache)[
+            "io_backend"
+        ]
 
     def build(self, **spike):
         """Return the test set, read from the cache. spike: keys of the section `spike`."""
-        values = section(self.root, "test", spike=AT_PLANE_3 | spike)
+        values = data_section(self.root, "test", spike=AT_PLANE_3 | spike)
         return build_test_set(values | {"io_backend": self.backend})
 
 
@@ -411,13 +413,13 @@ CONTEXT_OF_30 = {
 def with_context(tmp_path):
     """Give clips, and the channels of clip a/0 with a context of 30 planes."""
     root = write_noise(tmp_path)
-    dataset = build_test_set(section(root, "test", spike=CONTEXT_OF_30))
+    dataset = build_test_set(data_section(root, "test", spike=CONTEXT_OF_30))
     return root, channels(dataset, clip=0)
 
 
 def test_context_is_the_same_from_a_cache(with_context, tmp_path):
     root, expected = with_context
-    values = cached(section(root, "test", spike=CONTEXT_OF_30), tmp_path / "cache")
+    values = add_cache(data_section(root, "test", spike=CONTEXT_OF_30), tmp_path / "cache")
 
     found = channels(build_test_set(values), clip=0)
 
@@ -439,7 +441,7 @@ def test_context_can_be_trained_with(with_context):
     # The camera is drawn for each sample, but a threshold of 1 changes no spike.
     camera = {"type": "perturb", "threshold_prob": 1.0, "threshold_range": [1.0, 1.0]}
     frames = str(root / "GOPRO_Large/test")
-    values = section(
+    values = data_section(
         root,
         "train",
         spike=CONTEXT_OF_30,
@@ -487,7 +489,7 @@ def test_a_clip_takes_the_spike_file_of_its_name(files_beside_folders):
 
 
 def test_the_check_of_the_data_knows_files_beside_the_folders(files_beside_folders):
-    test = section(files_beside_folders, "test", spike={"type": "dat", "exposure": EVEN})
+    test = data_section(files_beside_folders, "test", spike={"type": "dat", "exposure": EVEN})
 
     assert doctor_of_data(files_beside_folders, test=test) == 0
 

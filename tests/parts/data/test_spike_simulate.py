@@ -30,7 +30,7 @@ from data.loader import ResumableDistributedSampler
 from data.select_dataset import build_dataset
 from data.spike import simulate
 from data.spike.simulate import plane_light, window_light
-from tests.helpers.clip_files import section, write_clip, write_info
+from tests.helpers.clip_files import data_section, write_clip, write_info
 from utils.errors import OptionError
 from utils.random_streams import random_stream
 
@@ -625,7 +625,7 @@ def test_a_frame_gets_the_same_noise_each_time(rgb_draws, coloured_ramp):
 
 def sample_with_camera(folder: Path, camera: dict[str, Any] | None) -> dict[str, Any]:
     """Return the first sample of a training set. camera: the section `camera`, or None."""
-    values = section(folder, gt_size=16, num_frame=3, camera=camera)
+    values = data_section(folder, gt_size=16, num_frame=3, camera=camera)
     dataset = build_dataset(values, "train", seed=0)
     epoch = 0
     number = 0
@@ -770,7 +770,7 @@ def samples_of_one_epoch() -> list[tuple[int, int]]:
 def test_no_two_draws_of_a_sample_are_correlated(tmp_path, samples):
     write_clip(tmp_path, "clip0", frames=24, h=24, w=32)
     write_info(tmp_path, h=24, w=32)
-    values = section(
+    values = data_section(
         tmp_path,
         use_hflip=True,
         use_rot=True,

@@ -23,11 +23,17 @@ from data.clips.clip_reader import user_clips
 from data.clips.preflight import preflight
 from data.select_dataset import build_dataset
 from models.portable import read_saved
-from tests.helpers.checked import present
-from tests.helpers.clip_files import cached, doctor_of_data, resolved, same, write_dat
-from tests.helpers.train_files import LOADER, experiment, train, write_options
+from tests.helpers.checked import not_none
+from tests.helpers.clip_files import (
+    add_cache,
+    doctor_of_data,
+    equal_samples,
+    resolve_section,
+    write_dat,
+)
+from tests.helpers.train_files import LOADER, folder_of_run, train, write_options
 from tests.helpers.two_cameras import record, similarity
-from tests.helpers.weights_files import metrics, restore
+from tests.helpers.weights_files import read_metrics, restore
 from utils.errors import DataError, OptionError
 from utils.image import imwrite_rgb
 from utils.options.models import DatasetsOptions
@@ -125,7 +131,7 @@ def section(root: Path, split: str, kind: str = "second", **spike: Any) -> dict[
 
 
 def build(root: Path, split: str, kind: str = "second", **spike: Any) -> Any:
-    """Return the data set of `section`."""
+    """Return the data set of `data_section`."""
     return build_dataset(section(root, split, kind, **spike), split, seed=0)
 
 
@@ -210,11 +216,11 @@ def test_samples_lie_where_both_cameras_look(home):
 def test_samples_are_the_same_from_a_cache(home):
     dataset = build(home, "train")
 
-    from_cache = build_dataset(cached(section(home, "train"), home / "cache"), "train", seed=0)
+    from_cache = build_dataset(add_cache(section(home, "train"), home / "cache"), "train", seed=0)
 
     epoch = 0
     for number in range(len(dataset)):
-        assert same(dataset[(epoch, number)], from_cache[(epoch, number)])
+        assert equal_samples(dataset[(epoch, number)], from_cache[(epoch, number)])
 
 
 def test_crops_that_are_larger_than_what_both_cameras_see_are_refused(home):
@@ -258,7 +264,7 @@ def check(home, tmp_path, caplog) -> Callable[..., str]:
     caplog.set_level(logging.INFO)
 
     def run(root: Path = home, **spike: Any) -> str:
-        datasets = DatasetsOptions(test=resolved(section(root, "test", **spike)))
+        datasets = DatasetsOptions(test=resolve_section(section(root, "test", **spike)))
         preflight(datasets, tmp_path / "runs")
         return caplog.text
 
@@ -391,7 +397,7 @@ def trained(home, tmp_path_factory) -> Trained:
     result = train(options, "train.total_iter=2", *at_the_end)
 
     assert result.exit_codes == [0], result.text
-    *_, weights = sorted((experiment(options) / "models").glob("*_G.pth"))
+    *_, weights = sorted((folder_of_run(options) / "models").glob("*_G.pth"))
     return Trained(options, result.text, weights)
 
 
@@ -401,7 +407,7 @@ def test_a_training_says_what_the_second_camera_sees(trained):
 
 
 def test_weights_hold_the_calibration_of_their_training(trained):
-    stored = present(read_saved(trained.weights).spike_data)["calibration"]
+    stored = not_none(read_saved(trained.weights).spike_data)["calibration"]
 
     assert stored["matrix"] == TRUTH[:2].tolist()
     assert stored["spike_size"] == [30, 40]
@@ -425,8 +431,8 @@ def test_a_user_s_own_files_are_restored_as_the_test_clip_of_the_option_file(
     restore("--opt", trained.options, *weights, "--output", tmp_path / "by_options")
     restore(*weights, *files, *spikes, "--save", "frames", "--output", tmp_path / "by_flags")
 
-    by_options = metrics(tmp_path / "by_options")["clips"]["c"]
-    (by_flags,) = metrics(tmp_path / "by_flags")["clips"].values()
+    by_options = read_metrics(tmp_path / "by_options")["clips"]["c"]
+    (by_flags,) = read_metrics(tmp_path / "by_flags")["clips"].values()
     # In dB. The windows of frames may differ, so the numbers are equal up to rounding.
     expected = by_options["restored"]["psnr"]
     assert by_flags["restored"]["psnr"] == pytest.approx(expected, abs=0.01)

@@ -14,7 +14,7 @@ from PIL import Image
 
 from data.clips.clip_reader import user_clips
 from data.clips.readers import DatasetClip
-from tests.helpers.clip_files import build, picture, write_clips, write_png
+from tests.helpers.clip_files import build_clips, picture, write_clips, write_png
 from tests.helpers.film_files import noise_film
 from utils.errors import DataError
 
@@ -164,6 +164,6 @@ def test_spikes_below_a_folder_whose_name_is_no_text_are_refused(root_without_te
 
 def test_a_data_set_below_a_folder_whose_name_is_no_text_is_refused(root_without_text):
     with pytest.raises(DataError, match=NO_TEXT) as error:
-        build(root_without_text)
+        build_clips(root_without_text)
 
     assert_name_is_the_cause(error.value)

@@ -25,7 +25,7 @@ import main_train_vrt
 from models.vrt.fit_memory import BYTES_PER_PARAMETER
 from scripts import prepare_gopro_spike
 from tests.dist.launching import run_ranks
-from tests.helpers.checked import found, of_part
+from tests.helpers.checked import find_match, options_of_part
 from tests.helpers.documents import PAGES, ROOT
 from tests.helpers.gopro_files import moving_frames, write_folder
 
@@ -288,13 +288,13 @@ def read_section(option_file: Path, section: dict[str, Any]) -> Any:
 
 
 def test_the_option_file_of_the_quick_start_is_valid(option_file):
-    text = found(r"```json\n(.*?)```", read_page("docs/quickstart.md"), re.DOTALL)[1]
+    text = find_match(r"```json\n(.*?)```", read_page("docs/quickstart.md"), re.DOTALL)[1]
     option_file.write_text(text)
 
     opt = main_train_vrt.read_options(["--opt", str(option_file)])
 
-    # The section has the keys of its dataset. `of_part` tells the type checker that they exist.
-    assert of_part(opt.datasets.test).dataroot_gt.startswith("trainsets/mine/")
+    # The section has the keys of its dataset; the type checker learns it from `options_of_part`.
+    assert options_of_part(opt.datasets.test).dataroot_gt.startswith("trainsets/mine/")
 
 
 def keys_of(block: str) -> dict[str, Any]:
@@ -318,7 +318,7 @@ def option_blocks() -> OptionBlocks:
     """Give the blocks of options in docs/data_format.md."""
     page = read_page("docs/data_format.md")
     # The first layout has a whole option file. The other layouts have their section `spike` alone.
-    whole_file = json5.loads(found(r"```json\n(.*?)```", page, re.DOTALL)[1])
+    whole_file = json5.loads(find_match(r"```json\n(.*?)```", page, re.DOTALL)[1])
     first_layout = whole_file["datasets"]["train"]
     blocks = re.findall(r"```jsonc\n(.*?)```", page, re.DOTALL)
     *spikes_of_layouts, forms, section, roots, camera = blocks
@@ -409,13 +409,13 @@ def memory() -> MemoryTable:
     for row in re.findall(r"^\| (?:DDP|ZeRO|FSDP).*`\d+ P.*$", text, re.MULTILINE):
         name, *cells = [cell.strip() for cell in row.strip("|").split("|")]
         # E.g. "ZeRO-1: moments divided" -> "ZeRO-1", and "DDP (this project)" -> "DDP".
-        rows[found(r"[\w-]+", name)[0]] = cells
+        rows[find_match(r"[\w-]+", name)[0]] = cells
     return MemoryTable(
-        parameters=1e6 * int(found(r"\bP is (\d+) M\b", text)[1]),
-        ranks=int(found(r"\bN = (\d+) ranks", text)[1]),
-        activations=1e9 * float(found(r"\bA = ([\d.]+) GB", text)[1]),
+        parameters=1e6 * int(find_match(r"\bP is (\d+) M\b", text)[1]),
+        ranks=int(find_match(r"\bN = (\d+) ranks", text)[1]),
+        activations=1e9 * float(find_match(r"\bA = ([\d.]+) GB", text)[1]),
         rows=rows,
-        share_of_fsdp=float(found(r"([\d.]+) % of this sum", text)[1]),
+        share_of_fsdp=float(find_match(r"([\d.]+) % of this sum", text)[1]),
     )
 
 

@@ -30,9 +30,9 @@ from lab.motion_seeds import (
 )
 from lab.train_motion import OF_OPERATOR_DATA, OPERATOR, motion_network
 from models.portable import SavedNetwork, read_saved
-from tests.helpers.checked import present
+from tests.helpers.checked import not_none
 from tests.helpers.moving_scene import Scene
-from tests.helpers.weights_files import metrics, restore
+from tests.helpers.weights_files import read_metrics, restore
 
 CPU = torch.device("cpu")
 
@@ -46,14 +46,14 @@ def learned_with(run: Run, gate: float) -> TrainedRun:
     """Return a run whose steps go this share of the way to the proposal, and do nothing else."""
     _, net = motion_network(read_saved(OPERATOR))
     with torch.no_grad():
-        present(net.steps.tail.bias)[GATE_OF_PROPOSAL] = gate
+        not_none(net.steps.tail.bias)[GATE_OF_PROPOSAL] = gate
     return TrainedRun(run, steps={"good": net.steps.eval()}, cpu_s={"good": 1.0})
 
 
 def reader_of(clip, operator: SavedNetwork) -> DatasetClip:
     """Open a clip of `Scene.write` in the form on which the operator was trained."""
     spike = {}
-    for key, value in present(operator.spike).items():
+    for key, value in not_none(operator.spike).items():
         if key not in OF_OPERATOR_DATA:
             spike[key] = value
     trained = operator.spike_data
@@ -111,7 +111,7 @@ def test_a_method_scores_as_the_test_program_with_its_weights(compared, tmp_path
 
     restore("--weights", weights, *files, "--output", tmp_path)
 
-    expected = metrics(tmp_path)["averages"]["restored"]["psnr"]
+    expected = read_metrics(tmp_path)["averages"]["restored"]["psnr"]
     assert compared.scores[method] == pytest.approx(expected, abs=1e-3)
 
 

@@ -19,7 +19,7 @@ from lab.quality import main
 from lab.tools import ROOT
 from scripts.make_sample_data import SAMPLE, make_sample
 from tests.dist.launching import run_ranks
-from tests.helpers.train_files import network
+from tests.helpers.train_files import network_section
 
 # The comparison makes data, trains twice and tests five methods: 15 seconds of a core, for a tool
 # of the maintainers. Its statistics are tested in test_lab.py.
@@ -53,7 +53,7 @@ def write_option_file(path: Path, **train_changes: Any) -> str:
 
     The name of the file says the fusion, e.g. none.json. train_changes: keys of datasets.train.
     """
-    tiny = network()
+    tiny = network_section()
     # The sample's options say the number of input channels and the fusion.
     for key in ("in_chans", "fusion"):
         del tiny[key]

@@ -34,7 +34,7 @@ from models.fusion.fusion_motion import MotionSteps
 from models.fusion.fusion_motion import motion_of as motion_fusion_of
 from models.fusion.motion_net import MotionNet
 from models.portable import read_saved
-from tests.helpers.checked import present
+from tests.helpers.checked import not_none
 from tests.helpers.moving_scene import Scene, reader_of
 
 # A cheap solver of the equations. A real training has 12 groups and 8 steps.
@@ -198,9 +198,9 @@ def test_a_network_that_finds_the_motion_is_taken_over_with_the_weights_of_the_s
 
     write_weights(tmp_path / "motion.pth", saved, net, updates=3)
 
-    fusion = present(motion_fusion_of(read_saved(tmp_path / "motion.pth").build()))
+    fusion = not_none(motion_fusion_of(read_saved(tmp_path / "motion.pth").build()))
     assert fusion.motion_by == "both"
-    found = present(fusion.motion_net).state_dict()
+    found = not_none(fusion.motion_net).state_dict()
     expected = torch.load(finder)
     assert found.keys() == expected.keys()
     for name, value in expected.items():

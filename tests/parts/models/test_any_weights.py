@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from models.portable import read_saved, read_weights
 from tests.dist.launching import ROOT
-from tests.helpers.damage import CHARACTERS, damaged, examples
+from tests.helpers.damage import CHARACTERS, damaged_copies, examples
 from utils.errors import CheckpointError
 from utils.run import checkpoint
 
@@ -65,7 +65,7 @@ def assert_is_whole(error: CheckpointError, path: Path) -> None:
 )
 def test_a_damaged_file_is_read_or_refused(tmp_path, data, kind, read):
     path = tmp_path / "a.pth"
-    path.write_bytes(data.draw(damaged(WEIGHTS[kind])))
+    path.write_bytes(data.draw(damaged_copies(WEIGHTS[kind])))
 
     try:
         read(path)
@@ -77,7 +77,7 @@ def test_a_damaged_file_is_read_or_refused(tmp_path, data, kind, read):
 @given(data=st.data())
 def test_a_damaged_network_is_built_or_refused(tmp_path, data):
     path = tmp_path / "a.pth"
-    path.write_bytes(data.draw(damaged(OPERATOR)))
+    path.write_bytes(data.draw(damaged_copies(OPERATOR)))
 
     try:
         read_saved(path).build()

@@ -22,8 +22,8 @@ from torch import Tensor
 from models.cpu_memory import check_memory, saved_per_pixel
 from models.network_vrt import VRT
 from models.vrt.fit_memory import saved_bytes
-from tests.helpers.checked import present
-from tests.helpers.train_files import network, train, write_options
+from tests.helpers.checked import not_none
+from tests.helpers.train_files import network_section, train, write_options
 from utils.errors import OptionError
 from utils.run.measure import host_memory
 
@@ -108,7 +108,7 @@ class Memory(NamedTuple):
 
 
 def memory_now() -> Memory:
-    return Memory(*present(host_memory()))
+    return Memory(*not_none(host_memory()))
 
 
 def test_a_step_that_fits_is_not_spoken_of(caplog):
@@ -150,7 +150,7 @@ def test_a_step_that_cannot_fit_is_refused_with_the_figures():
 
 
 def test_a_training_that_cannot_fit_ends_before_its_first_step(tmp_path):
-    options = write_options(tmp_path, netG=network(**WIDE))
+    options = write_options(tmp_path, netG=network_section(**WIDE))
     options_of_net: dict[str, Any] = {**SMALL, "depths": [2] + [1] * 7, **WIDE}
     bytes_of_clip = saved_per_pixel(VRT(**options_of_net)) * 4 * 32 * 32  # 4 frames of 32 x 32
     # A batch that needs three times the whole memory. It is an even number, so that the error can

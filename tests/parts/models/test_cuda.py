@@ -11,8 +11,8 @@ from models.vrt.deform_align import TAPS, deform_conv
 from models.vrt.layers import tf32
 from tests.helpers.exact_step import (
     OPTIONS,
-    made_clip,
-    made_network,
+    make_clip,
+    make_network,
     relative_errors,
     results_of_step,
     stored_step,
@@ -65,17 +65,17 @@ def autocast_dtype(dtype: torch.dtype) -> torch.dtype | None:
 @pytest.fixture(scope="module")
 def float32_step() -> dict[str, Tensor]:
     """Return a step of the real network in float32 on this GPU."""
-    return results_of_step(made_network(REAL).cuda(), made_clip(192).cuda())
+    return results_of_step(make_network(REAL).cuda(), make_clip(192).cuda())
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_step_of_a_small_network_follows_the_published_equations_in_float64(form, dtype):
     # All forms of the network draw the same parameters.
-    net = made_network(OPTIONS, **FORMS[form]).cuda()
+    net = make_network(OPTIONS, **FORMS[form]).cuda()
     poison()
 
-    found = results_of_step(net, made_clip().cuda(), autocast_dtype(dtype))
+    found = results_of_step(net, make_clip().cuda(), autocast_dtype(dtype))
 
     for name, error in relative_errors(found, stored_step()).items():
         assert error < limit_of(name, dtype), f"{name}: {error:.1e}"
@@ -84,10 +84,10 @@ def test_a_step_of_a_small_network_follows_the_published_equations_in_float64(fo
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_step_of_the_real_network_is_near_float32(float32_step, form, dtype):
-    net = made_network(REAL, **FORMS[form]).cuda()
+    net = make_network(REAL, **FORMS[form]).cuda()
     poison()
 
-    found = results_of_step(net, made_clip(192).cuda(), autocast_dtype(dtype))
+    found = results_of_step(net, make_clip(192).cuda(), autocast_dtype(dtype))
 
     assert found.keys() == float32_step.keys()
     for name, value in float32_step.items():
@@ -99,7 +99,7 @@ def test_a_step_of_the_real_network_is_near_float32(float32_step, form, dtype):
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 @torch.no_grad()
 def test_a_frame_of_1280_x_720_is_finite(dtype):
-    net = made_network(REAL).cuda().eval()
+    net = make_network(REAL).cuda().eval()
     clip = torch.rand(1, 2, 3, 720, 1280, generator=torch.Generator().manual_seed(5)).cuda()
     with torch.autocast("cuda", dtype, enabled=dtype is not torch.float32):
         whole = net(clip)
@@ -140,7 +140,7 @@ def test_a_deformable_convolution_with_wide_offsets_is_near_float64():
 
 
 def test_a_step_of_network_and_optimizer_does_not_wait_for_the_gpu():
-    net = made_network(REAL).cuda()
+    net = make_network(REAL).cuda()
     clip = torch.rand(1, 6, 3, 64, 64).cuda()
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-4, fused=True)
 

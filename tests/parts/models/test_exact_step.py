@@ -5,8 +5,8 @@ from torch import Tensor
 
 from tests.helpers.exact_step import (
     OPTIONS,
-    made_clip,
-    made_network,
+    make_clip,
+    make_network,
     relative_errors,
     results_of_step,
     stored_step,
@@ -21,7 +21,7 @@ OF_GRADIENT = 5e-3
 @pytest.fixture(scope="module")
 def step() -> dict[str, Tensor]:
     """Return the results of a step in float32 on the CPU."""
-    return results_of_step(made_network(OPTIONS), made_clip())
+    return results_of_step(make_network(OPTIONS), make_clip())
 
 
 def test_a_step_in_float32_on_a_cpu_gives_the_stored_results(step):

@@ -39,7 +39,7 @@ from lab.card_recipes import (
 )
 from models.vrt import block, forms
 from tests.dist.launching import run_ranks
-from tests.helpers.checked import of_part
+from tests.helpers.checked import options_of_part
 from utils.options.models import Options
 
 # Exit code of fake_gpu.py if this version of torch has no fake tensors on a missing GPU.
@@ -224,7 +224,7 @@ for_each_machine = pytest.mark.parametrize(
 def test_the_file_for_a_card_takes_the_published_batch(gpus, card):
     opt = read(file_for(gpus, card))
 
-    clips = of_part(opt.datasets.train).dataloader_batch_size
+    clips = options_of_part(opt.datasets.train).dataloader_batch_size
     assert clips == clips_at_once(gpus, card)
     assert gpus * clips * opt.train.accumulation_steps == BATCH == 8
 
@@ -232,8 +232,8 @@ def test_the_file_for_a_card_takes_the_published_batch(gpus, card):
 @for_each_machine
 def test_a_step_of_the_file_for_a_card_fits_the_card(gpus, card):
     opt = read(file_for(gpus, card))
-    clips = of_part(opt.datasets.train).dataloader_batch_size
-    net = of_part(opt.netG)
+    clips = options_of_part(opt.datasets.train).dataloader_batch_size
+    net = options_of_part(opt.netG)
 
     # `counted_gb` is the memory of a clip in bfloat16.
     assert opt.train.amp.enable
@@ -254,7 +254,10 @@ def test_the_file_for_a_card_changes_only_memory_and_precision(gpus, card):
     assert opt.train.model_dump(exclude=allowed) == published.train.model_dump(exclude=allowed)
     # Give both networks the same values of the keys about memory.
     memory = {"checkpoint": None, "memory_budget_gb": None}
-    assert of_part(opt.netG).plain() | memory == of_part(published.netG).plain() | memory
+    assert (
+        options_of_part(opt.netG).plain() | memory
+        == options_of_part(published.netG).plain() | memory
+    )
 
 
 @pytest.mark.parametrize("page", ["docs/gpu.md", "docs/zh/gpu.md"])
@@ -301,8 +304,8 @@ def test_the_options_for_small_cards_keep_the_published_batch_within_the_card(ro
 
     opt = main_train_vrt.read_options(["--opt", str(file_for(gpus=8, card=24)), *options.split()])
 
-    net = of_part(opt.netG)
-    clips = of_part(opt.datasets.train).dataloader_batch_size
+    net = options_of_part(opt.netG)
+    clips = options_of_part(opt.datasets.train).dataloader_batch_size
     assert int(gpus) * clips * opt.train.accumulation_steps == BATCH
     # `card` is e.g. "16 GB".
     assert float(gb_of_step) <= net.memory_budget_gb < int(card.split()[0])

@@ -22,7 +22,7 @@ from models.select_network import NETWORKS
 from models.vrt.block import Block
 from models.vrt.fit_memory import MARGIN, fit_memory, saved_bytes, suggest_changes
 from tests.helpers.small_vrt import SMALL
-from tests.helpers.train_files import network, write_options
+from tests.helpers.train_files import network_section, write_options
 from utils import device as devices
 from utils.contract import InputSpec
 from utils.errors import OptionError, SpikeVRTError
@@ -295,7 +295,7 @@ def batch_for(model, side=128):
 @pytest.mark.parametrize("amp", [False, True])
 def test_a_step_without_room_names_option_lines(tmp_path, amp):
     enable = f"train.amp.enable={str(amp).lower()}"
-    cramped = model_of(tmp_path, enable, **network(net_type="cramped_vrt"))
+    cramped = model_of(tmp_path, enable, **network_section(net_type="cramped_vrt"))
 
     with pytest.raises(SpikeVRTError, match="out of memory on rank 0") as caught:
         cramped.optimize_parameters(step=1, micro_batches=[batch_for(cramped)])
@@ -316,7 +316,7 @@ def test_an_optimizer_without_room_names_option_lines(tmp_path):
     def fail(*_):
         raise torch.OutOfMemoryError(OUT_OF_MEMORY)
 
-    model = model_of(tmp_path, **network())
+    model = model_of(tmp_path, **network_section())
     # In its first step Adam allocates its moments. This function is called there.
     model.optimizer.register_step_pre_hook(fail)
 

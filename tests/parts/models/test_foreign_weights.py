@@ -18,7 +18,7 @@ import torch
 from models.portable import read_weights
 from tests.dist.launching import run_ranks
 from tests.helpers.clip_files import write_clip
-from tests.helpers.weights_files import make_home, metrics, restore
+from tests.helpers.weights_files import make_home, read_metrics, restore
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +180,7 @@ def test_numbers_of_numpy_beside_the_tensors_are_no_hindrance(home, tmp_path, is
     scores = {}
     for name, weights in (("without", home / "rgb.pth"), ("with", tmp_path / "w.pth")):
         restore("--weights", weights, *clip_of(home), "--output", tmp_path / name)
-        scores[name] = metrics(tmp_path / name)["clips"]["mine"]["per_frame"]
+        scores[name] = read_metrics(tmp_path / name)["clips"]["mine"]["per_frame"]
 
     assert scores["with"] == scores["without"]
     # What torch allows the rest of the process is as before.
@@ -229,7 +229,7 @@ def test_names_of_compiled_and_distributed_networks_are_taken(prefix, home, tmp_
 
     restore("--weights", tmp_path / "w.pth", *clip_of(home), "--output", tmp_path / "out")
 
-    assert metrics(tmp_path / "out")["clips"]
+    assert read_metrics(tmp_path / "out")["clips"]
 
 
 def test_names_of_blocks_compiled_one_by_one_are_taken(home, tmp_path):

@@ -24,7 +24,7 @@ from models.fusion.fusion_motion import (
 )
 from models.fusion.operators import FUSIONS
 from models.network_fusion import FusionNet
-from tests.helpers.checked import present
+from tests.helpers.checked import not_none
 from tests.helpers.moving_scene import Scene, reader_of
 
 # Spike channels of a frame.
@@ -136,7 +136,7 @@ def test_all_weights_of_the_steps_learn(equations):
     (frames[-1] - z_0).square().mean().backward()
 
     for parameter in steps.parameters():
-        assert present(parameter.grad).any()
+        assert not_none(parameter.grad).any()
 
 
 @pytest.mark.parametrize("kind", ["evidence", "pulls"])

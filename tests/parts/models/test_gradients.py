@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.dist.launching import run_ranks
-from tests.helpers.train_files import network, write_options
+from tests.helpers.train_files import network_section, write_options
 
 WORKER = "tests/dist/gradient_worker.py"
 
@@ -64,7 +64,7 @@ def assert_close(found, expected):
 def one_rank(tmp_path_factory):
     """Give options without randomness in the network, and the step of one process on 2 samples."""
     folder = tmp_path_factory.mktemp("gradients")
-    options = write_options(folder, netG=network(drop_path_rate=0.0))
+    options = write_options(folder, netG=network_section(drop_path_rate=0.0))
     return options, train(options, folder / "one.pth", ranks=1, per_rank=2)
 
 
@@ -72,7 +72,7 @@ def one_rank(tmp_path_factory):
     "sections",
     [
         {},
-        {"netG": network(drop_path_rate=0.0, use_checkpoint_attn=True)},
+        {"netG": network_section(drop_path_rate=0.0, use_checkpoint_attn=True)},
     ],
     ids=["activations kept", "activations computed again"],
 )
@@ -146,7 +146,7 @@ needs_patience = pytest.mark.skipif(
 
 def write_options_to_compile(path, blocks):
     """Write an option file for compile_worker.py. blocks: keys of netG that say which blocks."""
-    netG = network(
+    netG = network_section(
         **blocks,
         kernels="plain",
         fusion="none",

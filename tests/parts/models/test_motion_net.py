@@ -19,7 +19,7 @@ from models.fusion.motion_net import (
     displacements,
     move_back,
 )
-from tests.helpers.checked import present
+from tests.helpers.checked import not_none
 
 # The window around the sharp instant: seven windows lie before it, and seven after it.
 MIDDLE = 7
@@ -71,7 +71,7 @@ def test_all_its_parameters_learn(net):
     loss.backward()
 
     for parameter in net.parameters():
-        assert present(parameter.grad).any()
+        assert not_none(parameter.grad).any()
 
 
 def test_weights_files_hold_its_parameters_alone(net):

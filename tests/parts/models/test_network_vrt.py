@@ -15,7 +15,7 @@ from models.network_vrt import VRT
 from models.vrt.block import Block
 from models.vrt.flow import Flows
 from tests.helpers import golden
-from tests.helpers.checked import module_of, present
+from tests.helpers.checked import module_of, not_none
 from tests.helpers.naive_vrt import NaiveVRT
 
 # Parts of the names of tensors that are computed and not learned. The vectors leave them out.
@@ -166,14 +166,14 @@ def test_outputs_activations_flows_and_gradients_equal_the_reference(name):
         if key == "output":
             value = y[..., ::stride, ::stride]
         elif key.startswith("grad/"):
-            value = present(parameters[key.removeprefix("grad/")].grad)
+            value = not_none(parameters[key.removeprefix("grad/")].grad)
         else:
             value = seen.activation(key.removeprefix("act/"))
-        difference = golden.difference(vector.sampled(key, value), expected)
+        difference = golden.difference(vector.sample_of(key, value), expected)
         assert difference < golden.TOLERANCE, key
     # Of each further gradient, the vectors have the norm.
     for key, norm in vector.config["grad_norms"].items():
-        found = present(parameters[key].grad).norm().item()
+        found = not_none(parameters[key].grad).norm().item()
         assert found == pytest.approx(norm, rel=1e-8), key
 
 
@@ -194,7 +194,7 @@ def test_the_plain_transcription_gives_the_reference_output(name):
         output = net.double()(vector.input)
 
     stride = vector.config["output_stride"]
-    found = vector.sampled("output", output[..., ::stride, ::stride])
+    found = vector.sample_of("output", output[..., ::stride, ::stride])
     assert golden.difference(found, vector.samples["output"]) < golden.TOLERANCE
 
 
@@ -216,8 +216,8 @@ def test_checkpointing_changes_memory_and_nothing_else():
     assert not first_block.checkpoint_ffn
     saving_parameters = dict(saving.named_parameters())
     for name, parameter in plain.named_parameters():
-        gradient = present(saving_parameters[name].grad)
-        assert torch.equal(present(parameter.grad), gradient), name
+        gradient = not_none(saving_parameters[name].grad)
+        assert torch.equal(not_none(parameter.grad), gradient), name
 
 
 # ---- Released models ----

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from models.restore.tiling import Restorer, smaller_tiling, stream_clip
-from tests.helpers.tensor_clip import reader, restore_clip, tiles
+from tests.helpers.tensor_clip import make_reader, make_tiling, restore_clip
 from utils.errors import DataError, OptionError
 
 BLENDS = ("kair", "smooth")
@@ -333,7 +333,7 @@ class NumberedFrames:
 
     def __init__(self):
         self.reads = []  # the numbers of the frames of each read
-        tiling = tiles(num_frame_testing=4, num_frame_overlapping=2, blend="smooth")
+        tiling = make_tiling(num_frame_testing=4, num_frame_overlapping=2, blend="smooth")
         self.stream = stream_clip(
             nn.Identity(), self.read, num_frames=9, tiling=tiling, wanted=range(9)
         )
@@ -382,11 +382,11 @@ def test_a_stream_reads_no_more_than_one_tile_at_a_time():
 def test_a_part_of_a_clip_equals_that_part_of_the_whole(blend, first, end):
     lq = clip(1, 13, 3, 24, 24)
     net = LocalNet()
-    tiling = tiles(num_frame_testing=4, num_frame_overlapping=2, blend=blend)
+    tiling = make_tiling(num_frame_testing=4, num_frame_overlapping=2, blend=blend)
 
     def restored(wanted):
         """Return the restored frames `wanted`, a range of indices."""
-        return list(stream_clip(net, reader(lq), num_frames=13, tiling=tiling, wanted=wanted))
+        return list(stream_clip(net, make_reader(lq), num_frames=13, tiling=tiling, wanted=wanted))
 
     whole = restored(range(13))
 
@@ -433,7 +433,7 @@ FITS_64_PIXELS = 6 * 64 * 64
 
 def restore_large(net, **tiling):
     """Restore nine frames of 200 x 260 in tiles of 6 frames."""
-    cut = tiles(num_frame_testing=6, size_patch_overlapping=16, **tiling)
+    cut = make_tiling(num_frame_testing=6, size_patch_overlapping=16, **tiling)
     restorer = Restorer(net, cut, torch.device("cpu"))
     return torch.stack(list(restorer.frames(Clip(LARGE), range(9))))
 
@@ -467,7 +467,7 @@ def test_another_error_of_the_network_is_passed_on():
 
 
 def test_memory_is_saved_by_fewer_tiles_at_once_then_smaller_sides_then_fewer_frames():
-    tiling = tiles(
+    tiling = make_tiling(
         num_frame_testing=12, size_patch_testing=0, size_patch_overlapping=20, batch_tiles=4
     )
 
@@ -509,7 +509,7 @@ def test_memory_is_saved_by_fewer_tiles_at_once_then_smaller_sides_then_fewer_fr
 )
 def test_a_tiling_that_cannot_work_is_refused_with_its_key(wrong):
     with pytest.raises(OptionError, match=r"val\."):
-        tiles(**wrong)
+        make_tiling(**wrong)
 
 
 def test_the_side_that_a_refusal_proposes_is_taken():
@@ -517,10 +517,10 @@ def test_the_side_that_a_refusal_proposes_is_taken():
     tile = {"size_patch_overlapping": 4, "window_size": windows}
 
     with pytest.raises(OptionError) as refused:
-        tiles(size_patch_testing=100, **tile)
+        make_tiling(size_patch_testing=100, **tile)
     proposed = int(refused.value.do.removeprefix("use "))
 
-    tiles(size_patch_testing=proposed, **tile)
+    make_tiling(size_patch_testing=proposed, **tile)
 
 
 @pytest.mark.parametrize(
@@ -540,4 +540,4 @@ def test_the_side_that_a_refusal_proposes_is_taken():
     ],
 )
 def test_the_protocol_says_which_tiles_overlap(sizes, said):
-    assert tiles(**sizes).describe() == said
+    assert make_tiling(**sizes).describe() == said

@@ -24,7 +24,7 @@ from models.vrt.flow import SpyNet, flow_warp, nearest4
 from models.vrt.windows import sine_positions
 from scripts.make_sample_data import texture
 from tests.helpers import golden
-from tests.helpers.checked import present
+from tests.helpers.checked import not_none
 from tests.helpers.small_vrt import SMALL, small_vrt
 from utils.errors import DataError, OptionError
 
@@ -56,7 +56,7 @@ def run_backward(*outputs: torch.Tensor) -> None:
 
 def gradients(tensors) -> dict[str, torch.Tensor]:
     """Return the gradients of pairs (name, tensor) under the keys of a vector."""
-    return {f"grad/{name}": present(tensor.grad) for name, tensor in tensors}
+    return {f"grad/{name}": not_none(tensor.grad) for name, tensor in tensors}
 
 
 def frames(*shape: int) -> torch.Tensor:
@@ -93,7 +93,7 @@ def test_a_warp_and_its_gradients_equal_the_reference(mode, kinds_without_paddin
         y = flow_warp(x, channels_first, interpolation, padding)
     run_backward(y)
 
-    assert_near({f"out/{mode}": y, f"grad_x/{mode}": present(x.grad)}, vector)
+    assert_near({f"out/{mode}": y, f"grad_x/{mode}": not_none(x.grad)}, vector)
     if mode == "nearest4/zeros":
         # The nearest pixels do not change with a small change of the flow. So there is no gradient
         # here, and the reference stored zeros.
@@ -101,7 +101,7 @@ def test_a_warp_and_its_gradients_equal_the_reference(mode, kinds_without_paddin
         assert not vector[f"grad_flow/{mode}"].any()
     else:
         expected = vector[f"grad_flow/{mode}"]
-        assert torch.allclose(present(flow.grad), expected, rtol=1e-5, atol=1e-5)
+        assert torch.allclose(not_none(flow.grad), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])
@@ -128,7 +128,7 @@ def test_one_coordinate_that_is_no_number_changes_no_bit_elsewhere():
         y = flow_warp(picture, moves, padding="border")
         (y * is_good).square().sum().backward()
         good = is_good.bool()
-        return y.detach()[..., good], present(picture.grad), present(moves.grad)[..., good]
+        return y.detach()[..., good], not_none(picture.grad), not_none(moves.grad)[..., good]
 
     exact = warp_and_gradients(flow)
     found = warp_and_gradients(bad_flow)
@@ -386,7 +386,7 @@ def test_a_new_network_learns_everywhere_as_soon_as_its_last_convolution_is_not_
 def test_the_flow_of_a_new_network_learns_from_its_last_convolution_on(network_after_backward):
     last = network_after_backward.get_parameter(f"{LAST_OF_FLOW}.weight")
 
-    assert present(last.grad).any()
+    assert not_none(last.grad).any()
 
 
 # ---- What is refused ----

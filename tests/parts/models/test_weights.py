@@ -24,10 +24,10 @@ from models.portable import (
 from models.select_network import NETWORKS, define_G
 from tests.dist.launching import ROOT
 from tests.helpers import golden
-from tests.helpers.checked import present
-from tests.helpers.clip_files import section, write_info
+from tests.helpers.checked import not_none
+from tests.helpers.clip_files import data_section, write_info
 from tests.helpers.small_vrt import SMALL, small_vrt
-from tests.helpers.train_files import network
+from tests.helpers.train_files import network_section
 from tests.helpers.weights_files import released_tensors
 from utils.errors import CheckpointError, OptionError
 from utils.options.load import read_options
@@ -116,7 +116,7 @@ def test_rgb_weights_start_a_concat_network_that_gives_the_same_output(tmp_path,
         spike_channels=SPIKE_CHANNELS,
     ).eval()
 
-    report = present(load_pretrained(wide, tmp_path / "rgb.pth", strict=False))
+    report = not_none(load_pretrained(wide, tmp_path / "rgb.pth", strict=False))
 
     channels = 4 if noise else 3
     lq = torch.rand(1, 3, channels, 32, 32).double()
@@ -133,7 +133,7 @@ def test_rgb_weights_start_a_gated_network_whose_operator_is_reported_missing(tm
     net = VRT(**SMALL, fusion="gated", spike_channels=SPIKE_CHANNELS).eval()
     torch.save(rgb_net.state_dict(), tmp_path / "rgb.pth")
 
-    report = present(load_pretrained(net, tmp_path / "rgb.pth", strict=False))
+    report = not_none(load_pretrained(net, tmp_path / "rgb.pth", strict=False))
 
     assert report.missing
     for name in report.missing:
@@ -208,7 +208,7 @@ def test_strict_refuses_a_single_missing_tensor(without_norm):
 
 
 def test_a_missing_tensor_is_reported_if_strict_is_false(without_norm):
-    report = present(load_pretrained(VRT(**SMALL), without_norm, strict=False))
+    report = not_none(load_pretrained(VRT(**SMALL), without_norm, strict=False))
 
     assert report.missing == ["norm.weight"]
 
@@ -282,7 +282,7 @@ def test_a_file_as_released_loads_strictly_and_gives_the_reference_output(tmp_pa
         output = saved.build().double()(vector.input)
 
     stride = vector.config["output_stride"]
-    found = vector.sampled("output", output[..., ::stride, ::stride])
+    found = vector.sample_of("output", output[..., ::stride, ::stride])
     assert golden.difference(found, vector.samples["output"]) < golden.TOLERANCE
 
 
@@ -356,8 +356,8 @@ def described(tmp_path):
 def options_of(folder: Path) -> Any:
     """Return the options of a training on the data in `folder`: a tiny VRT with spikes."""
     spike = {"representation": {"type": "voxel", "num_bins": 2}, "type": "dat"}
-    data = section(folder, num_frame=2, gt_size=32, spike=spike)
-    values = {**LEAST_OPTIONS, "netG": network(), "datasets": {"train": data}}
+    data = data_section(folder, num_frame=2, gt_size=32, spike=spike)
+    values = {**LEAST_OPTIONS, "netG": network_section(), "datasets": {"train": data}}
     return read_options(values, PARTS)
 
 
@@ -381,7 +381,7 @@ def checkpoint_of(opt, net: nn.Module) -> dict[str, Any]:
 def check_describes(saved, opt, weights: dict[str, Tensor]) -> None:
     """Check that a file says all of its network and spikes, and has these weights."""
     assert saved.spike_channels == 2
-    assert present(saved.spike)["type"] == "dat"
+    assert not_none(saved.spike)["type"] == "dat"
     assert saved.netG == opt.netG.plain()
     assert saved.spike_data == SPIKE_DATA
     check_holds(saved.build(), weights)

@@ -33,7 +33,7 @@ from main_train_vrt import PARTS
 from models.select_network import define_G
 from scripts.convert_options import main
 from tests.dist.launching import ROOT
-from tests.helpers.checked import of_part, present
+from tests.helpers.checked import not_none, options_of_part
 from tests.helpers.clip_files import set_for_training, write_clip, write_info
 from tests.helpers.kair_files import options_of, write_file
 from tests.helpers.train_files import history, train
@@ -359,7 +359,7 @@ def test_the_converted_channels_differ_from_s_vrt_only_by_its_rounding(
     opt = options_of_new_file(converted.out)
     # A sample shows whole frames, neither turned nor mirrored.
     without_changes = {"use_hflip": False, "use_rot": False, "gt_size": FRAME_SIDE}
-    section = present(opt.datasets.train).model_copy(update=without_changes)
+    section = not_none(opt.datasets.train).model_copy(update=without_changes)
     dataset = set_for_training(section)
     planes = read_planes_of_svrt(dataset.clips[clip_index].spike[0])
     assert len(planes) == plane_count
@@ -415,13 +415,13 @@ def test_the_size_of_a_plane_in_dataset_json_is_used(converted_with_info):
     # The published file has the size of another camera.
     assert "16 x 16; the file says 250 x 400" in converted_with_info.output
     # null: the size in dataset.json is used.
-    spike = of_part(options_of_new_file(converted_with_info.out).datasets.train).spike
+    spike = options_of_part(options_of_new_file(converted_with_info.out).datasets.train).spike
     assert spike.h is None
     assert spike.w is None
 
 
 def test_rates_of_display_values_stay_as_s_vrt_reads_them(converted_with_info):
-    spike = of_part(options_of_new_file(converted_with_info.out).datasets.train).spike
+    spike = options_of_part(options_of_new_file(converted_with_info.out).datasets.train).spike
 
     # The spikes come from display values. Our reader raises their rates to the power 2.2 / gamma.
     # S-VRT reads the rates as they are. So the power must be 1, and gamma must be 2.2.
@@ -621,8 +621,8 @@ def test_a_file_is_converted_after_its_advice_was_followed(refused, with_problem
     assert code == 0, capsys.readouterr().err
     opt = load_options(out, [], parts=PARTS)
     assert opt.train.total_iter == 10
-    assert of_part(opt.datasets.train).gt_size == 192
-    assert of_part(opt.netG).fusion.type == "concat"
+    assert options_of_part(opt.datasets.train).gt_size == 192
+    assert options_of_part(opt.netG).fusion.type == "concat"
 
 
 @pytest.mark.parametrize(

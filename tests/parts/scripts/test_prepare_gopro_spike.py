@@ -39,13 +39,13 @@ from data.spike.represent import represent
 from main_train_vrt import PARTS
 from scripts.prepare_gopro_spike import choose_splits, run_counted
 from tests.dist.launching import ROOT
-from tests.helpers.checked import found, present
-from tests.helpers.clip_files import check, section
+from tests.helpers.checked import find_match, not_none
+from tests.helpers.clip_files import check_clips, data_section
 from tests.helpers.gopro_files import (
     SIZE,
-    files,
     moving_frames,
     prepare,
+    read_files,
     write_folder,
     write_raw,
     write_tree,
@@ -101,14 +101,14 @@ def information(out):
 
 def spike_files(out):
     """Return the spike files that training reads, by path. made.json names the source: left out."""
-    content = files(out / "GOPRO_Large_spike_seq")
+    content = read_files(out / "GOPRO_Large_spike_seq")
     return {name: value for name, value in content.items() if not name.endswith("made.json")}
 
 
 def whole_clips(out, split="train"):
     """Return the options of a test set that takes prepared clips in full length and size."""
     spike = {"type": "dat", "representation": {"type": "voxel", "num_bins": 4}}
-    return section(
+    return data_section(
         out, split, dataset_type="TestDatasetRGBSpike", num_frame=None, gt_size=None, spike=spike
     )
 
@@ -142,22 +142,22 @@ def test_a_dry_run_writes_nothing(raw_once, tmp_path):
 
 
 def test_the_raw_frames_stay_as_they_are(raw, tmp_path):
-    before = files(raw)
+    before = read_files(raw)
 
     assert prepare("--source", raw, "--out", tmp_path / "out") == 0
 
-    assert files(raw) == before
+    assert read_files(raw) == before
 
 
 def test_the_check_of_data_finds_no_fault_in_prepared_clips(prepared):
-    report = check(whole_clips(prepared), decode=True)
+    report = check_clips(whole_clips(prepared), decode=True)
 
     assert report.problems == []
     assert report.warnings == []
 
 
 def test_a_spike_file_has_8_planes_for_each_raw_frame(prepared):
-    report = check(whole_clips(prepared))
+    report = check_clips(whole_clips(prepared))
 
     # There are 8 planes from one raw frame to the next. The first clip has one frame after its
     # last exposure, so its last file is as long as the others. The second clip has none: its last
@@ -245,7 +245,7 @@ def test_the_check_of_data_finds_the_instants(with_instants):
     values = whole_clips(with_instants)
     values["dataroot_gt_instants"] = str(with_instants / "GOPRO_Large/train")
 
-    report = check(values)
+    report = check_clips(values)
 
     assert report.problems == []
     assert {clip.instants for clip in report.clips} == {3}
@@ -271,8 +271,8 @@ def test_the_reference_options_read_the_documented_folders(raw, tmp_path, monkey
         # Exposures of three raw frames have only 24 planes, too few for the windows of the file.
         changes += [f"datasets.{split}.spike.representation.half_windows=[1,2,3]"]
     opt = load_options(reference, changes, PARTS)
-    train = build_dataset(present(opt.datasets.train), "train", seed=0)
-    test = build_dataset(present(opt.datasets.test), "test", seed=0)
+    train = build_dataset(not_none(opt.datasets.train), "train", seed=0)
+    test = build_dataset(not_none(opt.datasets.test), "test", seed=0)
     assert isinstance(train, ClipDataset)
     assert isinstance(test, ClipDataset)
     assert [clip.name for clip in train.clips] == ["GOPR0001_03_00", "GOPR0002_05_00"]
@@ -284,11 +284,11 @@ def test_the_reference_options_read_the_documented_folders(raw, tmp_path, monkey
 
 def test_a_second_start_changes_no_file(raw, tmp_path):
     prepare("--source", raw, "--out", tmp_path / "out")
-    before = files(tmp_path / "out")
+    before = read_files(tmp_path / "out")
 
     prepare("--source", raw, "--out", tmp_path / "out")
 
-    assert files(tmp_path / "out") == before
+    assert read_files(tmp_path / "out") == before
 
 
 def leave_unfinished(out):
@@ -301,14 +301,14 @@ def leave_unfinished(out):
 
 def test_an_unfinished_clip_of_the_program_is_made_again(raw, tmp_path):
     prepare("--source", raw, "--out", tmp_path / "out")
-    before = files(tmp_path / "out")
+    before = read_files(tmp_path / "out")
     unfinished = leave_unfinished(tmp_path / "out")
     # The mark says that the program made the folder.
     (unfinished / MARK).touch()
 
     prepare("--source", raw, "--out", tmp_path / "out")
 
-    assert files(tmp_path / "out") == before
+    assert read_files(tmp_path / "out") == before
 
 
 def test_an_unfinished_clip_without_the_mark_of_the_program_stays(raw, tmp_path):
@@ -371,11 +371,11 @@ def test_a_clip_that_differs_from_what_would_be_made_is_refused(raw, tmp_path, c
     prepare("--source", raw, "--out", tmp_path / "out", "--leave-out", "GOPR0003_03_00")
     raw_clip = raw / "train/GOPR0001_03_00"
     change(raw_clip, tmp_path / "out/GOPRO_Large_spike_seq/train/GOPR0001_03_00")
-    before = files(tmp_path / "out")
+    before = read_files(tmp_path / "out")
 
     assert prepare("--source", raw, "--out", tmp_path / "out") == 3
 
-    assert files(tmp_path / "out") == before
+    assert read_files(tmp_path / "out") == before
     assert "clip GOPR0001_03_00 exists already, but differs" in capsys.readouterr().err
 
 
@@ -477,13 +477,13 @@ def test_wrong_input_is_refused_before_anything_is_written(
     raw, tmp_path, capsys, flags, words, code
 ):
     (tmp_path / "empty").mkdir()
-    before = files(tmp_path)
+    before = read_files(tmp_path)
     arguments = flags.replace("{}", str(tmp_path)).split()
 
     assert prepare("--out", tmp_path / "out", *arguments) == code
 
     assert words in capsys.readouterr().err
-    assert files(tmp_path) == before
+    assert read_files(tmp_path) == before
 
 
 # ---- The split into clips for training and for testing ----
@@ -535,7 +535,7 @@ def test_an_interrupted_run_on_videos_goes_on_with_the_split_that_it_chose(tmp_p
                 video.write(frame)
     arguments = ("--source", raw, "--out", out, "--average", 3, "--test-share", 0.4)
     assert prepare(*arguments) == 0
-    whole = files(out)
+    whole = read_files(out)
     # 4 of the 6 videos are for training. Each gives 3 frames.
     assert len(list(out.glob("*/train/*/sharp/*.png"))) == 12
     assert len(list(out.glob("*/test/*/sharp/*.png"))) == 6
@@ -546,7 +546,7 @@ def test_an_interrupted_run_on_videos_goes_on_with_the_split_that_it_chose(tmp_p
         shutil.rmtree(clip)
     assert prepare(*arguments) == 0
 
-    assert files(out) == whole
+    assert read_files(out) == whole
 
 
 # ---- Light between two frames ----
@@ -617,7 +617,7 @@ def test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes(tmp_path
         text=True,
     )
     progress_line = ""
-    for line in present(run.stdout):
+    for line in not_none(run.stdout):
         if re.match(r"making: [4-9]\d %", line):
             progress_line = line
             break
@@ -629,7 +629,7 @@ def test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes(tmp_path
 
     # The progress counts the frames, and some clips are finished, but not all.
     progress = r"(\d+) of (\d+) frames, [\d.]+ a second, \d\d:\d\d:\d\d left"
-    done, of = map(int, found(progress, progress_line).groups())
+    done, of = map(int, find_match(progress, progress_line).groups())
     assert of == total
     assert 0.4 * of <= done < of
     assert "made " not in rest
@@ -650,7 +650,7 @@ def test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes(tmp_path
 
     # The result is the same as without an interruption.
     prepare("--source", raw, "--out", tmp_path / "whole")
-    assert files(out) == files(tmp_path / "whole")
+    assert read_files(out) == read_files(tmp_path / "whole")
 
 
 def test_an_error_in_a_process_ends_the_other_processes_at_once():
@@ -712,7 +712,7 @@ def report_with_recorded_calibration(out):
     """Return the check of clips whose spikes are read with the calibration of dataset.json."""
     values = whole_clips(out)
     values["spike"] = {"type": "dat", "center": "file", "calibration": "recorded"}
-    return check(values, decode=True)
+    return check_clips(values, decode=True)
 
 
 def test_a_source_that_is_too_small_is_left_out(sources_of_rig, tmp_path, capsys):
@@ -816,11 +816,11 @@ def test_no_clip_goes_over_the_cut_of_a_video(clips_of_rigs, name):
 
 
 def test_a_second_start_with_random_rigs_changes_no_file(sources_of_rig, clips_of_rigs):
-    before = files(clips_of_rigs)
+    before = read_files(clips_of_rigs)
 
     assert prepare("--source", sources_of_rig, "--out", clips_of_rigs, *RANDOM_RIGS) == 0
 
-    assert files(clips_of_rigs) == before
+    assert read_files(clips_of_rigs) == before
 
 
 # A rig whose exposure lasts the whole interval, without the faults of real cameras.

@@ -25,10 +25,10 @@ from scripts import make_sample_data
 from scripts.demo import DEMO
 from scripts.make_sample_data import INFO, make_sample
 from tests.dist.launching import ROOT
-from tests.helpers.checked import present
-from tests.helpers.clip_files import section
+from tests.helpers.checked import not_none
+from tests.helpers.clip_files import data_section
 from tests.helpers.foreign import snapshot
-from tests.helpers.gopro_files import files
+from tests.helpers.gopro_files import read_files
 from tests.helpers.train_files import write_options
 from tests.helpers.weights_files import save_weights
 from utils.image import imread_rgb, panels_of
@@ -90,7 +90,7 @@ def correlation(a, b):
     ids=["relative", "voxel", "raw"],
 )
 def test_the_image_of_the_spikes_shows_the_scene(sample, tmp_path, spike):
-    test_set = section(sample, "test", spike={"type": "dat", "center": "file", **spike})
+    test_set = data_section(sample, "test", spike={"type": "dat", "center": "file", **spike})
     options = write_options(tmp_path, datasets={"test": test_set})
     weights = save_weights(options, tmp_path / "w.pth", "netG.fusion=none")
     out = tmp_path / "out"
@@ -124,7 +124,7 @@ def clip_for_testing(sample):
     """Give the test clip as a data set reads it, with intervals of spikes (tfi) as one channel."""
     representation = {"type": "tfi", "half_window": 30}
     spike = {"type": "dat", "gamma": 2.2, "representation": representation}
-    return build_dataset(section(sample, "test", spike=spike), "test", seed=0)[0]
+    return build_dataset(data_section(sample, "test", spike=spike), "test", seed=0)[0]
 
 
 def grey(frames):
@@ -168,10 +168,10 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path):
     make_sample(tmp_path / "same", short, seed=0)
     make_sample(tmp_path / "other", short, seed=1)
 
-    one = files(tmp_path / "one")
-    other = files(tmp_path / "other")
+    one = read_files(tmp_path / "one")
+    other = read_files(tmp_path / "other")
 
-    assert files(tmp_path / "same") == one
+    assert read_files(tmp_path / "same") == one
     spikes = "GOPRO_Large_spike_seq/train/SAMPLE00_train/spike/000000.dat"
     assert other[spikes] != one[spikes]
 
@@ -199,8 +199,8 @@ def with_instants(sample, tmp_path_factory):
 def test_the_sharp_instants_stand_beside_the_same_frames_and_spikes(sample, with_instants):
     root, _ = with_instants
 
-    before = files(sample)
-    after = files(root)
+    before = read_files(sample)
+    after = read_files(root)
 
     for name, content in before.items():
         # Only the description of the set has changed.
@@ -257,7 +257,7 @@ def test_ctrl_c_ends_with_one_line_and_leaves_no_half_set(tmp_path):
         while making.poll() is None and not list(tmp_path.rglob("*.png")):
             time.sleep(0.01)
         making.send_signal(signal.SIGINT)
-        errors = present(making.stderr).read()
+        errors = not_none(making.stderr).read()
 
     assert making.returncode == 130
     assert "Ctrl-C" in errors

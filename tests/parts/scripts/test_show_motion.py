@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scripts import show_motion
-from tests.helpers.checked import found
+from tests.helpers.checked import find_match
 from tests.helpers.moving_scene import Scene
 
 # Exit code if an option must be changed.
@@ -46,7 +46,7 @@ def test_the_page_shows_the_frames_that_were_asked_for(page):
 
 def test_the_page_says_how_far_the_pixels_move(page):
     # The first motion on the page is the motion of frame 1, the first frame that was asked for.
-    (length,) = found(r"full colour: ([0-9.]+) px or more", page).groups()
+    (length,) = find_match(r"full colour: ([0-9.]+) px or more", page).groups()
 
     # 10.8 pixels. The motion is an estimate.
     assert float(length) == pytest.approx(math.hypot(*VELOCITY), abs=2)

@@ -18,7 +18,7 @@ from data.cameras.spike_grid import Calibration, save_calibration
 from data.spike.formats import read_spikes
 from scripts import show_sample
 from tests.dist.launching import ROOT, run_ranks
-from tests.helpers.checked import found, present
+from tests.helpers.checked import find_match, not_none
 from tests.helpers.clip_files import set_for_training, write_dat
 from tests.helpers.textured_clips import PLANE, make_textured_home
 from utils.image import tensor_to_uint8
@@ -49,7 +49,7 @@ class Verdict(NamedTuple):
 
 def verdict_of(page):
     """Return the verdict of a page."""
-    kind, sentence = found(r'class="verdict (\w+)">([^<]*)', page).groups()
+    kind, sentence = find_match(r'class="verdict (\w+)">([^<]*)', page).groups()
     return Verdict(kind, sentence)
 
 
@@ -58,7 +58,7 @@ def pictures_of(page, alt):
     pictures = []
     for encoded in re.findall(rf'<img alt="{alt}" src="data:image/jpeg;base64,([^"]*)"', page):
         content = np.frombuffer(base64.b64decode(encoded), np.uint8)
-        bgr = present(cv2.imdecode(content, cv2.IMREAD_COLOR))
+        bgr = not_none(cv2.imdecode(content, cv2.IMREAD_COLOR))
         pictures.append(bgr[..., ::-1])
     return pictures
 

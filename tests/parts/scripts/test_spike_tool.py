@@ -26,7 +26,7 @@ from scripts.spike_tool import GREY_METHODS
 from tests.dist.launching import ROOT, run_ranks
 from tests.helpers.checked import read_picture
 from tests.helpers.clip_files import small_files, write_clips, write_info
-from tests.helpers.spike_files import restore_dat, sps100_bytes, tool
+from tests.helpers.spike_files import restore_dat, run_spike_tool, sps100_bytes
 from utils.image import LABEL_HEIGHT as LABEL
 from utils.image import imread_rgb
 from utils.video import VideoReader
@@ -97,7 +97,7 @@ def expected(path, method, plane, **options):
 
 def info(capsys, *arguments):
     """Return what `spike_tool.py info` prints."""
-    assert tool("info", *arguments) == 0
+    assert run_spike_tool("info", *arguments) == 0
     return capsys.readouterr().out
 
 
@@ -109,7 +109,7 @@ def said_of_scene(tmp_path_factory):
     write_scene(path, h=180, w=320, planes=128)
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        assert tool("info", path) == 0
+        assert run_spike_tool("info", path) == 0
     return said.getvalue()
 
 
@@ -186,7 +186,7 @@ def test_info_refuses_a_picture_whose_shape_fits_no_size(tmp_path, capsys):
     write_scene(tmp_path / "a.dat", h=120, w=200, planes=60)
     write_grey(tmp_path / "upright.png", np.zeros((2000, 33)))
 
-    assert tool("info", tmp_path / "a.dat", "--picture", tmp_path / "upright.png") == 3
+    assert run_spike_tool("info", tmp_path / "a.dat", "--picture", tmp_path / "upright.png") == 3
 
     said = capsys.readouterr().err
     assert "no size of the picture's shape fits 180000 bytes" in said
@@ -238,13 +238,13 @@ NO_SPIKES = [
 def test_info_refuses_a_file_without_spikes(tmp_path, capsys, content, arguments, words):
     (tmp_path / "a.dat").write_bytes(content)
 
-    assert tool("info", tmp_path / "a.dat", *arguments) == 3
+    assert run_spike_tool("info", tmp_path / "a.dat", *arguments) == 3
 
     assert words in capsys.readouterr().err
 
 
 def test_info_refuses_a_missing_file(tmp_path, capsys):
-    assert tool("info", tmp_path / "a.dat") == 3
+    assert run_spike_tool("info", tmp_path / "a.dat") == 3
 
     assert "No such file" in capsys.readouterr().err
 
@@ -252,13 +252,13 @@ def test_info_refuses_a_missing_file(tmp_path, capsys):
 def test_info_refuses_an_array_of_one_dimension(tmp_path, capsys):
     np.save(tmp_path / "a.npy", np.zeros(50, np.uint8))
 
-    assert tool("info", tmp_path / "a.npy") == 3
+    assert run_spike_tool("info", tmp_path / "a.npy") == 3
 
     assert "expected  (planes, h, w)" in capsys.readouterr().err
 
 
 def test_info_refuses_a_folder(tmp_path, capsys):
-    assert tool("info", tmp_path) == 3
+    assert run_spike_tool("info", tmp_path) == 3
 
     assert "a folder" in capsys.readouterr().err
 
@@ -302,7 +302,7 @@ def test_an_array_with_its_planes_last_is_named(tmp_path, capsys, command):
     np.save(tmp_path / "turned.npy", fired.astype(np.uint8))
     output = [tmp_path / "turned.dat"] if command == "convert" else []
 
-    assert tool(command, tmp_path / "turned.npy", *output) == 0
+    assert run_spike_tool(command, tmp_path / "turned.npy", *output) == 0
 
     said = capsys.readouterr().out
     assert "(h, w, planes), but (planes, h, w) is expected" in said
@@ -345,7 +345,10 @@ def test_info_says_that_a_flat_picture_does_not_show_the_light(tmp_path, capsys)
 def test_convert_says_what_it_read_and_wrote(tmp_path, capsys):
     write_scene(tmp_path / "a.dat", h=64, w=64, planes=10)
 
-    assert tool("convert", tmp_path / "a.dat", tmp_path / "b.bin", "--out-bit-order", "big") == 0
+    assert (
+        run_spike_tool("convert", tmp_path / "a.dat", tmp_path / "b.bin", "--out-bit-order", "big")
+        == 0
+    )
 
     # Two lines, so there is no warning between them.
     read, written = capsys.readouterr().out.splitlines()
@@ -357,14 +360,14 @@ def test_convert_says_what_it_read_and_wrote(tmp_path, capsys):
 def test_convert_does_not_ask_for_a_size_that_is_given(tmp_path, capsys):
     write_scene(tmp_path / "a.dat", h=64, w=64, planes=10)
 
-    assert tool("convert", tmp_path / "a.dat", tmp_path / "c.dat", "--size", 64, 64) == 0
+    assert run_spike_tool("convert", tmp_path / "a.dat", tmp_path / "c.dat", "--size", 64, 64) == 0
 
     assert "no --size" not in capsys.readouterr().out
 
 
 def test_convert_goes_through_every_format_and_back_to_the_same_bytes(tmp_path, published):
     def convert(source, name, *options):
-        assert tool("convert", source, tmp_path / name, *options) == 0
+        assert run_spike_tool("convert", source, tmp_path / name, *options) == 0
         return tmp_path / name
 
     npz = convert(published, "a.npz", *SIZE)
@@ -391,7 +394,7 @@ WITH_HEAD = (*SIZE, "--head-columns", 16, "--no-flip")
 def test_convert_takes_some_planes_of_a_file(tmp_path, published, with_head):
     some = ("--first", 5, "--count", 7)
 
-    assert tool("convert", with_head, tmp_path / "b.npy", *WITH_HEAD, *some) == 0
+    assert run_spike_tool("convert", with_head, tmp_path / "b.npy", *WITH_HEAD, *some) == 0
 
     assert np.array_equal(np.load(tmp_path / "b.npy"), read_spikes(published, PLANE)[5:12])
 
@@ -414,7 +417,7 @@ def test_a_refused_convert_leaves_no_file(
     (tmp_path / "there.npy").write_bytes(b"of the user")
 
     with small_files(limit=1000):
-        found = tool("convert", with_head, tmp_path / output, *WITH_HEAD, *arguments)
+        found = run_spike_tool("convert", with_head, tmp_path / output, *WITH_HEAD, *arguments)
 
     assert found == code
     assert words in capsys.readouterr().err
@@ -429,7 +432,7 @@ def test_simulated_spikes_give_the_picture_back(tmp_path):
     write_grey(tmp_path / "a.png", scene(h=32, w=48) ** (1 / GAMMA))
     options = ("--planes-per-frame", 200, "--ratio", 2, "--rate", 0.8)
 
-    assert tool("simulate", tmp_path / "a.png", tmp_path / "a.dat", *options) == 0
+    assert run_spike_tool("simulate", tmp_path / "a.png", tmp_path / "a.dat", *options) == 0
 
     light = read_spikes(tmp_path / "a.dat", SpikeGeometry(height=16, width=24)).mean(axis=0) / 0.8
     light_of_picture = cv2.resize(scene(h=32, w=48), (24, 16), interpolation=cv2.INTER_AREA)
@@ -448,7 +451,9 @@ def test_simulated_spikes_give_the_picture_back(tmp_path):
 def test_simulate_refuses_a_wrong_value(tmp_path, capsys, flag, value, code, words):
     write_grey(tmp_path / "small.png", np.zeros((20, 20)))
 
-    assert tool("simulate", tmp_path / "small.png", tmp_path / "b.dat", flag, value) == code
+    assert (
+        run_spike_tool("simulate", tmp_path / "small.png", tmp_path / "b.dat", flag, value) == code
+    )
 
     assert words in capsys.readouterr().err
 
@@ -456,7 +461,7 @@ def test_simulate_refuses_a_wrong_value(tmp_path, capsys, flag, value, code, wor
 def peak_memory(*arguments):
     """Run the tool, and return the bytes that Python had allocated at most."""
     tracemalloc.start()
-    assert tool(*arguments) == 0
+    assert run_spike_tool(*arguments) == 0
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return peak
@@ -496,7 +501,7 @@ def clip_of_scene(request, tmp_path):
 def test_view_shows_the_picture_as_dataset_json_says_beside_the_flipped_one(
     tmp_path, clip_of_scene
 ):
-    assert tool("view", clip_of_scene, "--out", tmp_path / "a.png") == 0
+    assert run_spike_tool("view", clip_of_scene, "--out", tmp_path / "a.png") == 0
 
     image = read_picture(tmp_path / "a.png", cv2.IMREAD_GRAYSCALE)[LABEL:].astype(float)
     # Pictures of 64 pixels are shown 320 pixels wide.
@@ -508,7 +513,7 @@ def test_view_shows_the_picture_as_dataset_json_says_beside_the_flipped_one(
 
 
 def test_view_refuses_to_write_a_video(tmp_path, clip_of_scene, capsys):
-    assert tool("view", clip_of_scene, "--out", tmp_path / "a.mp4") == 3
+    assert run_spike_tool("view", clip_of_scene, "--out", tmp_path / "a.mp4") == 3
 
     assert "cannot write a .mp4 image" in capsys.readouterr().err
 
@@ -522,7 +527,7 @@ def played(published, tmp_path_factory):
     out = tmp_path_factory.mktemp("played") / "a.mp4"
     how = ("--first", 2, "--count", 11, "--step", 3, "--tick-hz", 20000)
     method = ("--method", "tfi", "method.half_window=9")
-    assert tool("play", published, *CAMERA, *how, "--out", out, *method) == 0
+    assert run_spike_tool("play", published, *CAMERA, *how, "--out", out, *method) == 0
     return frames_of(out)
 
 
@@ -533,7 +538,7 @@ FRAMES = [(0, 2), (1, 5), (2, 8), (3, 11)]
 def test_play_says_what_it_plays(published, tmp_path, capsys):
     how = ("--first", 2, "--count", 11, "--step", 3, "--tick-hz", 20000)
 
-    assert tool("play", published, *CAMERA, *how, "--out", tmp_path / "a.mp4") == 0
+    assert run_spike_tool("play", published, *CAMERA, *how, "--out", tmp_path / "a.mp4") == 0
 
     said = capsys.readouterr().out
     assert "4 video frames of 250 x 400, planes 2 to 11, 3 planes per video frame" in said
@@ -583,7 +588,10 @@ def test_each_frame_of_a_video_has_the_number_of_its_plane(played):
 def test_play_ends_with_the_last_plane_of_the_method(published, tmp_path, method, count):
     out = tmp_path / "end.mp4"
 
-    assert tool("play", published, *CAMERA, "--first", 39, "--out", out, "--method", method) == 0
+    assert (
+        run_spike_tool("play", published, *CAMERA, "--first", 39, "--out", out, "--method", method)
+        == 0
+    )
 
     assert len(frames_of(out)) == count
 
@@ -602,7 +610,7 @@ def test_recon_is_the_registered_representation(published, tmp_path, method):
     out = tmp_path / "a.png"
     how = ("--method", method, "--planes", 21, "--out", out)
 
-    assert tool("recon", published, *CAMERA, *how) == 0
+    assert run_spike_tool("recon", published, *CAMERA, *how) == 0
 
     picture = imread_rgb(out)
     assert picture.shape == (250, 400, 3)
@@ -616,7 +624,7 @@ def reconstructed(published, tmp_path_factory):
     folder = tmp_path_factory.mktemp("reconstructed")
     for out in ("folder", "a.png", "a.mp4"):
         arguments = ("--planes", 30, 0, 15, "--out", folder / out)
-        assert tool("recon", published, *CAMERA, *arguments) == 0
+        assert run_spike_tool("recon", published, *CAMERA, *arguments) == 0
     return folder
 
 
@@ -670,7 +678,7 @@ def test_wrong_arguments_are_named_before_anything_is_written(
     out = ("--out", tmp_path / output)
 
     # --out stands before the others, because `method.half_windw=3` is no flag.
-    assert tool(command, published, *CAMERA, *out, *arguments) == 2
+    assert run_spike_tool(command, published, *CAMERA, *out, *arguments) == 2
 
     said = capsys.readouterr().err
     assert words in said, said
@@ -701,7 +709,7 @@ def default_outputs(published, tmp_path, monkeypatch):
     """Give an empty folder in which all commands have written without --out."""
     monkeypatch.chdir(tmp_path)
     for command, arguments in COMMANDS:
-        assert tool(command, published, *CAMERA, *arguments) == 0
+        assert run_spike_tool(command, published, *CAMERA, *arguments) == 0
     return tmp_path
 
 
@@ -714,7 +722,7 @@ def test_outputs_have_names_by_default(published, default_outputs):
 
 @pytest.mark.usefixtures("default_outputs")
 def test_an_output_with_a_default_name_is_not_overwritten(published, capsys):
-    assert tool("view", published, *CAMERA) == 2
+    assert run_spike_tool("view", published, *CAMERA) == 2
 
     assert "exists already" in capsys.readouterr().err
 

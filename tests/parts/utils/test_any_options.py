@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from main_train_vrt import PARTS
 from scripts.convert_options import flattened, read_yaml
 from tests.dist.launching import ROOT
-from tests.helpers.damage import CHARACTERS, damaged, examples
+from tests.helpers.damage import CHARACTERS, damaged_copies, examples
 from utils.errors import OptionError
 from utils.options.load import load_options
 
@@ -41,7 +41,7 @@ def assert_is_whole(error: OptionError) -> None:
 @given(data=st.data(), file=st.sampled_from(FILES))
 def test_a_damaged_option_file_is_read_or_refused(tmp_path, data, file):
     path = tmp_path / "a.json"
-    path.write_bytes(data.draw(damaged(file.read_bytes())))
+    path.write_bytes(data.draw(damaged_copies(file.read_bytes())))
 
     try:
         load_options(path, [], PARTS)
@@ -53,7 +53,7 @@ def test_a_damaged_option_file_is_read_or_refused(tmp_path, data, file):
 @given(data=st.data())
 def test_a_damaged_yaml_is_read_or_refused(tmp_path, data):
     path = tmp_path / "a.yml"
-    path.write_bytes(data.draw(damaged(YAML)))
+    path.write_bytes(data.draw(damaged_copies(YAML)))
 
     try:
         flattened(read_yaml(path))

@@ -16,7 +16,13 @@ import torch
 
 from tests.dist.launching import run_ranks
 from tests.helpers import standin
-from tests.helpers.train_files import experiment, history, latest, train, write_options
+from tests.helpers.train_files import (
+    folder_of_run,
+    history,
+    latest_checkpoint,
+    train,
+    write_options,
+)
 from tests.helpers.weights_files import make_home
 from utils import device as devices
 from utils.errors import DistError
@@ -61,8 +67,8 @@ def trained(folder: Path, env: dict[str, str], *overrides: str, ranks: int = 1) 
 
 def assert_same_weights(found: Trained, expected: Trained) -> None:
     """Check that two runs have the same weights but for rounding."""
-    weights = latest(found.options)["model_state_dict"]
-    for name, tensor in latest(expected.options)["model_state_dict"].items():
+    weights = latest_checkpoint(found.options)["model_state_dict"]
+    for name, tensor in latest_checkpoint(expected.options)["model_state_dict"].items():
         torch.testing.assert_close(weights[name], tensor, rtol=1e-3, atol=1e-5)
 
 
@@ -94,7 +100,7 @@ def test_a_run_says_that_it_is_on_the_cpu_as_asked(on_cpu):
 
 
 def test_the_record_of_a_run_names_the_accelerator(on_device):
-    about = json.loads((experiment(on_device.options) / "environment.json").read_text())
+    about = json.loads((folder_of_run(on_device.options) / "environment.json").read_text())
 
     assert about["device"] == "Stand-in"
     assert "CUDA" not in about

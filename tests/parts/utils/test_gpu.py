@@ -19,7 +19,7 @@ from models.model_vrt import ModelVRT
 from models.vrt import forms
 from scripts.parts.doctor_checks import check_ranks
 from tests.dist.launching import RankResult, write_command
-from tests.helpers.checked import of_part
+from tests.helpers.checked import options_of_part
 from tests.helpers.train_files import train, write_options
 from utils.dist.gpu import choose_gpus, claim, describe, missing_wheel, usage
 from utils.dist.state import RUN, LaunchInfo
@@ -346,7 +346,7 @@ def test_nothing_starts_cuda_before_the_process_has_its_gpu(tmp_path, monkeypatc
         ["--opt", str(write_options(tmp_path)), "gpu_ids=[2,3]", "netG.checkpoint=auto"]
     )
 
-    assert of_part(opt.netG).checkpoint == "auto"
+    assert options_of_part(opt.netG).checkpoint == "auto"
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
 
 

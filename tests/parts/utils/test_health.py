@@ -24,11 +24,11 @@ from data.select_dataset import build_dataset
 from data.spike.simulate import IntegrateAndFire, to_linear
 from main_train_vrt import read_options
 from models.schedules import first_step_at_floor, stretched_by
-from tests.helpers.checked import present
-from tests.helpers.clip_files import section, write_dat, write_info
+from tests.helpers.checked import not_none
+from tests.helpers.clip_files import data_section, write_dat, write_info
 from tests.helpers.small_disk import disk
 from tests.helpers.textured_clips import make_textured_home
-from tests.helpers.train_files import events_of, odd, write_options
+from tests.helpers.train_files import events_of, run_odd, write_options
 from tests.helpers.two_cameras import texture
 from utils.image import imwrite_rgb
 from utils.run.measure import Health, Measured, host_memory, loader_advice
@@ -232,7 +232,7 @@ def test_the_limit_of_the_first_version_of_cgroups_is_read(machine):
 
 
 def test_the_memory_of_this_machine_is_known():
-    used, total = present(host_memory())
+    used, total = not_none(host_memory())
 
     assert 0 < used < total
 
@@ -356,7 +356,7 @@ def test_cores_that_a_rank_has_for_itself_are_counted_in_the_advice(health, capl
 @pytest.fixture
 def loader_of_train(tmp_path):
     """Give the section datasets.train of a run."""
-    return present(read_options(["--opt", str(write_options(tmp_path))]).datasets.train)
+    return not_none(read_options(["--opt", str(write_options(tmp_path))]).datasets.train)
 
 
 def advice(section, workers, share, cores):
@@ -436,7 +436,7 @@ def exchanged(fast, tmp_path_factory):
 
 def check_of_training(fast, spikes, **spike):
     """Return what a start of the training says of the clips. spikes: the folder of the spikes."""
-    options = section(fast, num_frame=3, gt_size=48, spike=spike, dataroot_spike=str(spikes))
+    options = data_section(fast, num_frame=3, gt_size=48, spike=spike, dataroot_spike=str(spikes))
     # The clips have no sharp frames.
     del options["dataroot_gt"]
     return warning_of(build_dataset(options, "train", seed=5), "opt.json")
@@ -636,7 +636,7 @@ def start(options, *overrides, delay_ms):
 
     delay_ms: milliseconds for which rank 1 sleeps in each forward pass.
     """
-    result = odd(options, *overrides, case="slow", struck_rank=1, at_step=delay_ms, ranks=2)
+    result = run_odd(options, *overrides, case="slow", struck_rank=1, at_step=delay_ms, ranks=2)
     assert result.exit_codes == [0, 0], result.text
     return result.text
 

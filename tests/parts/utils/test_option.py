@@ -16,7 +16,7 @@ import pytest
 from pydantic import SecretStr
 
 from tests.dist.launching import run_command
-from tests.helpers.checked import of_part
+from tests.helpers.checked import options_of_part
 from utils.errors import OptionError
 from utils.options.load import load_options, parse_command_line
 from utils.options.models import LoaderOptions, Options, TrainOptions
@@ -121,7 +121,7 @@ def test_a_url_is_no_comment(file):
 def test_keys_that_the_file_leaves_out_have_their_defaults(file):
     opt = load(file)
 
-    data = of_part(opt.datasets.train)
+    data = options_of_part(opt.datasets.train)
     assert opt.path.resume == "auto"
     assert data.gt_size == 16
     assert data.dataloader_persistent_workers is False
@@ -131,7 +131,7 @@ def test_keys_that_the_file_leaves_out_have_their_defaults(file):
 def test_the_keys_of_a_chosen_part_are_read(file):
     opt = load(file)
 
-    train = of_part(opt.train)
+    train = options_of_part(opt.train)
     assert train.G_charbonnier_eps == 1e-6
     assert opt.netG.plain() == {
         "net_type": "small",
@@ -180,7 +180,7 @@ def test_a_loss_chosen_by_an_override_drops_the_keys_of_the_former_loss(file):
 
 
 def test_if_an_override_chooses_a_data_set_only_keys_that_it_does_not_have_are_dropped(file):
-    train = of_part(load(file, "datasets.train.dataset_type=rgb").datasets.train)
+    train = options_of_part(load(file, "datasets.train.dataset_type=rgb").datasets.train)
 
     assert not hasattr(train, "spike")
     assert train.dataroot_gt == "there"

@@ -15,7 +15,7 @@ import pytest
 import main_train_vrt
 from lab.make_options_doc import MADE_WITH, make_page
 from tests.dist.launching import run_ranks
-from tests.helpers.checked import of_part
+from tests.helpers.checked import options_of_part
 from tests.helpers.kair_files import options_of, write_file
 from utils.errors import OptionError
 
@@ -72,7 +72,7 @@ def reference():
 
 def test_the_rgb_ablation_reads_no_spikes(ablation, reference):
     assert ablation.spike_channels == 0
-    assert of_part(ablation.netG).fusion.type == "none"
+    assert options_of_part(ablation.netG).fusion.type == "none"
     assert reference.spike_channels == 12
 
 

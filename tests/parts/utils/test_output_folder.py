@@ -21,9 +21,9 @@ import pytest
 from data.clips.clip_reader import user_clips
 from models.restore.outputs import FILES_OF_ALL_CLIPS, Outputs, claim_folder, finish_clip
 from tests.helpers.checked import read_picture
-from tests.helpers.clip_files import check, section, write_clip, write_info, write_video
+from tests.helpers.clip_files import check_clips, data_section, write_clip, write_info, write_video
 from tests.helpers.foreign import snapshot
-from tests.helpers.weights_files import make_home, message, metrics, restore
+from tests.helpers.weights_files import make_home, read_metrics, refusal_message, restore
 from utils.dist import watchdog
 from utils.dist.state import RUN
 from utils.errors import DataError, OptionError
@@ -100,7 +100,7 @@ def test_an_output_around_the_inputs_is_refused(home, clip, tmp_path, capfd, pla
     (tmp_path / "link").symlink_to(clip.parent)
     before = snapshot(tmp_path)
 
-    text, code = message(
+    text, code = refusal_message(
         capfd, *restoring(home, clip, tmp_path / place, "--gt", clip / "sharp", "--overwrite")
     )
 
@@ -135,7 +135,7 @@ def restarted(request, home, tmp_path_factory) -> Restarted:
         command.append("--center-frame-only")
         expected_choice = "the middle one"
     restore(*command)
-    before = metrics(out)
+    before = read_metrics(out)
     times_before = times_of_change(out / "test0")
     (out / "clips" / "test0.json").unlink()
 
@@ -144,7 +144,7 @@ def restarted(request, home, tmp_path_factory) -> Restarted:
     return Restarted(
         expected_choice=expected_choice,
         before=before,
-        after=metrics(out),
+        after=read_metrics(out),
         times_before=times_before,
         times_after=times_of_change(out / "test0"),
     )
@@ -167,7 +167,7 @@ def test_pictures_in_a_folder_without_run_json_are_not_taken_over(home, clip, ou
     # If these perfect frames were taken for restored ones, the PSNR would be infinite.
     shutil.copytree(clip / "sharp", out / "clip1")
 
-    text, code = message(capfd, *scoring(home, clip, out))
+    text, code = refusal_message(capfd, *scoring(home, clip, out))
 
     assert code == MOVE_FILES
     assert f"{NOT_OURS}: clip1" in text
@@ -184,7 +184,7 @@ def finished(home, clip, out) -> list[object]:
 def test_results_whose_run_json_is_gone_are_not_taken_over(finished, out, capfd):
     (out / "run.json").unlink()
 
-    text, code = message(capfd, *finished)
+    text, code = refusal_message(capfd, *finished)
 
     assert code == MOVE_FILES
     assert NOT_OURS in text
@@ -199,7 +199,7 @@ def invert(path: Path) -> None:
 def test_results_of_a_changed_input_are_not_taken_over(finished, clip, capfd):
     invert(clip / "blur" / "000000.png")
 
-    text, code = message(capfd, *finished)
+    text, code = refusal_message(capfd, *finished)
 
     assert code == CHANGE_OPTIONS
     assert "the files of clip clip1 have changed" in text
@@ -243,7 +243,7 @@ def command_with_options(home) -> list[object]:
     ],
 )
 def test_results_of_other_settings_are_not_taken_over(command_with_options, capfd, change, said):
-    text, code = message(capfd, *command_with_options, change)
+    text, code = refusal_message(capfd, *command_with_options, change)
 
     assert code == CHANGE_OPTIONS
     assert said in text, text
@@ -303,7 +303,7 @@ def test_two_results_of_one_name_are_refused_before_any_is_written(
         shutil.copytree(clip / "blur", tmp_path / "in" / name)
     before = snapshot(tmp_path)
 
-    text, code = message(capfd, *restoring_all(home, tmp_path, *save))
+    text, code = refusal_message(capfd, *restoring_all(home, tmp_path, *save))
 
     assert code == MOVE_FILES
     assert f"two results would have the name {name_of_both}" in text
@@ -535,7 +535,7 @@ def test_overwrite_removes_nothing_through_a_link(overwriting, out, tmp_path, ca
     shutil.rmtree(out / "strips")
     (out / "strips").symlink_to(elsewhere)
 
-    message(capfd, *overwriting)
+    refusal_message(capfd, *overwriting)
 
     assert [path.read_text() for path in elsewhere.iterdir()] == ["theirs"]
 
@@ -650,7 +650,7 @@ def test_checking_a_clip_gives_a_sign_of_life_for_each_file(tmp_path, signs):
     write_info(tmp_path)
     signs.clear()
 
-    check(section(tmp_path))
+    check_clips(data_section(tmp_path))
 
     # A blurry, a sharp and a spike file of each frame, and the spikes of the clip as a whole.
     assert len(signs) == 3 * 6 + 1

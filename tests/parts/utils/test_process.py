@@ -12,7 +12,7 @@ import pytest
 
 from tests.dist.launching import run_command, run_into, run_ranks
 from tests.helpers.clip_files import write_clip
-from tests.helpers.train_files import MAIN, experiment, write_options
+from tests.helpers.train_files import MAIN, folder_of_run, write_options
 
 PROGRAM = """
 import atexit, sys, threading, torch
@@ -157,7 +157,7 @@ def test_a_program_whose_output_is_closed_ends_with_its_own_code(tmp_path):
     train = f"{MAIN} --opt {options} train.total_iter=1 datasets.test={{}}"
     ends_with(f"{train} >&- 2>&-", code=0)
 
-    assert "Finished at iter 1" in (experiment(options) / "log/train.log").read_text()
+    assert "Finished at iter 1" in (folder_of_run(options) / "log/train.log").read_text()
 
 
 # Slow, because a new Python imports torch. `make test` has the same code of another program above.
@@ -173,7 +173,7 @@ def test_a_training_run_whose_output_nobody_reads_goes_on_and_keeps_its_log(tmp_
     assert code == 0, said
     assert "Traceback" not in said, said
     assert said.count("cannot write the log (stdout") == 1, said
-    assert "Finished at iter 1" in (experiment(options) / "log/train.log").read_text()
+    assert "Finished at iter 1" in (folder_of_run(options) / "log/train.log").read_text()
 
 
 def test_a_rank_that_the_watchdog_ends_says_nothing_of_its_loader_processes(tmp_path):

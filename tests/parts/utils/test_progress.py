@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.terminal import in_terminal, screen
+from tests.helpers.terminal import run_in_terminal, screen
 from tests.helpers.train_files import history, odd_command, write_odd_options
 from utils.run.measure import StepTimer
 from utils.run.progress import RunProgress, duration, open_progress
@@ -211,7 +211,7 @@ def run(tmp_path_factory) -> Screen:
     command = odd_command(options, *changes, *tiles, case="noisy")
     # In a new folder matplotlib builds its list of fonts, and says so in its log.
     variables = {"MPLCONFIGDIR": str(folder / "fonts")}
-    code, written = in_terminal(*command, env=variables, size=(50, COLUMNS))
+    code, written = run_in_terminal(*command, env=variables, size=(50, COLUMNS))
     return Screen(code, options, written, screen(written))
 
 

@@ -21,7 +21,7 @@ from models.restore.outputs import Outputs
 from models.restore.request import read_request
 from models.restore.scores import collect, score_text
 from scripts import compare_runs
-from tests.helpers.checked import present
+from tests.helpers.checked import not_none
 from tests.helpers.pages import check_offline
 from utils.errors import DataError
 from utils.files import write_whole
@@ -62,7 +62,7 @@ def test_an_infinite_score_of_a_finished_clip_comes_back(tmp_path):
     # JSON has no infinite number. So the file has the word "inf", and not Python's own "Infinity",
     # for which json.loads would call `parse_constant`.
     stored = json.loads(outputs.file("clip", "a").read_text(), parse_constant=pytest.fail)
-    loaded = present(outputs.load_clip("a"))
+    loaded = not_none(outputs.load_clip("a"))
 
     assert stored["per_frame"]["input"]["psnr"] == [30.0, "inf"]
     assert loaded["per_frame"]["input"]["psnr"] == [30.0, math.inf]
@@ -256,7 +256,7 @@ def shows(element, x, level):
     import cv2
 
     content = np.frombuffer(element.screenshot_as_png, np.uint8)
-    screenshot = present(cv2.imdecode(content, cv2.IMREAD_COLOR))  # (H, W, 3)
+    screenshot = not_none(cv2.imdecode(content, cv2.IMREAD_COLOR))  # (H, W, 3)
     height, width, _ = screenshot.shape
     pixel = int(screenshot[height // 2, int(x * width), 0])
     # The pictures of a page are compressed, which may change a level a little.

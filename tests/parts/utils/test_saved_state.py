@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.helpers.checked import present
+from tests.helpers.checked import not_none
 from tests.helpers.damage import CHARACTERS, examples
-from tests.helpers.train_files import experiment, latest, odd, write_odd_options
+from tests.helpers.train_files import folder_of_run, latest_checkpoint, run_odd, write_odd_options
 from utils.errors import CheckpointError
 from utils.run import checkpoint
 from utils.run.checkpoint import find_checkpoint
@@ -33,9 +33,9 @@ class FinishedRun(NamedTuple):
 def run(tmp_path_factory) -> FinishedRun:
     """Give a run of one step."""
     options = write_odd_options(tmp_path_factory.mktemp("run"))
-    result = odd(options, "datasets.test={}", "train.total_iter=1")
+    result = run_odd(options, "datasets.test={}", "train.total_iter=1")
     assert result.exit_codes == [0], result.text
-    return FinishedRun(experiment(options), latest(options))
+    return FinishedRun(folder_of_run(options), latest_checkpoint(options))
 
 
 def path_in(folder: Path) -> Path:
@@ -85,7 +85,7 @@ def test_keys_that_a_newer_version_adds_are_left_alone(run, tmp_path):
     order = {**run.state["order"], "of_tomorrow": 1}
     checkpoint.save({**run.state, "of_tomorrow": 1, "order": order}, path_in(tmp_path))
 
-    found = present(find_checkpoint("auto", tmp_path))
+    found = not_none(find_checkpoint("auto", tmp_path))
 
     assert found.state["step"] == 1
 
@@ -141,4 +141,4 @@ def test_whatever_one_value_of_a_checkpoint_is_the_run_resumes_or_ends_in_words(
     except CheckpointError as error:
         assert str(run.folder) in str(error)
     else:
-        assert present(found).state["step"] >= 0
+        assert not_none(found).state["step"] >= 0

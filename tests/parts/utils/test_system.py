@@ -13,7 +13,13 @@ import pytest
 
 from tests.dist.launching import RankResult, Ranks, run_command, run_ranks
 from tests.helpers import no_proc
-from tests.helpers.train_files import MAIN, latest, same, train, write_options
+from tests.helpers.train_files import (
+    MAIN,
+    equal_checkpoints,
+    latest_checkpoint,
+    train,
+    write_options,
+)
 from tests.helpers.weights_files import make_home
 
 # Arguments of `run_ranks` that start new Pythons without /proc.
@@ -31,14 +37,14 @@ STOPPED_BY_SIGNAL = 75
 @pytest.fixture(autouse=True, scope="module")
 def namespaces() -> None:
     """Skip all tests if this machine cannot hide /proc."""
-    if no_proc.missing():
-        pytest.skip(no_proc.missing())
+    if no_proc.reason_to_skip():
+        pytest.skip(no_proc.reason_to_skip())
 
 
 @pytest.fixture
 def spawn(tmp_path_factory) -> dict[str, str]:
     """Give environment variables with which loader processes are started by "spawn"."""
-    return {"PYTHONPATH": no_proc.spawning(tmp_path_factory.mktemp("spawn"))}
+    return {"PYTHONPATH": no_proc.write_spawning_path(tmp_path_factory.mktemp("spawn"))}
 
 
 # ---- One process ----
@@ -56,10 +62,10 @@ def test_a_run_without_proc_with_workers_by_spawn_gives_the_same_weights(tmp_pat
 
     assert with_proc.exit_codes == [0], with_proc.text
     assert without_proc.exit_codes == [0], without_proc.text
-    expected = latest(options_with)
-    found = latest(options_without)
+    expected = latest_checkpoint(options_with)
+    found = latest_checkpoint(options_without)
     for key in ("model_state_dict", "ema_state_dict", "optimizer", "best_psnr"):
-        assert same(found[key], expected[key]), key
+        assert equal_checkpoints(found[key], expected[key]), key
 
 
 # Two programs and their loader processes, each of which imports torch anew: 15 s of a core.
@@ -72,7 +78,7 @@ def test_a_signal_stops_a_run_without_proc_and_the_same_command_goes_on(tmp_path
         ranks.wait_for("Iter: 2", rank=0, limit_s=60)
         ranks.processes[0].send_signal(signal.SIGTERM)
         stopped = ranks.wait(limit_s=60)
-    step = latest(options)["step"]
+    step = latest_checkpoint(options)["step"]
     done = train(options, f"train.total_iter={step + 1}", env=spawn, **WITHOUT_PROC)
 
     assert stopped.exit_codes == [STOPPED_BY_SIGNAL], stopped.text
