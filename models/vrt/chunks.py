@@ -42,7 +42,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from models.vrt.forms import has_kernels, in_cpu_form
-from models.vrt.layers import Seed, compute_dtype, recomputed
+from models.vrt.layers import Seed, compute_dtype, recompute_in_backward
 from models.vrt.windows import Chunk, take
 
 Kernels = Literal["auto", "plain"]
@@ -467,7 +467,7 @@ class GatedMlp(nn.Module):
         w = self.weights()
         if not runs_in_chunks(self.kernels):
             # As a whole under autograd.
-            return recomputed(
+            return recompute_in_backward(
                 lambda u: self.fc2(geglu(u, w)), x, weights=w.values(), when=self.checkpoint
             )
 

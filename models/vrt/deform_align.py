@@ -42,7 +42,7 @@ from torch import Tensor, nn
 
 from models.vrt.flow import flow_warp
 from models.vrt.forms import has_deform_conv, in_cpu_form
-from models.vrt.layers import compute_dtype, recomputed
+from models.vrt.layers import compute_dtype, recompute_in_backward
 
 TAPS = 9  # positions of a 3x3 kernel
 
@@ -238,8 +238,8 @@ class DeformAlign(nn.Module):
         flows: for each source the flow that warps it to the target, (n, 2, h, w).
         """
         # There are two steps: `_run_conv_net`, and `_sample_sources`, the deformable convolution.
-        # In both, each source and flow is an argument of its own, because `recomputed` finds no
-        # tensors within lists.
+        # In both, each source and flow is an argument of its own, because `recompute_in_backward`
+        # finds no tensors within lists.
         neighbours = (*sources, *flows)
         is_compiling = torch.compiler.is_compiling()
         if not in_cpu_form(target) and not is_compiling:
@@ -248,13 +248,13 @@ class DeformAlign(nn.Module):
             def both_steps(target: Tensor, *neighbours: Tensor) -> Tensor:
                 return self._sample_sources(self._run_conv_net(target, *neighbours), *neighbours)
 
-            return recomputed(both_steps, target, *neighbours, weights=self.parameters())
+            return recompute_in_backward(both_steps, target, *neighbours, weights=self.parameters())
         # On a CPU recompute the second step alone, whose samples are nine times as large as the
         # input, but cost little time. The convolutions of the first step cost much time, so their
         # results are kept. Under torch.compile nothing is recomputed.
         conv_output = self._run_conv_net(target, *neighbours)
         weights = (self.weight, self.bias)
-        return recomputed(
+        return recompute_in_backward(
             self._sample_sources, conv_output, *neighbours, weights=weights, when=not is_compiling
         )
 

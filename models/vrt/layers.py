@@ -2,15 +2,15 @@
 
     compute_dtype, LayerNorm   in which dtype a layer computes
     tf32                       switches the TF32 arithmetic of NVIDIA's GPUs
-    recomputed                 activation checkpointing: backward computes a function again, so that
+    recompute_in_backward      activation checkpointing: backward computes a function again, so that
                                its intermediate tensors need not be kept
     Seed                       starts a backward pass from given gradients
     FrameConv                  a convolution of single frames
 
-What must stay: `recomputed` gives the same numbers and gradients as the plain call, bit for bit;
-the names and shapes of the layers' weights, because the released weights have them; and the dtypes,
-because another dtype changes the numbers of a training. Free to change: when something is
-recomputed.
+What must stay: `recompute_in_backward` gives the same numbers and gradients as the plain call, bit
+for bit; the names and shapes of the layers' weights, because the released weights have them; and
+the dtypes, because another dtype changes the numbers of a training.
+Free to change: what is recomputed.
 
 Tests: tests/parts/models/test_vrt_modules.py, test_gradients.py, test_block.py
 """
@@ -108,7 +108,7 @@ def tf32(is_on: bool) -> Generator[None]:
 # ---- Activation checkpointing ----------------------------------------------------------------
 
 
-def recomputed(
+def recompute_in_backward(
     function: Callable[..., Tensor], *args: Tensor, weights: Iterable[Tensor], when: bool = True
 ) -> Tensor:
     """Return function(*args) without keeping its intermediate tensors for backward.
@@ -126,7 +126,7 @@ def recomputed(
     # it only if torch.compile is at work and has imported the compiler already.
     if torch.compiler.is_compiling():
         return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
-    return Recomputed.apply(function, len(args), *args, *weights)
+    return RecomputeInBackward.apply(function, len(args), *args, *weights)
 
 
 class Seed(torch.autograd.Function):
@@ -152,12 +152,13 @@ class Seed(torch.autograd.Function):
         return (*ctx.gradients, *nothing)
 
 
-class Recomputed(torch.autograd.Function):
-    """Computes a function in forward, and again in backward. `recomputed` calls it.
+class RecomputeInBackward(torch.autograd.Function):
+    """Computes a function in forward, and again in backward. `recompute_in_backward` calls it.
 
-    Recomputed.apply(function, count, *tensors): the first `count` tensors are the arguments of the
-    function, the other tensors are weights that the function uses. The weights must be arguments of
-    `apply`, too, or autograd would not ask for their gradients. Only these tensors are saved.
+    RecomputeInBackward.apply(function, count, *tensors): the first `count` tensors are the
+    arguments of the function, the other tensors are weights that the function uses. The weights
+    must be arguments of `apply`, too, or autograd would not ask for their gradients. Only these
+    tensors are saved.
     """
 
     @staticmethod
