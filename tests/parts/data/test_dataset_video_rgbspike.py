@@ -243,7 +243,7 @@ def test_the_axes_are_swapped_after_the_flips(turns, expected):
 def test_a_seed_gives_the_draws_that_it_always_gave(clips, index, clip, frames, corner, turns):
     # An earlier version printed these draws. A resumed run must see the samples that it would have
     # seen. Samples 5, 8 and 9 would run past the end of their clips, so their first frame is drawn.
-    draw = build(clips, **ALL_TURNS, interval_list=[1, 2]).draw(index)
+    draw = build_clips(clips, **ALL_TURNS, interval_list=[1, 2]).draw(index)
 
     assert (draw.clip.name, draw.frames) == (clip, frames)
     assert (draw.aug.top, draw.aug.left) == corner

@@ -843,7 +843,7 @@ import subprocess
 import sys
 from pathlib import Path
 from data.clips.preflight import check_source
-from tests.helpers.clip_files import section, source_of
+from tests.helpers.clip_files import data_section, source_of
 
 root = Path(sys.argv[1])
 
@@ -856,7 +856,7 @@ strace = ["strace", "-f", "-y", "-o", sys.argv[2], "-e", "trace={states}", "-p",
 watch = subprocess.Popen(strace, stderr=subprocess.PIPE, text=True)
 assert "attached" in watch.stderr.readline()
 
-report = check_source(source_of(section(root)), "train", root / ".preflight")
+report = check_source(source_of(data_section(root)), "train", root / ".preflight")
 
 watch.terminate()
 watch.wait()
@@ -911,18 +911,19 @@ import sys
 from pathlib import Path
 from data.clips.preflight import preflight
 from data.select_dataset import build_dataset
-from tests.helpers.clip_files import resolved, same, section
+from tests.helpers.clip_files import data_section, equal_samples, resolve_section
 from utils import utils_dist
 from utils.dist.state import RUN
 from utils.options.models import DatasetsOptions
 
 root = Path(sys.argv[1])
-values = section(root)
+values = data_section(root)
 expected = build_dataset(values, "train", 0)
 
 # The check, and its record, from which data sets are made from now on.
 RUN.checks_folder = root / ".preflight"
-utils_dist.share_record_ids(preflight(DatasetsOptions(train=resolved(values)), RUN.checks_folder))
+datasets = DatasetsOptions(train=resolve_section(values))
+utils_dist.share_record_ids(preflight(datasets, RUN.checks_folder))
 
 # Python calls `note` before it opens a file or a folder.
 opened = []
@@ -939,8 +940,8 @@ print(sorted(opened))
 sent = pickle.loads(pickle.dumps(dataset))
 print(dataset.sample_names() == expected.sample_names())
 for index in range(len(expected)):
-    assert same(dataset[(1, index)], expected[(1, index)]), index
-    assert same(sent[(1, index)], expected[(1, index)]), index
+    assert equal_samples(dataset[(1, index)], expected[(1, index)]), index
+    assert equal_samples(sent[(1, index)], expected[(1, index)]), index
 """
 
 
