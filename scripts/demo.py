@@ -11,12 +11,12 @@ simulated. The results are experiments/demo/report.html and a video of each clip
 Second part. main_train_vrt.py begins the sample run. After 45 seconds of training the demo stops it
 with the signal that a scheduler would send. The run saves a checkpoint and ends, and its curves are
 added to the page. `make sample` continues the run to its end.
-
 """
 
 # Users of this file: app.py takes the demo clip from here, and tests/stories/test_main_test.py runs
 # `main` and `train`.
-# What must stay: the order in which a scene draws from its generator, because it decides the clips.
+# What must stay: the order in which `scene` draws its random numbers, because the clips follow from
+# it. Whoever changes the clips raises the version of DEMO.
 # Free to change: texts, and TRAIN_S
 # (test_the_whole_demo_shows_the_clips_then_the_curves_of_a_training_that_a_signal_stopped).
 
@@ -49,7 +49,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PHOTO = ROOT / "docs/images/collins.jpg"
 RESTORATION = ROOT / "options/operators/motion_alone.json"  # option file of the first part
 SAMPLE_RUN = ROOT / "options/vrt/000_train_vrt_sample_rgbspike.json"  # of the second part
-# The exit code of a run that a signal stopped. The same command resumes this run.
+# The exit code of a run that was stopped by a signal. The same command resumes this run. It is the
+# number utils_dist.PREEMPTED, repeated here, because utils_dist imports torch, which takes seconds.
 STOPPED = 75
 # Seconds of training. They show how the loss falls, and are far too short for good frames. With 60
 # seconds the demo would take more than a minute and a half on two cores.
@@ -58,11 +59,14 @@ TRAIN_S = 45.0
 
 # ---- The clips -------------------------------------------------------------------------------
 
+SIDE = 256  # of a frame, in pixels
+
 
 def scene(rng: np.random.Generator, planes: int, clip: int) -> Callable[[int], np.ndarray]:
     """Return the scene of a clip: a function from the number of a spike plane to its light.
 
-    `DEMO` calls it for each clip. A spike plane is one binary picture of the spike camera.
+    `make_sample` calls it for each clip of `DEMO`. A spike plane is one binary picture of the spike
+    camera.
 
     rng: generator of the clip. planes: number of spike planes of the clip.
     clip: number of the clip; 0 is a made scene, 1 is the photograph.
@@ -81,7 +85,6 @@ def scene(rng: np.random.Generator, planes: int, clip: int) -> Callable[[int], n
     return partial(render, layers)
 
 
-SIDE = 256  # of a frame, in pixels
 # The data set of both clips. If the clips change, raise the version: then `make_sample` makes them
 # anew.
 DEMO = Size(

@@ -347,7 +347,7 @@ def cut_jobs(jobs: list[Job], command: argparse.Namespace) -> list[Job]:
         name="cutting",
         unit="clips",
     )
-    cut_jobs_of_all = []
+    jobs_of_cuts = []
     for job, result in zip(jobs, results, strict=True):
         if isinstance(result, DataError):
             print(
@@ -357,40 +357,45 @@ def cut_jobs(jobs: list[Job], command: argparse.Namespace) -> list[Job]:
             continue
         for cut_index, cut in enumerate(result):
             # E.g. camel_00, camel_01: the names of the clips.
-            cut_jobs_of_all.append(replace(job, name=f"{job.name}_{cut_index:02d}", cut=cut))
-    if not cut_jobs_of_all:
+            jobs_of_cuts.append(replace(job, name=f"{job.name}_{cut_index:02d}", cut=cut))
+    if not jobs_of_cuts:
         raise DataError(
             what="no source can be used",
             where=str(command.source),
             expected="at least one source that can be used",
             do="follow the advice above",
         )
-    return cut_jobs_of_all
+    return jobs_of_cuts
 
 
 def choose_splits(sources: list[ClipSource], share: float, out: Path) -> dict[str, str]:
     """Return source name -> split, "train" or "test".
 
     A source in a folder train/ or test/ gets the split of this folder. Of all other sources,
-    `share` become test clips: at least one, never all. A source that an earlier start has put into
-    a split stays there, so that no frame of a test clip is ever trained on.
+    `share` become test clips: at least one, but never all. None does if `share` is 0, or if there
+    is only one of them. A source that an earlier start has put into a split stays there, so
+    that no frame of a test clip is ever trained on.
 
     share: --test-share. out: --out, with the clips of an earlier start.
+
+    E.g. with share 0.2: 10 sources give 2 test clips, 3 sources give 1, and 1 source gives 0.
     """
     names = [source.name for source in sources if not source.split]
     earlier = earlier_splits(names, out)  # source name -> split
 
-    # How many test clips are wanted: at least one, but not all. A single source is for training.
+    # How many test clips are wanted. A single source is for training.
     wanted_count = 0
     if share > 0 and len(names) > 1:
         rounded = round(share * len(names))
         wanted_count = min(max(1, rounded), len(names) - 1)
-    # How many are still missing. There may be too many already, if --test-share was larger before.
-    # And there may be too few sources to choose from, if earlier starts put most into "train".
+    # How many are still missing: 0 if there are too many already, because --test-share was larger
+    # before.
     existing_count = list(earlier.values()).count("test")
+    missing_count = max(0, wanted_count - existing_count)
+    # Only new sources can become test clips. There may be too few of them, if earlier starts have
+    # put most sources into "train".
     undecided = [name for name in names if name not in earlier]
-    missing_count = min(max(0, wanted_count - existing_count), len(undecided))
-    new_test_names = evenly_chosen(undecided, missing_count)
+    new_test_names = evenly_chosen(undecided, min(missing_count, len(undecided)))
 
     # The folder decides first, then the earlier start, and the choice above only for new sources.
     splits = {}
@@ -419,7 +424,8 @@ def earlier_splits(names: Sequence[str], out: Path) -> dict[str, str]:
             if (out / "GOPRO_Large" / split / name).is_dir():
                 earlier[name] = split
     # By dataset.json. With a rig, a source becomes several clips. dataset.json lists them by their
-    # own names, e.g. camel_00, and the name of the source is their key "source".
+    # own names, e.g. camel_00, and the name of the source is their key "source". It decides if the
+    # folders say something else: the folder camel_00 may be of a source "camel" or "camel_00".
     recorded = {}
     for name, clip in read_info(out)["clips"].items():
         source = clip.get("source", name)

@@ -390,9 +390,16 @@ def check_shards(loader: Any, model: ModelVRT) -> Iterator[Finding]:
     if len(set(digests)) == 1:
         yield Finding(OK, "parameters", f"hash {digests[0]} on all ranks")
     else:
-        # Fresh weights may differ: DDP broadcasts the weights of rank 0 when it wraps the network.
+        # ModelVRT seeds the initial weights equally on all ranks. Different weights are no failure,
+        # because DDP broadcasts the weights of rank 0 when it wraps the network.
         yield Finding(
-            WARN, "parameters", f"hashes {digests}", why="fresh weights differ until DDP wraps them"
+            WARN,
+            "parameters",
+            f"hashes {digests}",
+            why="weights that train.manual_seed decides are equal on all ranks; DDP will give all "
+            "ranks the weights of rank 0",
+            cure="in your own network draw weights from torch's generator; give all hosts the same "
+            "weights file",
         )
 
 
@@ -403,6 +410,7 @@ def check_loader(batches: Iterator[Any], batch: dict[str, Any]) -> Finding:
     """
     begin = time.perf_counter()
     clips = 0
+    # A step has several batches if train.accumulation_steps is above 1.
     for batches_of_step in itertools.islice(batches, TIMED_STEPS):
         for next_batch in batches_of_step:
             clips += len(next_batch["key"])  # "key" has the name of each sample
@@ -419,10 +427,13 @@ def check_loader(batches: Iterator[Any], batch: dict[str, Any]) -> Finding:
 def check_scaling(model: ModelVRT, batch: dict[str, Any]) -> Finding:
     """Return how much faster all ranks are than rank 0 alone. Collective.
 
-    A step of all ranks also exchanges the gradients. If the exchange took no time, a step would
-    take as long as on rank 0 alone:
+    A step is timed twice: on rank 0 while the others wait, and on all ranks together. The only
+    additional work of a step of all ranks is the exchange of the gradients, so
 
-        efficiency = seconds alone / seconds together        1: the exchange costs nothing
+        efficiency = seconds alone / seconds together
+
+    is 1 if this exchange takes no time. E.g. 1.0 s alone and 1.25 s together: 0.8, so 8 ranks are
+    6.4 times as fast as one.
     """
     on_device = model.to_device(batch)
 
@@ -452,7 +463,7 @@ def check_scaling(model: ModelVRT, batch: dict[str, Any]) -> Finding:
     shared_cores = " (ranks share the cores)" if is_cpu else ""
     what = (
         f"{efficiency * world:.2f} x on {world} ranks ({efficiency:.0%}): a step takes "
-        f"{efficiency * together:.2f} s alone, {together:.2f} s together{shared_cores}"
+        f"{alone_of_rank_0:.2f} s alone, {together:.2f} s together{shared_cores}"
     )
     if efficiency < LEAST_EFFICIENCY and not is_cpu:
         return Finding(
@@ -471,14 +482,14 @@ def check_gradients(model: ModelVRT, batch: dict[str, Any]) -> Finding:
     Each rank computes the gradients twice: alone from the batches of all ranks, and through DDP
     from its own batch. Everything is float64, so that rounding does not hide an error.
     """
-    # In float64, and without random dropout (eval). Both change the network in place. Nothing
-    # trains with it later, because this is the last check.
+    # In float64, and without dropout (eval), which would draw other neurons in each computation.
+    # Both change the network in place. This is the last check, so nothing trains with it later.
     net = unwrap_ddp(model.netG).double().eval()
     tensors = {key: value for key, value in batch.items() if isinstance(value, torch.Tensor)}
     of_all_ranks = utils_dist.gather_objects(tensors)
 
     def gradients(batches: list[dict[str, Any]]) -> torch.Tensor:
-        """Return the gradients of the mean loss of some batches, as one vector."""
+        """Return the gradients of the mean loss of the batches, as one vector, by model.netG."""
         for each in batches:
             in_float64 = {key: value.double() for key, value in each.items()}
             loss = model.loss_terms(model.to_device(in_float64))["loss"] / len(batches)

@@ -17,7 +17,8 @@ from utils.errors import printable
 # Rows of [name, pattern, meaning, cure]. The pattern is a regular expression for a line of a log.
 # {0} in a meaning is replaced by the first group of the pattern.
 KNOWN_FAILURES = Path(__file__).with_name("known_failures.json")
-# States of a rank in the log -> words for a meaning.
+# The state of a rank as the watchdog logs it -> the word that stands in a meaning ({1} of the row
+# "watchdog": "rank 3 was stuck and stopped the run").
 STATE_WORDS = {"STUCK": "stuck", "SILENT": "silent", "DEAD": "dead"}
 # The statuses of a finding, the best first.
 OK = "ok"
@@ -73,7 +74,8 @@ def read_log(text: str) -> list[Finding]:
     Each kind of failure is returned once. A log may hold several starts of a run. Only the last
     start is read.
     """
-    # Rank 0 writes this once at each start. Without it, the whole log is read: rfind gives -1.
+    # Each start logs one line "[...] rank 0 of 8 on host7, ...", the text of `status_line`
+    # (utils/dist/status.py). In a log without it, rfind gives -1, and the whole log is read.
     begin = max(text.rfind("] rank 0 of "), 0)
     last_start = text[begin:]
     first_line = 1 + text.count("\n", 0, begin)
@@ -81,7 +83,8 @@ def read_log(text: str) -> list[Finding]:
     if findings:
         return findings
 
-    # No known failure: say how the start ended.
+    # No known failure: show the first error of the start. Later errors often follow from it.
+    # The run may have survived it, so the text does not say that the start ended with it.
     error = re.search(r"^(\[rank \d+\] )?(Traceback|\w+Error: ).*", last_start, re.MULTILINE)
     if error:
         return [
@@ -89,11 +92,11 @@ def read_log(text: str) -> list[Finding]:
                 FAIL,
                 "log",
                 error[0][:SHOWN_CHARACTERS],
-                why="the last start ended with this error",
+                why="it is the first error of the last start",
                 cure="read the lines below it",
             )
         ]
-    if re.search("Finished at iter|already finished", last_start):
+    if re.search("Finished at iter|already finished", last_start):  # of utils/run/run.py
         return [Finding(OK, "log", "the run finished")]
     return [
         Finding(
@@ -107,16 +110,17 @@ def read_log(text: str) -> list[Finding]:
 
 
 def without_consequences(findings: list[Finding]) -> list[Finding]:
-    """Leave out the kill of a rank that the watchdog of the run has ended.
+    """Leave out the finding "killed" if the watchdog's own report explains the kill.
 
-    The watchdog kills a rank that is stuck or silent, and the launcher then reports this kill. But
-    a rank that the watchdog found dead had been killed before, so there the kill is the cause.
+    The watchdog kills a rank that is STUCK or SILENT, and then the launcher reports a killed
+    process. This kill is a consequence. But if the rank was DEAD already, something else had killed
+    it before. Then the kill is the cause, so its finding stays.
     """
     names = [finding.check for finding in findings]
     if "watchdog" not in names:
         return findings
     by_watchdog = findings[names.index("watchdog")]
-    if " is DEAD" in by_watchdog.what:
+    if " is DEAD" in by_watchdog.what:  # the words of utils/dist/watchdog.py
         return findings
     return [finding for finding in findings if finding.check != "killed"]
 
