@@ -88,8 +88,10 @@ PHOTOS = {
 # Set of clips -> number of clips of each video or photograph.
 CLIPS = {"random": 6, "ideal": 3, "photos": 2, "choose": 2, "report": 3}
 FRAMES = 8  # frames of a clip
-# Training set -> weight with which a sample is drawn from it. "made" is the set of `make sample`.
-SAMPLE_WEIGHTS = {"made": 3, "random": 4, "photos": 2, "ideal": 3}
+# Training set -> weight with which a sample is drawn from it: of 12 samples, 4 are of "random".
+# "made" is the set of `make sample`. The order of the sets decides which random number draws from
+# which set, so it must stay.
+SAMPLE_WEIGHTS = {"random": 4, "photos": 2, "ideal": 3, "made": 3}
 
 
 class TrainingSet(NamedTuple):
@@ -242,12 +244,13 @@ class Method:
 
     file: Path  # the option file
     steps: int  # optimizer steps
-    # What is the same for all methods, as words "section.key=value" of the command line.
+    # Options of the training that replace those of the file: the data, the number of steps and the
+    # log. They are words "section.key=value" of the command line.
     overrides: tuple[str, ...]
     parameters: int  # number of parameters that are trained
     pixels_per_step: int  # samples x frames x pixels of a frame, in an optimizer step
-    # 8 hex digits that change with the options, the number of steps and the data. They do not
-    # change with the defaults of keys that the file does not give.
+    # 8 hex digits that change with the options, the number of steps and the data. Only keys that
+    # stand in the file count, so a new default of the program does not change the digits.
     digest: str
 
     @property
@@ -287,7 +290,8 @@ def make_real(out: Path, args: argparse.Namespace) -> Data:
     args: the command line, with the folder of the videos, the part and the conditions.
     """
     sources = link_sources(out, args.videos)
-    # The clips of the training, and of the part that is tested.
+    # The training sets. Each is in the folder data/<name>.
+    make_made(out)
     for name, training_set in TRAINING_SETS.items():
         make_clips(
             out,
@@ -297,6 +301,9 @@ def make_real(out: Path, args: argparse.Namespace) -> Data:
             clips=CLIPS[name],
             frames=FRAMES,
         )
+    train = {out / "data" / name: weight for name, weight in SAMPLE_WEIGHTS.items()}
+
+    # The test clips of all conditions. --conditions says which of them are tested.
     folder_of_condition = {}
     for condition in CONDITIONS:
         folder_of_condition[condition] = make_clips(
@@ -308,16 +315,8 @@ def make_real(out: Path, args: argparse.Namespace) -> Data:
             frames=FRAMES,
         )
     tests = {condition: folder_of_condition[condition] for condition in args.conditions}
-
-    # Folder of each training set -> weight. The made scenes are a training set as well. The order
-    # decides which random number draws from which set, so it must stay.
-    [made] = make_made(out).train
-    train = {}
-    for name, weight in SAMPLE_WEIGHTS.items():
-        if name != "made":
-            train[out / "data" / name] = weight
-    train[made] = SAMPLE_WEIGHTS["made"]
     digest = digest_of([VIDEOS, CLIPS, SAMPLE_WEIGHTS, FRAMES, PHOTOS])
+    # split: `make_clips` puts all clips of a set into its folder "train", also the test clips.
     return Data(train, tests, split="train", digest=digest)
 
 
@@ -417,7 +416,8 @@ def make_clips(out: Path, name: str, source: Path, rig: str, clips: int, **setti
 def digest_of(value: Any) -> str:
     """Return 8 hex digits that change with the value.
 
-    Names of committed results contain such digits, so the form of the JSON must stay.
+    Names of committed results contain such digits, so the form of the JSON must stay. The order of
+    the keys of a dict does not count.
     """
     text = json.dumps(value, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
