@@ -417,9 +417,9 @@ def random_scene(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> Sc
     # A still camera sees at least one thing, because otherwise nothing would move.
     least_things = 1 if stands_still else 0
     number_of_things = int(rng.integers(least_things, 6))
-    # Parallax: a thing at depth d moves 1 + nearer d times as far as the background. E.g. with
-    # nearer = 0.5, the thing in front of all, at depth 5, moves 3.5 times as far.
-    nearer = rng.uniform(0, 0.5)
+    # Parallax: by the camera, a thing at depth d moves 1 + parallax d times as far as the
+    # background. E.g. with 0.5, the thing in front of all, at depth 5, moves 3.5 times as far.
+    parallax = rng.uniform(0, 0.5)
 
     # From the back to the front: each layer covers what is behind it, in the light and in the
     # shifts. The background has depth 0.
@@ -427,10 +427,10 @@ def random_scene(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> Sc
     shifts = np.zeros((WINDOWS, SIDE, SIDE, 2), np.float32)
     for depth in range(number_of_things + 1):
         if depth == 0:
-            layer = background(rng, textures, camera)
+            layer = random_background(rng, textures, camera)
         else:
-            trajectory_at_depth = camera.trajectory * (1 + nearer * depth)
-            layer = thing(rng, textures, replace(camera, trajectory=trajectory_at_depth))
+            trajectory_at_depth = camera.trajectory * (1 + parallax * depth)
+            layer = random_thing(rng, textures, replace(camera, trajectory=trajectory_at_depth))
         draw_over(light, layer)
         set_shifts(shifts, layer)
     return Scene(light, shifts)
@@ -455,14 +455,14 @@ def set_shifts(shifts: np.ndarray, layer: Layer) -> None:
         shifts[window][is_seen] = layer.shifts(middle)[is_seen]
 
 
-def background(
+def random_background(
     rng: np.random.Generator, textures: Sequence[np.ndarray], camera: CameraMotion
 ) -> Layer:
     """Draw the background. It moves as the camera does."""
-    # The background has no shear. The numbers are drawn, because all later draws depend on this
-    # draw.
+    # The background has no shear. Its shear is drawn and then set to 0, because without this draw
+    # all later draws would give other numbers than in the shipped training.
     drawn_shear = rng.normal(0, 0.03, size=2)
-    light = surface(rng, textures)
+    light = random_surface(rng, textures)
     return Layer(
         light=light,
         cover=np.ones_like(light),
@@ -474,26 +474,30 @@ def background(
     )
 
 
-def thing(rng: np.random.Generator, textures: Sequence[np.ndarray], camera: CameraMotion) -> Layer:
-    """Draw a thing in front of the background. A fifth of the things do not move by themselves.
+def random_thing(
+    rng: np.random.Generator, textures: Sequence[np.ndarray], camera: CameraMotion
+) -> Layer:
+    """Draw a thing in front of the background, with its own motion, surface and outline.
 
     camera: the motion of the camera. Its trajectory is the one that is seen at the depth of the
     thing: near things move farther.
     """
-    # The motion of the camera, plus the motion of the thing itself.
+    # The motion of the camera, plus the motion of the thing itself. Eight in ten things shift by
+    # themselves, by 0.3 to 10 pixels within the exposure.
     center = rng.uniform(0, SIDE, size=2)
     trajectory = camera.trajectory
     if rng.random() >= 0.2:
         trajectory = trajectory + random_trajectory(rng, log_uniform(rng, 0.3, 10))
-    turn = camera.turn + rng.normal(0, 0.06, size=2)
-    zoom = camera.zoom + rng.normal(0, 0.05, size=2)
-    shear = rng.normal(0, 0.03, size=2)
-    light = surface(rng, textures)
+    # Each thing turns and grows by itself. The numbers are standard deviations of the two
+    # coefficients of tau and tau^2 (see `Layer`), at tau = 1, the end of the exposure.
+    turn = camera.turn + rng.normal(0, 0.06, size=2)  # radians: 0.06 is 3.4 degrees
+    zoom = camera.zoom + rng.normal(0, 0.05, size=2)  # logarithm of a factor: about 5 %
+    shear = rng.normal(0, 0.03, size=2)  # pixels of shift per pixel of distance
+    light = random_surface(rng, textures)
+    cover = random_polygon(rng, center)
 
-    cover = polygon(rng, center)
-
-    # Three in ten things have nearly one light everywhere, so that only their edges show motion.
-    # 15 % of the contrast is left, on a random light.
+    # Three in ten things have nearly the same light everywhere, so that only their edges show the
+    # motion: their contrast is reduced to 15 %.
     if rng.random() < 0.3:
         light = light * 0.15 + rng.uniform(0.01, 0.7)
     return Layer(
@@ -507,14 +511,14 @@ def thing(rng: np.random.Generator, textures: Sequence[np.ndarray], camera: Came
     )
 
 
-def polygon(rng: np.random.Generator, center: np.ndarray) -> np.ndarray:
+def random_polygon(rng: np.random.Generator, center: np.ndarray) -> np.ndarray:
     """Draw a polygon of 4 to 8 random corners: (n, n), 1 within it and 0 elsewhere.
 
-    n = SIDE + 2 MARGIN. Seven in ten polygons are convex.
+    n = SIDE + 2 MARGIN. Seven in ten polygons are made convex.
 
     center: x and y of its middle, in pixels of the scene.
     """
-    radius = log_uniform(rng, 3, 18)
+    radius = log_uniform(rng, 3, 18)  # pixels
     number_of_corners = int(rng.integers(4, 9))
     from_center = radius * rng.uniform(-1, 1, (number_of_corners, 2))
     corners = center + MARGIN + from_center  # (corners, 2) in the picture of the layer
@@ -529,7 +533,7 @@ def polygon(rng: np.random.Generator, center: np.ndarray) -> np.ndarray:
     return cv2.GaussianBlur(cover, (0, 0), 0.5)  # soft edges, as behind a lens
 
 
-def surface(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> np.ndarray:
+def random_surface(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> np.ndarray:
     """Cut a piece out of a texture. Returns its linear light (n, n) in [0, 1].
 
     n = SIDE + 2 MARGIN. Size, place, mirroring, contrast and sharpness are random.
@@ -598,20 +602,21 @@ def recorded(rng: np.random.Generator, scene: Scene, rate: float | None = None) 
     light, stream = recorded_stream(rng, scene, rate)
     blurry = blurry_frame(rng, light)
 
-    # The windows of the network. EDGES are in elevenths of an exposure from its middle, and the
-    # edges here are planes of the stream: 24 to 192 of its 216 planes.
-    middle = WARM_UP + BEFORE + HALF  # of the exposure: plane 108
-    edges = np.array([round(middle + edge * USUAL_PLANES) for edge in EDGES])
+    # The windows of the network. EDGES counts from the middle of the exposure, in elevenths of the
+    # exposure, and an eleventh has USUAL_PLANES = 8 planes. E.g. the first edge of the exposure is
+    # -5.5, so plane 108 - 5.5 * 8 = 64 of the stream. The stream has 216 planes.
+    middle_plane = WARM_UP + BEFORE + HALF  # of the exposure: 108
+    edges = np.array([round(middle_plane + edge * USUAL_PLANES) for edge in EDGES])
     windows = spike_windows(stream, edges)
     # The first frame of a clip has no planes before it, and the last frame has no planes after it.
-    # So the windows before the exposure (INSIDE) are missing in a fifth of the samples, and the
-    # windows after it in nearly as many.
+    # So a fifth of the samples lose the windows before the exposure, and a fifth of the others lose
+    # the windows after it. INSIDE are the windows of the exposure itself.
     if rng.random() < 0.2:
         windows.are_recorded[: INSIDE.start] = False
     elif rng.random() < 0.2:
         windows.are_recorded[INSIDE.stop :] = False
 
-    # Display values of the frame, by a curve that the network does not know.
+    # Display values of the frame. The network does not get gamma, because users do not know it.
     gamma = rng.uniform(2, 2.4)
     shown = np.power(np.clip(blurry, 0, 1), 1 / gamma)
     pictures, about_scene = pictures_of(windows, shown, INSIDE, USUAL_PLANES)
@@ -714,8 +719,8 @@ def spikes_of(rng: np.random.Generator, light: np.ndarray, sensor: Sensor) -> np
 
     planes = []
     for plane in range(-WARM_UP, len(light) * STEP + WARM_UP):
-        # STEP planes see one instant. Planes before the first instant see the first, and planes
-        # after the last see the last.
+        # STEP = 2 planes see one instant: the planes 0 and 1 see the instant 0. The planes -24 to
+        # -1 see the instant 0 as well, and the last 24 planes see the last instant.
         instant_index = min(max(plane // STEP, 0), len(light) - 1)
         charge += charge_of_plane[instant_index]
         # Noise that is evenly distributed is drawn faster than normal noise. Between -0.5 and 0.5
@@ -758,8 +763,8 @@ def noise_of_plane(light: np.ndarray, charge_of_plane: np.ndarray, sensor: Senso
 
     charge_of_plane: (N, h, w), with the dark charge.
     """
-    # c is written as rate times `relative`, 1 at full light, because the numbers of the shipped
-    # training were rounded in this order.
+    # c is computed as rate times `relative` (1 at full light), because another order of the
+    # multiplications would round to other numbers than in the shipped training.
     if sensor.is_display:
         relative = charge_of_plane / sensor.rate
     else:
