@@ -61,7 +61,7 @@ from lab.quality import Spread, table_cell
 from lab.tools import ROOT, environment
 from lab.train_motion import (
     CPU,
-    OPERATOR,
+    OPERATOR_WEIGHTS,
     SOLVER,
     HiddenEquations,
     Sample,
@@ -80,7 +80,7 @@ from utils.contract import Tick
 from utils.image import tensor_to_uint8
 from utils.results import markdown_table, read_json
 
-SHIPPED = ROOT / "weights/motion.pth"
+SHIPPED_WEIGHTS = ROOT / "weights/motion.pth"  # with the shipped learned steps
 # Part of the steps -> the sets of lab/train_motion.py with most of its samples. They have the order
 # of SETS there. The others are left out, because making them takes longer than a training here.
 # E.g. seven_rig and photos_rig have 15 samples of good light, and the sets of "good" have 359.
@@ -147,12 +147,14 @@ class TrainedRun:
     cpu_s: dict[str, float]  # part -> CPU seconds of the updates, without making the samples
 
 
-# Name of a method -> clip -> PSNR in dB. A method is the operator (OF_OPERATOR), the shipped
-# weights (OF_SHIPPED), or the steps of a run, by the name of the run. E.g.
+# Name of a method -> clip -> PSNR in dB. A method is the operator (OPERATOR_METHOD), the shipped
+# weights (SHIPPED_METHOD), or the steps of a run, by the name of the run. E.g.
 # {"operator": {"park_00": 23.0}, "plain_seed0_800": {"park_00": 23.3}}.
 Scores = dict[str, dict[str, float]]
-OF_OPERATOR = "operator"
-OF_SHIPPED = "shipped"
+#
+# The names of the two methods that are no run:
+OPERATOR_METHOD = "operator"
+SHIPPED_METHOD = "shipped"
 
 
 # ---- The program -------------------------------------------------------------------------------
@@ -171,20 +173,20 @@ def main(argv: Sequence[str]) -> int:
 
     runs = runs_of(args.seeds, args.updates)
     trained_runs = [TrainedRun(run, steps={}, cpu_s={}) for run in runs]
-    network = network_file(out)
+    motion_net_file = write_motion_net(out)
     for part in args.parts:
-        train_all(out, args.videos, network, part, trained_runs)
+        train_all(out, args.videos, motion_net_file, part, trained_runs)
 
-    found: dict[str, Scores] = {}
+    scores_of_sets: dict[str, Scores] = {}
     for name in args.clips:
         file = out / f"seeds_{name}.json"
         if not file.exists():
-            # In a folder of their own, because sets of the training have the same names.
+            # The test clips are below test/, because sets of the training have the same names.
             folder = clips_of(out / "test", args.videos, name)
             write_scores(file, name, trained_runs, scores_of(folder, trained_runs))
-        found[name] = read_json(file)["psnr"]
+        scores_of_sets[name] = read_json(file)["psnr"]
         print(f"{name} is measured", flush=True)
-    print(table_of(found, runs))
+    print(table_of(scores_of_sets, runs))
     return 0
 
 
@@ -225,7 +227,7 @@ def clips_of(out: Path, videos: Path, name: str) -> Path:
     return made_clips(out, shown, condition, sources)
 
 
-def network_file(out: Path) -> Path:
+def write_motion_net(out: Path) -> Path:
     """Write the network that finds the motion, from the shipped weights. Returns its file.
 
     The file has the form in which lab/train_motion_net.py writes it.
@@ -233,17 +235,17 @@ def network_file(out: Path) -> Path:
     file = out / "network.pt"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
-        motion_net = network_of(SHIPPED).motion_net
-        assert motion_net is not None  # the shipped weights find the motion with a network, too
+        motion_net = network_of(SHIPPED_WEIGHTS).motion_net
+        assert motion_net is not None, f"{SHIPPED_WEIGHTS} finds the motion by DIS alone"
         torch.save(motion_net.state_dict(), file)
     return file
 
 
 def network_of(weights: Path) -> MotionFusion:
-    """Return the fusion "motion" of a weights file."""
-    net = motion_fusion_of(read_saved(weights).build())
-    assert net is not None  # the file has another fusion
-    return net.eval()
+    """Return the fusion "motion" of a weights file. The file must have this fusion."""
+    fusion = motion_fusion_of(read_saved(weights).build())
+    assert fusion is not None, f"{weights} has another fusion than motion"
+    return fusion.eval()
 
 
 # ---- Training ----------------------------------------------------------------------------------
@@ -252,72 +254,80 @@ def network_of(weights: Path) -> MotionFusion:
 
 
 def train_all(
-    out: Path, videos: Path, network: Path, part: str, trained_runs: Sequence[TrainedRun]
+    out: Path, videos: Path, motion_net_file: Path, part: str, trained_runs: Sequence[TrainedRun]
 ) -> None:
-    """Add the steps of a part to each run. Steps whose files are there are read from them.
+    """Add the learned steps of a part to each run. Steps whose files are there are read from them.
 
-    videos: folder of the videos. network: file of the network that finds the motion.
+    videos: folder of the videos.
+    motion_net_file: weights of the network that finds the motion.
+    part: "good" or "few", a key of SETS_OF_PART.
     """
-    operator = read_saved(OPERATOR)
+    operator = read_saved(OPERATOR_WEIGHTS)
     # Kind -> name of a set -> its samples. They are made only if a training needs them.
     samples: dict[str, dict[str, list[Sample]]] = {}
     for trained_run in trained_runs:
         run = trained_run.run
         # The seed of the initial weights, as in lab/train_motion.py.
         torch.manual_seed(run.seed)
-        _, fusion = motion_network(operator, network)
-        steps = steps_of(fusion, part)
-        trained_run.steps[part] = steps.eval()
+        _, fusion = motion_network(operator, motion_net_file)
+        learned_steps = steps_of(fusion, part)
+        trained_run.steps[part] = learned_steps.eval()
 
         file = out / "steps" / f"{run.name}_{part}.pt"
         if not file.exists():
             if not samples:
-                samples = samples_of_kinds(out, videos, network, part)
+                samples = samples_of_kinds(out, videos, motion_net_file, part)
             file.parent.mkdir(parents=True, exist_ok=True)
-            torch.save(train_run(run, steps, samples[run.kind]), file)
+            torch.save(train_run(run, learned_steps, samples[run.kind]), file)
         saved = torch.load(file)
-        steps.load_state_dict(saved["weights"])
+        learned_steps.load_state_dict(saved["weights"])
         trained_run.cpu_s[part] = saved["cpu_s"]
         print(f"{run.name}, {part}: {saved['cpu_s']:.0f} CPU seconds", flush=True)
 
 
-def train_run(run: Run, steps: MotionSteps, samples: Mapping[str, list[Sample]]) -> dict[str, Any]:
-    """Train new steps. Returns their averaged weights, and the CPU seconds of the updates."""
-    last: dict[str, Tensor] = {}
+def train_run(
+    run: Run, learned_steps: MotionSteps, samples: Mapping[str, list[Sample]]
+) -> dict[str, Any]:
+    """Train new learned steps. Returns their averaged weights, and the CPU time of the updates.
+
+    The result has the keys "weights" and "cpu_s", as in the files of <out>/steps.
+    """
+    last_weights: dict[str, Tensor] = {}
 
     def keep(weights: Mapping[str, Tensor], updates: int) -> None:
         """Keep a copy of the weights. `train` calls it at the end, and now and then before."""
-        last.update({name: value.clone() for name, value in weights.items()})
+        last_weights.update({name: value.clone() for name, value in weights.items()})
 
     # The process time and not the time of day, because other programs may use the machine as well.
     begin = time.process_time()
-    train(steps, samples, solver=SOLVER, updates=run.updates, seed=run.seed, save=keep)
-    return {"weights": last, "cpu_s": time.process_time() - begin}
+    train(learned_steps, samples, solver=SOLVER, updates=run.updates, seed=run.seed, save=keep)
+    return {"weights": last_weights, "cpu_s": time.process_time() - begin}
 
 
 def samples_of_kinds(
-    out: Path, videos: Path, network: Path, part: str
+    out: Path, videos: Path, motion_net_file: Path, part: str
 ) -> dict[str, dict[str, list[Sample]]]:
     """Return the samples of a part for both kinds of steps: kind -> name of a set -> samples.
 
     Each sample has its equations already. Otherwise the first training would make the equations,
     and its CPU time would be longer than the time of the next trainings.
     """
-    operator = read_saved(OPERATOR)
-    _, net = motion_network(operator, network)
-    samples = training_samples(out, videos, operator, net, SETS_OF_PART[part])
-    seen = samples_of_part(samples, part)
-    hidden = {}
-    for name, samples_of_set in seen.items():
-        hidden[name] = [hidden_sample(sample) for sample in samples_of_set]
-    return {EQUATIONS: seen, PLAIN: hidden}
+    operator = read_saved(OPERATOR_WEIGHTS)
+    _, fusion = motion_network(operator, motion_net_file)
+    all_samples = training_samples(out, videos, operator, fusion, SETS_OF_PART[part])
+    with_equations = samples_of_part(all_samples, part)
+    of_control = {}
+    for name, samples_of_set in with_equations.items():
+        of_control[name] = [hidden_sample(sample) for sample in samples_of_set]
+    return {EQUATIONS: with_equations, PLAIN: of_control}
 
 
 def hidden_sample(sample: Sample) -> Sample:
     """Return a sample for the control: without the motion, its equations and their proposal."""
-    # Both samples share the same equations. `HiddenEquations` hides what the control must not see.
-    known = sample.measured_equations(SOLVER)
-    return replace(sample, equations=HiddenEquations(known), is_plain=True, proposal=sample.z_0)
+    # The equations are computed once, for both samples. `HiddenEquations` passes on only what the
+    # control may see. Equations without motion propose the frame of the operator, which is z_0.
+    equations = sample.measured_equations(SOLVER)
+    return replace(sample, equations=HiddenEquations(equations), is_plain=True, proposal=sample.z_0)
 
 
 # ---- Restoring -----------------------------------------------------------------------------------
@@ -350,11 +360,12 @@ class AllMethods:
         self.shipped = {"good": shipped.steps, "few": shipped.few_steps or shipped.steps}
         self.trained_runs = trained_runs
         self.names = [
-            OF_OPERATOR,
-            OF_SHIPPED,
+            OPERATOR_METHOD,
+            SHIPPED_METHOD,
             *(trained_run.run.name for trained_run in trained_runs),
         ]
-        # Number of frames so far for which a run has no trained steps.
+        # Number of frames so far whose light needs a part that was not trained. E.g. a dark frame
+        # needs "few", and --parts is "good". `scores_of` leaves out the clip of such a frame.
         self.frames_without_steps = 0
 
     def __call__(self, z_0: Tensor, inputs: AreaInputs) -> Tensor:
@@ -381,8 +392,8 @@ class AllMethods:
         for trained_run in self.trained_runs:
             steps = trained_run.steps.get(part)
             if steps is None:
-                # This run has no steps for this light. z_0 only fills its place in the result:
-                # `scores_of` leaves the clip out.
+                # z_0 only fills the place of this run in the result: `scores_of` leaves the clip
+                # out.
                 frames.append(z_0)
                 continue
             if trained_run.run.kind == PLAIN:
@@ -399,8 +410,8 @@ def scores_of(folder: Path, trained_runs: Sequence[TrainedRun]) -> Scores:
     A clip is left out if it has a frame for which a run has no trained steps, e.g. a frame with few
     spikes if only the part "good" was trained.
     """
-    operator = read_saved(OPERATOR)
-    shipped = network_of(SHIPPED)
+    operator = read_saved(OPERATOR_WEIGHTS)
+    shipped = network_of(SHIPPED_WEIGHTS)
     # The solver and the finder of the motion are those of the shipped weights, for all runs.
     solver = Solver(
         groups=shipped.groups,
@@ -478,12 +489,12 @@ def write_scores(file: Path, name: str, trained_runs: Sequence[TrainedRun], scor
 # Test: test_the_table_has_the_spread_over_the_seeds_and_the_worst_clip_of_any_seed
 
 
-def table_of(found: Mapping[str, Scores], runs: Sequence[Run]) -> str:
+def table_of(scores_of_sets: Mapping[str, Scores], runs: Sequence[Run]) -> str:
     """Return the table in Markdown: a row for each set of clips, with gains over the operator.
 
-    found: name of a set -> its scores.
+    scores_of_sets: name of a set -> its scores.
     """
-    rows = [row_of(set_name, scores, runs) for set_name, scores in found.items()]
+    rows = [row_of(set_name, scores, runs) for set_name, scores in scores_of_sets.items()]
     columns = list(rows[0])  # all rows have the same
     return markdown_table([list(row.values()) for row in rows], columns)
 
@@ -500,11 +511,11 @@ def row_of(set_name: str, scores: Scores, runs: Sequence[Run]) -> dict[str, str]
     "plain, worst clip"        -0.10 (park_00)
     "plain_seed0_1600"         +0.50              the control with twice as many updates
     """
-    psnr_of_operator = statistics.fmean(scores[OF_OPERATOR].values())
+    psnr_of_operator = statistics.fmean(scores[OPERATOR_METHOD].values())
     row = {
         "": set_name,
-        OF_OPERATOR: f"{psnr_of_operator:.2f}",
-        OF_SHIPPED: f"{mean_gain(scores, OF_SHIPPED):+.2f}",
+        OPERATOR_METHOD: f"{psnr_of_operator:.2f}",
+        SHIPPED_METHOD: f"{mean_gain(scores, SHIPPED_METHOD):+.2f}",
     }
     usual_updates = min(run.updates for run in runs)
     for kind in (EQUATIONS, PLAIN):
@@ -547,7 +558,7 @@ def mean_gain(scores: Scores, name: str) -> float:
 
 def gains_of(scores: Scores, name: str) -> dict[str, float]:
     """Return the gains of a method over the operator in dB: clip -> gain."""
-    operator = scores[OF_OPERATOR]
+    operator = scores[OPERATOR_METHOD]
     return {clip: value - operator[clip] for clip, value in scores[name].items()}
 
 

@@ -80,7 +80,8 @@ from scripts.make_sample_data import RGB, SPIKES
 from utils.contract import JointEquations
 from utils.image import imwrite_rgb
 
-OPERATOR = ROOT / "weights/operator.pth"  # the network whose frames the learned steps improve
+# The network whose frames the learned steps improve.
+OPERATOR_WEIGHTS = ROOT / "weights/operator.pth"
 CPU = torch.device("cpu")
 
 # ---- Choices of the training -------------------------------------------------------------------
@@ -309,7 +310,7 @@ def main(argv: Sequence[str]) -> int:
     torch.manual_seed(args.seed)  # of the initial weights of the steps
 
     # The network: the operator with the fusion "motion". --begin gives its steps other weights.
-    operator = read_saved(OPERATOR)
+    operator = read_saved(OPERATOR_WEIGHTS)
     saved, net = motion_network(operator, args.network)
     if args.begin:
         begin_at(net, args.begin)

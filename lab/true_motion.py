@@ -3,21 +3,21 @@
 
     python lab/true_motion.py [--conditions ideal dim] [--out FOLDER]
 
-The clips are the photographs of lab/joint_gain.py: layers in motion, without any optical flow. Each
-clip can be painted again from its seed, so the true motion of each pixel is known
-(`data.making.light_in_motion.PhotoScene.shifts`). The program restores each frame three times:
+The clips are the photographs of lab/joint_gain.py: photographs that move as layers in front of one
+another. No optical flow has made their motion. Each clip can be painted again from its seed, so the
+true motion of each pixel is known (`data.making.light_in_motion.PhotoScene.shifts`). The program
+restores each frame three times:
 
     operator    by weights/operator.pth, without any motion
     found       by weights/motion.pth, which begins at the frame of "operator" and improves it in
                 learned steps, along the motion that it finds
     true        the same, along the true motion
 
-The difference between "true" and "found" is what a better motion could gain at most with these
-weights. They were trained on motions with errors, so weights that were trained on true motions
-might gain more.
-
-The true motion does not explain each pixel: a thing may be covered at another time of the exposure.
-Then its motion leads to a place where something else is seen.
+The difference between "true" and "found" is about what a better motion could gain with these
+weights. It is no exact limit, for two reasons. The weights were trained on motions with errors, so
+weights that were trained on true motions might gain more. And the true motion does not explain each
+pixel, because a thing may be covered at another time of the exposure. Then its motion leads to a
+place where something else is seen.
 
 The program writes <out>/true_motion.json and prints a table. Clips that are there are used again.
 
@@ -51,10 +51,10 @@ from data.motion.recording import Recording, View
 from lab.joint_gain import PARTS, linked_sources, made_clips
 from lab.motion_seeds import (
     CPU,
-    OF_OPERATOR,
-    OF_SHIPPED,
-    OPERATOR,
-    SHIPPED,
+    OPERATOR_METHOD,
+    OPERATOR_WEIGHTS,
+    SHIPPED_METHOD,
+    SHIPPED_WEIGHTS,
     AllMethods,
     clip_scores,
     gains_of,
@@ -70,12 +70,12 @@ from utils.random_streams import random_stream
 from utils.results import markdown_table, read_json
 
 CONDITIONS = ("ideal", "dim")
-# The motions along which the frames are restored. The words are keys of the written file, beside
-# OF_OPERATOR.
-FOUND = "found"
-TRUE = "true"
+# Names of the motions along which weights/motion.pth restores the frames. The written file has them
+# as keys, beside the key OPERATOR_METHOD for the frames of weights/operator.pth.
+FOUND_MOTION = "found"
+TRUE_MOTION = "true"
 
-# How a clip is restored -> clip -> PSNR in dB. The first key is OF_OPERATOR, FOUND or TRUE. E.g.
+# How a clip is restored (a key of the three above) -> clip -> PSNR in dB. E.g.
 # {"operator": {"coffee_00": 27.1}, "found": {"coffee_00": 30.2}, "true": {"coffee_00": 30.9}}.
 Scores = dict[str, dict[str, float]]
 
@@ -93,20 +93,21 @@ def main(argv: Sequence[str]) -> int:
     add("--out", type=Path, help="results folder (default experiments/true_motion)")
     args = parser.parse_args(argv)
     out = (args.out or ROOT / "experiments/true_motion").resolve()
-    # One thread, as in lab/joint_gain.py.
+    # One thread, so that the sums have one order. Other orders round differently.
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
 
-    # The photographs come with Python packages, so no folder of videos is needed.
+    # A folder with links to the photographs, from which the clips are made. They come with Python
+    # packages, so the first argument, the folder of the videos, is not read.
     sources = linked_sources(out, out / "sources", "photos")
-    found: dict[str, Scores] = {}
+    scores_of_conditions: dict[str, Scores] = {}
     for condition in args.conditions:
         folder = made_clips(out, "photos", condition, sources)
-        found[condition] = scores_of(folder)
+        scores_of_conditions[condition] = scores_of(folder)
         print(f"{condition} is measured", flush=True)
-    about = {"measured": environment(), "psnr": found}
+    about = {"measured": environment(), "psnr": scores_of_conditions}
     (out / "true_motion.json").write_text(json.dumps(about, indent=1) + "\n")
-    print(table_of(found))
+    print(table_of(scores_of_conditions))
     return 0
 
 
@@ -192,18 +193,18 @@ def scene_of(clip: Path) -> PhotoScene:
 
 def scores_of(folder: Path) -> Scores:
     """Restore the clips of a folder along both motions. Returns the PSNR of each clip."""
-    operator = read_saved(OPERATOR)
-    scores: Scores = {OF_OPERATOR: {}, FOUND: {}, TRUE: {}}
-    shipped = network_of(SHIPPED)
+    operator = read_saved(OPERATOR_WEIGHTS)
+    scores: Scores = {OPERATOR_METHOD: {}, FOUND_MOTION: {}, TRUE_MOTION: {}}
+    shipped = network_of(SHIPPED_WEIGHTS)
     find_motion = finder_of(shipped.motion_by, shipped.motion_net, CPU)
     for reader in readers_of_set(folder, "auto", operator):
         along_found = restored_along(find_motion, reader, operator)
         true_motion = true_motion_of(reader, clip=folder / RGB / "train" / reader.name)
         along_true = restored_along(true_motion, reader, operator)
         # Both calls restore the clip by the operator, too, with equal results.
-        scores[OF_OPERATOR][reader.name] = along_found[OF_OPERATOR]
-        scores[FOUND][reader.name] = along_found[OF_SHIPPED]
-        scores[TRUE][reader.name] = along_true[OF_SHIPPED]
+        scores[OPERATOR_METHOD][reader.name] = along_found[OPERATOR_METHOD]
+        scores[FOUND_MOTION][reader.name] = along_found[SHIPPED_METHOD]
+        scores[TRUE_MOTION][reader.name] = along_true[SHIPPED_METHOD]
     return scores
 
 
@@ -222,9 +223,10 @@ def restored_along(
 ) -> dict[str, float]:
     """Restore a clip along the motions of a finder.
 
-    Returns method -> PSNR in dB: OF_OPERATOR for "operator", and OF_SHIPPED for weights/motion.pth.
+    Returns method -> PSNR in dB: OPERATOR_METHOD for weights/operator.pth, and SHIPPED_METHOD for
+    weights/motion.pth.
     """
-    shipped = network_of(SHIPPED)
+    shipped = network_of(SHIPPED_WEIGHTS)
     solver = Solver(
         groups=shipped.groups,
         linearisations=shipped.linearisations,
@@ -237,21 +239,21 @@ def restored_along(
 # ---- The table ---------------------------------------------------------------------------------
 
 
-def table_of(found: Mapping[str, Scores]) -> str:
+def table_of(scores_of_conditions: Mapping[str, Scores]) -> str:
     """Return the table in Markdown: a row for each clip, and a row of means for each condition.
 
     The cells are gains over the operator in dB. A row is e.g. ideal, coffee_00, +3.10, +3.80.
 
-    found: condition -> its scores.
+    scores_of_conditions: condition, e.g. "ideal" -> its scores.
     """
     rows = []
-    for condition, scores in found.items():
-        gains_of_found = gains_of(scores, FOUND)  # clip -> gain
-        gains_of_true = gains_of(scores, TRUE)
+    for condition, scores in scores_of_conditions.items():
+        gains_of_found = gains_of(scores, FOUND_MOTION)  # clip -> gain
+        gains_of_true = gains_of(scores, TRUE_MOTION)
         for clip, gain in gains_of_found.items():
             rows.append([condition, clip, f"{gain:+.2f}", f"{gains_of_true[clip]:+.2f}"])
-        mean_of_found = mean_gain(scores, FOUND)
-        mean_of_true = mean_gain(scores, TRUE)
+        mean_of_found = mean_gain(scores, FOUND_MOTION)
+        mean_of_true = mean_gain(scores, TRUE_MOTION)
         rows.append([condition, "mean", f"{mean_of_found:+.2f}", f"{mean_of_true:+.2f}"])
     return markdown_table(rows, ["cameras", "clip", "motion found", "true motion"])
 

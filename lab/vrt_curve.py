@@ -637,7 +637,7 @@ def test_clips(videos: Path, out: Path) -> dict[str, dict[str, Clip]]:
 
 def clips_of(out: Path, name: str, clip_set: ClipSet, source: Path) -> list[Clip]:
     """Return the clips of a set. The shipped weights find their motion."""
-    operator = read_saved(train_motion.OPERATOR)
+    operator = read_saved(train_motion.OPERATOR_WEIGHTS)
     shipped = shipped_fusion()
     find_motion = finder_of(shipped.motion_by, shipped.motion_net, torch.device("cpu"))
     samples = train_motion.samples_of(out, name, clip_set, source, operator, find_motion)

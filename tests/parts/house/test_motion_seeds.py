@@ -17,10 +17,10 @@ from data.motion.joint import Solver
 from data.motion.learned import finder_of
 from lab.motion_seeds import (
     EQUATIONS,
-    OF_OPERATOR,
-    OF_SHIPPED,
+    OPERATOR_METHOD,
     PLAIN,
-    SHIPPED,
+    SHIPPED_METHOD,
+    SHIPPED_WEIGHTS,
     AllMethods,
     Run,
     TrainedRun,
@@ -28,7 +28,7 @@ from lab.motion_seeds import (
     network_of,
     table_of,
 )
-from lab.train_motion import OF_OPERATOR_DATA, OPERATOR, motion_network
+from lab.train_motion import OF_OPERATOR_DATA, OPERATOR_WEIGHTS, motion_network
 from models.portable import SavedNetwork, read_saved
 from tests.helpers.checked import not_none
 from tests.helpers.moving_scene import Scene
@@ -44,7 +44,7 @@ GATE_OF_PROPOSAL = slice(20, 24)
 
 def learned_with(run: Run, gate: float) -> TrainedRun:
     """Return a run whose steps go this share of the way to the proposal, and do nothing else."""
-    _, net = motion_network(read_saved(OPERATOR))
+    _, net = motion_network(read_saved(OPERATOR_WEIGHTS))
     with torch.no_grad():
         not_none(net.steps.tail.bias)[GATE_OF_PROPOSAL] = gate
     return TrainedRun(run, steps={"good": net.steps.eval()}, cpu_s={"good": 1.0})
@@ -86,8 +86,8 @@ CONTROL = Run(PLAIN, seed=1, updates=1)
 def compared(tmp_path_factory) -> Compared:
     """Give a clip that moves, and its scores by each method."""
     clip = Scene(velocity=(11.0, -5.0), rate=0.9).write(tmp_path_factory.mktemp("a") / "clip")
-    operator = read_saved(OPERATOR)
-    shipped = network_of(SHIPPED)
+    operator = read_saved(OPERATOR_WEIGHTS)
+    shipped = network_of(SHIPPED_WEIGHTS)
     solver = Solver(
         groups=shipped.groups,
         linearisations=shipped.linearisations,
@@ -104,7 +104,9 @@ def compared(tmp_path_factory) -> Compared:
     return Compared(clip, scores, methods)
 
 
-@pytest.mark.parametrize(("method", "weights"), [(OF_OPERATOR, OPERATOR), (OF_SHIPPED, SHIPPED)])
+@pytest.mark.parametrize(
+    ("method", "weights"), [(OPERATOR_METHOD, OPERATOR_WEIGHTS), (SHIPPED_METHOD, SHIPPED_WEIGHTS)]
+)
 def test_a_method_scores_as_the_test_program_with_its_weights(compared, tmp_path, method, weights):
     clip = compared.clip
     files = ("--input", clip / "blur", "--spike", clip / "spike", "--gt", clip / "sharp")
@@ -116,17 +118,17 @@ def test_a_method_scores_as_the_test_program_with_its_weights(compared, tmp_path
 
 
 def test_new_steps_change_nothing(compared):
-    assert compared.scores[NEW.name] == compared.scores[OF_OPERATOR]
+    assert compared.scores[NEW.name] == compared.scores[OPERATOR_METHOD]
 
 
 def test_steps_that_go_half_of_the_way_to_the_proposal_gain(compared):
     # 1 dB is far above the differences by rounding. The clip moves, so the proposal is better.
-    assert compared.scores[SEEING.name] > compared.scores[OF_OPERATOR] + 1
+    assert compared.scores[SEEING.name] > compared.scores[OPERATOR_METHOD] + 1
 
 
 def test_the_control_does_not_see_the_motion(compared):
     # The control has no other proposal than the operator's frame, so half of the way leads nowhere.
-    operator = compared.scores[OF_OPERATOR]
+    operator = compared.scores[OPERATOR_METHOD]
     assert compared.scores[CONTROL.name] == pytest.approx(operator, abs=1e-6)
 
 

@@ -17,7 +17,7 @@ from data.motion.joint import Solver
 from data.motion.recording import RecordedClip
 from lab.train_motion import (
     LEAST_SAMPLES,
-    OPERATOR,
+    OPERATOR_WEIGHTS,
     SETS,
     STEP_COUNT,
     Sample,
@@ -73,7 +73,7 @@ def sample(tmp_path_factory):
 @pytest.fixture(scope="module")
 def operator():
     """Give the network of weights/operator.pth, as its file describes it."""
-    return read_saved(OPERATOR)
+    return read_saved(OPERATOR_WEIGHTS)
 
 
 # ---- The training ----
