@@ -291,6 +291,8 @@ class ForkServer:
                 raise RuntimeError("the fork server has ended")
             told = json.loads(message)
             if told["code"] is None:
+                # The system uses the numbers of ended processes again.
+                self.ended.pop(told["pid"], None)
                 self.started_pids.append(told["pid"])
             else:
                 self.ended[told["pid"]] = told["code"]
