@@ -66,11 +66,11 @@ class RankResult:
 
         A JSON line is an object, e.g. {"steps": 4}, so it begins with a brace.
         """
-        found = []
+        values = []
         for text in self.stdout:
             lines = [line for line in text.splitlines() if line.startswith("{")]
-            found.append(json.loads(lines[-1]) if lines else None)
-        return found
+            values.append(json.loads(lines[-1]) if lines else None)
+        return values
 
 
 class Ranks:

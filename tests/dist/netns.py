@@ -31,9 +31,13 @@ class TwoHosts:
     def __enter__(self) -> "TwoHosts":
         for name in self.names:
             _ip("netns", "add", name)
-        first, second = self.names
-        ends = ("cable0", "netns", first, "type", "veth", "peer", "cable1", "netns", second)
-        _ip("link", "add", *ends)
+        # ip link add cable0 netns HOST0 type veth peer cable1 netns HOST1: a virtual cable ("veth")
+        # with an end in each namespace.
+        host_0, host_1 = self.names
+        end_0 = ("cable0", "netns", host_0)
+        end_1 = ("cable1", "netns", host_1)
+        _ip("link", "add", *end_0, "type", "veth", "peer", *end_1)
+        # Give each end its address, and switch it on. "lo" is the host's network to itself.
         for i, name in enumerate(self.names):
             _ip("-n", name, "addr", "add", f"10.77.0.{i + 1}/24", "dev", f"cable{i}")
             for device in ("lo", f"cable{i}"):
@@ -46,10 +50,13 @@ class TwoHosts:
 
     def command(self, host: int, *command: str) -> list[str]:
         """Return the command that runs a command on host 0 or 1."""
-        inner = f'hostname host{host}; exec "$@"'
-        enter = ["ip", "netns", "exec", self.names[host]]
-        own = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        return [*enter, *own, "sh", "-c", inner, "sh", *command]
+        into_network = ["ip", "netns", "exec", self.names[host]]
+        # --uts: a host name of its own. --pid, --fork, --mount-proc: it sees its own processes
+        # alone. --kill-child: all of them end with `unshare`.
+        own_host = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        # The second "sh" is the shell's $0; the command is its "$@".
+        shell = ["sh", "-c", f'hostname host{host}; exec "$@"', "sh"]
+        return [*into_network, *own_host, *shell, *command]
 
     def cut(self) -> None:
         """Cut the cable: every packet is lost, and neither side is told."""

@@ -76,7 +76,7 @@ TILE_S = 0.05  # as long as a tile of a real network takes at least
 DRIFT = 1e-6
 
 
-def change(owner: Any, **attributes: Any) -> None:
+def replace_attributes(owner: Any, **attributes: Any) -> None:
     """Replace attributes of a module or class of the product in this process."""
     for name, value in attributes.items():
         setattr(owner, name, value)
@@ -84,7 +84,7 @@ def change(owner: Any, **attributes: Any) -> None:
 
 # Drawing the curves would take half of the time of such a run. The runs of the real network in
 # other tests draw their curves.
-change(history, draw_panels=lambda histories: None, encode=lambda figure: b"")
+replace_attributes(history, draw_panels=lambda histories: None, encode=lambda figure: b"")
 
 
 # ---- The network ---------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ start_of_product = TrainLoader.start
 begin_epoch_of_product = RunProgress.begin_epoch
 
 
-def late_start(self: TrainLoader, *position: int) -> Any:
+def start_late(self: TrainLoader, *position: int) -> Any:
     """Start the loader as the product does, then be late on rank RANK. Notes the time."""
     iterator = start_of_product(self, *position)
     time.sleep(LATE_S if is_struck_rank() else 0)
@@ -208,7 +208,7 @@ def late_start(self: TrainLoader, *position: int) -> Any:
     return iterator
 
 
-def noted_epoch(self: RunProgress, *position: int) -> None:
+def note_begin_of_epoch(self: RunProgress, *position: int) -> None:
     """Show the progress of an epoch as the product does. Notes the time."""
     moments["progress"].append(time.monotonic())
     begin_epoch_of_product(self, *position)
@@ -270,10 +270,10 @@ class Filling(Hanging):
 def main() -> None:
     """Run the program, and print what the case asks for. Ends the process with its exit code."""
     if CASE == "late":
-        change(TrainLoader, start=late_start)
-        change(RunProgress, begin_epoch=noted_epoch)
+        replace_attributes(TrainLoader, start=start_late)
+        replace_attributes(RunProgress, begin_epoch=note_begin_of_epoch)
     if CASE == "clips":
-        change(TrainLoader, start=start_that_prints_calibrations)
+        replace_attributes(TrainLoader, start=start_that_prints_calibrations)
 
     program = PROGRAMS[sys.argv[4]]
     code = program.main(sys.argv[5:])

@@ -21,13 +21,14 @@ from tests.helpers.train_files import run_odd, write_odd_options, write_options
 from utils.dist import watchdog
 from utils.dist.state import RUN
 
-# Times at which the watchdog last saw a sign of life, one for each tile of the validation.
+# Times of signs of life. A network of this page notes, in each forward pass, when the last sign of
+# life was given. The time is another one after each sign, so the set counts the signs.
 ticks: set[float] = set()
 
 
 @NETWORKS.register("same")
 class Same(nn.Module):
-    """A network that returns its input. It notes the last sign of life in `ticks`."""
+    """A network that returns its input. It notes the time of the last sign of life in `ticks`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,12 +94,14 @@ def validated(tmp_path_factory) -> Validated:
 
 
 def test_a_validation_keeps_one_tile_of_a_clip_in_memory(validated):
-    # A tile has 4 frames, and a few more are read beside it, however long the clip is.
+    # Counted: 7 of the 12 frames of clip 0. Those are the 4 frames of a tile, and 3 frames that are
+    # kept or read for its neighbours.
     assert max(clip.most for clip in validated.clips) <= 7
 
 
 def test_each_tile_of_a_validation_is_a_sign_of_life(validated):
-    # 12 frames make 5 tiles of 4 frames, because neighbours share 2 frames. 3 frames make one tile.
+    # 12 frames make 5 tiles of 4 frames, because neighbours share 2 frames by default
+    # (val.num_frame_overlapping). 3 frames make one tile.
     assert validated.signs_of_life == 5 + 1 + 1
 
 

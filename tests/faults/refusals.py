@@ -19,8 +19,8 @@ from tests.helpers.train_files import MAIN, odd_command, write_odd_options, writ
 
 
 @dataclass(frozen=True)
-class Environment:
-    """A launch that cannot work.
+class BadLaunch:
+    """A launch that cannot work, e.g. because the port is in use.
 
     name: what is wrong, for the report.
     message: words that explain it, which a rank must print.
@@ -41,21 +41,22 @@ class Environment:
     overrides: tuple[str, ...] = ()
 
 
-ENVIRONMENTS = (
-    Environment(
+BAD_LAUNCHES = (
+    BadLaunch(
         "a name that does not resolve",
         "MASTER_ADDR does not resolve: no-such-host.invalid",
         env={"MASTER_ADDR": "no-such-host.invalid"},
     ),
-    Environment("a port in use", "port {port} is in use", env={"MASTER_PORT": "{port}"}),
-    # Rank 0 trains alone, so the other program is at the port to which rank 1 connects.
-    Environment(
+    BadLaunch("a port in use", "port {port} is in use", env={"MASTER_PORT": "{port}"}),
+    # With WORLD_SIZE=1, rank 0 trains alone and opens no store. So rank 1 meets the other program
+    # at the port.
+    BadLaunch(
         "another program on the port",
         "is not the store of this run",
         env={"MASTER_PORT": "{port}"},
         env_of={0: {"WORLD_SIZE": "1"}},
     ),
-    Environment(
+    BadLaunch(
         "nobody at the port",
         "waits for rank 0 at 127.0.0.1",
         ranks=1,
@@ -66,28 +67,33 @@ ENVIRONMENTS = (
             "MASTER_PORT": "{free}",
         },
     ),
-    Environment(
+    BadLaunch(
         "ranks that were not started",
         "waiting for ranks 2, 3, 4 of 5",
         env={"WORLD_SIZE": "5"},
     ),
-    Environment(
+    BadLaunch(
         "one rank started twice",
         "rank 1 arrived twice",
         ranks=3,
         env={"WORLD_SIZE": "3"},
         env_of={2: {"RANK": "1"}},
     ),
-    Environment("a rank beyond the last", "RANK is 7, expected 0 to 1", env_of={1: {"RANK": "7"}}),
-    Environment(
+    BadLaunch("a rank beyond the last", "RANK is 7, expected 0 to 1", env_of={1: {"RANK": "7"}}),
+    BadLaunch(
         "a port that is no number",
         "MASTER_PORT is 'abc', no number",
         env_of={1: {"MASTER_PORT": "abc"}},
     ),
-    Environment("no address", "MASTER_ADDR is missing", env_of={1: {"MASTER_ADDR": ""}}),
-    Environment("no rank", "RANK is missing", env_of={1: {"RANK": ""}}),
-    Environment("time-outs in the wrong order", "the time-out of the", env={"NCCL_TIMEOUT": "200"}),
-    Environment(
+    BadLaunch("no address", "MASTER_ADDR is missing", env_of={1: {"MASTER_ADDR": ""}}),
+    BadLaunch("no rank", "RANK is missing", env_of={1: {"RANK": ""}}),
+    # The watchdog must come before the time-out of torch: its limit stall_s is 300 s by default.
+    BadLaunch(
+        "time-outs in the wrong order",
+        "the time-out of the process group is 200 s",
+        env={"NCCL_TIMEOUT": "200"},
+    ),
+    BadLaunch(
         "fewer samples than one batch",
         "8 training samples are fewer than one batch of 10",
         overrides=("datasets.train.dataloader_batch_size=5",),
@@ -95,13 +101,13 @@ ENVIRONMENTS = (
 )
 
 
-def seconds_until_explained(case: Environment, limit_s: float = 60) -> float:
+def seconds_until_explained(case: BadLaunch, limit_s: float = 60) -> float:
     """Return the seconds from the start of the processes until a rank prints the message.
 
     The time contains the start of Python. Raises AssertionError if the message does not come within
     `limit_s` seconds.
     """
-    with tempfile.TemporaryDirectory() as folder, closing(stranger()) as other:
+    with tempfile.TemporaryDirectory() as folder, closing(open_silent_server()) as other:
         ports = {"port": str(other.getsockname()[1]), "free": str(free_port())}
         message = case.message.format(**ports)
         env = {name: value.format(**ports) for name, value in case.env.items()}
@@ -116,7 +122,7 @@ def seconds_until_explained(case: Environment, limit_s: float = 60) -> float:
             return time.monotonic() - running.start
 
 
-def stranger() -> socket.socket:
+def open_silent_server() -> socket.socket:
     """Return the socket of a program that accepts connections and never answers."""
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))

@@ -37,8 +37,8 @@ from utils.run.history import read_history
 
 STEPS = 6
 NO_TEST = "datasets.test={}"
-# Options of an interrupted run: a checkpoint in every step.
-EVERY = ("train.checkpoint_save=1", f"train.total_iter={STEPS}", NO_TEST)
+# Options of an interrupted run. A start after the interruption goes on at the last saved step.
+SAVE_EACH_STEP = ("train.checkpoint_save=1", f"train.total_iter={STEPS}", NO_TEST)
 START_S = 300  # longest time of a start, on a busy machine
 
 
@@ -66,14 +66,14 @@ class Interruption:
 
 
 @cache
-def reference(ranks: int) -> dict[str, Any]:
+def state_without_interruption(ranks: int) -> dict[str, Any]:
     """Return the last checkpoint of a run that was never interrupted.
 
     All trials with this number of ranks are compared with one such run.
     """
     with tempfile.TemporaryDirectory() as folder:
         options = write_options(Path(folder))
-        result = train(options, *EVERY, ranks=ranks, limit_s=START_S)
+        result = train(options, *SAVE_EACH_STEP, ranks=ranks, limit_s=START_S)
         assert result.exit_codes == [0] * ranks, result.text
         return state_of(options)
 
@@ -88,7 +88,7 @@ def interrupt(
     """
     rng = random.Random(seed)
     task = f"{how}-{ranks}-{seed}"
-    arguments = (f"task={task}", *EVERY)
+    arguments = (f"task={task}", *SAVE_EACH_STEP)
 
     with Ranks(ranks, MAIN, "--opt", str(options), *arguments) as running:
         # A signal after the last steps would come too late: the run would just end.
@@ -97,7 +97,7 @@ def interrupt(
         running.wait_for(words, 0, START_S)
         time.sleep(rng.uniform(0, 0.3))
         victims = struck_ranks(rng, ranks, how)
-        send(running, victims, signal.SIGKILL if how == "kill" else getattr(signal, how))
+        send_signal(running, victims, signal.SIGKILL if how == "kill" else getattr(signal, how))
         struck_at = time.monotonic()
         first = running.wait(limit_s=120)
     gone_s = time.monotonic() - struck_at
@@ -127,7 +127,7 @@ def struck_ranks(rng: random.Random, ranks: int, how: str) -> list[int]:
     return list(range(ranks))
 
 
-def send(running: Ranks, victims: list[int], number: int) -> None:
+def send_signal(running: Ranks, victims: list[int], number: int) -> None:
     """Send a signal to one rank, or to all ranks."""
     for rank in victims:
         pid = running.processes[rank].pid

@@ -25,7 +25,7 @@ HEALTHY = float("inf")
 EXIT_CODE = 70  # of a run that stalled
 
 
-class Counted:
+class CountingStore:
     """A store that counts the requests and the keys that they hold, by name of the method."""
 
     def __init__(self, store: Store) -> None:
@@ -44,7 +44,7 @@ class Counted:
         return call
 
 
-class Simulated:
+class SimulatedRank:
     """One rank.
 
     fault: "" if the rank is healthy; "silent" if it gives no beats; "stuck" if it alone never
@@ -58,7 +58,7 @@ class Simulated:
         self.rank = rank
         self.world_size = world_size
         # It answers as a Store does, but its class is another one.
-        self.store: Any = Counted(store)
+        self.store: Any = CountingStore(store)
         self.beats = Beats(rank, world_size, self.store, machine_name=f"host{rank // PER_HOST}")
         self.fault = ""
         self.syncs = 0
@@ -117,7 +117,7 @@ def struck_ranks(world_size: int, fault: str) -> range:
     return range(first, first + (PER_HOST if fault == "host" else 1))
 
 
-def strike(ranks: list[Simulated], fault: str) -> None:
+def strike(ranks: list[SimulatedRank], fault: str) -> None:
     """Let all ranks enter a collective and stay there, except for the struck ranks.
 
     fault: "silent" and "host" strike one rank and all ranks of a host: they give no more beats.
@@ -131,12 +131,12 @@ def strike(ranks: list[Simulated], fault: str) -> None:
         ranks[number].syncs = 0
 
 
-def new_ranks(server: TCPStore, name: str, n: int) -> list[Simulated]:
+def new_ranks(server: TCPStore, name: str, n: int) -> list[SimulatedRank]:
     """Return n simulated ranks that have met, after their first two beats.
 
     name: prefix of their keys in the store.
     """
-    ranks = [Simulated(rank, n, PrefixStore(name, server)) for rank in range(n)]
+    ranks = [SimulatedRank(rank, n, PrefixStore(name, server)) for rank in range(n)]
     ranks[0].store.set(MET, "1")
     for _ in range(2):
         assert not any(rank.turn(LONG) for rank in ranks)

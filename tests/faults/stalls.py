@@ -18,7 +18,7 @@ from utils.dist.process import process_state
 WORKER = "tests/faults/stall_worker.py"
 
 
-class Expected(NamedTuple):
+class ExpectedOutput(NamedTuple):
     """What the ranks must say of a fault."""
 
     verdict: str  # "STUCK", "SILENT" or "DEAD", as in "rank 1 is STUCK"; or the name of an error
@@ -27,14 +27,14 @@ class Expected(NamedTuple):
 
 # Kind of fault, see `strike` of the worker -> what the ranks must say.
 KINDS = {
-    "barrier": Expected("STUCK", "in strike"),
-    "forward": Expected("STUCK", "in strike"),
-    "rank0": Expected("STUCK", "in strike"),
-    "worker": Expected("STUCK", "in __getitem__"),  # of a loader process
-    "gil": Expected("SILENT", "in strike"),  # C code that holds Python's lock
-    "stop": Expected("SILENT", "the process is stopped"),
-    "kill": Expected("DEAD", "is gone"),
-    "exception": Expected("DataError", "clip 7 is short"),
+    "barrier": ExpectedOutput("STUCK", "in strike"),
+    "forward": ExpectedOutput("STUCK", "in strike"),
+    "rank0": ExpectedOutput("STUCK", "in strike"),
+    "worker": ExpectedOutput("STUCK", "in __getitem__"),  # of a loader process
+    "gil": ExpectedOutput("SILENT", "in strike"),  # C code that holds Python's lock
+    "stop": ExpectedOutput("SILENT", "the process is stopped"),
+    "kill": ExpectedOutput("DEAD", "is gone"),
+    "exception": ExpectedOutput("DataError", "clip 7 is short"),
 }
 # Everything by which a rank blames somebody. The output of all ranks must hold it once.
 BLAME = re.compile(
@@ -53,7 +53,7 @@ class Trial:
         infinite if a process stayed.
     left: processes that were still there at the limit, in words.
     blamed: every text that fits `BLAME`, of all ranks.
-    has_stack: whether the words of `Expected` are in the output.
+    has_stack: whether the words of `ExpectedOutput` are in the output.
     exit_codes, text: of the ranks.
     """
 

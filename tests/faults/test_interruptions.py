@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.dist.launching import RankResult, Ranks
-from tests.faults.runs import interrupt, reference
+from tests.faults.runs import interrupt, state_without_interruption
 from tests.helpers.train_files import MAIN, odd_command, write_odd_options, write_options
 
 # Exit code of a run that a signal has stopped, and that can go on.
@@ -32,7 +32,9 @@ class Runs(NamedTuple):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Runs:
     """Give a run for trials."""
-    return Runs(write_options(tmp_path_factory.mktemp("interruptions")), reference(2))
+    return Runs(
+        write_options(tmp_path_factory.mktemp("interruptions")), state_without_interruption(2)
+    )
 
 
 # ---- Signals ----

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
-from tests.faults.simulated import LONG, Simulated, new_ranks, strike
+from tests.faults.simulated import LONG, SimulatedRank, new_ranks, strike
 from utils.dist import rendezvous
 from utils.dist.rendezvous import MET
 from utils.dist.state import LaunchInfo
@@ -51,7 +51,7 @@ TURNS = 3
 
 
 @pytest.fixture(scope="module")
-def beating(server) -> dict[int, list[Simulated]]:
+def beating(server) -> dict[int, list[SimulatedRank]]:
     """Give ranks after three turns each, in which nothing was wrong: number of ranks -> ranks."""
     ranks_of = {}
     for count in (FEW, MANY):
@@ -71,7 +71,7 @@ def test_in_a_turn_a_rank_writes_one_key_and_reads_once(beating, count):
         assert rank.store.keys["set"] == TURNS
 
 
-def most_keys_of_a_turn(ranks: list[Simulated]) -> float:
+def most_keys_of_a_turn(ranks: list[SimulatedRank]) -> float:
     """Return how many keys a rank reads in a turn, for the rank that reads most."""
     return max(rank.store.keys["multi_get"] for rank in ranks) / TURNS
 
@@ -85,12 +85,12 @@ def test_in_a_turn_a_rank_reads_at_most_four_keys_however_many_ranks_there_are(b
 
 
 @pytest.fixture(scope="module")
-def started(server) -> dict[int, list[Simulated]]:
+def started(server) -> dict[int, list[SimulatedRank]]:
     """Start ranks together, and give them after their start: number of ranks -> ranks."""
     ranks_of = {}
     for count in (FEW, MANY):
         store = PrefixStore(f"start{count}", server)
-        ranks = [Simulated(rank, count, store) for rank in range(count)]
+        ranks = [SimulatedRank(rank, count, store) for rank in range(count)]
         in_threads(*(rank.start for rank in ranks))
         ranks_of[count] = ranks
     return ranks_of
@@ -104,7 +104,7 @@ def test_each_request_of_a_start_is_for_one_key(started, count):
 
 @pytest.mark.parametrize("request_name", ["add", "compare_set"])
 def test_a_start_costs_a_rank_as_many_requests_however_many_ranks_there_are(started, request_name):
-    def most(ranks: list[Simulated]) -> int:
+    def most(ranks: list[SimulatedRank]) -> int:
         return max(rank.store.requests[request_name] for rank in ranks)
 
     assert most(started[FEW]) == most(started[MANY])
@@ -135,7 +135,7 @@ class Verdict(NamedTuple):
 
 
 def verdicts_of(
-    ranks: list[Simulated], stall_s: float, is_over: Callable[[list[Verdict]], object]
+    ranks: list[SimulatedRank], stall_s: float, is_over: Callable[[list[Verdict]], object]
 ) -> list[Verdict]:
     """Let the ranks take turns until is_over(verdicts), for 30 s at most. Return their verdicts.
 
@@ -153,7 +153,7 @@ def verdicts_of(
     return verdicts
 
 
-def verdicts_after(ranks: list[Simulated], fault: str) -> list[Verdict]:
+def verdicts_after(ranks: list[SimulatedRank], fault: str) -> list[Verdict]:
     """Strike ranks with a fault. Return the verdicts until each rank that is not silent knows.
 
     fault: "host" (all ranks of a host fall silent) or "stuck" (one rank is waited for).
@@ -169,7 +169,7 @@ def verdicts_after(ranks: list[Simulated], fault: str) -> list[Verdict]:
     return verdicts_of(ranks, STALL_S, all_know)
 
 
-def ranks_that_read_all(ranks: list[Simulated]) -> list[int]:
+def ranks_that_read_all(ranks: list[SimulatedRank]) -> list[int]:
     """Return the numbers of the ranks that have read the beats of all ranks.
 
     A usual turn reads at most 4 keys. The mean is higher only for a rank that has read all beats.

@@ -17,7 +17,13 @@ import pytest
 import torch
 
 from tests.dist.launching import ROOT, Ranks
-from tests.faults.secret_keys import ENV, KEY, KEY_OF_OPTIONS, SECRET, files_with_a_key
+from tests.faults.secret_keys import (
+    ENV_WITH_SECRET,
+    OPTION_WITH_SECRET,
+    SECRET_IN_ENV,
+    SECRET_IN_OPTIONS,
+    files_with_a_secret,
+)
 from tests.faults.stalls import run_stall
 from tests.helpers.checked import find_match
 from tests.helpers.train_files import folder_of_run, odd_command, run_odd, write_odd_options
@@ -213,13 +219,13 @@ def test_the_status_of_a_run_that_stands_still_lists_every_rank_and_no_secret_ke
         "debug.compare_every=2",
         "watchdog.stall_s=5",
         "logging.use_wandb=true",
-        SECRET,
+        OPTION_WITH_SECRET,
     )
     status = folder_of_run(options) / "status"
     # Rank 1 stands still in its step 4.
     command = odd_command(options, *changes, case="stall", struck_rank=1, at_step=4)
 
-    with Ranks(2, *command, env=ENV) as running:
+    with Ranks(2, *command, env=ENV_WITH_SECRET) as running:
         running.wait_for("Iter: 3,", rank=0, limit_s=120)
         # An empty file asks the run for its status.
         status.touch()
@@ -252,9 +258,9 @@ def test_the_status_of_a_run_that_stands_still_lists_every_rank_and_no_secret_ke
     assert "rank 1 is STUCK" in result.text
     assert "odd_worker.py" in result.text
     # No file and no output has a key of the service.
-    assert KEY not in result.text
-    assert KEY_OF_OPTIONS not in result.text
-    assert files_with_a_key(tmp_path / "experiments") == []
+    assert SECRET_IN_ENV not in result.text
+    assert SECRET_IN_OPTIONS not in result.text
+    assert files_with_a_secret(tmp_path / "experiments") == []
 
 
 def command_for_stacks():

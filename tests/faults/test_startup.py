@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.dist.launching import ROOT, Ranks, clean_env, free_port, run_ranks
-from tests.faults.refusals import break_file, stranger
+from tests.faults.refusals import break_file, open_silent_server
 from tests.helpers.clip_files import write_clip
 from tests.helpers.train_files import (
     MAIN,
@@ -45,7 +45,7 @@ RESERVED_PORT = 81
 
 
 def test_rank_0_names_a_port_in_use_and_the_other_ranks_name_the_other_program():
-    with closing(stranger()) as foreign:
+    with closing(open_silent_server()) as foreign:
         port = str(foreign.getsockname()[1])
         result = run_ranks(2, *WORKER, env={"MASTER_PORT": port, **SOON})
 

@@ -1,10 +1,13 @@
 """Numbers and memory gone wrong on one rank of two.
 
 tests/dist/odd_worker.py trains a network of one layer, in which something goes wrong on one rank at
-one step: "once" makes the loss NaN in this step, "nan" from this step on, and "memory" lets the
-memory run out. All ranks must take the same decision, or they would wait for one another.
+one step: "once" makes the loss NaN in this step, "nan" from this step on, and "memory" raises the
+error that torch raises when a GPU has no memory left. All ranks must take the same decision, or
+they would wait for one another.
 
-`struck_rank=rank, at_step=step` says on which rank and at which step something goes wrong.
+`struck_rank=rank, at_step=step` says on which rank and at which step something goes wrong. Most
+runs have "datasets.test={}": without test clips they do not validate at their end, which would only
+take time.
 """
 
 import json
@@ -17,7 +20,13 @@ import torch
 
 from models.model_vrt import define_Model
 from tests.dist.launching import RankResult
-from tests.faults.secret_keys import ENV, KEY, KEY_OF_OPTIONS, SECRET, files_with_a_key
+from tests.faults.secret_keys import (
+    ENV_WITH_SECRET,
+    OPTION_WITH_SECRET,
+    SECRET_IN_ENV,
+    SECRET_IN_OPTIONS,
+    files_with_a_secret,
+)
 from tests.helpers.train_files import (
     equal_checkpoints,
     folder_of_run,
@@ -57,10 +66,11 @@ def test_nan_on_one_rank_is_named_once(skipped):
     text = skipped.result.text
 
     assert skipped.result.exit_codes == [0, 0], text
-    # The other rank is silent.
+    # Only one of the two ranks writes the line. It ends with the name of the sample, which begins
+    # with its clip, train0 or train1.
     assert text.count("step skipped on all ranks") == 1
-    said = "iteration 2: loss is NaN or Inf, step skipped on all ranks (rank 1: train"
-    assert said in text
+    begin_of_line = "iteration 2: loss is NaN or Inf, step skipped on all ranks (rank 1: train"
+    assert begin_of_line in text
 
 
 def weights_after(options: Path, step: int) -> dict[str, torch.Tensor]:
@@ -83,27 +93,35 @@ def test_nan_on_one_rank_skips_the_step_on_all_ranks(skipped):
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory) -> Run:
-    """Train with NaN on rank 1 from step 1 on, with secret keys in options and environment."""
+    """Train with NaN on rank 1 from step 1 on.
+
+    Options and environment hold secret keys, because the run must write them nowhere. Each rank
+    prints the samples of each step, because the dump of the run must name them.
+    """
     options = write_odd_options(tmp_path_factory.mktemp("stopped"))
     changes = (
         "datasets.test={}",
         "train.max_nonfinite_steps=3",
-        # Print the samples of each step.
-        "debug.every=1",
+        "debug.every=1",  # prints the samples
         "train.checkpoint_save=1",
-        SECRET,
+        OPTION_WITH_SECRET,
     )
     return Run(
-        options, run_odd(options, *changes, case="nan", struck_rank=1, at_step=1, ranks=2, env=ENV)
+        options,
+        run_odd(
+            options, *changes, case="nan", struck_rank=1, at_step=1, ranks=2, env=ENV_WITH_SECRET
+        ),
     )
 
 
 @pytest.fixture(scope="module")
 def steps_of_dump(stopped) -> list[dict[str, Any]]:
     """Give the last steps with their numbers, which the run wrote before it ended."""
+    # The run ends at step 3, so the name of the file has a 3. The log names the file.
     dump = folder_of_run(stopped.options) / "nonfinite_3.json"
     assert str(dump) in stopped.result.text
-    # NaN is no JSON. The file has the text "nan" in its place.
+    # NaN is no JSON: the file has the text "nan" in its place. Python's reader would take a bare
+    # NaN nevertheless; it calls `parse_constant` for it, which fails the test.
     return json.loads(dump.read_text(), parse_constant=pytest.fail)["steps"]
 
 
@@ -143,8 +161,8 @@ def test_a_run_that_nan_stops_names_the_last_sample(stopped, steps_of_dump):
 
 
 def test_a_run_that_nan_stops_writes_no_secret_key(stopped):
-    assert files_with_a_key(stopped.options.parent / "experiments") == []
-    assert not re.search(f"{KEY}|{KEY_OF_OPTIONS}", stopped.result.text)
+    assert files_with_a_secret(stopped.options.parent / "experiments") == []
+    assert not re.search(f"{SECRET_IN_ENV}|{SECRET_IN_OPTIONS}", stopped.result.text)
 
 
 def test_skipped_steps_before_and_after_a_resume_are_counted_together(tmp_path):

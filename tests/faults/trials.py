@@ -34,14 +34,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.dist.launching import ROOT, Ranks
-from tests.faults.refusals import BROKEN, ENVIRONMENTS, break_file, seconds_until_explained
+from tests.faults.refusals import BAD_LAUNCHES, BROKEN, break_file, seconds_until_explained
 from tests.faults.report import page
 from tests.faults.runs import (
     STEPS,
     interrupt,
-    reference,
     restart_of_one_agent,
     signal_launcher,
+    state_without_interruption,
     suspend,
 )
 from tests.faults.saving import kill_while_saving
@@ -244,7 +244,7 @@ def interruptions(how: str, share: float) -> Results:
     with tempfile.TemporaryDirectory() as folder:
         options = write_options(Path(folder))
         for ranks, full_number in number_of_trials.items():
-            expected = reference(ranks)
+            expected = state_without_interruption(ranks)
             for seed in range(number_of(full_number, share)):
                 kind = how if how == "kill" else SIGNALS[seed % len(SIGNALS)]
                 found.append(interrupt(options, ranks, kind, seed, expected))
@@ -331,7 +331,7 @@ def environments(share: float) -> Results:
     Each launch must end with a message that names the cause. `seconds_until_explained` fails if the
     message does not come.
     """
-    cases = ENVIRONMENTS[: number_of(len(ENVIRONMENTS), share)]
+    cases = BAD_LAUNCHES[: number_of(len(BAD_LAUNCHES), share)]
     seconds = {case.name: round(seconds_until_explained(case), 1) for case in cases}
     return {"trials": len(cases), "seconds_max": max(seconds.values()), "each": seconds}
 

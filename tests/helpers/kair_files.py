@@ -57,7 +57,7 @@ def _object(tree: dict[str, Any], indent: int) -> str:
     return "\n".join(lines)
 
 
-def move_paths(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
+def paths_in_folder(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     """Return the options with the paths of data and results below `folder`."""
     names_of_paths = ("dataroot_", "meta_info_file", "path.root", "pretrained_net")
     changed = {}

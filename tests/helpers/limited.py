@@ -41,6 +41,7 @@ def call_limited(function: str, *arguments: object) -> CallResult:
     function: its dotted name, e.g. "utils.image.imread_rgb". arguments: become texts.
     """
     module, _, name = function.rpartition(".")
+    # The call may take PATIENCE * MOST_SECONDS = 10 s. The rest is for the imports.
     done = run_ranks(1, PROGRAM, module, name, *map(str, arguments), limit_s=24)
     assert done.exit_codes == [0], done.text
     ended = CallResult(**done.json)
@@ -88,6 +89,7 @@ def _main(module: str, name: str, *arguments: str) -> None:
     passed_s = time.monotonic() - begin
     seconds = max(computed_s, passed_s / PATIENCE)
     ended = CallResult(error, text, seconds, mb=_peak_mb() - mb_before)
+    # On a line of its own, also if the function has printed half a line.
     print("\n" + json.dumps(ended._asdict()))
 
 

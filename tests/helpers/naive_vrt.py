@@ -154,7 +154,9 @@ class Attention(nn.Module):
 
     def forward(self, u: Tensor, mask: Tensor | None) -> Tensor:
         """Return attention within windows u (windows, T, C), in the same shape."""
-        # A window that is smaller than usual has the first T rows and columns of the index.
+        # A window that is smaller than usual has the first T rows and columns of the index. If only
+        # frames are missing, these are its own pairs of tokens. If height or width is smaller, they
+        # are not, and the published network uses them all the same.
         t = u.shape[1]
         index = self.relative_position_index[:t, :t]  # row of the table for each pair of tokens
         bias = self.relative_position_bias_table[index.flatten()]  # (T * T, heads)
@@ -162,6 +164,7 @@ class Attention(nn.Module):
         q, k, v = self.split(self.qkv_self(u))
         out = self.attend(q, k, v, mask, bias)
         if self.mutual:
+            # Mutual attention first: the columns of the published `proj` have this order.
             out = torch.cat((self.attend_mutually(u, mask), out), 2)
         return self.proj(out)
 
@@ -175,7 +178,7 @@ class Attention(nn.Module):
             # Both frames of a window have the same regions.
             mask = mask[:, :half, :half]
         # of_first: what the queries of the second frame find in the first frame. The published
-        # network puts it at the place of the first frame.
+        # network stores this result at the tokens of the first frame.
         first = slice(0, half)
         second = slice(half, None)
         of_first = self.attend(q[:, :, second], k[:, :, first], v[:, :, first], mask, None)
@@ -220,7 +223,8 @@ class Block(nn.Module):
         if any(shift):
             y = y.roll([-s for s in shift], (1, 2, 3))
             mask = shift_mask(padded, window, shift, y.dtype, y.device)
-        y = unpartition(self.attn(partition(y, window), mask), window, (b, *padded))
+        attended = self.attn(partition(y, window), mask)  # (windows, T, C)
+        y = unpartition(attended, window, (b, *padded))
         if any(shift):
             y = y.roll(shift, (1, 2, 3))
         return y[:, : size[0], : size[1], : size[2]]

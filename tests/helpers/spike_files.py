@@ -29,7 +29,7 @@ def restore_dat(name: str, path: Path) -> bytes:
     return content
 
 
-def sps100_bytes(spikes: np.ndarray) -> bytes:
+def bytes_of_sps100(spikes: np.ndarray) -> bytes:
     """Return planes (T, 1000, 1000) in the format that the published reader of the camera expects.
 
     A line of 1000 pixels is read out by two channels, 500 pixels each. Each half-line ends with a

@@ -38,7 +38,7 @@ def run_in_terminal(
     # The two ends of the terminal: this process reads what the script writes.
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
-    written: list[bytes] = []
+    parts: list[bytes] = []  # of what the script writes
 
     def read() -> None:
         while True:
@@ -48,12 +48,13 @@ def run_in_terminal(
                 return
             if not part:
                 return
-            written.append(part)
+            parts.append(part)
 
-    wanted = {key: value for key, value in {**clean_env(), **(env or {})}.items() if value}
+    all_variables = {**clean_env(), **(env or {})}
+    variables = {key: value for key, value in all_variables.items() if value}
     reader = threading.Thread(target=read, daemon=True)
     with os.fdopen(theirs, "wb", buffering=0) as stream:
-        process = fork_server().start([script, *arguments], wanted, stream, stream)
+        process = fork_server().start([script, *arguments], variables, stream, stream)
     reader.start()
     try:
         code = process.wait(limit_s * PATIENCE)
@@ -61,7 +62,7 @@ def run_in_terminal(
         kill_session(process)
         reader.join(LAST_S)
         os.close(ours)
-    return code, b"".join(written)
+    return code, b"".join(parts)
 
 
 def screen(written: bytes) -> list[str]:

@@ -52,11 +52,13 @@ def similarity(
 ) -> np.ndarray:
     """Return the matrix (3, 3) of a turn, an enlargement and a shift.
 
-    The spike picture is turned and enlarged about its centre. Its centre then goes to the centre of
-    the RGB picture, plus `shift` (x, y) in RGB pixels.
+    The spike picture is turned (clockwise on the screen, for angle_deg > 0) and enlarged about its
+    centre. Its centre then goes to the centre of the RGB picture, plus `shift` (x, y) in RGB
+    pixels.
     """
     spike_center = ((spike[1] - 1) / 2, (spike[0] - 1) / 2)
     rgb_center = ((rgb[1] - 1) / 2, (rgb[0] - 1) / 2)
+    # OpenCV's positive angles turn against the clock, ours turn with it.
     turn = cv2.getRotationMatrix2D(spike_center, -angle_deg, scale)
     matrix = np.vstack((turn, (0, 0, 1)))
     matrix[:2, 2] += np.subtract(rgb_center, spike_center) + shift
@@ -91,19 +93,27 @@ def record(
 
     # The time of each plane, in exposures: from -0.5 to 0.5 within the exposure.
     times = (np.arange(-around, planes + around) + 0.5) / planes - 0.5
-    # For each plane, the matrix from RGB pixels to pixels of the scene. If the scene moves to the
-    # right, a pixel of the camera sees a place farther to the left.
+    # For each plane, the matrix from an RGB pixel to its place in the scene. If the scene moves to
+    # the right, the pixel sees a place farther to the left, hence the minus.
     shift_x, shift_y = motion
     to_scene = [_translation(margin - shift_x * t, margin - shift_y * t) for t in times]
+    is_moving = any(motion)
 
     imperfections = {"shot_noise": 0.1, "threshold_mismatch": 0.03} if noise else {}
     camera = IntegrateAndFire(*spike, rate=rate, rng=rng, **imperfections)
     spike_matrices = [matrix @ to_rgb for matrix in to_scene]
-    spikes = camera.run(_views(light, spike_matrices, spike, any(motion), fine=3))
+    # A spike pixel is larger than a pixel of the scene in most tests, so it is the mean of 3 x 3
+    # points.
+    spikes = camera.run(
+        _render_views(light, spike_matrices, spike, is_moving=is_moving, points_per_side=3)
+    )
 
-    # The frame is the mean of the light during the exposure.
-    exposure = to_scene[around : around + planes]
-    views = list(_views(light, exposure, rgb, any(motion), fine=1))
+    # The frame is the mean of the light during the exposure. Its pixels are as large as the
+    # scene's, so one point is enough.
+    exposure_matrices = to_scene[around : around + planes]
+    views = list(
+        _render_views(light, exposure_matrices, rgb, is_moving=is_moving, points_per_side=1)
+    )
     frame = to_display(np.mean(views, axis=0))
     return to_uint8(frame + noise * rng.standard_normal(rgb)), spikes
 
@@ -113,19 +123,26 @@ def _translation(x: float, y: float) -> np.ndarray:
     return np.array([[1, 0, x], [0, 1, y], [0, 0, 1.0]])
 
 
-def _views(
-    light: np.ndarray, matrices: Iterable[np.ndarray], size: Size, is_moving: bool, fine: int
+def _render_views(
+    light: np.ndarray,
+    matrices: Iterable[np.ndarray],
+    size: Size,
+    *,
+    is_moving: bool,
+    points_per_side: int,
 ) -> Iterator[np.ndarray]:
     """Yield what a camera sees of the light (H, W) with each matrix: a picture of `size`.
 
     A matrix maps pixels of the camera to pixels of the light. A pixel of the camera is the mean of
-    fine x fine points. If nothing moves, the first view is yielded again and again.
+    points_per_side x points_per_side points. If nothing moves, the first view is yielded again and
+    again.
     """
     # The import takes a second, and every worker of pytest reads this file.
     from scipy.ndimage import map_coordinates
 
     # From point to pixel: the centre of point i of n in a pixel is at (i + 0.5) / n - 0.5, e.g. of
     # three points at -1/3, 0 and 1/3.
+    fine = points_per_side
     offset = 0.5 / fine - 0.5
     to_pixel = np.array([[1 / fine, 0, offset], [0, 1 / fine, offset], [0, 0, 1]])
     height, width = size
@@ -171,10 +188,10 @@ def error_px(path: Path, truth: np.ndarray, mirror: str) -> tuple[float, float]:
     pixels = np.stack((x.ravel(), y.ravel()), axis=1).astype(np.float64)[None]  # (1, n, 2)
 
     expected = cv2.perspectiveTransform(pixels, truth @ mirroring(mirror, (height, width)))[0]
-    got = cv2.perspectiveTransform(pixels, found.to_rgb())[0]
+    actual = cv2.perspectiveTransform(pixels, found.to_rgb())[0]
 
     last_pixel = np.array([found.rgb_size[1], found.rgb_size[0]]) - 1  # x, y
     is_inside = ((expected >= 0) & (expected <= last_pixel)).all(axis=1)
-    errors = (got - expected)[is_inside]
+    errors = (actual - expected)[is_inside]
     distances = np.hypot(errors[:, 0], errors[:, 1])
     return float(distances.mean()), float(distances.max())

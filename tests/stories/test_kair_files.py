@@ -30,8 +30,8 @@ from tests.helpers.clip_files import check_clips
 from tests.helpers.kair_files import (
     NAMES,
     clip_pictures,
-    move_paths,
     options_of,
+    paths_in_folder,
     shrink_options,
     write_data,
     write_file,
@@ -94,7 +94,7 @@ def prepare(folder: Path, number: str, **changes: Any) -> Path:
     options["path.pretrained_netG"] = None
     options.update(changes)
     write_data(folder, options)
-    return write_file(folder / "options.json", move_paths(folder, options))
+    return write_file(folder / "options.json", paths_in_folder(folder, options))
 
 
 # ---- Training, resuming and testing ----
@@ -452,7 +452,7 @@ def test_missing_data_are_named_all_at_once_with_the_layout_expected(tmp_path):
     options = shrink_options(options_of("009"))
     options["task"] = "run"
 
-    run = train(write_file(tmp_path / "options.json", move_paths(tmp_path, options)))
+    run = train(write_file(tmp_path / "options.json", paths_in_folder(tmp_path, options)))
 
     assert run.exit_codes == [WRONG_DATA], run.text
     assert run.text.count("DataError") == 1, run.text

@@ -32,7 +32,7 @@ WRITING: dict[str, dict[str, Any]] = {
 def write_turned(path, image, orientation):
     """Write an image (H, W, 3) with an Exif orientation. Return the upright image.
 
-    orientation: 1 ... 8. The upright image is what Pillow makes of the file, a second reader.
+    orientation: 1 ... 8. Pillow, an independent reader, turns the image upright.
     """
     exif = Image.Exif()
     exif[ORIENTATION] = orientation
@@ -55,8 +55,8 @@ def test_a_picture_is_turned_as_its_orientation_says(tmp_path, ending, orientati
 
     assert found.shape == (*image_size(str(path)), 3)
     assert upright.shape == (*image_size(str(path)), 3)
-    # JPEG changes values a little. With a wrong orientation, random colours would be compared: they
-    # differ by 85 in the mean.
+    # JPEG changes values a little. With a wrong orientation, each block would be compared with
+    # another random colour. Two random values of 0 to 255 differ by 85 (256 / 3) in the mean.
     assert np.abs(found.astype(int) - upright).mean() < 3
 
 
@@ -85,7 +85,7 @@ def write_deep(path, bits, height=32, width=32):
 
 @pytest.mark.parametrize("ending", ["png", "tiff"])
 @pytest.mark.parametrize("bits", [10, 12, 14])
-def test_fewer_bits_in_16_are_said_of_a_users_frames(tmp_path, caplog, ending, bits):
+def test_16_bit_frames_of_a_user_that_use_fewer_bits_are_named(tmp_path, caplog, ending, bits):
     for number in range(2):
         write_deep(tmp_path / f"clip/{number}.{ending}", bits)
 
@@ -97,7 +97,7 @@ def test_fewer_bits_in_16_are_said_of_a_users_frames(tmp_path, caplog, ending, b
 
 
 @pytest.mark.parametrize("ending", ["png", "tiff"])
-def test_12_bits_in_16_are_said_once_before_a_training(tmp_path, caplog, ending):
+def test_16_bit_frames_that_use_12_bits_are_named_once_before_a_training(tmp_path, caplog, ending):
     # Regrouped: sharp frames are below train_GT, blurry frames below train_GT_blurred.
     write_clips(tmp_path, "a", "b", regrouped=True)
     # Replace every frame by a picture of 12 bits. The frames of `write_clips` are 16 x 24 pixels.

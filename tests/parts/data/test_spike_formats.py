@@ -34,7 +34,7 @@ from tests.helpers.clip_files import (
     write_clips,
     write_png,
 )
-from tests.helpers.spike_files import sps100_bytes
+from tests.helpers.spike_files import bytes_of_sps100
 from utils.errors import DataError
 
 # Planes of 16 pixels, so of 2 bytes.
@@ -263,7 +263,7 @@ BYTES_OF_PLANE = 2000 * BYTES_OF_HALF_LINE
 def sps100(tmp_path):
     """Give two planes, and a capture of them that begins and ends within a plane."""
     spikes = random_spikes(1000, 1000, planes=2)
-    content = sps100_bytes(spikes)
+    content = bytes_of_sps100(spikes)
     first_plane = content[:BYTES_OF_PLANE]
     # The capture begins within a half-line, 16 bytes after its begin. It ends within one, too.
     end_of_a_plane = first_plane[1250 * BYTES_OF_HALF_LINE + 16 :]
@@ -316,7 +316,7 @@ def write_clip_of_sps100(root, spikes):
         write_png(root / "GOPRO_Large/train/clip0" / folder / "000000.png", scene)
     path = root / "GOPRO_Large_spike_seq/train/clip0/spike/000000.dat"
     path.parent.mkdir(parents=True)
-    path.write_bytes(sps100_bytes(spikes))
+    path.write_bytes(bytes_of_sps100(spikes))
 
     of_camera = {"h": 1000, "w": 1000, "layout": "sps100", "rate": 1.0}
     spike = data_section(root)["spike"] | of_camera

@@ -68,7 +68,8 @@ def test_gated_starts_almost_closed():
 
     change = operator("gated").on_input(rgb, spike) - rgb
 
-    # The gate is sigmoid(-4) = 0.018 at the start.
+    # The gate is sigmoid(-4) = 0.018 at the start. It multiplies the correction, which an untrained
+    # network draws at random. Here the product is 0.011 at most.
     assert 0 < change.abs().max() < 0.05
 
 
@@ -78,10 +79,13 @@ def test_gated_starts_open_if_told():
     closed = operator("gated").on_input(rgb, spike) - rgb
     opened = operator({"type": "gated", "gate_bias": 0.0}).on_input(rgb, spike) - rgb
 
-    # sigmoid(0) = 0.5 is 28 times as much as sigmoid(-4).
+    # sigmoid(0) = 0.5 is 28 times as much as sigmoid(-4). The limit is 5, because the two operators
+    # draw different weights for their corrections.
     assert opened.abs().max() > 5 * closed.abs().max()
 
 
+# Operator, and netG.in_chans: the number of channels in an option file, or None if the operator
+# counts them. "gated" changes the frames by the spikes, so its network sees 3 channels.
 WITH_SPIKES = [
     pytest.param("concat", 3 + S, id="concat, channels given"),
     pytest.param("concat", None, id="concat"),
@@ -181,8 +185,9 @@ def grey_estimates():
     """Give grey frames, spike channels, and the S images between which `exposure` chooses.
 
     The last channel is the confidence, all others are ratios: light around the sharp instant over
-    mean light. The images are the frame, and the frame times each ratio. In a grey frame, all
-    colours change by the same ratio as the luma.
+    mean light. So S channels have S - 1 ratios, and there are S images: the frame, and the frame
+    times each ratio. A ratio is one of luma. In a grey frame, each colour is the luma, so these
+    images are exact.
     """
     rgb, channels = clip()
     rgb = rgb[:, :, :1].expand_as(rgb)
@@ -228,8 +233,8 @@ def test_exposure_can_choose_each_of_its_images(grey_estimates, constant_weights
 def chosen_estimate(rgb, ratio, **options):
     """Return the estimate of an exposure operator from one ratio (B, T, 1, H, W).
 
-    The spike channels are this ratio, a second ratio, which is not used for an estimate, and the
-    confidence.
+    The spike channels are this ratio, a second ratio, and the confidence. With estimates=1, the
+    operator makes an image of the first ratio alone.
     """
     net = exposure(spike_channels=3, estimates=1, **options)
     # The softmax of 0 (the frame) and 50 (the estimate): the estimate alone counts.

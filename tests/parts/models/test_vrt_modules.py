@@ -247,7 +247,8 @@ def test_the_alignment_and_its_gradients_equal_the_reference(name):
     for key, tensor in vector.items():
         if key == "x" or key.startswith("flow_"):
             inputs[key] = tensor.requires_grad_()
-    # One flow for each distance: index 0 is the flow to the next frame, index 1 to the frame after.
+    # One flow for each distance: index 0 for neighbouring frames, index 1 for frames two apart. A
+    # backward flow brings later frames back, so its result is the reference's x_backward.
     flows_backward = [inputs[f"flow_backward/{index}"] for index in range(reach)]
     flows_forward = [inputs[f"flow_forward/{index}"] for index in range(reach)]
 
@@ -294,7 +295,7 @@ def test_a_computed_table_equals_the_reference(table):
         config["num_heads"],
         tuple(config["window_size"]),
         mutual=True,
-        drop_path=[0.0],
+        drop_path=[0.0] * config["depth"],
     )
     key = f"blocks.0.attn.{table}"
 
@@ -336,8 +337,8 @@ def test_bfloat16_keeps_the_flow_in_float32(precisions):
     with torch.autocast("cpu", torch.bfloat16):
         flows = precisions.net.estimate_flows(precisions.x)
 
-    for backward, _ in flows:  # of each resolution
-        for flow in backward:
+    for backward, forward in flows:  # of each resolution
+        for flow in backward + forward:
             assert flow.dtype is torch.float32
 
 

@@ -34,7 +34,8 @@ def calibrate(*arguments):
 
 def still_pair(folder, name="a", seed=3, truth=TRUTH):
     """Write a pair of a scene that stands still, and return the flags --pair DAT FRAME."""
-    return write_pair(folder, name, truth, "none", np.random.default_rng(seed), **SIZES)
+    rng = np.random.default_rng(seed)
+    return write_pair(folder, name, truth, mirror="none", rng=rng, **SIZES)
 
 
 # ---- A calibration that is found ----
@@ -48,21 +49,22 @@ def turned(tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp("turned")
     rng = np.random.default_rng(1)
-    pair = write_pair(folder, "a", TRUTH, "none", rng, motion=(6, -4), noise=0.02, **SIZES)
-    _, dat, _ = pair
+    camera = {"mirror": "none", "rng": rng, "motion": (6, -4), "noise": 0.02}
+    pair_flags = write_pair(folder, "a", TRUTH, **camera, **SIZES)
+    _, dat, _ = pair_flags  # --pair DAT FRAME
     # Store the spikes again with the first pixel in the highest bit, as numpy.packbits does.
     spikes = read_spikes(dat, SpikeGeometry(*PLANE))
     write_spikes(dat, spikes, SpikeGeometry(*PLANE, bit_order="big"))
 
     flags = [*SIZE_FLAGS, "--bit-order", "big", "--model", "similarity", "--tick-hz", 20000]
-    assert calibrate(*pair, *flags, "--out", folder / "calibration.json") == 0
-    return folder, pair
+    assert calibrate(*pair_flags, *flags, "--out", folder / "calibration.json") == 0
+    return folder, pair_flags
 
 
 def test_a_turned_camera_is_found_in_noise_with_blur(turned):
     folder, _ = turned
 
-    _, largest = error_px(folder / "calibration.json", TRUTH, "none")
+    _, largest = error_px(folder / "calibration.json", TRUTH, mirror="none")
 
     assert largest <= LIMIT_PX
 
@@ -99,11 +101,11 @@ def test_a_picture_shows_both_cameras_one_above_the_other(turned):
     ],
 )
 def test_nothing_is_overwritten(turned, capsys, monkeypatch, flags):
-    folder, pair = turned
+    folder, pair_flags = turned
     before = (folder / "calibration.json").read_bytes()
     monkeypatch.chdir(folder)
 
-    code = calibrate(*pair, *SIZE_FLAGS, *flags)
+    code = calibrate(*pair_flags, *SIZE_FLAGS, *flags)
 
     assert code == 2
     assert "exists already" in capsys.readouterr().err
@@ -112,9 +114,9 @@ def test_nothing_is_overwritten(turned, capsys, monkeypatch, flags):
 
 
 def test_the_program_prints_how_well_the_pictures_fit(tmp_path, capsys):
-    pair = still_pair(tmp_path)
+    pair_flags = still_pair(tmp_path)
 
-    code = calibrate(*pair, *SIZE_FLAGS, "--out", tmp_path / "calibration.json")
+    code = calibrate(*pair_flags, *SIZE_FLAGS, "--out", tmp_path / "calibration.json")
 
     assert code == 0
     assert "residual" in capsys.readouterr().out

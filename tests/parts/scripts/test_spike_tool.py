@@ -26,7 +26,7 @@ from scripts.spike_tool import GREY_METHODS
 from tests.dist.launching import ROOT, run_ranks
 from tests.helpers.checked import read_picture
 from tests.helpers.clip_files import small_files, write_clips, write_info
-from tests.helpers.spike_files import restore_dat, run_spike_tool, sps100_bytes
+from tests.helpers.spike_files import bytes_of_sps100, restore_dat, run_spike_tool
 from utils.image import LABEL_HEIGHT as LABEL
 from utils.image import imread_rgb
 from utils.video import VideoReader
@@ -133,7 +133,7 @@ def test_info_knows_the_format_of_a_camera_with_words_between_the_pixels(tmp_pat
     # Light that rises from row to row, so that the picture can be recognised.
     light = np.broadcast_to(np.linspace(0.1, 0.7, 1000)[:, None], (1000, 1000))
     fired = [np.floor((plane + 1) * light) > np.floor(plane * light) for plane in range(2)]
-    (tmp_path / "a.dat").write_bytes(sps100_bytes(np.stack(fired)))
+    (tmp_path / "a.dat").write_bytes(bytes_of_sps100(np.stack(fired)))
 
     said = info(capsys, tmp_path / "a.dat")
 
