@@ -1,12 +1,12 @@
 """Smooth the motion of each pixel in time: a curve near its shifts.
 
-    shifts -> curves    for each pixel, the curve of third degree that is nearest to its shifts
-    curves -> curves    the shake of the camera is added, which such a curve cannot follow
-
 Optical flow searches the shift of a pixel anew for each time (data/motion/flow.py), so its errors
 differ from time to time. But a thing has a mass, so it moves along a smooth curve. The curve has a
 third of the numbers of the shifts, and so less noise. The end-point error of the photographs of
 lab/joint_gain.py fell from 1.30 to 1.24 pixels by the curves alone.
+
+    shifts -> curves    for each pixel, the curve of third degree that is nearest to its shifts
+    curves -> curves    the shake of the camera is added, because such a curve cannot follow it
 
 K is the number of times, and H x W the size of a frame. Shifts are x and y in RGB pixels. Times are
 planes after the sharp instant.
@@ -21,8 +21,9 @@ import numpy as np
 # Degree of a curve. On photographs in good light, the frames of weights/motion.pth gained most with
 # the third degree: 0.2 dB more than with the second, 0.06 dB more than with the fourth.
 DEGREE = 3
-# The equations of a curve have no single solution if there are fewer times than DEGREE. Then this
-# share of their diagonal, added to it, chooses the smallest solution.
+# The equations of a curve have no single solution if there are fewer times than DEGREE. So RIDGE
+# times the sum of the diagonal is added to each value of the diagonal. Of all solutions, this
+# chooses the smallest.
 RIDGE = 1e-4
 # The shake is measured on each fourth row and column, because it is a median, which needs no more
 # pixels than that.
@@ -48,26 +49,27 @@ def curves_of(
     tau = (np.array(times) / np.abs(times).max()).astype(np.float32)  # (K,), -1 to 1
     # At the sharp instant, tau is 0, so its weight has no effect. Its error is 0: 1 / 0 is avoided.
     w = 1 / np.where(errors > 0, errors, 1) ** 2  # (K, H, W)
-    w_shifts = w[..., None] * shifts  # (K, H, W, 2)
+    weighted_shifts = w[..., None] * shifts  # (K, H, W, 2)
 
     # The least sum has the derivative 0 by each coefficient c_d, which gives DEGREE equations:
     #
     #     sum_e (sum_k w_k tau_k^(d + e)) c_e = sum_k w_k tau_k^d shift_k
     #
-    # The sums on the left depend on d + e alone, 2 to 6.
-    sums = {}
+    # The sums on the left depend on d + e alone, 2 to 6, so each of them is computed once.
+    sums = {}  # d + e -> sum over k
     for power in range(2, 2 * DEGREE + 1):
         sums[power] = np.tensordot(tau**power, w, axes=1)  # (H, W)
     degrees = range(1, DEGREE + 1)
-    left = [[sums[d + e] for e in degrees] for d in degrees]
-    right = [np.tensordot(tau**d, w_shifts, axes=1) for d in degrees]  # (H, W, 2) each
-    diagonal = sum(left[index][index] for index in range(DEGREE))
+    matrix = [[sums[d + e] for e in degrees] for d in degrees]
+    right_sides = [np.tensordot(tau**d, weighted_shifts, axes=1) for d in degrees]  # (H, W, 2) each
+    sum_of_diagonal = sum(matrix[index][index] for index in range(DEGREE))
     for index in range(DEGREE):
-        left[index][index] = left[index][index] + RIDGE * diagonal
-    c = _solved(left, right)
+        matrix[index][index] = matrix[index][index] + RIDGE * sum_of_diagonal
+    coefficients = _solve_for_pixels(matrix, right_sides)
 
+    # q(tau_k) is the sum of c_d tau_k^d over the degrees d.
     curves = np.zeros_like(shifts)
-    for d, c_d in zip(degrees, c, strict=True):
+    for d, c_d in zip(degrees, coefficients, strict=True):
         for curve, tau_k in zip(curves, tau.tolist(), strict=True):
             curve += np.float32(tau_k**d) * c_d
     if with_shake:
@@ -79,30 +81,33 @@ def _add_shake(curves: np.ndarray, shifts: np.ndarray) -> None:
     """Add the shake of the camera to the curves, in place.
 
     A camera that shakes fast, e.g. on a motor, moves back and forth within an exposure. No curve of
-    third degree does this. But the shake moves all pixels alike, and noise does not. So each time
-    has one more shift: the median of what the curves leave of the shifts. It is added only if it is
-    longer than the noise. Without a shake it would be noise itself.
+    third degree does this. But the shake moves all pixels alike, and noise does not. So the shake
+    at a time is the median of (shift - curve) over the pixels. It is added only if it is longer
+    than the noise, because without a shake it would be noise itself.
 
     In dim light callers leave the shake out: dim photographs lost 0.1 dB by it.
 
     curves, shifts: (K, H, W, 2), for the same times.
     """
     for curve, shift in zip(curves, shifts, strict=True):
-        rest = (shift - curve)[::STEP_OF_SHAKE, ::STEP_OF_SHAKE]  # (H / 4, W / 4, 2)
-        shake = np.median(rest, axis=(0, 1))  # x and y
-        noise = np.median(np.linalg.norm(rest - shake, axis=-1))
+        residuals = (shift - curve)[::STEP_OF_SHAKE, ::STEP_OF_SHAKE]  # (H / 4, W / 4, 2)
+        shake = np.median(residuals, axis=(0, 1))  # x and y
+        # How far a pixel of median noise lies from the shake.
+        noise = np.median(np.linalg.norm(residuals - shake, axis=-1))
         if np.linalg.norm(shake) > noise:
             curve += shake
 
 
-def _solved(left: list[list[np.ndarray]], right: list[np.ndarray]) -> list[np.ndarray]:
+def _solve_for_pixels(
+    matrix: list[list[np.ndarray]], right_sides: list[np.ndarray]
+) -> list[np.ndarray]:
     """Solve n equations for each pixel, by Gaussian elimination. Return the n unknowns (H, W, 2).
 
-    left: n rows of n coefficients (H, W) each. The matrix is symmetric and positive definite, so no
-    divisor is 0. right: the n right sides, (H, W, 2) each.
+    matrix: n rows of n coefficients (H, W) each. It is symmetric and positive definite, so no
+    divisor is 0. right_sides: n right sides, (H, W, 2) each. Both arguments stay as they are.
     """
-    left = [list(row) for row in left]
-    right = list(right)
+    left = [list(row) for row in matrix]
+    right = list(right_sides)
     n = len(left)
     # Take a multiple of each equation from all equations below it, so that they lose an unknown.
     for above in range(n):
@@ -115,8 +120,8 @@ def _solved(left: list[list[np.ndarray]], right: list[np.ndarray]) -> list[np.nd
     # they are solved from the last to the first.
     unknowns: dict[int, np.ndarray] = {}
     for row in reversed(range(n)):
-        rest = right[row]
-        for column in range(row + 1, n):
-            rest = rest - left[row][column][..., None] * unknowns[column]
-        unknowns[row] = rest / left[row][row][..., None]
+        right_side = right[row]
+        for column in range(row + 1, n):  # the unknowns that are known by now
+            right_side = right_side - left[row][column][..., None] * unknowns[column]
+        unknowns[row] = right_side / left[row][row][..., None]
     return [unknowns[row] for row in range(n)]
