@@ -3,9 +3,9 @@
 The equations of a frame (data/motion/joint.py) take about 3 kB of memory per pixel. So a frame of
 more than `MOST_PIXELS` pixels is solved band by band, and the solutions are joined:
 
-    bands_of      the view of a clip -> its bands
-    Band.of_...   cuts what belongs to the band out of a frame, a recording, a motion
-    joined        the solutions of all bands -> the solution of the frame
+    bands_of        the view of a clip -> its bands
+    Band.of_...     cuts what belongs to the band out of a frame, a recording, a motion
+    join_pictures   the solutions of all bands -> the solution of the frame
 
     row 0      +--------------+
                |    band 0    |
@@ -39,9 +39,9 @@ from torch import Tensor
 from data.motion.flow import Motion
 from data.motion.recording import Recording, View
 
-# A frame of more pixels is divided. Each of its bands has at most this number of pixels, and the
-# equations of a band take 3 GB. A frame of 1280 x 720 and a frame of 1000 x 1000 stay whole. With a
-# larger value, a frame takes more memory. With a smaller value, more rows are computed twice.
+# A frame of more pixels is divided into bands of at most this number of pixels, because the
+# equations of 2^20 pixels take 3 GB. A frame of 1280 x 720 and a frame of 1000 x 1000 stay whole. A
+# larger value takes more memory. With a smaller value, more rows are computed twice.
 MOST_PIXELS = 2**20
 # Number of rows that two neighbouring bands share. With a larger value, more rows are computed
 # twice. With a smaller value, a fast motion leaves a trace, see FADE.
@@ -50,8 +50,9 @@ OVERLAP = 128
 # near a border are not used. A motion by more than 32 rows in half an exposure brings light from
 # beyond the border to the used rows, and may leave a trace there.
 FADE = 64
-# A band has at least this number of rows, so that its two overlaps are at most two thirds of it. So
-# a very wide frame has bands of more than MOST_PIXELS pixels.
+# In a very wide frame, MOST_PIXELS would allow a band fewer rows than its two overlaps have. So a
+# band is always allowed three times an overlap. Then the bands of a frame with more than
+# 2^20 / 384 = 2730 columns may have more than MOST_PIXELS pixels.
 LEAST_ROWS = 3 * OVERLAP
 
 
@@ -61,8 +62,9 @@ class Band:
 
     # Rows of the frame, e.g. slice(320, 640).
     rows: slice
-    # Rows and columns of the spike plane. Both are empty if no spike pixel sees the band.
-    plane: tuple[slice, slice]
+    # Rows and columns of the spike plane, e.g. slice(160, 320) and slice(0, 480). Both are empty if
+    # no spike pixel sees the band.
+    plane_window: tuple[slice, slice]
     # Where these spike pixels lie on these rows. Rows and spike pixels are counted from the first
     # row and the first spike pixel of the band.
     view: View
@@ -79,7 +81,7 @@ class Band:
 
     def of_plane(self, values: np.ndarray) -> np.ndarray:
         """Return the values of the spike pixels of the band. values: (..., h, w)."""
-        rows, columns = self.plane
+        rows, columns = self.plane_window
         return values[..., rows, columns]
 
     def of_recording(self, recording: Recording) -> Recording:
@@ -96,20 +98,25 @@ def bands_of(view: View, most_pixels: int = MOST_PIXELS) -> list[Band]:
     """Divide the frames of a view. A frame of at most `most_pixels` pixels is one band."""
     height, width = view.size
     if height * width <= most_pixels:
-        whole = slice(0, height)
-        plane = (slice(0, view.plane[0]), slice(0, view.plane[1]))
-        return [Band(whole, plane, view)]
+        all_rows = slice(0, height)
+        whole_plane = (slice(0, view.plane[0]), slice(0, view.plane[1]))
+        return [Band(all_rows, whole_plane, view)]
 
     # Bands of nearly equal height. A band begins OVERLAP rows before the band above ends. So each
-    # band adds at most `most_rows` - OVERLAP rows to the bands above. E.g. 1080 rows of 1920
-    # pixels: a band has at most 2^20 / 1920 = 546 rows. The count is ceil(952 / 418) = 3, where
-    # 952 = 1080 - 128 and 418 = 546 - 128.
+    # band adds at most `most_rows` - OVERLAP rows to the bands above it. E.g. 1080 rows of 1920
+    # pixels:
+    #
+    #     most_rows    2^20 // 1920 = 546
+    #     count        ceil((1080 - 128) / (546 - 128)) = ceil(2.3) = 3
+    #     begins       0, 317, 635 and, for a fourth band, 952
+    #     bands        rows 0 to 444, 317 to 762, and 635 to 1079
     most_rows = max(most_pixels // width, LEAST_ROWS)
     count = math.ceil((height - OVERLAP) / (most_rows - OVERLAP))
     count = max(count, 1)  # a very wide frame may have fewer rows than an overlap
     # The first row of each band, and at the end the row at which one more band would begin.
     begins = np.linspace(0, height - OVERLAP, count + 1).round().astype(int).tolist()
 
+    # A spike pixel belongs to each band whose rows its points touch. It may belong to two bands.
     first_y, last_y = _rows_of_spike_pixels(view)  # (h, w) each
     bands = []
     for begin, next_begin in itertools.pairwise(begins):
@@ -117,7 +124,7 @@ def bands_of(view: View, most_pixels: int = MOST_PIXELS) -> list[Band]:
         end = min(next_begin + OVERLAP, height)
         # Row r reaches from r - 0.5 to r + 0.5.
         sees_band = (last_y > begin - 0.5) & (first_y < end - 0.5)
-        bands.append(_band(view, begin, end, sees_band))
+        bands.append(_make_band(view, begin, end, sees_band))
     return bands
 
 
@@ -133,8 +140,8 @@ def _rows_of_spike_pixels(view: View) -> tuple[np.ndarray, np.ndarray]:
     return y.min(axis=(1, 3)), y.max(axis=(1, 3))
 
 
-def _band(view: View, begin: int, end: int, sees_band: np.ndarray) -> Band:
-    """Return the band of the rows begin to end - 1 of the frames of a view.
+def _make_band(view: View, begin: int, end: int, sees_band: np.ndarray) -> Band:
+    """Make the band of the rows begin to end - 1 of the frames of a view.
 
     sees_band: (h, w) bool, whether each spike pixel sees a point of these rows.
     """
@@ -144,20 +151,22 @@ def _band(view: View, begin: int, end: int, sees_band: np.ndarray) -> Band:
     columns = _range_of(numbers_of_columns)
 
     # The map from a spike pixel of the band to a pixel of the band, in three steps:
-    # `in_plane` leads to the spike pixel of the whole plane, `to_rgb` to the pixel of the whole
-    # frame, and `from_frame` to the pixel of the band. `in_plane` and `from_frame` only shift.
-    in_plane = np.eye(3)
-    in_plane[0, 2] = columns.start  # added to x
-    in_plane[1, 2] = rows.start  # added to y
-    from_frame = np.eye(3)
-    from_frame[1, 2] = -begin  # added to y
-    # The view may be that of a band itself: rows are counted in the largest frame.
+    #
+    #     band_to_plane    spike pixel of the band -> spike pixel of the whole plane: a shift
+    #     view.to_rgb      spike pixel of the whole plane -> pixel of the whole frame
+    #     frame_to_band    pixel of the whole frame -> pixel of the band: a shift
+    band_to_plane = np.eye(3)
+    band_to_plane[0, 2] = columns.start  # added to x
+    band_to_plane[1, 2] = rows.start  # added to y
+    frame_to_band = np.eye(3)
+    frame_to_band[1, 2] = -begin  # added to y
+    # The view may belong to a band itself. Then `all_rows` still means the rows of the whole frame.
     all_rows = view.size[0] if view.all_rows is None else view.all_rows
     view_of_band = replace(
         view,
         size=(end - begin, view.size[1]),
         plane=(rows.stop - rows.start, columns.stop - columns.start),
-        to_rgb=from_frame @ view.to_rgb @ in_plane,
+        to_rgb=frame_to_band @ view.to_rgb @ band_to_plane,
         first_row=view.first_row + begin,
         all_rows=all_rows,
     )
@@ -171,24 +180,28 @@ def _range_of(numbers: np.ndarray) -> slice:
     return slice(int(numbers.min()), int(numbers.max()) + 1)
 
 
-def joined(pictures: list[Tensor], bands: list[Band]) -> Tensor:
+def join_pictures(pictures: list[Tensor], bands: list[Band]) -> Tensor:
     """Join the pictures (C, rows, W) of all bands to one picture (C, H, W).
 
+    pictures: one of each band, in the order of `bands`.
     bands: in the order of `bands_of`, from the top of the frame to its bottom.
     """
     upper = pictures[0]  # the bands so far, (C, rows so far, W)
     for lower, band in zip(pictures[1:], bands[1:], strict=True):
         begin = band.rows.start
         overlap = upper.shape[1] - begin  # OVERLAP, or less
-        # The share of the lower band in each row of the overlap. E.g. for 128 rows:
+        # The weight of the lower band in each row of the overlap. E.g. for 128 rows:
         #
         #     rows 0 to 31      0: near the border of the lower band
-        #     rows 32 to 95     rises from 0 to 1: the `fade` rows
+        #     rows 32 to 95     rises from 0 to 1: the `fade_rows`
         #     rows 96 to 127    1: near the border of the upper band
-        fade = min(FADE, overlap)
-        unused = (overlap - fade) / 2
+        fade_rows = min(FADE, overlap)
+        rows_above_fade = (overlap - fade_rows) / 2
         middle_of_row = torch.arange(overlap, device=upper.device) + 0.5
-        share = ((middle_of_row - unused) / fade).clamp(0, 1)[:, None]  # (overlap, 1)
-        both = (1 - share) * upper[:, begin:] + share * lower[:, :overlap]  # (C, overlap, W)
-        upper = torch.cat((upper[:, :begin], both, lower[:, overlap:]), dim=1)
+        weight_of_lower = ((middle_of_row - rows_above_fade) / fade_rows).clamp(0, 1)
+        weight_of_lower = weight_of_lower[:, None]  # (overlap, 1)
+        upper_in_overlap = (1 - weight_of_lower) * upper[:, begin:]
+        lower_in_overlap = weight_of_lower * lower[:, :overlap]
+        blend = upper_in_overlap + lower_in_overlap  # (C, overlap, W)
+        upper = torch.cat((upper[:, :begin], blend, lower[:, overlap:]), dim=1)
     return upper

@@ -6,7 +6,7 @@ Called by data/motion/method.py (`--method joint`) and by the fusion "motion"
     SpikePixels, Cameras    what both cameras see of a sharp frame
     spike_intervals, ...    what both cameras recorded
     Equations               both together: the equations, their solution, and what a network sees
-    guarded                 blends the solution with the first estimate where it fits worse
+    guard_solution          blends the solution with the first estimate where it fits worse
 
 The unknown is the sharp frame at one instant, the sharp instant: display values z, (3, H, W). Its
 light is x = z^2.2. The spike camera integrates a grey value l = luma(x), or l = luma(z) if it sees
@@ -49,10 +49,10 @@ So
 
         var(n) = r^2 / 6 + j^2 n    with the rate r = n / (end - begin), in spikes per plane
 
-This is far less than n, the variance of Poisson noise. E.g. at 0.12 spikes per plane one interval
-gives the light within 5 %. Errors of the motion and of the optics add sigma_s. The weight of an
-equation is w = 1 / (its error in light). The error in light is the error in display values, times
-the slope dx / dz.
+The variance of Poisson noise would be n, far more than this. E.g. at 0.12 spikes per plane one
+interval gives the light within 5 %. Errors of the motion and of the optics add sigma_s. The weight
+of an equation is w = 1 / (its error in light). The error in light is the error in display values,
+times the slope dx / dz.
 
 The solution minimises
 
@@ -78,9 +78,9 @@ number M for each pixel and colour (a preconditioner):
 A^T W A has a row for each pixel and colour. R is the sum of this row over the pixels of the same
 colour. Without M, pixels of large lambda would converge long after other pixels.
 
-A motion may be wrong although its expected error is small. Then z is worse than z_0. So `guarded`
-blends z and z_0 at the end: it compares how well each of them fits the spikes around the sharp
-instant. No motion is needed to compare a frame with these spikes.
+A motion may be wrong although its expected error is small. Then z is worse than z_0. So at the end
+`guard_solution` blends z and z_0 by how well each of them fits the spikes around the sharp instant.
+No motion is needed to compare a frame with these spikes.
 
 A^T is the adjoint of A: it maps values of both cameras back to values of a frame, by the transposed
 matrix of A (data/motion/sampling.py computes it).
@@ -103,7 +103,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data.motion.flow import DIM, Motion, median_spikes
+from data.motion.flow import DIM_SPIKES, Motion, median_spikes
 from data.motion.recording import Recording, View
 from data.motion.sampling import (
     AdjointOfSums,
@@ -176,7 +176,7 @@ M_1 = 0.1
 #     1.5 pixels    -0.01 dB
 PIXELS_BETWEEN_GROUPS = 1.25
 # The same in dim light, i.e. if a pixel of median light has fewer spikes in the exposure than
-# `DIM`. The motion is known less exactly there, so a larger distance loses nothing.
+# `DIM_SPIKES`. The motion is known less exactly there, so a larger distance loses nothing.
 PIXELS_BETWEEN_GROUPS_IF_DIM = 2.5
 # This share of the pixels decides the number of groups: for them, the groups are near enough. The
 # other pixels move farther. A larger share would need more groups, and so more time.
@@ -194,7 +194,7 @@ DARK = 0.04
 
 # ---- Constants of the guard ----
 #
-# The guard blends the solution z with the first estimate z_0 at the end, see `guarded`.
+# The guard blends the solution z with the first estimate z_0 at the end, see `guard_solution`.
 
 # The guard compares light in this many planes around the sharp instant. With more planes, a right
 # frame would differ from their blurred light. With fewer planes, there would be more noise.
@@ -265,7 +265,7 @@ def light_of(z: Tensor) -> Tensor:
     return z.clamp(0, 1) ** DISPLAY_GAMMA
 
 
-def shown(light: Tensor) -> Tensor:
+def display_of_light(light: Tensor) -> Tensor:
     """Return the display values z = x^(1 / 2.2) of light. Light beyond [0, 1] counts as 0 or 1."""
     return light.clamp(0, 1) ** (1 / DISPLAY_GAMMA)
 
@@ -319,7 +319,8 @@ class SpikePixels:
         # Sigma in RGB pixels: sigma in spike pixels, times the RGB pixels along the longer side of
         # a spike pixel. `points_in_pixel` is this number, rounded.
         sigma = view.lens_blur * max(view.points_in_pixel)
-        self._kernel = gaussian(sigma).to(device) if sigma > 0 else None  # None: L changes nothing
+        # None: the lens does not blur, so L changes nothing.
+        self._kernel = gaussian_kernel(sigma).to(device) if sigma > 0 else None
 
         # Which spike pixels lie on the frame with all their points, (h, w) bool.
         self.are_on_frame = _shares_on_frame(positions, view) > ON_FRAME
@@ -339,9 +340,9 @@ class SpikePixels:
         pictures = pictures.t().reshape(-1, *self.view.size)
         if self._kernel is None:
             return pictures
-        # L^T by autograd: the gradient of a linear map is its adjoint. The gradient is the same at
-        # all inputs, so zeros are as good as any. Gradients are switched on for this, because
-        # callers may run under no_grad.
+        # L^T by autograd: the gradient of a linear map is its adjoint, and it is the same at all
+        # inputs, e.g. at zeros. Gradients are switched on here, because callers may run under
+        # no_grad.
         with torch.enable_grad():
             zeros = torch.zeros_like(pictures).requires_grad_()
             blurred_zeros = self._lens(zeros)
@@ -352,7 +353,7 @@ class SpikePixels:
         """Return L of pictures (N, H, W), in the same shape."""
         if self._kernel is None:
             return pictures
-        return blurred(pictures[:, None], self._kernel)[:, 0]
+        return blur(pictures[:, None], self._kernel)[:, 0]
 
 
 def _shares_on_frame(positions: Tensor, view: View) -> Tensor:
@@ -464,8 +465,8 @@ class Cameras:
         # 921600 pixels: 2^23 // 921600 = 9, so 20 groups are three chunks, of 9, 9 and 2 groups.
         groups_at_a_time = max(SAMPLES_AT_A_TIME // (height * width), 1)
         self._chunks = []
-        for begin in range(0, count, groups_at_a_time):
-            groups = slice(begin, begin + groups_at_a_time)
+        for first_group in range(0, count, groups_at_a_time):
+            groups = slice(first_group, first_group + groups_at_a_time)
             chunk = _GroupsOfCameras(shifts[groups], shares[groups], coverage[:, groups])
             self._chunks.append(chunk)
 
@@ -483,7 +484,7 @@ class Cameras:
             # S l = sum over g of c_g D L U_g l
             seen = self._pixels(moved_l).contiguous()  # D L U_g l, (groups, h, w)
             c_of_groups = chunk.c.transpose(0, 1)  # (groups, M, h, w)
-            spikes = sum_of_products(c_of_groups, seen[:, None], begin=spikes)  # (M, h, w)
+            spikes = sum_of_products(c_of_groups, seen[:, None], total=spikes)  # (M, h, w)
         assert spikes is not None  # there is at least one group
         return blurry, spikes
 
@@ -532,13 +533,13 @@ class _GroupsOfCameras:
         # leaves it out, and whoever uses it multiplies by `common_share`. So the matrices of B and
         # U have the same values, which are stored once: 0.3 GB less for a large frame. If the
         # shares differ, `B_adjoint` contains them, and `common_share` is 1.
-        are_equal = float(shares.max() - shares.min()) < SAME_SHARE
-        self.common_share = float(shares.mean()) if are_equal else 1.0
+        have_equal_shares = float(shares.max() - shares.min()) < SAME_SHARE
+        self.common_share = float(shares.mean()) if have_equal_shares else 1.0
 
         # B and S sample the picture at the same positions, so the samples are sorted once for both.
         samples = sorted_samples(positions, size)
         numbers = _numbers_of(samples, size)
-        if are_equal:
+        if have_equal_shares:
             self.B_adjoint = AdjointOfSums(samples, outputs=height * width, output_of=numbers.p)
         else:
             self.B_adjoint = _adjoint_of_B(samples, numbers, shares, size)
@@ -548,6 +549,7 @@ class _GroupsOfCameras:
         """Return the samples l(p + u_g(p)) of the groups, (groups, H, W).
 
         Adds the samples of x, each times the share of its group, to `blurry` (3, H, W), in place.
+        Both are computed in one call, because they need the same samples.
 
         picture: x (1, 3, H, W), or x and l (1, 4, H, W). Without l, it is the luma of x.
         """
@@ -623,22 +625,22 @@ def _adjoint_of_U(samples: SortedSamples, numbers: SampleNumbers, groups: int) -
     return AdjointOfSums(samples, outputs=len(numbers.n), output_of=numbers.p * groups + numbers.g)
 
 
-def sum_of_products(a: Tensor, b: Tensor, begin: Tensor | None = None) -> Tensor:
+def sum_of_products(a: Tensor, b: Tensor, total: Tensor | None = None) -> Tensor:
     """Return the sum of a * b over the first axis, without a tensor of all products.
 
     a, b: tensors with equal first axes. Their other axes are broadcast, as for a * b.
-    begin: a tensor to which the sum is added, in place. None: the sum is a new tensor.
+    total: a tensor to which the sum is added, in place. None: the sum is a new tensor.
     """
     factors = list(zip(a, b, strict=True))
-    if begin is None:
+    if total is None:
         first_a, first_b = factors.pop(0)
-        begin = first_a * first_b
+        total = first_a * first_b
     for one_a, one_b in factors:
-        begin.addcmul_(one_a, one_b)  # in place: begin + one_a * one_b
-    return begin
+        total.addcmul_(one_a, one_b)  # in place: total + one_a * one_b
+    return total
 
 
-def gaussian(sigma: float) -> Tensor:
+def gaussian_kernel(sigma: float) -> Tensor:
     """Return a Gaussian kernel (n,) whose sum is 1. n is odd and reaches to 3 sigma."""
     radius = int(np.ceil(3 * sigma))
     distance = torch.arange(-radius, radius + 1) / sigma
@@ -646,7 +648,7 @@ def gaussian(sigma: float) -> Tensor:
     return kernel / kernel.sum()
 
 
-def blurred(pictures: Tensor, kernel: Tensor) -> Tensor:
+def blur(pictures: Tensor, kernel: Tensor) -> Tensor:
     """Blur pictures (N, 1, H, W) along rows and columns. Edge pixels are repeated."""
     radius = len(kernel) // 2
     pictures = F.pad(pictures, (radius, radius, radius, radius), mode="replicate")
@@ -716,13 +718,13 @@ def spike_intervals(stream: np.ndarray, edges: np.ndarray) -> SpikeIntervals:
     begins = []
     ends = []
     thresholds = []
-    begin = nearest[0]
-    for end in nearest[1:]:
-        has_begin = begin.time > NO_SPIKE
-        is_interval = has_begin & (end.time > begin.time)
-        begins.append(begin.time)
-        ends.append(end.time)
-        thresholds.append(np.where(is_interval, end.count - begin.count, 0))
+    begin_spike = nearest[0]  # where the next interval of each pixel begins
+    for end_spike in nearest[1:]:
+        has_begin = begin_spike.time > NO_SPIKE
+        is_interval = has_begin & (end_spike.time > begin_spike.time)
+        begins.append(begin_spike.time)
+        ends.append(end_spike.time)
+        thresholds.append(np.where(is_interval, end_spike.count - begin_spike.count, 0))
 
         # Where the next interval of each pixel begins:
         #
@@ -732,9 +734,9 @@ def spike_intervals(stream: np.ndarray, edges: np.ndarray) -> SpikeIntervals:
         #
         # "Else" means that both edges have the same nearest spike, or that no spike follows.
         begins_here = is_interval | ~has_begin
-        begin = NearestSpikes(
-            time=np.where(begins_here, end.time, begin.time),
-            count=np.where(begins_here, end.count, begin.count),
+        begin_spike = NearestSpikes(
+            time=np.where(begins_here, end_spike.time, begin_spike.time),
+            count=np.where(begins_here, end_spike.count, begin_spike.count),
         )
     return SpikeIntervals(
         np.stack(begins).astype(np.float32),
@@ -757,23 +759,23 @@ def _nearest_spikes(stream: np.ndarray, edges: list[int]) -> list[NearestSpikes]
     """
     after_stream = len(stream) + 1  # a time later than each spike
     pieces = _pieces_between(stream, edges, no_first=after_stream)
-
     next_spikes = _next_spikes(pieces, after_stream)
 
-    # The nearest spike to an edge is the last spike up to the edge, or the first spike after it.
+    # The nearest spike to an edge is the last spike up to the edge, or the next spike after it.
+    # E.g. the edge 8 and spikes at 3, 9 and 16: the last spike is 3, the next spike 9 is nearer.
     nearest = []
-    last = np.full(stream.shape[1:], NO_SPIKE, np.int32)
+    last_spike = np.full(stream.shape[1:], NO_SPIKE, np.int32)
     count = np.zeros(stream.shape[1:], np.int32)  # number of spikes up to the edge
     for edge, piece, next_spike in zip(edges, pieces, next_spikes, strict=True):
-        last = np.maximum(last, piece.last)
+        last_spike = np.maximum(last_spike, piece.last)
         count = count + piece.count
-        has_last = last > NO_SPIKE
+        has_last = last_spike > NO_SPIKE
         has_next = next_spike < after_stream
-        is_last_nearer = edge - last <= next_spike - edge
+        is_last_nearer = edge - last_spike <= next_spike - edge
         takes_last = has_last & (~has_next | is_last_nearer)
         takes_next = ~takes_last & has_next
         next_or_none = np.where(has_next, next_spike, NO_SPIKE)
-        time = np.where(takes_last, last, next_or_none)
+        time = np.where(takes_last, last_spike, next_or_none)
         # `count` is the number of spikes up to the edge. The spike after the edge is one more.
         nearest.append(NearestSpikes(time, count + takes_next))
     return nearest
@@ -811,13 +813,13 @@ def _pieces_between(stream: np.ndarray, edges: list[int], no_first: int) -> list
     no_first: value of `first` where a pixel has no spike. stream, edges: see `spike_intervals`.
     """
     # At least 0: the first edge may be at time 0. No plane ends there, so its piece is empty.
-    first_begin = max(edges[0] - 1, 0)
-    begins = [first_begin, *edges[:-1]]
+    begin_of_first_piece = max(edges[0] - 1, 0)
+    piece_begins = [begin_of_first_piece, *edges[:-1]]
     pieces = []
-    for begin, end in zip(begins, edges, strict=True):
-        planes = stream[begin:end]
+    for piece_begin, edge in zip(piece_begins, edges, strict=True):
+        planes = stream[piece_begin:edge]
         # A spike has the time at which its plane ends.
-        plane_ends = np.arange(begin + 1, end + 1, dtype=np.int32)[:, None, None]
+        plane_ends = np.arange(piece_begin + 1, edge + 1, dtype=np.int32)[:, None, None]
         spike_times = np.where(planes, plane_ends, no_first)  # (planes, h, w)
         # `initial` is the result for an empty piece.
         first = spike_times.min(axis=0, initial=no_first)
@@ -865,7 +867,7 @@ def group_count(recording: Recording, motion: Motion, most: int) -> int:
         y = step[..., 1]
         distance += np.sqrt(x * x + y * y)
     deciding_distance = float(np.quantile(distance, DECIDING_SHARE))
-    if median_spikes(recording) < DIM:
+    if median_spikes(recording) < DIM_SPIKES:
         between_groups = PIXELS_BETWEEN_GROUPS_IF_DIM
     else:
         between_groups = PIXELS_BETWEEN_GROUPS
@@ -993,7 +995,7 @@ def _errors_in_light(y: Tensor, r: Tensor, n: Tensor, is_display: bool) -> Tenso
         slope = torch.ones_like(y)
     else:
         # z = y^(1 / 2.2), so the relative error of z is the relative error of y over 2.2.
-        display = shown(y)
+        display = display_of_light(y)
         error_of_display = display.clamp(DARK, 1) * relative_error / DISPLAY_GAMMA
         slope = slope_of(display)
 
@@ -1121,11 +1123,11 @@ class Equations:
         r_b: (3, H, W). r_s: (M, h, w). Returns weights of the same shapes. The three colours of a
         pixel are weakened alike, by the mean of their squares, because one motion moves all three.
         """
-        # (w r / c)^2
-        off_b = ((self.w_b * r_b) ** 2).mean(0, keepdim=True) / CAUCHY**2  # (1, H, W)
-        off_s = (self.w_s * r_s) ** 2 / CAUCHY**2  # (M, h, w)
-        weights_b = self.w_b / (1 + off_b).sqrt()
-        weights_s = self.w_s / (1 + off_s).sqrt()
+        # (w r / c)^2 of each equation. It is 1 where the residual is c times its expected error.
+        squares_b = ((self.w_b * r_b) ** 2).mean(0, keepdim=True) / CAUCHY**2  # (1, H, W)
+        squares_s = (self.w_s * r_s) ** 2 / CAUCHY**2  # (M, h, w)
+        weights_b = self.w_b / (1 + squares_b).sqrt()
+        weights_s = self.w_s / (1 + squares_s).sqrt()
         return weights_b, weights_s
 
     # ---- The solution ----
@@ -1140,14 +1142,14 @@ class Equations:
     def _solve_linearised(self, z: Tensor, z_0: Tensor) -> Tensor:
         """Return z (3, H, W) after the equations are linearised at z and solved.
 
-        `adjoint` below must stay the adjoint of `weighted`.
-        test_the_first_step_changes_the_frame_as_the_equations_pull_it notices a wrong `adjoint`.
+        `apply_adjoint` must stay the adjoint of `apply_map`.
+        test_the_first_step_changes_the_frame_as_the_equations_pull_it notices a wrong adjoint.
         """
         r_b, r_s = self.residuals(z)
         w_b, w_s = self.robust_weights(r_b, r_s)
         slope = slope_of(z)  # dx / dz
 
-        def weighted(d: Tensor) -> tuple[Tensor, Tensor]:
+        def apply_map(d: Tensor) -> tuple[Tensor, Tensor]:
             """Return w A d: by how much a change d of z changes what the cameras see, times w."""
             change_of_light = slope * d
             # A camera that integrates light sees the luma of the change of light.
@@ -1155,22 +1157,23 @@ class Equations:
             blurry, spikes = self.cameras(change_of_light, change_integrated)
             return blurry.mul_(w_b), spikes.mul_(w_s)
 
-        def adjoint(blurry: Tensor, spikes: Tensor) -> Tensor:
-            """Return A^T w of (blurry, spikes): the adjoint of `weighted`, (3, H, W)."""
-            by_x, by_l = self.cameras.adjoint(w_b * blurry, w_s * spikes)
-            # The adjoint of the luma: `weights * by_l`, (3, H, W). In place, to save memory.
-            weights = luma_weights(by_l.device)
+        def apply_adjoint(blurry: Tensor, spikes: Tensor) -> Tensor:
+            """Return A^T w of (blurry, spikes): the adjoint of `apply_map`, (3, H, W)."""
+            # Back to light x (3, H, W), and to what the spike camera integrates, l (1, H, W).
+            to_x, to_l = self.cameras.adjoint(w_b * blurry, w_s * spikes)
+            # The adjoint of the luma: `weights * to_l`, (3, H, W). In place, to save memory.
+            weights = luma_weights(to_l.device)
             if self.is_display:
-                return by_x.mul_(slope).addcmul_(weights, by_l)  # slope by_x + weights by_l
-            return by_x.addcmul_(weights, by_l).mul_(slope)  # slope (by_x + weights by_l)
+                return to_x.mul_(slope).addcmul_(weights, to_l)  # slope to_x + weights to_l
+            return to_x.addcmul_(weights, to_l).mul_(slope)  # slope (to_x + weights to_l)
 
         # The right side: A^T W r - lambda (z - z_0)
-        right = adjoint(w_b * r_b, w_s * r_s) - self.prior_weight * (z - z_0)
+        right_side = apply_adjoint(w_b * r_b, w_s * r_s) - self.prior_weight * (z - z_0)
         d = conjugate_gradients(
-            weighted,
-            adjoint,
+            apply_map,
+            apply_adjoint,
             prior=self.prior_weight,
-            right=right,
+            right_side=right_side,
             divisor=self._divisor(w_b, w_s, slope),
             steps=self.solver.steps,
         )
@@ -1185,21 +1188,22 @@ class Equations:
         """
         # The sums of all rows of a matrix are its product with a picture of ones. B takes means, so
         # B 1 = 1, and the sums of B^T w_b^2 B are B^T w_b^2. S takes means, too.
-        by_x, by_l = self.cameras.adjoint(w_b**2, w_s**2)
+        sums_x, sums_l = self.cameras.adjoint(w_b**2, w_s**2)
         # The luma has a weight for each colour. It comes twice, once in S and once in S^T.
-        by_rgb = luma_weights(by_l.device) ** 2 * by_l  # (3, H, W)
+        sums_rgb = luma_weights(sums_l.device) ** 2 * sums_l  # (3, H, W)
         if self.is_display:
-            rows = slope**2 * by_x + by_rgb
+            row_sums = slope**2 * sums_x + sums_rgb
         else:
-            rows = slope**2 * (by_x + by_rgb)
-        return self.prior_weight + M_0 + M_1 * rows
+            row_sums = slope**2 * (sums_x + sums_rgb)
+        return self.prior_weight + M_0 + M_1 * row_sums
 
     # ---- For a network that takes steps on the equations (models/fusion/fusion_motion.py) ----
     #
     # The network was trained on these channels. It still runs if they come in another order or with
     # another factor, but its frames are worse. tests/stories/test_motion_weights.py notices if the
     # first two channels of `evidence` change places, and
-    # test_the_equations_pull_a_frame_towards_the_sharp_one if `colour` and `grey` do in `pulls`.
+    # test_the_equations_pull_a_frame_towards_the_sharp_one if the changes of colours and grey do in
+    # `pulls`.
 
     def proposal(self, z_0: Tensor) -> Tensor:
         """Return the solution z (3, H, W), towards which a step of the network may go.
@@ -1249,18 +1253,19 @@ class Equations:
         6       by how much the spikes of the sharp instant are brighter than z, in display values
         """
         r_b, r_s = self._limited_residuals(z)
-        colour, grey = self._changes(z, r_b, r_s)
-        off_rgb = luma(r_b.abs())  # (1, H, W)
+        colour_change, grey_change = self._changes(z, r_b, r_s)  # (3, H, W) and (1, H, W)
+        size_of_r_b = luma(r_b.abs())  # (1, H, W)
 
         # Channels 5 and 6 are known for spike pixels (h, w), and are interpolated to RGB pixels.
-        off_spikes = r_s.abs().mean(0) / CAUCHY  # (h, w), at most 1
+        size_of_r_s = r_s.abs().mean(0) / CAUCHY  # (h, w), at most 1
         seen_of_z = self.pixels(self._integrated(z))[0]  # what spike pixels see of z, (h, w)
-        brighter = self.instant - self._display_of(seen_of_z)  # (h, w), in display values
-        on_plane = torch.stack((off_spikes, brighter))[None]  # (1, 2, h, w)
-        [of_spikes] = F.grid_sample(  # (2, H, W)
+        brightness_missing = self.instant - self._display_of(seen_of_z)  # display values, (h, w)
+        on_plane = torch.stack((size_of_r_s, brightness_missing))[None]  # (1, 2, h, w)
+        [spike_channels] = F.grid_sample(  # (2, H, W)
             on_plane, self._positions_on_plane, padding_mode="border", align_corners=True
         )
-        return torch.cat((colour, grey, off_rgb, of_spikes))  # 3 + 1 + 1 + 2 channels
+        # 3 + 1 + 1 + 2 channels
+        return torch.cat((colour_change, grey_change, size_of_r_b, spike_channels))
 
     def _limited_residuals(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Return the residuals of a frame z (3, H, W) without large values.
@@ -1288,12 +1293,16 @@ class Equations:
         # The gradients A^T W r by light x and by grey values l, where r are residuals in light. For
         # the blurry frame W = 1 / slope^2, and r_b is r / slope already. For the spikes W = w_s^2,
         # and r_s is w_s r already.
-        by_x, by_l = self.cameras.adjoint(r_b / slope_of(self.blurry), self.w_s * r_s)
+        gradient_x, gradient_l = self.cameras.adjoint(r_b / slope_of(self.blurry), self.w_s * r_s)
         # The slope dx / dz at z turns the gradient by light into the gradient by display values.
-        colour = (by_x * slope_of(z)).clamp(-MOST_PULL, MOST_PULL)
+        colour_change = gradient_x * slope_of(z)
         # A Newton step of the grey value: gradient / (precision + prior precision).
-        grey = by_l * self._slope_of_grey(z) / (self._precision() + PRIOR_PRECISION)
-        return colour, grey.clamp(-MOST_PULL, MOST_PULL)
+        gradient_grey = gradient_l * self._slope_of_grey(z)
+        grey_change = gradient_grey / (self._precision() + PRIOR_PRECISION)
+        return (
+            colour_change.clamp(-MOST_PULL, MOST_PULL),
+            grey_change.clamp(-MOST_PULL, MOST_PULL),
+        )
 
     def _precision(self) -> Tensor:
         """Return 1 / variance (H, W) of the grey display values, as the spikes alone know them.
@@ -1319,7 +1328,7 @@ class Equations:
 
     def _display_of(self, integrated: Tensor) -> Tensor:
         """Return the display values of what the spike camera integrated, in the same shape."""
-        return integrated.clamp(0, 1) if self.is_display else shown(integrated)
+        return integrated.clamp(0, 1) if self.is_display else display_of_light(integrated)
 
 
 def noise_of(grey: Tensor) -> float:
@@ -1348,25 +1357,31 @@ Adjoint = Callable[[Tensor, Tensor], Tensor]
 
 
 def conjugate_gradients(
-    linear: Linear, adjoint: Adjoint, prior: Tensor, right: Tensor, divisor: Tensor, steps: int
+    linear: Linear,
+    adjoint: Adjoint,
+    prior: Tensor,
+    right_side: Tensor,
+    divisor: Tensor,
+    steps: int,
 ) -> Tensor:
-    """Return d after `steps` steps from 0 towards the solution of N d = right.
+    """Return d after `steps` steps from 0 towards the solution of N d = right_side.
 
     N = adjoint linear + prior. The steps are preconditioned conjugate gradients (Saad, Iterative
     Methods for Sparse Linear Systems, 2003, algorithm 9.1).
     test_conjugate_gradients_solve_the_normal_equations notices a wrong step.
 
     prior: (H, W), positive, so N is positive definite.
-    divisor: M, positive, in the shape of `right`. The nearer M is to N, the fewer steps are needed.
-    With ones, the steps are conjugate gradients without preconditioner.
+    right_side: (3, H, W), in the normal equations A^T W r - lambda (z - z_0).
+    divisor: M, positive, in the shape of `right_side`. The nearer M is to N, the fewer steps are
+    needed. With ones, the steps are conjugate gradients without preconditioner.
     """
-    d = torch.zeros_like(right)
-    residual = right.clone()  # right - N d, with d = 0
-    divided = residual / divisor
-    direction = divided.clone()
-    energy = _product(residual, divided)  # of the residual: <residual, M^-1 residual>
-    # Keeps divisors above 0 when the residual vanishes.
-    tiny = torch.finfo(right.dtype).tiny
+    d = torch.zeros_like(right_side)
+    residual = right_side.clone()  # right_side - N d, with d = 0
+    divided_residual = residual / divisor  # M^-1 residual
+    direction = divided_residual.clone()
+    energy = _product(residual, divided_residual)  # <residual, M^-1 residual>
+    # A residual may become 0 after few steps. Then `energy` is 0, too, and 0 / 0 would be NaN.
+    tiny = torch.finfo(right_side.dtype).tiny
     # In place, because each tensor of a large frame has ten megabytes or more.
     for number in range(1, steps + 1):
         # <direction, N direction> = |linear direction|^2 + <direction, prior direction>
@@ -1377,16 +1392,17 @@ def conjugate_gradients(
             + _product(spikes, spikes)
             + _product(direction, prior_direction)
         )
-        step = energy / curvature.clamp(min=tiny)
-        d.addcmul_(step, direction)
+        step_length = energy / curvature.clamp(min=tiny)
+        d.addcmul_(step_length, direction)
         if number == steps:
             break  # no direction follows, so the adjoint is not needed
         normal_direction = adjoint(blurry, spikes).add_(prior_direction)  # N direction
-        residual.addcmul_(step, normal_direction, value=-1)
-        torch.div(residual, divisor, out=divided)
+        residual.addcmul_(step_length, normal_direction, value=-1)
+        torch.div(residual, divisor, out=divided_residual)
+        # The next direction: the divided residual, plus a multiple of this direction.
         former_energy = energy
-        energy = _product(residual, divided)
-        direction.mul_(energy / former_energy.clamp(min=tiny)).add_(divided)
+        energy = _product(residual, divided_residual)
+        direction.mul_(energy / former_energy.clamp(min=tiny)).add_(divided_residual)
     return d
 
 
@@ -1398,7 +1414,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 # ---- The guard ---------------------------------------------------------------------------------
 
 
-def guarded(
+def guard_solution(
     z: Tensor,
     z_0: Tensor,
     recording: Recording,
@@ -1424,7 +1440,7 @@ def guarded(
     if guard == 0:  # the formula would divide by 0
         return z, torch.ones_like(z[0])
     rate = rate_around_sharp(recording, GUARD_PLANES)
-    y = torch.from_numpy(rate / gain).to(z.device)  # (h, w)
+    y = torch.from_numpy(rate / gain).to(z.device)  # grey values that the spikes measure, (h, w)
     error_of_z = _error_at_instant(z, y, pixels)  # (h, w)
     error_of_z_0 = _error_at_instant(z_0, y, pixels)
     # The error by noise is added to both errors. Otherwise the weight would follow the noise where
@@ -1441,19 +1457,21 @@ def guarded(
     positions = normalised(on_plane, pixels.view.plane)
     weight = F.grid_sample(weight[None, None], positions, padding_mode="border", align_corners=True)
     weight = weight[0, 0]  # (H, W)
-    return weight * z + (1 - weight) * z_0, weight
+    blend = weight * z + (1 - weight) * z_0
+    return blend, weight
 
 
 def _error_by_noise(error_of_z: Tensor, error_of_z_0: Tensor) -> Tensor:
     """Return the squared error (a scalar) that noise alone causes: the error of pixels that fit.
 
-    PERFECT_SHARE of the pixels have at most this error. E.g. it is the 20th smallest of 100 errors.
+    A pixel counts with the smaller error of both frames. PERFECT_SHARE of the pixels have at most
+    the returned error. E.g. with a share of 0.2, it is the 20th smallest of 100 errors.
     error_of_z, error_of_z_0: squared errors of both frames, (h, w).
     """
-    best = torch.minimum(error_of_z, error_of_z_0).flatten()
+    smaller_errors = torch.minimum(error_of_z, error_of_z_0).flatten()
     # At least the smallest error: of 4 errors it would be the 0th, and kthvalue counts from 1.
-    rank = max(1, int(PERFECT_SHARE * len(best)))
-    return best.kthvalue(rank).values
+    rank = max(1, int(PERFECT_SHARE * len(smaller_errors)))
+    return smaller_errors.kthvalue(rank).values
 
 
 def _error_at_instant(frame: Tensor, y: Tensor, pixels: SpikePixels) -> Tensor:
@@ -1462,12 +1480,11 @@ def _error_at_instant(frame: Tensor, y: Tensor, pixels: SpikePixels) -> Tensor:
     frame: (3, H, W). y: (h, w), the grey values that the spikes around the sharp instant measure.
     """
     # Display values are compared, because the differences of dark places are tiny in light.
-    # difference: (1, h, w).
     if pixels.view.is_display:
         difference = pixels(luma(frame)) - y
     else:
         seen_light = pixels(luma(light_of(frame)))
-        difference = shown(seen_light) - shown(y)
+        difference = display_of_light(seen_light) - display_of_light(y)  # (1, h, w)
     # The mean over the square around each pixel. At the edges of the plane, only pixels of the
     # plane count (count_include_pad).
     mean = F.avg_pool2d(

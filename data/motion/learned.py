@@ -46,7 +46,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data.motion.flow import DIM, Motion, median_spikes, motion_times
+from data.motion.flow import DIM_SPIKES, Motion, median_spikes, motion_times
 from data.motion.flow import motion_of as motion_by_dis
 from data.motion.recording import Recording, View, mapped
 from data.spike.simulate import LUMA, to_display, to_linear
@@ -128,18 +128,18 @@ def finder_of(name: FinderName, network: MotionNetwork | None, device: torch.dev
         return learned_motion(recording, view, network, device)
 
     def by_both(recording: Recording, view: View, gain: np.ndarray) -> Motion:
-        # DIM is 5 spikes in a pixel of median light. With fewer spikes, the mean of both motions
-        # gives the better frames. Measured on dim frames of the training videos and stills: the
-        # PSNR of the joint solution (data/motion/joint.py) along the mean motion, minus its PSNR
-        # along the motion of DIS.
+        # DIM_SPIKES is 5 spikes in a pixel of median light. With fewer spikes, the mean of both
+        # motions gives the better frames. Measured on dim frames of the training videos and stills:
+        # the PSNR of the joint solution (data/motion/joint.py) along the mean motion, minus its
+        # PSNR along the motion of DIS.
         #
         #     spikes in a pixel of median light    difference of the PSNR
         #     below 5                              +0.1 to +0.3 dB
         #     5 to 18                              down to -0.1 dB
-        if median_spikes(recording) >= DIM:
+        if median_spikes(recording) >= DIM_SPIKES:
             return motion_by_dis(recording, view, gain)
         of_network = by_network(recording, view, gain)
-        of_dis = motion_by_dis(recording, view, gain, begin=of_network)
+        of_dis = motion_by_dis(recording, view, gain, start_motion=of_network)
         return mean_motion(of_network, of_dis)
 
     return by_network if name == "network" else by_both

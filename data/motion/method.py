@@ -38,9 +38,9 @@ from pydantic import Field
 from torch import Tensor
 
 from data.motion import drawing
-from data.motion.bands import MOST_PIXELS, Band, bands_of, joined
+from data.motion.bands import MOST_PIXELS, Band, bands_of, join_pictures
 from data.motion.flow import Motion, median_spikes, motion_of
-from data.motion.joint import Equations, Solver, SpikePixels, guarded
+from data.motion.joint import Equations, Solver, SpikePixels, guard_solution
 from data.motion.learned import Finder, FinderName
 from data.motion.recording import (
     RecordedClip,
@@ -303,8 +303,8 @@ def blended_solution(z_0: Tensor, inputs: AreaInputs) -> Tensor:
     """
     equations = inputs.equations
     z = equations.solve(z_0)
-    # Beside the frame, `guarded` returns the weight of z in each pixel, which tests look at.
-    frame, _ = guarded(
+    # Beside the frame, `guard_solution` returns the weight of z in each pixel, which tests look at.
+    frame, _ = guard_solution(
         z,
         z_0,
         recording=inputs.recording,
@@ -454,7 +454,7 @@ class MotionRestorer:
             improved.append(self._improved_rows(z_0, whole, area))
             watchdog.go_on()
             tick((1 - FIRST_SHARE) / len(areas))
-        frame = joined(improved, [area.band for area in areas])
+        frame = join_pictures(improved, [area.band for area in areas])
         # Keep the first estimate where nothing moves.
         moving_share = torch.from_numpy(whole.moving_share).to(self.device)  # (H, W)
         return z_0 + moving_share * (frame - z_0)

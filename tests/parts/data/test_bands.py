@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.motion.bands import MOST_PIXELS, OVERLAP, bands_of, joined
+from data.motion.bands import MOST_PIXELS, OVERLAP, bands_of, join_pictures
 from data.motion.flow import motion_of
 from data.motion.joint import Equations, Solver, SpikePixels
 from data.motion.recording import RecordedClip, View
@@ -64,7 +64,7 @@ def test_a_band_of_a_film_frame_has_at_most_the_pixels_that_fit_into_memory():
 def test_a_band_has_the_spike_pixels_that_see_its_rows():
     _, lower = bands_of(aligned_view(*SIZE), FEW_PIXELS)
 
-    rows, columns = lower.plane
+    rows, columns = lower.plane_window
     # A spike pixel in row r of the plane sees the rows 2 r and 2 r + 1 of the frame.
     assert rows == slice(lower.rows.start // 2, SIZE[0] // 2)
     assert columns == slice(0, SIZE[1] // 2)
@@ -81,7 +81,7 @@ def test_a_spike_pixel_of_a_band_lies_where_it_lies_on_the_frame():
 
     for band in bands_of(view, FEW_PIXELS):
         found = band.view.points_on_frame()
-        rows, columns = band.plane
+        rows, columns = band.plane_window
         expected = on_frame[rows, :, columns].reshape(found.shape)
         # A band counts rows from its first row. So x stays, and y becomes less.
         expected = expected - np.array([0, band.rows.start])
@@ -115,7 +115,7 @@ def test_joined_bands_of_a_picture_are_the_picture():
 
     pieces = [band.of_frame(picture) for band in bands]
 
-    assert torch.allclose(joined(pieces, bands), picture, atol=1e-6)
+    assert torch.allclose(join_pictures(pieces, bands), picture, atol=1e-6)
 
 
 def test_rows_beside_the_border_of_a_band_are_not_used():
@@ -128,7 +128,7 @@ def test_rows_beside_the_border_of_a_band_are_not_used():
     upper[:, -unused:] = 1
     lower[:, :unused] = 1
 
-    assert joined([upper, lower], bands).max() == 0
+    assert join_pictures([upper, lower], bands).max() == 0
 
 
 def test_solving_in_bands_gives_the_solution_of_the_whole_frame(tmp_path):
@@ -157,7 +157,7 @@ def test_solving_in_bands_gives_the_solution_of_the_whole_frame(tmp_path):
     [whole] = bands_of(clip.view)  # as it has fewer than MOST_PIXELS pixels
     bands = bands_of(clip.view, FEW_PIXELS)
     assert len(bands) == 2
-    in_bands = joined([solved(band) for band in bands], bands)
+    in_bands = join_pictures([solved(band) for band in bands], bands)
 
     difference = (in_bands - solved(whole)).abs()
     # They are not equal: the length of a step of the solver follows from sums over all pixels, and

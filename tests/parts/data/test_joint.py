@@ -31,12 +31,12 @@ from data.motion.joint import (
     Equations,
     Solver,
     SpikePixels,
-    blurred,
+    blur,
     conjugate_gradients,
     exposure_shares,
-    gaussian,
+    gaussian_kernel,
     group_count,
-    guarded,
+    guard_solution,
     luma,
     noise_of,
     spike_equations,
@@ -105,7 +105,7 @@ class Case:
         self, z: torch.Tensor, start: torch.Tensor, guard: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the frame between a solution z and its start z_0, and the weights of z (H, W)."""
-        return guarded(z, start, self.recording, self.pixels, self.gain, guard=guard)
+        return guard_solution(z, start, self.recording, self.pixels, self.gain, guard=guard)
 
 
 @pytest.fixture(scope="module")
@@ -285,7 +285,7 @@ def seen_by_spike_pixels(grey: torch.Tensor, view: View) -> torch.Tensor:
     """Return D L of a picture (1, H, W): blur it by the lens, and take means. Returns (1, h, w)."""
     if view.lens_blur:
         sigma = view.lens_blur * max(view.points_in_pixel)  # RGB pixels
-        grey = blurred(grey[None], gaussian(sigma))[0]
+        grey = blur(grey[None], gaussian_kernel(sigma))[0]
     points = sampled(grey, torch.from_numpy(view.points_on_frame()))  # (1, h m, w n)
     return torch.nn.functional.avg_pool2d(points, view.points_in_pixel)
 

@@ -266,7 +266,7 @@ def test_in_dim_light_both_is_the_mean_of_network_and_dis(tmp_path):
     both = finder_of("both", net, CPU)(recording, clip.view, gain)
 
     alone = finder_of("network", net, CPU)(recording, clip.view, gain)
-    begun = motion_of(recording, clip.view, gain, begin=alone)
+    begun = motion_of(recording, clip.view, gain, start_motion=alone)
     assert np.array_equal(both.shifts, mean_motion(alone, begun).shifts)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from data.clips.clip_reader import user_clips
-from data.motion.flow import Motion, motion_of, moved
+from data.motion.flow import Motion, motion_of, values_at_shifts
 from data.motion.recording import ExposureLight, RecordedClip
 from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
 from tests.helpers.moving_scene import Scene, reader_of, with_clipped_sky
@@ -154,7 +154,7 @@ def test_the_way_back_is_the_inverse_of_the_way_there(tmp_path):
         there, _ = found.at(time)
         back, _ = found.back(time)
         # Go back to the sharp instant, and from there to the time: the way ends where it began.
-        left_over = np.linalg.norm(back + moved(there, back), axis=-1)
+        left_over = np.linalg.norm(back + values_at_shifts(there, back), axis=-1)
         assert left_over[INSIDE].mean() < 0.05  # pixels
 
 
