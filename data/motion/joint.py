@@ -109,8 +109,8 @@ from data.motion.sampling import (
     AdjointOfSums,
     SortedSamples,
     corners_of,
-    normalised,
-    sorted_samples,
+    grid_positions,
+    sort_samples,
     sparse_matrix,
 )
 from data.spike.simulate import DISPLAY_GAMMA, LUMA
@@ -526,7 +526,7 @@ class _GroupsOfCameras:
         groups, height, width = shifts.shape[:3]
         size = (height, width)
         positions = positions_of_samples(shifts)  # (groups, H, W, 2)
-        self._positions = normalised(positions, size)
+        self._positions = grid_positions(positions, size)
         self._s = shares[:, None, :, None]  # (groups, 1, H, 1)
         self.c = coverage
         # Without a rolling shutter, all groups have the same share s in all rows. Then `B_adjoint`
@@ -537,10 +537,12 @@ class _GroupsOfCameras:
         self.common_share = float(shares.mean()) if have_equal_shares else 1.0
 
         # B and S sample the picture at the same positions, so the samples are sorted once for both.
-        samples = sorted_samples(positions, size)
+        samples = sort_samples(positions, size)
         numbers = _numbers_of(samples, size)
         if have_equal_shares:
-            self.B_adjoint = AdjointOfSums(samples, outputs=height * width, output_of=numbers.p)
+            self.B_adjoint = AdjointOfSums(
+                samples, output_count=height * width, output_of=numbers.p
+            )
         else:
             self.B_adjoint = _adjoint_of_B(samples, numbers, shares, size)
         self.U_adjoint = _adjoint_of_U(samples, numbers, groups)
@@ -610,7 +612,7 @@ def _adjoint_of_B(
     # the order of the sorted samples.
     shares_by_n = shares[:, :, None].expand(-1, height, width).flatten()
     return AdjointOfSums(
-        samples, outputs=height * width, output_of=numbers.p, factors=shares_by_n[numbers.n]
+        samples, output_count=height * width, output_of=numbers.p, factors=shares_by_n[numbers.n]
     )
 
 
@@ -622,7 +624,9 @@ def _adjoint_of_U(samples: SortedSamples, numbers: SampleNumbers, groups: int) -
 
     groups: G.
     """
-    return AdjointOfSums(samples, outputs=len(numbers.n), output_of=numbers.p * groups + numbers.g)
+    return AdjointOfSums(
+        samples, output_count=len(numbers.n), output_of=numbers.p * groups + numbers.g
+    )
 
 
 def sum_of_products(a: Tensor, b: Tensor, total: Tensor | None = None) -> Tensor:
@@ -1086,7 +1090,7 @@ class Equations:
         rate = rate_around_sharp(recording, INSTANT_PLANES)
         self.instant = self._display_of(tensor_of(rate / gain, device))
         on_plane = torch.from_numpy(view.pixels_on_plane()).to(device)
-        self._positions_on_plane = normalised(on_plane, view.plane)  # (1, H, W, 2)
+        self._positions_on_plane = grid_positions(on_plane, view.plane)  # (1, H, W, 2)
         # Two results are kept, to save time. None: not computed yet.
         #
         # The result of `_precision`: it does not depend on z, and the steps of a network need it
@@ -1454,7 +1458,7 @@ def guard_solution(
 
     # Interpolate the weights of spike pixels to RGB pixels.
     on_plane = torch.from_numpy(pixels.view.pixels_on_plane()).to(z.device)  # (H, W, 2)
-    positions = normalised(on_plane, pixels.view.plane)
+    positions = grid_positions(on_plane, pixels.view.plane)
     weight = F.grid_sample(weight[None, None], positions, padding_mode="border", align_corners=True)
     weight = weight[0, 0]  # (H, W)
     blend = weight * z + (1 - weight) * z_0

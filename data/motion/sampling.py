@@ -1,9 +1,9 @@
 """Compute the adjoint of sampling a picture at many positions, quickly on a CPU.
 
-data/motion/joint.py calls it. There, what both cameras see of the sharp frame is written as sums of
-samples of the frame. A sample is the value of a picture at a position between its pixels,
-interpolated bilinearly from four pixels. Pixels are numbered row by row, and W is the width of the
-picture:
+data/motion/joint.py calls this module. There, what both cameras see of the sharp frame is written
+as sums of samples of the frame. A sample is the value of a picture at a position between its
+pixels, interpolated bilinearly from four pixels. Pixels are numbered row by row, and W is the width
+of the picture:
 
     c            c + 1
           *                     *  the position of the sample
@@ -22,7 +22,7 @@ itself, and the joint solution needs it about 20 times for the same positions. S
 the samples once. Then the adjoint is a product with sparse matrices:
 
     corners_of       positions -> corner and weights of each sample
-    sorted_samples   the samples in the order of their corners
+    sort_samples     the samples in the order of their corners
     AdjointOfSums    the adjoint of "sample a picture, then add up some of the samples"
 
 N: number of samples. P = H W: number of pixels.
@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 
-def normalised(positions: Tensor, size: tuple[int, int]) -> Tensor:
+def grid_positions(positions: Tensor, size: tuple[int, int]) -> Tensor:
     """Return positions on a picture in the form of `grid_sample`: -1 (first pixel) to 1 (last).
 
     E.g. on a picture of 5 x 5 pixels, x = 0, 2 and 4 become -1, 0 and 1.
@@ -47,21 +47,25 @@ def normalised(positions: Tensor, size: tuple[int, int]) -> Tensor:
     Returns (1, h, w, 2) or (N, h, w, 2).
     """
     height, width = size
-    # At least 1, because a picture of one row or column would divide by 0.
+    # The last column and the last row. At least 1, because a picture of one row would divide by 0.
     last_pixel = torch.tensor([max(width - 1, 1), max(height - 1, 1)], device=positions.device)
-    positions = (positions * (2 / last_pixel)).sub_(1)
-    if positions.ndim == 3:
-        return positions[None]  # grid_sample takes batches of pictures only
-    return positions
+    scaled = (positions * (2 / last_pixel)).sub_(1)
+    if scaled.ndim == 3:
+        return scaled[None]  # grid_sample takes batches of pictures only
+    return scaled
 
 
 class Corners(NamedTuple):
-    """The four pixels of each of N samples, and their weights."""
+    """The four pixels of each of N samples, and their weights.
 
-    corner: Tensor  # (N,) int32: c
+    E.g. a picture of 4 x 4 pixels and a sample at x = 1.5, y = 1: the corner is c = 1 * 4 + 1 = 5,
+    and the pixels 5, 6, 9 and 10 have the weights 0.5, 0.5, 0 and 0.
+    """
+
+    corner: Tensor  # (N,) int32: c, the number of the corner of each sample
     weights: Tensor  # (4, N): weights of the pixels c, c + 1, c + W and c + W + 1
     offsets: tuple[int, int, int, int]  # 0, 1, W, W + 1: from c to the four pixels
-    pixels: int  # P
+    pixel_count: int  # P
 
 
 def corners_of(positions: Tensor, size: tuple[int, int]) -> Corners:
@@ -109,13 +113,13 @@ class SortedSamples(NamedTuple):
     offsets: tuple[int, int, int, int]  # 0, 1, W, W + 1
 
 
-def sorted_samples(positions: Tensor, size: tuple[int, int]) -> SortedSamples:
-    """Return samples in the order of their corners. Arguments: as in `corners_of`."""
+def sort_samples(positions: Tensor, size: tuple[int, int]) -> SortedSamples:
+    """Sort samples in the order of their corners. Arguments: as in `corners_of`."""
     corners = corners_of(positions, size)
     numbers = _order_of(corners.corner)
-    samples_of_corner = torch.bincount(corners.corner, minlength=corners.pixels)  # (P,)
-    begins = torch.zeros(corners.pixels + 1, dtype=torch.int32, device=positions.device)
-    begins[1:] = samples_of_corner.cumsum(0)  # begins[0] is 0
+    samples_per_corner = torch.bincount(corners.corner, minlength=corners.pixel_count)  # (P,)
+    begins = torch.zeros(corners.pixel_count + 1, dtype=torch.int32, device=positions.device)
+    begins[1:] = samples_per_corner.cumsum(0)  # begins[0] is 0
     weights = corners.weights.index_select(1, numbers)
     return SortedSamples(numbers, begins, weights, corners.offsets)
 
@@ -140,7 +144,7 @@ class AdjointOfSums:
     of planes, and f is the share of the group.
 
     samples: the samples of all outputs, sorted.
-    outputs: number of outputs.
+    output_count: number of outputs.
     output_of: (N,) int32, the number of the output of each sample, in the order of `samples`.
     factors: (N,), f in the order of `samples`. None: all are 1.
     """
@@ -148,27 +152,31 @@ class AdjointOfSums:
     def __init__(
         self,
         samples: SortedSamples,
-        outputs: int,
+        output_count: int,
         output_of: Tensor,
         factors: Tensor | None = None,
     ) -> None:
-        self._pixels = len(samples.begins) - 1
+        self._pixel_count = len(samples.begins) - 1
         weights = samples.weights  # (4, N)
         if factors is not None:
             weights = weights * factors
         # A sample has four pixels, so there are four matrices. The matrix with the offset k adds a
-        # sample with the corner c to the pixel c + k. Its row c has the samples of corner c. So all
-        # four matrices have the same columns. Only their values differ.
+        # sample with the corner c to the pixel c + k. Its row c has an entry for each sample of the
+        # corner c, in the column of the sample's output. So all four matrices have their entries at
+        # the same places, and only the values differ.
         self._matrices = []
         for offset, weights_of_pixel in zip(samples.offsets, weights, strict=True):
             # The last `offset` corners have no pixel c + offset: their weights are 0, and they have
             # no row. A picture of one row has fewer pixels than the offset W + 1, so it has no
             # corner with a pixel: at least 0.
-            rows = max(self._pixels - offset, 0)
-            begins = samples.begins[: rows + 1]
-            entries = int(begins[-1])  # number of samples whose corner has a row
+            row_count = max(self._pixel_count - offset, 0)
+            begins = samples.begins[: row_count + 1]
+            entry_count = int(begins[-1])  # number of samples whose corner has a row
             matrix = csr_matrix(
-                begins, output_of[:entries], weights_of_pixel[:entries], (rows, outputs)
+                begins,
+                columns=output_of[:entry_count],
+                values=weights_of_pixel[:entry_count],
+                shape=(row_count, output_count),
             )
             self._matrices.append((offset, matrix))
 
@@ -176,30 +184,31 @@ class AdjointOfSums:
         """Return the adjoint (P,) or (P, C) of y, which is (outputs,) or (outputs, C)."""
         if y.ndim == 1:
             return self(y[:, None])[:, 0]
-        x = y.new_zeros(self._pixels, *y.shape[1:])
+        x = y.new_zeros(self._pixel_count, *y.shape[1:])
         self.add_to(x, y)
         return x
 
     def add_to(self, x: Tensor, y: Tensor) -> None:
         """Add the adjoint of y (outputs, C) to x (P, C), in place.
 
-        The parts of a large map can add their adjoints one after the other, without a tensor for
-        each part.
+        So several maps, e.g. one for each chunk of groups in joint.py, can add their adjoints one
+        after the other to one x.
         """
         # A column alone is faster as a vector. But without MKL (e.g. on ARM) the product of a
         # sparse matrix and a vector is missing in torch on a CPU, or is wrong (pytorch issues 96972
         # and 127491). The product with a matrix of one column is right.
         is_vector = y.shape[1] == 1 and y.device.type == "cpu" and torch.backends.mkl.is_available()
         for offset, matrix in self._matrices:
-            # Add the sum of corner c to pixel c + offset.
-            pixels = x[offset:]
-            if len(pixels) == 0:
-                continue
+            # Row c of the product is the sum of corner c. It belongs to the pixel c + offset, which
+            # is row c of `x_from_offset`.
+            x_from_offset = x[offset:]
+            if len(x_from_offset) == 0:
+                continue  # e.g. a picture of one row has no pixels below
             if is_vector:
-                column = pixels[:, 0]
+                column = x_from_offset[:, 0]
                 torch.addmv(column, matrix, y[:, 0], out=column)
             else:
-                torch.addmm(pixels, matrix, y, out=pixels)
+                torch.addmm(x_from_offset, matrix, y, out=x_from_offset)
 
 
 def sparse_matrix(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -222,7 +231,7 @@ def csr_matrix(begins: Tensor, columns: Tensor, values: Tensor, shape: tuple[int
     """Return a sparse matrix in the layout CSR: its entries row by row.
 
     begins: (rows + 1,), where the entries of each row begin; the last value is the number of all
-    entries. E.g. rows with 2, 0 and 3 entries: 0, 2, 2, 5.
+    entries. E.g. rows with 2, 0 and 3 entries: 0, 2, 2, 5. torch calls it `crow_indices`.
     columns, values: column and value of each entry.
     """
     with warnings.catch_warnings():

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from data.motion.sampling import (
     AdjointOfSums,
     corners_of,
-    normalised,
-    sorted_samples,
+    grid_positions,
+    sort_samples,
     sparse_matrix,
 )
 from tests.dist.launching import run_ranks
@@ -60,7 +60,7 @@ def samples(request):
 def sampled(picture: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Return the samples (C, N) of a picture (C, H, W) by grid_sample."""
     height, width = picture.shape[1:]
-    grid = normalised(positions[None], (height, width))  # (1, 1, N, 2): one row of positions
+    grid = grid_positions(positions[None], (height, width))  # (1, 1, N, 2): one row of positions
     samples = F.grid_sample(picture[None], grid, padding_mode="border", align_corners=True)
     return samples[0, :, 0]
 
@@ -89,10 +89,10 @@ def test_the_adjoint_is_the_gradient_of_the_sums(samples, in_sum, has_factors):
     outputs = COUNT // in_sum
 
     # An output is the sum of `in_sum` samples that follow one another.
-    in_order = sorted_samples(positions, size)
+    in_order = sort_samples(positions, size)
     adjoint = AdjointOfSums(
         in_order,
-        outputs=outputs,
+        output_count=outputs,
         output_of=(in_order.numbers // in_sum).int(),
         factors=factors[in_order.numbers] if has_factors else None,
     )
@@ -108,8 +108,8 @@ def test_the_adjoint_is_the_gradient_of_the_sums(samples, in_sum, has_factors):
 
 def test_a_vector_has_the_adjoint_of_a_single_column(samples):
     size, positions = samples
-    in_order = sorted_samples(positions, size)
-    adjoint = AdjointOfSums(in_order, outputs=COUNT, output_of=in_order.numbers.int())
+    in_order = sort_samples(positions, size)
+    adjoint = AdjointOfSums(in_order, output_count=COUNT, output_of=in_order.numbers.int())
     columns = torch.rand(COUNT, 2)
 
     of_vector = adjoint(columns[:, 0].contiguous())
