@@ -7,6 +7,7 @@ numbers that are small enough to check by hand.
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,23 @@ def test_the_difference_of_two_methods_is_the_mean_over_shared_seeds():
 
     half_interval = T_OF_THREE * 1 / 3**0.5
     assert found == pytest.approx((2.0, half_interval))
+
+
+# Number of clips -> 97.5 % quantile of Student's t for them, from a printed table.
+QUANTILES = {3: 4.303, 11: 2.228, 12: 2.201, 14: 2.160, 21: 2.086, 31: 2.042, 121: 1.980}
+
+
+@pytest.mark.parametrize("n", QUANTILES)
+def test_the_interval_is_that_of_the_number_of_clips(n):
+    # The differences are -1 and 1 by turns. The last one is 0 if their number is odd.
+    differences = [(-1.0) ** i for i in range(n - n % 2)] + [0.0] * (n % 2)
+    mine = dict(enumerate(differences))
+
+    found = difference(mine, dict.fromkeys(mine, 0.0))
+
+    assert found is not None and found.margin is not None
+    quantile = found.margin * n**0.5 / statistics.stdev(differences)
+    assert quantile == pytest.approx(QUANTILES[n], abs=6e-4)  # the table has three digits
 
 
 def test_one_shared_seed_gives_a_difference_without_an_interval():
