@@ -791,7 +791,7 @@ def _report(error: BaseException) -> int:
     else:
         ending = _ending_with_store(error)
     if ending.is_reporter:
-        watchdog.say(_text_of(ending.cause))
+        watchdog.write_to_log_and_stderr(_text_of(ending.cause))
         # RuntimeError: the store is gone, so no other rank waits for the report.
         with suppress(RuntimeError):
             if RUN.store is not None:
@@ -868,7 +868,7 @@ def _ending_with_store(error: BaseException) -> _Ending:
             return _Ending(cause, code, is_reporter=True)
         # The connection is broken because the other ranks have left, and they have left because of
         # the foreign value. So the foreign value is the cause to report.
-        return _Ending(e, e.exit_code, is_reporter=watchdog.first_to_say_foreign())
+        return _Ending(e, e.exit_code, is_reporter=watchdog.is_first_to_report_stranger())
     except RuntimeError:
         # Row 4.
         time.sleep(WAIT_FOR_WATCHDOG_S)

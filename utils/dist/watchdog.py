@@ -23,7 +23,8 @@ The watchdogs end all ranks within seconds if a rank is
 
 A main thread that waits for a paused terminal (Ctrl-S, a selection, `less`) is not STUCK: the run
 goes on as soon as the terminal does. The watchdog must not hang there itself, so this module writes
-to the log file first and to the terminal last, and never waits longer than SAY_S for the terminal.
+to the log file first and to the terminal last, and never waits for the terminal longer than
+TERMINAL_WAIT_S.
 
 What must stay: the order in `leave` and `_report`, which is first the report, then the key
 REPORTED, then the end of the process. If a rank ended earlier, the store would end with it, or the
@@ -71,9 +72,13 @@ from utils.options.models import WatchdogOptions
 # Store key: the failure has been reported, so all ranks may end.
 REPORTED = "reported"
 STALL_CODE = StallError.exit_code  # exit code of a run that hangs
-# Seconds within which a rank ends after it knows of a failure: up to 5 s in `_follow`, and up to
-# 3 s in `_sign_off`.
-EXIT_S = 8.0
+# Seconds that a rank waits in `_follow` for the report of another rank, which may still need the
+# stacks or the store of the waiting rank.
+REPORT_WAIT_S = 5.0
+# Seconds that the host of the store waits in `_sign_off` until the other ranks have left.
+SIGN_OFF_WAIT_S = 3.0
+# So within these seconds, 8 s, a rank ends after it knows of a failure.
+EXIT_S = REPORT_WAIT_S + SIGN_OFF_WAIT_S
 # Seconds of a phase after which the watchdog asks the system whether the main thread waits for a
 # terminal. Most phases are shorter, so most beats need no such question.
 LONG_PHASE_S = 1.0
@@ -81,7 +86,7 @@ LONG_PHASE_S = 1.0
 # silence, e.g. while a user selects text in the terminal, needs no line.
 TELL_AFTER_S = 10.0
 # Longest wait for a terminal, in seconds. A terminal that is not paused takes the text at once.
-SAY_S = 1.0
+TERMINAL_WAIT_S = 1.0
 # Seconds that the reporting rank waits for the stacks of another rank. A stuck rank still beats,
 # twice a second: it sees the failure with its next beat, so three beats are enough. A silent rank
 # will hardly answer, so the shorter wait is for a rank that is only slow.
@@ -105,11 +110,11 @@ def phase(name: str, step: int | None = None, is_sync: bool = False) -> None:
     step: number of optimizer steps so far, or None if the number has not changed.
     is_sync: whether the phase is a collective, which ends only when all ranks have entered it.
     """
-    before = RUN.place
+    former = RUN.place
     # Within `stage`, RUN.stage is " in <name>", e.g. " in validate".
     full_name = name if name.endswith(RUN.stage) else name + RUN.stage
-    step_now = before.step if step is None else step
-    collective_count = before.syncs + 1 if is_sync else before.syncs
+    step_now = former.step if step is None else step
+    collective_count = former.syncs + 1 if is_sync else former.syncs
     # Replace the whole tuple in one assignment. The watchdog thread reads the tuple without a lock,
     # and must never see a new phase with an old time.
     RUN.place = Place(
@@ -223,9 +228,11 @@ class Watchdog(threading.Thread):
 
         # What the main thread does.
         self.place = RUN.place  # the phase of the last beat
-        self.entered = self.beats.clock.now()  # when the main thread entered this phase
+        # When this phase began, on the clock of the beats. Later, if the main thread has waited for
+        # a paused terminal since: this time does not count.
+        self.phase_began = self.beats.clock.now()
         self.blocked_since: float | None = None  # since when the main thread waits for a terminal
-        self.is_block_told = False
+        self.has_told_of_block = False  # whether the log file has the line about this wait
 
         # The stacks go into a file in memory, so that nothing is left on the disk. The name of the
         # file proves to other ranks of this host that the process is a rank of this run.
@@ -318,7 +325,7 @@ class Watchdog(threading.Thread):
             self._report(verdict)
 
     def _follow(self, failure: Failure) -> None:
-        """End after a failure that another rank, or the main thread of this rank, has claimed."""
+        """End this rank after a failure that another rank, or its own main thread, has claimed."""
         self.failure = failure
         if failure.by == self.rank:
             self.stopped.wait()  # the main thread is ending this process
@@ -328,9 +335,8 @@ class Watchdog(threading.Thread):
                 # The main thread of this rank stands still. Its stacks go to the rank that reports.
                 key = f"stacks/{self.rank}"
                 self.store.set(key, seal(key, process.dump_stacks(self.stack_file)))
-            # The reporting rank may still need the stacks or the store of this rank. It reports
-            # within 5 s, so wait no longer than this.
-            wait_for(self.store, REPORTED, seconds=5.0)
+            # The reporting rank may still need the stacks or the store of this rank.
+            wait_for(self.store, REPORTED, seconds=REPORT_WAIT_S)
         leave(failure.code, self.store)
 
     def _own_state(self) -> State:
@@ -342,18 +348,18 @@ class Watchdog(threading.Thread):
         now = self.beats.clock.now()
         if place is not self.place:
             # The phase is new, so it began after the last beat, at most one slice of the clock ago.
-            # If the clock of the system shows a longer time, the process was suspended, and the
+            # If `time.monotonic` shows a longer time, the process was suspended in between, and the
             # longer time does not count.
             self.place = place
             in_phase_s = time.monotonic() - place.since
-            self.entered = now - min(in_phase_s, self.beats.clock.slice_s)
+            self.phase_began = now - min(in_phase_s, self.beats.clock.slice_s)
         if self._waits_for_terminal(now):
-            self.entered = now  # so the age of the phase stays 0
+            self.phase_began = now  # so the age of the phase stays 0
         return {
             "phase": place.phase,
             "step": place.step,
             "syncs": place.syncs,
-            "age": now - self.entered,
+            "age": now - self.phase_began,
             "budget": self.budgets.limit_of_phase(place.phase) if self.budgets else 0.0,
             "pid": os.getpid(),
             "host": self.host,
@@ -361,7 +367,7 @@ class Watchdog(threading.Thread):
         }
 
     def _waits_for_terminal(self, now: float) -> bool:
-        """Whether the main thread waits in a write to a paused terminal.
+        """Return whether the main thread waits in a write to a paused terminal.
 
         After TELL_AFTER_S seconds this writes a line into the log file. Test:
         test_a_paused_terminal_is_no_stall.
@@ -371,18 +377,18 @@ class Watchdog(threading.Thread):
         # In a new phase do not ask the system, because asking costs time. But ask on if the last
         # answer was yes (`blocked_since` is set): the phase then looks new because `_own_state`
         # keeps its age at 0.
-        is_new_phase = now - self.entered < LONG_PHASE_S
+        is_new_phase = now - self.phase_began < LONG_PHASE_S
         was_blocked = self.blocked_since is not None
         if is_new_phase and not was_blocked:
             return False
         if not process.main_thread_writes():
             self.blocked_since = None
-            self.is_block_told = False
+            self.has_told_of_block = False
             return False
         if self.blocked_since is None:
             self.blocked_since = now
-        if now - self.blocked_since > TELL_AFTER_S and not self.is_block_told:
-            self.is_block_told = True
+        if now - self.blocked_since > TELL_AFTER_S and not self.has_told_of_block:
+            self.has_told_of_block = True
             write_to_log_file(
                 f"rank {self.rank} waits for its terminal, which takes no output (Ctrl-S, a "
                 "selection, a pager); the run goes on as soon as the terminal does"
@@ -424,9 +430,13 @@ class Watchdog(threading.Thread):
                 self._end_without_store()  # ends this process
 
     def _longest_silence_s(self, stall_s: float) -> float:
-        """Return how many seconds the store may be silent before this rank ends."""
+        """Return how many seconds the store may be silent before this rank ends.
+
+        the run is ending                                        EXIT_S
+        the process of rank 0, which hosts the store, is gone    HOST_GONE_S, at most stall_s
+        otherwise                                                stall_s
+        """
         if self.failure is not None:
-            # The run is ending, and the process that hosts the store may have ended before.
             return EXIT_S
         # Without an agent of torchrun, rank 0 hosts the store.
         state_of_host = None if RUN.launch.by_agent else self.beats.states.get(0)
@@ -504,7 +514,7 @@ class Watchdog(threading.Thread):
             lines.append(f"\nStacks of rank {verdict.rank}:")
             lines.append(stacks)
         lines.append("")
-        say("\n".join(lines))
+        write_to_log_and_stderr("\n".join(lines))
 
     def _row_of_table(self, rank: int, state: State, now: float) -> str:
         """Return the row of a rank in the table of `_write_report`.
@@ -534,20 +544,21 @@ class Watchdog(threading.Thread):
         stacks: the stacks of the rank, or "" if there are none. The advice depends on this.
         """
         rank, kind, what = verdict  # e.g. 3, "STUCK", "312.4 s"
-        state = self.beats.states[rank]
+        last_state = self.beats.states[rank]  # the last beat of the rank
         expected_of_kind = {
             "DEAD": "all ranks alive",
             "SILENT": "a beat of every rank each half second (option watchdog.stall_s)",
-            "STUCK": f"a new phase within {state['budget']:.0f} s (options watchdog.*)",
+            "STUCK": f"a new phase within {last_state['budget']:.0f} s (options watchdog.*)",
         }
+        # A STUCK rank is still in its phase. A DEAD or SILENT rank may have left it unseen.
         link = " in" if kind == "STUCK" else "; last seen in"
         if stacks:
             do = "see its stack below"
         else:
             do = "look for the out-of-memory killer or a signal on that host"
         return StallError(
-            what=f"rank {rank} is {kind}: {what}{link} {where(state)}",
-            where=f"host {state['host']}, pid {state['pid']}",
+            what=f"rank {rank} is {kind}: {what}{link} {where(last_state)}",
+            where=f"host {last_state['host']}, pid {last_state['pid']}",
             expected=expected_of_kind[kind],
             do=do,
         )
@@ -571,10 +582,10 @@ class Watchdog(threading.Thread):
                     # main thread of this rank is ending it already.
                     self._follow(earlier)
 
-        # This rank has claimed the failure, or no rank can claim it. If no rank can, every rank
+        # This rank has claimed the failure, or no rank can claim it. In the second case every rank
         # comes here, so only the first rank of each host reports.
-        if first_to_say_foreign():
-            say(str(error))
+        if is_first_to_report_stranger():
+            write_to_log_and_stderr(str(error))
         self.failure = own_failure
         if self.store is not None:
             with suppress(RuntimeError):
@@ -596,8 +607,8 @@ class Watchdog(threading.Thread):
         rank_0 = self.beats.states.get(0)  # the last beat of rank 0, or None if none was read
 
         # The ranks of a host notice the loss up to seconds apart, and only one of them shall
-        # report. They agree by claiming a name that is the same on all ranks of the run: the port
-        # and the process id of rank 0.
+        # report: the first that claims a name. The name has the port of the run and the process id
+        # of rank 0, so it is the same on all ranks of the run.
         pid = rank_0["pid"] if rank_0 is not None else None
         if not process.first_to_claim(f"lost {launch.master_port} {pid}"):
             # Another rank reports. Give it time, because torchrun ends all ranks as soon as one
@@ -611,7 +622,7 @@ class Watchdog(threading.Thread):
                 expected="torchrun's first node alive and connected",
                 do="look at the network and at the logs of that node",
             )
-            say(str(error))
+            write_to_log_and_stderr(str(error))
         elif is_gone(rank_0):
             gone = Verdict(
                 rank=0, kind="DEAD", what=f"its process {pid} is gone, and the store with it"
@@ -628,13 +639,16 @@ class Watchdog(threading.Thread):
 # ---- The last words, and the end -------------------------------------------------------------
 
 
-def first_to_say_foreign() -> bool:
-    """Whether this rank is the first of its host to report a stranger in the store."""
+def is_first_to_report_stranger() -> bool:
+    """Return whether this rank is the first of its host to report a stranger in the store."""
     return process.first_to_claim(f"foreign value {RUN.launch.master_port}")
 
 
-def say(text: str) -> None:
-    """Write to the log file, then to stderr, for which nobody waits longer than SAY_S."""
+def write_to_log_and_stderr(text: str) -> None:
+    """Write a text to the log file, then to stderr, and go on after TERMINAL_WAIT_S at the latest.
+
+    The log file comes first, because a paused terminal takes no output.
+    """
     # A byte that is no UTF-8, e.g. in an argument of the command line, is a "surrogate" in a text
     # of Python, and cannot be written. So write it as an escape, e.g. "\udce4".
     text = text.encode(errors="backslashreplace").decode()
@@ -647,14 +661,14 @@ def say(text: str) -> None:
             # Not sys.stderr: the main thread may hold its lock, while it waits for the terminal.
             os.write(2, f"{text}\n".encode())
 
-    within_say_s(to_terminal)
+    call_with_time_limit(to_terminal)
 
 
-def within_say_s(write: Callable[[], None]) -> None:
-    """Call `write`, and go on after SAY_S even if a paused terminal holds it."""
+def call_with_time_limit(write: Callable[[], None]) -> None:
+    """Call `write`, and go on after TERMINAL_WAIT_S even if a paused terminal holds it."""
     thread = threading.Thread(target=write, daemon=True, name="last words")
     thread.start()
-    thread.join(SAY_S)
+    thread.join(TERMINAL_WAIT_S)
 
 
 def write_to_log_file(text: str) -> None:
@@ -689,12 +703,13 @@ def leave(code: int, store: Store | None) -> NoReturn:
 
     store: the store of the run, or None if the store does not answer.
     """
-    # The main thread and the watchdog thread may both call this. If a rank signed off twice, the
-    # host of the store would count one rank too many and end too early. So the lock lets only one
-    # thread pass, and this thread never releases it. The other thread waits until the process ends
-    # (test_a_rank_signs_off_once_though_two_of_its_threads_end_it).
+    # 1. Let only one thread pass. The main thread and the watchdog thread may both call this
+    # function. If a rank signed off twice, the host of the store would count one rank too many and
+    # end too early. So the first thread never releases the lock, and the other thread waits until
+    # the process ends (test_a_rank_signs_off_once_though_two_of_its_threads_end_it).
     if not RUN.leaving.acquire(timeout=EXIT_S):
         os._exit(code)  # the thread that has the lock hangs
+    # 2. Note the exit code, sign off, and wait for the ranks that need this process.
     with suppress(Exception):
         process.write_exit_file(code)
         if store is not None:
@@ -710,9 +725,10 @@ def leave(code: int, store: Store | None) -> NoReturn:
             sys.stdout.flush()
             sys.stderr.flush()
 
-    within_say_s(flush)
-    # End the loader processes last. The end of a loader process raises an error in the main thread,
-    # which must not have the time to print it.
+    # 3. Write what is still in the buffers of Python, unless a paused terminal holds it.
+    call_with_time_limit(flush)
+    # 4. End the loader processes last. The end of a loader process raises an error in the main
+    # thread, which must not have the time to print it.
     process.kill_trees(process.descendants_of(os.getpid()))
     os._exit(code)
 
@@ -722,13 +738,13 @@ def _sign_off(store: Store) -> None:
 
     The store ends with rank 0, or, if an agent of torchrun has opened the store, perhaps with any
     rank. In these cases this rank waits until every rank has signed off or its process is gone, but
-    3 s at most.
+    SIGN_OFF_WAIT_S at most.
 
     The keys: left/<rank> of each rank that has signed off, and `left`, the number of these ranks.
     """
     store.set(f"left/{RUN.launch.rank}", "1")
     signed_off = store.add("left", 1)  # number of ranks that have signed off
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + SIGN_OFF_WAIT_S
     ends_store = RUN.launch.rank == 0 or RUN.launch.by_agent
     if not ends_store:
         return
