@@ -266,7 +266,7 @@ def light_of(z: Tensor) -> Tensor:
 
 
 def display_of_light(light: Tensor) -> Tensor:
-    """Return the display values z = x^(1 / 2.2) of light. Light beyond [0, 1] counts as 0 or 1."""
+    """Return the display values z = x^(1 / 2.2) of light x. Light beyond [0, 1] counts as 0 or 1."""
     return light.clamp(0, 1) ** (1 / DISPLAY_GAMMA)
 
 
@@ -480,7 +480,7 @@ class Cameras:
         blurry = torch.zeros_like(x)
         spikes: Tensor | None = None  # the sum of the chunks so far
         for chunk in self._chunks:
-            moved_l = chunk.sampled(picture[None], blurry)  # (groups, H, W); adds to `blurry`, too
+            moved_l = chunk.sample(picture[None], blurry)  # (groups, H, W); adds to `blurry`, too
             # S l = sum over g of c_g D L U_g l
             seen = self._pixels(moved_l).contiguous()  # D L U_g l, (groups, h, w)
             c_of_groups = chunk.c.transpose(0, 1)  # (groups, M, h, w)
@@ -519,7 +519,7 @@ class Cameras:
 class _GroupsOfCameras:
     """A chunk of the groups of `Cameras`. The arguments are those of `Cameras`, for these groups.
 
-    `sampled` computes B and the samples of S. `B_adjoint` and `U_adjoint` are their adjoints.
+    `sample` computes B and the samples of S. `B_adjoint` and `U_adjoint` are their adjoints.
     """
 
     def __init__(self, shifts: Tensor, shares: Tensor, coverage: Tensor) -> None:
@@ -547,7 +547,7 @@ class _GroupsOfCameras:
             self.B_adjoint = _adjoint_of_B(samples, numbers, shares, size)
         self.U_adjoint = _adjoint_of_U(samples, numbers, groups)
 
-    def sampled(self, picture: Tensor, blurry: Tensor) -> Tensor:
+    def sample(self, picture: Tensor, blurry: Tensor) -> Tensor:
         """Return the samples l(p + u_g(p)) of the groups, (groups, H, W).
 
         Adds the samples of x, each times the share of its group, to `blurry` (3, H, W), in place.
@@ -835,8 +835,8 @@ def _pieces_between(stream: np.ndarray, edges: list[int], no_first: int) -> list
 def rate_around_sharp(recording: Recording, planes: int) -> np.ndarray:
     """Return the spikes per plane (h, w) in `planes` planes around the sharp instant."""
     window = recording.window(recording.sharp, planes)
-    rates = recording.light([window])  # (1, h, w)
-    return rates[0]
+    [rates] = recording.light([window])
+    return rates
 
 
 def tensor_of(values: np.ndarray, device: torch.device) -> Tensor:
@@ -862,13 +862,14 @@ def group_count(recording: Recording, motion: Motion, most: int) -> int:
     For example, if 80 % of the pixels move by up to 20 pixels in good light, 16 groups are needed:
     from one group to the next these pixels move by at most 20 / 16 = 1.25 pixels.
     """
-    # How far each pixel moves, (H, W): the sum of its steps from each time of the motion to the
-    # next. Step by step, because all steps of a large frame at once would take longer.
+    # How far each pixel moves, (H, W): the sum of the lengths of its moves from each time of the
+    # motion to the next. One move after the other, because an array of all moves of a large frame
+    # would take longer.
     distance = np.zeros(motion.shifts.shape[1:3], np.float32)
-    for before, after in itertools.pairwise(motion.shifts):
-        step = after - before  # (H, W, 2)
-        x = step[..., 0]
-        y = step[..., 1]
+    for shifts, next_shifts in itertools.pairwise(motion.shifts):
+        move = next_shifts - shifts  # (H, W, 2)
+        x = move[..., 0]
+        y = move[..., 1]
         distance += np.sqrt(x * x + y * y)
     deciding_distance = float(np.quantile(distance, DECIDING_SHARE))
     if median_spikes(recording) < DIM_SPIKES:
@@ -882,13 +883,17 @@ def group_count(recording: Recording, motion: Motion, most: int) -> int:
 def plane_groups(
     recording: Recording, view: View, motion: Motion, groups: int, device: torch.device
 ) -> PlaneGroups:
-    """Divide the exposure of all rows into groups of planes, and find the shifts of each group."""
+    """Divide the exposure of all rows into groups of planes, and find the shifts of each group.
+
+    groups: G, number of groups. E.g. 60 planes from 0 to 60 and 6 groups: the edges are 0, 10, ...
+    60, and a group has the shifts at its middle, 5, 15, ... 55.
+    """
     # With a rolling shutter some rows are exposed earlier than the middle row, and some later. So
-    # the groups reach beyond the exposure of the middle row, from `begin` to `end`.
-    delays = view.delays()
-    begin = recording.begin + delays.min() * recording.length
-    end = recording.end + delays.max() * recording.length
-    edges = np.linspace(begin, end, groups + 1)
+    # the groups reach from the begin of the earliest row to the end of the latest row.
+    delays = view.delays()  # of each row after the middle row, in exposures
+    begin_of_rows = recording.begin + delays.min() * recording.length
+    end_of_rows = recording.end + delays.max() * recording.length
+    edges = np.linspace(begin_of_rows, end_of_rows, groups + 1)
     middles = (edges[:-1] + edges[1:]) / 2
 
     # All planes of a group have the same shifts: the shifts at the middle of the group.
@@ -931,11 +936,11 @@ def spike_equations(
     gain: (h, w), spikes per plane of each spike pixel at full light.
     is_good: (h, w), whether each spike pixel can be trusted.
     """
-    # Cut the exposure into M = INTERVALS equal parts. Each pixel has about one interval in each
-    # part, from the spike nearest to its begin to the spike nearest to its end. The edges are
-    # whole, because spikes have whole times.
-    edges = np.linspace(recording.begin, recording.end, INTERVALS + 1).round().astype(int)
-    intervals = spike_intervals(recording.stream, edges)
+    # Cut the exposure into M = INTERVALS windows of equal length. Each pixel has about one interval
+    # in each window, from the spike nearest to its begin to the spike nearest to its end. The edges
+    # are whole, because spikes have whole times.
+    window_edges = np.linspace(recording.begin, recording.end, INTERVALS + 1).round().astype(int)
+    intervals = spike_intervals(recording.stream, window_edges)
     begins = tensor_of(intervals.begins, device)  # (M, h, w)
     ends = tensor_of(intervals.ends, device)  # (M, h, w)
     n = tensor_of(intervals.thresholds, device)  # (M, h, w), 0 where a pixel has no interval
@@ -1093,23 +1098,23 @@ class Equations:
         self._positions_on_plane = grid_positions(on_plane, view.plane)  # (1, H, W, 2)
         # Two results are kept, to save time. None: not computed yet.
         #
-        # The result of `_precision`: it does not depend on z, and the steps of a network need it
-        # several times.
-        self._known_precision: Tensor | None = None
-        # The first frame whose residuals were asked for, and its residuals. This frame is z_0, at
-        # which the solution and the steps of a network both begin.
-        self._first: tuple[Tensor, Residuals] | None = None
+        # The result of `_precision`, because it does not depend on z, and the steps of a network
+        # need it several times.
+        self._kept_precision: Tensor | None = None
+        # The first frame whose residuals were computed, and its residuals. This frame is z_0, where
+        # the solution begins and then the steps of a network begin again.
+        self._first_residuals: tuple[Tensor, Residuals] | None = None
 
     def residuals(self, z: Tensor) -> Residuals:
         """Return the residuals b - B x (3, H, W) and y - S l (M, h, w) of a frame z (3, H, W)."""
-        if self._first is None:
-            self._first = (z, self._residuals(z))
-        first_z, residuals_of_first = self._first
+        if self._first_residuals is None:
+            self._first_residuals = (z, self._compute_residuals(z))
+        first_z, residuals_of_first = self._first_residuals
         if torch.equal(z, first_z):
             return residuals_of_first
-        return self._residuals(z)
+        return self._compute_residuals(z)
 
-    def _residuals(self, z: Tensor) -> Residuals:
+    def _compute_residuals(self, z: Tensor) -> Residuals:
         """Compute what `residuals` returns."""
         # None: the camera integrates light, and `Cameras` computes the luma of the light itself.
         integrated = luma(z) if self.is_display else None
@@ -1314,11 +1319,11 @@ class Equations:
         Each spike equation adds its weight w_s^2 to the pixels that it sees: S^T w_s^2. The square
         of the slope turns 1 / variance of light into 1 / variance of display values.
         """
-        if self._known_precision is None:
+        if self._kept_precision is None:
             in_light = self.cameras.adjoint_of_spikes(self.w_s**2)  # (1, H, W)
             slope = self._slope_of_grey(self.blurry)
-            self._known_precision = in_light[0] * slope[0] ** 2
-        return self._known_precision
+            self._kept_precision = in_light[0] * slope[0] ** 2
+        return self._kept_precision
 
     # ---- What the spike camera integrates: light, or display values ----
 
