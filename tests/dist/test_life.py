@@ -140,7 +140,7 @@ def test_a_run_takes_a_lock_again_that_somebody_removes(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
+def finished_options(tmp_path_factory) -> Path:
     """The option file of a finished run of one step. Tests change copies of its folder."""
     options = write_odd_options(tmp_path_factory.mktemp("finished"))
     result = run_odd(options, NO_TEST, total(1))
@@ -151,16 +151,16 @@ def finished(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     "name", [".lock", "log/train.log", "log/warnings.jsonl", "training_history.jsonl"]
 )
-def test_a_run_refuses_a_link_that_has_the_name_of_its_file(finished, tmp_path, name):
+def test_a_run_refuses_a_link_that_has_the_name_of_its_file(finished_options, tmp_path, name):
     task = "copy_with_" + Path(name).stem.strip(".")
-    shutil.copytree(folder_of_run(finished), folder_of_run(finished, task))
+    shutil.copytree(folder_of_run(finished_options), folder_of_run(finished_options, task))
     target = tmp_path / "target.txt"
     target.write_text("not of this run\n")
-    path = folder_of_run(finished, task) / name
+    path = folder_of_run(finished_options, task) / name
     path.unlink()
     path.symlink_to(target)
 
-    result = run_odd(finished, NO_TEST, total(3), f"task={task}")
+    result = run_odd(finished_options, NO_TEST, total(3), f"task={task}")
 
     assert target.read_text() == "not of this run\n"
     assert result.exit_codes == [3], result.text
@@ -188,8 +188,8 @@ def test_the_checkpoints_of_a_run_may_be_a_link_to_another_disk(tmp_path):
     assert foreign.read_text() == "somebody's own"
 
 
-def test_the_lock_is_for_its_owner_alone(finished):
-    mode = (folder_of_run(finished) / ".lock").stat().st_mode
+def test_the_lock_is_for_its_owner_alone(finished_options):
+    mode = (folder_of_run(finished_options) / ".lock").stat().st_mode
 
     assert stat.S_IMODE(mode) == OWNER_ONLY
 

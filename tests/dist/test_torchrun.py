@@ -84,7 +84,7 @@ def command_of(pid: int) -> str:
 # ---- Restarts, and the death of torchrun --------------------------------------------------------
 
 
-class Restarted(NamedTuple):
+class RestartedRun(NamedTuple):
     """A run under torchrun. Its rank 0 was killed, and then torchrun itself."""
 
     # The output up to a step after the restart.
@@ -96,7 +96,7 @@ class Restarted(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def restarted(tmp_path_factory) -> Restarted:
+def restarted_run(tmp_path_factory) -> RestartedRun:
     """Start a run with one restart, kill a rank, wait for the restart, and kill torchrun."""
     folder = tmp_path_factory.mktemp("restarted")
     log = folder / "log"
@@ -119,20 +119,20 @@ def restarted(tmp_path_factory) -> Restarted:
         while left and time.monotonic() < deadline:
             time.sleep(0.05)
             left = [pid for pid in family if is_alive(pid)]
-    return Restarted(text, family, left)
+    return RestartedRun(text, family, left)
 
 
-def test_a_run_that_torchrun_restarts_resumes(restarted):
-    assert re.search(r"resumed from \S+ at iter [1-9]", restarted.text)
+def test_a_run_that_torchrun_restarts_resumes(restarted_run):
+    assert re.search(r"resumed from \S+ at iter [1-9]", restarted_run.text)
 
 
-def test_a_run_under_torchrun_says_which_signal_would_kill_torchrun(restarted):
-    assert "SIGUSR1 would kill torchrun" in restarted.text
+def test_a_run_under_torchrun_says_which_signal_would_kill_torchrun(restarted_run):
+    assert "SIGUSR1 would kill torchrun" in restarted_run.text
 
 
-def test_no_process_is_left_after_torchrun_was_killed(restarted):
-    assert restarted.family
-    assert restarted.left == []
+def test_no_process_is_left_after_torchrun_was_killed(restarted_run):
+    assert restarted_run.family
+    assert restarted_run.left == []
 
 
 class Hopeless(NamedTuple):

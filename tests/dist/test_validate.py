@@ -68,7 +68,7 @@ class Clip:
         self.alive -= 1
 
 
-class Validated(NamedTuple):
+class Validation(NamedTuple):
     """A validation of three clips in tiles of 4 frames."""
 
     model: ModelVRT
@@ -78,7 +78,7 @@ class Validated(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def validated(tmp_path_factory) -> Validated:
+def validation(tmp_path_factory) -> Validation:
     """Validate clips of 12, 3 and 3 frames in this process."""
     options = write_options(tmp_path_factory.mktemp("validated"), netG={"net_type": "same"})
     tiles_of_4 = "val.num_frame_testing=4"
@@ -90,27 +90,27 @@ def validated(tmp_path_factory) -> Validated:
     ticks.clear()
     found = not_none(validate(model, readers))
     watchdog.phase("start")  # as before the validation
-    return Validated(model, clips, found.panels, len(ticks))
+    return Validation(model, clips, found.panels, len(ticks))
 
 
-def test_a_validation_keeps_one_tile_of_a_clip_in_memory(validated):
+def test_a_validation_keeps_one_tile_of_a_clip_in_memory(validation):
     # Counted: 7 of the 12 frames of clip 0. Those are the 4 frames of a tile, and 3 frames that are
     # kept or read for its neighbours.
-    assert max(clip.most for clip in validated.clips) <= 7
+    assert max(clip.most for clip in validation.clips) <= 7
 
 
-def test_each_tile_of_a_validation_is_a_sign_of_life(validated):
+def test_each_tile_of_a_validation_is_a_sign_of_life(validation):
     # 12 frames make 5 tiles of 4 frames, because neighbours share 2 frames by default
     # (val.num_frame_overlapping). 3 frames make one tile.
-    assert validated.signs_of_life == 5 + 1 + 1
+    assert validation.signs_of_life == 5 + 1 + 1
 
 
-def test_a_validation_shows_each_clip(validated):
-    assert sorted(validated.panels) == ["clip0", "clip1", "clip2"]
+def test_a_validation_shows_each_clip(validation):
+    assert sorted(validation.panels) == ["clip0", "clip1", "clip2"]
 
 
-def test_after_a_validation_the_network_is_in_training_again(validated):
-    assert validated.model.netG.training
+def test_after_a_validation_the_network_is_in_training_again(validation):
+    assert validation.model.netG.training
 
 
 # ---- Several ranks ----

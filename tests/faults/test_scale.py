@@ -51,7 +51,7 @@ TURNS = 3
 
 
 @pytest.fixture(scope="module")
-def beating(server) -> dict[int, list[SimulatedRank]]:
+def ranks_after_turns(server) -> dict[int, list[SimulatedRank]]:
     """Give ranks after three turns each, in which nothing was wrong: number of ranks -> ranks."""
     ranks_of = {}
     for count in (FEW, MANY):
@@ -64,8 +64,8 @@ def beating(server) -> dict[int, list[SimulatedRank]]:
 
 
 @pytest.mark.parametrize("count", [FEW, MANY])
-def test_in_a_turn_a_rank_writes_one_key_and_reads_once(beating, count):
-    for rank in beating[count]:
+def test_in_a_turn_a_rank_writes_one_key_and_reads_once(ranks_after_turns, count):
+    for rank in ranks_after_turns[count]:
         # `requests` counts the requests by their name, and `keys` the keys that they were for.
         assert rank.store.requests == {"set": TURNS, "multi_get": TURNS}
         assert rank.store.keys["set"] == TURNS
@@ -76,16 +76,16 @@ def most_keys_of_a_turn(ranks: list[SimulatedRank]) -> float:
     return max(rank.store.keys["multi_get"] for rank in ranks) / TURNS
 
 
-def test_in_a_turn_a_rank_reads_at_most_four_keys_however_many_ranks_there_are(beating):
+def test_in_a_turn_a_rank_reads_at_most_four_keys_however_many_ranks_there_are(ranks_after_turns):
     # A rank reads the verdict, the beat of rank 0 and the beat of the next rank. The last rank of a
     # host also reads the beat of the first rank of this host.
-    assert most_keys_of_a_turn(beating[MANY]) == 4
+    assert most_keys_of_a_turn(ranks_after_turns[MANY]) == 4
     # On a single host, the first rank of the host is rank 0, so one key less.
-    assert most_keys_of_a_turn(beating[FEW]) == 3
+    assert most_keys_of_a_turn(ranks_after_turns[FEW]) == 3
 
 
 @pytest.fixture(scope="module")
-def started(server) -> dict[int, list[SimulatedRank]]:
+def ranks_after_start(server) -> dict[int, list[SimulatedRank]]:
     """Start ranks together, and give them after their start: number of ranks -> ranks."""
     ranks_of = {}
     for count in (FEW, MANY):
@@ -97,22 +97,24 @@ def started(server) -> dict[int, list[SimulatedRank]]:
 
 
 @pytest.mark.parametrize("count", [FEW, MANY])
-def test_each_request_of_a_start_is_for_one_key(started, count):
-    for rank in started[count]:
+def test_each_request_of_a_start_is_for_one_key(ranks_after_start, count):
+    for rank in ranks_after_start[count]:
         assert rank.store.keys == rank.store.requests
 
 
 @pytest.mark.parametrize("request_name", ["add", "compare_set"])
-def test_a_start_costs_a_rank_as_many_requests_however_many_ranks_there_are(started, request_name):
+def test_a_start_costs_a_rank_as_many_requests_however_many_ranks_there_are(
+    ranks_after_start, request_name
+):
     def most(ranks: list[SimulatedRank]) -> int:
         return max(rank.store.requests[request_name] for rank in ranks)
 
-    assert most(started[FEW]) == most(started[MANY])
+    assert most(ranks_after_start[FEW]) == most(ranks_after_start[MANY])
 
 
 @pytest.mark.parametrize("count", [FEW, MANY])
-def test_all_ranks_together_write_two_keys_for_each_rank_at_a_start(started, count):
-    writes = sum(rank.store.requests["set"] for rank in started[count])
+def test_all_ranks_together_write_two_keys_for_each_rank_at_a_start(ranks_after_start, count):
+    writes = sum(rank.store.requests["set"] for rank in ranks_after_start[count])
 
     # The last rank to come to each of the three meetings also writes a key that releases the
     # others.

@@ -54,7 +54,7 @@ class Run(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def skipped(tmp_path_factory) -> Run:
+def run_with_skipped_step(tmp_path_factory) -> Run:
     """Train with a NaN on rank 1 at step 2, and save the weights after each step."""
     options = write_odd_options(tmp_path_factory.mktemp("skipped"))
     # compare_every=1: the ranks compare their weights after each step.
@@ -62,10 +62,10 @@ def skipped(tmp_path_factory) -> Run:
     return Run(options, run_odd(options, *changes, case="once", struck_rank=1, at_step=2, ranks=2))
 
 
-def test_nan_on_one_rank_is_named_once(skipped):
-    text = skipped.result.text
+def test_nan_on_one_rank_is_named_once(run_with_skipped_step):
+    text = run_with_skipped_step.result.text
 
-    assert skipped.result.exit_codes == [0, 0], text
+    assert run_with_skipped_step.result.exit_codes == [0, 0], text
     # Only one of the two ranks writes the line. It ends with the name of the sample, which begins
     # with its clip, train0 or train1.
     assert text.count("step skipped on all ranks") == 1
@@ -79,10 +79,10 @@ def weights_after(options: Path, step: int) -> dict[str, torch.Tensor]:
     return torch.load(path, weights_only=True)["params"]
 
 
-def test_nan_on_one_rank_skips_the_step_on_all_ranks(skipped):
-    first = weights_after(skipped.options, step=1)
-    second = weights_after(skipped.options, step=2)
-    third = weights_after(skipped.options, step=3)
+def test_nan_on_one_rank_skips_the_step_on_all_ranks(run_with_skipped_step):
+    first = weights_after(run_with_skipped_step.options, step=1)
+    second = weights_after(run_with_skipped_step.options, step=2)
+    third = weights_after(run_with_skipped_step.options, step=3)
 
     assert equal_checkpoints(first, second)
     assert not equal_checkpoints(second, third)
@@ -92,7 +92,7 @@ def test_nan_on_one_rank_skips_the_step_on_all_ranks(skipped):
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory) -> Run:
+def run_stopped_by_nan(tmp_path_factory) -> Run:
     """Train with NaN on rank 1 from step 1 on.
 
     Options and environment hold secret keys, because the run must write them nowhere. Each rank
@@ -115,20 +115,20 @@ def stopped(tmp_path_factory) -> Run:
 
 
 @pytest.fixture(scope="module")
-def steps_of_dump(stopped) -> list[dict[str, Any]]:
+def steps_of_dump(run_stopped_by_nan) -> list[dict[str, Any]]:
     """Give the last steps with their numbers, which the run wrote before it ended."""
     # The run ends at step 3, so the name of the file has a 3. The log names the file.
-    dump = folder_of_run(stopped.options) / "nonfinite_3.json"
-    assert str(dump) in stopped.result.text
+    dump = folder_of_run(run_stopped_by_nan.options) / "nonfinite_3.json"
+    assert str(dump) in run_stopped_by_nan.result.text
     # NaN is no JSON: the file has the text "nan" in its place. Python's reader would take a bare
     # NaN nevertheless; it calls `parse_constant` for it, which fails the test.
     return json.loads(dump.read_text(), parse_constant=pytest.fail)["steps"]
 
 
-def test_nan_in_too_many_steps_stops_all_ranks(stopped):
-    text = stopped.result.text
+def test_nan_in_too_many_steps_stops_all_ranks(run_stopped_by_nan):
+    text = run_stopped_by_nan.result.text
 
-    assert stopped.result.exit_codes == [NOT_FINITE, NOT_FINITE]
+    assert run_stopped_by_nan.result.exit_codes == [NOT_FINITE, NOT_FINITE]
     assert text.count("NonFiniteError: loss NaN or Inf in 3 steps in a row") == 1
 
 
@@ -142,9 +142,11 @@ def test_a_run_that_nan_stops_writes_the_numbers_of_its_steps(steps_of_dump):
         assert 0.0009 < step["lr"] <= 0.001
 
 
-def test_a_run_that_nan_stops_writes_the_numbers_of_each_rank(stopped, steps_of_dump):
+def test_a_run_that_nan_stops_writes_the_numbers_of_each_rank(run_stopped_by_nan, steps_of_dump):
     # The samples of each rank, as it printed them: one for each step.
-    printed = [re.findall(r"Step \d, .*Samples: (\S+)", out) for out in stopped.result.stdout]
+    printed = [
+        re.findall(r"Step \d, .*Samples: (\S+)", out) for out in run_stopped_by_nan.result.stdout
+    ]
 
     step_2 = steps_of_dump[1]
     healthy, broken = step_2["ranks"]
@@ -154,15 +156,15 @@ def test_a_run_that_nan_stops_writes_the_numbers_of_each_rank(stopped, steps_of_
     assert broken == {"rank": 1, "loss": "nan", "finite": False, "samples": [printed[1][1]]}
 
 
-def test_a_run_that_nan_stops_names_the_last_sample(stopped, steps_of_dump):
+def test_a_run_that_nan_stops_names_the_last_sample(run_stopped_by_nan, steps_of_dump):
     _, broken = steps_of_dump[2]["ranks"]
 
-    assert f"rank 1: {broken['samples'][0]}" in stopped.result.text
+    assert f"rank 1: {broken['samples'][0]}" in run_stopped_by_nan.result.text
 
 
-def test_a_run_that_nan_stops_writes_no_secret_key(stopped):
-    assert files_with_a_secret(stopped.options.parent / "experiments") == []
-    assert not re.search(f"{SECRET_IN_ENV}|{SECRET_IN_OPTIONS}", stopped.result.text)
+def test_a_run_that_nan_stops_writes_no_secret_key(run_stopped_by_nan):
+    assert files_with_a_secret(run_stopped_by_nan.options.parent / "experiments") == []
+    assert not re.search(f"{SECRET_IN_ENV}|{SECRET_IN_OPTIONS}", run_stopped_by_nan.result.text)
 
 
 def test_skipped_steps_before_and_after_a_resume_are_counted_together(tmp_path):

@@ -177,10 +177,10 @@ def main() -> str:
     figures_of_case = {}
     for name in args.cases or CASES:
         figures_of_case[name] = count(CASES[name], args.batch, args.kept_only)
-    return json.dumps(rounded(figures_of_case), indent=1)
+    return json.dumps(round_figures(figures_of_case), indent=1)
 
 
-def rounded(figures: dict[str, Any]) -> dict[str, Any]:
+def round_figures(figures: dict[str, Any]) -> dict[str, Any]:
     """Return the same figures with two decimals."""
 
     def two_decimals(number: str) -> float:

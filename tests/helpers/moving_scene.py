@@ -124,7 +124,7 @@ class Scene:
 
         for plane in range(self.frames * self.planes):
             time = (plane + 0.5) / self.planes - self.frames / 2
-            view = _seen(scene, self.matrix(time) @ to_frame, self.size)
+            view = _render_view(scene, self.matrix(time) @ to_frame, self.size)
             if self.spot:
                 view = self._with_spot(view, spot, time)
             yield view
@@ -137,8 +137,8 @@ class Scene:
         shift = np.array(self.spot_velocity) * time
         place = _translation(left + shift[0], top + shift[1])
         # 1 where the square covers a pixel, 0 outside, and in between at its edges.
-        cover = _seen(np.ones_like(spot), place, self.size, cv2.BORDER_CONSTANT)
-        return view * (1 - cover) + _seen(spot, place, self.size, cv2.BORDER_CONSTANT)
+        cover = _render_view(np.ones_like(spot), place, self.size, cv2.BORDER_CONSTANT)
+        return view * (1 - cover) + _render_view(spot, place, self.size, cv2.BORDER_CONSTANT)
 
     def _weights_of_planes(self) -> np.ndarray:
         """Return the weight (planes, H) of each plane in each row of the blurry frame.
@@ -248,7 +248,7 @@ def _translation(x: float, y: float) -> np.ndarray:
     return np.array([[1, 0, x], [0, 1, y], [0, 0, 1.0]])
 
 
-def _seen(
+def _render_view(
     scene: np.ndarray, matrix: np.ndarray, size: tuple[int, int], border: int = cv2.BORDER_REPLICATE
 ) -> np.ndarray:
     """Return the view of a scene that is moved by `matrix`, with `size` (height, width).

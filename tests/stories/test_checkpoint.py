@@ -515,7 +515,7 @@ ONE_SAMPLE = {
 }
 
 
-def restored(tmp_path, changed_options=None, **position):
+def resumed_position(tmp_path, changed_options=None, **position):
     """Return the position of a run that resumes from its own checkpoint at this position.
 
     changed_options: further options of this start. position: keys of the checkpoint.
@@ -528,14 +528,14 @@ def restored(tmp_path, changed_options=None, **position):
 
 
 def test_a_run_that_was_saved_at_the_end_of_an_epoch_begins_the_next_one(tmp_path):
-    progress = restored(tmp_path, step=20, epoch=1, batch=10)
+    progress = resumed_position(tmp_path, step=20, epoch=1, batch=10)
 
     assert (progress.step, progress.epoch, progress.batch) == (20, 2, 0)
 
 
 def test_a_run_that_has_done_no_step_since_its_checkpoint_has_nothing_to_save(tmp_path):
     # The checkpoint was written for the first time at step 23, so it has an older step here.
-    progress = restored(tmp_path, step=23, epoch=2, batch=3, saved=20)
+    progress = resumed_position(tmp_path, step=23, epoch=2, batch=3, saved=20)
 
     assert progress.saved == 23
 
@@ -555,7 +555,7 @@ def test_the_best_psnr_is_forgotten_if_an_option_of_it_changes(tmp_path, section
     checkpoint_best.touch()
     options_then = ONE_SAMPLE | {section: {key: 1}}
 
-    progress = restored(
+    progress = resumed_position(
         tmp_path, {section: {key: 2}}, step=3, batch=3, best_psnr=31.5, options=options_then
     )
 

@@ -226,7 +226,7 @@ def options_with_new_parts(root: Path) -> dict[str, Any]:
     }
 
 
-class Used(NamedTuple):
+class UsedParts(NamedTuple):
     """What the programs have done with the new parts."""
 
     # The folder with a folder for each run.
@@ -274,7 +274,7 @@ class Used(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def used(tmp_path_factory) -> Used:
+def used_parts(tmp_path_factory) -> UsedParts:
     """Add the new files, and run the programs with them."""
     folder = tmp_path_factory.mktemp("extending")
     for name, text in new_files().items():
@@ -298,7 +298,7 @@ def used(tmp_path_factory) -> Used:
 
     assert result.exit_codes == [0], result.text
     report = json.loads((folder / "report.json").read_text())
-    return Used(folder / "experiments", result.text, **report)
+    return UsedParts(folder / "experiments", result.text, **report)
 
 
 @pytest.fixture(params=["tiny", "vrt"])
@@ -311,60 +311,60 @@ def run(request) -> str:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_each_program_works_with_new_parts(used, step):
-    assert used.exit_codes[step] == 0
+def test_each_program_works_with_new_parts(used_parts, step):
+    assert used_parts.exit_codes[step] == 0
 
 
 @pytest.mark.parametrize(("option", "right_key"), MISSPELT.items(), ids=MISSPELT.values())
-def test_a_misspelt_key_of_a_new_part_is_refused_with_the_right_one(used, option, right_key):
-    assert f"the nearest is {right_key}" in used.refusals[option]
+def test_a_misspelt_key_of_a_new_part_is_refused_with_the_right_one(used_parts, option, right_key):
+    assert f"the nearest is {right_key}" in used_parts.refusals[option]
 
 
 # ---- Data sets ----
 
 
-def test_the_frames_of_a_new_dataset_are_counted(used):
-    assert "data train: 2 clips, 4 frames of 40 x 40, spike files of 24 planes" in used.text
+def test_the_frames_of_a_new_dataset_are_counted(used_parts):
+    assert "data train: 2 clips, 4 frames of 40 x 40, spike files of 24 planes" in used_parts.text
 
 
-def test_the_check_finds_no_problem_in_a_new_dataset(used):
-    assert "no problem found" in used.text
+def test_the_check_finds_no_problem_in_a_new_dataset(used_parts):
+    assert "no problem found" in used_parts.text
 
 
-def test_a_new_dataset_can_be_read_from_a_cache(used):
-    assert "data train: 2 cached clips" in used.text
+def test_a_new_dataset_can_be_read_from_a_cache(used_parts):
+    assert "data train: 2 cached clips" in used_parts.text
 
 
-def test_a_new_dataset_is_trained_on(used, run):
-    assert used.steps(run, "train/loss") == [1, 2]
+def test_a_new_dataset_is_trained_on(used_parts, run):
+    assert used_parts.steps(run, "train/loss") == [1, 2]
 
 
-def test_a_new_dataset_is_validated_on(used, run):
-    assert used.history(run)["val/psnr"]
+def test_a_new_dataset_is_validated_on(used_parts, run):
+    assert used_parts.history(run)["val/psnr"]
 
 
-def test_the_clips_of_a_new_dataset_are_tested(used, run):
-    assert list(used.results(run)["clips"]) == ["clip2"]
+def test_the_clips_of_a_new_dataset_are_tested(used_parts, run):
+    assert list(used_parts.results(run)["clips"]) == ["clip2"]
 
 
-def test_each_frame_of_a_new_dataset_is_scored(used, run):
-    assert used.results(run)["averages"]["restored"]["frames"] == 2
+def test_each_frame_of_a_new_dataset_is_scored(used_parts, run):
+    assert used_parts.results(run)["averages"]["restored"]["frames"] == 2
 
 
-def test_each_frame_of_a_new_dataset_is_saved(used, run):
-    assert len(used.restored(run, "clip2")) == 2
+def test_each_frame_of_a_new_dataset_is_saved(used_parts, run):
+    assert len(used_parts.restored(run, "clip2")) == 2
 
 
-def test_a_plain_dataset_of_torch_is_trained_on(used):
-    assert used.steps("noise", "train/loss") == [1, 2]
+def test_a_plain_dataset_of_torch_is_trained_on(used_parts):
+    assert used_parts.steps("noise", "train/loss") == [1, 2]
 
 
-def test_a_test_set_of_ones_own_is_validated_on(used):
-    assert used.steps("squares", "val/psnr") == [2]
+def test_a_test_set_of_ones_own_is_validated_on(used_parts):
+    assert used_parts.steps("squares", "val/psnr") == [2]
 
 
-def test_the_clips_of_a_test_set_of_ones_own_are_tested(used):
-    assert list(used.results("squares")["clips"]) == ["square0", "square1"]
+def test_the_clips_of_a_test_set_of_ones_own_are_tested(used_parts):
+    assert list(used_parts.results("squares")["clips"]) == ["square0", "square1"]
 
 
 def as_8_bits(value: float) -> float:
@@ -372,47 +372,47 @@ def as_8_bits(value: float) -> float:
     return round(255 * value) / 255
 
 
-def test_the_frames_of_a_test_set_of_ones_own_are_compared_with_its_sharp_ones(used):
+def test_the_frames_of_a_test_set_of_ones_own_are_compared_with_its_sharp_ones(used_parts):
     # Frame i of the page's test set has one grey level, 1 / (1 + i), seen at half of the light.
     expected = []
     for sharp in (1, 1 / 2, 1 / 3):
         error = as_8_bits(sharp) - as_8_bits(sharp / 2)
         expected.append(-20 * math.log10(error))  # PSNR in dB
 
-    found = used.results("squares")["clips"]["square1"]["per_frame"]["input"]["psnr"]
+    found = used_parts.results("squares")["clips"]["square1"]["per_frame"]["input"]["psnr"]
 
     assert found == pytest.approx(expected, abs=0.1)
 
 
-def test_the_frames_of_a_test_set_of_ones_own_are_saved(used):
-    assert len(used.restored("squares", "square0")) == 3
+def test_the_frames_of_a_test_set_of_ones_own_are_saved(used_parts):
+    assert len(used_parts.restored("squares", "square0")) == 3
 
 
 # ---- Networks and the spikes they get ----
 
 
-def test_a_network_is_built_with_the_channels_of_a_new_representation(used):
+def test_a_network_is_built_with_the_channels_of_a_new_representation(used_parts):
     # RGB, and the three parts of the representation "count".
     input_channels = 3 + 3
 
-    weight = used.weights("tiny")["params"]["conv.weight"]
+    weight = used_parts.weights("tiny")["params"]["conv.weight"]
 
     assert weight.shape == (3, input_channels, 3, 3)
 
 
-def test_a_fusion_operator_is_built_with_the_channels_of_a_new_representation(used):
-    weight = used.weights("vrt")["params"]["fusion.mix.weight"]
+def test_a_fusion_operator_is_built_with_the_channels_of_a_new_representation(used_parts):
+    weight = used_parts.weights("vrt")["params"]["fusion.mix.weight"]
 
     # The network of the tests has 8 features.
     assert weight.shape == (8, 3)
 
 
-def test_weights_name_a_new_source_of_spikes(used, run):
-    assert used.weights(run)["options"]["spike"]["type"] == "inverted"
+def test_weights_name_a_new_source_of_spikes(used_parts, run):
+    assert used_parts.weights(run)["options"]["spike"]["type"] == "inverted"
 
 
-def test_weights_name_a_new_representation(used, run):
-    spike = used.weights(run)["options"]["spike"]
+def test_weights_name_a_new_representation(used_parts, run):
+    spike = used_parts.weights(run)["options"]["spike"]
 
     assert spike["representation"] == {"type": "count", "parts": 3}
 
@@ -428,21 +428,21 @@ def test_weights_name_a_new_representation(used, run):
         pytest.param(2, "val/clip2", id="a picture"),
     ],
 )
-def test_a_log_writer_is_given(used, run, step, name):
-    assert (step, name) in used.table(run)
+def test_a_log_writer_is_given(used_parts, run, step, name):
+    assert (step, name) in used_parts.table(run)
 
 
 @pytest.mark.parametrize("step", [1, 2])
-def test_the_terms_of_a_loss_are_logged(used, run, step):
-    values = used.table(run)
+def test_the_terms_of_a_loss_are_logged(used_parts, run, step):
+    values = used_parts.table(run)
 
     terms = values[step, "train/loss_power"] + values[step, "train/loss_bias"]
 
     assert terms == pytest.approx(values[step, "train/loss"])
 
 
-def test_saved_options_hold_the_keys_of_a_new_loss(used, run):
-    saved = list((used.runs / run / "options").iterdir())
+def test_saved_options_hold_the_keys_of_a_new_loss(used_parts, run):
+    saved = list((used_parts.runs / run / "options").iterdir())
 
     assert saved
     for path in saved:
@@ -453,9 +453,9 @@ def test_saved_options_hold_the_keys_of_a_new_loss(used, run):
 
 
 @pytest.fixture
-def errors(used) -> list[float]:
+def errors(used_parts) -> list[float]:
     """Give the metric "mae" of the page for each restored frame of the run "tiny"."""
-    return used.results("tiny")["clips"]["clip2"]["per_frame"]["restored"]["mae"]
+    return used_parts.results("tiny")["clips"]["clip2"]["per_frame"]["restored"]["mae"]
 
 
 def test_a_metric_is_computed_for_each_frame_of_a_test(errors):
@@ -463,49 +463,49 @@ def test_a_metric_is_computed_for_each_frame_of_a_test(errors):
     assert min(errors) > 0
 
 
-def test_a_metric_is_averaged_over_the_frames_of_a_test(used, errors):
-    average = used.results("tiny")["averages"]["restored"]["mae"]
+def test_a_metric_is_averaged_over_the_frames_of_a_test(used_parts, errors):
+    average = used_parts.results("tiny")["averages"]["restored"]["mae"]
 
     assert average == pytest.approx(sum(errors) / 2)
 
 
-def test_a_metric_is_a_column_of_the_table_of_a_test(used, errors):
-    header, line_of_clip, *_ = (used.runs / "tiny/test/table.txt").read_text().splitlines()
+def test_a_metric_is_a_column_of_the_table_of_a_test(used_parts, errors):
+    header, line_of_clip, *_ = (used_parts.runs / "tiny/test/table.txt").read_text().splitlines()
 
     assert " MAE   input" in header
     assert f" {sum(errors) / 2:.3f} " in line_of_clip
 
 
-def test_the_results_of_a_test_explain_a_metric(used):
-    said = used.results("tiny")["protocol"]["further metrics"]
+def test_the_results_of_a_test_explain_a_metric(used_parts):
+    said = used_parts.results("tiny")["protocol"]["further metrics"]
 
     assert said.startswith("mae (border 2): Mean absolute error")
 
 
 @pytest.mark.parametrize("curve", ["val/mae", "val/mae_input"])
-def test_a_metric_is_in_the_history_of_validations(used, curve):
-    assert used.steps("tiny", curve) == [2]
+def test_a_metric_is_in_the_history_of_validations(used_parts, curve):
+    assert used_parts.steps("tiny", curve) == [2]
 
 
-def test_a_metric_is_in_the_log_line_of_a_validation(used):
-    _, value = used.history("tiny")["val/mae"][0]
+def test_a_metric_is_in_the_log_line_of_a_validation(used_parts):
+    _, value = used_parts.history("tiny")["val/mae"][0]
 
-    assert f", mae: {value:.4f} (input " in used.text
+    assert f", mae: {value:.4f} (input " in used_parts.text
 
 
-def test_a_metric_is_in_the_report_of_a_run(used):
-    assert ">mae<" in (used.runs / "tiny/report.html").read_text()
+def test_a_metric_is_in_the_report_of_a_run(used_parts):
+    assert ">mae<" in (used_parts.runs / "tiny/report.html").read_text()
 
 
 # ---- Secrets ----
 
 
-def test_secrets_of_a_new_part_are_in_no_message(used):
-    assert "canary" not in used.text
+def test_secrets_of_a_new_part_are_in_no_message(used_parts):
+    assert "canary" not in used_parts.text
 
 
-def test_secrets_of_a_new_part_are_in_no_file(used):
-    files = [path for path in used.runs.rglob("*") if path.is_file()]
+def test_secrets_of_a_new_part_are_in_no_file(used_parts):
+    files = [path for path in used_parts.runs.rglob("*") if path.is_file()]
 
     assert files
     for path in files:
@@ -513,16 +513,16 @@ def test_secrets_of_a_new_part_are_in_no_file(used):
 
 
 @pytest.mark.parametrize("option", WRONG_SECRETS, ids=["list", "text"])
-def test_a_secret_of_a_wrong_type_is_hidden_in_the_error(used, option):
-    assert "***" in used.refusals[option]
+def test_a_secret_of_a_wrong_type_is_hidden_in_the_error(used_parts, option):
+    assert "***" in used_parts.refusals[option]
 
 
-def test_the_record_of_a_run_hides_the_secret_of_a_new_part(used):
-    record = (used.runs / "tiny/environment.json").read_text()
+def test_the_record_of_a_run_hides_the_secret_of_a_new_part(used_parts):
+    record = (used_parts.runs / "tiny/environment.json").read_text()
 
     # The record holds the command line as a text, so quotes within it are escaped.
     assert r'"token\": \"***' in record
 
 
-def test_an_option_is_no_secret_because_its_name_begins_as_one(used):
-    assert used.weights("tiny")["options"]["netG"]["token_dim"] == 7
+def test_an_option_is_no_secret_because_its_name_begins_as_one(used_parts):
+    assert used_parts.weights("tiny")["options"]["netG"]["token_dim"] == 7

@@ -50,7 +50,7 @@ def files_of(clip, out):
     return [*inputs, "--output", out, "--save", "frames"]
 
 
-class Restored(NamedTuple):
+class RestoredClip(NamedTuple):
     """The clip, restored in one way."""
 
     psnr: float  # mean of the frames, in dB
@@ -60,7 +60,7 @@ class Restored(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def restored(clip, tmp_path_factory) -> dict[str, Restored]:
+def restored_clips(clip, tmp_path_factory) -> dict[str, RestoredClip]:
     """Give what each way restores: name of the way -> result."""
     folder = tmp_path_factory.mktemp("restored")
     results = {}
@@ -71,24 +71,24 @@ def restored(clip, tmp_path_factory) -> dict[str, Restored]:
         means = report["averages"]["restored"]
         # The frames of tfp are grey, so they have no PSNR of colours.
         psnr = means.get("psnr", float("nan"))
-        results[name] = Restored(psnr, means["psnr_y"], report["protocol"], out / "scene")
+        results[name] = RestoredClip(psnr, means["psnr_y"], report["protocol"], out / "scene")
     return results
 
 
 # ---- How well it restores ----
 
 
-def test_it_is_better_than_the_formula_that_it_begins_with(restored):
-    assert restored["joint"].psnr > restored["exposure"].psnr + 1.5  # dB
+def test_it_is_better_than_the_formula_that_it_begins_with(restored_clips):
+    assert restored_clips["joint"].psnr > restored_clips["exposure"].psnr + 1.5  # dB
 
 
-def test_it_is_better_than_a_picture_of_the_spikes_alone(restored):
+def test_it_is_better_than_a_picture_of_the_spikes_alone(restored_clips):
     # tfp is grey, so the luma is compared.
-    assert restored["joint"].psnr_y > restored["tfp"].psnr_y + 1.5  # dB
+    assert restored_clips["joint"].psnr_y > restored_clips["tfp"].psnr_y + 1.5  # dB
 
 
-def test_it_improves_the_frames_of_a_network(restored):
-    assert restored["joint from operator"].psnr > restored["operator"].psnr + 1  # dB
+def test_it_improves_the_frames_of_a_network(restored_clips):
+    assert restored_clips["joint from operator"].psnr > restored_clips["operator"].psnr + 1  # dB
 
 
 def test_frames_that_stand_still_stay_as_sharp_as_they_are(tmp_path):
@@ -100,27 +100,27 @@ def test_frames_that_stand_still_stay_as_sharp_as_they_are(tmp_path):
     assert read_metrics(tmp_path / "out")["averages"]["restored"]["psnr"] > 38  # dB
 
 
-def test_a_frame_does_not_depend_on_which_others_are_restored(clip, restored, tmp_path):
+def test_a_frame_does_not_depend_on_which_others_are_restored(clip, restored_clips, tmp_path):
     restore("--method", "joint", *files_of(clip, tmp_path / "out"), "--center-frame-only")
 
     [alone] = (tmp_path / "out/scene").glob("*.png")
-    with_others = restored["joint"].frames / alone.name
+    with_others = restored_clips["joint"].frames / alone.name
     assert np.array_equal(imread_rgb(alone), imread_rgb(with_others))
 
 
 # ---- What the report says ----
 
 
-def test_the_report_names_the_method_and_the_formula_that_it_begins_with(restored):
-    protocol = restored["joint"].protocol
+def test_the_report_names_the_method_and_the_formula_that_it_begins_with(restored_clips):
+    protocol = restored_clips["joint"].protocol
 
     assert protocol["method"].startswith("joint (groups 20,")  # 20 is the default
     assert "exposure" in protocol["method"]
     assert "weights" not in protocol
 
 
-def test_the_report_names_the_weights_that_it_begins_with(restored):
-    protocol = restored["joint from operator"].protocol
+def test_the_report_names_the_weights_that_it_begins_with(restored_clips):
+    protocol = restored_clips["joint from operator"].protocol
 
     assert protocol["weights"].startswith(OPERATOR)
     assert "output of the weights" in protocol["method"]
@@ -129,14 +129,14 @@ def test_the_report_names_the_weights_that_it_begins_with(restored):
 # ---- Options ----
 
 
-def test_options_are_given_as_method_keys(clip, restored, tmp_path):
+def test_options_are_given_as_method_keys(clip, restored_clips, tmp_path):
     # One step of the solver, without the guard: less than the joint solution can do.
     weak = ["method.steps=1", "method.guard=0"]
 
     restore("--method", "joint", *files_of(clip, tmp_path / "out"), *weak)
 
     psnr = read_metrics(tmp_path / "out")["averages"]["restored"]["psnr"]
-    assert psnr < restored["joint"].psnr
+    assert psnr < restored_clips["joint"].psnr
 
 
 @pytest.mark.parametrize(

@@ -318,7 +318,7 @@ def read_rgb(path: Path) -> torch.Tensor:
     return rgb.permute(2, 0, 1)
 
 
-class Interpolated(NamedTuple):
+class InterpolatedClip(NamedTuple):
     """A clip of seven frames, of which file 009 makes the fourth from frames 1, 3, 5 and 7."""
 
     frames: torch.Tensor  # the frames of the clip (7, 3, H, W), from 0 to 1
@@ -328,7 +328,7 @@ class Interpolated(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def interpolated(tmp_path_factory) -> Interpolated:
+def interpolated_clip(tmp_path_factory) -> InterpolatedClip:
     """Give a clip of file 009 after a test with random weights."""
     folder = tmp_path_factory.mktemp("interpolated")
     options = prepare(folder, "009")
@@ -347,28 +347,30 @@ def interpolated(tmp_path_factory) -> Interpolated:
     with torch.no_grad():
         given = frames[None, ::2]  # (1, 4, 3, H, W), every second frame
         by_hand = net(given)[0, 0].clamp(0, 1)
-    return Interpolated(frames, by_hand, folder / "out" / name, found["clips"][name])
+    return InterpolatedClip(frames, by_hand, folder / "out" / name, found["clips"][name])
 
 
-def test_the_interpolated_frame_is_the_fourth_of_seven(interpolated):
-    assert [path.name for path in interpolated.out.iterdir()] == ["im4.png"]
-    written = read_rgb(interpolated.out / "im4.png")
+def test_the_interpolated_frame_is_the_fourth_of_seven(interpolated_clip):
+    assert [path.name for path in interpolated_clip.out.iterdir()] == ["im4.png"]
+    written = read_rgb(interpolated_clip.out / "im4.png")
     # Rounding may change a value by 1.
-    assert abs(written - 255 * interpolated.by_hand).max() <= 1
+    assert abs(written - 255 * interpolated_clip.by_hand).max() <= 1
 
 
-def test_the_interpolated_frame_is_compared_with_the_fourth(interpolated):
-    expected = psnr_by_hand(interpolated.by_hand, interpolated.frames[3])
+def test_the_interpolated_frame_is_compared_with_the_fourth(interpolated_clip):
+    expected = psnr_by_hand(interpolated_clip.by_hand, interpolated_clip.frames[3])
 
-    assert interpolated.scores["restored"]["psnr"] == pytest.approx(expected, abs=0.01)
+    assert interpolated_clip.scores["restored"]["psnr"] == pytest.approx(expected, abs=0.01)
 
 
-def test_the_input_of_an_interpolation_is_scored_as_the_mean_of_the_two_neighbours(interpolated):
-    third, fourth, fifth = interpolated.frames[2:5]
+def test_the_input_of_an_interpolation_is_scored_as_the_mean_of_the_two_neighbours(
+    interpolated_clip,
+):
+    third, fourth, fifth = interpolated_clip.frames[2:5]
 
     expected = psnr_by_hand((third + fifth) / 2, fourth)
 
-    assert interpolated.scores["input"]["psnr"] == pytest.approx(expected, abs=0.1)
+    assert interpolated_clip.scores["input"]["psnr"] == pytest.approx(expected, abs=0.1)
 
 
 @pytest.fixture
@@ -717,7 +719,7 @@ def test_checking_all_files_finds_a_frame_of_another_size(root_with_a_small_fram
 
 
 @pytest.fixture
-def coloured():
+def coloured_picture():
     """Give a picture (3, 8, 8) with values from 0.2 to 0.8, so that no change is cut off."""
     generator = torch.Generator().manual_seed(0)
     return torch.rand(3, 8, 8, generator=generator) * 0.6 + 0.2
@@ -728,17 +730,17 @@ def with_other_colours(picture):
     return jitter_colors(picture.expand(3, -1, -1, -1), np.random.default_rng(1))
 
 
-def test_color_jitter_is_alike_in_all_frames(coloured):
-    first, second, third = with_other_colours(coloured)
+def test_color_jitter_is_alike_in_all_frames(coloured_picture):
+    first, second, third = with_other_colours(coloured_picture)
 
     assert torch.equal(first, second)
     assert torch.equal(second, third)
 
 
-def test_color_jitter_is_small(coloured):
-    first, _, _ = with_other_colours(coloured)
+def test_color_jitter_is_small(coloured_picture):
+    first, _, _ = with_other_colours(coloured_picture)
 
-    change = float((first - coloured).abs().max())
+    change = float((first - coloured_picture).abs().max())
     assert 0 < change < 0.3
 
 
@@ -756,7 +758,7 @@ def test_color_jitter_is_a_function_of_the_sample(root):
 
 
 @pytest.fixture
-def clean(tmp_path):
+def clean_clips(tmp_path):
     """Give a folder with two clips of three sharp frames of 48 x 48, as .jpg files."""
     stems = ["00000", "00001", "00002"]
     write_files(tmp_path / "clean", clip_pictures(["a", "b"], stems, (48, 48), "jpg"))
@@ -802,8 +804,8 @@ EACH_EPOCH = pytest.mark.parametrize("epoch", range(6))
 
 
 @EACH_EPOCH
-def test_a_denoising_sample_has_one_level_of_noise_within_the_options(clean, epoch):
-    sample = denoising(clean)[(epoch, 0)]
+def test_a_denoising_sample_has_one_level_of_noise_within_the_options(clean_clips, epoch):
+    sample = denoising(clean_clips)[(epoch, 0)]
 
     noise_map = sample["lq"][:, 3:]
     assert noise_map.unique().numel() == 1
@@ -811,8 +813,8 @@ def test_a_denoising_sample_has_one_level_of_noise_within_the_options(clean, epo
 
 
 @EACH_EPOCH
-def test_the_noise_of_a_denoising_sample_has_the_level_of_the_noise_map(clean, epoch):
-    sample = denoising(clean)[(epoch, 0)]
+def test_the_noise_of_a_denoising_sample_has_the_level_of_the_noise_map(clean_clips, epoch):
+    sample = denoising(clean_clips)[(epoch, 0)]
 
     noise = noise_of(sample)
 
@@ -823,49 +825,49 @@ def test_the_noise_of_a_denoising_sample_has_the_level_of_the_noise_map(clean, e
 
 
 @EACH_EPOCH
-def test_each_frame_of_a_denoising_sample_has_noise_of_its_own(clean, epoch):
-    noise = noise_of(denoising(clean)[(epoch, 0)])
+def test_each_frame_of_a_denoising_sample_has_noise_of_its_own(clean_clips, epoch):
+    noise = noise_of(denoising(clean_clips)[(epoch, 0)])
 
     assert not torch.equal(noise[0], noise[1])
 
 
-def test_each_epoch_has_another_level_of_noise(clean):
-    dataset = denoising(clean)
+def test_each_epoch_has_another_level_of_noise(clean_clips):
+    dataset = denoising(clean_clips)
 
     levels = {level_of(dataset[(epoch, 0)]) for epoch in range(6)}
 
     assert len(levels) == 6
 
 
-def test_a_denoising_sample_is_a_function_of_epoch_and_index(clean):
-    dataset = denoising(clean)
+def test_a_denoising_sample_is_a_function_of_epoch_and_index(clean_clips):
+    dataset = denoising(clean_clips)
 
     for epoch in range(6):
         found = dataset[(epoch, 0)]["lq"]
         # A new dataset has drawn no earlier sample.
-        of_new_dataset = denoising(clean)[(epoch, 0)]["lq"]
+        of_new_dataset = denoising(clean_clips)[(epoch, 0)]["lq"]
         assert torch.equal(found, of_new_dataset)
 
 
-def test_noise_does_not_change_the_crop(clean):
-    without_noise = training_set(clean, "VideoRecurrentTrainDataset")
+def test_noise_does_not_change_the_crop(clean_clips):
+    without_noise = training_set(clean_clips, "VideoRecurrentTrainDataset")
 
-    assert torch.equal(denoising(clean)[(2, 0)]["gt"], without_noise[(2, 0)]["gt"])
+    assert torch.equal(denoising(clean_clips)[(2, 0)]["gt"], without_noise[(2, 0)]["gt"])
 
 
-def test_noise_on_other_frames_than_the_sharp_ones_is_refused(clean):
+def test_noise_on_other_frames_than_the_sharp_ones_is_refused(clean_clips):
     with pytest.raises(OptionError, match="the same as dataroot_gt"):
-        denoising(clean, dataroot_lq=f"{clean}/a")
+        denoising(clean_clips, dataroot_lq=f"{clean_clips}/a")
 
 
-def test_a_least_level_of_noise_above_the_highest_is_refused(clean):
+def test_a_least_level_of_noise_above_the_highest_is_refused(clean_clips):
     with pytest.raises(OptionError, match="sigma_min is 60, sigma_max 50"):
-        denoising(clean, sigma_min=60)
+        denoising(clean_clips, sigma_min=60)
 
 
-def test_crops_larger_than_a_clip_are_refused_with_its_first_file(clean):
+def test_crops_larger_than_a_clip_are_refused_with_its_first_file(clean_clips):
     with pytest.raises(DataError, match=r"crops of 64 do not fit into clip a\n.*00000\.jpg"):
-        denoising(clean, gt_size=64)
+        denoising(clean_clips, gt_size=64)
 
 
 def noisy_test_set(clean, seed, **changes):
@@ -879,17 +881,17 @@ def noisy_test_set(clean, seed, **changes):
     return build_dataset(section | changes, "test", seed)
 
 
-def test_test_noise_has_the_level_of_the_options(clean):
-    clip = noisy_test_set(clean, seed=0)[1]
+def test_test_noise_has_the_level_of_the_options(clean_clips):
+    clip = noisy_test_set(clean_clips, seed=0)[1]
 
     assert float((255 * (clip["lq"] - clip["gt"])).std()) == pytest.approx(30, rel=0.05)
 
 
-def test_test_noise_depends_on_the_names_of_clip_and_frame_alone(clean):
-    whole = noisy_test_set(clean, seed=0)[1]["lq"]  # clip b
+def test_test_noise_depends_on_the_names_of_clip_and_frame_alone(clean_clips):
+    whole = noisy_test_set(clean_clips, seed=0)[1]["lq"]  # clip b
     # Now clip b is the first clip, and it is read in parts of two frames.
-    shutil.rmtree(f"{clean}/a")
-    alone = noisy_test_set(clean, seed=0, num_frame=2)
+    shutil.rmtree(f"{clean_clips}/a")
+    alone = noisy_test_set(clean_clips, seed=0, num_frame=2)
 
     part = alone[0]["lq"]
     [reader] = alone.readers()
@@ -899,8 +901,8 @@ def test_test_noise_depends_on_the_names_of_clip_and_frame_alone(clean):
     assert torch.equal(of_reversed_time, whole[1])
 
 
-def test_test_noise_of_another_seed_is_another(clean):
-    first = noisy_test_set(clean, seed=0)[1]["lq"]
-    second = noisy_test_set(clean, seed=1)[1]["lq"]
+def test_test_noise_of_another_seed_is_another(clean_clips):
+    first = noisy_test_set(clean_clips, seed=0)[1]["lq"]
+    second = noisy_test_set(clean_clips, seed=1)[1]["lq"]
 
     assert not torch.equal(first[0], second[0])

@@ -671,7 +671,7 @@ def test_more_ranks_than_gpus_are_refused_before_torchrun_starts(tmp_path):
 GPU_COUNT = 2
 
 
-def wrong(read, env, said, **change):
+def wrong_case(read, env, said, **change):
     """Return a case of the test below, with one wrong variable.
 
     read: the function that reads the variables. env: right variables. change: the wrong variable
@@ -685,35 +685,41 @@ def wrong(read, env, said, **change):
     ("read", "env", "said"),
     [
         # A platform gives the variables of each rank.
-        wrong(read_launch, PLATFORM, "WORLD_SIZE is 'two', no number", WORLD_SIZE="two"),
-        wrong(read_launch, PLATFORM, "WORLD_SIZE is -4, expected 1 or more", WORLD_SIZE="-4"),
-        wrong(read_launch, PLATFORM, "RANK is missing", RANK=""),
-        wrong(read_launch, PLATFORM, "RANK is 4, expected 0 to 3 (below WORLD_SIZE)", RANK="4"),
-        wrong(
+        wrong_case(read_launch, PLATFORM, "WORLD_SIZE is 'two', no number", WORLD_SIZE="two"),
+        wrong_case(read_launch, PLATFORM, "WORLD_SIZE is -4, expected 1 or more", WORLD_SIZE="-4"),
+        wrong_case(read_launch, PLATFORM, "RANK is missing", RANK=""),
+        wrong_case(
+            read_launch, PLATFORM, "RANK is 4, expected 0 to 3 (below WORLD_SIZE)", RANK="4"
+        ),
+        wrong_case(
             read_launch,
             PLATFORM,
             # In the error the name of the host follows, which a test cannot know.
             "LOCAL_RANK is 2, expected 0 to 1 (below the number of GPUs on ",
             LOCAL_RANK="2",
         ),
-        wrong(read_launch, PLATFORM, "MASTER_ADDR is missing", MASTER_ADDR=" "),
-        wrong(read_launch, PLATFORM, "MASTER_PORT is 'abc', no number", MASTER_PORT="abc"),
-        wrong(
+        wrong_case(read_launch, PLATFORM, "MASTER_ADDR is missing", MASTER_ADDR=" "),
+        wrong_case(read_launch, PLATFORM, "MASTER_PORT is 'abc', no number", MASTER_PORT="abc"),
+        wrong_case(
             read_launch,
             PLATFORM,
             "MASTER_PORT is 70000, expected 1 to 65535",
             MASTER_PORT="70000",
         ),
         # srun gives the variables of each rank.
-        wrong(read_launch, SLURM, "SLURM_JOB_ID is missing", SLURM_JOB_ID=""),
-        wrong(read_launch, SLURM, "SLURM_JOB_NODELIST is missing", SLURM_JOB_NODELIST=""),
+        wrong_case(read_launch, SLURM, "SLURM_JOB_ID is missing", SLURM_JOB_ID=""),
+        wrong_case(read_launch, SLURM, "SLURM_JOB_NODELIST is missing", SLURM_JOB_NODELIST=""),
         # A platform gives the variables of a node, and launch_train.sh starts its ranks.
-        wrong(node_variables, NODE, "NPROC_PER_NODE is 'many', no number", NPROC_PER_NODE="many"),
-        wrong(node_variables, NODE, "NPROC_PER_NODE is 0, expected 1 or more", NPROC_PER_NODE="0"),
-        wrong(node_variables, NODE, "RANK is 2, expected 0 to 1 (below WORLD_SIZE)", RANK="2"),
-        wrong(node_variables, NODE, "WORLD_SIZE is missing", WORLD_SIZE=""),
-        wrong(node_variables, NODE, "MASTER_ADDR is missing", MASTER_ADDR=""),
-        wrong(node_variables, NODE, "MASTER_PORT is 'x', no number", MASTER_PORT="x"),
+        wrong_case(
+            node_variables, NODE, "NPROC_PER_NODE is 'many', no number", NPROC_PER_NODE="many"
+        ),
+        wrong_case(
+            node_variables, NODE, "NPROC_PER_NODE is 0, expected 1 or more", NPROC_PER_NODE="0"
+        ),
+        wrong_case(node_variables, NODE, "RANK is 2, expected 0 to 1 (below WORLD_SIZE)", RANK="2"),
+        wrong_case(node_variables, NODE, "WORLD_SIZE is missing", WORLD_SIZE=""),
+        wrong_case(node_variables, NODE, "MASTER_ADDR is missing", MASTER_ADDR=""),
+        wrong_case(node_variables, NODE, "MASTER_PORT is 'x', no number", MASTER_PORT="x"),
     ],
 )
 def test_a_wrong_variable_is_named(read, env, said):
@@ -850,7 +856,7 @@ def launch(env, count=1, *options):
 
 
 @pytest.fixture(scope="module")
-def launched(tmp_path_factory):
+def results_of_launch(tmp_path_factory):
     """Give the results of launch_train.sh by the number of ranks: 1 and 2.
 
     The command getconf says that the machine has 100,000 cores, so most of them are idle: then the
@@ -864,8 +870,8 @@ def launched(tmp_path_factory):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_the_launcher_ends_with_the_code_of_the_run(launched, count):
-    assert launched[count].exit_codes == [FAKE_EXIT_CODE]
+def test_the_launcher_ends_with_the_code_of_the_run(results_of_launch, count):
+    assert results_of_launch[count].exit_codes == [FAKE_EXIT_CODE]
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -878,21 +884,21 @@ def test_the_launcher_ends_with_the_code_of_the_run(launched, count):
         "PYTORCH_ALLOC_CONF=expandable_segments:True",
     ],
 )
-def test_the_launcher_sets_what_the_user_has_not_set(launched, count, line):
-    assert line in launched[count].text.splitlines()
+def test_the_launcher_sets_what_the_user_has_not_set(results_of_launch, count, line):
+    assert line in results_of_launch[count].text.splitlines()
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_the_launcher_keeps_what_the_user_has_set(launched, count):
-    lines = launched[count].text.splitlines()
+def test_the_launcher_keeps_what_the_user_has_set(results_of_launch, count):
+    lines = results_of_launch[count].text.splitlines()
 
     assert "CUDA_DEVICE_MAX_CONNECTIONS=7" in lines
     assert "NCCL_DEBUG=INFO" in lines
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_infiniband_is_switched_off_on_a_machine_without_it(launched, count):
-    lines = launched[count].text.splitlines()
+def test_infiniband_is_switched_off_on_a_machine_without_it(results_of_launch, count):
+    lines = results_of_launch[count].text.splitlines()
 
     has_infiniband = any(Path("/sys/class/infiniband").glob("*"))
     is_switched_off = "NCCL_IB_DISABLE=1" in lines
@@ -900,8 +906,8 @@ def test_infiniband_is_switched_off_on_a_machine_without_it(launched, count):
 
 
 @pytest.mark.parametrize(("count", "expected"), [(1, True), (2, False)])
-def test_the_threads_of_one_rank_wait_actively_for_a_moment(launched, count, expected):
-    lines = launched[count].text.splitlines()
+def test_the_threads_of_one_rank_wait_actively_for_a_moment(results_of_launch, count, expected):
+    lines = results_of_launch[count].text.splitlines()
 
     waits_actively = "GOMP_SPINCOUNT=3000" in lines  # turns of a waiting loop
     assert waits_actively == expected
@@ -909,8 +915,8 @@ def test_the_threads_of_one_rank_wait_actively_for_a_moment(launched, count, exp
 
 # Of several ranks, torchrun sets the threads, and not launch_train.sh.
 @pytest.mark.parametrize(("count", "expected"), [(1, True), (2, False)])
-def test_one_rank_has_all_cores(launched, count, expected):
-    lines = launched[count].text.splitlines()
+def test_one_rank_has_all_cores(results_of_launch, count, expected):
+    lines = results_of_launch[count].text.splitlines()
 
     cores = len(os.sched_getaffinity(0))
     has_all_cores = f"OMP_NUM_THREADS={cores}" in lines
@@ -926,8 +932,8 @@ def test_one_rank_has_all_cores(launched, count, expected):
         ),
     ],
 )
-def test_the_launcher_hands_its_arguments_to_the_program(launched, count, started):
-    lines = launched[count].text.splitlines()
+def test_the_launcher_hands_its_arguments_to_the_program(results_of_launch, count, started):
+    lines = results_of_launch[count].text.splitlines()
 
     assert f"arguments {started} main_train_vrt.py --opt {SAMPLE} scale=1 task=a b" in lines
 

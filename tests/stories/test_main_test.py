@@ -83,7 +83,7 @@ def restore(out, *arguments):
 
 
 @pytest.fixture(scope="module")
-def tested(home):
+def tested_folder(home):
     """Give the results of a test with the option file, with frames and comparisons."""
     restore(home / "tested", *by_file(home), "--save", "frames", "comparison")
     return home / "tested"
@@ -117,33 +117,37 @@ def restored_by_hand(home):
     return tensor_to_uint8(frames)[0]
 
 
-def test_the_numbers_equal_the_numbers_of_a_restoration_by_hand(home, tested, restored_by_hand):
+def test_the_numbers_equal_the_numbers_of_a_restoration_by_hand(
+    home, tested_folder, restored_by_hand
+):
     _, _, sharp = files_of_clip(home, "test2")
     by_hand = []
     for number, frame in enumerate(restored_by_hand):
         by_hand.append(psnr(frame, imread_rgb(sharp / f"{number:06d}.png")))
 
-    found = read_metrics(tested)["clips"]["test2"]
+    found = read_metrics(tested_folder)["clips"]["test2"]
 
     assert found["per_frame"]["restored"]["psnr"] == pytest.approx(by_hand, abs=0.01)
     assert found["restored"]["psnr"] == pytest.approx(np.mean(by_hand), abs=0.01)
 
 
-def test_the_written_frames_equal_frames_that_were_restored_by_hand(tested, restored_by_hand):
+def test_the_written_frames_equal_frames_that_were_restored_by_hand(
+    tested_folder, restored_by_hand
+):
     for number, expected in enumerate(restored_by_hand):
-        found = imread_rgb(tested / "test2" / f"{number:06d}.png").astype(int)
+        found = imread_rgb(tested_folder / "test2" / f"{number:06d}.png").astype(int)
         # Tiles are summed in another order, so a value may round to its neighbour.
         assert np.abs(found - expected).max() <= 1
 
 
-def test_a_folder_with_spikes_gives_the_numbers_of_the_data_set(home, tested, tmp_path):
+def test_a_folder_with_spikes_gives_the_numbers_of_the_data_set(home, tested_folder, tmp_path):
     rgb = home / "GOPRO_Large" / "test"
     spikes = home / "GOPRO_Large_spike_seq" / "test"
     files = ["--weights", home / "spike.pth", "--input", rgb, "--spike", spikes, "--gt", rgb]
 
     found = restore(tmp_path, *files, "--tile", "0,0")
 
-    assert found["averages"] == read_metrics(tested)["averages"]
+    assert found["averages"] == read_metrics(tested_folder)["averages"]
     assert found["protocol"]["weights"].endswith("network from the weights file")
 
 
@@ -152,14 +156,14 @@ def test_a_folder_with_spikes_gives_the_numbers_of_the_data_set(home, tested, tm
     [pytest.param(1, True, id="its own threshold"), pytest.param(4, False, id="4 times as high")],
 )
 def test_the_test_set_can_be_seen_by_a_camera_with_another_threshold(
-    home, tested, tmp_path, factor, is_equal
+    home, tested_folder, tmp_path, factor, is_equal
 ):
     camera = {"type": "perturb", "threshold_prob": 1, "threshold_range": [factor, factor]}
     option = f"datasets.test.camera={json.dumps(camera)}"
 
     found = restore(tmp_path / "out", *by_file(home), option)
 
-    has_equal_score = mean_psnr(found) == mean_psnr(read_metrics(tested))
+    has_equal_score = mean_psnr(found) == mean_psnr(read_metrics(tested_folder))
     assert has_equal_score == is_equal
 
 
@@ -167,7 +171,7 @@ def test_the_test_set_can_be_seen_by_a_camera_with_another_threshold(
 
 
 @pytest.fixture(scope="module")
-def incomplete(home, tmp_path_factory):
+def incomplete_folder(home, tmp_path_factory):
     """Give the results of a test of one of three clips, and of two of its frames."""
     folder = tmp_path_factory.mktemp("incomplete")
     (folder / "meta.txt").write_text("test1 3 0 000000\n")
@@ -176,8 +180,8 @@ def incomplete(home, tmp_path_factory):
     return folder / "out"
 
 
-def test_a_meta_file_that_leaves_clips_out_makes_the_average_incomplete(incomplete):
-    total = read_metrics(incomplete)["averages"]["restored"]
+def test_a_meta_file_that_leaves_clips_out_makes_the_average_incomplete(incomplete_folder):
+    total = read_metrics(incomplete_folder)["averages"]["restored"]
 
     assert total["clips_found"] == 1
     assert total["clips_expected"] == 3
@@ -185,20 +189,20 @@ def test_a_meta_file_that_leaves_clips_out_makes_the_average_incomplete(incomple
     assert total["frames"] == 2
 
 
-def test_the_table_and_the_report_say_that_an_average_is_incomplete(incomplete):
-    assert (incomplete / "table.txt").read_text().startswith("INCOMPLETE")
-    assert "Incomplete: 1 of 3 clips" in (incomplete / "report.html").read_text()
+def test_the_table_and_the_report_say_that_an_average_is_incomplete(incomplete_folder):
+    assert (incomplete_folder / "table.txt").read_text().startswith("INCOMPLETE")
+    assert "Incomplete: 1 of 3 clips" in (incomplete_folder / "report.html").read_text()
 
 
-def test_the_protocol_says_that_frames_are_left_out(incomplete):
-    assert read_metrics(incomplete)["protocol"]["frames"] == "the first 2 of each clip"
+def test_the_protocol_says_that_frames_are_left_out(incomplete_folder):
+    assert read_metrics(incomplete_folder)["protocol"]["frames"] == "the first 2 of each clip"
 
 
 # ---- What a test leaves ----
 
 
-def test_a_test_leaves_these_files(tested):
-    assert sorted(path.name for path in tested.iterdir()) == [
+def test_a_test_leaves_these_files(tested_folder):
+    assert sorted(path.name for path in tested_folder.iterdir()) == [
         "clips",
         "metrics.json",
         "report.html",
@@ -214,20 +218,20 @@ def test_a_test_leaves_these_files(tested):
     ]
 
 
-def test_a_comparison_has_all_frames_of_its_clip(tested):
-    assert VideoReader(tested / "test2_comparison.mp4").num_frames == 4
+def test_a_comparison_has_all_frames_of_its_clip(tested_folder):
+    assert VideoReader(tested_folder / "test2_comparison.mp4").num_frames == 4
 
 
-def test_a_clip_has_three_strips(tested):
-    assert len(list((tested / "strips" / "test2").iterdir())) == 3
+def test_a_clip_has_three_strips(tested_folder):
+    assert len(list((tested_folder / "strips" / "test2").iterdir())) == 3
 
 
-def test_the_table_says_the_mean_over_clips(tested):
-    assert "mean over clips" in (tested / "table.txt").read_text()
+def test_the_table_says_the_mean_over_clips(tested_folder):
+    assert "mean over clips" in (tested_folder / "table.txt").read_text()
 
 
-def test_a_complete_average_counts_all_clips_with_all_frames(tested):
-    total = read_metrics(tested)["averages"]["restored"]
+def test_a_complete_average_counts_all_clips_with_all_frames(tested_folder):
+    total = read_metrics(tested_folder)["averages"]["restored"]
 
     assert total["clips_found"] == 3
     assert total["clips_expected"] == 3
@@ -235,20 +239,20 @@ def test_a_complete_average_counts_all_clips_with_all_frames(tested):
     assert total["frames"] == 9
 
 
-def test_the_protocol_says_how_the_numbers_were_made(tested):
-    said = read_metrics(tested)["protocol"].keys()
+def test_the_protocol_says_how_the_numbers_were_made(tested_folder):
+    said = read_metrics(tested_folder)["protocol"].keys()
 
     assert {"weights", "input", "gt", "crop", "border", "tile", "dtype", "SpikeVRT"} <= said
 
 
-def test_the_report_has_a_slider_for_each_clip(tested):
-    page = (tested / "report.html").read_text()
+def test_the_report_has_a_slider_for_each_clip(tested_folder):
+    page = (tested_folder / "report.html").read_text()
 
     assert page.count('type="range"') == 3
 
 
-def test_the_report_needs_no_other_file(tested):
-    page = (tested / "report.html").read_text()
+def test_the_report_needs_no_other_file(tested_folder):
+    page = (tested_folder / "report.html").read_text()
 
     links_to_files = re.findall(r"""(?:src|href)=["'](?!data:)""", page)
     assert links_to_files == []
@@ -257,7 +261,7 @@ def test_the_report_needs_no_other_file(tested):
 # ---- A second run with the same command ----
 
 
-class Interrupted(NamedTuple):
+class InterruptedTest(NamedTuple):
     """Results that lacked a frame and some numbers, until the command was repeated."""
 
     folder: Path
@@ -267,10 +271,10 @@ class Interrupted(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def interrupted(home, tested):
+def interrupted_test(home, tested_folder):
     """Give results that lacked the numbers of clip test1 and one of its frames."""
     folder = home / "interrupted"
-    shutil.copytree(tested, folder)
+    shutil.copytree(tested_folder, folder)
     before = read_metrics(folder)
     (folder / "clips" / "test1.json").unlink()
     (folder / "test1" / "000001.png").unlink()
@@ -282,36 +286,37 @@ def interrupted(home, tested):
         if path.name != "000001.png":
             times[path] = path.stat().st_mtime_ns
     after = restore(folder, *by_file(home), "--save", "frames", "comparison")
-    return Interrupted(folder, before, times, after)
+    return InterruptedTest(folder, before, times, after)
 
 
-def test_a_second_run_writes_no_finished_file_again(interrupted):
+def test_a_second_run_writes_no_finished_file_again(interrupted_test):
     # Six frames (all but the second of each clip), and the scores of two clips.
-    assert len(interrupted.times_before) > 5
-    for path, time in interrupted.times_before.items():
+    assert len(interrupted_test.times_before) > 5
+    for path, time in interrupted_test.times_before.items():
         assert path.stat().st_mtime_ns == time, path
 
 
-def test_a_second_run_gives_the_missing_numbers(interrupted):
-    before = interrupted.results_before["clips"]["test1"]["restored"]
+def test_a_second_run_gives_the_missing_numbers(interrupted_test):
+    before = interrupted_test.results_before["clips"]["test1"]["restored"]
 
-    assert interrupted.results_after["clips"]["test1"]["restored"] == before
-
-
-def test_a_second_run_writes_the_missing_frame(interrupted):
-    assert (interrupted.folder / "test1" / "000001.png").exists()
+    assert interrupted_test.results_after["clips"]["test1"]["restored"] == before
 
 
-def test_a_clip_without_scores_is_scored_and_not_restored(home, tested, capfd):
+def test_a_second_run_writes_the_missing_frame(interrupted_test):
+    assert (interrupted_test.folder / "test1" / "000001.png").exists()
+
+
+def test_a_clip_without_scores_is_scored_and_not_restored(home, tested_folder, capfd):
     folder = home / "only_scores_missing"
-    shutil.copytree(tested, folder)
+    shutil.copytree(tested_folder, folder)
     (folder / "clips" / "test1.json").unlink()
     after = restore(folder, *by_file(home), "--save", "frames", "comparison")
 
     log = capfd.readouterr().out
     assert "test1: scored; its frames were restored before" in log
     assert "s/frame on" not in log  # part of "test1: frames 1 to 4 restored; 0.5 s/frame on ..."
-    assert after["clips"]["test1"]["restored"] == read_metrics(tested)["clips"]["test1"]["restored"]
+    before = read_metrics(tested_folder)
+    assert after["clips"]["test1"]["restored"] == before["clips"]["test1"]["restored"]
 
 
 # ---- Which weights are tested ----
@@ -444,13 +449,13 @@ def test_flip_seq_changes_the_frame(with_val_options, without_val_options):
 # ---- Several ranks ----
 
 
-def test_two_ranks_share_clips_and_give_the_same_numbers(home, tested):
+def test_two_ranks_share_clips_and_give_the_same_numbers(home, tested_folder):
     out = home / "ranks"
 
     done = run_ranks(2, MAIN, *by_file(home), "--output", out, limit_s=LIMIT_S)
 
     assert done.exit_codes == [0, 0], done.text
-    assert read_metrics(out)["averages"] == read_metrics(tested)["averages"]
+    assert read_metrics(out)["averages"] == read_metrics(tested_folder)["averages"]
 
 
 def restore_on_ranks(home, out, ranks):
@@ -658,7 +663,7 @@ def test_a_video_without_sharp_frames_has_no_scores(holiday):
     assert "PSNR" not in (holiday / "out/table.txt").read_text()
 
 
-class Interpolated(NamedTuple):
+class InterpolatedClip(NamedTuple):
     """A clip of 4 frames, restored by a network of frame interpolation."""
 
     net: torch.nn.Module
@@ -667,7 +672,7 @@ class Interpolated(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def interpolated(home, tmp_path_factory):
+def interpolated_clip(home, tmp_path_factory):
     """Give a clip whose frame rate is doubled. Frame 0_5 lies between frames 0 and 1."""
     folder = tmp_path_factory.mktemp("interpolated")
     netG = network_section(pa_frames=0, fusion="none", img_size=[4, 32, 32], drop_path_rate=0.0)
@@ -684,11 +689,11 @@ def interpolated(home, tmp_path_factory):
     arguments = ["--weights", folder / "fi.pth", "--input", clip, "--fps", "50"]
     restore(folder / "out", *arguments, "--save", "frames", "video")
     source = [imread_rgb(clip / f"{number:06d}.png") for number in range(4)]
-    return Interpolated(net, source, folder / "out")
+    return InterpolatedClip(net, source, folder / "out")
 
 
-def test_frame_interpolation_gives_a_frame_between_each_two(interpolated):
-    names = sorted(path.name for path in (interpolated.out / "test2").iterdir())
+def test_frame_interpolation_gives_a_frame_between_each_two(interpolated_clip):
+    names = sorted(path.name for path in (interpolated_clip.out / "test2").iterdir())
 
     assert names == [
         "000000.png",
@@ -701,24 +706,24 @@ def test_frame_interpolation_gives_a_frame_between_each_two(interpolated):
     ]
 
 
-def test_frame_interpolation_doubles_the_frames_of_the_video(interpolated):
-    assert VideoReader(interpolated.out / "test2.mp4").num_frames == 7
+def test_frame_interpolation_doubles_the_frames_of_the_video(interpolated_clip):
+    assert VideoReader(interpolated_clip.out / "test2.mp4").num_frames == 7
 
 
-def test_frame_interpolation_keeps_the_given_frames(interpolated):
-    for number, given in enumerate(interpolated.source):
-        found = imread_rgb(interpolated.out / "test2" / f"{number:06d}.png")
+def test_frame_interpolation_keeps_the_given_frames(interpolated_clip):
+    for number, given in enumerate(interpolated_clip.source):
+        found = imread_rgb(interpolated_clip.out / "test2" / f"{number:06d}.png")
         assert np.array_equal(found, given)
 
 
-def test_a_frame_between_two_is_made_of_its_four_neighbours(interpolated):
+def test_a_frame_between_two_is_made_of_its_four_neighbours(interpolated_clip):
     # At the begin of the clip, the first frame stands for the frame before it.
-    neighbours = np.stack([interpolated.source[number] for number in (0, 0, 1, 2)])
+    neighbours = np.stack([interpolated_clip.source[number] for number in (0, 0, 1, 2)])
     window = torch.from_numpy(neighbours).permute(0, 3, 1, 2)[None] / 255
     with torch.no_grad():
-        expected = tensor_to_uint8(interpolated.net(window))[0, 0]
+        expected = tensor_to_uint8(interpolated_clip.net(window))[0, 0]
 
-    found = imread_rgb(interpolated.out / "test2" / "000000_5.png").astype(int)
+    found = imread_rgb(interpolated_clip.out / "test2" / "000000_5.png").astype(int)
 
     assert np.abs(found - expected).max() <= 1
 
@@ -737,7 +742,7 @@ def test_a_clip_may_have_few_frames(home, tmp_path, frames):
 # ---- Tiles ----
 
 
-class Finished(NamedTuple):
+class FinishedTest(NamedTuple):
     """A test in a process of its own."""
 
     results: dict[str, Any]  # metrics.json
@@ -750,7 +755,7 @@ def auto_and_whole(folder, frames, width, run):
 
     folder: gets all files. frames, width: size of the clip, whose frames are 32 pixels high.
     run: runs main_test_vrt.py on an option file with further arguments.
-    Returns for each name a `Finished`, and what `run` returned.
+    Returns for each name a `FinishedTest`, and what `run` returned.
     """
     home = make_home(folder)
     data = home / "large"
@@ -766,7 +771,7 @@ def auto_and_whole(folder, frames, width, run):
         done = run(home / "options.json", arguments)
         assert done.exit_codes == [0], done.text
         table = (out / "table.txt").read_text()
-        tests[name] = Finished(read_metrics(out), done.text, table), done
+        tests[name] = FinishedTest(read_metrics(out), done.text, table), done
     return tests
 
 

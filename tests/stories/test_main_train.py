@@ -39,7 +39,7 @@ WRONG_OPTIONS = 2
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished_run(tmp_path_factory):
     """Give the option file of a finished run, and its output.
 
     The run has four steps on one rank, with a validation and a checkpoint after steps 2 and 4.
@@ -60,8 +60,8 @@ def files_below(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_run_leaves_log_weights_checkpoints_curves_and_pictures(finished):
-    options, _ = finished
+def test_a_run_leaves_log_weights_checkpoints_curves_and_pictures(finished_run):
+    options, _ = finished_run
 
     left = files_below(folder_of_run(options))
 
@@ -87,8 +87,8 @@ def test_a_run_leaves_log_weights_checkpoints_curves_and_pictures(finished):
     assert any(name.startswith("options/") for name in left)
 
 
-def test_the_page_of_a_run_shows_each_clip_and_the_command(finished):
-    options, _ = finished
+def test_the_page_of_a_run_shows_each_clip_and_the_command(finished_run):
+    options, _ = finished_run
 
     page = (folder_of_run(options) / "report.html").read_text()
 
@@ -102,16 +102,16 @@ LOG_LINE = (
 )
 
 
-def test_the_log_has_a_line_for_a_step(finished):
-    options, _ = finished
+def test_the_log_has_a_line_for_a_step(finished_run):
+    options, _ = finished_run
 
     log = (folder_of_run(options) / "log" / "train.log").read_text()
 
     assert re.search(LOG_LINE, log, re.MULTILINE)
 
 
-def test_the_output_tells_of_validations_scores_and_the_end(finished):
-    _, result = finished
+def test_the_output_tells_of_validations_scores_and_the_end(finished_run):
+    _, result = finished_run
 
     assert result.text.count("validating 3 clips, tiles of 12 frames x 256 px, ") == 2
     assert re.search(r"^mean over clips  ", result.text, re.MULTILINE)
@@ -124,8 +124,8 @@ def version_of(program):
     return printed.removeprefix("SpikeVRT ")
 
 
-def test_the_version_of_the_project_is_in_all_that_a_run_leaves(finished):
-    options, _ = finished
+def test_the_version_of_the_project_is_in_all_that_a_run_leaves(finished_run):
+    options, _ = finished_run
     folder = folder_of_run(options)
 
     version = version_of(MAIN)
@@ -144,8 +144,8 @@ def test_the_version_of_the_project_is_in_all_that_a_run_leaves(finished):
     assert read_options(["--opt", str(record)]).task == "run"
 
 
-def test_saved_weights_load_into_the_network_without_trust(finished):
-    options, _ = finished
+def test_saved_weights_load_into_the_network_without_trust(finished_run):
+    options, _ = finished_run
     folder = folder_of_run(options)
 
     # With weights_only, torch runs no code of a file.
@@ -158,8 +158,8 @@ def test_saved_weights_load_into_the_network_without_trust(finished):
     assert equal_checkpoints(weights["params"], state["model_state_dict"])
 
 
-def test_the_former_checkpoint_has_the_state_of_the_former_step(finished):
-    options, _ = finished
+def test_the_former_checkpoint_has_the_state_of_the_former_step(finished_run):
+    options, _ = finished_run
     checkpoints = folder_of_run(options) / "checkpoints"
 
     previous = torch.load(checkpoints / "checkpoint_latest_previous.pth", weights_only=True)
@@ -169,8 +169,8 @@ def test_the_former_checkpoint_has_the_state_of_the_former_step(finished):
     assert previous["step"] == 2
 
 
-def test_validation_writes_the_middle_frames_where_asked(finished):
-    options, _ = finished
+def test_validation_writes_the_middle_frames_where_asked(finished_run):
+    options, _ = finished_run
 
     # The run is finished, so this start only validates.
     result = train(options, "val.save_img=true", "val.center_frame_only=true")
@@ -187,9 +187,9 @@ def test_validation_writes_the_middle_frames_where_asked(finished):
 
 
 @pytest.fixture(scope="module")
-def events(finished):
+def events(finished_run):
     """Give the events of the finished run."""
-    options, _ = finished
+    options, _ = finished_run
     return events_of(options)
 
 

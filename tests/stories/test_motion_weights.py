@@ -35,7 +35,7 @@ MOVING = Scene(velocity=(11.0, -5.0))
 MOST_LOST = 0.2
 
 
-class Restored(NamedTuple):
+class RestoredClip(NamedTuple):
     """A restored clip."""
 
     psnr: float  # mean of the restored frames, in dB
@@ -43,7 +43,7 @@ class Restored(NamedTuple):
     frames: list[Path]  # the restored frames, in the order of time
 
 
-def restored(clip, out, weights, *more) -> Restored:
+def restore_with(clip, out, weights, *more) -> RestoredClip:
     """Restore a clip with weights.
 
     clip: folder of a user's clip, with the folders blur, spike and sharp. out: folder of the
@@ -53,7 +53,7 @@ def restored(clip, out, weights, *more) -> Restored:
     restore("--weights", weights, *inputs, "--output", out, "--save", "frames", *more)
     report = read_metrics(out)
     frames = sorted((out / clip.name).glob("*.png"))
-    return Restored(report["averages"]["restored"]["psnr"], report["protocol"], frames)
+    return RestoredClip(report["averages"]["restored"]["psnr"], report["protocol"], frames)
 
 
 def gain(scene, folder) -> float:
@@ -66,8 +66,8 @@ def gain_on(clip, folder) -> float:
 
     folder: gets the results.
     """
-    by_motion = restored(clip, folder / "motion", MOTION)
-    by_operator = restored(clip, folder / "operator", OPERATOR)
+    by_motion = restore_with(clip, folder / "motion", MOTION)
+    by_operator = restore_with(clip, folder / "operator", OPERATOR)
     return by_motion.psnr - by_operator.psnr
 
 
@@ -83,25 +83,27 @@ def moving_clip(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def moving(moving_clip, tmp_path_factory) -> Restored:
+def restored_moving_clip(moving_clip, tmp_path_factory) -> RestoredClip:
     """Give the clip of MOVING, restored with motion.pth."""
-    return restored(moving_clip, tmp_path_factory.mktemp("restored") / "out", MOTION)
+    return restore_with(moving_clip, tmp_path_factory.mktemp("restored") / "out", MOTION)
 
 
 # ---- How well it restores ----
 
 
-def test_a_clip_that_moves_is_sharper_than_by_the_operator(moving, moving_clip, tmp_path):
-    by_operator = restored(moving_clip, tmp_path, OPERATOR)
+def test_a_clip_that_moves_is_sharper_than_by_the_operator(
+    restored_moving_clip, moving_clip, tmp_path
+):
+    by_operator = restore_with(moving_clip, tmp_path, OPERATOR)
 
-    assert moving.psnr > by_operator.psnr + 1  # dB
+    assert restored_moving_clip.psnr > by_operator.psnr + 1  # dB
 
 
 def test_a_clip_that_stands_still_stays_as_sharp_as_it_is(tmp_path):
     clip = Scene().write(tmp_path / "clip")
 
     # The blurry frames are sharp here. Only noise and the rounding to 8 bits are left.
-    assert restored(clip, tmp_path / "out", MOTION).psnr > 42  # dB
+    assert restore_with(clip, tmp_path / "out", MOTION).psnr > 42  # dB
 
 
 # Spikes per plane at full light. 0.6 is the usual rate of a scene. 0.1 are 6 spikes in an exposure
@@ -138,7 +140,9 @@ def test_a_camera_that_changes_its_exposure_loses_nothing(tmp_path):
 
 # A hot pixel fires in each plane, a dead one never. 3 % of each are many for a sensor.
 @pytest.mark.parametrize("spikes_of_broken", [1, 0])
-def test_broken_spike_pixels_lose_hardly_anything(spikes_of_broken, moving, moving_clip, tmp_path):
+def test_broken_spike_pixels_lose_hardly_anything(
+    spikes_of_broken, restored_moving_clip, moving_clip, tmp_path
+):
     clip = shutil.copytree(moving_clip, tmp_path / "clip")
     plane = SpikeGeometry(48, 48)  # a spike pixel covers 2 x 2 pixels of a frame of 96 x 96
     is_broken = np.random.default_rng(0).random((48, 48)) < 0.03
@@ -147,7 +151,7 @@ def test_broken_spike_pixels_lose_hardly_anything(spikes_of_broken, moving, movi
         spikes[:, is_broken] = spikes_of_broken
         write_spikes(file, spikes, plane)
 
-    assert restored(clip, tmp_path / "out", MOTION).psnr > moving.psnr - 0.5  # dB
+    assert restore_with(clip, tmp_path / "out", MOTION).psnr > restored_moving_clip.psnr - 0.5  # dB
 
 
 def test_a_sky_that_the_rgb_camera_clips_loses_nothing(tmp_path):
@@ -200,8 +204,8 @@ def test_spike_pixels_smaller_than_the_pixels_of_the_frame_give_the_frames_of_th
     about = json.loads((clip / "spike/dataset.json").read_text())
     (clip / "spike/dataset.json").write_text(json.dumps(about | {"h": 192, "w": 192}))
 
-    by_motion = restored(clip, tmp_path / "motion", MOTION)
-    by_operator = restored(clip, tmp_path / "operator", OPERATOR)
+    by_motion = restore_with(clip, tmp_path / "motion", MOTION)
+    by_operator = restore_with(clip, tmp_path / "operator", OPERATOR)
 
     for file, other in zip(by_motion.frames, by_operator.frames, strict=True):
         assert_same_picture(file, other)
@@ -215,8 +219,8 @@ def test_an_exposure_of_few_planes_is_restored(planes, tmp_path):
     # given as shares of the exposure, as weights/README.md says for short exposures.
     windows = "spike.representation.half_windows=[0.0465,0.14,0.28]"
 
-    by_motion = restored(clip, tmp_path / "motion", MOTION, windows)
-    by_operator = restored(clip, tmp_path / "operator", OPERATOR, windows)
+    by_motion = restore_with(clip, tmp_path / "motion", MOTION, windows)
+    by_operator = restore_with(clip, tmp_path / "operator", OPERATOR, windows)
 
     # Spikes of so few planes say little of the motion: it may do a little harm.
     assert by_motion.psnr > by_operator.psnr - 0.5  # dB
@@ -250,8 +254,8 @@ def test_a_clip_without_any_spike_stays_as_by_the_operator(moving_clip, tmp_path
         size = file.stat().st_size
         file.write_bytes(bytes(size))  # planes of zeros
 
-    by_motion = restored(dark, tmp_path / "motion", MOTION)
-    by_operator = restored(dark, tmp_path / "operator", OPERATOR)
+    by_motion = restore_with(dark, tmp_path / "motion", MOTION)
+    by_operator = restore_with(dark, tmp_path / "operator", OPERATOR)
 
     assert len(by_motion.frames) == MOVING.frames
     for file, other in zip(by_motion.frames, by_operator.frames, strict=True):
@@ -262,13 +266,13 @@ def test_a_clip_without_any_spike_stays_as_by_the_operator(moving_clip, tmp_path
 def test_a_frame_that_is_solved_in_bands_gains_as_much_as_a_whole_frame(tmp_path, monkeypatch):
     # The same texture, motion and spikes as in MOVING.
     clip = replace(MOVING, size=(560, 96), frames=1).write(tmp_path / "clip")
-    by_operator = restored(clip, tmp_path / "operator", OPERATOR)
-    whole = restored(clip, tmp_path / "whole", MOTION)
+    by_operator = restore_with(clip, tmp_path / "operator", OPERATOR)
+    whole = restore_with(clip, tmp_path / "whole", MOTION)
 
     # Now frames of more than 20,000 pixels are divided, in place of 1,048,576, see MOST_PIXELS in
     # data/motion/bands.py. This frame has two bands of 344 rows.
     monkeypatch.setattr(method, "bands_of", partial(bands_of, most_pixels=20_000))
-    in_bands = restored(clip, tmp_path / "bands", MOTION)
+    in_bands = restore_with(clip, tmp_path / "bands", MOTION)
 
     assert whole.psnr > by_operator.psnr + 1  # dB, as for the small frames above
     assert in_bands.psnr == pytest.approx(whole.psnr, abs=0.1)  # dB
@@ -277,25 +281,27 @@ def test_a_frame_that_is_solved_in_bands_gains_as_much_as_a_whole_frame(tmp_path
 # ---- Which frames, and what the report says ----
 
 
-def test_a_frame_does_not_depend_on_which_others_are_restored(moving, moving_clip, tmp_path):
-    alone = restored(moving_clip, tmp_path, MOTION, "--center-frame-only")
+def test_a_frame_does_not_depend_on_which_others_are_restored(
+    restored_moving_clip, moving_clip, tmp_path
+):
+    alone = restore_with(moving_clip, tmp_path, MOTION, "--center-frame-only")
 
     [middle_alone] = alone.frames
-    _, middle, _ = moving.frames
+    _, middle, _ = restored_moving_clip.frames
     assert_same_picture(middle_alone, middle)
 
 
-def test_the_report_names_the_learned_steps(moving):
-    assert "motion" in moving.protocol
-    assert moving.protocol["weights"].startswith(MOTION)
+def test_the_report_names_the_learned_steps(restored_moving_clip):
+    assert "motion" in restored_moving_clip.protocol
+    assert restored_moving_clip.protocol["weights"].startswith(MOTION)
 
 
 def test_the_joint_solution_begins_at_the_first_estimate_without_learned_steps(
     moving_clip, tmp_path
 ):
     # The first estimates of motion.pth are the frames of operator.pth.
-    from_motion = restored(moving_clip, tmp_path / "a", MOTION, "--method", "joint")
-    from_operator = restored(moving_clip, tmp_path / "b", OPERATOR, "--method", "joint")
+    from_motion = restore_with(moving_clip, tmp_path / "a", MOTION, "--method", "joint")
+    from_operator = restore_with(moving_clip, tmp_path / "b", OPERATOR, "--method", "joint")
 
     assert from_motion.psnr == from_operator.psnr
     assert "motion" not in from_motion.protocol

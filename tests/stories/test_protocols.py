@@ -73,7 +73,7 @@ def command_of_test(home, out):
 
 
 @pytest.fixture(scope="module")
-def scored(home):
+def folders_of_scores(home):
     """Give the folders of three tests with metric.mean=frames: metric.values -> folder."""
     folders = {}
     for values in VALUES:
@@ -96,22 +96,26 @@ def restored_by_hand(home):
 
 
 @pytest.mark.parametrize("values", ["clamped", "float"])
-def test_values_that_are_not_rounded_come_from_the_network_unchanged(home, scored, values):
+def test_values_that_are_not_rounded_come_from_the_network_unchanged(
+    home, folders_of_scores, values
+):
     restored, sharp = restored_by_hand(home)
     assert restored.max() > 1.1  # else clamping would change nothing
     if values == "clamped":
         restored = restored.clamp(0, 1)
     expected = [psnr_of(restored[index], sharp[index]) for index in range(4)]
 
-    found = read_metrics(scored[values])["clips"]["test2"]["per_frame"]["restored"]["psnr"]
+    found = read_metrics(folders_of_scores[values])["clips"]["test2"]["per_frame"]["restored"][
+        "psnr"
+    ]
 
     assert found == pytest.approx(expected, abs=1e-4)
 
 
-def test_clamping_changes_the_score_much_and_rounding_little(scored):
+def test_clamping_changes_the_score_much_and_rounding_little(folders_of_scores):
     psnr = {}
     for values in VALUES:
-        psnr[values] = read_metrics(scored[values])["averages"]["restored"]["psnr"]
+        psnr[values] = read_metrics(folders_of_scores[values])["averages"]["restored"]["psnr"]
 
     assert psnr["float"] < psnr["clamped"] - 0.5
     assert 0 < abs(psnr["clamped"] - psnr["uint8"]) < 0.05
@@ -125,15 +129,15 @@ def test_clamping_changes_the_score_much_and_rounding_little(scored):
         ("float", "x255, neither clamped nor rounded"),
     ],
 )
-def test_a_figure_names_its_protocol(scored, values, protocol):
-    parts = read_metrics(scored[values])["protocol"]["metrics"].split("; ")
+def test_a_figure_names_its_protocol(folders_of_scores, values, protocol):
+    parts = read_metrics(folders_of_scores[values])["protocol"]["metrics"].split("; ")
 
     assert parts[0] == protocol
     assert parts[-1] == "mean over all frames"
 
 
-def test_the_mean_over_frames_is_the_figure(scored):
-    results = read_metrics(scored["float"])
+def test_the_mean_over_frames_is_the_figure(folders_of_scores):
+    results = read_metrics(folders_of_scores["float"])
     of_frames = []
     of_clips = []
     for clip in results["clips"].values():
@@ -147,9 +151,9 @@ def test_the_mean_over_frames_is_the_figure(scored):
     assert total["psnr_clip_mean"] == pytest.approx(np.mean(of_clips))
 
 
-def test_the_mean_over_frames_comes_first_in_table_and_page(scored):
-    table = (scored["float"] / "table.txt").read_text().splitlines()
-    page = (scored["float"] / "report.html").read_text()
+def test_the_mean_over_frames_comes_first_in_table_and_page(folders_of_scores):
+    table = (folders_of_scores["float"] / "table.txt").read_text().splitlines()
+    page = (folders_of_scores["float"] / "report.html").read_text()
 
     # Below the head and three clips.
     assert table[4].startswith("mean over frames  ")
@@ -157,23 +161,23 @@ def test_the_mean_over_frames_comes_first_in_table_and_page(scored):
     assert re.search('<tr class="mean"><td[^>]*>mean over frames</td>', page)
 
 
-def test_results_of_different_protocols_are_not_compared(scored, capsys):
-    code = compare_runs.main([str(scored["float"]), str(scored["uint8"])])
+def test_results_of_different_protocols_are_not_compared(folders_of_scores, capsys):
+    code = compare_runs.main([str(folders_of_scores["float"]), str(folders_of_scores["uint8"])])
 
     assert code == WRONG_DATA
     assert "scored differently" in capsys.readouterr().err
 
 
-def test_a_test_of_exact_values_leaves_no_other_files(scored):
-    folder = scored["float"]
+def test_a_test_of_exact_values_leaves_no_other_files(folders_of_scores):
+    folder = folders_of_scores["float"]
 
     # The values that are not rounded are in .work while the test runs.
     assert not (folder / ".work").exists()
     assert len(list((folder / "test2").iterdir())) == 4
 
 
-def test_a_test_of_exact_values_goes_on(home, scored):
-    folder = scored["float"]
+def test_a_test_of_exact_values_goes_on(home, folders_of_scores):
+    folder = folders_of_scores["float"]
     before = read_metrics(folder)
     # As if the test had been interrupted. The exact values of the frames of this clip are gone.
     (folder / "clips/test2.json").unlink()
@@ -183,8 +187,10 @@ def test_a_test_of_exact_values_goes_on(home, scored):
     assert read_metrics(folder)["averages"] == before["averages"]
 
 
-def test_a_test_does_not_go_on_with_other_values(home, scored, capfd):
-    text, code = refusal_message(capfd, *command_of_test(home, scored["float"]), OVER_FRAMES)
+def test_a_test_does_not_go_on_with_other_values(home, folders_of_scores, capfd):
+    text, code = refusal_message(
+        capfd, *command_of_test(home, folders_of_scores["float"]), OVER_FRAMES
+    )
 
     assert code == WRONG_USE
     assert "metric.values was float, is uint8" in text

@@ -59,7 +59,7 @@ def home(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def tested(home):
+def folders_of_methods(home):
     """Give the results of each method with an option file: method -> its output folder."""
     folders = {}
     for method in METHODS:
@@ -114,20 +114,20 @@ def scores_of_test2(tested, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_frames_equal_frames_that_were_made_by_hand(home, tested, method):
+def test_frames_equal_frames_that_were_made_by_hand(home, folders_of_methods, method):
     expected = restored_by_hand(home, method).restored
 
-    written = imread_rgb(tested[method] / "test2/000002.png")
+    written = imread_rgb(folders_of_methods[method] / "test2/000002.png")
 
     # Rounding may change a value by 1.
     assert np.abs(written.astype(int) - expected).max() <= 1
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_scores_equal_scores_that_were_computed_by_hand(home, tested, method):
+def test_scores_equal_scores_that_were_computed_by_hand(home, folders_of_methods, method):
     expected = restored_by_hand(home, method)
 
-    scores = scores_of_test2(tested, method)
+    scores = scores_of_test2(folders_of_methods, method)
 
     # The metrics of the luminance, Y.
     restored_y = rgb_to_y(expected.restored)
@@ -140,31 +140,31 @@ def test_scores_equal_scores_that_were_computed_by_hand(home, tested, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_picture_without_colour_is_not_compared_in_colour(tested, method):
+def test_a_picture_without_colour_is_not_compared_in_colour(folders_of_methods, method):
     has_colour = method == "exposure"
 
-    is_compared_in_colour = "psnr" in scores_of_test2(tested, method)["restored"]
-    says_that_it_is_grey = "colour" in read_metrics(tested[method])["protocol"]
+    is_compared_in_colour = "psnr" in scores_of_test2(folders_of_methods, method)["restored"]
+    says_that_it_is_grey = "colour" in read_metrics(folders_of_methods[method])["protocol"]
 
     assert is_compared_in_colour == has_colour
     assert says_that_it_is_grey != has_colour
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_results_name_the_method(tested, method):
-    assert read_metrics(tested[method])["protocol"]["method"].startswith(method)
+def test_the_results_name_the_method(folders_of_methods, method):
+    assert read_metrics(folders_of_methods[method])["protocol"]["method"].startswith(method)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_page_has_a_slider_for_each_clip(tested, method):
-    page = (tested[method] / "report.html").read_text()
+def test_the_page_has_a_slider_for_each_clip(folders_of_methods, method):
+    page = (folders_of_methods[method] / "report.html").read_text()
 
     assert page.count('type="range"') == 3
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_curve_of_a_grey_method_shows_the_psnr_of_the_luminance(tested, method):
-    page = (tested[method] / "report.html").read_text()
+def test_the_curve_of_a_grey_method_shows_the_psnr_of_the_luminance(folders_of_methods, method):
+    page = (folders_of_methods[method] / "report.html").read_text()
 
     shows_luminance = "PSNR-Y of each frame" in page
     assert shows_luminance == (method in GREY)
@@ -178,8 +178,8 @@ def cells_of(line):
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_methods_stand_in_one_table(tested, capfd):
-    folders = [str(folder) for folder in tested.values()]
+def test_methods_stand_in_one_table(folders_of_methods, capfd):
+    folders = [str(folder) for folder in folders_of_methods.values()]
 
     assert compare_runs([*folders, "--md"]) == 0
 
@@ -192,12 +192,12 @@ def test_methods_stand_in_one_table(tested, capfd):
     assert rows["test_tfp"][2:4] == ["-", "-"]
     assert "-" not in rows["input"]
     assert "-" not in rows["test_exposure"]
-    averages = read_metrics(tested["exposure"])["averages"]
+    averages = read_metrics(folders_of_methods["exposure"])["averages"]
     assert rows["input"][2] == f"{averages['input']['psnr']:.2f}"
     assert rows["test_exposure"][2] == f"{averages['restored']['psnr']:.2f}"
 
 
-def test_a_test_on_other_frames_is_refused_in_the_table(home, tested, tmp_path, capfd):
+def test_a_test_on_other_frames_is_refused_in_the_table(home, folders_of_methods, tmp_path, capfd):
     restore(
         *["--method", "tfp"],
         *["--opt", home / "options.json"],
@@ -205,13 +205,13 @@ def test_a_test_on_other_frames_is_refused_in_the_table(home, tested, tmp_path, 
         "datasets.test.num_frame=2",
     )
 
-    assert compare_runs([str(tested["tfp"]), str(tmp_path)]) == WRONG_DATA
+    assert compare_runs([str(folders_of_methods["tfp"]), str(tmp_path)]) == WRONG_DATA
 
     assert "not scored on the same frames" in capfd.readouterr().err
 
 
-def test_a_folder_without_results_is_refused_in_the_table(home, tested, capfd):
-    assert compare_runs([str(tested["tfp"]), str(home)]) == WRONG_DATA
+def test_a_folder_without_results_is_refused_in_the_table(home, folders_of_methods, capfd):
+    assert compare_runs([str(folders_of_methods["tfp"]), str(home)]) == WRONG_DATA
 
     assert f"in        {home}" in capfd.readouterr().err
 
@@ -220,10 +220,10 @@ def test_a_folder_without_results_is_refused_in_the_table(home, tested, capfd):
 
 
 @pytest.fixture
-def copied(tested, tmp_path):
+def copied_results(folders_of_methods, tmp_path):
     """Give a copy of the results of tfp, which were made with half_window 5."""
     folder = tmp_path / "again"
-    shutil.copytree(tested["tfp"], folder)
+    shutil.copytree(folders_of_methods["tfp"], folder)
     return folder
 
 
@@ -238,17 +238,17 @@ def command_with_another_window(home, out):
     ]
 
 
-def test_results_of_other_windows_are_refused(home, copied, capfd):
-    text, code = refusal_message(capfd, *command_with_another_window(home, copied))
+def test_results_of_other_windows_are_refused(home, copied_results, capfd):
+    text, code = refusal_message(capfd, *command_with_another_window(home, copied_results))
 
     assert code == WRONG_USE
     assert "method.half_window was 5, is 4" in text
 
 
-def test_results_of_other_windows_are_overwritten_if_asked(home, copied):
-    restore(*command_with_another_window(home, copied), "--overwrite")
+def test_results_of_other_windows_are_overwritten_if_asked(home, copied_results):
+    restore(*command_with_another_window(home, copied_results), "--overwrite")
 
-    assert read_metrics(copied)["protocol"]["method"] == "tfp (half_window 4)"
+    assert read_metrics(copied_results)["protocol"]["method"] == "tfp (half_window 4)"
 
 
 # ---- Clips of a user ----
@@ -260,14 +260,17 @@ def clips_of_user(folder):
     return ["--input", frames, "--gt", frames, "--spike", folder / SPIKES]
 
 
-def test_the_direct_form_gives_what_the_dataset_gives_on_two_ranks(home, tested, tmp_path):
+def test_the_direct_form_gives_what_the_dataset_gives_on_two_ranks(
+    home, folders_of_methods, tmp_path
+):
     command = ["--method", "exposure", *clips_of_user(home), "--output", tmp_path / "out"]
 
     done = run_ranks(2, "main_test_vrt.py", *command, "method.half_window=5", limit_s=300)
 
     assert done.exit_codes == [0, 0], done.text
     assert (
-        read_metrics(tmp_path / "out")["averages"] == read_metrics(tested["exposure"])["averages"]
+        read_metrics(tmp_path / "out")["averages"]
+        == read_metrics(folders_of_methods["exposure"])["averages"]
     )
 
 
@@ -322,7 +325,7 @@ def test_spikes_alone_give_frames_of_their_own_size(home, tmp_path, capfd):
 
 
 @pytest.fixture
-def joined(home, tmp_path):
+def folder_of_joined_file(home, tmp_path):
     """Give a folder with the spikes of a clip twice: as four files, and as one file.
 
     clip/ has four files of 24 planes. clip.dat has the same planes, with 8 dark planes between two
@@ -347,12 +350,14 @@ def joined(home, tmp_path):
     ],
     ids=["start, length, period", "a list for each clip"],
 )
-def test_one_spike_file_gives_a_frame_for_each_of_its_exposures(joined, path, exposure):
-    of_files = joined / "of files"
-    of_one = joined / "of one"
+def test_one_spike_file_gives_a_frame_for_each_of_its_exposures(
+    folder_of_joined_file, path, exposure
+):
+    of_files = folder_of_joined_file / "of files"
+    of_one = folder_of_joined_file / "of one"
 
-    restore_with_tfp(joined / "clip", of_files)
-    restore_with_tfp(f"{joined}/{path}", of_one, f"spike.exposure={exposure}")
+    restore_with_tfp(folder_of_joined_file / "clip", of_files)
+    restore_with_tfp(f"{folder_of_joined_file}/{path}", of_one, f"spike.exposure={exposure}")
 
     assert len(list((of_one / "clip").iterdir())) == 4
     assert pictures_below(of_one) == pictures_below(of_files)

@@ -108,7 +108,7 @@ def test_a_cache_of_an_earlier_version_is_read(root):
 
 
 @pytest.fixture
-def chosen(root):
+def option_of_three_frames(root):
     """Give the option that chooses three frames of clip1, of which a cache was made."""
     (root / "meta.txt").write_text("clip1 3 0 000001\n")
     choice = {"meta_info_file": str(root / "meta.txt")}
@@ -116,15 +116,15 @@ def chosen(root):
     return choice
 
 
-def test_a_cache_of_chosen_clips_holds_only_these(root, chosen):
-    assert len(read_cache(root, **chosen)) == 3
+def test_a_cache_of_chosen_clips_holds_only_these(root, option_of_three_frames):
+    assert len(read_cache(root, **option_of_three_frames)) == 3
 
     with pytest.raises(DataError, match="another selection of clips"):
         read_cache(root)
 
 
-def test_an_array_that_is_gone_during_the_run_is_named(root, chosen):
-    dataset = read_cache(root, **chosen)
+def test_an_array_that_is_gone_during_the_run_is_named(root, option_of_three_frames):
+    dataset = read_cache(root, **option_of_three_frames)
     gone = root / "cache/clip1/gt.u8"
     gone.unlink()
 

@@ -252,7 +252,7 @@ def test_a_seed_gives_the_draws_that_it_always_gave(clips, index, clip, frames, 
 
 
 @pytest.fixture
-def maybe_reversed(clips):
+def sample_of_eight_epochs(clips):
     """Give a sample of eight epochs, with time reversed in some of them."""
     dataset = build_clips(clips, random_reverse=True)
     return [dataset[(epoch, 0)] for epoch in range(8)]
@@ -262,8 +262,8 @@ FORWARD = [0, 1, 2]
 BACKWARD = [2, 1, 0]
 
 
-def test_time_runs_forward_in_some_epochs_but_backward_in_others(maybe_reversed):
-    orders = [greens_in(item) for item in maybe_reversed]
+def test_time_runs_forward_in_some_epochs_but_backward_in_others(sample_of_eight_epochs):
+    orders = [greens_in(item) for item in sample_of_eight_epochs]
 
     assert FORWARD in orders
     assert BACKWARD in orders
@@ -271,8 +271,8 @@ def test_time_runs_forward_in_some_epochs_but_backward_in_others(maybe_reversed)
         assert order in (FORWARD, BACKWARD)
 
 
-def test_time_reversal_reverses_the_planes_within_the_frames(maybe_reversed):
-    for item in maybe_reversed:
+def test_time_reversal_reverses_the_planes_within_the_frames(sample_of_eight_epochs):
+    for item in sample_of_eight_epochs:
         # As recorded, all spikes lie in the first half of a frame.
         is_backward = greens_in(item) == BACKWARD
         empty_half = 0 if is_backward else 1

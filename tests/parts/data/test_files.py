@@ -395,7 +395,7 @@ class Noise(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def noise(tmp_path_factory) -> Noise:
+def noise_video(tmp_path_factory) -> Noise:
     """Write frames of noise at uneven times, and open the video."""
     # The times of a phone, in seconds: 24000 / 1001 frames a second, a gap, then faster.
     times = [Fraction(t) for t in ("1001/24000", "1001/12000", "1/2", "53/100", "1")]
@@ -409,14 +409,14 @@ def noise(tmp_path_factory) -> Noise:
     return Noise(times, frames, VideoReader(path))
 
 
-def test_every_frame_of_a_video_keeps_its_time(noise):
-    assert noise.video.times == noise.times
+def test_every_frame_of_a_video_keeps_its_time(noise_video):
+    assert noise_video.video.times == noise_video.times
 
 
-def test_every_pixel_of_a_video_in_444_keeps_its_colour(noise):
+def test_every_pixel_of_a_video_in_444_keeps_its_colour(noise_video):
     squares = []
-    for index, frame in enumerate(noise.frames):
-        squares.append((noise.video.read(index).astype(float) - frame) ** 2)
+    for index, frame in enumerate(noise_video.frames):
+        squares.append((noise_video.video.read(index).astype(float) - frame) ** 2)
     psnr = 10 * np.log10(255**2 / np.mean(squares))
 
     # dB. A video with half as many values of colour (4:2:0) would lose most of the noise.

@@ -263,15 +263,15 @@ def arguments_of_test(home: Path, out: Path, *more: object) -> list[object]:
 
 
 @pytest.fixture(scope="module")
-def tested(home) -> Path:
+def tested_folder(home) -> Path:
     """Give the results of a test that saved frames and the film of all instants."""
     folder = home / "tested"
     restore(*arguments_of_test(home, folder, "--save", "frames", "slowmotion"))
     return folder
 
 
-def test_the_slow_film_shows_every_instant_at_the_rate_of_usual_films(tested):
-    film = VideoReader(tested / "test1_slowmotion.mp4")
+def test_the_slow_film_shows_every_instant_at_the_rate_of_usual_films(tested_folder):
+    film = VideoReader(tested_folder / "test1_slowmotion.mp4")
 
     # Clip test1 has 3 frames.
     assert film.num_frames == 3 * K
@@ -279,10 +279,10 @@ def test_the_slow_film_shows_every_instant_at_the_rate_of_usual_films(tested):
 
 
 @pytest.mark.parametrize("instant", range(K))
-def test_the_slow_film_shows_the_saved_instants(tested, instant):
-    film = VideoReader(tested / "test1_slowmotion.mp4")
+def test_the_slow_film_shows_the_saved_instants(tested_folder, instant):
+    film = VideoReader(tested_folder / "test1_slowmotion.mp4")
 
-    saved = imread_rgb(tested / f"instants/test1/000002_{instant}.png")
+    saved = imread_rgb(tested_folder / f"instants/test1/000002_{instant}.png")
 
     # Frame 2 has the instants 6, 7 and 8 of the film. A film is compressed, so its values differ
     # from the picture by some levels.
@@ -291,35 +291,37 @@ def test_the_slow_film_shows_the_saved_instants(tested, instant):
 
 
 @pytest.mark.parametrize("instant", range(K))
-def test_an_instant_has_the_score_of_its_saved_picture(home, tested, instant):
-    restored = imread_rgb(tested / f"instants/test1/000002_{instant}.png")
+def test_an_instant_has_the_score_of_its_saved_picture(home, tested_folder, instant):
+    restored = imread_rgb(tested_folder / f"instants/test1/000002_{instant}.png")
     truth = imread_rgb(home / f"GOPRO_Large/test/test1/instants/000002_{instant}.png")
 
-    scores = read_metrics(tested)["clips"]["test1"]["per_frame"][f"instant {instant}"]["psnr"]
+    scores = read_metrics(tested_folder)["clips"]["test1"]["per_frame"][f"instant {instant}"][
+        "psnr"
+    ]
 
     assert scores[2] == pytest.approx(psnr(restored, truth))  # 2: the frame 000002
 
 
-def test_the_saved_frame_is_the_middle_instant(tested):
-    frame = imread_rgb(tested / "test1/000002.png")
+def test_the_saved_frame_is_the_middle_instant(tested_folder):
+    frame = imread_rgb(tested_folder / "test1/000002.png")
 
-    assert np.array_equal(frame, imread_rgb(tested / "instants/test1/000002_1.png"))
+    assert np.array_equal(frame, imread_rgb(tested_folder / "instants/test1/000002_1.png"))
 
 
-def test_the_table_has_the_mean_of_each_instant(tested):
-    averages = read_metrics(tested)["averages"]
+def test_the_table_has_the_mean_of_each_instant(tested_folder):
+    averages = read_metrics(tested_folder)["averages"]
 
     means = ", ".join(f"{averages[f'instant {number}']['psnr']:.2f}" for number in range(K))
-    table = (tested / "table.txt").read_text()
+    table = (tested_folder / "table.txt").read_text()
     assert f"PSNR dB of the instants, mean over clips: {means}" in table
 
 
-def test_a_complete_test_with_instants_can_be_repeated(home, tested):
-    before = read_metrics(tested)
+def test_a_complete_test_with_instants_can_be_repeated(home, tested_folder):
+    before = read_metrics(tested_folder)
 
-    restore(*arguments_of_test(home, tested, "--save", "frames", "slowmotion"))
+    restore(*arguments_of_test(home, tested_folder, "--save", "frames", "slowmotion"))
 
-    assert read_metrics(tested) == before
+    assert read_metrics(tested_folder) == before
 
 
 @pytest.fixture(scope="module")
@@ -330,8 +332,8 @@ def exact_averages(home) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("instant", range(K))
-def test_the_scores_of_exact_values_differ_a_little(tested, exact_averages, instant):
-    rounded = read_metrics(tested)["averages"][f"instant {instant}"]["psnr"]
+def test_the_scores_of_exact_values_differ_a_little(tested_folder, exact_averages, instant):
+    rounded = read_metrics(tested_folder)["averages"][f"instant {instant}"]["psnr"]
     exact = exact_averages[f"instant {instant}"]["psnr"]
 
     assert exact == pytest.approx(rounded, abs=0.05)  # dB

@@ -64,7 +64,7 @@ def lmdbs(root: Path, *kinds: str) -> dict[str, Any]:
     return keys
 
 
-def forked(function: Callable[..., Any], *arguments: object) -> Any:
+def call_in_fork(function: Callable[..., Any], *arguments: object) -> Any:
     """Call a function in a forked process. Return what it returns, or raise what it raises."""
     with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
         return pool.submit(function, *arguments).result()
@@ -196,7 +196,7 @@ def test_an_lmdb_cut_short_is_refused_before_its_missing_pages_are_read(root, sh
 
     # A process that reads a missing page dies of SIGBUS. So this is done in another process.
     with pytest.raises(DataError, match=f"cut short: data.mdb has {left} bytes") as error:
-        forked(list_root, str(root / "lq.lmdb"), "blur", (".png",))
+        call_in_fork(list_root, str(root / "lq.lmdb"), "blur", (".png",))
 
     assert f"{whole} bytes" in str(error.value)
 
@@ -208,7 +208,7 @@ def test_an_lmdb_opened_before_a_fork_is_not_used_after_it(root):
     dataset = build_clips(root, **lmdbs(root, "lq", "gt"))
     here = dataset[FIRST_SAMPLE]
 
-    there = forked(dataset.__getitem__, FIRST_SAMPLE)
+    there = call_in_fork(dataset.__getitem__, FIRST_SAMPLE)
 
     assert torch.equal(there["lq"], here["lq"])
 

@@ -109,7 +109,7 @@ class Case:
 
 
 @pytest.fixture(scope="module")
-def moving(tmp_path_factory):
+def moving_clip(tmp_path_factory):
     """Give the folder of a clip that moves."""
     return MOVING.write(tmp_path_factory.mktemp("moving") / "clip")
 
@@ -230,7 +230,7 @@ def dark_exposure(size: tuple[int, int], plane: tuple[int, int]) -> Recording:
 
 
 @pytest.fixture(params=list(RIGS))
-def made(request) -> MadeCameras:
+def shifted_cameras(request) -> MadeCameras:
     """Give cameras along a random motion. Each pixel of each group has a shift of its own."""
     rig = RIGS[request.param]
     height, width = rig.size
@@ -275,9 +275,9 @@ def plainly_seen(
     for g in range(len(made.shifts)):
         positions = p + made.shifts[g]
         s_g = made.shares[g][:, None]  # (H, 1)
-        blurry += s_g * sampled(x, positions)
+        blurry += s_g * sample_picture(x, positions)
         c_g = made.coverage[:, g]  # (M, h, w)
-        spikes += c_g * seen_by_spike_pixels(sampled(l, positions), made.view)
+        spikes += c_g * seen_by_spike_pixels(sample_picture(l, positions), made.view)
     return blurry, spikes
 
 
@@ -286,11 +286,11 @@ def seen_by_spike_pixels(grey: torch.Tensor, view: View) -> torch.Tensor:
     if view.lens_blur:
         sigma = view.lens_blur * max(view.points_in_pixel)  # RGB pixels
         grey = blur(grey[None], gaussian_kernel(sigma))[0]
-    points = sampled(grey, torch.from_numpy(view.points_on_frame()))  # (1, h m, w n)
+    points = sample_picture(grey, torch.from_numpy(view.points_on_frame()))  # (1, h m, w n)
     return torch.nn.functional.avg_pool2d(points, view.points_in_pixel)
 
 
-def sampled(picture: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def sample_picture(picture: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Return a picture (C, H, W) at positions (h, w, 2), x and y in pixels."""
     height, width = picture.shape[1:]
     # grid_sample counts from -1 (first pixel) to 1 (last pixel). At least 1: a picture of one row
@@ -303,61 +303,65 @@ def sampled(picture: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     return samples
 
 
-def test_the_cameras_see_what_their_equations_say(made):
-    x = torch.rand(3, *made.view.size)
-    grey = torch.rand(1, *made.view.size)
+def test_the_cameras_see_what_their_equations_say(shifted_cameras):
+    x = torch.rand(3, *shifted_cameras.view.size)
+    grey = torch.rand(1, *shifted_cameras.view.size)
 
-    blurry, spikes = made.cameras(x, grey)
+    blurry, spikes = shifted_cameras.cameras(x, grey)
 
-    plain_blurry, plain_spikes = plainly_seen(made, x, grey)
+    plain_blurry, plain_spikes = plainly_seen(shifted_cameras, x, grey)
     # Only the rounding of float32 differs, in sums of up to a hundred values of at most 1.
     assert torch.allclose(blurry, plain_blurry, atol=2e-5)
     assert torch.allclose(spikes, plain_spikes, atol=2e-5)
 
 
-def test_without_a_grey_picture_the_spike_camera_sees_the_luma_of_the_colours(made):
-    x = torch.rand(3, *made.view.size)
+def test_without_a_grey_picture_the_spike_camera_sees_the_luma_of_the_colours(shifted_cameras):
+    x = torch.rand(3, *shifted_cameras.view.size)
 
-    blurry, spikes = made.cameras(x)
+    blurry, spikes = shifted_cameras.cameras(x)
 
-    blurry_of_both, spikes_of_luma = made.cameras(x, luma(x))
+    blurry_of_both, spikes_of_luma = shifted_cameras.cameras(x, luma(x))
     assert torch.allclose(blurry, blurry_of_both, atol=2e-5)
     assert torch.allclose(spikes, spikes_of_luma, atol=2e-5)
 
 
-def test_cameras_are_the_same_if_their_groups_are_computed_one_after_the_other(made, monkeypatch):
+def test_cameras_are_the_same_if_their_groups_are_computed_one_after_the_other(
+    shifted_cameras, monkeypatch
+):
     monkeypatch.setattr(joint, "SAMPLES_AT_A_TIME", 1)  # one group at a time
-    pixels = SpikePixels(made.view, CPU)
-    in_parts = Cameras(pixels, made.shifts, made.shares, made.coverage)
-    x = torch.rand(3, *made.view.size)
-    grey = torch.rand(1, *made.view.size)
+    pixels = SpikePixels(shifted_cameras.view, CPU)
+    in_parts = Cameras(
+        pixels, shifted_cameras.shifts, shifted_cameras.shares, shifted_cameras.coverage
+    )
+    x = torch.rand(3, *shifted_cameras.view.size)
+    grey = torch.rand(1, *shifted_cameras.view.size)
 
     of_parts = in_parts(x, grey)
-    of_all = made.cameras(x, grey)
+    of_all = shifted_cameras.cameras(x, grey)
     for in_part, at_once in zip(of_parts, of_all, strict=True):
         assert torch.allclose(in_part, at_once, atol=2e-5)
     for in_part, at_once in zip(
-        in_parts.adjoint(*of_all), made.cameras.adjoint(*of_all), strict=True
+        in_parts.adjoint(*of_all), shifted_cameras.cameras.adjoint(*of_all), strict=True
     ):
         assert torch.allclose(in_part, at_once, rtol=1e-4, atol=1e-4)
 
 
-def test_the_adjoint_of_the_cameras_is_the_gradient_of_their_equations(made):
-    x = torch.zeros(3, *made.view.size, requires_grad=True)
-    grey = torch.zeros(1, *made.view.size, requires_grad=True)
-    blurry, spikes = plainly_seen(made, x, grey)
+def test_the_adjoint_of_the_cameras_is_the_gradient_of_their_equations(shifted_cameras):
+    x = torch.zeros(3, *shifted_cameras.view.size, requires_grad=True)
+    grey = torch.zeros(1, *shifted_cameras.view.size, requires_grad=True)
+    blurry, spikes = plainly_seen(shifted_cameras, x, grey)
     of_blurry = torch.rand_like(blurry)
     of_spikes = torch.rand_like(spikes)
 
-    by_x, by_grey = made.cameras.adjoint(of_blurry, of_spikes)
+    by_x, by_grey = shifted_cameras.cameras.adjoint(of_blurry, of_spikes)
 
     plain_x, plain_grey = torch.autograd.grad((blurry, spikes), (x, grey), (of_blurry, of_spikes))
     assert torch.allclose(by_x, plain_x, rtol=1e-4, atol=1e-4)
     assert torch.allclose(by_grey, plain_grey, rtol=1e-4, atol=1e-4)
 
 
-def test_the_adjoint_of_the_cameras_is_exact(moving):
-    case = Case(moving)
+def test_the_adjoint_of_the_cameras_is_exact(moving_clip):
+    case = Case(moving_clip)
     torch.manual_seed(0)
     x = torch.rand_like(case.sharp)
     grey = torch.rand_like(case.sharp[:1])
@@ -609,8 +613,8 @@ def test_a_rolling_shutter_exposes_each_row_later(rolling_shares):
 # ---- The solution ----
 
 
-def test_the_frame_is_far_sharper_than_its_start(moving):
-    case = Case(moving)
+def test_the_frame_is_far_sharper_than_its_start(moving_clip):
+    case = Case(moving_clip)
 
     frame = case.equations.solve(case.blurry)
 
@@ -765,13 +769,13 @@ def test_the_motion_takes_the_planes_that_were_exposed_and_no_others(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def wrong_solution(moving):
+def wrong_solution(moving_clip):
     """Give (case, start, z): a case along a wrong motion, a good start, and the bad solution z.
 
     The scene moves, but the motion says that nothing moves (factor 0). The start is the sharp frame
     with a little noise.
     """
-    case = Case(moving, true_motion(MOVING, factor=0.0))
+    case = Case(moving_clip, true_motion(MOVING, factor=0.0))
     torch.manual_seed(0)
     noise = 0.03 * torch.randn_like(case.sharp)
     start = (case.sharp + noise).clamp(0, 1)
@@ -808,10 +812,10 @@ def test_a_guard_of_0_gives_the_solution_as_it_is(wrong_solution):
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_a_gpu_gives_the_frame_that_the_cpu_gives(moving):
+def test_a_gpu_gives_the_frame_that_the_cpu_gives(moving_clip):
     frames = []
     for device in (CPU, torch.device("cuda")):
-        case = Case(moving, device=device)
+        case = Case(moving_clip, device=device)
         start = case.blurry.to(device)
         frame, _ = case.guarded(case.equations.solve(start), start, guard=3.0)
         frames.append(frame.cpu())

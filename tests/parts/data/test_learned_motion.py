@@ -315,7 +315,7 @@ def test_a_mean_of_motions_lies_nearer_to_the_motion_with_less_expected_error():
 
 
 @pytest.fixture(scope="module")
-def drawn() -> Motion:
+def random_motion() -> Motion:
     """Give a motion of 20 x 30 pixels.
 
     columns 0 to 9      move right
@@ -333,8 +333,8 @@ def drawn() -> Motion:
     return Motion(np.array([-10.0, 0, 10]), shifts, errors)
 
 
-def test_pixels_of_a_large_expected_error_are_not_trusted(drawn):
-    is_untrusted = untrusted_pixels(drawn)
+def test_pixels_of_a_large_expected_error_are_not_trusted(random_motion):
+    is_untrusted = untrusted_pixels(random_motion)
 
     assert is_untrusted[:5].all()
     assert not is_untrusted[5:].any()
@@ -351,8 +351,8 @@ def test_a_motion_is_not_trusted_if_its_error_is_above_half_a_pixel_and_half_of_
     assert is_untrusted.tolist() == [[True, False, True, False]]
 
 
-def test_a_picture_of_a_motion_shows_the_direction(drawn):
-    picture = motion_picture(drawn)
+def test_a_picture_of_a_motion_shows_the_direction(random_motion):
+    picture = motion_picture(random_motion)
 
     assert picture.dtype == np.uint8
     assert picture.shape == (20, 30, 3)
@@ -362,9 +362,9 @@ def test_a_picture_of_a_motion_shows_the_direction(drawn):
     assert picture[10, 25].tolist() == [255, 255, 255]  # still: white
 
 
-def test_a_picture_of_a_motion_is_grey_where_the_motion_is_not_trusted(drawn):
+def test_a_picture_of_a_motion_is_grey_where_the_motion_is_not_trusted(random_motion):
     # A pixel that moves down (column 12) and is not trusted (row 2).
-    red, green, blue = motion_picture(drawn)[2, 12].tolist()
+    red, green, blue = motion_picture(random_motion)[2, 12].tolist()
 
     assert red == green == blue
 

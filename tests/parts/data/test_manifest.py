@@ -104,23 +104,23 @@ def rename_frames(root: Path, template: str) -> None:
 
 
 @pytest.fixture
-def regrouped(tmp_path):
+def regrouped_root(tmp_path):
     """Give the root of clip0 with folders of their own for blurry and for sharp frames."""
     return write_clips(tmp_path / "regrouped", "clip0", first=47, regrouped=True)
 
 
-def test_published_and_regrouped_folders_have_the_same_frames(root, regrouped):
+def test_published_and_regrouped_folders_have_the_same_frames(root, regrouped_root):
     published = build_clips(root).clips[0]
-    in_groups = build_clips(regrouped, regrouped=True).clips[0]
+    in_groups = build_clips(regrouped_root, regrouped=True).clips[0]
 
     expected = ("000047", "000048", "000049", "000050", "000051", "000052")
     assert published.stems == expected
     assert in_groups.stems == expected
 
 
-def test_published_and_regrouped_folders_give_the_same_samples(root, regrouped):
+def test_published_and_regrouped_folders_give_the_same_samples(root, regrouped_root):
     published = build_clips(root)
-    in_groups = build_clips(regrouped, regrouped=True)
+    in_groups = build_clips(regrouped_root, regrouped=True)
 
     # Any sample of clip0 would do. Both roots have this clip.
     assert equal_samples(sample_of(published, 2), sample_of(in_groups, 2))
@@ -168,7 +168,7 @@ class NestedClips(NamedTuple):
 
 
 @pytest.fixture(params=[False, True], ids=["published", "regrouped"])
-def nested(request, tmp_path):
+def root_of_nested_clips(request, tmp_path):
     """Give three clips in two folders."""
     regrouped = request.param
     write_clips(tmp_path, "00001/0001", "00001/0002", "00002/0001", regrouped=regrouped)
@@ -178,27 +178,27 @@ def nested(request, tmp_path):
     return NestedClips(tmp_path, lq, regrouped)
 
 
-def test_clips_in_nested_folders_have_both_names(nested):
-    dataset = build_clips(nested.root, regrouped=nested.regrouped)
+def test_clips_in_nested_folders_have_both_names(root_of_nested_clips):
+    dataset = build_clips(root_of_nested_clips.root, regrouped=root_of_nested_clips.regrouped)
 
     assert [clip.name for clip in dataset.clips] == ["00001/0001", "00001/0002", "00002/0001"]
     # Each clip has 6 samples. So sample 13 is of the third clip, and begins with its second frame.
     assert sample_of(dataset, 13)["key"] == "00002/0001/000001"
 
 
-def test_a_missing_folder_of_nested_clips_is_named_with_both_names(nested):
-    shutil.rmtree(nested.root / "GOPRO_Large_spike_seq/train/00001/0002")
+def test_a_missing_folder_of_nested_clips_is_named_with_both_names(root_of_nested_clips):
+    shutil.rmtree(root_of_nested_clips.root / "GOPRO_Large_spike_seq/train/00001/0002")
 
-    said = complaint(nested.root, regrouped=nested.regrouped)
+    said = complaint(root_of_nested_clips.root, regrouped=root_of_nested_clips.regrouped)
 
     assert "1 problem " in said  # with a blank, because "1 problems" would be wrong
     assert "00001/0002 | spike has no folder" in said
 
 
-def test_a_folder_of_files_is_a_clip(nested):
-    (nested.lq / "00002" / "notes.txt").write_bytes(b"x")
+def test_a_folder_of_files_is_a_clip(root_of_nested_clips):
+    (root_of_nested_clips.lq / "00002" / "notes.txt").write_bytes(b"x")
 
-    said = complaint(nested.root, regrouped=nested.regrouped)
+    said = complaint(root_of_nested_clips.root, regrouped=root_of_nested_clips.regrouped)
 
     # A folder with a file is taken for a clip, not for a folder of clips. notes.txt is no frame.
     assert "00002      | lq holds no .png file" in said
@@ -779,7 +779,7 @@ def folders_of(roots: Sequence[Path], split: str = "train") -> dict[str, list[st
     return folders
 
 
-def joined(roots: Sequence[Path], split: str = "train", **changes: Any) -> dict[str, Any]:
+def section_of_roots(roots: Sequence[Path], split: str = "train", **changes: Any) -> dict[str, Any]:
     """Return a section for several roots. changes: keys of the section."""
     values = data_section(roots[0], split) | folders_of(roots, split)
     return values | {"spike": TFP} | changes
@@ -788,7 +788,7 @@ def joined(roots: Sequence[Path], split: str = "train", **changes: Any) -> dict[
 @pytest.fixture(scope="module")
 def joined_set(roots):
     """Give the training set of both roots."""
-    return set_for_training(joined(roots, **ALL_TURNS), seed=3)
+    return set_for_training(section_of_roots(roots, **ALL_TURNS), seed=3)
 
 
 def test_with_several_roots_the_name_of_a_clip_has_the_number_of_its_root(joined_set):
@@ -839,7 +839,9 @@ def test_each_root_keeps_its_own_camera(joined_set, clip_name, rate, pixels_of_s
 
 
 def test_batches_of_several_roots_have_one_shape(roots):
-    values = resolve_section(joined(roots, dataloader_batch_size=4, dataloader_num_workers=0))
+    values = resolve_section(
+        section_of_roots(roots, dataloader_batch_size=4, dataloader_num_workers=0)
+    )
     loader = TrainLoader(set_for_training(values), values, accumulation_steps=1, seed=0)
 
     first_epoch = loader.start(epoch=0, batch=0)
@@ -897,7 +899,7 @@ def first_frames_of_epochs(dataset: Any) -> list[list[Frame]]:
 
 @pytest.mark.parametrize(("share", "counts"), SHARES)
 def test_shares_say_how_many_samples_each_root_gives(roots, share, counts):
-    dataset = set_for_training(joined(roots, dataroot_share=share))
+    dataset = set_for_training(section_of_roots(roots, dataroot_share=share))
 
     for first_frames in first_frames_of_epochs(dataset):
         found = Counter(frame.root_number for frame in first_frames)
@@ -906,7 +908,7 @@ def test_shares_say_how_many_samples_each_root_gives(roots, share, counts):
 
 @pytest.mark.parametrize(("share", "counts"), SHARES)
 def test_all_frames_of_a_root_come_equally_often(roots, share, counts):
-    dataset = set_for_training(joined(roots, dataroot_share=share))
+    dataset = set_for_training(section_of_roots(roots, dataroot_share=share))
 
     times_used: Counter[Frame] = Counter()
     for first_frames in first_frames_of_epochs(dataset):
@@ -924,8 +926,8 @@ def test_all_frames_of_a_root_come_equally_often(roots, share, counts):
 
 @pytest.mark.parametrize(("share", "counts"), SHARES)
 def test_shares_give_the_same_samples_each_time(roots, share, counts):
-    first = set_for_training(joined(roots, dataroot_share=share))
-    second = set_for_training(joined(roots, dataroot_share=share))
+    first = set_for_training(section_of_roots(roots, dataroot_share=share))
+    second = set_for_training(section_of_roots(roots, dataroot_share=share))
 
     # Any sample of any epoch would do.
     assert equal_samples(sample_of(first, 7, epoch=2), sample_of(second, 7, epoch=2))
@@ -933,7 +935,7 @@ def test_shares_give_the_same_samples_each_time(roots, share, counts):
 
 def sample_names(roots: Sequence[Path], **changes: Any) -> Any:
     """Return what a resumed run compares to know whether it has the same samples."""
-    return set_for_training(joined(roots, **changes)).sample_names()
+    return set_for_training(section_of_roots(roots, **changes)).sample_names()
 
 
 def test_a_resumed_run_sees_the_same_roots_with_the_same_shares(roots):
@@ -954,7 +956,7 @@ def test_a_resumed_run_sees_other_roots_or_shares(roots):
 
 
 def test_a_list_that_lacks_the_folder_of_a_root_is_refused(roots):
-    values = joined(roots)
+    values = section_of_roots(roots)
     values["dataroot_lq"] = values["dataroot_lq"][:1]
 
     with pytest.raises(OptionError, match="dataroot_lq has 1, dataroot_spike has 2"):
@@ -962,7 +964,7 @@ def test_a_list_that_lacks_the_folder_of_a_root_is_refused(roots):
 
 
 def test_a_single_folder_beside_lists_of_folders_is_refused(roots):
-    values = joined(roots)
+    values = section_of_roots(roots)
     values["dataroot_gt"] = values["dataroot_gt"][0]
 
     with pytest.raises(OptionError, match="dataroot_gt is a single folder"):
@@ -980,18 +982,18 @@ def test_a_single_folder_beside_lists_of_folders_is_refused(roots):
 )
 def test_shares_that_do_not_match_the_roots_are_refused(roots, shares, said):
     with pytest.raises(OptionError, match=said):
-        set_for_training(joined(roots, dataroot_share=shares))
+        set_for_training(section_of_roots(roots, dataroot_share=shares))
 
 
 def test_roots_of_different_scales_are_refused(roots, tmp_path):
     write_clips(tmp_path, "large", scale=2)
 
     with pytest.raises(DataError, match="scale 2 and 0 sharp instants in clip 1/large, scale 1"):
-        set_for_training(joined([roots[0], tmp_path]))
+        set_for_training(section_of_roots([roots[0], tmp_path]))
 
 
 def test_the_check_knows_every_root(roots, tmp_path, capsys):
-    code = clip_files.doctor_of_data(tmp_path, train=joined(roots))
+    code = clip_files.doctor_of_data(tmp_path, train=section_of_roots(roots))
 
     assert code == 0  # no problem was found
     said = capsys.readouterr().out
@@ -1000,13 +1002,13 @@ def test_the_check_knows_every_root(roots, tmp_path, capsys):
 
 
 def test_a_training_set_for_testing_is_refused_by_the_check(roots, tmp_path, capsys):
-    clip_files.doctor_of_data(tmp_path, test=joined(roots))
+    clip_files.doctor_of_data(tmp_path, test=section_of_roots(roots))
 
     assert "a dataset for testing: " in capsys.readouterr().err
 
 
 def test_the_purpose_of_a_data_set_is_named_before_its_missing_keys(roots, tmp_path, capsys):
-    values = joined(roots)
+    values = section_of_roots(roots)
     del values["num_frame"]  # a test set needs no num_frame, a training set does
 
     clip_files.doctor_of_data(tmp_path, test=values)
@@ -1017,7 +1019,7 @@ def test_the_purpose_of_a_data_set_is_named_before_its_missing_keys(roots, tmp_p
 
 
 def test_a_cache_knows_every_root(roots, tmp_path):
-    values = joined(roots)
+    values = section_of_roots(roots)
     plain = set_for_training(values)
 
     in_cache = set_for_training(add_cache(values, tmp_path / "cache"))
@@ -1027,7 +1029,7 @@ def test_a_cache_knows_every_root(roots, tmp_path):
 
 
 def test_pictures_of_every_root_are_kept_in_memory(roots):
-    values = joined(roots)
+    values = section_of_roots(roots)
     plain = set_for_training(values | {"cache_data": False})
 
     kept = set_for_training(values | {"cache_data": True})
@@ -1041,7 +1043,7 @@ def test_pictures_of_every_root_are_kept_in_memory(roots):
 
 def section_for_testing(roots: Sequence[Path]) -> dict[str, Any]:
     """Return a section `datasets.test` for the training clips of these roots."""
-    return joined(roots, "test") | folders_of(roots)
+    return section_of_roots(roots, "test") | folders_of(roots)
 
 
 @pytest.fixture(scope="module")
@@ -1094,7 +1096,7 @@ def test_a_tested_clip_has_another_digest_in_a_cache(tested_clips, cached_clip):
 
 
 def test_weights_say_what_several_roots_have_in_common(roots):
-    known = resolve_section(joined(roots)).spike_data
+    known = resolve_section(section_of_roots(roots)).spike_data
 
     assert known == {
         # "match": the reader divides the spikes of each root by the rate of the root.
@@ -1109,7 +1111,7 @@ def test_weights_say_what_several_roots_have_in_common(roots):
 
 
 def test_weights_describe_equal_roots_like_a_single_root(roots):
-    twice = resolve_section(joined((roots[0], roots[0])))
+    twice = resolve_section(section_of_roots((roots[0], roots[0])))
     once = resolve_section(data_section(roots[0], spike=TFP))
 
     assert twice.spike_data == once.spike_data

@@ -65,7 +65,7 @@ def complaint(root, **changes):
 
 
 @pytest.fixture
-def said(root, caplog):
+def log_of_check(root, caplog):
     """Give a function that runs the check of a training, and returns what it logs."""
     caplog.set_level("INFO")
 
@@ -90,9 +90,9 @@ def cut_short(path):
 # ---- Data that were checked before ----
 
 
-def test_sound_data_are_not_read_again(said):
-    first = said()
-    second = said()
+def test_sound_data_are_not_read_again(log_of_check):
+    first = log_of_check()
+    second = log_of_check()
 
     assert (
         "data train: 2 clips, 12 frames of 16 x 24, spike files of 24 planes, checked in" in first
@@ -101,22 +101,22 @@ def test_sound_data_are_not_read_again(said):
     assert second.count("as checked before") == 2
 
 
-def test_data_are_read_again_if_options_change(root, said):
-    said()
+def test_data_are_read_again_if_options_change(root, log_of_check):
+    log_of_check()
 
     assert "do not follow filename_tmpl" in complaint(root, filename_tmpl="08d")
 
 
-def test_data_are_read_again_if_the_stored_result_is_damaged(root, said):
-    said()
+def test_data_are_read_again_if_the_stored_result_is_damaged(root, log_of_check):
+    log_of_check()
     for stored in (root / "experiments/.preflight").iterdir():
         stored.write_text("{")  # as a full disk leaves it
 
-    assert said().count("checked in") == 2
+    assert log_of_check().count("checked in") == 2
 
 
-def test_data_with_problems_are_read_again(root, said):
-    said()
+def test_data_with_problems_are_read_again(root, log_of_check):
+    log_of_check()
     cut_short(frame(root))
 
     # The first check finds the changed file. Its result is not stored, so neither is it taken over.
@@ -124,10 +124,10 @@ def test_data_with_problems_are_read_again(root, said):
         assert "is cut short" in complaint(root)
 
 
-def test_a_cache_is_checked_for_its_freshness(root, said):
+def test_a_cache_is_checked_for_its_freshness(root, log_of_check):
     backend = add_cache(data_section(root), root / "cache")["io_backend"]
 
-    assert "data train: 2 cached clips" in said(io_backend=backend)
+    assert "data train: 2 cached clips" in log_of_check(io_backend=backend)
 
     os.utime(frame(root), (1, 1))  # another time of change
     assert "the clip cache does not fit the data" in complaint(root, io_backend=backend)
@@ -261,14 +261,14 @@ def test_spikes_that_do_not_look_upside_down_are_no_warning(root, caplog):
     assert [record for record in caplog.records if record.levelname == "WARNING"] == []
 
 
-def test_spikes_that_look_upside_down_are_a_warning(root, said):
+def test_spikes_that_look_upside_down_are_a_warning(root, log_of_check):
     # The files are upside down. dataset.json does not say so, and the options say the contrary.
     write_info(root, flip=None)
     spike = {"type": "dat", "flip": False}
 
     warnings = check_clips(data_section(root, spike=spike)).warnings
-    first = said(spike=spike)
-    second = said(spike=spike)
+    first = log_of_check(spike=spike)
+    second = log_of_check(spike=spike)
 
     # One for each clip, also if the stored result is taken over.
     assert len(warnings) == 2
@@ -456,16 +456,16 @@ def test_a_denoising_test_may_have_one_folder_for_both(root):
     assert len(check_clips(values).problems) == 2
 
 
-def test_copies_of_the_blurry_frames_as_sharp_ones_are_said(root, said):
+def test_copies_of_the_blurry_frames_as_sharp_ones_are_said(root, log_of_check):
     for clip in ("clip0", "clip1"):
         folder = root / TRAIN / clip
         shutil.rmtree(folder / "sharp")
         shutil.copytree(folder / "blur", folder / "sharp")
 
-    assert f"the sharp frames of all clips are {COPIES}" in said()
+    assert f"the sharp frames of all clips are {COPIES}" in log_of_check()
 
 
-def test_copies_of_some_frames_are_no_warning(root, said):
+def test_copies_of_some_frames_are_no_warning(root, log_of_check):
     # In each clip one sharp frame is left: the first, and the last.
     for clip, kept in (("clip0", "000000.png"), ("clip1", "000005.png")):
         folder = root / TRAIN / clip
@@ -473,7 +473,7 @@ def test_copies_of_some_frames_are_no_warning(root, said):
             if path.name != kept:
                 shutil.copy(path, folder / "sharp")
 
-    assert COPIES not in said()
+    assert COPIES not in log_of_check()
 
 
 # ---- Folders and names ----
@@ -579,11 +579,11 @@ def test_a_missing_frame_is_named_as_its_neighbours_are(tmp_path, first, missing
     assert "every frame with its lq, gt and spike file; docs/data_format.md" in message
 
 
-def test_home_and_variables_in_paths_are_replaced(root, monkeypatch, said):
+def test_home_and_variables_in_paths_are_replaced(root, monkeypatch, log_of_check):
     monkeypatch.setenv("HOME", str(root))
     monkeypatch.setenv("CLIPS", str(root / "GOPRO_Large"))
 
-    log = said(
+    log = log_of_check(
         dataroot_lq="${CLIPS}/train",
         dataroot_gt="$CLIPS/train",
         dataroot_spike="~/GOPRO_Large_spike_seq/train",

@@ -170,7 +170,7 @@ def test_stream_203_decodes_to_its_golden_values(home):
     assert spikes[21].sum() == 21488
 
 
-class Golden(NamedTuple):
+class GoldenMeans(NamedTuple):
     """Means of two representations of 41 planes."""
 
     clip: str
@@ -182,38 +182,38 @@ class Golden(NamedTuple):
 
 
 GOLDEN = [
-    Golden("200", first_plane=130, tfp=0.352987, tfi=0.353169, without_interval=0.18),
+    GoldenMeans("200", first_plane=130, tfp=0.352987, tfi=0.353169, without_interval=0.18),
     # The file has plane 0, then planes 130 to 170.
-    Golden("203", first_plane=1, tfp=0.217085, tfi=0.217102, without_interval=3.17),
+    GoldenMeans("203", first_plane=1, tfp=0.217085, tfi=0.217102, without_interval=3.17),
 ]
 
 
 @pytest.fixture(params=GOLDEN, ids=lambda golden: golden.clip)
-def golden(request) -> Golden:
+def golden_means(request) -> GoldenMeans:
     """Give the golden values of each stream."""
     return request.param
 
 
 @pytest.fixture
-def planes(home, golden) -> np.ndarray:
+def planes(home, golden_means) -> np.ndarray:
     """Give the 41 planes of the golden values."""
-    spikes = read_spikes(home / f"spike/{golden.clip}.dat", PLANE)
-    return spikes[golden.first_plane : golden.first_plane + 41]
+    spikes = read_spikes(home / f"spike/{golden_means.clip}.dat", PLANE)
+    return spikes[golden_means.first_plane : golden_means.first_plane + 41]
 
 
-def test_a_stream_gives_the_golden_tfp(golden, planes):
+def test_a_stream_gives_the_golden_tfp(golden_means, planes):
     channel = represent("tfp", planes, center=20, half_window=20)
 
     # All 41 planes are in the window, so the channel has the mean of all planes.
-    assert planes.mean() == pytest.approx(golden.tfp, abs=5e-7)
-    assert channel.mean() == pytest.approx(golden.tfp, abs=5e-7)
+    assert planes.mean() == pytest.approx(golden_means.tfp, abs=5e-7)
+    assert channel.mean() == pytest.approx(golden_means.tfp, abs=5e-7)
 
 
-def test_a_stream_gives_the_golden_tfi(golden, planes):
+def test_a_stream_gives_the_golden_tfi(golden_means, planes):
     channel = represent("tfi", planes, center=20, half_window=20)
 
-    assert channel.mean(dtype=np.float64) == pytest.approx(golden.tfi, abs=5e-7)
+    assert channel.mean(dtype=np.float64) == pytest.approx(golden_means.tfi, abs=5e-7)
     # A pixel without an interval gets 1 / 40, one over the length of the window. An interval of 40
     # planes would give the same, but no pixel has one.
     is_without = channel == np.float32(1 / 40)
-    assert 100 * is_without.mean() == pytest.approx(golden.without_interval, abs=0.005)
+    assert 100 * is_without.mean() == pytest.approx(golden_means.without_interval, abs=0.005)

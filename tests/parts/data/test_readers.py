@@ -10,7 +10,7 @@ from data.clips.readers import Reader
 from utils.errors import DataError
 
 
-class Computed(Reader):
+class ComputedFrames(Reader):
     """Frames of 4 x 6 and sharp frames of 8 x 12, five of them for each blurry one."""
 
     def __init__(self, name="c", level=0.5, kinds=("lq", "gt", "gt_instants", "spike")):
@@ -33,7 +33,7 @@ class Own(Dataset):
 
 
 def test_sizes_follow_from_the_first_frame():
-    clip = Computed()
+    clip = ComputedFrames()
 
     assert (clip.size, clip.gt_size, clip.scale, clip.instants) == ((4, 6), (8, 12), 2, 5)
     assert clip.has_gt
@@ -41,7 +41,7 @@ def test_sizes_follow_from_the_first_frame():
 
 
 def test_a_reader_without_sharp_frames_has_the_size_of_its_frames():
-    clip = Computed(kinds=("lq",))
+    clip = ComputedFrames(kinds=("lq",))
 
     assert (clip.size, clip.gt_size, clip.scale, clip.instants) == ((4, 6), (4, 6), 1, 0)
     assert not clip.has_gt
@@ -50,17 +50,20 @@ def test_a_reader_without_sharp_frames_has_the_size_of_its_frames():
 def test_spikes_are_shown_as_their_mean_and_never_below_0():
     spike = torch.tensor([[[0.2, -3.0]], [[0.4, 1.0]]])
 
-    assert np.allclose(Computed().spike_light(0, spike), [[0.3, 0.0]])
+    assert np.allclose(ComputedFrames().spike_light(0, spike), [[0.3, 0.0]])
 
 
 def test_the_digest_changes_with_the_frames():
-    assert Computed().digest() == Computed().digest() != Computed(level=0.6).digest()
-    assert len(Computed().digest()) == 16
+    digest = ComputedFrames().digest()
+
+    assert ComputedFrames().digest() == digest
+    assert ComputedFrames(level=0.6).digest() != digest
+    assert len(digest) == 16
 
 
 @pytest.mark.parametrize("scale, instants", [(2, 5), (2, None)])
 def test_a_test_set_that_fits_the_network_is_accepted(scale, instants):
-    check_clips(Own(Computed(), Computed("d")), "test", scale, instants)
+    check_clips(Own(ComputedFrames(), ComputedFrames("d")), "test", scale, instants)
 
 
 @pytest.mark.parametrize(
@@ -73,11 +76,11 @@ def test_a_test_set_that_fits_the_network_is_accepted(scale, instants):
 )
 def test_a_test_set_that_does_not_fit_the_network_is_refused(scale, instants, words):
     with pytest.raises(DataError, match=words):
-        check_clips(Own(Computed("d")), "test", scale, instants)
+        check_clips(Own(ComputedFrames("d")), "test", scale, instants)
 
 
 def test_clips_without_sharp_frames_fit_every_scale():
-    check_clips(Own(Computed(kinds=("lq",))), "test", scale=4, instants=None)
+    check_clips(Own(ComputedFrames(kinds=("lq",))), "test", scale=4, instants=None)
 
 
 def test_samples_of_a_plain_dataset_are_not_looked_at():

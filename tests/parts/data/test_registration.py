@@ -29,7 +29,7 @@ REACH = registration.MOST_REACH
 
 
 @pytest.fixture(scope="module")
-def moving() -> View:
+def moving_view() -> View:
     """Give a view of a picture that swings by 16 pixels. Both cameras see the same.
 
     A steady motion would not show the times: a later exposure would look like a moved camera.
@@ -113,14 +113,14 @@ def test_a_value_with_a_large_error_is_not_sure():
 
 
 @pytest.mark.parametrize("most_pixels", [120_000, 2_000], ids=["whole", "binned"])
-def test_a_camera_is_found_from_a_start_that_is_off(moving, monkeypatch, most_pixels):
+def test_a_camera_is_found_from_a_start_that_is_off(moving_view, monkeypatch, most_pixels):
     # With at most 2,000 of 64 x 64 pixels, 2 x 2 pixels are binned.
     monkeypatch.setattr(registration, "MOST_PIXELS", most_pixels)
     truth = nominal(SPIKE, RGB)
     start = truth.copy()
     start[:2, 2] += (3.0, -2.0)  # RGB pixels
 
-    found = fit([moving], start, model="similarity")
+    found = fit([moving_view], start, model="similarity")
 
     corners = np.array([[[0, 0], [63, 0], [0, 63], [63, 63.0]]])
     off = cv2.perspectiveTransform(corners, found.matrix) - cv2.perspectiveTransform(corners, truth)
@@ -131,10 +131,10 @@ def test_a_camera_is_found_from_a_start_that_is_off(moving, monkeypatch, most_pi
     assert found.moved == pytest.approx(np.hypot(3, 2), abs=0.2)
 
 
-def test_a_fixed_matrix_stays(moving):
+def test_a_fixed_matrix_stays(moving_view):
     start = nominal(SPIKE, RGB)
 
-    found = fit([moving], start, model=None)
+    found = fit([moving_view], start, model=None)
 
     assert np.allclose(found.matrix, start, atol=1e-6)
     assert found.matrix_error == np.inf
@@ -263,10 +263,10 @@ def test_the_share_is_found_in_a_fast_pan():
     assert found.share == pytest.approx(0.75, abs=0.03)
 
 
-def test_the_explained_part_belongs_to_the_last_estimate(moving):
+def test_the_explained_part_belongs_to_the_last_estimate(moving_view):
     start = nominal(SPIKE, RGB)
     start[:2, 2] += (3.0, -2.0)  # RGB pixels
-    pair = Pair(moving, factor=1, light="linear")
+    pair = Pair(moving_view, factor=1, light="linear")
 
     state = registration._after_all_rounds(State([pair], start, "similarity", most_offset=20.0))
 
@@ -319,8 +319,8 @@ BLUR = 4.0  # of the frame, in RGB pixels
         pytest.param(registration.ROLL_COLUMN, {"roll": REACH}, [0] * 4, 0.4, id="rolled"),
     ],
 )
-def test_each_column_is_the_derivative_of_the_residuals(moving, column, change, step, limit):
-    pair = Pair(moving, factor=1, light="linear")
+def test_each_column_is_the_derivative_of_the_residuals(moving_view, column, change, step, limit):
+    pair = Pair(moving_view, factor=1, light="linear")
     state = State([pair], nominal(SPIKE, RGB), model="similarity", most_offset=20.0)
     details = not_none(state._details(pair, pair.features(BLUR), SIGMA))
     a = registration._explain([details]).a
@@ -373,13 +373,13 @@ def test_a_count_varies_by_its_part_behind_the_point():
     assert variance == pytest.approx(0.3 * 0.7)
 
 
-def test_broken_pixels_repeat_their_neighbours(moving):
-    whole = moving.stream // 4  # up to 50 spikes per plane
+def test_broken_pixels_repeat_their_neighbours(moving_view):
+    whole = moving_view.stream // 4  # up to 50 spikes per plane
     broken = whole.copy()
     broken[:, 20, 20] = 255  # fires far more often than its neighbours
     broken[:, 40, 40] = 0  # never fires
 
-    mended = Pair(replace(moving, stream=broken), factor=1, light="linear").sums
+    mended = Pair(replace(moving_view, stream=broken), factor=1, light="linear").sums
 
     for y, x in ((20, 20), (40, 40)):
         spikes = float(mended[-1, y, x])

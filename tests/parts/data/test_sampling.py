@@ -57,7 +57,7 @@ def samples(request):
     return size, positions
 
 
-def sampled(picture: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def sample_picture(picture: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Return the samples (C, N) of a picture (C, H, W) by grid_sample."""
     height, width = picture.shape[1:]
     grid = grid_positions(positions[None], (height, width))  # (1, 1, N, 2): one row of positions
@@ -77,7 +77,7 @@ def test_the_four_weighted_pixels_are_the_sample(samples):
         counts = weights > 0  # a pixel of weight 0 may lie beyond the picture
         pixels = corners.corner[counts] + offset
         found[counts] += weights[counts] * picture.flatten()[pixels]
-    assert torch.allclose(found, sampled(picture, positions)[0], atol=1e-5)
+    assert torch.allclose(found, sample_picture(picture, positions)[0], atol=1e-5)
     assert torch.allclose(corners.weights.sum(0), torch.ones(COUNT))
 
 
@@ -100,7 +100,7 @@ def test_the_adjoint_is_the_gradient_of_the_sums(samples, in_sum, has_factors):
     # The same sums with torch, of a picture of two channels. Sums are linear, so their gradient is
     # the same for any picture.
     picture = torch.zeros(2, *size, requires_grad=True)
-    sums = (factors * sampled(picture, positions)).view(2, outputs, in_sum).sum(-1)
+    sums = (factors * sample_picture(picture, positions)).view(2, outputs, in_sum).sum(-1)
     y = torch.rand(outputs, 2)
     [gradient] = torch.autograd.grad(sums, picture, grad_outputs=y.T)  # (2, H, W)
     assert torch.allclose(adjoint(y), gradient.flatten(1).T, rtol=1e-4, atol=1e-4)

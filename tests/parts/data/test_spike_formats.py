@@ -67,7 +67,7 @@ GEOMETRIES = {
 
 
 @pytest.fixture(params=GEOMETRIES)
-def written(request, tmp_path):
+def written_file(request, tmp_path):
     """Give five planes, and their opened file. It was written in two parts."""
     geometry = GEOMETRIES[request.param]
     spikes = random_spikes(geometry.height, geometry.width)
@@ -77,8 +77,8 @@ def written(request, tmp_path):
     return spikes, open_spikes(path, geometry)
 
 
-def test_each_format_reads_back_what_was_written(written):
-    spikes, file = written
+def test_each_format_reads_back_what_was_written(written_file):
+    spikes, file = written_file
 
     assert file.planes == 5
     assert np.array_equal(file.read(), spikes)
@@ -105,8 +105,8 @@ def crops_of(height, width):
     return crops
 
 
-def test_each_format_reads_back_parts_of_what_was_written(written):
-    spikes, file = written
+def test_each_format_reads_back_parts_of_what_was_written(written_file):
+    spikes, file = written_file
 
     for crop in crops_of(*spikes.shape[1:]):
         part = file.read(first=3, count=2, crop=crop)
@@ -126,15 +126,15 @@ def test_each_format_reads_back_parts_of_what_was_written(written):
         pytest.param(0, 0, id="none"),
     ],
 )
-def test_planes_that_are_not_there_are_refused(written, first, count):
-    _, file = written
+def test_planes_that_are_not_there_are_refused(written_file, first, count):
+    _, file = written_file
 
     with pytest.raises(SpikeFileError, match="were requested"):
         file.read(first, count)
 
 
-def test_a_crop_beyond_the_plane_is_refused(written):
-    spikes, file = written
+def test_a_crop_beyond_the_plane_is_refused(written_file):
+    spikes, file = written_file
     height, width = spikes.shape[1:]
 
     with pytest.raises(SpikeFileError, match="outside the plane"):
@@ -196,7 +196,7 @@ def test_head_columns_are_the_last_of_a_row(tmp_path, name):
 
 
 @pytest.fixture
-def ragged(tmp_path):
+def file_with_extra_byte(tmp_path):
     """Give two planes, and a file of them that has one byte more."""
     spikes = random_spikes(2, 8, planes=2)
     path = tmp_path / "a.dat"
@@ -205,16 +205,16 @@ def ragged(tmp_path):
     return spikes, path
 
 
-def test_a_ragged_end_is_not_read_if_truncation_is_asked_for(ragged):
-    spikes, path = ragged
+def test_a_ragged_end_is_not_read_if_truncation_is_asked_for(file_with_extra_byte):
+    spikes, path = file_with_extra_byte
 
     found = read_spikes(path, SMALL, remainder="truncate")
 
     assert np.array_equal(found, spikes)
 
 
-def test_a_ragged_end_is_not_counted_if_truncation_is_asked_for(ragged):
-    _, path = ragged
+def test_a_ragged_end_is_not_counted_if_truncation_is_asked_for(file_with_extra_byte):
+    _, path = file_with_extra_byte
 
     assert count_planes(path, SMALL, remainder="truncate") == 2
 
@@ -368,7 +368,7 @@ SPIKES = random_spikes(8, 12)
 NPZ = npz(spk=SPIKES)
 
 
-class Refused(NamedTuple):
+class RefusedFile(NamedTuple):
     """A file that is no spike file."""
 
     name: str
@@ -379,43 +379,45 @@ class Refused(NamedTuple):
 
 REFUSED = [
     # Sizes that do not fit.
-    Refused("none.dat", None, "No such file"),
-    Refused(
+    RefusedFile("none.dat", None, "No such file"),
+    RefusedFile(
         "none_fits.dat",
         bytes(1_625_300),
         "known geometries that fit this size: none",
         SpikeGeometry(360, 640),
     ),
-    Refused(
+    RefusedFile(
         "others.dat",
         bytes(1_612_800),
         r"360 x 640 \(56 planes\), .*180 x 320 \(224 planes\)",
         SpikeGeometry(250, 400),
     ),
-    Refused("empty.dat", b"", "holds no plane"),
-    Refused("ragged.dat", bytes(25), "25 bytes holds 2 planes of 8 x 12 and 1 bytes more"),
+    RefusedFile("empty.dat", b"", "holds no plane"),
+    RefusedFile("ragged.dat", bytes(25), "25 bytes holds 2 planes of 8 x 12 and 1 bytes more"),
     # Other kinds of files.
-    Refused("zip.bin", NPZ, r"header of a zip file"),
-    Refused("array.dat", npy(SPIKES), r"header of a NumPy array"),
-    Refused("picture.dat", b"\x89PNG\r\n\x1a\n" + bytes(100), "a PNG image"),
-    Refused("photo.dat", cv2.imencode(".jpg", SPIKES[0])[1].tobytes(), "a JPEG image"),
-    Refused("compressed.dat", gzip.compress(bytes(100)), "compressed with gzip"),
-    Refused(
+    RefusedFile("zip.bin", NPZ, r"header of a zip file"),
+    RefusedFile("array.dat", npy(SPIKES), r"header of a NumPy array"),
+    RefusedFile("picture.dat", b"\x89PNG\r\n\x1a\n" + bytes(100), "a PNG image"),
+    RefusedFile("photo.dat", cv2.imencode(".jpg", SPIKES[0])[1].tobytes(), "a JPEG image"),
+    RefusedFile("compressed.dat", gzip.compress(bytes(100)), "compressed with gzip"),
+    RefusedFile(
         "text.dat", b"frame 0: 12 spikes, frame 1: 17 spikes, frame 2\n" * 6, "begins with text"
     ),
-    Refused("pointer.dat", b"version https://git-lfs.github.com/spec/v1\n", "pointer of Git LFS"),
+    RefusedFile(
+        "pointer.dat", b"version https://git-lfs.github.com/spec/v1\n", "pointer of Git LFS"
+    ),
     # Arrays that are damaged, or hold something else.
-    Refused("short.npy", npy(SPIKES)[:-5], "cut short"),
-    Refused("packed.npy", bytes(480), "magic string"),
-    Refused("float.npy", npy(SPIKES.astype(np.float32)), "float32"),
-    Refused("empty.npy", b"", "got 0"),
-    Refused("grey.npy", npy(SPIKES * 255), "the value 255"),
-    Refused("order.npy", npy(SPIKES.transpose(1, 2, 0)), r"shape \(8, 12, 5\)"),
-    Refused("objects.npy", npy(np.array([{}], object)), "Python objects"),
-    Refused("short.npz", NPZ[: len(NPZ) // 2], "not a zip file"),
-    Refused("two.npz", npz(a=SPIKES, b=SPIKES), r"a \(5, 8, 12\) uint8, b \(5, 8, 12\) uint8"),
-    Refused("flat.npz", npz(spk=SPIKES[0]), r"shape \(8, 12\)"),
-    Refused("flipped.npz", NPZ.replace(SPIKES.tobytes(), SPIKES[:, ::-1].tobytes()), "CRC"),
+    RefusedFile("short.npy", npy(SPIKES)[:-5], "cut short"),
+    RefusedFile("packed.npy", bytes(480), "magic string"),
+    RefusedFile("float.npy", npy(SPIKES.astype(np.float32)), "float32"),
+    RefusedFile("empty.npy", b"", "got 0"),
+    RefusedFile("grey.npy", npy(SPIKES * 255), "the value 255"),
+    RefusedFile("order.npy", npy(SPIKES.transpose(1, 2, 0)), r"shape \(8, 12, 5\)"),
+    RefusedFile("objects.npy", npy(np.array([{}], object)), "Python objects"),
+    RefusedFile("short.npz", NPZ[: len(NPZ) // 2], "not a zip file"),
+    RefusedFile("two.npz", npz(a=SPIKES, b=SPIKES), r"a \(5, 8, 12\) uint8, b \(5, 8, 12\) uint8"),
+    RefusedFile("flat.npz", npz(spk=SPIKES[0]), r"shape \(8, 12\)"),
+    RefusedFile("flipped.npz", NPZ.replace(SPIKES.tobytes(), SPIKES[:, ::-1].tobytes()), "CRC"),
 ]
 
 

@@ -43,14 +43,14 @@ RAW_OF_5 = {"type": "raw", "window": 5}
 RAW_OF_3 = {"type": "raw", "window": 3}
 
 
-def noise(frame, planes=PLANES):
+def noise_planes(frame, planes=PLANES):
     """Return the random planes (T, 8, 12) of a frame of each clip. frame: their seed."""
     return (np.random.default_rng(frame).random((planes, 8, 12)) < 0.3).astype(np.uint8)
 
 
 def all_noise():
     """Return the planes of all frames of a clip, one after another."""
-    return np.concatenate([noise(frame) for frame in range(FRAMES)])
+    return np.concatenate([noise_planes(frame) for frame in range(FRAMES)])
 
 
 def spike_folder(root, clip):
@@ -66,7 +66,9 @@ def write_noise(root, part=slice(None), **info):
     for clip in CLIPS:
         write_clip(root, clip, split="test", frames=FRAMES)
         for frame in range(FRAMES):
-            write_spikes(spike_folder(root, clip) / f"{frame:06d}.dat", noise(frame)[part], PLANE)
+            write_spikes(
+                spike_folder(root, clip) / f"{frame:06d}.dat", noise_planes(frame)[part], PLANE
+            )
     write_info(root, **info)
     return root
 
@@ -92,7 +94,7 @@ def one_per_spike_pixel(rgb_pixels):
     return rgb_pixels[..., ::2, ::2]
 
 
-def same(a, b, reverse=False):
+def have_equal_channels(a, b, reverse=False):
     """Return whether two test sets have the same spike channels in both clips."""
     for clip in range(len(CLIPS)):
         if not torch.equal(channels(a, clip, reverse), channels(b, clip, reverse)):
@@ -125,7 +127,7 @@ def test_a_window_gives_what_files_of_these_planes_give(
     window = build(whole, first=5, count=15, center=center, representation=representation)
 
     expected = build(cut, center=center_in_cut, representation=representation)
-    assert same(window, expected, reverse)
+    assert have_equal_channels(window, expected, reverse)
 
 
 def test_bins_around_the_middle_come_in_the_opposite_order_in_reverse(tmp_path):
@@ -153,7 +155,7 @@ def test_a_window_reaches_to_the_last_plane(tmp_path, first, count):
 
     frame = 2
     found = one_per_spike_pixel(channels(dataset)[frame, 0])
-    assert np.allclose(found, noise(frame)[first : first + count].mean(axis=0))
+    assert np.allclose(found, noise_planes(frame)[first : first + count].mean(axis=0))
 
 
 def test_a_window_without_a_count_reaches_to_the_end(tmp_path):
@@ -194,7 +196,7 @@ def shorter_last_file(tmp_path):
     """Give clips of which the last file of a/1 has 20 planes."""
     root = write_noise(tmp_path)
     last_file = spike_folder(root, "a/1") / f"{FRAMES - 1:06d}.dat"
-    write_spikes(last_file, noise(FRAMES - 1)[:20], PLANE)
+    write_spikes(last_file, noise_planes(FRAMES - 1)[:20], PLANE)
     return root
 
 
@@ -258,7 +260,7 @@ def test_one_file_of_a_clip_gives_what_a_file_per_frame_gives(joined_files, cent
 
     found = build(joined, center=center, exposure=EXPOSURE)
 
-    assert same(found, build(parts, center=center), reverse)
+    assert have_equal_channels(found, build(parts, center=center), reverse)
 
 
 @pytest.mark.parametrize("is_file", [False, True], ids=["in the options", "in a file"])
@@ -269,7 +271,7 @@ def test_exposures_may_be_a_table_of_clips(joined_files, tmp_path, is_file):
 
     found = build(joined, center=3, exposure=str(tmp_path / "table.json") if is_file else table)
 
-    assert same(found, build(parts, center=3))
+    assert have_equal_channels(found, build(parts, center=3))
 
 
 @pytest.mark.parametrize(("place", "warnings"), [(PLACES[0], 0), (PLACES[1], 1)])
@@ -314,7 +316,7 @@ def cached_files(tmp_path):
 def test_a_cache_of_one_file_per_clip_gives_the_same(cached_files, tmp_path):
     expected = build(write_noise(tmp_path / "parts"), center=3)
 
-    assert same(cached_files.build(exposure=EXPOSURE), expected)
+    assert have_equal_channels(cached_files.build(exposure=EXPOSURE), expected)
 
 
 def test_a_cache_of_one_file_per_clip_has_its_planes(cached_files):
@@ -471,7 +473,7 @@ def files_beside_folders(tmp_path):
         write_clip(tmp_path, clip, split="test", frames=2)
         folder = spike_folder(tmp_path, clip).parent
         shutil.rmtree(folder)
-        stream = np.concatenate((noise(frame=0), noise(frame=1)))
+        stream = np.concatenate((noise_planes(frame=0), noise_planes(frame=1)))
         write_dat(folder.with_name(f"{clip}.dat"), stream)
     write_info(tmp_path)
     return tmp_path
@@ -485,7 +487,7 @@ def test_a_clip_takes_the_spike_file_of_its_name(files_beside_folders):
     # The second frame of clip "two", and the plane in the middle of its 24 planes.
     item = dataset.read_frames(index=1, first=1, count=1)
     found = one_per_spike_pixel(item["spike"][0, 0])
-    assert np.array_equal(found, noise(frame=1)[12])
+    assert np.array_equal(found, noise_planes(frame=1)[12])
 
 
 def test_the_check_of_the_data_knows_files_beside_the_folders(files_beside_folders):
@@ -544,7 +546,7 @@ def test_one_file_without_exposures_is_refused(one_file):
 
 
 def test_two_files_with_exposures_are_refused(one_file):
-    write_spikes(spike_folder(one_file, "a/0") / "second.dat", noise(0), PLANE)
+    write_spikes(spike_folder(one_file, "a/0") / "second.dat", noise_planes(0), PLANE)
 
     with pytest.raises(DataError, match=r"2 spike files: .*with spike\.exposure a clip has one"):
         build(one_file, exposure=EXPOSURE)
@@ -613,7 +615,7 @@ def test_a_users_file_is_divided_by_exposures_or_evenly_within_the_window(tmp_pa
     expected = channels_of_user(frames, folder, WITH_SIZE)
     if place.startswith("even"):
         # 5 planes before the frames, and 3 after them.
-        together = np.concatenate([noise(9)[:5], all_noise(), noise(9)[:3]])
+        together = np.concatenate([noise_planes(9)[:5], all_noise(), noise_planes(9)[:3]])
         write_spikes(tmp_path / place, together, PLANE)
         spikes = tmp_path / place
     else:
@@ -641,7 +643,7 @@ def test_a_users_window_counts_the_planes_of_each_file(tmp_path):
 
     (clip,) = user_clips(frames, spike_folder(root, "a/0"), spike_options=options)
 
-    assert np.array_equal(clip.frame(2)["spike"][:, ::2, ::2], noise(2)[6:9])
+    assert np.array_equal(clip.frame(2)["spike"][:, ::2, ::2], noise_planes(2)[6:9])
 
 
 def test_exposures_beyond_a_users_file_are_refused(one_file):
@@ -697,7 +699,7 @@ def test_the_time_offset_moves_the_middle_of_whole_files(tmp_path, offset, cente
     found = build(root, first=1, calibration=moved, representation=RAW_OF_3)
 
     expected = build(root, first=1, calibration=none, center=center, representation=RAW_OF_3)
-    assert same(found, expected)
+    assert have_equal_channels(found, expected)
 
 
 def test_a_time_offset_that_leaves_the_sharp_frame_out_is_refused(tmp_path):

@@ -254,7 +254,9 @@ def test_the_light_of_a_window_is_the_sum_of_its_planes(data, stream):
 RAMP = np.broadcast_to(np.linspace(0, 1, 32, dtype=np.float32), (16, 32))
 
 
-def recorded(light: np.ndarray, planes: int = 88, rate: float = 0.9, seed: int = 0) -> np.ndarray:
+def record_spikes(
+    light: np.ndarray, planes: int = 88, rate: float = 0.9, seed: int = 0
+) -> np.ndarray:
     """Return the spikes (planes, h, w) of a steady light (h, w)."""
     rng = np.random.default_rng(seed)
     return simulate.IntegrateAndFire(*light.shape, rate=rate, rng=rng).run([light] * planes)
@@ -262,13 +264,13 @@ def recorded(light: np.ndarray, planes: int = 88, rate: float = 0.9, seed: int =
 
 @pytest.mark.parametrize("factor", [0.5, 0.8, 1.5, 2, 4])
 def test_another_threshold_fires_as_a_sensor_with_that_threshold_would(factor):
-    changed = simulate.change_threshold(recorded(RAMP), factor, np.random.default_rng(1))
+    changed = simulate.change_threshold(record_spikes(RAMP), factor, np.random.default_rng(1))
 
     assert set(np.unique(changed)) <= {0, 1}
     # The light is the same in a column, so average over planes and rows.
     rates = changed.mean(axis=(0, 1))
     light_of_column = RAMP[0]
-    # `recorded` has 0.9 spikes a plane in full light. No pixel fires more than once a plane.
+    # `record_spikes` has 0.9 spikes a plane in full light. No pixel fires more than once a plane.
     expected = np.minimum(0.9 * light_of_column / factor, 1.0)
     # 88 planes: a spike more or less in each pixel is an error of 0.011.
     assert np.abs(rates - expected).max() < 0.02
@@ -403,7 +405,7 @@ def camera_draw(drop: float = 0.0, hot: float = 0.0, dead: float = 0.0) -> Camer
 
 
 def test_dropped_planes_are_empty():
-    stream = recorded(RAMP)
+    stream = record_spikes(RAMP)
 
     changed = camera_draw(drop=0.3).apply(stream, frame=0)
 
@@ -415,7 +417,7 @@ def test_dropped_planes_are_empty():
 
 
 def test_stuck_pixels_are_always_or_never_on():
-    stream = recorded(np.full((100, 100), 0.3, np.float32), planes=20)
+    stream = record_spikes(np.full((100, 100), 0.3, np.float32), planes=20)
 
     changed = camera_draw(hot=0.02, dead=0.05).apply(stream, frame=0)
 
@@ -445,7 +447,7 @@ SEED_OF_NEXT_SAMPLE = [0, 1, 3]
 
 
 def test_a_camera_follows_from_the_seed(stuck_camera):
-    stream = recorded(RAMP)
+    stream = record_spikes(RAMP)
 
     first = stuck_camera.draw(SEED_OF_SAMPLE)
     second = stuck_camera.draw(SEED_OF_SAMPLE)
@@ -459,7 +461,7 @@ def test_another_sample_has_another_camera(stuck_camera):
 
 
 def test_each_frame_of_a_sample_gets_other_noise(stuck_camera):
-    stream = recorded(RAMP)
+    stream = record_spikes(RAMP)
     drawn = stuck_camera.draw(SEED_OF_SAMPLE)
 
     frame_4 = drawn.apply(stream, frame=4)
@@ -476,7 +478,7 @@ def always_on(stream: np.ndarray) -> Any:
 
 def test_the_frames_of_a_sample_have_the_same_hot_pixels(stuck_camera):
     # The light is half of full light at most, so that no pixel fires in each plane by itself.
-    stream = recorded(RAMP / 2)
+    stream = record_spikes(RAMP / 2)
     drawn = stuck_camera.draw(SEED_OF_SAMPLE)
 
     hot_in_frame_4 = always_on(drawn.apply(stream, frame=4))

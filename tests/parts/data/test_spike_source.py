@@ -111,7 +111,7 @@ LIGHTS = [
 ]
 
 
-def shown(spikes):
+def picture_of_even_spikes(spikes):
     """Return the picture (2, 2) that the channels of the even spikes show."""
     (exposure,) = spikes.exposures("clip", [("file", PLANES)], frames=1)
     channels = spikes.represent(even_spikes(), exposure.center, rate=1.0)
@@ -123,7 +123,7 @@ def shown(spikes):
 def test_ratios_are_shown_as_the_light_of_the_scene(light, power, gamma):
     relative = {"type": "relative", "half_windows": [20, 90]}
 
-    found = shown(source(light=light, gamma=gamma, representation=relative))
+    found = picture_of_even_spikes(source(light=light, gamma=gamma, representation=relative))
 
     # Ratios have no scale: the brightest pixel is white.
     assert found == pytest.approx((COUNTS / 160) ** power, rel=0.08)
@@ -139,7 +139,7 @@ def test_ratios_are_shown_as_the_light_of_the_scene(light, power, gamma):
 @pytest.mark.parametrize(("light", "power"), LIGHTS)
 @pytest.mark.parametrize("gamma", [1.0, 2.2])
 def test_firing_rates_are_shown_as_display_values(representation, light, power, gamma):
-    found = shown(source(light=light, gamma=gamma, representation=representation))
+    found = picture_of_even_spikes(source(light=light, gamma=gamma, representation=representation))
 
     assert found == pytest.approx((COUNTS / PLANES) ** power, rel=0.01)
 

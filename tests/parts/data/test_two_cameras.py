@@ -374,7 +374,7 @@ def test_a_user_s_own_spikes_need_no_size_beside_a_calibration(home, tmp_path):
 # ---- A training, and its weights ----
 
 
-class Trained(NamedTuple):
+class Training(NamedTuple):
     """A training of two steps on the second camera."""
 
     options: Path  # the option file
@@ -383,7 +383,7 @@ class Trained(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def trained(home, tmp_path_factory) -> Trained:
+def training(home, tmp_path_factory) -> Training:
     """Train for two steps, with a validation and a save at the end."""
     # The simulated changes of a spike camera must work with a calibration, too.
     camera = {"type": "perturb", "threshold_prob": 1.0, "drop_prob": 1.0}
@@ -398,25 +398,25 @@ def trained(home, tmp_path_factory) -> Trained:
 
     assert result.exit_codes == [0], result.text
     *_, weights = sorted((folder_of_run(options) / "models").glob("*_G.pth"))
-    return Trained(options, result.text, weights)
+    return Training(options, result.text, weights)
 
 
-def test_a_training_says_what_the_second_camera_sees(trained):
+def test_a_training_says_what_the_second_camera_sees(training):
     # Of a frame, in percent: "the spike camera sees 6x % of it".
-    assert "the spike camera sees 6" in trained.text
+    assert "the spike camera sees 6" in training.text
 
 
-def test_weights_hold_the_calibration_of_their_training(trained):
-    stored = not_none(read_saved(trained.weights).spike_data)["calibration"]
+def test_weights_hold_the_calibration_of_their_training(training):
+    stored = not_none(read_saved(training.weights).spike_data)["calibration"]
 
     assert stored["matrix"] == TRUTH[:2].tolist()
     assert stored["spike_size"] == [30, 40]
 
 
 def test_a_user_s_own_files_are_restored_as_the_test_clip_of_the_option_file(
-    home, trained, tmp_path
+    home, training, tmp_path
 ):
-    weights = ["--weights", trained.weights]
+    weights = ["--weights", training.weights]
     files = [
         "--input", home / "rgb/test/c/blur",
         "--gt", home / "rgb/test/c/sharp",
@@ -428,7 +428,7 @@ def test_a_user_s_own_files_are_restored_as_the_test_clip_of_the_option_file(
         "spike.rate=1", "spike.light=linear", "--tile", "0,0",
     ]  # fmt: skip
 
-    restore("--opt", trained.options, *weights, "--output", tmp_path / "by_options")
+    restore("--opt", training.options, *weights, "--output", tmp_path / "by_options")
     restore(*weights, *files, *spikes, "--save", "frames", "--output", tmp_path / "by_flags")
 
     by_options = read_metrics(tmp_path / "by_options")["clips"]["c"]

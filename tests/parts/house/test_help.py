@@ -154,7 +154,7 @@ def ask_for_help(names: list[str]) -> dict[str, Help]:
 
 
 @pytest.fixture(scope="module")
-def shown() -> dict[str, Help]:
+def help_texts() -> dict[str, Help]:
     """Give the help of all programs, subcommands and launchers, by their names.
 
     The subcommands are those in examples and in pages.
@@ -175,14 +175,14 @@ def shown() -> dict[str, Help]:
 
 
 @pytest.mark.parametrize("program", [*PROGRAMS, *LAUNCHERS])
-def test_help_shows_usage(shown, program):
-    assert shown[program].code == 0, shown[program].text
-    assert "usage:" in shown[program].text.lower()
+def test_help_shows_usage(help_texts, program):
+    assert help_texts[program].code == 0, help_texts[program].text
+    assert "usage:" in help_texts[program].text.lower()
 
 
 @pytest.mark.parametrize("program", [*PROGRAMS, *LAUNCHERS])
-def test_help_shows_two_examples(shown, program):
-    text = shown[program].text
+def test_help_shows_two_examples(help_texts, program):
+    text = help_texts[program].text
 
     assert len(examples(program, text)) >= 2, text
 
@@ -199,9 +199,9 @@ def flags_that_exist(shown: dict[str, Help], program: str, arguments: str) -> se
 
 
 @pytest.mark.parametrize("program", [*PROGRAMS, *LAUNCHERS])
-def test_the_flags_in_the_examples_are_flags_of_the_program(shown, program):
-    for arguments in examples(program, shown[program].text):
-        assert flags(arguments) <= flags_that_exist(shown, program, arguments), arguments
+def test_the_flags_in_the_examples_are_flags_of_the_program(help_texts, program):
+    for arguments in examples(program, help_texts[program].text):
+        assert flags(arguments) <= flags_that_exist(help_texts, program, arguments), arguments
 
 
 def test_flags_in_the_pages_are_found():
@@ -212,8 +212,8 @@ def test_flags_in_the_pages_are_found():
 
 
 @pytest.mark.parametrize("program", sorted(FLAGS_IN_PAGES))
-def test_the_flags_in_the_pages_are_flags_of_the_programs(shown, program):
-    unknown = FLAGS_IN_PAGES[program] - set(FLAG.findall(shown[program].text))
+def test_the_flags_in_the_pages_are_flags_of_the_programs(help_texts, program):
+    unknown = FLAGS_IN_PAGES[program] - set(FLAG.findall(help_texts[program].text))
 
     assert not unknown
 
@@ -223,8 +223,12 @@ JOB = re.compile(r"sbatch .*submit_job\.sh")
 
 
 @pytest.mark.parametrize("where", ["submit_job.sh", "docs/ddp.md", "docs/zh/ddp.md"])
-def test_a_job_asks_for_a_gpu_for_each_task(shown, where):
-    text = shown[where].text if where in shown else (ROOT / where).read_text(encoding="utf-8")
+def test_a_job_asks_for_a_gpu_for_each_task(help_texts, where):
+    text = (
+        help_texts[where].text
+        if where in help_texts
+        else (ROOT / where).read_text(encoding="utf-8")
+    )
     jobs_with_tasks = []
     for job in JOB.findall(text):
         if "--ntasks-per-node=" in job:

@@ -68,7 +68,7 @@ def reader_of(clip, operator: SavedNetwork) -> DatasetClip:
     return reader
 
 
-class Compared(NamedTuple):
+class Comparison(NamedTuple):
     """A clip that all methods have restored."""
 
     clip: Path
@@ -83,7 +83,7 @@ CONTROL = Run(PLAIN, seed=1, updates=1)
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory) -> Compared:
+def comparison(tmp_path_factory) -> Comparison:
     """Give a clip that moves, and its scores by each method."""
     clip = Scene(velocity=(11.0, -5.0), rate=0.9).write(tmp_path_factory.mktemp("a") / "clip")
     operator = read_saved(OPERATOR_WEIGHTS)
@@ -101,39 +101,41 @@ def compared(tmp_path_factory) -> Compared:
     ]
     methods = AllMethods(shipped, trained)
     scores = clip_scores(reader_of(clip, operator), operator, methods, find_motion, solver)
-    return Compared(clip, scores, methods)
+    return Comparison(clip, scores, methods)
 
 
 @pytest.mark.parametrize(
     ("method", "weights"), [(OPERATOR_METHOD, OPERATOR_WEIGHTS), (SHIPPED_METHOD, SHIPPED_WEIGHTS)]
 )
-def test_a_method_scores_as_the_test_program_with_its_weights(compared, tmp_path, method, weights):
-    clip = compared.clip
+def test_a_method_scores_as_the_test_program_with_its_weights(
+    comparison, tmp_path, method, weights
+):
+    clip = comparison.clip
     files = ("--input", clip / "blur", "--spike", clip / "spike", "--gt", clip / "sharp")
 
     restore("--weights", weights, *files, "--output", tmp_path)
 
     expected = read_metrics(tmp_path)["averages"]["restored"]["psnr"]
-    assert compared.scores[method] == pytest.approx(expected, abs=1e-3)
+    assert comparison.scores[method] == pytest.approx(expected, abs=1e-3)
 
 
-def test_new_steps_change_nothing(compared):
-    assert compared.scores[NEW.name] == compared.scores[OPERATOR_METHOD]
+def test_new_steps_change_nothing(comparison):
+    assert comparison.scores[NEW.name] == comparison.scores[OPERATOR_METHOD]
 
 
-def test_steps_that_go_half_of_the_way_to_the_proposal_gain(compared):
+def test_steps_that_go_half_of_the_way_to_the_proposal_gain(comparison):
     # 1 dB is far above the differences by rounding. The clip moves, so the proposal is better.
-    assert compared.scores[SEEING.name] > compared.scores[OPERATOR_METHOD] + 1
+    assert comparison.scores[SEEING.name] > comparison.scores[OPERATOR_METHOD] + 1
 
 
-def test_the_control_does_not_see_the_motion(compared):
+def test_the_control_does_not_see_the_motion(comparison):
     # The control has no other proposal than the operator's frame, so half of the way leads nowhere.
-    operator = compared.scores[OPERATOR_METHOD]
-    assert compared.scores[CONTROL.name] == pytest.approx(operator, abs=1e-6)
+    operator = comparison.scores[OPERATOR_METHOD]
+    assert comparison.scores[CONTROL.name] == pytest.approx(operator, abs=1e-6)
 
 
-def test_all_frames_of_a_clip_that_moves_are_restored_by_the_steps(compared):
-    assert compared.methods.frames_without_steps == 0
+def test_all_frames_of_a_clip_that_moves_are_restored_by_the_steps(comparison):
+    assert comparison.methods.frames_without_steps == 0
 
 
 def test_the_table_has_the_spread_over_the_seeds_and_the_worst_clip_of_any_seed():

@@ -26,7 +26,7 @@ PICTURE = np.broadcast_to(np.linspace(0, 1, 400, dtype=np.float32)[:, None], (40
 TEXTURE = np.random.default_rng(0).random((400, 400, 3), dtype=np.float32)
 
 
-def written(folder, scene):
+def write_still_clip(folder, scene):
     """Write a clip. Return its first blurry frame, its sharp frame, and its spikes."""
     write_clip(folder, "clip", scene, rate=0.5)
     blurry = imread_rgb(folder / "rgb/clip/blur/000.png")
@@ -36,7 +36,7 @@ def written(folder, scene):
 
 
 def test_a_still_clip_is_sharp_in_its_blurry_frames_and_has_spikes_by_its_light(tmp_path):
-    blurry, sharp, spikes = written(tmp_path, in_motion(PICTURE, pixels=0))
+    blurry, sharp, spikes = write_still_clip(tmp_path, in_motion(PICTURE, pixels=0))
 
     assert np.array_equal(blurry, sharp)
     assert spikes.shape == (PLANES, HEIGHT // BINS, WIDTH // BINS)
@@ -46,13 +46,13 @@ def test_a_still_clip_is_sharp_in_its_blurry_frames_and_has_spikes_by_its_light(
 
 
 def test_a_clip_in_motion_is_blurry(tmp_path):
-    blurry, sharp, _ = written(tmp_path, in_motion(TEXTURE, pixels=3.6))
+    blurry, sharp, _ = write_still_clip(tmp_path, in_motion(TEXTURE, pixels=3.6))
 
     assert blurry.std() < 0.7 * sharp.std()
 
 
 def test_before_a_still_background_only_the_disc_moves(tmp_path):
-    blurry, sharp, _ = written(tmp_path, with_disc(TEXTURE, 1 - TEXTURE))
+    blurry, sharp, _ = write_still_clip(tmp_path, with_disc(TEXTURE, 1 - TEXTURE))
     next_sharp = imread_rgb(tmp_path / "rgb/clip/sharp/001.png")
 
     # The disc stays in the right three quarters of the frame. So the columns on its left show the

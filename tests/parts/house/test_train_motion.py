@@ -79,7 +79,7 @@ def operator():
 # ---- The training ----
 
 
-class Trained(NamedTuple):
+class TrainedSteps(NamedTuple):
     """A training of the learned steps."""
 
     steps: MotionSteps
@@ -98,11 +98,11 @@ def train_on(sample, operator):
 
     samples = {name: [sample] for name in SETS}
     train(net.steps, samples, SOLVER, UPDATES, seed=0, save=save)
-    return Trained(net.steps, saved)
+    return TrainedSteps(net.steps, saved)
 
 
 @pytest.fixture(scope="module")
-def trained(sample, operator):
+def trained_steps(sample, operator):
     """Give steps that were trained on the sample."""
     return train_on(sample, operator)
 
@@ -114,28 +114,28 @@ def frames_after_steps(steps, sample):
         return steps.all_steps(sample.z_0, sample.proposal, equations)
 
 
-def test_training_lowers_the_loss(trained, sample):
+def test_training_lowers_the_loss(trained_steps, sample):
     # Before, the steps leave the first estimate as it is.
     untrained = [sample.z_0] * STEP_COUNT
     before, _ = loss_of(untrained, sample.z_0, sample.sharp)
 
-    after, _ = loss_of(frames_after_steps(trained.steps, sample), sample.z_0, sample.sharp)
+    after, _ = loss_of(frames_after_steps(trained_steps.steps, sample), sample.z_0, sample.sharp)
 
     assert after < before
 
 
-def test_trained_steps_make_the_frame_better(trained, sample):
-    _, gain_db = loss_of(frames_after_steps(trained.steps, sample), sample.z_0, sample.sharp)
+def test_trained_steps_make_the_frame_better(trained_steps, sample):
+    _, gain_db = loss_of(frames_after_steps(trained_steps.steps, sample), sample.z_0, sample.sharp)
 
     # 12 updates are few, so the limit is low. Untrained steps gain 0 dB.
     assert gain_db > 0.5
 
 
-def test_a_training_is_repeated_by_its_seed(trained, sample, operator):
+def test_a_training_is_repeated_by_its_seed(trained_steps, sample, operator):
     again = train_on(sample, operator)
 
-    assert again.saved.keys() == trained.saved.keys()
-    for name, value in trained.saved.items():
+    assert again.saved.keys() == trained_steps.saved.keys()
+    for name, value in trained_steps.saved.items():
         assert torch.equal(again.saved[name], value), name
 
 
@@ -240,24 +240,24 @@ def test_few_spikes_and_good_light_have_different_steps(begun):
 
 # `wrong_motion` first draws one of five ways to be wrong. The seeds 0 to 21 draw all of them.
 @pytest.fixture(params=range(22), ids=lambda seed: f"seed {seed}")
-def wrong(request, sample):
+def false_motion(request, sample):
     """Give a wrong motion."""
     # The motion of another frame, here of a scene that moves the other way.
     other = replace(sample.motion, shifts=-sample.motion.shifts)
     return wrong_motion(sample.motion, other, np.random.default_rng(request.param))
 
 
-def test_a_wrong_motion_has_other_finite_shifts(sample, wrong):
+def test_a_wrong_motion_has_other_finite_shifts(sample, false_motion):
     right = sample.motion
 
-    assert wrong.shifts.shape == right.shifts.shape
-    assert wrong.shifts.dtype == np.float32
-    assert np.isfinite(wrong.shifts).all()
-    assert not np.array_equal(wrong.shifts, right.shifts)
+    assert false_motion.shifts.shape == right.shifts.shape
+    assert false_motion.shifts.dtype == np.float32
+    assert np.isfinite(false_motion.shifts).all()
+    assert not np.array_equal(false_motion.shifts, right.shifts)
 
 
-def test_a_wrong_motion_keeps_its_expected_error(sample, wrong):
-    assert wrong.errors is sample.motion.errors
+def test_a_wrong_motion_keeps_its_expected_error(sample, false_motion):
+    assert false_motion.errors is sample.motion.errors
 
 
 def test_the_control_sees_neither_the_motion_nor_its_equations(sample):

@@ -83,7 +83,7 @@ def form_of_clips(form, clip):
     return form([[clip]], tests)
 
 
-def written(folder: Path, form: str) -> dict:
+def file_of_measure(folder: Path, form: str) -> dict:
     """Return the file that `measure` writes, e.g. vrt_curve_prior.json."""
     return json.loads((folder / f"vrt_curve_{form}.json").read_text())
 
@@ -98,7 +98,7 @@ def assert_networks_are_of_one_size(found: dict) -> None:
 def test_both_networks_of_a_form_are_trained_for_the_same_time(form, clip, tmp_path):
     measure(form_of_clips(form, clip), tmp_path, POINTS, seed=0)
 
-    found = written(tmp_path, form.name)
+    found = file_of_measure(tmp_path, form.name)
     assert_networks_are_of_one_size(found)
     first, second = found["points"]
     assert [first["minutes"], second["minutes"]] == POINTS
@@ -219,7 +219,7 @@ def test_the_motion_is_found_by_both_networks(videos, tmp_path):
 
     measure(form, tmp_path, POINTS[:1], seed=0)
 
-    found = written(tmp_path, "motion")
+    found = file_of_measure(tmp_path, "motion")
     assert_networks_are_of_one_size(found)
     # "no motion": the errors of a network that finds no motion at all.
     for scores in (found["no motion"], found["points"][0][ATTENTION]["scores"]):

@@ -23,7 +23,7 @@ STATE = {
 }
 
 
-def saved(state: object, is_new: bool = True, has_sums: bool = True) -> bytes:
+def bytes_of_save(state: object, is_new: bool = True, has_sums: bool = True) -> bytes:
     """Return the bytes of a file of torch.save.
 
     is_new: whether the file is a zip archive, as since torch 1.6, or a pickle.
@@ -41,12 +41,14 @@ def saved(state: object, is_new: bool = True, has_sums: bool = True) -> bytes:
 # With checksums, most damage is seen before the parts are read. Without checksums, the damage
 # reaches the code that reads the parts.
 WEIGHTS = {
-    "zip file": saved(STATE),
-    "zip file without checksums": saved(STATE, has_sums=False),
-    "pickle": saved(STATE, is_new=False),
+    "zip file": bytes_of_save(STATE),
+    "zip file without checksums": bytes_of_save(STATE, has_sums=False),
+    "pickle": bytes_of_save(STATE, is_new=False),
 }
 # The shipped weights of a network, without checksums.
-OPERATOR = saved(torch.load(ROOT / "weights" / "operator.pth", weights_only=True), has_sums=False)
+OPERATOR = bytes_of_save(
+    torch.load(ROOT / "weights" / "operator.pth", weights_only=True), has_sums=False
+)
 
 
 def assert_is_whole(error: CheckpointError, path: Path) -> None:
@@ -106,7 +108,7 @@ values = st.recursive(single_values, containers_of, max_leaves=6)
 
 
 @pytest.fixture(scope="module")
-def small():
+def content_of_small():
     """Give the content of the shipped weights vrt_small.pth."""
     return torch.load(ROOT / "weights" / "vrt_small.pth", weights_only=True)
 
@@ -122,13 +124,15 @@ OUTER = ("scale", "netG", "spike_channels", "spike", "spike_data", "datasets")
     change=st.dictionaries(st.sampled_from(KEYS), values, max_size=2),
     outer=st.dictionaries(st.sampled_from(OUTER), values, max_size=2),
 )
-def test_weights_that_do_not_fit_their_options_are_refused(tmp_path, small, change, outer):
+def test_weights_that_do_not_fit_their_options_are_refused(
+    tmp_path, content_of_small, change, outer
+):
     path = Path(tmp_path, "a.pth")
-    options = small["options"]
+    options = content_of_small["options"]
     changed_options = options | {"netG": options["netG"] | change} | outer
     # A file with 20 of the weights is written faster. The others are missing in any case, so the
     # file must be refused even if the options are as before.
-    few_weights = dict(list(small["params"].items())[:20])
+    few_weights = dict(list(content_of_small["params"].items())[:20])
     torch.save({"params": few_weights, "options": changed_options}, path)
 
     with pytest.raises(CheckpointError) as error:

@@ -52,7 +52,7 @@ CHECKPOINTED = "auto, bfloat16, checkpointed"
 PLAIN = "plain, bfloat16"
 
 
-def counted(*arguments: str) -> Any:
+def count_figures(*arguments: str) -> Any:
     """Run tests/helpers/fake_gpu.py. Return what it prints: case -> name of a figure -> figure.
 
     Skips the test if this version of torch cannot do it. The program gets a process of its own,
@@ -72,7 +72,7 @@ def counted(*arguments: str) -> Any:
 @pytest.fixture(scope="module")
 def kept_of_published_network() -> dict[str, float]:
     """Give the GB that a step of network 006 keeps, for the case PUBLISHED and for CHECKPOINTED."""
-    figures = counted("--kept-only", PUBLISHED, CHECKPOINTED)
+    figures = count_figures("--kept-only", PUBLISHED, CHECKPOINTED)
     return {case: figures_of_case["kept_gb"] for case, figures_of_case in figures.items()}
 
 
@@ -118,7 +118,7 @@ def step() -> dict[str, float]:
 
     Fake tensors of a forward and a backward pass take nine seconds of a core.
     """
-    return counted("--shallow", PUBLISHED)[PUBLISHED]
+    return count_figures("--shallow", PUBLISHED)[PUBLISHED]
 
 
 @pytest.mark.slow
@@ -156,7 +156,7 @@ def calls_of_attention() -> dict[str, list[str]]:
     A call is a text, e.g. "efficient: head 16, 128 tokens, gradient, mask none": the kernel, the
     channels of a head, the tokens of a window, whether q has a gradient, and the kind of mask.
     """
-    figures = counted("--kept-only", "--shallow", PLAIN, PUBLISHED)
+    figures = count_figures("--kept-only", "--shallow", PLAIN, PUBLISHED)
     return {case: list(figures_of_case["attention"]) for case, figures_of_case in figures.items()}
 
 
@@ -196,7 +196,7 @@ def test_the_counted_calls_have_each_kind_that_changes_the_choice_of_a_kernel(
 
 
 def test_the_estimate_of_the_alignment_is_what_it_holds_in_backward_or_a_little_more():
-    for shape, held, estimated in counted("--align"):
+    for shape, held, estimated in count_figures("--align"):
         # The estimate was 2 to 10 % too large when it was made. 1.15 allows for other versions of
         # torch. An estimate that is too small would end a training run for lack of memory.
         assert held < estimated < 1.15 * held, shape

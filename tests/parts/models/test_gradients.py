@@ -30,7 +30,7 @@ def train(options, out, ranks, per_rank, parts=1, steps=1):
     return torch.load(out, weights_only=True)
 
 
-def changed(options, train=None, **sections):
+def write_changed_options(options, train=None, **sections):
     """Write another option file beside `options`. Return its path.
 
     train: keys to add to the section "train". sections: whole sections to replace.
@@ -81,7 +81,9 @@ def test_two_ranks_have_the_gradients_of_one_rank_with_twice_the_batch(
 ):
     options, expected = one_rank
 
-    found = train(changed(options, **sections), tmp_path / "two.pth", ranks=2, per_rank=1)
+    found = train(
+        write_changed_options(options, **sections), tmp_path / "two.pth", ranks=2, per_rank=1
+    )
 
     assert found["same_on_all_ranks"]
     assert_close(found["gradients"], expected["gradients"])
@@ -89,7 +91,7 @@ def test_two_ranks_have_the_gradients_of_one_rank_with_twice_the_batch(
 
 def test_accumulation_has_the_gradients_of_the_whole_batch(one_rank, tmp_path):
     options, _ = one_rank
-    accumulating = changed(options, train={"accumulation_steps": 2})
+    accumulating = write_changed_options(options, train={"accumulation_steps": 2})
 
     # Both take 4 samples in a step: 1 x 4, and 2 ranks x 2 micro-batches x 1.
     whole = train(options, tmp_path / "whole.pth", ranks=1, per_rank=4)
@@ -106,15 +108,15 @@ FREEZE = {"fix_iter": 2, "fix_keys": ["spynet", "deform"]}
 
 
 @pytest.fixture(scope="module")
-def frozen(one_rank, tmp_path_factory):
+def results_of_frozen_step(one_rank, tmp_path_factory):
     """Give the result of two steps of one process: the first with frozen parts, then without."""
-    options = changed(one_rank[0], train=FREEZE)
+    options = write_changed_options(one_rank[0], train=FREEZE)
     folder = tmp_path_factory.mktemp("frozen")
     return train(options, folder / "one.pth", ranks=1, per_rank=2, steps=2)
 
 
-def test_frozen_parts_have_no_gradient(frozen):
-    for name in frozen["gradients"]:
+def test_frozen_parts_have_no_gradient(results_of_frozen_step):
+    for name in results_of_frozen_step["gradients"]:
         assert "deform" not in name
 
 
@@ -122,14 +124,14 @@ def test_frozen_parts_have_no_gradient(frozen):
 # the others without an error, and the weights of the ranks would drift apart.
 @pytest.mark.parametrize("is_static", [False, True], ids=["any graph", "use_static_graph"])
 def test_parts_released_at_fix_iter_are_reduced_over_the_ranks(
-    one_rank, frozen, tmp_path, is_static
+    one_rank, results_of_frozen_step, tmp_path, is_static
 ):
-    options = changed(one_rank[0], train=FREEZE, use_static_graph=is_static)
+    options = write_changed_options(one_rank[0], train=FREEZE, use_static_graph=is_static)
 
     found = train(options, tmp_path / "two.pth", ranks=2, per_rank=1, steps=2)
 
     assert found["same_on_all_ranks"]
-    assert_close(found["weights"], frozen["weights"])
+    assert_close(found["weights"], results_of_frozen_step["weights"])
 
 
 # ---- torch.compile ----

@@ -79,7 +79,7 @@ def test_a_pickle_that_makes_much_of_a_number_is_not_read(tmp_path, reader, writ
 
 
 @pytest.fixture(scope="module")
-def compressed(tmp_path_factory):
+def compressed_file(tmp_path_factory):
     """Give a small file that unpacks to 268 MB. Packing takes two seconds of a core."""
     path = tmp_path_factory.mktemp("compressed") / "a.pth"
     write_zip(path, members_of({"a": torch.zeros(2**26)}), zipfile.ZIP_DEFLATED)
@@ -87,9 +87,9 @@ def compressed(tmp_path_factory):
 
 
 @pytest.mark.parametrize("reader", [READ, LOAD])
-def test_members_that_are_compressed_are_not_unpacked(compressed, reader):
-    assert compressed.stat().st_size < 400_000
-    assert_refused(reader, compressed, by="CheckpointError", saying="is compressed")
+def test_members_that_are_compressed_are_not_unpacked(compressed_file, reader):
+    assert compressed_file.stat().st_size < 400_000
+    assert_refused(reader, compressed_file, by="CheckpointError", saying="is compressed")
 
 
 def test_tables_that_hold_one_another_many_times_are_refused(tmp_path):

@@ -19,9 +19,9 @@ from tests.helpers.weights_files import released_tensors
 from utils.errors import CheckpointError
 
 NAME = "006_VRT_videodeblurring_GoPro"
-# The end of each program of `started`. It is given a noise level (--sigma), which 006 cannot take,
-# because it is no denoiser. The program finds this after it has read the weights. So this text
-# proves that they were fetched and read.
+# The end of each program of `start_released`. It is given a noise level (--sigma), which 006 cannot
+# take, because it is no denoiser. The program finds this after it has read the weights. So this
+# text proves that they were fetched and read.
 REFUSAL_OF_READ_WEIGHTS = "these weights do not take a noise level"
 FILE_NAME = f"{NAME}.pth"
 # Where a program puts the file, seen from the folder in which the program is started.
@@ -89,7 +89,7 @@ def unanswered_address() -> str:
     return f"http://127.0.0.1:{free_port()}"
 
 
-def started(folder: Path, mirror: str) -> Ranks:
+def start_released(folder: Path, mirror: str) -> Ranks:
     """Start main_test_vrt.py in `folder`, with the weights vrt/006 and a noise level.
 
     If it gets the weights, it ends with REFUSAL_OF_READ_WEIGHTS, and restores no frame.
@@ -101,8 +101,8 @@ def started(folder: Path, mirror: str) -> Ranks:
 
 
 def run_to_end(folder: Path, mirror: str) -> RankResult:
-    """Start the program of `started`, and wait for its end."""
-    with started(folder, mirror) as program:
+    """Start the program of `start_released`, and wait for its end."""
+    with start_released(folder, mirror) as program:
         return program.wait(120)
 
 
@@ -153,7 +153,10 @@ def test_two_processes_fetch_a_file_once(server, tmp_path):
     save_as_released(server.folder / FILE_NAME)
     folder = home(tmp_path)
 
-    with started(folder, server.address) as one, started(folder, server.address) as other:
+    with (
+        start_released(folder, server.address) as one,
+        start_released(folder, server.address) as other,
+    ):
         found = [one.wait(120), other.wait(120)]
 
     assert all(REFUSAL_OF_READ_WEIGHTS in result.text for result in found)

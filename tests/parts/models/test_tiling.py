@@ -285,7 +285,7 @@ def test_spikes_are_cut_with_the_same_tile():
     torch.testing.assert_close(out, torch.ones_like(lq))
 
 
-class Flipped:
+class FlippedClip:
     """A clip of 4 frames, restored with flip_seq: the network sees it, and then its reverse."""
 
     def __init__(self):
@@ -309,17 +309,17 @@ class Flipped:
 
 
 def test_flip_seq_shows_the_frames_in_both_directions():
-    seen = Flipped().seen_frames
+    seen = FlippedClip().seen_frames
 
     assert torch.equal(seen[:, 4:], seen[:, :4].flip(1))
 
 
 def test_flip_seq_shows_the_spikes_of_reversed_time():
-    assert Flipped().seen_spikes == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert FlippedClip().seen_spikes == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
 def test_flip_seq_averages_both_directions_of_time():
-    flipped = Flipped()
+    flipped = FlippedClip()
 
     # Frame i is seen as number i and as number 7 - i.
     torch.testing.assert_close(flipped.restored, flipped.lq + 3.5)
@@ -399,7 +399,7 @@ def test_a_part_of_a_clip_equals_that_part_of_the_whole(blend, first, end):
 # ---- Too little memory ----
 
 
-def limited(most):
+def network_with_limit(most):
     """Return a network that runs out of memory above `most` pixels x frames, as a GPU does."""
 
     def forward(x):
@@ -439,7 +439,7 @@ def restore_large(net, **tiling):
 
 
 def test_tiles_are_halved_until_memory_suffices(caplog):
-    out = restore_large(limited(FITS_64_PIXELS), may_halve=True)
+    out = restore_large(network_with_limit(FITS_64_PIXELS), may_halve=True)
 
     torch.testing.assert_close(out, LARGE)
     # The tile of the whole frame, 260 pixels, is halved twice.
@@ -450,12 +450,12 @@ def test_tiles_are_halved_until_memory_suffices(caplog):
 
 def test_too_little_memory_for_the_smallest_tile_is_an_error():
     with pytest.raises(DataError, match="out of memory"):
-        restore_large(limited(100), may_halve=True)  # 100 pixels: less than any tile
+        restore_large(network_with_limit(100), may_halve=True)  # 100 pixels: less than any tile
 
 
 def test_too_little_memory_is_an_error_if_tiles_are_not_halved():
     with pytest.raises(DataError, match=r"out of memory(.|\n)*--tile auto"):
-        restore_large(limited(FITS_64_PIXELS))
+        restore_large(network_with_limit(FITS_64_PIXELS))
 
 
 def test_another_error_of_the_network_is_passed_on():

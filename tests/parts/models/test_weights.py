@@ -346,7 +346,7 @@ SPIKE_DATA = {"rate": 0.9, "light": "linear", "center": "gt", "planes": 88, "gt_
 
 
 @pytest.fixture
-def described(tmp_path):
+def folder_with_info(tmp_path):
     """Give a folder whose dataset.json says what SPIKE_DATA has."""
     (tmp_path / "GOPRO_Large_spike_seq").mkdir()
     write_info(tmp_path, **SPIKE_DATA)
@@ -362,9 +362,9 @@ def options_of(folder: Path) -> Any:
 
 
 @pytest.fixture
-def trained(described):
+def trained_network(folder_with_info):
     """Give the options of a training, and its network."""
-    opt = options_of(described)
+    opt = options_of(folder_with_info)
     return opt, define_G(opt)
 
 
@@ -388,24 +388,24 @@ def check_describes(saved, opt, weights: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "form of torch before 1.6"])
-def test_our_weights_say_what_they_are(trained, tmp_path, is_zip):
-    opt, net = trained
+def test_our_weights_say_what_they_are(trained_network, tmp_path, is_zip):
+    opt, net = trained_network
     content = {"params": net.state_dict(), "options": opt.portable(), "iter": 3}
     torch.save(content, tmp_path / "3_G.pth", _use_new_zipfile_serialization=is_zip)
 
     check_describes(read_saved(tmp_path / "3_G.pth"), opt, net.state_dict())
 
 
-def test_our_checkpoints_say_what_they_are(trained, tmp_path):
-    opt, net = trained
+def test_our_checkpoints_say_what_they_are(trained_network, tmp_path):
+    opt, net = trained_network
     content = checkpoint_of(opt, net) | {"network": opt.portable()}
     torch.save(content, tmp_path / "checkpoint_latest.pth")
 
     check_describes(read_saved(tmp_path / "checkpoint_latest.pth"), opt, net.state_dict())
 
 
-def test_a_checkpoint_with_a_moving_average_gives_the_average(trained, tmp_path):
-    opt, net = trained
+def test_a_checkpoint_with_a_moving_average_gives_the_average(trained_network, tmp_path):
+    opt, net = trained_network
     average = with_one_added(net.state_dict())
     content = checkpoint_of(opt, net) | {"network": opt.portable(), "ema_state_dict": average}
     torch.save(content, tmp_path / "averaged.pth")
@@ -413,8 +413,8 @@ def test_a_checkpoint_with_a_moving_average_gives_the_average(trained, tmp_path)
     check_describes(read_saved(tmp_path / "averaged.pth"), opt, average)
 
 
-def test_checkpoints_of_former_versions_say_what_they_are(trained, tmp_path):
-    opt, net = trained
+def test_checkpoints_of_former_versions_say_what_they_are(trained_network, tmp_path):
+    opt, net = trained_network
     content = checkpoint_of(opt, net)
     # Former versions wrote no description. They wrote what they had found out of the spikes into
     # the options of the data.
@@ -426,21 +426,21 @@ def test_checkpoints_of_former_versions_say_what_they_are(trained, tmp_path):
 
 
 def test_the_weights_know_their_spikes_better_than_an_option_file_without_its_data(
-    described, trained, tmp_path
+    folder_with_info, trained_network, tmp_path
 ):
-    opt, net = trained
+    opt, net = trained_network
     torch.save({"params": net.state_dict(), "options": opt.portable()}, tmp_path / "a.pth")
     # The data have changed since the training.
-    write_info(described, **SPIKE_DATA | {"rate": None})
-    option_file = options_of(described)
+    write_info(folder_with_info, **SPIKE_DATA | {"rate": None})
+    option_file = options_of(folder_with_info)
 
     saved = read_saved(tmp_path / "a.pth", option_file.portable())
 
     assert saved.spike_data == SPIKE_DATA
 
 
-def test_weights_of_former_versions_say_nothing_of_their_spikes(trained, tmp_path):
-    opt, net = trained
+def test_weights_of_former_versions_say_nothing_of_their_spikes(trained_network, tmp_path):
+    opt, net = trained_network
     description = opt.portable()
     del description["spike_data"]
     torch.save({"params": net.state_dict(), "options": description}, tmp_path / "old.pth")

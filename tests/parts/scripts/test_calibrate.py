@@ -42,7 +42,7 @@ def still_pair(folder, name="a", seed=3, truth=TRUTH):
 
 
 @pytest.fixture(scope="module")
-def turned(tmp_path_factory):
+def turned_camera(tmp_path_factory):
     """Give the folder and the flags of a calibrated pair with noise, blur, and packed bits.
 
     The calibration is calibration.json, its picture is calibration.png.
@@ -61,16 +61,16 @@ def turned(tmp_path_factory):
     return folder, pair_flags
 
 
-def test_a_turned_camera_is_found_in_noise_with_blur(turned):
-    folder, _ = turned
+def test_a_turned_camera_is_found_in_noise_with_blur(turned_camera):
+    folder, _ = turned_camera
 
     _, largest = error_px(folder / "calibration.json", TRUTH, mirror="none")
 
     assert largest <= LIMIT_PX
 
 
-def test_the_file_says_the_clock_with_the_sizes(turned):
-    folder, _ = turned
+def test_the_file_says_the_clock_with_the_sizes(turned_camera):
+    folder, _ = turned_camera
 
     found = load_calibration(folder / "calibration.json")
 
@@ -79,16 +79,16 @@ def test_the_file_says_the_clock_with_the_sizes(turned):
     assert found.rgb_size == list(FRAME)
 
 
-def test_the_file_says_how_well_the_pictures_fit(turned):
-    folder, _ = turned
+def test_the_file_says_how_well_the_pictures_fit(turned_camera):
+    folder, _ = turned_camera
 
     found = load_calibration(folder / "calibration.json")
 
     assert found.made["residual_px"] < 0.5
 
 
-def test_a_picture_shows_both_cameras_one_above_the_other(turned):
-    folder, _ = turned
+def test_a_picture_shows_both_cameras_one_above_the_other(turned_camera):
+    folder, _ = turned_camera
 
     assert imread_rgb(folder / "calibration.png").shape == (2 * FRAME[0], FRAME[1], 3)
 
@@ -100,8 +100,8 @@ def test_a_picture_shows_both_cameras_one_above_the_other(turned):
         pytest.param(["--out", "b.json", "--overlay", "calibration.png"], id="picture"),
     ],
 )
-def test_nothing_is_overwritten(turned, capsys, monkeypatch, flags):
-    folder, pair_flags = turned
+def test_nothing_is_overwritten(turned_camera, capsys, monkeypatch, flags):
+    folder, pair_flags = turned_camera
     before = (folder / "calibration.json").read_bytes()
     monkeypatch.chdir(folder)
 
@@ -123,7 +123,7 @@ def test_the_program_prints_how_well_the_pictures_fit(tmp_path, capsys):
 
 
 @pytest.fixture(scope="module")
-def mirrored(tmp_path_factory):
+def mirrored_calibration(tmp_path_factory):
     """Give the calibration of two pairs, by a camera that mirrors and looks from the side."""
     folder = tmp_path_factory.mktemp("mirrored")
     rng = np.random.default_rng(2)
@@ -135,14 +135,14 @@ def mirrored(tmp_path_factory):
     return out
 
 
-def test_several_pairs_of_a_camera_with_perspective_are_one_calibration(mirrored):
-    _, largest = error_px(mirrored, SLIGHT_PERSPECTIVE, "columns")
+def test_several_pairs_of_a_camera_with_perspective_are_one_calibration(mirrored_calibration):
+    _, largest = error_px(mirrored_calibration, SLIGHT_PERSPECTIVE, "columns")
 
     assert largest <= LIMIT_PX
 
 
-def test_a_mirrored_camera_is_found(mirrored):
-    assert load_calibration(mirrored).mirror == "columns"
+def test_a_mirrored_camera_is_found(mirrored_calibration):
+    assert load_calibration(mirrored_calibration).mirror == "columns"
 
 
 # ---- Pairs that are refused ----
@@ -222,7 +222,7 @@ def test_a_model_that_cannot_map_all_patches_is_refused(tmp_path, capsys):
 
 
 @pytest.fixture(scope="module")
-def known(tmp_path_factory):
+def still_calibration(tmp_path_factory):
     """Give the calibration of a pair in which nothing moves."""
     folder = tmp_path_factory.mktemp("known")
     out = folder / "known.json"
@@ -257,23 +257,25 @@ def moving_pair(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def late(known, moving_pair, tmp_path_factory):
+def late(still_calibration, moving_pair, tmp_path_factory):
     """Give the calibration of the moving pair."""
     out = tmp_path_factory.mktemp("late") / "out.json"
-    assert find_time_offset(known, moving_pair, out) == 0
+    assert find_time_offset(still_calibration, moving_pair, out) == 0
     return load_calibration(out)
 
 
-def test_the_time_offset_is_found_if_the_scene_moves(known, late):
+def test_the_time_offset_is_found_if_the_scene_moves(still_calibration, late):
     assert late.time_offset_planes == pytest.approx(7, abs=0.5)
-    assert late.matrix == load_calibration(known).matrix
+    assert late.matrix == load_calibration(still_calibration).matrix
 
 
-def test_the_share_of_the_planes_that_was_exposed_is_found(known, moving_pair, tmp_path):
+def test_the_share_of_the_planes_that_was_exposed_is_found(
+    still_calibration, moving_pair, tmp_path
+):
     out = tmp_path / "out.json"
 
     # Planes 8 to 57, of which the middle 40 were exposed, 7 planes later.
-    code = find_time_offset(known, moving_pair, out, planes=(8, 50))
+    code = find_time_offset(still_calibration, moving_pair, out, planes=(8, 50))
 
     assert code == 0
     found = load_calibration(out)
@@ -285,11 +287,11 @@ def test_all_planes_count_as_exposed_if_the_frame_was_exposed_during_all_of_them
     assert late.exposure_share == 1.0
 
 
-def test_a_time_offset_is_refused_if_the_scene_does_not_move(known, tmp_path, capsys):
+def test_a_time_offset_is_refused_if_the_scene_does_not_move(still_calibration, tmp_path, capsys):
     out = tmp_path / "out.json"
     pair = pair_of_late_frame(tmp_path, motion=(0, 0))
 
-    code = find_time_offset(known, pair, out)
+    code = find_time_offset(still_calibration, pair, out)
 
     assert code == 3
     assert "moves too little" in capsys.readouterr().err

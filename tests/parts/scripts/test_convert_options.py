@@ -136,7 +136,7 @@ def convert(path: Path, *more: str) -> tuple[int, Path]:
 
 
 @dataclass(frozen=True)
-class Converted:
+class Conversion:
     """An option file after its conversion."""
 
     code: int  # exit code of the conversion
@@ -158,18 +158,18 @@ class Converted:
         return after_heading
 
 
-def convert_and_listen(path: Path, *more: str) -> Converted:
+def convert_and_listen(path: Path, *more: str) -> Conversion:
     """Convert an option file for a fixture that several tests share."""
     with (
         contextlib.redirect_stdout(io.StringIO()) as output,
         contextlib.redirect_stderr(io.StringIO()) as errors,
     ):
         code, out = convert(path, *more)
-    return Converted(code, output.getvalue(), errors.getvalue(), out)
+    return Conversion(code, output.getvalue(), errors.getvalue(), out)
 
 
 @pytest.fixture(scope="module")
-def converted(tmp_path_factory) -> Converted:
+def conversion(tmp_path_factory) -> Conversion:
     """Give the published file after its conversion. Its data lie beside it."""
     folder = tmp_path_factory.mktemp("published")
     write_data(folder)
@@ -185,19 +185,19 @@ def options_of_new_file(out: Path) -> Options:
     return load_options(out, ["netG.spynet_path=null"], parts=PARTS)
 
 
-def test_the_published_file_is_converted(converted):
-    assert converted.code == 0
-    assert converted.out.is_file()
+def test_the_published_file_is_converted(conversion):
+    assert conversion.code == 0
+    assert conversion.out.is_file()
 
 
 # The file has three made-up secrets of services, e.g. "wandb-k3y-never-to-be-copied". Each of them
 # has one of these texts in it.
 @pytest.mark.parametrize("secret", ["k3y", "t0ken"])
-def test_secrets_of_services_reach_neither_the_new_file_nor_the_output(converted, secret):
+def test_secrets_of_services_reach_neither_the_new_file_nor_the_output(conversion, secret):
     assert secret in PUBLISHED.read_text()
 
-    assert secret not in converted.out.read_text()
-    assert secret not in converted.output
+    assert secret not in conversion.out.read_text()
+    assert secret not in conversion.output
 
 
 @pytest.mark.parametrize(
@@ -213,33 +213,33 @@ def test_secrets_of_services_reach_neither_the_new_file_nor_the_output(converted
         "netG.init_gain",
     ],
 )
-def test_each_dropped_key_of_s_vrt_is_named(converted, key):
-    assert f"\n  {key}: " in converted.dropped
+def test_each_dropped_key_of_s_vrt_is_named(conversion, key):
+    assert f"\n  {key}: " in conversion.dropped
 
 
-def test_the_output_says_that_colours_are_not_normalized_as_in_s_vrt(converted):
+def test_the_output_says_that_colours_are_not_normalized_as_in_s_vrt(conversion):
     # The published file has "rgb_normalize": "imagenet".
-    assert "'imagenet'" in converted.cannot_be_said
+    assert "'imagenet'" in conversion.cannot_be_said
 
 
-def test_the_output_says_how_much_the_rounding_of_s_vrt_changes_a_channel(converted):
+def test_the_output_says_how_much_the_rounding_of_s_vrt_changes_a_channel(conversion):
     # S-VRT rounds channels down to 8 bits. The mean difference of 0.002 is computed in
     # `test_the_rounding_of_s_vrt_lowers_a_channel_by_0_002_on_average`.
-    assert "0.002 higher on average" in converted.cannot_be_said
+    assert "0.002 higher on average" in conversion.cannot_be_said
 
 
-def test_the_new_file_says_in_its_comments_what_it_cannot_express(converted):
-    assert "  // It cannot say: datasets.train.rgb_normalize" in converted.out.read_text()
+def test_the_new_file_says_in_its_comments_what_it_cannot_express(conversion):
+    assert "  // It cannot say: datasets.train.rgb_normalize" in conversion.out.read_text()
 
 
 # In the published file, only the training split has options of spikes.
-def test_the_output_says_that_the_test_reads_its_spikes_as_the_training_does(converted):
+def test_the_output_says_that_the_test_reads_its_spikes_as_the_training_does(conversion):
     line = "\n  datasets.test.spike: the section of training, because the test has none\n"
-    assert line in converted.output
+    assert line in conversion.output
 
 
-def test_the_output_says_which_folder_of_spikes_is_assumed_for_the_test(converted):
-    assert re.search(r"\n  datasets\.test\.dataroot_spike: \S+/test, assumed", converted.output)
+def test_the_output_says_which_folder_of_spikes_is_assumed_for_the_test(conversion):
+    assert re.search(r"\n  datasets\.test\.dataroot_spike: \S+/test, assumed", conversion.output)
 
 
 def test_the_output_does_not_say_that_a_test_with_spike_options_has_none(tmp_path):
@@ -253,23 +253,23 @@ def test_the_output_does_not_say_that_a_test_with_spike_options_has_none(tmp_pat
     assert "it has none" not in converted.output
 
 
-def test_totals_become_numbers_for_each_gpu(converted):
+def test_totals_become_numbers_for_each_gpu(conversion):
     message = "datasets.train.dataloader_batch_size: 3 for 3 GPUs in all -> 1 per GPU"
-    assert message in converted.output
+    assert message in conversion.output
 
 
-def test_lists_stay_in_one_line(converted):
-    assert '    "img_size": [6, 224, 224],\n' in converted.out.read_text()
+def test_lists_stay_in_one_line(conversion):
+    assert '    "img_size": [6, 224, 224],\n' in conversion.out.read_text()
 
 
-def test_the_converted_file_trains_on_data_of_its_layout(converted):
+def test_the_converted_file_trains_on_data_of_its_layout(conversion):
     overrides = [f"{key}={json.dumps(value)}" for key, value in SMALL.items()]
 
-    result = train(converted.out, *overrides, limit_s=300)
+    result = train(conversion.out, *overrides, limit_s=300)
 
     assert result.exit_codes == [0], result.text
     # The name of the run is `task` in the published file.
-    curves = history(converted.out, "006_train_vrt_videodeblurring_gopro_rgbspike")
+    curves = history(conversion.out, "006_train_vrt_videodeblurring_gopro_rgbspike")
     # SMALL asks for two steps, and for a point of the curve at each step.
     steps = [step for step, _loss in curves["train/loss"]]
     assert steps == [1, 2]
@@ -339,8 +339,8 @@ def test_the_rule_of_middles_gives_the_middles_of_s_vrt(plane_count, middles):
     assert middles_of_svrt(plane_count) == middles
 
 
-def test_the_network_of_the_new_file_takes_colours_together_with_spike_channels(converted):
-    opt = options_of_new_file(converted.out)
+def test_the_network_of_the_new_file_takes_colours_together_with_spike_channels(conversion):
+    opt = options_of_new_file(conversion.out)
 
     assert opt.spike_channels == 4
     # A network on the device "meta" has shapes and no numbers, so it is made at once.
@@ -354,9 +354,9 @@ def test_the_network_of_the_new_file_takes_colours_together_with_spike_channels(
     [pytest.param(0, 56, id="56 planes"), pytest.param(1, 88, id="88 planes")],
 )
 def test_the_converted_channels_differ_from_s_vrt_only_by_its_rounding(
-    converted, clip_index, plane_count
+    conversion, clip_index, plane_count
 ):
-    opt = options_of_new_file(converted.out)
+    opt = options_of_new_file(conversion.out)
     # A sample shows whole frames, neither turned nor mirrored.
     without_changes = {"use_hflip": False, "use_rot": False, "gt_size": FRAME_SIDE}
     section = not_none(opt.datasets.train).model_copy(update=without_changes)
@@ -389,7 +389,7 @@ def test_the_rounding_of_s_vrt_lowers_a_channel_by_0_002_on_average():
 
 
 @pytest.fixture(scope="module")
-def converted_with_info(tmp_path_factory) -> Converted:
+def converted_with_info(tmp_path_factory) -> Conversion:
     """Give the published file after its conversion, with a dataset.json beside the spikes.
 
     dataset.json says the size of the planes, the kind of light, and `rate`: the share of planes in
@@ -555,7 +555,7 @@ def with_problems(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def refused(with_problems) -> Converted:
+def refusal(with_problems) -> Conversion:
     """Give what the program did with the file of PROBLEMS."""
     return convert_and_listen(with_problems)
 
@@ -570,11 +570,11 @@ def test_a_file_with_problems_is_not_converted(with_problems, tmp_path):
     assert not out.exists()
 
 
-def test_the_problems_of_a_file_are_named_at_once(refused):
-    assert refused.errors.count("OptionError") == 1
-    assert "11 problems in the option file" in refused.errors, refused.errors
+def test_the_problems_of_a_file_are_named_at_once(refusal):
+    assert refusal.errors.count("OptionError") == 1
+    assert "11 problems in the option file" in refusal.errors, refusal.errors
     for key in PROBLEMS:
-        assert f"    {key}" in refused.errors, key
+        assert f"    {key}" in refusal.errors, key
 
 
 # What a person chooses who follows the advice. The advice asks for a value in two of the PROBLEMS,
@@ -608,12 +608,12 @@ def keys_to_drop(advice: str) -> list[str]:
 
 
 @pytest.mark.parametrize("key", CHOSEN_VALUES)
-def test_the_advice_names_each_key_that_needs_a_value(refused, key):
-    assert f"give {key}=" in advice_in(refused.errors)
+def test_the_advice_names_each_key_that_needs_a_value(refusal, key):
+    assert f"give {key}=" in advice_in(refusal.errors)
 
 
-def test_a_file_is_converted_after_its_advice_was_followed(refused, with_problems, capsys):
-    dropped = keys_to_drop(advice_in(refused.errors))
+def test_a_file_is_converted_after_its_advice_was_followed(refusal, with_problems, capsys):
+    dropped = keys_to_drop(advice_in(refusal.errors))
     overrides = [f"{key}={value}" for key, value in CHOSEN_VALUES.items()]
 
     code, out = convert(with_problems, *overrides, "--drop", *dropped)

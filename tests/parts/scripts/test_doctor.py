@@ -131,24 +131,24 @@ def options(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def examined(options) -> RankResult:
+def doctor_output(options) -> RankResult:
     """Give what the doctor prints on two ranks for a sound option file."""
     return run_ranks(2, DOCTOR, "--opt", str(options), limit_s=240)
 
 
-def test_two_ranks_are_examined_without_a_failure(examined):
-    assert examined.exit_codes == [0, 0], examined.text
+def test_two_ranks_are_examined_without_a_failure(doctor_output):
+    assert doctor_output.exit_codes == [0, 0], doctor_output.text
     # Rank 0 alone prints the table.
-    assert "0 fail" in examined.stdout[0]
-    assert "0 fail" not in examined.stdout[1]
+    assert "0 fail" in doctor_output.stdout[0]
+    assert "0 fail" not in doctor_output.stdout[1]
 
 
 @pytest.mark.parametrize(
     "check",
     ["all_reduce", "bandwidth", "shards", "parameters", "loader", "scaling", "gradients"],
 )
-def test_two_ranks_are_examined_together(examined, check):
-    assert f"ok    {check}" in examined.stdout[0]
+def test_two_ranks_are_examined_together(doctor_output, check):
+    assert f"ok    {check}" in doctor_output.stdout[0]
 
 
 def test_a_wrong_option_is_a_finding(options):
@@ -181,8 +181,8 @@ def findings_in_logs() -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "text"), QUOTED)
-def test_the_doctor_prints_the_findings_that_the_page_quotes(examined, name, text):
-    rows = [row for row in examined.stdout[0].splitlines() if f" {name} " in row]
+def test_the_doctor_prints_the_findings_that_the_page_quotes(doctor_output, name, text):
+    rows = [row for row in doctor_output.stdout[0].splitlines() if f" {name} " in row]
 
     pattern = re.compile(rf"\b{re.escape(name)} .*{re.escape(text)}")
     assert any(pattern.search(line) for line in [*rows, *findings_in_logs()])

@@ -66,7 +66,7 @@ GREY = (0.299, 0.587, 0.114)
 
 
 @pytest.fixture
-def raw(tmp_path):
+def raw_root(tmp_path):
     """Give the root of three raw clips, which the test may change."""
     return write_raw(tmp_path / "raw")
 
@@ -78,7 +78,7 @@ def raw_once(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def prepared(raw_once, tmp_path_factory):
+def prepared_root(raw_once, tmp_path_factory):
     """Give the clips that the program makes with its defaults. No test changes them."""
     out = tmp_path_factory.mktemp("prepared") / "out"
     assert prepare("--source", raw_once, "--out", out) == 0
@@ -141,23 +141,23 @@ def test_a_dry_run_writes_nothing(raw_once, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_raw_frames_stay_as_they_are(raw, tmp_path):
-    before = read_files(raw)
+def test_the_raw_frames_stay_as_they_are(raw_root, tmp_path):
+    before = read_files(raw_root)
 
-    assert prepare("--source", raw, "--out", tmp_path / "out") == 0
+    assert prepare("--source", raw_root, "--out", tmp_path / "out") == 0
 
-    assert read_files(raw) == before
+    assert read_files(raw_root) == before
 
 
-def test_the_check_of_data_finds_no_fault_in_prepared_clips(prepared):
-    report = check_clips(whole_clips(prepared), decode=True)
+def test_the_check_of_data_finds_no_fault_in_prepared_clips(prepared_root):
+    report = check_clips(whole_clips(prepared_root), decode=True)
 
     assert report.problems == []
     assert report.warnings == []
 
 
-def test_a_spike_file_has_8_planes_for_each_raw_frame(prepared):
-    report = check_clips(whole_clips(prepared))
+def test_a_spike_file_has_8_planes_for_each_raw_frame(prepared_root):
+    report = check_clips(whole_clips(prepared_root))
 
     # There are 8 planes from one raw frame to the next. The first clip has one frame after its
     # last exposure, so its last file is as long as the others. The second clip has none: its last
@@ -169,8 +169,8 @@ def test_a_spike_file_has_8_planes_for_each_raw_frame(prepared):
     }
 
 
-def test_the_data_set_for_testing_reads_a_prepared_clip_whole(prepared):
-    dataset = build_dataset(whole_clips(prepared, "test"), "test", seed=0)
+def test_the_data_set_for_testing_reads_a_prepared_clip_whole(prepared_root):
+    dataset = build_dataset(whole_clips(prepared_root, "test"), "test", seed=0)
 
     sample = dataset[0]
 
@@ -257,9 +257,9 @@ def test_a_folder_made_with_instants_is_refused_without_them(raw_once, with_inst
     assert "made with other settings: instants" in capsys.readouterr().err
 
 
-def test_the_reference_options_read_the_documented_folders(raw, tmp_path, monkeypatch):
+def test_the_reference_options_read_the_documented_folders(raw_root, tmp_path, monkeypatch):
     reference = Path("options/vrt/006_train_vrt_videodeblurring_gopro_rgbspike.json").resolve()
-    raw.rename(tmp_path / "GOPRO_Large_all")
+    raw_root.rename(tmp_path / "GOPRO_Large_all")
     monkeypatch.chdir(tmp_path)
 
     assert prepare("--source", "GOPRO_Large_all", "--out", "trainsets") == 0
@@ -282,11 +282,11 @@ def test_the_reference_options_read_the_documented_folders(raw, tmp_path, monkey
 # ---- A second start ----
 
 
-def test_a_second_start_changes_no_file(raw, tmp_path):
-    prepare("--source", raw, "--out", tmp_path / "out")
+def test_a_second_start_changes_no_file(raw_root, tmp_path):
+    prepare("--source", raw_root, "--out", tmp_path / "out")
     before = read_files(tmp_path / "out")
 
-    prepare("--source", raw, "--out", tmp_path / "out")
+    prepare("--source", raw_root, "--out", tmp_path / "out")
 
     assert read_files(tmp_path / "out") == before
 
@@ -299,36 +299,36 @@ def leave_unfinished(out):
     return unfinished
 
 
-def test_an_unfinished_clip_of_the_program_is_made_again(raw, tmp_path):
-    prepare("--source", raw, "--out", tmp_path / "out")
+def test_an_unfinished_clip_of_the_program_is_made_again(raw_root, tmp_path):
+    prepare("--source", raw_root, "--out", tmp_path / "out")
     before = read_files(tmp_path / "out")
     unfinished = leave_unfinished(tmp_path / "out")
     # The mark says that the program made the folder.
     (unfinished / MARK).touch()
 
-    prepare("--source", raw, "--out", tmp_path / "out")
+    prepare("--source", raw_root, "--out", tmp_path / "out")
 
     assert read_files(tmp_path / "out") == before
 
 
-def test_an_unfinished_clip_without_the_mark_of_the_program_stays(raw, tmp_path):
-    prepare("--source", raw, "--out", tmp_path / "out")
+def test_an_unfinished_clip_without_the_mark_of_the_program_stays(raw_root, tmp_path):
+    prepare("--source", raw_root, "--out", tmp_path / "out")
     unfinished = leave_unfinished(tmp_path / "out")
 
-    assert prepare("--source", raw, "--out", tmp_path / "out") == 3
+    assert prepare("--source", raw_root, "--out", tmp_path / "out") == 3
 
     assert (unfinished / "made.json").exists()
 
 
-def test_raw_frames_are_taken_in_the_order_of_their_numbers(raw, prepared, tmp_path):
+def test_raw_frames_are_taken_in_the_order_of_their_numbers(raw_root, prepared_root, tmp_path):
     # Without leading zeros, the alphabet would put frame_10 before frame_2.
-    for path in raw.glob("*/*/*.png"):
+    for path in raw_root.glob("*/*/*.png"):
         path.rename(path.with_name(f"frame_{int(path.stem)}.png"))
 
-    prepare("--source", raw, "--out", tmp_path / "again")
+    prepare("--source", raw_root, "--out", tmp_path / "again")
 
     made = spike_files(tmp_path / "again")
-    assert made == spike_files(prepared)
+    assert made == spike_files(prepared_root)
     assert "dataset.json" in made
 
 
@@ -367,13 +367,13 @@ def lose_spikes_and_rewrite_a_raw_frame(raw, spikes):
         lose_spikes_and_rewrite_a_raw_frame,
     ],
 )
-def test_a_clip_that_differs_from_what_would_be_made_is_refused(raw, tmp_path, capsys, change):
-    prepare("--source", raw, "--out", tmp_path / "out", "--leave-out", "GOPR0003_03_00")
-    raw_clip = raw / "train/GOPR0001_03_00"
+def test_a_clip_that_differs_from_what_would_be_made_is_refused(raw_root, tmp_path, capsys, change):
+    prepare("--source", raw_root, "--out", tmp_path / "out", "--leave-out", "GOPR0003_03_00")
+    raw_clip = raw_root / "train/GOPR0001_03_00"
     change(raw_clip, tmp_path / "out/GOPRO_Large_spike_seq/train/GOPR0001_03_00")
     before = read_files(tmp_path / "out")
 
-    assert prepare("--source", raw, "--out", tmp_path / "out") == 3
+    assert prepare("--source", raw_root, "--out", tmp_path / "out") == 3
 
     assert read_files(tmp_path / "out") == before
     assert "clip GOPR0001_03_00 exists already, but differs" in capsys.readouterr().err
@@ -392,10 +392,10 @@ def write_wrong_clips(raw):
     write_folder(raw / "train/GOPR0006_03_00", odd_height)
 
 
-def test_all_wrong_clips_are_named_at_once(raw, tmp_path, capsys):
-    write_wrong_clips(raw)
+def test_all_wrong_clips_are_named_at_once(raw_root, tmp_path, capsys):
+    write_wrong_clips(raw_root)
 
-    assert prepare("--source", raw, "--out", tmp_path / "out") == 3
+    assert prepare("--source", raw_root, "--out", tmp_path / "out") == 3
 
     said = capsys.readouterr().err
     assert "3 clips cannot be made" in said
@@ -404,19 +404,19 @@ def test_all_wrong_clips_are_named_at_once(raw, tmp_path, capsys):
     assert "clip GOPR0004_03_00 has another size than the others: 64 x 32" in said
 
 
-def test_the_flags_that_leave_the_wrong_clips_out_are_said(raw, tmp_path, capsys):
-    write_wrong_clips(raw)
+def test_the_flags_that_leave_the_wrong_clips_out_are_said(raw_root, tmp_path, capsys):
+    write_wrong_clips(raw_root)
 
-    assert prepare("--source", raw, "--out", tmp_path / "out") == 3
+    assert prepare("--source", raw_root, "--out", tmp_path / "out") == 3
 
     said = capsys.readouterr().err
     assert "make only the others: --leave-out GOPR0005_11_00 --leave-out GOPR0006_03_00" in said
 
 
-def test_nothing_is_made_if_a_clip_is_wrong(raw, tmp_path):
-    write_wrong_clips(raw)
+def test_nothing_is_made_if_a_clip_is_wrong(raw_root, tmp_path):
+    write_wrong_clips(raw_root)
 
-    assert prepare("--source", raw, "--out", tmp_path / "out") == 3
+    assert prepare("--source", raw_root, "--out", tmp_path / "out") == 3
 
     assert not (tmp_path / "out").exists()
 
@@ -432,11 +432,11 @@ def test_no_flag_is_said_if_all_clips_are_wrong(tmp_path, capsys):
     assert "make only the others" not in said
 
 
-def test_a_clip_with_a_frame_of_another_size_is_not_made(raw, tmp_path, capsys):
-    odd = raw / "train/GOPR0001_03_00/000005.png"
+def test_a_clip_with_a_frame_of_another_size_is_not_made(raw_root, tmp_path, capsys):
+    odd = raw_root / "train/GOPR0001_03_00/000005.png"
     cv2.imwrite(str(odd), np.zeros((SIZE, SIZE + 2, 3), np.uint8))
 
-    assert prepare("--source", raw, "--out", tmp_path / "out") == 3
+    assert prepare("--source", raw_root, "--out", tmp_path / "out") == 3
 
     said = capsys.readouterr().err
     assert str(odd) in said
@@ -445,7 +445,7 @@ def test_a_clip_with_a_frame_of_another_size_is_not_made(raw, tmp_path, capsys):
 
 
 # Flags, a part of the message, and the exit code: 2 for flags, 3 for data. {} is the folder of the
-# test, whose `raw` has the three raw clips.
+# test, whose `raw_root` has the three raw clips.
 WRONG_INPUT = [
     ("--source {}/empty", "no raw clip found", 3),
     ("--source {}/nothing --rig rig", "no raw clip found", 3),
@@ -474,7 +474,7 @@ WRONG_INPUT = [
 
 @pytest.mark.parametrize(("flags", "words", "code"), WRONG_INPUT)
 def test_wrong_input_is_refused_before_anything_is_written(
-    raw, tmp_path, capsys, flags, words, code
+    raw_root, tmp_path, capsys, flags, words, code
 ):
     (tmp_path / "empty").mkdir()
     before = read_files(tmp_path)

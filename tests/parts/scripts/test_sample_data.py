@@ -60,7 +60,7 @@ def copy(sample, tmp_path):
 
 
 @pytest.fixture
-def older(copy, monkeypatch):
+def older_copy(copy, monkeypatch):
     """Give a copy that another version of the script has made. The script now makes less."""
     monkeypatch.setattr(make_sample_data, "SAMPLE", smaller(frames=1))
     info = json.loads((copy / INFO).read_text())
@@ -265,7 +265,7 @@ def test_ctrl_c_ends_with_one_line_and_leaves_no_half_set(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_while_an_older_set_is_removed_leaves_the_new_one(older, monkeypatch, capsys):
+def test_ctrl_c_while_an_older_set_is_removed_leaves_the_new_one(older_copy, monkeypatch, capsys):
     remove_tree = shutil.rmtree
 
     def interrupted(path, *arguments, **more):
@@ -275,14 +275,14 @@ def test_ctrl_c_while_an_older_set_is_removed_leaves_the_new_one(older, monkeypa
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(shutil, "rmtree", interrupted)
-    code = make_sample_data.main(["--root", str(older)])
+    code = make_sample_data.main(["--root", str(older_copy)])
 
     assert code == 130
     assert "was made by another version of this script" in capsys.readouterr().out
-    version = json.loads((older / INFO).read_text())["version"]
+    version = json.loads((older_copy / INFO).read_text())["version"]
     assert version == make_sample_data.SAMPLE.version
     # The new set is whole.
-    assert make_sample_data.main(["--root", str(older)]) == 0
+    assert make_sample_data.main(["--root", str(older_copy)]) == 0
     assert "nothing to do" in capsys.readouterr().out
 
 

@@ -66,7 +66,7 @@ def pictures_of(page, alt):
 # ---- The sample of training ----
 
 
-class Shown(NamedTuple):
+class ShownSample(NamedTuple):
     """A page, and the sample that it must show."""
 
     page: str
@@ -75,57 +75,57 @@ class Shown(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=[0, 1], ids=["epoch 0", "epoch 1"])
-def shown(request, home, tmp_path_factory):
+def shown_sample(request, home, tmp_path_factory):
     """Give the page of sample 2 of an epoch, and this sample. The epochs have other flips."""
     epoch = request.param
     page = page_of(home, tmp_path_factory.mktemp("page") / "a.html", "--epoch", epoch)
     options = json.loads((home / "options.json").read_text())["datasets"]["train"]
     dataset = set_for_training(options, seed=5)  # the seed of the option file
-    return Shown(page, dataset.draw((epoch, 2)), dataset[(epoch, 2)])
+    return ShownSample(page, dataset.draw((epoch, 2)), dataset[(epoch, 2)])
 
 
-def test_the_page_says_that_spikes_and_frame_agree(shown):
-    kind, sentence = verdict_of(shown.page)
+def test_the_page_says_that_spikes_and_frame_agree(shown_sample):
+    kind, sentence = verdict_of(shown_sample.page)
 
     assert kind == "right"
     assert re.fullmatch(r"Spikes and frame agree to 0\.[1-5] px\.", sentence), sentence
 
 
-def test_the_page_names_the_crop_and_the_flips(shown):
-    augment = shown.draw.aug
+def test_the_page_names_the_crop_and_the_flips(shown_sample):
+    augment = shown_sample.draw.aug
     # The crop has 48 x 48 pixels.
     rows = f"rows {augment.top} to {augment.top + 47}"
     columns = f"columns {augment.left} to {augment.left + 47}"
 
-    assert f"{rows}, {columns} of 96 x 96" in shown.page
-    assert ("played backwards" in shown.page) == augment.reverse
-    assert ("mirrored left to right" in shown.page) == augment.hflip
-    assert ("mirrored top to bottom" in shown.page) == augment.vflip
-    assert ("axes swapped" in shown.page) == augment.transpose
+    assert f"{rows}, {columns} of 96 x 96" in shown_sample.page
+    assert ("played backwards" in shown_sample.page) == augment.reverse
+    assert ("mirrored left to right" in shown_sample.page) == augment.hflip
+    assert ("mirrored top to bottom" in shown_sample.page) == augment.vflip
+    assert ("axes swapped" in shown_sample.page) == augment.transpose
 
 
-def test_the_page_shows_the_frames_of_the_sample(shown):
-    name_of_first_frame = shown.draw.clip.stems[shown.draw.frames[0]]
+def test_the_page_shows_the_frames_of_the_sample(shown_sample):
+    name_of_first_frame = shown_sample.draw.clip.stems[shown_sample.draw.frames[0]]
 
-    blurry, sharp, *_ = pictures_of(shown.page, name_of_first_frame)
+    blurry, sharp, *_ = pictures_of(shown_sample.page, name_of_first_frame)
 
     for picture, name in ((blurry, "lq"), (sharp, "gt")):
-        expected = tensor_to_uint8(shown.sample[name][0])
+        expected = tensor_to_uint8(shown_sample.sample[name][0])
         # Pixels are enlarged 6 times. The pixel in the middle of each is compared. The compression
         # of the picture changes values a little.
         assert picture.shape == (6 * 48, 6 * 48, 3)
         assert np.abs(picture[3::6, 3::6].astype(int) - expected).mean() < 3
 
 
-def test_the_page_shows_every_channel_of_the_spikes(shown):
+def test_the_page_shows_every_channel_of_the_spikes(shown_sample):
     # 3 channels of 3 frames, each named in its picture and in its caption.
-    assert len(re.findall(r"channel [012]: ", shown.page)) == 2 * 3 * 3
+    assert len(re.findall(r"channel [012]: ", shown_sample.page)) == 2 * 3 * 3
 
 
-def test_the_page_loads_nothing_from_outside(shown):
+def test_the_page_loads_nothing_from_outside(shown_sample):
     # The only src and href are pictures in the page itself.
-    assert not re.findall(r"""(?:src|href)=["'](?!data:)""", shown.page)
-    assert "http" not in shown.page
+    assert not re.findall(r"""(?:src|href)=["'](?!data:)""", shown_sample.page)
+    assert "http" not in shown_sample.page
 
 
 def test_a_test_clip_is_shown_whole(home, tmp_path):

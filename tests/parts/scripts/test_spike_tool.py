@@ -48,7 +48,7 @@ GAP = 2
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory):
+def published_stream(tmp_path_factory):
     """Give the path of the published stream: its planes 0 and 130 to 170. No test changes it."""
     path = tmp_path_factory.mktemp("published") / "203.dat"
     restore_dat("spikezoo_203_part1_planes_0_130-170", path)
@@ -85,7 +85,7 @@ def frames_of(path):
     return [video.read(number)[..., 0].astype(float) for number in range(video.num_frames)]
 
 
-def expected(path, method, plane, **options):
+def expected_picture(path, method, plane, **options):
     """Return the picture (250, 400) in 0..255 that a method makes of the published stream."""
     spikes = read_spikes(path, PLANE)
     light = represent(method, spikes, plane, rate=0.6, light="display", gamma=GAMMA, **options)[0]
@@ -274,24 +274,24 @@ def consecutive(published):
     return read_spikes(published, PLANE)[1:17]
 
 
-def test_info_finds_the_bit_order(tmp_path, published, capsys):
+def test_info_finds_the_bit_order(tmp_path, published_stream, capsys):
     big = SpikeGeometry(height=250, width=400, bit_order="big")
-    write_spikes(tmp_path / "big.bin", consecutive(published), big)
+    write_spikes(tmp_path / "big.bin", consecutive(published_stream), big)
 
     said = info(capsys, tmp_path / "big.bin", *SIZE)
 
     assert "bit order big: the most significant bit is the first pixel" in said
 
 
-def test_info_describes_a_published_file(published, capsys):
-    said = info(capsys, published)
+def test_info_describes_a_published_file(published_stream, capsys):
+    said = info(capsys, published_stream)
 
     assert "250 x 400      42" in said
     assert "bit order little" in said
 
 
-def test_info_describes_an_array(tmp_path, published, capsys):
-    write_spikes(tmp_path / "a.npz", consecutive(published), PLANE)
+def test_info_describes_an_array(tmp_path, published_stream, capsys):
+    write_spikes(tmp_path / "a.npz", consecutive(published_stream), PLANE)
 
     assert "an array (16, 250, 400)" in info(capsys, tmp_path / "a.npz")
 
@@ -365,25 +365,25 @@ def test_convert_does_not_ask_for_a_size_that_is_given(tmp_path, capsys):
     assert "no --size" not in capsys.readouterr().out
 
 
-def test_convert_goes_through_every_format_and_back_to_the_same_bytes(tmp_path, published):
+def test_convert_goes_through_every_format_and_back_to_the_same_bytes(tmp_path, published_stream):
     def convert(source, name, *options):
         assert run_spike_tool("convert", source, tmp_path / name, *options) == 0
         return tmp_path / name
 
-    npz = convert(published, "a.npz", *SIZE)
+    npz = convert(published_stream, "a.npz", *SIZE)
     npy = convert(npz, "b.npy")
     with_other_bits = convert(npy, "c.bin", "--out-bit-order", "big")
     dat = convert(with_other_bits, "d.dat", *SIZE, "--bit-order", "big")
 
-    assert dat.read_bytes() == published.read_bytes()
-    assert with_other_bits.read_bytes() != published.read_bytes()
+    assert dat.read_bytes() == published_stream.read_bytes()
+    assert with_other_bits.read_bytes() != published_stream.read_bytes()
 
 
 @pytest.fixture
-def with_head(tmp_path, published):
+def with_head(tmp_path, published_stream):
     """Give the published spikes in a file with lines of 416 bits: 400 pixels, 16 other bits."""
     head = SpikeGeometry(height=250, width=400, flipud=False, head_columns=16)
-    write_spikes(tmp_path / "a.dat", read_spikes(published, PLANE), head)
+    write_spikes(tmp_path / "a.dat", read_spikes(published_stream, PLANE), head)
     return tmp_path / "a.dat"
 
 
@@ -391,12 +391,12 @@ def with_head(tmp_path, published):
 WITH_HEAD = (*SIZE, "--head-columns", 16, "--no-flip")
 
 
-def test_convert_takes_some_planes_of_a_file(tmp_path, published, with_head):
+def test_convert_takes_some_planes_of_a_file(tmp_path, published_stream, with_head):
     some = ("--first", 5, "--count", 7)
 
     assert run_spike_tool("convert", with_head, tmp_path / "b.npy", *WITH_HEAD, *some) == 0
 
-    assert np.array_equal(np.load(tmp_path / "b.npy"), read_spikes(published, PLANE)[5:12])
+    assert np.array_equal(np.load(tmp_path / "b.npy"), read_spikes(published_stream, PLANE)[5:12])
 
 
 # Name of the output, further arguments, the message, and the exit code.
@@ -522,12 +522,12 @@ def test_view_refuses_to_write_a_video(tmp_path, clip_of_scene, capsys):
 
 
 @pytest.fixture(scope="module")
-def played(published, tmp_path_factory):
+def played_video(published_stream, tmp_path_factory):
     """Give a video of the planes 2, 5, 8 and 11 beside their reconstruction."""
     out = tmp_path_factory.mktemp("played") / "a.mp4"
     how = ("--first", 2, "--count", 11, "--step", 3, "--tick-hz", 20000)
     method = ("--method", "tfi", "method.half_window=9")
-    assert run_spike_tool("play", published, *CAMERA, *how, "--out", out, *method) == 0
+    assert run_spike_tool("play", published_stream, *CAMERA, *how, "--out", out, *method) == 0
     return frames_of(out)
 
 
@@ -535,10 +535,10 @@ def played(published, tmp_path_factory):
 FRAMES = [(0, 2), (1, 5), (2, 8), (3, 11)]
 
 
-def test_play_says_what_it_plays(published, tmp_path, capsys):
+def test_play_says_what_it_plays(published_stream, tmp_path, capsys):
     how = ("--first", 2, "--count", 11, "--step", 3, "--tick-hz", 20000)
 
-    assert run_spike_tool("play", published, *CAMERA, *how, "--out", tmp_path / "a.mp4") == 0
+    assert run_spike_tool("play", published_stream, *CAMERA, *how, "--out", tmp_path / "a.mp4") == 0
 
     said = capsys.readouterr().out
     assert "4 video frames of 250 x 400, planes 2 to 11, 3 planes per video frame" in said
@@ -546,16 +546,18 @@ def test_play_says_what_it_plays(published, tmp_path, capsys):
     assert "266.7 x slower" in said
 
 
-def test_play_makes_a_frame_of_each_third_plane(played):
-    assert len(played) == 4
-    assert played[0].shape == (LABEL + 250, 400 + GAP + 400)
+def test_play_makes_a_frame_of_each_third_plane(played_video):
+    assert len(played_video) == 4
+    assert played_video[0].shape == (LABEL + 250, 400 + GAP + 400)
 
 
 @pytest.mark.parametrize(("number", "plane"), FRAMES)
-def test_the_left_half_of_a_video_is_white_where_a_pixel_fired(published, played, number, plane):
-    spikes = read_spikes(published, PLANE)[plane]
+def test_the_left_half_of_a_video_is_white_where_a_pixel_fired(
+    published_stream, played_video, number, plane
+):
+    spikes = read_spikes(published_stream, PLANE)[plane]
 
-    dots = played[number][LABEL:, :400]
+    dots = played_video[number][LABEL:, :400]
 
     # The compressed video changes values a little, more at these sharp dots than at the smooth
     # pictures below (3 and 2). Another plane would differ by far more.
@@ -563,18 +565,21 @@ def test_the_left_half_of_a_video_is_white_where_a_pixel_fired(published, played
 
 
 @pytest.mark.parametrize(("number", "plane"), FRAMES)
-def test_the_right_half_of_a_video_is_the_reconstruction(published, played, number, plane):
-    picture = played[number][LABEL:, 400 + GAP :]
+def test_the_right_half_of_a_video_is_the_reconstruction(
+    published_stream, played_video, number, plane
+):
+    picture = played_video[number][LABEL:, 400 + GAP :]
 
-    assert np.abs(picture - expected(published, "tfi", plane, half_window=9)).mean() < 3
+    expected = expected_picture(published_stream, "tfi", plane, half_window=9)
+    assert np.abs(picture - expected).mean() < 3
 
 
-def test_each_frame_of_a_video_has_the_number_of_its_plane(played):
-    for frame in played:
+def test_each_frame_of_a_video_has_the_number_of_its_plane(played_video):
+    for frame in played_video:
         # White digits.
         assert frame[:LABEL].max() > 200
 
-    assert not np.array_equal(played[0][:LABEL], played[1][:LABEL])
+    assert not np.array_equal(played_video[0][:LABEL], played_video[1][:LABEL])
 
 
 # tfi needs a spike after the plane, and nothing fires after the last plane, 41.
@@ -585,11 +590,13 @@ def test_each_frame_of_a_video_has_the_number_of_its_plane(played):
         pytest.param("tfp", 3, id="tfp shows planes 39 to 41"),
     ],
 )
-def test_play_ends_with_the_last_plane_of_the_method(published, tmp_path, method, count):
+def test_play_ends_with_the_last_plane_of_the_method(published_stream, tmp_path, method, count):
     out = tmp_path / "end.mp4"
 
     assert (
-        run_spike_tool("play", published, *CAMERA, "--first", 39, "--out", out, "--method", method)
+        run_spike_tool(
+            "play", published_stream, *CAMERA, "--first", 39, "--out", out, "--method", method
+        )
         == 0
     )
 
@@ -606,54 +613,62 @@ def test_recon_has_each_method_that_needs_no_frame():
 
 
 @pytest.mark.parametrize("method", GREY_METHODS)
-def test_recon_is_the_registered_representation(published, tmp_path, method):
+def test_recon_is_the_registered_representation(published_stream, tmp_path, method):
     out = tmp_path / "a.png"
     how = ("--method", method, "--planes", 21, "--out", out)
 
-    assert run_spike_tool("recon", published, *CAMERA, *how) == 0
+    assert run_spike_tool("recon", published_stream, *CAMERA, *how) == 0
 
     picture = imread_rgb(out)
     assert picture.shape == (250, 400, 3)
     # 0.5 is the error of rounding to whole values, and 0.01 of float32.
-    assert np.abs(picture[..., 0] - expected(published, method, plane=21)).max() <= 0.51
+    expected = expected_picture(published_stream, method, plane=21)
+    assert np.abs(picture[..., 0] - expected).max() <= 0.51
 
 
 @pytest.fixture(scope="module")
-def reconstructed(published, tmp_path_factory):
+def folder_of_pictures(published_stream, tmp_path_factory):
     """Give a folder with the pictures of the planes 0, 15 and 30 in three forms."""
     folder = tmp_path_factory.mktemp("reconstructed")
     for out in ("folder", "a.png", "a.mp4"):
         arguments = ("--planes", 30, 0, 15, "--out", folder / out)
-        assert run_spike_tool("recon", published, *CAMERA, *arguments) == 0
+        assert run_spike_tool("recon", published_stream, *CAMERA, *arguments) == 0
     return folder
 
 
 NAMES = ["000000.png", "000015.png", "000030.png"]
 
 
-def test_recon_writes_nothing_but_its_outputs(reconstructed):
-    assert sorted(path.name for path in reconstructed.iterdir()) == ["a.mp4", "a.png", "folder"]
-    assert sorted(path.name for path in (reconstructed / "folder").iterdir()) == NAMES
+def test_recon_writes_nothing_but_its_outputs(folder_of_pictures):
+    assert sorted(path.name for path in folder_of_pictures.iterdir()) == [
+        "a.mp4",
+        "a.png",
+        "folder",
+    ]
+    assert sorted(path.name for path in (folder_of_pictures / "folder").iterdir()) == NAMES
 
 
-def test_recon_writes_a_folder_with_a_picture_of_each_plane(published, reconstructed):
-    picture = imread_rgb(reconstructed / "folder/000015.png")
+def test_recon_writes_a_folder_with_a_picture_of_each_plane(published_stream, folder_of_pictures):
+    picture = imread_rgb(folder_of_pictures / "folder/000015.png")
 
-    assert np.abs(picture[..., 0] - expected(published, "tfp", plane=15)).max() <= 0.51
+    expected = expected_picture(published_stream, "tfp", plane=15)
+    assert np.abs(picture[..., 0] - expected).max() <= 0.51
 
 
 @pytest.mark.parametrize(("number", "name"), list(enumerate(NAMES)))
-def test_recon_writes_a_strip_of_the_planes(reconstructed, number, name):
-    strip = imread_rgb(reconstructed / "a.png")[LABEL:]
+def test_recon_writes_a_strip_of_the_planes(folder_of_pictures, number, name):
+    strip = imread_rgb(folder_of_pictures / "a.png")[LABEL:]
 
     left = number * (400 + GAP)
-    assert np.array_equal(strip[:, left : left + 400], imread_rgb(reconstructed / "folder" / name))
+    assert np.array_equal(
+        strip[:, left : left + 400], imread_rgb(folder_of_pictures / "folder" / name)
+    )
 
 
-def test_recon_writes_a_video_of_the_planes(reconstructed):
-    frames = frames_of(reconstructed / "a.mp4")
+def test_recon_writes_a_video_of_the_planes(folder_of_pictures):
+    frames = frames_of(folder_of_pictures / "a.mp4")
 
-    last = imread_rgb(reconstructed / "folder/000030.png")[..., 0]
+    last = imread_rgb(folder_of_pictures / "folder/000030.png")[..., 0]
     assert len(frames) == 3
     assert np.abs(frames[2][LABEL:] - last).mean() < 2
 
@@ -673,12 +688,12 @@ WRONG_ARGUMENTS = [
 
 @pytest.mark.parametrize(("command", "arguments", "output", "words"), WRONG_ARGUMENTS)
 def test_wrong_arguments_are_named_before_anything_is_written(
-    published, tmp_path, capsys, command, arguments, output, words
+    published_stream, tmp_path, capsys, command, arguments, output, words
 ):
     out = ("--out", tmp_path / output)
 
     # --out stands before the others, because `method.half_windw=3` is no flag.
-    assert run_spike_tool(command, published, *CAMERA, *out, *arguments) == 2
+    assert run_spike_tool(command, published_stream, *CAMERA, *out, *arguments) == 2
 
     said = capsys.readouterr().err
     assert words in said, said
@@ -688,41 +703,41 @@ def test_wrong_arguments_are_named_before_anything_is_written(
 COMMANDS = [("play", ("--count", "2")), ("view", ()), ("recon", ())]
 
 
-def test_nothing_is_written_into_the_repository_by_default(published, tmp_path):
+def test_nothing_is_written_into_the_repository_by_default(published_stream, tmp_path):
     folder = tmp_path / "temporary"
     folder.mkdir()
     before = sorted(ROOT.iterdir())
 
     for command, arguments in COMMANDS:
-        call = ("scripts/spike_tool.py", command, published, *CAMERA, *arguments)
+        call = ("scripts/spike_tool.py", command, published_stream, *CAMERA, *arguments)
         # Started in the repository.
         result = run_ranks(1, *map(str, call), env={"TMPDIR": str(folder)})
         assert result.exit_codes == [0], result.text
-        (written,) = folder.glob(f"*/{published.stem}_{command}.*")
+        (written,) = folder.glob(f"*/{published_stream.stem}_{command}.*")
         assert str(written) in result.text
 
     assert sorted(ROOT.iterdir()) == before
 
 
 @pytest.fixture
-def default_outputs(published, tmp_path, monkeypatch):
+def default_outputs(published_stream, tmp_path, monkeypatch):
     """Give an empty folder in which all commands have written without --out."""
     monkeypatch.chdir(tmp_path)
     for command, arguments in COMMANDS:
-        assert run_spike_tool(command, published, *CAMERA, *arguments) == 0
+        assert run_spike_tool(command, published_stream, *CAMERA, *arguments) == 0
     return tmp_path
 
 
-def test_outputs_have_names_by_default(published, default_outputs):
+def test_outputs_have_names_by_default(published_stream, default_outputs):
     written = {path.name for path in default_outputs.iterdir()}
 
-    name = published.stem
+    name = published_stream.stem
     assert written >= {f"{name}_view.png", f"{name}_recon.png", f"{name}_play.mp4"}
 
 
 @pytest.mark.usefixtures("default_outputs")
-def test_an_output_with_a_default_name_is_not_overwritten(published, capsys):
-    assert run_spike_tool("view", published, *CAMERA) == 2
+def test_an_output_with_a_default_name_is_not_overwritten(published_stream, capsys):
+    assert run_spike_tool("view", published_stream, *CAMERA) == 2
 
     assert "exists already" in capsys.readouterr().err
 

@@ -29,7 +29,9 @@ EXIT_CHANGE_OPTIONS = 2
 LIMIT_S = 120
 
 
-def started(folder: Path, frames: list[Path], spikes: Sequence[Path] = (), **changes: Any) -> Work:
+def start_restoration(
+    folder: Path, frames: list[Path], spikes: Sequence[Path] = (), **changes: Any
+) -> Work:
     """Start a restoration as the page does. changes: fields of the page to fill in otherwise."""
     asked: dict[str, Any] = {
         "frames": [str(path) for path in frames],
@@ -83,7 +85,7 @@ def test_more_frames_than_allowed_are_refused(tmp_path, frame):
         shutil.copyfile(frame, path)
 
     with pytest.raises(DataError, match=f"{MOST_FRAMES + 1} frames of 48 x 64"):
-        started(tmp_path / "work", frames)
+        start_restoration(tmp_path / "work", frames)
 
 
 def test_a_larger_frame_than_allowed_is_refused(tmp_path):
@@ -92,7 +94,7 @@ def test_a_larger_frame_than_allowed_is_refused(tmp_path):
     imwrite_rgb(tmp_path / "wide.png", picture(height, width))
 
     with pytest.raises(DataError, match=f"1 frames of {height} x {width}"):
-        started(tmp_path / "work", [tmp_path / "wide.png"])
+        start_restoration(tmp_path / "work", [tmp_path / "wide.png"])
 
 
 def test_more_bytes_than_allowed_are_refused_before_they_are_read(tmp_path, frame):
@@ -101,7 +103,7 @@ def test_more_bytes_than_allowed_are_refused_before_they_are_read(tmp_path, fram
     os.truncate(tmp_path / "clip.dat", MOST_BYTES)
 
     with pytest.raises(DataError, match="MB of files"):
-        started(tmp_path / "work", [frame], [tmp_path / "clip.dat"])
+        start_restoration(tmp_path / "work", [frame], [tmp_path / "clip.dat"])
 
 
 @pytest.mark.parametrize(
@@ -114,17 +116,17 @@ def test_more_bytes_than_allowed_are_refused_before_they_are_read(tmp_path, fram
 )
 def test_an_option_names_no_file_of_the_machine_and_no_flag(tmp_path, frame, option):
     with pytest.raises(OptionError, match="cannot set"):
-        started(tmp_path / "work", [frame], more=option)
+        start_restoration(tmp_path / "work", [frame], more=option)
 
 
 def test_two_files_of_one_name_are_refused(tmp_path, frame):
     with pytest.raises(DataError, match="two files with the same name"):
-        started(tmp_path / "work", [frame, frame])
+        start_restoration(tmp_path / "work", [frame, frame])
 
 
 def test_a_clip_without_frames_is_refused(tmp_path):
     with pytest.raises(OptionError, match="no frames"):
-        started(tmp_path / "work", [])
+        start_restoration(tmp_path / "work", [])
 
 
 # ---- What the program does ----
@@ -140,7 +142,7 @@ def forks(tmp_path, monkeypatch) -> None:
 @pytest.mark.usefixtures("forks")
 def test_an_option_of_the_page_is_refused_in_the_words_of_the_program(tmp_path, clip):
     # "windw" is a typing error. "tfp" is a formula that needs no network.
-    work = started(
+    work = start_restoration(
         tmp_path / "work", clip.frames, clip.spikes, method="tfp", more="method.half_windw=3"
     )
 
@@ -157,7 +159,7 @@ def test_an_option_of_the_page_is_refused_in_the_words_of_the_program(tmp_path, 
 )
 def test_a_rate_is_asked_for_if_nobody_gives_it(tmp_path, clip, rate, is_asked_for):
     # Without dataset.json the rate of the spikes is not known. 0 in the page means: not given.
-    work = started(tmp_path / "work", clip.frames, clip.spikes, method="tfp", rate=rate)
+    work = start_restoration(tmp_path / "work", clip.frames, clip.spikes, method="tfp", rate=rate)
 
     assert work.process.wait(LIMIT_S) == 0, work.messages()
     assert ("give spike.rate" in work.messages()) == is_asked_for
@@ -167,7 +169,9 @@ def test_a_rate_is_asked_for_if_nobody_gives_it(tmp_path, clip, rate, is_asked_f
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", sorted(path.stem for path in (ROOT / "weights").glob("*.pth")))
 def test_all_shipped_weights_restore_by_name(tmp_path, clip, weights):
-    work = started(tmp_path / "work", clip.frames, [*clip.spikes, clip.info], weights=weights)
+    work = start_restoration(
+        tmp_path / "work", clip.frames, [*clip.spikes, clip.info], weights=weights
+    )
 
     assert work.process.wait(LIMIT_S) == 0, work.messages()
     assert len(work.restored()) == len(clip.frames)
@@ -180,7 +184,7 @@ def test_a_film_with_one_spike_file_gives_restored_frames_and_a_film(tmp_path):
     write_dat(tmp_path / "clip.dat", spikes.astype(np.uint8))
     options = 'spike.exposure={"start": 0, "length": 40, "period": 40}\nspike.flip=false'
 
-    work = started(
+    work = start_restoration(
         tmp_path / "work",
         [tmp_path / "film.mp4"],
         [tmp_path / "clip.dat"],
@@ -198,16 +202,16 @@ def test_a_film_with_one_spike_file_gives_restored_frames_and_a_film(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def cancelled(tmp_path_factory, frame) -> Work:
+def cancelled_restoration(tmp_path_factory, frame) -> Work:
     """Give a restoration that was cancelled at once."""
-    work = started(tmp_path_factory.mktemp("cancelled") / "work", [frame])
+    work = start_restoration(tmp_path_factory.mktemp("cancelled") / "work", [frame])
     work.remove()
     return work
 
 
-def test_a_clip_that_is_cancelled_leaves_no_process(cancelled):
-    assert cancelled.process.returncode is not None  # None: it still runs
+def test_a_clip_that_is_cancelled_leaves_no_process(cancelled_restoration):
+    assert cancelled_restoration.process.returncode is not None  # None: it still runs
 
 
-def test_a_clip_that_is_cancelled_leaves_no_file(cancelled):
-    assert not cancelled.folder.exists()
+def test_a_clip_that_is_cancelled_leaves_no_file(cancelled_restoration):
+    assert not cancelled_restoration.folder.exists()

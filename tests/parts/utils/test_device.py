@@ -49,23 +49,25 @@ def accelerator(tmp_path_factory) -> dict[str, str]:
     return standin.install(tmp_path_factory.mktemp("standin"))
 
 
-class Trained(NamedTuple):
+class TrainedRun(NamedTuple):
     """A finished run of two steps."""
 
     options: Path  # the option file
     text: str  # what the run printed
 
 
-def trained(folder: Path, env: dict[str, str], *overrides: str, ranks: int = 1) -> Trained:
+def train_two_steps(
+    folder: Path, env: dict[str, str], *overrides: str, ranks: int = 1
+) -> TrainedRun:
     """Train for two steps."""
     folder.mkdir()
     options = write_options(folder)
     done = train(options, "train.total_iter=2", *overrides, ranks=ranks, env=env)
     assert done.exit_codes == [0] * ranks, done.text
-    return Trained(options, done.text)
+    return TrainedRun(options, done.text)
 
 
-def assert_same_weights(found: Trained, expected: Trained) -> None:
+def assert_same_weights(found: TrainedRun, expected: TrainedRun) -> None:
     """Check that two runs have the same weights but for rounding."""
     weights = latest_checkpoint(found.options)["model_state_dict"]
     for name, tensor in latest_checkpoint(expected.options)["model_state_dict"].items():
@@ -76,15 +78,15 @@ def assert_same_weights(found: Trained, expected: Trained) -> None:
 
 
 @pytest.fixture(scope="module")
-def on_device(accelerator, tmp_path_factory) -> Trained:
+def on_device(accelerator, tmp_path_factory) -> TrainedRun:
     """Give a run on the accelerator."""
-    return trained(tmp_path_factory.mktemp("device") / "run", accelerator)
+    return train_two_steps(tmp_path_factory.mktemp("device") / "run", accelerator)
 
 
 @pytest.fixture(scope="module")
-def on_cpu(tmp_path_factory) -> Trained:
+def on_cpu(tmp_path_factory) -> TrainedRun:
     """Give the same run on the CPU."""
-    return trained(tmp_path_factory.mktemp("cpu") / "run", CPU)
+    return train_two_steps(tmp_path_factory.mktemp("cpu") / "run", CPU)
 
 
 def test_a_run_trains_on_the_accelerator_as_on_the_cpu(on_device, on_cpu):
@@ -116,8 +118,8 @@ def test_the_memory_of_a_run_counts_the_tensors_on_the_accelerator(on_device):
 def test_two_ranks_exchange_by_the_backend_of_the_device(tmp_path, accelerator):
     two_devices = accelerator | {"STANDIN_COUNT": "2"}
 
-    found = trained(tmp_path / "device", two_devices, ranks=2)
-    expected = trained(tmp_path / "cpu", CPU, ranks=2)
+    found = train_two_steps(tmp_path / "device", two_devices, ranks=2)
+    expected = train_two_steps(tmp_path / "cpu", CPU, ranks=2)
 
     assert "Backend: standccl" in found.text
     assert "Backend: gloo" in expected.text
@@ -134,7 +136,7 @@ def test_two_ranks_on_one_device_are_refused(tmp_path, accelerator):
 
 
 def test_mixed_precision_and_fitted_memory_follow_the_device(tmp_path, accelerator):
-    run = trained(
+    run = train_two_steps(
         tmp_path / "run",
         accelerator,
         "train.amp.enable=true",
@@ -154,34 +156,34 @@ def test_mixed_precision_and_fitted_memory_follow_the_device(tmp_path, accelerat
     [pytest.param({}, ["gpu_ids=[]"], id="by the option"), pytest.param(CPU, [], id="by CUDA_...")],
 )
 def test_a_run_that_asks_for_the_cpu_gets_the_cpu(tmp_path, accelerator, variables, overrides):
-    run = trained(tmp_path / "run", accelerator | variables, *overrides)
+    run = train_two_steps(tmp_path / "run", accelerator | variables, *overrides)
 
     assert "1 x CPU, 1 threads; as CUDA_VISIBLE_DEVICES asks\n" in run.text
     assert "Stand-in" not in run.text
 
 
-class Restored(NamedTuple):
+class RestoredClips(NamedTuple):
     """The test clips after they were restored."""
 
     text: str  # what the program printed
     frames: list[np.ndarray]  # of clip test2, which has 4 frames
 
 
-def restored(home: Path, name: str, env: dict[str, str]) -> Restored:
+def restore_clips(home: Path, name: str, env: dict[str, str]) -> RestoredClips:
     """Restore the test clips into home/name."""
     files = ["--opt", home / "options.json", "--weights", home / "spike.pth"]
     out = home / name
     done = run_ranks(1, "main_test_vrt.py", *files, "--output", out, "--save", "frames", env=env)
     assert done.exit_codes == [0], done.text
     frames = [imread_rgb(path).astype(int) for path in sorted((out / "test2").rglob("*.png"))]
-    return Restored(done.text, frames)
+    return RestoredClips(done.text, frames)
 
 
 def test_clips_are_restored_on_the_accelerator_as_on_the_cpu(tmp_path, accelerator):
     home = make_home(tmp_path)
 
-    found = restored(home, "device", accelerator)
-    expected = restored(home, "cpu", CPU)
+    found = restore_clips(home, "device", accelerator)
+    expected = restore_clips(home, "cpu", CPU)
 
     assert "device: Stand-in; torch's" in found.text
     assert "device: Stand-in; torch's" not in expected.text
@@ -205,7 +207,7 @@ def reasons(root: Path) -> list[str]:
     return devices.notes_on_unused(torch.device("cpu"), root)
 
 
-def made(root: Path, *files: str) -> Path:
+def make_files(root: Path, *files: str) -> Path:
     """Make empty files below `root`, in place of devices. Return `root`.
 
     Linux shows each device as a file, e.g. /dev/kfd for GPUs of AMD.
@@ -241,7 +243,7 @@ def nobody_asks_for_the_cpu(monkeypatch) -> None:
 )
 def test_an_accelerator_without_its_torch_is_named_with_the_missing_package(tmp_path, file, reason):
     assert reasons(tmp_path) == []
-    assert reasons(made(tmp_path, file)) == [reason]
+    assert reasons(make_files(tmp_path, file)) == [reason]
 
 
 @pytest.mark.usefixtures("nobody_asks_for_the_cpu")
@@ -249,7 +251,7 @@ def test_a_package_that_does_not_load_is_named_with_its_own_error(tmp_path, monk
     (tmp_path / "torch_npu.py").write_text("raise OSError('libascendcl.so: cannot open')")
     monkeypatch.syspath_prepend(tmp_path)
 
-    found = reasons(made(tmp_path, "dev/davinci0"))
+    found = reasons(make_files(tmp_path, "dev/davinci0"))
 
     assert found == [
         "an Ascend NPU is not used: torch_npu does not load (libascendcl.so: cannot open)"
@@ -271,7 +273,7 @@ def test_a_package_that_does_not_load_is_named_with_its_own_error(tmp_path, monk
 )
 def test_an_intel_gpu_is_named_unless_it_is_a_part_of_the_processor(tmp_path, address, expected):
     device = tmp_path / f"sys/devices/{address}"
-    made(tmp_path, f"sys/devices/{address}/vendor")
+    make_files(tmp_path, f"sys/devices/{address}/vendor")
     (device / "vendor").write_text("0x8086\n")  # the number of Intel
     (tmp_path / "sys/class/drm/renderD128").mkdir(parents=True)
     (tmp_path / "sys/class/drm/renderD128/device").symlink_to(device)
@@ -282,7 +284,7 @@ def test_an_intel_gpu_is_named_unless_it_is_a_part_of_the_processor(tmp_path, ad
 def test_a_run_that_asks_for_the_cpu_is_not_told_of_accelerators(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
-    assert reasons(made(tmp_path, "dev/davinci0")) == []
+    assert reasons(make_files(tmp_path, "dev/davinci0")) == []
 
 
 def test_a_kind_of_device_without_a_backend_is_refused_in_words():

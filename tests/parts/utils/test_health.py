@@ -1,7 +1,7 @@
 """Warnings of what makes a run slow, or wastes it. Each comes once and says what to do.
 
 `Health` of utils/run/measure.py judges what the ranks measured. Most tests give it measured values
-(`measured`, a healthy rank with some values changed) and read the log. The others use
+(`measures_of_rank`, a healthy rank with some values changed) and read the log. The others use
 
     real files    the limits of a container in /proc and /sys, and a small disk
     real clips    spikes that do not show the same as the frames
@@ -39,7 +39,7 @@ GB = 10**9
 # ---- Measured values ----
 
 
-def measured(steps=10, data_s=0.1, forward_s=1.0, memory=None, cores=range(8), **values):
+def measures_of_rank(steps=10, data_s=0.1, forward_s=1.0, memory=None, cores=range(8), **values):
     """Return what a healthy rank measures in ten steps of half a second, with some changes.
 
     data_s, forward_s: seconds of all steps together. memory: kind -> (used, total) in GB.
@@ -84,18 +84,18 @@ LARGE_NORMS = [30.0, 40.0, 35.0] * 40
 
 
 def test_outliers_of_the_gradient_norm_are_healthy(health, caplog):
-    health.judge_log_line([measured()], HEALTHY_NORMS)
-    health.judge_log_line([measured()], HEALTHY_NORMS)
+    health.judge_log_line([measures_of_rank()], HEALTHY_NORMS)
+    health.judge_log_line([measures_of_rank()], HEALTHY_NORMS)
 
     assert warnings(caplog) == []
 
 
 def test_an_exploding_gradient_norm_is_named_once(health, caplog):
-    health.judge_log_line([measured()], HEALTHY_NORMS)
-    health.judge_log_line([measured()], HEALTHY_NORMS)
+    health.judge_log_line([measures_of_rank()], HEALTHY_NORMS)
+    health.judge_log_line([measures_of_rank()], HEALTHY_NORMS)
 
     for _ in range(3):
-        health.judge_log_line([measured()], LARGE_NORMS)
+        health.judge_log_line([measures_of_rank()], LARGE_NORMS)
 
     (said,) = warnings(caplog)
     assert "the gradient norm explodes: median 35 over the last 120 steps, 1.2 before" in said
@@ -104,8 +104,8 @@ def test_an_exploding_gradient_norm_is_named_once(health, caplog):
 
 def test_a_log_line_of_a_thousand_steps_is_compared_with_the_line_before(health, caplog):
     # 1000 is also the number of steps whose norms are remembered.
-    health.judge_log_line([measured()], [1.0] * 1000)
-    health.judge_log_line([measured()], [35.0] * 1000)
+    health.judge_log_line([measures_of_rank()], [1.0] * 1000)
+    health.judge_log_line([measures_of_rank()], [35.0] * 1000)
 
     (said,) = warnings(caplog)
     assert "the gradient norm explodes: median 35 over the last 1000 steps, 1 before" in said
@@ -117,7 +117,7 @@ def test_a_log_line_of_a_thousand_steps_is_compared_with_the_line_before(health,
 def validate(health, psnrs, losses):
     """Log a loss before each validation, whose PSNR in dB is given."""
     for psnr, loss in zip(psnrs, losses, strict=True):
-        health.judge_log_line([measured(loss=loss)], [1.0])
+        health.judge_log_line([measures_of_rank(loss=loss)], [1.0])
         health.judge_validation(psnr)
 
 
@@ -149,7 +149,7 @@ def test_psnr_that_falls_while_the_loss_falls_is_named_once(health, caplog):
 def test_memory_that_is_94_percent_full_is_healthy(health, caplog):
     well_used = {"GPU": (75.0, 80.0), "host": (15.1, 16.0)}
 
-    health.judge_log_line([measured(memory=well_used)] * 2, [])
+    health.judge_log_line([measures_of_rank(memory=well_used)] * 2, [])
 
     assert warnings(caplog) == []
 
@@ -157,9 +157,9 @@ def test_memory_that_is_94_percent_full_is_healthy(health, caplog):
 @pytest.fixture
 def warnings_of_full_memory(health, caplog):
     """Give the warnings of two log lines in which the memory of rank 1 is full."""
-    full = measured(memory={"GPU": (78.0, 80.0), "host": (15.9, 16.0)})
-    health.judge_log_line([measured(), full], [])
-    health.judge_log_line([measured(), full], [])
+    full = measures_of_rank(memory={"GPU": (78.0, 80.0), "host": (15.9, 16.0)})
+    health.judge_log_line([measures_of_rank(), full], [])
+    health.judge_log_line([measures_of_rank(), full], [])
     # One for the GPU and one for the host, once each.
     gpu, host = warnings(caplog)
     return {"GPU": gpu, "host": host}
@@ -277,7 +277,7 @@ def test_a_disk_without_room_for_the_next_saves_is_named_once(run_on_small_disk,
 def log_windows(health, count, *ranks):
     """Log some windows of ten steps. ranks: what differs from a healthy rank, for each rank."""
     for _ in range(count):
-        health.judge_log_line([measured(**changes) for changes in ranks], [])
+        health.judge_log_line([measures_of_rank(**changes) for changes in ranks], [])
 
 
 SLOW_RANK = {"forward_s": 1.5, "data_s": 0.8}
@@ -425,7 +425,7 @@ def fast(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def exchanged(fast, tmp_path_factory):
+def folder_of_exchanged_spikes(fast, tmp_path_factory):
     """Give a folder in which clip a has the spikes of clip b, as b has those of a."""
     folder = tmp_path_factory.mktemp("exchanged") / "train"
     spikes = fast / "GOPRO_Large_spike_seq/train"
@@ -478,8 +478,10 @@ class TestClipsWithStrongBlur:
 
         assert "upside down (spike.flip)" in check(fast, spikes, **wrong)
 
-    def test_spikes_of_another_clip_are_named(self, fast, exchanged, check, representation):
-        said = check(fast, exchanged, **self.spike(representation))
+    def test_spikes_of_another_clip_are_named(
+        self, fast, folder_of_exchanged_spikes, check, representation
+    ):
+        said = check(fast, folder_of_exchanged_spikes, **self.spike(representation))
 
         assert "They do not agree" in said
 

@@ -98,27 +98,27 @@ print(json.dumps({"made": [make_page(), make_page(CHINESE), make_schema()]}))
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def pages_and_schema(tmp_path_factory):
     """Give the English page, the Chinese page and the schema, as the code makes them now."""
     script = tmp_path_factory.mktemp("made") / "make.py"
     script.write_text(MAKE_PAGES)
     return run_ranks(1, script).json["made"]
 
 
-# The number of the page in `made`, and its file.
+# The number of the page in `pages_and_schema`, and its file.
 @pytest.mark.parametrize(("number", "name"), [(0, "docs/options.md"), (1, "docs/zh/options.md")])
-def test_the_pages_of_options_are_up_to_date(made, number, name):
+def test_the_pages_of_options_are_up_to_date(pages_and_schema, number, name):
     page = (ROOT / name).read_text(encoding="utf-8")
 
-    assert made[number] == page, "run python lab/make_options_doc.py"
+    assert pages_and_schema[number] == page, "run python lab/make_options_doc.py"
 
 
-def test_the_schema_of_options_is_up_to_date(made):
+def test_the_schema_of_options_is_up_to_date(pages_and_schema):
     schema = (ROOT / "options/schema.json").read_text(encoding="utf-8")
 
     # Another version of pydantic words the schema in another way, so only the same one is compared.
     if SCHEMA["$comment"].endswith(MADE_WITH):
-        assert made[2] == schema, "run python lab/make_options_doc.py"
+        assert pages_and_schema[2] == schema, "run python lab/make_options_doc.py"
 
 
 @pytest.fixture(scope="module")

@@ -112,7 +112,7 @@ def test_an_output_around_the_inputs_is_refused(home, clip, tmp_path, capfd, pla
 # ---- Frames that are there already --------------------------------------------------------------
 
 
-class Restarted(NamedTuple):
+class RestartedTest(NamedTuple):
     """A test that was interrupted before its clip was finished, and was started again."""
 
     # What the results say about the choice of frames.
@@ -126,7 +126,7 @@ class Restarted(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=["all frames", "middle frame"])
-def restarted(request, home, tmp_path_factory) -> Restarted:
+def restarted_test(request, home, tmp_path_factory) -> RestartedTest:
     """Restore a clip, remove the file that marks it as finished, and run the command again."""
     out = tmp_path_factory.mktemp("restarted")
     command = scoring(home, home / "GOPRO_Large/test/test0", out)
@@ -141,7 +141,7 @@ def restarted(request, home, tmp_path_factory) -> Restarted:
 
     restore(*command)
 
-    return Restarted(
+    return RestartedTest(
         expected_choice=expected_choice,
         before=before,
         after=read_metrics(out),
@@ -150,17 +150,17 @@ def restarted(request, home, tmp_path_factory) -> Restarted:
     )
 
 
-def test_frames_of_an_unfinished_clip_are_not_restored_again(restarted):
-    assert restarted.times_after == restarted.times_before
+def test_frames_of_an_unfinished_clip_are_not_restored_again(restarted_test):
+    assert restarted_test.times_after == restarted_test.times_before
 
 
-def test_frames_of_an_unfinished_clip_are_scored(restarted):
-    assert restarted.after["averages"] == restarted.before["averages"]
-    assert restarted.after["clips"]["test0"]["frames"] == len(restarted.times_before)
+def test_frames_of_an_unfinished_clip_are_scored(restarted_test):
+    assert restarted_test.after["averages"] == restarted_test.before["averages"]
+    assert restarted_test.after["clips"]["test0"]["frames"] == len(restarted_test.times_before)
 
 
-def test_the_results_say_which_frames_were_restored(restarted):
-    assert restarted.after["protocol"]["frames"] == restarted.expected_choice
+def test_the_results_say_which_frames_were_restored(restarted_test):
+    assert restarted_test.after["protocol"]["frames"] == restarted_test.expected_choice
 
 
 def test_pictures_in_a_folder_without_run_json_are_not_taken_over(home, clip, out, capfd):
@@ -174,17 +174,17 @@ def test_pictures_in_a_folder_without_run_json_are_not_taken_over(home, clip, ou
 
 
 @pytest.fixture
-def finished(home, clip, out) -> list[object]:
+def finished_command(home, clip, out) -> list[object]:
     """Restore the clip to `out`. Gives the command that did it."""
     command = scoring(home, clip, out)
     restore(*command)
     return command
 
 
-def test_results_whose_run_json_is_gone_are_not_taken_over(finished, out, capfd):
+def test_results_whose_run_json_is_gone_are_not_taken_over(finished_command, out, capfd):
     (out / "run.json").unlink()
 
-    text, code = refusal_message(capfd, *finished)
+    text, code = refusal_message(capfd, *finished_command)
 
     assert code == MOVE_FILES
     assert NOT_OURS in text
@@ -196,20 +196,20 @@ def invert(path: Path) -> None:
     cv2.imwrite(str(path), 255 - read_picture(path))
 
 
-def test_results_of_a_changed_input_are_not_taken_over(finished, clip, capfd):
+def test_results_of_a_changed_input_are_not_taken_over(finished_command, clip, capfd):
     invert(clip / "blur" / "000000.png")
 
-    text, code = refusal_message(capfd, *finished)
+    text, code = refusal_message(capfd, *finished_command)
 
     assert code == CHANGE_OPTIONS
     assert "the files of clip clip1 have changed" in text
 
 
-def test_a_changed_input_is_restored_again_with_overwrite(finished, clip, out):
+def test_a_changed_input_is_restored_again_with_overwrite(finished_command, clip, out):
     before = read_picture(out / "clip1" / "000000.png")
     invert(clip / "blur" / "000000.png")
 
-    restore(*finished, "--overwrite")
+    restore(*finished_command, "--overwrite")
 
     assert not np.array_equal(read_picture(out / "clip1" / "000000.png"), before)
 
@@ -488,7 +488,7 @@ FILES_OF_USER = (
 
 
 @pytest.fixture
-def overwriting(home, clip, out) -> list[object]:
+def overwriting_command(home, clip, out) -> list[object]:
     """Give a command that restores another clip, "second", and overwrites the results in `out`.
 
     `out` holds the frames and comparison of clip1, and files of the user.
@@ -505,8 +505,8 @@ def overwriting(home, clip, out) -> list[object]:
     return restoring(home, second, out, "--overwrite", "--save", "video", "--dtype", "bfloat16")
 
 
-def test_overwrite_removes_the_results_of_the_earlier_test_alone(overwriting, out):
-    restore(*overwriting)
+def test_overwrite_removes_the_results_of_the_earlier_test_alone(overwriting_command, out):
+    restore(*overwriting_command)
 
     of_first_clip = {name for name in names_of_files(out) if "second" not in name}
     assert of_first_clip == {*FILES_OF_USER, *FILES_OF_ALL_CLIPS}
@@ -514,28 +514,28 @@ def test_overwrite_removes_the_results_of_the_earlier_test_alone(overwriting, ou
         assert (out / name).read_text() == "mine"
 
 
-def test_overwrite_writes_the_results_of_the_new_test(overwriting, out):
-    restore(*overwriting)
+def test_overwrite_writes_the_results_of_the_new_test(overwriting_command, out):
+    restore(*overwriting_command)
 
     assert {"second.mp4", "clips/second.json"} <= names_of_files(out)
 
 
-def test_overwrite_does_not_need_results_that_the_user_removed(overwriting, out):
+def test_overwrite_does_not_need_results_that_the_user_removed(overwriting_command, out):
     shutil.rmtree(out / "strips")
 
-    restore(*overwriting)
+    restore(*overwriting_command)
 
     assert (out / "second.mp4").is_file()
 
 
-def test_overwrite_removes_nothing_through_a_link(overwriting, out, tmp_path, capfd):
+def test_overwrite_removes_nothing_through_a_link(overwriting_command, out, tmp_path, capfd):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "000000.png").write_text("theirs")
     shutil.rmtree(out / "strips")
     (out / "strips").symlink_to(elsewhere)
 
-    refusal_message(capfd, *overwriting)
+    refusal_message(capfd, *overwriting_command)
 
     assert [path.read_text() for path in elsewhere.iterdir()] == ["theirs"]
 
@@ -568,7 +568,7 @@ def test_overwrite_removes_what_a_test_of_an_earlier_version_saved(tmp_path):
 # ---- Signs of life for the watchdog -------------------------------------------------------------
 
 
-class Scored(NamedTuple):
+class ScoredClip(NamedTuple):
     """A clip whose restored frames were scored and shown."""
 
     frames: int
@@ -579,7 +579,7 @@ class Scored(NamedTuple):
 
 
 @pytest.fixture
-def scored(clip, out) -> Scored:
+def scored_clip(clip, out) -> ScoredClip:
     """Score black frames, and make videos of them."""
     (reader,) = user_clips(clip / "blur", gt=clip / "sharp")
     outputs = Outputs(out, ("comparison", "video"))
@@ -598,22 +598,22 @@ def scored(clip, out) -> Scored:
     finish_clip(reader, all_frames, outputs, more_scores=note_place, notes={})
     places.append(RUN.place)
     watchdog.phase("start")
-    return Scored(
+    return ScoredClip(
         frames=len(reader.stems),
         phases={place.phase for place in places},
         times=[place.since for place in places],
     )
 
 
-def test_each_score_of_a_frame_is_a_sign_of_life(scored):
+def test_each_score_of_a_frame_is_a_sign_of_life(scored_clip):
     # Two pictures of each frame are scored, the restored one and the input. One more sign of life
     # comes at the end of the videos.
-    assert scored.frames > 1
-    assert len(set(scored.times)) == 2 * scored.frames + 1
+    assert scored_clip.frames > 1
+    assert len(set(scored_clip.times)) == 2 * scored_clip.frames + 1
 
 
-def test_signs_of_life_do_not_change_the_phase(scored):
-    assert scored.phases == {"score: clip1"}
+def test_signs_of_life_do_not_change_the_phase(scored_clip):
+    assert scored_clip.phases == {"score: clip1"}
 
 
 @pytest.fixture

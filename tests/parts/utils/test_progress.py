@@ -41,7 +41,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def shown(monkeypatch: pytest.MonkeyPatch, kind: str, stream: io.StringIO) -> str:
+def stderr_of_action(monkeypatch: pytest.MonkeyPatch, kind: str, stream: io.StringIO) -> str:
     """Run an action of 30 files. Return what is written to stderr.
 
     kind: "bar", "line" or "none". stream: takes the place of stderr.
@@ -62,7 +62,7 @@ def test_a_bar_is_drawn_on_a_terminal(monkeypatch, caplog, disabled):
     monkeypatch.setenv("TQDM_DISABLE", disabled)
     caplog.set_level(logging.INFO)
 
-    text = shown(monkeypatch, "bar", Terminal())
+    text = stderr_of_action(monkeypatch, "bar", Terminal())
 
     assert "checking" in text
     assert "30/30" in text
@@ -82,7 +82,7 @@ def test_nothing_is_shown_if_that_is_asked_for(monkeypatch, caplog, kind, disabl
     monkeypatch.setenv("TQDM_DISABLE", disabled)
     caplog.set_level(logging.INFO)
 
-    assert shown(monkeypatch, kind, Terminal()) == ""
+    assert stderr_of_action(monkeypatch, kind, Terminal()) == ""
     assert caplog.text == ""
 
 
@@ -96,7 +96,7 @@ def test_nothing_is_shown_if_that_is_asked_for(monkeypatch, caplog, kind, disabl
 def test_lines_come_at_each_tenth(monkeypatch, caplog, kind, stream):
     caplog.set_level(logging.INFO)
 
-    assert shown(monkeypatch, kind, stream) == ""
+    assert stderr_of_action(monkeypatch, kind, stream) == ""
 
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 10

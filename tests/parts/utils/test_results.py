@@ -316,7 +316,7 @@ PAGE_WIDTH = "return document.documentElement.scrollWidth"
 
 
 @pytest.fixture
-def phone(browser):
+def phone_browser(browser):
     """Give the browser with the screen of a telephone, PHONE_WIDTH wide."""
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
     yield browser
@@ -355,10 +355,10 @@ def width_of(page):
 HEIGHT_OF_LETTERS = "return document.querySelector('svg text').getBoundingClientRect().height"
 
 
-def test_a_telephone_shows_every_score_by_name(phone, tmp_path):
-    phone.get(write_page(tmp_path))
+def test_a_telephone_shows_every_score_by_name(phone_browser, tmp_path):
+    phone_browser.get(write_page(tmp_path))
 
-    rows = shown_scores(phone)
+    rows = shown_scores(phone_browser)
     first = rows[0]
     assert first["gain dB"] == "+5.00"
     assert first["PSNR dB"] == "31.00"
@@ -367,14 +367,14 @@ def test_a_telephone_shows_every_score_by_name(phone, tmp_path):
     assert len(first) == 11
     # The last row has the means over frames.
     assert rows[-1]["gain dB"] == "+5.00"
-    assert width_of(phone) == PHONE_WIDTH
+    assert width_of(phone_browser) == PHONE_WIDTH
 
 
-def test_a_telephone_shows_curves_that_can_be_read(phone, tmp_path):
-    phone.get(write_page(tmp_path))
+def test_a_telephone_shows_curves_that_can_be_read(phone_browser, tmp_path):
+    phone_browser.get(write_page(tmp_path))
 
     # Letters below 10 pixels are hard to read.
-    assert phone.execute_script(HEIGHT_OF_LETTERS) > 10
+    assert phone_browser.execute_script(HEIGHT_OF_LETTERS) > 10
 
 
 # Calls `done` as soon as the browser knows the size of the pictures of a video.
@@ -391,21 +391,21 @@ HEIGHT_BELOW_PICTURES = """
 """
 
 
-def test_the_controls_of_a_video_lie_below_its_pictures_on_a_telephone(phone, tmp_path):
+def test_the_controls_of_a_video_lie_below_its_pictures_on_a_telephone(phone_browser, tmp_path):
     wide_frame = np.zeros((64, 400, 3), np.uint8)
     with VideoWriter(tmp_path / "clip.mp4", fps=10.0) as writer:
         for _ in range(3):
             writer.write(wide_frame)
     uri = data_uri("video/mp4", (tmp_path / "clip.mp4").read_bytes())
 
-    phone.get(write_page(tmp_path, videos={"c": uri}))
-    video = phone.find_element("css selector", "video")
-    phone.set_script_timeout(20)
-    phone.execute_async_script(WAIT_FOR_SIZE_OF_VIDEO, video)
+    phone_browser.get(write_page(tmp_path, videos={"c": uri}))
+    video = phone_browser.find_element("css selector", "video")
+    phone_browser.set_script_timeout(20)
+    phone_browser.execute_async_script(WAIT_FOR_SIZE_OF_VIDEO, video)
 
     # The bar of the controls, and the line of the time above it, take 72 pixels.
-    assert phone.execute_script(HEIGHT_BELOW_PICTURES, video) > 72
-    assert width_of(phone) == PHONE_WIDTH
+    assert phone_browser.execute_script(HEIGHT_BELOW_PICTURES, video) > 72
+    assert width_of(phone_browser) == PHONE_WIDTH
 
 
 # ---- The page of a training run ----
@@ -607,18 +607,18 @@ def test_the_page_of_a_run_works_in_a_browser(browser, run):
 SHOWN_SHARE_OF_WIDTH = "return arguments[0].clientWidth / arguments[0].naturalWidth"
 
 
-def test_a_telephone_shows_the_scores_and_curves_of_a_run(phone, run):
-    phone.get(address_of_page(run))
+def test_a_telephone_shows_the_scores_and_curves_of_a_run(phone_browser, run):
+    phone_browser.get(address_of_page(run))
 
-    rows = shown_scores(phone)
+    rows = shown_scores(phone_browser)
     assert rows
     for row in rows:
         assert {"PSNR dB", "gain dB", "SSIM"} <= row.keys()
-    curves = phone.find_element("css selector", "img.wide")
+    curves = phone_browser.find_element("css selector", "img.wide")
     # A telephone shows the curves at 0.6 of their size, and they can be scrolled. If they were made
     # as narrow as the screen, their letters would be 4 pixels high.
-    assert phone.execute_script(SHOWN_SHARE_OF_WIDTH, curves) > 0.55
-    assert width_of(phone) == PHONE_WIDTH
+    assert phone_browser.execute_script(SHOWN_SHARE_OF_WIDTH, curves) > 0.55
+    assert width_of(phone_browser) == PHONE_WIDTH
 
 
 def test_twelve_large_clips_make_a_page_of_bounded_size(tmp_path):

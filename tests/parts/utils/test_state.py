@@ -165,7 +165,7 @@ def names_changed_in(function: ast.FunctionDef, names: "Names") -> Iterator[str]
     own = own_names(function)
     second_names = second_names_in(function)
     for target in targets_in(function):
-        path = dotted(target)  # e.g. ["os", "environ"]
+        path = names_of_expression(target)  # e.g. ["os", "environ"]
         if not path:
             continue
         if path[0] in second_names:
@@ -204,7 +204,7 @@ def second_names_in(function: ast.FunctionDef) -> dict[str, list[str]]:
     found = {}
     for node in ast.walk(function):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
-            path = dotted(node.value)
+            path = names_of_expression(node.value)
             if path:
                 found[node.target.id] = path
     return found
@@ -291,7 +291,7 @@ def last_name(node: ast.expr) -> str:
     return ast.unparse(called).split(".")[-1]
 
 
-def dotted(node: ast.expr) -> list[str]:
+def names_of_expression(node: ast.expr) -> list[str]:
     """Return the names of an expression: ["a", "b"] of `a.b` and of `a.b[c]`.
 
     Returns [] if the expression does not begin with a name, e.g. `f().b`.
@@ -299,8 +299,8 @@ def dotted(node: ast.expr) -> list[str]:
     if isinstance(node, ast.Name):
         return [node.id]
     if isinstance(node, ast.Subscript):
-        return dotted(node.value)
+        return names_of_expression(node.value)
     if isinstance(node, ast.Attribute):
-        before = dotted(node.value)
+        before = names_of_expression(node.value)
         return [*before, node.attr] if before else []
     return []

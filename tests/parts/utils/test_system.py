@@ -42,7 +42,7 @@ def namespaces() -> None:
 
 
 @pytest.fixture
-def spawn(tmp_path_factory) -> dict[str, str]:
+def spawn_variables(tmp_path_factory) -> dict[str, str]:
     """Give environment variables with which loader processes are started by "spawn"."""
     return {"PYTHONPATH": no_proc.write_spawning_path(tmp_path_factory.mktemp("spawn"))}
 
@@ -70,16 +70,16 @@ def test_a_run_without_proc_with_workers_by_spawn_gives_the_same_weights(tmp_pat
 
 # Two programs and their loader processes, each of which imports torch anew: 15 s of a core.
 @pytest.mark.slow
-def test_a_signal_stops_a_run_without_proc_and_the_same_command_goes_on(tmp_path, spawn):
+def test_a_signal_stops_a_run_without_proc_and_the_same_command_goes_on(tmp_path, spawn_variables):
     options = write_options(tmp_path)
     without_end = ("--opt", str(options), "train.total_iter=100000", "watchdog.stall_s=30")
 
-    with Ranks(1, MAIN, *without_end, env=spawn, **WITHOUT_PROC) as ranks:
+    with Ranks(1, MAIN, *without_end, env=spawn_variables, **WITHOUT_PROC) as ranks:
         ranks.wait_for("Iter: 2", rank=0, limit_s=60)
         ranks.processes[0].send_signal(signal.SIGTERM)
         stopped = ranks.wait(limit_s=60)
     step = latest_checkpoint(options)["step"]
-    done = train(options, f"train.total_iter={step + 1}", env=spawn, **WITHOUT_PROC)
+    done = train(options, f"train.total_iter={step + 1}", env=spawn_variables, **WITHOUT_PROC)
 
     assert stopped.exit_codes == [STOPPED_BY_SIGNAL], stopped.text
     assert done.exit_codes == [0], done.text
