@@ -266,7 +266,7 @@ def light_of(z: Tensor) -> Tensor:
 
 
 def display_of_light(light: Tensor) -> Tensor:
-    """Return the display values z = x^(1 / 2.2) of light x. Light beyond [0, 1] counts as 0 or 1."""
+    """Return the display values z = x^(1 / 2.2) of light. Light beyond [0, 1] counts as 0 or 1."""
     return light.clamp(0, 1) ** (1 / DISPLAY_GAMMA)
 
 
