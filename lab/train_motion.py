@@ -95,18 +95,21 @@ STILL_PLACES = (1 / 6, 1 / 3, 1 / 2, 5 / 6)
 # Photographs of the package scikit-image, by name. lab/train_motion_net.py uses them, too. Its
 # other photographs are too small for a clip.
 PHOTOS = ("brick", "camera", "cell", "coins", "grass", "ihc", "moon", "motorcycle_left")
-# The solver that makes the proposals in training. It is cheaper than the solver of a test, so its
-# proposals are less exact. The learned steps work with the better proposals of a test as well.
-# Training with these better proposals was tried twice, from the shipped weights: it lost 0.1 to
-# 0.25 dB on the clips coffee and walker. The arguments: groups of planes of an exposure, rounds
-# that set up the equations anew, and rounds of the conjugate gradients in each of them.
+# The solver that makes the proposals in training:
+#
+#     groups          groups of planes of an exposure
+#     linearisations  rounds that set up the equations anew
+#     steps           rounds of the conjugate gradients in each of them
+#
+# It is cheaper than the solver of a test, so its proposals are less exact. The learned steps work
+# with the better proposals of a test as well. Training with better proposals was tried twice, from
+# the shipped weights: it lost 0.1 to 0.25 dB on the clips coffee and walker.
 SOLVER = Solver(groups=12, linearisations=2, steps=8)
 # A wrong motion replaces the measured one in this share of the updates, so that the steps learn
 # when not to trust the motion.
 SHARE_OF_WRONG_MOTION = 0.2
 
-# Number of learned steps. With three of them a frame gains 0.1 to 0.3 dB more than with two, and
-# takes about 0.05 s longer.
+# Number of learned steps. A third step gains 0.1 to 0.3 dB, and takes about 0.05 s a frame.
 STEP_COUNT = 3
 # Weight in the loss (`loss_of`) of the frame after each learned step. Only the final frame is used,
 # so it counts most.
@@ -210,8 +213,8 @@ class Sample:
     def equations_along(self, motion: Motion, solver: Solver) -> JointEquations:
         """Return the equations of the exposure along any motion, measured or wrong."""
         pixels = SpikePixels(self.view, CPU)
-        known = Equations(self.recording, pixels, motion, self.gain, self.is_good, solver, CPU)
-        return HiddenEquations(known) if self.is_plain else known
+        equations = Equations(self.recording, pixels, motion, self.gain, self.is_good, solver, CPU)
+        return HiddenEquations(equations) if self.is_plain else equations
 
     def measured_equations(self, solver: Solver) -> JointEquations:
         """Return the equations along the measured motion.
@@ -263,9 +266,9 @@ class HiddenEquations:
     this class or `Equations`.
     """
 
-    def __init__(self, known: JointEquations) -> None:
-        self.known = known
-        self.blurry = known.blurry
+    def __init__(self, equations: JointEquations) -> None:
+        self.equations = equations  # with the motion
+        self.blurry = equations.blurry
 
     def proposal(self, z_0: Tensor) -> Tensor:
         """Return the first estimate itself, (3, H, W)."""
@@ -273,11 +276,11 @@ class HiddenEquations:
 
     def evidence(self) -> Tensor:
         """Return `Equations.evidence` (6, H, W) with 0 in the channels of HIDDEN_EVIDENCE."""
-        return self.known.evidence().masked_fill(HIDDEN_EVIDENCE[:, None, None], 0)
+        return self.equations.evidence().masked_fill(HIDDEN_EVIDENCE[:, None, None], 0)
 
     def pulls(self, z: Tensor) -> Tensor:
         """Return `Equations.pulls` (7, H, W) with 0 in the channels of HIDDEN_PULLS."""
-        return self.known.pulls(z).masked_fill(HIDDEN_PULLS[:, None, None], 0)
+        return self.equations.pulls(z).masked_fill(HIDDEN_PULLS[:, None, None], 0)
 
 
 def hide_motion(samples: Mapping[str, list[Sample]]) -> None:
@@ -432,14 +435,14 @@ def begin_at(net: MotionFusion, weights: Path) -> None:
     If the file has no steps for few spikes, its only steps are copied to both places
     (test_both_parts_begin_at_the_steps_of_weights_with_a_single_part).
     """
-    begun = motion_fusion_of(read_saved(weights).build())
-    assert begun is not None  # the file has another fusion
-    net.steps.load_state_dict(begun.steps.state_dict())
+    fusion_of_file = motion_fusion_of(read_saved(weights).build())
+    assert fusion_of_file is not None, f"{weights} has another fusion than motion"
+    net.steps.load_state_dict(fusion_of_file.steps.state_dict())
     if net.few_steps is None:
         return
-    few_steps = begun.few_steps
+    few_steps = fusion_of_file.few_steps
     if few_steps is None:
-        few_steps = begun.steps
+        few_steps = fusion_of_file.steps
     net.few_steps.load_state_dict(few_steps.state_dict())
 
 
@@ -517,7 +520,7 @@ def made_sources(out: Path, videos: Path) -> dict[str, Path]:
 # Keys of the operator's section `spike` that describe the data of its training: spikes per plane,
 # planes of an exposure, and the like. `readers_of_set` removes them, because each clip of this
 # program has values of its own in its dataset.json.
-OF_OPERATOR_DATA = ("rate", "light", "exposure", "first", "count", "calibration")
+KEYS_OF_OPERATOR_DATA = ("rate", "light", "exposure", "first", "count", "calibration")
 
 
 def samples_of(
@@ -611,7 +614,7 @@ def readers_of_set(
     """
     assert operator.spike is not None  # the operator takes spikes
     spike = dict(operator.spike)
-    for key in OF_OPERATOR_DATA:
+    for key in KEYS_OF_OPERATOR_DATA:
         spike.pop(key, None)
     spike["calibration"] = calibration
     # Input and true frames lie below one folder: <frames>/<clip>/blur and <frames>/<clip>/sharp.
@@ -629,14 +632,14 @@ def readers_of_set(
 def samples_of_part(samples: Mapping[str, list[Sample]], part: str) -> dict[str, list[Sample]]:
     """Return the samples on which a part of the steps is trained: name of a set -> its samples.
 
-    SPIKES_OF_PART says how many spikes an exposure of the part has. A set is left out if fewer than
-    LEAST_SAMPLES of its samples have so many
+    SPIKES_OF_PART says how many spikes a sample of the part has. A set is left out if fewer than
+    LEAST_SAMPLES of its samples are in this range
     (test_each_part_is_trained_on_the_light_in_which_it_is_used).
 
     part: "few" or "good".
     """
     least, below = SPIKES_OF_PART[part]
-    found = {}
+    samples_in_range = {}
     for name, samples_of_set in samples.items():
         in_range = []
         for sample in samples_of_set:
@@ -644,17 +647,17 @@ def samples_of_part(samples: Mapping[str, list[Sample]], part: str) -> dict[str,
             if spikes >= least and spikes < below:
                 in_range.append(sample)
         if len(in_range) >= LEAST_SAMPLES:
-            found[name] = in_range
-    return found
+            samples_in_range[name] = in_range
+    return samples_in_range
 
 
 # ---- Wrong motion ----------------------------------------------------------------------------
 #
-# The ranges below were judged and not measured. The motion that `finder_of` finds is wrong by 0.65
-# pixels in the mean in bright light and by up to 2.5 pixels in dim light
-# (docs/benchmarks/quality_details.md). These ranges go from small errors to errors several times as
-# large as the mean. If they were much smaller, a wrong motion would hardly change the equations,
-# and the steps would have nothing to see.
+# The ranges below are a choice, and no other ranges were measured. They go from small errors to
+# errors several times as large as the usual error of `finder_of`, because much smaller errors would
+# hardly change the equations, and then the steps could not learn to see them. The usual error is
+# 0.65 pixels in bright light and up to 2.5 pixels in dim light
+# (docs/benchmarks/quality_details.md).
 
 # Factor of the whole motion: 0 is no motion, and 1.8 is 80 % too much.
 MOTION_FACTORS = (0, 1.8)
@@ -697,9 +700,9 @@ def wrong_motion(motion: Motion, other: Motion, rng: np.random.Generator) -> Mot
     elif kind in (1, 2):  # with 1, the other frame has another size, so its shifts do not fit
         wrong = with_smooth_error(motion, rng)
     elif kind == 3:
-        wrong = with_odd_region(motion, rng, stands_still=True)
+        wrong = with_another_region_motion(motion, rng, stands_still=True)
     else:
-        wrong = with_odd_region(motion, rng, stands_still=False)
+        wrong = with_another_region_motion(motion, rng, stands_still=False)
     return replace(motion, shifts=np.ascontiguousarray(wrong, np.float32))
 
 
@@ -716,12 +719,15 @@ def with_smooth_error(motion: Motion, rng: np.random.Generator) -> np.ndarray:
     return motion.shifts + time_from_minus_1_to_1(motion) * error
 
 
-def with_odd_region(motion: Motion, rng: np.random.Generator, *, stands_still: bool) -> np.ndarray:
-    """Return the shifts (K, H, W, 2) where a region of the frame moves in another way.
+def with_another_region_motion(
+    motion: Motion, rng: np.random.Generator, *, stands_still: bool
+) -> np.ndarray:
+    """Return the shifts (K, H, W, 2), in which one region of the frame has another motion.
 
-    stands_still: whether the region has no motion. If not, it gets a motion of its own in addition.
+    stands_still: True: the region does not move. False: a random motion is added to its motion.
     """
-    # The region is where a smooth noise is larger than in a given share of the pixels.
+    # The region is where a smooth noise is above one of its quantiles. E.g. above the quantile 0.7
+    # lie 30 % of the pixels.
     noise = clouds(motion.shifts.shape[1:3], REGION_SIGMA_PX, rng)
     limit = np.quantile(noise, rng.uniform(*SHARE_OUTSIDE_REGION))
     region = (noise > limit).astype(np.float32)
@@ -736,9 +742,9 @@ def with_odd_region(motion: Motion, rng: np.random.Generator, *, stands_still: b
 
 
 def time_from_minus_1_to_1(motion: Motion) -> np.ndarray:
-    """Return the times of a motion as (K, 1, 1, 1): 0 at the sharp instant, 1 at the farthest.
+    """Return the times of a motion in [-1, 1], as (K, 1, 1, 1). The sharp instant is 0.
 
-    A constant speed times this number is a shift.
+    So a shift times these numbers is a motion with constant speed.
     """
     farthest = np.abs(motion.times).max()
     times = (motion.times / farthest).astype(np.float32)
@@ -793,7 +799,7 @@ def train(
     save: function that is called with the averaged weights and the number of updates so far, every
         SAVE_EVERY updates and at the end.
     rate: largest learning rate.
-    worse_weight: how much a worse place counts in the loss.
+    worse_weight: weight of squares that became worse, see `loss_of`.
     """
     # Two generators: one chooses samples and how they are turned, the other makes wrong motions.
     sampler = random.Random(seed)
@@ -808,8 +814,8 @@ def train(
         gain_db = update_weights(net, optimizer, drawn, worse_weight)
         done = update + 1
 
-        # In the first 100 updates this is the plain mean of all weights so far. Without it, the
-        # average would hold the initial weights for long. No test looks at the averaged values.
+        # In the first 100 updates the average is the plain mean of all weights so far, because
+        # otherwise the initial weights would count in it for long. No test looks at its values.
         newest_share = max(NEWEST_SHARE, 1 / done)
         for key, newest in net.state_dict().items():
             averaged[key].lerp_(newest, newest_share)
@@ -829,7 +835,7 @@ def update_weights(
 ) -> float:
     """Change the weights once. Returns by how many dB the steps improve on the first estimate.
 
-    drawn: what the update is trained on. worse_weight: how much a worse place counts in the loss.
+    drawn: what the update is trained on. worse_weight: see `loss_of`.
     """
     sample = drawn.sample
     frames = net.all_steps(sample.z_0, drawn.proposal, drawn.equations, drawn.turn)

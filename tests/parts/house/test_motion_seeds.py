@@ -28,7 +28,7 @@ from lab.motion_seeds import (
     network_of,
     table_of,
 )
-from lab.train_motion import OF_OPERATOR_DATA, OPERATOR_WEIGHTS, motion_network
+from lab.train_motion import KEYS_OF_OPERATOR_DATA, OPERATOR_WEIGHTS, motion_network
 from models.portable import SavedNetwork, read_saved
 from tests.helpers.checked import not_none
 from tests.helpers.moving_scene import Scene
@@ -54,7 +54,7 @@ def reader_of(clip, operator: SavedNetwork) -> DatasetClip:
     """Open a clip of `Scene.write` in the form on which the operator was trained."""
     spike = {}
     for key, value in not_none(operator.spike).items():
-        if key not in OF_OPERATOR_DATA:
+        if key not in KEYS_OF_OPERATOR_DATA:
             spike[key] = value
     trained = operator.spike_data
     [reader] = user_clips(
