@@ -111,7 +111,9 @@ WARM_STEPS = 50  # steps in which the learning rate rises to its value
 LARGEST_GRADIENT = 1.0  # norm to which larger gradients are scaled down
 SAVE_EVERY = 60  # CPU seconds from one save to the next, so a stop loses a minute at most
 
-# Light -> name of the scene or clip -> score, e.g. {"dim": {"coffee_00": 3.5, ...}, ...}.
+# Light -> name of the scene or clip -> score, e.g. {"dim": {"coffee_00": 3.5, ...}, ...}. A score
+# is an error in pixels (form "motion": less is better) or a gain in dB (the others: more is
+# better).
 Scores = dict[str, dict[str, float]]
 
 
@@ -162,7 +164,7 @@ def measure(form: "Form", out: Path, minutes: Sequence[float], seed: int) -> Non
     minutes: CPU minutes of training at the points, in rising order.
     """
     points: list[dict[str, Any]] = [{"minutes": minute} for minute in minutes]
-    found: dict[str, Any] = {
+    content: dict[str, Any] = {  # of the written file
         "environment": environment(),
         "form": form.name,
         "score": form.score,
@@ -174,7 +176,7 @@ def measure(form: "Form", out: Path, minutes: Sequence[float], seed: int) -> Non
     # The control comes second, so that a point of both networks is complete with the control.
     for arm in ARMS:
         training = Training(form, arm, seed, out / f"{form.name}_{arm}_seed{seed}.pt")
-        found["parameters"][arm] = training.parameter_count
+        content["parameters"][arm] = training.parameter_count
         for point in points:
             weights = training.weights_after(seconds=60 * point["minutes"])
             scores = form.scores_with(arm, weights.averaged)
@@ -184,7 +186,7 @@ def measure(form: "Form", out: Path, minutes: Sequence[float], seed: int) -> Non
             print_point(form.name, arm, point)
             # Write the file after each point, so that a stop loses one point at most.
             file = out / f"vrt_curve_{form.name}.json"
-            file.write_text(json.dumps(found, indent=1) + "\n")
+            file.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def print_point(form_name: str, arm: str, point: Mapping[str, Any]) -> None:
@@ -209,22 +211,24 @@ def differences(point: Mapping[str, Any]) -> dict[str, list[float | None]]:
 
     point: the scores of both networks at one point, as the written file has them.
     """
-    found = {}
+    difference_of_light: dict[str, list[float | None]] = {}
     for light in LIGHTS:
         spread = difference(
             point[ATTENTION]["scores"][light],
             point[CONTROL]["scores"][light],
         )
         assert spread is not None  # both networks are tested on the same data
-        found[light] = [spread.mean, spread.margin]
-    return found
+        difference_of_light[light] = [spread.mean, spread.margin]
+    return difference_of_light
 
 
 # ---- Training by CPU time ----------------------------------------------------------------------
 
 
 class Form(ABC):
-    """What a form is trained and tested on. One object serves both of its networks.
+    """The data, the networks, the loss and the tests of a value of --form.
+
+    One object serves both networks of the form, so both get the same data.
 
     A new form is a subclass and an entry of FORMS. `Training` calls `network` and `loss`, and
     `measure` calls the rest. An argument `arm` is ATTENTION or CONTROL.
@@ -419,8 +423,8 @@ class PictureAttention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        seen = PICTURE_CHANNELS + SCENE_CHANNELS
-        self.embed = nn.Conv2d(seen, TOKEN_CHANNELS, kernel_size=3, padding=1)
+        inputs = PICTURE_CHANNELS + SCENE_CHANNELS  # 2 + 3
+        self.embed = nn.Conv2d(inputs, TOKEN_CHANNELS, kernel_size=3, padding=1)
         self.blocks = BlockGroup(
             TOKEN_CHANNELS,
             depth=1,
@@ -440,8 +444,8 @@ class PictureAttention(nn.Module):
         pictures = moved.unflatten(1, (WINDOWS, PICTURE_CHANNELS))  # (B, 15, 2, h, w)
         batch = len(pictures)
         scenes = scene[:, None].expand(-1, WINDOWS, -1, -1, -1)  # (B, 15, 3, h, w)
-        seen = torch.cat((pictures, scenes), dim=2)  # (B, 15, 5, h, w)
-        features = self.embed(seen.flatten(0, 1))  # (B 15, C, h, w)
+        inputs = torch.cat((pictures, scenes), dim=2)  # (B, 15, 5, h, w)
+        features = self.embed(inputs.flatten(0, 1))  # (B 15, C, h, w)
         tokens = features.unflatten(0, (batch, WINDOWS)).permute(0, 1, 3, 4, 2)  # (B, 15, h, w, C)
         tokens = self.blocks(tokens)
         features = tokens.permute(0, 1, 4, 2, 3).flatten(1, 2)  # (B, 15 C, h, w)
@@ -585,7 +589,7 @@ def shipped_fusion() -> MotionFusion:
 
 # The sets of training clips: videos and photographs in each light. One clip of each video and
 # photograph is enough for minutes of training, and the equations of all clips are kept in memory.
-# The order of the sets is part of the training, because `drawn_clip` draws a set by its index.
+# The order of the sets is part of the training, because `draw_clip` draws a set by its index.
 TRAINING_SETS: dict[str, ClipSet] = {}  # e.g. "one_seven_dim" -> "seven_dim" with one clip
 for _kind in ("seven", "photos"):
     for _light in LIGHTS:
@@ -628,9 +632,9 @@ def test_clips(videos: Path, out: Path) -> dict[str, dict[str, Clip]]:
         names = []
         for video in VIDEOS["choose"]:
             names += [f"{video}_{index:02d}" for index in range(clip_set.clips)]
-        found = clips_of(out, f"choose_{light}", clip_set, source)
+        whole_clips = clips_of(out, f"choose_{light}", clip_set, source)
         clips[light] = {}
-        for name, clip in zip(names, found, strict=True):
+        for name, clip in zip(names, whole_clips, strict=True):
             clips[light][name] = clip[TEST_FRAMES]
     return clips
 
@@ -646,7 +650,7 @@ def clips_of(out: Path, name: str, clip_set: ClipSet, source: Path) -> list[Clip
     return [samples[start : start + clip_set.frames] for start in starts]
 
 
-def drawn_clip(clips: Sequence[Sequence[Any]], rng: np.random.Generator) -> Any:
+def draw_clip(clips: Sequence[Sequence[Any]], rng: np.random.Generator) -> Any:
     """Draw a set, all sets alike, and a clip of this set."""
     clips_of_set = clips[int(rng.integers(len(clips)))]
     return clips_of_set[int(rng.integers(len(clips_of_set)))]
@@ -660,17 +664,19 @@ def gain_db(restored: Tensor, z_0: Tensor, sharp: Tensor) -> float:
     All: (N, 3, H, W). Only the middle of a frame is scored. z_0 lies in [0, 1] already, so only
     `restored` is clamped.
     """
-    errors = (middle(restored).clamp(0, 1) - middle(sharp)).square().mean((1, 2, 3))  # (N,)
-    errors_0 = (middle(z_0) - middle(sharp)).square().mean((1, 2, 3))
+    errors = (
+        (middle_square(restored).clamp(0, 1) - middle_square(sharp)).square().mean((1, 2, 3))
+    )  # (N,)
+    errors_0 = (middle_square(z_0) - middle_square(sharp)).square().mean((1, 2, 3))
     return float(-10 * (errors / errors_0).log10().mean())
 
 
-def middle(frames: Tensor) -> Tensor:
+def middle_square(frames: Tensor) -> Tensor:
     """Return the middle SCORED_SIDE x SCORED_SIDE pixels of frames (..., H, W).
 
     A frame that is smaller is returned as a whole.
     """
-    # In a smaller frame the difference is below 0. An index below 0 would count from the other end.
+    # A smaller frame has a negative difference. As an index it would count from the other end.
     top = max(0, (frames.shape[-2] - SCORED_SIDE) // 2)
     left = max(0, (frames.shape[-1] - SCORED_SIDE) // 2)
     return frames[..., top : top + SCORED_SIDE, left : left + SCORED_SIDE]
@@ -768,7 +774,7 @@ class BehindForm(Form):
         return net
 
     def loss(self, net: nn.Module, rng: np.random.Generator) -> Tensor:
-        pictures = drawn_clip(self.clips, rng)
+        pictures = draw_clip(self.clips, rng)
         height, width = pictures.sharp.shape[-2:]
         top = int(rng.integers(height - BEHIND_SIDE + 1))
         left = int(rng.integers(width - BEHIND_SIDE + 1))
@@ -789,7 +795,7 @@ class BehindForm(Form):
         for light, clips in self.tests.items():
             scores[light] = {}
             for name, pictures in clips.items():
-                z_0 = middle(pictures.z_0)
+                z_0 = middle_square(pictures.z_0)
                 restored = net(z_0[None])[0]
                 scores[light][name] = gain_db(restored, z_0, pictures.sharp)
         return scores
@@ -828,7 +834,7 @@ PRIOR_DEPTH = 4
 PRIOR_MUTUAL_DEPTH = 2
 PRIOR_HEADS = 4
 PRIOR_WINDOW = (4, 6, 6)
-# The control has so many convs in place of the attention, for about the same number of parameters.
+# Number of convs of the control in place of the attention, for about the same number of parameters.
 # test_both_networks_of_a_form_are_trained_for_the_same_time allows a difference of 5 %.
 PRIOR_LAYERS = 7
 # The solver that makes the proposals of the tests. Its defaults are the settings of the shipped
@@ -847,33 +853,33 @@ class ClipEquations:
 
     def __init__(self, of_frames: Sequence[JointEquations]) -> None:
         self.of_frames = of_frames
-        self.blurry = below([each.blurry for each in of_frames])
+        self.blurry = stack_frames([each.blurry for each in of_frames])
 
     def proposal(self, z_0: Tensor) -> Tensor:
         """Return the solutions of the equations of all frames, (3, N H, W)."""
-        pairs = zip(self.of_frames, apart(z_0, len(self.of_frames)), strict=True)
-        return below([equations.proposal(frame) for equations, frame in pairs])
+        pairs = zip(self.of_frames, split_frames(z_0, len(self.of_frames)), strict=True)
+        return stack_frames([equations.proposal(frame) for equations, frame in pairs])
 
     def evidence(self) -> Tensor:
         """Return how far to trust the equations at each pixel of all frames, (6, N H, W)."""
-        return below([each.evidence() for each in self.of_frames])
+        return stack_frames([each.evidence() for each in self.of_frames])
 
     def pulls(self, z: Tensor) -> Tensor:
         """Return how the equations would change all frames, and how far they are off.
 
         The result is (7, N H, W), the channels of `data.motion.joint.Equations.pulls`.
         """
-        pairs = zip(self.of_frames, apart(z, len(self.of_frames)), strict=True)
-        return below([equations.pulls(frame) for equations, frame in pairs])
+        pairs = zip(self.of_frames, split_frames(z, len(self.of_frames)), strict=True)
+        return stack_frames([equations.pulls(frame) for equations, frame in pairs])
 
 
-def below(frames: Sequence[Tensor] | Tensor) -> Tensor:
+def stack_frames(frames: Sequence[Tensor] | Tensor) -> Tensor:
     """Put frames (C, H, W) below one another: (C, N H, W)."""
     return torch.cat(list(frames), dim=-2)
 
 
-def apart(clip: Tensor, count: int) -> Tensor:
-    """Undo `below`: (C, N H, W) -> (N, C, H, W). count: number of frames, N."""
+def split_frames(clip: Tensor, count: int) -> Tensor:
+    """Undo `stack_frames`: (C, N H, W) -> (N, C, H, W). count: number of frames, N."""
     return torch.stack(clip.chunk(count, dim=-2))
 
 
@@ -958,16 +964,19 @@ class StepsWithPrior(MotionSteps):
         self.is_dim = False  # whether the steps for few spikes serve
 
     def net(self, at_full_size: Tensor, at_half_size: Tensor) -> Tensor:
-        """Return the change and the gates of all frames, (3 + GATES, N H, W)."""
-        full = apart(at_full_size, self.frames)  # (N, CHANNELS_AT_FULL_SIZE, H, W)
-        half = apart(at_half_size, self.frames)  # (N, CHANNELS_AT_HALF_SIZE, H, W)
+        """Return the change and the gates of all frames, (3 + GATES, N H, W).
+
+        `MotionSteps.net` sees one frame at a time, and the prior sees all frames.
+        """
+        full = split_frames(at_full_size, self.frames)  # (N, CHANNELS_AT_FULL_SIZE, H, W)
+        half = split_frames(at_half_size, self.frames)  # (N, CHANNELS_AT_HALF_SIZE, H, W)
         outputs = []
         for full_of_frame, half_of_frame in zip(full, half, strict=True):
             if self.is_dim:
                 outputs.append(self.few_steps.net(full_of_frame, half_of_frame))
             else:
                 outputs.append(super().net(full_of_frame, half_of_frame))
-        return below(torch.stack(outputs) + self.prior(full, half))
+        return stack_frames(torch.stack(outputs) + self.prior(full, half))
 
 
 class PriorForm(Form):
@@ -1009,10 +1018,12 @@ class PriorForm(Form):
 
     def loss(self, net: nn.Module, rng: np.random.Generator) -> Tensor:
         assert isinstance(net, StepsWithPrior)
-        clip = drawn_clip(self.clips, rng)
+        clip = draw_clip(self.clips, rng)
         frames = steps_of_clip(net, clip, train_motion.SOLVER)
         pictures = pictures_of(clip)
-        loss, _ = train_motion.loss_of(frames, below(pictures.z_0), below(pictures.sharp))
+        loss, _ = train_motion.loss_of(
+            frames, stack_frames(pictures.z_0), stack_frames(pictures.sharp)
+        )
         return loss
 
     def scores(self, net: nn.Module) -> Scores:
@@ -1022,7 +1033,7 @@ class PriorForm(Form):
             scores[light] = {}
             for name, clip in clips.items():
                 frames_of_steps = steps_of_clip(net, clip, TEST_SOLVER)
-                frames = apart(frames_of_steps[-1], len(clip))  # after the last step
+                frames = split_frames(frames_of_steps[-1], len(clip))  # after the last step
                 pictures = pictures_of(clip)
                 scores[light][name] = gain_db(frames, pictures.z_0, pictures.sharp)
         return scores
@@ -1039,8 +1050,8 @@ def steps_of_clip(net: StepsWithPrior, clip: Clip, solver: Solver) -> list[Tenso
     net.frames = len(clip)
     # Light changes little within a clip, so its first frame decides.
     net.is_dim = median_spikes(clip[0].recording) < FEW_SPIKES
-    z_0 = below([sample.z_0 for sample in clip])
-    proposal = below([sample.proposal for sample in clip])
+    z_0 = stack_frames([sample.z_0 for sample in clip])
+    proposal = stack_frames([sample.proposal for sample in clip])
     equations = ClipEquations([sample.measured_equations(solver) for sample in clip])
     return net.all_steps(z_0, proposal, equations)
 

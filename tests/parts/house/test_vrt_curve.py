@@ -28,10 +28,10 @@ from lab.vrt_curve import (
     MotionForm,
     PriorForm,
     Training,
-    apart,
-    below,
     main,
     measure,
+    split_frames,
+    stack_frames,
     steps_of_clip,
 )
 from tests.helpers.moving_scene import Scene, reader_of
@@ -147,7 +147,7 @@ def test_attention_sees_the_other_frames_and_the_control_does_not(form, arm, see
         with torch.no_grad():
             if form is PriorForm:
                 frames_of_steps = steps_of_clip(net, [first, second], SOLVER)
-                frames = apart(frames_of_steps[-1], count=2)  # (2, 3, H, W)
+                frames = split_frames(frames_of_steps[-1], count=2)  # (2, 3, H, W)
             else:
                 [frames] = net(torch.stack([first.z_0, second.z_0])[None])  # a batch of one clip
         return frames[0]
@@ -232,10 +232,10 @@ def test_the_motion_is_found_by_both_networks(videos, tmp_path):
 def test_frames_below_one_another_come_apart():
     frames = torch.rand(3, 2, 4, 5)  # three frames of two channels, 4 x 5 pixels
 
-    one_frame = below(frames)
+    one_frame = stack_frames(frames)
 
     assert one_frame.shape == (2, 3 * 4, 5)
-    assert torch.equal(apart(one_frame, count=3), frames)
+    assert torch.equal(split_frames(one_frame, count=3), frames)
 
 
 def test_an_unknown_form_is_refused(capsys):
