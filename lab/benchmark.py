@@ -311,7 +311,7 @@ class Clip:
         return self(net)
 
     def train_step(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Train for one step with the Charbonnier loss; the target is a grey picture."""
+        """Train for one step with the Charbonnier loss, towards a grey picture of 0.5."""
         optimizer.zero_grad(set_to_none=True)
         error = self(net).float() - 0.5
         loss = error.square().add(1e-9).sqrt().mean()
@@ -368,7 +368,7 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
 
     Returns {"samples": way -> milliseconds of a sample}.
     """
-    # One thread, as in a worker process of the loader.
+    # One thread, as in a worker process of the loader. 0 means that OpenCV starts no threads.
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
 
@@ -508,9 +508,9 @@ def run_start(args: argparse.Namespace) -> dict[str, Any]:
     If strace is installed, the table also says how often a start asks the file system, for each
     file of the set, and how many seconds longer it takes on a slow file system.
     """
-    # A start on two clips costs little more than the imports. Its calls, and its seconds on a slow
-    # file system, are subtracted below. So the rest belongs to the files of the set. The other
-    # figures stay as they are.
+    # A start on two clips costs little more than the imports. Two of its figures are subtracted
+    # below: its calls, and its seconds on a slow file system. What is left belongs to the files of
+    # the set.
     costs_of_two_clips = large_set.costs(2, args.folder)
     costs_of_starts = large_set.costs(args.clips, args.folder)
     files = args.clips * large_set.FILES_OF_CLIP

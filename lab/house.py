@@ -3,8 +3,8 @@
 
     python lab/house.py
 
-The files that git tracks count, and new files that git does not ignore. The product is everything
-outside of lab/ and tests/.
+Counted are the files that git tracks, and new files that git does not ignore. The product is
+everything outside of lab/ and tests/.
 
 Nothing else uses this file, and no test runs it: change it freely.
 """
@@ -55,7 +55,8 @@ def reachable(start: str) -> set[str]:
         if not is_empty:
             reached.add(name)
         imported = imports_of(modules[name], ROOT, modules)
-        waiting += imported & modules.keys()  # without modules of other packages
+        own_modules = imported & modules.keys()  # without modules of other packages
+        waiting += own_modules
     return reached
 
 
@@ -73,7 +74,9 @@ class Counts:
     """What the syntax trees of some modules show."""
 
     functions: int = 0
-    with_opt: int = 0  # functions that take a parameter `opt`, the options of the whole run
+    # Functions with a parameter `opt`, the options of the whole run. A keyword-only `opt` does not
+    # count.
+    with_opt: int = 0
     import_lines: int = 0
     longest_size: int = 0  # lines of the longest function
     longest_name: str = ""  # its file and name, e.g. "data/clip.py: checked_name"

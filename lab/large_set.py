@@ -126,11 +126,11 @@ def _options(folder: Path) -> dict[str, Any]:
     train = {
         "total_iter": 4,
         "G_lossfn_type": "charbonnier",
-        "G_optimizer_lr": 1e-3,
+        "G_optimizer_lr": 1e-3,  # any rate will do: nobody looks at the weights
         "G_scheduler_periods": 100,
         "checkpoint_print": 1,
         "checkpoint_test": 1000,  # no validation: there is no test set
-        "checkpoint_save": 2,
+        "checkpoint_save": 2,  # so there is a checkpoint after step 4
     }
     return {
         "task": "run",
@@ -153,8 +153,9 @@ CALLS = {
 }
 LATENCY_US = 500  # microseconds of a call on a network file system
 
-# A training on the set is measured twice. The first training ends after 4 steps. The second
-# training repeats the command and resumes, so it needs a larger number of steps.
+# A training on the set is measured twice. The first training ends after 4 steps, its last
+# checkpoint. The second training is the same command with total_iter=6, so it resumes after step 4.
+# `_command` sets the number, and the number in `_options` does not count.
 STEPS_OF_START = {"first": 4, "again": 6}
 
 
@@ -163,9 +164,11 @@ def costs(clips: int, folder: Path | None = None) -> dict[str, dict[str, float]]
 
     folder: where the set is made; None for the folder of temporary files.
 
-    Returns {"first": {"seconds": ..., "cpu_seconds": ..., "gb": ..., "states": ..., "opens": ...,
-    "lists": ..., "slow_seconds": ...}, "again": ...}, see `start`, `counted` and `slowed`. The
-    last four are missing if strace is not installed.
+    Returns {"first": costs of the first start, "again": costs of the second}. The costs are
+
+        seconds, cpu_seconds, gb    of `measure_start`
+        states, opens, lists        of `count_calls`, if strace is installed
+        slow_seconds                of `measure_slow_start`, if strace is installed
     """
     costs_of_starts: dict[str, dict[str, float]] = {"first": {}, "again": {}}
     if folder is not None:
@@ -173,7 +176,7 @@ def costs(clips: int, folder: Path | None = None) -> dict[str, dict[str, float]]
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         options = make_set(Path(temporary), clips)
         # Each measure has a pair of starts for itself, because strace makes a start slower.
-        for measure in (start, counted, slowed):
+        for measure in (measure_start, count_calls, measure_slow_start):
             # Remove the run of the measure before, because the first start would resume it.
             shutil.rmtree(Path(temporary, "experiments"), ignore_errors=True)
             for name, steps in STEPS_OF_START.items():
@@ -181,16 +184,16 @@ def costs(clips: int, folder: Path | None = None) -> dict[str, dict[str, float]]
     return costs_of_starts
 
 
-def start(options: Path, steps: int, program: Path = ROOT) -> dict[str, float]:
+def measure_start(options: Path, steps: int, repository: Path = ROOT) -> dict[str, float]:
     """Train until step `steps`, and measure the process.
 
     options: the option file.
-    program: the repository whose main_train_vrt.py runs.
+    repository: folder of the main_train_vrt.py that runs.
 
     Returns seconds (wall time), cpu_seconds (of all threads), and gb (peak memory).
     """
     began = time.perf_counter()
-    process = subprocess.Popen(_command(options, steps), cwd=program, env=_environment())
+    process = subprocess.Popen(_command(options, steps), cwd=repository, env=_environment())
     # wait4 also gives the memory and the CPU seconds. Popen.wait does not.
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - began
@@ -203,19 +206,20 @@ def start(options: Path, steps: int, program: Path = ROOT) -> dict[str, float]:
     }
 
 
-def counted(options: Path, steps: int, program: Path = ROOT) -> dict[str, float]:
-    """Train until step `steps`, and count the system calls. Arguments as in `start`.
+def count_calls(options: Path, steps: int, repository: Path = ROOT) -> dict[str, float]:
+    """Train until step `steps`, and count the system calls. Arguments as in `measure_start`.
 
     Returns the number of calls of each kind in CALLS; {} if strace is not installed.
     """
     if not shutil.which("strace"):
         return {}
-    # -f: of all threads and child processes. -c: write a table of counts in place of the calls.
+    # -f: of all threads and child processes. -c: write a table of counts in place of the calls. -U:
+    # its two columns are the name of a call, and how often it was made.
     table = options.parent / "calls.txt"
     strace = ["strace", "-f", "-c", "-U", "name,calls", "-o", str(table)]
     strace += ["-e", f"trace={_names_of_calls()}"]
     command = strace + _command(options, steps)
-    subprocess.run(command, cwd=program, env=_environment(), check=True)
+    subprocess.run(command, cwd=repository, env=_environment(), check=True)
 
     # A line of the table is e.g. "openat 1234". Headings and rules have no number.
     count_of_call = {}
@@ -229,10 +233,10 @@ def counted(options: Path, steps: int, program: Path = ROOT) -> dict[str, float]
     return counts
 
 
-def slowed(options: Path, steps: int, program: Path = ROOT) -> dict[str, float]:
+def measure_slow_start(options: Path, steps: int, repository: Path = ROOT) -> dict[str, float]:
     """Train until step `steps` while each call in CALLS takes LATENCY_US longer.
 
-    Arguments as in `start`. Calls of imports take longer too.
+    Arguments as in `measure_start`. Calls of imports take longer too.
 
     Returns slow_seconds (wall time); {} if strace is not installed.
     """
@@ -243,7 +247,7 @@ def slowed(options: Path, steps: int, program: Path = ROOT) -> dict[str, float]:
     strace += ["-e", f"inject={names}:delay_enter={LATENCY_US}"]
     command = strace + _command(options, steps)
     began = time.perf_counter()
-    subprocess.run(command, cwd=program, env=_environment(), check=True)
+    subprocess.run(command, cwd=repository, env=_environment(), check=True)
     return {"slow_seconds": time.perf_counter() - began}
 
 
@@ -260,8 +264,8 @@ def _names_of_calls() -> str:
 
 def _command(options: Path, steps: int) -> list[str]:
     """Return the command of a training until step `steps`."""
-    program = [sys.executable, "main_train_vrt.py"]
-    return [*program, "--opt", str(options), f"train.total_iter={steps}"]
+    python = sys.executable
+    return [python, "main_train_vrt.py", "--opt", str(options), f"train.total_iter={steps}"]
 
 
 def _environment() -> Mapping[str, str]:

@@ -46,9 +46,9 @@ from utils.files import write_whole
 from utils.options.models import KAIR_ONLY, LoaderOptions, Options
 from utils.options.section import Registry, Section, describe
 
-# The first line of the files, for whoever wants to edit them.
+# The first line of the three files. It tells a reader who wants to edit them where to do so.
 MARK = "Written by lab/make_options_doc.py; edit the models and docstrings instead."
-MADE_WITH = f"pydantic {pydantic.VERSION.rpartition('.')[0]}"  # without the last number
+MADE_WITH = f"pydantic {pydantic.VERSION.rpartition('.')[0]}"  # e.g. "pydantic 2.11", not 2.11.7
 # The schema of a key that only KAIR has. VS Code understands both words.
 SCHEMA_OF_KAIR_KEY = {
     "deprecationMessage": "A key of KAIR; no effect here.",
@@ -185,7 +185,7 @@ def key_rows(registry: Registry) -> list[tuple[str, FieldInfo]]:
 
 
 def _continues(longer: str, text: str) -> bool:
-    """Say whether a text begins with another one, apart from its last ".", and goes on."""
+    """Say whether `longer` begins with `text` (without its last "."), and goes on."""
     return longer != text and longer.startswith(text.rstrip("."))
 
 
@@ -234,9 +234,9 @@ def to_read(registry: Registry, name: str) -> str:
 
 # ---- The schema -------------------------------------------------------------------------------
 #
-# Most functions below take `shared`, the definitions of the schema: name -> schema. `reference`
-# adds to it, and each other function passes it on. A schema that occurs more than once is written
-# there once, and each place refers to it.
+# Most functions below take `shared`, the definitions of the schema: name -> schema. A schema that
+# occurs more than once is written there once, and each place refers to it. `shared_reference` adds
+# to `shared`, and each other function passes it on.
 
 
 def _split_of(dataset: str) -> str:
@@ -251,10 +251,11 @@ def make_schema() -> str:
     Another version of pydantic may word it differently. No key is required, because a file may
     inherit any key from its base. The programs say what is missing.
     """
-    shared: Schema = {}
+    shared: Schema = {}  # gets the definitions from `keys_of` and `part_of`
     keys = keys_of(Options, shared)
 
-    # Sections that name a registered part replace what pydantic knows of them.
+    # pydantic does not know which keys a registered part has. So replace its schemas of the
+    # sections that name such a part: a data set, a network (netG), a loss (train).
     for split in ("train", "test"):
         names = [name for name in DATASETS.names() if _split_of(name) == split]
         section = part_of(DATASETS, names, shared, f"datasets.{split}")
@@ -283,10 +284,10 @@ def make_schema() -> str:
 
 
 def in_lines(schema: Schema) -> str:
-    """Return a schema as JSON: a line for each entry, and for each entry of an object in it.
+    """Return a schema as JSON with one line for each key and each definition.
 
-    With one line for each key, a difference in git shows which key has changed. E.g. the entries
-    "$defs" and "properties" are objects:
+    So a difference in git shows which key has changed. An entry that is an object, as "$defs" and
+    "properties" are, gets a line for each of its own entries. E.g.:
 
         "type": "object",
         "properties": {
@@ -330,9 +331,10 @@ def part_of(registry: Registry, names: Sequence[str], shared: Schema, where: str
         descriptions.append(" ".join(first_paragraph.split()))
         keys_of_parts[name] = {}
         for key, schema in keys_of(model, shared, docstring, where).items():
-            # The type itself is checked by `type_schema` below.
-            is_type = key == type_key
-            keys_of_parts[name][key] = {} if is_type else reference(key, schema, shared)
+            if key == type_key:
+                keys_of_parts[name][key] = {}  # `type_schema` below checks the type itself
+            else:
+                keys_of_parts[name][key] = shared_reference(key, schema, shared)
 
     # A branch for each type, and a branch for a section without a type.
     branches = []
@@ -374,7 +376,7 @@ def _keys_of_any(keys_of_parts: Sequence[Schema]) -> Schema:
     return together
 
 
-def reference(name: str, schema: Schema, shared: Schema) -> Schema:
+def shared_reference(name: str, schema: Schema, shared: Schema) -> Schema:
     """Put a schema into the definitions, and return a reference to it.
 
     Changes `shared`. If another schema has this name already, a number is added to the name, e.g.
@@ -424,7 +426,7 @@ def schema_of_nested_part(registry: Registry, field: FieldInfo, shared: Schema) 
     The value is an object, or the name of a part alone. It may be null if this is the default.
     """
     name = registry.kind.replace(" ", "_")
-    section = reference(name, part_of(registry, registry.names(), shared), shared)
+    section = shared_reference(name, part_of(registry, registry.names(), shared), shared)
     names: list[str | None] = list(registry.names())
     if field.default is None:
         names.append(None)
