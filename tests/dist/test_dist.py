@@ -145,7 +145,7 @@ def test_a_lost_connection_without_a_cause_is_reported_once_in_the_words_of_torc
 @pytest.mark.skipif(bool(netns.reason_to_skip()), reason=f"no namespaces: {netns.reason_to_skip()}")
 def test_ranks_in_two_pid_namespaces_of_one_host_name_do_not_take_each_other_for_dead():
     # In the namespace of a rank, process ids begin at 1. Rank 0 has an id above 40, and rank 1 a
-    # small id. No process of the namespace of rank 1 has the id of rank 0.
+    # small id: 20 lies between. No process of the namespace of rank 1 has the id of rank 0.
     result = run_ranks(2, CONFINED, "own_process_ids", WORKER, "four_beats")
 
     assert result.exit_codes == [0, 0], result.text

@@ -117,6 +117,7 @@ def test_clamping_changes_the_score_much_and_rounding_little(folders_of_scores):
     for values in VALUES:
         psnr[values] = read_metrics(folders_of_scores[values])["averages"]["restored"]["psnr"]
 
+    # In dB. Rounding to 256 levels changes this mean score by 2e-6 only.
     assert psnr["float"] < psnr["clamped"] - 0.5
     assert 0 < abs(psnr["clamped"] - psnr["uint8"]) < 0.05
 

@@ -321,7 +321,7 @@ def test_pixels_are_trusted_although_most_of_them_have_no_spike(tmp_path):
 
     gain, is_good = RecordedClip(reader, context=None).gain()
 
-    assert is_good.mean() > 0.99
+    assert is_good.mean() > 0.99  # all pixels, but for chance
     # So few spikes tell the rate within some 30 %. Above, many spikes told it within 2 %.
     assert np.median(gain) == pytest.approx(scene.rate, rel=0.3)
 

@@ -520,6 +520,7 @@ def test_planes_are_dropped_as_often_as_asked(threshold_draws):
 def test_as_many_planes_are_dropped_as_asked(threshold_draws):
     largest_share = max(draw.drop for draw in threshold_draws)
 
+    # Shares are drawn evenly up to 0.2, so the largest of about 200 comes close to it.
     assert 0.17 < largest_share <= 0.2
 
 
@@ -573,6 +574,7 @@ def test_a_dark_current_comes_as_often_as_asked(rgb_draws):
 def test_a_dark_current_is_as_strong_as_asked(rgb_draws):
     strongest = max(draw.dark for draw in rgb_draws)
 
+    # The largest of about 200 draws comes close to the limit dark_max=0.1.
     assert 0.09 < strongest <= 0.1
 
 

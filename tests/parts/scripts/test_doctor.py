@@ -38,7 +38,9 @@ def test_a_known_failure_is_explained(line, name):
     assert "{" not in finding.why
 
 
-# Lines of a log. A log may have several starts of a run, and only the last start counts.
+# Lines of a log: the begin of a start (`status_line` of utils/dist/status.py writes it), the end of
+# a run (utils/run/run.py), and an error. A log may have several starts of a run, and only the last
+# start counts.
 START = "[2026-01-01 00:00:00] rank 0 of 1 on host\n"
 END = "Finished at iter 5. Results are in x\n"
 CRASH = "Traceback (most recent call last):\n  File x\nKeyError: 'a'\n"
