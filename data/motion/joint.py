@@ -762,7 +762,7 @@ def _nearest_spikes(stream: np.ndarray, edges: list[int]) -> list[NearestSpikes]
     stream, edges: see `spike_intervals`.
     """
     after_stream = len(stream) + 1  # a time later than each spike
-    pieces = _pieces_between(stream, edges, no_first=after_stream)
+    pieces = _spikes_before_edges(stream, edges, no_first=after_stream)
     next_spikes = _next_spikes(pieces, after_stream)
 
     # The nearest spike to an edge is the last spike up to the edge, or the next spike after it.
@@ -771,7 +771,7 @@ def _nearest_spikes(stream: np.ndarray, edges: list[int]) -> list[NearestSpikes]
     last_spike = np.full(stream.shape[1:], NO_SPIKE, np.int32)
     count = np.zeros(stream.shape[1:], np.int32)  # number of spikes up to the edge
     for edge, piece, next_spike in zip(edges, pieces, next_spikes, strict=True):
-        last_spike = np.maximum(last_spike, piece.last)
+        last_spike = np.maximum(last_spike, piece.last_spike)
         count = count + piece.count
         has_last = last_spike > NO_SPIKE
         has_next = next_spike < after_stream
@@ -780,41 +780,50 @@ def _nearest_spikes(stream: np.ndarray, edges: list[int]) -> list[NearestSpikes]
         takes_next = ~takes_last & has_next
         next_or_none = np.where(has_next, next_spike, NO_SPIKE)
         time = np.where(takes_last, last_spike, next_or_none)
-        # `count` is the number of spikes up to the edge. The spike after the edge is one more.
+        # `count` is the number of spikes up to the edge, and the next spike is one more.
         nearest.append(NearestSpikes(time, count + takes_next))
     return nearest
 
 
-def _next_spikes(pieces: list["Piece"], after_stream: int) -> list[np.ndarray]:
+def _next_spikes(pieces: list["SpikesBeforeEdge"], after_stream: int) -> list[np.ndarray]:
     """Return the time of the first spike after each edge, (h, w) for each edge.
 
     It is `after_stream` where no spike follows. Spikes after the last edge do not count.
-    pieces: the piece that ends at each edge.
+    pieces: the spikes before each edge, from `_spikes_before_edges`.
     """
-    next_spike = np.full(pieces[0].first.shape, after_stream, np.int32)
+    next_spike = np.full(pieces[0].first_spike.shape, after_stream, np.int32)
     next_spikes = [next_spike]  # of the last edge: no spike counts
-    # From the last edge back: the first spike after an edge is in the piece that follows the edge.
-    # If this piece has no spike, it is the first spike after the next edge.
+    # From the last edge back: the first spike after an edge is in the piece between this edge and
+    # the following edge. If it has none, it is the first spike after the following edge.
     for piece in reversed(pieces[1:]):
-        next_spike = np.minimum(piece.first, next_spike)
+        next_spike = np.minimum(piece.first_spike, next_spike)
         next_spikes.insert(0, next_spike)
     return next_spikes
 
 
-class Piece(NamedTuple):
-    """The spikes of each pixel in the planes that end at an edge, each field (h, w)."""
+class SpikesBeforeEdge(NamedTuple):
+    """The spikes of each pixel between an edge and the edge before it, each field (h, w)."""
 
-    first: np.ndarray  # time of the first spike; a time after the stream if there is none
-    last: np.ndarray  # time of the last spike; NO_SPIKE if there is none
+    first_spike: np.ndarray  # time of the first spike; a time after the stream if there is none
+    last_spike: np.ndarray  # time of the last spike; NO_SPIKE if there is none
     count: np.ndarray  # number of spikes
 
 
-def _pieces_between(stream: np.ndarray, edges: list[int], no_first: int) -> list[Piece]:
-    """Return the piece of planes that ends at each edge.
+def _spikes_before_edges(
+    stream: np.ndarray, edges: list[int], no_first: int
+) -> list[SpikesBeforeEdge]:
+    """Divide the stream at the edges into pieces, and find the spikes of each piece.
 
-    E.g. for the edges 2, 8 and 14: the planes 1, 2 to 7, and 8 to 13. The first piece has one
-    plane, whose spikes have the time edges[0]. They are the earliest spikes that count.
-    no_first: value of `first` where a pixel has no spike. stream, edges: see `spike_intervals`.
+    A piece ends at its edge. E.g. a pixel with spikes at the times 3, 9 and 16:
+
+        edge    planes of the piece    first_spike, last_spike, count
+        2       1                      no_first, NO_SPIKE, 0
+        8       2 to 7                 3, 3, 1
+        14      8 to 13                9, 9, 1
+
+    The first piece has one plane, whose spikes have the time edges[0]. They are the earliest spikes
+    that count.
+    no_first: `first_spike` where a pixel has no spike. stream, edges: see `spike_intervals`.
     """
     # At least 0: the first edge may be at time 0. No plane ends there, so its piece is empty.
     begin_of_first_piece = max(edges[0] - 1, 0)
@@ -826,9 +835,10 @@ def _pieces_between(stream: np.ndarray, edges: list[int], no_first: int) -> list
         plane_ends = np.arange(piece_begin + 1, edge + 1, dtype=np.int32)[:, None, None]
         spike_times = np.where(planes, plane_ends, no_first)  # (planes, h, w)
         # `initial` is the result for an empty piece.
-        first = spike_times.min(axis=0, initial=no_first)
-        last = (planes * plane_ends).max(axis=0, initial=NO_SPIKE)
-        pieces.append(Piece(first, last, planes.sum(axis=0, dtype=np.int32)))
+        first_spike = spike_times.min(axis=0, initial=no_first)
+        last_spike = (planes * plane_ends).max(axis=0, initial=NO_SPIKE)
+        count = planes.sum(axis=0, dtype=np.int32)
+        pieces.append(SpikesBeforeEdge(first_spike, last_spike, count))
     return pieces
 
 
@@ -856,8 +866,8 @@ class PlaneGroups(NamedTuple):
     motion_error: Tensor  # q, (H, W): expected error of the shifts in pixels, mean over groups
 
 
-def group_count(recording: Recording, motion: Motion, most: int) -> int:
-    """Return G, the number of groups that a motion needs. most: the largest number allowed.
+def group_count(recording: Recording, motion: Motion, most_groups: int) -> int:
+    """Return G, the number of groups that a motion needs, at most `most_groups`.
 
     For example, if 80 % of the pixels move by up to 20 pixels in good light, 16 groups are needed:
     from one group to the next these pixels move by at most 20 / 16 = 1.25 pixels.
@@ -876,8 +886,8 @@ def group_count(recording: Recording, motion: Motion, most: int) -> int:
         between_groups = PIXELS_BETWEEN_GROUPS_IF_DIM
     else:
         between_groups = PIXELS_BETWEEN_GROUPS
-    needed = math.ceil(deciding_distance / between_groups)
-    return min(max(needed, LEAST_GROUPS), most)
+    needed_groups = math.ceil(deciding_distance / between_groups)
+    return min(max(needed_groups, LEAST_GROUPS), most_groups)
 
 
 def plane_groups(

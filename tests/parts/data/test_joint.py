@@ -438,11 +438,11 @@ def exposure_with(spikes: int) -> Recording:
     ],
 )
 def test_a_faster_motion_gets_more_groups(way, spikes, groups):
-    assert group_count(exposure_with(spikes), motion_over(way), most=20) == groups
+    assert group_count(exposure_with(spikes), motion_over(way), most_groups=20) == groups
 
 
 def test_the_solver_limits_the_groups_of_a_still_scene_too():
-    assert group_count(exposure_with(30), motion_over(0), most=2) == 2
+    assert group_count(exposure_with(30), motion_over(0), most_groups=2) == 2
 
 
 # ---- Which spike pixels have equations ----
