@@ -75,9 +75,9 @@ STALL_CODE = StallError.exit_code  # exit code of a run that hangs
 # Seconds that a rank waits in `_follow` for the report of another rank, which may still need the
 # stacks or the store of the waiting rank.
 REPORT_WAIT_S = 5.0
-# Seconds that the host of the store waits in `_sign_off` until the other ranks have left.
+# Seconds that a rank waits in `_sign_off` for the other ranks, if the store ends with it.
 SIGN_OFF_WAIT_S = 3.0
-# So within these seconds, 8 s, a rank ends after it knows of a failure.
+# So a rank ends within these seconds, 8 s, after it knows of a failure.
 EXIT_S = REPORT_WAIT_S + SIGN_OFF_WAIT_S
 # Seconds of a phase after which the watchdog asks the system whether the main thread waits for a
 # terminal. Most phases are shorter, so most beats need no such question.
@@ -228,8 +228,8 @@ class Watchdog(threading.Thread):
 
         # What the main thread does.
         self.place = RUN.place  # the phase of the last beat
-        # When this phase began, on the clock of the beats. Later, if the main thread has waited for
-        # a paused terminal since: this time does not count.
+        # When this phase began, on the clock of the beats. While the main thread waits for a paused
+        # terminal, each beat sets it to the present, so that the wait does not count.
         self.phase_began = self.beats.clock.now()
         self.blocked_since: float | None = None  # since when the main thread waits for a terminal
         self.has_told_of_block = False  # whether the log file has the line about this wait
