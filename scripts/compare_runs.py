@@ -37,7 +37,7 @@ from models.metrics import COLUMNS, METRICS_OF_TESTS, format_score
 from scripts.parts.exit_codes import with_exit_code
 from utils.errors import DataError, OptionError
 from utils.files import refuse_existing, write_whole
-from utils.options.section import flat
+from utils.options.section import flatten_options
 from utils.results import markdown_table, plain_table, read_json
 from utils.run import history
 
@@ -272,7 +272,7 @@ def runs_tables(runs: Mapping[str, Path]) -> list[Table]:
         options: dict[str, Any] = {}
         file = history.newest_options(history.folder_of(run) / "options")
         if file:  # a history file alone has no options beside it
-            options = dict(flat(read_json(file), name=""))
+            options = dict(flatten_options(read_json(file), name=""))
         options_of_runs.append(options)
     tables = [Table(rows, ["run", "best PSNR dB", "at iter", "loss", "it/s", "parameters"])]
 

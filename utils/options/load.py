@@ -52,7 +52,7 @@ from utils.errors import OptionError
 from utils.options.foreign_flags import add_launch_flags, check_launch_flags, refuse_train_flags
 from utils.options.models import FORMERLY_OURS, KAIR_ONLY, Options
 from utils.options.secrets import redact
-from utils.options.section import SHORT_FLAGS, Registry, joined, nearest_hint, read_section
+from utils.options.section import SHORT_FLAGS, Registry, join_errors, nearest_hint, read_section
 
 logger = logging.getLogger(__name__)
 
@@ -819,7 +819,7 @@ def read_options(
     except OptionError as e:
         errors.insert(0, e)  # a wrong section of the file is named before a wrong parameter
     if errors:
-        raise joined(errors)
+        raise join_errors(errors)
     return opt
 
 

@@ -20,7 +20,7 @@ its annotations are their types, and its defaults are their defaults:
 
 Errors name the wrong key and the nearest valid key.
 
-What must stay: what a parameter of a part means for an option file, see `Registry`
+What must stay: the meaning of a constructor's parameter in an option file, see `Registry`
 (test_each_program_works_with_new_parts). Free to change: the words of types and errors, together
 with test_option.py, and how the models are made.
 
@@ -59,8 +59,9 @@ from utils.options.secrets import MASK, redact
 # that input and output have one type.
 Part = TypeVar("Part", bound=Callable[..., Any])
 
-# First words of the error for an unknown key. `joined` below and scripts/convert_options.py ask for
-# them. Other words need other expected texts in the tests, e.g. in test_option.py.
+# First words of the error for an unknown key. `join_errors` and scripts/convert_options.py use
+# them to recognise the error. Other words need other expected texts in the tests, e.g. in
+# test_option.py.
 UNKNOWN_OPTION = "unknown option"
 
 # Flag of the command line, without "--" -> the option that it sets, e.g. --batch_size 8.
@@ -80,9 +81,11 @@ OTHER_NAMES = SHORT_FLAGS | {
 class Section(BaseModel):
     """A group of options: no unknown key, no conversion between types, no change after reading."""
 
-    # strict: "3" is no int. extra: an unknown key is an error. frozen: no change after reading.
-    # arbitrary_types_allowed: a field may hold any object, e.g. the section of a registered part.
-    # allow_inf_nan: a NaN or an infinite number is no option.
+    #     strict                     "3" is no int
+    #     extra                      an unknown key is an error
+    #     frozen                     no change after reading
+    #     arbitrary_types_allowed    a field may hold any object, e.g. the section of a part
+    #     allow_inf_nan              a NaN or an infinite number is no option
     model_config = ConfigDict(
         strict=True, extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False
     )
@@ -94,7 +97,8 @@ class Section(BaseModel):
         return self.model_dump(mode="json", serialize_as_any=True)
 
 
-# The type of one section: `read_section` returns an instance of the class that it is given.
+# The class of a section: `read_section` gets a class and returns an object of the same class, which
+# this name tells a type checker.
 AnySection = TypeVar("AnySection", bound=Section)
 
 
@@ -116,11 +120,11 @@ def read_section(
     except ValidationError as e:
         errors = [_error_of(error, model, values, where, kind) for error in e.errors()]
         # `from None`: the error of pydantic would print the values, among them secrets.
-        raise joined(errors) from None
+        raise join_errors(errors) from None
 
 
-def joined(errors: Collection[OptionError]) -> OptionError:
-    """Return one error for several: the text of the first error, and the keys of the others.
+def join_errors(errors: Collection[OptionError]) -> OptionError:
+    """Join several errors to one: the text of the first error, and the keys of the others.
 
     E.g. "unknown option train.epoch" and "netG.width is -1" give the first error. Its advice ends
     with "; then also: netG.width".
@@ -130,31 +134,30 @@ def joined(errors: Collection[OptionError]) -> OptionError:
     scripts/convert_options.py reports each of them (test_the_problems_of_a_file_are_named_at_once).
     An error of an unknown key is known by its first words, UNKNOWN_OPTION.
     """
-    singles: list[OptionError] = []
+    single_errors: list[OptionError] = []
     for error in errors:
         # `found` of an error that was joined before holds its single errors. Else it is empty.
         if error.found:
-            singles += error.found
+            single_errors += error.found
         else:
-            singles.append(error)
+            single_errors.append(error)
 
-    unknown_keys = [e for e in singles if e.what.startswith(UNKNOWN_OPTION)]
-    other_errors = [e for e in singles if not e.what.startswith(UNKNOWN_OPTION)]
-    ordered = unknown_keys + other_errors
-    first = ordered[0]
-    others = ordered[1:]
+    unknown_key_errors = [e for e in single_errors if e.what.startswith(UNKNOWN_OPTION)]
+    other_errors = [e for e in single_errors if not e.what.startswith(UNKNOWN_OPTION)]
+    ordered_errors = unknown_key_errors + other_errors
+    first_error = ordered_errors[0]
 
     # "then also: a, b" names each further key once.
     further_keys = []
-    for e in others:
-        if e.where != first.where and e.where not in further_keys:
+    for e in ordered_errors[1:]:
+        if e.where != first_error.where and e.where not in further_keys:
             further_keys.append(e.where)
-    do = first.do
+    do = first_error.do
     if further_keys:
         do += f"; then also: {', '.join(further_keys)}"
-    error = OptionError(first.what, first.where, first.expected, do)
-    error.found = tuple(ordered)
-    return error
+    joined_error = OptionError(first_error.what, first_error.where, first_error.expected, do)
+    joined_error.found = tuple(ordered_errors)
+    return joined_error
 
 
 class _FailedKey(NamedTuple):
@@ -172,7 +175,7 @@ class _FailedKey(NamedTuple):
 
     @property
     def dotted(self) -> str:
-        """The whole name of the key, e.g. "train.G_optimizer_betas"."""
+        """Return the whole name of the key, e.g. "train.G_optimizer_betas"."""
         return f"{self.section}.{self.key}".strip(".")
 
 
@@ -186,8 +189,9 @@ def _failed_key(
         key is a position within its value, here item 0 of a list, and is left out.
     model, values, where: arguments of `read_section`
     """
-    # Go into one section after the other, as long as a name is a section. `model` and `values` are
-    # then the model and the values of the innermost section. The last name is always the key.
+    # Go into one section after the other, as long as a name is a section. Then `model` and `values`
+    # belong to the innermost section. The last name of `loc` is never a section: it is the key, or
+    # a position within the value of the key.
     names = [str(name) for name in loc]
     depth = 0  # number of sections on the path
     while depth < len(names) - 1:
@@ -211,21 +215,20 @@ def _error_of(
     failed = _failed_key(error["loc"], model, values, where)
     dotted = failed.dotted
 
-    # First case: the section does not know the key.
+    # 1. The section does not know the key.
     if error["type"] == "extra_forbidden":
         # `kind` describes the outer section. A section within it has no kind.
         return _unknown_key(failed, kind if failed.is_in_outer_section else "")
 
-    # For the second and the third case: what the field takes, in words.
+    # 2. The key is missing. `expected` is what the field takes, in words, here and in case 3.
     field = failed.model.model_fields[failed.key]
     is_section = _section_type(failed.model, failed.key) is not None
     expected = "an object { ... }" if is_section else describe(field)
-    # Second case: the key is missing.
     if error["type"] == "missing":
         return OptionError(f"{dotted} is missing", dotted, expected, f"add {dotted}")
 
-    # Third case: the value is wrong. The error shows the value, unless the value is a secret. A
-    # secret has the type SecretStr, or `redact` knows it by its key or its form.
+    # 3. The value is wrong. The error shows the value, unless the value is a secret. A secret has
+    # the type SecretStr, or `redact` recognises it by its key or its form.
     if "SecretStr" in str(field.annotation):
         shown = MASK
     else:
@@ -248,26 +251,26 @@ def _unknown_key(failed: _FailedKey, kind: str) -> OptionError:
     """
     # Fields with `exclude` are no options: the program itself sets them.
     fields = failed.model.model_fields
-    valid = [name for name, field in fields.items() if not field.exclude]
-    similar = _nearest_name(failed.key, valid)
+    valid_keys = [name for name, field in fields.items() if not field.exclude]
+    nearest_key = _nearest_name(failed.key, valid_keys)
 
-    valid_keys = f'one of the keys of "{failed.section}"' if failed.section else "a section"
+    expected = f'one of the keys of "{failed.section}"' if failed.section else "a section"
     if kind:
-        valid_keys += f" with {kind}"
-    if similar is not None:
-        valid_keys += f"; the nearest is {similar} ({describe(fields[similar])})"
+        expected += f" with {kind}"
+    if nearest_key is not None:
+        expected += f"; the nearest is {nearest_key} ({describe(fields[nearest_key])})"
 
     if failed.key in OTHER_NAMES:
         do = f"rename it: {OTHER_NAMES[failed.key]}"
-    elif similar is not None:
+    elif nearest_key is not None:
         do = "rename it"
     else:
-        do = f"remove it; the keys are {', '.join(valid)}"
+        do = f"remove it; the keys are {', '.join(valid_keys)}"
 
     return OptionError(
         what=f"{UNKNOWN_OPTION} {failed.dotted}",
         where=failed.dotted,
-        expected=valid_keys,
+        expected=expected,
         do=do,
     )
 
@@ -290,20 +293,17 @@ def _section_type(model: type[BaseModel], name: str) -> type[Section] | None:
     return None
 
 
-def nearest_hint(name: str, valid: Collection[str]) -> str:
-    """Return "; the nearest is X" for an error message, or "" if nothing resembles `name`.
-
-    valid: the names that would be right
-    """
-    similar = _nearest_name(name, valid)
-    return "" if similar is None else f"; the nearest is {similar}"
+def nearest_hint(name: str, valid_names: Collection[str]) -> str:
+    """Return "; the nearest is X" for an error message, or "" if nothing resembles `name`."""
+    nearest_name = _nearest_name(name, valid_names)
+    return "" if nearest_name is None else f"; the nearest is {nearest_name}"
 
 
-def _nearest_name(name: str, valid: Collection[str]) -> str | None:
-    """Return the name of `valid` that resembles `name` most, or None if nothing resembles it."""
-    # 0.6 is the usual cutoff of difflib: about six of ten letters agree. A smaller one would
-    # propose names that have little in common, a larger one would miss misspellings of short names.
-    matches = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.6)
+def _nearest_name(name: str, valid_names: Collection[str]) -> str | None:
+    """Return the valid name that resembles `name` most, or None if nothing resembles it."""
+    # 0.6 is the default of difflib: about six of ten letters agree. A smaller cutoff would propose
+    # names that have little in common, a larger cutoff would miss misspellings of short names.
+    matches = difflib.get_close_matches(name, list(valid_names), n=1, cutoff=0.6)
     return matches[0] if matches else None
 
 
@@ -325,9 +325,10 @@ def describe(annotation: Any, limits: Sequence[Any] = ()) -> str:
         return describe(annotation.annotation, annotation.metadata)
     kind = get_origin(annotation)  # e.g. list for list[int], None for int
     if kind is Annotated:  # e.g. Annotated[int, Field(ge=0)]
-        inner_type, *extra = get_args(annotation)
-        return describe(inner_type, [*_limits_in(extra), *limits])
+        inner_type, *metadata = get_args(annotation)
+        return describe(inner_type, [*_limits_in(metadata), *limits])
 
+    # Then the kinds of types, each in its own form.
     if kind in (Union, types.UnionType):
         return _describe_union(get_args(annotation), limits)
     if kind is Literal:
@@ -343,14 +344,16 @@ def describe(annotation: Any, limits: Sequence[Any] = ()) -> str:
     return f"{name} {_bounds(limits)}".strip()
 
 
-def _limits_in(extra: Sequence[Any]) -> list[Any]:
+def _limits_in(metadata: Sequence[Any]) -> list[Any]:
     """Return the limits that follow the type in an annotation.
 
     E.g. Annotated[int, Field(ge=0, lt=9)] has the limits [Ge(ge=0), Lt(lt=9)]. They are the
     `metadata` of the Field. Anything else that follows the type is a limit itself.
+
+    metadata: what follows the type in Annotated[type, ...]
     """
     limits = []
-    for item in extra:
+    for item in metadata:
         if isinstance(item, FieldInfo):
             limits += item.metadata
         else:
@@ -392,12 +395,12 @@ def _describe_list(item_type: Any, limits: Sequence[Any]) -> str:
 
     The text leaves out a smallest length: nearly all lists of this project have one fixed length.
     """
-    size = ""
+    length = ""  # "2 ", or "" without a largest length
     for limit in limits:
         if getattr(limit, "max_length", None):
-            size = f"{limit.max_length} "
+            length = f"{limit.max_length} "
             break
-    return f"list of {size}{describe(item_type)}"
+    return f"list of {length}{describe(item_type)}"
 
 
 def _bounds(limits: Sequence[Any]) -> str:
@@ -406,8 +409,9 @@ def _bounds(limits: Sequence[Any]) -> str:
     limits: objects of pydantic, e.g. Ge(ge=0). One object may have several limits as attributes,
         e.g. `ge` and `lt`. A limit that the object does not have is missing or None.
     """
-    bounds = {}  # sign -> value. Of two limits with the same sign, the last one counts
-    pattern = ""  # the regular expression of a text, of the first object that has one
+    bounds = {}  # sign -> value. Of two limits with the same sign, the last one counts.
+    # The regular expression that a text must match, or "". Of two limits, the first one counts.
+    pattern = ""
     for limit in limits:
         for attribute, sign in (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<=")):
             value = getattr(limit, attribute, None)
@@ -421,18 +425,18 @@ def _bounds(limits: Sequence[Any]) -> str:
     return text
 
 
-def flat(value: Any, name: str) -> Iterator[tuple[str, bool | int | float | str]]:
+def flatten_options(value: Any, name: str) -> Iterator[tuple[str, bool | int | float | str]]:
     """Yield (dotted key, value) of all options below `name`, e.g. ("train.epochs", 3).
 
-    TensorBoard and scripts/compare_runs.py take the options of a run as these pairs. A list is
-    given as its JSON, e.g. "[0.9, 0.99]". Options that are null are left out.
+    TensorBoard and scripts/compare_runs.py take the options of a run as these pairs. A list becomes
+    its JSON text, e.g. "[0.9, 0.99]". Options that are null are left out.
 
     value: a section as plain types, or the value of one option
     name: dotted key of `value`
     """
     if isinstance(value, dict):
         for key, inner in value.items():
-            yield from flat(inner, f"{name}.{key}")
+            yield from flatten_options(inner, f"{name}.{key}")
     elif isinstance(value, (bool, int, float, str)):
         yield name, value
     elif value is not None:  # a list
@@ -536,21 +540,21 @@ class Registry:
             window: WindowOptions                        the keys of this Section
             fusion: Annotated[dict | str, FUSIONS] = "none"  a key with the section of a nested part
         """
-        # The form of pydantic's create_model: key -> (type, default). A default of `...` means that
-        # the key is required. The type key accepts only the name of this part.
+        # pydantic's `create_model` takes key -> (type, default). A default of `...` means that the
+        # key is required. The type key accepts only the name of this part.
         fields: dict[str, Any] = {self.type_key: (literal_of(name), ...)}
         sections = []  # e.g. WindowOptions: the model inherits the keys of these sections
         for key, parameter in self._parameters(name).items():
             annotation = parameter.annotation
-            # A parameter such as `window`.
+            # A parameter such as `window: WindowOptions`.
             if isinstance(annotation, type) and issubclass(annotation, Section):
                 sections.append(annotation)
                 continue
-            # A parameter such as `fusion`. What follows the type in Annotated[...] is its
-            # `__metadata__`, here (FUSIONS,). `resolve` checks the section of a nested part before
-            # the model sees it, so the model takes any value: Annotated[Any, FUSIONS]. The registry
-            # stays in the annotation, where `resolve` and lab/make_options_doc.py find it
-            # (test_a_part_within_a_part_has_its_defaults).
+            # A parameter such as `fusion: Annotated[dict | str, FUSIONS]`. What follows the type in
+            # Annotated[...] is its `__metadata__`, here (FUSIONS,). `resolve` checks the section of
+            # a nested part before the model sees it, so the model takes any value:
+            # Annotated[Any, FUSIONS]. The registry stays in the annotation, where `resolve` and
+            # lab/make_options_doc.py find it (test_a_part_within_a_part_has_its_defaults).
             nested_registry = _registry_in(getattr(annotation, "__metadata__", ()))
             if nested_registry is not None:
                 annotation = Annotated[Any, nested_registry]
@@ -594,7 +598,7 @@ class Registry:
         except OptionError as e:
             errors.insert(0, e)
         if errors:
-            raise joined(errors)
+            raise join_errors(errors)
         return resolved
 
     def _values_of(self, section: Mapping[str, Any] | str, where: str) -> dict[str, Any]:
@@ -617,15 +621,16 @@ class Registry:
     def _unknown_part(self, name: Any, where: str) -> OptionError:
         """Return the error for a section that names no registered part."""
         key = f"{where}.{self.type_key}"
-        what = f"{key} is {redact(name, replacement='***')!r}"
         if name is None:
             what = f"{key} is missing"
-        names = self.names()
-        hint = nearest_hint(str(name), names)
+        else:
+            what = f"{key} is {redact(name, replacement='***')!r}"
+        part_names = self.names()
+        hint = nearest_hint(str(name), part_names)
         return OptionError(
             what=what,
             where=key,
-            expected=f"a registered {self.kind}: {', '.join(names)}{hint}",
+            expected=f"a registered {self.kind}: {', '.join(part_names)}{hint}",
             do="choose one of these, or register your own",
         )
 
@@ -643,7 +648,7 @@ class Registry:
         name = getattr(options, self.type_key)
         part = self._parts[name]
         arguments = {}
-        # The parameters that come from the option file.
+        # The parameters whose values come from the option file.
         for key in self._parameters(name):
             if key in type(options).model_fields:
                 arguments[key] = getattr(options, key)
@@ -651,7 +656,7 @@ class Registry:
                 # A parameter such as `window: WindowOptions` is no key itself. It gets all options,
                 # and the keys of WindowOptions are among them.
                 arguments[key] = options
-        # The parameters that come from the program.
+        # The parameters whose values come from the program.
         for key, value in given.items():
             if key in part.given:
                 arguments[key] = value
@@ -669,6 +674,7 @@ class Registry:
         name: name of the part
         """
         part = self._parts[name]
+        # The annotations of a class are those of its __init__.
         function = part.constructor
         if inspect.isclass(function):
             function = function.__init__
@@ -718,7 +724,7 @@ def _resolve_nested_parts(
         default = None if field.is_required() else field.default
         value = values.get(key, default)
         if value is None:
-            continue  # null, or a required key that is missing: `read_section` refuses the latter
+            continue  # null, or a missing key that is required, which `read_section` refuses later
         try:
             values[key] = nested_registry.resolve(value, f"{where}.{key}")
         except OptionError as e:

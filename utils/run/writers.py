@@ -46,7 +46,7 @@ from utils.image import comparison_strip, imwrite_rgb
 from utils.logger import best_effort
 from utils.options.load import argument_without_secrets
 from utils.options.models import LoggingOptions
-from utils.options.section import Registry, flat, import_parts
+from utils.options.section import Registry, flatten_options, import_parts
 from utils.run import checkpoint, history
 from utils.run.checkpoint import DataOrder, Progress
 from utils.run.folder import FolderMovedError, RunFolder
@@ -471,7 +471,7 @@ class TensorBoardWriter:
             # the scalars of this run.
             hyperparameters: dict[str, Any] = {}  # e.g. "train.G_optimizer_lr" -> 0.0004
             for name in HYPERPARAMETER_SECTIONS:
-                hyperparameters.update(flat(options.get(name), name))
+                hyperparameters.update(flatten_options(options.get(name), name))
             file_writer: Any = self.writer.file_writer  # open until `close`
             metrics = dict.fromkeys(TAGS_BESIDE_HYPERPARAMETERS)  # tag -> None
             for entry in summary.hparams(hyperparameters, metrics):
