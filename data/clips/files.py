@@ -71,15 +71,17 @@ ENDINGS_BESIDE_FRAMES = (
 )  # fmt: skip
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 JPEG_START = b"\xff\xd8"  # the first two bytes of every JPEG
-# Number of bytes of a picture that are read first, to find its header. The header of a PNG lies
-# within them, unless much metadata stands before the pixels: then the whole file is read. One page
-# of a file system has 4096 bytes, so fewer bytes would save nothing.
+# Number of bytes of a picture that are read first, to find its header: its size, and how it is
+# turned. A PNG states its size in the first 33 bytes, but its orientation (eXIf) may come later,
+# before the pixels. If it is not within these bytes, the whole file is read. One page of a file
+# system has 4096 bytes, so fewer bytes would save nothing.
 HEAD_BYTES = 4096
 # How OpenCV decodes a picture: in colour, and not turned upright. Versions of OpenCV differ in the
 # formats that they turn, so `decode_bgr` turns the picture itself.
 AS_STORED = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
 # Kinds of files that may have the ending of a picture but cannot be read: a pattern for the first
-# bytes of the content, and the name of the kind for the error message. A new kind is one line here.
+# bytes of the content, and the name of the kind for the error message. "...." is the length of a
+# box, which may be any. A new kind is one line here.
 OTHER_KINDS = {
     rb"GIF8": "GIF",
     rb"....ftyp(hei[cx]|hev[cx]|mif1|msf1)": "HEIC",
@@ -99,15 +101,15 @@ SLOW_FROM_START = (
 )
 # Names of folders within a clip. A folder with such a name is never a clip of its own.
 CLIP_FOLDERS = frozenset({"blur", "blur_gamma", "sharp", "instants", "spike"})
-# The end of a line of meta_info.txt after the ending of the file: "720,1280,3) 1" or "720,1280,3)".
-_LMDB_END = re.compile(r"\)(?: \d+)?$")
+# What follows the name of a file in a line of meta_info.txt: " (720,1280,3) 1" or " (720,1280,3)".
+_LMDB_SHAPE = re.compile(r" \(\d+(?:, ?\d+)+\)(?: \d+)?$")
 # What an error tells the user to do if a data root is missing.
 _ADVICE_FOR_MISSING_ROOT = (
     "correct the dataroot in the options, or make or copy the data (docs/data_format.md)"
 )
-# Largest relative difference between the ratio height / width of a frame and of a spike plane. 2 %
-# is one row of 50: a larger value would accept planes that were read with a wrong size, a smaller
-# value would refuse small planes, because their sides are rounded to whole pixels.
+# Largest relative difference between the ratio height / width of a frame and of a spike plane. The
+# sides of a small plane are rounded to whole pixels: a plane of 50 rows may be one row too high,
+# which is 2 %. A larger value would accept planes that were read with a wrong size.
 _RATIO_TOLERANCE = 0.02
 
 # {root: open database} of the LMDBs that this process has open. The package lmdb calls an open
@@ -700,12 +702,9 @@ def _lmdb_key(line: str) -> str:
     """Return the key in a line of meta_info.txt.
 
     "clip_a/000000.png (720,1280,3) 1" -> "clip_a/000000". A name may hold blanks and brackets, so
-    the text from " (" on is cut off only if the end of the line is the end of a shape.
+    only a shape at the end of the line is cut off: "clip (a)/0 (old)" stays as it is.
     """
-    path, bracket, _ = line.partition(" (")
-    has_shape = bool(path and bracket and _LMDB_END.search(line))
-    if not has_shape:
-        path = line
+    path = _LMDB_SHAPE.sub("", line)
     key, _ = os.path.splitext(path)
     return key
 

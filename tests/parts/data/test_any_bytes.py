@@ -289,13 +289,25 @@ MANY_BRACKETS = "a" + " (" * 100_000
     ("line", "clip", "stem"),
     [
         ("a/b.png (720,1280,3) 1", "a", "b"),
-        ("a/b (1).png (720,1280,3) 1", "a", "b"),
+        ("a/b (1).png (720,1280,3) 1", "a", "b (1)"),
         ("a b/c.png", "a b", "c"),
         ("a/b.png (720,1280,3)", "a", "b"),
+        ("a (old)/b.png (720,1280,3) 1", "a (old)", "b"),
+        ("a (old)/b (old)", "a (old)", "b (old)"),
+        ("a/b (2)", "a", "b (2)"),
         # A key without a folder is of a clip with the name of the LMDB, here "a".
         (MANY_BRACKETS, "a", MANY_BRACKETS),
     ],
-    ids=["KAIR", "brackets in the name", "blank in the name", "no compression", "many brackets"],
+    ids=[
+        "KAIR",
+        "brackets in the name",
+        "blank in the name",
+        "no compression",
+        "brackets in the clip",
+        "brackets at the end of a name",
+        "number in brackets at the end of a name",
+        "many brackets",
+    ],
 )
 def test_a_line_of_an_lmdbs_list_has_its_key_at_once(tmp_path, line, clip, stem):
     root = tmp_path / "a.lmdb"
