@@ -19,7 +19,7 @@ The program runs as several processes: `main` starts itself again with `--here N
 of these processes measures some of MEASUREMENTS.
 
 What must stay: the names of the measurements, which docs/gpu.md and stored files have, and
-`prepared`, which lab/gpu_next.py calls. test_a_measurement_of_a_gpu_writes_its_figures runs one of
+`prepare`, which lab/gpu_next.py calls. test_a_measurement_of_a_gpu_writes_its_figures runs one of
 them on a CPU. Free to add: a measurement, as an entry of MEASUREMENTS.
 """
 
@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
     # `in_process` has started this process for some of the measurements.
     if args.here:
         for name in args.here:
-            print(json.dumps({name: measured_here(name, args.device)}), flush=True)
+            print(json.dumps({name: measure_here(name, args.device)}), flush=True)
         return 0
 
     if not args.out or args.out.exists():
@@ -146,7 +146,7 @@ def in_process(names: list[str], device: str, limit_s: float) -> Iterator[tuple[
         yield name, {"failed": reason, "code": process.returncode}
 
 
-def measured_here(name: str, device: str) -> Figures:
+def measure_here(name: str, device: str) -> Figures:
     """Make a measurement in this process. Returns its figures, or {"failed": the reason}."""
     # Give back the memory of the measurement before, because it would be missing here.
     gc.collect()
@@ -170,7 +170,7 @@ class Setup(NamedTuple):
     optimizer: torch.optim.Optimizer
 
 
-def prepared(
+def prepare(
     device: str,
     net: str = "ours",
     small: bool = False,
@@ -226,8 +226,8 @@ def figures_of(run: Callable[[], Any], device: str, repeats: int = 3) -> Figures
 
 
 def step(device: str, **settings: Any) -> Figures:
-    """Measure a training step. settings: arguments of `prepared`."""
-    net, clip, optimizer = prepared(device, **settings)
+    """Measure a training step. settings: arguments of `prepare`."""
+    net, clip, optimizer = prepare(device, **settings)
     return figures_of(partial(clip.train_step, net, optimizer), device)
 
 
@@ -257,12 +257,12 @@ def ceilings(device: str) -> Figures:
     return figures
 
 
-def counted(device: str, checkpoint: bool) -> Figures:
+def count_memory(device: str, checkpoint: bool) -> Figures:
     """Return the GB of a step on one clip as netG.checkpoint "auto" counts them, without margin.
 
     checkpoint: whether every block is computed again in the backward pass.
     """
-    setup = prepared(device, checkpoint=checkpoint)
+    setup = prepare(device, checkpoint=checkpoint)
     net = setup.net
     # With a budget of no memory, every block is computed again. With an unlimited budget, no block
     # is computed again.
@@ -285,7 +285,7 @@ def profile(device: str) -> Figures:
         activities.append(ProfilerActivity.CUDA)
         time_key = "self_device_time_total"
 
-    net, clip, optimizer = prepared(device, batch=8 if is_gpu else 1)
+    net, clip, optimizer = prepare(device, batch=8 if is_gpu else 1)
     clip.train_step(net, optimizer)  # not profiled, because the first step compiles kernels
     with torch.profiler.profile(activities=activities) as profiled:
         clip.train_step(net, optimizer)
@@ -306,7 +306,7 @@ def restore(device: str, side: int, dtype: str) -> Figures:
     if device == "cpu":
         frames = (2, 3, 48, 64)
         side = min(side, 32)
-    net = prepared(device).net.eval()
+    net = prepare(device).net.eval()
     clip = torch.rand(1, *frames, device=device)
     tiling = {
         "size_patch_testing": side,
@@ -329,7 +329,7 @@ def restore_small(device: str, net: str) -> Figures:
     or "naive".
     """
     frames = (12, 3, 256, 256) if device == "cuda" else (2, 3, 32, 32)
-    network = prepared(device, net=net).net.eval()
+    network = prepare(device, net=net).net.eval()
     clip = torch.rand(1, *frames, device=device)
     with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
         return figures_of(partial(network, clip), device, repeats=3)
@@ -343,7 +343,7 @@ def curve(device: str, dtype: str, seed: int) -> Figures:
 
     dtype: "bfloat16" for autocast, else "float32". seed: of the textures that it is trained on.
     """
-    setup = prepared(device, small=True)
+    setup = prepare(device, small=True)
     net = setup.net
     optimizer = setup.optimizer
     optimizer.param_groups[0]["lr"] = 1e-3
@@ -400,8 +400,8 @@ MEASUREMENTS: dict[str, Any] = {
     "restore, whole": partial(restore, side=0, dtype="bfloat16"),
     "restore, tiles of 256": partial(restore, side=256, dtype="bfloat16"),
     "profile of a step": profile,
-    "counted, no checkpointing": partial(counted, checkpoint=False),
-    "counted, all checkpointing": partial(counted, checkpoint=True),
+    "counted, no checkpointing": partial(count_memory, checkpoint=False),
+    "counted, all checkpointing": partial(count_memory, checkpoint=True),
     "step, batch 1, float32": partial(step, dtype="float32"),
     "naive step, batch 1, float32": partial(step, dtype="float32", net="naive"),
     "restore, whole, float32": partial(restore, side=0, dtype="float32"),

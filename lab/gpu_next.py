@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from torch import Tensor, nn
 
-from lab.gpu import prepared
+from lab.gpu import prepare
 from lab.tools import compared
 from models.vrt.deform_align import TAPS
 from models.vrt.deform_align import deform_conv as by_torchvision
@@ -213,10 +213,10 @@ def graph(device: str) -> dict[str, Any]:
     Returns the losses of both, the seconds of a step with a graph, and the modules that first gave
     NaN or Inf within the graph. On a CPU there are no graphs, so the same plain steps run twice.
     """
-    # `prepared` makes a network, a clip and an optimizer. The optimizer is not used, because a
+    # `prepare` makes a network, a clip and an optimizer. The optimizer is not used, because a
     # graph needs another form of Adam (`_adam`). `run_clip(net)` returns the network's output for
     # the clip.
-    setup = prepared(device)
+    setup = prepare(device)
     net = setup.net
     run_clip = setup.clip
     initial_weights = copy.deepcopy(net.state_dict())
@@ -255,7 +255,7 @@ def _adam(net: nn.Module) -> torch.optim.Adam:
     """Return Adam in the form that a graph can record.
 
     This form keeps the number of steps on the GPU ("capturable"), where each replay increases it.
-    Its learning rate is the learning rate of `prepared`.
+    Its learning rate is the learning rate of `prepare`.
     """
     is_on_gpu = next(net.parameters()).is_cuda
     return torch.optim.Adam(net.parameters(), lr=1e-4, capturable=is_on_gpu)

@@ -63,11 +63,11 @@ from utils.results import markdown_table, read_json
 
 # Way -> its flags of main_test_vrt.py. A way is a column of the table, in this order. The table has
 # the gains of the last way over BASE.
-OPERATOR = str(ROOT / "weights/operator.pth")
+OPERATOR_WEIGHTS = str(ROOT / "weights/operator.pth")
 BASE = "operator"
 WAYS = {
-    BASE: ("--weights", OPERATOR),
-    "joint from operator": ("--method", "joint", "--weights", OPERATOR),
+    BASE: ("--weights", OPERATOR_WEIGHTS),
+    "joint from operator": ("--method", "joint", "--weights", OPERATOR_WEIGHTS),
     "motion": ("--weights", str(ROOT / "weights/motion.pth")),
 }
 # Ways that need no weights. They are columns before the others if --formulas is given.
@@ -122,28 +122,28 @@ def main(argv: Sequence[str]) -> int:
     args = read_arguments(argv)
     out = (args.out or ROOT / "experiments/joint_gain").resolve()
     # The operator always restores the clips, too, because the table has gains over the operator.
-    asked = {BASE, *args.ways}
-    ways = {way: flags for way, flags in WAYS.items() if way in asked}
+    names = {BASE, *args.ways}
+    ways = {way: flags for way, flags in WAYS.items() if way in names}
     if args.formulas:
         ways = FORMULAS | ways
     last_way = list(ways)[-1]
 
     sources = linked_sources(args.videos, out / "sources" / args.part, args.part)
-    found: dict[str, ScoresOfWays] = {}  # for each condition
+    scores_of_conditions: dict[str, ScoresOfWays] = {}
     for condition in args.conditions:
         clips = made_clips(out, args.part, condition, sources)
         scores = {}
         for way, flags in ways.items():
             results = out / "tests" / clips.name / way.replace(" ", "_")
             scores[way] = scores_of(clips, flags, results=results, out=out)
-        found[condition] = scores
+        scores_of_conditions[condition] = scores
 
         # A file for each condition, so that a stop loses one condition at most. The first word of
         # the last way and the name of the folder make its name, e.g. motion_report_rig.json.
         first_word = last_way.split()[0]
         file = out / f"{first_word}_{clips.name}.json"
         write_scores(file, args.part, condition, scores)
-    print(table_of(found))
+    print(table_of(scores_of_conditions))
     return 0
 
 
@@ -173,10 +173,10 @@ def read_arguments(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def write_scores(file: Path, part: str, condition: str, found: ScoresOfWays) -> None:
+def write_scores(file: Path, part: str, condition: str, scores_of_ways: ScoresOfWays) -> None:
     """Write the scores of a condition as JSON: {..., "ways": {way: {clip: {"psnr": ...}}}}."""
-    plain = {}
-    for way, clips in found.items():
+    plain = {}  # dicts in place of `Scores`
+    for way, clips in scores_of_ways.items():
         plain[way] = {clip: asdict(scores) for clip, scores in clips.items()}
     about = {
         "measured": environment(),
@@ -269,14 +269,14 @@ def scores_of(folder: Path, flags: Sequence[str], results: Path, out: Path) -> d
 # ---- The table ---------------------------------------------------------------------------------
 
 
-def table_of(found: Mapping[str, ScoresOfWays]) -> str:
+def table_of(scores_of_conditions: Mapping[str, ScoresOfWays]) -> str:
     """Return the table in Markdown, one row for each condition.
 
     It has the gains of the last way over the operator.
 
-    found: condition -> scores of its ways. All conditions have the same ways.
+    scores_of_conditions: condition -> scores of its ways. All conditions have the same ways.
     """
-    rows = [row_of(condition, scores) for condition, scores in found.items()]
+    rows = [row_of(condition, scores) for condition, scores in scores_of_conditions.items()]
     columns = list(rows[0])  # all rows have the same
     return markdown_table([list(row.values()) for row in rows], columns)
 
@@ -304,7 +304,7 @@ def row_of(condition: str, scores: ScoresOfWays) -> dict[str, str]:
     gains_of_moving = [last[clip].moving - base[clip].moving for clip in last]
     row["moving pixels"] = f"{statistics.fmean(gains_of_moving):+.2f}"
 
-    # The clip that gains least. `min` compares the gains, and the names of clips with equal gains.
+    # The clip that gains least. Of equal gains, `min` takes the first name.
     gains = [(psnr_of_last[clip] - psnr_of_base[clip], clip) for clip in last]
     least_gain, worst_clip = min(gains)
     row["worst clip"] = f"{least_gain:+.2f} ({worst_clip})"
