@@ -169,14 +169,14 @@ def write_info(root: Path, **values: Any) -> None:
     path.write_text(json.dumps(given), encoding="utf-8")
 
 
-def write_clips(root: Path, *names: str, **how: Any) -> Path:
+def write_clips(root: Path, *names: str, **changes: Any) -> Path:
     """Write clips that differ, with their dataset.json. Returns `root`.
 
-    how: arguments of `write_clip`.
+    changes: arguments of `write_clip`. A `seed` among them makes all clips alike.
     """
     for seed, name in enumerate(names):
         arguments: dict[str, Any] = {"seed": seed}
-        arguments |= how
+        arguments |= changes
         write_clip(root, name, **arguments)
     write_info(root)
     return root
@@ -281,8 +281,11 @@ def doctor_of_data(root: Path, *flags: str, **datasets: Any) -> int:
     return doctor.main(["--data", "--opt", str(path), *flags])
 
 
-def check_clips(values: dict[str, Any], **how: Any) -> Report:
-    """Return the report on the clips of a section `datasets.train`, which has one source."""
+def check_clips(values: dict[str, Any], **arguments: Any) -> Report:
+    """Return the report on the clips of a section `datasets.train`, which has one source.
+
+    arguments: further arguments of the check.
+    """
     options = resolve_section(values)
-    (report,) = options.constructor.check(options, "train", **how)
+    (report,) = options.constructor.check(options, "train", **arguments)
     return report

@@ -26,12 +26,12 @@ def write_options(folder: Path, instants: int = 0, **changes: Any) -> Path:
     Two training clips have 4 frames each; three test clips have 2, 3 and 4 frames.
     instants: number of sharp instants of each frame. changes: sections of the option file.
     """
-    how: dict[str, Any] = {"h": 16, "w": 16, "instants": instants}
+    shape: dict[str, Any] = {"h": 16, "w": 16, "instants": instants}
     for number in range(2):
-        write_clip(folder, f"train{number}", frames=4, seed=number, **how)
+        write_clip(folder, f"train{number}", frames=4, seed=number, **shape)
     for number in range(3):
         frames = 2 + number
-        write_clip(folder, f"test{number}", split="test", frames=frames, seed=10 + number, **how)
+        write_clip(folder, f"test{number}", split="test", frames=frames, seed=10 + number, **shape)
     write_info(folder, h=16, w=16)
 
     crops = data_section(folder, num_frame=2, gt_size=32, use_hflip=True, use_rot=True)
@@ -116,10 +116,13 @@ def odd_command(
 
 
 def run_odd(
-    options: Path, *overrides: str, ranks: int = 1, env: Any = None, **how: Any
+    options: Path, *overrides: str, ranks: int = 1, env: Any = None, **fault: Any
 ) -> RankResult:
-    """Run odd_worker.py on these ranks until it ends. how: arguments of `odd_command`."""
-    return run_ranks(ranks, *odd_command(options, *overrides, **how), limit_s=120, env=env)
+    """Run odd_worker.py on these ranks until it ends.
+
+    fault: keyword arguments of `odd_command`, which say what goes wrong and where.
+    """
+    return run_ranks(ranks, *odd_command(options, *overrides, **fault), limit_s=120, env=env)
 
 
 # ---- What a run leaves ----

@@ -161,15 +161,15 @@ def _render_views(
 
 
 def write_pair(
-    folder: Path, name: str, truth: np.ndarray, mirror: str, rng: np.random.Generator, **made: Any
+    folder: Path, name: str, truth: np.ndarray, mirror: str, rng: np.random.Generator, **scene: Any
 ) -> list:
     """Record a scene into <name>.dat and <name>.png. Returns the flags --pair DAT FRAME.
 
     truth: the matrix from spike pixels, mirrored back, to RGB pixels. mirror: how the spike camera
-    mirrors its picture, as in the file of a calibration. made: arguments of `record`.
+    mirrors its picture, as in the file of a calibration. scene: arguments of `record`.
     """
-    size = made["spike"]
-    frame, spikes = record(rng, truth @ mirroring(mirror, size), **made)
+    size = scene["spike"]
+    frame, spikes = record(rng, truth @ mirroring(mirror, size), **scene)
     dat = folder / f"{name}.dat"
     png = folder / f"{name}.png"
     write_spikes(dat, spikes, SpikeGeometry(*size))

@@ -200,12 +200,20 @@ def grey_estimates():
     return rgb, spike, images
 
 
+def set_constant_weights(net, values):
+    """Let the softmax of `values` be the weights of the images, whatever the frames and spikes are.
+
+    `net.weight` is the layer that computes the values. With zeros in its matrix, they are its bias.
+    """
+    net.weight.weight.data.zero_()
+    net.weight.bias.data = torch.as_tensor(values)
+
+
 @pytest.fixture
 def constant_weights():
     """Give an operator "exposure" whose weights do not depend on frames and spikes."""
     net = exposure()
-    torch.nn.init.zeros_(net.weight.weight)
-    torch.nn.init.zeros_(net.weight.bias)
+    set_constant_weights(net, [0.0] * S)
     return net
 
 
@@ -223,7 +231,7 @@ def test_exposure_starts_as_the_mean_of_the_frame_with_its_estimates(
 def test_exposure_can_choose_each_of_its_images(grey_estimates, constant_weights, index):
     rgb, spike, images = grey_estimates
     # The weights are a softmax: 50 against 0 leaves the others without weight.
-    constant_weights.weight.bias.data = 50 * torch.eye(S)[index]
+    set_constant_weights(constant_weights, 50 * torch.eye(S)[index])
 
     fused = constant_weights.on_input(rgb, spike)
 
@@ -238,8 +246,7 @@ def chosen_estimate(rgb, ratio, **options):
     """
     net = exposure(spike_channels=3, estimates=1, **options)
     # The softmax of 0 (the frame) and 50 (the estimate): the estimate alone counts.
-    net.weight.bias.data = torch.tensor([0.0, 50.0])
-    net.weight.weight.data.zero_()
+    set_constant_weights(net, [0.0, 50.0])
     second_ratio = 2 * ratio
     confidence = torch.ones_like(ratio)
     spike = torch.cat((ratio, second_ratio, confidence), dim=2)
