@@ -43,7 +43,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """The planes that are read for one frame: the planes of its exposure, and context around them.
+    """The planes that are read for one frame: `own`, of its exposure, and context around them.
 
     E.g. each frame has a file, and the exposure has the planes 40 ... 79 of it. 8 planes of context
     are read before and after it. Then `own` is the planes 40 ... 79, `pieces` is one piece, the
@@ -51,16 +51,18 @@ class Exposure:
     then center = 20.
     """
 
-    own: Piece  # the planes of the exposure itself
+    own: Piece  # the planes of the exposure that are read, without context
     # All planes that are read, in the order of time. They may come from several files.
     pieces: tuple[Piece, ...]
-    before: int  # number of planes of context that are read before the planes of the exposure
-    # The plane of the sharp frame, counted from the first plane of the exposure. x.5 lies between
-    # two planes.
+    before: int  # number of planes of context that are read before `own`
+    # The plane of the sharp frame, counted from the first plane of `own`. x.5 lies between two
+    # planes.
     center: float
-    # Number of the first plane of the exposure, as the option spike.center and the key gt_plane of
-    # dataset.json count planes. They count from the first plane of the file if each frame has a
-    # file, else from the first plane of the frame. (The `origin` of `Clip` is something else.)
+    # Number of the first plane of `own`, as the option spike.center and the key gt_plane of
+    # dataset.json count planes. If each frame has a file, planes count from the first plane of the
+    # file, so origin is own.first. If one file holds the clip, they count from the first plane of
+    # the frame. E.g. the frame has the planes 100 ... 155 of the file, and the middle half of them
+    # is read: own is 114 ... 141, and origin is 14.
     origin: int
 
 
@@ -69,8 +71,8 @@ class Croppable(NamedTuple):
 
     region: Crop  # every crop lies in it
     # The distances of a crop from the top and from the left of the region are multiples of this
-    # number. With spikes it is the number of lq pixels along a spike pixel, so that no crop cuts a
-    # spike pixel. E.g. with step 4 the crops begin 0, 4, 8, ... pixels from the left.
+    # number: with step 4 the crops begin 0, 4, 8, ... pixels from the left. With spikes, step is
+    # the side of a spike pixel in lq pixels, so that no crop cuts a spike pixel.
     step: int
 
 
@@ -92,14 +94,14 @@ class Clip:
     # frame come first.
     gt_instants: tuple[str, ...] = ()
     exposures: tuple[Exposure, ...] = ()  # the planes of each frame; () without spikes
-    # How the spikes are read, a data.cameras.spike_source.DatSpikes; None without spikes. `spike`
-    # has the paths, and `spikes` is the object that reads them.
+    # The object that reads the files `spike`, a data.cameras.spike_source.DatSpikes; None without
+    # spikes.
     spikes: Any = None
     # Only for a user's clip, else None: {"lq" or "gt": data.clips.files.UserFrames}, which reads
     # the frames.
     opened: Any = None
     # Only for a user's clip, else None: {"input", "gt" or "spike": path as the user gave it}, for
-    # the report. (The `origin` of `Exposure` is something else.)
+    # the report. This is unrelated to `Exposure.origin`, which is a number.
     origin: Any = None
     # When the frames were taken, if one spike file holds the planes of all frames; else None.
     times: FrameTimes | None = None
@@ -113,8 +115,8 @@ class Clip:
     @cached_property
     def planes_of_spike_files(self) -> dict[str, int]:
         """{spike file: number of planes in it}, each file once, in the order of the frames."""
-        # A clip of a cache has `planes` even if the options read no spikes. Then `spike` is empty,
-        # and so is the result. So the two may have different lengths (strict=False).
+        # strict=False: without spikes in the options, `spike` is empty, but a clip of a cache still
+        # has `planes`. Then the result is empty.
         return dict(zip(self.spike, self.planes, strict=False))
 
     @cached_property

@@ -126,7 +126,7 @@ class _NearbyFile(NamedTuple):
 
 
 class _FileCalibration(NamedTuple):
-    """A calibration from a file. (With "auto", a calibration is estimated from a clip, later.)"""
+    """A calibration that a file holds: the file of spike.calibration, or dataset.json."""
 
     calibration: Calibration
     path: str  # of the file, for messages
@@ -137,7 +137,8 @@ class _Representation(NamedTuple):
 
     name: str  # e.g. "voxel"
     options: dict[str, Any]  # arguments of the function of this name in data/spike/represent.py
-    ignored: frozenset[str]  # keys of the section spike that have no effect with these options
+    # Keys of the section spike that change nothing with these options. Setting one is an error.
+    without_effect: frozenset[str]
 
 
 # The section `spike` gives the arguments of `__init__`, and the program adds `info`. The fields are
@@ -167,13 +168,14 @@ class DatSpikes:
 
     first, count: the planes that are read of each file; with first "central", the planes in its
     middle.
-    exposure: the planes of each frame, if one file holds a whole clip.
+    exposure: the planes of each frame, if one file holds a whole clip: e.g. {"start": 0, "length":
+    20, "period": 25}, or the name of a JSON file with this. `read_exposures` lists all forms.
     context: number of planes that are read before and after the planes of a frame.
     center: the plane of the sharp frame: "gt" (from dataset.json), "file" (the middle of the planes
     that are read) or a number.
 
-    gamma: the light that channels show, or its ratios, are raised to 1 / gamma. With 2.2, channels
-    are display values.
+    gamma: gamma of the channels. 1 gives linear light, 2.2 gives display values. Channels that are
+    ratios of two lights are raised to the same power, 1 / gamma.
     resize: interpolation to the RGB grid. "nearest" keeps the values of raw planes at 0 and 1.
     calibration: a file of scripts/calibrate.py. "recorded" uses the calibrations of dataset.json,
     and takes a clip without a calibration as aligned with its frames. "auto" estimates the
@@ -199,7 +201,8 @@ class DatSpikes:
     name: str  # of the representation
     options: dict[str, Any]  # of the representation
     channels: int  # S
-    ignored: frozenset[str]  # keys of the section without effect on the representation
+    # Keys of the section that change nothing with this representation. Setting one is an error.
+    without_effect: frozenset[str]
     # Whether light and rate are known: the section or dataset.json gives the value, or the
     # representation does not need it.
     is_light_known: bool
@@ -255,9 +258,9 @@ class DatSpikes:
             name=chosen.name,
             options=chosen.options,
             channels=channels_of(representation),
-            ignored=chosen.ignored,
-            is_light_known="light" in chosen.ignored or is_light_given,
-            is_rate_known="rate" in chosen.ignored or is_rate_given,
+            without_effect=chosen.without_effect,
+            is_light_known="light" in chosen.without_effect or is_light_given,
+            is_rate_known="rate" in chosen.without_effect or is_rate_given,
             is_stretched=False,
         )
         if from_file:
@@ -273,7 +276,7 @@ class DatSpikes:
             "context": context > 0,
         }
         with_options = f"{chosen.name} with {chosen.options}"
-        _refuse_keys_without_effect(is_set, chosen.ignored, with_options)
+        _refuse_keys_without_effect(is_set, chosen.without_effect, with_options)
 
     def _set(self, **values: Any) -> None:
         """Set fields of a new object. Call this only for an object that nobody else has yet.
@@ -488,7 +491,7 @@ class DatSpikes:
         last = span.origin + span.count - 1
         # A representation that ignores the center gets the middle of the planes that are read. The
         # middle of all planes of the frame, `span.middle`, may be a plane that the file lacks.
-        if "center" in self.ignored:
+        if "center" in self.without_effect:
             return (span.origin + last) / 2
         if self.center == "gt":
             # `span.length` counts all planes of the frame, also the planes that are not read.
@@ -745,7 +748,7 @@ def user_spikes(
     source = SPIKE_SOURCES.build(section, "spike", info=info)
     _warn_if_taken_as_aligned(source, trained, clip)
     # A representation that ignores the light ignores the rate too, so nothing must be assumed.
-    if "light" in source.ignored:
+    if "light" in source.without_effect:
         return source
 
     light = section.light or info.light
@@ -866,8 +869,8 @@ def _read_representation(section: Mapping[str, Any] | str) -> _Representation:
     """
     options = REPRESENTATIONS.resolve(section, "spike.representation").plain()
     name = options.pop("type")
-    ignored = frozenset(rp.REPRESENTATIONS[name].ignored(**options))
-    return _Representation(name, options, ignored)
+    without_effect = frozenset(rp.REPRESENTATIONS[name].ignored(**options))
+    return _Representation(name, options, without_effect)
 
 
 def _agreed_rate(
@@ -929,19 +932,20 @@ def _refuse_exposure_with_window(exposure: Any, first: Any, count: int | None) -
 
 
 def _refuse_keys_without_effect(
-    is_set: Mapping[str, bool], ignored: frozenset[str], representation: str
+    is_set: Mapping[str, bool], without_effect: frozenset[str], representation: str
 ) -> None:
-    """Raise OptionError if keys are set that the representation ignores.
+    """Raise OptionError if keys are set that have no effect on the representation.
 
-    is_set: key -> whether the section sets it. representation: name and options, for the message.
+    is_set: key -> whether the section sets it. without_effect: the keys that have none.
+    representation: name and options, for the message.
     """
-    without_effect = []
+    refused = []
     for key in is_set:
-        if is_set[key] and key in ignored:
-            without_effect.append(f"spike.{key}")
-    if not without_effect:
+        if is_set[key] and key in without_effect:
+            refused.append(f"spike.{key}")
+    if not refused:
         return
-    keys = ", ".join(without_effect)
+    keys = ", ".join(refused)
     raise OptionError(
         what=f"{keys} has no effect on spike.representation {representation}",
         where=keys,

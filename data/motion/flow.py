@@ -174,7 +174,7 @@ def motion_times(recording: Recording) -> list[float]:
 
 def median_spikes(recording: Recording) -> float:
     """Return the number of spikes in the exposure of a pixel of median light."""
-    [rates] = recording.light([(recording.begin, recording.end)])  # spikes per plane, (h, w)
+    [rates] = recording.spike_rates([(recording.begin, recording.end)])  # spikes per plane, (h, w)
     return float(np.median(rates)) * recording.length
 
 
@@ -364,7 +364,7 @@ def _rates_of_windows(
     planes = share * recording.length
     windows = [recording.window(recording.sharp + time, planes) for time in times]
     if not has_few_spikes:
-        return recording.light(windows)
+        return recording.spike_rates(windows)
     # With few spikes, an interval between two spikes reaches into several windows. All of these
     # windows would show the same light, so nothing would seem to move. So each window is read as if
     # no other planes had been recorded.

@@ -845,7 +845,7 @@ def _spikes_before_edges(
 def rate_around_sharp(recording: Recording, planes: int) -> np.ndarray:
     """Return the spikes per plane (h, w) in `planes` planes around the sharp instant."""
     window = recording.window(recording.sharp, planes)
-    [rates] = recording.light([window])
+    [rates] = recording.spike_rates([window])
     return rates
 
 

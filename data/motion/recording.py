@@ -13,15 +13,16 @@ classes of this file.
     time      counted in planes from the first plane of the stream. Plane p collects light from p to
               p + 1. So a spike in plane p has the time p + 1.
     sharp     the time at which the sharp frame is wanted, usually the middle of the exposure
+    rate      of a spike pixel: its spikes per plane
     gain      of a spike pixel: its spikes per plane at full light (light 1)
     level     of a frame: its spikes per plane over its light, both summed over the pixels
 
 A frame has H x W RGB pixels, and a plane has h x w spike pixels.
 
-What must stay: the numbers of `gain`, `gain_in` and `light`. The shipped weights of the fusion
-"motion" were trained on equations and pictures that are made of these numbers. With other numbers,
-the weights still run, but fit a little worse. test_the_gain_is_the_rate_of_the_camera notices
-another gain, and test_hot_pixels_do_not_look_like_another_exposure a wrong `gain_in`.
+What must stay: the numbers of `gain`, `gain_in` and `spike_rates`. The shipped weights of the
+fusion "motion" were trained on equations and pictures that are made of these numbers. With other
+numbers, the weights still run, but fit a little worse. test_the_gain_is_the_rate_of_the_camera
+notices another gain, and test_hot_pixels_do_not_look_like_another_exposure a wrong `gain_in`.
 
 Tests: tests/parts/data/test_joint.py, tests/parts/data/test_motion.py
 """
@@ -277,7 +278,7 @@ class Recording:
         edges = np.linspace(self.begin, self.end, count + 1).round().astype(int).tolist()
         return list(itertools.pairwise(edges))
 
-    def light(self, windows: list[tuple[int, int]]) -> np.ndarray:
+    def spike_rates(self, windows: list[tuple[int, int]]) -> np.ndarray:
         """Return the spikes per plane in each window, (windows, h, w) float32.
 
         An interval between two spikes counts as one spike. If half of an interval lies in a window,
@@ -359,12 +360,11 @@ class RecordedClip:
         self.reader = reader
         self.frames = len(reader.stems)  # number of frames of the clip
         if context is None:
-            # `own` are the planes of an exposure without context.
-            exposed = _exposures(clip, context=0)
+            exposed = _exposures(clip, context=0)  # only to see how many planes an exposure has
             context = max(exposure.own.count for exposure in exposed) // 2
         # For each frame: the planes of its exposure, the context, and the files that have them.
-        # Only planes that were exposed count as the exposure. `clip.exposures` is not used, because
-        # it has a few planes more, from which the channels of a network are made.
+        # Here an exposure is only the planes during which the frame was exposed. `clip.exposures`
+        # is wider: it has the planes from which the channels of a network are made.
         self._exposures = _exposures(clip, context)
         geometry = clip.spikes.geometry
         self._whole_plane = Crop(top=0, left=0, height=geometry.height, width=geometry.width)
@@ -372,7 +372,8 @@ class RecordedClip:
 
     def read(self, frame: int) -> Recording:
         """Return the recording of a frame. Reads its files. frame: number of the frame, from 0."""
-        # A draw says what is read for one sample: here a single frame.
+        # A draw says what is read for one sample, here a single frame, and which camera (if any) is
+        # simulated on its spikes.
         reader = self.reader
         draw = reader.dataset.draw(reader.clip_index, first=frame, count=1)
         stream = self._stream(draw, frame)
@@ -443,7 +444,8 @@ class RecordedClip:
         # gain = spikes / light, as if each pixel had USUAL_SPIKES more spikes, and the light that
         # gives USUAL_SPIKES at the usual gain.
         gain = (spikes + USUAL_SPIKES) / (light + USUAL_SPIKES / usual)
-        # Many spikes are no sign of a hot pixel where the RGB camera clips.
+        # A hot or dead pixel is not trusted. But where the RGB camera clips, there is more light
+        # than it shows, so many spikes are no sign of a hot pixel there.
         expected = usual * light
         is_overexposed = is_clipped & (spikes > expected)
         is_good = is_overexposed | ~_is_implausible(spikes, expected)
@@ -468,14 +470,16 @@ class RecordedClip:
 
     def _exposure_light(self, recording: Recording) -> "ExposureLight":
         """Return the light of an exposure, as each camera measures it."""
-        rates = recording.light(recording.parts(PARTS))  # (parts, h, w)
+        rates = recording.spike_rates(recording.parts(PARTS))  # (parts, h, w)
         # What the spike pixels have integrated, as the blurry frame shows it.
         grey = integrated(recording.blurry, self.view.is_display)  # (H, W)
         frame_light = self.view.means(grey)  # (h, w)
         if self.view.is_display:
             # The blurry frame shows the display value of the mean light, but this sensor counts the
-            # mean display value. In place: `frame_light` is a new array.
-            frame_light *= _mean_display_over_display_of_mean(rates)
+            # mean display value. E.g. light 0 for half of the exposure, then 1: the frame shows
+            # 0.73, and the sensor counts 0.5, so the frame's value is multiplied by 0.5 / 0.73.
+            # In place: `frame_light` is a new array.
+            frame_light *= _display_correction(rates)
         return ExposureLight(rates.mean(axis=0), frame_light, planes=recording.length)
 
 
@@ -601,7 +605,7 @@ def _exposures(clip: Clip, context: int) -> tuple[Exposure, ...]:
     return spikes.exposures(clip.name, files, len(clip), clip.times)
 
 
-def _mean_display_over_display_of_mean(rates: np.ndarray) -> np.ndarray:
+def _display_correction(rates: np.ndarray) -> np.ndarray:
     """Return (mean display value) / (display value of the mean light), (h, w), at most 1.
 
     Both differ if the light changes within the exposure. E.g. if the display value is 0 for half of
