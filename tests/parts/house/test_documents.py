@@ -287,9 +287,10 @@ def read_section(option_file: Path, section: dict[str, Any]) -> Any:
     return main_train_vrt.read_options(["--opt", str(option_file)]).datasets.train
 
 
-def test_the_option_file_of_the_quick_start_is_valid(option_file):
-    text = find_match(r"```json\n(.*?)```", read_page("docs/quickstart.md"), re.DOTALL)[1]
-    option_file.write_text(text)
+@pytest.mark.parametrize("index", range(3))
+def test_each_option_file_of_the_quick_start_is_valid(option_file, index):
+    texts = re.findall(r"```json\n(.*?)```", read_page("docs/quickstart.md"), re.DOTALL)
+    option_file.write_text(texts[index])
 
     opt = main_train_vrt.read_options(["--opt", str(option_file)])
 
