@@ -340,7 +340,7 @@ def _with_mean_of_exposure(draw: Draw) -> Draw:
         name="voxel",
         options={"num_bins": 1},
         channels=1,
-        ignored=frozenset(),  # options without effect on the representation: none
+        without_effect=frozenset(),  # options without effect on the representation: none
         rate=1.0,  # no division by a rate, because a constant factor changes no correlation
     )
     exposures = []
