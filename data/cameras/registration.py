@@ -156,20 +156,20 @@ KEEPS = 1e9
 #     own(length)                                0.15     up to 0.08       from 0.33
 #     ratio(nominal offset, offset of the fit)   1.1      up to 1.094      from 1.116 (7 of 8)
 
-# B counts as clearly better than A if ratio(A, B) > ASTRAY (`_is_astray`). If A is the result of
-# the rounds, they have gone astray: ratio(rounds, start) was 50 or more in three pans. With 1, a
-# right result could fail by a little noise.
-ASTRAY = 1.1
+# B is clearly better than A if ratio(A, B) > CLEARLY_BETTER (`_fits_clearly_better`). If the start
+# is clearly better than the result of the rounds, the rounds have gone astray: in three pans,
+# ratio(rounds, start) was 50 or more. With 1, a right result could fail by a little noise.
+CLEARLY_BETTER = 1.1
 # own(middle) above which the middle of the exposure is fitted. In a pan (everything moves at one
 # speed), a later middle looks like a shift of the camera. The wrong results are four pans. With a
 # limit of 0, aligned cameras that pan were moved by up to 3.6 RGB pixels, with a small error.
 LEAST_OWN_MIDDLE = 0.04
 # own(middle) up to which the offset is doubtful, because it may be right or wrong. Then the ratio
 # decides: the offset is used only if the spikes are explained worse with the nominal offset, by the
-# factor ASTRAY. The wrong results are six clips with aligned clocks. Of the eight clips that needed
-# their offset, one loses it, but its matrix makes up for it within 0.3 RGB pixels. In none of the
-# 50 pairs of cameras of lab/calibration_trials.py is the offset doubtful: own(middle) is 0.84 or
-# more.
+# factor CLEARLY_BETTER. The wrong results are six clips with aligned clocks. Of the eight clips
+# that needed their offset, one loses it, but its matrix makes up for it within 0.3 RGB pixels. In
+# none of the 50 pairs of cameras of lab/calibration_trials.py is the offset doubtful: own(middle)
+# is 0.84 or more.
 DOUBTFUL_OWN_MIDDLE = 0.3
 # own(length) above which the share counts as found. In a pan, a shorter exposure looks like a
 # sharper lens. The wrong results are pans whose share was wrong by 0.03 or more.
@@ -363,10 +363,10 @@ class FitResult:
                 notes.append(", not sure: left")
         matrix_note, offset_note, share_note = notes
 
-        # A matrix may be applied although it is not sure. If the share is applied, the log says how
-        # many planes are read.
+        # A matrix may be applied although it is not sure (`is_applied` says why).
         if self.is_applied.matrix and not self.is_sure.matrix:
             matrix_note = ", not sure, yet nearer"
+        # 1.12 times the share is read, so the log says both numbers.
         if self.is_applied.share:
             share_note = f", {self.share_to_read:.0%} are read"
         return [matrix_note, offset_note, share_note]
@@ -404,31 +404,33 @@ def fit(
     views: at least one, all of one size and with exposures of one length.
     start: the matrix (3, 3) to begin with, spike pixel -> RGB pixel.
     light: what the spikes integrate, "linear" light or "display" values.
-    model: which CHANGES of the matrix the last rounds fit, a key of MODELS. Earlier rounds change
-    shift, scale and turn. None: the matrix is fixed, and its error is infinite.
+    model: which changes of the matrix the last rounds fit: "similarity" (shift, scale and turn),
+    "affine" or "homography", see MODELS. Earlier rounds fit shift, scale and turn with any of them.
+    None: the matrix is fixed, and its error is infinite.
     most_offset: largest offset that is searched, in planes.
-
-    Other calls of `run_rounds` give other results. docs/benchmarks/calibration.md says how exact
-    the results of the present calls are.
     """
-    # Large planes are binned: factor x factor pixels become one. The factor is 1 for planes of up
-    # to MOST_PIXELS pixels.
+    # Large planes are binned, and their frames as well: factor x factor pixels become one. The
+    # factor is 1 for planes of up to MOST_PIXELS pixels.
     height, width = views[0].stream.shape[1:]
     factor = int(np.ceil(np.sqrt(height * width / MOST_PIXELS)))
     pairs = [Pair(view, factor, light) for view in views]
+    # A binned pixel covers factor x factor pixels, as a pixel of a spike camera covers pixels of
+    # the frame. So `nominal` gives this matrix, too. It holds for the plane and for the frame.
     to_pixel = nominal(spike=(1, 1), rgb=(factor, factor))  # binned pixel -> pixel
     to_binned = np.linalg.inv(to_pixel)
     start_of_binned = to_binned @ start @ to_pixel
     state = _best_estimate(pairs, start_of_binned, model, most_offset)
 
-    # Back to the pixels before binning. A binned pixel has factor^2 times the spikes of a pixel. A
-    # pixel of the binned frame is factor pixels of the frame wide, so distances grow.
+    # Back to the pixels before binning. A binned pixel has factor^2 times the spikes of a pixel, so
+    # the gain is divided. A pixel of the binned frame is `factor` pixels of the frame wide, so
+    # distances are multiplied.
     matrix = to_pixel @ state.matrix @ to_binned
     gain, dark = state.gain_and_dark()
     nominal_planes = pairs[0].count
     nominal_middle = nominal_planes / 2
     offset_error, share_error = state.time_errors
-    # The last rounds have found the matrix at a fixed offset, whose error adds to its own.
+    # The last rounds fit the matrix and keep the offset. If the offset is wrong, the matrix is also
+    # wrong by `error_by_offset`. The two errors are taken as independent, so their squares add up.
     matrix_error = math.hypot(state.matrix_error, state.error_by_offset)
     return FitResult(
         matrix=matrix,
@@ -449,47 +451,78 @@ def _best_estimate(
     """Run all rounds, and return their estimate, or another one if they went astray.
 
     In a pan (everything moves at one speed), a wrong offset with a moved camera fits the clip about
-    as well as the truth, and the rounds may follow it. There are two other estimates:
+    as well as the truth, and the rounds may follow it. So there are three estimates:
 
-        at_nominal_offset    all rounds again, with the offset kept at its nominal value
+        found                the result of all rounds
+        at_nominal_offset    the result of all rounds that keep the offset at its nominal value
         at_start             the start, without any round. Its errors are infinite, so nothing is
                              applied
 
-    Without both, test_rounds_that_go_astray_are_undone fails. With `at_start` alone,
-    test_a_moved_camera_is_found_although_the_length_steps_to_its_limit fails. With
-    `at_nominal_offset` alone, no test fails.
+    Two questions decide. "Better" stands for `_fits_clearly_better`.
+
+        1. Is the offset of `found` right? Three signs of a wrong offset:
+
+               at_start is better than `found`
+               offset_error > SURE_WITHIN_PLANES
+               the offset is doubtful: own(middle) <= DOUBTFUL_OWN_MIDDLE
+
+           Without any sign, keep `found`. With a sign, compute at_nominal_offset, and take it if
+
+               it is better than `found`
+               or the clip does not show the matrix of `found` (its error is infinite)
+               or the offset is doubtful, and `found` is not better than at_nominal_offset
+
+        2. Is at_start better than the estimate of question 1? Then take at_start.
+
+    Without both other estimates, test_rounds_that_go_astray_are_undone fails. Without one of them:
+
+        at_nominal_offset    test_a_moved_camera_is_found_although_the_length_steps_to_its_limit
+        at_start             test_a_repeated_pattern_does_not_move_aligned_cameras_by_half_a_period
 
     Arguments: as in `State`.
     """
-    state = _after_all_rounds(State(pairs, start, model, most_offset))
+    found = _after_all_rounds(State(pairs, start, model, most_offset))
     if not model:
-        return state  # a fixed matrix cannot move in place of the offset
+        return found  # a fixed matrix cannot move in place of the offset
     at_start = State(pairs, start, model, most_offset)
     at_start.explained = at_start.explained_share(TIME_SIGMA)
 
-    offset_error, _ = state.time_errors
-    is_unsure = _is_astray(state, at_start) or offset_error > SURE_WITHIN_PLANES
-    if is_unsure or state.is_middle_doubtful:
+    # 1. Is the offset right?
+    best = found
+    offset_error, _ = found.time_errors
+    is_unsure = (
+        _fits_clearly_better(at_start, than=found)
+        or offset_error > SURE_WITHIN_PLANES
+        or found.is_middle_doubtful
+    )
+    if is_unsure:
         at_nominal_offset = _after_all_rounds(
             State(pairs, start, model, most_offset, fits_middle=False)
         )
-        # A doubtful offset must explain the spikes clearly better than the nominal one.
-        offset_explains_more = _is_astray(at_nominal_offset, state)
-        is_needless = state.is_middle_doubtful and not offset_explains_more
-        is_worse = _is_astray(state, at_nominal_offset) or not math.isfinite(state.matrix_error)
-        if is_worse or is_needless:
-            state = at_nominal_offset
-    if _is_astray(state, at_start):
-        state = at_start
-    return state
+        is_worse = _fits_clearly_better(at_nominal_offset, than=found)
+        shows_no_matrix = not math.isfinite(found.matrix_error)
+        # A doubtful offset is used only if it is needed: if the spikes are explained worse without.
+        is_needed = _fits_clearly_better(found, than=at_nominal_offset)
+        is_doubtful_and_not_needed = found.is_middle_doubtful and not is_needed
+        if is_worse or shows_no_matrix or is_doubtful_and_not_needed:
+            best = at_nominal_offset
+
+    # 2. Was the start better?
+    if _fits_clearly_better(at_start, than=best):
+        best = at_start
+    return best
 
 
 def _after_all_rounds(state: "State") -> "State":
-    """Run all rounds on a new state, and return it."""
+    """Run all rounds on a new state, and return it.
+
+    Other sizes of details, or other numbers of rounds, give other results.
+    docs/benchmarks/calibration.md says how exact the results of these rounds are.
+    """
     # From coarse to fine: if the start is off by many pixels, fine details match at wrong places.
     # The first details are a tenth of the shorter side, so that a start which is off by about this
     # length is corrected. A plane with a side below 60 pixels begins with details of 6 pixels. The
-    # counts of rounds are limits: `run_rounds` ends earlier.
+    # numbers of rounds are limits: `run_rounds` ends earlier if a round changes nearly nothing.
     shorter_side = min(state.pairs[0].sums.shape[1:])
     coarse_sigma = max(6.0, shorter_side / 10)
     state.run_rounds(sigma=coarse_sigma, rounds=8)
@@ -497,19 +530,22 @@ def _after_all_rounds(state: "State") -> "State":
     state.run_rounds(sigma=TIME_SIGMA, rounds=8)
     # The last rounds change the matrix only, so a fixed matrix needs none of them.
     state.run_rounds(sigma=FINE_SIGMA, rounds=4 if len(state.changes) else 0)
-    # A round measures this before its step, and the last rounds measure it on other details.
+    # Compute `explained` anew: a round computes it before its step, and the last rounds on finer
+    # details. It must be of the final estimate, and on details of one size for all estimates.
     state.explained = state.explained_share(TIME_SIGMA)
     return state
 
 
-def _is_astray(state: "State", other: "State") -> bool:
-    """Return whether the rounds have gone astray: whether another estimate fits clearly better.
+def _fits_clearly_better(estimate: "State", than: "State") -> bool:
+    """Return whether an estimate explains the spikes clearly better than another one.
 
-    other: an estimate that the rounds could have found, e.g. their start.
+    E.g. if the frames explain 99 % and 98.8 % of the spikes' details, 1 % and 1.2 % are
+    unexplained. 1.2 is more than CLEARLY_BETTER = 1.1 times 1, so the first estimate is clearly
+    better.
     """
-    unexplained = 1 - state.explained
-    unexplained_by_other = 1 - other.explained
-    return unexplained > ASTRAY * unexplained_by_other
+    unexplained = 1 - estimate.explained
+    unexplained_by_other = 1 - than.explained
+    return unexplained_by_other > CLEARLY_BETTER * unexplained
 
 
 def _mean_distance(before: np.ndarray, after: np.ndarray, width: int, height: int) -> float:
@@ -1019,7 +1055,8 @@ class State:
         y = np.arange(0, height, every, dtype=np.float32)
         x = np.arange(0, width, every, dtype=np.float32)
         x, y = np.meshgrid(x, y)  # (h, w) each
-        # (u, v, 1) = M (x, y, 1), up to a factor: the third coordinate divides the other two.
+        # (u, v, 1) = M (x, y, 1), up to a factor: the third coordinate divides the other two. M is
+        # the matrix from spike pixels to RGB pixels.
         M = self.matrix
         u = M[0, 0] * x + M[0, 1] * y + M[0, 2]
         v = M[1, 0] * x + M[1, 1] * y + M[1, 2]
@@ -1081,10 +1118,12 @@ class State:
         plane. The last three are middle, length and roll, in planes. If the streams have no room to
         fit times, the last three are 0.
         """
-        # The best coefficients a, with the present matrix and times.
+        # The best coefficients of the features, with the present matrix and times.
         explanation = _explain(views)
         self.explained = explanation.explained
-        # step = -(H + P)^-1 (g + P p). The module explains the letters.
+        # step = -(H + P)^-1 (g + P p). The views give H and g, as in least squares: H = J' W J and
+        # g = J' W r, with the derivatives J and weights W of the residuals r. The priors pull a
+        # value that is p away from its nominal value back to it, with the weights P.
         equations = self._normal_equations(views, explanation)
         noise = _shared_noise(explanation, sigma, views[0].every)
         middle = self._middle_of(equations) if self.has_room else NO_MIDDLE
@@ -1114,7 +1153,8 @@ class State:
     def _normal_equations(self, views: list[Details], explanation: Explanation) -> NormalEquations:
         """Sum H = J' W J and g = J' W r over the views.
 
-        A view with n compared pixels has J (n, k), w (n,) and r (n,). What pixel i adds to g is
+        A view with n compared pixels has the residuals r (n,), their weights w (n,), which are the
+        diagonal of W, and their derivatives J (n, k) by the k unknowns. What pixel i adds to g is
         row i of W J, times r_i.
         """
         number_of_changes = MATRIX_AND_TIMES if self.has_room else MATRIX_CHANGES
@@ -1152,7 +1192,7 @@ class State:
         return sums
 
     def _pull_of_misfit(self, details: Details, w: np.ndarray, r: np.ndarray) -> float:
-        """Return the part of g, of one view, that would only shorten the exposure.
+        """Return the part of g = J' W r, of one view, that would only shorten the exposure.
 
         The residuals have two parts: noise, and misfit. Misfit is what the frame cannot explain at
         any length, e.g. an object of another depth. A sum over more planes has more misfit. So
@@ -1194,7 +1234,7 @@ class State:
         In a pan (everything moves at one speed), a later middle changes the residuals as a shift of
         the camera does. Then the column of the middle in J is a sum of other columns. So we look
         for the best such sum, and for what it leaves. With m for the column of the middle, and o
-        for the columns of matrix and coefficients:
+        for the columns of matrix and coefficients, H = J' W J has the products of two columns:
 
             b = H_oo^-1 H_om        amounts of the other columns in the best sum
             left = H_mm - H_mo b    square of the column of the middle, minus this sum
@@ -1292,8 +1332,11 @@ class State:
         return P, p
 
     def _jacobian(self, details: Details, a: np.ndarray, number_of_changes: int) -> np.ndarray:
-        """Return J (n, k) of one view: columns for matrix and times, then for the coefficients.
+        """Return J (n, k) of one view: the derivatives of the residuals of its n compared pixels.
 
+        The first columns are for matrix and times, and the last five for the coefficients.
+
+        a: the coefficients of the features, (5,).
         number_of_changes: how many columns of `_columns` are used. 4 are for the matrix alone, 7
         are for matrix and times.
         """
@@ -1306,13 +1349,16 @@ class State:
         return np.concatenate((of_changes, of_coefficients), axis=1)
 
     def _columns(self, details: Details, predicted: np.ndarray) -> list[np.ndarray]:
-        """Return the derivatives of r = s - F a, each (h, w).
+        """Return the derivatives of the residuals r = s - F a, each (h, w).
+
+        s are the details of the summed spikes. F a is how the frame predicts them: the details F of
+        its features, times their coefficients a.
 
         Order: shift right, shift down, scale, turn, middle, length, roll. Columns of J and steps
         have the same order (MIDDLE_COLUMN, LENGTH_COLUMN, ROLL_COLUMN).
         test_each_column_is_the_derivative_of_the_residuals notices a wrong column.
 
-        predicted: F a, the details of the spikes as the frame predicts them, (h, w).
+        predicted: F a, (h, w).
         """
         # The gradients of F a: change per half side of the plane. Neighbours in `predicted` are
         # `every` spike pixels apart.
@@ -1403,7 +1449,7 @@ class State:
     def _time_errors(self, equations: NormalEquations, A: np.ndarray) -> tuple[float, float]:
         """Return the standard errors of the offset in planes, and of the share.
 
-        A: H with the priors, as solved in `_step`.
+        equations: the sums H and g of the round. A: H with the priors, as solved in `_step`.
         """
         middle_and_length = slice(MIDDLE_COLUMN, LENGTH_COLUMN + 1)
         # Noise in the columns of J makes H larger, as if the clip showed more motion. Then the
@@ -1453,7 +1499,11 @@ class State:
         return self._change_matrix(joint.amounts)
 
     def _equations_of_parts(self, views: list[Details], explanation: Explanation) -> PartEquations:
-        """Sum J' W J and J' W r over the pixels of each part, for the shift of the part."""
+        """Sum J' W J and J' W r over the pixels of each part, for the shift of the part.
+
+        J are the derivatives of the residuals r by a shift to the right and by a shift down. W has
+        the weights of the residuals.
+        """
         a = explanation.a.astype(np.float32)
         count = PARTS * PARTS
         H = np.zeros((len(views), count, 2, 2))
@@ -1595,7 +1645,8 @@ def _coefficients(
 
         a = (F' W F)^-1 F' W s     F' W F and F' W s are summed over the views
 
-    features, spikes, weights: F (n, 5), s (n,) and w (n,) of each view. W = diag(w).
+    features, spikes, weights: of the n compared pixels of each view. F (n, 5) are the details of
+    the features, s (n,) of the summed spikes, and w (n,) the weights. W = diag(w).
     """
     FWF = 0.0  # F' W F, (5, 5)
     FWs = 0.0  # F' W s, (5,)
@@ -1659,7 +1710,8 @@ def _step_within_limits(
     that is not made. In a slow pan, a longer exposure looks like a sharper lens, and the length
     would step by 200 planes: the matrix then moved by 10 pixels back and forth, round by round.
 
-    A: H + P, (k, k). gradient: g + P p, (k,).
+    A: H + P, the sums over the pixels with the weights of the priors, (k, k). gradient: g + P p,
+    the sums J' W r with the pull of the priors, (k,).
     limits: smallest and largest step of each time, (3,) each, or (0,) each if no times are fitted.
     """
     step = -np.linalg.solve(A, gradient)
@@ -1685,7 +1737,9 @@ def _standard_errors(of_tiles: list[np.ndarray], A: np.ndarray) -> np.ndarray:
     """Return the standard errors (k,) of a step -A^-1 g: the roots of the diagonal of C.
 
         C = A^-1 G A^-1                     covariance of the step, (k, k)
-        G = sum over the tiles of g g'      g (k,) of one tile
+        G = sum over the tiles of g g'      g = J' W r (k,), summed over the pixels of one tile
+
+    A is H + P: the sums over all pixels, with the priors.
 
     G takes the errors within a tile as correlated, and the errors of two tiles as independent.
     """
