@@ -1,7 +1,7 @@
 # make demo     restore two short clips with the shipped weights, and make a page that shows them (under two minutes)
 # make sample   train on the sample set, print the table, check the gain (minutes on a laptop CPU)
 # make quick    the tests that tell most, at most 90 s on two cores
-# make test     all tests
+# make test     all tests but the long ones
 # make versions the fast tests with other versions of torch (lab/try_versions.sh; 5 GB each)
 # make gpu      on a new GPU: are results right, how fast is it; writes gpu.json (docs/gpu.md)
 # make app      a page to try it in a browser, on this machine alone (app.py)

@@ -356,8 +356,9 @@ def _add_flags_of_tiles(add: Callable[..., Any]) -> None:
     add(
         "--blend",
         choices=("kair", "smooth"),
-        help="how tiles are blended where they overlap. Default: smooth. Default if --opt is "
-        "given: kair, as the published results were made",
+        help="how tiles are blended where they overlap. Default: smooth. Default for a test set "
+        "(--opt without --input) whose section val gives the sizes of the tiles: kair, as the "
+        "published results were made",
     )
     add(
         "--flip-seq", action="store_true", help="average with the time-reversed clip (val.flip_seq)"
