@@ -388,7 +388,8 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
 #
 # Who knows the geometry, in the order in which they are asked:
 #
-#     given_geometry     the array itself, else the options, else dataset.json, else None
+#     given_geometry     --size, else the shape of an array, else the layout "sps100", else
+#                        dataset.json, else None
 #     known_geometries   the cameras whose planes fit the length of the file
 #     Ranking            any size that fits the length of the file (`info` only)
 #
@@ -431,7 +432,7 @@ def geometries(path: Path, command: argparse.Namespace) -> list[SpikeGeometry]:
 
 
 def given_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry | None:
-    """Return the geometry of the array, of the options or of dataset.json.
+    """Return the geometry that the options, the shape of an array or dataset.json say.
 
     Returns None if none of them says it. Raises DataError if there is no such file, or if the file
     is an array of a wrong shape.
@@ -440,8 +441,8 @@ def given_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry | N
         what = "a folder" if path.is_dir() else "cannot read: No such file or directory"
         raise DataError(what=what, where=str(path), expected="a spike file", do="correct the path")
 
-    # What dataset.json says: h, w and flip, each None if it is not there. It is read also for an
-    # array, which does not need it, so that a damaged dataset.json is an error for each file.
+    # What dataset.json says: h, w and flip, each None if it is not there. An array does not need
+    # it. It is read all the same, so that a damaged dataset.json is an error for each file.
     about = nearest_info(path)
 
     # An array (.npy, .npz) has a shape. It is not packed, so it has no bit order and no layout.

@@ -4,7 +4,8 @@ A reader of clips, a network and a program need not import one another. They agr
 here, which any class with the same members fulfils:
 
     InputSpec       what a network needs of its input clips; the network offers it
-    ClipReader      reads the frames of one clip; data/clips has them
+    FrameReader     reads the frames of one clip one by one
+    ClipReader      a FrameReader of a clip to test on; data/clips has them
     Method          how a test restores frames: a network, a formula, or the joint solution
     FrameRestorer   a method on one device; it yields restored frames
     ShowsPictures   a FrameRestorer that also has pictures of how it restored a frame
@@ -13,7 +14,7 @@ here, which any class with the same members fulfils:
 
 What must stay: the names of the members, because researchers' own classes fulfil these protocols as
 well (docs/extending.md): test_each_program_works_with_new_parts. Free to change: a member may be
-added. A class that exists lacks a new member, so read it with `getattr` and a default.
+added. Classes that were written before lack it, so read it with `getattr` and a default.
 
 Sizes: H and W are height and width of a frame, h and w of a spike plane. C is the number of
 colours, S the number of spike channels, s the scale, and K the number of sharp instants for each

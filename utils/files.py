@@ -406,6 +406,7 @@ def _is_plain(folder: Path, path: Path) -> bool:
         return False
     # The folder of the file, if no link is on the way. `folder` itself may be behind links.
     parent_without_links = folder.resolve() / path.parent.relative_to(folder)
+    # ".." would lead out of `folder`.
     if ".." in parent_without_links.parts or path.name == "..":
         return False
     # `resolve` follows links. If it leads elsewhere, there is a link on the way.
@@ -428,9 +429,10 @@ def _folders_between(folder: Path, path: Path) -> list[Path]:
 
 
 def scratch_folder(path: Path) -> Path:
-    """Make a new empty folder with our mark. A folder of an earlier run is removed.
+    """Make a new empty folder with our mark.
 
-    Raises DataError if something without the mark has this name.
+    A folder with our mark is of an earlier run, and is removed. So is an empty folder. Raises
+    DataError if something else has this name.
     """
     if os.path.lexists(path):
         # A run that was killed before it made the mark leaves an empty folder.

@@ -155,16 +155,22 @@ def represent(
     rate: spikes per tick at full light. A proportional representation is divided by it, so that
     full light gives 1.
     light: what the sensor integrated, linear light or display values of gamma 2.2.
-    gamma: gamma of the returned channels. 1: linear light, 2.2: display values.
+    gamma: gamma of the returned channels. 1: linear light, 2.2: display values. No effect on a
+    representation that is neither proportional to light nor a ratio of lights, such as "raw".
     outside: number of context planes (before, after) the exposure in the stream.
     Raises ValueError if the stream is too short for the representation.
     """
     chosen = REPRESENTATIONS[name]
     if not chosen.accepts_half_planes:
-        center = math.ceil(center)  # the next plane: 27.5 -> 28
+        # The next plane: 27.5 -> 28. `exposure` and `relative` show the time 27.5 around plane 28.
+        center = math.ceil(center)
     if chosen.takes_context and options.get("half_exposure") is None:
         options["half_exposure"] = _half_exposure(len(stream), center, outside)
 
+    # To reverse time, a function gets the reversed stream, with a center that makes up for its lag
+    # (the time that the channels show, minus their center). If the function rounds the centres of
+    # its windows, they would lie elsewhere in the reversed stream. Then the channels are put in
+    # reverse order instead.
     if not reverse:
         channels = chosen.function(stream, center, **options)
     elif chosen.reverses_channels(**options):
@@ -225,8 +231,8 @@ def _half_exposure(planes: int, center: float, outside: tuple[int, int]) -> floa
     planes: number of planes of the stream, with context. center: plane of the sharp frame.
     outside: number of context planes (before, after) the exposure.
 
-    The first plane of the exposure does not count. Without context it is plane 0, and the light of
-    plane 0 began before the file. With context it does not count either, so that the windows are
+    The first plane of the exposure does not count. Without context it is plane 0, and a part of its
+    light came before the file began. With context it does not count either, so that the windows are
     the same with and without context. E.g. planes 0 ... 71 with 8 planes of context on both sides
     and center 36: the exposure has the planes 8 ... 63, and the result is
     min(36 - 9, 63 - 36) = 27. If the first plane counted,

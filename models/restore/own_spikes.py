@@ -1,8 +1,10 @@
 """The spike section for a user's own clips: how their spikes are read.
 
 The section comes from the weights file, because spikes must be read as in the training. The command
-line may change the section by "spike.key=value", but not the kind of the channels.
-main_test_vrt.py calls `spikes_for_network` for a network, and `changed_spikes` for --method.
+line may change the section by "spike.key=value", but not the kind of the channels: the network was
+trained with it (`kind_differences` in models/select_network.py names its keys).
+main_test_vrt.py and scripts/show_motion.py call `spikes_for_network` for a network.
+main_test_vrt.py calls `changed_spikes` for --method.
 
 Tests: tests/stories/test_main_test.py, test_reconstruct.py
 """
@@ -34,12 +36,14 @@ def spikes_for_network(saved: SavedNetwork, request: TestRequest) -> dict[str, A
     if saved.spike is None:
         logger.warning("these weights take no spikes: --spike is not read")
         return None
+    # A section may be its type alone, e.g. "dat".
     spike = {"type": saved.spike} if isinstance(saved.spike, str) else dict(saved.spike)
-    # Drop the keys that describe the training data, because they need not be true of the user's
-    # clips: rate, light, and the four keys in the loop. The rate "match" is measured anew in each
-    # clip, so it stays. Without `spike_data`, the section is all that is known of rate and light.
+    # Forget rate and light of the training, because a user's spikes may have others. Two sections
+    # keep theirs: with the rate "match", which is measured anew in each clip, and of an old file
+    # without `spike_data`, where nothing else is known of rate and light.
     if saved.spike_data is not None and spike.get("rate") != "match":
-        spike |= {"rate": None, "light": None}
+        spike |= {"rate": None, "light": None}  # None: not known
+    # Drop the keys that describe the files of the training. A user's files have their own.
     for key in ("calibration", "exposure", "first", "count"):
         spike.pop(key, None)
     changed = changed_spikes(spike, request)
@@ -66,7 +70,7 @@ def changed_spikes(
 
     Raises OptionError for a change of these keys, and for options of other sections.
     """
-    # A table of sections, as `apply_override` takes it.
+    # `apply_override` changes a table of sections, {name of a section: its keys}.
     table = {"spike": dict(spike)}
     if request.spike_size is not None:
         height, width = request.spike_size

@@ -5,7 +5,7 @@ A value may come from four sources. The first source that gives it wins:
     1  the command line
     2  the option file
     3  the weights file: it describes its network and the spikes of its training. For a published
-       file, the tiles of its authors are known
+       file, the tiles of its authors are known, and are used
     4  the dataset.json beside the spikes
 
 There are two forms of a command line: the user's own clips (--input), or the clips of an option
@@ -52,10 +52,11 @@ DTYPES = ("float32", "bfloat16", "float16")  # values of --dtype
 SHIPPED_WEIGHTS = Path(__file__).resolve().parents[2] / "weights/motion.pth"
 JOINT = "joint"  # value of --method for the joint solution, see data/motion/joint.py
 
-# Flags with a list of values. An option key=value that follows such a list is not part of it, see
-# `_options_before_lists`.
+# Flags with a list of values, with their dashes. After "--save frames comparison", `key=value` is
+# an option and not a third item of the list, see `_options_before_lists`.
 FLAGS_WITH_LISTS = ("--save", "--lpips")
-# Flags of a network and its tiles. A formula (--method) has no network, so they are refused there.
+# Flags of a network and its tiles, without dashes. A formula (--method) has no network, so they are
+# refused there.
 FLAGS_OF_NETWORK = (
     "weights",
     "sigma",
@@ -76,7 +77,8 @@ FLAGS_OF_CLIPS = ("spike", "gt", "sigma", "spike_size")
 class TileRequest:
     """Flags that change how a clip is cut into tiles, see `models.restore.tiling.Tiling`.
 
-    None is the default: the section `val` of the option file, or the tiles that fit the weights.
+    None: as the section `val` of the option file says, or the tiles that fit the weights. A bool is
+    False if the flag is missing.
     """
 
     # "auto", or (frames, side in pixels) of a tile, e.g. (12, 256). A 0 is the whole clip or frame.
@@ -97,7 +99,10 @@ class TileRequest:
 
 @dataclass(frozen=True)
 class TestRequest:
-    """The values of a command line. Paths are as the user gave them. None: the flag is missing."""
+    """The values of a command line. Paths are as the user gave them.
+
+    None: the flag is missing, and has no default.
+    """
 
     # The option file. Without --input, the clips are the clips of its datasets.test.
     opt: str | None

@@ -259,16 +259,16 @@ def read_history(run: Path) -> History:
             do="correct the path",
         )
     history: History = {}
-    for number, entry in enumerate(_entries(path), 1):
+    for line_number, entry in enumerate(_entries(path), 1):
         if entry is None:
-            raise _no_history(f"line {number} is no entry", path)
+            raise _no_history(f"line {line_number} is no entry", path)
         step = entry.pop("step")
         for tag, value in entry.items():
             if not isinstance(value, int | float | None):
                 raise _no_history(f"{tag} is {value!r} at step {step}", path)
-            number = math.nan if value is None else value
+            scalar = math.nan if value is None else value
             curve = history.setdefault(tag, [])
-            curve.append([step, number])
+            curve.append([step, scalar])
     return history
 
 

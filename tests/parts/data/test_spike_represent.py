@@ -17,8 +17,8 @@ page states a second time.
     exposure    light around `center`, and mean light of the exposure
     relative    light around `center`, divided by the mean light of the exposure
 
-Options that all of them have: `rate` is the share of planes in which a pixel fires in full light,
-and `gamma` is the exponent of the display values for which the channels are made.
+Options of those that show light: `rate` is the share of planes in which a pixel fires in full
+light, and `gamma` is the exponent of the display values for which the channels are made.
 """
 
 import math
@@ -69,7 +69,8 @@ def root_mean_square(difference: np.ndarray) -> float:
 
 # ---- Options that are refused ----
 
-# Name, `center`, options, and a part of the message. The stream has 24 planes.
+# Name, `center`, options, and a part of the message. The stream has the planes 0 to 23. Around
+# center 12, half an exposure is 11 planes: plane 0 does not count, and 12 - 1 = 23 - 12 = 11.
 REFUSED = [
     pytest.param(
         "tfp", 12, {"half_window": 3, "offsets": [20]}, "outside", id="tfp: offset after the end"

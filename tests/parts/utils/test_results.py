@@ -1,4 +1,5 @@
-"""The results of a test: their files, averages, table and page. Then the page of a training run.
+"""The results of a test: their files, averages, table and page. Then its command line, and the page
+of a training run.
 
 The scores are made up, and each picture has one grey level. So each expected number and each
 expected pixel can be worked out on this page. The pages are also opened in a real browser, which
