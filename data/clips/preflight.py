@@ -78,7 +78,9 @@ class Report:
     clips: Sequence[Clip]  # its clips without problems
     problems: list[Problem] = field(default_factory=list)  # faults that forbid a run
     warnings: list[Problem] = field(default_factory=list)  # what the log should say
-    note: str = ""  # what the log says in place of the counts, if no file was read
+    # What the log says in place of `counts()`, if a stored result or a clip cache was read. E.g.
+    # "22 cached clips". "" if the files were checked.
+    note: str = ""
     # Digest of the options that were checked, by which a later start finds the stored result. "" if
     # nothing is stored.
     options_digest: str = ""
@@ -92,7 +94,8 @@ class Report:
         """
         frames = sum(frame_counts(self.clips))
         sizes = set()
-        # These clips have all sizes that occur. A table need not make any further clips.
+        # One clip of each form is enough, because clips of one form have one size. A table makes a
+        # Clip only if it is asked for it.
         for clip in one_of_each_form(self.clips):
             height, width = clip.size
             sizes.add(f"{height} x {width}")

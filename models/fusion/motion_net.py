@@ -132,8 +132,14 @@ class MotionNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        # Input channels: the pictures of all windows, the motion that least squares find, the
-        # scene, the curve so far, and the logarithm of its error (1). `_inputs` has the same order.
+        # Input channels, in the order of `_inputs`:
+        #
+        #     30  the pictures of all windows
+        #      8  the motion that least squares find
+        #      3  the scene
+        #      6  the curve so far
+        #      1  the logarithm of the expected error of the curve
+        #     48  in all
         inputs = PICTURE_CHANNELS * WINDOWS + LEAST_SQUARES + SCENE_CHANNELS + COEFFICIENTS + 1
         nets = []
         for number, level in enumerate(LEVELS):
@@ -144,6 +150,7 @@ class MotionNet(nn.Module):
 
         # Buffers that are not saved, because they follow from the constants above.
         middles = (np.array(EDGES[:-1]) + np.array(EDGES[1:])) / 2  # in elevenths of an exposure
+        # In halves of an exposure after the sharp instant, because HALF_EXPOSURE is 5.5 elevenths.
         tau = (middles / HALF_EXPOSURE - SHARP_INSTANT).astype(np.float32)
         self.register_buffer("tau", torch.from_numpy(tau), persistent=False)
 
@@ -189,7 +196,8 @@ class MotionNet(nn.Module):
                 # `add_shared_motion` changes nothing.
                 change = add_shared_motion(net(inputs))  # (B, 7, h, w)
                 change_of_curve, change_of_log_error = change.split((COEFFICIENTS, 1), dim=1)
-                # The conv net gives pixels of the level. The curve is in spike pixels.
+                # The conv net gives the change of the curve in pixels of the level. The curve is in
+                # spike pixels. The logarithm of the error is of spike pixels at every level.
                 curve = curve + change_of_curve * level.size
                 log_error = log_error + change_of_log_error
             curves_of_levels.append(Curves(level.size, curve, log_error))

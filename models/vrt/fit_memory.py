@@ -323,6 +323,8 @@ def _moment(
         tokens = x.numel() / x.shape[-1]
         weight_count = sum(weight.numel() for weight in owner.weights().values())
         flops = [2.0 * tokens * weight_count]  # a multiplication and an addition for each weight
+    # x was detached from the network. `requires_grad_` changes it in place, so that a gradient
+    # flows back to it, as in training.
     if kind not in measured_bytes:
         measured_bytes[kind] = _measure_flags(net, owner, x.requires_grad_())
     branches = []

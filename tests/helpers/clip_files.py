@@ -157,7 +157,7 @@ def write_info(root: Path, **values: Any) -> None:
         "format": 1,
         "h": 8,
         "w": 12,
-        "flip": True,
+        "flip": True,  # `write_dat` writes the rows of a plane bottom up
         "planes": PLANES,
         "rate": 1.0,
         "light": "linear",
@@ -210,7 +210,10 @@ def data_section(
 
 
 def resolve_section(values: dict[str, Any]) -> Any:
-    """Return a section with all its defaults, checked."""
+    """Return a section with all its defaults, checked.
+
+    Messages call it datasets.train, also if it is a section of a test.
+    """
     return DATASETS.resolve(values, "datasets.train")
 
 
@@ -236,7 +239,8 @@ def set_for_testing(values: LoaderOptions | dict[str, Any]) -> TestClips:
 def sources_of(values: dict[str, Any]) -> list[Source]:
     """Return the sources of a section: the folders of each of its roots."""
     options = resolve_section(values)
-    return options.constructor.sources_of(options)
+    dataset_class = options.constructor  # the class of the data set, e.g. TrainClips
+    return dataset_class.sources_of(options)
 
 
 def source_of(values: dict[str, Any]) -> Source:

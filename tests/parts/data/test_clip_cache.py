@@ -38,7 +38,10 @@ NUMBER_OF_FRAMES = 10
 
 @pytest.fixture
 def root(tmp_path):
-    """Give a folder with the clips clip0 and clip1. Frames are twice as large as spike planes."""
+    """Give a folder with clip0 (six frames, seed 0) and clip1 (four frames, seed 1).
+
+    Blurry frames are twice as large as spike planes, and sharp frames four times.
+    """
     write_clip(tmp_path, "clip1", frames=4, scale=2, seed=1)
     return write_clips(tmp_path, "clip0", frames=6, scale=2)
 
@@ -110,6 +113,7 @@ def test_a_cache_of_an_earlier_version_is_read(root):
 @pytest.fixture
 def option_of_three_frames(root):
     """Give the option that chooses three frames of clip1, of which a cache was made."""
+    # The clip, its number of frames, its shape (0: not said), and its first frame.
     (root / "meta.txt").write_text("clip1 3 0 000001\n")
     choice = {"meta_info_file": str(root / "meta.txt")}
     make_cache(root, **choice)
