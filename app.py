@@ -275,8 +275,8 @@ def restore(gr: Any, folder: Path, former: Work | None, *fields: Any) -> Iterato
             work.remove()
         raise
 
-    # The button "Cancel" has two effects, in any order: `stop` kills the process, and gradio closes
-    # this generator. Here the process has ended first.
+    # The button "Cancel" kills the process (`stop`), and closes this generator. If it is closed
+    # first, GeneratorExit above comes. Here the process has ended first.
     if work.is_cancelled:
         yield without_result(work, state_html("cancelled"), work.messages())
     elif work.process.returncode != 0:

@@ -22,8 +22,8 @@ How a frame is restored. All values are display values, like the values of the f
 E.g. the sharp grey is 0.6 and the blurry grey 0.4, so ratio - 1 is 0.5. A colour whose change is
 0.3 rises by 0.3 * 0.5 = 0.15.
 
-Nothing else uses this file, and no test runs it. A change may change only the two figures, which
-docs/benchmarks/quality.md repeats.
+Nothing else uses this file, and no test runs it. docs/benchmarks/quality.md repeats the two
+figures. So run the program after a change, and correct the page if they differ.
 """
 
 import sys
@@ -66,7 +66,7 @@ def restore(blurry: np.ndarray, sharp: np.ndarray, interpolation: int) -> np.nda
     """
     sharp_grey = half_size_grey(sharp)
     # At least 1e-3, because a black pixel would be a division by 0. The smallest display value
-    # above black is 1 / 255 = 0.004, so a grey pixel without black keeps its value.
+    # above black is 1 / 255 = 0.004, so the limit changes nearly black pixels only.
     blurry_grey = half_size_grey(blurry).clip(1e-3)
     grey_ratio = sharp_grey / blurry_grey
     height, width = blurry.shape[:2]

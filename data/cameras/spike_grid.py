@@ -545,10 +545,8 @@ class CalibratedGrid:
         right = np.ravel(self._centres(middle, dx=1))
         below = np.ravel(self._centres(middle, dy=1))
         # How long one step to the right, and one step down, is in the spike plane.
-        x_of_step, y_of_step = right - here
-        across = np.hypot(x_of_step, y_of_step)
-        x_of_step, y_of_step = below - here
-        down = np.hypot(x_of_step, y_of_step)
+        across = np.hypot(*(right - here))
+        down = np.hypot(*(below - here))
         return max(1, int(np.ceil(max(across, down) - 0.05)))
 
     def check_size(self, size: tuple[int, int]) -> None:
