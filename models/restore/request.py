@@ -91,7 +91,7 @@ class TileRequest:
     blend: str | None
     # Whether the result is averaged with the result of the time-reversed clip.
     flip_seq: bool
-    # Whether the last frame is repeated once before restoring.
+    # Whether the last frame is repeated once before restoring. The result of this copy is dropped.
     pad_seq: bool
     # Whether only the middle frame of a clip is restored.
     center_frame_only: bool
