@@ -3,7 +3,8 @@
     with_new_parts.py FOLDER MISSPELT...
 
 FOLDER holds the new files at their places, e.g. FOLDER/models/loss_power.py, and options.json,
-which names the new parts. FOLDER/vrt.json holds another network. A misspelt argument is an option
+which names the new parts. FOLDER/vrt.json holds another network, and FOLDER/tiny.json the option
+file of docs/extending.md. A misspelt argument is an option
 as on the command line, e.g. "netG.widht=3".
 
 The program writes FOLDER/report.json:
@@ -85,6 +86,10 @@ def exit_codes(folder: Path, options: list[str]) -> dict[str, int]:
     squares = [*options, "task=squares", f"datasets={json.dumps(SQUARES)}"]
     codes["train with squares"] = main_train_vrt.main(squares)
     codes["test squares"] = main_test_vrt.main([*squares, "--save", "frames"])
+    # The option file of the page, in a shorter training.
+    page = ["--opt", str(folder / "tiny.json"), "task=page", "train.total_iter=2"]
+    page += [f"path.root={folder / 'experiments'}", "logging.use_tensorboard=false"]
+    codes["train as the page says"] = main_train_vrt.main(page)
 
     codes["train again"] = main_train_vrt.main(again)
 

@@ -9,6 +9,7 @@ trains, tests and caches small clips, in these runs:
     vrt       VRT with the fusion operator "add" of the page, on a cache of this data set
     noise     the network "tiny", on the data set "Noise" of the page, which has no files
     squares   the same, with the test set "Squares" of the page
+    page      the option file of the page
 
 Then each test looks at what these runs have written.
 """
@@ -117,6 +118,14 @@ def files_of_page() -> dict[str, str]:
     return dict(re.findall(r"```python\n# (\S+)\n(.*?)```", page, re.DOTALL))
 
 
+def option_file_of_page() -> str:
+    """Return the option file of docs/extending.md."""
+    page = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
+    block = r"Save this as `options/tiny\.json`:\n\n```json\n(.*?)```"
+    [text] = re.findall(block, page, re.DOTALL)
+    return text
+
+
 def new_files() -> dict[str, str]:
     """Return all new files: name -> content."""
     files = files_of_page() | {
@@ -142,6 +151,7 @@ STEPS = (
     "check noise",
     "train with squares",
     "test squares",
+    "train as the page says",
     "train again",
     "cache train",
     "cache test",
@@ -293,6 +303,8 @@ def used_parts(tmp_path_factory) -> UsedParts:
     vrt = network_section(in_chans=None, fusion={"type": "add", "gain": 0.5})
     (folder / "vrt.json").write_text(json.dumps(vrt))
 
+    (folder / "tiny.json").write_text(option_file_of_page())
+
     program = ROOT / "tests/helpers/with_new_parts.py"
     result = run_ranks(1, program, folder, *MISSPELT, *WRONG_SECRETS, limit_s=240)
 
@@ -365,6 +377,10 @@ def test_a_test_set_of_ones_own_is_validated_on(used_parts):
 
 def test_the_clips_of_a_test_set_of_ones_own_are_tested(used_parts):
     assert list(used_parts.results("squares")["clips"]) == ["square0", "square1"]
+
+
+def test_the_option_file_of_the_page_trains_and_validates(used_parts):
+    assert used_parts.steps("page", "val/psnr") == [2]
 
 
 def as_8_bits(value: float) -> float:
