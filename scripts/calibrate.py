@@ -209,11 +209,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     command = parser.parse_args(arguments)
     if command.overlay is None:
         command.overlay = command.out.with_suffix(".png")
-    has_one_of_both = bool(command.geometry) != bool(command.search_planes)
-    has_no_planes = bool(command.geometry) and not command.planes
-    if has_one_of_both or has_no_planes:
+    # --geometry and --search-planes go together, and they need --planes. --planes may stand alone.
+    is_one_missing = bool(command.geometry) != bool(command.search_planes)
+    are_planes_missing = bool(command.geometry) and not command.planes
+    if is_one_missing or are_planes_missing:
         raise OptionError(
-            what="--geometry, --search-planes and --planes belong together",
+            what="--geometry and --search-planes need each other, and --planes",
             where="the command line",
             expected="all three, to find the time offset",
             do="add the missing ones",
@@ -233,11 +234,11 @@ def view_of(
         first, count = command.planes  # given, as `parse` makes sure
         stream, before = _stream_around(path, geometry, first, count, command.search_planes)
     else:
-        # To find the geometry, the sum of the planes is enough. It is a stream of one plane
-        # (1, h, w), and this plane is the exposure.
-        # Without --planes, all planes of the file (None).
-        first, planes = command.planes or (0, None)
-        spikes = read_spikes(path, geometry, first, planes)  # (planes, h, w)
+        # To find the geometry, one picture is enough: the sum of all planes of the exposure. It is
+        # given as a stream with one plane, (1, h, w), whose exposure is this plane.
+        # Without --planes, we read all planes of the file: count_in_file is None.
+        first, count_in_file = command.planes or (0, None)
+        spikes = read_spikes(path, geometry, first, count_in_file)  # (planes, h, w)
         stream = spikes.sum(axis=0, dtype=np.uint32)[None]
         before = 0
         count = 1

@@ -58,7 +58,7 @@ from utils.errors import DataError, OptionError
 from utils.files import publish_folder, refuse_existing, scratch_folder
 from utils.image import IMAGE_SUFFIXES, comparison_strip, imwrite_rgb
 from utils.options.load import Sources, apply_override
-from utils.video import VIDEO_SUFFIXES, VideoWriter
+from utils.video import WRITABLE_SUFFIXES, VideoWriter
 
 # A spike file is a sequence of planes. A plane has one bit per pixel: 1 if the pixel fired. A
 # packed file (.dat, .bin) holds the bits without a header. So its height, width and storage, a
@@ -71,9 +71,9 @@ from utils.video import VIDEO_SUFFIXES, VideoWriter
 #   layout         "raster": row after row. "sps100": the lines of the camera SPS100, 1000 x 1000
 #
 # What must stay: other programs use parts of this file: uploaded_clip.py `Ranking`, calibrate.py
-# `add_geometry` and `the_geometry`, show_sample.py `in_words`. A file that fits in memory only in
-# parts is read in parts (test_a_long_stream_is_never_whole_in_memory). No size is named if two are
-# as good (test_info_names_no_size_if_two_are_as_good).
+# `add_geometry`, `given_geometry` and `the_geometry`, show_sample.py `in_words`. A file that fits
+# in memory only in parts is read in parts (test_a_long_stream_is_never_whole_in_memory). No size is
+# named if two are as good (test_info_names_no_size_if_two_are_as_good).
 # Free to change: the limits below, and the printed texts, except where
 # tests/parts/scripts/test_spike_tool.py quotes them.
 
@@ -100,8 +100,8 @@ DEFAULT_SUFFIX = {
 }
 # Suffixes that --out may have. "" is a folder. A command that is missing here takes any suffix.
 ALLOWED_SUFFIXES = {
-    "recon": ("", *IMAGE_SUFFIXES, *VIDEO_SUFFIXES),
-    "play": VIDEO_SUFFIXES,
+    "recon": ("", *IMAGE_SUFFIXES, *WRITABLE_SUFFIXES),
+    "play": WRITABLE_SUFFIXES,
     "convert": formats.FORMATS,
 }
 
@@ -240,16 +240,16 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     action.set_defaults(run=simulate_stream)
     add_simulation(action)
 
-    # argparse cannot read the words method.key=value behind a file and options. So
+    # argparse cannot read words such as method.half_window=20 after FILE and its options. So
     # `parse_known_args` returns these words as unknown. `recon` and `play` read them later. All
     # other unknown words are refused here.
-    command, command.overrides = parser.parse_known_args(arguments)
-    can_override = command.action in ("recon", "play")
-    wrong = command.overrides
-    if can_override:
-        wrong = [word for word in command.overrides if not word.startswith("method.")]
-    if wrong:
-        parser.error(f"unrecognized arguments: {' '.join(wrong)}")
+    command, unknown_words = parser.parse_known_args(arguments)
+    command.overrides = unknown_words
+    wrong_words = unknown_words
+    if command.action in ("recon", "play"):
+        wrong_words = [word for word in unknown_words if not word.startswith("method.")]
+    if wrong_words:
+        parser.error(f"unrecognized arguments: {' '.join(wrong_words)}")
     return command
 
 
@@ -260,7 +260,7 @@ def add_file(parser: argparse.ArgumentParser) -> None:
 
 
 def add_geometry(parser: argparse.ArgumentParser) -> None:
-    """Add the options that `geometries` reads. The page of app.py sets the same names."""
+    """Add the options that `geometries` reads. scripts/calibrate.py adds them, too."""
     parser.add_argument(
         "--size",
         type=int,
@@ -273,7 +273,8 @@ def add_geometry(parser: argparse.ArgumentParser) -> None:
         "--head-columns",
         type=int,
         default=0,
-        help="number of head columns of a plane, which hold no pixels (default: %(default)s)",
+        help="number of head columns, which stand at the end of each row and hold no pixels "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--bit-order",
@@ -312,7 +313,7 @@ def add_output(parser: argparse.ArgumentParser, name: str, output: str) -> None:
         "--rate",
         type=float,
         help="spikes per plane at full light; default: the rate in dataset.json, else the "
-        "brightest half percent of the pixels is white",
+        "rate with which the brightest half percent of the pixels is white",
     )
     parser.add_argument(
         "--light",
@@ -1064,7 +1065,7 @@ def recon(command: argparse.Namespace) -> None:
     images = tracked(rendering.images(planes), len(planes), name, "planes")
     out = command.out
     suffix = out.suffix.lower()
-    if suffix in VIDEO_SUFFIXES:
+    if suffix in WRITABLE_SUFFIXES:
         with VideoWriter(out, command.fps) as video:
             for plane, _, image in images:
                 title = f"{name}  {moment(plane, command.tick_hz)}"

@@ -129,7 +129,7 @@ def start_work(
             expected="a blurry film, or frames",
             do="give the files",
         )
-    blurry = placed(frames, folder / "clip/blur")
+    blurry = copy_to(frames, folder / "clip/blur")
     source = FrameSource(blurry)
     frame_size = source.read(0).shape[:2]
     refuse_long(source, frame_size)
@@ -140,9 +140,9 @@ def start_work(
     if source.is_video:
         command.append("video")  # one more value of --save
     if spikes:
-        command += spike_flags(placed(spikes, folder / "clip/spike"), height, width, frame_size)
+        command += spike_flags(copy_to(spikes, folder / "clip/spike"), height, width, frame_size)
     if sharp:
-        command += ["--gt", placed(sharp, folder / "clip/sharp")]
+        command += ["--gt", copy_to(sharp, folder / "clip/sharp")]
     if method != NETWORK:
         command += ["--method", method]
     if method in (NETWORK, JOINT):  # the other methods have no weights
@@ -152,7 +152,7 @@ def start_work(
     for option in more.splitlines():
         if option:
             command.append(checked_option(option))
-    return Work(folder, source, started(command, folder / "log"))
+    return Work(folder, source, start_program(command, folder / "log"))
 
 
 def spike_flags(
@@ -160,19 +160,20 @@ def spike_flags(
 ) -> list[str | int | Path]:
     """Return the flags of main_test_vrt.py for the spikes: --spike, and --spike-size if known.
 
-    spikes: file or folder. height, width: as the visitor gave them, 0 if they are to be found.
+    spikes: file or folder. height, width: as the visitor gave them. Both are 0 if the size is to be
+    found; main_test_vrt.py refuses a size in which only one is 0.
     frame_size: (height, width) of a blurry frame.
     """
     if height or width:
         size = (height, width)
     else:
-        size = found_size(spikes, frame_size)
+        size = find_size(spikes, frame_size)
     if size is None:  # main_test_vrt.py finds the size, or says what is missing
         return ["--spike", spikes]
     return ["--spike", spikes, "--spike-size", *size]
 
 
-def started(command: Sequence[str | int | Path], log_file: Path) -> subprocess.Popen[bytes]:
+def start_program(command: Sequence[str | int | Path], log_file: Path) -> subprocess.Popen[bytes]:
     """Start main_test_vrt.py with these arguments. Its output goes to a new file."""
     # The process has its own copy of the open log, so the file can be closed here.
     with open(log_file, "wb") as log:
@@ -184,11 +185,11 @@ def started(command: Sequence[str | int | Path], log_file: Path) -> subprocess.P
         )
 
 
-def placed(files: Sequence[str], folder: Path) -> Path:
+def copy_to(files: Sequence[str], folder: Path) -> Path:
     """Copy uploaded files to a folder. Return the folder, or the file if there is only one.
 
-    A file that describes the spikes (dataset.json) does not count: one spike file and dataset.json
-    give the path of the spike file. Raises DataError for two files of the same name.
+    dataset.json, which describes the spikes, does not count as a file: beside one spike file, the
+    path of the spike file is returned. Raises DataError for two files of the same name.
     """
     folder.mkdir(parents=True)
     for file in files:
@@ -205,18 +206,20 @@ def placed(files: Sequence[str], folder: Path) -> Path:
     return without_info[0] if len(without_info) == 1 else folder
 
 
-def found_size(spikes: Path, picture: tuple[int, int]) -> tuple[int, int] | None:
+def find_size(spikes: Path, picture: tuple[int, int]) -> tuple[int, int] | None:
     """Return (height, width) of a spike plane, as `spike_tool.py info` finds them.
 
-    Returns None if main_test_vrt.py finds the size itself (the file or dataset.json says it), or if
-    several sizes fit the file.
+    Returns None if there is no spike file, if main_test_vrt.py finds the size itself (the file or
+    dataset.json says it), or if several sizes fit the file.
 
-    spikes: file or folder. picture: (height, width) of a frame. The plane should have its shape.
+    spikes: file or folder. picture: (height, width) of a frame. A plane should have the same ratio
+    of height to width.
     """
     # All spike files of a clip have the same size, so the first one is enough.
     files = spike_files(spikes)
     if not files:
         return None
+    # `Ranking` reads the options of `info`. Its parser gives their defaults.
     command = spike_tool.parse(["info", str(files[0])])
     with spike_errors_as_data_errors():
         ranking = spike_tool.Ranking(command, picture)
