@@ -41,11 +41,11 @@ from utils.picture import MOST_PIXELS, UPRIGHT, Orientation, upright
 
 logger = logging.getLogger(__name__)
 
-# Suffixes of films that can be written.
-VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v")
+# Suffixes of films that can be written, and read.
+WRITABLE_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v")
 # Suffixes of films that can be read.
-FILM_SUFFIXES = (
-    *VIDEO_SUFFIXES, ".mts", ".m2ts", ".ts", ".mpg", ".mpeg", ".vob", ".wmv", ".asf", ".flv",
+READABLE_SUFFIXES = (
+    *WRITABLE_SUFFIXES, ".mts", ".m2ts", ".ts", ".mpg", ".mpeg", ".vob", ".wmv", ".asf", ".flv",
     ".f4v", ".3gp", ".3g2", ".ogv", ".mxf", ".gif", ".apng", ".y4m",
 )  # fmt: skip
 # FFmpeg's names of the containers that are read. All others are refused: some of them
@@ -55,7 +55,7 @@ CONTAINERS = (
     "apng",
     "yuv4mpegpipe", "nut", "ivf", "obu", "h264", "hevc", "vvc", "m4v", "mjpeg", "dv", "cine", "rm",
 )  # fmt: skip
-# In these containers each stream states its start in a clock of its own.
+# These containers state the start of each stream in a clock of the whole file (movie_timescale).
 MP4_SUFFIXES = (".mp4", ".mov", ".m4v")
 
 # When `VideoReader.read` goes back, it also keeps frames before the wanted frame. This is the
@@ -73,8 +73,8 @@ LIMITED = 1  # AVCOL_RANGE_MPEG
 UNSPECIFIED = 2  # AVCOL_SPC_UNSPECIFIED
 HDR = {16: "PQ", 18: "HLG"}  # AVCOL_TRC_SMPTE2084, AVCOL_TRC_ARIB_STD_B67
 
-# How to make a frame upright that is turned by 0, 90, 180 or 270 degrees counter-clockwise, in this
-# order.
+# TURNS[n] turns a frame by n quarter turns counter-clockwise, as the file asks a player to do. E.g.
+# TURNS[1] shows the right column of the stored frame as the top row.
 TURNS = (
     UPRIGHT,
     Orientation(is_transposed=True, has_reversed_columns=False, has_reversed_rows=True),
@@ -86,8 +86,8 @@ SQUARE = Fraction(1)
 
 # Words for the message about a frame that is not decoded.
 TOO_LARGE = f"more than {MOST_PIXELS / 1e6:.0f} million pixels (8K frames have 33)"
-# Frames of fewer than 16.8 million pixels, e.g. 4K frames with 8.3 million, are decoded several at
-# a time. For larger frames this would take much memory.
+# A frame of at least this many pixels is decoded alone, because several of them would take much
+# memory. Smaller frames, e.g. 4K frames with 8.3 million pixels, are decoded several at a time.
 LARGE_FRAME_PIXELS = 2**24
 # The finest clock of a written film, in ticks a second. Finer time stamps are rounded to it.
 FINEST_CLOCK = 2**24
@@ -541,7 +541,7 @@ class VideoWriter(AbstractContextManager):
 
         options = {}
         if self.path.suffix.lower() in MP4_SUFFIXES:
-            # These containers state the start of a stream in a clock of their own, which counts
+            # The clock of the file, in which it states the start of each stream, counts
             # milliseconds by default. faststart lets players begin before they have the whole file.
             options = {"movie_timescale": str(self._ticks_a_second), "movflags": "+faststart"}
         self._out = open_container(str(self._temporary), "w", options=options)

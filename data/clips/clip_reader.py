@@ -40,7 +40,7 @@ from data.spike.formats import FORMATS, array_shape
 from utils.dist import watchdog
 from utils.errors import DataError
 from utils.user_path import advice_on, expand_path
-from utils.video import FILM_SUFFIXES
+from utils.video import READABLE_SUFFIXES
 
 logger = logging.getLogger(__name__)
 
@@ -218,7 +218,7 @@ def _spike_path(path: Path | None) -> Path | None:
 
 def _gt_path(path: Path | None) -> Path | None:
     """Return the path of the sharp frames of a clip: <path>.mp4, <path>/sharp, or `path` itself."""
-    return None if path is None else files.clip_path(path, "sharp", FILM_SUFFIXES)
+    return None if path is None else files.clip_path(path, "sharp", READABLE_SUFFIXES)
 
 
 def _name_of(frames: Path) -> str:

@@ -55,7 +55,7 @@ from utils.errors import DataError, OptionError, address_of
 from utils.files import natural_key, open_plain, order_of, read_plain
 from utils.image import IMAGE_SUFFIXES
 from utils.picture import MOST_PIXELS, Header, has_whole_chunks, read_header, upright
-from utils.video import FILM_SUFFIXES, SQUARE, VideoReader
+from utils.video import READABLE_SUFFIXES, SQUARE, VideoReader
 
 logger = logging.getLogger(__name__)
 
@@ -1239,7 +1239,7 @@ def clips_in(root: Path, inner: str = "") -> list[tuple[str, Path]]:
     for path in sorted(root.iterdir(), key=lambda path: natural_key(path.name)):
         if path.name.startswith("."):
             continue
-        is_film = path.is_file() and path.suffix.lower() in FILM_SUFFIXES
+        is_film = path.is_file() and path.suffix.lower() in READABLE_SUFFIXES
         images = clip_path(path, inner)  # <path>/<inner> if it exists, else `path`
         if is_film:
             clips.append((path.stem, path))
