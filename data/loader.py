@@ -7,12 +7,13 @@
 
 A micro-batch is what one rank puts through the network at once. An optimizer step uses one or more
 micro-batches (accumulation_steps), and the samples of all ranks in it are the global batch. A
-loader worker is a process that hands over its micro-batches through shared memory, /dev/shm. If it
-hangs or dies, the error of this module names the samples that it was to read. main_train_vrt.py
+loader worker is a process that hands over its micro-batches through shared memory, /dev/shm. If a
+worker hangs or dies, an error names the samples that this worker had to read. main_train_vrt.py
 makes the `TrainLoader`.
 
-What must stay: the order of the samples depends only on seed, epoch and position, because a run may
-resume with other numbers of ranks and workers (test_the_order_follows_from_seed_with_epoch,
+What must stay: the order of the samples depends only on seed, epoch, position and the size of the
+global batch. So a run may resume with other numbers of ranks and workers, if the global batch has
+as many samples as before (test_the_order_follows_from_seed_with_epoch,
 test_no_two_ranks_have_the_same_sample). What may change: how the workers read.
 
 Tests: tests/dist/test_resume.py (the order after a resume),
@@ -70,7 +71,7 @@ SHARE_OF_STALL = 0.8
 class ResumableDistributedSampler(Sampler[tuple[int, int]]):
     """Yields (epoch, index) of the samples of one rank.
 
-    A global batch has the samples of all ranks in one step: G = world_size * batch_size samples.
+    A global batch has the samples of all ranks in one step: G = world_size * samples_per_step.
     The samples of an epoch are chosen in three steps:
 
     1. P is a permutation of all samples. It depends only on (seed, epoch).
@@ -78,15 +79,16 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
     3. Rank r takes every world_size-th sample of a global batch, beginning with number r.
 
     So a step has the same samples for any number of ranks, if G is the same. E.g. 2 ranks,
-    batch_size 2 and P = 5 3 0 4 2 1: G is 4, so there is one global batch, 5 3 0 4. Rank 0 gets 5
-    and 0, rank 1 gets 3 and 4.
+    samples_per_step 2 and P = 5 3 0 4 2 1: G is 4, so there is one global batch, 5 3 0 4. Rank 0
+    gets 5 and 0, rank 1 gets 3 and 4.
 
     Each index comes with its epoch. The reason: persistent workers have a copy of the dataset, and
     would not see an epoch that is set later in the dataset of the main process.
 
     What must stay: the result for each seed, epoch and G, because runs resume within an epoch.
 
-    dataset_len: number of samples of an epoch. batch_size: samples of a rank in a step.
+    dataset_len: number of samples of an epoch.
+    samples_per_step: samples of one rank in a step, all its micro-batches together.
     Raises OptionError if the dataset cannot fill one global batch.
     """
 
@@ -96,17 +98,17 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
         *,
         world_size: int,
         rank: int,
-        batch_size: int,
+        samples_per_step: int,
         seed: int,
         shuffle: bool = True,
     ) -> None:
         self.dataset_len = dataset_len
         self.world_size = world_size
         self.rank = rank
-        self.batch_size = batch_size
+        self.samples_per_step = samples_per_step
         self.seed = seed
         self.shuffle = shuffle
-        self.global_batch = world_size * batch_size
+        self.global_batch = world_size * samples_per_step
         self.batches_per_epoch = dataset_len // self.global_batch
         # Position of the next iteration, which `seek` sets.
         self.epoch = 0
@@ -116,7 +118,7 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
                 what=f"{dataset_len} training samples are fewer than one batch of "
                 f"{self.global_batch}",
                 where="datasets.train",
-                expected=f"at least {world_size} ranks x {batch_size} samples each",
+                expected=f"at least {world_size} ranks x {samples_per_step} samples each",
                 do="add clips, lower dataloader_batch_size or the number of ranks, or raise "
                 "dataloader_epoch_repeat",
             )
@@ -135,7 +137,7 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
 
     def __len__(self) -> int:
         """Return how many samples this rank has left in this epoch."""
-        return (self.batches_per_epoch - self.start_batch) * self.batch_size
+        return (self.batches_per_epoch - self.start_batch) * self.samples_per_step
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         order = self.order()
@@ -181,8 +183,7 @@ class TrainLoader:
             len(dataset) * section.dataloader_epoch_repeat,
             world_size=utils_dist.get_world_size(),
             rank=self.rank,
-            # The samples of this rank in a step: all its micro-batches together.
-            batch_size=section.dataloader_batch_size * accumulation_steps,
+            samples_per_step=section.dataloader_batch_size * accumulation_steps,
             seed=seed,
             shuffle=section.dataloader_shuffle,
         )

@@ -139,7 +139,9 @@ def samples_of_one_rank(options: Path, epochs: int) -> list[str]:
     """Return the samples of the first epochs, in the order in which one rank takes them."""
     section = json.loads(options.read_text())["datasets"]["train"]
     dataset: Any = build_dataset(section, "train", seed=0)
-    order = ResumableDistributedSampler(len(dataset), world_size=1, rank=0, batch_size=4, seed=0)
+    order = ResumableDistributedSampler(
+        len(dataset), world_size=1, rank=0, samples_per_step=4, seed=0
+    )
     samples = []
     for epoch in range(epochs):
         order.seek(epoch)

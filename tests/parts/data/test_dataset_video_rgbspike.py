@@ -739,7 +739,7 @@ def test_a_known_rate_is_refused_if_no_rate_is_divided_out(clips, spike):
 def sampler(rank=0, world_size=1, batch_size=2, length=23, seed=0, epoch=0, **how):
     """Return the sampler of a rank at the begin of an epoch. It gives pairs (epoch, index)."""
     made = ResumableDistributedSampler(
-        length, world_size=world_size, rank=rank, batch_size=batch_size, seed=seed, **how
+        length, world_size=world_size, rank=rank, samples_per_step=batch_size, seed=seed, **how
     )
     made.seek(epoch)
     return made

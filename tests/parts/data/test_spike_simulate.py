@@ -718,7 +718,7 @@ def drawn_numbers(dataset: Any, epoch: int, index: int) -> dict[str, Any]:
     # The order of the samples in the epoch. The clip has 24 frames, so an epoch of DRAWS
     # repetitions has 24 x DRAWS samples.
     sampler = ResumableDistributedSampler(
-        24 * DRAWS, world_size=1, rank=0, batch_size=1, seed=dataset.seed
+        24 * DRAWS, world_size=1, rank=0, samples_per_step=1, seed=dataset.seed
     )
     sampler.seek(epoch)
     return {
