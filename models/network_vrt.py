@@ -121,11 +121,14 @@ class VRT(nn.Module):
         indep_reconsts: list[int] = [11, 12],  # noqa: B006
         embed_dims: list[int] = [120] * 7 + [180] * 6,
         num_heads: list[int] = [6] * 13,
-        mul_attn_ratio: float = 0.75,  # mutual: the two frames of a window attend to each other
+        # Share of a stage's blocks, from its first on, that have mutual attention: the two frames
+        # of a window attend to each other.
+        mul_attn_ratio: float = 0.75,
         mlp_ratio: float = 2.0,  # width of the hidden layer of a block's MLP / width of the block
         qkv_bias: bool = True,  # whether queries, keys and values have a bias
         qk_scale: float | None = None,  # factor of the attention's logits; None: the published one
-        drop_path_rate: float = 0.2,  # probability of dropping a branch of the last block
+        # Probability of dropping a branch of the last block. It rises from 0 in the first block.
+        drop_path_rate: float = 0.2,
         spynet_path: str | None = None,
         pa_frames: Literal[0, 2, 4, 6] = 2,
         deformable_groups: int = 16,  # the channels of a group are aligned with the same offsets
@@ -150,11 +153,11 @@ class VRT(nn.Module):
         # and how many channels the trunk gets. `resolve` checks the section and fills in defaults.
         fusion_options = FUSIONS.resolve(fusion, "netG.fusion")
         fusion_class = fusion_options.constructor
-        self.image_chans, in_chans = fusion_class.channels(in_chans, spike_channels)
+        self.image_chans, trunk_chans = fusion_class.channels(in_chans, spike_channels)
         check_arguments(options, self.image_chans)
 
         self.upscale = upscale
-        self.in_chans = in_chans  # channels per frame after fusion.on_input
+        self.in_chans = trunk_chans  # channels per frame after fusion.on_input
         self.out_instants = out_instants
         self.out_chans = out_instants * out_chans
         self.pa_frames = pa_frames
@@ -171,9 +174,9 @@ class VRT(nn.Module):
         if pa_frames:
             # Each frame, and the four nearest pixels in each of its two neighbours: 9 groups of
             # channels. flow.aligned_input makes them.
-            inputs = 9 * in_chans + int(nonblind_denoising)
+            inputs = 9 * trunk_chans + int(nonblind_denoising)
         else:
-            inputs = in_chans
+            inputs = trunk_chans
         self.conv_first = FrameConv(inputs, embed_dims[0])
         if pa_frames:
             self.spynet = SpyNet()

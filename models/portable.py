@@ -15,8 +15,9 @@ A file of ours describes its network in a table with the keys of DESCRIPTION:
 
     {"scale": 1, "netG": {...}, "spike_channels": 9, "spike": {...}, "spike_data": {...}}
 
-Files may be downloads from anywhere, so nothing in them is trusted. The functions whose names begin
-with "refuse" raise an error before this program would run out of memory.
+Files may be downloads from anywhere, so nothing in them is trusted: e.g. a file of 1 kB may state a
+tensor of 1 TB. The functions whose names begin with "refuse" raise an error before this program
+would run out of memory.
 
 What must stay: each check, and its place before the code that it protects. test_hostile_weights.py
 has a file for each kind of attack. The limits have their reasons beside them below.
@@ -68,7 +69,8 @@ LEAST_MATCHED = 0.9
 MOST_TIMES_FILE_SIZE = 4
 # Tensors of at most this many bytes (537 MB) in all are allowed, whatever the size of the file is.
 ALWAYS_ALLOWED_BYTES = 2**29
-# Larger numbers in options count as this number, because its square is still a finite float.
+# A number above this one in the options of a file counts as this one (`_numbers_in`). The check
+# squares some of them, and the square, 1e60, is still a finite float.
 LARGEST_NUMBER = 1e30
 # Number of names of each kind that the report of a loaded file shows.
 SHOWN_NAMES = 6
@@ -106,8 +108,8 @@ _VIMEO: dict[str, Any] = {
     "deformable_groups": 16,
 }
 
-# Name of a published file, without .pth -> arguments of its network. 002 follows the tensors of its
-# released file. The option file of KAIR has other values.
+# Name of a published file, without .pth -> arguments of its network. For 002, KAIR's option file has
+# other values. Those below are right, because the tensors of its released file fit them.
 RELEASED: dict[str, dict[str, Any]] = {
     "001_VRT_videosr_bi_REDS_6frames": {
         **_SUPER_RESOLUTION,

@@ -37,18 +37,19 @@ PADDED = (4, 7, 6)
 CHANNELS = 12
 
 
-@pytest.fixture(params=["own attention", "public attention"])
+@pytest.fixture(params=["CPU form", "GPU form"])
 def form(request, monkeypatch):
-    """Let blocks use the form for a CPU, then the form for a GPU.
+    """Let blocks use the form for a CPU, then the form for a GPU, on the CPU.
 
-    The limits are so low that a chunk has one to five windows.
+    The limits of tokens are so low that a chunk has one to five windows.
     """
     monkeypatch.setattr(chunks, "CPU_TOKENS", 100)
-    if request.param == "public attention":
-        monkeypatch.setattr(forms, "CPU_FORM", ())
-        # A head must have a multiple of 64 bytes: heads of 6 channels in float64 are padded to 8.
-        monkeypatch.setattr(forms, "HEAD_BYTES", {"cpu": 64})
+    if request.param == "GPU form":
+        monkeypatch.setattr(forms, "CPU_FORM", ())  # so tensors on the CPU take the GPU form
         monkeypatch.setattr(chunks, "GPU_TOKENS", 160)
+        # On a GPU, a head must have a multiple of 16 bytes. Here it is 64, so that heads of 6
+        # channels in float64, 48 bytes, are padded to 8 channels.
+        monkeypatch.setattr(forms, "HEAD_BYTES", {"cpu": 64})
     return request.param
 
 
@@ -98,7 +99,7 @@ def step(group: BlockGroup, x: torch.Tensor) -> dict[str, torch.Tensor]:
     y = group(x)
     # A loss in which each value of the output has another weight.
     weights = torch.linspace(-1, 1, y.numel(), dtype=torch.float64).view_as(y)
-    loss = (y.double() * weights).sum()
+    loss = (y.double() * weights).sum()  # double: y is bfloat16 in the last tests
 
     inputs = {"input": x}
     for name, parameter in group.named_parameters():
@@ -373,7 +374,7 @@ def test_the_precision_that_the_user_set_comes_back_after_an_error():
 
 @pytest.mark.parametrize(
     "cpu_form",
-    [pytest.param(("cpu",), id="own attention"), pytest.param((), id="public attention")],
+    [pytest.param(("cpu",), id="CPU form"), pytest.param((), id="GPU form")],
 )
 def test_under_autocast_every_block_takes_the_dtype_that_it_gives(cpu_form, monkeypatch):
     monkeypatch.setattr(forms, "CPU_FORM", cpu_form)
