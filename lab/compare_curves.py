@@ -9,8 +9,8 @@
 Writes OUT.json, with the figures, and OUT.png, with the curves. The exit code is 1 if the two runs
 differ by more than the first run and its repetitions.
 
-How it is computed: each curve is smoothed, and divided by the first curve. The root mean square of
-the change from 1 is the figure that is compared (`rms`).
+How it is computed: all curves are smoothed. The figure that is compared, `rms`, is the root mean
+square of (curve - first) / |first|, where `first` is the curve of the first run.
 
 What must stay: the keys of OUT.json, which docs/benchmarks has. Nothing else uses this file. Test:
 test_a_difference_is_compared_with_the_difference_between_two_seeds in
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
     reference, curve_of_second, *curves_of_seeds = curves
     difference_of_runs = difference(curve_of_second, reference)
     differences_of_seeds = [difference(curve, reference) for curve in curves_of_seeds]
-    # Of several seeds, the largest difference counts. The test has one seed.
+    # Of several seeds, the largest difference counts.
     noise = {}
     for key in difference_of_runs:
         noise[key] = max(of_seed[key] for of_seed in differences_of_seeds)

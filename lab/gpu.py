@@ -6,8 +6,9 @@
     python lab/gpu.py --out try.json --device cpu      tiny sizes, to try the program itself
 
 All measurements together take 5 minutes at most, and the file says which of them did not fit in.
-The training step comes first. If a measurement fails or runs out of memory, the file says so, and
-the next measurement begins. The file is written after each one:
+The training step comes first. If a measurement raises a RuntimeError, e.g. for lack of memory, the
+file says so, and the next measurement begins. Another error ends the process, and the rest of its
+measurements are noted as failed. The file is written after each measurement:
 
     {"gpu": "NVIDIA H200", ..., "figures": {"step, batch 1, no checkpointing":
         {"s": 0.67, "peak GB": 5.1}, "naive step, batch 1, float32": {"failed": "out of memory"}}}
@@ -15,8 +16,8 @@ the next measurement begins. The file is written after each one:
 The exit code is 1 if a measurement failed. This program measures speed and memory. `pytest -m cuda`
 tests whether the results are right. docs/gpu.md has figures of an H200.
 
-The program runs as several processes: `main` starts itself again with `--here NAME ...`, and each
-of these processes measures some of MEASUREMENTS.
+The measurements run in a few processes, so that a process that crashes loses only its own figures.
+`main` starts this program again with `--here NAME ...` for each of them.
 
 What must stay: the names of the measurements, which docs/gpu.md and stored files have, and
 `prepare`, which lab/gpu_next.py calls. test_a_measurement_of_a_gpu_writes_its_figures runs one of
@@ -67,10 +68,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--only", choices=MEASUREMENTS, metavar="NAME", help=", ".join(MEASUREMENTS)
     )
-    parser.add_argument("--here", nargs="+", help="measure these here, print a line of JSON each")
+    parser.add_argument("--here", nargs="+", help="for this program: measure these in this process")
     args = parser.parse_args(argv)
 
-    # `in_process` has started this process for some of the measurements.
+    # `run_in_process` has started this process for some of the measurements.
     if args.here:
         for name in args.here:
             print(json.dumps({name: measure_here(name, args.device)}), flush=True)
@@ -81,13 +82,13 @@ def main(argv: list[str]) -> int:
     if args.only:
         names_of_processes = [[args.only]]
     else:
-        names_of_processes = processes()
+        names_of_processes = names_by_process()
 
-    content: Figures = {**environment(), "figures": {}}
+    content: dict[str, Any] = {**environment(), "figures": {}}
     end = time.monotonic() + BUDGET_S
     for names in names_of_processes:
         time_left_s = end - time.monotonic()
-        for name, figures in in_process(names, args.device, limit_s=time_left_s):
+        for name, figures in run_in_process(names, args.device, limit_s=time_left_s):
             content["figures"][name] = figures
             args.out.write_text(json.dumps(content, indent=1) + "\n")
             # Only the beginning, because the table of the profile has 30 lines.
@@ -96,7 +97,7 @@ def main(argv: list[str]) -> int:
     return int(has_failed)
 
 
-def processes() -> list[list[str]]:
+def names_by_process() -> list[list[str]]:
     """Return for each process the names of the measurements that it makes, in their order.
 
     The first measurement of all must be one of FIRST_OF_PROCESS.
@@ -109,7 +110,7 @@ def processes() -> list[list[str]]:
     return names_of_processes
 
 
-def in_process(names: list[str], device: str, limit_s: float) -> Iterator[tuple[str, Figures]]:
+def run_in_process(names: list[str], device: str, limit_s: float) -> Iterator[tuple[str, Figures]]:
     """Start a process that makes some measurements. Yields each name with its figures.
 
     limit_s: seconds after which the process is killed.

@@ -4,9 +4,10 @@
     header.size                       # (height, width) of the upright picture
     header.is_too_large               # whether to refuse it before it is decoded
 
-The header is read before a decoder sees the file, because a file of a few bytes may state a picture
-that fills the memory. So every reader here must bear any bytes: it returns None for a header that
-is cut short or contradicts itself, and never loops without an end.
+The header is all that stands before the pixels. It is read before a decoder sees the file, because
+a file of a few bytes may state a picture that fills the memory. So every reader here must bear any
+bytes: it returns None for a header that is cut short or contradicts itself, and never loops without
+an end.
 
 Each format has one reader below, `_read_png` and so on. Its docstring shows the layout of the file.
 A layout such as "8 length, 12 kind" gives the number of the byte at which a value begins: the
@@ -59,9 +60,10 @@ EXIF_ORIENTATIONS = {
 
 
 def upright(image: np.ndarray, orientation: Orientation) -> np.ndarray:
-    """Return an image (H, W, ...) as it is shown, (H, W, ...) or (W, H, ...), without a copy.
+    """Turn an image upright, without a copy.
 
-    The result shares memory with `image`. So a caller that changes the result changes `image`, too.
+    image: (H, W, ...) as it is stored. Returns (H, W, ...), or (W, H, ...) if the orientation is
+    transposed. The result shares memory with `image`, so a caller that changes it changes both.
     """
     if orientation.is_transposed:
         image = image.swapaxes(0, 1)  # (W, H, ...)
@@ -105,8 +107,8 @@ def read_header(content: bytes) -> Header | None:
 
     content: the bytes of the file, or of its beginning.
 
-    Returns None if the file has none of the six formats, if its height or width is 0, or if the
-    content ends before the header does.
+    Returns None if the file has none of the six formats, if its height or width is 0, if the header
+    contradicts itself, or if the content ends before the header does.
     """
     for mark, read in READERS.items():
         if re.match(mark, content, re.DOTALL):

@@ -54,12 +54,13 @@ class TwoHosts:
         # --uts: a host name of its own. --pid, --fork, --mount-proc: it sees its own processes
         # alone. --kill-child: all of them end with `unshare`.
         own_host = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        # The second "sh" is the shell's $0; the command is its "$@".
+        # sh -c TEXT NAME ARGUMENTS...: the name is "sh", and "$@" in the text stands for the
+        # arguments. So `exec "$@"` becomes the command.
         shell = ["sh", "-c", f'hostname host{host}; exec "$@"', "sh"]
         return [*into_network, *own_host, *shell, *command]
 
     def cut(self) -> None:
-        """Cut the cable: every packet is lost, and neither side is told."""
+        """Cut the cable. No connection is closed: each side only stops to hear of the other."""
         for i, name in enumerate(self.names):
             _ip("-n", name, "link", "set", f"cable{i}", "down")
 

@@ -64,7 +64,7 @@ class Order(Saved):
 
 
 class Position(Saved):
-    """The types of `checkpoint.Progress`: the position of a run.
+    """The types of `checkpoint.Progress`, and of three keys beside it: the position of a run.
 
     A checkpoint has these keys side by side with other keys, e.g. "version" and "optimizer".
     Fields with a default are missing in checkpoints of earlier versions.
@@ -82,11 +82,10 @@ class Position(Saved):
     # step 0.
     saved: Annotated[int, Field(ge=-1, le=LARGEST_COUNT)] = -1
     wandb_id: str | None = None  # id of the run at W&B
-    # The last three are no fields of `Progress`: number of ranks, number of skipped steps in a row,
-    # and the order of the data.
-    world_size: Annotated[int, Field(ge=1, le=LARGEST_COUNT)] = 1
-    nonfinite_in_a_row: Count = 0
-    order: Order | None = None
+    # The keys beside `Progress`:
+    world_size: Annotated[int, Field(ge=1, le=LARGEST_COUNT)] = 1  # number of ranks
+    nonfinite_in_a_row: Count = 0  # number of skipped steps in a row
+    order: Order | None = None  # the order of the data
 
     @field_validator("best_psnr")
     @classmethod
@@ -104,15 +103,16 @@ def refuse_wrong_types(state: dict[str, Any], path: Path) -> None:
     """
     for key, may_be_missing in TABLES.items():
         value = state.get(key)
-        is_missing = value is None and may_be_missing
-        if not isinstance(value, dict) and not is_missing:
+        if value is None and may_be_missing:
+            continue
+        if not isinstance(value, dict):
             raise _wrong(path, key, value, expected="a table")
     for name, value in state["model_state_dict"].items():
         if not isinstance(value, Tensor):
             raise _wrong(path, f"model_state_dict[{name!r}]", value, expected="a tensor")
 
-    # Only the keys of the position are given to the model. If a key is missing, the error shows the
-    # dict in which it was looked for, and the whole state has all weights.
+    # Give pydantic only the keys of the position. Its error for a missing key prints the whole dict
+    # that it was given, which would be all the weights.
     position = {}
     for key in Position.model_fields:
         if key in state:

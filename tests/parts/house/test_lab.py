@@ -221,7 +221,7 @@ def failing_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_a_measurement_of_a_gpu_that_fails_is_noted(failing_python):
-    figures = dict(gpu.in_process(["ceilings"], "cpu", limit_s=60))
+    figures = dict(gpu.run_in_process(["ceilings"], "cpu", limit_s=60))
 
     assert figures == {"ceilings": {"failed": "no memory", "code": 3}}
 
@@ -230,7 +230,7 @@ def test_a_measurement_of_a_gpu_that_fails_is_noted(failing_python):
 def test_a_measurement_of_a_gpu_that_takes_too_long_is_noted(failing_python, monkeypatch):
     monkeypatch.setenv("SECONDS_ASLEEP", "600")
 
-    figures = dict(gpu.in_process(["ceilings"], "cpu", limit_s=0))
+    figures = dict(gpu.run_in_process(["ceilings"], "cpu", limit_s=0))
 
     assert "limit" in figures["ceilings"]["failed"]
 

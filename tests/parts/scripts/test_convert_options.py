@@ -297,7 +297,7 @@ def middles_of_svrt(plane_count: int) -> list[int]:
     """Return the middles of the four channels of S-VRT for a file with this number of planes.
 
     S-VRT divides the planes into four equal parts and takes the middle of each part. It then moves
-    a middle that has fewer than 20 planes before it or after it.
+    a middle to 20 at least, and to T - 20 at most, where T planes are in the file.
 
     E.g. 56 planes: the parts have 14 planes each, and their middles are 7, 21, 35 and 49. Plane 7
     becomes 20. Plane 49 becomes 56 - 20 = 36. So the middles are 20, 21, 35 and 36.
@@ -315,7 +315,7 @@ def middles_of_svrt(plane_count: int) -> list[int]:
 def channels_of_svrt(planes: np.ndarray) -> np.ndarray:
     """Return the four channels of S-VRT (4, 32, 32) for the planes of a file (T, 16, 16).
 
-    Their values are not rounded to 8 bits, as S-VRT would do.
+    S-VRT rounds the values to 8 bits. This function does not.
     """
     channels = []
     for middle in middles_of_svrt(len(planes)):
