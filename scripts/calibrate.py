@@ -9,9 +9,9 @@ moments.
 
 The first form finds the geometry. Capture flat or distant scenes with much texture. Cameras and
 scene are at rest, or the planes are exactly the planes of the frame's exposure. The second form
-takes the geometry from a file, and finds by how many planes the exposure is later than --planes
-says, and during which share of these planes the frame was exposed. The scene has to move. Each form
-writes the file for `spike.calibration`, and an overlay image beside it to look at. Nothing is
+takes the geometry from a file, and finds two things: the delay of the exposure behind --planes, in
+planes, and the share of these planes in which the frame was exposed. The scene has to move. Each
+form writes the file for `spike.calibration`, and an overlay image beside it to look at. Nothing is
 overwritten. docs/data_format.md, section "Two cameras".
 
 Features (SIFT, RANSAC) give an affine start for any turn, scale and mirroring. The fit of

@@ -265,7 +265,9 @@ def claim_folder(
     _refuse_training_run(folder)
     earlier_run = _read_run_json(run_json)
     # The files that this test will write, for each clip.
-    planned_files = {name: outputs.planned_files(name, names) for name, names in stems.items()}
+    planned_files = {
+        clip: outputs.planned_files(clip, frame_names) for clip, frame_names in stems.items()
+    }
     # Owner of files, in words for errors -> its files.
     owners = {"all clips": [folder / name for name in FILES_OF_ALL_CLIPS]}
     for name, files in planned_files.items():
@@ -276,6 +278,7 @@ def claim_folder(
         # No test of this program made the folder. So it must be new or empty.
         if folder.is_dir():
             _refuse_foreign(sorted(path.name for path in folder.iterdir()), folder)
+        # Even in an empty folder, two results may want one name.
         _refuse_occupied(owners, written=set(), folder=folder)
     else:
         earlier_files = _files_of_earlier_tests(outputs, earlier_run, stems)
@@ -290,8 +293,8 @@ def claim_folder(
             _refuse_another_test(earlier_run, settings, inputs, folder)
             clips_that_stay = sorted(earlier_run["inputs"].keys() - stems)
             _refuse_names_of_kept_clips(owners, clips_that_stay, outputs)
-            # A clip of both tests has the same digest in both, as `_refuse_another_test` has
-            # checked. A run.json of an older version has no "files".
+            # run.json lists the clips of both tests. Where both have a clip, the digests are equal
+            # (`_refuse_another_test`). A run.json of an older version has no "files".
             inputs = earlier_run["inputs"] | inputs
             files_of_clips = earlier_run.get("files", {})
 
