@@ -85,7 +85,7 @@ class Sample(NamedTuple):
 class OneSample(NamedTuple):
     """Takes the place of a data set of test clips. It holds the clip of one sample."""
 
-    files: Any  # an io backend
+    backend: Any  # an io backend
     of_sample: Any  # data.clip_dataset.Draw: its clip and its camera are used
 
     def draw(self, clip_index: int, first: int, count: int) -> Any:
@@ -428,7 +428,7 @@ def whole_frame(dataset: Any, sample: Sample, name: str) -> Section:
     aug = sample.draw.aug
     first_frame = sample.draw.frames[:1]
     whole_size = Augment.whole(clip.size)  # a crop as large as the frame, without flips
-    whole_bgr = dataset.files.images(clip, "lq", first_frame, whole_size)[0]  # (H, W, 3)
+    whole_bgr = dataset.backend.images(clip, "lq", first_frame, whole_size)[0]  # (H, W, 3)
     whole = whole_bgr[..., ::-1]  # from B, G, R to R, G, B
     image = enlarged(whole)
     factor = image.shape[1] // whole.shape[1]  # pixels of the page for a pixel of the frame
@@ -492,7 +492,7 @@ def motion_within_exposure(dataset: Any, sample: Sample) -> Section:
 
     clip = sample.draw.clip
     frame = sample.draw.frames[len(sample.draw.frames) // 2]
-    reader: Any = SampleReader(clip, clip.stems, OneSample(dataset.files, sample.draw))
+    reader: Any = SampleReader(clip, clip.stems, OneSample(dataset.backend, sample.draw))
     # context=None: on each side of an exposure, half as many planes as it has are read, too.
     recorded = RecordedClip(reader, context=None)
     # The gain is the spikes per plane at full light, of each spike pixel, (h, w). The second result

@@ -72,7 +72,7 @@ class UserClips(TestClips):
     """
 
     clips: Sequence[Clip]
-    files: io_backend.DiskFiles = dataclasses.field(default_factory=io_backend.DiskFiles)
+    backend: io_backend.DiskFiles = dataclasses.field(default_factory=io_backend.DiskFiles)
 
     camera = None  # no simulated camera
     seed = 0  # only a simulated camera would use the seed

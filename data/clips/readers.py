@@ -229,7 +229,7 @@ class DatasetClip(Reader):
         paths += clip.gt_instants[: count * clip.instants]
         # One spike file may be listed for all frames. dict.fromkeys keeps the order.
         paths = list(dict.fromkeys(paths))
-        backend = self.dataset.files
+        backend = self.dataset.backend
         if isinstance(backend, io_backend.CacheReader):
             # The stamp of a file that is not on this machine is (0, 0).
             is_here = files.stamp(paths[0]) != (0, 0)
@@ -258,7 +258,7 @@ class DatasetClip(Reader):
                 sha256.update(spikes.calibration.digest().encode())
 
         paths = []
-        backend = self.dataset.files
+        backend = self.dataset.backend
         if isinstance(backend, io_backend.CacheReader):
             # The files from which the cache was built need not be on this machine. But its index
             # changes whenever the cache is built anew.

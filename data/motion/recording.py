@@ -389,12 +389,12 @@ class RecordedClip:
 
     def _stream(self, draw: Draw, frame: int) -> np.ndarray:
         """Return the planes of an exposure and around it, (T, h, w). frame: number of its frame."""
-        files = self.reader.dataset.files
+        backend = self.reader.dataset.backend
         # An exposure may reach over several spike files, with a piece of planes in each.
         pieces = []  # (planes, h, w) each
         with spike_errors_as_data_errors():
             for piece in self._exposures[frame].pieces:
-                pieces.append(files.stream(draw.clip, piece, self._whole_plane))
+                pieces.append(backend.stream(draw.clip, piece, self._whole_plane))
         stream = np.concatenate(pieces)
         # A dataset may simulate a camera on the recorded spikes. The number of the frame chooses
         # its noise.
@@ -405,9 +405,9 @@ class RecordedClip:
     def _blurry(self, draw: Draw, frame: int) -> np.ndarray:
         """Return the blurry frame, (H, W, 3) float32, display values in [0, 1], R, G, B."""
         clip = draw.clip
-        files = self.reader.dataset.files
+        backend = self.reader.dataset.backend
         # "lq" is the blurry frame. OpenCV has the colours in the order B, G, R.
-        [blue_green_red] = files.images(clip, "lq", [frame], Augment.whole(clip.size))
+        [blue_green_red] = backend.images(clip, "lq", [frame], Augment.whole(clip.size))
         red_green_blue = np.ascontiguousarray(blue_green_red[..., ::-1])  # uint8
         return red_green_blue / np.float32(255)
 
