@@ -72,7 +72,9 @@ class UserClips(TestClips):
     """
 
     clips: Sequence[Clip]
-    backend: io_backend.DiskFiles = dataclasses.field(default_factory=io_backend.DiskFiles)
+    backend: io_backend.DiskFiles | io_backend.CacheReader = dataclasses.field(
+        default_factory=io_backend.DiskFiles
+    )
 
     camera = None  # no simulated camera
     seed = 0  # only a simulated camera would use the seed
