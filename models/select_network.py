@@ -151,7 +151,8 @@ def _check_equal_channels(train: LoaderOptions, test: LoaderOptions) -> None:
         f"{train.spike_channels}",
         where="datasets.test.spike",
         expected="the same number, because one network takes both",
-        do="copy the representation of datasets.train.spike to datasets.test.spike",
+        do="copy the representation of datasets.train.spike to datasets.test.spike; in a data set "
+        "of your own, correct what its spike_channels returns",
     )
 
 

@@ -631,7 +631,8 @@ class Registry:
             what=what,
             where=key,
             expected=f"a registered {self.kind}: {', '.join(part_names)}{hint}",
-            do="choose one of these, or register your own",
+            do="choose one of these, or register your own in a file whose name is found "
+            "(docs/extending.md)",
         )
 
     def build(self, section: Section | Mapping[str, Any] | str, where: str, **given: Any) -> Any:
