@@ -47,6 +47,7 @@ from data.reconstruct import (
     SET_BY_METHOD,
     Reconstruction,
     method_options,
+    refuse_channels,
     section_for,
     spike_clip,
     spike_section,
@@ -224,6 +225,8 @@ def method_of_test_set(
         saved = read_saved(weights_file, opt.portable())
         start = network_for_test_set(saved, request, opt.val, section)
     method = with_improvement(start, method_request.joint, saved)
+    if method is not start:  # what improves the frames reads spike files
+        refuse_channels(section, opt.opt_path)
     return MethodOfTestSet(method, saved, section)
 
 

@@ -248,10 +248,30 @@ def section_for(method: Reconstruction, section: Any, path: str, scale: int) -> 
             expected="1: a formula gives frames of the size of the input",
             do="choose another option file",
         )
+    refuse_channels(section, path)
     # `constructor` is the class of the dataset, and `spike_data` its properties of the spikes.
     recorded = section.constructor.spike_data(section)["rate"]
     changed = spike_section(section.spike, method, recorded)
     return section.model_copy(update={"spike": changed})
+
+
+def refuse_channels(section: Any, path: str) -> None:
+    """Raise OptionError if a test set gives channels only, and no spike files.
+
+    A method reads the planes of an exposure itself. A user's test set whose clips are no files
+    (docs/extending.md) has only the channels for a network.
+
+    section: the section `datasets.test` of the option file `path`.
+    """
+    if hasattr(section.constructor, "spike_data"):
+        return
+    raise OptionError(
+        what="this method reads spike files, and datasets.test "
+        f"({section.dataset_type}) gives channels",
+        where=path,
+        expected="a test set of spike files, e.g. VideoTestDatasetRGBSpike",
+        do="choose another option file, or restore with a network",
+    )
 
 
 # ---- Spikes without frames -------------------------------------------------------------------

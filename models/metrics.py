@@ -168,9 +168,16 @@ def choose_metrics(names: Sequence[str], more: Sequence[str | dict[str, Any]]) -
     If a metric of `names` is in `more` too, it keeps its place, and gets the options of `more`.
     E.g. names ("psnr", "ssim") and more ["mae"]: psnr, ssim, mae.
 
-    Raises OptionError for an unknown metric, for wrong options of a metric, and if `more` has a
-    metric twice.
+    Raises OptionError for an unknown metric, for wrong options of a metric, if `more` has a metric
+    twice, and if a user's metric has the name "lpips".
     """
+    if "lpips" in METRICS.names():
+        raise OptionError(
+            what='a metric of your own has the name "lpips", which is the column of --lpips',
+            where=inspect.getfile(METRICS.constructor("lpips")),
+            expected="another name: a table has one column for each name",
+            do="register the metric by another name",
+        )
     metrics = {}  # by name
     for name in names:
         metrics[name] = Metric(name, METRICS.constructor(name), COLUMNS[name].on_luma)

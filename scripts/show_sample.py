@@ -136,6 +136,15 @@ class Verdict(NamedTuple):
     comparison: Any  # data.alignment_check.Comparison; None without spikes
 
 
+class Page(NamedTuple):
+    """What the page shows."""
+
+    title: str
+    verdict: Verdict
+    facts: dict[str, str]  # the table of the page, besides its first row: name of a row -> text
+    sections: list[Section]
+
+
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
     """Write the page of one sample, and print the verdict. Returns the exit code 0."""
@@ -158,6 +167,11 @@ def main(arguments: list[str] | None = None) -> int:
         )
     dataset: Any = build_dataset(section, command.split, opt.train.manual_seed)
     refuse_missing_sample(dataset, command)
+    # Only the data sets of clips from files have a draw. A user's data set may be of another kind
+    # (docs/extending.md).
+    if not hasattr(dataset, "draw"):
+        write_page(command, dataset, page_of_any_set(dataset, command))
+        return 0
     sample = read_sample(dataset, command)
     draw = sample.draw
     if command.motion and not draw.clip.spikes:
@@ -173,19 +187,25 @@ def main(arguments: list[str] | None = None) -> int:
     if command.motion:
         chosen.append(motion_within_exposure(dataset, sample))
     title = f"{sample.title}: {sample.item['key']}"
-    about = {"options": f"{command.opt}; {type(dataset).__name__}", **facts(draw)}
+    write_page(command, dataset, Page(title, verdict, facts(draw), chosen))
+    return 0
+
+
+def write_page(command: argparse.Namespace, dataset: Any, content: Page) -> None:
+    """Write the page, and print its title and its verdict."""
+    verdict = content.verdict
+    about = {"options": f"{command.opt}; {type(dataset).__name__}", **content.facts}
     page = render(
         "sample",
-        title=title,
+        title=content.title,
         verdict=verdict.sentence,
         verdict_class=verdict.style,
         numbers=verdict.numbers,
         about=about,
-        sections=chosen,
+        sections=content.sections,
     )
     write_whole(command.out, page.encode())
-    print(f"{command.out}: {title}\n{verdict.sentence}")
-    return 0
+    print(f"{command.out}: {content.title}\n{verdict.sentence}")
 
 
 def verdict_of(dataset: Any, draw: Any) -> Verdict:
@@ -248,12 +268,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def refuse_missing_sample(dataset: Any, command: argparse.Namespace) -> None:
     """Raise OptionError if the data set has no sample of this index and epoch."""
-    if 0 <= command.index < len(dataset) and command.epoch >= 0:
+    # A test set of another kind has no length, but a reader for each clip.
+    count = len(dataset.readers() if command.split == "test" else dataset)
+    if 0 <= command.index < count and command.epoch >= 0:
         return
     raise OptionError(
         what=f"sample {command.index} of epoch {command.epoch} does not exist",
         where="--index, --epoch",
-        expected=f"an index of 0 to {len(dataset) - 1}, an epoch of at least 0",
+        expected=f"an index of 0 to {count - 1}, an epoch of at least 0",
         do="correct them",
     )
 
@@ -270,6 +292,56 @@ def read_sample(dataset: Any, command: argparse.Namespace) -> Sample:
     # Both read the frames 0 ... count - 1 of the clip.
     draw = dataset.draw(command.index, 0, count)
     return Sample(title, draw, dataset.read_frames(command.index, 0, count))
+
+
+# ---- Data sets of other kinds -----------------------------------------------------------------
+#
+# Test: test_samples_of_other_data_sets_are_shown
+
+
+def page_of_any_set(dataset: Any, command: argparse.Namespace) -> Page:
+    """Return the page of a data set that has no files: its tensors, without a verdict.
+
+    How its spikes became channels is not known, so they cannot be compared with the frames.
+    """
+    if command.motion:
+        raise OptionError(
+            what=f"{type(dataset).__name__} has no spike files, so no motion can be shown",
+            where="--motion",
+            expected="a data set of spike files",
+            do="leave out --motion",
+        )
+    title = f"Sample {command.index} of datasets.{command.split}"
+    if command.split == "train":
+        title = f"{title}, epoch {command.epoch}"
+        item = dataset[(command.epoch, command.index)]
+        names = [f"frame {number}" for number in range(len(item["lq"]))]
+        key = item.get("key", "")
+    else:
+        reader = dataset.readers()[command.index]
+        names = list(reader.stems[:SHOWN])
+        item = stacked([reader.frame(number) for number in range(len(names))])
+        key = reader.name
+
+    chosen = []
+    for kind in ("lq", "gt"):
+        if kind in item:
+            chosen.append(frames_of_network(kind, item[kind], names))
+    sentence = "This data set has no spikes."
+    if "spike" in item:
+        sentence = (
+            "Whether spikes and frames agree is not known, because this data set has no files."
+        )
+        chosen.append(spike_channels(item["spike"], names, tensor_title("spike", item["spike"])))
+    verdict = Verdict(sentence, style="none", numbers="", comparison=None)
+    return Page(f"{title}: {key}", verdict, {"frames": ", ".join(names)}, chosen)
+
+
+def stacked(frames: list[dict[str, Any]]) -> dict[str, Any]:
+    """Join the frames of a clip, {kind: (C, H, W)} each, to {kind: (frames, C, H, W)}."""
+    import torch  # here, so that --help does not wait for it
+
+    return {kind: torch.stack([frame[kind] for frame in frames]) for kind in frames[0]}
 
 
 # ---- How the sample was drawn, in words -------------------------------------------------------

@@ -324,9 +324,10 @@ def check_training(argv: list[str]) -> list[Finding]:
                 opt = main_train_vrt.read_options(argv)
                 what = f"{opt.opt_path} is valid"
             elif check == "data":
-                loader, clips = main_train_vrt.build_data(opt)
+                loader, test_set = main_train_vrt.build_data(opt)
+                clips = [] if test_set is None else test_set.readers()
                 samples = loader.sampler.dataset_len
-                what = f"{samples} training samples, {len(clips or ())} test clips"
+                what = f"{samples} training samples, {len(clips)} test clips"
             else:
                 model = define_Model(opt)
                 model.init_train(state=None)

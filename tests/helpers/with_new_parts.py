@@ -9,13 +9,15 @@ as on the command line, e.g. "netG.widht=3".
 
 The program writes FOLDER/report.json:
 
-    {"refusals": {misspelt argument: error message}, "exit_codes": {what was done: exit code}}
+    {"refusals": {misspelt argument, or what was refused: error message},
+     "exit_codes": {what was done: exit code}}
 
 The runs are in FOLDER/experiments, one folder for each value of the option `task`.
 """
 
 import importlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,8 @@ SECRETS = (
 NOISE: dict[str, Any] = {
     "train": {"dataset_type": "Noise", "samples": 4, "dataloader_num_workers": 1}
 }
+CHANNELS: dict[str, Any] = NOISE | {"test": {"dataset_type": "Channels"}}
+FOREIGN: dict[str, Any] = NOISE | {"test": {"dataset_type": "Foreign"}}
 SQUARES: dict[str, Any] = NOISE | {"test": {"dataset_type": "Squares", "clips": 2}}
 
 
@@ -64,7 +68,7 @@ def exit_codes(folder: Path, options: list[str]) -> dict[str, int]:
     """Run the programs one after the other. Returns what was done -> exit code."""
     import main_test_vrt
     import main_train_vrt
-    from scripts import build_clip_cache, doctor
+    from scripts import build_clip_cache, doctor, show_sample
 
     codes = {}
 
@@ -91,6 +95,14 @@ def exit_codes(folder: Path, options: list[str]) -> dict[str, int]:
     page += [f"path.root={folder / 'experiments'}", "logging.use_tensorboard=false"]
     codes["train as the page says"] = main_train_vrt.main(page)
 
+    codes["examine squares"] = doctor.main(squares)
+    show = ["--out", str(folder / "noise.html")]
+    codes["show noise"] = show_sample.main([*noise, *show])
+    for name, datasets in (("squares", SQUARES), ("channels", CHANNELS)):
+        show = ["--split", "test", "--out", str(folder / f"{name}.html")]
+        chosen = [*options, f"datasets={json.dumps(datasets)}"]
+        codes[f"show {name}"] = show_sample.main([*chosen, *show])
+
     codes["train again"] = main_train_vrt.main(again)
 
     # VRT with the new fusion operator, on a cache of the data set from files.
@@ -108,6 +120,52 @@ def exit_codes(folder: Path, options: list[str]) -> dict[str, int]:
     return codes
 
 
+def refused_parts(folder: Path, options: list[str]) -> dict[str, str]:
+    """Use parts that do not fit. Returns what was refused -> error message."""
+    import main_test_vrt
+    import main_train_vrt
+    from scripts import show_sample
+
+    def with_data(datasets: dict[str, Any]) -> list[str]:
+        return [*options, f"datasets={json.dumps(datasets)}", "task=refused"]
+
+    cases: dict[str, tuple[Any, list[str]]] = {
+        "a formula on channels": (
+            main_test_vrt.main,
+            [*with_data(CHANNELS), "--method", "exposure"],
+        ),
+        "a reader of another class": (main_train_vrt.main, with_data(FOREIGN)),
+        "a loss without its tensor": (
+            main_train_vrt.main,
+            [*with_data(NOISE), "train.G_lossfn_type=depth"],
+        ),
+        "motion of channels": (
+            show_sample.main,
+            [*with_data(CHANNELS), "--split", "test", "--motion", "--out", "no.html"],
+        ),
+    }
+    messages = {}
+    output = folder / "refused.txt"
+    for name, (program, command) in cases.items():
+        # The programs end their process after an error. So each has a process of its own.
+        child = os.fork()
+        if child == 0:
+            file = os.open(output, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
+            os.dup2(file, 1)
+            os.dup2(file, 2)
+            code = 1  # of a traceback
+            try:
+                code = program(command)
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        code = os.waitstatus_to_exitcode(status)
+        # 2: an option must be changed.
+        text = output.read_text()
+        messages[name] = text if code == 2 else f"exit code {code}: {text}"
+    return messages
+
+
 def main() -> None:
     """Use the new parts as the command line says, and write the report."""
     folder = Path(sys.argv[1])
@@ -116,7 +174,7 @@ def main() -> None:
 
     add_folder(folder)
     report = {
-        "refusals": refusals(options, misspelt),
+        "refusals": refusals(options, misspelt) | refused_parts(folder, options),
         "exit_codes": exit_codes(folder, options),
     }
     (folder / "report.json").write_text(json.dumps(report))

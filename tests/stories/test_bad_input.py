@@ -52,7 +52,10 @@ OPTIONS: dict[str, list[str]] = {
     "epochs=4": ["rename it: train.epochs"],
     "datasets.train.workers=4": ["rename it: datasets.train.dataloader_num_workers"],
     # Keys and values that former versions had.
-    "train.G_lossfn_type=reblur": ["a registered loss: charbonnier, l1, l2"],
+    "train.G_lossfn_type=reblur": [
+        "a registered loss: charbonnier, l1, l2",
+        "file whose name is found (docs",
+    ],
     "datasets.train.rate_windows=3": ["unknown option datasets.train.rate_windows"],
     "netG.flow_input=both": ["unknown option netG.flow_input"],
     # Values that a key does not take.
@@ -67,6 +70,7 @@ OPTIONS: dict[str, list[str]] = {
     "datasets.test.spike.representation.num_bins=3": [
         "datasets.test gives 3 spike channels, ",
         "train 2",
+        "what its spike_channels returns",
     ],
     "datasets.train.dataloader_timeout_s=300": [
         "dataloader_timeout_s is 300, watchdog.stall_s 300"

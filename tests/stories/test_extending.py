@@ -1,7 +1,8 @@
 """What docs/extending.md promises: each part is one new file, and everything else finds and uses
 it.
 
-The new files are the code blocks of the page itself, and three more: DATASET, SOURCE and CAMERA.
+The new files are the code blocks of the page itself, and five more: DATASET, SOURCE, CAMERA, and
+CHANNELS and DEPTH, which some programs refuse.
 Once for all tests, tests/helpers/with_new_parts.py uses them in a process of its own. It checks,
 trains, tests and caches small clips, in these runs:
 
@@ -108,6 +109,54 @@ class Slow:
         return SlowDraw(self.every)
 '''
 
+# Test sets without files: one with spikes, and one whose clips are not derived from `Reader`.
+CHANNELS = """
+import torch
+from torch.utils.data import Dataset
+from data.clips.readers import Reader
+from data.select_dataset import DATASETS
+
+class ChannelClip(Reader):
+    name, stems = "gray", ["0", "1"]
+
+    def frame(self, index, reverse=False):
+        gt = torch.full((3, 32, 32), 0.5)
+        return {"lq": gt, "gt": gt, "spike": gt}
+
+class ForeignClip:
+    name, stems = "gray", ["0"]
+
+    def frame(self, index, reverse=False):
+        return ChannelClip().frame(index)
+
+@DATASETS.register("Channels")
+class Channels(Dataset):
+    @classmethod
+    def spike_channels(cls, section):
+        return 3
+
+    def readers(self):
+        return [ChannelClip()]
+
+@DATASETS.register("Foreign")
+class Foreign(Dataset):
+    def readers(self):
+        return [ForeignClip()]
+"""
+
+# A loss of a tensor that no data set of these tests gives.
+DEPTH = """
+from torch import nn
+from models.losses import LOSSES
+
+@LOSSES.register("depth")
+class DepthLoss(nn.Module):
+    takes = ("gt", "depth")
+
+    def forward(self, restored, gt, depth):
+        return (restored - gt).abs().mean() + depth.mean()
+"""
+
 
 def files_of_page() -> dict[str, str]:
     """Return the code blocks of docs/extending.md that are whole files: name -> content.
@@ -132,6 +181,8 @@ def new_files() -> dict[str, str]:
         "data/dataset_lab.py": DATASET,
         "data/spike_source_inverted.py": SOURCE,
         "data/camera_slow.py": CAMERA,
+        "data/dataset_channels.py": CHANNELS,
+        "models/loss_depth.py": DEPTH,
     }
     # An option that looks like a secret, because a word of its name is "token".
     tiny = files["models/network_tiny.py"]
@@ -152,6 +203,10 @@ STEPS = (
     "train with squares",
     "test squares",
     "train as the page says",
+    "examine squares",
+    "show noise",
+    "show squares",
+    "show channels",
     "train again",
     "cache train",
     "cache test",
@@ -159,6 +214,14 @@ STEPS = (
     "test",
     "test vrt",
 )
+
+# What is refused, by its names in the report -> words of the message.
+REFUSED = {
+    "a formula on channels": "this method reads spike files, and datasets.test (Channels) gives",
+    "a reader of another class": "(ForeignClip) lacks fps, times, pixel_aspect",
+    "a loss without its tensor": "the loss DepthLoss takes depth, and the batch has lq, gt",
+    "motion of channels": "Channels has no spike files, so no motion can be shown",
+}
 
 # An option that is misspelt -> the right key, which the error names.
 MISSPELT = {
@@ -332,6 +395,11 @@ def test_a_misspelt_key_of_a_new_part_is_refused_with_the_right_one(used_parts, 
     assert f"the nearest is {right_key}" in used_parts.refusals[option]
 
 
+@pytest.mark.parametrize(("name", "words"), REFUSED.items(), ids=REFUSED)
+def test_a_part_that_does_not_fit_is_refused_in_words(used_parts, name, words):
+    assert words in used_parts.refusals[name]
+
+
 # ---- Data sets ----
 
 
@@ -402,6 +470,20 @@ def test_the_frames_of_a_test_set_of_ones_own_are_compared_with_its_sharp_ones(u
 
 def test_the_frames_of_a_test_set_of_ones_own_are_saved(used_parts):
     assert len(used_parts.restored("squares", "square0")) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "pictures"), [("noise", 2 * 2), ("squares", 2 * 3), ("channels", 2 * (1 + 1 + 3))]
+)
+def test_samples_of_other_data_sets_are_shown(used_parts, name, pictures):
+    page = (used_parts.runs.parent / f"{name}.html").read_text(encoding="utf-8")
+
+    # Each frame once as lq and once as gt, and each channel of the spikes.
+    assert page.count("<img ") == pictures
+
+
+def test_the_doctor_counts_the_clips_of_a_test_set_of_ones_own(used_parts):
+    assert "4 training samples, 2 test clips" in used_parts.text
 
 
 # ---- Networks and the spikes they get ----

@@ -10,10 +10,20 @@ import numpy as np
 import pytest
 import torch
 
-from models.metrics import METRICS_OF_TESTS, add_scores, choose_metrics, psnr, rgb_to_y, ssim
+from models.metrics import (
+    COLUMNS,
+    METRICS,
+    METRICS_OF_TESTS,
+    add_scores,
+    choose_metrics,
+    metric,
+    psnr,
+    rgb_to_y,
+    ssim,
+)
 from models.restore.lpips import RELUS, Lpips
 from models.restore.scores import collect, score_table
-from utils.errors import CheckpointError, DataError
+from utils.errors import CheckpointError, DataError, OptionError
 from utils.image import tensor_to_uint8
 
 # The largest difference from another program that computes in float64.
@@ -31,6 +41,18 @@ def pair(height=61, width=48, noise=12):
 def to_uint8(values):
     """Round values to whole ones from 0 to 255."""
     return np.clip(np.round(values), 0, 255).astype(np.uint8)
+
+
+# ---- The metrics of a user ----
+
+
+def test_a_metric_with_the_name_of_lpips_is_refused(monkeypatch):
+    monkeypatch.setattr(METRICS, "_parts", dict(METRICS._parts))
+    monkeypatch.setattr("models.metrics.COLUMNS", dict(COLUMNS))
+    metric("lpips", title="L", digits=1)(lambda restored, sharp: 0.0)
+
+    with pytest.raises(OptionError, match="register the metric by another name"):
+        choose_metrics((), [])
 
 
 # ---- PSNR and SSIM ----
