@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from models.losses import LOSSES
+from models.losses import LOSSES, refuse_missing_targets
 from models.optim import build_optimizer
 from models.schedules import lr_at
+from utils.errors import OptionError
 from utils.options.models import TrainOptions
 
 OPTIONS: dict[str, Any] = {
@@ -156,3 +157,28 @@ def test_the_charbonnier_loss_of_equal_frames_is_the_root_of_eps():
 )
 def test_a_loss_is_the_mean_over_the_differences_of_all_values(name, expected):
     assert loss_of(name, RESTORED, GT) == expected
+
+
+class MaskedLoss(nn.Module):
+    """A loss of tensors that a batch may lack, as a user could write it."""
+
+    takes = ("mask", "gt", "lq")
+
+    def forward(self, restored, mask=None, gt=None, lq=None): ...
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        pytest.param(["mask"], id="before a tensor that is there"),
+        pytest.param(["mask", "lq"], id="before and at the end"),
+    ],
+)
+def test_a_tensor_that_a_batch_lacks_is_not_replaced_by_the_next_one(missing):
+    with pytest.raises(OptionError, match="takes mask, gt, lq in this order"):
+        refuse_missing_targets(MaskedLoss(), missing, batch=("lq", "gt"))
+
+
+def test_a_batch_may_lack_the_last_tensors_of_a_loss():
+    refuse_missing_targets(MaskedLoss(), ["lq"], batch=("mask", "gt"))
+    refuse_missing_targets(MaskedLoss(), ["gt", "lq"], batch=("mask",))
