@@ -716,7 +716,7 @@ class NormalEquations:
     """The sums over all views of a round: H = J' W J and g = J' W r.
 
     k is the number of unknowns: changes of the matrix, times, coefficients. A step needs H and g.
-    Only the errors of the times need the other fields (`State._time_errors`).
+    The choices and the errors of the times need the other fields, too.
     """
 
     H: np.ndarray  # (k, k)

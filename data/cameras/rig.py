@@ -266,7 +266,8 @@ class Rig(RgbCamera):
     def of_flag(cls, text: str, rng: np.random.Generator) -> "Rig":
         """Return the rig that the flag --rig names.
 
-        text: a name in NAMED, or "random". Values of fields may follow: "rig,parallax=0,rate=0.2".
+        text: a name in NAMED, or "random". Numbers for fields may follow, e.g.
+        "rig,parallax=0,rate=0.2".
         rng: the generator of the rig "random", and of the seed of a named rig.
         Raises OptionError for an unknown name or field, and for values that do not fit together.
         """

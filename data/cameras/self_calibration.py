@@ -9,13 +9,15 @@ A fit takes seconds, so two things save time:
     * The ranks of a run share the work: each rank fits some of the clips, and then all ranks get
       all results.
     * Rank 0 keeps each result beside the run, in <path.root>/.preflight/calibration_<key>.json, for
-      later starts. The key changes with everything that decides the result, such as the files.
+      later starts. The key changes with what the user may change, such as files and options. For a
+      change of the fit itself, raise FORMAT.
 
 A function marked "Collective" exchanges data between ranks: every rank must call it, in the same
 order. If a rank leaves out such a call, all other ranks wait for it in vain.
 
-What must stay: the fields and meanings of a kept result, or FORMAT is raised. The frames that are
-compared and the rounding in `_calibrated_clip` decide the calibration, and so the samples of a run.
+What must stay: the fields and meanings of a kept result, unless FORMAT is raised. The frames that
+are compared and the rounding in `_calibrated_clip` decide the calibration, and so the samples of a
+run.
 
 Tests: tests/parts/data/test_self_calibration.py
 """
@@ -45,8 +47,8 @@ from utils.dist.state import RUN
 from utils.errors import DataError
 from utils.files import write_whole
 
-# Raise it if the fit finds other values than before. Stored results of older versions are then
-# ignored.
+# Raise it if the fit finds other values than before, or if the fields of a result change. Stored
+# results of older versions are then ignored.
 FORMAT = 3
 # Number of frames of a clip that are compared, spread evenly over the clip.
 FRAMES = 8

@@ -880,7 +880,7 @@ def decode_bgr(encoded: bytes, path: str, size: tuple[int, int] | None = None) -
         except cv2.error as e:
             reason = str(e).splitlines()[0]  # the other lines name functions of OpenCV
     if header is None or image is None:
-        if not reason:  # OpenCV gave no image, and no error either
+        if not reason:  # no kind that is known, or OpenCV gave no image and no error
             reason = f"{len(encoded)} bytes that are no whole image"
         raise DataError(
             what=f"cannot read image: {reason}",

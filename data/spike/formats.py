@@ -403,7 +403,7 @@ def _check_array(array: ArrayFile, path: PathLike, geometry: SpikeGeometry) -> N
 def _has_shape(shape: tuple[int, ...], geometry: SpikeGeometry) -> bool:
     """Return whether an array has the shape (T >= 1, h, w) of planes, or of whole sensor lines.
 
-    A sensor line may be longer than a row of the plane: head columns without image follow the row.
+    A sensor line may be longer than a row of the plane: after the row it has columns without image.
     """
     if len(shape) != 3:
         return False

@@ -47,7 +47,7 @@ def check_offline(browser: Any) -> None:
     errors = [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
     assert errors == []
 
-    # A page that needs no network asks only for addresses that begin with file: or data:.
+    # A page that needs no network asks for no address that begins with http: or https:.
     asked_on_a_network = []
     for line in browser.get_log("performance"):
         message = line["message"]

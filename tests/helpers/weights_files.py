@@ -72,7 +72,7 @@ def read_metrics(folder):
 
 
 def refusal_message(capfd, *arguments):
-    """Run a command that is refused. Returns its one message, and its exit code."""
+    """Run a command that is refused. Returns all that it printed, and its exit code."""
     with pytest.raises(SystemExit) as error:
         main_test_vrt.main([str(argument) for argument in arguments])
     printed = capfd.readouterr()

@@ -170,7 +170,8 @@ def _name_of_local_rank(env: Env) -> str:
 
 def _local_rank(env: Env, gpu_count: int, faults: list[str]) -> int:
     """Return the number of this rank among the ranks of its host, or 0 if no variable has it."""
-    # With one visible GPU there is no limit: the launcher may show each rank only its own GPU.
+    # With one visible GPU or none there is no limit: the launcher may show each rank only its own
+    # GPU.
     highest = gpu_count - 1 if gpu_count > 1 else None
     return _number(
         env,

@@ -364,7 +364,7 @@ def kill_trees(pids: Iterable[int] | None = None) -> None:
 
 
 def end(code: int) -> NoReturn:
-    """End a program of one or several ranks: run the exit handlers, then os._exit(code).
+    """End a program: kill its loader processes, run the exit handlers, then call os._exit(code).
 
     This leaves out Python's own shutdown. If a thread of torch releases a tensor during that
     shutdown, the process aborts (SIGABRT, "terminate called without an active exception"), and a

@@ -700,8 +700,8 @@ def test_rate_with_gamma_leaves_raw_planes_as_they_are():
 
 
 # The first window begins with plane 0, so its middle is 12. The last window ends with the last
-# plane, e.g. 55, so its middle is 43. The other two lie at equal distances, rounded down: 10.33
-# planes.
+# plane, e.g. 55, so its middle is 43. The other two lie at equal distances of 10.33 planes, rounded
+# to whole planes: 22.33 becomes 22, and 32.67 becomes 33.
 @pytest.mark.parametrize(
     ("planes", "middles"),
     [
