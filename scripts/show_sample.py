@@ -341,7 +341,10 @@ def stacked(frames: list[dict[str, Any]]) -> dict[str, Any]:
     """Join the frames of a clip, {kind: (C, H, W)} each, to {kind: (frames, C, H, W)}."""
     import torch  # here, so that --help does not wait for it
 
-    return {kind: torch.stack([frame[kind] for frame in frames]) for kind in frames[0]}
+    clip = {}
+    for kind in frames[0]:
+        clip[kind] = torch.stack([frame[kind] for frame in frames])
+    return clip
 
 
 # ---- How the sample was drawn, in words -------------------------------------------------------

@@ -126,7 +126,7 @@ class RgbCamera:
 
 # ---- Values of a rig ---------------------------------------------------------------------------
 
-# Two plausible cameras with small flaws. The units are those of the fields of `Rig` and
+# Two plausible cameras with small flaws. The units are stated in `Rig` and
 # `RgbCamera`. The firing rate and its jitter are missing here, because "rig" and "dim" below differ
 # in them.
 _TWO_CAMERAS = {

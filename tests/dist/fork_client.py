@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.dist.fork_server import fork_server
 
 if __name__ == "__main__":
-    command, env = sys.argv[1:], dict(os.environ)
+    command = sys.argv[1:]
+    env = dict(os.environ)
     script = fork_server().start(command, env, sys.stdout, sys.stderr, cwd=Path.cwd())
     sys.exit(script.wait())

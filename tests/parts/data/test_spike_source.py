@@ -308,7 +308,7 @@ def test_the_dataset_json_above_a_spike_file_is_found(tmp_path, place, named):
 
 @pytest.mark.parametrize("named", ["spike/0.dat", "spike"], ids=["file", "folder"])
 def test_a_dataset_json_far_above_belongs_to_other_files(tmp_path, named):
-    write_dat(tmp_path / "far/other/root/train/c/spike/0.dat", np.zeros((1, 2, 4), np.uint8))
+    write_dat(tmp_path / "far/other/data/train/c/spike/0.dat", np.zeros((1, 2, 4), np.uint8))
     (tmp_path / "far/dataset.json").write_text(INFO)
 
-    assert nearest_info(tmp_path / "far/other/root/train/c" / named) == DatasetInfo()
+    assert nearest_info(tmp_path / "far/other/data/train/c" / named) == DatasetInfo()
