@@ -27,7 +27,7 @@ from models.vrt.block import Block, Stage
 from models.vrt.fit_memory import GB, MARGIN
 from utils import utils_dist
 from utils.errors import OptionError
-from utils.run.measure import host_memory
+from utils.host_memory import host_memory
 
 logger = logging.getLogger(__name__)
 

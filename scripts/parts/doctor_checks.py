@@ -40,7 +40,7 @@ from utils import utils_dist
 from utils.dist import gpu, watchdog
 from utils.dist.state import RUN
 from utils.errors import SpikeVRTError
-from utils.run.measure import seconds_of
+from utils.run.timing import seconds_of
 
 TIMED_STEPS = 3  # steps that are timed: a few are enough to see a slow exchange
 # Seconds that ranks wait for one another at the start. A rank that is missing then has failed.

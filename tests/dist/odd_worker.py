@@ -59,8 +59,8 @@ from utils import utils_dist
 from utils.dist import process
 from utils.dist.process import descendants_of, process_state
 from utils.run import history
-from utils.run.measure import StepTimer
 from utils.run.progress import RunProgress
+from utils.run.timing import StepTimer
 from utils.run.writers import WRITERS
 
 PROGRAMS = {"train": main_train_vrt, "test": main_test_vrt}

@@ -32,7 +32,7 @@ from utils.errors import CheckpointError
 from utils.files import MARK
 from utils.run import checkpoint
 from utils.run.checkpoint import DataOrder, Progress
-from utils.run.measure import Health
+from utils.run.health import Health
 from utils.run.writers import Experiment
 
 NAME = "checkpoint_latest.pth"

@@ -45,7 +45,7 @@ from utils.run.checkpoint import (
     restoring,
 )
 from utils.run.folder import only_run_in
-from utils.run.measure import Health
+from utils.run.health import Health
 from utils.run.writers import Experiment
 
 # ---- Writing ----

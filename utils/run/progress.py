@@ -295,7 +295,7 @@ class RunProgress(ExitStack):
         """kind: the option logging.progress. A "bar" shows nothing if stderr is no terminal,
             because the log lines of the run tell the same.
         total_iter: number of steps of the run.
-        timer: the run's StepTimer (utils.run.measure), which knows the speed.
+        timer: the run's StepTimer (utils.run.timing), which knows the speed.
         every: "validation" and "save" -> number of steps between two of them, e.g. 1000. 0:
             no validation, or no save. One more of each follows the last step.
         """

@@ -50,8 +50,10 @@ from utils.options.section import Registry, flatten_options, import_parts
 from utils.run import checkpoint, history
 from utils.run.checkpoint import DataOrder, Progress
 from utils.run.folder import FolderMovedError, RunFolder
-from utils.run.measure import Health, Measured, StepTimer, log_values
+from utils.run.health import Health
+from utils.run.measured import Measured, log_values
 from utils.run.progress import duration
+from utils.run.timing import StepTimer
 
 logger = logging.getLogger(__name__)
 

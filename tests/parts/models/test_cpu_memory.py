@@ -25,7 +25,7 @@ from models.vrt.fit_memory import saved_bytes
 from tests.helpers.checked import not_none
 from tests.helpers.train_files import network_section, train, write_options
 from utils.errors import OptionError
-from utils.run.measure import host_memory
+from utils.host_memory import host_memory
 
 # Frames of a clip.
 FRAMES = 4

@@ -25,7 +25,7 @@ from utils.dist.gpu import choose_gpus, claim, describe, missing_wheel, usage
 from utils.dist.state import RUN, LaunchInfo
 from utils.dist.status import status_line
 from utils.errors import DistError
-from utils.run.measure import Measured, log_values
+from utils.run.measured import Measured, log_values
 
 # Exit codes of a run: an option must be changed, or the data do not fit.
 CHANGE_OPTIONS = 2

@@ -1,9 +1,9 @@
 """Warnings of what makes a run slow, or wastes it. Each comes once and says what to do.
 
-`Health` of utils/run/measure.py judges what the ranks measured. Most tests give it measured values
+`Health` of utils/run/health.py judges what the ranks measured. Most tests give it measured values
 (`measures_of_rank`, a healthy rank with some values changed) and read the log. The others use
 
-    real files    the limits of a container in /proc and /sys, and a small disk
+    real disks    one without room for the next saves
     real clips    spikes that do not show the same as the frames
     real runs     two ranks: first a healthy run, then with a slow rank, then with a slow loader
 """
@@ -31,10 +31,8 @@ from tests.helpers.textured_clips import make_textured_home
 from tests.helpers.train_files import events_of, run_odd, write_options
 from tests.helpers.two_cameras import texture
 from utils.image import imwrite_rgb
-from utils.run.measure import Health, Measured, host_memory, loader_advice
-
-# Bytes of a gigabyte, as `host_memory` counts it.
-GB = 10**9
+from utils.run.health import Health, loader_advice
+from utils.run.measured import Measured
 
 # ---- Measured values ----
 
@@ -177,64 +175,6 @@ def test_a_full_memory_of_a_host_is_named_with_its_rank(warnings_of_full_memory)
 
     assert "the memory of the host is nearly full on rank 1" in said
     assert "dataloader_num_workers (now 1)" in said
-
-
-@pytest.fixture
-def machine(tmp_path):
-    """Give the folders /proc and /sys/fs/cgroup of a machine with 65.536 GB, of which 49.152 are
-    available. The process belongs to a step of a SLURM job.
-    """
-    proc = tmp_path / "proc"
-    groups = tmp_path / "cgroup"
-    (proc / "self").mkdir(parents=True)
-    # These kB have 1024 bytes.
-    memory = "MemTotal: 64000000 kB\nMemFree: 100 kB\nMemAvailable: 48000000 kB\n"
-    (proc / "meminfo").write_text(memory)
-    (proc / "self" / "cgroup").write_text("0::/slurm/job_7/step_0\n")
-    for group in ("slurm", "slurm/job_7", "slurm/job_7/step_0"):
-        folder = groups / group
-        folder.mkdir(parents=True)
-        # The group has no limit of its own. It uses 7 GB, of which 1.5 are a cache of files.
-        (folder / "memory.max").write_text("max\n")
-        (folder / "memory.current").write_text(f"{7 * GB}\n")
-        cache = f"anon 1\ninactive_file {GB}\nactive_file {GB // 2}\n"
-        (folder / "memory.stat").write_text(cache)
-    return proc, groups
-
-
-def test_the_memory_of_a_container_is_its_limit(machine):
-    proc, groups = machine
-    (groups / "slurm/job_7/memory.max").write_text(f"{8 * GB}\n")
-
-    # The kernel frees the cache of files if memory is needed, so the cache does not count.
-    assert host_memory(proc, groups) == (5.5, 8.0)
-
-
-def test_without_a_limit_the_memory_of_the_host_counts(machine):
-    proc, groups = machine
-
-    # 64,000,000 kB in all, of which 16,000,000 kB are not available.
-    assert host_memory(proc, groups) == pytest.approx((16.384, 65.536))
-
-
-def test_the_limit_of_the_first_version_of_cgroups_is_read(machine):
-    proc, groups = machine
-    # The first version has a tree of groups for each resource.
-    (proc / "self" / "cgroup").write_text("5:cpu,cpuacct:/job\n4:memory:/job\n")
-    job = groups / "memory" / "job"
-    job.mkdir(parents=True)
-    (job / "memory.usage_in_bytes").write_text(str(3 * GB))
-    (job / "memory.limit_in_bytes").write_text(str(4 * GB))
-    cache = f"cache 7\ntotal_inactive_file 0\ntotal_active_file {GB // 2}\n"
-    (job / "memory.stat").write_text(cache)
-
-    assert host_memory(proc, groups) == (2.5, 4.0)
-
-
-def test_the_memory_of_this_machine_is_known():
-    used, total = not_none(host_memory())
-
-    assert 0 < used < total
 
 
 # ---- The disk ----

@@ -20,8 +20,8 @@ import pytest
 
 from tests.helpers.terminal import run_in_terminal, screen
 from tests.helpers.train_files import history, odd_command, write_odd_options
-from utils.run.measure import StepTimer
 from utils.run.progress import RunProgress, duration, open_progress
+from utils.run.timing import StepTimer
 
 # What a run writes, as regular expressions. The date before a line of the log:
 DATE = r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] "

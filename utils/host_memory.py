@@ -1,0 +1,132 @@
+"""Find how much memory this process may use, and how much of this memory is in use.
+
+A container or a SLURM job limits the memory of its processes below the memory of the host. Linux
+shows both in files: /proc/meminfo for the host, and the files of control groups for the limits.
+`host_memory` reads all of them and returns the memory that is fullest.
+
+What must stay: a missing or strange file is skipped, and never ends a run, because each system has
+other files. Free to change: further sources of a limit.
+
+Tests: tests/parts/utils/test_host_memory.py, with the files of a container and of an old Linux.
+"""
+
+import math
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+GB = 1e9  # bytes
+Use = tuple[float, float]  # (used, total) of a memory, in GB
+
+
+def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> Use | None:
+    """Return (used, total) in GB of the fullest memory that this process may use.
+
+    A process is in control groups of Linux, one within another. Containers and SLURM jobs limit the
+    memory of a control group. So a group may be full while the host has much free memory. E.g. with
+    (40, 500) for the host and (15, 16) for a container, this function returns (15, 16): 15 of 16 GB
+    are a larger share. Returns None if no memory is known.
+
+    `used` is the memory of all processes of a group. Files that the kernel keeps in memory (the
+    file cache) do not count, because the kernel drops them when memory is short.
+
+    proc, groups: where the kernel mounts its files. Only tests give other folders:
+        test_the_memory_of_a_container_is_its_limit has the files of a container, and
+        test_the_limit_of_the_first_version_of_cgroups_is_read the files of an old Linux.
+    """
+    uses: list[Use] = []  # of the host and of each group
+    with suppress(OSError, KeyError, ValueError):  # a system without /proc, or with another form
+        uses.append(_use_of_host(proc))
+    with suppress(OSError):
+        # The file has a line for each group of this process, e.g. "0::/user.slice".
+        for line in (proc / "self" / "cgroup").read_text().splitlines():
+            uses += _uses_of_groups(line, groups)
+    # If a group of version 1 has no limit, Linux gives a limit of about 2**63 bytes. No host has
+    # 2**60 bytes, so a larger number means that there is no limit.
+    no_limit_gb = 2**60 / GB
+    fullest = None
+    fullest_share = -math.inf
+    for used, total in uses:
+        if 0 < total < no_limit_gb and used / total > fullest_share:
+            fullest = (used, total)
+            fullest_share = used / total
+    return fullest
+
+
+def _use_of_host(proc: Path) -> Use:
+    """Return (used, total) in GB of the host. Raises OSError, KeyError or ValueError."""
+    # Lines such as "MemTotal:       32768000 kB" -> "MemTotal": "       32768000 kB".
+    texts = {}
+    for line in (proc / "meminfo").read_text().splitlines():
+        name, text = line.split(":", 1)
+        texts[name] = text
+    total_kb = int(texts["MemTotal"].split()[0])
+    free_kb = int(texts["MemAvailable"].split()[0])
+    total = total_kb * 1024 / GB
+    free = free_kb * 1024 / GB
+    return total - free, total
+
+
+def _uses_of_groups(line: str, groups: Path) -> list[Use]:
+    """Return (used, total) of a control group and of the groups around it, the innermost first.
+
+    line: a line of /proc/self/cgroup, "<number>:<what the group counts>:<path>". Linux has two
+        versions of groups: "4:memory:/slurm/job_7" is a group of version 1, "0::/user.slice" is a
+        group of version 2.
+
+    Returns [] if the group counts no memory, or has no limit.
+    """
+    _, controllers, path = line.split(":", 2)
+    if "memory" in controllers.split(","):  # version 1
+        root = groups / "memory"
+        names = _GroupFiles(
+            used="memory.usage_in_bytes", limit="memory.limit_in_bytes", prefix="total_"
+        )
+    elif not controllers:  # version 2
+        root = groups
+        names = _GroupFiles(used="memory.current", limit="memory.max", prefix="")
+    else:
+        return []
+    inner = root / path.lstrip("/")
+    if inner.is_dir():
+        folders = [inner, *inner.parents]
+    else:
+        # In a container, the line may have the path on the host, which the container does not see.
+        folders = [root]
+
+    uses = []
+    for folder in folders:
+        # A folder above the root has no such files. A file with "max" says that there is no limit.
+        with suppress(OSError, ValueError, KeyError):
+            uses.append(_use_of_group(folder, names))
+    return uses
+
+
+class _GroupFiles(NamedTuple):
+    """How a version of control groups names what this program reads."""
+
+    used: str  # name of the file with the used bytes
+    limit: str  # name of the file with the largest number of bytes
+    prefix: str  # what the names in memory.stat begin with, e.g. "total_" in "total_active_file"
+
+
+def _use_of_group(folder: Path, names: _GroupFiles) -> Use:
+    """Return (used, total) in GB of one control group of Linux, which limits some processes.
+
+    folder: the folder with the files of the group. test_the_memory_of_a_container_is_its_limit has
+        such files.
+
+    Raises OSError, ValueError or KeyError if a file is missing or has another form.
+    """
+    total_bytes = int((folder / names.limit).read_text())
+    # memory.stat has lines such as "active_file 1048576". The file cache is in two lists of the
+    # kernel. It is not counted as used, because the kernel frees it when memory is short.
+    texts = {}
+    for stat_line in (folder / "memory.stat").read_text().splitlines():
+        name, text = stat_line.split(" ", 1)
+        texts[name] = text
+    active_bytes = int(texts[f"{names.prefix}active_file"])
+    inactive_bytes = int(texts[f"{names.prefix}inactive_file"])
+    cache_bytes = active_bytes + inactive_bytes
+    used_bytes = int((folder / names.used).read_text()) - cache_bytes
+    return used_bytes / GB, total_bytes / GB

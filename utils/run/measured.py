@@ -1,0 +1,133 @@
+"""Collect what each rank measured since the last log line, and make the numbers of the log line.
+
+    StepTimer, DeviceClock   measure the steps of this rank (utils/run/timing.py)
+    measurements(...)        collects the values of this rank: `Measured`
+    gather_objects           brings the `Measured` of all ranks together (utils_dist)
+    log_values(...)          makes the numbers of the log line from them
+    Health.judge_log_line    warns if they show a fault (utils/run/health.py)
+
+What must stay: the names of the numbers of a log line (`log_values`), because they are the tags of
+a run's history. A new number needs no line here: a number that all ranks have in `Measured.values`
+appears in the log line as its mean.
+
+Tests: tests/parts/utils/test_gpu.py, tests/stories/test_main_train.py.
+"""
+
+import socket
+import statistics
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from utils import device as devices
+from utils import system, utils_dist
+from utils.dist import gpu
+from utils.host_memory import Use, host_memory
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The measurements of one rank since the last log line.
+
+    The first step of a process is left out, because it also starts loader processes and compiles.
+    The ranks exchange these fields as plain types, so a new field must be a plain type too.
+    """
+
+    host: str  # name of the host
+    cores: tuple[int, ...]  # numbers of the cores that the process may use
+    steps: int  # number of steps that were measured
+    # Wall-clock seconds of all these steps. They contain the three times below, as in
+    #
+    #     seconds  =  data_s  +  compute_s                                     +  others
+    #                            forward_s  +  backward pass, optimizer, ...
+    seconds: float
+    # Seconds of waiting for batches. The first batch of an epoch does not count, because it waits
+    # for new loader processes.
+    data_s: float
+    # Seconds of the forward passes, a part of compute_s. A forward pass waits for no other rank; a
+    # backward pass does. So forward_s shows a rank that is slow itself.
+    forward_s: float
+    compute_s: float  # seconds of all computing of the steps: forward, backward, optimizer
+    values: dict[str, float]  # numbers of the log line, e.g. "loss", "lr", "memory_gb"
+    memory: dict[str, Use]  # "GPU" and "host" -> (used, total) in GB, as far as they are known
+    gpu: dict[str, float] | None  # name -> how busy the GPU is, from `gpu.usage`; None if not known
+
+
+def measurements(steps: int, model_log: dict[str, Any], timed: dict[str, float]) -> Measured:
+    """Return the measurements of this rank since the last log line.
+
+    steps: number of steps that were measured.
+    model_log: what `StepLog.read_line` (utils.run.steps) returns, and the seconds of the forward
+        passes: {"loss": ..., other losses, "lr": ..., "grad_norms": [...], "forward_s": ...}.
+    timed: what `StepTimer.read` returns for these steps: {"it_per_s": ..., "data_share": ...,
+        "epoch_start_share": ..., "compute_share": ..., other shares, "memory_gb": ...}. A share
+        that took no time may be missing. Without a step there is only "memory_gb".
+    """
+    values: dict[str, Any] = model_log | timed
+    # Take out the three values that are no numbers of the log line.
+    forward_s = values.pop("forward_s")
+    grad_norms = values.pop("grad_norms")
+    epoch_start_share = values.pop("epoch_start_share", 0.0)
+    if grad_norms:  # empty if all steps were skipped
+        values["grad_norm"] = statistics.median(grad_norms)
+    # The timer gives steps per second and shares, as the log line shows them, and no seconds. E.g.
+    # 10 steps at 2 steps a second took 5 s, and a share of 0.3 is 1.5 s of them. Without a step
+    # there is no speed, and each time is 0.
+    seconds = steps / timed["it_per_s"] if steps else 0.0
+    # `data_share` holds the wait for the first batch of an epoch, too (`epoch_start_share`). Take
+    # it out here, because this wait does not mean that the loader is slow. The log line shows the
+    # whole `data_share`, so `values` keeps it.
+    data_share = values.get("data_share", 0.0) - epoch_start_share
+    compute_share = values.get("compute_share", 0.0)
+    device = utils_dist.get_device()
+    return Measured(
+        host=socket.gethostname(),
+        cores=system.cores(),
+        steps=steps,
+        seconds=seconds,
+        data_s=data_share * seconds,
+        forward_s=forward_s,
+        compute_s=compute_share * seconds,
+        values=values,
+        memory=_memory(device),
+        gpu=gpu.usage(device),
+    )
+
+
+def _memory(device: torch.device) -> dict[str, Use]:
+    """Return "GPU" and "host" -> (used, total) in GB, as far as they are known."""
+    memory = {}
+    host = host_memory()
+    if host:
+        memory["host"] = host
+    with suppress(RuntimeError):  # the driver does not report its memory
+        use = devices.memory_gb(device)
+        if use:
+            memory["GPU"] = use
+    return memory
+
+
+def log_values(ranks: list[Measured]) -> dict[str, float]:
+    """Return the numbers of the log line: means over the ranks, and the largest memory_gb.
+
+    If all ranks report their GPU, three numbers are added: "gpu_busy_min" (of the GPU that works
+    least), "gpu_busy_mean", and "gpu_used_gb_max" (memory of the fullest GPU). The names are tags
+    of the history of a run, so they must stay
+    (test_the_log_line_has_the_idlest_and_the_fullest_gpu).
+    """
+    values = {}
+    for name in ranks[0].values:
+        # A number that only some ranks have would be a mean of another set of ranks: leave it out.
+        if all(name in rank.values for rank in ranks):
+            values[name] = statistics.fmean(rank.values[name] for rank in ranks)
+    values["memory_gb"] = max(rank.values["memory_gb"] for rank in ranks)
+
+    gpus = [rank.gpu for rank in ranks if rank.gpu]
+    if len(gpus) == len(ranks):
+        busy_shares = [use["busy"] for use in gpus]
+        values["gpu_busy_min"] = min(busy_shares)
+        values["gpu_busy_mean"] = statistics.fmean(busy_shares)
+        values["gpu_used_gb_max"] = max(use["used_gb"] for use in gpus)
+    return values

@@ -1,0 +1,223 @@
+"""Measure the time of a run: of a call, of the steps, and of blocks of work on the device.
+
+    seconds_of    the median seconds of a call
+    StepTimer     wall-clock time of the steps since the last log line, of the epoch, of pauses
+    DeviceClock   time that the device spends on a block, e.g. on the forward passes
+
+What must stay: no function that runs in a step waits for the device, because the host prepares the
+next work meanwhile. Only `seconds_of` waits; programs that compare speeds call it. The kinds of
+work that callers give to `StepTimer.part` ("data", "compute", "epoch_start") are tags of a run's
+history with "_share" behind them.
+
+Tests: tests/parts/utils/test_progress.py; "seconds" in tests/parts/utils/test_health.py.
+"""
+
+import math
+import statistics
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from utils import device as devices
+from utils import system, utils_dist
+
+# The kinds of work between two steps that do not count as time of the steps.
+PAUSES = ("validation", "save")
+# Seconds after which an old speed counts 37 % (1 / e) in the predicted speed. A shorter time would
+# let the predicted end jump at each slow step; with a longer one it would follow a change late.
+FADE_S = 300.0
+
+
+def seconds_of(
+    run: Callable[[], Any], device: torch.device, repeats: int = 3, warmup: int = 0
+) -> float:
+    """Return the median seconds of a call of `run`, until its work on the device is done.
+
+    repeats: number of calls that count.
+    warmup: number of calls before them, which do not count.
+    """
+    seconds = []
+    for _ in range(warmup + repeats):
+        begin = time.perf_counter()
+        run()
+        # A GPU is still computing when the call returns.
+        devices.synchronize(device)
+        seconds.append(time.perf_counter() - begin)
+    seconds_that_count = seconds[warmup:]
+    return statistics.median(seconds_that_count)
+
+
+class Span:
+    """A time of the run, e.g. an epoch: its number of steps, and the seconds of each kind of work.
+
+    `PAUSES` do not count. The kinds of work are the names given to `StepTimer.part`: "data" (wait
+    for a batch), "compute", ...
+    """
+
+    def __init__(self) -> None:
+        self.begin = time.perf_counter()
+        self.paused_s = 0.0  # seconds of PAUSES
+        self.steps = 0
+        self.seconds_of: dict[str, float] = defaultdict(float)  # kind of work -> seconds
+
+    @property
+    def seconds(self) -> float:
+        """The seconds since the span began, without the pauses."""
+        return time.perf_counter() - self.begin - self.paused_s
+
+    def values(self) -> dict[str, float]:
+        """Return iterations per second, and the share of each kind of work in the time (0..1).
+
+        E.g. {"it_per_s": 2.1, "data_share": 0.03, "compute_share": 0.95}. Returns {} if there was
+        no step.
+        """
+        if not self.steps:
+            return {}
+        seconds = self.seconds
+        values = {"it_per_s": self.steps / seconds}
+        for name, seconds_of_name in self.seconds_of.items():
+            values[f"{name}_share"] = seconds_of_name / seconds
+        return values
+
+
+class StepTimer:
+    """Measures wall-clock time: of the steps since the last log line, of the epoch, and of pauses.
+
+    The first step of a process does not count, because it also starts the loader processes, builds
+    DDP, and compiles and tunes kernels. On a GPU the times show what the host waited for: the timer
+    must not wait for the device itself, because this would slow down every step.
+
+    Tests in test_progress.py: test_the_first_step_of_a_process_does_not_count,
+    test_validations_do_not_count_in_the_pace, test_the_remaining_time_follows_a_change_of_speed.
+    """
+
+    def __init__(self) -> None:
+        self.line = Span()  # since the last log line
+        self.epoch = Span()
+        self.epoch_begin = time.perf_counter()
+        self.pauses: dict[str, list[float]] = defaultdict(list)  # "save" -> seconds of each save
+        self._is_warm = False  # whether the first step is done
+        # What `_faded_sums` returned at the last log line: (faded steps, faded seconds).
+        self._sums_at_line = (0.0, 0.0)
+
+    @contextmanager
+    def part(self, name: str) -> Generator[None]:
+        """Measure the block.
+
+        name: the kind of work, e.g. "data" or "compute", or one of PAUSES.
+        """
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - begin
+            for span in (self.line, self.epoch):
+                if name in PAUSES:
+                    span.paused_s += seconds
+                else:
+                    span.seconds_of[name] += seconds
+            if name in PAUSES:
+                self.pauses[name].append(seconds)
+
+    def step_done(self) -> None:
+        """Count a step. After the first one of the process, begin to measure."""
+        if self._is_warm:
+            self.line.steps += 1
+            self.epoch.steps += 1
+        else:
+            self._is_warm = True
+            self.line = Span()
+            self.epoch = Span()
+
+    def read(self) -> dict[str, float]:
+        """Return `Span.values` since the last call, and "memory_gb".
+
+        memory_gb is the largest memory so far. On a GPU it is the memory of torch's tensors, on the
+        CPU the memory of the process.
+        """
+        values = self.line.values()
+        # `_faded_sums` reads the current line, so call it before a new line begins.
+        self._sums_at_line = self._faded_sums()
+        self.line = Span()
+        device_peak_gb = devices.peak_gb(utils_dist.get_device())  # None on the CPU
+        if device_peak_gb is None:
+            values["memory_gb"] = system.peak_process_gb()
+        else:
+            values["memory_gb"] = device_peak_gb
+        return values
+
+    def begin_epoch(self) -> None:
+        """Begin to measure a new epoch."""
+        self.epoch = Span()
+        self.epoch_begin = time.perf_counter()
+
+    def pace(self) -> float | None:
+        """Return the seconds of a step in the last minutes, or None before the second step."""
+        steps, seconds = self._faded_sums()
+        return seconds / steps if steps else None
+
+    def _faded_sums(self) -> tuple[float, float]:
+        """Return (steps, seconds) up to now, in which older steps and seconds count less.
+
+        So seconds / steps follows a change of speed within minutes, and a single slow step hardly
+        changes it. Here t is the time since the last log line without the pauses, in seconds, and
+        FADE_S is five minutes:
+
+            fade          = exp(-t / FADE_S)                      e.g. 0.37 if t is five minutes
+            faded steps   = fade * faded steps at the last line   + steps since then
+            faded seconds = fade * faded seconds at the last line + t
+        """
+        # Without a new step there is no new speed, so the speed of the last log line stays.
+        if not self.line.steps:
+            return self._sums_at_line
+        steps_at_line, seconds_at_line = self._sums_at_line
+        seconds = self.line.seconds
+        fade = math.exp(-seconds / FADE_S)
+        return steps_at_line * fade + self.line.steps, seconds_at_line * fade + seconds
+
+
+class DeviceClock:
+    """Sums the seconds that the device spends on blocks of `with clock.measure():`.
+
+    On the CPU these are wall-clock seconds. On a GPU the clock puts an event before and after each
+    block into the queue of the GPU. When the GPU comes to an event in its queue, it writes the time
+    into the event. `read` takes only events that have their time, so the host never waits for the
+    device. Keep it so: a wait in a step would slow down every step.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.seconds = 0.0  # seconds of finished blocks since the last `read`
+        # (begin, end) of blocks that are not read yet, the oldest first.
+        self.events: deque[tuple[torch.Event, torch.Event]] = deque()
+
+    @contextmanager
+    def measure(self) -> Generator[None]:
+        """Measure the block."""
+        if self.device.type == "cpu":
+            begin = time.perf_counter()
+            yield
+            self.seconds += time.perf_counter() - begin
+            return
+        begin_event = torch.Event(self.device, enable_timing=True)
+        end_event = torch.Event(self.device, enable_timing=True)
+        begin_event.record()
+        yield
+        end_event.record()
+        self.events.append((begin_event, end_event))
+
+    def read(self) -> float:
+        """Return the seconds since the last call, of the blocks that the device has finished."""
+        while self.events:
+            begin_event, end_event = self.events[0]
+            if not end_event.query():  # the device has not finished this block yet
+                break
+            self.events.popleft()
+            self.seconds += begin_event.elapsed_time(end_event) / 1000  # elapsed_time is in ms
+        seconds = self.seconds
+        self.seconds = 0.0
+        return seconds
