@@ -97,8 +97,8 @@ class Clip:
     # The object that reads the files `spike`, a data.cameras.spike_source.DatSpikes; None without
     # spikes.
     spikes: Any = None
-    # Only for a user's clip, else None: {"lq" or "gt": data.clips.files.UserFrames}, which reads
-    # the frames.
+    # Only for a user's clip, else None: {"lq" or "gt": its frames}. They are `UserFrames` of
+    # data/clips/user_frames.py, which read themselves.
     opened: Any = None
     # Only for a user's clip, else None: {"input", "gt" or "spike": path as the user gave it}, for
     # the report. This is unrelated to `Exposure.origin`, which is a number.

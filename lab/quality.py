@@ -48,7 +48,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from data.clips.files import read_bgr
+from data.clips.pictures import read_bgr
 from lab.tools import ROOT
 from main_train_vrt import read_options
 from models.optim import group_names

@@ -63,8 +63,8 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.clips.clip_reader import user_clips
-from data.clips.files import FrameSource
 from data.clips.readers import DatasetClip
+from data.clips.user_frames import FrameSource
 from data.motion.flow import Motion, median_spikes
 from data.motion.joint import Equations, Solver, SpikePixels
 from data.motion.learned import Finder, finder_of

@@ -41,8 +41,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from data.clips.files import FrameSource
 from data.clips.readers import DatasetClip
+from data.clips.user_frames import FrameSource
 from data.making.light_in_motion import PhotoScene
 from data.motion.flow import ERROR_BY_LENGTH, LEAST_ERROR, Motion, motion_times
 from data.motion.joint import Solver

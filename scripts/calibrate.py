@@ -57,7 +57,7 @@ from data.cameras.spike_grid import (
     scale_of,
 )
 from data.cameras.spike_info import spike_errors_as_data_errors
-from data.clips.files import FrameSource
+from data.clips.user_frames import FrameSource
 from data.spike.formats import Crop, SpikeGeometry, count_planes, read_spikes
 from data.spike.simulate import to_display, to_grey
 from scripts.parts.exit_codes import with_exit_code

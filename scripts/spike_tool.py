@@ -38,7 +38,9 @@ import cv2
 import numpy as np
 
 from data.cameras.spike_info import nearest_info, spike_errors_as_data_errors
-from data.clips.files import FrameSource, check_same_view, read_bgr
+from data.clips.pictures import read_bgr
+from data.clips.user_frames import FrameSource
+from data.clips.user_spikes import check_same_view
 from data.making.light_in_motion import LightPath, grey_light
 from data.spike import formats, simulate
 from data.spike.formats import SpikeGeometry

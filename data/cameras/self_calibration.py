@@ -39,7 +39,7 @@ from data.cameras.spike_grid import Calibration
 from data.cameras.spike_info import spike_errors_as_data_errors
 from data.cameras.spike_source import DatSpikes
 from data.clip import Clip, Exposure
-from data.clips.files import stamp
+from data.clips.listed_files import stamp
 from data.spike.formats import Crop
 from utils import utils_dist
 from utils.dist import watchdog

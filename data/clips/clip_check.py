@@ -42,7 +42,8 @@ from data.cameras.frame_times import FrameTimes, times_of_names
 from data.cameras.spike_info import UnknownPlanes
 from data.cameras.spike_source import DatSpikes
 from data.clip import Clip, Exposure
-from data.clips.files import FileEntry, image_size, is_lmdb
+from data.clips.listed_files import FileEntry, is_lmdb
+from data.clips.pictures import image_size
 from data.clips.source import Kind, Problem, Source
 from data.spike.formats import SpikeFileError, count_planes
 from utils.errors import DataError, OptionError

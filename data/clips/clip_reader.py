@@ -30,12 +30,17 @@ from data.cameras.self_calibration import calibrated
 from data.cameras.spike_grid import warn_uncovered
 from data.clip import Clip, checked_name
 from data.clip_dataset import TestClips
-from data.clips import files, io_backend
+from data.clips import io_backend
 from data.clips.clip_check import ClipCheck
+from data.clips.file_content import SLOW_FROM_START, is_read_from_start
 from data.clips.film_times import film_times
+from data.clips.listed_files import FileEntry, entry_of
 from data.clips.manifest import problems_error
 from data.clips.readers import DatasetClip
 from data.clips.source import Source
+from data.clips.user_folders import clip_path, clips_in, files_in
+from data.clips.user_frames import FrameSource, UserFrames
+from data.clips.user_spikes import check_same_view
 from data.spike.formats import FORMATS, array_shape
 from utils.dist import watchdog
 from utils.errors import DataError
@@ -143,7 +148,7 @@ def _open_clip(
     scale: scale of the network, the side of a sharp frame over the side of a frame.
     Raises UnknownPlanes and other DataErrors.
     """
-    frames = files.FrameSource(paths.frames, go_on=watchdog.go_on)
+    frames = FrameSource(paths.frames, go_on=watchdog.go_on)
     spikes = None  # how the spikes of this clip are read
     if section is not None and paths.spike is not None:
         section_of_clip, info = section_and_info(section, paths.spike, name)
@@ -180,21 +185,21 @@ def _find_clips(root: Path, spike: Path | None, gt: Path | None) -> dict[str, Cl
     as before (test_a_root_may_have_a_folder_for_each_kind_of_file tries the third layout).
     """
     # The first layout: a film or an image, or a folder of images.
-    if not root.is_dir() or files.files_in(root):
+    if not root.is_dir() or files_in(root):
         return {_name_of(root): ClipPaths(root, spike, gt)}
     # The second and the third layout have a folder <root>/blur. Then `spike` and `gt` may have
     # folders "spike" and "sharp". `clip_path` returns <root>/blur if it exists, else `root` itself.
-    blur = files.clip_path(root, "blur")
+    blur = clip_path(root, "blur")
     if blur != root:
         spike = _spike_path(spike)
         gt = _gt_path(gt)
-        if files.files_in(blur):
+        if files_in(blur):
             return {_name_of(blur): ClipPaths(blur, spike, gt)}
         root = blur
 
     # The third and the fourth layout: a folder or a film for each clip.
     found: dict[str, ClipPaths] = {}
-    for name, frames in files.clips_in(root, "blur"):
+    for name, frames in clips_in(root, "blur"):
         # "a.mp4" and a folder "a" would both be the clip "a".
         if name in found:
             raise DataError(
@@ -215,12 +220,12 @@ def _find_clips(root: Path, spike: Path | None, gt: Path | None) -> dict[str, Cl
 
 def _spike_path(path: Path | None) -> Path | None:
     """Return the path of the spikes of a clip: <path>.dat, <path>/spike, or `path` itself."""
-    return None if path is None else files.clip_path(path, "spike", tuple(FORMATS))
+    return None if path is None else clip_path(path, "spike", tuple(FORMATS))
 
 
 def _gt_path(path: Path | None) -> Path | None:
     """Return the path of the sharp frames of a clip: <path>.mp4, <path>/sharp, or `path` itself."""
-    return None if path is None else files.clip_path(path, "sharp", READABLE_SUFFIXES)
+    return None if path is None else clip_path(path, "sharp", READABLE_SUFFIXES)
 
 
 def _name_of(frames: Path) -> str:
@@ -246,7 +251,7 @@ def _name_of(frames: Path) -> str:
 
 def user_clip(
     name: str,
-    frames: files.UserFrames,
+    frames: UserFrames,
     gt: str | Path | None = None,
     spike: str | Path | None = None,
     spikes: spike_source.DatSpikes | None = None,
@@ -267,10 +272,10 @@ def user_clip(
     Raises DataError if frames, sharp frames and spikes do not belong together.
     """
     # Match the files of each kind with the frames.
-    opened: dict[str, files.UserFrames] = {"lq": frames}  # {kind: its frames}
+    opened: dict[str, UserFrames] = {"lq": frames}  # {kind: its frames}
     paths = {"lq": str(frames.path)}  # {kind: folder or file, as the user gave it}
     if gt is not None:
-        opened["gt"] = files.FrameSource(Path(gt), go_on=watchdog.go_on)
+        opened["gt"] = FrameSource(Path(gt), go_on=watchdog.go_on)
         paths["gt"] = str(gt)
     listing = {}  # {kind: {stem: file}}, the form that `ClipCheck` takes
     for kind, images in opened.items():
@@ -335,8 +340,8 @@ def _warn_of_doubtful_times(clip: str, times: FrameTimes, is_film: bool) -> None
 
 
 def _listing_of_spikes(
-    name: str, frames: files.UserFrames, times: FrameTimes, spike: Path
-) -> dict[str, files.FileEntry]:
+    name: str, frames: UserFrames, times: FrameTimes, spike: Path
+) -> dict[str, FileEntry]:
     """Return {stem: spike file} of a clip. Raises DataError.
 
     name: name of the clip. frames: its frames. times: times of the frames.
@@ -376,7 +381,7 @@ def _matched_stems(
 
 def _listing(
     clip: str, stems: Sequence[str], paths: Sequence[Path], where: str
-) -> dict[str, files.FileEntry]:
+) -> dict[str, FileEntry]:
     """Return {stem: file}.
 
     clip: name of the clip. stems, paths: name and path of each file.
@@ -395,7 +400,7 @@ def _listing(
             do="remove one of the files",
         )
     # A film is one file for all its frames, so each path is looked up once.
-    entries = {path: files.entry_of(str(path)) for path in set(paths)}
+    entries = {path: entry_of(str(path)) for path in set(paths)}
     return {stem: entries[path] for stem, path in zip(stems, paths, strict=True)}
 
 
@@ -410,8 +415,8 @@ def _warn_or_refuse_spikes(
     # Whether one spike file holds the planes of all frames.
     is_one_file = len(clip) > 1 and len(clip.planes_of_spike_files) == 1
     spike_file_of_first_frame = clip.spike[0]
-    if is_one_file and files.is_read_from_start(spike_file_of_first_frame):
-        logger.warning("spikes of %s: %s", clip.name, files.SLOW_FROM_START)
+    if is_one_file and is_read_from_start(spike_file_of_first_frame):
+        logger.warning("spikes of %s: %s", clip.name, SLOW_FROM_START)
     # With one spike file and no spike.exposure, the times of the frames divide the planes among
     # the frames. If the frames last for different times, they have different numbers of planes. The
     # user may not expect this, so warn.
@@ -422,7 +427,7 @@ def _warn_or_refuse_spikes(
     # A calibration says where the planes lie on the frames, so a plane may then have any shape.
     if spikes.calibration is None:
         plane = (spikes.geometry.height, spikes.geometry.width)
-        files.check_same_view(clip.size, plane, where)
+        check_same_view(clip.size, plane, where)
 
 
 def _frames_missing(times: FrameTimes, found: str, where: str) -> DataError:
@@ -455,7 +460,7 @@ def _refuse_other_size(gt: tuple[int, int], lq: tuple[int, int], scale: int, whe
     )
 
 
-def times_of(frames: files.UserFrames) -> FrameTimes:
+def times_of(frames: UserFrames) -> FrameTimes:
     """Return when the frames of a film or a folder were taken.
 
     A film has times in its container. For images, the numbers in their names are taken as times.
@@ -477,7 +482,7 @@ def spike_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     for suffix in FORMATS:
-        files_of_format = files.files_in(path, (suffix,))
+        files_of_format = files_in(path, (suffix,))
         if files_of_format:
             return files_of_format
     return []

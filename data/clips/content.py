@@ -18,7 +18,8 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from data.clips import files
+from data.clips.file_content import read_bytes
+from data.clips.listed_files import LMDB_MARK, os_errors_as_data_errors, stamp
 
 # All constants decide the digest, so they must stay, too.
 LARGEST_WHOLE_FILE = 2**16  # largest file, in bytes, that is read as a whole
@@ -61,7 +62,7 @@ def digest_of_clips(readers: Sequence[Any]) -> str:
             _hash_frames(sha256, reader)
 
     for path in paths:
-        size, _ = files.stamp(path)
+        size, _ = stamp(path)
         sha256.update(f"{os.path.basename(path)} {size}\n".encode())
     # Every `step`-th file is read, e.g. every third of 10,000 files. If there are no files, the
     # formula gives 0, which is no step.
@@ -85,10 +86,10 @@ def _hash_frames(sha256: Any, reader: Any) -> None:
 
 def _blocks_of(path: str) -> Iterable[bytes]:
     """Yield the bytes of a file that are hashed. For a value in an LMDB: its first 64 KiB."""
-    if files.LMDB_MARK in path:
-        yield files.read_bytes(path, LARGEST_WHOLE_FILE)
+    if LMDB_MARK in path:
+        yield read_bytes(path, LARGEST_WHOLE_FILE)
         return
-    with files.os_errors_as_data_errors(path), open(path, "rb") as file:
+    with os_errors_as_data_errors(path), open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size <= LARGEST_WHOLE_FILE:
             yield file.read()

@@ -48,9 +48,11 @@ import numpy as np
 from data.augment import Augment
 from data.cameras.spike_info import spike_errors_as_data_errors
 from data.clip import IMAGE_KINDS, Clip, Piece, checked_name
-from data.clips import files, manifest
+from data.clips import manifest
+from data.clips.file_content import open_spike_file
 from data.clips.kept import checked_clips
 from data.clips.manifest import Source
+from data.clips.pictures import read_bgr
 from data.spike.formats import Crop, SpikeFile, SpikeGeometry, pack
 from utils.errors import DataError
 from utils.files import (
@@ -200,14 +202,14 @@ class DiskFiles:
         path = getattr(clip, kind)[number]
         size = clip.size_of(kind)
         if not self.cache_data:
-            return files.read_bgr(path, size)
+            return read_bgr(path, size)
         row = self._decoded[clip.name, kind][number]  # a view: writing changes the shared memory
         is_decoded = row[0] == 1
         if not is_decoded:
             # Two workers may do this at once. They write the same bytes, so no lock is needed. The
             # first byte is set after the image, so that no worker reads half an image. (An x86
             # processor writes in this order.)
-            row[1:] = files.read_bgr(path, size).ravel()
+            row[1:] = read_bgr(path, size).ravel()
             row[0] = 1
         return row[1:].reshape(*size, 3)
 
@@ -219,7 +221,7 @@ class DiskFiles:
         other planes.
         """
         geometry = clip.spikes.geometry
-        file = files.open_spike_file(piece.file, geometry, clip.spikes.remainder)
+        file = open_spike_file(piece.file, geometry, clip.spikes.remainder)
         planes_at_check = clip.planes_of_spike_files[piece.file]
         if file.planes != planes_at_check:
             raise DataError(
@@ -237,7 +239,7 @@ class LmdbFiles(DiskFiles):
     and BasicSR.
     """
 
-    # All methods are inherited, because data/clips/files.py reads both files and databases.
+    # All methods are inherited, because data/clips/file_content.py reads both files and databases.
 
 
 # ---- Read a clip cache -----------------------------------------------------------------------
@@ -580,7 +582,7 @@ def _write_clip(clip: Clip, folder: Path) -> None:
     for kind in clip.image_kinds:
         with open(temporary / f"{kind}.u8", "wb") as file:
             for path in getattr(clip, kind):
-                image = files.read_bgr(path, clip.size_of(kind))
+                image = read_bgr(path, clip.size_of(kind))
                 file.write(image.tobytes())
     if clip.spike:
         _write_planes(clip, temporary / "spike.u8")
@@ -595,7 +597,7 @@ def _write_planes(clip: Clip, target: Path) -> None:
     raster = geometry.as_raster()  # the geometry of the cache: row by row
     with open(target, "wb") as file, spike_errors_as_data_errors():
         for path in clip.planes_of_spike_files:
-            spike_file = files.open_spike_file(path, geometry, clip.spikes.remainder)
+            spike_file = open_spike_file(path, geometry, clip.spikes.remainder)
             if spike_file.packed is not None and geometry == raster:
                 # The file has the form of the cache already.
                 file.write(spike_file.packed.data)

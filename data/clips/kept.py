@@ -5,7 +5,7 @@ the check depends on (`digest_of_options`), and the scale of the network:
 
     3f2a90c1d4e5b677_x1.json   {"counts": "22 clips, ...", "warnings": [...], "arrays": SHA-256}
     3f2a90c1d4e5b677_x1.npz    the clips as arrays (data/clips/table.py), and the state of each
-                               folder (`State` in data/clips/files.py)
+                               folder (`State` in data/clips/listed_files.py)
 
 `Record` reads and writes the record of one data root. `checked_clips` gives the clips of a record
 to other ranks and to loader workers.
@@ -43,15 +43,8 @@ import numpy as np
 from data.clip import Clip
 from data.clips import manifest
 from data.clips.clip_check import ClipCheck
-from data.clips.files import (
-    FileEntry,
-    State,
-    entry_of,
-    is_lmdb,
-    list_clip,
-    state_of,
-    stem_of,
-)
+from data.clips.data_root import list_clip
+from data.clips.listed_files import FileEntry, State, entry_of, is_lmdb, state_of, stem_of
 from data.clips.source import Kind, Problem, Source
 from data.clips.table import (
     ClipTable,

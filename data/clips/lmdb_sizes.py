@@ -9,9 +9,9 @@ process. If the file is damaged, only the other process ends:
     stdin    clip_a/000000      a key in each line
     stdout   81234              the number of bytes under the key, or NONE
 
-data/clips/files.py calls `sizes` when it lists an LMDB. What must stay: this file imports nothing
-of the project, so that the process starts fast, and it writes one line for each key, in the order
-of the keys.
+data/clips/lmdb_root.py calls `sizes` when it lists an LMDB. What must stay: this file imports
+nothing of the project, so that the process starts fast, and it writes one line for each key, in the
+order of the keys.
 
 Tests: tests/parts/data/test_any_bytes.py, tests/parts/data/test_io_backend.py
 """
@@ -55,7 +55,8 @@ def _main(root: str) -> int:
     import lmdb
 
     try:
-        # The same settings as in `_open_lmdb` of data/clips/files.py, so that both read the same.
+        # The same settings as in `_open_lmdb` of data/clips/lmdb_root.py, so that both read the
+        # same.
         # An environment is an open database.
         environment = lmdb.open(root, readonly=True, lock=False, readahead=False, meminit=False)
         with environment.begin(buffers=True) as transaction:

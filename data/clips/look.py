@@ -32,8 +32,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from data.clips import files
-from data.clips.files import FileEntry
+from data.clips.file_content import read_bytes
+from data.clips.listed_files import FileEntry, entry_of
+from data.clips.pictures import HEAD_BYTES, PNG_SIGNATURE, decode_bgr, refuse_header
 from data.spike import formats
 from data.spike.formats import SpikeGeometry
 from utils.errors import DataError
@@ -62,7 +63,7 @@ class Look(NamedTuple):
     # reports `missing_end` only if the size is right.
     missing_end: str = ""
     # Whether reading the picture as 8-bit RGB may lose something, e.g. the lower 8 bits of a 16-bit
-    # picture. `files.what_is_lost` then says what.
+    # picture. `what_is_lost` then says what.
     is_reduced: bool = False
 
 
@@ -82,8 +83,8 @@ def look_at_picture(path: str, decode: bool = False, lmdb_entry: FileEntry | Non
     look = Look(lmdb_entry)
     try:
         # LMDB gives a value as a whole, so reading only its head would save nothing.
-        content = files.read_bytes(path)
-        head = content[: files.HEAD_BYTES]
+        content = read_bytes(path)
+        head = content[:HEAD_BYTES]
         return _with_shape(look, head, read_all=lambda: content, decode=decode)
     except DataError as e:
         return look._replace(flaw=e.what)
@@ -95,14 +96,14 @@ def _look_at_open_picture(descriptor: int, look: Look, decode: bool) -> Look:
     descriptor: descriptor of the file, at the beginning of the file.
     look: the look so far, with size and time. decode: whether to decode a PNG, too.
     """
-    head = os.read(descriptor, files.HEAD_BYTES)
+    head = os.read(descriptor, HEAD_BYTES)
 
     def read_all() -> bytes:
         return head + rest_of(descriptor)
 
     look = _with_shape(look, head, read_all, decode)
     # `_with_shape` has decoded every picture that is not a PNG, and decoding finds a missing end.
-    is_png = head.startswith(files.PNG_SIGNATURE)
+    is_png = head.startswith(PNG_SIGNATURE)
     was_decoded = decode or not is_png
     if was_decoded:
         return look
@@ -124,12 +125,12 @@ def _with_shape(look: Look, head: bytes, read_all: Callable[[], bytes], decode: 
     Raises DataError if the picture cannot be read and its size is not known either. Both callers
     turn this error into the flaw.
     """
-    if head.startswith(files.PNG_SIGNATURE):
+    if head.startswith(PNG_SIGNATURE):
         return _with_shape_of_png(look, head, read_all, decode)
     # In other formats, damage is only found when the whole picture is decoded.
     content = read_all()
     header = read_header(content)
-    shape = files.decode_bgr(content, look.entry.path).shape[:2]
+    shape = decode_bgr(content, look.entry.path).shape[:2]
     is_reduced = header is not None and _loses_something(header)
     return look._replace(shape=shape, is_reduced=is_reduced)
 
@@ -154,16 +155,16 @@ def _with_shape_of_png(
     path = look.entry.path
     if header is None:
         # Without a header, decoding fails, and its error says why. The next line raises it.
-        shape = files.decode_bgr(content, path).shape[:2]
+        shape = decode_bgr(content, path).shape[:2]
         return look._replace(shape=shape)
-    files.refuse_header(header, path)
+    refuse_header(header, path)
     shape = header.size
     flaw = ""
     if decode:
         # The header gives the size even if the pixels are damaged. So `shape` is kept, and the
         # error becomes the flaw.
         try:
-            shape = files.decode_bgr(content, path).shape[:2]
+            shape = decode_bgr(content, path).shape[:2]
         except DataError as e:
             flaw = e.what
     return look._replace(shape=shape, flaw=flaw, is_reduced=_loses_something(header))
@@ -192,7 +193,7 @@ def look_at_spikes(
     # other layouts.
     is_raster = geometry.layout == "raster"
     if formats.is_array(path) or not is_raster:
-        return Look(files.entry_of(path))
+        return Look(entry_of(path))
     if formats.SPS100_SIDE in (geometry.height, geometry.width):
         return _look_at_planes_of_1000(path, geometry, remainder)
     return _inspect_file(path, _look_at_open_planes, cannot="cannot read spike file")
@@ -205,7 +206,7 @@ def _look_at_planes_of_1000(path: str, geometry: SpikeGeometry, remainder: str) 
     sensor. The header does not show this. So the file is opened as raster planes: for a file of the
     sensor this fails, and the error names the option to change.
     """
-    look = Look(files.entry_of(path))
+    look = Look(entry_of(path))
     try:
         formats.open_spikes(path, geometry, remainder)
     except formats.SpikeFileError as e:
@@ -244,7 +245,7 @@ def _inspect_file(
         descriptor, about = plain_descriptor(path)
     except OSError as e:
         # `entry_of` raises DataError if there is no file at all.
-        return Look(files.entry_of(path), flaw=f"{cannot}: {e.strerror or e}")
+        return Look(entry_of(path), flaw=f"{cannot}: {e.strerror or e}")
     entry = FileEntry(path, about.st_size, about.st_mtime_ns)
     look = Look(entry, file_id=(about.st_dev, about.st_ino))
     try:

@@ -35,11 +35,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data.clip import IMAGE_KINDS, Clip
-from data.clips import files, manifest
+from data.clips import manifest
 from data.clips.clip_check import ClipCheck, Size
-from data.clips.files import FileEntry, Folder, Listing, State
+from data.clips.file_content import SLOW_FROM_START, is_read_from_start
 from data.clips.kept import SHARE, Record, RecordId, Result
+from data.clips.listed_files import FileEntry, Folder, Listing, State, entry_of
 from data.clips.look import Look, look_at_picture, look_at_spikes
+from data.clips.picture_losses import what_is_lost
 from data.clips.source import Problem, Source
 from data.clips.spike_check import check_spikes
 from data.clips.table import (
@@ -341,7 +343,7 @@ class _Check:
         spikes = self.source.own_spikes.get(job.clip, self.source.spikes)
         if spikes is None:
             # An RGB dataset reads no spikes, so size and time are enough.
-            return Look(job.lmdb_entry or files.entry_of(job.path))
+            return Look(job.lmdb_entry or entry_of(job.path))
         return look_at_spikes(job.path, spikes.geometry, spikes.remainder, job.lmdb_entry)
 
     # ---- Check the clips --------------------------------------------------------------------
@@ -405,7 +407,7 @@ class _Check:
             # a clip.
             for kind in clip.image_kinds:
                 path = getattr(clip, kind)[0]
-                lost = files.what_is_lost(path) if looks[path].is_reduced else ""
+                lost = what_is_lost(path) if looks[path].is_reduced else ""
                 if lost:
                     lossy_pictures.append(Problem(clip.name, f"{kind} {lost}", path))
             spike_warnings = []
@@ -486,6 +488,6 @@ def _slow_files(source: Source, clips: ClipTable) -> list[Problem]:
         return []
     for number in range(len(clips)):
         [path] = clips.paths("spike", number)
-        if files.is_read_from_start(path):
-            return [Problem(clips[number].name, files.SLOW_FROM_START, path)]
+        if is_read_from_start(path):
+            return [Problem(clips[number].name, SLOW_FROM_START, path)]
     return []

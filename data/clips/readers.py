@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from data.clips import files, io_backend
+from data.clips import io_backend
 from data.clips.content import digest_of_clips
+from data.clips.listed_files import stamp
 
 
 class Reader:
@@ -232,7 +233,7 @@ class DatasetClip(Reader):
         backend = self.dataset.backend
         if isinstance(backend, io_backend.CacheReader):
             # The stamp of a file that is not on this machine is (0, 0).
-            is_here = files.stamp(paths[0]) != (0, 0)
+            is_here = stamp(paths[0]) != (0, 0)
             if not is_here:
                 return backend.paths_of(clip)
         return paths
@@ -266,6 +267,6 @@ class DatasetClip(Reader):
                 paths.append(str(Path(backend.path, source.name_prefix, io_backend.INDEX)))
         paths += [*clip.lq, *clip.gt, *clip.gt_instants, *clip.spike]
         for path in dict.fromkeys(paths):
-            size, mtime_ns = files.stamp(path)
+            size, mtime_ns = stamp(path)
             sha256.update(f"{Path(path).name} {size} {mtime_ns}\n".encode())
         return sha256.hexdigest()[:16]

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 from data.cameras.frame_times import FrameTimes
 from data.cameras.spike_source import DatSpikes
 from data.clip import checked_name
-from data.clips.files import CLIP_FOLDERS, Listing, is_lmdb, list_root
+from data.clips.data_root import CLIP_FOLDERS, list_root
+from data.clips.listed_files import Listing, is_lmdb
 from data.spike.formats import FORMATS
 from utils.errors import DataError, address_of
 from utils.files import open_plain

@@ -30,7 +30,8 @@ import numpy as np
 from data.augment import Augment
 from data.cameras.spike_source import DatSpikes
 from data.clip import Clip
-from data.clips import files
+from data.clips.listed_files import LMDB_MARK
+from data.clips.pictures import read_bgr
 from data.clips.source import Problem
 from data.spike import formats, represent, simulate
 from utils.errors import DataError
@@ -71,7 +72,7 @@ def check_spikes(clip: Clip, is_first: bool) -> list[Problem]:
     spikes = clip.spikes  # how the spikes are read
     piece = clip.exposures[0].own  # the planes of the first exposure, without context
     # `read_spikes` can read files on disk only, and no values of an LMDB.
-    if files.LMDB_MARK in piece.file:
+    if LMDB_MARK in piece.file:
         return []
     try:
         stream = formats.read_spikes(
@@ -81,7 +82,7 @@ def check_spikes(clip: Clip, is_first: bool) -> list[Problem]:
             count=piece.count,
             remainder=spikes.remainder,
         )
-        grey = cv2.cvtColor(files.read_bgr(clip.lq[0]), cv2.COLOR_BGR2GRAY)
+        grey = cv2.cvtColor(read_bgr(clip.lq[0]), cv2.COLOR_BGR2GRAY)
     except (formats.SpikeFileError, DataError) as e:
         return [Problem(clip.name, f"not compared with its frame: {e.what}", piece.file)]
     rates = stream.mean(axis=0, dtype=np.float32)  # (T, h, w) -> (h, w)

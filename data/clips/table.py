@@ -46,7 +46,7 @@ import numpy as np
 
 from data.cameras.frame_times import times_of_names
 from data.clip import Clip, Exposure, Piece, checked_name
-from data.clips.files import is_lmdb
+from data.clips.listed_files import is_lmdb
 from data.clips.look import Look
 from data.clips.source import MOST_FRAMES, Kind, Source
 from utils.errors import DataError

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 
-from data.clips.files import FrameSource
+from data.clips.user_frames import FrameSource
 from data.spike.simulate import to_grey, to_linear
 
 # A "step" is the motion from one frame of a video to the next, in pixels. 95 % of the pixels move

@@ -50,7 +50,10 @@ from pydantic import Field
 
 from data.cameras.rig import Rig
 from data.clip import checked_name
-from data.clips.files import FrameSource, clips_in, image_size, stamp
+from data.clips.listed_files import stamp
+from data.clips.pictures import image_size
+from data.clips.user_folders import clips_in
+from data.clips.user_frames import FrameSource
 from data.making.light_in_motion import (
     Cut,
     LightPath,

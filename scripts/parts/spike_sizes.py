@@ -35,7 +35,8 @@ TRIED = (
 # less sure.
 JUDGED_PLANES = 16  # most planes of a size
 JUDGED_BITS = 4_000_000  # most bits of these planes together
-# Two shapes count as equal up to this relative difference, as in data.clips.files.check_same_view.
+# Two shapes count as equal up to this relative difference, as in `check_same_view` of
+# data/clips/user_spikes.py.
 SHAPE_TOLERANCE = 0.02
 
 

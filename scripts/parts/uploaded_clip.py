@@ -29,7 +29,7 @@ from pathlib import Path
 
 from data.cameras.spike_info import FILE_NAME, spike_errors_as_data_errors
 from data.clips.clip_reader import spike_files
-from data.clips.files import FrameSource
+from data.clips.user_frames import FrameSource
 from models.restore.request import JOINT, SHIPPED_WEIGHTS
 from scripts import spike_tool
 from utils.errors import DataError, OptionError

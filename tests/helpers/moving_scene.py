@@ -18,8 +18,8 @@ import cv2
 import numpy as np
 
 from data.clips.clip_reader import user_clips
-from data.clips.files import files_in
 from data.clips.readers import DatasetClip
+from data.clips.user_folders import files_in
 from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
 from data.spike.simulate import (
     IntegrateAndFire,

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from data.clips.files import files_in
+from data.clips.user_folders import files_in
 from data.motion import method
 from data.motion.bands import bands_of
 from data.spike.formats import SpikeGeometry, read_spikes, write_spikes

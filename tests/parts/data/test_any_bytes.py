@@ -23,8 +23,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from data.clips import files
+from data.clips.data_root import list_root
+from data.clips.file_content import read_bytes
 from data.clips.film_times import film_times
+from data.clips.picture_losses import what_is_lost
+from data.clips.pictures import image_size, read_bgr
 from data.spike.formats import SpikeFileError, SpikeGeometry, read_spikes
 from tests.helpers.clip_files import picture
 from tests.helpers.damage import damaged_copies, examples
@@ -58,9 +61,9 @@ def assert_read_or_refused(read: Callable[[Path], Any], path: Path, content: byt
 
 def read_picture(path):
     """Read a picture in each way in which the program reads one: its header, and its pixels."""
-    files.image_size(str(path))
-    files.what_is_lost(str(path))
-    assert files.read_bgr(str(path)).dtype == np.uint8
+    image_size(str(path))
+    what_is_lost(str(path))
+    assert read_bgr(str(path)).dtype == np.uint8
 
 
 def picture_bytes(kind):
@@ -241,9 +244,9 @@ def test_a_damaged_lmdb_is_read_or_refused(tmp_path, lmdb_content, data):
     (root / "data.mdb").write_bytes(data.draw(damaged_copies(lmdb_content)))
 
     try:
-        listing = files.list_root(str(root), "blur", (".png",))
+        listing = list_root(str(root), "blur", (".png",))
         for entry in listing["clip"].values():
-            files.read_bytes(entry.path)
+            read_bytes(entry.path)
     except DataError as error:
         assert_is_whole(error, root)
 
@@ -259,7 +262,7 @@ def test_numbers_of_an_lmdb_that_point_out_of_the_file_end_no_process(tmp_path, 
     (root / "data.mdb").write_bytes(lmdb_content.replace(length, far_too_long))
 
     with pytest.raises(DataError, match="the LMDB is damaged: its numbers point out of the file"):
-        files.list_root(str(root), "blur", (".png",))
+        list_root(str(root), "blur", (".png",))
 
 
 def test_a_damaged_page_of_an_lmdb_is_said(tmp_path):
@@ -275,7 +278,7 @@ def test_a_damaged_page_of_an_lmdb_is_said(tmp_path):
     (root / "data.mdb").write_bytes(content)
 
     with pytest.raises(DataError, match="the LMDB is damaged") as error:
-        files.list_root(str(root), "blur", (".png",))
+        list_root(str(root), "blur", (".png",))
 
     assert error.value.where == str(root)
     assert "make it again" in error.value.do
@@ -315,7 +318,7 @@ def test_a_line_of_an_lmdbs_list_has_its_key_at_once(tmp_path, line, clip, stem)
     (root / "meta_info.txt").write_text(f"{line}\n")
     start = time.monotonic()
 
-    listing = files.list_root(str(root), "blur", (".png",))
+    listing = list_root(str(root), "blur", (".png",))
 
     assert list(listing[clip]) == [stem]
     # It takes milliseconds, also for the last line, unless the machine is very busy.

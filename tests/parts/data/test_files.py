@@ -16,7 +16,8 @@ import cv2
 import numpy as np
 import pytest
 
-from data.clips.files import FrameSource, files_in
+from data.clips.user_folders import files_in
+from data.clips.user_frames import FrameSource
 from data.spike.formats import SpikeGeometry, write_spikes
 from tests.helpers.checked import read_picture
 from tests.helpers.clip_files import picture, small_files, write_video

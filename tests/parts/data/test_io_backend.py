@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 import torch
 
-from data.clips.files import list_root, read_bytes
+from data.clips.data_root import list_root
+from data.clips.file_content import read_bytes
 from tests.helpers.checked import read_picture
 from tests.helpers.clip_files import PLANES, build_clips, equal_samples, write_clips
 from tests.helpers.kair_files import write_files

@@ -34,7 +34,8 @@ import pytest
 
 from data.clip import Clip
 from data.clips import manifest, table
-from data.clips.files import SLOW_FROM_START, entry_of
+from data.clips.file_content import SLOW_FROM_START
+from data.clips.listed_files import entry_of
 from data.clips.look import Look
 from data.clips.preflight import Report, check_source
 from data.clips.source import MOST_FRAMES, Source

@@ -16,7 +16,7 @@ SIDE = 160  # height and width of the frames
 
 
 class Video:
-    """A video in memory, as `data.clips.files.FrameSource`.
+    """A video in memory, as `data.clips.user_frames.FrameSource`.
 
     steps: motion in pixels from each frame to the next. None: the next frame shows another scene.
     """

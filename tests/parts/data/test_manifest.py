@@ -30,7 +30,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.clips.clip_reader import user_clips
-from data.clips.files import list_root
+from data.clips.data_root import list_root
 from data.clips.manifest import Source, digest
 from data.loader import TrainLoader
 from tests.helpers import clip_files

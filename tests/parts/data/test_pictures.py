@@ -13,8 +13,9 @@ import pytest
 from PIL import Image, ImageOps
 
 from data.clips.clip_reader import user_clips
-from data.clips.files import FrameSource, image_size, read_bgr
+from data.clips.pictures import image_size, read_bgr
 from data.clips.preflight import preflight
+from data.clips.user_frames import FrameSource
 from tests.helpers.clip_files import data_section, picture, resolve_section, write_clips
 from utils.errors import DataError
 from utils.options.models import DatasetsOptions

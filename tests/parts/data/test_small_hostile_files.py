@@ -66,13 +66,13 @@ def test_a_small_bigtiff_that_states_2_to_the_63_entries_is_refused_at_once(tmp_
     (tmp_path / "a.tiff").write_bytes(struct.pack("<2sHHHQQ", b"II", 43, 8, 0, 16, 2**63))
 
     said = "24 bytes that are no whole image"
-    assert_refused("data.clips.files.read_bgr", tmp_path / "a.tiff", by="DataError", saying=said)
+    assert_refused("data.clips.pictures.read_bgr", tmp_path / "a.tiff", by="DataError", saying=said)
 
 
 def test_an_8k_frame_is_read(tmp_path):
     (tmp_path / "a.png").write_bytes(png_of_zeros(width=7680, height=4320))
 
-    ended = call_limited("data.clips.files.read_bgr", tmp_path / "a.png")
+    ended = call_limited("data.clips.pictures.read_bgr", tmp_path / "a.png")
 
     assert ended.error == ""
 
@@ -86,7 +86,7 @@ def test_a_png_that_states_a_chunk_of_4_gigabytes_is_not_given_them(tmp_path):
     (tmp_path / "a.png").write_bytes(content)
 
     said = "is damaged or cut short"
-    assert_refused("data.clips.files.read_bgr", tmp_path / "a.png", by="DataError", saying=said)
+    assert_refused("data.clips.pictures.read_bgr", tmp_path / "a.png", by="DataError", saying=said)
 
 
 # ---- Arrays ----

@@ -1,0 +1,56 @@
+"""Read the content of a file, which is on disk or a value in an LMDB.
+
+The path tells which: "/data/train/clip_a/blur/0.png", or "/data/train.lmdb::clip_a/0".
+
+What must stay: `read_bytes` returns the bytes of the file or raises DataError, for any path.
+
+Tests: tests/parts/data/test_io_backend.py, tests/parts/data/test_any_bytes.py
+"""
+
+from data.clips.listed_files import LMDB_MARK, os_errors_as_data_errors
+from data.clips.lmdb_root import read_value
+from data.spike.formats import SpikeFile, SpikeGeometry, open_spikes, packed_planes
+from utils.files import read_plain
+
+
+def read_bytes(path: str, count: int = -1) -> bytes:
+    """Return the content of a file on disk or in an LMDB.
+
+    count: number of bytes to read from the beginning; -1: all.
+    Raises DataError with the system's reason. Devices and pipes are refused (`read_plain`), because
+    reading them could wait without an end.
+    """
+    with os_errors_as_data_errors(path):
+        if LMDB_MARK not in path:
+            return read_plain(path, count)
+        root, key = path.split("::", 1)
+        return read_value(root, key, count)
+
+
+def open_spike_file(path: str, geometry: SpikeGeometry, remainder: str) -> SpikeFile:
+    """Open a spike file on disk, or the packed planes in an LMDB.
+
+    geometry: shape and layout of a plane.
+    remainder: what to do with a last incomplete plane, a value of the option spike.remainder.
+    Raises SpikeFileError, DataError.
+    """
+    if LMDB_MARK in path:
+        return packed_planes(read_bytes(path), path, geometry, remainder)
+    return open_spikes(path, geometry, remainder)
+
+
+# Warning about spike files in which a plane is reached only through all planes before it.
+SLOW_FROM_START = (
+    "every frame reads the file of its clip from the start, which is slow for long clips: "
+    "convert it to .dat (scripts/spike_tool.py convert), "
+    "or build a clip cache (scripts/build_clip_cache.py)"
+)
+
+
+def is_read_from_start(path: str) -> bool:
+    """Return whether a plane of a spike file is reached only by reading all bytes before it.
+
+    True for an .npz, because this format is compressed, and for a file in an LMDB, because a value
+    is read as a whole.
+    """
+    return LMDB_MARK in path or path.lower().endswith(".npz")

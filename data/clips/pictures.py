@@ -1,0 +1,231 @@
+"""Read a picture as upright 8-bit B, G, R, or refuse it.
+
+    image_size   height and width of a picture, by its header where this is certain
+    read_bgr     the picture in a file
+    decode_bgr   the picture in the content of a file, which is already read
+
+OpenCV decodes the pictures. It alone is not enough: it returns half a picture without an error, and
+its versions turn different formats upright. So the header and the end of the content are looked at
+first, by the project's own code (utils/picture.py), and the picture is turned here.
+
+What must stay: a picture is returned whole and upright, or it is refused
+(test_a_jpeg_without_its_end_is_refused, test_a_picture_is_turned_as_its_orientation_says;
+test_a_damaged_picture_is_read_or_refused tries damaged files). Sizes are checked before the picture
+is decoded, because a header of a few bytes can state a picture that fills the memory. Free to add:
+a kind in `OTHER_KINDS`.
+
+Tests: tests/parts/data/test_pictures.py, tests/parts/data/test_files.py,
+tests/parts/data/test_any_bytes.py, tests/parts/data/test_small_hostile_files.py
+"""
+
+import re
+
+import cv2
+import numpy as np
+
+from data.clips.file_content import read_bytes
+from utils.errors import DataError
+from utils.picture import MOST_PIXELS, Header, has_whole_chunks, read_header, upright
+
+
+def read_bgr(path: str, size: tuple[int, int] | None = None) -> np.ndarray:
+    """Return the upright image in a file as (H, W, 3) uint8 in the order B, G, R.
+
+    size: the expected (H, W), which is the size of the first frame of the clip. None: any size.
+    Raises DataError naming the file. An image that is too large or has another size is refused by
+    its header, before it is decoded.
+
+    Without a clip cache, every frame of a training is read by this function, so it must stay fast.
+    A damaged file must give an error: tests/parts/data/test_any_bytes.py tries files of any bytes.
+    """
+    return decode_bgr(read_bytes(path), path, size)
+
+
+# How OpenCV decodes a picture: in colour, and not turned upright. Versions of OpenCV differ in the
+# formats that they turn, so `decode_bgr` turns the picture itself.
+AS_STORED = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+
+
+def decode_bgr(encoded: bytes, path: str, size: tuple[int, int] | None = None) -> np.ndarray:
+    """Return the upright image in the content of a file as (H, W, 3) uint8 in the order B, G, R.
+
+    Raises DataError naming the file, if the image is damaged, too large, or of another size.
+
+    encoded: the content. path: its file, for messages. size: the expected (H, W). None: any size.
+    """
+    header = read_header(encoded)
+    if header is not None:
+        refuse_header(header, path)
+        _refuse_other_size(header.size, size, path)
+
+    # OpenCV decodes what is there of a picture that is cut short, without an error. So OpenCV gets
+    # only pictures in which nothing is known to be wrong.
+    image = None
+    reason = _why_not_whole(encoded, header)  # "" if nothing is known to be wrong
+    if header is not None and not reason:
+        try:
+            image = cv2.imdecode(np.frombuffer(encoded, np.uint8), AS_STORED)
+        except cv2.error as e:
+            reason = str(e).splitlines()[0]  # the other lines name functions of OpenCV
+    if header is None or image is None:
+        if not reason:  # no kind that is known, or OpenCV gave no image and no error
+            reason = f"{len(encoded)} bytes that are no whole image"
+        raise DataError(
+            what=f"cannot read image: {reason}",
+            where=path,
+            expected="a whole PNG or JPEG file",
+            do="restore the file, or remove its clip",
+        )
+    if header.kind != "TIFF":  # OpenCV turns a TIFF upright itself
+        image = np.ascontiguousarray(upright(image, header.orientation))
+    _refuse_other_size(image.shape[:2], size, path)
+    return image
+
+
+JPEG_START = b"\xff\xd8"  # the first two bytes of every JPEG
+
+
+def _why_not_whole(encoded: bytes, header: Header | None) -> str:
+    """Return why a picture cannot be decoded, as far as this is known without decoding; else "".
+
+    encoded: the content of the file. header: its header; None for a file of an unknown kind.
+    """
+    is_jpeg = encoded.startswith(JPEG_START)
+    if is_jpeg and not _has_end(encoded):
+        # OpenCV fills the missing part of a truncated JPEG with grey and reports it on stderr only.
+        return f"JPEG of {len(encoded)} bytes is cut short"
+    if header is None:
+        return _other_kind(encoded)
+    if header.kind == "PNG" and not has_whole_chunks(encoded):
+        return f"PNG of {len(encoded)} bytes is damaged or cut short"
+    return ""
+
+
+def _has_end(jpeg: bytes) -> bool:
+    """Return whether the first scan of a JPEG, which holds its pixels, has an end mark.
+
+    The mark is searched after the header. A search from the beginning could find the end mark of a
+    thumbnail in the header. The last bytes of the file prove nothing, because phones append data of
+    any kind to a whole picture.
+    """
+    # A JPEG is JPEG_START and then segments. A segment begins with the byte 0xff, a byte for its
+    # kind, and two bytes for its length. The length includes its own two bytes. E.g. the segment
+    # ff e0 00 10 has the kind e0 and the length 16, so the next one begins 2 + 16 bytes later. The
+    # header ends at the segment of kind 0xda, where the scan begins.
+    position = len(JPEG_START)
+    while jpeg[position : position + 1] == b"\xff":
+        kind = jpeg[position + 1 : position + 2]
+        if kind == b"\xda":
+            break
+        length = int.from_bytes(jpeg[position + 2 : position + 4], "big")
+        position += 2 + length
+    end_of_image = b"\xff\xd9"
+    return jpeg.find(end_of_image, position) >= 0
+
+
+# Kinds of files that may have the ending of a picture but cannot be read: a pattern for the first
+# bytes of the content, and the name of the kind for the error message. "...." is the length of a
+# box, which may be any. A new kind is one line here.
+OTHER_KINDS = {
+    rb"GIF8": "GIF",
+    rb"....ftyp(hei[cx]|hev[cx]|mif1|msf1)": "HEIC",
+    rb"....ftypavi[fs]": "AVIF",
+    rb"\xff\x0a|\0\0\0\x0cJXL ": "JPEG XL",
+    rb"\0\0\0\x0cjP  |\xff\x4f\xff\x51": "JPEG 2000",
+    rb"\x76\x2f\x31\x01": "OpenEXR",
+    rb"#\?(RADIANCE|RGBE)": "Radiance HDR",
+    rb"version https://git-lfs": "a pointer of Git LFS",
+    rb"(?i)\s*<(!doctype|html)": "a web page",
+}
+
+
+def _other_kind(content: bytes) -> str:
+    """Return a clause that names the kind of a file, for the error message. "" if it is unknown.
+
+    content: the bytes of the file. b"GIF89a..." -> "its content is GIF, which is not read: ...".
+    """
+    for pattern, kind in OTHER_KINDS.items():
+        if re.match(pattern, content, re.DOTALL):
+            return f"its content is {kind}, which is not read: save it as PNG"
+    return ""
+
+
+def refuse_header(header: Header, path: str) -> None:
+    """Refuse a picture that is too large, or has values other than whole numbers of 8 or 16 bits.
+
+    Raises DataError. path: file of the picture. Every reader of pictures must call this before it
+    decodes, because a header of a few bytes can state a picture that fills the memory.
+    """
+    if header.is_too_large:
+        megapixels = header.height * header.width / 1e6
+        raise DataError(
+            what=f"cannot read image: {header.height} x {header.width}, "
+            f"{megapixels:.0f} million pixels",
+            where=path,
+            expected=f"at most {MOST_PIXELS / 1e6:.0f} million pixels (8K frames have 33)",
+            do="restore the file, or make the picture smaller",
+        )
+    if has_other_numbers(header):
+        kind = "floating-point numbers" if header.is_float else "whole numbers"
+        raise DataError(
+            what=f"cannot read image: the {header.kind} holds {kind} of {header.bits} bits",
+            where=path,
+            expected="8 or 16 bits for each colour, in whole numbers",
+            do="save it with 16 bits, scaled so that white is 65535",
+        )
+
+
+def has_other_numbers(header: Header) -> bool:
+    """Return whether the values of a picture are not whole numbers of at most 16 bits."""
+    return header.is_float or header.bits > 16
+
+
+def _refuse_other_size(found: tuple[int, int], size: tuple[int, int] | None, path: str) -> None:
+    """Refuse a frame of another size than the first frame of its clip.
+
+    found: (H, W) of the frame. size: (H, W) of the first frame. None: accept any size.
+    """
+    if size is None or found == size:
+        return
+    height, width = size
+    found_height, found_width = found
+    raise DataError(
+        what=f"frame of {found_height} x {found_width}",
+        where=path,
+        expected=f"{height} x {width}, as the first of its clip",
+        do="remove the frame, or make it again",
+    )
+
+
+def image_size(path: str) -> tuple[int, int]:
+    """Return (height, width) of an upright image.
+
+    A PNG says its size in its header. Images of other formats are decoded, so that the size is
+    certain.
+    """
+    header = png_header(path)
+    if header is None:
+        height, width = read_bgr(path).shape[:2]
+        return height, width
+    refuse_header(header, path)
+    return header.size
+
+
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+# Number of bytes of a picture that are read first, to find its header: its size, and how it is
+# turned. A PNG states its size in the first 33 bytes, but its orientation (eXIf) may come later,
+# before the pixels. If it is not within these bytes, the whole file is read. One page of a file
+# system has 4096 bytes, so fewer bytes would save nothing.
+HEAD_BYTES = 4096
+
+
+def png_header(path: str) -> Header | None:
+    """Return the header of a PNG, or None for other files."""
+    head = read_bytes(path, HEAD_BYTES)
+    if not head.startswith(PNG_SIGNATURE):
+        return None
+    header = read_header(head)
+    if header is None and len(head) == HEAD_BYTES:
+        # Much metadata stands before the pixels, so the beginning was not enough.
+        header = read_header(read_bytes(path))
+    return header

@@ -1,0 +1,121 @@
+"""Find the pictures and films in a folder of a user.
+
+    files_in    the pictures of a folder, in order
+    clips_in    the clips of a folder: films, and folders of pictures
+    clip_path   the folder or the file of one kind within a clip
+
+What must stay: the order of `files_in`, because it is the order of the frames
+(test_images_are_sorted_by_the_numbers_in_their_names), and the names of the clips, because results
+have these names. Free to change: the texts of warnings.
+
+Tests: tests/parts/data/test_user_folders.py, tests/stories/test_foreign_files.py
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from data.spike.formats import FORMATS
+from utils.files import natural_key, order_of
+from utils.image import IMAGE_SUFFIXES
+from utils.video import READABLE_SUFFIXES
+
+
+def files_in(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Path]:
+    """Return the files of a folder with these endings, by default its images.
+
+    The files are in the order of their stems: by value if all stems are numbers of different forms
+    ("432.033333" before "432.1"), else in natural order ("a2" before "a10"). Hidden files are left
+    out.
+    """
+    paths = []
+    for path in folder.iterdir():
+        if path.suffix.lower() in suffixes and not path.name.startswith("."):
+            paths.append(path)
+    # `order_of` returns a function: stem -> sort key. It needs all stems, because a single stem
+    # that is no number makes the order of all stems the natural order.
+    key_of_stem = order_of(path.stem for path in paths)
+
+    def key_of(path: Path) -> tuple[Any, Any]:
+        # The second key decides between files of one stem, "0.jpg" and "0.png".
+        return key_of_stem(path.stem), natural_key(path.name)
+
+    return sorted(paths, key=key_of)
+
+
+def clips_in(root: Path, inner: str = "") -> list[tuple[str, Path]]:
+    """Return (name, path) of the clips in a folder, in natural order.
+
+    A clip is a film, or a folder of images.
+    inner: name of a folder within the folder of a clip, e.g. "blur", in which the images may be.
+    Warns of files and folders that may be clips but cannot be read.
+    """
+    clips = []
+    left_out = []
+    for path in sorted(root.iterdir(), key=lambda path: natural_key(path.name)):
+        if path.name.startswith("."):
+            continue
+        is_film = path.is_file() and path.suffix.lower() in READABLE_SUFFIXES
+        images = clip_path(path, inner)  # <path>/<inner> if it exists, else `path`
+        if is_film:
+            clips.append((path.stem, path))
+        elif images.is_dir() and files_in(images):
+            clips.append((path.name, images))
+        elif may_be_frames(images):
+            left_out.append(path.name)
+    warn_left_out(root, left_out)
+    return clips
+
+
+def clip_path(path: Path, inner: str, suffixes: Sequence[str] = ()) -> Path:
+    """Return the path of the files of a clip.
+
+    It is a file with one of the suffixes, e.g. "<path>.dat", if there is such a file; else the
+    folder "<path>/<inner>" if it exists; else `path` itself.
+    """
+    for suffix in suffixes:
+        # Cameras and Windows write endings in capital letters, too.
+        for ending in (suffix, suffix.upper()):
+            file = path.with_name(path.name + ending)
+            if file.is_file():
+                return file
+    if (path / inner).is_dir():
+        return path / inner
+    return path
+
+
+# Endings of files that often lie beside frames and films. No warning names them. A file with any
+# other ending that is not read is named in a warning, because it may be a picture or a film.
+ENDINGS_BESIDE_FRAMES = (
+    *FORMATS, ".json", ".txt", ".md", ".csv", ".tsv", ".xml", ".yaml", ".yml", ".html", ".log",
+    ".srt", ".vtt", ".ass", ".wav", ".mp3", ".m4a", ".aac", ".flac", ".mdb", ".sha256", ".md5",
+)  # fmt: skip
+
+
+def may_be_frames(path: Path) -> bool:
+    """Return whether a file may be a picture or a film that we cannot read.
+
+    Files without an ending, and files with one of `ENDINGS_BESIDE_FRAMES`, are not. For a folder,
+    the result is True if any file directly in it may be a picture or a film.
+    """
+    if path.is_dir():
+        return any(may_be_frames(inner) for inner in path.iterdir() if not inner.is_dir())
+    if path.name.startswith("."):
+        return False
+    ending = path.suffix.lower()
+    return ending != "" and ending not in ENDINGS_BESIDE_FRAMES
+
+
+logger = logging.getLogger(__name__)
+
+
+def warn_left_out(folder: Path, names: Sequence[str]) -> None:
+    """Warn of files that are left out. names: their names; the first five are shown."""
+    if not names:
+        return
+    # Five names show what kind of files these are, and fit into one line of a terminal.
+    shown = ", ".join(names[:5])
+    if len(names) > 5:
+        shown += f", ... ({len(names)} in all)"
+    logger.warning("%s: left out, as no film or picture that is read: %s", folder, shown)
