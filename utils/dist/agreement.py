@@ -1,0 +1,108 @@
+"""Let all ranks agree: all have the same value, or all have done their block, or all of them end.
+
+    check_same_on_all_ranks   compares a value of every rank, through a collective
+    all_ranks_or_none         runs a block; if it fails on any rank, every rank ends
+
+Both are collective: every rank calls them, in the same order.
+
+`all_ranks_or_none` works before there is a process group, so the ranks exchange success or failure
+through the store. A rank that fails writes its exit code there. If another rank has failed,
+`PeerFailed` ends this rank, and utils/dist/failure.py reports nothing for it.
+
+What must stay: every rank arrives exactly once in each round, also a rank that failed.
+
+Tests: test_an_error_ends_all_ranks_with_one_message_and_one_code (tests/dist/test_dist.py),
+tests/faults/test_startup.py.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from utils.dist import watchdog
+from utils.dist.collectives import gather_objects
+from utils.dist.identity import get_rank, get_world_size
+from utils.dist.rendezvous import FailedRank, Round
+from utils.dist.state import RUN
+from utils.errors import DistError
+
+
+def check_same_on_all_ranks(
+    name: str, value: Any, do: str = "start all ranks from the same files"
+) -> None:
+    """Raise DistError, on all ranks, if `value` differs between ranks. Collective.
+
+    name: what the value is, as the plural subject of the error, e.g. "the options".
+    value: a value of the types of `gather_objects`.
+    do: the advice of the error.
+    """
+    values = gather_objects(value)
+    if all(other == values[0] for other in values):
+        return
+    # Equal values are listed together, e.g. "rank 0, 1, 3: 'a'; rank 2: 'b'".
+    ranks_of_value: dict[str, list[str]] = {}
+    for rank, other in enumerate(values):
+        ranks_of_value.setdefault(repr(other), []).append(str(rank))
+    groups = []
+    for text, rank_numbers in ranks_of_value.items():
+        groups.append(f"rank {', '.join(rank_numbers)}: {text}")
+    raise DistError(
+        what=f"{name} differ between the ranks",
+        where="; ".join(groups),
+        expected="the same on all ranks",
+        do=do,
+    )
+
+
+class PeerFailed(BaseException):
+    """The exception on this rank if another rank has failed. This rank ends without a message.
+
+    It is a BaseException, so that no `except Exception` of a caller swallows it.
+    """
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code  # the exit code of the rank that has failed
+
+
+# Seconds that a rank waits for lower ranks that may have failed at the same time, see
+# `all_ranks_or_none`. A rank that fails later than this still ends, but a higher rank reports.
+WAIT_FOR_LOWER_RANKS_S = 5.0
+
+
+@contextmanager
+def all_ranks_or_none() -> Generator[None]:
+    """Run the block on every rank. If any rank fails in it, all ranks end.
+
+    Collective. The lowest rank that failed reports its error. The ranks exchange success or failure
+    through the store, because the block may run before there is a process group.
+    """
+    if get_world_size() == 1 or RUN.store is None:
+        yield
+        return
+    # A Round is one meeting of all ranks in the store: each rank arrives, with its exit code if it
+    # has failed, and can wait until all ranks have arrived. The number of the call makes the keys
+    # of this round different from the keys of earlier rounds. All ranks make the same calls, so the
+    # number is the same on all ranks.
+    RUN.rounds += 1
+    meeting = Round(RUN.store, f"round/{RUN.rounds}", get_rank(), get_world_size())
+    try:
+        yield
+    except Exception as e:
+        code = getattr(e, "exit_code", 1)
+        meeting.arrive(code)
+        # A lower rank may have failed as well, and then the lower rank reports. So wait a while
+        # until all ranks have arrived. Rank 0 has no lower rank, so it need not wait.
+        if get_rank() > 0:
+            # `wait` returns the lowest rank that failed, with its exit code.
+            lowest_failure = meeting.wait(WAIT_FOR_LOWER_RANKS_S)
+            own_failure = FailedRank(get_rank(), code)
+            if lowest_failure != own_failure:
+                raise PeerFailed(code) from e
+        raise
+    meeting.arrive()
+    with watchdog.collective("the other ranks"):
+        # If another rank fails outside of its block, the watchdog ends this rank here.
+        lowest_failure = meeting.wait()
+    if lowest_failure is not None:
+        raise PeerFailed(lowest_failure.code)

@@ -1,0 +1,187 @@
+"""Exchange values between all ranks: wait for one another, gather, send from one rank, average.
+
+Every function is collective: every rank calls it, and all ranks make the same calls in the same
+order. A rank that leaves a call out lets the others wait for it, until the watchdog ends the run.
+In a single process each function returns at once, with the same result as on one rank of many.
+
+Objects travel as bytes (utils/dist/message.py): first the size, so that the receiver can make a
+tensor for them, then the bytes. A size is checked before memory is asked for.
+
+Each function tells the watchdog the name of its collective: `watchdog.collective("barrier")`. The
+watchdog counts the collectives that a rank has entered. If the run hangs, the ranks wait for the
+rank with the smallest count.
+
+What must stay: the order and the number of the exchanges within a function, which are equal on all
+ranks, even on a rank that has nothing to send.
+
+Tests: tests/dist/test_dist.py, test_collectives_give_the_same_on_every_rank above all.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from utils.dist import message, watchdog
+from utils.dist.identity import get_device, get_rank, get_world_size, is_main_process
+from utils.dist.state import RUN
+
+
+def barrier() -> None:
+    """Wait until every rank is here. Collective."""
+    if dist.is_initialized():
+        with watchdog.collective("barrier"):
+            device = get_device()
+            # NCCL needs the number of the device. gloo, the backend of the CPU, accepts none.
+            dist.barrier(device_ids=None if device.type == "cpu" else [device.index])
+
+
+def gather_objects(obj: Any) -> list[Any]:
+    """Return the object of every rank, in the order of the ranks, on every rank. Collective.
+
+    obj: plain values, arrays and tensors; `message.pack` lists the types.
+    """
+    if get_world_size() == 1:
+        return [obj]
+    device = get_device()
+    own_bytes = _bytes_tensor(obj)
+    # The watchdog counts one collective for the two all_gathers below. This is enough, because
+    # every rank calls both, one right after the other.
+    with watchdog.collective("all_gather"):
+        # Exchange the sizes first, because all tensors of an all_gather must have the same size.
+        # `sizes` and `padded_bytes` are lists of one tensor for each rank, filled by all_gather.
+        sizes = [torch.zeros(1, dtype=torch.long, device=device) for _ in range(get_world_size())]
+        own_size = torch.tensor([len(own_bytes)], device=device)
+        dist.all_gather(sizes, own_size)
+        byte_counts = [int(size) for size in sizes]
+        # A wrong size would make the next lines ask for any amount of memory.
+        for rank, byte_count in enumerate(byte_counts):
+            message.refuse_size(byte_count, rank)
+
+        # Then exchange the bytes, padded with zeros to the largest size.
+        largest = max(byte_counts)
+        own_padded = torch.zeros(largest, dtype=torch.uint8)
+        own_padded[: len(own_bytes)] = own_bytes
+        padded_bytes = []
+        for _ in byte_counts:
+            padded_bytes.append(torch.empty(largest, dtype=torch.uint8, device=device))
+        dist.all_gather(padded_bytes, own_padded.to(device))
+    objects = []
+    for rank, byte_count in enumerate(byte_counts):
+        content = bytes(padded_bytes[rank][:byte_count].cpu().numpy())  # without the padding
+        objects.append(message.unpack(content, rank))
+    return objects
+
+
+def _bytes_tensor(obj: Any) -> Tensor:
+    """Return an object as a tensor of its bytes on the CPU, (number of bytes,)."""
+    # `frombuffer` shares the memory of its argument, and warns if this memory must not be written.
+    # `bytes` must not be written, a `bytearray` may.
+    return torch.frombuffer(bytearray(message.pack(obj)), dtype=torch.uint8)
+
+
+def from_rank(source: int, obj: Any) -> Any:
+    """Return the object of rank `source`, on every rank. Collective.
+
+    source: number of the rank that sends.
+    obj: the object to send, of the types of `gather_objects`. The objects of the other ranks are
+        ignored; they may be None.
+    """
+    if get_world_size() == 1:
+        return obj
+    device = get_device()
+    is_source = get_rank() == source
+    data = _bytes_tensor(obj if is_source else None)
+    with watchdog.collective("broadcast"):
+        # Send the size first, because the other ranks have to make a tensor for the bytes.
+        size = torch.tensor([len(data)], device=device)
+        dist.broadcast(size, source)
+        message.refuse_size(int(size), source)
+        if not is_source:
+            data = torch.empty(int(size), dtype=torch.uint8)
+        data = data.to(device)
+        dist.broadcast(data, source)
+    if is_source:
+        return obj
+    return message.unpack(bytes(data.cpu().numpy()), source)
+
+
+def share_record_ids(record_ids: dict[str, Any] | None) -> None:
+    """Give all ranks the results of the checks of the data, as RUN.record_ids. Collective.
+
+    Only rank 0 checks the data, because the ranks read the same files. The other ranks, and the
+    loader processes, find the results by RUN.record_ids (data/clips/kept.py).
+
+    record_ids: on rank 0, digest of the options of a data set -> id of the record of the results.
+        The value of the other ranks is ignored. If it is None on rank 0, nothing was checked, and
+        RUN.record_ids is {}.
+    """
+    RUN.record_ids = from_rank(source=0, obj=record_ids) or {}
+
+
+def all_reduce_mean(tensor: Tensor) -> Tensor:
+    """Return the mean of `tensor` over all ranks, on every rank. Collective.
+
+    tensor: a tensor of a floating type, with the same shape on all ranks. It is not changed.
+    """
+    mean = tensor.detach().clone()
+    if dist.is_initialized():
+        with watchdog.collective("all_reduce"):
+            dist.all_reduce(mean)
+        mean /= get_world_size()
+    return mean
+
+
+def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """Return a copy of a nested value in which each tensor t is replaced by change(t).
+
+    E.g. {"a": t1, "b": [t2, 3]} -> {"a": change(t1), "b": [change(t2), 3]}. The calls come in the
+    order in which the tensors stand in `value`. `state_from_rank_0` relies on this order, because
+    it calls a collective for each tensor.
+
+    value: tensors and plain values in dicts, lists and tuples.
+    """
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: map_tensors(item, change) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map_tensors(item, change) for item in value)
+    return value
+
+
+def state_from_rank_0(state: Any) -> Any:
+    """Return the nested `state` of rank 0 on every rank, with its tensors on the CPU. Collective.
+
+    The tensors are sent one by one, because a checkpoint may be larger than the memory that is free
+    on the device.
+
+    state: tensors and plain values in dicts, lists and tuples. Only rank 0 needs it.
+    """
+    if get_world_size() == 1:
+        return state
+    # First send everything except the numbers of the tensors. A tensor on torch's device "meta" has
+    # only a shape and a type.
+    outline = from_rank(source=0, obj=map_tensors(state, lambda tensor: tensor.to("meta")))
+
+    def broadcast(tensor: Tensor) -> Tensor:
+        """Send the numbers of a tensor from rank 0 to the other ranks. Returns the whole tensor.
+
+        On the other ranks, `tensor` is the tensor of the outline.
+        """
+        if is_main_process():
+            flat = tensor.reshape(-1)
+        else:
+            flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
+        # Send the numbers as bytes, because gloo does not know every dtype.
+        content = flat.view(torch.uint8).to(get_device())
+        dist.broadcast(content, 0)
+        if is_main_process():
+            return tensor
+        return content.cpu().view(tensor.dtype).view(tensor.shape)
+
+    # All ranks go through the tensors in the same order.
+    with watchdog.collective("broadcast"):
+        return map_tensors(state if is_main_process() else outline, broadcast)

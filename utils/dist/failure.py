@@ -1,0 +1,207 @@
+"""Report the error that ends a run once, and find the exit code with which every rank ends.
+
+If one rank fails, the others soon fail as well, because the connections to it break. A user shall
+read the first error, and not one of each rank. So the ranks agree through the store who reports:
+the first rank that writes its failure there.
+
+    report_error          the way of every error: who reports, and the exit code
+    _ending_with_store    the agreement, as a table of four rows
+    closed_after_report   reports an error before a resource is closed, which may hang
+
+What must stay: one report and one exit code for all ranks
+(test_an_error_ends_all_ranks_with_one_message_and_one_code). Free to change: the seconds of the
+waits, within the limits that their comments name.
+
+Tests: tests/dist/test_dist.py, tests/dist/test_trust.py, tests/dist/test_life.py, tests/faults.
+"""
+
+import os
+import re
+import textwrap
+import threading
+import time
+import traceback
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, NamedTuple
+
+from utils.dist import process, watchdog
+from utils.dist.agreement import PeerFailed
+from utils.dist.beats import claim_failure
+from utils.dist.identity import get_rank, get_world_size
+from utils.dist.launchers import process_count
+from utils.dist.lost_contact import is_caused_by_peer, lost_contact_error
+from utils.dist.state import RUN
+from utils.dist.store_values import Failure, ForeignValueError
+from utils.errors import SpikeVRTError, StallError
+
+
+class _Ending(NamedTuple):
+    """How this rank ends after an error."""
+
+    cause: BaseException  # the error to report, which need not be the error that was raised
+    code: int  # the exit code
+    is_reporter: bool  # whether this rank reports the cause; if not, another rank does
+
+
+def report_error(error: BaseException) -> int:
+    """Report the error that ends this rank, unless another rank reports. Returns the exit code.
+
+    Only the rank that failed first reports, so a user reads one error and not one of each rank.
+    """
+    if RUN.reported is not None:
+        reported_error, reported_code = RUN.reported
+        if reported_error is error:
+            return reported_code  # `closed_after_report` has reported it
+    if isinstance(error, PeerFailed):
+        ending = _Ending(error, error.exit_code, is_reporter=False)
+    elif RUN.store is None:
+        ending = _Ending(error, _exit_code(error), _is_reporter_without_store(error))
+    else:
+        ending = _ending_with_store(error)
+    if ending.is_reporter:
+        watchdog.write_to_log_and_stderr(_text_of(ending.cause))
+        # RuntimeError: the store is gone, so no other rank waits for the report.
+        with suppress(RuntimeError):
+            if RUN.store is not None:
+                # The other ranks wait for this key before they end.
+                RUN.store.set(watchdog.REPORTED, "1")
+    RUN.reported = (error, ending.code)
+    return ending.code
+
+
+def _exit_code(error: BaseException) -> int:
+    """Return the exit code for an error: 130 for Ctrl-C as in a shell, 1 for unknown errors."""
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    return getattr(error, "exit_code", 1)
+
+
+def _is_reporter_without_store(error: BaseException) -> bool:
+    """Return whether this process reports an error that comes before the ranks have a store.
+
+    The ranks open the store when they meet. A single process always reports. If one launcher has
+    started several ranks on this host, only the first rank with this error reports
+    (test_ranks_of_one_launch_report_the_same_error_once). A rank of a later start reports again,
+    because its launcher is another process.
+    """
+    if process_count(os.environ) == 1:
+        return True
+    # The same error on two ranks differs in the number of the rank, e.g. "rank 3 of 8 on host a".
+    # So leave the number out.
+    where_without_rank = re.sub(r"rank \d+", "rank", getattr(error, "where", ""))
+    what = getattr(error, "what", error)
+    launcher_pid = os.getppid()
+    # True for the first process on this host that calls it with this text.
+    return process.first_to_claim(f"{what} {where_without_rank} {launcher_pid}")
+
+
+# Seconds that a rank waits if a watchdog reports the failure. The watchdog of this rank ends the
+# rank within watchdog.EXIT_S, 8 s. So the wait is longer, and the watchdog always comes first.
+WAIT_FOR_WATCHDOG_S = 10.0
+
+
+def _ending_with_store(error: BaseException) -> _Ending:
+    """Return how this rank ends after an error. The ranks agree through the store who reports.
+
+    The cause of the error is on this rank, or another rank has gone (`is_caused_by_peer`). Then
+    the connection to the other rank breaks, which raises the error on this rank. What this rank
+    does in each row of the table:
+
+        the store                          cause on this rank   cause on another rank
+        1  has no failure yet              reports its error    reports "lost contact"
+        2  has a failure of another rank   is silent            is silent
+        3  has a value that no rank wrote  reports its error    one rank of the host reports it
+        4  is gone                         is silent            is silent
+
+    In row 4 the store is gone together with the rank that hosts the store, and a watchdog reports
+    this. Tests:
+
+        rows 1, 2   test_an_error_ends_all_ranks_with_one_message_and_one_code
+                    test_a_lost_connection_without_a_cause_is_reported_once_in_the_words_of_torch
+        row 3       test_a_forged_failure_ends_the_run_with_a_report
+        row 4       test_a_rank_that_stops_or_dies_is_named_and_all_ranks_end, kind "kill"
+    """
+    is_cause_here = not is_caused_by_peer(error)
+    if is_cause_here:
+        cause = error
+        code = _exit_code(error)
+    else:
+        cause = lost_contact_error(error)
+        code = cause.exit_code
+
+    # The first rank that writes its failure into the store reports. `claim_failure` returns None to
+    # the first rank, and the failure of the first rank to all other ranks.
+    own_failure = Failure(rank=get_rank(), code=code, by=get_rank())
+    try:
+        first_failure = claim_failure(RUN.store, own_failure, get_world_size())
+    except ForeignValueError as e:
+        # Row 3. A process that is no rank of this run has written under the key of the failure, so
+        # the ranks cannot agree who reports.
+        if is_cause_here:
+            return _Ending(cause, code, is_reporter=True)
+        # The connection is broken because the other ranks have left, and they have left because of
+        # the foreign value. So the foreign value is the cause to report.
+        return _Ending(e, e.exit_code, is_reporter=watchdog.is_first_to_report_stranger())
+    except RuntimeError:
+        # Row 4.
+        time.sleep(WAIT_FOR_WATCHDOG_S)
+        return _Ending(cause, StallError.exit_code, is_reporter=False)
+    if first_failure is None:
+        # Row 1.
+        return _Ending(cause, code, is_reporter=True)
+    # Row 2. A stall is reported by a watchdog, which may still write its report.
+    if first_failure.code == StallError.exit_code:
+        time.sleep(WAIT_FOR_WATCHDOG_S)
+    return _Ending(cause, first_failure.code, is_reporter=False)
+
+
+def _text_of(cause: BaseException) -> str:
+    """Return the text that reports an error to the user."""
+    if isinstance(cause, SpikeVRTError):
+        return str(cause)
+    if isinstance(cause, KeyboardInterrupt):
+        return "Interrupted (Ctrl-C). The same command continues from what was saved last."
+    # For an unforeseen error, return the whole traceback, with the rank in front of each line.
+    prefix = f"[rank {get_rank()}] " if get_world_size() > 1 else ""
+    lines = "".join(traceback.format_exception(cause)).rstrip()
+    # `indent` leaves out empty lines, unless a function returns True for them.
+    return textwrap.indent(lines, prefix, lambda line: True)
+
+
+# Seconds that closing a resource may take after an error. They must be fewer than watchdog.EXIT_S,
+# 8 s, within which a rank has to end after an error.
+CLOSE_S = 5.0
+
+
+@contextmanager
+def closed_after_report(resource: Any) -> Generator[Any]:
+    """Call `resource.close()` after the block, as contextlib.closing does.
+
+    Closing may hang, e.g. closing a dashboard without a network. So an error in the block is
+    reported before `close` is called. If `close` then takes longer than CLOSE_S (5 s), this rank
+    ends.
+
+    resource: any object with a method `close`.
+    """
+
+    def leave() -> None:
+        """End this rank with the exit code of the error. The timer calls this."""
+        # The timer is started only after an error has been reported, so RUN.reported is not None.
+        reported: Any = RUN.reported
+        _, code = reported
+        watchdog.leave(code, RUN.store)
+
+    timer = threading.Timer(CLOSE_S, leave)
+    timer.daemon = True
+    with ExitStack() as at_end:
+        # An ExitStack calls its callbacks in reverse order: it closes the resource, and then
+        # cancels the timer.
+        at_end.callback(timer.cancel)
+        at_end.callback(resource.close)
+        try:
+            yield resource
+        except BaseException as e:
+            report_error(e)
+            timer.start()  # runs while the resource is closed
+            raise

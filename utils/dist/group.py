@@ -1,0 +1,135 @@
+"""Make the process group of torch, through which the ranks exchange tensors.
+
+    init_dist         makes the group, with the backend of the device: NCCL for CUDA, gloo for CPUs
+    launch_of_group   reads rank and world size from a group that another library has made before
+
+When `init_dist` begins, the ranks have met in the store (utils/dist/rendezvous.py).
+
+What must stay: the variables of torchrun in the environment, because libraries and scripts of users
+read them; and the order of the requests to the store, which is equal on all ranks.
+
+Tests: tests/dist/test_dist.py, tests/parts/utils/test_gpu.py,
+test_a_process_group_that_is_there_already_is_used_then_left.
+"""
+
+import os
+import socket
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore
+
+from utils import device as devices
+from utils.dist import gpu, rendezvous
+from utils.dist.identity import get_device
+from utils.dist.state import RUN, LaunchInfo
+
+
+def init_dist(timeout_s: float = 1800) -> None:
+    """Make the process group, with the backend of the device. Called within `ranks`. Collective.
+
+    timeout_s: time-out of every collective. NCCL_TIMEOUT in the environment, in seconds, takes
+        precedence.
+
+    Raises DistError if this machine has GPUs that torch cannot use, or if two ranks have the same
+    GPU.
+    """
+    gpu.require_usable_gpus()
+    launch = RUN.launch
+    device = get_device()
+    gpu.require_kernels(device)
+    if launch.world_size == 1:
+        return
+    RUN.timeout_s = launch.timeout_s or timeout_s
+    backend = devices.backend(device)
+    if device.type != "cpu":
+        devices.make_current(device)
+        gpu.claim(RUN.store, launch.rank, gpu.identity(device))
+
+    _set_launch_variables(launch)
+    # NCCL exchanges its ids through the store, and slow ranks may come late. The time-out that the
+    # store has had so far, 10 s, would be too short.
+    RUN.store.set_timeout(timedelta(seconds=RUN.timeout_s))
+    if not dist.is_initialized():
+        dist.init_process_group(
+            backend,
+            store=PrefixStore("group", RUN.store),
+            rank=launch.rank,
+            world_size=launch.world_size,
+            timeout=timedelta(seconds=RUN.timeout_s),
+            device_id=device if gpu.is_cuda(device) else None,  # NCCL connects at once with it
+        )
+    _print_setup(launch)
+
+
+def _set_launch_variables(launch: LaunchInfo) -> None:
+    """Set the variables of torchrun in the environment of this process.
+
+    Scripts, libraries and DDP itself read these variables. Some launchers, e.g. Slurm, set none of
+    them.
+    """
+    os.environ["RANK"] = str(launch.rank)
+    os.environ["LOCAL_RANK"] = str(launch.local_rank)
+    os.environ["WORLD_SIZE"] = str(launch.world_size)
+    os.environ["MASTER_ADDR"] = launch.master_addr
+    os.environ["MASTER_PORT"] = str(launch.master_port)
+    if rendezvous.is_loopback_name(launch.master_addr):
+        # All ranks are on this host, so gloo uses the loopback network "lo", which no other host
+        # reaches.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
+def _print_setup(launch: LaunchInfo) -> None:
+    """Print which rank this is, and where the ranks have met."""
+    line = "=" * 40
+    text = (
+        f"{line}\nDistributed Training Setup\n{line}\n"
+        f"Backend: {dist.get_backend()}\nWorld Size: {launch.world_size}\nRank: {launch.rank}\n"
+        f"Local Rank: {launch.local_rank}\nMaster: "
+        f"{launch.master_addr}:{launch.master_port}\n{line}\n"
+    )
+    with suppress(OSError):  # the output may go to a full disk
+        sys.stdout.flush()
+        os.write(sys.stdout.fileno(), text.encode())  # one write, so that ranks do not interleave
+
+
+def launch_of_group(launch: LaunchInfo) -> LaunchInfo:
+    """Return the launch of a process group that another library has made before. Collective.
+
+    Rank and world size come from the process group, the port from rank 0. Local rank and all
+    fields that are not named below stay as in `launch`. Test:
+    test_a_process_group_that_is_there_already_is_used_then_left.
+
+    launch: what the environment says of this process.
+    """
+    world_size = dist.get_world_size()
+    if world_size == 1:
+        return launch  # a single process needs no store
+    # A process group of gloo takes CPU tensors only.
+    own_device = get_device()
+    takes_own_device = dist.get_backend() == devices.backend(own_device)
+    device = torch.device(own_device.type if takes_own_device else "cpu")
+    # The watchdog needs a store of this program, at a port that nobody else uses. Rank 0 asks its
+    # system for a free port (by binding port 0), and sends the number to the other ranks. The port
+    # is free again until the store is opened. If another program takes the port in this moment, the
+    # start ends with an error that names the port, so no run uses a wrong store.
+    port = torch.zeros(1, dtype=torch.int64, device=device)
+    if dist.get_rank() == 0:
+        with socket.socket() as free_socket:
+            free_socket.bind(("", 0))
+            _, free_port = free_socket.getsockname()
+            port[0] = free_port
+    dist.broadcast(port, 0)
+    return replace(
+        launch,
+        mode="platform",
+        rank=dist.get_rank(),
+        world_size=world_size,
+        master_addr=launch.master_addr or os.environ.get("MASTER_ADDR", "127.0.0.1"),
+        master_port=int(port),
+        by_agent=False,  # rank 0 opens the store
+    )

@@ -1,0 +1,121 @@
+"""Tell whether another rank caused an error, and name the ranks that may be the cause.
+
+A connection breaks on this rank if the rank at its other end (the peer) is gone or does not answer.
+The error says so in the words of torch, which name no rank. So this module compares the beats of
+all ranks: each rank writes its state into the store every half second, with a growing number and
+with the count of the collectives that it has entered.
+
+What must stay: every rank that lost a contact comes to `_suspects`, which counts them in the store.
+Free to change: the waits, and the pattern of texts, if a new version of torch has other words.
+
+Tests: test_a_lost_connection_without_a_cause_is_reported_once_in_the_words_of_torch.
+"""
+
+import re
+import time
+from contextlib import suppress
+
+from torch.distributed import DistNetworkError
+
+from utils.dist.beats import FAILURE, read_states, where
+from utils.dist.identity import get_rank, get_world_size
+from utils.dist.state import RUN
+from utils.dist.store_values import ForeignValueError, State
+from utils.errors import StallError
+
+# Texts in the errors of gloo, NCCL and the store about another rank (a peer) that is gone or does
+# not answer. The cause is then on the other rank. Other errors of NCCL, e.g. a GPU given to two
+# ranks or a full /dev/shm, have their cause on this rank.
+PEER_IS_GONE = re.compile(
+    r"[Cc]onnection|Broken pipe|gloo/transport|Timed out waiting|wait timeout|"
+    r"client socket has timed out|ncclRemoteError|remote process|communicator was aborted|"
+    r"pair closure"
+)
+
+
+def is_caused_by_peer(error: BaseException) -> bool:
+    """Return whether an error says that another rank (a peer) is gone or does not answer."""
+    if isinstance(error, DistNetworkError):
+        return True
+    # torch raises other errors of a connection as RuntimeError, which only their text tells apart.
+    return isinstance(error, RuntimeError) and PEER_IS_GONE.search(str(error)) is not None
+
+
+def lost_contact_error(error: BaseException) -> StallError:
+    """Return the error of a broken connection. It names the ranks that may be the cause.
+
+    Before naming a rank, this waits for the report of another rank, which may know the cause.
+    """
+    suspects = ""
+    # Reading the beats fails if the store is lost as well, or if a process that is no rank has
+    # written into it. The watchdog reports both.
+    with suppress(RuntimeError, ForeignValueError):
+        suspects = _suspects()
+    return StallError(
+        what="lost contact with another rank",
+        where=suspects or f"rank {get_rank()}",
+        expected="all ranks connected",
+        do="look into the logs of the other ranks (was the run suspended? raise dist_timeout_s); "
+        f"torch says:\n{error}",
+    )
+
+
+# Seconds that a rank with a broken connection waits for the report of the rank that failed first. A
+# longer wait delays the end of the run. A shorter wait could name this rank's lost connection, and
+# not the error behind it.
+WAIT_FOR_REPORT_S = 3.0
+
+
+def _suspects() -> str:
+    """Wait for the report of another rank. Returns the ranks that may have caused the error here.
+
+    E.g. 'rank 3 on gpu7, last seen in phase "forward" at step 120'. Returns "" if another rank has
+    noted a failure, if another rank compares the beats, or if no rank differs from the others.
+    """
+    store = RUN.store
+    # Only one rank, the observer, compares the beats of all ranks before and after the wait. The
+    # observer is the first rank that comes here: `add` counts the calls of all ranks and returns 1
+    # to the first one. The other ranks wait twice as long, so that the observer can report first.
+    is_observer = store.add("lost contact", 1) == 1
+    before = read_states(store, get_world_size()) if is_observer else {}
+    wait_s = WAIT_FOR_REPORT_S if is_observer else 2 * WAIT_FOR_REPORT_S
+    deadline = time.monotonic() + wait_s
+    # FAILURE is the key of the first failure in the store. It is empty until a rank has failed.
+    while not store.get(FAILURE) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if not is_observer or store.get(FAILURE):
+        return ""
+    after = read_states(store, get_world_size())
+    # The beats show within half a second which collective a rank has entered. So `after` shows it,
+    # and `before` may not yet.
+    suspects = _silent_ranks(before, after) or _ranks_behind(after)
+    places = []
+    for rank in suspects:
+        state = after[rank]
+        places.append(f"rank {rank} on {state['host']}, last seen in {where(state)}")
+    return "; ".join(places)
+
+
+def _silent_ranks(before: dict[int, State], after: dict[int, State]) -> list[int]:
+    """Return the other ranks that did not beat between two readings of all states.
+
+    A rank beats every half second: it writes its state with a growing number into the store.
+    """
+    ranks = []
+    for rank, state in after.items():
+        if rank != get_rank() and state["beat"] == before[rank]["beat"]:
+            ranks.append(rank)
+    return ranks
+
+
+def _ranks_behind(states: dict[int, State]) -> list[int]:
+    """Return the ranks that have entered the fewest collectives, if other ranks have entered more.
+
+    A collective ends only when every rank has entered it. So if it runs into its time-out while all
+    ranks beat, the others have waited for these ranks.
+    """
+    counts = {rank: state["syncs"] for rank, state in states.items()}
+    fewest = min(counts.values())
+    if max(counts.values()) == fewest:
+        return []
+    return [rank for rank, count in counts.items() if count == fewest]

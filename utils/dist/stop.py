@@ -1,0 +1,140 @@
+"""Stop a run on request: after its step it saves and ends, and the next start goes on from there.
+
+A cluster asks by a signal, e.g. SIGTERM before the time of a job is over; a user asks by Ctrl-C.
+The signal reaches the ranks at different moments, or one of them alone. So a signal is only noted
+(RUN.stop_requested), and after each step all ranks vote: if one was asked, all stop at this step.
+
+    stop_on     from now on, take these signals as requests
+    stop_vote   ask all ranks whether one of them was asked; collective
+
+What must stay: the exit code PREEMPTED, and that the vote never waits for the step on a GPU.
+
+Tests: tests/dist/test_resume.py, tests/dist/test_slurm.py, tests/dist/test_torchrun.py.
+"""
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from utils import device as devices
+from utils.dist.identity import get_device, is_main_process
+from utils.dist.state import RUN
+
+logger = logging.getLogger(__name__)
+
+# Exit code of a run that a signal has stopped: "temporary failure, try again" (sysexits.h).
+# submit_job.sh queues the job again if it sees this code.
+PREEMPTED = 75
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+
+
+def stop_on(*numbers: signal.Signals) -> None:
+    """From now on, take these signals as requests to stop.
+
+    After a request the run finishes its step, saves and ends: all ranks agree by `stop_vote`. A
+    repeated signal ends this rank at once, if it comes at least LEAST_S_BETWEEN_REQUESTS later.
+    """
+    is_torchrun = RUN.launch.mode == "torchrun"
+    if signal.SIGUSR1 in numbers and is_torchrun and is_main_process():
+        # In this variable torchrun lists the signals that it passes on to its ranks. torch 2.8 does
+        # not set the variable.
+        if "SIGUSR1" not in os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", ""):
+            logger.warning(
+                "SIGUSR1 would kill torchrun before the ranks can save: "
+                "start scripts/torchrun_quiet.py in its place, which takes the same arguments"
+            )
+    for number in numbers:
+        if _is_to_be_handled(number, is_torchrun):
+            signal.signal(number, _on_signal)
+
+
+def _is_to_be_handled(number: signal.Signals, is_torchrun: bool) -> bool:
+    """Whether the run shall take this signal as a request to stop."""
+    if number in (signal.SIGTERM, signal.SIGUSR1):
+        return True
+    # torchrun handles Ctrl-C itself: it passes the signal on, and kills ranks that do not end. So
+    # the ranks must handle it even if they were started so that they ignore it.
+    if number == signal.SIGINT and is_torchrun:
+        return True
+    # `nohup` starts a program that ignores SIGHUP, and a shell script starts `command &` so that it
+    # ignores Ctrl-C. The user wants this, so such a run goes on ignoring the signal.
+    return signal.getsignal(number) is not signal.SIG_IGN
+
+
+# Signal -> seconds after the first signal. A second signal that comes later than this ends the rank
+# at once. A second signal that comes earlier may belong to the same request: scancel sends SIGTERM
+# to the step and to the job, a moment apart, and some launchers pass on the SIGINT that a terminal
+# has already sent to all processes. A signal that is not listed here never ends the rank at once.
+LEAST_S_BETWEEN_REQUESTS = {signal.SIGTERM: 2.0, signal.SIGINT: 0.5}
+
+
+def _on_signal(number: int, _: Any) -> None:
+    """Handle a signal: note the time of the first request to stop, or end at a repeated request.
+
+    The second argument is the interrupted stack frame, which Python gives to every signal handler.
+    """
+    if RUN.stop_requested:
+        seconds_since = time.monotonic() - RUN.stop_requested
+        if seconds_since > LEAST_S_BETWEEN_REQUESTS.get(number, float("inf")):
+            os._exit(128 + number)  # the exit code of a shell for a program that a signal has ended
+        return
+    if number == signal.SIGINT and is_main_process():
+        # Use os.write, because `print` fails if the signal has interrupted another `print`.
+        text = "\nCtrl-C: the run saves after this step and ends; Ctrl-C again ends it at once\n"
+        with suppress(OSError):
+            os.write(2, text.encode())
+    RUN.stop_requested = time.monotonic()
+
+
+def stop_vote() -> Callable[[], bool]:
+    """Begin to ask all ranks whether one of them was asked to stop.
+
+    Returns a function that waits for the answer: True if any rank was asked. Collective. The ranks
+    exchange their answers while the step computes, so the exchange costs no time:
+
+        wait_for_result = stop_vote()
+        ...                            # the step
+        if wait_for_result(): ...      # the same answer on all ranks
+
+    All ranks must stop after the same step. If a rank stopped earlier, the others would wait for it
+    in a collective.
+    """
+    device = get_device()
+    # torch.full writes the number directly on the device. torch.tensor would copy the number from
+    # the host, and on a GPU this copy would wait until the last step has been computed.
+    flag = torch.full((), float(RUN.stop_requested > 0), device=device)
+    exchange = None
+    if dist.is_initialized():
+        # The sum over the ranks is above 0 if any rank was asked to stop.
+        exchange = dist.all_reduce(flag, async_op=True)
+
+    # A device without pinned memory, e.g. the CPU: wait for the exchange itself.
+    if not devices.pins_memory(device):
+
+        def is_stop() -> bool:
+            if exchange is not None:
+                exchange.wait()
+            return bool(flag > 0)
+
+        return is_stop
+
+    # A GPU does its work in the order of its queue. Here the copy of the answer to the host comes
+    # into the queue before the step. So `is_stop_on_gpu` waits for the copy and not for the step.
+    if exchange is not None:
+        exchange.wait()  # the GPU waits for the exchange, the host does not
+    answer = torch.empty((), pin_memory=True).copy_(flag, non_blocking=True)
+    copy_done = torch.Event(device)
+    copy_done.record()
+
+    def is_stop_on_gpu() -> bool:
+        copy_done.synchronize()
+        return bool(answer > 0)
+
+    return is_stop_on_gpu

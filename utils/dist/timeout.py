@@ -1,0 +1,81 @@
+"""Fit the limits of the watchdog to the time-out of the process group.
+
+Both end a run that hangs. The watchdog also names the rank that stands still, and where; the
+process group cannot. So the watchdog must come first: each of its limits has to be shorter than the
+time-out. A user may have set the time-out by NCCL_TIMEOUT, in seconds, and then it takes
+precedence.
+
+Tests: test_a_time_out_of_collectives_that_comes_before_the_watchdog_is_refused,
+test_a_longer_time_out_of_collectives_makes_the_limits_of_the_watchdog_longer.
+"""
+
+import logging
+
+from utils.dist.identity import is_main_process
+from utils.dist.state import RUN
+from utils.errors import DistError
+from utils.options.models import SLOW_LIMIT_FACTORS, WatchdogOptions
+
+logger = logging.getLogger(__name__)
+
+
+def fitted_to_timeout(budgets: WatchdogOptions) -> WatchdogOptions:
+    """Return the limits of the watchdog, fitted to the time-out of the process group.
+
+    A user may have set this time-out by NCCL_TIMEOUT. If it came before a limit of the watchdog,
+    the process group would end the run, and it cannot name the rank that stands still.
+
+    Raises DistError if the time-out would always come before the watchdog
+    (test_a_time_out_of_collectives_that_comes_before_the_watchdog_is_refused). Logs a warning if
+    the time-out would come first in slow phases only.
+
+    budgets: the options `watchdog`, in seconds. `stall_s` is the limit of most phases. start_s,
+        validate_s and save_s (the keys of SLOW_LIMIT_FACTORS) are the limits of the slow phases.
+    """
+    # launch.timeout_s is NCCL_TIMEOUT if the user has set it. RUN.timeout_s is the time-out of the
+    # process group.
+    if RUN.launch.timeout_s:
+        budgets = _raised_to_timeout(budgets)
+
+    # Find the limits that are not shorter than the time-out. For them, the time-out comes first.
+    late_limits = []
+    for name in ("stall_s", *SLOW_LIMIT_FACTORS):
+        limit_s = budgets.limit(name)
+        if limit_s >= RUN.timeout_s:
+            late_limits.append(f"{name} is {limit_s:g} s")
+    if not late_limits:
+        return budgets
+    limits_in_words = ", ".join(late_limits)
+    what = f"watchdog: {limits_in_words}; the time-out of the process group is {RUN.timeout_s:g} s"
+    if budgets.stall_s >= RUN.timeout_s:
+        raise DistError(
+            what=what,
+            where="NCCL_TIMEOUT",
+            expected="the watchdog first: only it can say which rank stands still, and where",
+            do="raise or unset NCCL_TIMEOUT, or lower watchdog.stall_s",
+        )
+    if is_main_process():
+        logger.warning("%s: a rank that takes so long is ended without a name", what)
+    return budgets
+
+
+def _raised_to_timeout(budgets: WatchdogOptions) -> WatchdogOptions:
+    """Return the limits of the watchdog, with longer limits of the slow phases. Logs all limits.
+
+    A user sets NCCL_TIMEOUT if a rank may be slow while the other ranks wait for it. So each limit
+    of a slow phase becomes at least 90 % of the time-out. A larger share would leave the watchdog
+    too little time to come first. A limit that the user has set (not None) stays. Test:
+    test_a_longer_time_out_of_collectives_makes_the_limits_of_the_watchdog_longer.
+    """
+    raised_limits = {}
+    for name in SLOW_LIMIT_FACTORS:
+        if getattr(budgets, name) is None:
+            raised_limits[name] = max(budgets.limit(name), 0.9 * RUN.timeout_s)
+    budgets = budgets.model_copy(update=raised_limits)
+    limits = ", ".join(
+        f"{name} {budgets.limit(name):g}" for name in ("stall_s", *SLOW_LIMIT_FACTORS)
+    )
+    logger.info(
+        "NCCL_TIMEOUT is %g s; the limits of the watchdog are then: %s", RUN.timeout_s, limits
+    )
+    return budgets
