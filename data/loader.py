@@ -46,7 +46,7 @@ from utils import random_streams, utils_dist
 from utils.dist import process, watchdog
 from utils.errors import DataError, OptionError, SpikeVRTError
 from utils.options.models import LoaderOptions
-from utils.run.checkpoint import DataOrder
+from utils.run.position import DataOrder
 
 # Texts of torch's errors if /dev/shm has no room for a micro-batch.
 OUT_OF_SHM = re.compile(r"</torch_\w+>|shared memory|[Bb]us error")

@@ -45,7 +45,7 @@ from models.vrt.windows import refuse_other_index
 from utils import utils_dist
 from utils.contract import InputSpec, input_spec
 from utils.errors import CheckpointError, OptionError, address_of
-from utils.run import checkpoint
+from utils.run import changed_options
 from utils.run.torch_file import is_zip
 
 logger = logging.getLogger(__name__)
@@ -702,7 +702,7 @@ def _with_option_file(
     # Other differences in what the channels show may be meant, so they are a warning. The keys that
     # are not compared describe the camera and its files, which may be others than in the training.
     changes = []
-    differences = checkpoint.differences(spike_of_training, saved.spike)
+    differences = changed_options.differences(spike_of_training, saved.spike)
     for key, (was, now) in differences.items():
         if key.startswith("representation.") or key in ("context", "resize"):
             changes.append(f"{key} {was} -> {now}")

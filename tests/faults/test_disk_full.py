@@ -31,8 +31,8 @@ from tests.helpers.train_files import (
 from utils.errors import CheckpointError
 from utils.files import MARK
 from utils.run import checkpoint
-from utils.run.checkpoint import DataOrder, Progress
 from utils.run.health import Health
+from utils.run.position import DataOrder, Progress
 from utils.run.writers import Experiment
 
 NAME = "checkpoint_latest.pth"

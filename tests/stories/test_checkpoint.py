@@ -3,8 +3,8 @@
 Most checkpoints here are small files that the test writes. Tests of training state use a network
 that notes the phase of each of its steps.
 
-What is tested: utils/run/checkpoint.py, the weights files of models/portable.py, and the state of
-training in models/model_vrt.py.
+What is tested: checkpoint.py, resume.py, position.py and restore_position.py in utils/run, the
+weights files of models/portable.py, and the state of training in models/model_vrt.py.
 """
 
 import errno
@@ -34,18 +34,11 @@ from utils.errors import CheckpointError, DataError, OptionError
 from utils.files import MARK
 from utils.options.models import TrainOptions, WatchdogOptions
 from utils.run import checkpoint
-from utils.run.checkpoint import (
-    DataOrder,
-    Progress,
-    Resumed,
-    find_checkpoint,
-    left_to_do,
-    planned_steps,
-    restore_progress,
-    restoring,
-)
 from utils.run.folder import only_run_in
 from utils.run.health import Health
+from utils.run.position import DataOrder, Progress, left_to_do, planned_steps
+from utils.run.restore_position import restore_progress
+from utils.run.resume import Resumed, find_checkpoint, restoring
 from utils.run.writers import Experiment
 
 # ---- Writing ----

@@ -9,7 +9,7 @@ writes them:
     "model_state_dict": {"conv.weight": tensor}     tables: TABLES
     "optimizer": {...}, "options": {...}, ...
 
-What must stay: a new field of `Progress` or `DataOrder` (utils.run.checkpoint) needs a line here,
+What must stay: a new field of `Progress` or `DataOrder` (utils.run.position) needs a line here,
 with a default, because checkpoints of earlier versions lack it. A key that is not known is left
 alone (test_keys_that_a_newer_version_adds_are_left_alone).
 
@@ -55,7 +55,7 @@ class Saved(BaseModel):
 
 
 class Order(Saved):
-    """The types of `checkpoint.DataOrder`: the order of the training data."""
+    """The types of `position.DataOrder`: the order of the training data."""
 
     samples: Annotated[int, Field(ge=1, le=LARGEST_COUNT)]  # number of samples in an epoch
     sample_list: str  # digest of the names and sizes of clips and frames
@@ -64,7 +64,7 @@ class Order(Saved):
 
 
 class Position(Saved):
-    """The types of `checkpoint.Progress`, and of three keys beside it: the position of a run.
+    """The types of `position.Progress`, and of three keys beside it: the position of a run.
 
     A checkpoint has these keys side by side with other keys, e.g. "version" and "optimizer".
     Fields with a default are missing in checkpoints of earlier versions.

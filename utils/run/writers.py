@@ -48,10 +48,10 @@ from utils.options.load import argument_without_secrets
 from utils.options.models import LoggingOptions
 from utils.options.section import Registry, flatten_options, import_parts
 from utils.run import checkpoint, history
-from utils.run.checkpoint import DataOrder, Progress
 from utils.run.folder import FolderMovedError, RunFolder
 from utils.run.health import Health
 from utils.run.measured import Measured, log_values
+from utils.run.position import DataOrder, Progress
 from utils.run.progress import duration
 from utils.run.timing import StepTimer
 

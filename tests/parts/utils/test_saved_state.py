@@ -19,7 +19,7 @@ from tests.helpers.damage import CHARACTERS, examples
 from tests.helpers.train_files import folder_of_run, latest_checkpoint, run_odd, write_odd_options
 from utils.errors import CheckpointError
 from utils.run import checkpoint
-from utils.run.checkpoint import find_checkpoint
+from utils.run.resume import find_checkpoint
 
 
 class FinishedRun(NamedTuple):

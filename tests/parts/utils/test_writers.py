@@ -9,7 +9,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from utils.run.checkpoint import DataOrder
+from utils.run.position import DataOrder
 from utils.run.writers import Experiment
 
 

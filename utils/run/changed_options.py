@@ -1,0 +1,93 @@
+"""Compare the options of two starts of a run, and say which of them differ.
+
+The option file takes precedence over the options in a checkpoint, so a resumed run may have other
+options than before. The log lists them (`log_changed_options`). If the PSNR of a validation depends
+on one of them (`options_of_psnr`), a new PSNR cannot be compared with the best PSNR so far.
+
+Free to change: what is compared, by the three lists of keys.
+
+Tests: tests/dist/test_changed_resume.py; tests/stories/test_checkpoint.py, there
+test_the_best_psnr_is_forgotten_if_an_option_of_it_changes.
+"""
+
+import json
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+# Options that say where and how a run is started, not what is trained. So a difference in them is
+# not reported.
+UNCOMPARED_OPTIONS = ("opt_path", "task", "path")
+
+
+def differences(
+    then: dict[str, Any], now: dict[str, Any], where: str = ""
+) -> dict[str, tuple[Any, Any]]:
+    """Return the options that differ: dotted key -> (value then, value now).
+
+    A key that only one side has is left out.
+
+    where: text in front of each key, e.g. "train." if then and now are sections `train`.
+    """
+    changed_options = {}
+    for key in sorted(then.keys() & now.keys()):  # the keys that are in `then` and in `now`
+        name = f"{where}{key}"
+        value_then = then[key]
+        value_now = now[key]
+        if name in UNCOMPARED_OPTIONS or value_then == value_now:
+            continue
+        if isinstance(value_then, dict) and isinstance(value_now, dict):
+            changed_options |= differences(value_then, value_now, f"{name}.")
+        else:
+            changed_options[name] = (value_then, value_now)
+    return changed_options
+
+
+def log_changed_options(changes: dict[str, tuple[Any, Any]]) -> None:
+    """Log one line for each changed option, e.g. "  train.G_optimizer_lr: 0.0004 -> 0.0002".
+
+    changes: dotted key -> (value in the checkpoint, value now).
+    """
+    lines = []
+    for key, (then, now) in changes.items():
+        lines.append(f"  {key}: {_short_json(then)} -> {_short_json(now)}")
+    logger.warning(
+        "these options differ from the checkpoint; their values of this start are used:\n%s",
+        "\n".join(lines),
+    )
+
+
+def _short_json(value: Any) -> str:
+    """Return an option in JSON, with at most 80 characters, the length of a line of a terminal."""
+    text = json.dumps(value)  # some options are long lists
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+# Beginnings of the options that the PSNR of a validation depends on. If one of them has changed
+# between two starts, the best PSNR so far is forgotten, because a new PSNR cannot be compared with
+# it.
+PSNR_OPTIONS = ("datasets.test.", "val.", "metric.")
+# Exceptions among PSNR_OPTIONS: beginnings of options without an effect on the PSNR. Add a new
+# option here if it changes only speed or output. Otherwise its change would forget the best PSNR.
+EXCEPT_PSNR_OPTIONS = (
+    "val.save_img",
+    "val.batch_tiles",
+    "metric.more",  # metrics of the user's own, which are computed beside the PSNR
+    "datasets.test.dataloader_",
+    "datasets.test.cache_data",
+)
+
+
+def options_of_psnr(keys: Iterable[str]) -> list[str]:
+    """Return the dotted keys among `keys` that the PSNR of a validation depends on.
+
+    A new PSNR may be compared with the best PSNR so far only if none of these keys has changed.
+    E.g. of ["metric.mean", "val.save_img", "train.epochs"] only "metric.mean" is returned.
+    """
+    psnr_keys = []
+    for key in keys:
+        if key.startswith(PSNR_OPTIONS) and not key.startswith(EXCEPT_PSNR_OPTIONS):
+            psnr_keys.append(key)
+    return psnr_keys

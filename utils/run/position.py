@@ -1,0 +1,111 @@
+"""Say where a run stands, in steps and in its data, and what comes next.
+
+    Progress        optimizer steps done, and the position of the next step in the data
+    DataOrder       the order of the training samples: what a position means
+    planned_steps   how many steps the whole run has
+    left_to_do      what comes next: a validation, steps, or nothing
+
+What must stay: the names of the fields of both classes, because a checkpoint holds them by name and
+runs of earlier versions are resumed. A new field of `Progress` needs a default, for checkpoints
+without it, and a line in utils/run/saved_state.py.
+
+Tests: test_the_planned_end and test_when_a_run_is_finished (tests/stories/test_checkpoint.py).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from utils.options.models import TrainOptions
+
+
+@dataclass
+class Progress:
+    """Where a run stands: optimizer steps done, and the position of the next step in the data.
+
+    A checkpoint holds each of these fields by its name. A new field needs a default, which is the
+    value for a checkpoint of an earlier version. A field must not be renamed.
+    """
+
+    step: int = 0  # number of optimizer steps done
+    epoch: int = 0  # number of epochs done
+    # Number of steps done in the current epoch. Steps are counted from 0, so it is also the number
+    # of the next step.
+    batch: int = 0
+    best_psnr: float | None = None  # in dB; None before the first validation
+    best_step: int = 0  # step of best_psnr
+    scored_on: str | None = None  # digest of the test clips of best_psnr; None if it is not known
+    validated: int = 0  # step of the last complete validation
+    validation_stops: int = 0  # how often a signal ended the validation of this step
+    saved: int = -1  # step of the run's newest checkpoint_latest; -1 if it has none
+    wandb_id: str | None = None  # id of the run at W&B
+
+    def advance(self) -> None:
+        """Count one more step. No signal has stopped a validation of the new step, so count 0."""
+        self.step += 1
+        self.batch += 1
+        self.validation_stops = 0
+
+    def next_epoch(self) -> None:
+        """Move to the first batch of the next epoch."""
+        self.epoch += 1
+        self.batch = 0
+
+
+@dataclass(frozen=True)
+class DataOrder:
+    """The order of the training samples: it decides which samples a position in the data means.
+
+    Two starts with equal orders train on the same samples at the same position. A checkpoint holds
+    these fields by their names.
+    """
+
+    samples: int  # number of samples in an epoch
+    sample_list: str  # digest of the names and sizes of clips and frames
+    seed: int | None  # seed of the shuffling, or None if the samples are not shuffled
+    steps: int  # number of steps in an epoch, at the batch size of the run
+
+
+def planned_steps(train: TrainOptions, steps_per_epoch: int, progress: Progress) -> int:
+    """Return the optimizer steps of the whole run: `total_iter` or `epochs`, whichever ends first.
+
+    E.g. 3 epochs of 100 steps and total_iter 250 give 250. The options have at least one of the
+    two, so the result is finite. Test: test_the_planned_end.
+    """
+    total = math.inf if train.total_iter is None else train.total_iter
+    if train.epochs is not None:
+        # Count from the present position, because earlier epochs may have had another length.
+        epochs_left = train.epochs - progress.epoch  # including the current epoch
+        # `batch` steps of the current epoch are done.
+        steps_left = epochs_left * steps_per_epoch - progress.batch
+        total = min(total, progress.step + steps_left)
+    return int(total)
+
+
+def left_to_do(
+    progress: Progress, total_iter: int, test_every: int
+) -> Literal["validation", "steps", "nothing"]:
+    """Return what comes next in a run. "nothing" means that the run is finished.
+
+    Only this function decides it, so that training and resuming agree. A run is finished if its
+    last step is done and validated. Each rule below has a case in test_when_a_run_is_finished.
+
+    total_iter: number of steps of the run.
+    test_every: number of steps between two validations, or 0 if there is no test split. The last
+        step has a validation in any case.
+    """
+    is_last = progress.step >= total_iter
+    if not test_every:
+        is_due = False
+    else:
+        is_due = is_last or progress.step % test_every == 0
+
+    # `validated` is the step of the last validation, and 0 before the first one. So step 0 counts
+    # as validated, and a run does not begin with a validation.
+    is_done = progress.validated == progress.step
+    # Leave out a validation that a signal has stopped twice. A cluster may end each job before a
+    # long validation is done. Without this rule, the run would repeat the validation for ever.
+    is_left_out = progress.validation_stops >= 2
+    if is_due and not is_done and not is_left_out:
+        return "validation"
+    return "nothing" if is_last else "steps"

@@ -1,0 +1,273 @@
+"""Find where a resumed run goes on: the position in its checkpoint, fitted to options and data.
+
+Between two starts a user may change options, data or the number of ranks. `restore_progress` keeps
+what still holds, and forgets or refuses the rest:
+
+    options         those of this start are used; differences are logged
+    best PSNR       forgotten if a new PSNR cannot be compared with it
+    position        kept, moved to the next epoch, or refused: the table of `_fit_position_to_data`
+
+In this module, `..._then` is a value of the checkpoint.
+
+What must stay: a run never continues on other samples in silence. tests/dist/test_changed_resume.py
+tries each change. Free to change: the texts of warnings that no test quotes.
+
+Tests: tests/dist/test_changed_resume.py, tests/stories/test_checkpoint.py.
+"""
+
+import logging
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from utils import utils_dist
+from utils.errors import DataError, OptionError
+from utils.options.models import TrainOptions
+from utils.run.changed_options import differences, log_changed_options, options_of_psnr
+from utils.run.checkpoint import existing_versions, own_checkpoint
+from utils.run.position import DataOrder, Progress, planned_steps
+from utils.run.resume import Resumed
+
+logger = logging.getLogger(__name__)
+
+
+def restore_progress(
+    resumed: Resumed,
+    folder: Path,
+    options: dict[str, Any],
+    train: TrainOptions,
+    order: DataOrder,
+    scored_on: str | None = None,
+) -> Progress:
+    """Return the position in the checkpoint, as a position in the data of this start.
+
+    resumed: the checkpoint.
+    folder: the folder of the run.
+    options: all options of this start, plain and without secrets. Options that differ from the
+        options in the checkpoint are logged.
+    train: the section `train` of the options.
+    order: the order of this start's training data.
+    scored_on: digest of this start's test clips, or None if it has none.
+
+    Raises OptionError or DataError if the run cannot continue from here.
+    """
+    state = resumed.state
+    progress = _progress_in(state)
+
+    # A checkpoint of the last step of an epoch was saved before `next_epoch` was called. Call it
+    # here, because no step is left in that epoch. Here and below, `..._then` is a value of the
+    # checkpoint, because an epoch may have had another number of steps then. An early version did
+    # not save the number of steps. For its checkpoints, take the present number.
+    order_then = _order_in(state)
+    steps_per_epoch_then = order.steps if order_then is None else order_then.steps
+    if progress.batch == steps_per_epoch_then:
+        progress.next_epoch()
+
+    # The options of this start count, and not the options in the checkpoint. Log what differs.
+    changes = differences(state["options"], options)
+    if changes and utils_dist.is_main_process():
+        log_changed_options(changes)
+
+    # The steps below change `progress` in place.
+    own_folder = own_checkpoint(folder, "latest").parent
+    is_own = resumed.path.parent.resolve() == own_folder.resolve()
+    if is_own:
+        progress.saved = progress.step
+    else:
+        _forget_files_of_other_run(progress)
+    # W&B knows a run by its task and not by its folder. If somebody has copied the folder and given
+    # the copy another task, the copy is another run for W&B.
+    if state["options"].get("task") != options.get("task"):
+        progress.wandb_id = None
+    _forget_incomparable_best(progress, folder, options_of_psnr(changes), scored_on)
+
+    # A finished run reads no more samples, so its data may have changed.
+    if progress.step < planned_steps(train, steps_per_epoch_then, progress):
+        _fit_position_to_data(progress, order_then, order, resumed, options)
+    return progress
+
+
+def _progress_in(state: dict[str, Any]) -> Progress:
+    """Return the position in a checkpoint.
+
+    A field that an earlier version did not save gets its default.
+    """
+    values = {}
+    for field in fields(Progress):
+        values[field.name] = state.get(field.name, field.default)
+    return Progress(**values)
+
+
+def _forget_files_of_other_run(progress: Progress) -> None:
+    """Forget the files and validations that `progress` records. Changes `progress`.
+
+    The checkpoint comes from another run, and this run has none of its files and validations.
+    """
+    progress.saved = -1  # this run has no checkpoint_latest yet
+    progress.wandb_id = None
+    progress.validated = 0
+    progress.validation_stops = 0
+
+
+def _order_in(state: dict[str, Any]) -> DataOrder | None:
+    """Return the order of the data that a checkpoint was written with.
+
+    Returns None if the checkpoint comes from an earlier version, which did not save the order. A
+    checkpoint of a later version may hold further fields, which are ignored.
+    """
+    if not state.get("order"):
+        return None
+    values = {}
+    for field in fields(DataOrder):
+        values[field.name] = state["order"][field.name]
+    return DataOrder(**values)
+
+
+def _forget_incomparable_best(
+    progress: Progress, folder: Path, changed_psnr_options: list[str], scored_on: str | None
+) -> None:
+    """Forget the best PSNR if new PSNR values cannot be compared with it. Changes `progress`.
+
+    The reason is logged. A start without a test split measures no PSNR. So its `scored_on` is None,
+    and the test clips are not compared. Test: test_a_best_score_of_other_test_clips_does_not_count.
+
+    changed_psnr_options: keys of changed options that the PSNR depends on.
+    scored_on: digest of the test clips of this start, or None without a test split.
+    """
+    if progress.best_psnr is None:
+        return
+    if changed_psnr_options:
+        reason = f"{', '.join(changed_psnr_options)} changed"
+    elif not existing_versions(own_checkpoint(folder, "best")):
+        reason = "this run's folder holds no checkpoint_best.pth"
+    elif scored_on and progress.scored_on and scored_on != progress.scored_on:
+        reason = "it was measured on other test clips"
+    else:
+        return
+    logger.info("the best PSNR so far, %.2f dB, does not count: %s", progress.best_psnr, reason)
+    progress.best_psnr = None
+    progress.best_step = 0
+    progress.scored_on = None
+
+
+def _fit_position_to_data(
+    progress: Progress,
+    order_then: DataOrder | None,
+    order: DataOrder,
+    resumed: Resumed,
+    options: dict[str, Any],
+) -> None:
+    """Move `progress` to the next epoch if its position means other samples than before.
+
+    E.g. batch 100 of an epoch means other samples if the clips are shuffled by another seed. What
+    has changed since the checkpoint, and what the run does:
+
+        nothing                             goes on with the next sample
+        the seed or the number of samples   goes on with the next epoch
+        the number of samples per step      OptionError
+        the clips, frames or spikes         DataError
+
+    The number of ranks may change: e.g. 4 ranks with 2 samples each and 2 ranks with 4 samples each
+    have the same number of samples per step.
+
+    order_then: the order that the checkpoint was written with, or None if it is not known.
+    order: the order of this start.
+
+    The two errors are needed, because a queue may start a run again after a host or a disk was
+    lost. The run must not continue with half of its GPUs or half of its clips. But if the user has
+    named the checkpoint (--resume FILE), the change is intended: the run goes on with the next
+    epoch, and the change is only logged. tests/dist/test_changed_resume.py tries each case.
+    """
+    ranks = utils_dist.get_world_size()
+    ranks_then = resumed.state["world_size"]
+    per_step = _samples_per_step(ranks, options)
+    per_step_then = _samples_per_step(ranks_then, resumed.state["options"])
+
+    # What has changed, in words, e.g. ["samples a step 8 -> 4"].
+    changes = []
+    if per_step_then != per_step:
+        changes.append(f"samples a step {per_step_then} -> {per_step}")
+    is_other_data = False
+    if order_then is not None:
+        changes += _changes_of_order(order_then, order)
+        is_other_data = order_then.sample_list != order.sample_list
+    is_intended = resumed.is_named
+    if (is_other_data or per_step != per_step_then) and not is_intended:
+        raise _other_data_or_batch(is_other_data, changes, per_step_then, resumed.path)
+
+    # The number of steps in an epoch follows from the number of samples and the samples per step.
+    # If neither has changed, a position behind the end of the epoch is impossible, so somebody has
+    # changed the file.
+    if not changes and progress.batch > order.steps:
+        changes = [f"position {progress.batch}, yet {order.steps} steps an epoch"]
+    # A position at the start of an epoch can stay: no sample of the epoch has been used.
+    if changes and progress.batch:
+        progress.next_epoch()
+
+    if utils_dist.is_main_process():
+        _warn_of_changes(changes, progress.epoch, ranks, ranks_then)
+
+
+def _warn_of_changes(changes: list[str], epoch: int, ranks: int, ranks_then: int) -> None:
+    """Warn if the data, the batch or the number of ranks changed since the checkpoint.
+
+    changes: what has changed, e.g. ["samples a step 8 -> 4"]
+    epoch: number of the epoch that begins, from 0
+    """
+    if changes:
+        logger.warning(
+            "the training data or the batch changed since the checkpoint (%s): epoch %d begins "
+            "with its first sample",
+            ", ".join(changes),
+            epoch + 1,
+        )
+    elif ranks != ranks_then:
+        logger.warning(
+            "%d ranks now, %d before: the same samples in the same order, but sums round "
+            "differently",
+            ranks,
+            ranks_then,
+        )
+
+
+def _changes_of_order(order_then: DataOrder, order: DataOrder) -> list[str]:
+    """Return in words how two orders of the data differ, e.g. ["samples an epoch 90 -> 80"]."""
+    changes = []
+    if order_then.samples != order.samples:
+        changes.append(f"samples an epoch {order_then.samples} -> {order.samples}")
+    if order_then.seed != order.seed:
+        changes.append(f"seed of the order {order_then.seed} -> {order.seed}")
+    if order_then.sample_list != order.sample_list:
+        changes.append("other clips, frames or spikes")
+    return changes
+
+
+def _samples_per_step(ranks: int, options: dict[str, Any]) -> int:
+    """Return the number of samples of one optimizer step, over all ranks."""
+    batch_size = options["datasets"]["train"]["dataloader_batch_size"]
+    return ranks * batch_size * options["train"]["accumulation_steps"]
+
+
+def _other_data_or_batch(
+    is_other_data: bool, changes: list[str], per_step_then: int, path: Path
+) -> DataError | OptionError:
+    """Return the error of a run that would continue with other data or another batch.
+
+    is_other_data: whether the samples differ. If not, the number of samples per step differs.
+    changes: what has changed, e.g. ["samples a step 8 -> 4"].
+    per_step_then: number of samples per step of the checkpoint.
+    path: the file of the checkpoint.
+
+    The message gives two ways out. Either the user restores the old data and the old batch. Or the
+    run continues with the data and batch of now, from a new epoch: --resume with the file.
+    """
+    error_class = DataError if is_other_data else OptionError
+    return error_class(
+        what=f"the training data or the batch differ from the checkpoint: {', '.join(changes)}",
+        where=str(path),
+        expected="the same clips, frames, sizes, dataset.json and calibration, and "
+        f"{per_step_then} samples a step, as before",
+        do="bring the files back, and choose ranks x datasets.train.dataloader_batch_size x "
+        f"train.accumulation_steps = {per_step_then}; or, to continue with the present ones from a "
+        f"new epoch: --resume {path}",
+    )

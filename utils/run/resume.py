@@ -1,0 +1,216 @@
+"""Choose the checkpoint from which a run resumes, or find that it starts afresh.
+
+`find_checkpoint` decides by the option path.resume and by the files that are there. `restoring`
+turns errors of a checkpoint that does not fit the network into an error that names the file.
+
+What must stay: the table of `find_checkpoint`, so that a repeated command loses no step and
+overwrites no run (test_which_checkpoint_wins).
+
+Tests: tests/stories/test_checkpoint.py, tests/dist/test_resume.py.
+"""
+
+import logging
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from utils import utils_dist
+from utils.errors import CheckpointError, OptionError
+from utils.run.checkpoint import existing_versions, load, own_checkpoint
+from utils.run.saved_state import TAKE_ANOTHER, refuse_wrong_types
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A checkpoint that a run resumes from. `find_checkpoint` sends these fields to all ranks."""
+
+    path: Path  # the file
+    state: dict[str, Any]  # the content of the file, as it was given to `save`
+    is_named: bool = False  # whether the user has named this file (`--resume PATH`)
+
+
+def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
+    """Return the checkpoint that the run in `folder` resumes from, or None for a fresh start.
+
+    Collective: all ranks must call it, because rank 0 sends its answer to the others.
+
+    resume: the option path.resume. It is None (null in the file), "auto", or the path of a file or
+        folder.
+
+        path.resume            the folder has a checkpoint_latest  the folder has none
+        null                   refused                             fresh start (1)
+        "auto"                 checkpoint_latest                   fresh start (1)
+        a file of another run  checkpoint_latest (2)               the named file (2)
+        a file of this run     the file with more steps (3)        the named file
+
+    (1) It is refused if the folder holds a checkpoint_best, because a fresh start would overwrite
+        this file.
+    (2) So the user can repeat the same command after an interruption: the first start uses the
+        named file, and later starts go on from their own checkpoint_latest.
+    (3) If checkpoint_latest cannot be read, the named file is used.
+
+    A path to a folder means the checkpoint_latest in this folder.
+
+    The table must stay, so that a repeated command loses no step and overwrites no run. Its cases
+    are in test_which_checkpoint_wins.
+
+    Raises OptionError if the run is refused, and CheckpointError if a file is missing, damaged, or
+    no checkpoint.
+    """
+    # Only rank 0 reads the folder, because other hosts may not have it. Rank 0 sends the fields as
+    # a dict, because a message between ranks holds plain types only. The other ranks send None,
+    # which is ignored.
+    values_on_rank_0 = None
+    if utils_dist.is_main_process():
+        # An error on rank 0 ends the whole run, because the caller runs this within
+        # `utils_dist.all_ranks_or_none`.
+        checkpoint = _find(resume, folder)
+        if checkpoint is not None:
+            values_on_rank_0 = vars(checkpoint)  # name of field -> value
+    values = utils_dist.state_from_rank_0(values_on_rank_0)
+    return None if values is None else Resumed(**values)
+
+
+def _find(resume: str | None, folder: Path) -> Resumed | None:
+    """Do the work of `find_checkpoint` on rank 0."""
+    latest = own_checkpoint(folder, "latest")
+    # Whether this run has a checkpoint_latest, or a former version of it. Former versions are kept
+    # beside the file as checkpoint_latest_previous.pth, ..., in case that the newest is damaged.
+    has_own = bool(existing_versions(latest))
+    if resume is None and has_own:
+        raise OptionError(
+            what="path.resume is null, yet the folder holds a run",
+            where=str(latest),
+            expected="an empty folder for a run from zero",
+            do="--resume auto resumes it; for a new run set another task name or move the folder "
+            "away",
+        )
+    if resume is not None and resume != "auto":
+        return _find_named(_named_file(Path(resume)), latest, has_own)
+    if has_own:
+        return Resumed(latest, _read_state(latest))
+    _refuse_if_only_best_is_left(folder, latest)
+    return None
+
+
+def _find_named(named: Path, latest: Path, has_own: bool) -> Resumed:
+    """Return the checkpoint to resume from if the user has named a file.
+
+    The last two rows of the table of `find_checkpoint` say which file is used.
+
+    named: the file that the user has named
+    latest: where the checkpoint_latest of this run is, if it exists
+    has_own: whether this run has a checkpoint_latest, or a former version of it
+    """
+    if has_own and named.parent.resolve() != latest.parent.resolve():  # a file of another run
+        state = _read_state(latest)
+        _warn_not_used(named, state)
+        return Resumed(latest, state)
+
+    if not existing_versions(named):
+        raise CheckpointError(
+            what="no such checkpoint",
+            where=str(named),
+            expected="an existing file, auto, or null for a fresh start",
+            do="correct it",
+        )
+    named_checkpoint = Resumed(named, _read_state(named), is_named=True)
+    if not has_own:
+        return named_checkpoint  # there is no checkpoint_latest to compare with
+    if named.name == latest.name:
+        return named_checkpoint  # the user has named checkpoint_latest itself
+
+    # The named file and checkpoint_latest belong to the same run. Use the one with more steps. If
+    # checkpoint_latest cannot be read, the named file remains.
+    try:
+        state = _read_state(latest)
+    except CheckpointError:
+        return named_checkpoint
+    if state["step"] <= named_checkpoint.state["step"]:
+        return named_checkpoint
+    _warn_not_used(named, state)
+    return Resumed(latest, state)
+
+
+def _named_file(named: Path) -> Path:
+    """Return the file that `--resume` names.
+
+    `--resume` may name the folder of a run, or the folder `checkpoints` in it. Then the file is the
+    latest checkpoint of the run.
+    """
+    if not named.is_dir():
+        return named
+    folder_of_run = named.parent if named.name == "checkpoints" else named
+    return own_checkpoint(folder_of_run, "latest")
+
+
+def _warn_not_used(named: Path, state: dict[str, Any]) -> None:
+    """Log that the checkpoint of this run is used, and not the file `named`.
+
+    state: the content of the checkpoint of this run.
+    """
+    logger.warning(
+        "%s is not used: this run has a checkpoint of its own at iter %d; to go back to that "
+        "file, choose another task name",
+        named,
+        state["step"],
+    )
+
+
+def _refuse_if_only_best_is_left(folder: Path, latest: Path) -> None:
+    """Raise OptionError if the folder, which has no checkpoint_latest, has a checkpoint_best."""
+    best = own_checkpoint(folder, "best")
+    if not existing_versions(best):
+        return
+    raise OptionError(
+        what=f"the folder holds a run, yet its {latest.name} is missing: only {best.name} is left",
+        where=str(best),
+        expected=f"{latest.name}, to go on where the run ended, or a folder without a run",
+        do=f"--resume {best} goes on from that file; for a new run set another task name",
+    )
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    """Return the content of the checkpoint in `path`.
+
+    Raises CheckpointError if the file holds weights alone, or something else.
+    """
+    state = load(path)
+    # Checkpoints of all versions have these keys. A key that came later must not be asked for.
+    required_keys = {"model_state_dict", "optimizer", "step", "epoch", "batch", "options"}
+    if isinstance(state, dict) and required_keys.issubset(state):
+        refuse_wrong_types(state, path)
+        return state
+    raise CheckpointError(
+        what="not a checkpoint to resume from: it holds no optimizer state and no position",
+        where=str(path),
+        expected="a file checkpoints/checkpoint_*.pth of a run",
+        do=f"give such a file; to start a new run from these weights: path.pretrained_netG={path}",
+    )
+
+
+@contextmanager
+def restoring(resumed: Resumed | None) -> Generator[None]:
+    """Turn errors of the block, in which a checkpoint is restored, into a CheckpointError.
+
+    The block gives the weights, moments and averages of the checkpoint to network and optimizer,
+    which raise many kinds of errors for a value that does not fit.
+
+    resumed: the checkpoint, or None for a fresh start. The errors of a fresh start are not changed,
+        because no file is their cause.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as e:
+        if resumed is None:
+            raise
+        raise CheckpointError(
+            what=f"the checkpoint holds something that no run saves: {type(e).__name__}: {e}",
+            where=str(resumed.path),
+            expected="options, moments and averages of the same network",
+            do=TAKE_ANOTHER,
+        ) from e
