@@ -41,7 +41,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data.cameras.spike_info import FILE_NAME
+from data.cameras.dataset_info import FILE_NAME
 from data.reconstruct import METHODS
 from models.restore.request import JOINT, SHIPPED_WEIGHTS
 from scripts.demo import DEMO, RGB, SPIKES, make_sample

@@ -23,9 +23,10 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from data.cameras.rig import RgbCamera
-from data.spike.formats import Crop
-from data.spike.simulate import change_threshold, to_linear
+from data.cameras.rgb_camera import RgbCamera
+from data.spike.geometry import Crop
+from data.spike.pictures import to_linear
+from data.spike.simulate import change_threshold
 from utils.errors import OptionError
 from utils.options.section import Registry, import_parts
 from utils.random_streams import random_stream

@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from data.cameras.frame_times import FrameTimes
-from data.spike.formats import Crop
+from data.spike.geometry import Crop
 from utils.errors import DataError
 
 # Kinds of images, each a field of `Clip`: blurry frames, sharp frames, and several sharp frames

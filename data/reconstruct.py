@@ -28,14 +28,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.cameras.spike_info import spike_errors_as_data_errors
+from data.cameras.spike_errors import spike_errors_as_data_errors
 from data.cameras.spike_source import REPRESENTATIONS, SPIKE_SOURCES, DatSpikes, channels_of
 from data.clips.clip_reader import UserClips, section_and_info, spike_files, user_clip
 from data.clips.readers import DatasetClip
 from data.clips.user_frames import UserFrames
 from data.spike.formats import FORMATS, count_planes, open_spikes
-from data.spike.represent import exposure_estimate
-from data.spike.simulate import DISPLAY_GAMMA, to_display, to_uint8
+from data.spike.pictures import DISPLAY_GAMMA, to_display, to_uint8
+from data.spike.ratios import exposure_estimate
 from utils.contract import FrameReader, Tick
 from utils.dist import watchdog
 from utils.errors import DataError, OptionError

@@ -41,8 +41,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from data.clip_dataset import TrainClips
 from data.clips.io_backend import build_cache
 from data.select_dataset import DATASETS, build_dataset
-from data.spike.formats import SpikeGeometry, write_spikes
-from data.spike.simulate import IntegrateAndFire, to_grey, to_linear
+from data.spike.formats import write_spikes
+from data.spike.geometry import SpikeGeometry
+from data.spike.pictures import to_grey, to_linear
+from data.spike.simulate import IntegrateAndFire
 from lab import large_set
 from lab.tools import CHECKPOINTED, NAMED, compared, environment, matmul_rate
 from models.network_vrt import VRT

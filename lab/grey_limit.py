@@ -35,7 +35,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from data.spike.simulate import LUMA, to_display, to_linear
+from data.spike.pictures import LUMA, to_display, to_linear
 from models.fusion.operators import ExposureFusion
 from models.metrics import psnr
 from utils.image import imread_rgb

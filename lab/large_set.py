@@ -31,8 +31,10 @@ from typing import Any
 import cv2
 import numpy as np
 
-from data.spike.formats import SpikeGeometry, write_spikes
-from data.spike.simulate import IntegrateAndFire, to_grey, to_linear
+from data.spike.formats import write_spikes
+from data.spike.geometry import SpikeGeometry
+from data.spike.pictures import to_grey, to_linear
+from data.spike.simulate import IntegrateAndFire
 from lab.tools import ROOT
 from scripts.make_sample_data import texture
 from tests.helpers.train_files import network_section

@@ -37,15 +37,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from data.spike.formats import SpikeGeometry, write_spikes
-from data.spike.simulate import (
-    IntegrateAndFire,
-    bin_pixels,
-    to_display,
-    to_grey,
-    to_linear,
-    to_uint8,
-)
+from data.spike.formats import write_spikes
+from data.spike.geometry import SpikeGeometry
+from data.spike.pictures import bin_pixels, to_display, to_grey, to_linear, to_uint8
+from data.spike.simulate import IntegrateAndFire
 from lab.quality import call, package_file
 from lab.tools import ROOT, environment
 from utils.image import imread_rgb, imwrite_rgb

@@ -57,7 +57,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from data.cameras.rig import NAMED
+from data.cameras.rig_values import NAMED
 from data.motion.flow import median_spikes
 from data.motion.joint import Solver
 from data.motion.learned import finder_of

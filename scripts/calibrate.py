@@ -17,7 +17,7 @@ overwritten. docs/data_format.md, section "Two cameras".
 Features (SIFT, RANSAC) give an affine start for any turn, scale and mirroring. The fit of
 `spike.calibration` "auto" (data/cameras/registration.py) makes it exact, and finds the time. Parts
 of the plane that are matched on their own measure the error that is left. All places are (x, y)
-with pixel centres at whole numbers, as in data/cameras/spike_grid.py.
+with pixel centres at whole numbers, as in data/cameras/calibration.py.
 """
 
 # Words of this file:
@@ -49,17 +49,13 @@ import cv2
 import numpy as np
 
 from data.cameras import registration
-from data.cameras.spike_grid import (
-    CalibratedGrid,
-    Calibration,
-    load_calibration,
-    save_calibration,
-    scale_of,
-)
-from data.cameras.spike_info import spike_errors_as_data_errors
+from data.cameras.calibrated_grid import CalibratedGrid
+from data.cameras.calibration import Calibration, load_calibration, save_calibration, scale_of
+from data.cameras.spike_errors import spike_errors_as_data_errors
 from data.clips.user_frames import FrameSource
-from data.spike.formats import Crop, SpikeGeometry, count_planes, read_spikes
-from data.spike.simulate import to_display, to_grey
+from data.spike.formats import count_planes, read_spikes
+from data.spike.geometry import Crop, SpikeGeometry
+from data.spike.pictures import to_display, to_grey
 from scripts.parts.exit_codes import with_exit_code
 from scripts.spike_tool import add_geometry, given_geometry, the_geometry
 from utils.errors import DataError, OptionError

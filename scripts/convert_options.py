@@ -630,7 +630,7 @@ def convert_spikes(conversion: Conversion, split: str, spike_size: list[int] | N
     if not any(pattern.match(key) for key in conversion.values):
         return
     # Imported here, so that --help does not wait for this slow import.
-    from data.cameras.spike_info import DatasetInfo, load_info
+    from data.cameras.dataset_info import DatasetInfo, load_info
 
     # What the dataset.json in the folder of the spikes says. Without a folder it says nothing.
     root = conversion.values.get(f"{split}.dataroot_spike")

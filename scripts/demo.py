@@ -38,7 +38,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from data.spike import simulate
+
+from data.spike.pictures import to_linear
 from scripts.make_sample_data import RGB, SAMPLE, SPIKES, Size, make_layers, make_sample, render
 from scripts.parts.exit_codes import with_exit_code
 from utils.files import write_whole
@@ -78,7 +79,7 @@ def scene(rng: np.random.Generator, planes: int, clip: int) -> Callable[[int], n
         # Only the background, with the photograph as its sheet. It keeps the motion of the
         # background, which looks like the shake of a camera.
         display = imread_rgb(PHOTO).astype(np.float32) / 255
-        light = simulate.to_linear(display)  # (H, W, 3)
+        light = to_linear(display)  # (H, W, 3)
         opacity = np.ones_like(light[..., :1])
         sheet = np.concatenate((light, opacity), axis=2)  # (H, W, 4)
         layers = [replace(layers[0], sheet=sheet)]

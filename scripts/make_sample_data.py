@@ -33,7 +33,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from data.clips.threads import map_in_threads, usable_cores
 from data.making.light_in_motion import smooth_walk
 from data.spike import simulate
-from data.spike.formats import SpikeGeometry, write_spikes
+from data.spike.formats import write_spikes
+from data.spike.geometry import SpikeGeometry
+from data.spike.pictures import bin_pixels, to_display, to_grey, to_linear, to_uint8
 from scripts.parts.exit_codes import tracked, with_exit_code
 from utils.arguments import seed
 from utils.errors import DataError, OptionError
@@ -111,7 +113,7 @@ def texture(rng: np.random.Generator, n: int) -> np.ndarray:
     It is coloured 1/f noise with painted shapes. Its edges are as wide as one spike pixel.
     lab/benchmark.py uses it, too.
     """
-    picture = simulate.to_uint8(_clouds(rng, n))
+    picture = to_uint8(_clouds(rng, n))
     # One shape for each 30 x 30 pixels, so that each part of a frame has edges.
     number_of_shapes = int(n * n / 900)
     for _ in range(number_of_shapes):
@@ -219,7 +221,7 @@ def make_layers(rng: np.random.Generator, planes: int, side: int = SIZE) -> list
         opacity = np.ones((n, n, 1), np.float32)  # the background covers everything
         if not is_background:
             opacity = _outline(rng, n)
-        colour = simulate.to_linear(texture(rng, n))
+        colour = to_linear(texture(rng, n))
         sheet = np.concatenate((colour * opacity, opacity), axis=2)  # (n, n, 4), see `Layer`
         # Parallax: the shake shifts the background by 1 times the shake, and the objects by 1.35,
         # 1.7 and 2.05 times the shake, because a nearer layer shifts more.
@@ -419,11 +421,11 @@ def write_clip(
         images[f"sharp/{stem}"] = planes[GT_PLANE]
         images[f"blur/{stem}"] = np.mean(planes, axis=0)
         for name, light in images.items():
-            picture = simulate.to_uint8(simulate.to_display(light))
+            picture = to_uint8(to_display(light))
             imwrite_rgb(root / RGB / clip / f"{name}.png", picture)
 
         # What the sensor sees: means over 2 x 2 pixels, made one plane at a time.
-        grey = (simulate.bin_pixels(simulate.to_grey(plane), factor=2) for plane in planes)
+        grey = (bin_pixels(to_grey(plane), factor=2) for plane in planes)
         geometry = SpikeGeometry(half, half)
         write_spikes(spikes / f"{stem}.dat", sensor.run(grey), geometry)
 

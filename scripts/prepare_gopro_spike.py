@@ -31,7 +31,7 @@ from typing import Any, get_args
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from data.cameras.spike_info import FILE_NAME, FORMAT
+from data.cameras.dataset_info import FILE_NAME, FORMAT
 from data.clips.threads import usable_cores
 from data.making import prepare
 from data.making.prepare import ClipSource, Job, Plan, Recipe

@@ -25,7 +25,7 @@ import cv2
 import numpy as np
 
 from data.augment import Augment
-from data.spike.formats import Crop
+from data.spike.geometry import Crop
 from scripts.parts.default_output import default_output
 from scripts.parts.exit_codes import with_exit_code
 from scripts.spike_tool import in_words
@@ -133,7 +133,7 @@ class Verdict(NamedTuple):
     sentence: str  # the first sentence of the page
     style: str  # class of the style sheet of the page: "none", "right" or "wrong"
     numbers: str  # what was measured, in words; "" without spikes
-    comparison: Any  # data.alignment_check.Comparison; None without spikes
+    comparison: Any  # data.alignment.Comparison; None without spikes
 
 
 class Page(NamedTuple):
@@ -215,7 +215,7 @@ def verdict_of(dataset: Any, draw: Any) -> Verdict:
     """
     if not draw.clip.spikes:
         return Verdict("This data set has no spikes.", style="none", numbers="", comparison=None)
-    from data.alignment_check import compare  # here, so that --help does not wait for torch
+    from data.alignment import compare  # here, so that --help does not wait for torch
 
     found = compare(dataset, draw, MEASURED)
     right, down = found.shift  # in RGB pixels

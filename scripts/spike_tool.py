@@ -37,14 +37,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import cv2
 import numpy as np
 
-from data.cameras.spike_info import nearest_info, spike_errors_as_data_errors
+from data.cameras.dataset_info import nearest_info
+from data.cameras.spike_errors import spike_errors_as_data_errors
 from data.clips.pictures import read_bgr
 from data.clips.user_frames import FrameSource
 from data.clips.user_spikes import check_same_view
 from data.making.light_in_motion import LightPath, grey_light
 from data.spike import formats, simulate
-from data.spike.formats import SpikeGeometry
+from data.spike.errors import SpikeFileError
+from data.spike.geometry import KNOWN_GEOMETRIES, SPS100_SIDE, SpikeGeometry
+from data.spike.headers import HEAD_BYTES, refuse_other_format
+from data.spike.light_fit import fit_light
+from data.spike.pictures import DISPLAY_GAMMA, to_grey, to_uint8
 from data.spike.represent import REPRESENTATIONS, represent
+from data.spike.spike_file import SpikeFile
 from scripts.parts.default_output import default_output
 from scripts.parts.exit_codes import tracked, with_exit_code
 from scripts.parts.spike_sizes import (
@@ -469,7 +475,7 @@ def given_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry | N
     if command.size:
         height, width = command.size
     elif command.layout == "sps100":
-        height = width = formats.SPS100_SIDE
+        height = width = SPS100_SIDE
     else:
         height = about.h
         width = about.w
@@ -501,17 +507,17 @@ def known_geometries(path: Path, command: argparse.Namespace) -> list[SpikeGeome
     """Return the geometries of known cameras for which the file has a whole number of planes."""
     flip = is_flipped(path, command)
     known = []
-    for height, width, head_columns in formats.KNOWN_GEOMETRIES:
+    for height, width, head_columns in KNOWN_GEOMETRIES:
         geometry = SpikeGeometry(
             height, width, flip, head_columns=head_columns, bit_order=command.bit_order
         )
         known.append(geometry)
-    side = formats.SPS100_SIDE
+    side = SPS100_SIDE
     known.append(SpikeGeometry(side, side, flipud=False, layout="sps100"))
 
     fitting = []
     for geometry in known:
-        with suppress(formats.SpikeFileError):  # raised if the geometry does not fit
+        with suppress(SpikeFileError):  # raised if the geometry does not fit
             formats.open_spikes(path, geometry)
             fitting.append(geometry)
     return fitting
@@ -523,7 +529,7 @@ def no_geometry(path: Path) -> DataError:
     Raises SpikeFileError if the file begins as a file of another format.
     """
     with open(path, "rb") as file:
-        formats.refuse_header(file.read(formats.HEAD_BYTES), path)
+        refuse_other_format(file.read(HEAD_BYTES), path)
     size = path.stat().st_size
     if not size:
         return DataError(
@@ -534,7 +540,7 @@ def no_geometry(path: Path) -> DataError:
         )
     # Name the bytes that are left over, because a few of them may be a header or a cut end.
     expected = "whole planes of h x w / 8 bytes"
-    for height, width, head_columns in formats.KNOWN_GEOMETRIES:
+    for height, width, head_columns in KNOWN_GEOMETRIES:
         plane_bytes = height * (width + head_columns) // 8  # a byte holds 8 pixels
         planes, left = divmod(size, plane_bytes)
         head_text = f" + {head_columns} head columns" if head_columns else ""
@@ -614,7 +620,7 @@ class Candidate:
         planes = self.file.planes
         height, width = self.file.size
         rate = self.rates.mean()
-        known_sizes = {(h, w) for h, w, _ in formats.KNOWN_GEOMETRIES}
+        known_sizes = {(h, w) for h, w, _ in KNOWN_GEOMETRIES}
         # The direction in which the image is least smooth: "columns" or "rows".
         direction = min(self.smooth, key=lambda name: self.smooth[name])
         smoothness_there = self.smooth[direction]
@@ -749,7 +755,7 @@ class Ranking:
         path = command.file
         # A file of another format, e.g. a picture, is refused by its first bytes.
         with open(path, "rb") as file:
-            formats.refuse_header(file.read(formats.HEAD_BYTES), path)
+            refuse_other_format(file.read(HEAD_BYTES), path)
         length = path.stat().st_size
         # A derived size has no head columns. So no size is derived if the user gave head columns.
         if command.head_columns or not length:
@@ -781,7 +787,7 @@ def info(command: argparse.Namespace) -> None:
     if command.picture:
         bgr = read_bgr(str(command.picture))  # (h, w, 3), blue first
         rgb = bgr[..., ::-1]
-        grey = simulate.to_grey(rgb) / 255.0  # (h, w) in [0, 1]
+        grey = to_grey(rgb) / 255.0  # (h, w) in [0, 1]
         picture_size = grey.shape
 
     ranking = Ranking(command, picture_size)
@@ -869,7 +875,7 @@ def print_fit_to_picture(rates: np.ndarray, grey: np.ndarray, path: Path) -> Non
     upright = correlation(grey, rates)
     flipped = correlation(grey, rates[::-1])  # the rows in reversed order
     # Both kinds of light are fitted to the picture. `errors` has the relative error of each fit.
-    fit = simulate.fit_light(rates, grey)
+    fit = fit_light(rates, grey)
     errors = ", ".join(f"{light} {100 * error:.0f} %" for light, error in fit.errors.items())
     if flipped > upright:
         text = (
@@ -976,7 +982,7 @@ class Rendering:
                     expected="planes on both sides",
                     do="choose others",
                 ) from e
-            image = simulate.to_uint8(values[0])  # grey methods return one channel
+            image = to_uint8(values[0])  # grey methods return one channel
             yield center, window[center_in_window], image
 
 
@@ -997,7 +1003,7 @@ def brightness(command: argparse.Namespace, rates: np.ndarray) -> dict[str, Any]
     return {
         "rate": command.rate or about.rate or white,
         "light": command.light or about.light or "linear",
-        "gamma": simulate.DISPLAY_GAMMA,
+        "gamma": DISPLAY_GAMMA,
     }
 
 
@@ -1011,7 +1017,7 @@ class PlaneReader:
     first_in_memory: number of the first plane in memory, counted from the begin of the file.
     """
 
-    def __init__(self, file: formats.SpikeFile, first: int, end: int) -> None:
+    def __init__(self, file: SpikeFile, first: int, end: int) -> None:
         """first, end: the windows lie within the planes first ... end - 1 of the file."""
         self.blocks = file.parts(first, end - first)  # yields some planes at a time
         self.in_memory = np.empty((0, *file.size), np.uint8)

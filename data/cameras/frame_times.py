@@ -1,20 +1,19 @@
-"""Find when the frames of a clip were taken, as far as the frames themselves tell it.
+"""Hold the times of the frames of a clip, and distribute spike planes among the frames.
 
 If one spike file holds the planes (read-outs) of a whole clip, the times of the frames decide which
 planes belong to which frame (`FrameTimes.plane_ranges`). The times come from one of
 
     times_of_film    the time stamps of a video, in seconds
-    times_of_names   the numbers in the names of a folder of frames: 0001.png, 0002.png, 0004.png
-                     (frame 3 is missing), or time stamps such as 432.133333.png
+    times_of_names   the numbers in the names of a folder of frames (data/cameras/name_times.py)
     even_times       nothing is known: equal distances between the frames are assumed
 
 Times are exact fractions, because sums of floating-point numbers would shift planes. If the times
 are not sure, the result has a `doubt`, a clause such as "the numbers in the names of the frames do
-not rise". data/cameras/spike_info.py then refuses the clip and asks the user.
+not rise". data/cameras/timing.py then refuses the clip and asks the user.
 
 What must stay: the planes of each frame, for clips that are accepted today, because these planes
-decide the samples of a run. What may change: the words of a `doubt`, which no program reads. But
-the tests quote some of the words.
+decide the samples of a run. The words of a `doubt` may change, because no program reads them; tests
+quote some.
 
 Tests: tests/parts/data/test_frame_times.py
 """
@@ -22,29 +21,11 @@ Tests: tests/parts/data/test_frame_times.py
 import bisect
 import itertools
 import math
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-
-from utils.files import are_values
-
-# Three forms of the names of frames, without suffix.
-# A number with a point: "432.133333".
-_DECIMAL = re.compile(r"\d+\.\d+", re.ASCII)
-# A text, a number, and a text without digits: "frame_0012_left". So the last number counts.
-_NUMBERED = re.compile(r"(.*?)(\d+)(\D*)", re.ASCII | re.DOTALL)
-# A text, a number with a point, and a text without digits: "t_432.133333".
-_DECIMAL_BEHIND_TEXT = re.compile(r"(.*?\D)(\d+\.\d+)(\D*)", re.ASCII | re.DOTALL)
-# If two neighbours differ by at least this number, the numbers are times in microseconds or
-# nanoseconds and do not count frames. At 1000 frames a second, 1000 microseconds lie between two
-# frames.
-LEAST_STAMP = 1000
-# If two neighbours are further apart than this many usual distances, a frame is missing between
-# them. Clocks of cameras are off by less than half a distance.
-MOST_DISTANCES_WITHOUT_GAP = Fraction(3, 2)
 
 
 @dataclass(frozen=True)
@@ -101,7 +82,7 @@ class FrameTimes:
         # Containers round each time to a tick of their clock, so times may be off by a tick.
         tick = _tick(self.starts)
         period = (self.starts[-1] - self.starts[0]) / (len(self) - 1)
-        steps = _steps_between(self.starts)
+        steps = steps_between(self.starts)
         # If the times are numbers of frames (0, 1, 2), the tick is 1, a whole frame. An error of a
         # frame is no rounding, so at most half a period is allowed.
         allowed_difference = min(tick, period / 2)
@@ -187,6 +168,16 @@ class FrameTimes:
         return "; ".join(parts)
 
 
+def _tick(starts: Sequence[Fraction]) -> Fraction:
+    """Return the tick of a clock: the largest 1 / n that divides every time without a rest.
+
+    For example, times in 1/24 s and 1/36 s are multiples of 1/72 s.
+    """
+    denominators = [start.denominator for start in starts]
+    least_common_multiple = math.lcm(*denominators)
+    return Fraction(1, least_common_multiple)
+
+
 def even_times(count: int, doubt: str = "") -> FrameTimes:
     """Return the times of `count` frames at distance 1. doubt: why they are not sure, or ""."""
     starts = tuple(Fraction(frame) for frame in range(count))
@@ -194,36 +185,6 @@ def even_times(count: int, doubt: str = "") -> FrameTimes:
     return FrameTimes(
         starts, ends, begin=Fraction(0), end=Fraction(count), step=Fraction(1), doubt=doubt
     )
-
-
-def times_of_names(stems: Sequence[str]) -> FrameTimes:
-    """Return the times that the numbers in the names of frames tell, in the order of `stems`.
-
-    stems: names without suffix. The result has a doubt if the numbers tell no times.
-    """
-    if len(stems) < 2:
-        return even_times(len(stems))
-    if _have_doubtful_order(stems):
-        doubt = "the numbers in the names of the frames have another order by value"
-        return even_times(len(stems), doubt)
-    numbers = _numbers(stems)
-    if numbers is None:
-        doubt = "the names of the frames have no numbers that tell their times"
-        return even_times(len(stems), doubt)
-    steps = _steps_between(numbers)
-    if min(steps) <= 0:
-        return even_times(len(stems), "the numbers in the names of the frames do not rise")
-
-    # The numbers are times (432.1, or 1000000 and 1033333) or count frames (1, 2, 3).
-    step = _usual(steps)
-    have_fractions = any(number.denominator > 1 for number in numbers)
-    are_times = step >= LEAST_STAMP or have_fractions
-    if not are_times and step > 1:
-        # The names 0, 2, 4 are every second frame, so the frames 1 and 3 are missing.
-        step = Fraction(1)
-    gaps = _gaps(numbers, steps, step)
-    ends = _ends(numbers, steps, step)
-    return FrameTimes(numbers, ends, numbers[0], ends[-1], step, gaps=gaps)
 
 
 def times_of_film(
@@ -285,79 +246,15 @@ def _ends_in_film(
     return tuple(ends)
 
 
-# ---- Numbers and distances ---------------------------------------------------------------------
-
-
-def _numbers(stems: Sequence[str]) -> tuple[Fraction, ...] | None:
-    """Return the numbers in the names of frames.
-
-    The names are numbers ("12" or "432.1"), or have one text before and one text after the number
-    ("a_12", "a_13"). Returns None for other names.
-    """
-    # `are_values` says whether the order of files goes by the values of such names.
-    are_numbers = all(_DECIMAL.fullmatch(stem) or stem.isdecimal() for stem in stems)
-    if are_values(stems) or are_numbers:
-        return tuple(Fraction(stem) for stem in stems)
-    texts = set()  # (text before the number, text after it)
-    numbers = []
-    for stem in stems:
-        match = _NUMBERED.fullmatch(stem)
-        if match is None:
-            return None
-        before, number, behind = match.groups()
-        texts.add((before, behind))
-        numbers.append(Fraction(number))
-    # The numbers of "left_1" and "right_2" do not count the same frames.
-    if len(texts) != 1:
-        return None
-    return tuple(numbers)
-
-
-def _have_doubtful_order(stems: Sequence[str]) -> bool:
-    """Return whether names with a text and a number have two orders: by digits, and by value.
-
-    For example, t_432.1 comes before t_432.03 if the digits after the point count as a whole number
-    (1 < 3). By value, 432.03 comes first. Nobody knows which of the two is the order of time.
-    """
-    texts = set()
-    numbers = []
-    for stem in stems:
-        match = _DECIMAL_BEHIND_TEXT.fullmatch(stem)
-        if match is None:
-            return False
-        before, number, behind = match.groups()
-        texts.add((before, behind))
-        numbers.append(number)
-    if len(texts) > 1:
-        return False
-    values = [Fraction(number) for number in numbers]
-    return are_values(numbers) and values != sorted(values)
-
-
-def _steps_between(starts: Sequence[Fraction]) -> list[Fraction]:
-    """Return the distance of each frame to the next one."""
-    return [after - before for before, after in itertools.pairwise(starts)]
-
-
-def _tick(starts: Sequence[Fraction]) -> Fraction:
-    """Return the tick of a clock: the largest 1 / n that divides every time without a rest.
-
-    For example, times in 1/24 s and 1/36 s are multiples of 1/72 s.
-    """
-    denominators = [start.denominator for start in starts]
-    least_common_multiple = math.lcm(*denominators)
-    return Fraction(1, least_common_multiple)
-
-
 def usual_step(starts: Sequence[Fraction]) -> Fraction:
     """Return the distance that most frames have to the next frame.
 
     starts: times of two frames or more.
     """
-    return _usual(_steps_between(starts))
+    return usual_of(steps_between(starts))
 
 
-def _usual(steps: Sequence[Fraction]) -> Fraction:
+def usual_of(steps: Sequence[Fraction]) -> Fraction:
     """Return the most frequent distance; of equally frequent distances, the smallest.
 
     If all distances differ, no distance is frequent, so the median is returned.
@@ -371,41 +268,6 @@ def _usual(steps: Sequence[Fraction]) -> Fraction:
     return min(step for step in counts if counts[step] == highest_count)
 
 
-def _ends(
-    starts: Sequence[Fraction], steps: Sequence[Fraction], step: Fraction
-) -> tuple[Fraction, ...]:
-    """Return when frames end. A frame lasts until the next frame begins.
-
-    A frame before a gap and the last frame last one usual step.
-
-    starts: n times. steps: their n - 1 distances. step: the usual distance.
-    """
-    ends = []
-    distances = (*steps, step)  # the last frame lasts one usual step
-    for start, distance in zip(starts, distances, strict=True):
-        has_gap = distance > MOST_DISTANCES_WITHOUT_GAP * step
-        length = step if has_gap else distance
-        ends.append(start + length)
-    return tuple(ends)
-
-
-def _gaps(starts: Sequence[Fraction], steps: Sequence[Fraction], step: Fraction) -> tuple[Gap, ...]:
-    """Return the frames that are missing between other frames.
-
-    starts: n times. steps: their n - 1 distances. step: the usual distance.
-    If the times are numbers of frames (step 1), a missing frame gets the number that its name would
-    have. Otherwise the frames are counted from 0.
-    """
-    are_numbers_of_frames = step == 1
-    gaps = []
-    place = 0  # number that the frame would have if no frame were missing, counted from 0
-    for start, distance in zip(starts[:-1], steps, strict=True):
-        missing_frames = 0
-        if distance > MOST_DISTANCES_WITHOUT_GAP * step:
-            # Two frames at three times the usual distance lack two frames between them.
-            missing_frames = round(distance / step) - 1
-        if missing_frames:
-            number_before_gap = int(start) if are_numbers_of_frames else place
-            gaps.append(Gap(number_before_gap + 1, missing_frames))
-        place += missing_frames + 1
-    return tuple(gaps)
+def steps_between(starts: Sequence[Fraction]) -> list[Fraction]:
+    """Return the distance of each frame to the next one."""
+    return [after - before for before, after in itertools.pairwise(starts)]

@@ -67,9 +67,8 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from data.cameras import spike_grid
-from data.cameras.spike_grid import scale_of
-from data.spike.simulate import to_linear
+from data.cameras.calibration import scale_of, share_to_read
+from data.spike.pictures import to_linear
 
 # Larger planes are binned (2 x 2 or 3 x 3 pixels become one) to at most this number of pixels. With
 # more pixels, a fit would take longer. With fewer pixels, fine details would be lost.
@@ -272,9 +271,9 @@ class FitResult:
     def share_to_read(self) -> float:
         """The fraction of the planes to read: 1.12 times the exposed share, and at most 1.
 
-        The channels are better if they are made of a few more planes (data/cameras/spike_grid.py).
+        The channels are better if they are made of a few more planes (data/cameras/calibration.py).
         """
-        return spike_grid.share_to_read(self.share)
+        return share_to_read(self.share)
 
     @property
     def is_matrix_found(self) -> bool:

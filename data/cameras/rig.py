@@ -1,216 +1,22 @@
-"""Simulate a pair of cameras (a rig): an RGB camera and a spike camera that see the same scene.
-
-The two cameras may look from slightly different places, and have noise and other flaws. Rigs make
-clips for training (`scripts/prepare_gopro_spike.py --rig`) and tests with a known calibration.
-
-    rig = Rig.of_flag("random", rng)                # or a name in NAMED
-    for blurry, sharp, spikes in rig.record(lights, planes=88, spike=(96, 96)):
-        ...                                       # one frame interval
-
-`lights` are pictures of the scene, linear light (H, W, 3) with 1 at full scale, on the pixels of
-the RGB camera. There is one picture per plane (read-out) of the spike camera, and `planes` pictures
-are one frame interval: the time from one RGB frame to the next.
-
-    light -> RgbCamera: mean over the exposure, noise, display curve, JPEG -> blurry frame
-    light -> Rig.views: another place, blur, larger pixels -> Rig.spikes: the sensor -> planes
-
-Coordinates are those of a calibration file (data/cameras/spike_grid.py): (0, 0) is the centre of
-the upper left pixel, x grows to the right, y down. `Rig.calibration` gives the true calibration.
-
-What must stay:
-
-    * The same rig and lights give the same clip, bit for bit, because a data set is made again from
-      its seed. So neither the order of random draws nor the arithmetic may change.
-      tests/parts/data/test_seeds.py notices another order. No test notices a change of a value by a
-      few percent: whoever changes arithmetic makes a clip before and after, and compares the files.
-    * Every kind of flaw draws from a random stream of its own. A new flaw takes a new stream:
-      `random_stream("<name>", seed)`. So it does not change the draws of the other flaws.
-    * The names of the fields are part of dataset.json and of the flag --rig. A new field needs a
-      default without effect, because older records do not have it.
-
-Tests: tests/parts/data/test_rig.py (each flaw), tests/parts/scripts/test_prepare_gopro_spike.py
-(clips are made again, byte for byte)
-"""
+"""Rig."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import chain, islice, repeat
+from itertools import chain, islice
 from typing import Any, Literal, NamedTuple
 
 import cv2
 import numpy as np
 
-from data.cameras.spike_grid import Calibration
-from data.spike.simulate import DISPLAY_GAMMA, LUMA, IntegrateAndFire, to_display, to_uint8
+from data.cameras.calibration import Calibration
+from data.cameras.rgb_camera import RgbCamera
+from data.cameras.rig_values import LOGARITHMIC, NAMED, RANGES
+from data.cameras.spike_view import Size, are_centres, delayed_views
+from data.spike.pictures import LUMA, to_display
+from data.spike.simulate import IntegrateAndFire
 from utils.errors import OptionError
 from utils.random_streams import random_stream
-
-Size = tuple[int, int]  # height, width
-
-
-@dataclass(frozen=True)
-class RgbCamera:
-    """The RGB camera of a rig. By default it has no flaw."""
-
-    # Fraction of the frame interval during which a frame is exposed, in the middle of the interval.
-    exposure: float = 1.0
-    # Rolling shutter: the last row is exposed later than the first row by this fraction of the
-    # exposure. All rows end within the interval, so exposure * (1 + rolling) is at most 1.
-    rolling: float = 0.0
-    # v = light ** (1 / gamma). Then an S-shaped curve makes v the display value:
-    #     v + contrast * (v^2 * (3 - 2 * v) - v)
-    gamma: float = DISPLAY_GAMMA
-    contrast: float = 0.0
-    # Standard deviations of the noise in linear light: of the shot noise at full light, and of the
-    # read noise, which is the same at any light.
-    shot: float = 0.0
-    read: float = 0.0
-    jpeg: int = 0  # quality, or 0 for no JPEG
-    # The exposure is the mean of light ** (1 / sum_gamma). A real camera has 1, the mean of light.
-    # 2.2 is for data sets whose blurry frames are means of display values.
-    sum_gamma: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Raise ValueError if a row is exposed outside of the frame interval."""
-        # Time from the start of the first row to the end of the last row, in frame intervals. It
-        # may exceed 1 by a rounding error: 1e-9 is far above such an error, and has no effect.
-        length_of_all_rows = self.exposure * (1 + self.rolling)
-        if self.exposure <= 0 or length_of_all_rows > 1 + 1e-9:
-            raise ValueError(
-                f"exposure {self.exposure} with rolling {self.rolling} does not fit into the "
-                "interval"
-            )
-
-    def develop(self, light: np.ndarray) -> np.ndarray:
-        """Return linear light as uint8 display values of this camera, without noise.
-
-        Sharp frames are made in this way. Blurry frames get noise first.
-        """
-        v = np.power(np.clip(light, 0, 1), np.float32(1 / self.gamma))
-        # v + contrast * (v^2 * (3 - 2 * v) - v)
-        s_curve = v * v * (3 - 2 * v)
-        return to_uint8(v + np.float32(self.contrast) * (s_curve - v))
-
-    def _summed(self, light: np.ndarray) -> np.ndarray:
-        """Return what the camera adds up during an exposure: light, or light ** (1 / sum_gamma)."""
-        if self.sum_gamma == 1:
-            return light
-        return np.power(np.clip(light, 0, 1), np.float32(1 / self.sum_gamma))
-
-    def _light_of_sum(self, mean: np.ndarray) -> np.ndarray:
-        """Turn a mean over an exposure back into linear light, the inverse of `_summed`."""
-        if self.sum_gamma == 1:
-            return mean
-        return np.power(mean, np.float32(self.sum_gamma))
-
-    def frame(self, light: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return the blurry frame, uint8 RGB, of the mean light (H, W, 3) of an exposure.
-
-        rng: generator of the noise.
-        """
-        if self.shot or self.read:
-            # The variances of the two kinds of noise add up. The variance of the shot noise grows
-            # with the light.
-            deviation = np.sqrt(self.shot**2 * np.maximum(light, 0) + self.read**2)
-            light = light + deviation * rng.standard_normal(light.shape, dtype=np.float32)
-        picture = self.develop(light)
-        if self.jpeg:
-            # OpenCV takes and returns B, G, R.
-            quality = [cv2.IMWRITE_JPEG_QUALITY, self.jpeg]
-            _, coded = cv2.imencode(".jpg", picture[..., ::-1], quality)
-            decoded: Any = cv2.imdecode(coded, cv2.IMREAD_COLOR)
-            picture = np.ascontiguousarray(decoded[..., ::-1])
-        return picture
-
-
-# ---- Values of a rig ---------------------------------------------------------------------------
-
-# Two plausible cameras with small flaws. The units are stated in `Rig` and
-# `RgbCamera`. The firing rate and its jitter are missing here, because "rig" and "dim" below differ
-# in them.
-_TWO_CAMERAS = {
-    # Where the spike camera looks, and when.
-    "shift_x": 0.6,  # RGB pixels
-    "shift_y": -0.4,
-    "rotation_deg": 0.15,
-    "scale": 1.003,
-    "lens_blur": 0.5,  # spike pixels
-    "parallax": 1.0,  # RGB pixels
-    "time_offset": 1.0,  # planes
-    # The spike camera: its weights of R, G and B, and its sensor.
-    "mix": (0.25, 0.55, 0.2),
-    "dark_rate": 0.0005,  # spikes per plane
-    "pattern": 0.03,
-    "dead": 0.0005,  # fraction of the pixels
-    "hot": 0.0005,
-    # The RGB camera.
-    "exposure": 0.8,  # fraction of the frame interval
-    "rolling": 0.1,  # fraction of the exposure
-    "contrast": 0.1,
-    "shot": 0.01,
-    "read": 0.002,
-    "jpeg": 95,  # quality
-}
-# Test conditions: name for the flag --rig -> fields of `Rig`.
-# ideal: aligned cameras. The sensor is nearly ideal in time and uneven in space, as in the real
-#   stream of a bright wall.
-# rig: two plausible cameras.
-# dim: the cameras of "rig" at a mean of about 0.03 spikes per plane, as in the real stream of a dim
-#   scene.
-# other: aligned cameras. The sensor integrates display values, and each pixel has a dark current
-#   and a response of its own, as in the sensor model of the method RSIR.
-NAMED: dict[str, dict[str, Any]] = {
-    "ideal": {"rate": 0.9, "jitter": 0.01, "dark_rate": 0.001, "pattern": 0.02},
-    "rig": {**_TWO_CAMERAS, "rate": 0.3, "jitter": 0.02},
-    "dim": {**_TWO_CAMERAS, "rate": 0.08, "jitter": 0.035},
-    "other": {
-        "rate": 0.5,
-        "light": "display",
-        "dark_rate": 0.02,
-        "dark_spread": 0.3,
-        "pattern": 0.05,
-    },
-}
-
-# The values that `Rig.random` draws: field -> (lowest, highest). The ranges are wider than the few
-# known captures. A value is drawn uniformly, except for the fields in LOGARITHMIC.
-# What must stay: the order of the fields. It is the order of the draws, which decides the rig of a
-# seed. So a new field comes at the end. test_a_seed_gives_its_rig notices another order.
-RANGES: dict[str, tuple[Any, Any]] = {
-    # Where the spike camera looks, and when.
-    "shift_x": (-2, 2),  # RGB pixels
-    "shift_y": (-2, 2),
-    "rotation_deg": (-0.5, 0.5),
-    "scale": (0.99, 1.01),
-    "lens_blur": (0, 1),  # spike pixels
-    "parallax": (0, 2),  # RGB pixels
-    "time_offset": (-6, 6),  # planes
-    # The spike camera: its weights of R, G and B, and its sensor.
-    "mix": ((0.2, 0.4, 0.05), (0.4, 0.7, 0.25)),
-    # Spikes per plane at full light. The mean of a scene is about 0.4 times as high: 0.03 to 0.3.
-    "rate": (0.06, 0.8),
-    "jitter": (0, 0.06),
-    "dark_rate": (0, 0.002),  # spikes per plane
-    "dark_spread": (0, 0.5),
-    "pattern": (0, 0.05),
-    "dead": (0, 0.001),  # fraction of the pixels
-    "hot": (0, 0.001),
-    # The RGB camera.
-    "exposure": (0.5, 1),  # fraction of the frame interval
-    "rolling": (0, 0.3),  # fraction of the exposure
-    "gamma": (2, 2.4),
-    "contrast": (-0.1, 0.3),
-    "shot": (0.002, 0.02),
-    "read": (0.0005, 0.005),
-    "jpeg": (85, 100),  # quality
-}
-# Fields that are drawn uniformly in the logarithm, so that half of a usual value is as likely as
-# twice the value.
-LOGARITHMIC = ("rate", "shot", "read")
-
-
-# ---- Both cameras ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -364,7 +170,7 @@ class Rig(RgbCamera):
         _, rgb_width = rgb
         n = max(1, round(rgb_width / width))  # as many points as RGB pixels along a spike pixel
         places = self._places(spike, rgb, n)  # x and y, (2, h n, w n)
-        is_aligned = _are_centres(places, rgb)  # then no interpolation is needed
+        is_aligned = are_centres(places, rgb)  # then no interpolation is needed
 
         for light in chain([first], lights):
             # In the order in which they act on the light: the colours become grey, the lens blurs,
@@ -572,62 +378,3 @@ class FlawsOfPixels(NamedTuple):
     dark_light: np.ndarray  # float32: light that has the same effect as the dark current
     is_dead: np.ndarray  # bool: whether the pixel never fires
     is_hot: np.ndarray  # bool: whether the pixel always fires
-
-
-def _are_centres(places: np.ndarray, rgb: Size) -> bool:
-    """Return whether places in the frame are the centres of its pixels, one for each pixel.
-
-    places: x and y, (2, h, w). rgb: size (H, W) of the frame.
-    """
-    if places.shape[1:] != rgb:
-        return False
-    y_x = np.indices(rgb)  # (2, H, W): the row and the column of each pixel
-    centres = y_x[::-1]  # x and y
-    return np.allclose(places, centres, atol=1e-3)
-
-
-def delayed_views(views: Iterable[np.ndarray], offset: float) -> Iterator[np.ndarray]:
-    """Delay views: result p shows what was seen at the time p - offset, in views.
-
-    E.g. with offset 2, result 10 is view 8. If the offset is no whole number, the result is a
-    weighted mean of two neighbours: with offset 1.25, result 10 is 0.75 * view 9 + 0.25 * view 8. A
-    negative offset shows later views. There are as many results as views. Times before the first
-    view show the first view, times after the last view show the last view.
-    """
-    # Result p is a mean of two views:
-    #     later view     p - whole,      with the weight 1 - share
-    #     earlier view   p - whole - 1,  with the weight share
-    # E.g. offset 1.25: whole = 1, share = 0.25. Offset -2.5: whole = -3, share = 0.5.
-    whole = int(np.floor(offset))
-    share = np.float32(offset - whole)
-
-    # With whole > 0, a view is needed later, so views are kept for `delay` results. With whole < 0,
-    # result p needs a view that is still to come, so it waits for view p + ahead. `recent` has the
-    # last delay + 2 views, oldest first. Its first two are the earlier and the later view:
-    #
-    #     offset   delay   ahead   newest view   recent
-    #     1.25     1       0       p             p - 2, p - 1, p
-    #     -2.5     0       3       p + 3         p + 2, p + 3
-    delay = max(whole, 0)
-    ahead = max(-whole, 0)
-    recent: deque[np.ndarray] = deque(maxlen=delay + 2)
-    # After the last view, None comes `ahead` times, and means that the last view is repeated.
-    views_and_end = chain(views, repeat(None, ahead))
-    for number, view in enumerate(views_and_end):
-        if view is None and not recent:
-            # There was no view at all.
-            return
-        newest = recent[-1] if view is None else view
-        if not recent:
-            # All views before the first one are equal to the first one.
-            recent.extend([newest] * (delay + 2))
-        else:
-            recent.append(newest)  # the oldest view drops out, because the deque has a maxlen
-        if number >= ahead:
-            earlier = recent[0]
-            later = recent[1]
-            # A whole offset gives the view itself, without rounding errors of a mean.
-            if share:
-                yield (1 - share) * later + share * earlier
-            else:
-                yield later

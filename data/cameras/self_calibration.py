@@ -34,13 +34,13 @@ from typing import Any
 import numpy as np
 
 from data.augment import Augment
+from data.cameras.calibration import Calibration
 from data.cameras.registration import FitResult, View, fit, nominal
-from data.cameras.spike_grid import Calibration
-from data.cameras.spike_info import spike_errors_as_data_errors
+from data.cameras.spike_errors import spike_errors_as_data_errors
 from data.cameras.spike_source import DatSpikes
 from data.clip import Clip, Exposure
 from data.clips.listed_files import stamp
-from data.spike.formats import Crop
+from data.spike.geometry import Crop
 from utils import utils_dist
 from utils.dist import watchdog
 from utils.dist.state import RUN

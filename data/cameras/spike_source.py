@@ -55,26 +55,20 @@ import numpy as np
 from pydantic import Field
 
 from data.augment import Augment, CameraDraw
+from data.cameras.calibrated_grid import CalibratedGrid
+from data.cameras.calibration import Calibration, load_calibration
+from data.cameras.dataset_info import DatasetInfo
+from data.cameras.exposures import read_exposures
 from data.cameras.frame_times import FrameTimes
-from data.cameras.spike_grid import (
-    CalibratedGrid,
-    Calibration,
-    Grid,
-    ScaledGrid,
-    Window,
-    load_calibration,
-)
-from data.cameras.spike_info import (
-    DatasetInfo,
-    Span,
-    Timing,
-    read_exposures,
-    spike_errors_as_data_errors,
-)
+from data.cameras.scaled_grid import ScaledGrid
+from data.cameras.spike_errors import spike_errors_as_data_errors
+from data.cameras.spike_grid import Grid, Window
+from data.cameras.timing import Span, Timing
 from data.clip import Clip, Exposure, Piece
 from data.spike import represent as rp
-from data.spike.formats import SpikeFileError, SpikeGeometry
-from data.spike.simulate import DISPLAY_GAMMA, LUMA, to_linear
+from data.spike.errors import SpikeFileError
+from data.spike.geometry import SpikeGeometry
+from data.spike.pictures import DISPLAY_GAMMA, LUMA, to_linear
 from utils.errors import DataError, OptionError
 from utils.options.section import Registry, import_parts
 

@@ -38,14 +38,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from data.cameras.frame_times import FrameTimes, times_of_names
-from data.cameras.spike_info import UnknownPlanes
+from data.cameras.frame_times import FrameTimes
+from data.cameras.name_times import times_of_names
 from data.cameras.spike_source import DatSpikes
+from data.cameras.unknown_planes import UnknownPlanes
 from data.clip import Clip, Exposure
 from data.clips.listed_files import FileEntry, is_lmdb
 from data.clips.pictures import image_size
 from data.clips.source import Kind, Problem, Source
-from data.spike.formats import SpikeFileError, count_planes
+from data.spike.errors import SpikeFileError
+from data.spike.formats import count_planes
 from utils.errors import DataError, OptionError
 from utils.files import are_values, natural_key, order_of
 

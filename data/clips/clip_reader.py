@@ -24,10 +24,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data.cameras import spike_info, spike_source
-from data.cameras.frame_times import FrameTimes, times_of_names
+from data.cameras import spike_source
+from data.cameras.dataset_info import DatasetInfo, nearest_info
+from data.cameras.frame_times import FrameTimes
+from data.cameras.name_times import times_of_names
 from data.cameras.self_calibration import calibrated
+from data.cameras.spike_errors import spike_errors_as_data_errors
 from data.cameras.spike_grid import warn_uncovered
+from data.cameras.unknown_planes import UnknownPlanes, joined_errors
 from data.clip import Clip, checked_name
 from data.clip_dataset import TestClips
 from data.clips import io_backend
@@ -122,12 +126,12 @@ def user_clips(
         try:
             clip = _open_clip(name, paths, section=section, trained=trained, scale=scale)
             clips.append(clip)
-        except spike_info.UnknownPlanes as e:
+        except UnknownPlanes as e:
             # It is not known which planes of the spike file belong to which frame. Go on, so that
             # one error names all clips, and the user can correct them with one spike.exposure.
             refused.append(e)
     if refused:
-        raise spike_info.joined(refused)
+        raise joined_errors(refused)
 
     # With spike.calibration "auto", this estimates where the spike pixels lie on the frames.
     clips = calibrated(clips, io_backend.DiskFiles())
@@ -302,7 +306,7 @@ def user_clip(
         times=times,
     )
     check = ClipCheck(name, source, listing, sizes=(frames.size, gt_size))
-    with spike_info.spike_errors_as_data_errors():
+    with spike_errors_as_data_errors():
         clip = check.run(meta_entry=None)
     if clip is None or check.problems:
         raise problems_error([source], check.problems)
@@ -488,9 +492,7 @@ def spike_files(path: Path) -> list[Path]:
     return []
 
 
-def section_and_info(
-    section: Any, spike: Path, clip: str = ""
-) -> tuple[Any, spike_info.DatasetInfo]:
+def section_and_info(section: Any, spike: Path, clip: str = "") -> tuple[Any, DatasetInfo]:
     """Return the spike section for a clip, and what the nearest dataset.json says of the clip.
 
     section: the section `spike` of the options. spike: path of the spikes. clip: name of the clip.
@@ -500,11 +502,11 @@ def section_and_info(
     different sizes, this dataset.json describes other files, and an empty description is returned
     in its place.
     """
-    info = spike_info.nearest_info(spike).of_clip(clip)
+    info = nearest_info(spike).of_clip(clip)
     paths = spike_files(spike)
     is_size_unknown = all(side is None for side in (section.h, section.w, info.h, info.w))
     if paths and is_size_unknown:
-        with spike_info.spike_errors_as_data_errors():
+        with spike_errors_as_data_errors():
             shape = array_shape(paths[0])
         if shape and len(shape) == 3:
             _, h, w = shape  # (planes, h, w)
@@ -513,5 +515,5 @@ def section_and_info(
     for side_of_section, side_of_info in ((section.h, info.h), (section.w, info.w)):
         are_both_known = side_of_section is not None and side_of_info is not None
         if are_both_known and side_of_section != side_of_info:
-            return section, spike_info.DatasetInfo()
+            return section, DatasetInfo()
     return section, info

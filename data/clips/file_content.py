@@ -9,7 +9,10 @@ Tests: tests/parts/data/test_io_backend.py, tests/parts/data/test_any_bytes.py
 
 from data.clips.listed_files import LMDB_MARK, os_errors_as_data_errors
 from data.clips.lmdb_root import read_value
-from data.spike.formats import SpikeFile, SpikeGeometry, open_spikes, packed_planes
+from data.spike.formats import open_spikes
+from data.spike.geometry import SpikeGeometry
+from data.spike.packed_file import packed_planes
+from data.spike.spike_file import SpikeFile
 from utils.files import read_plain
 
 

@@ -46,14 +46,16 @@ from typing import Any
 import numpy as np
 
 from data.augment import Augment
-from data.cameras.spike_info import spike_errors_as_data_errors
+from data.cameras.spike_errors import spike_errors_as_data_errors
 from data.clip import IMAGE_KINDS, Clip, Piece, checked_name
 from data.clips import manifest
 from data.clips.file_content import open_spike_file
 from data.clips.kept import checked_clips
 from data.clips.manifest import Source
 from data.clips.pictures import read_bgr
-from data.spike.formats import Crop, SpikeFile, SpikeGeometry, pack
+from data.spike.geometry import Crop, SpikeGeometry
+from data.spike.packing import pack
+from data.spike.spike_file import SpikeFile
 from utils.errors import DataError
 from utils.files import (
     MARK,

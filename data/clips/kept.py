@@ -56,7 +56,7 @@ from data.clips.table import (
     types_of,
 )
 from data.clips.threads import map_in_threads
-from data.spike.formats import SpikeFileError
+from data.spike.errors import SpikeFileError
 from utils.dist.state import RUN
 from utils.errors import DataError, OptionError
 from utils.files import read_plain, write_whole

@@ -36,7 +36,9 @@ from data.clips.file_content import read_bytes
 from data.clips.listed_files import FileEntry, entry_of
 from data.clips.pictures import HEAD_BYTES, PNG_SIGNATURE, decode_bgr, refuse_header
 from data.spike import formats
-from data.spike.formats import SpikeGeometry
+from data.spike.errors import SpikeFileError
+from data.spike.geometry import SPS100_SIDE, SpikeGeometry
+from data.spike.headers import refuse_other_format
 from utils.errors import DataError
 from utils.files import plain_descriptor, rest_of
 from utils.picture import Header, read_header
@@ -194,7 +196,7 @@ def look_at_spikes(
     is_raster = geometry.layout == "raster"
     if formats.is_array(path) or not is_raster:
         return Look(entry_of(path))
-    if formats.SPS100_SIDE in (geometry.height, geometry.width):
+    if SPS100_SIDE in (geometry.height, geometry.width):
         return _look_at_planes_of_1000(path, geometry, remainder)
     return _inspect_file(path, _look_at_open_planes, cannot="cannot read spike file")
 
@@ -209,7 +211,7 @@ def _look_at_planes_of_1000(path: str, geometry: SpikeGeometry, remainder: str) 
     look = Look(entry_of(path))
     try:
         formats.open_spikes(path, geometry, remainder)
-    except formats.SpikeFileError as e:
+    except SpikeFileError as e:
         return look._replace(flaw=e.what)
     return look
 
@@ -222,7 +224,7 @@ def _look_at_open_planes(descriptor: int, look: Look) -> Look:
     """
     head = os.read(descriptor, SPIKE_HEAD_BYTES)
     # Packed planes have no header. So a header is a sign of another format, e.g. of a .npy.
-    formats.refuse_header(head, look.entry.path)
+    refuse_other_format(head, look.entry.path)
     return look
 
 
@@ -252,7 +254,7 @@ def _inspect_file(
         return inspect(descriptor, look)
     except OSError as e:
         return look._replace(flaw=f"{cannot}: {e.strerror or e}")
-    except (DataError, formats.SpikeFileError) as e:
+    except (DataError, SpikeFileError) as e:
         return look._replace(flaw=e.what)
     finally:
         os.close(descriptor)

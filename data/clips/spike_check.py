@@ -33,7 +33,10 @@ from data.clip import Clip
 from data.clips.listed_files import LMDB_MARK
 from data.clips.pictures import read_bgr
 from data.clips.source import Problem
-from data.spike import formats, represent, simulate
+from data.spike import formats
+from data.spike.errors import SpikeFileError
+from data.spike.light_fit import fit_light
+from data.spike.represent import REPRESENTATIONS
 from utils.errors import DataError
 
 # There are two kinds of light: linear light, and display values (the values of a picture file).
@@ -83,7 +86,7 @@ def check_spikes(clip: Clip, is_first: bool) -> list[Problem]:
             remainder=spikes.remainder,
         )
         grey = cv2.cvtColor(read_bgr(clip.lq[0]), cv2.COLOR_BGR2GRAY)
-    except (formats.SpikeFileError, DataError) as e:
+    except (SpikeFileError, DataError) as e:
         return [Problem(clip.name, f"not compared with its frame: {e.what}", piece.file)]
     rates = stream.mean(axis=0, dtype=np.float32)  # (T, h, w) -> (h, w)
     if rates.std() == 0:
@@ -96,7 +99,7 @@ def check_spikes(clip: Clip, is_first: bool) -> list[Problem]:
         warnings += _wrong_light(views, spikes)
         # The channels of some representations are ratios to the light of the exposure, which is the
         # blurry frame. For them, the frame must be the mean of the same kind of light.
-        if represent.REPRESENTATIONS[spikes.name].is_ratio:
+        if REPRESENTATIONS[spikes.name].is_ratio:
             warnings += _wrong_frames(clip)
             mean_rate = float(views.rates.mean())
             warnings += _narrow_windows(spikes, piece.count, mean_rate)
@@ -160,7 +163,7 @@ def _wrong_light(views: Views, spikes: DatSpikes) -> list[str]:
     if spikes.is_light_known:
         return []
     # `fit_light` finds the kind of light that explains the rates by the frame best.
-    fit = simulate.fit_light(views.rates, views.grey / 255.0)
+    fit = fit_light(views.rates, views.grey / 255.0)
     if not fit.is_clear or fit.light == spikes.light:
         return []
     found = f"{fit.light} light of rate {fit.rate:.2f}"

@@ -44,7 +44,7 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from data.cameras.frame_times import times_of_names
+from data.cameras.name_times import times_of_names
 from data.clip import Clip, Exposure, Piece, checked_name
 from data.clips.listed_files import is_lmdb
 from data.clips.look import Look

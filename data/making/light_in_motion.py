@@ -33,7 +33,7 @@ import cv2
 import numpy as np
 
 from data.clips.user_frames import FrameSource
-from data.spike.simulate import to_grey, to_linear
+from data.spike.pictures import to_grey, to_linear
 
 # A "step" is the motion from one frame of a video to the next, in pixels. 95 % of the pixels move
 # less than the step. With 100 %, a few pixels with a wrong flow would decide. With a smaller share,

@@ -62,8 +62,10 @@ from data.making.light_in_motion import (
     grey_light,
     video_scene,
 )
-from data.spike.formats import SpikeGeometry, write_spikes
-from data.spike.simulate import IntegrateAndFire, to_linear
+from data.spike.formats import write_spikes
+from data.spike.geometry import SpikeGeometry
+from data.spike.pictures import to_linear
+from data.spike.simulate import IntegrateAndFire
 from utils.errors import DataError
 from utils.files import natural_key, publish_folder, scratch_folder, write_whole
 from utils.image import IMAGE_SUFFIXES, imwrite_rgb

@@ -37,7 +37,8 @@ import numpy as np
 
 from data.motion.curves import curves_of
 from data.motion.recording import Recording, View
-from data.spike.simulate import to_display, to_uint8, window_light
+from data.spike.light import window_light
+from data.spike.pictures import to_display, to_uint8
 
 # Instants at which motion is measured on each side of the sharp instant, as shares of the time from
 # the sharp instant to the begin or the end of the exposure.

@@ -113,7 +113,7 @@ from data.motion.sampling import (
     sort_samples,
     sparse_matrix,
 )
-from data.spike.simulate import DISPLAY_GAMMA, LUMA
+from data.spike.pictures import DISPLAY_GAMMA, LUMA
 
 # ---- Constants of the equations ----
 #

@@ -49,7 +49,7 @@ import torch.nn.functional as F
 from data.motion.flow import DIM_SPIKES, Motion, median_spikes, motion_times
 from data.motion.flow import motion_of as motion_by_dis
 from data.motion.recording import Recording, View, mapped
-from data.spike.simulate import LUMA, to_display, to_linear
+from data.spike.pictures import LUMA, to_display, to_linear
 from utils.contract import MotionNetwork
 
 FinderName = Literal["dis", "network", "both"]

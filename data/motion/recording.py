@@ -36,12 +36,13 @@ import cv2
 import numpy as np
 
 from data.augment import Augment
-from data.cameras.spike_info import spike_errors_as_data_errors
+from data.cameras.spike_errors import spike_errors_as_data_errors
 from data.clip import Clip, Exposure
 from data.clip_dataset import Draw
 from data.clips.readers import DatasetClip
-from data.spike.formats import Crop
-from data.spike.simulate import DISPLAY_GAMMA, LUMA, to_linear, window_light
+from data.spike.geometry import Crop
+from data.spike.light import window_light
+from data.spike.pictures import DISPLAY_GAMMA, LUMA, to_linear
 from utils.errors import DataError
 
 # Largest number of frames of a clip from which the gain of each spike pixel is measured. All planes

@@ -1,54 +1,25 @@
-"""Model the spike sensor: spikes from light, light from spikes, and another threshold.
+"""Simulate the spike sensor: spikes from light, and spikes of a sensor with another threshold.
 
 A pixel of the sensor collects charge from light. When the charge reaches the threshold, the pixel
 gives a spike and is reset. A plane is one read-out of all pixels. A spike is a 1 in the next plane.
 
-    IntegrateAndFire   light -> spikes: the simulated sensor
-    plane_light        spikes -> light of each plane
-    window_light       spikes -> light of windows of planes
-    change_threshold   spikes -> spikes of a sensor with another threshold
-    fit_light          whether a sensor integrated linear light or display values
-    to_linear, to_display, to_grey, to_uint8, bin_pixels    pictures and light
+    IntegrateAndFire   light -> spikes
+    change_threshold   spikes -> spikes of another sensor; training varies the camera in this way
 
-Units. Light is linear, and 1 at full light. Light that is computed from spikes has the unit
-"thresholds per plane": a pixel that fires in every second plane has 0.5. Times are in planes, and
-plane p lasts from time p to time p + 1.
+Light is linear, and 1 at full light. Both functions add the light of plane after plane to the
+charge A of each pixel, in float32, and the pixel fires where A has reached the threshold.
 
-Light from spikes. An interval is the time between two spikes of a pixel. Within an interval the
-light is taken as constant: one threshold, spread evenly over the planes of the interval. A pixel
-collects the charge of a spike before the spike. So a spike in plane p ends an interval at time
-p + 1, where the next interval begins. For example, spikes in the planes 3 and 7 give the planes
-4 ... 7 the light 1 / 4. Three cases have no whole interval, where T is the number of planes:
-
-    before the first spike, after the last one   the light of the nearest interval. It is less if
-                                                 this light would give one more spike in the file
-    a pixel with a single spike                  1 / T
-    a pixel without spikes                       no light
-
-To change this file:
-
-    keep    all numbers, bit for bit, because made data sets and training samples consist of them.
-            So the order of random draws and of sums is fixed
-    keep    the module needs numpy alone
-    free    how the numbers are computed, if it is as fast
-    test    tests/parts/data/test_spike_simulate.py compares with plain loops over pixels and
-            planes, test_published_streams.py with published simulators
+What must stay: all numbers, bit for bit, because made data sets and training samples consist of
+them. So the order of random draws and of sums is fixed. Free: how the numbers are computed, if it
+is as fast. test_spike_simulate.py compares with plain loops over pixels and planes,
+test_published_streams.py with published simulators.
 """
 
-import itertools
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import numpy as np
 
-# Display values of images: light = value ** 2.2.
-DISPLAY_GAMMA = 2.2
-
-# Weights of R, G and B in grey, by Rec. 601, as in the published spike simulators.
-LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
-
-
-# ---- Spikes from light -------------------------------------------------------------------------
+from .light import plane_light
 
 
 class IntegrateAndFire:
@@ -129,276 +100,8 @@ class IntegrateAndFire:
         return np.stack([self.step(light) for light in lights])
 
 
-# ---- Pictures and light ------------------------------------------------------------------------
-
-
-def to_linear(picture: np.ndarray, gamma: float = DISPLAY_GAMMA) -> np.ndarray:
-    """Turn display values in [0, 1] into linear light in [0, 1], float32."""
-    return np.power(picture, gamma, dtype=np.float32)
-
-
-def to_display(light: np.ndarray) -> np.ndarray:
-    """Turn linear light into display values in [0, 1], float32."""
-    return np.power(np.clip(light, 0.0, 1.0), 1.0 / DISPLAY_GAMMA, dtype=np.float32)
-
-
-def to_grey(rgb: np.ndarray) -> np.ndarray:
-    """Turn (..., H, W, 3) in R, G, B order into grey (..., H, W) float32."""
-    return rgb.astype(np.float32) @ LUMA
-
-
-def to_uint8(picture: np.ndarray) -> np.ndarray:
-    """Turn display values in [0, 1] into uint8, rounded to the nearest."""
-    values = np.clip(picture, 0.0, 1.0) * 255.0
-    # The conversion cuts off the fraction, so half a step is added to round.
-    return (values + 0.5).astype(np.uint8)
-
-
-def bin_pixels(light: np.ndarray, factor: int) -> np.ndarray:
-    """Turn light (H, W) into (H / factor, W / factor), as larger pixels would see it.
-
-    Each value is the mean of a block of factor x factor pixels.
-    """
-    rows = light.shape[0] // factor
-    columns = light.shape[1] // factor
-    blocks = light.reshape(rows, factor, columns, factor)  # (rows, y in block, columns, x in block)
-    return blocks.mean(axis=(1, 3), dtype=np.float32)
-
-
-# ---- Light from spikes -------------------------------------------------------------------------
-
-# Fractions of an interval are rounded to multiples of 1 / STEPS. A float64 has 53 bits. 32 of them
-# hold the fraction, so sums up to 2^20 are exact. Then the sums of a stream and of the reversed
-# stream are equal to the bit, which test_spike_represent.py checks. With more steps, long sums
-# would be rounded. With fewer steps, fractions would be less exact.
-STEPS = 2.0**32
-
-
-@dataclass(frozen=True)
-class Intervals:
-    """Where the intervals of each pixel begin and end."""
-
-    # (T, h, w), for each spike the time at which its interval ends (plane + 1), else 0. The type is
-    # the narrowest unsigned one, for speed.
-    ends: np.ndarray
-    begin: np.ndarray  # (h, w) int32, when the interval of the first spike begins: at most 0
-    end: np.ndarray  # (h, w) int32, when the interval after the last spike ends: at least T + 1
-
-
-def plane_light(stream: np.ndarray) -> np.ndarray:
-    """Return the light of each plane of a stream, in thresholds per plane.
-
-    stream: spikes (T, h, w). Returns (T, h, w) float32.
-
-    The light at a plane is 1 / n, where n is the length of its interval: the number of planes from
-    the spike before it to the spike at or after it.
-
-    Let the interval of a plane go from time a to time b, so n = b - a. Only the plane of a spike
-    tells b, and only the plane after a spike tells a. A running maximum over the planes carries
-    both to all planes, which is many times as fast as np.where. For a maximum, a plane that tells
-    nothing must have 0, and any other plane more than 0. So a and b are kept as two other numbers:
-
-        since_a = a + T              1 or more, because no interval begins before -T + 1
-        until_b = 2 T + 1 - b        1 or more, because no interval ends after 2 T. The next spike
-                                     has the smallest b of all later spikes, so the largest until_b
-        n = b - a = 3 T + 1 - since_a - until_b
-
-    For example, T = 10 and spikes in the planes 3 and 7. The interval of the planes 4 ... 7 goes
-    from a = 4 to b = 8. So since_a = 14, until_b = 13, and n = 31 - 14 - 13 = 4.
-    """
-    planes = len(stream)
-    intervals = _intervals(stream)
-    # The narrowest type that holds 3 T + 1, for speed.
-    largest = 3 * planes + 1
-    number_type = np.int16 if largest <= np.iinfo(np.int16).max else np.int32
-
-    since_a = _since_begin(stream, intervals.begin, number_type)  # (T, h, w)
-    until_b = _until_end(stream, intervals.end, number_type)
-    lengths = number_type(largest) - since_a - until_b  # n
-    # A pixel without spikes has the light 0.
-    has_spikes = intervals.ends.any(axis=0)
-    return has_spikes.astype(np.float32) / lengths.astype(np.float32)
-
-
-def _until_end(stream: np.ndarray, end: np.ndarray, number_type: type[np.integer]) -> np.ndarray:
-    """Return until_b = 2 T + 1 - b of each plane (T, h, w). b is when its interval ends.
-
-    E.g. T = 10 and spikes in the planes 3 and 7. The intervals end at 4, 8 and 12. So the planes
-    0 ... 9 get 17 17 17 17 13 13 13 13 9 9.
-
-    end: (h, w), when the interval after the last spike ends.
-    number_type: a type that holds 3 T + 1.
-    """
-    planes = len(stream)
-    plane_numbers = np.arange(planes, dtype=number_type)[:, None, None]  # (T, 1, 1)
-    # First the planes with a spike. A spike in plane p ends its interval at b = p + 1, so
-    # until_b = 2 T + 1 - (p + 1) = 2 T - p.
-    until_b = stream * (number_type(2 * planes) - plane_numbers)  # (T, h, w), 0 without a spike
-    # Then all planes: from the last plane to the first, each plane takes the maximum with the plane
-    # after it. `plane` is a view, so the maximum is written into `until_b`.
-    plane_after = (2 * planes + 1 - end).astype(number_type)  # (h, w), after the last plane
-    for plane in reversed(until_b):
-        np.maximum(plane_after, plane, out=plane)
-        plane_after = plane
-    return until_b
-
-
-def _since_begin(
-    stream: np.ndarray, begin: np.ndarray, number_type: type[np.integer]
-) -> np.ndarray:
-    """Return since_a = a + T of each plane (T, h, w). a is when its interval begins.
-
-    E.g. T = 10 and spikes in the planes 3 and 7. The intervals begin at 0, 4 and 8. So the planes
-    0 ... 9 get 10 10 10 10 14 14 14 14 18 18.
-
-    begin: (h, w), when the interval of the first spike begins.
-    number_type: a type that holds 3 T + 1.
-    """
-    planes = len(stream)
-    # First the planes after a spike. A spike in plane p - 1 begins the interval of plane p at
-    # a = p, so since_a = p + T. Plane 0 is in the first interval, which begins at `begin`.
-    plane_0 = (begin + planes).astype(number_type)[None]  # (1, h, w)
-    numbers_from_1 = np.arange(1, planes, dtype=number_type)[:, None, None]  # p = 1 ... T - 1
-    other_planes = stream[:-1] * (numbers_from_1 + number_type(planes))
-    since_a = np.concatenate((plane_0, other_planes))  # (T, h, w), 0 without a spike
-    # Then all planes: from the first plane to the last, each plane takes the maximum with the plane
-    # before it. The pairs are views of `since_a`, so the maximum is written into `since_a`, and the
-    # next pair sees it.
-    for plane_before, plane in itertools.pairwise(since_a):
-        np.maximum(plane_before, plane, out=plane)
-    return since_a
-
-
-def window_light(stream: np.ndarray, windows: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-    """Return the sum of the light over planes a ... b - 1, for each window (a, b).
-
-    Each sum is (h, w) float64, in thresholds. The light of one interval is one threshold, so the
-    sum is the number of intervals in the window: 2.25 for two whole intervals and a quarter of a
-    third one.
-
-        light from a to b = light until b - light until a
-        light until t = number of spikes before t + fraction of the interval around t that passed
-
-    The spikes are counted in integers. Only the fractions are computed in float64, for one plane at
-    each end of a window, so the function is fast.
-    """
-    intervals = _intervals(stream)
-    # The begins and ends of all windows divide the stream into pieces from a to b. E.g. the
-    # windows (2, 6) and (4, 9) of 10 planes give the times 0, 2, 4, 6, 9, 10, and the pieces
-    # (0, 2), (2, 4), (4, 6), (6, 9), (9, 10).
-    times = {0, len(stream)}
-    for window in windows:
-        times.update(window)
-    pieces = list(itertools.pairwise(sorted(times)))
-    interval_end = _interval_ends(intervals, pieces)
-
-    # light_until[t], (h, w). `begin` and `spike_count` belong to the present time.
-    light_until = {}
-    begin = intervals.begin
-    spike_count = np.zeros(begin.shape, intervals.ends.dtype)
-    light_until[0] = spike_count + _fraction(0, begin, interval_end[0])
-    for a, b in pieces:
-        # The interval around time b begins at the last spike before b.
-        last_end = intervals.ends[a:b].max(axis=0)  # 0 for a pixel without a spike in the piece
-        begin = np.where(last_end, last_end, begin)
-        spike_count += stream[a:b].sum(axis=0, dtype=spike_count.dtype)
-        light_until[b] = spike_count + _fraction(b, begin, interval_end[b])
-    # A pixel without a spike has no light, although fractions of its interval were counted. The
-    # factor is 0 there, and 1 elsewhere.
-    has_spikes = spike_count > 0
-    return [(light_until[b] - light_until[a]) * has_spikes for a, b in windows]
-
-
-def _interval_ends(
-    intervals: Intervals, pieces: Sequence[tuple[int, int]]
-) -> dict[int, np.ndarray]:
-    """Return, for each time at an end of a piece, when the interval around this time ends, (h, w).
-
-    pieces: (a, b) in the order of time. Together they are the whole stream.
-
-    The interval around time t ends at the first spike after t. A pixel without a spike in a piece
-    takes the end from the piece after it. So the pieces are visited from the last to the first.
-    """
-    _, end_of_stream = pieces[-1]
-    interval_end = {end_of_stream: intervals.end}
-    for a, b in reversed(pieces):
-        # The end at the first spike of the piece, 0 for a pixel without a spike in the piece.
-        first_end = _smallest_above_0(intervals.ends[a:b].copy())
-        interval_end[a] = np.where(first_end, first_end, interval_end[b])
-    return interval_end
-
-
-def _fraction(time: int, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Return which fraction of each pixel's interval has passed at a time, (h, w) in 0 ... 1.
-
-    begin, end: (h, w), when the interval of each pixel begins and ends. The fraction is rounded to
-    a multiple of 1 / STEPS, because float64 holds sums of such multiples exactly.
-    """
-    passed = time - begin
-    length = end - begin
-    fraction = np.divide(passed, length, dtype=np.float64)
-    return np.rint(fraction * STEPS) / STEPS
-
-
-def _intervals(stream: np.ndarray) -> Intervals:
-    """Find the intervals of each pixel, from spike to spike.
-
-    The first spike ends an interval that began before the file, and the last spike begins an
-    interval that ends after the file. Their lengths are not known. Each is taken to be as long as
-    the interval beside it, or longer if this length would put one more spike into the file. A pixel
-    with a single spike has no interval beside it, so T planes are taken.
-
-    E.g. T = 10 and spikes in the planes 3 and 7. The ends are 4 and 8, and the interval between
-    them has 4 planes. So the first interval goes from 0 to 4, and the last one from 8 to 12.
-
-    What must stay: the numbers, because `plane_light` and `window_light` give the light of training
-    samples. tests/parts/data/test_spike_simulate.py compares every pixel with a plain loop.
-    """
-    planes = len(stream)
-    # Time at which each plane ends, 1 ... T.
-    plane_ends = np.arange(1, planes + 1, dtype=np.min_scalar_type(planes))
-    ends = stream * plane_ends[:, None, None]  # (T, h, w) unsigned, 0 without a spike
-    first = _smallest_above_0(ends.copy())  # (h, w), the end at the first spike
-    last = ends.max(axis=0)  # (h, w), the end at the last spike
-
-    # The lengths of the intervals beside the two outer ones, e.g. 8 - 4. A plane without a spike
-    # has ends = 0, but it never gives the smallest number: 0 - first is below 0, which is a very
-    # large unsigned number, and last - 0 is larger than last - ends of any spike.
-    after_first = _smallest_above_0(ends - first)  # from the first spike to the second
-    before_last = _smallest_above_0(last - ends)  # from the last spike but one to the last
-
-    # The numbers are signed from here on, because `begin` may be negative.
-    first = first.astype(np.int32)
-    last = last.astype(np.int32)
-    is_single = first == last
-    after_first = np.where(is_single, planes, after_first.astype(np.int32))
-    before_last = np.where(is_single, planes, before_last.astype(np.int32))
-    # The spike before the first one is not in the file, so the first interval begins at 0 or
-    # earlier, and has at least `first` planes.
-    first_length = np.maximum(after_first, first)
-    # The spike after the last one is not in the planes 0 ... T - 1, so it ends its interval at
-    # T + 1 or later.
-    last_length = np.maximum(before_last, planes + 1 - last)
-    begin = (first - first_length).astype(np.int32)
-    end = (last + last_length).astype(np.int32)
-    return Intervals(ends, begin, end)
-
-
-def _smallest_above_0(numbers: np.ndarray) -> np.ndarray:
-    """Return for each pixel the smallest of its numbers that is above 0, (h, w).
-
-    numbers: (t, h, w) unsigned, overwritten to save time. A pixel whose numbers are all 0 gives 0.
-
-    1 is subtracted before the minimum and added after it. For an unsigned number, 0 - 1 is the
-    largest number of its type, so a 0 never wins. E.g. in uint8, 0, 8, 12 become 255, 7, 11. The
-    minimum is 7, and the result is 8.
-    """
-    one = numbers.dtype.type(1)
-    numbers -= one
-    return numbers.min(axis=0) + one
-
-
 # ---- Spikes of another threshold ---------------------------------------------------------------
+
 
 # Number of values of a stream that `change_threshold` works on at a time. They fit into the cache
 # of a core. With a larger or a smaller number it is slower, with the same result.
@@ -515,45 +218,3 @@ def _has_decreased(light: np.ndarray) -> np.ndarray:
     now = light[1:]
     np.less(now * (np.float32(1.0) + before), np.float32(0.999) * before, out=has_decreased[1:])
     return has_decreased
-
-
-# ---- What a sensor integrated ------------------------------------------------------------------
-
-# The better fit is clearly better if its error is below this fraction of the error of the worse
-# fit. If the errors are nearer to each other, noise and motion may have decided. With a larger
-# ratio, such an answer would count as clear. With a smaller ratio, right answers would not count.
-CLEAR_RATIO = 0.8
-
-
-@dataclass(frozen=True)
-class LightFit:
-    """The better of two fits."""
-
-    light: str  # "linear" or "display", what the sensor integrated
-    rate: float  # spikes per plane at full light
-    errors: dict[str, float]  # {"display": ..., "linear": ...}, relative to the rates; 0: exact
-    is_clear: bool  # whether one fit is clearly better
-
-
-def fit_light(rates: np.ndarray, values: np.ndarray) -> LightFit:
-    """Fit rates = k values (display) and rates = k values ** 2.2 (linear light) by least squares.
-
-    rates: (h, w), spikes per plane around the time of a frame.
-    values: (h, w), grey display values of this frame in [0, 1], resized to the spike camera.
-    """
-    rates = rates.astype(np.float64)
-    values = values.astype(np.float64)
-    # The smallest divisor, so that black frames do not divide by 0.
-    least = 1e-12
-    square_of_rates = max((rates * rates).sum(), least)
-    rate_of = {}
-    errors = {}
-    for light, x in (("display", values), ("linear", values**DISPLAY_GAMMA)):
-        # Least squares of rates = k x: k = sum(rates x) / sum(x^2).
-        k = float((rates * x).sum() / max((x * x).sum(), least))
-        square_of_residuals = ((rates - k * x) ** 2).sum()
-        rate_of[light] = k
-        errors[light] = float(np.sqrt(square_of_residuals / square_of_rates))
-    best = min(errors, key=lambda light: errors[light])
-    is_clear = errors[best] < CLEAR_RATIO * max(errors.values())
-    return LightFit(best, rate_of[best], errors, is_clear)

@@ -27,7 +27,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.cameras.spike_info import FILE_NAME, spike_errors_as_data_errors
+from data.cameras.dataset_info import FILE_NAME
+from data.cameras.spike_errors import spike_errors_as_data_errors
 from data.clips.clip_reader import spike_files
 from data.clips.user_frames import FrameSource
 from models.restore.request import JOINT, SHIPPED_WEIGHTS

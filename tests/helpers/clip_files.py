@@ -28,7 +28,8 @@ from data.clips.io_backend import build_cache
 from data.clips.manifest import Source
 from data.clips.preflight import Report
 from data.select_dataset import DATASETS, build_dataset
-from data.spike.formats import SpikeGeometry, write_spikes
+from data.spike.formats import write_spikes
+from data.spike.geometry import SpikeGeometry
 from scripts import doctor
 from utils.options.models import LoaderOptions
 from utils.video import VideoWriter

@@ -12,7 +12,8 @@ import av
 import numpy as np
 from av.stream import Disposition
 
-from data.spike.formats import SpikeGeometry, write_spikes
+from data.spike.formats import write_spikes
+from data.spike.geometry import SpikeGeometry
 
 # Height and width of the films of noise, and of the scene.
 SIZE = (48, 64)

@@ -20,15 +20,10 @@ import numpy as np
 from data.clips.clip_reader import user_clips
 from data.clips.readers import DatasetClip
 from data.clips.user_folders import files_in
-from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
-from data.spike.simulate import (
-    IntegrateAndFire,
-    bin_pixels,
-    to_display,
-    to_grey,
-    to_linear,
-    to_uint8,
-)
+from data.spike.formats import read_spikes, write_spikes
+from data.spike.geometry import SpikeGeometry
+from data.spike.pictures import bin_pixels, to_display, to_grey, to_linear, to_uint8
+from data.spike.simulate import IntegrateAndFire
 from tests.helpers.two_cameras import texture
 from utils.image import imread_rgb, imwrite_rgb
 

@@ -10,8 +10,9 @@ from typing import Any
 import cv2
 import numpy as np
 
-from data.spike.formats import SpikeGeometry
-from data.spike.simulate import IntegrateAndFire, to_linear
+from data.spike.geometry import SpikeGeometry
+from data.spike.pictures import to_linear
+from data.spike.simulate import IntegrateAndFire
 from tests.helpers.clip_files import data_section, write_dat, write_info
 from tests.helpers.train_files import LOADER, network_section
 from tests.helpers.two_cameras import texture

@@ -12,9 +12,11 @@ from typing import Any
 import cv2
 import numpy as np
 
-from data.cameras.spike_grid import load_calibration, mirroring
-from data.spike.formats import SpikeGeometry, write_spikes
-from data.spike.simulate import IntegrateAndFire, to_display, to_linear, to_uint8
+from data.cameras.calibration import load_calibration, mirroring
+from data.spike.formats import write_spikes
+from data.spike.geometry import SpikeGeometry
+from data.spike.pictures import to_display, to_linear, to_uint8
+from data.spike.simulate import IntegrateAndFire
 
 Size = tuple[int, int]
 

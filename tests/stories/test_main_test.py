@@ -22,7 +22,8 @@ import torch
 
 import main_test_vrt
 from data.clips.clip_reader import user_clips
-from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
+from data.spike.formats import read_spikes, write_spikes
+from data.spike.geometry import SpikeGeometry
 from models.metrics import psnr
 from models.portable import read_saved
 from models.restore.network_method import find_weights

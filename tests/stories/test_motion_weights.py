@@ -21,7 +21,8 @@ import pytest
 from data.clips.user_folders import files_in
 from data.motion import method
 from data.motion.bands import bands_of
-from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
+from data.spike.formats import read_spikes, write_spikes
+from data.spike.geometry import SpikeGeometry
 from tests.helpers.moving_scene import Scene, with_clipped_sky
 from tests.helpers.weights_files import read_metrics, restore
 from utils.image import imread_rgb, imwrite_rgb

@@ -15,8 +15,10 @@ import cv2
 import numpy as np
 import pytest
 
-from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
-from data.spike.represent import exposure_estimate, represent
+from data.spike.formats import read_spikes, write_spikes
+from data.spike.geometry import SpikeGeometry
+from data.spike.ratios import exposure_estimate
+from data.spike.represent import represent
 from models.metrics import psnr, rgb_to_y, ssim
 from scripts.compare_runs import main as compare_runs
 from tests.dist.launching import run_ranks

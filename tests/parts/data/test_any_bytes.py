@@ -28,7 +28,9 @@ from data.clips.file_content import read_bytes
 from data.clips.film_times import film_times
 from data.clips.picture_losses import what_is_lost
 from data.clips.pictures import image_size, read_bgr
-from data.spike.formats import SpikeFileError, SpikeGeometry, read_spikes
+from data.spike.errors import SpikeFileError
+from data.spike.formats import read_spikes
+from data.spike.geometry import SpikeGeometry
 from tests.helpers.clip_files import picture
 from tests.helpers.damage import damaged_copies, examples
 from tests.helpers.film_files import noise_film

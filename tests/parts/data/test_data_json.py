@@ -14,8 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.cameras.spike_grid import load_calibration
-from data.cameras.spike_info import DatasetInfo, Timing, load_info, read_exposures
+from data.cameras.calibration import load_calibration
+from data.cameras.dataset_info import DatasetInfo, load_info
+from data.cameras.exposures import read_exposures
+from data.cameras.timing import Timing
 from tests.helpers.checked import not_none
 from tests.helpers.damage import CHARACTERS, examples
 from utils.errors import DataError, OptionError

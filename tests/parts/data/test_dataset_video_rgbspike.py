@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from data.augment import Augment
-from data.cameras.spike_grid import ScaledGrid
+from data.cameras.scaled_grid import ScaledGrid
 from data.clips.preflight import preflight
 from data.loader import ResumableDistributedSampler, TrainLoader
 from data.select_dataset import build_dataset
-from data.spike.formats import Crop, SpikeGeometry
+from data.spike.geometry import Crop, SpikeGeometry
 from scripts.make_sample_data import SAMPLE, make_sample
 from tests.helpers.clip_files import (
     CROP,

@@ -18,7 +18,8 @@ import pytest
 
 from data.clips.user_folders import files_in
 from data.clips.user_frames import FrameSource
-from data.spike.formats import SpikeGeometry, write_spikes
+from data.spike.formats import write_spikes
+from data.spike.geometry import SpikeGeometry
 from tests.helpers.checked import read_picture
 from tests.helpers.clip_files import picture, small_files, write_video
 from utils.errors import DataError, OptionError

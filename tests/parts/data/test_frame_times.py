@@ -30,7 +30,7 @@ import pytest
 from data.cameras.frame_times import times_of_film
 from data.clips.clip_reader import user_clips
 from data.clips.readers import DatasetClip
-from data.spike.simulate import to_display
+from data.spike.pictures import to_display
 from tests.helpers.clip_files import (
     build_clips,
     picture,

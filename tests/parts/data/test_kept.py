@@ -40,7 +40,8 @@ from data.clips.look import Look
 from data.clips.preflight import Report, check_source
 from data.clips.source import MOST_FRAMES, Source
 from data.clips.table import ClipTable
-from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
+from data.spike.formats import read_spikes, write_spikes
+from data.spike.geometry import SpikeGeometry
 from tests.dist.launching import run_ranks
 from tests.helpers.clip_files import (
     BINS,

@@ -13,7 +13,8 @@ import pytest
 from data.clips.clip_reader import user_clips
 from data.motion.flow import Motion, motion_of, values_at_shifts
 from data.motion.recording import ExposureLight, RecordedClip
-from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
+from data.spike.formats import read_spikes, write_spikes
+from data.spike.geometry import SpikeGeometry
 from tests.helpers.moving_scene import Scene, reader_of, with_clipped_sky
 from utils.errors import DataError
 

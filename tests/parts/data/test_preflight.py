@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 from data.clips.preflight import preflight
-from data.spike.formats import SpikeGeometry, write_spikes
+from data.spike.formats import write_spikes
+from data.spike.geometry import SpikeGeometry
 from tests.helpers.checked import read_picture
 from tests.helpers.clip_files import (
     add_cache,

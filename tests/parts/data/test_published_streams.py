@@ -13,7 +13,8 @@ import cv2
 import numpy as np
 import pytest
 
-from data.spike.formats import SpikeGeometry, read_spikes
+from data.spike.formats import read_spikes
+from data.spike.geometry import SpikeGeometry
 from data.spike.represent import represent
 from scripts import calibrate, spike_tool
 from tests.helpers.spike_files import FOLDER, restore_dat

@@ -14,7 +14,8 @@ import skimage.data
 
 from data.cameras import registration
 from data.cameras.registration import CHANGES, Decisions, FitResult, Pair, State, View, fit, nominal
-from data.spike.simulate import IntegrateAndFire, to_display, to_linear, to_uint8
+from data.spike.pictures import to_display, to_linear, to_uint8
+from data.spike.simulate import IntegrateAndFire
 from tests.helpers.checked import not_none
 from tests.helpers.two_cameras import texture
 

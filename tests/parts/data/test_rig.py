@@ -16,11 +16,15 @@ import numpy as np
 import pytest
 
 from data.augment import Augment
-from data.cameras.rig import NAMED, RANGES, Rig
-from data.cameras.spike_grid import CalibratedGrid, ScaledGrid
-from data.cameras.spike_info import Exposures, Timing
+from data.cameras.calibrated_grid import CalibratedGrid
+from data.cameras.exposures import Exposures
+from data.cameras.rig import Rig
+from data.cameras.rig_values import NAMED, RANGES
+from data.cameras.scaled_grid import ScaledGrid
+from data.cameras.timing import Timing
 from data.spike import simulate
-from data.spike.formats import SpikeGeometry
+from data.spike.geometry import SpikeGeometry
+from data.spike.pictures import bin_pixels, to_display, to_grey, to_linear, to_uint8
 from tests.helpers.two_cameras import texture
 from utils.random_streams import random_stream
 
@@ -43,7 +47,7 @@ def scene(planes=3 * PLANES, step=0.0, seed=0):
     # the scene moves.
     large = texture(rng, (4 * height, 4 * width))
     picture = large[:height, : width + 60]
-    light = simulate.to_linear(picture)
+    light = to_linear(picture)
 
     views = []
     for plane in range(planes):
@@ -85,7 +89,7 @@ def test_a_perfect_spike_camera_integrates_the_light_of_each_pixel():
     # begins, and with as many spikes per plane at full light.
     rng = random_stream("sensor of a rig", 0)
     sensor = simulate.IntegrateAndFire(*SPIKE, rate=RATE, rng=rng)
-    expected = sensor.run(simulate.bin_pixels(simulate.to_grey(light), 2) for light in lights)
+    expected = sensor.run(bin_pixels(to_grey(light), 2) for light in lights)
     assert np.array_equal(spikes, expected)
 
 
@@ -95,7 +99,7 @@ def test_the_rgb_camera_of_a_perfect_pair_records_the_mean_light():
     blurry, _ = record(Rig(), lights)
 
     mean_of_second = lights[PLANES : 2 * PLANES].mean(axis=0)
-    expected = simulate.to_uint8(simulate.to_display(mean_of_second))
+    expected = to_uint8(to_display(mean_of_second))
     assert blurry.shape == (3, *RGB, 3)
     # Both round to whole values, but in another order: so they may differ by 1.
     assert np.abs(blurry[1].astype(int) - expected).max() <= 1

@@ -25,8 +25,8 @@ import numpy as np
 import pytest
 
 import main_test_vrt
+from data.cameras.calibration import load_calibration, save_calibration
 from data.cameras.rig import Rig
-from data.cameras.spike_grid import load_calibration, save_calibration
 from scripts.make_sample_data import make_layers, render
 from tests.helpers.checked import not_none
 from tests.helpers.clip_files import BINS, add_cache, equal_samples, set_for_training, write_dat
@@ -242,7 +242,7 @@ def test_channels_are_made_of_more_planes_than_were_exposed(dataset):
 
     exposure = clips["moved"].exposures[2]  # of any frame
 
-    # 12 % more planes than were exposed: `PLANES_FACTOR` in data/cameras/spike_grid.py, which
+    # 12 % more planes than were exposed: `PLANES_FACTOR` in data/cameras/calibration.py, which
     # trials found to give the sharpest frames. The number is rounded to whole planes.
     assert exposure.own.count == pytest.approx(1.12 * share * PLANES, abs=0.6)
 

@@ -17,7 +17,9 @@ import cv2
 import numpy as np
 import pytest
 
-from data.spike.formats import Crop, SpikeFileError, SpikeGeometry, open_spikes, read_spikes
+from data.spike.errors import SpikeFileError
+from data.spike.formats import open_spikes, read_spikes
+from data.spike.geometry import Crop, SpikeGeometry
 from tests.helpers.limited import assert_refused, call_limited
 
 # ---- Pictures ----

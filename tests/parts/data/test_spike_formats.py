@@ -15,15 +15,9 @@ import cv2
 import numpy as np
 import pytest
 
-from data.spike.formats import (
-    Crop,
-    SpikeFileError,
-    SpikeGeometry,
-    count_planes,
-    open_spikes,
-    read_spikes,
-    write_spikes,
-)
+from data.spike.errors import SpikeFileError
+from data.spike.formats import count_planes, open_spikes, read_spikes, write_spikes
+from data.spike.geometry import Crop, SpikeGeometry
 from tests.helpers.clip_files import (
     add_cache,
     build_clips,

@@ -12,14 +12,10 @@ import numpy as np
 import pytest
 
 from data.augment import Augment
-from data.cameras.spike_grid import (
-    CalibratedGrid,
-    Calibration,
-    ScaledGrid,
-    load_calibration,
-    save_calibration,
-)
-from data.spike.formats import Crop, SpikeGeometry
+from data.cameras.calibrated_grid import CalibratedGrid
+from data.cameras.calibration import Calibration, load_calibration, save_calibration
+from data.cameras.scaled_grid import ScaledGrid
+from data.spike.geometry import Crop, SpikeGeometry
 from tests.helpers.two_cameras import similarity
 from utils.errors import DataError
 

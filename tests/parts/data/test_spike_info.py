@@ -13,11 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from data.cameras.spike_info import DatasetInfo, Timing, read_exposures
+from data.cameras.dataset_info import DatasetInfo
+from data.cameras.exposures import read_exposures
 from data.cameras.spike_source import DatSpikes
+from data.cameras.timing import Timing
 from data.clips.clip_reader import user_clips
 from data.select_dataset import build_dataset
-from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
+from data.spike.formats import read_spikes, write_spikes
+from data.spike.geometry import SpikeGeometry
 from data.spike.represent import represent
 from tests.helpers.clip_files import (
     PLANES,

@@ -30,15 +30,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.augment import Augment
-from data.spike.formats import Crop
-from data.spike.represent import (
-    REPRESENTATIONS,
-    channel_count,
-    exposure_estimate,
-    exposure_rates,
-    represent,
-)
-from data.spike.simulate import IntegrateAndFire, plane_light, to_display
+from data.spike.geometry import Crop
+from data.spike.light import plane_light
+from data.spike.pictures import to_display
+from data.spike.ratios import exposure_estimate, exposure_rates
+from data.spike.represent import REPRESENTATIONS, channel_count, represent
+from data.spike.simulate import IntegrateAndFire
 
 # Exponent from light to display values.
 TO_DISPLAY = 1 / 2.2

@@ -25,11 +25,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.augment import CAMERAS, CameraDraw
-from data.cameras.rig import RgbCamera
+from data.cameras.rgb_camera import RgbCamera
 from data.loader import ResumableDistributedSampler
 from data.select_dataset import build_dataset
 from data.spike import simulate
-from data.spike.simulate import plane_light, window_light
+from data.spike.light import plane_light, window_light
 from tests.helpers.clip_files import data_section, write_clip, write_info
 from utils.errors import OptionError
 from utils.random_streams import random_stream

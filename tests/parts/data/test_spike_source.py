@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from data.augment import Augment
-from data.cameras.spike_info import DatasetInfo, nearest_info
+from data.cameras.dataset_info import DatasetInfo, nearest_info
 from data.cameras.spike_source import SPIKE_SOURCES, DatSpikes, user_spikes
 from data.clips.clip_reader import user_clips
 from tests.helpers.clip_files import write_dat, write_png

@@ -19,7 +19,8 @@ from data.motion import stillness
 from data.motion.flow import Motion
 from data.motion.recording import Recording, View
 from data.motion.stillness import share_by_change, share_by_reach, without_other_pictures
-from data.spike.simulate import IntegrateAndFire, to_display
+from data.spike.pictures import to_display
+from data.spike.simulate import IntegrateAndFire
 
 # Nine times of an exposure of 60 planes, from -30 to 30, in planes after the sharp instant.
 TIMES = np.linspace(-30, 30, 9)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.cameras.spike_grid import Calibration, save_calibration
+from data.cameras.calibration import Calibration, save_calibration
 from data.clips.clip_reader import user_clips
 from data.clips.preflight import preflight
 from data.select_dataset import build_dataset

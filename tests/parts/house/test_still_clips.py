@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from data.spike.formats import SpikeGeometry, read_spikes
+from data.spike.formats import read_spikes
+from data.spike.geometry import SpikeGeometry
 from lab.still_clips import (
     BINS,
     DISC,

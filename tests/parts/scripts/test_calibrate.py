@@ -8,8 +8,9 @@ the program; 3: these files cannot be calibrated.
 import numpy as np
 import pytest
 
-from data.cameras.spike_grid import load_calibration
-from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
+from data.cameras.calibration import load_calibration
+from data.spike.formats import read_spikes, write_spikes
+from data.spike.geometry import SpikeGeometry
 from scripts.calibrate import main
 from tests.helpers.two_cameras import LIMIT_PX, error_px, similarity, texture, write_pair
 from utils.image import imread_rgb, imwrite_rgb

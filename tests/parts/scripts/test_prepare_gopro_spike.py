@@ -29,13 +29,14 @@ import cv2
 import numpy as np
 import pytest
 
+from data.cameras.calibration import Calibration
 from data.cameras.rig import Rig
-from data.cameras.spike_grid import Calibration
 from data.clip_dataset import ClipDataset
 from data.making.light_in_motion import LightPath, PhotoScene
 from data.making.prepare import ClipSource
 from data.select_dataset import build_dataset
-from data.spike.formats import SpikeGeometry, read_spikes
+from data.spike.formats import read_spikes
+from data.spike.geometry import SpikeGeometry
 from data.spike.represent import represent
 from main_train_vrt import PARTS
 from scripts.prepare_gopro_spike import choose_splits, run_counted

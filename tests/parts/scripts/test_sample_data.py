@@ -20,7 +20,7 @@ import pytest
 
 import main_test_vrt
 from data.select_dataset import build_dataset
-from data.spike import simulate
+from data.spike.pictures import to_grey
 from scripts import make_sample_data
 from scripts.demo import DEMO
 from scripts.make_sample_data import INFO, make_sample
@@ -129,7 +129,7 @@ def clip_for_testing(sample):
 
 def grey(frames):
     """Return frames (n, 3, H, W) in grey, (n, H, W)."""
-    return simulate.to_grey(frames.numpy().transpose(0, 2, 3, 1))
+    return to_grey(frames.numpy().transpose(0, 2, 3, 1))
 
 
 def test_the_gopro_layout_is_read(clip_for_testing):

@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 import pytest
 
-from data.cameras.spike_grid import Calibration, save_calibration
+from data.cameras.calibration import Calibration, save_calibration
 from data.spike.formats import read_spikes
 from scripts import show_sample
 from tests.dist.launching import ROOT, run_ranks

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 from data.reconstruct import METHODS
-from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
+from data.spike.formats import read_spikes, write_spikes
+from data.spike.geometry import SpikeGeometry
 from data.spike.represent import represent
 from data.spike.simulate import IntegrateAndFire
 from scripts.spike_tool import GREY_METHODS

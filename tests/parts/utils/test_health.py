@@ -21,7 +21,8 @@ import main_test_vrt
 from data.alignment_check import warning_of
 from data.clips.clip_reader import user_clips
 from data.select_dataset import build_dataset
-from data.spike.simulate import IntegrateAndFire, to_linear
+from data.spike.pictures import to_linear
+from data.spike.simulate import IntegrateAndFire
 from main_train_vrt import read_options
 from models.schedules import first_step_at_floor, stretched_by
 from tests.helpers.checked import not_none

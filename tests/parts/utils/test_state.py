@@ -52,7 +52,7 @@ REGISTRIES = (  # filled once, on import, before any option is read
     "data.cameras.spike_source.SPIKE_SOURCES",
     "data.clips.io_backend.IO_BACKENDS",
     "data.select_dataset.DATASETS",
-    "data.spike.represent.REPRESENTATIONS",
+    "data.spike.registry.REPRESENTATIONS",
     "models.fusion.operators.FUSIONS",
     "models.losses.LOSSES",
     "models.metrics.COLUMNS",

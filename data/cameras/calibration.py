@@ -1,0 +1,274 @@
+"""Read and write the calibration of two cameras: how the spike camera looks at the frame, and when.
+
+    matrix M     spike pixel (x, y, 1) -> RGB pixel (u, v, d); its place in the frame is (u/d, v/d)
+    share        the part of a frame interval during which the frame was exposed
+
+(0, 0) is the centre of the upper left pixel, x grows to the right, y down. scripts/calibrate.py
+makes such files, and data/cameras/self_calibration.py finds a calibration from a clip itself.
+
+What must stay: the keys, because they are part of files, and the digest of a file, because runs
+hold it (test_a_run_of_an_older_version_finds_the_digest_of_its_calibration). A new key needs a
+default that means what was done before, and an entry in `Calibration.digest`.
+
+Tests: tests/parts/data/test_spike_grid.py, tests/parts/data/test_data_json.py
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from utils.errors import DataError, OptionError
+from utils.files import write_whole
+from utils.json_file import read_json
+from utils.options.section import Section, read_section
+from utils.user_path import expand_path
+
+# Types of the values of a calibration, with the lengths that pydantic checks: (height, width), and
+# a row of the matrix.
+Size = Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=2, max_length=2)]
+Row = Annotated[list[float], Field(min_length=3, max_length=3)]
+
+
+class Calibration(Section):
+    """The contents of a calibration file.
+
+    Where the spike camera looks:
+    matrix: maps the spike pixel (x, y, 1), after `mirror`, to an RGB pixel. 2 rows of 3 values
+    (affine) or 3 rows of 3 (homography).
+    mirror: what is mirrored in the upright spike image before `matrix` applies.
+    spike_size, rgb_size: (height, width) of a spike plane and of a frame.
+    region: (top, left, height, width) in RGB pixels, the part of the frame in which the spikes can
+    be used. None: the largest rectangle that the spike planes cover.
+
+    When an exposure happens:
+    time_offset_planes: number that is added to the plane at which an exposure should start. The
+    number is positive if the spike camera started first.
+    exposure_share: fraction of the planes of a frame during which the frame was exposed. These
+    planes lie in the middle of the planes of the frame: share 0.5 of 56 planes is planes 14 ... 41.
+    The motion within an exposure is computed from exactly these planes. Channels are made of
+    1.12 times as many planes (`share_to_read`).
+    tick_hz: planes per second. None if it is unknown.
+
+    made: how the file was made, for the person who opens it. It has no effect.
+
+    Only the motion within an exposure (data/motion/joint.py) uses these two:
+    rolling: the last row of a frame is exposed later than the first row by this fraction of the
+    exposure.
+    lens_blur: blur of the spike camera's lens, the sigma of a Gaussian in spike pixels.
+
+    The keys are part of the file format. A new key needs a default that means what was done before,
+    and an entry in `digest`.
+    """
+
+    format: Literal[1] = 1
+    matrix: Annotated[list[Row], Field(min_length=2, max_length=3)]
+    spike_size: Size
+    rgb_size: Size
+    mirror: Literal["none", "columns", "rows", "both"] = "none"
+    region: Annotated[list[int], Field(min_length=4, max_length=4)] | None = None
+    time_offset_planes: float = 0.0
+    exposure_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    tick_hz: Annotated[float, Field(gt=0)] | None = None
+    rolling: Annotated[float, Field(ge=-1, le=1)] = 0.0
+    lens_blur: Annotated[float, Field(ge=0)] = 0.0
+    made: dict[str, Any] = Field(default_factory=dict)
+
+    def to_rgb(self) -> np.ndarray:
+        """Return the matrix (3, 3) float64 from spike pixels to RGB pixels.
+
+        The result maps a pixel of the upright spike image, before mirroring. So it contains
+        `mirror` and `matrix`.
+        """
+        matrix = np.eye(3)
+        # An affine matrix has 2 rows. Its third row is 0 0 1, as in the identity.
+        number_of_rows = len(self.matrix)
+        matrix[:number_of_rows] = self.matrix
+        height, width = self.spike_size
+        # A product of matrices acts from right to left: first mirror, then map to the frame.
+        return matrix @ mirroring(self.mirror, (height, width))
+
+    @property
+    def share_to_read(self) -> float:
+        """The fraction of a frame's planes that its channels are made of, to 3 digits."""
+        return round(share_to_read(self.exposure_share), 3)
+
+    def digest(self) -> str:
+        """Return 16 hex digits that change with every value that has an effect.
+
+        Digests are stored with runs and caches. So the digest of an old file must not change when a
+        new key is added: a new key counts only if it is not at its default.
+        """
+        values = self.plain()
+        # `made` has no effect. `tick_hz` only serves a check of clocks.
+        del values["made"]
+        del values["tick_hz"]
+        # In a digest, "exposure_share" is the share that is read, 1.12 times the exposed share. The
+        # reason: an older version stored the share that is read under this name, and its runs must
+        # find their digests again. Exposed shares of 0.9 and of 1 both read all planes, so the
+        # digest of 0.9 has one more entry, "exposed".
+        if self.share_to_read == 1 and self.exposure_share != 1:
+            values["exposed"] = self.exposure_share
+        values["exposure_share"] = self.share_to_read
+        newer_keys = {"exposure_share": 1.0, "rolling": 0.0, "lens_blur": 0.0}
+        for key, default in newer_keys.items():
+            if values[key] == default:
+                del values[key]
+        text = json.dumps(values, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+# The channels of a frame are made of more planes than were exposed, by this factor. The reason: the
+# network multiplies the blurry frame by a ratio, the light of the sharp instant divided by the mean
+# light of the exposure. Windows of planes, pixels and the lens blur the spikes, which moves this
+# ratio nearer to 1. A mean over more planes is smoother, which moves the ratio away from 1 again.
+# 1.12 was chosen by trials with factors from 1 to 1.25 (docs/benchmarks/calibration.md):
+#
+#     cameras with many flaws          a larger factor gains 0.06 dB
+#     cameras without other flaws      a larger factor loses 0.3 dB
+PLANES_FACTOR = 1.12
+
+
+def share_to_read(exposure_share: float) -> float:
+    """Return the fraction of a frame's planes that its channels are made of.
+
+    It is 1.12 times the exposed share, because channels made of more planes are better
+    (PLANES_FACTOR). E.g. an exposure share of 0.8 -> 0.896, and 0.95 -> 1, all planes.
+    """
+    return min(PLANES_FACTOR * exposure_share, 1.0)
+
+
+def mirroring(mirror: str, size: tuple[int, int]) -> np.ndarray:
+    """Return the matrix (3, 3) float64 from a pixel of an image to its place in the mirrored image.
+
+    mirror: "none", "columns", "rows" or "both". size: (height, width) of the image.
+    For example, "columns" moves x to width - 1 - x.
+    """
+    height, width = size
+    matrix = np.eye(3)
+    if mirror in ("columns", "both"):
+        matrix[0] = (-1, 0, width - 1)  # x -> -x + width - 1
+    if mirror in ("rows", "both"):
+        matrix[1] = (0, -1, height - 1)  # y -> -y + height - 1
+    return matrix
+
+
+def scale_of(matrix: np.ndarray) -> float:
+    """Return the RGB pixels per spike pixel along a side, of a matrix from spike to RGB pixels.
+
+    The determinant is the area of a spike pixel in the frame, in RGB pixels. The square root of the
+    area is the side: a determinant of 4 means 2 RGB pixels. If one camera is tilted, pixels differ
+    a little in size, and this is the size of spike pixel (0, 0).
+    """
+    # A homography maps alike if all of its values are multiplied by a factor. Divided by its last
+    # value, it has no factor any more.
+    without_shift = matrix[:2, :2] / matrix[2, 2]
+    area = abs(np.linalg.det(without_shift))  # negative if the matrix mirrors
+    return float(np.sqrt(area))
+
+
+# The end of several error texts: where the user finds the keys of a calibration file.
+HELP_ON_KEYS = 'docs/data_format.md, section "Two cameras", explains the keys'
+
+
+def load_calibration(path: str | Path, table: dict[str, Any] | None = None) -> Calibration:
+    """Read a calibration and check that its matrix can be used.
+
+    path: a JSON file. table: the contents of the calibration, if the caller has read the file
+    already (a dataset.json holds calibrations). None: read the file.
+    Raises DataError if there is no usable calibration.
+    """
+    path = expand_path(str(path))
+    try:
+        if table is None:
+            table = read_json(path)
+        if not isinstance(table, dict):
+            raise ValueError("it is no JSON object")
+    except (OSError, ValueError) as e:
+        raise DataError(
+            what=f"cannot read the calibration: {e}",
+            where=str(path),
+            expected="a JSON file made by scripts/calibrate.py",
+            do="correct spike.calibration, or make the file",
+        ) from e
+    try:
+        calibration = read_section(Calibration, table, "", "a calibration file")
+    except OptionError as e:
+        raise DataError(
+            what=e.what,
+            where=f"{path}, {e.where}",
+            expected=e.expected,
+            do=f"correct the file; {HELP_ON_KEYS}",
+        ) from e
+    _refuse_unusable_matrix(calibration, path)
+    return calibration
+
+
+def save_calibration(path: str | Path, calibration: Calibration) -> None:
+    """Write a calibration file, complete or not at all.
+
+    In the JSON, each key and each row of the matrix has a line, so that a person can read it. The
+    lines may change: `load_calibration` reads any JSON with these keys.
+    """
+    rows = []
+    for row in calibration.matrix:
+        rows.append("    " + json.dumps(row))
+    matrix_text = "[\n" + ",\n".join(rows) + "\n  ]"
+
+    lines = []
+    for key, value in calibration.plain().items():
+        text = matrix_text if key == "matrix" else json.dumps(value)
+        lines.append(f"  {json.dumps(key)}: {text}")
+    text = "{\n" + ",\n".join(lines) + "\n}\n"
+    write_whole(path, text.encode())
+
+
+# Largest condition number of a matrix that is inverted. A number of 1e12 costs 12 of the 16 digits
+# of float64, so the inverse of a worse matrix has too few correct digits.
+LARGEST_CONDITION = 1e12
+
+
+def _refuse_unusable_matrix(calibration: Calibration, path: str) -> None:
+    """Raise DataError if the matrix has no inverse, or maps a pixel to infinity."""
+    to_rgb = calibration.to_rgb()
+    # "not <" also refuses NaN, because every comparison with NaN is false. ">=" would accept it.
+    if not np.linalg.cond(to_rgb) < LARGEST_CONDITION:
+        raise DataError(
+            what="the matrix of the calibration is singular",
+            where=f"{path}, matrix",
+            expected="a matrix that maps spike pixels to RGB pixels one to one",
+            do="calibrate again: scripts/calibrate.py",
+        )
+    to_spike = np.linalg.inv(to_rgb)
+    _refuse_pixels_at_infinity("spike", calibration.spike_size, to_rgb, path)
+    _refuse_pixels_at_infinity("RGB", calibration.rgb_size, to_spike, path)
+
+
+def _refuse_pixels_at_infinity(kind: str, size: Size, matrix: np.ndarray, path: str) -> None:
+    """Raise DataError if a matrix maps a point of an image to infinity.
+
+    kind: name of the image for the message. size: (height, width) of the image.
+    """
+    height, width = size
+    # Pixel centres are whole numbers, so the image reaches from -0.5 to side - 0.5.
+    right = width - 0.5
+    bottom = height - 0.5
+    corners = [
+        [-0.5, right, -0.5, right],  # x
+        [-0.5, -0.5, bottom, bottom],  # y
+        [1, 1, 1, 1],
+    ]
+    # A homography divides by the depth, the third row of the product. The depth is linear in x and
+    # y, so its extremes are at corners. If the extremes have different signs, the depth is 0
+    # somewhere in the image.
+    depth = matrix[2] @ corners
+    if depth.min() <= 0 <= depth.max():
+        raise DataError(
+            what=f"the matrix of the calibration maps pixels of the {kind} image to infinity",
+            where=f"{path}, matrix",
+            expected="a third row close to 0 0 1",
+            do="calibrate again: scripts/calibrate.py",
+        )

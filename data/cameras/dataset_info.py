@@ -1,0 +1,288 @@
+"""Read dataset.json: what is known of the spike files of a data set.
+
+The file lies beside the spike files, for example
+
+    {"format": 1, "h": 360, "w": 640, "planes": 56, "gt_plane": 24, "rate": 0.5, "light": "linear",
+     "clips": {"GOPR0372_07_00": {"planes": 56, "offset": 0}}}
+
+`load_info` and `nearest_info` find and check the file, and return a `DatasetInfo`. A plane is one
+read-out of the spike camera. A raw frame is a frame of the fast video from which a clip was made.
+
+What must stay, and which test notices (in tests/parts/data):
+
+    test_data_json.py    the keys and their meanings, because published data sets have such files
+    test_spike_info.py   the `repr` of `DatasetInfo`, because a run recognises its data by a digest
+                         of it: no field is renamed, reordered, or new in the repr at its default
+"""
+
+import dataclasses
+import difflib
+import json
+import re
+import reprlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+
+from utils.errors import DataError
+from utils.json_file import read_json
+
+FILE_NAME = "dataset.json"
+FORMAT = 1
+# Keys that "clips" in dataset.json may set for one clip, in place of the value for all clips.
+KEYS_OF_ONE_CLIP = ("h", "w", "flip", "rate", "light", "calibration")
+# Planes for each 240-fps frame of the published Spk-GoPro streams: the frame itself, and 7 frames
+# that are interpolated between it and the next frame.
+GOPRO_INTERPOLATE = 8
+# A clip name of Spk-GoPro, GOPR0372_07_00, has the number of averaged frames in the middle.
+GOPRO_NAME = re.compile(r"GOPR\d+_(\d\d)_\d\d")
+# Upper bound of planes in a file, about 17 years at 2 kHz. Sums of such numbers fit into 64 bits.
+MOST_PLANES = 2**40
+# Types of the values in dataset.json, with the limits that pydantic checks.
+Side = Annotated[int, Field(ge=1, le=2**16)]  # height or width of a plane
+Planes = Annotated[int, Field(ge=1, le=MOST_PLANES)]  # a number of planes
+Plane = Annotated[int, Field(ge=0, lt=MOST_PLANES)]  # the number of a plane, counted from 0
+Rate = Annotated[float | int, Field(gt=0, allow_inf_nan=False)]
+Light = Literal["linear", "display"]
+
+# ---- What is known ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """The contents of a dataset.json. A value is None if the file does not contain it.
+
+    Digests of runs hold the repr of this object: do not rename or reorder fields.
+    """
+
+    path: str = ""  # of the file; "" if there is no dataset.json
+    h: Side | None = None  # height of a spike plane
+    w: Side | None = None  # width of a spike plane
+    flip: bool | None = None  # whether rows are stored bottom first
+    planes: Planes | None = None  # number of planes in a file
+    gt_plane: Plane | None = None  # number of the plane at which the sharp frame was taken
+    rate: Rate | None = None  # spikes per plane at full light
+    light: Light | None = None  # what the sensor integrated, "linear" light or "display" values
+    # Number of planes for each raw frame. A raw frame is a frame of the fast video from which clip
+    # and spikes were made.
+    interpolate: Annotated[int, Field(ge=1, le=MOST_PLANES)] = GOPRO_INTERPOLATE
+    # The contents of a file of scripts/calibrate.py. The repr leaves it out, because digests
+    # contain the calibration of `DatSpikes` already.
+    calibration: dict[str, Any] | None = field(default=None, repr=False)
+    # Name of a clip -> its values, with the keys of `ClipKeys`. `offset` is the number of raw
+    # frames from the middle of an exposure to its sharp frame.
+    clips: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def of_clip(self, clip: str) -> "DatasetInfo":
+        """Return what is known of the spikes of one clip.
+
+        A value of the clip takes the place of the value for all clips (KEYS_OF_ONE_CLIP).
+
+        What must stay: returns this object itself if the clip has no such value. So the caller sees
+        whether the clip differs, and most clips share one object.
+        """
+        values_of_clip = {}
+        for key, value in self.clips.get(clip, {}).items():
+            if key in KEYS_OF_ONE_CLIP and value is not None:
+                values_of_clip[key] = value
+        if not values_of_clip:
+            return self
+        return dataclasses.replace(self, **values_of_clip)
+
+    @property
+    def trained_rate(self) -> float | str | None:
+        """The rate; "match" if each clip has its own rate; None if it is unknown."""
+        if self.rate is not None:
+            return self.rate
+        every_clip_has_a_rate = all(clip.get("rate") for clip in self.clips.values())
+        if self.clips and every_clip_has_a_rate:
+            return "match"
+        return None
+
+    def planes_of(self, clip: str, usual: int) -> tuple[int, int]:
+        """Return the planes of a clip's files, and the least number of planes of its last file.
+
+        usual: the number of planes that most files have. It is used if dataset.json has no number.
+
+        The last file may be shorter. A raw frame has `interpolate` planes: the plane of the frame
+        itself, and planes interpolated between it and the next raw frame. The last raw frame has no
+        next one, so `interpolate` - 1 planes are missing: 49 remain of 56 planes, with 8 planes per
+        raw frame. If sharp frames are `offset` raw frames later than the middle of their exposure,
+        the planes of `offset` raw frames are missing too.
+        """
+        values_of_clip = self.clips.get(clip, {})
+        planes = usual
+        if self.planes is not None:
+            planes = self.planes
+        if values_of_clip.get("planes") is not None:
+            planes = values_of_clip["planes"]
+        # A negative offset (a sharp frame before the middle) takes no planes from the last file.
+        offset = max(values_of_clip.get("offset") or 0, 0)
+        missing_planes = self.interpolate - 1 + offset * self.interpolate
+        return planes, planes - missing_planes
+
+    def gt_plane_of(self, clip: str, planes: int) -> int | None:
+        """Return the plane of the sharp frame in a file of `planes` planes.
+
+        The plane comes from dataset.json, or from a clip name of Spk-GoPro. Returns None if neither
+        gives it.
+
+        The name GOPR0372_07_00 says that n = 7 raw frames were averaged. Between two raw frames
+        there are 7 interpolated frames, and each frame is a plane. So raw frame i is plane 8 i, and
+        a file has 8 n = 56 planes. The last file of a clip may lack the last 7 planes. The sharp
+        frame is the middle raw frame, i = (n - 1) / 2 = 3, so it is plane 8 i = 4 n - 4 = 24.
+        """
+        plane_of_clip = self.clips.get(clip, {}).get("gt_plane")
+        if plane_of_clip is not None:
+            return plane_of_clip
+        if self.gt_plane is not None:
+            return self.gt_plane
+        match = GOPRO_NAME.fullmatch(clip)
+        if not match:
+            return None
+        n = int(match[1])
+        if n == 0:
+            return None
+        # A file with another number of planes was made in another way, so its name says nothing.
+        most_planes = 8 * n
+        least_planes = most_planes - 7
+        if least_planes <= planes <= most_planes:
+            return 4 * n - 4
+        return None
+
+
+class ClipKeys(BaseModel, strict=True, extra="allow"):
+    """The keys of one clip in "clips" of dataset.json, with the types that they must have.
+
+    A key means what it means in `DatasetInfo`, but for this clip alone. Other keys are allowed,
+    because the programs that make data record there how a clip was made.
+    """
+
+    h: Side | None = None
+    w: Side | None = None
+    flip: bool | None = None
+    rate: Rate | None = None
+    light: Light | None = None
+    calibration: dict[str, Any] | None = None
+    planes: Planes | None = None
+    gt_plane: Plane | None = None
+    offset: Annotated[int, Field(gt=-MOST_PLANES, lt=MOST_PLANES)] | None = None
+
+
+# ---- Reading the file ---------------------------------------------------------------------------
+
+
+def nearest_info(path: Path) -> DatasetInfo:
+    """Return the dataset.json of the data set that a spike file or folder belongs to.
+
+    path: a spike file, a folder of spike files or of a clip. Layout of a data set:
+    <root>/dataset.json and <root>/<split>/<clip>/spike/<file>. Folders are tried from the nearest
+    to the root. Returns an empty DatasetInfo if none has a dataset.json.
+    """
+    parents = path.resolve().parents  # the nearest first
+    if path.is_dir():
+        # Of <root>/<split>/<clip>/spike, the root is the third parent.
+        folders = [path, *parents[:3]]
+    else:
+        # Of <root>/<split>/<clip>/spike/<file>, the root is the fourth parent.
+        folders = [path.parent, *parents[:4]]
+    for folder in folders:
+        info = load_info(str(folder))
+        if info.path:
+            return info
+    return DatasetInfo()
+
+
+def load_info(dataroot_spike: str) -> DatasetInfo:
+    """Return the dataset.json in the spike folder or in its parent, which holds the splits.
+
+    Returns an empty DatasetInfo if there is no such file.
+    Raises DataError for a file that is no JSON object of this format, and for values of a wrong
+    type.
+    """
+    root = Path(dataroot_spike)
+    for path in (root / FILE_NAME, root.parent / FILE_NAME):
+        if path.is_file():
+            return _read_info(path)
+    return DatasetInfo()
+
+
+def _read_info(path: Path) -> DatasetInfo:
+    """Read and check a dataset.json. Raises DataError."""
+    clip_in_message = ""  # "clip a: " while the values of clip a are checked
+    try:
+        fields_of_info = _fields_in(read_json(path))
+        # The strict mode of JSON accepts neither "56" nor true as a number.
+        info = TypeAdapter(DatasetInfo).validate_json(json.dumps(fields_of_info), strict=True)
+        for clip, values_of_clip in info.clips.items():
+            clip_in_message = f"clip {clip}: "
+            ClipKeys.model_validate_json(json.dumps(values_of_clip))
+            _refuse_misspelt_keys(values_of_clip)
+    except (OSError, ValueError) as e:
+        raise DataError(
+            what=f"dataset.json cannot be used: {clip_in_message}{cause_in_words(e)}",
+            where=str(path),
+            expected=f'a JSON object with "format": {FORMAT}, "h", "w", "flip", "planes", "rate", '
+            '"light", "gt_plane"',
+            do="correct it, or make the data set again",
+        ) from e
+    # The path is set last, because the name of a folder may have bytes that JSON cannot hold.
+    return dataclasses.replace(info, path=str(path))
+
+
+def _fields_in(table: Any) -> dict[str, Any]:
+    """Return the fields of `DatasetInfo` that the contents of a file give. Raises ValueError.
+
+    table: what the JSON file holds. Its other keys are ignored, because newer versions may add
+    some.
+    """
+    if not isinstance(table, dict):
+        raise ValueError("it is no JSON object")
+    if table.get("format") != FORMAT:
+        raise ValueError(f"format is {table.get('format')!r}")
+    # The recipe holds the settings with which scripts/prepare_gopro_spike.py made the clips. Two
+    # values come from the recipe: `interpolate`, and in older files also `light`.
+    recipe = table.get("recipe")
+    if recipe is None:
+        recipe = {}
+    if not isinstance(recipe, dict):
+        raise ValueError("recipe is no JSON object")
+    values = dict(table)
+    values["interpolate"] = recipe.get("interpolate")
+    values.setdefault("light", recipe.get("light"))
+    fields_of_info = {}
+    for one_field in dataclasses.fields(DatasetInfo):
+        name = one_field.name
+        # `path` is not in the file: it is the path of the file.
+        if name != "path" and values.get(name) is not None:
+            fields_of_info[name] = values[name]
+    return fields_of_info
+
+
+def _refuse_misspelt_keys(values_of_clip: dict[str, Any]) -> None:
+    """Raise ValueError for a key of a clip that is probably misspelt, such as "gt_plan".
+
+    A key that resembles no known key is a note of the user, and is allowed.
+    """
+    valid_keys = list(ClipKeys.model_fields)
+    for key in values_of_clip:
+        # cutoff: "gt_plan" and "gt_plane" have a similarity of 0.93. Below 0.8 lie other words.
+        similar_keys = difflib.get_close_matches(key.lower(), valid_keys, n=1, cutoff=0.8)
+        if key not in valid_keys and similar_keys:
+            raise ValueError(f"the key {key!r} is unknown; the nearest one is {similar_keys[0]}")
+
+
+def cause_in_words(e: Exception) -> str:
+    """Return the cause of an error in one line: "clips.a.h is 0: Input should be ..."."""
+    if isinstance(e, ValidationError):
+        first = e.errors()[0]
+        # `reprlib` shortens the value, because it may be the table of a whole data set.
+        value = reprlib.repr(first["input"])
+        key = ".".join(str(name) for name in first["loc"])  # ("clips", "a", "h") -> "clips.a.h"
+        return f"{key} is {value}: {first['msg']}".strip()
+    # Only the reason of the system, because the whole text of an OSError repeats the path.
+    if isinstance(e, OSError) and e.strerror:
+        return e.strerror
+    return str(e)

@@ -1,0 +1,146 @@
+"""Read the option `spike.exposure`: which planes of one file belong to each frame of a clip.
+
+    {"start": 0, "length": 20, "period": 25}    frame i has 20 planes from plane 25 i on
+    [[0, 20], [25, 20], [51, 20]]               start and length of each frame
+
+`read_exposures` checks the option and returns an `Exposures` for each clip.
+
+What must stay: the forms of the option, because option files have them (test_data_json.py), and the
+planes that they give, because these are the spikes of a sample (test_spike_info.py).
+"""
+
+import math
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+
+from data.cameras.dataset_info import MOST_PLANES, cause_in_words
+from utils.errors import DataError, OptionError
+from utils.json_file import read_json
+from utils.user_path import advice_on, expand_path
+
+Start = Annotated[float, Field(strict=True, ge=0, le=MOST_PLANES, allow_inf_nan=False)]
+# At least half a plane, which is rounded to one plane.
+Length = Annotated[float, Field(strict=True, ge=0.5, le=MOST_PLANES, allow_inf_nan=False)]
+
+
+class Exposures(BaseModel, frozen=True, extra="forbid"):
+    """The exposures of the frames of a clip, in planes of its one file.
+
+    Either `rows` lists the exposures, or the exposure of frame i begins at start + i period and has
+    `length` planes.
+
+    Times may lie between planes. E.g. a camera of 24 frames a second has the period 20000 / 24 =
+    833.33 planes, so its frames begin at the planes 0, 833, 1667, 2500, ... Each start is rounded
+    by itself, so rounding errors do not add up. The length is rounded alone, too, so all exposures
+    of one length have as many planes.
+    """
+
+    start: Start = 0.0
+    # The default 0.0 means "not given, because `rows` is". It is below the limit of Length, but
+    # pydantic checks only values that are given.
+    length: Length = 0.0
+    # At least half a plane. With a shorter period a file would hold frames without end.
+    period: Length = 0.0
+    # (start, length) of the exposure of each frame.
+    rows: Annotated[tuple[tuple[Start, Length], ...], Field(min_length=1)] = ()
+
+    def planes_of(self, frame: int, offset: float = 0.0) -> tuple[int, int]:
+        """Return (first plane, number of planes) of a frame.
+
+        frame: number of the frame; the caller checks that there is a row for it.
+        offset: planes by which the start moves.
+        """
+        if self.rows:
+            start, length = self.rows[frame]
+        else:
+            start = self.start + frame * self.period
+            length = self.length
+        return nearest_plane(start + offset), nearest_plane(length)
+
+
+def nearest_plane(time: float) -> int:
+    """Return the nearest whole number. Half a plane is rounded up: 2.5 -> 3, -2.5 -> -2.
+
+    round() would take the even number: 2.5 -> 2, but 3.5 -> 4.
+    """
+    return math.floor(time + 0.5)
+
+
+# The last parts of several error texts: what was expected, and what to do.
+EXPOSURE_FORM = (
+    '{"start": planes, "length": planes, "period": planes}; {"<clip>": such an object, or a list '
+    "with [start, length] of every frame}; or the name of a JSON file that holds one of these"
+)
+# {clip: its exposures}, with the key "" for clips without a key of their own. Exposures are an
+# object or a list of rows.
+Tables = Annotated[dict[str, dict[str, Any] | list[Any]], Field(min_length=1)]
+# The keys of such an object. All of them are needed.
+PERIODIC_KEYS = ("start", "length", "period")
+
+
+def read_exposures(value: dict[str, Any] | str | None) -> dict[str, Exposures] | None:
+    """Read the key `spike.exposure` of the options.
+
+    value: one of
+        {"start": 0, "length": 20, "period": 25}             for all clips
+        {"clip1": {"start": 0, ...}, "clip2": [[0, 20], [25, 20]]}
+        the name of a JSON file with one of these.
+    Returns clip -> exposures, with the key "" for all clips; None if the key is not set.
+    Raises OptionError for a wrong form, DataError for an unreadable file.
+    """
+    if value is None:
+        return None
+    where = "spike.exposure"
+    table: Any = value
+    if isinstance(value, str):
+        where = expand_path(value)
+        table = _exposures_in(where)
+    # An object with one of the keys "start", "length", "period" is meant for all clips.
+    is_for_all_clips = isinstance(table, dict) and any(key in table for key in PERIODIC_KEYS)
+    if is_for_all_clips:
+        table = {"": table}
+
+    exposures = {}
+    clip = ""  # for the message
+    try:
+        for clip, entry in TypeAdapter(Tables).validate_python(table).items():
+            exposures[clip] = _exposures_of_clip(entry)
+    except ValidationError as e:
+        for_clip = f" for clip {clip}" if clip else ""
+        raise OptionError(
+            what=f"spike.exposure is not of the expected form{for_clip}: {cause_in_words(e)}",
+            where=where,
+            expected=EXPOSURE_FORM,
+            do="correct spike.exposure",
+        ) from e
+    return exposures
+
+
+def _exposures_of_clip(entry: dict[str, Any] | list[Any]) -> Exposures:
+    """Return the exposures of one clip. Raises ValidationError.
+
+    entry: {"start": 0, "length": 20, "period": 25}, or a list of rows [[0, 20], [25, 20]].
+    """
+    if isinstance(entry, list):
+        return Exposures.model_validate({"rows": entry})
+    # `Exposures` has defaults for lists of rows, but here each key is needed. So a missing key
+    # becomes None, which is refused.
+    fields: dict[str, Any] = dict.fromkeys(PERIODIC_KEYS)  # {key: None}
+    fields.update(entry)
+    return Exposures.model_validate(fields)
+
+
+def _exposures_in(path: str) -> Any:
+    """Return the contents of a file of exposures. Raises DataError."""
+    try:
+        return read_json(path)
+    except (OSError, ValueError) as e:
+        # A path such as "$DATA/exposures.json" may have a variable without a value. Then
+        # `advice_on` returns "; set the variable $DATA, which has no value here", otherwise "".
+        raise DataError(
+            what=f"cannot read the exposures: {cause_in_words(e)}",
+            where=path,
+            expected=EXPOSURE_FORM,
+            do=f"correct spike.exposure{advice_on(path)}",
+        ) from e

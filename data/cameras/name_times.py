@@ -1,0 +1,156 @@
+"""Find when frames were taken from the numbers in their file names.
+
+    0001.png, 0002.png, 0004.png       numbers of frames: frame 3 is missing
+    432.133333.png, 432.166667.png     time stamps
+    left.png, right.png                no numbers: equal distances are assumed, with a doubt
+
+`times_of_names` returns the times, or equal distances with a `doubt` if the numbers tell no times.
+Then data/cameras/timing.py refuses the clip and asks the user.
+
+What must stay: the times of names that are accepted today, because they decide which spikes a frame
+gets. Free: a further form of names, if such names have a doubt today.
+
+Tests: tests/parts/data/test_frame_times.py
+"""
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+
+from data.cameras.frame_times import FrameTimes, Gap, even_times, steps_between, usual_of
+from utils.files import are_values
+
+# If two neighbours differ by at least this number, the numbers are times in microseconds or
+# nanoseconds and do not count frames. At 1000 frames a second, 1000 microseconds lie between two
+# frames.
+LEAST_STAMP = 1000
+
+
+def times_of_names(stems: Sequence[str]) -> FrameTimes:
+    """Return the times that the numbers in the names of frames tell, in the order of `stems`.
+
+    stems: names without suffix. The result has a doubt if the numbers tell no times.
+    """
+    if len(stems) < 2:
+        return even_times(len(stems))
+    if _have_doubtful_order(stems):
+        doubt = "the numbers in the names of the frames have another order by value"
+        return even_times(len(stems), doubt)
+    numbers = _numbers(stems)
+    if numbers is None:
+        doubt = "the names of the frames have no numbers that tell their times"
+        return even_times(len(stems), doubt)
+    steps = steps_between(numbers)
+    if min(steps) <= 0:
+        return even_times(len(stems), "the numbers in the names of the frames do not rise")
+
+    # The numbers are times (432.1, or 1000000 and 1033333) or count frames (1, 2, 3).
+    step = usual_of(steps)
+    have_fractions = any(number.denominator > 1 for number in numbers)
+    are_times = step >= LEAST_STAMP or have_fractions
+    if not are_times and step > 1:
+        # The names 0, 2, 4 are every second frame, so the frames 1 and 3 are missing.
+        step = Fraction(1)
+    gaps = _gaps(numbers, steps, step)
+    ends = _ends(numbers, steps, step)
+    return FrameTimes(numbers, ends, numbers[0], ends[-1], step, gaps=gaps)
+
+
+# Three forms of the names of frames, without suffix.
+# A number with a point: "432.133333".
+_DECIMAL = re.compile(r"\d+\.\d+", re.ASCII)
+# A text, a number, and a text without digits: "frame_0012_left". So the last number counts.
+_NUMBERED = re.compile(r"(.*?)(\d+)(\D*)", re.ASCII | re.DOTALL)
+# A text, a number with a point, and a text without digits: "t_432.133333".
+_DECIMAL_BEHIND_TEXT = re.compile(r"(.*?\D)(\d+\.\d+)(\D*)", re.ASCII | re.DOTALL)
+
+
+def _numbers(stems: Sequence[str]) -> tuple[Fraction, ...] | None:
+    """Return the numbers in the names of frames.
+
+    The names are numbers ("12" or "432.1"), or have one text before and one text after the number
+    ("a_12", "a_13"). Returns None for other names.
+    """
+    # `are_values` says whether the order of files goes by the values of such names.
+    are_numbers = all(_DECIMAL.fullmatch(stem) or stem.isdecimal() for stem in stems)
+    if are_values(stems) or are_numbers:
+        return tuple(Fraction(stem) for stem in stems)
+    texts = set()  # (text before the number, text after it)
+    numbers = []
+    for stem in stems:
+        match = _NUMBERED.fullmatch(stem)
+        if match is None:
+            return None
+        before, number, behind = match.groups()
+        texts.add((before, behind))
+        numbers.append(Fraction(number))
+    # The numbers of "left_1" and "right_2" do not count the same frames.
+    if len(texts) != 1:
+        return None
+    return tuple(numbers)
+
+
+def _have_doubtful_order(stems: Sequence[str]) -> bool:
+    """Return whether names with a text and a number have two orders: by digits, and by value.
+
+    For example, t_432.1 comes before t_432.03 if the digits after the point count as a whole number
+    (1 < 3). By value, 432.03 comes first. Nobody knows which of the two is the order of time.
+    """
+    texts = set()
+    numbers = []
+    for stem in stems:
+        match = _DECIMAL_BEHIND_TEXT.fullmatch(stem)
+        if match is None:
+            return False
+        before, number, behind = match.groups()
+        texts.add((before, behind))
+        numbers.append(number)
+    if len(texts) > 1:
+        return False
+    values = [Fraction(number) for number in numbers]
+    return are_values(numbers) and values != sorted(values)
+
+
+# If two neighbours are further apart than this many usual distances, a frame is missing between
+# them. Clocks of cameras are off by less than half a distance.
+MOST_DISTANCES_WITHOUT_GAP = Fraction(3, 2)
+
+
+def _ends(
+    starts: Sequence[Fraction], steps: Sequence[Fraction], step: Fraction
+) -> tuple[Fraction, ...]:
+    """Return when frames end. A frame lasts until the next frame begins.
+
+    A frame before a gap and the last frame last one usual step.
+
+    starts: n times. steps: their n - 1 distances. step: the usual distance.
+    """
+    ends = []
+    distances = (*steps, step)  # the last frame lasts one usual step
+    for start, distance in zip(starts, distances, strict=True):
+        has_gap = distance > MOST_DISTANCES_WITHOUT_GAP * step
+        length = step if has_gap else distance
+        ends.append(start + length)
+    return tuple(ends)
+
+
+def _gaps(starts: Sequence[Fraction], steps: Sequence[Fraction], step: Fraction) -> tuple[Gap, ...]:
+    """Return the frames that are missing between other frames.
+
+    starts: n times. steps: their n - 1 distances. step: the usual distance.
+    If the times are numbers of frames (step 1), a missing frame gets the number that its name would
+    have. Otherwise the frames are counted from 0.
+    """
+    are_numbers_of_frames = step == 1
+    gaps = []
+    place = 0  # number that the frame would have if no frame were missing, counted from 0
+    for start, distance in zip(starts[:-1], steps, strict=True):
+        missing_frames = 0
+        if distance > MOST_DISTANCES_WITHOUT_GAP * step:
+            # Two frames at three times the usual distance lack two frames between them.
+            missing_frames = round(distance / step) - 1
+        if missing_frames:
+            number_before_gap = int(start) if are_numbers_of_frames else place
+            gaps.append(Gap(number_before_gap + 1, missing_frames))
+        place += missing_frames + 1
+    return tuple(gaps)

@@ -1,0 +1,84 @@
+"""R."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import cv2
+import numpy as np
+
+from data.spike.pictures import DISPLAY_GAMMA, to_uint8
+
+
+@dataclass(frozen=True)
+class RgbCamera:
+    """The RGB camera of a rig. By default it has no flaw."""
+
+    # Fraction of the frame interval during which a frame is exposed, in the middle of the interval.
+    exposure: float = 1.0
+    # Rolling shutter: the last row is exposed later than the first row by this fraction of the
+    # exposure. All rows end within the interval, so exposure * (1 + rolling) is at most 1.
+    rolling: float = 0.0
+    # v = light ** (1 / gamma). Then an S-shaped curve makes v the display value:
+    #     v + contrast * (v^2 * (3 - 2 * v) - v)
+    gamma: float = DISPLAY_GAMMA
+    contrast: float = 0.0
+    # Standard deviations of the noise in linear light: of the shot noise at full light, and of the
+    # read noise, which is the same at any light.
+    shot: float = 0.0
+    read: float = 0.0
+    jpeg: int = 0  # quality, or 0 for no JPEG
+    # The exposure is the mean of light ** (1 / sum_gamma). A real camera has 1, the mean of light.
+    # 2.2 is for data sets whose blurry frames are means of display values.
+    sum_gamma: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if a row is exposed outside of the frame interval."""
+        # Time from the start of the first row to the end of the last row, in frame intervals. It
+        # may exceed 1 by a rounding error: 1e-9 is far above such an error, and has no effect.
+        length_of_all_rows = self.exposure * (1 + self.rolling)
+        if self.exposure <= 0 or length_of_all_rows > 1 + 1e-9:
+            raise ValueError(
+                f"exposure {self.exposure} with rolling {self.rolling} does not fit into the "
+                "interval"
+            )
+
+    def develop(self, light: np.ndarray) -> np.ndarray:
+        """Return linear light as uint8 display values of this camera, without noise.
+
+        Sharp frames are made in this way. Blurry frames get noise first.
+        """
+        v = np.power(np.clip(light, 0, 1), np.float32(1 / self.gamma))
+        # v + contrast * (v^2 * (3 - 2 * v) - v)
+        s_curve = v * v * (3 - 2 * v)
+        return to_uint8(v + np.float32(self.contrast) * (s_curve - v))
+
+    def _summed(self, light: np.ndarray) -> np.ndarray:
+        """Return what the camera adds up during an exposure: light, or light ** (1 / sum_gamma)."""
+        if self.sum_gamma == 1:
+            return light
+        return np.power(np.clip(light, 0, 1), np.float32(1 / self.sum_gamma))
+
+    def _light_of_sum(self, mean: np.ndarray) -> np.ndarray:
+        """Turn a mean over an exposure back into linear light, the inverse of `_summed`."""
+        if self.sum_gamma == 1:
+            return mean
+        return np.power(mean, np.float32(self.sum_gamma))
+
+    def frame(self, light: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Return the blurry frame, uint8 RGB, of the mean light (H, W, 3) of an exposure.
+
+        rng: generator of the noise.
+        """
+        if self.shot or self.read:
+            # The variances of the two kinds of noise add up. The variance of the shot noise grows
+            # with the light.
+            deviation = np.sqrt(self.shot**2 * np.maximum(light, 0) + self.read**2)
+            light = light + deviation * rng.standard_normal(light.shape, dtype=np.float32)
+        picture = self.develop(light)
+        if self.jpeg:
+            # OpenCV takes and returns B, G, R.
+            quality = [cv2.IMWRITE_JPEG_QUALITY, self.jpeg]
+            _, coded = cv2.imencode(".jpg", picture[..., ::-1], quality)
+            decoded: Any = cv2.imdecode(coded, cv2.IMREAD_COLOR)
+            picture = np.ascontiguousarray(decoded[..., ::-1])
+        return picture

@@ -1,0 +1,85 @@
+"""V."""
+
+from typing import Any
+
+# Two plausible cameras with small flaws. The units are stated in `Rig` and
+# `RgbCamera`. The firing rate and its jitter are missing here, because "rig" and "dim" below differ
+# in them.
+_TWO_CAMERAS = {
+    # Where the spike camera looks, and when.
+    "shift_x": 0.6,  # RGB pixels
+    "shift_y": -0.4,
+    "rotation_deg": 0.15,
+    "scale": 1.003,
+    "lens_blur": 0.5,  # spike pixels
+    "parallax": 1.0,  # RGB pixels
+    "time_offset": 1.0,  # planes
+    # The spike camera: its weights of R, G and B, and its sensor.
+    "mix": (0.25, 0.55, 0.2),
+    "dark_rate": 0.0005,  # spikes per plane
+    "pattern": 0.03,
+    "dead": 0.0005,  # fraction of the pixels
+    "hot": 0.0005,
+    # The RGB camera.
+    "exposure": 0.8,  # fraction of the frame interval
+    "rolling": 0.1,  # fraction of the exposure
+    "contrast": 0.1,
+    "shot": 0.01,
+    "read": 0.002,
+    "jpeg": 95,  # quality
+}
+# Test conditions: name for the flag --rig -> fields of `Rig`.
+# ideal: aligned cameras. The sensor is nearly ideal in time and uneven in space, as in the real
+#   stream of a bright wall.
+# rig: two plausible cameras.
+# dim: the cameras of "rig" at a mean of about 0.03 spikes per plane, as in the real stream of a dim
+#   scene.
+# other: aligned cameras. The sensor integrates display values, and each pixel has a dark current
+#   and a response of its own, as in the sensor model of the method RSIR.
+NAMED: dict[str, dict[str, Any]] = {
+    "ideal": {"rate": 0.9, "jitter": 0.01, "dark_rate": 0.001, "pattern": 0.02},
+    "rig": {**_TWO_CAMERAS, "rate": 0.3, "jitter": 0.02},
+    "dim": {**_TWO_CAMERAS, "rate": 0.08, "jitter": 0.035},
+    "other": {
+        "rate": 0.5,
+        "light": "display",
+        "dark_rate": 0.02,
+        "dark_spread": 0.3,
+        "pattern": 0.05,
+    },
+}
+# The values that `Rig.random` draws: field -> (lowest, highest). The ranges are wider than the few
+# known captures. A value is drawn uniformly, except for the fields in LOGARITHMIC.
+# What must stay: the order of the fields. It is the order of the draws, which decides the rig of a
+# seed. So a new field comes at the end. test_a_seed_gives_its_rig notices another order.
+RANGES: dict[str, tuple[Any, Any]] = {
+    # Where the spike camera looks, and when.
+    "shift_x": (-2, 2),  # RGB pixels
+    "shift_y": (-2, 2),
+    "rotation_deg": (-0.5, 0.5),
+    "scale": (0.99, 1.01),
+    "lens_blur": (0, 1),  # spike pixels
+    "parallax": (0, 2),  # RGB pixels
+    "time_offset": (-6, 6),  # planes
+    # The spike camera: its weights of R, G and B, and its sensor.
+    "mix": ((0.2, 0.4, 0.05), (0.4, 0.7, 0.25)),
+    # Spikes per plane at full light. The mean of a scene is about 0.4 times as high: 0.03 to 0.3.
+    "rate": (0.06, 0.8),
+    "jitter": (0, 0.06),
+    "dark_rate": (0, 0.002),  # spikes per plane
+    "dark_spread": (0, 0.5),
+    "pattern": (0, 0.05),
+    "dead": (0, 0.001),  # fraction of the pixels
+    "hot": (0, 0.001),
+    # The RGB camera.
+    "exposure": (0.5, 1),  # fraction of the frame interval
+    "rolling": (0, 0.3),  # fraction of the exposure
+    "gamma": (2, 2.4),
+    "contrast": (-0.1, 0.3),
+    "shot": (0.002, 0.02),
+    "read": (0.0005, 0.005),
+    "jpeg": (85, 100),  # quality
+}
+# Fields that are drawn uniformly in the logarithm, so that half of a usual value is as likely as
+# twice the value.
+LOGARITHMIC = ("rate", "shot", "read")

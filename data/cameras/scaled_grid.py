@@ -1,0 +1,131 @@
+"""Put spike channels onto the frame if both cameras have the same view.
+
+A spike pixel covers n x n RGB pixels, where n is a whole number (`ScaledGrid.step`). The channels
+of a crop are enlarged n times. data/cameras/spike_grid.py explains grids and windows.
+
+What must stay: the channels of a crop are, bit for bit, the crop of the channels of the whole
+frame, because networks are trained on crops. test_a_crop_is_bit_for_bit_the_crop_of_the_whole tries
+some.
+
+Tests: tests/parts/data/test_spike_grid.py
+"""
+
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+
+from data.spike.geometry import Crop, SpikeGeometry
+from utils.errors import DataError
+
+
+@dataclass(frozen=True)
+class ScaledWindow:
+    """One crop of the frame on a `ScaledGrid`.
+
+    There are two crops: of the frame, in RGB pixels, and of the spike plane, in spike pixels. The
+    crop of the spike plane is larger: it has a border around the crop of the frame.
+    """
+
+    crop: Crop  # the crop of the spike plane, which is read
+    size: tuple[int, int]  # (H, W) to which the channels of `crop` are enlarged, in RGB pixels
+    # The rows and columns of the enlarged channels that cover the crop of the frame.
+    inner: tuple[slice, slice]
+    interpolation: int  # a constant of OpenCV, such as cv2.INTER_LINEAR
+
+    def to_rgb(self, channels: np.ndarray) -> np.ndarray:
+        """Turn channels (S, h, w) float32 of `crop` into (S, H, W) float32 on the RGB grid."""
+        if channels.shape[1:] != self.size:
+            height, width = self.size
+            enlarged = []
+            for channel in channels:
+                # OpenCV takes (width, height).
+                size = (width, height)
+                enlarged.append(cv2.resize(channel, size, interpolation=self.interpolation))
+            channels = np.stack(enlarged)
+        rows, columns = self.inner
+        return channels[:, rows, columns]
+
+    def brightness(self, stream: np.ndarray, image: np.ndarray) -> tuple[float, np.ndarray]:
+        """Return the mean firing rate and the mean colour (3,) of what both cameras see.
+
+        stream: spikes (T, h, w) of `crop`. image: (H, W, 3), the crop of the frame.
+        """
+        return float(stream.mean()), image.mean(axis=(0, 1))
+
+
+class ScaledGrid:
+    """The grid of two cameras with the same view: a frame is a whole multiple of a spike plane."""
+
+    coverage = 1.0
+
+    def __init__(
+        self,
+        geometry: SpikeGeometry,
+        size: tuple[int, int],
+        interpolation: int,
+        any_size: bool = False,
+    ) -> None:
+        """Check the sizes. Raises DataError if they do not fit.
+
+        geometry: size of the spike planes. size: (H, W) of a frame.
+        interpolation: a constant of OpenCV.
+        any_size: whether a frame may have any size, as the clips of a user may. A frame that is no
+        multiple of the plane is restored as a whole, so its window reads the whole plane.
+        """
+        height, width = size
+        self.step = max(1, round(height / geometry.height))
+        is_multiple = size == (self.step * geometry.height, self.step * geometry.width)
+        if not is_multiple and not any_size:
+            _refuse_frame_of_no_multiple(geometry, size)
+        self.pixel = self.step
+        self.region = Crop(0, 0, height, width)  # both cameras see the whole frame
+        self._is_stretched = not is_multiple
+        self._geometry = geometry
+        self._interpolation = interpolation
+
+    def window(self, crop: Crop) -> ScaledWindow:
+        """Return the window of a crop of the frame. It reads the crop and a border of one pixel.
+
+        Interpolation at the edge of the crop needs one spike pixel beyond it. Without the border,
+        test_a_calibration_that_only_enlarges_gives_what_a_whole_ratio_gives fails.
+        """
+        height = self._geometry.height
+        width = self._geometry.width
+        if self._is_stretched:
+            whole_plane = Crop(0, 0, height, width)
+            size_of_frame = (self.region.height, self.region.width)
+            return ScaledWindow(whole_plane, size_of_frame, crop.slices, self._interpolation)
+
+        # The spike pixels top ... bottom - 1 and left ... right - 1: the crop with a border of one
+        # pixel, but not outside of the plane. E.g. with 2 RGB pixels per spike pixel, the RGB rows
+        # 10 ... 19 are the spike rows 5 ... 9, so the spike rows 4 ... 10 are read.
+        ratio = self.step
+        top = max(crop.top // ratio - 1, 0)
+        left = max(crop.left // ratio - 1, 0)
+        bottom = min((crop.top + crop.height) // ratio + 1, height)
+        right = min((crop.left + crop.width) // ratio + 1, width)
+        spike_crop = Crop(top, left, height=bottom - top, width=right - left)
+
+        # The crop of the frame, counted from the corner of `spike_crop` in RGB pixels. In the
+        # example, spike row 4 is RGB row 8, so the RGB row 10 is row 2.
+        inner = Crop(
+            top=crop.top - top * ratio,
+            left=crop.left - left * ratio,
+            height=crop.height,
+            width=crop.width,
+        )
+        enlarged_size = (spike_crop.height * ratio, spike_crop.width * ratio)
+        return ScaledWindow(spike_crop, enlarged_size, inner.slices, self._interpolation)
+
+
+def _refuse_frame_of_no_multiple(geometry: SpikeGeometry, size: tuple[int, int]) -> None:
+    """Raise DataError for a frame that is no whole multiple of the spike plane."""
+    height, width = size
+    sizes = f"lq is {height} x {width}, spikes {geometry.height} x {geometry.width}"
+    raise DataError(
+        what=f"{sizes}: no whole multiple (spike.h, spike.w)",
+        where="spike.h, spike.w",
+        expected="a whole number of RGB pixels per spike pixel",
+        do="correct spike.h and spike.w, or give spike.calibration",
+    )

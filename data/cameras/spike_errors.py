@@ -1,0 +1,19 @@
+"""Turn the errors of data/spike into the errors of this project."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from data.spike.errors import SpikeFileError
+from utils.errors import DataError
+
+
+@contextmanager
+def spike_errors_as_data_errors() -> Generator[None]:
+    """Turn a SpikeFileError into a DataError with the same four parts.
+
+    data/spike needs numpy alone, so it cannot raise the errors of this project itself.
+    """
+    try:
+        yield
+    except SpikeFileError as e:
+        raise DataError(e.what, e.where, e.expected, e.do) from e

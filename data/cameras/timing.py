@@ -1,0 +1,308 @@
+"""Decide which planes of the spike files are read for a frame.
+
+A plane is one read-out of the spike camera. Spike files come in two kinds:
+
+    one file per frame   the frame has the planes first ... first + count - 1 of its file
+    one file per clip    `spike.exposure` lists the planes of each frame (exposures.py), or the
+                         planes follow from the times of the frames (`Timing.plane_ranges`)
+
+`Timing` holds the options `spike.first`, `spike.count`, `spike.exposure` and what the calibration
+of the cameras adds. Its method `span` returns the planes of a frame as a `Span`.
+
+What must stay, and which test notices (in tests/parts/data):
+
+    test_frame_times.py,   the planes of each frame, because they are the spikes of a sample; and
+    test_spike_info.py     the words of the errors
+    test_spike_info.py     the `repr` of `Timing`, because digests of runs hold it: no field is
+                           renamed, reordered, or new in the repr while it has its default
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Literal, NamedTuple
+
+from data.cameras.exposures import Exposures, nearest_plane
+from data.cameras.frame_times import FrameTimes
+from data.cameras.unknown_planes import refuse_exposures_of_other_frames, unknown_times
+from utils.errors import DataError
+
+
+@dataclass(frozen=True)
+class Span:
+    """The planes that are read for one frame. `Timing.span` makes it, and `DatSpikes` reads it.
+
+    Planes are counted in two ways:
+
+        in the file      from the first plane of the file: `first`
+        in the options   as spike.center and gt_plane count: from the first plane of the file if
+                         each frame has a file, else from the first plane of the exposure:
+                         `origin`, `middle`
+
+    Example: a clip has one file. The exposure of the frame is the planes 100 ... 155 of the file.
+    `Timing.share` is 0.5, so the middle half of them is read, the planes 114 ... 141:
+
+        first=114    the first plane that is read, counted from the start of the file
+        count=28     the number of planes that are read
+        origin=14    the first plane that is read, counted from the start of the exposure
+        length=56    the number of planes of the exposure
+        middle=27.5  the middle of the exposure, between its planes 27 and 28
+    """
+
+    first: int  # the planes first ... first + count - 1 of the frame's file are read
+    count: int
+    origin: int  # number of the first plane that is read, as the options count
+    # Number of planes of the frame, before a part is chosen: of the exposure, or of the whole file.
+    length: int
+    # Middle of the planes that belong to the frame, as the options count. If the file lacks some of
+    # the planes, the middle of the planes that are read is another plane.
+    middle: float
+
+
+class _PlanesOfFrame(NamedTuple):
+    """The planes start ... start + count - 1 of a file, which belong to one frame."""
+
+    start: int  # counted from the start of the file
+    count: int
+    number_of_start: int  # number of the plane `start`, as the options count (see `Span`)
+    length: int  # number of planes of the exposure, or of the whole file
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Which planes of the spike files are read.
+
+    `DatSpikes.exposures` calls `plane_ranges` if a clip has one file, and then `span` for each
+    frame. E.g. the defaults read whole files. So a file of 56 planes gives the planes 0 ... 55,
+    with the middle between the planes 27 and 28:
+
+        Timing().span("clip_07", frame=0, planes=56)
+        Span(first=0, count=56, origin=0, length=56, middle=27.5)
+
+    Digests of runs hold the repr of this object: do not rename or reorder fields.
+    """
+
+    # If each frame has a file, its planes first ... first + count - 1 are read. count None: all
+    # planes to the end of the file. first "central": the `count` planes in the middle.
+    first: int | Literal["central"] = 0
+    count: int | None = None
+    # The option `spike.exposure`: {clip: its exposures}, for clips that have one file. The key ""
+    # is for every clip without a key of its own. None if the option is not given. Then each frame
+    # has a file, or a clip has one file and `plane_ranges` divides it by the times of the frames.
+    exposures: dict[str, Exposures] | None = None
+    # The next two come from the calibration of the cameras. `offset` is a number of planes that is
+    # added to the first plane, because the clocks of the two cameras differ.
+    offset: float = 0.0
+    # `share` is the fraction of the planes of an exposure that is read, in the middle of the
+    # exposure. The repr leaves it out, because digests contain the calibration with its share. They
+    # would not need `offset` either, but without it the digests of old runs would change.
+    share: float = field(default=1.0, repr=False)
+
+    @property
+    def has_exposures(self) -> bool:
+        """Whether the option `spike.exposure` says which planes of one file belong to a frame."""
+        return self.exposures is not None
+
+    def table(self, clip: str) -> Exposures | None:
+        """Return the exposures of a clip, or None if `exposures` has no entry for the clip."""
+        if self.exposures is None:
+            return None
+        for_every_other_clip = self.exposures.get("")
+        return self.exposures.get(clip, for_every_other_clip)
+
+    def frames(self, clip: str, planes: int) -> int:
+        """Return how many frames the one file of a clip holds.
+
+        With `rows`, the number of rows. Without, the number of exposures that end within the file.
+        Returns at least 1, even if the first exposure does not fit: `span` then refuses this frame
+        with a message.
+
+        planes: number of planes in the file.
+        """
+        table = self.table(clip)
+        if table is None:
+            return 1
+        if table.rows:
+            return len(table.rows)
+        # Begin with a number that is not too large: the whole periods between the end of the first
+        # exposure and the end of the file. E.g. 100 planes, and exposures of 20 planes every 25
+        # planes: after the first exposure 80 planes are left, which are 3 periods. If the loop
+        # below began with 1 frame, it would take long for a file of a billion planes.
+        first, count = table.planes_of(0, self.offset)
+        planes_after_first = planes - first - count
+        frames = max(int(planes_after_first / table.period), 1)
+        # Then add frames as long as the next exposure ends within the file, because the division
+        # does not count the first exposure, and because starts are rounded. In the example, the
+        # exposures 0 to 3 end at the planes 20, 45, 70 and 95. Exposure 4 would end at 120, so
+        # there are 4 frames.
+        while True:
+            first, count = table.planes_of(frames, self.offset)
+            if first + count > planes:
+                return frames
+            frames += 1
+
+    def window(self, planes: int) -> tuple[int, int]:
+        """Return (first plane, number of planes) that `first` and `count` choose of a file.
+
+        planes: number of planes in the file.
+        """
+        if self.first == "central":
+            count = planes
+            if self.count is not None:
+                count = min(self.count, planes)
+            # As many planes before as after: 10 of 56 planes begin at plane 23.
+            return (planes - count) // 2, count
+        count = self.count
+        if count is None:
+            count = planes - self.first
+        return self.first, count
+
+    def plane_ranges(
+        self, clip: str, planes: int, times: FrameTimes, tick_hz: float | None = None
+    ) -> list[tuple[int, int]] | None:
+        """Decide which planes of the one file of a clip belong to which of its frames.
+
+        Returns (first plane, plane after the last) for each frame: [(0, 40), (40, 80)] for two
+        frames of 40 planes. Returns None if `exposures` says the planes of each frame.
+
+        planes: number of planes in the file. times: when the frames were taken.
+        tick_hz: planes per second, if known.
+
+        Frames at equal distances get equal numbers of planes. Frames of a film at other distances
+        get the planes of their times. A list of exposures must have a row for each frame. A single
+        start, length and period needs frames at equal distances.
+        Raises UnknownPlanes, which proposes exposures, if the times do not tell the planes.
+        """
+        if self.exposures is not None:
+            table = self.table(clip)
+            # Without a table for the clip, `span` refuses it.
+            if table is not None:
+                refuse_exposures_of_other_frames(clip, table, times)
+            return None
+
+        first, count = self.window(planes)
+        # `times.doubt` says why the times are not sure, "" if they are sure.
+        if times.doubt:
+            raise unknown_times(clip, times, first, count)
+        # The names 1, 2, 4 show that frame 3 is missing. But such numbers are no times, so nobody
+        # knows whether frames 2 and 4 were taken at twice the usual distance. A film has times.
+        if times.gaps and not times.is_film:
+            raise unknown_times(clip, times, first, count)
+        # Two clocks give the length of the clip in seconds: the film, and the number of planes
+        # divided by `tick_hz`. If they do not agree, `until` returns times with a doubt.
+        if times.is_film and tick_hz:
+            seconds = Fraction(count) / Fraction(tick_hz)
+            times = times.until(times.begin + seconds)
+            if times.doubt:
+                raise unknown_times(clip, times, first, count, tick_hz)
+        return times.plane_ranges(first, count)
+
+    def span(
+        self,
+        clip: str,
+        frame: int,
+        planes: int,
+        ranges: Sequence[tuple[int, int]] | None = None,
+    ) -> Span:
+        """Return the planes of frame number `frame` of a clip, in a file of `planes` planes.
+
+        ranges: the result of `plane_ranges`, if the clip has one file. None: `exposures` says the
+        planes, or there is a file for each frame.
+        Raises DataError if the planes reach outside of the file, and for a frame that
+        `spike.exposure` lacks.
+
+        What must stay: the result, because it says which spikes a sample has.
+        tests/parts/data/test_frame_times.py and test_spike_info.py notice.
+        """
+        of_frame = self._planes_of_frame(clip, frame, planes, ranges)
+        # The frame was exposed only during the share in the middle of its planes. Read these
+        # planes, first ... end - 1. They are at least one plane, unless the frame has no plane.
+        exposed = nearest_plane(of_frame.count * self.share)
+        if of_frame.count > 0:
+            exposed = max(exposed, 1)
+        first = of_frame.start + (of_frame.count - exposed) // 2
+        end = first + exposed
+
+        has_numbers_of_user = self.exposures is not None or self.count is not None
+        if not has_numbers_of_user:
+            # After a shift by the offset, planes may lie outside of the file. Leave them out. If
+            # the user gave plane numbers, refuse such planes below: the numbers may be wrong.
+            first = min(max(first, 0), planes)
+            end = min(end, planes)
+        if first < 0 or end <= first or end > planes:
+            raise self._outside(clip, frame, first, end, planes)
+        return Span(
+            first=first,
+            count=end - first,
+            origin=of_frame.number_of_start + (first - of_frame.start),
+            length=of_frame.length,
+            middle=of_frame.number_of_start + (of_frame.count - 1) / 2,
+        )
+
+    def _planes_of_frame(
+        self, clip: str, frame: int, planes: int, ranges: Sequence[tuple[int, int]] | None
+    ) -> "_PlanesOfFrame":
+        """Return the planes that belong to a frame, before the share and the limits of the file.
+
+        The arguments are those of `span`. Raises DataError for a frame that `spike.exposure` lacks.
+        """
+        if self.exposures is not None:
+            # One file for the clip, and the user lists the exposures.
+            start, count = self._exposure(clip, frame)
+            return _PlanesOfFrame(start, count, number_of_start=0, length=count)
+        if ranges is not None:
+            # One file for the clip, and the times of the frames tell the planes.
+            first_plane, plane_after = ranges[frame]
+            start = first_plane + nearest_plane(self.offset)
+            count = plane_after - first_plane
+            return _PlanesOfFrame(start, count, number_of_start=0, length=count)
+        # One file for the frame. The options count from the first plane of the file, and a shift by
+        # the offset does not change the numbers.
+        first_plane, count = self.window(planes)
+        start = first_plane + nearest_plane(self.offset)
+        return _PlanesOfFrame(start, count, number_of_start=first_plane, length=planes)
+
+    def _exposure(self, clip: str, frame: int) -> tuple[int, int]:
+        """Return (first plane, number of planes) of a frame in `exposures`. Raises DataError."""
+        table = self.table(clip)
+        if table is None:
+            raise _unlisted_frame("does not list", clip, frame)
+        if table.rows and frame >= len(table.rows):
+            raise _unlisted_frame(f"lists {len(table.rows)} frames of", clip, frame)
+        return table.planes_of(frame, self.offset)
+
+    def _outside(self, clip: str, frame: int, first: int, end: int, planes: int) -> DataError:
+        """Return the refusal of a frame if its file lacks some of the planes first ... end - 1."""
+        keys = "spike.exposure" if self.has_exposures else "spike.first, spike.count"
+        shift = f", time offset {self.offset:g}" if self.offset else ""
+        needs = f"frame {frame} of clip {clip} needs planes {first} to {end - 1} ({keys}{shift})"
+        return DataError(
+            what=f"{needs}, the file has {planes} planes",
+            where=f"clip {clip}",
+            expected=f"within 0 to {planes - 1}",
+            do=f"correct {keys}, or restore the file",
+        )
+
+    def describe(self) -> str:
+        """Return a text for digests: "" for the defaults (whole files), else a space and the repr.
+
+        What must stay: the text, because digests of existing runs contain it.
+        """
+        if self == Timing():
+            return ""
+        return f" {self}"
+
+
+def _unlisted_frame(does: str, clip: str, frame: int) -> DataError:
+    """Return the refusal of a frame that `spike.exposure` does not list.
+
+    does: what spike.exposure does, "does not list" or, e.g., "lists 2 frames of". The error says
+
+        spike.exposure lists 2 frames of clip clip_07, which has a frame 3
+    """
+    return DataError(
+        what=f"spike.exposure {does} clip {clip}, which has a frame {frame}",
+        where=f"clip {clip}",
+        expected="one for every frame",
+        do="complete spike.exposure",
+    )

@@ -1,0 +1,180 @@
+"""Refuse a clip if the times of its frames do not tell which planes belong to which frame.
+
+With one spike file for a whole clip, the planes of a frame follow from the times of the frames, or
+the option `spike.exposure` lists them. If the times are in doubt, or if frames are missing, a wrong
+guess would train a network with the spikes of other frames. So the clip is refused. The error
+proposes exposures that the user corrects and pastes into the command line:
+
+    correct these exposures where they are wrong, and give them (or a file that holds them):
+    'spike.exposure={"clip_07": {"start": 0, "length": 40.0, "period": 40.0}}'
+
+What must stay: a proposal is a valid `spike.exposure`. test_frame_times.py reads it back, and
+quotes some of the words.
+"""
+
+import json
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from data.cameras.exposures import Exposures
+from data.cameras.frame_times import FrameTimes
+from utils.errors import DataError
+
+ADVICE = "correct these exposures where they are wrong, and give them (or a file that holds them)"
+
+
+class UnknownPlanes(DataError):
+    """A clip has one spike file, and it is not known which planes in it belong to which frame.
+
+    The planes follow from the times of the frames. This error is raised if these times are not
+    sure, or if frames are missing. Its last part proposes a value of `spike.exposure`, e.g.
+
+        correct these exposures where they are wrong, and give them (or a file that holds them):
+        'spike.exposure={"clip_07": {"start": 0, "length": 40.0, "period": 40.0}}'
+
+    clip: name of the clip.
+    proposal: exposures in the form of `spike.exposure` for a clip, a guess that the user corrects.
+    """
+
+    def __init__(self, what: str, clip: str, proposal: Any) -> None:
+        self.clip = clip
+        self.proposal = proposal
+        argument = exposure_argument({clip: proposal})
+        super().__init__(
+            what=what,
+            where=f"clip {clip}",
+            # That is: the time of every frame is known, and no frame is missing.
+            expected="a known time of each frame, none missing between them",
+            do=f"{ADVICE}: {argument}",
+        )
+
+
+def joined_errors(errors: Sequence[UnknownPlanes]) -> DataError:
+    """Return one error for several clips, which proposes one `spike.exposure` for all of them.
+
+    Without this, a user would correct one clip, start again, and meet the error of the next clip.
+
+    errors: the errors of the clips, at least one.
+    """
+    first = errors[0]
+    # The result has the same type for one clip and for several: a DataError, without the attributes
+    # `clip` and `proposal` of UnknownPlanes.
+    if len(errors) == 1:
+        return DataError(first.what, first.where, first.expected, first.do)
+    proposals = {error.clip: error.proposal for error in errors}
+    argument = exposure_argument(proposals)
+    return DataError(
+        what="; ".join(error.what for error in errors),
+        where=", ".join(error.where for error in errors),
+        expected=first.expected,
+        do=f"{ADVICE}: {argument}",
+    )
+
+
+def exposure_argument(table: dict[str, Any]) -> str:
+    """Return the argument of a command line that sets `spike.exposure`.
+
+    table: clip -> exposures. E.g. {"clip_07": [[0, 40]]} gives, with the quotes for the shell,
+    'spike.exposure={"clip_07": [[0, 40]]}'.
+    """
+    return f"'spike.exposure={json.dumps(table)}'"
+
+
+def unknown_times(
+    clip: str, times: FrameTimes, first: int, count: int, tick_hz: float | None = None
+) -> UnknownPlanes:
+    """Return the refusal of a clip with one spike file and no spike.exposure.
+
+    The error says why the times are not sure, and proposes exposures. E.g.
+
+        one spike file for the 4 frames of clip clip_07: 1 of 5 frames is missing: frame 3
+
+    first, count: the planes first ... first + count - 1 of the file belong to the frames.
+    tick_hz: planes per second, if they contradict the times of a film.
+    """
+    what = f"one spike file for the {len(times)} frames of clip {clip}: {times.described()}"
+    return UnknownPlanes(what, clip, _guessed_exposures(times, first, count, tick_hz))
+
+
+def _guessed_exposures(
+    times: FrameTimes, first: int, count: int, tick_hz: float | None
+) -> dict[str, float] | list[list[float]]:
+    """Guess exposures for a clip if its times are not sure. The user corrects them.
+
+    The guess: the first plane was recorded at the begin of the clip, and the last plane at its end.
+
+    times: the times of the frames.
+    first, count: the planes first ... first + count - 1 of the spike file belong to the frames.
+    tick_hz: planes per second. It is given only if the length of the clip, computed from planes and
+    tick_hz, contradicts the times of the film.
+    Returns {"start": ..., "length": ..., "period": ...}, or a list of rows [start, length].
+    """
+    if times.is_even:
+        length = round(count / len(times), 3)
+        return {"start": first, "length": length, "period": length}
+    rows: list[list[float]] = []
+    if tick_hz:
+        # The times of the film in seconds, turned into planes.
+        for start, end in zip(times.starts, times.ends, strict=True):
+            begin = (start - times.begin) * Fraction(tick_hz)  # planes since the first one
+            length = (end - start) * Fraction(tick_hz)
+            rows.append([first + _with_three_digits(begin), _with_three_digits(length)])
+        return rows
+    for first_plane, plane_after in times.plane_ranges(first, count):
+        length = max(plane_after - first_plane, 1)  # an exposure has at least one plane
+        rows.append([first_plane, length])
+    return rows
+
+
+def refuse_exposures_of_other_frames(clip: str, table: Exposures, times: FrameTimes) -> None:
+    """Raise UnknownPlanes if exposures do not belong to the frames that exist.
+
+    table: the exposures of a clip as the user gives them.
+    times: the times of the existing frames. The error proposes the exposures of these frames.
+    """
+    if table.rows:
+        _refuse_rows_of_missing_frames(clip, table, times)
+    else:
+        _refuse_period_of_uneven_frames(clip, table, times)
+
+
+def _refuse_rows_of_missing_frames(clip: str, table: Exposures, times: FrameTimes) -> None:
+    """Raise UnknownPlanes if frames are missing, and a list has not one row for each frame.
+
+    The list probably has rows for the missing frames too. The error proposes the list without them.
+    """
+    if not times.gaps or len(table.rows) == len(times):
+        return
+    rows = []
+    # `places` are the numbers of the existing frames among all frames, 0, 1, 3 if frame 2 is
+    # missing.
+    for place in times.places():
+        if place < len(table.rows):
+            start, length = table.rows[place]
+            rows.append([start, length])
+    what = f"spike.exposure lists {len(table.rows)} frames of clip {clip}"
+    raise UnknownPlanes(f"{what}: {times.described()}", clip, rows)
+
+
+def _refuse_period_of_uneven_frames(clip: str, table: Exposures, times: FrameTimes) -> None:
+    """Raise UnknownPlanes if frames do not follow one another at the one distance of a period.
+
+    The error proposes a list with a row for each frame.
+    """
+    if times.is_even:
+        return
+    rows = []
+    for start in times.starts:
+        # Frames at the usual distance, `times.step`, are one period apart.
+        periods = (start - times.begin) / times.step
+        begin = Fraction(table.start) + periods * Fraction(table.period)
+        rows.append([_with_three_digits(begin), table.length])
+    cause = times.described() or "the frames follow one another at several distances"
+    what = f"spike.exposure gives one period for the {len(times)} frames of clip {clip}"
+    raise UnknownPlanes(f"{what}: {cause}", clip, rows)
+
+
+def _with_three_digits(planes: Fraction) -> float:
+    """Return a number of planes as messages show it, with three digits after the point."""
+    return round(float(planes), 3)

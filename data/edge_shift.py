@@ -1,0 +1,129 @@
+"""Measure how well two pictures show the same, and how far they are shifted.
+
+    1. Both pictures are reduced to their gradients (edges), on the grid of the spike pixels.
+    2. If they show the same at the same place, their edges correlate.
+    3. A phase correlation (cv2.phaseCorrelate) finds the shift between the two, and says by a
+       number, the response, how sure the shift is.
+
+What must stay: how two pictures are compared, because the limits in data/alignment.py were measured
+with it. test_spikes_that_are_shifted_are_named notices another blur or a wrong sign of the shift,
+test_the_page_says_that_spikes_and_frame_agree another border.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+
+class Pair(NamedTuple):
+    """The two pictures that are compared: display values (H, W) float32."""
+
+    spikes: np.ndarray
+    frame: np.ndarray
+
+
+class Measures(NamedTuple):
+    """How well spikes and frames fit, in one frame or in several."""
+
+    correlation: float  # of the gradients; the mean of several frames
+    # (right, down) offset of the spikes from the frame in RGB pixels; the median of several frames.
+    shift: tuple[float, float]
+    # Height of the peak of the phase correlation; the mean of several frames. A high peak means
+    # that spikes and frames show the same, maybe at another place.
+    response: float
+
+
+def measure(pairs: Sequence[Pair], pixel: int) -> Measures:
+    """Measure how well spikes and frames fit. The order of `pairs` does not matter.
+
+    pairs: the pictures of each measured frame. pixel: number of RGB pixels along a spike pixel.
+    """
+    of_frames = [_measure_frame(pair, pixel) for pair in pairs]
+    fits = np.array([(each.correlation, each.response) for each in of_frames])  # (frames, 2)
+    correlation, response = np.mean(fits, axis=0).tolist()
+    # A median for the shift, because one frame may give a wrong peak far away.
+    shifts = np.array([each.shift for each in of_frames])  # (frames, 2)
+    right, down = np.median(shifts, axis=0).tolist()
+    return Measures(correlation, (right, down), response)
+
+
+# A picture has no texture if its gradients have a smaller standard deviation, for values 0 to 1.
+# The limit only excludes uniform pictures, for which a correlation would be 0 / 0.
+NO_TEXTURE = 1e-6
+
+
+def _measure_frame(pair: Pair, pixel: int) -> Measures:
+    """Measure how well the spikes fit one frame. pixel: RGB pixels along a spike pixel."""
+    spikes = _gradients(pair.spikes, pixel)
+    frame = _gradients(pair.frame, pixel)
+    # A single row or column of spike pixels has no shift across it, and OpenCV refuses it.
+    # Nothing correlates with a picture without texture.
+    if min(spikes.shape) < 2 or spikes.std() < NO_TEXTURE or frame.std() < NO_TEXTURE:
+        return Measures(correlation=0.0, shift=(0.0, 0.0), response=0.0)
+    # corrcoef returns a matrix (2, 2) with 1 on its diagonal.
+    correlation = np.corrcoef(spikes.ravel(), frame.ravel())[0, 1]
+    # The window fades out the borders, because a phase correlation takes the picture as periodic.
+    # In place: `phaseCorrelate` multiplies `spikes` and `frame` by the window. So the correlation
+    # must be computed before.
+    height, width = spikes.shape
+    window = cv2.createHanningWindow((width, height), cv2.CV_32F)
+    shift_of_frame, response = cv2.phaseCorrelate(spikes, frame, window)
+    # OpenCV gives the offset of the frame from the spikes, in spike pixels. `Measures` has the
+    # offset of the spikes from the frame, in RGB pixels. So the sign and the unit change.
+    right, down = shift_of_frame
+    return Measures(float(correlation), (-pixel * right, -pixel * down), response)
+
+
+def _gradients(image: np.ndarray, pixel: int) -> np.ndarray:
+    """Return the magnitude of the gradient of a picture, on the grid of the spike pixels.
+
+    image: (H, W). pixel: number of RGB pixels along a spike pixel.
+    Returns a new array of about (H / pixel, W / pixel) float32, without the border.
+    `_measure_frame` overwrites it.
+    """
+    rgb_height, rgb_width = image.shape
+    # At least one: a tiny region may be smaller than a spike pixel.
+    height = max(1, rgb_height // pixel)
+    width = max(1, rgb_width // pixel)
+    small = image
+    if pixel > 1:
+        small = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
+    small = np.ascontiguousarray(small, np.float32)
+    # A Gaussian of one spike pixel reduces the noise of the spikes.
+    smooth = cv2.GaussianBlur(small, (0, 0), sigmaX=1.0)
+    across = cv2.Sobel(smooth, cv2.CV_32F, dx=1, dy=0)
+    down = cv2.Sobel(smooth, cv2.CV_32F, dx=0, dy=1)
+    magnitude = cv2.magnitude(across, down)
+    return np.ascontiguousarray(magnitude[_without_border(height), _without_border(width)])
+
+
+# Pixels to cut off at each border of a picture of gradients. The gradient is 0 at the border of
+# every picture, so the borders of any two pictures would correlate.
+BORDER = 2
+# A picture of gradients is not cut below this side, because fewer pixels prove nothing.
+LEAST_SIDE = 8
+
+
+def _without_border(side: int) -> slice:
+    """Return the middle part of a side, without the border, as a slice.
+
+    E.g. of 105 pixels, the border leaves 101. The part has 100 of them: slice(2, 102).
+
+    The length suits the Fourier transform in cv2.phaseCorrelate. The function pads lengths that do
+    not suit, and the shift is half a pixel off if the padded length is odd. So the length must be
+    even and must need no padding. A side that is too short is kept whole. With whole sides,
+    test_a_small_shift_beside_a_large_one_is_named fails.
+    """
+    longest = side - 2 * BORDER
+    shortest = min(side, LEAST_SIDE)
+    length = side
+    # Try the longest length first.
+    for candidate in range(longest, shortest - 1, -1):
+        needs_no_padding = cv2.getOptimalDFTSize(candidate) == candidate
+        if candidate % 2 == 0 and needs_no_padding:
+            length = candidate
+            break
+    begin = (side - length) // 2
+    return slice(begin, begin + length)

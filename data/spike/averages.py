@@ -1,0 +1,155 @@
+"""Represent spikes by firing rates: means of the spikes in windows of planes.
+
+    tfp     windows of fixed length, around the sharp frame or spread over the file
+    voxel   bins of equal length that divide the exposure
+
+The firing rate is the number of spikes per plane. Counts are whole numbers and are divided once, so
+a window and the reversed window give the same bits.
+
+What must stay: every number, because trained networks expect these channels.
+test_spike_represent.py compares with the formulas in the docstrings.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .registry import Numbers, representation
+
+
+# TFP is "texture from playback". With num_bins, its windows are spread over the stream. Without
+# num_bins, they lie around the center.
+def _tfp_is_centered(num_bins: int | None = None, **_: Any) -> bool:
+    return num_bins is None
+
+
+def _tfp_is_spread(num_bins: int | None = None, **_: Any) -> bool:
+    return num_bins is not None
+
+
+@representation(
+    "tfp", proportional=True, is_centered=_tfp_is_centered, reverses_channels=_tfp_is_spread
+)
+def tfp(
+    stream: np.ndarray,
+    center: int,
+    half_window: int = 10,
+    offsets: Numbers = (0,),
+    num_bins: int | None = None,
+) -> np.ndarray:
+    """Texture from playback: channel i = mean of s[m - half_window : m + half_window + 1],
+    m = center + offsets[i].
+
+    num_bins: number of windows that are spread over the file instead of lying at offsets, as in
+    S-VRT.
+
+    s is the stream. Values are in [0, 1]. At the ends of the stream a window has only the planes
+    that exist. With num_bins = B, the T planes are divided into B equal bins. m is the middle of
+    bin i, (i + 1 / 2) T / B rounded down, and is moved into [half_window, T - half_window].
+    Source: SpikeCV, TFP, without its rounding to 8 bits.
+    """
+    planes = len(stream)
+    if num_bins is None:
+        middles = [center + offset for offset in offsets]
+    else:
+        if num_bins < 1 or tuple(offsets) != (0,):
+            raise ValueError(
+                f"num_bins {num_bins} is at least 1, and offsets {list(offsets)} have no effect "
+                "with it"
+            )
+        middles = _middles_of_bins(num_bins, planes, half_window)
+
+    channels = []
+    for m in middles:
+        # The window has the planes start ... stop - 1, as far as the stream has them. A window
+        # before plane 0 would get negative numbers, with which a slice counts from the end of the
+        # stream.
+        start = m - half_window
+        stop = m + half_window + 1
+        window = stream[max(start, 0) : max(stop, 0)]
+        if not len(window):
+            raise ValueError(f"planes {start} to {stop - 1} all lie outside 0 to {planes - 1}")
+        counts = _counts(window).astype(np.float32)
+        channels.append(counts / np.float32(len(window)))
+    return np.stack(channels)
+
+
+def _middles_of_bins(num_bins: int, planes: int, half_window: int) -> list[int]:
+    """Return the middle m of each window of `tfp` with num_bins.
+
+    m is the middle of a bin, (i + 1 / 2) T / B, moved into [half_window, T - half_window]. Other
+    middles fail test_tfp_spread_over_the_file_is_the_formula_of_s_vrt.
+    Raises ValueError if a window does not fit into the stream.
+    """
+    if planes < 2 * half_window:
+        raise ValueError(f"{planes} planes cannot hold a window of {2 * half_window} planes")
+    middles = []
+    for i in range(num_bins):
+        # In whole numbers, rounded down: 7, 21, 35, 49 for T = 56 and B = 4.
+        middle_of_bin = (2 * i + 1) * planes // (2 * num_bins)
+        at_least_half_window = max(middle_of_bin, half_window)
+        middles.append(min(at_least_half_window, planes - half_window))
+    return middles
+
+
+def _counts(window: np.ndarray) -> np.ndarray:
+    """Return the number of spikes of each pixel (h, w) in a window (t, h, w)."""
+    # Up to 255 fit into a byte, and numpy sums bytes fastest.
+    fits_into_a_byte = len(window) < 256
+    return window.sum(axis=0, dtype=np.uint8 if fits_into_a_byte else np.uint32)
+
+
+@representation("voxel", proportional=True, accepts_half_planes=True)
+def voxel(stream: np.ndarray, center: float, num_bins: int = 4) -> np.ndarray:
+    """Disjoint bins of equal length, symmetric about the centre c.
+
+    s is the stream, B = num_bins. The bins divide the largest range of planes that is symmetric
+    about c. It has n = 2 min(c, T - 1 - c) + 1 planes, of which p is the first. Then
+
+        channel b = mean of s over the time from p + b n / B to p + (b + 1) n / B
+
+    A plane that lies in two bins counts in both in proportion. Values are in [0, 1]. If c is the
+    middle of the stream, (T - 1) / 2, all planes are used.
+    """
+    last = len(stream) - 1
+    # E.g. 20 planes and center 6: n = 2 * 6 + 1 = 13, p = 0, the planes 0 ... 12.
+    n = int(2 * min(center, last - center)) + 1
+    if n < num_bins:
+        raise ValueError(f"{n} planes evenly around {center:g} cannot fill {num_bins} bins")
+    p = int(center - (n - 1) / 2)
+
+    # Times are counted in B-th parts of a plane, so that all times are whole numbers. Plane t
+    # begins at the time t B, and bin b lasts from p B + b n to p B + (b + 1) n.
+    channels = []
+    for b in range(num_bins):
+        start = p * num_bins + b * n
+        counts = _counts_in_parts(stream, start, stop=start + n, parts=num_bins)
+        # A bin is n parts long, and a plane has B parts. So counts / n is the mean of s.
+        channels.append(counts.astype(np.float32) / np.float32(n))
+    return np.stack(channels)
+
+
+def _counts_in_parts(stream: np.ndarray, start: int, stop: int, parts: int) -> np.ndarray:
+    """Return the number of spikes of each pixel from `start` to `stop`, times `parts`, (h, w).
+
+    start, stop: times, counted in parts of a plane. A plane has `parts` parts, so plane t begins at
+    the time t * parts. A spike counts once for each part of its plane that lies between the times.
+    E.g. with 2 parts a plane, from 0 to 13: a spike in one of the planes 0 ... 5 counts 2, and a
+    spike in plane 6 counts 1, because the second half of plane 6 lies after 13.
+
+    All numbers are whole numbers, so the result is equal in both directions of time.
+    """
+    # The planes that lie between the times as a whole: first ... end - 1.
+    first = math.ceil(start / parts)
+    end = stop // parts
+    counts = _counts(stream[first:end]).astype(np.uint32) * np.uint32(parts)
+    # If `start` lies within a plane, add the parts of this plane after `start`.
+    parts_before_first = first * parts - start
+    if parts_before_first:
+        counts += np.uint32(parts_before_first) * stream[first - 1]
+    # If `stop` lies within a plane, add the parts of this plane before `stop`.
+    parts_from_end = stop - end * parts
+    if parts_from_end:
+        counts += np.uint32(parts_from_end) * stream[end]
+    return counts

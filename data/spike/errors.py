@@ -1,0 +1,79 @@
+"""Give the error of a spike file: what is wrong, where, what was expected, and what to do.
+
+All modules of this folder raise `SpikeFileError`. The rest of the project turns it into its own
+DataError (data/cameras/spike_errors.py). `file_errors` does the same for the errors of damaged
+files, so that a caller meets one class of errors only.
+
+What must stay: random bytes in a file raise SpikeFileError and nothing else. test_any_bytes.py (in
+tests/parts/data, as all tests named in this folder) notices. The words of the errors may change;
+tests quote some of them.
+"""
+
+import os
+import zipfile
+import zlib
+from collections.abc import Generator
+from contextlib import contextmanager
+
+PathLike = str | os.PathLike[str]
+# Name of the array in a .npz.
+NPZ_KEY = "spk"
+
+
+class SpikeFileError(ValueError):
+    """A spike file does not have the expected form.
+
+    The error has four parts: what is wrong, where, what was expected, and what to do. They are the
+    parts of the errors in utils/errors.py, which this folder does not import: it needs numpy alone.
+    """
+
+    def __init__(self, what: str, where: str = "", expected: str = "", do: str = "") -> None:
+        self.what = what
+        self.where = where
+        self.expected = expected
+        self.do = do
+        super().__init__(what, where, expected, do)
+
+    def __str__(self) -> str:
+        """Return the parts that are given, one a line."""
+        lines = [self.what]
+        parts = {"in": self.where, "expected": self.expected, "do": self.do}
+        for name, text in parts.items():
+            if text:
+                # The texts begin in one column, because each name is filled up to 9 characters.
+                lines.append(f"  {name:<9} {text}")
+        return "\n".join(lines)
+
+
+@contextmanager
+def file_errors(path: PathLike) -> Generator[None]:
+    """Turn errors of a missing, unreadable or damaged file in the block into a SpikeFileError.
+
+    The listed classes are what numpy, zipfile and zlib raise for damaged files. Whoever reads the
+    bytes in another way checks the list with tests/parts/data/test_any_bytes.py.
+    """
+    try:
+        yield
+    except SpikeFileError:
+        # A SpikeFileError is a ValueError, which would be wrapped again below.
+        raise
+    except (
+        OSError,
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+        ValueError,
+        NotImplementedError,
+    ) as e:
+        # str() of an OSError also names the file, which is in `where` already. So take its
+        # `strerror`, which may be None.
+        reason = str(e)
+        if isinstance(e, OSError) and e.strerror:
+            reason = e.strerror
+        raise SpikeFileError(
+            what=f"cannot read spike file: {reason}",
+            where=str(path),
+            expected=f'packed planes, or an array (planes, h, w); in a .npz named "{NPZ_KEY}", or '
+            "the only one of 3 axes",
+            do="restore the file, or save the array again",
+        ) from e

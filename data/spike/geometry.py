@@ -1,0 +1,167 @@
+"""Describe a plane of the spike camera: its size, how a file stores it, and a part of it.
+
+    SpikeGeometry   size and storage of packed planes, which have no header: whoever reads a file
+                    must know them
+    Crop            a rectangle of an image, in rows and columns
+
+    SpikeGeometry(250, 400).plane_bytes                      # 12500: 250 x 400 bits
+    SpikeGeometry(250, 400, head_columns=16).line_width      # 416 bits
+
+A plane is one read-out of the camera, a bit for each pixel.
+
+What must stay: the fields of `SpikeGeometry` and its `repr`, because option files, dataset.json and
+digests of runs contain them (test_spike_formats.py). Free to add: a line of KNOWN_GEOMETRIES, which
+is for messages alone.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from .errors import SpikeFileError
+
+# Geometries of published data, most common first: (height, width, head columns). If a file does not
+# fit the geometry of the user, the error names the geometries of this list that fit. A new one may
+# be added. Nothing is read differently by it.
+KNOWN_GEOMETRIES = (
+    (250, 400, 0),  # Spike-Zoo, SpikeCV, Vidar
+    (360, 640, 0),  # Spk-GoPro
+    (250, 400, 16),  # as the first, with columns without image
+    (180, 320, 0),  # S-SDM
+    (384, 384, 0),  # Spk-X4K
+    (256, 256, 0),
+    (1000, 1000, 0),
+    (1000, 1024, 0),
+    (64, 64, 0),
+)
+# The SPS100 sensor has 1000 x 1000 pixels. A row is stored as two half-lines of 512 bits: 500
+# pixels, then a word of 12 bits. A word has a line number, 1 ... 500, and a channel, 0 ... 3.
+SPS100_SIDE = 1000  # rows of a plane, and pixels of a row
+SPS100_HALF = 512  # bits of a half-line
+
+
+@dataclass(frozen=True, repr=False)
+class SpikeGeometry:
+    """The size and storage of packed planes, which the file does not contain.
+
+    What must stay: names, order, defaults and meanings of the fields. Option files and dataset.json
+    use them, and digests of runs hold the text of `__repr__`.
+    """
+
+    height: int  # pixels of a plane
+    width: int
+    # Whether rows are stored bottom first, as in all known files except files of an SPS100.
+    flipud: bool = True
+    # Columns without image at the end of each sensor line. A line of 416 columns has 400 columns of
+    # image and 16 head columns. They are dropped when reading and written as zeros.
+    head_columns: int = 0
+    # The first pixel of a byte is its least significant bit ("little", as in all known files) or
+    # its most significant bit ("big", the default of numpy.packbits).
+    bit_order: Literal["little", "big"] = "little"
+    # An SPS100 has 1000 x 1000 pixels in lines of 1024 bits. Each half of a line ends with a 12-bit
+    # word (source: SpikeCV, load_dat.py and sps_parser.py). Files of an SPS100 are only read, not
+    # written.
+    layout: Literal["raster", "sps100"] = "raster"
+
+    def __post_init__(self) -> None:
+        """Raise SpikeFileError for sizes that no camera has."""
+        expected = ""
+        if self.height < 1 or self.width < 1 or self.head_columns < 0:
+            expected = "sizes of at least 1 and head columns of at least 0"
+        # There is one kind of SPS100, so its layout allows one value for each field.
+        is_sps100_size = self.height == SPS100_SIDE and self.width == SPS100_SIDE
+        is_sps100_line = self.head_columns == 0 and self.bit_order == "little"
+        if self.layout == "sps100" and not (is_sps100_size and is_sps100_line):
+            expected = (
+                f"{SPS100_SIDE} x {SPS100_SIDE}, no head columns, bit order little for "
+                "the layout sps100"
+            )
+        if expected:
+            raise SpikeFileError(
+                what=f"{self} is no plane of spikes",
+                expected=expected,
+                do="correct the size of the spike camera",
+            )
+
+    def __repr__(self) -> str:
+        """Return the first four fields, and every other field that is not at its default.
+
+        For example "SpikeGeometry(height=250, width=400, flipud=True, head_columns=0)".
+
+        What must stay: this text, because digests of runs hold it. A new field comes at the end,
+        with a default that means what was done before. Then the text of existing runs stays the
+        same.
+        """
+        shown = []
+        for index, field in enumerate(dataclasses.fields(self)):
+            value = getattr(self, field.name)
+            # The first four fields are always in the text.
+            if index < 4 or value != field.default:
+                shown.append(f"{field.name}={value!r}")
+        return f"SpikeGeometry({', '.join(shown)})"
+
+    @property
+    def line_width(self) -> int:
+        """Bits of a stored line."""
+        if self.layout == "sps100":
+            return 2 * SPS100_HALF
+        return self.width + self.head_columns
+
+    @property
+    def plane_bytes(self) -> int:
+        """Bytes of a packed plane.
+
+        Raises SpikeFileError if its bits do not fill whole bytes.
+        """
+        bits = self.height * self.line_width
+        if bits % 8:
+            raise SpikeFileError(
+                what=f"a spike plane of {self.height} x {self.line_width} pixels cannot be packed",
+                expected="height x line width divisible by 8; .npy and .npz hold planes of any "
+                "size",
+                do="correct the size of the spike camera",
+            )
+        return bits // 8
+
+    def as_raster(self) -> "SpikeGeometry":
+        """Return the geometry of the same planes in a clip cache, packed row by row ("raster").
+
+        For an SPS100 this drops the words that the camera writes into each line.
+        """
+        return dataclasses.replace(self, layout="raster")
+
+
+@dataclass(frozen=True)
+class Crop:
+    """A rectangle in the pixels of an upright image (row 0 at the top).
+
+    It may reach outside of an image. `SpikeFile.read` refuses such a crop.
+    """
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+    @property
+    def bottom(self) -> int:
+        """The first row below the rectangle."""
+        return self.top + self.height
+
+    @property
+    def right(self) -> int:
+        """The first column to the right of the rectangle."""
+        return self.left + self.width
+
+    @property
+    def slices(self) -> tuple[slice, slice]:
+        """The rows and the columns of the rectangle, to index an array with."""
+        return slice(self.top, self.bottom), slice(self.left, self.right)
+
+    def as_list(self) -> list[int]:
+        """Return [top, left, height, width], as the file of a calibration has a region."""
+        return [self.top, self.left, self.height, self.width]
+
+    def in_words(self) -> str:
+        """Return the place for a message: "rows 0 to 9, columns 4 to 11", both included."""
+        return f"rows {self.top} to {self.bottom - 1}, columns {self.left} to {self.right - 1}"

@@ -1,0 +1,77 @@
+"""Refuse files that are no packed planes: text, images, archives and other files with a header.
+
+Packed planes are bits without a header. So any file can be read as packed planes, and a wrong file
+would give noise. `refuse_other_format` looks at the first 64 bytes of a file and raises
+SpikeFileError if they are the beginning of another format, or text.
+
+Spikes are random bits, too. So a rule of this module must be so strict that spikes of any scene
+practically never fulfil it. Tests: test_spike_formats.py, test_any_bytes.py
+"""
+
+import re
+
+from .errors import PathLike, SpikeFileError
+
+# Beginnings of files that are no packed planes, as regular expressions -> name of the kind of file.
+# Spikes are random bits, so a mark must be long: random bits of any firing rate match a mark with a
+# probability below 1e-9. The first three bytes of a JPEG alone would be too short, because they
+# would refuse two of 100,000 files of a bright scene. A new mark needs about as many fixed bits as
+# the marks here.
+MARKS = {
+    rb"\x93NUMPY": "the header of a NumPy array (.npy)",
+    # The fifth byte is ten times the version of the zip format, 1.0 to 6.3.
+    rb"PK\x03\x04[\x0a-\x3f]\x00": "the header of a zip file (.npz)",
+    rb"\x89PNG\r\n\x1a\n": "a PNG image",
+    # The start of an image, then a segment of JFIF, Exif or Adobe, or a table of 67 or 132 bytes.
+    rb"\xff\xd8\xff(\xe0..JFIF|\xe1..(Exif|http)|\xee..Adobe|\xdb\x00[\x43\x84])": "a JPEG image",
+    # The method deflate, flags, four bytes of time, the level of compression, and the system.
+    rb"\x1f\x8b\x08[\x00-\x1f].{4}[\x00\x02\x04][\x00-\x0d\xff]": "a file compressed with gzip",
+    rb"(\xfd7zXZ\x00|7z\xbc\xaf\x27\x1c|Rar!\x1a\x07)": "an archive (xz, 7z or RAR)",
+    rb"MATLAB 5\.0 MAT-file": "the header of a MATLAB file",
+    rb"MATLAB 7\.3 MAT-file|\x89HDF\r\n\x1a\n": "the header of an HDF5 or MATLAB 7.3 file",
+    rb"version https://git-lfs": "a pointer of Git LFS, whose file was not fetched",
+}
+# Number of bytes at the beginning of a file that are compared with the marks, which are shorter.
+# The same bytes are tested for text: with fewer bytes, spikes would look like text more often.
+HEAD_BYTES = 64
+
+
+def refuse_other_format(head: bytes, path: PathLike) -> None:
+    """Raise SpikeFileError if a file begins with a header or with text.
+
+    head: the first HEAD_BYTES bytes of the file. Packed planes have no header.
+    """
+    seen = _content_of(head)
+    if not seen:
+        return
+    do = "give it its own suffix (.npy, .npz), restore the file, or cut off its header"
+    if "MATLAB" in seen:
+        do = "save its planes as an array (planes, h, w) of uint8 in a .npy file"
+    raise SpikeFileError(
+        what=f"the file begins with {seen}: {head[:24]!r}",
+        where=str(path),
+        expected="packed planes, which have no header",
+        do=do,
+    )
+
+
+def _content_of(head: bytes) -> str:
+    """Return what the first bytes of a file show, e.g. "a PNG image"; "" for packed planes."""
+    for mark, kind in MARKS.items():
+        if re.match(mark, head, re.DOTALL):
+            return kind
+    return "text" if _is_text(head) else ""
+
+
+def _is_text(head: bytes) -> bool:
+    """Return whether bytes are printable text with more than 6 different characters.
+
+    With at most 6 different characters, the bytes may be spikes: planes of an even scene repeat a
+    few bytes, and these bytes may be codes of characters
+    (test_planes_of_an_even_scene_may_consist_of_codes_of_letters). With a larger limit, short texts
+    such as a table of numbers would be read as spikes.
+    """
+    if len(set(head)) <= 6:
+        return False
+    # The printable characters of ASCII have the codes 32 ... 126.
+    return all(32 <= byte < 127 or byte in b"\t\r\n" for byte in head)

@@ -1,0 +1,52 @@
+"""Represent spikes by the time between two spikes (TFI, texture from intervals).
+
+The firing rate of a pixel is 1 / (planes from one spike to the next). It follows motion faster than
+a mean over a window, but it has the noise of a single interval.
+
+What must stay: every number, because trained networks expect these channels.
+test_spike_represent.py compares with the formula in the docstring.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from .registry import Numbers, representation
+
+
+def _lag_of_tfi(**_: Any) -> int:
+    """Return 1: TFI shows the time half a plane after its centre plane."""
+    return 1
+
+
+@representation("tfi", proportional=True, lag_in_half_planes=_lag_of_tfi)
+def tfi(
+    stream: np.ndarray, center: int, half_window: int = 20, offsets: Numbers = (0,)
+) -> np.ndarray:
+    """Texture from intervals: channel i = 1 / (tn - tp) around the time after plane
+    m = center + offsets[i].
+
+    tp is the plane of the last spike in [m - half_window + 1, m], tn the plane of the first spike
+    in [m + 1, m + half_window]. If a pixel lacks one of them, its value is 1 / (2 half_window).
+    Values are in (0, 1]. Planes outside of the stream count as empty.
+    Source: SpikeCV, TFI (which gives uint8, ignores a spike in plane 0 and fails at the last
+    planes).
+    """
+    channels = []
+    for offset in offsets:
+        m = center + offset
+        # The planes m - half_window + 1 ... m, and m + 1 ... m + half_window. A negative number in
+        # a slice would count from the end of the stream.
+        before = stream[max(m - half_window + 1, 0) : max(m + 1, 0)]
+        after = stream[max(m + 1, 0) : max(m + 1 + half_window, 0)]
+        if not len(before) or not len(after):
+            raise ValueError(f"plane {m} has no planes on both sides within 0 to {len(stream) - 1}")
+        has_both = before.any(axis=0) & after.any(axis=0)
+        # argmax along time is the index of the first spike. E.g. m = 5, tp = 3, tn = 7: 2 planes
+        # from m back to tp, 1 plane from m + 1 on to tn, and the interval tn - tp = 2 + 1 + 1 = 4.
+        m_minus_tp = before[::-1].argmax(axis=0)
+        tn_minus_next = after.argmax(axis=0)
+        interval = m_minus_tp + tn_minus_next + 1
+        rates = np.where(has_both, 1.0 / interval, 1.0 / (2 * half_window))
+        channels.append(rates.astype(np.float32))
+    return np.stack(channels)

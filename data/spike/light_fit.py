@@ -1,0 +1,58 @@
+"""Find what a sensor integrated, linear light or display values, from spikes and a picture.
+
+Two models are fitted by least squares to the firing rates r of all pixels, where v are the display
+values of a frame at the same time and place:
+
+    "display"   r = k v
+    "linear"    r = k v ** 2.2
+
+The model with the smaller error is the answer, and k is the firing rate at full light. The answer
+is for people (scripts/spike_tool.py, warnings of the data check); no sample depends on it.
+
+Test: test_spike_simulate.py
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .pictures import DISPLAY_GAMMA
+
+# The better fit is clearly better if its error is below this fraction of the error of the worse
+# fit. If the errors are nearer to each other, noise and motion may have decided. With a larger
+# ratio, such an answer would count as clear. With a smaller ratio, right answers would not count.
+CLEAR_RATIO = 0.8
+
+
+@dataclass(frozen=True)
+class LightFit:
+    """The better of two fits."""
+
+    light: str  # "linear" or "display", what the sensor integrated
+    rate: float  # spikes per plane at full light
+    errors: dict[str, float]  # {"display": ..., "linear": ...}, relative to the rates; 0: exact
+    is_clear: bool  # whether one fit is clearly better
+
+
+def fit_light(rates: np.ndarray, values: np.ndarray) -> LightFit:
+    """Fit rates = k values (display) and rates = k values ** 2.2 (linear light) by least squares.
+
+    rates: (h, w), spikes per plane around the time of a frame.
+    values: (h, w), grey display values of this frame in [0, 1], resized to the spike camera.
+    """
+    rates = rates.astype(np.float64)
+    values = values.astype(np.float64)
+    # The smallest divisor, so that black frames do not divide by 0.
+    least = 1e-12
+    square_of_rates = max((rates * rates).sum(), least)
+    rate_of = {}
+    errors = {}
+    for light, x in (("display", values), ("linear", values**DISPLAY_GAMMA)):
+        # Least squares of rates = k x: k = sum(rates x) / sum(x^2).
+        k = float((rates * x).sum() / max((x * x).sum(), least))
+        square_of_residuals = ((rates - k * x) ** 2).sum()
+        rate_of[light] = k
+        errors[light] = float(np.sqrt(square_of_residuals / square_of_rates))
+    best = min(errors, key=lambda light: errors[light])
+    is_clear = errors[best] < CLEAR_RATIO * max(errors.values())
+    return LightFit(best, rate_of[best], errors, is_clear)

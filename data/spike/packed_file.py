@@ -1,0 +1,92 @@
+"""Check the content of a packed file, and find the planes in it.
+
+Packed planes (packing.py) have no header, so three checks stand in for it:
+
+    1. the first bytes are no header of another format, and no text (headers.py)
+    2. the words of an SPS100 sensor are there exactly if the geometry says so (sps100.py)
+    3. the size of the file is a whole number of planes (`planes_in`)
+
+Tests: test_spike_formats.py, test_any_bytes.py, test_published_streams.py (published files pass)
+"""
+
+import numpy as np
+
+from .errors import PathLike, SpikeFileError
+from .geometry import KNOWN_GEOMETRIES, SPS100_SIDE, SpikeGeometry
+from .headers import HEAD_BYTES, refuse_other_format
+from .spike_file import SpikeFile
+from .sps100 import refuse_file_without_words, refuse_words_in_raster, start_of_sps100
+
+
+def packed_planes(
+    content: bytes | np.ndarray, path: PathLike, geometry: SpikeGeometry, remainder: str = "error"
+) -> SpikeFile:
+    """Return the planes in the content of a packed file, such as a value of an LMDB.
+
+    content: bytes, or an array (n,) uint8. path: for messages.
+    remainder: what happens to bytes after the last whole plane: "error" refuses them, "truncate"
+    ignores them.
+    Raises SpikeFileError for a wrong size and for content of another kind.
+    """
+    data = np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
+    refuse_other_format(data[:HEAD_BYTES].tobytes(), path)
+    # The byte at which the first plane of an SPS100 starts, or None. Look for it also if the layout
+    # is raster, because a raster reader would take the words of the sensor for pixels.
+    sps100_start = None
+    if SPS100_SIDE in (geometry.height, geometry.width):
+        sps100_start = start_of_sps100(data)
+    if geometry.layout == "sps100":
+        if sps100_start is None:
+            refuse_file_without_words(len(data), path, geometry)
+        data = data[sps100_start:]
+        planes = len(data) // geometry.plane_bytes
+    else:
+        if sps100_start is not None:
+            refuse_words_in_raster(sps100_start, path)
+        planes = planes_in(len(data), path, geometry, remainder)
+    # Bytes after the last whole plane are left out.
+    whole = data[: planes * geometry.plane_bytes]
+    packed = whole.reshape(planes, geometry.plane_bytes)
+    return SpikeFile(str(path), geometry, planes=planes, packed=packed)
+
+
+def planes_in(size: int, path: PathLike, geometry: SpikeGeometry, remainder: str) -> int:
+    """Return the number of raster planes in a file of `size` bytes.
+
+    Raises SpikeFileError if there is no whole plane, and for bytes after the last whole plane
+    unless `remainder` is "truncate", which leaves these bytes out.
+    """
+    planes, bytes_left = divmod(size, geometry.plane_bytes)
+    fits = bytes_left == 0 or remainder == "truncate"
+    if planes and fits:
+        return planes
+
+    shape = f"{geometry.height} x {geometry.line_width}"
+    content = f"no plane of {shape}"
+    if planes:
+        content = f"{planes} planes of {shape} and {bytes_left} bytes more"
+    raise SpikeFileError(
+        what=f"spike file of {size} bytes holds {content}",
+        where=str(path),
+        expected=f"a multiple of {geometry.plane_bytes} bytes; known geometries that fit this "
+        f"size: {_known_geometries_of(size)}",
+        do="copy the file again, or correct the spike height and width",
+    )
+
+
+def _known_geometries_of(size: int) -> str:
+    """Return the published cameras with planes that fill a file of `size` bytes, for a message.
+
+    E.g. "250 x 400 (8 planes), 250 x 400 + 16 head columns (...)", or "none". Head columns are
+    columns without image at the end of each line (`SpikeGeometry.head_columns`).
+    """
+    if size == 0:
+        return "none"
+    fitting = []
+    for height, width, head_columns in KNOWN_GEOMETRIES:
+        bits_of_plane = height * (width + head_columns)
+        planes_of_camera, bits_left = divmod(8 * size, bits_of_plane)
+        if bits_left == 0:
+            columns = f" + {head_columns} head columns" if head_columns else ""
+            fitting.append(f"{height} x {width}{columns} ({planes_of_camera} planes)")
+    return ", ".join(fitting) or "none"

@@ -1,0 +1,126 @@
+"""Represent spikes by the planes themselves, without any mean.
+
+    raw          one window of planes around the sharp frame
+    encoding25   windows of 25 planes, as a network for optical flow (SCFlow) takes them
+
+A channel is a plane, so its values are 0 and 1. The options rate, light and gamma have no effect.
+
+What must stay: which plane is which channel, because trained networks expect it.
+test_spike_represent.py notices.
+"""
+
+from typing import Any, Literal
+
+import numpy as np
+
+from .registry import representation
+
+
+@representation("raw", proportional=False)
+def raw(stream: np.ndarray, center: int, window: int = 21) -> np.ndarray:
+    """Raw window of odd length L: channels s[center - L // 2 : center + L // 2 + 1],
+    values {0, 1}.
+    """
+    if window < 1 or window % 2 == 0:
+        raise ValueError(f"the raw window is an odd number of planes, not {window}")
+    first = center - window // 2
+    end = first + window
+    if first < 0 or end > len(stream):
+        planes = f"planes {first} to {end - 1} around {center}"
+        raise ValueError(f"{planes} reach outside 0 to {len(stream) - 1}")
+    return stream[first:end].astype(np.float32)
+
+
+def _lag_of_windows(num_windows: int = 1, spacing: int | None = None, **_: Any) -> int:
+    """Return 0 or -1: whether the windows of `encoding25` show a time half a plane earlier.
+
+    The middle of an even number of windows lies between two windows. If the spacing is odd too, the
+    middle lies between two planes, and the centres of the windows are rounded down. So their middle
+    is half a plane earlier than `center`. E.g. two windows with a spacing of 5 around plane 50 have
+    the centres 47 and 52. The middle of the two is 49.5.
+    """
+    if num_windows % 2 == 1 or spacing is None:
+        return 0
+    is_odd = spacing % 2 == 1
+    return -1 if is_odd else 0
+
+
+def _windows_are_centered(num_windows: int = 1, spacing: int | None = None, **_: Any) -> bool:
+    return num_windows == 1 or spacing is not None
+
+
+def _windows_are_spread(num_windows: int = 1, spacing: int | None = None, **_: Any) -> bool:
+    return num_windows > 1 and spacing is None
+
+
+@representation(
+    "encoding25",
+    proportional=False,
+    lag_in_half_planes=_lag_of_windows,
+    is_centered=_windows_are_centered,
+    reverses_channels=_windows_are_spread,
+)
+def encoding25(
+    stream: np.ndarray,
+    center: int,
+    num_windows: int = 1,
+    spacing: int | None = None,
+    pad: Literal["strict", "edge", "zero"] = "strict",
+) -> np.ndarray:
+    """Windows of 25 planes for spike optical flow (SCFlow):
+    channels 25 i ... 25 i + 24 = s[m - 12 : m + 13], {0, 1}.
+
+    spacing: planes from one centre m to the next, around center; null: spread over the file, as in
+    S-VRT. pad: planes outside of the stream: "strict" is an error, "edge" repeats the outermost
+    plane, "zero" is empty.
+
+    With spacing, m = center + (i - (num_windows - 1) / 2) spacing, rounded down. The windows are at
+    the same distance in every clip, as in the training of the flow weights.
+    Without spacing, a single window has m = center. Several windows have
+    m = round(linspace(12, T - 13, num_windows)), rounded symmetrically about the middle of the
+    file. "strict" raises ValueError.
+    """
+    if num_windows < 1 or (spacing is not None and spacing < 1):
+        raise ValueError(f"num_windows {num_windows} and spacing {spacing} are at least 1")
+    planes = len(stream)
+    if num_windows == 1:
+        middles = [center]
+    elif spacing is not None:
+        # center + (i - (num_windows - 1) / 2) spacing, rounded down. Twice the distance from the
+        # center is a whole number: -5 and 5 for two windows with a spacing of 5. Half of it,
+        # rounded down, is -3 and 2.
+        middles = []
+        for i in range(num_windows):
+            twice_distance = (2 * i - (num_windows - 1)) * spacing
+            middles.append(center + twice_distance // 2)
+    else:
+        middles = _spread_middles(num_windows, planes)
+
+    # The plane of each channel, (S,): 12 planes before m, m itself, and 12 planes after m.
+    windows = [np.arange(m - 12, m + 13) for m in middles]
+    plane_numbers = np.concatenate(windows)
+    is_outside = (plane_numbers < 0) | (plane_numbers >= planes)
+    if pad == "strict" and is_outside.any():
+        raise ValueError(f"windows of 25 planes around {middles} reach outside 0 to {planes - 1}")
+    # Outside of the stream, np.clip takes the outermost plane ("edge").
+    channels = stream[np.clip(plane_numbers, 0, planes - 1)].astype(np.float32)
+    if pad == "zero":
+        channels[is_outside] = 0.0
+    return channels
+
+
+def _spread_middles(num_windows: int, planes: int) -> list[int]:
+    """Return the centres of windows of 25 planes that are spread over a file.
+
+    The centres must be symmetric (with m also planes - 1 - m), which is not certain if each one is
+    rounded. So only the first half is rounded, and the second half mirrors it. An odd number of
+    windows has one more centre at planes // 2. E.g. 3 windows in 56 planes: 12, 28, 43.
+    """
+    # The first window has the planes 0 ... 24, and the last window has the last 25 planes.
+    spread = np.linspace(12, planes - 13, num_windows)
+    exact_first_half = spread[: num_windows // 2]
+    first_half = np.round(exact_first_half).astype(int).tolist()
+    second_half = [planes - 1 - m for m in reversed(first_half)]
+    if num_windows % 2 == 1:
+        return [*first_half, planes // 2, *second_half]
+    return [*first_half, *second_half]

@@ -1,0 +1,195 @@
+"""Represent spikes by the light of short windows, relative to the light of the exposure.
+
+The blurry frame is the mean of the light over the exposure. So the sharp frame is, per pixel,
+
+    sharp light = blurry light x (mean light of a short window / mean light of the exposure)
+
+    exposure            both lights, as two channels
+    relative            the ratio for several windows, and how sure it is
+    exposure_estimate   the product: a sharp frame without a network
+
+The light of each plane comes from the intervals between spikes: 1 / interval in all planes between
+two spikes (light.py). So a window may be shorter than an interval.
+
+What must stay: every number, because trained networks expect these channels.
+test_spike_represent.py notices.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .light import window_light
+from .pictures import to_display, to_linear
+from .registry import representation
+
+
+def _lag_of_light(**_: Any) -> int:
+    """Return -1: the light of plane m was collected between the planes m - 1 and m."""
+    return -1
+
+
+@representation("exposure", proportional=True, lag_in_half_planes=_lag_of_light)
+def exposure_rates(
+    stream: np.ndarray, center: int, half_window: int = 6, half_exposure: int | None = None
+) -> np.ndarray:
+    """Two channels: the light around the sharp frame (short) and over the exposure (long), in
+    spikes per plane.
+
+    half_window, half_exposure: planes on each side of center; null: as many as there are, without
+    plane 0.
+
+    The light is 1 / interval in all planes between two spikes (data/spike/light.py). A pixel
+    with few spikes has one interval around both windows. Then both rates are equal, and
+    `exposure_estimate` returns the blurry frame.
+    """
+    planes = len(stream)
+    if half_exposure is None:
+        half_exposure = min(center - 1, planes - 1 - center)
+    if not 0 <= half_window < half_exposure:
+        raise ValueError(
+            f"0 <= half_window {half_window} < half_exposure {half_exposure} is needed"
+        )
+    # The planes start ... stop - 1 of both windows: the short one and the exposure.
+    windows = []
+    for half in (half_window, half_exposure):
+        start = max(center - half, 1)
+        stop = min(center + half + 1, planes)
+        if start >= stop:
+            raise ValueError(f"plane {center} has no planes around it within 1 to {planes - 1}")
+        windows.append((start, stop))
+
+    # The light of a window, (h, w), summed over its planes, in spikes. A window with fewer planes
+    # has a smaller sum, so divide by the number of planes.
+    lights = window_light(stream, windows)
+    rates = []
+    for light, (start, stop) in zip(lights, windows, strict=True):
+        rates.append(light / (stop - start))  # (h, w), spikes per plane
+    return np.stack(rates).astype(np.float32)
+
+
+def exposure_estimate(blurry: np.ndarray, rates: np.ndarray) -> np.ndarray:
+    """Return the sharp frame: blurry light x short rate / long rate, in linear light.
+
+    A grey sensor gives one ratio for the three colours. Where the long rate is 0, the blurry frame
+    is returned.
+
+    blurry: (H, W, 3) display values in [0, 1].
+    rates: (2, H, W), short and long, as linear light of any scale.
+    Returns display values (H, W, 3) float32 in [0, 1].
+    """
+    short, long = rates
+    ratio = _ratio(short, long)  # (H, W)
+    sharp = to_linear(blurry) * ratio[..., None]  # (H, W, 3)
+    return to_display(sharp)
+
+
+def _ratio(light: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """Return light / reference for each pixel, and 1 where the reference is 0."""
+    # np.divide writes into `ratio`, but only where the reference is above 0.
+    ratio = np.ones_like(reference)
+    return np.divide(light, reference, out=ratio, where=reference > 0)
+
+
+# Number of spikes in the exposure that gives `relative` the confidence 1/2: n / (n + 4). With 4
+# spikes, the light of an exposure is known to about a quarter. The number must stay, because
+# trained networks expect it.
+SPIKES_OF_HALF_CONFIDENCE = 4.0
+
+
+@representation(
+    "relative",
+    proportional=False,
+    is_ratio=True,
+    takes_context=True,
+    lag_in_half_planes=_lag_of_light,
+)
+def relative(
+    stream: np.ndarray,
+    center: int,
+    half_windows: tuple[int | float, ...] | list[int | float] = (2, 6, 12),
+    half_exposure: int | None = None,
+    num_bins: int = 0,
+) -> np.ndarray:
+    """The mean light of each window divided by the mean light of the exposure, and a confidence.
+
+    half_windows: one window around the sharp frame for each number. A number is how many planes the
+    window has on each side of center; below 1 it is a share of half_exposure. half_exposure: planes
+    of the exposure on each side of center; null: as many as there are, without plane 0. num_bins:
+    number of further windows, which are equal parts of the exposure. Each window is a channel,
+    which is 1 where there are too few spikes.
+
+    The last channel is the confidence n / (n + 4), where n is the number of spikes in the exposure.
+    The light is 1 / interval in all planes between two spikes (data/spike/light.py), so a window
+    may be shorter than an interval. With spike.context, the intervals at the ends of the exposure
+    are seen as a whole. Ratios do not depend on the threshold or the gain of the sensor.
+    The blurry frame times the ratio estimates the sharp frame: in linear light with gamma 1, in
+    display values with gamma 2.2.
+    """
+    # As many planes as there are on both sides of the center, without plane 0.
+    most_planes = min(center - 1, len(stream) - 1 - center)
+    if half_exposure is None:
+        half_exposure = most_planes
+    halves, are_whole = _half_windows_in_planes(half_windows, half_exposure)
+    # Each window must be shorter than the exposure, and the exposure must lie in the stream.
+    are_inside = bool(halves) and min(halves) >= 0 and max(halves) < half_exposure
+    fits_stream = half_exposure <= most_planes
+    if not are_whole or not are_inside or not fits_stream or num_bins < 0:
+        raise ValueError(
+            f"0 <= half_windows {list(half_windows)} < half_exposure {half_exposure} <= "
+            f"{most_planes} planes are needed, whole or below 1, and num_bins {num_bins} >= 0"
+        )
+
+    # Each window is (start, stop), with the planes start ... stop - 1. First come the windows
+    # around the sharp frame, then the equal parts of the exposure.
+    first = center - half_exposure
+    planes = 2 * half_exposure + 1
+    exposure = (first, first + planes)
+    windows = [(center - half, center + half + 1) for half in halves]
+    windows += _equal_parts(first, planes, num_bins)
+
+    # The light of the exposure is its number of spikes, with fractions at its ends. All are (h, w).
+    lights = window_light(stream, [exposure, *windows])
+    spikes = lights[0]
+    lights_of_windows = lights[1:]
+    mean_of_exposure = spikes / planes
+    ratios = []
+    for light, (start, stop) in zip(lights_of_windows, windows, strict=True):
+        mean_of_window = light / (stop - start)
+        ratios.append(_ratio(mean_of_window, mean_of_exposure))
+    confidence = spikes / (spikes + SPIKES_OF_HALF_CONFIDENCE)
+    return np.stack((*ratios, confidence)).astype(np.float32)
+
+
+def _half_windows_in_planes(
+    half_windows: tuple[int | float, ...] | list[int | float], half_exposure: int
+) -> tuple[list[int], bool]:
+    """Return the option half_windows of `relative` in planes, and whether its values are allowed.
+
+    A value below 1 is a share: 0.28 of a half_exposure of 50 planes is 14 planes. A value of 1 or
+    more is a number of planes, so it must be whole.
+    """
+    halves = []
+    are_whole = True
+    for half in half_windows:
+        if half < 1:
+            halves.append(round(half * half_exposure))
+        else:
+            halves.append(int(half))
+            are_whole = are_whole and half % 1 == 0
+    return halves, are_whole
+
+
+def _equal_parts(first: int, planes: int, parts: int) -> list[tuple[int, int]]:
+    """Divide the planes first ... first + planes - 1 into equal parts. Returns (start, stop) each.
+
+    A plane that lies in two parts counts in both as a whole: 2 parts of the planes 10 ... 14 are
+    the planes 10 ... 12 and 12 ... 14, so (10, 13) and (12, 15).
+    """
+    windows = []
+    for i in range(parts):
+        start = i * planes // parts
+        stop = math.ceil((i + 1) * planes / parts)
+        windows.append((first + start, first + stop))
+    return windows

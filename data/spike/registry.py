@@ -1,0 +1,100 @@
+"""Register representations: functions that turn spike planes into channels of a network.
+
+`@representation("name", ...)` adds a function to REPRESENTATIONS, with what `represent` and the
+option files must know of it (`Representation`).
+
+The table is complete only after represent.py was imported, because represent.py imports the modules
+of all representations. So other code takes REPRESENTATIONS from represent.py.
+
+What must stay: names and meanings of the fields, because files of users set them
+(docs/extending.md). A new field needs a default that changes nothing.
+tests/stories/test_extending.py runs the page.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Numbers = tuple[int, ...] | list[int]
+
+
+# The defaults of three fields of `Representation`, which are functions of the options.
+def _no_lag(**_: Any) -> int:
+    return 0
+
+
+def _always(**_: Any) -> bool:
+    return True
+
+
+def _never(**_: Any) -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class Representation:
+    """A registered function, and how it uses the keys of the `spike` section."""
+
+    function: Callable[..., np.ndarray]
+    # Whether the channels are firing rates. Then the option keys `rate`, `light` and `gamma` apply.
+    proportional: bool
+    # Whether the channels are ratios of firing rates. Then `light` and `gamma` apply. `rate` has no
+    # effect, because a ratio does not depend on it.
+    is_ratio: bool = False
+    # Whether the function also uses planes outside of the exposure. Then it must have the option
+    # half_exposure, which tells the function where the exposure ends.
+    takes_context: bool = False
+    # Whether the function accepts a center between two planes, such as 27.5. Other functions get
+    # the next plane, 28. Around plane 28, `exposure` and `relative` show the time 27.5.
+    accepts_half_planes: bool = False
+
+    # The next three fields are functions of the options, because the answer depends on the options.
+    # The time that the channels show, minus `center`, in half planes. For example, 1 if the
+    # channels show the time between `center` and the next plane. `_center_in_reversed` needs it to
+    # reverse time exactly.
+    lag_in_half_planes: Callable[..., int] = _no_lag
+    # Whether the function uses `center`. Windows that are spread over the whole stream do not.
+    is_centered: Callable[..., bool] = _always
+    # How time is reversed. True: the channels are put in reverse order. False: the function gets
+    # the reversed stream. True is needed for windows spread over the stream: their centres are
+    # rounded, which prefers one direction of time, so the windows of the reversed stream would lie
+    # elsewhere.
+    reverses_channels: Callable[..., bool] = _never
+
+    def ignored(self, **options: Any) -> set[str]:
+        """Return the keys of the `spike` section that have no effect with these options."""
+        if self.proportional:
+            keys = set()
+        elif self.is_ratio:
+            keys = {"rate"}
+        else:
+            keys = {"rate", "light", "gamma"}
+        if not self.takes_context:
+            keys.add("context")
+        if not self.is_centered(**options):
+            keys.add("center")
+        return keys
+
+
+# Name -> representation.
+REPRESENTATIONS: dict[str, Representation] = {}
+
+
+def representation(
+    name: str, proportional: bool, **properties: Any
+) -> Callable[..., Callable[..., np.ndarray]]:
+    """Register a function as a representation (a decorator).
+
+    name: the value of `spike.representation.type` that chooses it.
+    proportional, properties: fields of `Representation`.
+    """
+
+    def register(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+        if name in REPRESENTATIONS:
+            raise ValueError(f"representation {name!r} is registered twice")
+        REPRESENTATIONS[name] = Representation(function, proportional, **properties)
+        return function
+
+    return register

@@ -1,0 +1,156 @@
+"""Read the planes of an SPS100, a sensor that writes words between the pixels.
+
+The sensor has 1000 x 1000 pixels. It stores a row as two half-lines of 512 bits: 500 pixels, then a
+word of 12 bits. A plane has 2000 half-lines and as many different words:
+
+    word = number of the line, 1 ... 500 (10 bits), and channel, 0 ... 3 (2 bits)
+
+So the line of a word is not the row of the plane. A capture may begin within a plane, and the words
+tell where the first whole plane begins (`start_of_sps100`). Source: SpikeCV, load_dat.py and
+sps_parser.py. Files of an SPS100 are only read, not written.
+
+Tests: test_spike_formats.py, e.g. test_a_capture_of_the_sps100_may_start_within_a_plane
+"""
+
+from typing import NoReturn
+
+import numpy as np
+
+from .errors import PathLike, SpikeFileError
+from .geometry import SPS100_HALF, SPS100_SIDE, Crop, SpikeGeometry
+from .packing import unpack_raster
+
+SPS100_PIXELS = 500  # pixels of a half-line
+SPS100_WORD = SPS100_HALF - SPS100_PIXELS  # bits of a word
+SPS100_LINES = 500  # largest number in a word
+
+
+def start_of_sps100(data: np.ndarray) -> int | None:
+    """Return the first byte of the first whole SPS100 plane in packed bytes.
+
+    Returns None if the bytes are no planes of an SPS100.
+
+    A plane has 1000 rows of 1000 pixels. A row is stored as two half-lines of 500 pixels, so a
+    plane has 2000 half-lines. The last 12 bits of a half-line are its word. The word has one of 500
+    line numbers and one of 4 channels: 500 * 4 = 2000 different words, one for each half-line. (So
+    the line of a word is not the row of the plane.)
+
+    The last two bytes of each half-line are a little-endian number of 16 bits:
+
+        bits 0 ... 3     pixels
+        bits 4 ... 13    number of the line, 1 ... 500
+        bits 14 and 15   channel, 0 ... 3
+
+    The first half-line of a plane has line 500 and channel 0. The last whole plane must start with
+    the same word as the first plane, so that one plane of random bits is not enough.
+    test_a_capture_of_the_sps100_may_start_within_a_plane notices a wrong start.
+    """
+    half_bytes = SPS100_HALF // 8  # bytes of a half-line, 64
+    halves_of_plane = 2 * SPS100_SIDE  # half-lines of a plane, 2000
+    plane_bytes = half_bytes * halves_of_plane  # 128,000
+    # A capture may start within a half-line, at a multiple of 16 bytes. So try the four places of a
+    # half-line of 64 bytes at which the file may start.
+    for shift in range(0, half_bytes, 16):
+        one_plane = data[shift : shift + plane_bytes]
+        if len(one_plane) < plane_bytes:
+            return None
+        half_lines = one_plane.reshape(halves_of_plane, half_bytes)
+        half_line = _start_among_half_lines(half_lines)  # number of the half-line, or None
+        if half_line is None:
+            continue
+        first = shift + half_bytes * half_line  # first byte of the first whole plane
+        planes = (len(data) - first) // plane_bytes
+        if not planes:
+            continue
+        start_of_last = first + (planes - 1) * plane_bytes
+        if _is_start_of_plane(data[start_of_last : start_of_last + half_bytes]):
+            return first
+    return None
+
+
+def _start_among_half_lines(half_lines: np.ndarray) -> int | None:
+    """Return which of 2000 half-lines starts a plane of an SPS100, or None if they have no words.
+
+    half_lines: (2000, 64) uint8. `start_of_sps100` explains their words. Every half-line needs a
+    line number in 1 ... 500, and 2000 half-lines contain exactly one start of a plane.
+    """
+    # A copy has no other bytes between its rows. NumPy before 1.23 needs this for `view`, which
+    # takes each two bytes as one number.
+    last_two_bytes = half_lines[:, -2:].copy()  # (2000, 2)
+    words = last_two_bytes.view("<u2")[:, 0]  # (2000,), 16 bits each
+    line = (words >> 4) & 0x3FF  # 10 bits
+    channel = words >> 14
+    is_line = (line >= 1) & (line <= SPS100_LINES)
+    is_first_of_plane = (line == SPS100_LINES) & (channel == 0)
+    starts = np.flatnonzero(is_first_of_plane)
+    if not is_line.all() or len(starts) != 1:
+        return None
+    return int(starts[0])
+
+
+def _is_start_of_plane(half_line: np.ndarray) -> bool:
+    """Return whether a half-line (64,) uint8 of an SPS100 has line 500 and channel 0.
+
+    The 16 bits of line 500 and channel 0 are 500 << 4 = 0x1F40, stored as the bytes 0x40, 0x1F. The
+    mask sets the lowest 4 bits to 0, because they are pixels.
+    """
+    word = half_line[-2:] & [0xF0, 0xFF]
+    return np.array_equal(word, [0x40, 0x1F])
+
+
+def unpack_sps100(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np.ndarray:
+    """Unpack the crop of planes of an SPS100.
+
+    A line is stored as 500 pixels, a word of 12 bits, 500 pixels, a word. So the line is unpacked
+    as a raster line of 1024 bits, in which a column of the second half is 12 bits further right:
+    column 600 is bit 612. The columns of the crop in both halves are put side by side.
+    """
+    # The same planes as raster planes of 1024 columns, words included.
+    as_raster = SpikeGeometry(geometry.height, geometry.line_width, geometry.flipud)
+    crop_end = crop.left + crop.width
+    halves = []
+    # The first column of each half-line, and the bits of words before this column.
+    for first_column, bits_before in ((0, 0), (SPS100_PIXELS, SPS100_WORD)):
+        # The columns left ... right - 1 of the crop are in this half.
+        left = max(crop.left, first_column)
+        right = min(crop_end, first_column + SPS100_PIXELS)
+        if left < right:
+            columns = Crop(
+                top=crop.top, left=left + bits_before, height=crop.height, width=right - left
+            )
+            halves.append(unpack_raster(packed, as_raster, columns))
+    return np.concatenate(halves, axis=2)
+
+
+def refuse_file_without_words(size: int, path: PathLike, geometry: SpikeGeometry) -> NoReturn:
+    """Raise SpikeFileError for a file of layout "sps100" in which no line starts a plane.
+
+    Each half of a line of an SPS100 sensor ends with a word, which has the number of the line.
+    `start_of_sps100` finds the start of a plane by these words.
+
+    size: number of bytes of the file.
+    """
+    raise SpikeFileError(
+        what=f"no plane of an SPS100 in {size} bytes: no word of line 500, channel "
+        "0, with others after it",
+        where=str(path),
+        expected=f"lines of 1024 bits with the sensor's words, {geometry.plane_bytes} "
+        "bytes per plane",
+        do='check it; "raster" is the layout without these words',
+    )
+
+
+def refuse_words_in_raster(start: int, path: PathLike) -> NoReturn:
+    """Raise SpikeFileError for the file of an SPS100 that is read as raster planes.
+
+    The words at the ends of its half-lines would be taken for pixels.
+    start: the byte at which the first whole plane starts.
+    """
+    raise SpikeFileError(
+        what="the lines of the file end with words of an SPS100 sensor (the first plane "
+        f"starts at byte {start})",
+        where=str(path),
+        expected="raster planes, without words among the pixels",
+        do="use the layout sps100 with planes of 1000 x 1000 (spike.layout, --layout), no "
+        "head columns",
+    )
