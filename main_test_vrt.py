@@ -57,7 +57,7 @@ from models.fusion.fusion_motion import motion_of
 from models.losses import LOSSES
 from models.metrics import check_metrics
 from models.portable import SavedNetwork, read_saved
-from models.restore.job import Job, restore_clips, write_report
+from models.restore.job import Job
 from models.restore.network_method import (
     find_weights,
     network_for_own_clips,
@@ -65,8 +65,10 @@ from models.restore.network_method import (
 )
 from models.restore.outputs import Outputs
 from models.restore.own_spikes import changed_spikes, spikes_for_network
+from models.restore.report import write_report
 from models.restore.request import TestRequest, read_request
-from models.restore.tiling import InterpolatedClip, scored_clips
+from models.restore.run_job import restore_clips
+from models.restore.tiles.gaps import InterpolatedClip, scored_clips
 from models.select_network import NETWORKS, check_options
 from utils import utils_dist
 from utils.contract import ClipReader, Method, picture_names

@@ -28,7 +28,8 @@ import torch
 from models.portable import RELEASED_TILES, SavedNetwork
 from models.released import is_name
 from models.restore.request import TestRequest, TileRequest
-from models.restore.tiling import WHOLE, Restorer, Tiling
+from models.restore.tiles.plan import WHOLE, Tiling
+from models.restore.tiles.restorer import Restorer
 from models.vrt.forms import log_device
 from utils import device as devices
 from utils import utils_dist

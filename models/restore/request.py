@@ -75,7 +75,7 @@ FLAGS_OF_CLIPS = ("spike", "gt", "sigma", "spike_size")
 
 @dataclass(frozen=True)
 class TileRequest:
-    """Flags that change how a clip is cut into tiles, see `models.restore.tiling.Tiling`.
+    """Flags that change how a clip is cut into tiles, see `models.restore.tiles.plan.Tiling`.
 
     None: as the section `val` of the option file says, or the tiles that fit the weights. A bool is
     False if the flag is missing.

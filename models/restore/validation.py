@@ -30,7 +30,9 @@ from models.metrics import METRICS_OF_VALIDATIONS, Scores, add_scores, choose_me
 from models.model_vrt import ModelVRT, unwrap_ddp
 from models.restore.outputs import evenly_spaced
 from models.restore.scores import collect, score_text
-from models.restore.tiling import Restorer, Tiling, scored_clips
+from models.restore.tiles.gaps import scored_clips
+from models.restore.tiles.plan import Tiling
+from models.restore.tiles.restorer import Restorer
 from utils import utils_dist
 from utils.contract import ClipReader, Tick, input_spec, middle_instant, wanted_frames
 from utils.dist import watchdog

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from models.restore.tiling import Tiling, stream_clip
+from models.restore.tiles.plan import Tiling
+from models.restore.tiles.stream import stream_clip
 from tests.helpers.checked import not_none
 from utils.contract import InputSpec, wanted_frames
 

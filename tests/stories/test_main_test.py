@@ -5,7 +5,7 @@ One command line has an option file (--opt) with a test set. The other has a use
 weights are random, so restored frames differ from their input but are not sharp.
 
 The program is main_test_vrt.py. models/restore/ has its parts: the command line (request.py), tiles
-(tiling.py), the weights (network_method.py), a user's spikes (own_spikes.py).
+(tiles/), the weights (network_method.py), a user's spikes (own_spikes.py).
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""models/restore/tiling.py: clips are restored in tiles of few frames and few pixels.
+"""models/restore/tiles/: clips are restored in tiles of few frames and few pixels.
 
 Neighbouring tiles overlap, and are blended. "kair" blends like the published code: it cuts the
 borders of tiles off. "smooth" blends with weights that fall towards the borders of a tile.
@@ -20,7 +20,9 @@ import pytest
 import torch
 from torch import nn
 
-from models.restore.tiling import Restorer, smaller_tiling, stream_clip
+from models.restore.tiles.plan import smaller_tiling
+from models.restore.tiles.restorer import Restorer
+from models.restore.tiles.stream import stream_clip
 from tests.helpers.tensor_clip import make_reader, make_tiling, restore_clip
 from utils.errors import DataError, OptionError
 

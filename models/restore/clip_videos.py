@@ -1,0 +1,77 @@
+"""Open the videos that a test saves of a clip: the result, a comparison, and slow motion.
+
+finished_clip.py opens them with `open_videos`, and writes a frame at a time.
+
+What must stay: a video of a film has the time stamps of the film
+(tests/stories/test_main_test.py compares them). Free to change: how the pixels are encoded.
+
+Tests: tests/stories/test_main_test.py
+"""
+
+import itertools
+from collections.abc import Sequence
+from contextlib import ExitStack
+from fractions import Fraction
+
+from models.restore.outputs import VIDEOS, Outputs
+from utils.contract import ClipReader
+from utils.dist import watchdog
+from utils.video import VideoWriter
+
+
+def open_videos(
+    clip: ClipReader, outputs: Outputs, count: int, stack: ExitStack
+) -> dict[str, VideoWriter]:
+    """Open the videos to save, by kind. Leaving `stack` closes them.
+
+    If all frames of a film are restored, the videos have the time stamps of the film. Otherwise
+    they have a constant frame rate.
+
+    count: number of restored frames.
+    """
+    times: list[Fraction] = []
+    if clip.times is not None and count == len(clip.stems):
+        times = list(clip.times)
+    videos = {}
+    for kind in VIDEOS:
+        if kind not in outputs.save:
+            continue
+        stamps = times
+        if kind == "slowmotion":
+            stamps = _slowmotion_times(times, outputs.instants)
+        video = VideoWriter(
+            outputs.file(kind, clip.name),
+            # Single frames have no frame rate of their own, so the user's flag --fps counts.
+            fps=clip.fps or outputs.fps,
+            times=stamps or None,  # None: a constant frame rate
+            # A comparison is for players everywhere, and many players only play 4:2:0 (colour in
+            # half the resolution). The other videos are results, so their colour keeps its full
+            # resolution, 4:4:4.
+            chroma="420" if kind == "comparison" else "444",
+            pixel_aspect=clip.pixel_aspect,
+        )
+        videos[kind] = stack.enter_context(video)
+        # Closing a video encodes the last frames and reads the file back.
+        stack.callback(watchdog.go_on)
+    return videos
+
+
+def _slowmotion_times(times: Sequence[Fraction], instants: int) -> list[Fraction]:
+    """Return the times of the instants in slow motion, or [] if there are fewer than two times.
+
+    Each instant is shown for as long as its frame was shown in the film. E.g. frames at 0 s and
+    1 s with 2 instants each: each frame was shown for 1 s, so the instants are at 0, 1, 2, 3 s.
+    """
+    if len(times) < 2:  # one time does not say how long a frame is shown
+        return []
+    # The last frame is shown for as long as the frame before it.
+    last_duration = times[-1] - times[-2]
+    end = times[-1] + last_duration
+    stamps = []
+    # The slow video is longer by the factor `instants`. So a frame from `begin` to `after` becomes
+    # instants from instants * begin to instants * after, (after - begin) each.
+    for begin, after in itertools.pairwise([*times, end]):
+        duration = after - begin
+        for instant in range(instants):
+            stamps.append(instants * begin + instant * duration)
+    return stamps

@@ -1,0 +1,255 @@
+"""Write the results of all clips of a test: metrics.json, table.txt and report.html.
+
+The program calls `write_report` on rank 0, after run_job.py has restored all clips. The scores come
+from the JSON of each clip (finished_clip.py), and scores.py makes averages and a table of them.
+
+What must stay: the keys of metrics.json, and the lines of the protocol, because users' scripts and
+the protocols of published numbers read them. Free to change: what the page shows, and in which
+order.
+
+Tests: tests/parts/utils/test_results.py, tests/stories/test_main_test.py
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from models.metrics import COLUMNS, metrics_in_words
+from models.restore.finished_clip import comparison_of
+from models.restore.job import Job
+from models.restore.scores import (
+    collect,
+    instants_psnr,
+    protocol_text,
+    score_table,
+    score_text,
+)
+from utils import VERSION, utils_dist
+from utils import device as devices
+from utils.contract import ClipReader
+from utils.dist import watchdog
+from utils.files import write_whole
+from utils.image import ERROR, data_uri, imread_rgb, render
+from utils.results import json_bytes
+
+logger = logging.getLogger(__name__)
+
+# Limits of the report. A page of more than some tens of megabytes opens slowly. So the report shows
+# the pictures of at most this many clips, and only videos of less than this many bytes (1 MiB).
+# Together the videos then have at most 24 MiB.
+MOST_CLIPS_IN_REPORT = 24
+
+
+MOST_BYTES_OF_VIDEO = 2**20
+
+
+# Added to the metrics in the protocol if LPIPS is computed: network and version of LPIPS.
+LPIPS_NOTE = "; LPIPS: AlexNet, version 0.1"
+
+
+# Lines of the protocol that the log shows, if the method has them. A network has the line
+# "weights", a formula the line "method". table.txt and metrics.json have the whole protocol.
+LINES_OF_LOG = ("weights", "method", "tile", "speed")
+
+
+def write_report(job: Job) -> None:
+    """Write metrics.json, table.txt and report.html about the finished clips of the job.
+
+    The log shows the table too.
+    """
+    watchdog.phase("report")
+    folder = job.outputs.folder
+    clips = {clip.name: clip for clip in job.clips}
+    # The content of clips/<name>.json of each finished clip.
+    loaded = [job.outputs.load_clip(name) for name in clips]
+    entries = [entry for entry in loaded if entry is not None]
+
+    # metrics.json and table.txt: the scores, and how they came about. `collect` returns
+    # {"clips": ..., "averages": ...}, and marks averages over fewer clips than job.expected.
+    protocol = protocol_of(job, entries)
+    scores = collect(entries, expected=job.expected, mean=job.outputs.metric.mean)
+    results = {"protocol": protocol, **scores}
+    write_whole(folder / "metrics.json", json_bytes(results))
+    table = score_text(results)
+    lines = "\n".join(f"{key}: {value}" for key, value in protocol.items())
+    write_whole(folder / "table.txt", f"{table}\n\n{lines}\n".encode())
+
+    # report.html: the same with pictures and videos.
+    examples = {}  # name of a clip -> name of a picture -> the picture
+    captions = {}  # name of a clip -> name of a picture -> what it shows
+    videos = {}  # name of a clip -> its comparison video, as text within the page
+    for entry in entries[:MOST_CLIPS_IN_REPORT]:
+        name = entry["name"]
+        examples[name] = example_panels(job, clips[name], entry)
+        captions[name] = {}
+        # Pictures of how the method worked, e.g. the motion that it estimated.
+        for picture in job.outputs.load_pictures(name):
+            examples[name][picture.name] = picture.image
+            captions[name][picture.name] = picture.caption
+        video = job.outputs.file("comparison", name)
+        if video.exists() and video.stat().st_size < MOST_BYTES_OF_VIDEO:
+            videos[name] = data_uri("video/mp4", video.read_bytes())
+    page = build_report(job.title, results, examples, videos, captions)
+    write_whole(folder / "report.html", page.encode())
+
+    log_lines = [f"{key}: {protocol[key]}" for key in LINES_OF_LOG if key in protocol]
+    logger.info("%s\n%s\n%s", job.title, table, "\n".join(log_lines))
+    logger.info("results are in %s (open report.html)", folder)
+
+
+def protocol_of(job: Job, entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return how the clips were restored and scored, in words: the protocol of the test.
+
+    entries: the contents of the JSON files of the finished clips.
+    """
+    protocol = job.method.protocol()
+    for kind in ("input", "gt", "spike"):
+        paths = [clip.origin[kind] for clip in job.clips if kind in clip.origin]
+        if len(paths) > 1:
+            protocol[kind] = f"{paths[0]} and {len(paths) - 1} more"
+        elif paths:
+            protocol[kind] = paths[0]
+    protocol.setdefault("frames", job.frames_note)  # a method may have said more about its frames
+    # Papers differ in which pixels they exclude from the scores. So say that none are excluded.
+    protocol["crop"] = "none"
+    protocol["border"] = "nothing excluded"
+    # After an out-of-memory error, the tiles of later clips are smaller.
+    different_tiles = {entry["tile"] for entry in entries}
+    protocol["tile"] = ", or ".join(sorted(different_tiles))
+    protocol["SpikeVRT"] = VERSION
+    metric = job.outputs.metric
+    protocol["metrics"] = protocol_text(metric.values, metric.mean)
+    if job.lpips:
+        protocol["metrics"] += LPIPS_NOTE
+    if metric.more:
+        protocol["further metrics"] = metrics_in_words(metric.more)
+    protocol["device"] = devices.name(utils_dist.get_device())
+    # A clip that was cut between ranks has no pace. Its entry is None.
+    paces = [entry["s_per_frame"] for entry in entries if entry.get("s_per_frame")]
+    if paces:
+        protocol["speed"] = f"{np.mean(paces):.3f} s/frame per process"
+    return protocol
+
+
+def example_panels(job: Job, clip: ClipReader, entry: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return the example frame of a finished clip beside its input, spikes and sharp frame.
+
+    entry: the content of the clip's JSON.
+    """
+    index = list(clip.stems).index(entry["example"])
+    restored = imread_rgb(job.outputs.file("example", clip.name))
+    panels = comparison_of(clip, index, clip.frame(index), restored)
+    panels.pop(ERROR, None)  # the report compares with a slider, without a picture of the error
+    return panels
+
+
+def build_report(
+    title: str,
+    results: Mapping[str, Any],
+    clips: Mapping[str, Mapping[str, np.ndarray]],
+    videos: Mapping[str, str] = {},
+    captions: Mapping[str, Mapping[str, str]] = {},
+) -> str:
+    """Return the HTML page of a test.
+
+    The page has tables, the PSNR of each frame, a slider between the blurry and the restored frame,
+    and videos that play beside the slider.
+
+    results: the content of metrics.json, the result of `collect`.
+    clips: name of a clip -> pictures of the example frame, (H, W, 3) uint8: "blurry" and
+    "restored", "spikes" and "sharp" if there are any, and the pictures of the method (captions).
+    videos: name of a clip -> data URI of the video that compares input and result.
+    captions: name of a clip -> name of a picture of the method -> what the picture shows.
+    """
+    head, rows = score_table(results)
+    # The metric of the plots: the first of PSNR and PSNR-Y (for grey frames) that the table has.
+    # Without sharp frames the table has neither.
+    metric = ""
+    for name in ("psnr", "psnr_y"):
+        if COLUMNS[name].title in head:
+            metric = name
+            break
+    title_of_metric = COLUMNS[metric].title.removesuffix(" dB") if metric else ""
+    plots = {}  # name of a clip -> its plot
+    for name, clip in results["clips"].items():
+        per_frame = clip.get("per_frame")
+        if per_frame:
+            decibels = {}  # "restored" and "input" -> PSNR of each frame
+            for kind, scores in per_frame.items():
+                decibels[kind] = [float(score) for score in scores[metric]]
+            plots[name] = psnr_plot(decibels)
+    return render(
+        "test",
+        title=title,
+        total=results["averages"].get("restored"),
+        head=head,
+        rows=rows,
+        instants=instants_psnr(results),
+        clips=clips,
+        videos=videos,
+        captions=captions,
+        metric=title_of_metric,
+        plots=plots,
+        protocol=results["protocol"],
+    )
+
+
+def psnr_plot(lines: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Return the numbers of an SVG of PSNR over the frame number, for the template of the report.
+
+    Infinite values (equal images) are drawn at the upper end.
+
+    lines: "restored" and "input" -> dB of each frame.
+    """
+    low, high = _range_of_psnr(lines)
+
+    # Size of the picture in pixels, and the margins, in which the template draws the numbers of the
+    # axes. utils/templates/test.html repeats the margins, so change them in both files.
+    width = 760
+    height = 150
+    left = 44
+    right = 10
+    above = 10
+    below = 24
+    plot_width = width - left - right
+    plot_height = height - above - below
+    frame_count = max(len(values) for values in lines.values())
+    steps = max(frame_count - 1, 1)  # between the first and the last frame; not 0, a divisor
+    polylines = {}
+    for kind, values in lines.items():
+        level = (np.minimum(values, high) - low) / (high - low)  # 0 (low) to 1 (high)
+        x = left + plot_width * np.arange(len(values)) / steps
+        y = above + plot_height * (1 - level)  # pixels are counted from the top
+        # The form of an SVG polyline: "44.0,75.2 58.6,70.1 ..."
+        points = [f"{px:.1f},{py:.1f}" for px, py in zip(x, y, strict=True)]
+        polylines[kind] = " ".join(points)
+    # The keys are names in the template of the report.
+    return {
+        "width": width,
+        "height": height,
+        "low": low,
+        "high": high,
+        "count": frame_count,
+        "lines": polylines,
+    }
+
+
+def _range_of_psnr(lines: Mapping[str, Sequence[float]]) -> tuple[int, int]:
+    """Return the ends (low, high) of the vertical axis of `psnr_plot`, in whole dB.
+
+    E.g. values from 28.3 to 31.2 dB -> (28, 32). The range has at least 1 dB. Without a finite
+    value it is (0, 1).
+    """
+    finite_values = []
+    for values in lines.values():
+        finite_values += [value for value in values if np.isfinite(value)]
+    if not finite_values:
+        finite_values = [0.0]
+    low = int(np.floor(min(finite_values)))
+    high = int(np.ceil(max(finite_values)))
+    if high == 0:  # e.g. no finite value: the axis goes from 0 to 1 dB
+        high = 1
+    # If all values are the same whole number, low and high are equal so far.
+    return low, max(high, low + 1)

@@ -1,0 +1,211 @@
+"""Restore and score the clips of a `Job` on all ranks.
+
+The program calls `restore_clips`, which leaves the frames, scores and videos of all clips in the
+output folder. Afterwards report.py writes the results of the whole test. Frames and finished clips
+that are in the folder already are not computed again, so a test that was interrupted continues
+where it stopped.
+
+    restore_clips
+      claim_folder_of   takes the output folder (output_folder.py)
+      shared_plan       says which rank restores which frames (work_plan.py)
+      restore_share     restores the frames of this rank, and writes each frame (outputs.py)
+      finish            scores a clip of which all frames are there (finished_clip.py)
+
+A rank is one process of the test. "Collective" in a docstring: every rank must call this at the
+same point of the program, because the ranks wait for each other. An error on one rank within a
+block `all_ranks_or_none` ends all ranks. At the end of the block the ranks wait for each other.
+`watchdog.phase` names what the process does now, for the report if it hangs.
+
+What must stay: a second run computes no finished frame again
+(test_a_second_run_writes_no_finished_file_again), and the keys of the settings, by which a
+continued test knows its own results (test_results_of_other_settings_are_not_taken_over).
+
+Tests: tests/stories/test_main_test.py, tests/parts/utils/test_output_folder.py
+"""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from models.restore.finished_clip import MoreScores, example_of, finish_clip
+from models.restore.job import Job
+from models.restore.lpips import Lpips
+from models.restore.output_folder import claim_folder
+from models.restore.work_plan import Work, shared_plan
+from utils import device as devices
+from utils import utils_dist
+from utils.contract import ClipReader, FrameRestorer, ShowsPictures
+from utils.dist import watchdog
+from utils.errors import OptionError
+from utils.run.progress import open_progress
+
+logger = logging.getLogger(__name__)
+
+
+def restore_clips(job: Job) -> None:
+    """Restore the missing frames, score each clip and write its videos. Collective.
+
+    Raises OptionError or DataError if the output folder holds other files or results. Raises
+    OptionError for a slow motion of a single instant.
+    """
+    device = utils_dist.get_device()
+    with utils_dist.all_ranks_or_none():
+        if "slowmotion" in job.outputs.save and job.method.instants == 1:
+            raise OptionError(
+                what="--save slowmotion, and one sharp frame is restored for each blurry one",
+                where="--save slowmotion",
+                expected="a network with several instants of each exposure (netG.out_instants)",
+                do="leave out slowmotion",
+            )
+        restorer = job.method.restorer(device)
+        # A function (restored frame, sharp frame) -> {"lpips": 0.12}, or None without --lpips.
+        more_scores = Lpips(job.lpips).to(device).score if job.lpips else None
+        if utils_dist.is_main_process():
+            claim_folder_of(job)
+
+    plan = shared_plan(job)
+    # Each rank takes every n-th item of a list, if there are n ranks. E.g. of 4 ranks, rank 1 takes
+    # the items 1, 5, 9, ... The plan begins with the longest pieces, so each rank gets a long piece
+    # first.
+    of_this_rank = slice(utils_dist.get_rank(), None, utils_dist.get_world_size())
+    with utils_dist.all_ranks_or_none():
+        restore_share(job, restorer, plan[of_this_rank], more_scores)
+    # Now all ranks have restored their pieces, so the clips that were cut between ranks are
+    # complete and can be scored.
+    cut_clips = sorted({work.clip_index for work in plan if not work.is_whole})
+    with utils_dist.all_ranks_or_none():
+        for clip_index in cut_clips[of_this_rank]:
+            finish(job, restorer, job.clips[clip_index], more_scores, mean_pace=None)
+
+
+def claim_folder_of(job: Job) -> None:
+    """Take the output folder for this test. Rank 0 only.
+
+    Raises OptionError or DataError if the folder holds other files or results.
+    """
+    watchdog.phase("check results")
+    inputs = {}
+    for clip in job.clips:
+        inputs[clip.name] = clip.digest()
+        watchdog.go_on()  # the digests of all clips may take minutes
+    stems = {clip.name: job.stems_of(clip) for clip in job.clips}
+    # The LPIPS weights are recorded by name, size and time of change, because to read 240 MB of
+    # weights in each test would take too long.
+    lpips_files = []
+    for name in job.lpips:
+        if os.path.exists(name):
+            stat = os.stat(name)
+            lpips_files.append([name, stat.st_size, stat.st_mtime_ns])
+    outputs = job.outputs
+    # Everything that the results depend on. The keys are part of run.json. If you add a key, the
+    # run.json of an older version lacks it: tell `outputs._refuse_another_test` which value older
+    # versions used.
+    settings = {
+        **job.method.settings(),
+        "lpips": lpips_files,
+        "save": outputs.save,
+        "fps": outputs.fps,
+        **job.reading_options,
+        "metric.values": outputs.metric.values,
+        "metric.more": outputs.metric.more,
+    }
+    # The settings are compared with the run.json of an earlier test. JSON has lists and no tuples,
+    # so write the settings as JSON and read them back: tuples become lists.
+    as_read_back = json.loads(json.dumps(settings))
+    claim_folder(outputs, as_read_back, inputs, stems, job.overwrite)
+    watchdog.phase("start")
+
+
+def restore_share(
+    job: Job, restorer: FrameRestorer, share: Sequence[Work], more_scores: MoreScores | None
+) -> None:
+    """Restore the pieces of clips that this rank has.
+
+    Each frame is written as soon as it is restored, so that an interrupted test loses one frame. If
+    the restorer has pictures of how it restores, they are written for the example frame, too. A
+    clip that was not cut between ranks is scored at once.
+
+    share: the pieces of this rank.
+    more_scores: a function (restored frame, sharp frame) -> scores, e.g. {"lpips": 0.12}. None:
+    only the metrics of models/metrics.py are computed.
+    """
+    total = sum(len(work.frames) for work in share)
+    # Time and number of the frames restored so far, over all pieces of this rank.
+    seconds = 0.0
+    restored_count = 0
+    logger.info("restoring %d frames of %d clips (%s)", total, len(share), restorer.describe())
+    with open_progress("bar", total, "restoring", "frames") as bar:
+        for work in share:
+            clip = job.clips[work.clip_index]
+            if not work.frames:  # no frame of the clip is missing, only its scores are
+                finish(job, restorer, clip, more_scores, mean_pace=None)
+                logger.info("%s: scored; its frames were restored before", clip.name)
+                continue
+            begin = time.perf_counter()
+            restored_count = _restore_piece(job, restorer, work, bar, restored_count)
+            seconds += time.perf_counter() - begin
+            mean_pace = seconds / restored_count  # seconds per frame
+            if work.is_whole:
+                finish(job, restorer, clip, more_scores, mean_pace)
+            logger.info(
+                "%s: frames %d to %d restored; %.3f s/frame on %s, %.0f s left",
+                clip.name,
+                work.frames.start + 1,
+                work.frames.stop,
+                mean_pace,
+                devices.name(utils_dist.get_device()),
+                mean_pace * (total - restored_count),
+            )
+
+
+def _restore_piece(
+    job: Job, restorer: FrameRestorer, work: Work, bar: Any, restored_before: int
+) -> int:
+    """Restore the frames of one piece, and write each frame at once.
+
+    bar: shows the progress. The restorer calls `bar.update`.
+    restored_before: number of frames that this rank has restored before this piece.
+
+    Returns the number of frames that this rank has restored after this piece.
+    """
+    clip = job.clips[work.clip_index]
+    restored_count = restored_before
+    watchdog.phase(f"restore: {clip.name}", restored_count)
+    restored_frames = restorer.frames(clip, work.frames, bar.update)
+    # The report shows one frame of each clip. Some methods (`ShowsPictures`) have more pictures of
+    # a frame, e.g. the motion that was found. The report shows them for the same frame.
+    index_in_report = example_of(job.frames_of(clip))
+    for index, frame in zip(work.frames, restored_frames, strict=True):
+        # Write the pictures first. The file of the frame means that the frame is finished, so a
+        # continued test would not write the pictures any more.
+        if index == index_in_report and isinstance(restorer, ShowsPictures):
+            job.outputs.write_pictures(clip.name, restorer.pictures())
+        job.outputs.write_frame(clip.name, clip.stems[index], frame)
+        restored_count += 1
+        watchdog.phase(f"restore: {clip.name}", restored_count)
+    return restored_count
+
+
+def finish(
+    job: Job,
+    restorer: FrameRestorer,
+    clip: ClipReader,
+    more_scores: MoreScores | None,
+    mean_pace: float | None,
+) -> None:
+    """Score a clip of which all frames are restored, and write its videos and strips.
+
+    more_scores: function that computes further scores, e.g. LPIPS. None: only the metrics of the
+        options are computed.
+    mean_pace: seconds per frame. This rank does not know the time of each clip, so it takes the
+        mean over all frames that it has restored so far. None if the clip was cut between ranks,
+        because then no rank has restored all of it, or if no frame of the clip was missing.
+    """
+    watchdog.phase(f"score: {clip.name}")
+    # `describe` returns the tiles in words, e.g. "tiles of 12 frames x 256 px, ...".
+    notes = {"s_per_frame": mean_pace, "tile": restorer.describe()}
+    indices = job.frames_of(clip)
+    finish_clip(clip, indices, job.outputs, more_scores, notes, job.method.is_grey)

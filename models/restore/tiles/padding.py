@@ -1,0 +1,99 @@
+"""Run a network on a tile of any size, by padding the tile to a size that the network takes.
+
+A network takes certain sizes only, e.g. multiples of 8 pixels (`utils.contract.InputSpec`). So the
+tile is mirrored at its end, and the result is cropped to the tile. Every pass of a network in a
+restoration goes through `run_padded`; space.py calls it.
+
+Shapes: B clips, n frames, H x W pixels. A result has C' channels and sH x sW pixels, where s is the
+scale of the network, e.g. 4 for super-resolution.
+
+What must stay: the padded sizes, because a network gives other frames for another padding
+(test_published_tiling_is_reproduced).
+
+Tests: tests/parts/models/test_tiling.py
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from models.restore.tiles.plan import WHOLE, Tiling, round_up
+from utils.contract import InputSpec
+
+
+def run_padded(net: Callable[..., Tensor], inputs: tuple[Tensor, ...], tiling: Tiling) -> Tensor:
+    """Run the network once over a tile, which is padded to a size that the network takes.
+
+    The padding mirrors the tile at its end, as often as needed. The result is cropped to the tile,
+    and on the CPU. Every pass of the network goes through this function.
+    """
+    scale = tiling.spec.scale
+    _, frames, _, height, width = inputs[0].shape
+    padded_height, padded_width = _padded_size(height, width, tiling.spec)
+    padded_frames = _padded_length(frames, tiling)
+    padded = []
+    for x in inputs:  # (B, n, channels, H, W)
+        x = _extend_by_mirroring(x, axis=1, size=padded_frames)
+        x = _extend_by_mirroring(x, axis=3, size=padded_height)
+        x = _extend_by_mirroring(x, axis=4, size=padded_width)
+        padded.append(x)
+    out = net(*padded)  # (B, n, C', sH, sW), of the padded tile
+    out = out[:, :frames, :, : height * scale, : width * scale]
+    out = out.cpu()
+    # float64 is kept, because tests compare in float64. Any other dtype (e.g. bfloat16) becomes
+    # float32, in which the weighted tiles are summed.
+    if out.dtype == torch.float64:
+        return out
+    return out.float()
+
+
+def _padded_length(frames: int, tiling: Tiling) -> int:
+    """Return the number of frames with which the network runs on a tile of `frames` frames.
+
+    A network can take an incomplete window: it fills the window with positions without a token. So
+    padding by mirrored frames is a choice. The blend "kair" follows the published tiling, which
+    pads a whole clip only. E.g. windows of 6 frames, and a clip of 7 frames:
+
+        num_frame_testing 0                 12   the whole clip is one tile: padded
+        num_frame_testing 12, "smooth"      12   the clip is shorter than a tile: padded
+        num_frame_testing 12, "kair"         7   the same clip: not padded, as published
+        num_frame_testing 7                  7   the tile has the length asked for: not padded
+    """
+    is_whole_clip = tiling.num_frame_testing == WHOLE
+    is_short_clip = frames < tiling.num_frame_testing
+    needs_whole_windows = is_whole_clip or (is_short_clip and tiling.blend == "smooth")
+    if needs_whole_windows:
+        window_frames = tiling.spec.window_size[0]
+        frames = round_up(frames, window_frames)
+    return max(frames, tiling.spec.least_frames)
+
+
+def _padded_size(height: int, width: int, spec: InputSpec) -> tuple[int, int]:
+    """Return height and width with which the network runs on a tile of this height and width.
+
+    Height and width become multiples of two numbers: the side of a window, and the stride. The
+    stride is the number of pixels that the network merges into one position at its coarsest
+    resolution. E.g. windows of 8 x 8 pixels: with stride 1, 20 x 64 becomes 24 x 64; with stride
+    16, it becomes 32 x 64.
+    """
+    _, window_height, window_width = spec.window_size
+    least_height, least_width = spec.least_size
+    height_step = math.lcm(window_height, spec.stride)
+    width_step = math.lcm(window_width, spec.stride)
+    padded_height = max(round_up(height, height_step), least_height)
+    padded_width = max(round_up(width, width_step), least_width)
+    return padded_height, padded_width
+
+
+def _extend_by_mirroring(x: Tensor, axis: int, size: int) -> Tensor:
+    """Extend x along an axis to `size`, e.g. 0 1 2 -> 0 1 2 2 1 0 0 1 2 ..."""
+    length = x.shape[axis]
+    if size == length:
+        return x
+    # One period has twice the length: the axis forward, then backward. E.g. for length 3 the
+    # positions 0 1 2 3 4 5, of which 3 4 5 become 2 1 0.
+    index = torch.arange(size, device=x.device) % (2 * length)
+    index = torch.where(index < length, index, 2 * length - 1 - index)
+    return x.index_select(axis, index)

@@ -1,0 +1,212 @@
+"""Plan how a clip is cut into tiles: their length, their side, and where they start.
+
+The memory that a network needs grows with the clip. So a clip is cut into tiles which overlap, e.g.
+of 12 frames of 256 x 256 pixels. A tile in time is a run of whole frames, and a tile in space is a
+rectangle of these frames. Along each of the three axes, `tile_starts` says where the tiles start.
+
+A `Tiling` is made from the options `val` and the flags of the command line (network_method.py,
+validation.py). `Restorer` (restorer.py) takes it, and changes it by `smaller_tiling` if the memory
+is full.
+
+What must stay: `tile_starts` (test_published_tiling_is_reproduced), and the names of the fields of
+`Tiling`, which are option keys. Free to change: the tiles that `smaller_tiling` proposes, and
+AUTO_TILE. (With another AUTO_TILE all scores change that were made with "auto".)
+
+Tests: tests/parts/models/test_tiling.py; tests/stories/test_main_test.py runs the program
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from utils.contract import InputSpec
+from utils.errors import OptionError
+from utils.options.models import ValOptions
+
+# The value of num_frame_testing or size_patch_testing for a single tile: the whole clip in time, or
+# the whole frame in space.
+WHOLE = 0
+
+
+# The tile for "auto", in frames and in pixels. The tile is the same on every machine, so that no
+# score depends on the memory of a machine, see docs/testing.md. The network sees less of the clip
+# in a smaller tile, and needs more memory for a larger tile.
+AUTO_TILE = {"num_frame_testing": 12, "size_patch_testing": 256}
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a clip is cut into tiles and blended again.
+
+    Sizes are in input pixels, lengths in frames. All fields but `spec` and `may_halve` are option
+    keys of the section `val`, so their names must stay.
+
+    spec: what the network requires of its input, e.g. a multiple of 8 pixels. Tiles are padded to
+    fit it.
+    num_frame_testing, size_patch_testing: length and side of a tile, or WHOLE.
+    num_frame_overlapping, size_patch_overlapping: overlap of neighbouring tiles.
+    blend: "kair" or "smooth", see `blend_weights`.
+    flip_seq: whether the time-reversed clip is put behind the clip, with reversed spikes. Each
+    frame is then the mean of its two results.
+    pad_seq: whether the last frame is repeated before restoring. The result for the repetition is
+    dropped.
+    center_frame_only: whether only frame n // 2 of n is restored.
+    batch_tiles: number of spatial tiles per pass of the network. More are faster on a GPU, and use
+    more memory.
+    may_halve: whether smaller tiles are tried after an out-of-memory error.
+    """
+
+    spec: InputSpec
+    num_frame_testing: int = WHOLE
+    num_frame_overlapping: int = 2
+    size_patch_testing: int = WHOLE
+    size_patch_overlapping: int = 20
+    blend: str = "kair"
+    flip_seq: bool = False
+    pad_seq: bool = False
+    center_frame_only: bool = False
+    batch_tiles: int = 1
+    may_halve: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise OptionError if a tile is not larger than the overlap, or cuts attention windows."""
+        # Each tile must reach beyond the tile before it. Otherwise the tiles would never reach the
+        # end of the clip. The keys are num_frame_testing and num_frame_overlapping for time,
+        # size_patch_testing and size_patch_overlapping for space.
+        for key in ("num_frame", "size_patch"):
+            size = getattr(self, f"{key}_testing")
+            overlap = getattr(self, f"{key}_overlapping")
+            if size != WHOLE and size <= overlap:
+                raise OptionError(
+                    what=f"tiles of {size} that overlap by {overlap}",
+                    where=f"val.{key}_testing, val.{key}_overlapping",
+                    expected="overlap < tile, or tile 0 (the whole)",
+                    do=f"raise {key}_testing or lower {key}_overlapping",
+                )
+        # A tile holds whole attention windows, so that no window is padded. WHOLE is 0, which is a
+        # multiple of any window, so it passes. The tile of a whole frame is padded in `run_padded`.
+        side = self.size_patch_testing
+        _, window_height, window_width = self.spec.window_size
+        window_side = math.lcm(window_height, window_width)  # the side of a tile fits both
+        if side % window_side != 0:
+            raise OptionError(
+                what=f"val.size_patch_testing {side} is not a multiple of {window_side}",
+                where="val.size_patch_testing",
+                expected="a multiple of the window",
+                do=f"use {round_up(side, window_side)}",
+            )
+
+    @classmethod
+    def of(cls, val: ValOptions, spec: InputSpec, **changes: Any) -> "Tiling":
+        """Return the tiling that the options `val` ask for, for a network with `spec`.
+
+        changes: fields that replace fields of `val`, or that `val` lacks (`blend`, `may_halve`).
+        """
+        # Where `changes` has a key of `val`, `changes` wins.
+        fields: dict[str, Any] = val.plain() | changes
+        # This option says whether a validation saves pictures. It is no field of this class.
+        del fields["save_img"]
+
+        # Replace "auto" by a number: AUTO_TILE, rounded up to whole windows of the network.
+        window_frames = spec.window_size[0]
+        multiples = {"num_frame_testing": window_frames, "size_patch_testing": spec.multiple}
+        for key, multiple in multiples.items():
+            if fields[key] == "auto":
+                fields[key] = round_up(AUTO_TILE[key], multiple)
+                # A user of "auto" wants a result without seams, and no out-of-memory error. A user
+                # who gives a size may want to reproduce the published result for this size. So a
+                # given size keeps the defaults of the class: blend "kair", and no smaller tile.
+                fields.setdefault("blend", "smooth")
+                fields.setdefault("may_halve", True)
+
+        # A network that interpolates takes exactly `least_frames` frames: half of them before a
+        # gap, and half behind it. These frames are one tile in time. The tiles do not overlap,
+        # because `Restorer._interpolate_frames` puts the frames of all gaps one behind the other.
+        if spec.interpolates:
+            fields["num_frame_testing"] = spec.least_frames
+            fields["num_frame_overlapping"] = 0
+        return cls(spec, **fields)
+
+    def describe(self) -> str:
+        """Return the tiles in words, for the log and for the protocol of a test (run.json).
+
+        E.g. "tiles of 12 frames x 256 px, overlap 2 frames, 20 px, smooth blend".
+        """
+        is_whole_in_time = self.num_frame_testing == WHOLE
+        is_whole_in_space = self.size_patch_testing == WHOLE
+        frames = "the whole clip" if is_whole_in_time else f"{self.num_frame_testing} frames"
+        side = "the whole frame" if is_whole_in_space else f"{self.size_patch_testing} px"
+        phrases = [f"tiles of {frames} x {side}"]
+        # A single tile overlaps nothing.
+        if not is_whole_in_time or not is_whole_in_space:
+            phrases.append(
+                f"overlap {self.num_frame_overlapping} frames, {self.size_patch_overlapping} px"
+            )
+        if self.batch_tiles > 1:
+            phrases.append(f"{self.batch_tiles} at once")
+        phrases.append(f"{self.blend} blend")
+        for option in ("flip_seq", "pad_seq", "center_frame_only"):
+            is_set = getattr(self, option)
+            if is_set:
+                phrases.append(option)
+        return ", ".join(phrases)
+
+
+def tile_starts(length: int, size: int, overlap: int) -> list[int]:
+    """Return the starts of the tiles along one axis, in time or in space.
+
+    The last tile ends with the axis, so it may overlap its neighbour by more than `overlap`. E.g.
+    length 10, size 4, overlap 1 -> 0, 3, 6; length 9 -> 0, 3, 5.
+
+    The published code has these starts. With other starts the published numbers are no longer
+    reproduced (test_published_tiling_is_reproduced). So change nothing here.
+    """
+    if length <= size:
+        return [0]
+    last_start = length - size
+    step = size - overlap
+    return [*range(0, last_start, step), last_start]
+
+
+def smaller_tiling(tiling: Tiling, height: int, width: int) -> Tiling | None:
+    """Return the next tiling to try after an out-of-memory error, or None after the smallest.
+
+    The order: fewer tiles per pass, then half the side, then half the length. E.g. for a network
+    whose smallest side is 64: 12 frames x 256 px -> 12 x 128 -> 12 x 64 -> 6 x 64. The order may
+    change, but each result must be smaller than `tiling`, because `Restorer._restore_frames` tries
+    again until the clip fits or the result is None.
+
+    height, width: size of a frame of the input.
+    """
+    # The number of tiles per pass changes no result, so it is lowered first.
+    if tiling.batch_tiles > 1:
+        return replace(tiling, batch_tiles=tiling.batch_tiles // 2)
+
+    step = tiling.spec.multiple  # common multiple of stride, window height and window width
+    least_side = round_up(max(tiling.spec.least_size), step)
+    side = tiling.size_patch_testing
+    if side == WHOLE:
+        side = max(height, width)
+    half_side = max(least_side, round_down(side // 2, step))
+    is_side_smaller = half_side < side  # False if the side is the smallest already
+    # A tile must be larger than its overlap with the next tile.
+    if is_side_smaller and half_side > tiling.size_patch_overlapping:
+        return replace(tiling, size_patch_testing=half_side)
+
+    # A tile of the whole length is not halved. Its `length` is WHOLE, which is 0, so `half_length`
+    # is never below it.
+    length = tiling.num_frame_testing
+    half_length = max(tiling.spec.least_frames, length // 2)
+    if half_length < length and half_length > tiling.num_frame_overlapping:
+        return replace(tiling, num_frame_testing=half_length)
+    return None
+
+
+def round_up(size: int, multiple: int) -> int:
+    """Return the least multiple that is not below `size`, e.g. 12 and 8 -> 16."""
+    return math.ceil(size / multiple) * multiple
+
+
+def round_down(size: int, multiple: int) -> int:
+    """Return the largest multiple that is not above `size`, e.g. 12 and 8 -> 8."""
+    return size // multiple * multiple

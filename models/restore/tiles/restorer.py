@@ -1,0 +1,272 @@
+"""Restore the frames of clips with a network on a device, with smaller tiles if the memory is full.
+
+    Restorer.frames      yields the restored frames of a clip (`utils.contract.FrameRestorer`)
+      stream_clip        tile by tile in time (stream.py)
+        restore_space    tile by tile in space (space.py)
+          run_padded     one tile, padded to a size that the network takes (padding.py)
+            _run_network the network itself, on its device and in its precision
+
+network_method.py makes a `Restorer` for a test, and validation.py for a training. A clip is read
+through a `FrameCache`, so that a frame in two tiles is decoded once.
+
+What must stay: the frames of one clip come from one tiling. Free to change: the advice of the
+errors.
+
+Tests: tests/parts/models/test_tiling.py; tests/stories/test_main_test.py runs the program
+"""
+
+import itertools
+import logging
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models.restore.tiles.gaps import frames_around_gaps
+from models.restore.tiles.plan import WHOLE, Tiling, smaller_tiling
+from models.restore.tiles.stream import Moment, stream_clip
+from utils import device as devices
+from utils.contract import FrameReader, Tick
+from utils.dist import watchdog
+from utils.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+
+class Restorer:
+    """A network on a device, and the tiles in which it restores clips.
+
+    Validation and tests restore with it (`validation`, `network_method`).
+
+    net: is moved to the device, and set to eval mode.
+    tiling: the tiles in use. They become smaller if may_halve is set and memory is full.
+    dtype: dtype of autocast, or None for float32.
+    noise_sigma: noise level 0..255 for a non-blind denoiser, which takes it as one more channel of
+    its input. None: the network takes no noise level.
+    finite_only: whether NaN or Inf in a restored frame is an error.
+    do: advice in the error for out of memory.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        tiling: Tiling,
+        device: torch.device,
+        *,
+        dtype: torch.dtype | None = None,
+        noise_sigma: float | None = None,
+        finite_only: bool = True,
+        do: str = "use --tile auto, smaller tiles (--tile 6,128), or --dtype bfloat16",
+    ) -> None:
+        self.net = net.to(device).eval()
+        self.tiling = tiling
+        self.device = device
+        self.dtype = dtype
+        self.noise_sigma = noise_sigma
+        self.finite_only = finite_only
+        self.do = do
+
+    def describe(self) -> str:
+        """Return the tiles in use, in words."""
+        return self.tiling.describe()
+
+    def with_cache(self, reader: FrameReader) -> FrameReader:
+        """Return the reader with a cache for the frames of one tile in time.
+
+        A caller may pass the cached reader to `frames`. Afterwards the cache still holds the input
+        of the last tile, e.g. to compare the results with it.
+        """
+        # A reader may have a cache already, from the caller of `frames`. For a network that
+        # interpolates, `_interpolate_frames` makes the cache.
+        if isinstance(reader, FrameCache) or self.tiling.spec.interpolates:
+            return reader
+        frames_of_tile = self.tiling.num_frame_testing
+        if frames_of_tile == WHOLE:
+            frames_of_tile = len(reader.stems)
+        # A cache smaller than a tile would read the frames that two tiles share twice.
+        capacity = frames_of_tile + SPARE_FRAMES
+        return FrameCache(reader, capacity)
+
+    def frames(self, reader: Any, wanted: range, tick: Tick = lambda _: None) -> Iterator[Tensor]:
+        """Yield the restored frames `wanted` of a clip, each (C, sH, sW) float32 on the CPU.
+
+        reader: the clip, a FrameReader. For a network that interpolates, an InterpolatedClip or
+        LeftOutFrames, whose given frames come back unchanged. tick: see `stream_clip`.
+        """
+        if self.tiling.spec.interpolates:
+            yield from self._interpolate_frames(reader, wanted, tick)
+        else:
+            yield from self._restore_frames(reader, wanted, tick)
+
+    def _interpolate_frames(self, reader: Any, wanted: range, tick: Tick) -> Iterator[Tensor]:
+        """Yield the frames `wanted` of a clip with gaps, see `frames`.
+
+        The frames around the gaps are put one behind the other, as if they were one clip. E.g.
+        length 4: the given frames 0 0 1 2 for gap 0, then 0 1 2 3 for gap 1. The tiles in time have
+        this length and no overlap (`Tiling.of`), so each tile is one gap.
+        """
+        length = self.tiling.spec.least_frames  # given frames that the network takes for a gap
+        selection = frames_around_gaps(reader, wanted, length)
+        # Two neighbouring gaps share all but one of their frames. So with a cache of little more
+        # than `length` frames, each frame is read once.
+        capacity = length + SPARE_FRAMES
+        frames_of_gaps = FrameCache(reader.clip, capacity=capacity, selection=selection)
+
+        def tick_of_wanted_frames(done_frames: float) -> None:
+            # `_restore_frames` counts frames of the selection. The caller counts wanted frames.
+            done_share = done_frames / len(selection)
+            tick(done_share * len(wanted))
+
+        restored = self._restore_frames(
+            frames_of_gaps, range(len(selection)), tick_of_wanted_frames
+        )
+        # The network makes one new frame of `length` given frames. `_restore_frames` needs as many
+        # results as given frames, so `_run_network` repeats the new frame `length` times. Here only
+        # the first repetition is taken, e.g. for length 4 the results 0, 4, 8, ...
+        new_frames = itertools.islice(restored, 0, None, length)
+        for index in wanted:
+            if reader.gaps[index] is None:
+                yield reader.frame(index)["lq"]
+            else:
+                yield next(new_frames)
+
+    def _restore_frames(self, reader: FrameReader, wanted: range, tick: Tick) -> Iterator[Tensor]:
+        """Yield what the network makes of the frames `wanted`. Memory holds one tile in time.
+
+        With `Tiling.may_halve`, the clip is tried again with smaller tiles after an out-of-memory
+        error, as long as no frame has been yielded. All tiles of a clip have the same size, so
+        memory that suffices for the first frame suffices for the last. An error after the first
+        frame is raised, because frames of two tilings in one clip would not fit together.
+        """
+        cache = self.with_cache(reader)
+        has_yielded = False
+        # An empty range, e.g. if a clip has no gap to fill.
+        if not wanted:
+            return
+
+        def tick_of_frames(done_share: float) -> None:
+            # `stream_clip` counts shares of the clip. The caller counts frames.
+            tick(done_share * len(wanted))
+
+        # Each round tries all of the clip with `self.tiling`, which is smaller in the next round.
+        while True:
+            frames = stream_clip(
+                net=self._run_network,
+                read=lambda moments: self._read(cache, moments),
+                num_frames=len(cache.stems),
+                tiling=self.tiling,
+                wanted=wanted,
+                tick=tick_of_frames,
+            )
+            try:
+                for frame in frames:  # (1, C, sH, sW)
+                    has_yielded = True
+                    self._refuse_nonfinite(frame, reader.name)
+                    yield frame[0]
+                return
+            except (RuntimeError, MemoryError) as e:
+                if not devices.is_out_of_memory(e):
+                    raise
+                next_tiling = None if has_yielded else self._next_tiling(cache)
+                if next_tiling is None:
+                    raise DataError(
+                        what="out of memory",
+                        where=f"the network with {self.tiling.describe()}",
+                        expected="tiles that fit into memory",
+                        do=self.do,
+                    ) from e
+            # Free the memory only here, behind the except block. Within the block, the traceback of
+            # the error still holds the tensors that filled the memory.
+            devices.free_kept_memory(self.device)
+            self.tiling = next_tiling
+            logger.warning("out of memory; trying again with %s", next_tiling.describe())
+
+    def _next_tiling(self, cache: FrameReader) -> Tiling | None:
+        """Return the tiling to try after an out-of-memory error in this clip.
+
+        Returns None if smaller tiles were not asked for, or if the tiles are the smallest already.
+        """
+        if not self.tiling.may_halve:
+            return None
+        height, width = cache.frame(0)["lq"].shape[-2:]
+        return smaller_tiling(self.tiling, height, width)
+
+    def _read(self, cache: FrameReader, moments: Sequence[Moment]) -> tuple[Tensor, ...]:
+        """Return lq (1, n, C, H, W) and, if the clip has spikes, spike (1, n, S, H, W).
+
+        If `noise_sigma` is set, lq has the noise level as one more channel.
+
+        moments: pairs (index of a frame, whether time is reversed).
+        """
+        items = [cache.frame(index, reverse) for index, reverse in moments]
+        lq = torch.stack([item["lq"] for item in items])  # (n, C, H, W)
+        lq = lq[None]  # a batch of one clip
+        if self.noise_sigma is not None:
+            one_channel = lq[:, :, :1]  # (1, n, 1, H, W)
+            noise_map = torch.full_like(one_channel, self.noise_sigma / 255)
+            lq = torch.cat((lq, noise_map), dim=2)
+        if "spike" not in items[0]:
+            return (lq,)
+        spike = torch.stack([item["spike"] for item in items])  # (n, S, H, W)
+        return lq, spike[None]
+
+    def _refuse_nonfinite(self, frame: Tensor, clip: str) -> None:
+        """Raise DataError if a restored frame has NaN or Inf. clip: name of its clip."""
+        if self.finite_only and not torch.isfinite(frame).all():
+            raise DataError(
+                what=f"the network gave NaN or Inf for clip {clip}",
+                where=clip,
+                expected="finite values",
+                do="use --dtype float32, and check the weights",
+            )
+
+    def _run_network(self, *inputs: Tensor) -> Tensor:
+        """Run the network on padded tiles, (B, n, channels, H, W) -> (B, n, C', sH, sW)."""
+        # Tell the watchdog that the process makes progress. A single tile may take long, and a clip
+        # has many tiles.
+        watchdog.go_on()
+        on_device = [x.to(self.device, non_blocking=True) for x in inputs]
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
+            out = self.net(*on_device)
+        if not self.tiling.spec.interpolates:
+            return out
+        # `stream_clip` expects one result for each frame of a tile. So repeat the one new frame for
+        # every input frame. `expand` copies nothing.
+        new_frame = out[:, :1]  # (B, 1, C', sH, sW)
+        frame_count = inputs[0].shape[1]
+        return new_frame.expand(-1, frame_count, -1, -1, -1)
+
+
+# Frames that a cache holds beyond the frames that are needed at once: a reserve, not measured. With
+# 0, one frame too many would push out a frame that is still needed, and it would be read twice.
+SPARE_FRAMES = 2
+
+
+class FrameCache:
+    """A selection of the frames of a clip. The frames that were read last are kept in memory.
+
+    So a frame that lies in two overlapping tiles is decoded once.
+    """
+
+    def __init__(
+        self, clip: FrameReader, capacity: int, selection: Sequence[int] | None = None
+    ) -> None:
+        """Wrap a clip.
+
+        capacity: number of frames that are kept.
+        selection: indices of frames of the clip, e.g. [0, 1, 2, 3, 1, 2, 3, 4]. A frame may come
+        several times, and the order is free. None selects all frames.
+        """
+        self.name = clip.name
+        self._selection = range(len(clip.stems)) if selection is None else selection
+        self.stems = [clip.stems[index] for index in self._selection]
+        self._cached_frame = lru_cache(capacity)(clip.frame)
+
+    def frame(self, index: int, reverse: bool = False) -> dict[str, Any]:
+        """Return the tensors of a frame: "lq", and "spike" if the clip has spikes.
+
+        index: position in the selection. reverse: whether the spikes are given as in reversed time.
+        """
+        return self._cached_frame(self._selection[index], reverse)

@@ -1,0 +1,204 @@
+"""Restore a clip tile by tile in time, and yield its frames in order.
+
+Memory holds one tile in time. A tile is a run of whole frames, e.g. 12 frames, which space.py
+restores. A frame in two tiles is the weighted mean of both results.
+
+`Restorer` (restorer.py) calls `stream_clip`. It gives a function that reads frames, and takes the
+restored frames one by one.
+
+Shapes: B clips, n frames, C channels of a blurry frame, S spike channels, H x W pixels. A result
+has C' channels (the colours of all its instants) and sH x sW pixels, where s is the scale of the
+network.
+
+What must stay: a part of a clip has the bits of the whole, because several processes may restore
+parts of one clip (test_a_part_of_a_clip_equals_that_part_of_the_whole). The order in which tiles
+are added must stay too, because another order changes the last bits. No test notices the order.
+
+Tests: tests/parts/models/test_tiling.py
+"""
+
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, NamedTuple
+
+import torch
+from torch import Tensor
+
+from models.restore.tiles.blending import blend_weights
+from models.restore.tiles.plan import WHOLE, Tiling, tile_starts
+from models.restore.tiles.space import restore_space
+from utils.contract import Tick
+
+# Index of a frame, and whether time is reversed. In reversed time, the frame comes with the spikes
+# of the reversed stream.
+Moment = tuple[int, bool]
+
+
+# A function that reads n moments. It returns a tuple of one or two tensors: the blurry frames, lq
+# (B, n, C, H, W), and if the clip has spikes, the spike channels (B, n, S, H, W).
+ReadMoments = Callable[[Sequence[Moment]], tuple[Tensor, ...]]
+
+
+@torch.no_grad()
+def stream_clip(
+    net: Callable[..., Tensor],
+    read: ReadMoments,
+    num_frames: int,
+    tiling: Tiling,
+    wanted: range,
+    tick: Tick = lambda part: None,
+) -> Iterator[Tensor]:
+    """Yield the restored frames `wanted` in order, (B, C', sH, sW) each, on the CPU.
+
+    Memory holds one tile in time. Only the tiles that contain wanted frames are computed. (With
+    flip_seq all tiles are computed, because the second result of frame 0 is in the last tile.) The
+    frames equal the frames of a run over the whole clip bit for bit, so several processes may
+    restore parts of one clip. The network must be in eval mode.
+
+    net: takes the tensors that `read` returns, and returns (B, n, C', sH, sW).
+    read: reads moments of the clip. A moment is (index of a frame, whether time runs backwards).
+    num_frames: number of frames of the clip. wanted: indices of the frames to yield.
+    tick: is called with the share of the work, 0 to 1, that was done since the call before.
+    """
+    moments = [(index, False) for index in range(num_frames)]
+    # Repeat the last frame: e.g. 7 frames become 8, because a training with the option pad_sequence
+    # repeats the last frame, too. The result for the repetition is not used, because `wanted` has
+    # only frames of the clip.
+    if tiling.pad_seq:
+        last_moment = moments[-1]
+        moments.append(last_moment)
+    if not tiling.flip_seq:
+        yield from _stream_moments(net, read, moments, tiling, wanted, tick)
+        return
+
+    # The clip, and then the clip in reversed time. E.g. for 3 frames: 0 1 2 2 1 0.
+    backwards = [(index, True) for index, _ in reversed(moments)]
+    there_and_back = moments + backwards
+    count = len(there_and_back)
+    # Each frame has two results, and the second result of frame 0 comes last. So all results wait
+    # in a file.
+    with tempfile.TemporaryFile() as file:
+        results = _FrameStore(file)
+        all_positions = range(count)
+        for frame in _stream_moments(net, read, there_and_back, tiling, all_positions, tick):
+            results.append(frame)
+        for index in wanted:
+            forward = results.read(index)
+            backward = results.read(count - 1 - index)  # e.g. frame 0 of 6 positions: also at 5
+            # A network may restore K instants of each frame, one behind the other along the
+            # channels. In the reversed clip the last instant comes first, so reverse their order.
+            instants = backward.unflatten(-3, (tiling.spec.out_instants, -1))  # (B, K, 3, sH, sW)
+            in_order = instants.flip(-4)
+            backward = in_order.flatten(-4, -3)  # (B, C', sH, sW), where C' is 3 K
+            yield (forward + backward) / 2
+
+
+class _FrameStore:
+    """Frames of one shape and dtype in a file, to be read in any order.
+
+    Only `stream_clip` uses it, so that the memory does not hold all frames of a clip.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        """file: an empty file, open for writing and reading."""
+        self.file = file
+        # Shape, dtype and size of every frame. `append` sets them.
+        self.shape = torch.Size()
+        self.dtype = torch.float32
+        self.bytes_of_frame = 0
+
+    def append(self, frame: Tensor) -> None:
+        """Write a frame on the CPU behind the frames so far. Append all frames before you read."""
+        self.shape = frame.shape
+        self.dtype = frame.dtype
+        self.bytes_of_frame = frame.nbytes
+        self.file.write(frame.numpy().tobytes())
+
+    def read(self, position: int) -> Tensor:
+        """Return the frame that was appended as number `position`, from 0."""
+        self.file.seek(position * self.bytes_of_frame)
+        # torch takes only a buffer that it may write to, so copy the bytes into a bytearray.
+        content = bytearray(self.file.read(self.bytes_of_frame))
+        return torch.frombuffer(content, dtype=self.dtype).reshape(self.shape)
+
+
+def _stream_moments(
+    net: Callable[..., Tensor],
+    read: ReadMoments,
+    moments: Sequence[Moment],
+    tiling: Tiling,
+    wanted: range,
+    tick: Tick,
+) -> Iterator[Tensor]:
+    """Yield the restored frames at positions `wanted` of `moments`, tile by tile in time.
+
+    Only `stream_clip` calls this. The order of the tiles must stay, because a frame in two tiles is
+    the sum of both, in this order. test_tiling.py notices a frame that is missing, or that differs
+    if only a part of the clip is wanted.
+    """
+    length = len(moments)
+    size = length  # number of frames of a tile
+    if tiling.num_frame_testing != WHOLE:
+        size = min(tiling.num_frame_testing, length)
+    starts = tile_starts(length, size, tiling.num_frame_overlapping)  # e.g. 0, 10, 20
+    # With the blend "kair", all frames of a tile have the weight 1: overlap 0. This blend trims the
+    # borders of tiles in space only.
+    overlap = tiling.num_frame_overlapping if tiling.blend == "smooth" else 0
+
+    # Index and start of each tile that contains a wanted frame.
+    needed_tiles = []
+    for tile_index, start in enumerate(starts):
+        stop = start + size
+        begins_before_end = start < wanted.stop
+        ends_after_begin = stop > wanted.start
+        if begins_before_end and ends_after_begin:
+            needed_tiles.append((tile_index, start))
+
+    # The sums of the frames from the start of the present tile on, in the order of time. A sum is
+    # complete if the next tile begins after its frame.
+    pending: deque[_WeightedSum] = deque()
+    for tile_index, start in needed_tiles:
+        inputs = read(moments[start : start + size])
+
+        def tick_of_tile(share_of_tile: float) -> None:
+            # `restore_space` counts shares of one tile. The caller counts shares of all tiles.
+            tick(share_of_tile / len(needed_tiles))
+
+        clip = restore_space(net, inputs, tiling, tick_of_tile)
+        del inputs  # the input of this tile can leave the memory
+
+        weights = blend_weights(starts, tile_index, size, overlap, tiling.blend)
+        _add_frames(pending, clip, weights.tolist())
+        del clip  # the next tile is computed without this tile in memory
+
+        # Yield the frames before the next tile, because no further tile contains them.
+        is_last_tile = tile_index + 1 == len(starts)
+        next_start = length if is_last_tile else starts[tile_index + 1]
+        for position in range(start, next_start):
+            finished = pending.popleft()
+            if position in wanted:
+                yield finished.total / finished.weight
+
+
+class _WeightedSum(NamedTuple):
+    """The results for one frame, summed over the tiles in time that contain this frame."""
+
+    total: Tensor  # sum of the results times their weights, (B, C', sH, sW)
+    weight: float  # sum of the weights, by which the total is divided at the end
+
+
+def _add_frames(pending: deque[_WeightedSum], clip: Tensor, weights: Sequence[float]) -> None:
+    """Add the frames of a restored tile to the sums `pending`, which is changed in place.
+
+    pending: its first sum belongs to the first frame of the tile.
+    clip: the tile (B, n, C', sH, sW). weights: weight of each of its n frames.
+    """
+    for frame_index, weight in enumerate(weights):
+        frame = clip[:, frame_index] * weight  # (B, C', sH, sW)
+        if frame_index < len(pending):  # an earlier tile contains this frame, too
+            so_far = pending[frame_index]
+            total = so_far.total.add_(frame)  # in place, which saves the memory of a frame
+            pending[frame_index] = _WeightedSum(total, so_far.weight + weight)
+        else:
+            pending.append(_WeightedSum(frame, weight))

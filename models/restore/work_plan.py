@@ -1,0 +1,130 @@
+"""Divide the frames that are still to be restored among the ranks, the processes of a test.
+
+run_job.py calls `shared_plan` on each rank. Rank 0 looks at the output folder, so that all ranks
+have the same plan: a list of `Work`, each of which is a run of frames of one clip. Of n ranks, rank
+r takes the items r, r + n, ... of the list.
+
+What must stay: the frames do not depend on the number of ranks, bit for bit, although a clip may be
+cut between several ranks (test_two_ranks_share_the_frames_of_a_clip_and_give_the_same_bits). So
+each missing frame is in exactly one piece, and a clip without a missing frame has one empty piece.
+Free to change: the division itself.
+
+Tests: tests/stories/test_main_test.py compares one rank with two
+"""
+
+import logging
+import math
+from dataclasses import dataclass
+
+from models.restore.job import Job
+from utils import utils_dist
+from utils.contract import ClipReader
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Consecutive frames of one clip, for one rank.
+
+    clip_index: index in Job.clips.
+    frames: indices of the frames to restore. Empty if all frames are there, and only the scores of
+    the clip are missing.
+    is_whole: whether these frames are all that is left of the clip. If not, other `Work` has the
+    rest, which may belong to other ranks.
+    """
+
+    clip_index: int
+    frames: range
+    is_whole: bool
+
+
+def shared_plan(job: Job) -> list[Work]:
+    """Return the plan of rank 0 on every rank. Collective."""
+    # Only rank 0 looks at the files, because another rank might see the folder in another state.
+    # `from_rank` sends plain values only, so the plan is sent as rows of numbers.
+    rows = []
+    if utils_dist.is_main_process():
+        for work in plan_work(job):
+            frames = work.frames
+            rows.append((work.clip_index, frames.start, frames.stop, work.is_whole))
+    rows = utils_dist.from_rank(0, rows)
+    plan = []
+    for clip_index, start, stop, is_whole in rows:
+        plan.append(Work(clip_index, range(start, stop), is_whole))
+    return plan
+
+
+def plan_work(job: Job) -> list[Work]:
+    """Return the frames still to be restored, as pieces of clips, the longest piece first.
+
+    The longest pieces come first, so that all ranks end at nearly the same time. If there are fewer
+    clips than ranks, clips are cut in time. E.g. 1 clip of 100 frames on 4 ranks -> 4 pieces of 25.
+
+    Free to change: any division gives the same frames, bit for bit. What must stay: each missing
+    frame is in exactly one piece, and a clip without a missing frame has one empty piece.
+    test_main_test.py compares one rank with two.
+    """
+    outputs = job.outputs
+
+    # Clips of which a result is missing: the scores (e.g. clips/street.json), or a file that the
+    # user asked for by --save (e.g. street/000001.png, street.mp4).
+    unfinished = []
+    for clip_index, clip in enumerate(job.clips):
+        files = [outputs.file("clip", clip.name), *outputs.results(clip.name, job.stems_of(clip))]
+        if not all(path.exists() for path in files):
+            unfinished.append(clip_index)
+    finished_count = len(job.clips) - len(unfinished)
+    if finished_count:
+        logger.info("%d of %d clips are finished already", finished_count, len(job.clips))
+
+    # The largest number of pieces of a clip, so that each rank has work. E.g. 2 unfinished clips on
+    # 8 ranks: 4 pieces of each clip.
+    pieces_of_clip = 1
+    if unfinished and job.method.can_cut:
+        pieces_of_clip = math.ceil(utils_dist.get_world_size() / len(unfinished))
+    plan = []
+    for clip_index in unfinished:
+        missing = _missing_frames(job, job.clips[clip_index])
+        # All frames from the first to the last missing one, because a piece is one range. Existing
+        # frames in this range are computed again, to the same values.
+        if missing:
+            to_restore = range(missing[0], missing[-1] + 1)
+        else:
+            # No frame is missing. The clip stays in the plan to be scored.
+            to_restore = range(0)
+        pieces = _pieces(to_restore, pieces_of_clip)
+        is_whole = len(pieces) == 1  # so the rank that restores the piece can score the clip
+        plan += [Work(clip_index, piece, is_whole) for piece in pieces]
+    # Pieces of the same length are in the order of clips and frames, which is the same in every
+    # run.
+    return sorted(plan, key=lambda work: (-len(work.frames), work.clip_index, work.frames.start))
+
+
+def _pieces(frames: range, most: int) -> list[range]:
+    """Cut frames into at most `most` pieces. All have the same length, but the last may be shorter.
+
+    E.g. frames 10 to 19 in 3 pieces: 10 to 13, 14 to 17, 18 to 19. There may be fewer pieces than
+    `most`: 9 frames in 4 pieces need pieces of 3 frames, and then three pieces are enough. Without
+    frames there is one empty piece, because the clip still has to be scored.
+    """
+    if not frames:
+        return [frames]
+    length = math.ceil(len(frames) / most)
+    return [frames[first : first + length] for first in range(0, len(frames), length)]
+
+
+def _missing_frames(job: Job, clip: ClipReader) -> list[int]:
+    """Return the indices of the frames of a clip of which a file is missing.
+
+    The files of a frame are its picture, e.g. street/000001.png, and its exact values, e.g.
+    .work/street/000001.npy, if scores are computed from values that are not rounded.
+    """
+    missing = []
+    for index in job.frames_of(clip):
+        stem = clip.stems[index]
+        files = [job.outputs.file("frame", clip.name, stem)]
+        files += job.outputs.exact_files(clip.name, [stem])
+        if not all(path.exists() for path in files):
+            missing.append(index)
+    return missing
