@@ -43,7 +43,8 @@ from typing import Any, NamedTuple
 
 from data.cameras.dataset_info import FILE_NAME
 from data.reconstruct import METHODS
-from models.restore.request import JOINT, SHIPPED_WEIGHTS
+from models.restore.flags import JOINT
+from models.restore.request import SHIPPED_WEIGHTS
 from scripts.demo import DEMO, RGB, SPIKES, make_sample
 from scripts.parts.exit_codes import with_exit_code
 from scripts.parts.uploaded_clip import MOST_FILE, NETWORK, WEIGHTS, Work, as_uploaded, start_work

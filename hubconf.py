@@ -16,7 +16,8 @@ from pathlib import Path
 
 import torch
 
-from models.portable import SavedNetwork, read_saved
+from models.portable import read_saved
+from models.saved_network import SavedNetwork
 
 dependencies = ["torch", "numpy", "pydantic", "json5"]
 

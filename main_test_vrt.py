@@ -56,7 +56,7 @@ from data.select_dataset import DATASETS, build_dataset
 from models.fusion.fusion_motion import motion_of
 from models.losses import LOSSES
 from models.metrics import check_metrics
-from models.portable import SavedNetwork, read_saved
+from models.portable import read_saved
 from models.restore.job import Job
 from models.restore.network_method import (
     find_weights,
@@ -69,6 +69,7 @@ from models.restore.report import write_report
 from models.restore.request import TestRequest, read_request
 from models.restore.run_job import restore_clips
 from models.restore.tiles.gaps import InterpolatedClip, scored_clips
+from models.saved_network import SavedNetwork
 from models.select_network import NETWORKS, check_options
 from utils import utils_dist
 from utils.contract import ClipReader, Method, picture_names
@@ -108,7 +109,7 @@ class MethodRequest:
 #     read_options        the option file, if there is one
 #     job_on_test_set     a `Job`: method, clips and outputs, for the clips of datasets.test
 #     job_on_own_clips    the same for a user's own clips
-#     restore_clips       restores and scores the clips of the job (models/restore/job.py)
+#     restore_clips       restores and scores the clips of the job (models/restore/run_job.py)
 #     write_report        the tables and the page of results
 #
 # A *formula* is a reconstruction without a network (data/reconstruct.py), e.g. tfp or exposure.

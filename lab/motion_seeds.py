@@ -75,7 +75,8 @@ from lab.train_motion import (
 from models.fusion.fusion_motion import MotionFusion, MotionSteps
 from models.fusion.fusion_motion import motion_of as motion_fusion_of
 from models.metrics import psnr
-from models.portable import SavedNetwork, read_saved
+from models.portable import read_saved
+from models.saved_network import SavedNetwork
 from utils.contract import Tick
 from utils.image import tensor_to_uint8
 from utils.results import markdown_table, read_json

@@ -74,7 +74,8 @@ from lab.tools import ROOT
 from lab.train_motion_net import photo_files
 from models.fusion.fusion_motion import MotionFusion, MotionSteps, Turn
 from models.fusion.fusion_motion import motion_of as motion_fusion_of
-from models.portable import SavedNetwork, read_saved
+from models.portable import read_saved
+from models.saved_network import SavedNetwork
 from models.select_network import NETWORKS
 from scripts.make_sample_data import RGB, SPIKES
 from utils.contract import JointEquations

@@ -64,7 +64,8 @@ from lab.motion_seeds import (
 )
 from lab.quality import photographs
 from lab.tools import ROOT, environment
-from models.portable import SavedNetwork, read_saved
+from models.portable import read_saved
+from models.saved_network import SavedNetwork
 from scripts.make_sample_data import RGB
 from utils.random_streams import random_stream
 from utils.results import markdown_table, read_json

@@ -1,9 +1,9 @@
 """Reads weights files that other programs wrote, and says what a file is that holds no weights.
 
-`load_content`, which models/portable.py calls, reads what torch.save wrote. It accepts plain types,
-tensors and NumPy scalars, and runs no code from the file. `no_weights` makes the error for every
-other file. The error says what the file is, e.g. "an HTML page, as a browser shows it" in place of
-a download. A .pth is a zip file, or a pickle if torch was older than 1.6.
+`load_content`, which models/weights_file.py calls, reads what torch.save wrote. It accepts plain
+types, tensors and NumPy scalars, and runs no code from the file. `no_weights` makes the error for
+every other file. The error says what the file is, e.g. "an HTML page, as a browser shows it" in
+place of a download. A .pth is a zip file, or a pickle if torch was older than 1.6.
 
 What must stay: a weights file may come from anywhere, so reading it must run no code from the file
 (test_a_pickle_that_makes_much_of_a_number_is_not_read, test_a_scalar_that_is_no_number_is_refused).

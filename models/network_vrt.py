@@ -37,7 +37,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models import portable
 from models.fusion.operators import FUSIONS
 from models.select_network import NETWORKS
 from models.vrt.block import Block, RefineLayer, Stage
@@ -46,6 +45,7 @@ from models.vrt.fit_memory import fit_memory
 from models.vrt.flow import Flows, SpyNet, aligned_input, estimate_flows
 from models.vrt.forms import in_cpu_form
 from models.vrt.layers import FrameConv, LayerNorm, tf32
+from models.weights_file import read_weights
 from utils import device as devices
 from utils import utils_dist
 from utils.contract import InputSpec
@@ -355,7 +355,7 @@ class VRT(nn.Module):
 
     def _load_flow_weights(self, spynet_path: str) -> None:
         """Load SpyNet's weights. Raises OptionError if the file holds other tensors."""
-        weights = portable.read_weights(spynet_path, key="netG.spynet_path")
+        weights = read_weights(spynet_path, key="netG.spynet_path")
         # Some files lack the two constants of the normalisation. The network has their values.
         weights.setdefault("mean", self.spynet.mean)
         weights.setdefault("std", self.spynet.std)

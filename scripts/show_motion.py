@@ -27,8 +27,8 @@ from utils.image import render
 if TYPE_CHECKING:
     from data.clips.readers import DatasetClip
     from data.motion.flow import Motion
-    from models.portable import SavedNetwork
     from models.restore.request import TestRequest
+    from models.saved_network import SavedNetwork
 
 # The program in its order:
 #

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from models.portable import read_weights
+from models.weights_file import read_weights
 from utils.errors import CheckpointError
 
 # The five ReLUs: position in torchvision's AlexNet -> channels of the features.

@@ -25,11 +25,12 @@ from typing import Any
 
 import torch
 
-from models.portable import RELEASED_TILES, SavedNetwork
 from models.released import is_name
+from models.released_networks import RELEASED_TILES
 from models.restore.request import TestRequest, TileRequest
 from models.restore.tiles.plan import WHOLE, Tiling
 from models.restore.tiles.restorer import Restorer
+from models.saved_network import SavedNetwork
 from models.vrt.forms import log_device
 from utils import device as devices
 from utils import utils_dist

@@ -13,8 +13,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from models.portable import SavedNetwork
 from models.restore.request import TestRequest
+from models.saved_network import SavedNetwork
 from models.select_network import kind_differences
 from utils.errors import OptionError
 from utils.options.load import Sources, apply_override

@@ -4,7 +4,7 @@ Most checkpoints here are small files that the test writes. Tests of training st
 that notes the phase of each of its steps.
 
 What is tested: checkpoint.py, resume.py, position.py and restore_position.py in utils/run, the
-weights files of models/portable.py, and the state of training in models/model_vrt.py.
+weights files of models/weights_file.py, and the state of training in models/model_vrt.py.
 """
 
 import errno
@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from main_train_vrt import build_data, read_options
 from models.model_vrt import ModelVRT
-from models.portable import read_weights
 from models.select_network import NETWORKS
+from models.weights_file import read_weights
 from tests.dist.launching import run_ranks
 from tests.helpers.checked import not_none
 from tests.helpers.train_files import write_options

@@ -29,7 +29,8 @@ from lab.motion_seeds import (
     table_of,
 )
 from lab.train_motion import KEYS_OF_OPERATOR_DATA, OPERATOR_WEIGHTS, motion_network
-from models.portable import SavedNetwork, read_saved
+from models.portable import read_saved
+from models.saved_network import SavedNetwork
 from tests.helpers.checked import not_none
 from tests.helpers.moving_scene import Scene
 from tests.helpers.weights_files import read_metrics, restore

@@ -11,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.portable import read_saved, read_weights
+from models.portable import read_saved
+from models.weights_file import read_weights
 from tests.dist.launching import ROOT
 from tests.helpers.damage import CHARACTERS, damaged_copies, examples
 from utils.errors import CheckpointError

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.portable import read_weights
+from models.weights_file import read_weights
 from tests.dist.launching import run_ranks
 from tests.helpers.clip_files import write_clip
 from tests.helpers.weights_files import make_home, read_metrics, restore

@@ -9,13 +9,14 @@ from collections import OrderedDict
 import pytest
 import torch
 
-from models.portable import read_saved, read_weights
+from models.portable import read_saved
+from models.weights_file import read_weights
 from tests.dist.launching import ROOT
 from tests.helpers.limited import assert_refused
 from utils.errors import CheckpointError
 from utils.run import checkpoint
 
-READ = "models.portable.read_weights"
+READ = "models.weights_file.read_weights"
 SMALL = ROOT / "weights" / "vrt_small.pth"
 
 

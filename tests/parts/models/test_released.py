@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from models.portable import RELEASED, file_of, read_saved
+from models.portable import read_saved
+from models.recognise import file_of
 from models.released import ADDRESS, MIRROR
+from models.released_networks import RELEASED
 from tests.dist.launching import ROOT, RankResult, Ranks, free_port, run_ranks
 from tests.helpers.clip_files import write_clip
 from tests.helpers.train_files import write_options

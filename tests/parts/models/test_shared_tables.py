@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from models.loading import load_weights
 from models.network_vrt import VRT
-from models.portable import load_weights
 from models.vrt.flow import pixel_grid
 from models.vrt.windows import relative_position_index, window_chunks
 from tests.dist.launching import run_ranks

@@ -12,16 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from main_train_vrt import PARTS
+from models.loading import load_weights
 from models.network_vrt import VRT
-from models.portable import (
-    RELEASED,
-    RELEASED_TILES,
-    load_pretrained,
-    load_weights,
-    read_saved,
-    read_weights,
-)
+from models.portable import read_saved
+from models.pretrained import load_pretrained
+from models.released_networks import RELEASED, RELEASED_TILES
 from models.select_network import NETWORKS, define_G
+from models.weights_file import read_weights
 from tests.dist.launching import ROOT
 from tests.helpers import golden
 from tests.helpers.checked import not_none

@@ -80,7 +80,7 @@ STATE = {
         "cache: what torch knows of devices outlives a call; a package is loaded once",
     "models.vrt.forms._kernels_run_on":
         "cache: a GPU that compiles the kernels once goes on doing so",
-    "models.portable._shapes_of_released":
+    "models.recognise._shapes_of_released":
         "cache: the published networks stay as they are, and building them takes long",
     "data.clips.lmdb_root._environments": "LMDB refuses to be opened twice in a process",
     "data.clips.lmdb_root._opening_lock": "for `_environments`: a check reads in several threads",

@@ -1,0 +1,227 @@
+"""Load tensors into a network by name, and report what happened to each.
+
+`load_weights` changes a network. `compare_weights` only says what it would do, so it also works on
+the device "meta", where a network takes no memory. The tensors come from `read_weights`
+(weights_file.py) or from a checkpoint.
+
+What must stay: weights that do not fit are refused, and leave the network as it was
+(test_weights_of_another_network_are_refused_and_change_nothing). Free to change: how a report is
+shown.
+
+Tests: tests/parts/models/test_weights.py, test_shared_tables.py
+"""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from models.vrt.windows import refuse_other_index
+from utils.errors import CheckpointError
+
+# Number of names of each kind that the report of a loaded file shows.
+SHOWN_NAMES = 6
+
+
+@dataclass
+class LoadReport:
+    """What happened to each tensor when a weights file was loaded: five lists of names.
+
+    `loaded_share` decides whether the file is refused. The log shows the report as a text.
+    """
+
+    # Loaded as they are.
+    matched: list[str] = field(default_factory=list)
+    # Loaded with zeros for the input channels that the file does not have.
+    widened: list[str] = field(default_factory=list)
+    # In the network, but not in the file.
+    missing: list[str] = field(default_factory=list)
+    # In the network and in the file, with different shapes.
+    mismatched: list[str] = field(default_factory=list)
+    # In the file, but not in the network.
+    unexpected: list[str] = field(default_factory=list)
+
+    def file_has_fusion(self) -> bool:
+        """Return whether the file has any tensor of the fusion operator."""
+        return any(_is_of_fusion(name) for name in self._names_in_file())
+
+    def file_has_trunk(self) -> bool:
+        """Return whether the file has any tensor of the trunk, the network without its fusion."""
+        return any(not _is_of_fusion(name) for name in self._names_in_file())
+
+    def _names_in_file(self) -> tuple[str, ...]:
+        return (*self.matched, *self.widened, *self.mismatched, *self.unexpected)
+
+    @property
+    def loaded_share(self) -> float:
+        """Return the share of the network's tensors that were loaded, 0 to 1.
+
+        The trunk counts only if the file has any tensor of a trunk, and the fusion operator only if
+        the file has any tensor of a fusion operator. So the weights of an RGB network may start a
+        network with spikes. E.g. the network has 100 tensors of its trunk and 10 of its fusion
+        operator, and the file has the trunk alone: 100 of 100 tensors count, so the share is 1.
+        """
+        file_has_fusion = self.file_has_fusion()
+        file_has_trunk = self.file_has_trunk()
+        missing_count = 0
+        for name in self.missing:
+            counts = file_has_fusion if _is_of_fusion(name) else file_has_trunk
+            if counts:
+                missing_count += 1
+        loaded_count = len(self.matched) + len(self.widened)
+        total = loaded_count + missing_count + len(self.mismatched)
+        return loaded_count / max(total, 1)  # no division by 0 for a network without tensors
+
+    def __str__(self) -> str:
+        if self.file_has_fusion() and not self.file_has_trunk():
+            part = "fusion"
+        else:
+            part = "network"
+        lines = [
+            f"{len(self.matched)} tensors matched, {len(self.widened)} widened "
+            f"({self.loaded_share:.0%} of the {part})"
+        ]
+        # The first names of each kind are enough to see what is wrong.
+        for kind in ("widened", "missing", "mismatched", "unexpected"):
+            names = getattr(self, kind)
+            if names:
+                shown = ", ".join(names[:SHOWN_NAMES])
+                unnamed = len(names) - SHOWN_NAMES
+                more = f", and {unnamed} more" if unnamed > 0 else ""
+                lines.append(f"  {kind} ({len(names)}): {shown}{more}")
+        return "\n".join(lines)
+
+
+def _is_of_fusion(name: str) -> bool:
+    """Return whether a tensor belongs to the fusion operator, e.g. "fusion.gate.weight"."""
+    return name.startswith("fusion.")
+
+
+def load_weights(
+    net: nn.Module, weights: dict[str, Tensor], where: str, strict: bool = False
+) -> LoadReport:
+    """Load `weights` into `net` by name, in place. Returns what happened to each tensor.
+
+    If conv_first of the network has more input channels than in the file, the weights of the
+    further channels are zero. So the network at first ignores them.
+
+    where: the source of the weights, for the error.
+    strict: whether all names and shapes must match. Otherwise 90 % of the network's tensors must
+        match (`LEAST_MATCHED`).
+
+    Raises CheckpointError if the weights do not fit. Then the network is unchanged: callers rely on
+    this.
+    """
+    report, fitting = compare_weights(net, weights, where, strict)
+    of_network = net.state_dict()
+    for name in fitting:
+        # These tables follow from the window, and networks share them. So the attention skips a
+        # table of the file when it loads (models/vrt/block.py). The table must be equal.
+        if name.endswith(".relative_position_index"):
+            refuse_other_index(fitting[name], of_network[name], name, where)
+    net.load_state_dict(fitting, strict=False)  # compare_weights has checked the names
+    return report
+
+
+# Smallest share of the tensors that must match without `strict`. If a smaller share matches, the
+# file most likely belongs to another network, and a training would begin almost from random
+# weights without a word. With 1.0, a network with one more layer than the file could not begin
+# with the file.
+LEAST_MATCHED = 0.9
+
+
+def compare_weights(
+    net: nn.Module, weights: dict[str, Tensor], where: str, strict: bool = False
+) -> tuple[LoadReport, dict[str, Tensor]]:
+    """Return what `load_weights` would report, and the tensors that it would load.
+
+    net: the network, which may be on the device "meta". The other arguments are those of
+        `load_weights`.
+
+    Raises CheckpointError if the weights do not fit.
+    """
+    of_network = net.state_dict()
+    report = LoadReport(
+        missing=[name for name in of_network if name not in weights],
+        unexpected=[name for name in weights if name not in of_network],
+    )
+    fitting: dict[str, Tensor] = {}
+    in_both = of_network.keys() & weights.keys()
+    for name in sorted(in_both):
+        in_file = weights[name]
+        in_network = of_network[name]
+        if in_file.shape == in_network.shape:
+            fitting[name] = in_file
+            report.matched.append(name)
+            continue
+        # The first layer may get zeros for further input channels, e.g. for spikes.
+        wide = None
+        if name == "conv_first.weight":
+            wide = widen_first(in_file, in_network, net)  # None: the shapes differ elsewhere, too
+        file_shape = tuple(in_file.shape)
+        network_shape = tuple(in_network.shape)
+        if wide is not None:
+            fitting[name] = wide
+            report.widened.append(f"{name} {file_shape} -> {network_shape}")
+        else:
+            report.mismatched.append(f"{name} {file_shape}, network {network_shape}")
+
+    # With `strict` nothing may differ. Otherwise a small share of the tensors may differ.
+    differences = report.missing + report.mismatched + report.unexpected + report.widened
+    has_forbidden_difference = strict and len(differences) > 0
+    if report.loaded_share >= LEAST_MATCHED and not has_forbidden_difference:
+        return report, fitting
+    if strict:
+        expected = "every tensor (strict)"
+    else:
+        expected = f"at least {LEAST_MATCHED:.0%} of the network's tensors"
+    raise CheckpointError(
+        what=f"the weights do not fit the network: {report}",
+        where=where,
+        expected=expected,
+        do="choose weights of the same depths, dims and window, or adapt netG to them",
+    )
+
+
+def widen_first(in_file: Tensor, in_network: Tensor, net: nn.Module) -> Tensor | None:
+    """Return the weight of conv_first, (E, inputs, 1, 3, 3), with zeros for new input channels.
+
+    So a network with spikes starts with the weights of a network for RGB. The new channels have no
+    effect at first.
+
+    The input consists of groups of in_chans channels, then the noise map if there is one. With
+    alignment there are nine groups: the frame, then four corners of each of two neighbours (see
+    flow.aligned_input). In each group the channels of the file come first. E.g. RGB in the file,
+    RGB and two spike channels in the network: R G B 0 0, nine times.
+
+    in_file: the weight in the file. in_network: the weight in the network, of which only the shape
+        is used.
+
+    Returns None if the shapes differ in another axis, or if the network has no further inputs.
+    """
+    has_other_outputs = in_file.shape[0] != in_network.shape[0]
+    has_other_kernel = in_file.shape[2:] != in_network.shape[2:]
+    if has_other_outputs or has_other_kernel:
+        return None
+    # A network of a user may have neither of these attributes. `pa_frames` above 0 means alignment:
+    # the frame and 2 neighbours x 4 corners are 9 groups.
+    groups = 9 if getattr(net, "pa_frames", 0) else 1
+    noise_channels = int(getattr(net, "nonblind", False))  # 0 or 1
+    file_inputs = in_file.shape[1] - noise_channels
+    network_inputs = in_network.shape[1] - noise_channels
+    if file_inputs % groups != 0 or network_inputs % groups != 0:
+        return None
+    has_more_inputs = 0 < file_inputs < network_inputs
+    if not has_more_inputs:
+        return None
+
+    file_width = file_inputs // groups  # channels of a group in the file, e.g. 3
+    network_width = network_inputs // groups  # channels of a group in the network, e.g. 5
+    wide = in_file.new_zeros(in_network.shape)
+    for group in range(groups):
+        # The first channel of the group in the file, and in the network.
+        source = group * file_width
+        target = group * network_width
+        wide[:, target : target + file_width] = in_file[:, source : source + file_width]
+    if noise_channels:  # the noise map is the last channel
+        wide[:, -1] = in_file[:, -1]
+    return wide

@@ -1,0 +1,42 @@
+"""Start a training from the weights that an option file names.
+
+model_vrt.py calls `load_pretrained` for the options path.pretrained_netG and path.pretrained_netE.
+
+What must stay: which of the two sets of weights in a checkpoint a network takes
+(tests/parts/models/test_weights.py).
+
+Tests: tests/parts/models/test_weights.py, tests/stories/test_checkpoint.py
+"""
+
+import logging
+
+from torch import nn
+
+from models.loading import LoadReport, load_weights
+from models.recognise import file_of
+from models.weights_file import read_weights
+
+logger = logging.getLogger(__name__)
+
+
+def load_pretrained(
+    net: nn.Module, path: str | None, strict: bool, which: str = "netG"
+) -> LoadReport | None:
+    """Load the weights at `path` into `net`, and log the report. Returns None without a path.
+
+    which: "netG", or "netE" for the running average of the weights. The path comes from the option
+    path.pretrained_<which>. If a file has normal and averaged weights, netE takes the averaged
+    weights.
+    """
+    if not path:
+        return None
+    # A file may hold the weights twice: the normal weights under the key "params", and their
+    # running average under the key "ema_state_dict".
+    container = "params" if which == "netG" else "ema_state_dict"
+    path = str(file_of(path))  # a path, also for the name of published weights such as "vrt/006"
+    # The error for a missing file advises: "correct path.pretrained_netG, or set it to null".
+    key = f"path.pretrained_{which}, or set it to null"
+    weights = read_weights(path, prefer=container, key=key)
+    report = load_weights(net, weights, path, strict)
+    logger.info("Pretrained %s %s: %s", which, path, report)
+    return report

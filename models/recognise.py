@@ -1,0 +1,119 @@
+"""Recognise the nine published VRT networks by their tensors, and fetch their files.
+
+A published file does not describe its network. So its tensors are compared with the names and
+shapes of each published network (released_networks.py), which is built on the device "meta",
+without memory. released.py downloads a file; `file_of` tells it which file is the right one.
+
+What must stay: a downloaded file gets its final name only after its size and its tensors were
+checked (tests/parts/models/test_released.py). Free to change: the order in which networks of the
+same shapes are tried.
+
+Tests: tests/parts/models/test_released.py, test_weights.py
+"""
+
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from models import released
+from models.released_networks import RELEASED
+from models.saved_network import SavedNetwork
+from models.select_network import NETWORKS
+from models.untrusted_weights import bytes_of
+from models.weights_file import read_weights
+from utils.errors import CheckpointError
+
+
+def file_of(weights: str | Path) -> Path:
+    """Return the path of weights. For a name such as "vrt/006", fetch the published file once.
+
+    Raises CheckpointError if there are no published weights of this name, or if they cannot be
+    fetched.
+    """
+    # Before the downloaded file gets its final name, `size_limit` bounds its size, and `check`
+    # refuses a file with the tensors of another network.
+    return released.local_file(
+        str(weights), released=RELEASED, size_limit=_most_bytes, check=_refuse_other_tensors
+    )
+
+
+def published_network(path: Path, weights: dict[str, Tensor]) -> SavedNetwork | None:
+    """Return the published network that has tensors of the same names and shapes, or None.
+
+    Some published networks have the same shapes, and differ in their training data only. So a
+    network is tried first if the name of the file begins with the number of the network.
+    """
+    number = path.name[:4]  # e.g. "006_"
+    of_number = [name for name in sorted(RELEASED) if name[:4] == number]
+    others = [name for name in sorted(RELEASED) if name[:4] != number]
+    shapes = _shapes_of(weights)
+    for name in of_number + others:
+        if shapes == _shapes_of_released(name):
+            return _network_of_release(name, path, weights)
+    return None
+
+
+def _network_of_release(name: str, path: Path, weights: dict[str, Tensor]) -> SavedNetwork:
+    """Return `weights`, from the file `path`, as the weights of the published network `name`."""
+    # RELEASED has some arguments. `resolve` adds the defaults of all others.
+    netG = NETWORKS.resolve({"net_type": "vrt", **RELEASED[name]}, "netG").plain()
+    return SavedNetwork(
+        path,
+        weights,
+        netG=netG,
+        scale=netG["upscale"],
+        spike_channels=0,
+        spike=None,
+        known_from=f"the shapes of its tensors ({name})",
+        released=name,
+    )
+
+
+def _tensors_of(saved: SavedNetwork) -> dict[str, Tensor]:
+    """Return the state dict of a network on the device "meta": names and shapes alone."""
+    with torch.device("meta"):
+        return saved.network().state_dict()
+
+
+def _shapes_of(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
+    """Return the shape of each tensor, by name."""
+    return {name: tensor.shape for name, tensor in tensors.items()}
+
+
+@cache
+def _shapes_of_released(name: str) -> dict[str, torch.Size]:
+    """Return the shape of each tensor of the published network `name`, by name of the tensor.
+
+    The network is built for this, which takes a fifth of a second, so the result is kept. Do not
+    change it.
+    """
+    return _shapes_of(_tensors_of(_network_of_release(name, Path(name), weights={})))
+
+
+def _most_bytes(name: str) -> int:
+    """Return the largest size, in bytes, of a file with the published network `name`.
+
+    The right file must pass, so 10 % and 5 MB are added to the bytes of the tensors: a file also
+    has the names of the tensors. A much larger file must not fill the disk.
+    """
+    network = _network_of_release(name, Path(name), weights={})
+    tensors = _tensors_of(network)
+    return int(1.1 * bytes_of(tensors.values())) + 5_000_000
+
+
+def _refuse_other_tensors(path: Path, name: str) -> None:
+    """Raise CheckpointError if a file does not hold the tensors of the published network `name`."""
+    weights = read_weights(path)
+    released_shapes = _shapes_of_released(name)
+    if _shapes_of(weights) != released_shapes:
+        missing = [key for key in released_shapes if key not in weights]
+        first_missing = ", ".join(missing[:3]) or "none"
+        raise CheckpointError(
+            what=f"what was downloaded is not {name}: {len(weights)} tensors, of which "
+            f"{len(released_shapes) - len(missing)} have names of that network",
+            where=str(path),
+            expected=f"its {len(released_shapes)} tensors; missing: {first_missing}",
+            do=f"look at the address; unset {released.MIRROR}, or get the file by hand",
+        )

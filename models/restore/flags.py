@@ -1,0 +1,218 @@
+"""List the flags of main_test_vrt.py, with their help.
+
+request.py reads a command line with `parser_of_tests`. --help shows the flags in the order of this
+page.
+
+Words: a formula (tfp, tfi, tfstp, exposure) computes a frame from spikes directly. The joint
+solution solves equations of the blurry frame and its spikes. A network restores a clip in tiles of
+few frames and few pixels.
+
+What must stay: the names of the flags, which users' scripts give. docs/testing.md has them, and
+test_the_flags_in_the_pages_are_flags_of_the_programs compares. Free to change: the texts.
+
+Tests: tests/parts/house/test_help.py, tests/parts/utils/test_results.py
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from models.restore.outputs import VIDEOS
+from utils import VERSION
+from utils.arguments import frame_rate
+from utils.options.foreign_flags import (
+    add_launch_flags,
+)
+from utils.options.load import OptionParser
+
+DTYPES = ("float32", "bfloat16", "float16")  # values of --dtype
+
+
+JOINT = "joint"  # value of --method for the joint solution, see data/motion/joint.py
+
+
+def parser_of_tests(description: str | None) -> OptionParser:
+    """Return the parser of the command line. --help shows the flags in this order.
+
+    A flag counts as given only if its value differs from its default here. Then it wins over the
+    option file and the weights. So if the value of a flag may come from them, its default must be
+    None or False, which stands for "not given".
+
+    tests/parts/house/test_help.py reads the result of --help.
+    """
+    # The first two texts are the parts "expected" and "do" of the error for an unknown flag.
+    parser = OptionParser(
+        "one of the two forms in --help", "see --help, docs/testing.md", description
+    )
+    add = parser.add_argument
+    add("--version", action="version", version=f"SpikeVRT {VERSION}")
+    _add_flags_of_network(add)
+    _add_flags_of_clips(add)
+    _add_flags_of_tiles(add)
+    _add_flags_of_results(add)
+
+    # Flags that launchers such as torchrun add, and the options, which are no flags.
+    add_launch_flags(parser)
+    # Three examples: netG.fusion=none for an option file, spike.rate=0.4 for the user's own clips
+    # (--input), and method.half_window=8 for a --method.
+    add(
+        "overrides",
+        nargs="*",
+        metavar="section.key=value",
+        help="an option of the option file. If --input is given: spike.key=value. If --method is "
+        "given: method.key=value",
+    )
+    return parser
+
+
+def _add_flags_of_network(add: Callable[..., Any]) -> None:
+    """Add the flags that say what restores: a network's options and weights, or another method.
+
+    add: parser.add_argument.
+    """
+    # The form with one dash, -opt, means the same.
+    add(
+        "--opt",
+        "-opt",
+        metavar="FILE",
+        help="option file. Its clips datasets.test are restored. If --input is given, only the "
+        "network of the file is used",
+    )
+    # tfp, tfi, tfstp and exposure are formulas, which compute a frame directly. "joint" solves
+    # equations of the blurry frame and its spikes, and needs a first frame to begin with: of the
+    # formula exposure, or of a network.
+    add(
+        "--method",
+        metavar="NAME",
+        help="a method without weights. tfp, tfi, tfstp, exposure: a formula of the spikes. joint: "
+        "solves equations of frames and spikes, and begins with the formula exposure, or with the "
+        "network of --weights",
+    )
+    add(
+        "--weights",
+        metavar="FILE",
+        help="a file of weights or a checkpoint, or a name vrt/001 ... vrt/009: published weights, "
+        "which are downloaded once. Default: weights/motion.pth. Default if --opt is given: the "
+        "best checkpoint of its run",
+    )
+
+
+def _add_flags_of_clips(add: Callable[..., Any]) -> None:
+    """Add the flags that name a user's clips, and the folder of the results."""
+    add("--input", metavar="PATH", help="video, folder of frames, or folder of either")
+    add(
+        "--output",
+        metavar="DIR",
+        help="folder of the results. Default if --opt is given: experiments/<task>/test",
+    )
+    add(
+        "--spike", metavar="PATH", help="spike file of the whole clip, or folder with one per frame"
+    )
+    add("--spike-size", nargs=2, type=int, metavar=("H", "W"), help="size of a spike plane")
+    add("--gt", metavar="PATH", help="sharp frames or video, to score against")
+
+
+def _add_flags_of_tiles(add: Callable[..., Any]) -> None:
+    """Add the flags that say how the network is applied: tiles, precision and so on.
+
+    See `TileRequest`.
+    """
+    # T is a number of frames, and P a number of pixels (the side of a square tile). "auto": tiles
+    # are halved when the memory of a GPU runs out.
+    add(
+        "--tile",
+        metavar="auto|T,P",
+        help="frames of a tile, and its side in pixels. 0: all frames, the whole frame. auto: "
+        "tiles are halved when memory runs out",
+    )
+    add(
+        "--overlap",
+        metavar="T,P",
+        help="frames and pixels that neighbouring tiles share (default 2,20)",
+    )
+    add(
+        "--batch-tiles",
+        type=int,
+        metavar="N",
+        help="number of tiles that go through the network at once (val.batch_tiles)",
+    )
+    # "smooth": the weight of a tile falls towards its border, so no seam is visible. "kair": the
+    # borders are cut off, and what is left of each tile has the same weight.
+    add(
+        "--blend",
+        choices=("kair", "smooth"),
+        help="how tiles are blended where they overlap. Default: smooth. Default for a test set "
+        "(--opt without --input) whose section val gives the sizes of the tiles: kair, as the "
+        "published results were made",
+    )
+    add(
+        "--flip-seq", action="store_true", help="average with the time-reversed clip (val.flip_seq)"
+    )
+    # E.g. 7 frames become 8, if the network saw them so in its training.
+    add("--pad-seq", action="store_true", help="repeat the last frame once (val.pad_seq)")
+    add(
+        "--center-frame-only",
+        action="store_true",
+        help="restore only the middle frame of each clip (val.center_frame_only)",
+    )
+    add(
+        "--dtype",
+        choices=DTYPES,
+        default="float32",
+        help="precision of the network (default float32)",
+    )
+    # "Non-blind": the denoiser is told the noise level, and does not estimate it.
+    add("--sigma", type=float, help="noise level 0..255 for a non-blind denoiser")
+
+
+def _add_flags_of_results(add: Callable[..., Any]) -> None:
+    """Add the flags that say what is saved, and what is scored."""
+    # Some networks restore several instants within the exposure of each frame. Their slow-motion
+    # video shows all instants.
+    add(
+        "--save",
+        nargs="+",
+        choices=("frames", *VIDEOS),
+        help="what to save. Default: frames or a video, like --input, and a comparison video. For "
+        "a network that restores several instants of a frame, also slowmotion",
+    )
+    add(
+        "--fps",
+        type=frame_rate,
+        default=25.0,
+        help="frame rate of videos made from frames (default 25)",
+    )
+    add(
+        "--lpips",
+        nargs="+",
+        metavar="FILE",
+        help="weights of AlexNet and of LPIPS: also computes the metric LPIPS",
+    )
+    add(
+        "--overwrite",
+        action="store_true",
+        help="first remove the results of earlier tests from the output folder",
+    )
+
+
+# Flags with a list of values, with their dashes. After "--save frames comparison", `key=value` is
+# an option and not a third item of the list, see `options_before_lists`.
+FLAGS_WITH_LISTS = ("--save", "--lpips")
+
+
+def options_before_lists(argv: Sequence[str]) -> list[str]:
+    """Return `argv` with each key=value in the list of a flag moved to the front.
+
+    Otherwise argparse would take key=value as an entry of the list. E.g.
+    --save video val.blend=kair -> val.blend=kair --save video.
+    """
+    options = []
+    others = []
+    is_in_list = False  # whether the argument follows a flag of FLAGS_WITH_LISTS
+    for argument in argv:
+        if argument.startswith("--"):
+            is_in_list = argument in FLAGS_WITH_LISTS
+        if is_in_list and "=" in argument:
+            options.append(argument)
+        else:
+            others.append(argument)
+    return [*options, *others]

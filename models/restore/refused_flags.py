@@ -1,0 +1,131 @@
+"""Refuse command lines of main_test_vrt.py whose flags exclude each other, or are missing.
+
+request.py calls `refuse_contradictions`. If there are several errors, the user sees the first one
+in the order of the lines of this function.
+
+What must stay: each refusal, because a flag without effect would mislead the user. Free to change:
+the texts.
+
+Tests: tests/stories/test_bad_input.py, test_reconstruct.py
+"""
+
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from models.restore.flags import JOINT
+from utils.errors import OptionError
+from utils.files import refuse_overlap
+
+# Flags of a network and its tiles, without dashes. A formula (--method) has no network, so they are
+# refused there.
+FLAGS_OF_NETWORK = (
+    "weights",
+    "sigma",
+    "tile",
+    "overlap",
+    "batch_tiles",
+    "blend",
+    "flip_seq",
+    "pad_seq",
+    "dtype",
+)
+
+
+# Flags of a user's own clips. They have no effect on datasets.test, so they are refused without
+# --input.
+FLAGS_OF_CLIPS = ("spike", "gt", "sigma", "spike_size")
+
+
+def refuse_contradictions(args: Namespace, given_keys: set[str]) -> None:
+    """Refuse flags that exclude each other, and flags that are missing.
+
+    given_keys: the keys of the flags that differ from their defaults, e.g. {"spike_size"}.
+    """
+    # Whether the clips are the user's own, and not the clips of datasets.test. This is the rule of
+    # TestRequest.is_of_own_clips, because the TestRequest does not exist yet.
+    is_of_own_clips = args.input is not None or (args.method is not None and args.opt is None)
+    if args.method:
+        _refuse_flags_of_a_network(args, given_keys)
+    if is_of_own_clips:
+        _refuse_missing_flags(args)
+    else:
+        _refuse_flags_without_clips(args, given_keys)
+    if args.spike_size and not args.spike:
+        raise OptionError(
+            what="--spike-size without --spike",
+            where="the command line",
+            expected="both flags",
+            do="add --spike, or drop --spike-size",
+        )
+    # The results must not lie in a folder of the user's files.
+    if is_of_own_clips:
+        inputs = {f"--{key}": getattr(args, key) for key in ("input", "gt", "spike")}
+        refuse_overlap(Path(args.output), inputs)
+
+
+def _refuse_flags_of_a_network(args: Namespace, given_keys: set[str]) -> None:
+    """Raise OptionError for flags of a network together with --method, which has no network."""
+    # The exception: the joint solution may begin with the frames of a network. Then all flags of
+    # FLAGS_OF_NETWORK are allowed.
+    begins_with_network = args.method == JOINT and args.weights is not None
+    if begins_with_network:
+        wrong = []
+    else:
+        wrong = [key for key in FLAGS_OF_NETWORK if key in given_keys]
+    # With --input, only the network of an option file is used. A formula has no network, and the
+    # joint solution takes the network that the file of --weights describes. So --opt is refused.
+    and_input = ""
+    if args.input and "opt" in given_keys:
+        wrong.append("opt")
+        and_input = " --input"
+    if wrong:
+        raise OptionError(
+            what=f"{_as_flags(wrong)} with --method {args.method}{and_input}",
+            where="the command line",
+            expected="--method NAME with --opt FILE, or with --spike PATH [--input PATH] "
+            "--output DIR",
+            do="drop these flags",
+        )
+
+
+def _refuse_flags_without_clips(args: Namespace, given_keys: set[str]) -> None:
+    """Raise OptionError without --opt, and for flags of the user's clips without --input."""
+    if args.opt is None:
+        raise OptionError(
+            what="nothing to restore",
+            where="the command line",
+            expected="--opt FILE, or --weights FILE --input PATH --output DIR",
+            do="see --help",
+        )
+    of_clips = [key for key in FLAGS_OF_CLIPS if key in given_keys]
+    if of_clips:
+        raise OptionError(
+            what=f"{_as_flags(of_clips)} without --input",
+            where="the command line",
+            expected="datasets.test of the option file",
+            do="set these paths in datasets.test, or use the form with --input",
+        )
+
+
+def _refuse_missing_flags(args: Namespace) -> None:
+    """Raise OptionError if the form with the user's clips lacks one of its flags."""
+    if args.method == JOINT:  # needs frames and spikes
+        needed = ("input", "spike", "output")
+    elif args.method:  # a formula needs spikes alone
+        needed = ("spike", "output")
+    else:
+        needed = ("weights", "input", "output")
+    missing = [key for key in needed if getattr(args, key) is None]
+    if missing:
+        raise OptionError(
+            what=f"{_as_flags(missing, ' and ')} missing",
+            where="the command line",
+            expected=f"{_as_flags(needed)} together",
+            do=f"add {_as_flags(missing, ' and ')}",
+        )
+
+
+def _as_flags(keys: Sequence[str], between: str = ", ") -> str:
+    """Return keys as flags, e.g. ["spike_size", "gt"] -> "--spike-size, --gt"."""
+    return between.join(f"--{key.replace('_', '-')}" for key in keys)

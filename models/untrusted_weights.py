@@ -1,0 +1,132 @@
+"""Refuse weights files that would fill the memory or the time of this machine.
+
+Weights files may be downloads from anywhere, so nothing in them is trusted: e.g. a file of 1 kB may
+state a tensor of 1 TB. Each function here raises an error before this program would run out of
+memory. weights_file.py and saved_network.py call them.
+
+What must stay: each check, and its place before the code that it protects. test_hostile_weights.py
+has a file for each kind of attack. Free to change: the texts of errors.
+
+Tests: tests/parts/models/test_hostile_weights.py, test_any_weights.py
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from utils.errors import CheckpointError
+
+
+def refuse_odd_tensors(weights: dict[str, Tensor], path: Path) -> None:
+    """Raise CheckpointError for sparse or quantized tensors, and tensors of another device."""
+    for name, tensor in weights.items():
+        is_dense = tensor.layout is torch.strided
+        if not is_dense or tensor.is_quantized or tensor.device.type != "cpu":
+            raise CheckpointError(
+                what=f"{name} is no plain tensor: {tensor.layout}, {tensor.device}",
+                where=str(path),
+                expected="dense tensors of numbers",
+                do="save tensor.dequantize().to_dense().cpu() of each",
+            )
+
+
+# The tensors of a file may share numbers, e.g. a weight that two layers use. So all tensors
+# together may be larger than the file, but at most this many times. A hostile file repeats one
+# number millions of times, and would fill the memory; a real file shares few of its numbers.
+MOST_TIMES_FILE_SIZE = 4
+
+
+# Tensors of at most this many bytes (537 MB) in all are allowed, whatever the size of the file is.
+ALWAYS_ALLOWED_BYTES = 2**29
+
+
+def refuse_repeated_numbers(weights: dict[str, Tensor], path: Path) -> None:
+    """Raise CheckpointError if the tensors have many more numbers than the file has room for.
+
+    E.g. a tensor that repeats one number a million times takes a few bytes in the file. Its copy in
+    a network takes 4 MB.
+    """
+    file_bytes = path.stat().st_size
+    tensor_bytes = bytes_of(weights.values())
+    most_bytes = max(MOST_TIMES_FILE_SIZE * file_bytes, ALWAYS_ALLOWED_BYTES)
+    if tensor_bytes > most_bytes:
+        raise CheckpointError(
+            what=f"{len(weights)} tensors of {tensor_bytes / 1e6:.0f} MB in a file of "
+            f"{file_bytes / 1e6:.1f} MB",
+            where=str(path),
+            expected="one number in the file for each number of a tensor",
+            do="save tensor.clone() of each, or download the file again",
+        )
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Return the memory that copies of the tensors take, in bytes."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def refuse_larger(
+    netG: dict[str, Any], spike_channels: int, weights: dict[str, Tensor], where: str
+) -> None:
+    """Raise CheckpointError if the options of one of our networks ask for more than `weights` hold.
+
+    Call this before the network is built, because its modules alone may take all memory or time.
+    Four simple rules give the least that the weights must hold:
+
+        key           rule                                          least that the file must have
+        depths        a block has at least one tensor               sum(depths) tensors
+        embed_dims    a layer of n features has n x n weights       max(embed_dims)^2 numbers
+        window_size   a window of n tokens has a table of n x n     prod(window_size)^2 numbers
+        a number      no number in the options is larger than the   max(all options) numbers
+                      number of weights
+
+    where: the file, for the error.
+    """
+    tensor_count = len(weights)
+    number_count = sum(tensor.numel() for tensor in weights.values())
+    # Each option may have a wrong type, as the file is not trusted. So take all numbers in it, e.g.
+    # [8, 8] -> 8, 8; "8" -> nothing.
+    depths = list(_numbers_in(netG.get("depths")))
+    embed_dims = list(_numbers_in(netG.get("embed_dims")))
+    window_size = list(_numbers_in(netG.get("window_size")))
+    all_options = list(_numbers_in([netG, spike_channels]))
+    rules = (
+        # key, least that the file must have, what the file has, and of what
+        ("depths", sum(depths), tensor_count, "tensors"),
+        ("embed_dims", max(embed_dims, default=0) ** 2, number_count, "numbers"),
+        ("window_size", math.prod(window_size) ** 2, number_count, "numbers"),
+        ("a number", max(all_options, default=0), number_count, "numbers"),
+    )
+    for key, least_count, count_in_file, things in rules:
+        if least_count > count_in_file:
+            raise CheckpointError(
+                what=f"the options in it make a larger network than its weights: {key} asks for "
+                f"at least {least_count:.3g} {things}, and the file has {count_in_file}",
+                where=where,
+                expected=f"options of a network of {tensor_count} tensors with {number_count} "
+                "numbers",
+                do="take the file as main_train_vrt.py wrote it, or give --opt FILE",
+            )
+
+
+# A number above this one in the options of a file counts as this one (`_numbers_in`). The check
+# squares some of them, and the square, 1e60, is still a finite float.
+LARGEST_NUMBER = 1e30
+
+
+def _numbers_in(value: Any) -> Iterator[float]:
+    """Yield the absolute values of all numbers in `value`, e.g. {"a": [1, -2], "b": "x"} -> 1, 2.
+
+    Numbers above LARGEST_NUMBER, and NaN, count as LARGEST_NUMBER.
+    """
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _numbers_in(inner)
+    elif isinstance(value, (int, float)):
+        # LARGEST_NUMBER comes first, because min(a, NaN) is a, but min(NaN, a) is NaN.
+        yield min(LARGEST_NUMBER, abs(value))

@@ -1,0 +1,85 @@
+"""Read the tensors of a weights file, by name.
+
+`read_weights` takes the path of a file that torch.save wrote, of this project or another one, and
+returns its state dict. foreign_weights.py reads the file itself, and accepts plain types only.
+loading.py loads the tensors into a network, and portable.py finds the network that they belong to.
+
+What must stay: CONTAINERS, by which published files are read, and `refuse_odd_tensors` before the
+result (tests/parts/models/test_hostile_weights.py). Free to change: the texts of errors.
+
+Tests: tests/parts/models/test_weights.py, test_any_weights.py, test_foreign_weights.py
+"""
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from models.foreign_weights import load_content
+from models.untrusted_weights import refuse_odd_tensors
+from utils.errors import CheckpointError, address_of
+
+# Keys under which published files and ours hold the state dict. The first key found wins. A file
+# may also be a state dict itself.
+CONTAINERS = ("params_ema", "params", "model_state_dict", "state_dict")
+
+
+def read_weights(
+    path: str | Path, prefer: str = "params", key: str = "the path"
+) -> dict[str, Tensor]:
+    """Return the state dict in a weights file, on the CPU.
+
+    The file is a state dict, or holds it under one of the keys CONTAINERS.
+
+    prefer: the key to take if the file has several. key: the option that names the file, for the
+    error.
+
+    Raises CheckpointError if the file is missing or holds no weights.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(
+            what="no such weights file",
+            where=str(path),
+            expected="an existing file",
+            # `address_of` adds where to download the file, if it is a published one.
+            do=f"correct {key}{address_of(path)}",
+        )
+    content = load_content(path)
+    # If the file holds its state dict under a key, take what is under the key.
+    if isinstance(content, dict):
+        for name in (prefer, *CONTAINERS):
+            if isinstance(content.get(name), dict):
+                content = content[name]
+                break
+    if not _is_state_dict(content):
+        what = f"a {type(content).__name__}"
+        if isinstance(content, dict):
+            keys = sorted(str(name) for name in content)
+            what += f" with the keys {keys[:5]}"  # five keys are enough to recognise the file
+        raise CheckpointError(
+            what=f"{what} instead of a state dict",
+            where=str(path),
+            expected=f"tensors by name, directly or under {', '.join(CONTAINERS)}",
+            do="choose another file",
+        )
+    refuse_odd_tensors(content, path)
+    return {without_wrappers(name): tensor for name, tensor in content.items()}
+
+
+def _is_state_dict(content: Any) -> bool:
+    """Return whether `content` is a table of tensors by name, and not empty."""
+    if not isinstance(content, dict) or not content:
+        return False
+    for name, value in content.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            return False
+    return True
+
+
+def without_wrappers(name: str) -> str:
+    """Return the name of a tensor without what DataParallel and torch.compile add to it.
+
+    E.g. "module._orig_mod.conv_first.weight" -> "conv_first.weight".
+    """
+    return name.replace("_orig_mod.", "").removeprefix("module.")
