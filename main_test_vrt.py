@@ -34,15 +34,10 @@ from data.alignment_check import warning_of
 from data.cameras.spike_source import SPIKE_SOURCES
 from data.clip_dataset import check_clips
 from data.clips.clip_reader import section_and_info, user_clips
+from data.motion.finder import finder_of
 from data.motion.joint import Solver
-from data.motion.learned import finder_of
-from data.motion.method import (
-    JointMethod,
-    JointOptions,
-    LearnedMotion,
-    LearnedParts,
-    joint_options,
-)
+from data.motion.joint_method import JointMethod, JointOptions, joint_options
+from data.motion.learned_method import LearnedMotion, LearnedParts
 from data.reconstruct import (
     SET_BY_METHOD,
     Reconstruction,

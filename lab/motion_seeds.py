@@ -21,11 +21,11 @@ The program works in this order:
 A run is a kind of steps ("equations" or "plain"), a seed, and a number of updates. One more plain
 run has twice as many updates. So it has more CPU time than a run with the equations.
 
-The clips are restored by the class that main_test_vrt.py uses (data.motion.method.MotionRestorer),
-so its rules for dark frames and still pixels hold. But all runs restore a frame together: its first
-estimate, its motion and its proposal are computed once. The shipped weights are restored beside
-the runs. Their scores must equal the scores of lab/joint_gain.py, which shows that both programs
-restore alike.
+The clips are restored by the class that main_test_vrt.py uses
+(data.motion.restorer.MotionRestorer), so its rules for dark frames and still pixels hold. But all
+runs restore a frame together: its first estimate, its motion and its proposal are computed once.
+The shipped weights are restored beside the runs. Their scores must equal the scores of
+lab/joint_gain.py, which shows that both programs restore alike.
 
 Steps and scores that are there are not made again. Delete <out>/samples and <out>/steps after a
 change of the training.
@@ -53,9 +53,10 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.clips.readers import DatasetClip
+from data.motion.finder import Finder, finder_of
 from data.motion.joint import Solver
-from data.motion.learned import Finder, finder_of
-from data.motion.method import FEW_SPIKES, LEAST_AREA, AreaInputs, MotionRestorer
+from data.motion.learned_method import FEW_SPIKES, LEAST_AREA
+from data.motion.restorer import AreaInputs, MotionRestorer
 from lab.joint_gain import linked_sources, made_clips
 from lab.quality import Spread, table_cell
 from lab.tools import ROOT, environment

@@ -65,10 +65,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from data.clips.clip_reader import user_clips
 from data.clips.readers import DatasetClip
 from data.clips.user_frames import FrameSource
-from data.motion.flow import Motion, median_spikes
+from data.motion.exposure import Recording
+from data.motion.finder import Finder, finder_of
 from data.motion.joint import Equations, Solver, SpikePixels
-from data.motion.learned import Finder, finder_of
-from data.motion.recording import RecordedClip, Recording, View
+from data.motion.light import median_spikes
+from data.motion.recording import RecordedClip
+from data.motion.shifts import Motion
+from data.motion.view import View
 from lab.quality import VIDEOS, link_files, make_clips, video_files
 from lab.tools import ROOT
 from lab.train_motion_net import photo_files
@@ -117,8 +120,9 @@ STEP_COUNT = 3
 STEP_WEIGHTS = (0.15, 0.35, 1.0)
 # Value of --part -> the samples on which this part is trained. Each exposure gives the pixel of
 # median light a number of spikes: a sample is taken if this number is at least the first limit and
-# below the second limit. The part "few" is used below 10 spikes (`data.motion.method.FEW_SPIKES`).
-# The ranges overlap, so that both parts know the light around 10 spikes.
+# below the second limit. The part "few" is used below 10 spikes
+# (`data.motion.learned_method.FEW_SPIKES`). The ranges overlap, so that both parts know the light
+# around 10 spikes.
 SPIKES_OF_PART = {"few": (0.0, 12.0), "good": (8.0, float("inf"))}
 # A set of SETS (below) is left out if fewer of its samples are in the range of --part. Otherwise
 # these few frames would be drawn as often as all frames of another set.

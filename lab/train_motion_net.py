@@ -44,7 +44,8 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from data.motion.learned import USUAL_PLANES, pictures_of, spike_windows
+from data.motion.network_inputs import USUAL_PLANES, pictures_of
+from data.motion.spike_windows import spike_windows
 from data.spike.pictures import DISPLAY_GAMMA
 from lab.quality import PHOTOS, VIDEOS, video_files
 from models.fusion.motion_net import EDGES, INSIDE, WINDOWS, Curves, MotionNet, displacements

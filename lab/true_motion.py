@@ -44,10 +44,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from data.clips.readers import DatasetClip
 from data.clips.user_frames import FrameSource
 from data.making.light_in_motion import PhotoScene
-from data.motion.flow import ERROR_BY_LENGTH, LEAST_ERROR, Motion, motion_times
+from data.motion.exposure import Recording
+from data.motion.finder import Finder, finder_of
+from data.motion.flow import ERROR_BY_LENGTH, LEAST_ERROR
 from data.motion.joint import Solver
-from data.motion.learned import Finder, finder_of
-from data.motion.recording import Recording, View
+from data.motion.shifts import Motion, motion_times
+from data.motion.view import View
 from lab.joint_gain import PARTS, linked_sources, made_clips
 from lab.motion_seeds import (
     CPU,
@@ -116,7 +118,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 class TrueMotion:
-    """Gives the true motion of the frames of a clip. It is a `Finder` (data/motion/learned.py).
+    """Gives the true motion of the frames of a clip. It is a `Finder` (data/motion/finder.py).
 
     planes: number of planes in a frame interval. blurry: the blurry frames of the clip, (H, W, 3)
     display values in [0, 1], R, G, B.

@@ -58,10 +58,10 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.cameras.rig_values import NAMED
-from data.motion.flow import median_spikes
+from data.motion.finder import finder_of
 from data.motion.joint import Solver
-from data.motion.learned import finder_of
-from data.motion.method import FEW_SPIKES
+from data.motion.learned_method import FEW_SPIKES
+from data.motion.light import median_spikes
 from lab import train_motion, train_motion_net
 from lab.quality import VIDEOS, difference, link_files, video_files
 from lab.tools import ROOT, environment

@@ -26,7 +26,7 @@ from utils.image import render
 
 if TYPE_CHECKING:
     from data.clips.readers import DatasetClip
-    from data.motion.flow import Motion
+    from data.motion.shifts import Motion
     from models.restore.request import TestRequest
     from models.saved_network import SavedNetwork
 
@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     refuse_existing(command.out, "--out")
     import torch
 
-    from data.motion.learned import finder_of
+    from data.motion.finder import finder_of
     from data.motion.recording import RecordedClip
 
     request = test_request(command)

@@ -55,7 +55,7 @@ LONG_FILES = (
     "test_gradients",
     "test_joint",
     "test_disk_full",
-    "test_motion",
+    "test_flow",
     "test_fit_memory",
     "test_protocols",
     "test_cpu_memory",

@@ -36,8 +36,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.motion.flow import Motion
-from data.motion.recording import Recording, View
+from data.motion.exposure import Recording
+from data.motion.shifts import Motion
+from data.motion.view import View
 
 # A frame of more pixels is divided into bands of at most this number of pixels, because the
 # equations of 2^20 pixels take 3 GB. A frame of 1280 x 720 and a frame of 1000 x 1000 stay whole. A

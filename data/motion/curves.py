@@ -13,7 +13,7 @@ planes after the sharp instant.
 
 What must stay: a curve is 0 at the sharp instant.
 
-Tests: tests/parts/data/test_motion.py compares motions with the true motion of simulated scenes.
+Tests: tests/parts/data/test_flow.py compares motions with the true motion of simulated scenes.
 """
 
 import numpy as np

@@ -10,14 +10,14 @@ the colours and the limits in words, so both change together. All else is free, 
 depends on a picture.
 
 Tests: tests/stories/test_motion_pictures.py notices another hue,
-tests/parts/data/test_learned_motion.py another limit of `untrusted_pixels`. No test looks at the
+tests/parts/data/test_drawing.py another limit of `untrusted_pixels`. No test looks at the
 grey levels of `error_picture`.
 """
 
 import cv2
 import numpy as np
 
-from data.motion.flow import Motion
+from data.motion.shifts import Motion
 from utils.contract import FramePicture
 
 # In this file, a way is the motion of a pixel from the begin of the exposure to its end, as x and y

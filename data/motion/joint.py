@@ -103,8 +103,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data.motion.flow import DIM_SPIKES, Motion, median_spikes
-from data.motion.recording import Recording, View
+from data.motion.exposure import Recording
+from data.motion.light import DIM_SPIKES, median_spikes
 from data.motion.sampling import (
     AdjointOfSums,
     SortedSamples,
@@ -113,6 +113,8 @@ from data.motion.sampling import (
     sort_samples,
     sparse_matrix,
 )
+from data.motion.shifts import Motion
+from data.motion.view import View
 from data.spike.pictures import DISPLAY_GAMMA, LUMA
 
 # ---- Constants of the equations ----

@@ -1,8 +1,9 @@
 """A small network that finds the motion within an exposure from spikes, also in dim light.
 
 It is a part of the fusion "motion" (models/fusion/fusion_motion.py), so the weights of this fusion
-contain its weights. `data.motion.learned` makes its inputs and turns its output into shifts of RGB
-pixels. lab/train_motion_net.py trains it on scenes whose motion is known exactly.
+contain its weights. `data.motion.network_inputs` makes its inputs, and `data.motion.learned` turns
+its output into shifts of RGB pixels. lab/train_motion_net.py trains it on scenes whose motion is
+known exactly.
 
 The point of the scene that a spike pixel shows at the sharp instant moves along a curve. Times tau
 are counted from the sharp instant, in halves of an exposure. The sharp instant is half a spike
@@ -28,7 +29,7 @@ weights files depend on it (tests/stories/test_motion_weights.py restores with t
 their names. The constants decide what the trained weights mean: change them only together with a
 new training.
 
-Tests: tests/parts/models/test_motion_net.py, tests/parts/data/test_learned_motion.py
+Tests: tests/parts/models/test_motion_net.py, tests/parts/data/test_network_inputs.py
 """
 
 from collections.abc import Sequence
@@ -126,7 +127,7 @@ class MotionNet(nn.Module):
     # (2, 11): values in the 11 windows of the exposure -> their slope and curvature in time.
     parabola_fit: Tensor  # `_changes_in_time` multiplies by it
 
-    # What data/motion/learned.py must know of the windows.
+    # What data/motion/network_inputs.py must know of the windows.
     edges: Sequence[float] = EDGES
     inside = INSIDE
 

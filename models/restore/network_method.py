@@ -7,7 +7,7 @@ main_test_vrt.py restores by a "method" (utils.contract.Method). It calls:
     network_for_own_clips    the network with tiles for a user's clips
     NetworkMethod            what these two functions return: the method of a network
 
-The other methods are `data.reconstruct.Reconstruction` and `data.motion.method.JointMethod`.
+The other methods are `data.reconstruct.Reconstruction` and `data.motion.joint_method.JointMethod`.
 
 What must stay: the keys of `NetworkMethod.settings`, because an interrupted test is continued only
 if its settings are equal (test_results_of_other_settings_are_not_taken_over). Free to change: the

@@ -9,7 +9,7 @@ A plane is one reading of the spike camera; an exposure has `planes` of them.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -210,8 +210,7 @@ def with_clipped_sky(folder: Path, rate: float) -> None:
         frame = imread_rgb(picture)
         frame[: len(frame) // 2] = 255
         imwrite_rgb(picture, frame)
-    about = json.loads((folder / "spike/dataset.json").read_text())
-    plane = SpikeGeometry(about["h"], about["w"])
+    plane = _plane_of(folder)
     rows = plane.height // 2  # of the sky
     noise = np.random.default_rng(0)
     camera = IntegrateAndFire(rows, plane.width, rate=rate, rng=noise)
@@ -220,6 +219,19 @@ def with_clipped_sky(folder: Path, rate: float) -> None:
         spikes = read_spikes(file, plane)
         spikes[:, :rows] = camera.run(light for _ in spikes)
         write_spikes(file, spikes, plane)
+
+
+def change_spikes(folder: Path, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Apply a function to the spikes (T, h, w) of each spike file of a clip of `Scene.write`."""
+    plane = _plane_of(folder)
+    for file in files_in(folder / "spike", (".dat",)):
+        write_spikes(file, change(read_spikes(file, plane)), plane)
+
+
+def _plane_of(folder: Path) -> SpikeGeometry:
+    """Return the size of the spike planes of a clip of `Scene.write`."""
+    about = json.loads((folder / "spike/dataset.json").read_text())
+    return SpikeGeometry(about["h"], about["w"])
 
 
 def reader_of(folder: Path, **spike: Any) -> DatasetClip:

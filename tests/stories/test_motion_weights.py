@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from data.clips.user_folders import files_in
-from data.motion import method
+from data.motion import restorer
 from data.motion.bands import bands_of
 from data.spike.formats import read_spikes, write_spikes
 from data.spike.geometry import SpikeGeometry
@@ -272,7 +272,7 @@ def test_a_frame_that_is_solved_in_bands_gains_as_much_as_a_whole_frame(tmp_path
 
     # Now frames of more than 20,000 pixels are divided, in place of 1,048,576, see MOST_PIXELS in
     # data/motion/bands.py. This frame has two bands of 344 rows.
-    monkeypatch.setattr(method, "bands_of", partial(bands_of, most_pixels=20_000))
+    monkeypatch.setattr(restorer, "bands_of", partial(bands_of, most_pixels=20_000))
     in_bands = restore_with(clip, tmp_path / "bands", MOTION)
 
     assert whole.psnr > by_operator.psnr + 1  # dB, as for the small frames above

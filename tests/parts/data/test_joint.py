@@ -25,7 +25,8 @@ import pytest
 import torch
 
 from data.motion import joint
-from data.motion.flow import Motion, motion_of
+from data.motion.exposure import Recording
+from data.motion.flow import motion_of
 from data.motion.joint import (
     Cameras,
     Equations,
@@ -42,7 +43,9 @@ from data.motion.joint import (
     spike_equations,
     spike_intervals,
 )
-from data.motion.recording import RecordedClip, Recording, View
+from data.motion.recording import RecordedClip
+from data.motion.shifts import Motion
+from data.motion.view import View
 from tests.helpers.moving_scene import Scene, reader_of
 
 CPU = torch.device("cpu")

@@ -15,10 +15,12 @@ import cv2
 import numpy as np
 import pytest
 
-from data.motion import stillness
-from data.motion.flow import Motion
-from data.motion.recording import Recording, View
-from data.motion.stillness import share_by_change, share_by_reach, without_other_pictures
+from data.motion import evidence
+from data.motion.exposure import Recording
+from data.motion.other_pictures import without_other_pictures
+from data.motion.shifts import Motion
+from data.motion.stillness import share_by_change, share_by_reach
+from data.motion.view import View
 from data.spike.pictures import to_display
 from data.spike.simulate import IntegrateAndFire
 
@@ -169,12 +171,12 @@ def test_the_evidence_of_noise_is_0_in_the_mean():
     for seed in range(3):
         chance = np.random.default_rng(seed).random((60, *plane))
         stream = (chance < 0.1).astype(np.uint8)
-        pieces = stillness._pieces(stream, is_good=np.ones(plane, bool))
+        pieces = evidence._pieces(stream, is_good=np.ones(plane, bool))
         light = pieces.mean(axis=0)
-        by_light = stillness._order_by_light(seen, light)
-        for pattern in stillness.PATTERNS:
+        by_light = evidence.order_by_light(seen, light)
+        for pattern in evidence.PATTERNS:
             change = np.tensordot(np.array(pattern, np.float32), pieces, 1)
-            of_frame, _ = stillness._evidence(change, light, by_light)
+            of_frame, _ = evidence.evidence(change, light, by_light)
             of_frames.append(of_frame)
 
     # Nine numbers of about standard deviation 1: their mean has the deviation 1/3.

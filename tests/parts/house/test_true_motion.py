@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from data.making.light_in_motion import PhotoScene
-from data.motion.recording import Recording, View
+from data.motion.exposure import Recording
+from data.motion.view import View
 from lab.true_motion import TrueMotion, table_of
 
 PLANES = 40  # in a frame interval

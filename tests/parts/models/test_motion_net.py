@@ -1,7 +1,7 @@
 """models/fusion/motion_net.py: the network that finds the motion from spikes in windows of time.
 
 The pictures and scenes are random or made. What the network finds on real spikes is tested in
-tests/parts/data/test_learned_motion.py.
+tests/parts/data/test_network_inputs.py and test_learned.py.
 
 Shapes: B exposures, WINDOWS = 15 windows of time, h x w pixels.
 """

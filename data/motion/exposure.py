@@ -1,0 +1,119 @@
+"""Hold what both cameras recorded during one exposure.
+
+Tests: tests/parts/data/test_recording.py
+"""
+
+import itertools
+from dataclasses import dataclass, replace
+
+import cv2
+import numpy as np
+
+from data.spike.light import window_light
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What both cameras recorded during one exposure, and the spikes around it.
+
+    E.g. an exposure of 60 planes with 30 planes of context on each side: a stream of 120 planes,
+    begin 30, end 90, and sharp 60.5 if the sharp frame is the middle of plane 60.
+    """
+
+    blurry: np.ndarray  # (H, W, 3) float32, display values in [0, 1], R, G, B
+    stream: np.ndarray  # (T, h, w) uint8 in {0, 1}, the planes of the exposure and around it
+    begin: int  # time at which the exposure begins: the index of its first plane
+    end: int  # time at which it ends: the index of the plane after its last
+    sharp: float  # time of the sharp frame, e.g. 44.5, the middle of plane 44
+
+    @property
+    def length(self) -> int:
+        """Return the number of planes in the exposure."""
+        return self.end - self.begin
+
+    def window(self, time: float, planes: float) -> tuple[int, int]:
+        """Return (first plane, plane after the last) of a window around a time.
+
+        E.g. 9 planes around the time 44.5 are the planes 40 to 48, so the window is (40, 49).
+        Planes before or after the stream are left out. At least one plane is left: the nearest one.
+
+        time: the middle of the window. planes: its length.
+        """
+        number_of_planes = len(self.stream)
+        wanted_begin = round(time - planes / 2)
+        wanted_end = round(time + planes / 2)
+        # A window before the stream becomes its first plane, and a window after the stream its last
+        # plane.
+        begin = min(max(wanted_begin, 0), number_of_planes - 1)
+        end = min(max(wanted_end, begin + 1), number_of_planes)
+        return begin, end
+
+    def parts(self, count: int) -> list[tuple[int, int]]:
+        """Return windows that divide the exposure, as evenly as planes allow.
+
+        E.g. 3 windows of the planes 0 to 7 are (0, 3), (3, 5), (5, 8): (first plane, plane after
+        the last).
+
+        count: number of windows. An exposure with fewer planes has one window for each plane.
+        """
+        count = min(count, self.length)
+        edges = np.linspace(self.begin, self.end, count + 1).round().astype(int).tolist()
+        return list(itertools.pairwise(edges))
+
+    def spike_rates(self, windows: list[tuple[int, int]]) -> np.ndarray:
+        """Return the spikes per plane in each window, (windows, h, w) float32.
+
+        An interval between two spikes counts as one spike. If half of an interval lies in a window,
+        it counts as half a spike. So a short window without a spike is not black.
+
+        windows: (first plane, plane after the last) of each window.
+        """
+        sums = window_light(self.stream, windows)  # spikes in each window, (windows, h, w)
+        rates = []
+        for spikes_of_window, (begin, end) in zip(sums, windows, strict=True):
+            rates.append(spikes_of_window / (end - begin))
+        return np.stack(rates).astype(np.float32)
+
+    def with_planes(self, first: int, end: int) -> "Recording":
+        """Return the recording with the planes first ... end - 1 alone. They hold the exposure.
+
+        E.g. of the planes 0 ... 119, with the exposure 30 ... 89, `with_planes(30, 120)` keeps 90
+        planes, and the exposure becomes 0 ... 59.
+        """
+        return replace(
+            self,
+            stream=self.stream[first:end],
+            begin=self.begin - first,
+            end=self.end - first,
+            sharp=self.sharp - first,
+        )
+
+    def with_repaired_pixels(self, is_good: np.ndarray) -> "Recording":
+        """Return the recording, with the spikes of a neighbour in each pixel that is not trusted.
+
+        The neighbour is the nearest trusted pixel. Otherwise a hot pixel would be a bright point
+        that never moves, and the motion that is found would follow it.
+
+        is_good: (h, w) bool, whether each spike pixel can be trusted. If all or none can, the
+        recording stays as it is.
+        """
+        if is_good.all() or not is_good.any():
+            return self
+        # OpenCV gives each trusted pixel a number, and each other pixel the number of the nearest
+        # trusted one. E.g. a row of five pixels, of which the third one is not trusted, has the
+        # numbers 1 2 2 3 4.
+        is_bad = (~is_good).astype(np.uint8)
+        _, numbers = cv2.distanceTransformWithLabels(
+            is_bad, cv2.DIST_L2, cv2.DIST_MASK_5, labelType=cv2.DIST_LABEL_PIXEL
+        )
+        # Number -> row and column of the trusted pixel with this number.
+        row_of_number = np.zeros(numbers.max() + 1, int)
+        column_of_number = np.zeros(numbers.max() + 1, int)
+        good_rows, good_columns = np.nonzero(is_good)
+        row_of_number[numbers[is_good]] = good_rows
+        column_of_number[numbers[is_good]] = good_columns
+
+        nearest = numbers[~is_good]
+        stream = self.stream.copy()
+        stream[:, ~is_good] = stream[:, row_of_number[nearest], column_of_number[nearest]]
+        return replace(self, stream=stream)

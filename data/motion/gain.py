@@ -1,0 +1,221 @@
+"""Measure the gain of the spike pixels.
+
+Tests: tests/parts/data/test_recording.py
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from data.motion.exposure import Recording
+from data.motion.light import DARK, SATURATED, integrated
+from data.motion.view import View
+from data.spike.pictures import DISPLAY_GAMMA
+
+# The light may change within an exposure. To see this change, the exposure is cut into this many
+# windows, and the spikes of each window are counted. With fewer windows, the light could change
+# within a window. With more windows, their counts would be noisier. The value is a judgement.
+PARTS = 8
+# Least usual gain, in spikes per plane. It matters only for a clip without any spike, whose gain
+# would be 0. Grey values are rates over gains, so a gain of 0 would divide by 0. No real camera has
+# a gain as small as one spike in a million planes.
+LEAST_GAIN = 1e-6
+# If the levels (see above) of two frames differ by more than this factor, the RGB camera has
+# changed its exposure time or its gain between them. They differ by a smaller factor although no
+# camera has changed, because of noise, and because things move into view or out of it. With 1.0,
+# test_hot_pixels_do_not_look_like_another_exposure fails.
+SAME_LEVEL = 1.1
+# A spike pixel counts as clipped by the RGB camera if its light in the frame is CLIPPED or more.
+# The RGB camera clips at light 1. But a spike pixel sees the mean of several RGB pixels, and at the
+# edge of a lamp only some of them are clipped. So the limit is below 1. The value is a judgement: a
+# larger value would count edges of lamps, a smaller value would leave out bright pixels that are
+# right. Without the limit, test_pixels_at_full_light_say_nothing_of_the_level_of_a_frame fails.
+CLIPPED = 0.9
+# A pixel is not trusted if its gain is more than MOST_GAIN_RATIO times the usual gain, or less than
+# the usual gain / MOST_GAIN_RATIO, and if the difference is no chance (`CHANCE`). Then the pixel is
+# hot or dead, or was too dark in all frames. A smaller ratio would also distrust good pixels of a
+# sensor whose pixels differ much. The value is a judgement. With a very large ratio,
+# test_dead_and_hot_pixels_are_not_trusted fails.
+MOST_GAIN_RATIO = 2.5
+# A number of spikes may differ from the expected number by chance, up to this many standard
+# deviations. With 4, chance alone goes beyond the limit in about one of 10,000 pixels. With 0,
+# test_pixels_are_trusted_although_most_of_them_have_no_spike fails.
+CHANCE = 4.0
+# The gain of each pixel is measured as if this many more spikes had been counted at the usual gain.
+# Without these spikes, the gain of a pixel with one or no spike would be noise. A pixel with many
+# spikes hardly changes by them. Any value from 3 to 30 is right. PSNR on dim and on bright clips:
+#
+#     3 to 30    the same within 0.02 dB
+#     400        up to 0.04 dB less (no test notices)
+USUAL_SPIKES = 3.0
+
+
+class ExposureLight(NamedTuple):
+    """The light of an exposure on the spike pixels, as each camera measures it."""
+
+    spike_rates: np.ndarray  # by the spike camera: spikes per plane, (h, w)
+    frame_light: np.ndarray  # by the RGB camera: light in [0, 1], (h, w)
+    planes: int  # number of planes in the exposure
+
+    def level(self, is_good: np.ndarray | None = None) -> float:
+        """Return the level of a frame: spikes per plane over light, of all its pixels together.
+
+        is_good: (h, w) bool, the pixels that count. None, or if none is good: all.
+
+        Pixels at full light do not count, because the RGB camera clips there: a lamp that comes
+        into view would look like another exposure. If all of them are at full light, all count.
+        test_pixels_at_full_light_say_nothing_of_the_level_of_a_frame notices.
+        """
+        is_usable = np.ones(self.frame_light.shape, bool)
+        if is_good is not None and is_good.any():
+            is_usable = is_good
+        is_counted = is_usable & (self.frame_light < CLIPPED)
+        if not is_counted.any():
+            is_counted = is_usable
+        spikes_per_plane = float(self.spike_rates[is_counted].sum())
+        light = float(self.frame_light[is_counted].sum())
+        return spikes_per_plane / max(light, DARK)
+
+
+def exposure_light(recording: Recording, view: View) -> ExposureLight:
+    """Return the light of an exposure, as each camera measures it."""
+    rates = recording.spike_rates(recording.parts(PARTS))  # (parts, h, w)
+    # What the spike pixels have integrated, as the blurry frame shows it.
+    grey = integrated(recording.blurry, view.is_display)  # (H, W)
+    frame_light = view.means(grey)  # (h, w)
+    if view.is_display:
+        # The blurry frame shows the display value of the mean light, but this sensor counts the
+        # mean display value. E.g. light 0 for half of the exposure, then 1: the frame shows
+        # 0.73, and the sensor counts 0.5, so the frame's value is multiplied by 0.5 / 0.73.
+        # In place: `frame_light` is a new array.
+        frame_light *= _display_correction(rates)
+    return ExposureLight(rates.mean(axis=0), frame_light, planes=recording.length)
+
+
+def gain_over_exposures(exposures: list[ExposureLight]) -> tuple[np.ndarray, np.ndarray]:
+    """Measure the gain of each spike pixel over some exposures."""
+    usable = _usable_exposures(exposures)
+    spikes, light = _sums_at_usual_level(usable)
+
+    # Where the RGB camera clips, e.g. in the sky, there is more light than it shows. So these
+    # pixels say nothing of the usual gain. If all pixels are clipped, all are used.
+    is_clipped = np.mean([exposure.frame_light for exposure in usable], axis=0) >= CLIPPED
+    if is_clipped.all():
+        is_clipped[:] = False
+    usual = _usual_gain(spikes[~is_clipped], light[~is_clipped])
+    # gain = spikes / light, as if each pixel had USUAL_SPIKES more spikes, and the light that
+    # gives USUAL_SPIKES at the usual gain.
+    gain = (spikes + USUAL_SPIKES) / (light + USUAL_SPIKES / usual)
+    # A hot or dead pixel is not trusted. But where the RGB camera clips, there is more light
+    # than it shows, so many spikes are no sign of a hot pixel there.
+    expected = usual * light
+    is_overexposed = is_clipped & (spikes > expected)
+    is_good = is_overexposed | ~_is_implausible(spikes, expected)
+    return np.where(is_good, gain, usual).astype(np.float32), is_good
+
+
+def gain_in_exposure(exposure: ExposureLight, gain: np.ndarray, is_good: np.ndarray) -> np.ndarray:
+    """Return the gain (h, w) float32 for one exposure."""
+    # The spikes that the light of the frame would give with the gain of the clip.
+    with_gain_of_clip = exposure._replace(spike_rates=gain * exposure.frame_light)
+    level = exposure.level(is_good)
+    level_with_gain_of_clip = with_gain_of_clip.level(is_good)
+    return gain * np.float32(_level_change(level, level_with_gain_of_clip))
+
+
+def _usable_exposures(exposures: list[ExposureLight]) -> list[ExposureLight]:
+    """Return the exposures that say something of the gain of the pixels.
+
+    A saturated exposure, and an exposure without any spike, say nothing. If no exposure says
+    anything, all are returned: their frames are not improved anyway.
+    """
+    usable = []
+    for exposure in exposures:
+        spikes_per_plane = exposure.spike_rates.mean()
+        if 0 < spikes_per_plane < SATURATED:
+            usable.append(exposure)
+    return usable or exposures
+
+
+def _sums_at_usual_level(exposures: list[ExposureLight]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sums of spikes and of light over all planes of some exposures, (h, w) each.
+
+    The light of each exposure is brought to the median level first. E.g. a frame whose RGB exposure
+    was halved shows half of the light, and has twice the level. So its light is multiplied by 2.
+    """
+    levels = np.array([exposure.level() for exposure in exposures])
+    usual_level = float(np.median(levels))
+    size = exposures[0].frame_light.shape  # (h, w)
+    spikes = np.zeros(size)
+    light = np.zeros(size)
+    planes = 0
+    for exposure, level in zip(exposures, levels.tolist(), strict=True):
+        to_usual_level = _level_change(level, usual_level)
+        spikes += exposure.spike_rates * exposure.planes
+        light += exposure.frame_light * to_usual_level * exposure.planes
+        planes += exposure.planes
+    return spikes, np.maximum(light, DARK * planes)
+
+
+def _usual_gain(spikes: np.ndarray, light: np.ndarray) -> float:
+    """Return the usual gain: the median of the gains, in which a pixel counts by its light.
+
+    E.g. the gains 0, 0 and 0.6 with the light 1, 1 and 10: the total light is 12, and the pixel of
+    the middle, 6, has the gain 0.6. A plain median would be 0. Most pixels of a dark scene may have
+    no spike at all, e.g. if stars are few.
+
+    spikes, light: sums over the same planes, an array of pixels each. The light is above 0.
+    """
+    gain = (spikes / light).ravel()  # (h w,)
+    by_gain = np.argsort(gain)  # numbers of the pixels, the smallest gain first
+    light_so_far = np.cumsum(light.ravel()[by_gain])
+    total_light = light_so_far[-1]
+    middle = np.searchsorted(light_so_far, total_light / 2)
+    usual = float(gain[by_gain[middle]])
+    if usual == 0:
+        # So few spikes that even bright pixels mostly have none. All pixels together have some.
+        usual = float(spikes.sum() / light.sum())
+    return max(usual, LEAST_GAIN)
+
+
+def _is_implausible(spikes: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """Return which pixels have far more or fewer spikes than expected, and not by chance.
+
+    Returns (h, w) bool.
+    spikes: number of spikes of each pixel, (h, w).
+    expected: number of spikes that each pixel would have at the usual gain, (h, w).
+    """
+    is_far = (spikes > expected * MOST_GAIN_RATIO) | (spikes < expected / MOST_GAIN_RATIO)
+    # The square root of a count has about the standard deviation 1/2, whatever the count is. So
+    # twice the difference of two roots is a number of standard deviations.
+    deviations = 2 * np.abs(np.sqrt(spikes) - np.sqrt(expected))
+    return is_far & (deviations > CHANCE)
+
+
+def _level_change(level: float, usual_level: float) -> float:
+    """Return level / usual_level, or 1 if both differ by less than the factor `SAME_LEVEL`.
+
+    Callers multiply by the result, and 1 changes nothing. So a clip without automatic exposure has
+    the same gain in all its frames.
+    """
+    # At least LEAST_GAIN, because the level of a clip without any spike is 0.
+    change = level / max(usual_level, LEAST_GAIN)
+    if 1 / SAME_LEVEL < change < SAME_LEVEL:
+        return 1.0
+    return change
+
+
+def _display_correction(rates: np.ndarray) -> np.ndarray:
+    """Return (mean display value) / (display value of the mean light), (h, w), at most 1.
+
+    Both differ if the light changes within the exposure. E.g. if the display value is 0 for half of
+    the time, and 1 for the other half: the mean display value is 0.5. The mean light is 0.5, too,
+    and its display value is 0.5^(1 / 2.2) = 0.73. So the result is 0.5 / 0.73 = 0.68.
+
+    rates: (parts, h, w), proportional to the display values in parts of an exposure.
+    """
+    mean_light = np.mean(rates**DISPLAY_GAMMA, axis=0)
+    # At least 1e-12: a pixel without any spike would divide by 0. Its quotient is not used below.
+    display_of_mean = np.maximum(mean_light, 1e-12) ** (1 / DISPLAY_GAMMA)
+    # The light of a pixel without any spike does not change, so its factor is 1.
+    return np.where(mean_light > 0, rates.mean(axis=0) / display_of_mean, 1.0)

@@ -1,0 +1,138 @@
+"""Improve the frames of another method by the solution of the equations of both cameras.
+
+Tests: tests/stories/test_joint.py
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from data.motion import drawing
+from data.motion.flow import motion_of
+from data.motion.joint import Solver, guard_solution
+from data.motion.restorer import AreaInputs, MotionRestorer
+from utils.contract import Method
+from utils.options.models import Count, Positive
+from utils.options.section import Section, read_section
+
+NAME = "joint"
+
+
+class JointOptions(Section):
+    """The options of `--method joint`, e.g. `method.groups=8`.
+
+    The names are keys of option files, so they must stay. All options but `type` and `context` are
+    fields of `Solver`, with its defaults.
+    """
+
+    type: Literal["joint"] = NAME  # chooses this section among the sections of all methods
+    # Number of planes that are read before and after an exposure. None: half as many as the
+    # exposure has. Set 0 if there are gaps between the spike files of a clip. Otherwise planes from
+    # after a gap would count as the planes that follow the exposure.
+    context: Count | None = None
+    # Largest number of groups into which the planes of an exposure are divided. All planes of a
+    # group are taken to have the same motion, so with fewer groups a fast scene loses sharpness.
+    groups: Positive = Solver.groups
+    # Number of times that the equations are linearised, and number of steps of conjugate gradients
+    # after each linearisation. More of them make the frame sharper and noisier.
+    linearisations: Positive = Solver.linearisations
+    steps: Positive = Solver.steps
+    # Least standard deviation that is assumed for the error of a blurry pixel, in display values (0
+    # to 1). The larger it is, the less the blurry frame counts beside the spikes. It is a divisor,
+    # so it must be above 0.
+    noise: float = Field(Solver.noise, gt=0)
+    # The frame is a blend of the solution z and the first estimate z_0. With a and a_0 for their
+    # squared errors, which the spikes tell,
+    #
+    #     weight of z = 1 / (1 + (a / (guard a_0))^2)        1/2 where a = guard a_0
+    #
+    # 0: the frame is z alone.
+    guard: float = Field(Solver.guard, ge=0)
+
+
+def joint_options(values: Mapping[str, Any]) -> JointOptions:
+    """Return a section {"type": "joint", ...} with its defaults. Raises OptionError."""
+    return read_section(JointOptions, values, where="method", kind='method "joint"')
+
+
+class JointMethod:
+    """A method (utils.contract.Method) that improves the frames of another method.
+
+    start: the method that makes the first estimates z_0, by a formula or a network. It gives one
+    frame for each blurry frame, of the same size.
+    """
+
+    is_grey = False  # the frames have colours
+    instants = 1  # number of sharp frames for each blurry frame
+    picture_names = drawing.PICTURE_NAMES  # of `MotionRestorer.pictures`
+
+    def __init__(self, options: JointOptions, start: Method) -> None:
+        self.options = options
+        self.start = start
+        # Each frame is improved alone, so what `start` can do, this method can do: whether ranks
+        # may share the frames of a clip, and whether only the middle frame of a clip is restored.
+        self.can_cut = start.can_cut
+        self.center_frame_only = start.center_frame_only
+
+    def settings(self) -> dict[str, Any]:
+        """Return everything that the frames depend on, as plain JSON."""
+        return {"method": self.options.plain(), "start": self.start.settings()}
+
+    def protocol(self) -> dict[str, str]:
+        """Return the method in words, for the report."""
+        # E.g. "groups 20, linearisations 3, ...". The context is left out if it is None, because
+        # then no context was given.
+        options = []
+        for key, value in self.options.plain().items():
+            if key != "type" and value is not None:
+                options.append(f"{key} {value}")
+        protocol = self.start.protocol()  # name of a line of the report -> its text
+        # A formula has the line "method", e.g. "exposure". Its text becomes a part of the new line.
+        # A network has no line "method", but the line "weights", which stays.
+        first = protocol.pop("method", "the output of the weights")
+        words = f"{NAME} ({', '.join(options)}), begun with {first}"
+        return {"method": words, **protocol}
+
+    def restorer(self, device: torch.device) -> "MotionRestorer":
+        """Return the object that restores frames on a device. It finds motions by optical flow."""
+        options = self.options
+        solver = Solver(
+            groups=options.groups,
+            linearisations=options.linearisations,
+            steps=options.steps,
+            noise=options.noise,
+            guard=options.guard,
+        )
+        start = self.start.restorer(device)
+        return MotionRestorer(
+            start,
+            find=motion_of,
+            solver=solver,
+            improve=blended_solution,
+            context=options.context,
+            device=device,
+            # The equations hold for spike pixels of any area. Only learned steps need a least area.
+            least_area=0.0,
+        )
+
+
+def blended_solution(z_0: Tensor, inputs: AreaInputs) -> Tensor:
+    """Return the solution z of the equations, blended with z_0, as (3, rows, W).
+
+    The more squared error z has in a place, compared with z_0, the more z_0 counts there.
+    """
+    equations = inputs.equations
+    z = equations.solve(z_0)
+    # Beside the frame, `guard_solution` returns the weight of z in each pixel, which tests look at.
+    frame, _ = guard_solution(
+        z,
+        z_0,
+        recording=inputs.recording,
+        pixels=equations.pixels,
+        gain=inputs.gain,
+        guard=equations.solver.guard,
+    )
+    return frame

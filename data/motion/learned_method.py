@@ -1,0 +1,119 @@
+"""Improve the frames of a network by its learned steps on the equations of both cameras.
+
+Tests: tests/stories/test_motion_weights.py
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from data.motion import drawing
+from data.motion.finder import Finder, FinderName
+from data.motion.joint import Equations, Solver
+from data.motion.restorer import AreaInputs, MotionRestorer
+from utils.contract import Method
+
+# A network may have two sets of learned steps: for good light, and for few spikes. The steps for
+# few spikes are used if a pixel of median light has fewer spikes than this in an exposure. The
+# limit is the middle between 6 spikes, below which they are better, and 14 spikes, above which they
+# may be worse. Measured on the clips coffee and walker: the gain of the steps for few spikes, minus
+# the gain of the steps for good light. The last two rows have the same light, but other cameras.
+#
+#     spikes      cameras      difference of the gains
+#     below 6     not ideal    +0.2 to +0.9 dB
+#     16 to 18    not ideal    0 to +0.1 dB
+#     above 14    ideal        down to -0.2 dB
+FEW_SPIKES = 10.0
+# Least area of a spike pixel, in RGB pixels. If spike pixels are smaller, the learned steps are not
+# used. No area between 1/4 and 1 was measured. The limit is below 1, so that spike pixels that are
+# as large as RGB pixels are not refused if the calibration is a little wrong.
+#
+#     area    learned steps
+#     4       as in their training
+#     1       gain as much as with 4
+#     1/4     lose 2.5 dB: the frame gets grain and another brightness
+LEAST_AREA = 0.6
+# A function that takes the learned steps: (z_0, equations) -> z. z_0 and z are (3, rows, W), of a
+# frame, or of the rows of a band.
+Steps = Callable[[Tensor, Equations], Tensor]
+
+
+@dataclass(frozen=True)
+class LearnedParts:
+    """The learned parts of a network on a device."""
+
+    steps: Steps  # for good light
+    few_steps: Steps  # for few spikes, see `FEW_SPIKES`
+    find: Finder  # finds the motion within an exposure
+
+
+class LearnedMotion:
+    """A method (utils.contract.Method) that improves frames of a network by its learned steps.
+
+    start: the method that makes the first estimates z_0 with the network.
+    parts: function that puts the learned parts on a device and returns them.
+    solver: settings of the equations.
+    motion_by: what finds the motion: "dis" (an optical flow), "network" or "both". The value is
+    only used for the report, because `parts` returns the function that finds the motion.
+    """
+
+    is_grey = False  # the frames have colours
+    instants = 1  # number of sharp frames for each blurry frame
+    picture_names = drawing.PICTURE_NAMES  # of `MotionRestorer.pictures`
+
+    def __init__(
+        self,
+        start: Method,
+        parts: Callable[[torch.device], LearnedParts],
+        solver: Solver,
+        motion_by: FinderName,
+    ) -> None:
+        self.start = start
+        self.parts = parts
+        self.solver = solver
+        self.motion_by = motion_by
+        # Each frame is improved alone, so what `start` can do, this method can do: whether ranks
+        # may share the frames of a clip, and whether only the middle frame of a clip is restored.
+        self.can_cut = start.can_cut
+        self.center_frame_only = start.center_frame_only
+
+    def settings(self) -> dict[str, Any]:
+        """Return everything that the frames depend on, as plain JSON.
+
+        The settings of `start` contain the digest of the weights file. The file has the learned
+        steps and `motion_by`, so another key for them is not needed.
+        """
+        return {**self.start.settings(), "motion": asdict(self.solver)}
+
+    def protocol(self) -> dict[str, str]:
+        """Return the method in words, for the report."""
+        words = "learned steps along the motion of the spikes"
+        if self.motion_by != "dis":
+            words += ", which a network helps to find"
+        return {**self.start.protocol(), "motion": words}
+
+    def restorer(self, device: torch.device) -> "MotionRestorer":
+        """Return the object that restores frames on a device."""
+        parts = self.parts(device)
+
+        def after_steps(z_0: Tensor, inputs: "AreaInputs") -> Tensor:
+            """Return the frame after the learned steps for its light."""
+            has_few_spikes = inputs.median_spikes < FEW_SPIKES
+            steps = parts.few_steps if has_few_spikes else parts.steps
+            return steps(z_0, inputs.equations)
+
+        start = self.start.restorer(device)
+        return MotionRestorer(
+            start,
+            find=parts.find,
+            solver=self.solver,
+            improve=after_steps,
+            # Half an exposure, as in the training. A user cannot choose it: the option
+            # `method.context` belongs to `--method joint`.
+            context=None,
+            device=device,
+            least_area=LEAST_AREA,
+        )

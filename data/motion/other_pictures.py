@@ -1,0 +1,72 @@
+"""Leave out the planes around an exposure that show another picture.
+
+Tests: tests/parts/data/test_stillness.py
+"""
+
+import numpy as np
+
+from data.motion.evidence import (
+    NO_EVIDENCE,
+    PIECES,
+    SURE_EVIDENCE,
+    evidence,
+    most_evidence,
+    order_by_light,
+)
+from data.motion.exposure import Recording
+from data.motion.light import integrated
+from data.motion.view import View
+
+
+def without_other_pictures(recording: Recording, view: View, is_good: np.ndarray) -> Recording:
+    """Return the recording without planes around the exposure that show another picture.
+
+    Usually a motion goes on before and after the exposure. But a thing may move only between the
+    exposures, e.g. slides, or a stage that stands still for each frame. Then the motion from one
+    exposure to the next would be taken for a motion in the exposure.
+
+    So the planes before the exposure are left out if the picture changes when the exposure begins,
+    but not within the exposure. The planes after it are left out likewise. Of 668 frames of clips
+    that were recorded without gaps, one lost planes wrongly, in dim light.
+
+    A scene that moves, of which spikes were recorded only during the exposures, jumps from each
+    exposure to the next, too. All its planes stay, because its picture also changes within the
+    exposure.
+
+    is_good: (h, w) bool, whether each spike pixel can be trusted.
+    """
+    if recording.length < PIECES:
+        return recording  # too short to tell
+    frame_light = view.means(integrated(recording.blurry, view.is_display))
+    exposure = recording.stream[recording.begin : recording.end]
+    inside, _ = most_evidence(exposure, frame_light, is_good)
+    if inside > NO_EVIDENCE:
+        return recording  # something moves within the exposure
+    first = 0
+    end = len(recording.stream)
+    if _changes_at(recording.begin, recording, frame_light, is_good):
+        first = recording.begin
+    if _changes_at(recording.end, recording, frame_light, is_good):
+        end = recording.end
+    return recording.with_planes(first, end)
+
+
+def _changes_at(
+    time: int, recording: Recording, frame_light: np.ndarray, is_good: np.ndarray
+) -> bool:
+    """Return whether the picture surely changes at the begin or the end of the exposure.
+
+    Half an exposure before this time is compared with half an exposure after it. Returns False if
+    fewer planes were recorded.
+
+    time: when the exposure begins or ends, in planes. frame_light, is_good: as in `most_evidence`.
+    """
+    half = recording.length // 2
+    stream = recording.stream
+    if time < half or time + half > len(stream):
+        return False
+    before = stream[time - half : time].mean(axis=0, dtype=np.float32) * is_good
+    after = stream[time : time + half].mean(axis=0, dtype=np.float32) * is_good
+    light = (before + after) / 2
+    of_frame, _ = evidence(after - before, light, order_by_light(frame_light, light))
+    return of_frame > SURE_EVIDENCE

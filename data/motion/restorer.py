@@ -1,0 +1,229 @@
+"""Restore the frames of a clip one by one, along the motion that their spikes show.
+
+Tests: tests/stories/test_joint.py, tests/stories/test_motion_weights.py
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.motion import drawing
+from data.motion.bands import MOST_PIXELS, Band, bands_of, join_pictures
+from data.motion.exposure import Recording
+from data.motion.finder import Finder
+from data.motion.joint import Equations, Solver, SpikePixels
+from data.motion.light import is_saturated, median_spikes, spikes_at_full_light
+from data.motion.other_pictures import without_other_pictures
+from data.motion.recording import RecordedClip
+from data.motion.shifts import Motion
+from data.motion.stillness import share_by_change, share_by_reach
+from data.motion.view import View
+from utils.contract import FramePicture, Tick
+from utils.dist import watchdog
+
+# Least number of spikes that a pixel at full light must have in an exposure. With fewer spikes, the
+# frame is the first estimate: the motion could not be found, and the learned steps would add
+# structures that are not there. Gain of the learned steps over the first estimate, measured on
+# clips of two videos, coffee and walker, which no training has seen:
+#
+#     spikes at full light    gain
+#     2.3 to 2.6              +1.4 to +1.9 dB
+#                             <- the limit, 1.2
+#     0.6 to 1.0              -0.6 to +0.2 dB
+#     0.3                     -3.5 to -1.6 dB
+LEAST_SPIKES = 1.2
+# The first estimate counts as this share of the work on a frame, about its share of the time. Only
+# the progress display depends on it: with another value, the display would move less evenly.
+FIRST_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class AreaInputs:
+    """What a function `Improvement` may use besides z_0: recording and equations of an area.
+
+    An area is a frame, or a band of a large frame (`Area`).
+
+    If a new function needs one more value, add a field here. `MotionRestorer` fills in the fields.
+    """
+
+    recording: Recording
+    equations: Equations
+    gain: np.ndarray  # (h, w): spikes per plane of each spike pixel at full light
+    median_spikes: float  # spikes of a pixel of median light in the exposure of the whole frame
+
+
+# A function that improves a frame or a band: (z_0, all else that it may use) -> z. `MotionRestorer`
+# calls it. There are two: `blended_solution` below, and `after_steps`, which chooses between two
+# functions `Steps`.
+Improvement = Callable[[Tensor, "AreaInputs"], Tensor]
+
+
+class Area(NamedTuple):
+    """A band with its spike pixels. All frames of a clip have the same areas.
+
+    A frame that is not large is a single area.
+    """
+
+    band: Band
+    pixels: SpikePixels | None  # what the spike pixels see of the band. None if none sees the band
+    is_good: np.ndarray  # (h, w) bool: whether each spike pixel of the band can be trusted
+
+
+class WholeFrame(NamedTuple):
+    """What is known of a whole frame before its areas are improved one after the other."""
+
+    recording: Recording
+    motion: Motion  # within the exposure
+    gain: np.ndarray  # (h, w): spikes per plane of each spike pixel at full light
+    median_spikes: float  # spikes of a pixel of median light in the exposure
+    # (H, W) in [0, 1]: 1 where a pixel moves for certain, 0 where it stands still. It is the weight
+    # of the improved frame; the rest is the first estimate.
+    moving_share: np.ndarray
+
+
+class MotionRestorer:
+    """Restores the frames of a clip on a device (utils.contract.FrameRestorer, ShowsPictures).
+
+    start: restorer of the first estimates.
+    find: function that finds the motion within an exposure.
+    solver: settings of the equations.
+    improve: function that makes a first estimate better.
+    context: number of planes that are read before and after an exposure. None: half as many as the
+    exposure has.
+    least_area: least area of a spike pixel, in RGB pixels. If spike pixels are smaller, all frames
+    keep their first estimate. 0: no area is too small.
+    """
+
+    def __init__(
+        self,
+        start: Any,
+        find: Finder,
+        solver: Solver,
+        improve: Improvement,
+        context: int | None,
+        device: torch.device,
+        least_area: float,
+    ) -> None:
+        self.start = start
+        self.find = find
+        self.solver = solver
+        self.improve = improve
+        self.context = context
+        self.device = device
+        self.least_area = least_area
+        # The motion of the frame that was yielded last, for `pictures`. None if this frame kept its
+        # first estimate, because nothing moves or the spikes are of no help.
+        self.used_motion: Motion | None = None
+
+    def describe(self) -> str:
+        """Return how a frame is divided, in words."""
+        bands = f"bands of rows if a frame has over {MOST_PIXELS:,} pixels"
+        return f"none for the motion ({bands}); first estimate: {self.start.describe()}"
+
+    def pictures(self) -> list[FramePicture]:
+        """Return the motion of the frame that was yielded last, and its expected error."""
+        if self.used_motion is None:
+            return []
+        return drawing.pictures_of(self.used_motion, with_legend=True)
+
+    @torch.no_grad()
+    def frames(self, reader: Any, wanted: range, tick: Tick) -> Iterator[torch.Tensor]:
+        """Yield the frames `wanted` of a clip, (3, H, W) float32 in [0, 1].
+
+        reader: a data.clips.readers.DatasetClip. tick: called with the work done since the last
+        call, in frames. For each frame its calls sum up to 1.
+        """
+        # What holds for the whole clip: the gain of each spike pixel (h, w), whether the pixel can
+        # be trusted (h, w), and the bands into which frames are cut.
+        clip = RecordedClip(reader, self.context)
+        gain_of_clip, is_good = clip.gain()
+        areas = self._areas_of(clip.view, is_good)
+
+        # The first estimates are a part of the work on each frame, the improvement is the rest.
+        def tick_of_start(done: float) -> None:
+            tick(FIRST_SHARE * done)
+
+        # A generator: `start` computes an estimate when the loop asks for it.
+        estimates = self.start.frames(reader, wanted, tick_of_start)
+        for index, estimate in zip(wanted, estimates, strict=True):
+            # A frame may take long on a CPU: tell the watchdog that the process still works.
+            watchdog.go_on()
+            z_0 = estimate.to(self.device).clamp(0, 1)
+            recording = clip.read(index).with_repaired_pixels(is_good)
+            recording = without_other_pictures(recording, clip.view, is_good)
+            # (H, W) in [0, 1]: 0 where the spikes change by noise alone.
+            by_change = share_by_change(recording, clip.view, is_good)
+            nothing_moves = not by_change.any()
+            if nothing_moves or self._keeps_first_estimate(recording, clip.view):
+                frame = z_0
+                self.used_motion = None
+                tick(1 - FIRST_SHARE)
+            else:
+                # The motion is found on the whole frame, so it does not end at a border of a band.
+                # The gain differs from the gain of the clip if the RGB camera changed its exposure.
+                gain = clip.gain_in(recording, gain_of_clip, is_good)
+                motion = self.find(recording, clip.view, gain)
+                spikes = median_spikes(recording)
+                # A pixel moves if its motion is long enough, and if its spikes change.
+                moving_share = share_by_reach(motion, spikes) * by_change
+                whole = WholeFrame(recording, motion, gain, spikes, moving_share)
+                frame = self._improved_frame(z_0, whole, areas, tick)
+                self.used_motion = motion
+            yield frame.cpu()
+
+    def _areas_of(self, view: View, is_good: np.ndarray) -> list[Area]:
+        """Divide the frames of a clip into areas, from the top to the bottom.
+
+        is_good: (h, w) bool, whether each spike pixel of the whole plane can be trusted.
+        """
+        areas = []
+        for band in bands_of(view):
+            pixels = SpikePixels(band.view, self.device) if band.has_spikes else None
+            areas.append(Area(band, pixels, is_good=band.of_plane(is_good)))
+        return areas
+
+    def _keeps_first_estimate(self, recording: Recording, view: View) -> bool:
+        """Return whether the spikes do not help a frame, so that its first estimate stays."""
+        has_small_pixels = view.pixel_area < self.least_area
+        is_nearly_dark = spikes_at_full_light(recording, view) < LEAST_SPIKES
+        return has_small_pixels or is_nearly_dark or is_saturated(recording)
+
+    def _improved_frame(
+        self, z_0: Tensor, whole: WholeFrame, areas: list[Area], tick: Tick
+    ) -> Tensor:
+        """Return the improved frame (3, H, W). z_0: its first estimate, (3, H, W)."""
+        improved = []  # (3, rows, W) of each area
+        for area in areas:
+            improved.append(self._improved_rows(z_0, whole, area))
+            watchdog.go_on()
+            tick((1 - FIRST_SHARE) / len(areas))
+        frame = join_pictures(improved, [area.band for area in areas])
+        # Keep the first estimate where nothing moves.
+        moving_share = torch.from_numpy(whole.moving_share).to(self.device)  # (H, W)
+        return z_0 + moving_share * (frame - z_0)
+
+    def _improved_rows(self, z_0: Tensor, whole: WholeFrame, area: Area) -> Tensor:
+        """Return the improved rows (3, rows, W) of an area. z_0: (3, H, W), of the whole frame."""
+        band = area.band
+        z_0_of_band = band.of_frame(z_0)
+        if area.pixels is None:
+            return z_0_of_band  # no spike pixel sees the band
+        recording = band.of_recording(whole.recording)
+        gain = band.of_plane(whole.gain)
+        equations = Equations(
+            recording,
+            area.pixels,
+            motion=band.of_motion(whole.motion),
+            gain=gain,
+            is_good=area.is_good,
+            solver=self.solver,
+            device=self.device,
+        )
+        # The median of the whole frame, and not of the band, decides which learned steps are taken:
+        # so all bands of a frame get the same steps.
+        inputs = AreaInputs(recording, equations, gain, whole.median_spikes)
+        return self.improve(z_0_of_band, inputs)

@@ -1,0 +1,103 @@
+"""Hold the motion within an exposure: the shifts of the pixels at some times.
+
+Tests: tests/parts/data/test_flow.py
+"""
+
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+
+from data.motion.exposure import Recording
+
+# Number of steps in which a field of shifts is inverted. Each step multiplies the error by about
+# the gradient of the field, which is far below 1 where neighbours move alike. E.g. with a gradient
+# of 0.1, four steps leave 1/10,000 of the error. With 0 steps,
+# test_the_way_back_is_the_inverse_of_the_way_there fails.
+INVERSION_STEPS = 4
+
+
+@dataclass(frozen=True)
+class Motion:
+    """Shifts of the pixels of the sharp instant to other times of the exposure.
+
+    What is at p in the sharp instant is at p + shifts[k][p] at the time times[k].
+    """
+
+    times: np.ndarray  # (K,) planes after the sharp instant, ascending; 0 is one of them
+    shifts: np.ndarray  # (K, H, W, 2) float32, x and y in RGB pixels
+    errors: np.ndarray  # (K, H, W) float32, expected length of the error of each shift, in pixels
+
+    def at(self, time: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return the shifts (H, W, 2) and their errors (H, W) at any time.
+
+        Both are interpolated linearly between the two nearest measured times. Before the first and
+        after the last measured time, they are extrapolated from the two nearest measured times.
+        """
+        # The indices `left` and `right` of the two times between which the shifts are interpolated,
+        # or from which they are extrapolated. E.g. with the times -10, 0, 10:
+        #
+        #     time     left, right
+        #     4        1, 2
+        #     -15      0, 1           right is at least 1
+        #     15       1, 2           right is at most 2
+        first_not_before = int(np.searchsorted(self.times, time))
+        right = int(np.clip(first_not_before, 1, len(self.times) - 1))
+        left = right - 1
+        time_left = self.times[left]
+        time_right = self.times[right]
+        # 0 at time_left and 1 at time_right. It is float32, so that the results are float32, too.
+        weight_right = np.float32((time - time_left) / (time_right - time_left))
+        weight_left = 1 - weight_right
+        shifts = weight_left * self.shifts[left] + weight_right * self.shifts[right]
+        errors = weight_left * self.errors[left] + weight_right * self.errors[right]
+        return shifts, errors
+
+    def back(self, time: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return the shifts from the pixels of another time back to the sharp instant.
+
+        Returns the shifts (H, W, 2) and their errors (H, W). What is at the pixel p at this time
+        lies at p + back[p] in the sharp instant. From the point p + back[p], the shift of the sharp
+        instant leads to p. So
+
+            back[p] = -shifts[p + back[p]]
+
+        The equation is solved by repetition: each step puts the last `back` into the right side.
+        """
+        shifts, errors = self.at(time)
+        negative_shifts = np.negative(shifts, out=shifts)  # in place, because `at` made a new array
+        back = negative_shifts  # exact if all pixels move alike
+        for _ in range(INVERSION_STEPS):
+            back = values_at_shifts(negative_shifts, back)
+        return back, values_at_shifts(errors, back)
+
+
+def values_at_shifts(picture: np.ndarray, shifts: np.ndarray) -> np.ndarray:
+    """Return the values of a picture (H, W[, C]) float32 at p + shifts[p], for each pixel p.
+
+    The values are interpolated bilinearly, and the edges of the picture are repeated.
+    """
+    height, width = shifts.shape[:2]
+    x = np.arange(width, dtype=np.float32)[None] + shifts[..., 0]
+    y = np.arange(height, dtype=np.float32)[:, None] + shifts[..., 1]
+    return cv2.remap(picture, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
+
+
+# Instants at which motion is measured on each side of the sharp instant, as shares of the time from
+# the sharp instant to the begin or the end of the exposure.
+INSTANTS = (0.25, 0.5, 0.75, 1.0)
+
+
+def motion_times(recording: Recording) -> list[float]:
+    """Return the times at which motion is measured, in planes after the sharp instant.
+
+    First come the times before the sharp instant, then the times after it. On both sides the times
+    lead away from the sharp instant. E.g. an exposure from 40 planes before the sharp instant to 48
+    planes after it has the times -10, -20, -30, -40, 12, 24, 36, 48. `motion_of` relies on this
+    order.
+    """
+    planes_before = recording.sharp - recording.begin
+    planes_after = recording.end - recording.sharp
+    times_before = [-instant * planes_before for instant in INSTANTS]
+    times_after = [instant * planes_after for instant in INSTANTS]
+    return times_before + times_after

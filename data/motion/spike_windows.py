@@ -1,0 +1,95 @@
+"""Count the spikes and the light of an exposure in windows of time.
+
+Tests: tests/parts/data/test_network_inputs.py
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The spikes of an exposure in K windows of time."""
+
+    counts: np.ndarray  # (K, h, w): number of spikes
+    # (K, h, w): light, counted in spikes. A pixel fires when it has collected a fixed amount of
+    # light. E.g. a window that has half of an interval between two spikes has the light 0.5.
+    light: np.ndarray
+    lengths: np.ndarray  # (K,): number of planes of each window
+    are_recorded: np.ndarray  # (K,) bool: whether all planes of a window were recorded
+
+
+def spike_windows(stream: np.ndarray, edges: np.ndarray) -> Windows:
+    """Count the spikes and the light of K windows. Each window begins where the last one ends.
+
+    E.g. the edges -2, 0, 4, 6 give three windows: the planes -2 and -1, which were not recorded,
+    the planes 0 to 3, and the planes 4 and 5.
+
+    stream: (T, h, w) in {0, 1}. edges: (K + 1,) planes, ascending. Edges may lie outside of the
+    stream: planes that were not recorded have no spikes.
+    """
+    planes = len(stream)
+    recorded_edges = np.clip(edges, 0, planes)
+    # Count from the begin of the stream to each edge. A window has the difference between the
+    # counts at its two edges.
+    spikes_before = []  # (h, w) for each edge
+    # (h, w) for each edge: the spikes, plus the share of the present interval that has passed. E.g.
+    # 3.6 after three spikes and 60 % of the interval up to the fourth spike.
+    light_before = []
+    for edge in recorded_edges.tolist():
+        spikes = stream[:edge].sum(axis=0, dtype=np.int32)
+        spikes_before.append(spikes)
+        light_before.append(spikes + _passed_share(stream, edge))
+    counts = np.diff(np.stack(spikes_before), axis=0).astype(np.float32)  # (K, h, w)
+    light = np.diff(np.stack(light_before), axis=0).astype(np.float32)  # (K, h, w)
+    lengths = np.diff(edges)
+    # In an exposure of few planes a window may have no plane. It tells nothing, so it counts as not
+    # recorded.
+    are_recorded = (edges[:-1] >= 0) & (edges[1:] <= planes) & (lengths > 0)
+    return Windows(counts, light, lengths.astype(np.float32), are_recorded)
+
+
+def _passed_share(stream: np.ndarray, edge: int) -> np.ndarray:
+    """Return the share (h, w) of the present interval that has passed at an edge, in [0, 1).
+
+    The present interval goes from the last spike before the edge to the first spike after it.
+
+    For example, between spikes at the times 4 and 14, a share of 0.6 has passed at the edge 10.
+
+    stream: (T, h, w) in {0, 1}. edge: 0 to T. Plane p lies between the edges p and p + 1, and its
+    spikes have the time p + 1. So a spike at the time 10 lies before the edge 10.
+    """
+    last = _time_of_last_spike(stream, edge)  # at most `edge`
+    following = _time_of_next_spike(stream, edge)  # at least `edge` + 1, so never equal to `last`
+    return (edge - last) / (following - last)
+
+
+def _time_of_last_spike(stream: np.ndarray, edge: int) -> np.ndarray:
+    """Return the time (h, w) of the last spike before an edge, 0 if there is no spike before it.
+
+    For example, with spikes in the planes 3 and 13, it is 4 at the edge 10.
+    """
+    if edge == 0:  # no plane lies before the edge, and `argmax` refuses an empty array
+        return np.zeros(stream.shape[1:], np.int32)
+    has_spike = stream[:edge] > 0  # (edge, h, w)
+    # Walk backwards from the edge. `argmax` finds the first plane with a spike, and so counts the
+    # planes without a spike. E.g. 6 at the edge 10: the planes 9, 8, 7, 6, 5 and 4.
+    empty_planes = has_spike[::-1].argmax(axis=0)
+    return np.where(has_spike.any(axis=0), edge - empty_planes, 0)
+
+
+def _time_of_next_spike(stream: np.ndarray, edge: int) -> np.ndarray:
+    """Return the time (h, w) of the first spike after an edge.
+
+    For example, with spikes in the planes 3 and 13, it is 14 at the edge 10. If no spike follows,
+    it is one plane after the end of the stream: a spike may come there at the earliest.
+    """
+    planes = len(stream)
+    if edge == planes:  # no plane lies after the edge, and `argmax` refuses an empty array
+        return np.full(stream.shape[1:], planes + 1)
+    has_spike = stream[edge:] > 0  # (planes - edge, h, w)
+    # Walk forwards from the edge. E.g. 3 at the edge 10: the planes 10, 11 and 12 have no spike.
+    # The spike is in plane edge + empty_planes, and its time is 1 more.
+    empty_planes = has_spike.argmax(axis=0)
+    return np.where(has_spike.any(axis=0), edge + empty_planes + 1, planes + 1)

@@ -1,0 +1,27 @@
+"""A network of motion that gives one curve for all pixels, so that its motion can be worked out."""
+
+from collections.abc import Sequence
+
+import torch
+
+from models.fusion.motion_net import CHANGES, LEVELS, MotionNet
+
+
+def constant_network(curve: Sequence[float] = (0.0,) * 6, log_error: float = 0.0) -> MotionNet:
+    """Return a network that gives the same curve everywhere.
+
+    All its weights are 0. So the result is the bias of the last layer, which is set to `curve` and
+    `log_error`.
+
+    curve: x1, y1, x2, y2, x3, y3. The shift along x at time tau is x1 tau + x2 tau^2 + x3 tau^3, in
+    spike pixels.
+    """
+    net = MotionNet().eval()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.zero_()
+        # The last net works at the finest level. Its layer 6 is its last layer.
+        bias = net.get_parameter(f"nets.{len(LEVELS) - 1}.6.bias")
+        bias.copy_(torch.tensor([*curve, log_error]))
+    assert len(bias) == CHANGES
+    return net

@@ -1,0 +1,66 @@
+"""data/motion/drawing.py: pictures of a motion, and where it is not trusted."""
+
+import numpy as np
+import pytest
+
+from data.motion.drawing import motion_picture, untrusted_pixels, way_picture
+from data.motion.shifts import Motion
+
+
+@pytest.fixture(scope="module")
+def random_motion() -> Motion:
+    """Give a motion of 20 x 30 pixels.
+
+    columns 0 to 9      move right
+    columns 10 to 19    move down
+    columns 20 to 29    stand still
+    rows 0 to 4         have an expected error of 6 pixels, the other rows of 0.2 pixels
+    """
+    shifts = np.zeros((3, 20, 30, 2), np.float32)  # (instants, H, W, xy)
+    # From 4 pixels before (instant 0) to 4 pixels after (instant 2): a way of 8 pixels.
+    for instant, shift in ((0, -4), (2, 4)):
+        shifts[instant, :, :10, 0] = shift
+        shifts[instant, :, 10:20, 1] = shift
+    errors = np.full((3, 20, 30), 0.2, np.float32)
+    errors[:, :5] = 6.0
+    return Motion(np.array([-10.0, 0, 10]), shifts, errors)
+
+
+def test_pixels_of_a_large_expected_error_are_not_trusted(random_motion):
+    is_untrusted = untrusted_pixels(random_motion)
+
+    assert is_untrusted[:5].all()
+    assert not is_untrusted[5:].any()
+
+
+def test_a_motion_is_not_trusted_if_its_error_is_above_half_a_pixel_and_half_of_its_length():
+    # One row of four pixels: two are 5 pixels away from their places, and two stand still.
+    shifts = np.zeros((2, 1, 4, 2), np.float32)
+    shifts[:, :, :2, 0] = 5
+    errors = np.broadcast_to(np.array([2.6, 2.4, 0.6, 0.4], np.float32), (2, 1, 4))
+
+    is_untrusted = untrusted_pixels(Motion(np.array([-10.0, 10.0]), shifts, errors))
+
+    assert is_untrusted.tolist() == [[True, False, True, False]]
+
+
+def test_a_picture_of_a_motion_shows_the_direction(random_motion):
+    picture = motion_picture(random_motion)
+
+    assert picture.dtype == np.uint8
+    assert picture.shape == (20, 30, 3)
+    assert picture[10, 2].tolist() == [255, 0, 0]  # right: red
+    _, green, blue = picture[10, 15].tolist()  # down: yellow to green
+    assert green > blue
+    assert picture[10, 25].tolist() == [255, 255, 255]  # still: white
+
+
+def test_a_picture_of_a_motion_is_grey_where_the_motion_is_not_trusted(random_motion):
+    # A pixel that moves down (column 12) and is not trusted (row 2).
+    red, green, blue = motion_picture(random_motion)[2, 12].tolist()
+
+    assert red == green == blue
+
+
+def test_a_picture_of_no_motion_is_white():
+    assert way_picture(np.zeros((4, 4, 2), np.float32)).min() == 255
