@@ -3,7 +3,7 @@
     python -m lab.calibration_trials
 
 For each pair of cameras (a rig, data/cameras/rig.py) a made scene is recorded, and
-data/cameras/registration.py finds the calibration from the clip alone. docs/benchmarks/calibration
+data/cameras/registration finds the calibration from the clip alone. docs/benchmarks/calibration
 has the figures. The program prints a line of JSON for each trial, e.g.
 
     {"number": 0, "px": 0.05, "planes": -0.2, "share": 0.01, "sure": [true, true, true],
@@ -32,7 +32,10 @@ from typing import Any
 
 import numpy as np
 
-from data.cameras.registration import FitResult, View, fit, nominal
+from data.cameras.registration.fit import fit
+from data.cameras.registration.matrix import nominal
+from data.cameras.registration.result import FitResult
+from data.cameras.registration.view import View
 from data.cameras.rig import Rig
 from scripts.make_sample_data import PLANES, make_layers, render
 

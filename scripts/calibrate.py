@@ -15,14 +15,14 @@ form writes the file for `spike.calibration`, and an overlay image beside it to 
 overwritten. docs/data_format.md, section "Two cameras".
 
 Features (SIFT, RANSAC) give an affine start for any turn, scale and mirroring. The fit of
-`spike.calibration` "auto" (data/cameras/registration.py) makes it exact, and finds the time. Parts
+`spike.calibration` "auto" (data/cameras/registration) makes it exact, and finds the time. Parts
 of the plane that are matched on their own measure the error that is left. All places are (x, y)
 with pixel centres at whole numbers, as in data/cameras/calibration.py.
 """
 
 # Words of this file:
 #   plane      one readout of the spike camera: a bit for each spike pixel
-#   view       a frame and the spikes of its exposure (registration.View)
+#   view       a frame and the spikes of its exposure (View)
 #   matrix     (3, 3), from a place (x, y, 1) of the spike image to a place of the frame
 #   geometry   in the code: height, width and storage of the planes of a spike file (SpikeGeometry).
 #              In the text above and in --geometry: how the cameras lie to one another, which the
@@ -48,9 +48,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import cv2
 import numpy as np
 
-from data.cameras import registration
 from data.cameras.calibrated_grid import CalibratedGrid
 from data.cameras.calibration import Calibration, load_calibration, save_calibration, scale_of
+from data.cameras.registration.fit import fit
+from data.cameras.registration.matrix import MODELS
+from data.cameras.registration.result import (
+    LEAST_CHANGE_IN_ERRORS,
+    LEAST_CHANGE_SHARE,
+    LEAST_EXPLAINED,
+    SURE_WITHIN_SHARE,
+    FitResult,
+)
+from data.cameras.registration.view import LEAST_REACH, MOST_REACH, View
 from data.cameras.spike_errors import spike_errors_as_data_errors
 from data.clips.user_frames import FrameSource
 from data.spike.formats import count_planes, read_spikes
@@ -121,7 +130,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def refuse_sizes(views: Sequence[registration.View], command: argparse.Namespace) -> None:
+def refuse_sizes(views: Sequence[View], command: argparse.Namespace) -> None:
     """Raise DataError if the frames differ in size: then they are not of one camera."""
     sizes = {}  # shape of a frame -> a file of this shape
     for view, (_, frame) in zip(views, command.pairs, strict=True):
@@ -175,7 +184,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add(
         "--model",
-        choices=tuple(registration.MODELS),
+        choices=tuple(MODELS),
         default="homography",
         help="which matrices are allowed (default: %(default)s)",
     )
@@ -218,9 +227,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return command
 
 
-def view_of(
-    path: Path, frame: Path, geometry: SpikeGeometry, command: argparse.Namespace
-) -> registration.View:
+def view_of(path: Path, frame: Path, geometry: SpikeGeometry, command: argparse.Namespace) -> View:
     """Read one pair: the frame and the spikes of its exposure.
 
     path: the spike file.
@@ -241,7 +248,7 @@ def view_of(
     frames = FrameSource(frame)
     image = np.mean([frames.read(i) for i in range(len(frames))], axis=0, dtype=np.float32)
     rounded = (image + 0.5).astype(np.uint8)
-    return registration.View(frame=rounded, stream=stream, before=before, count=count)
+    return View(frame=rounded, stream=stream, before=before, count=count)
 
 
 def _stream_around(
@@ -256,7 +263,7 @@ def _stream_around(
     # An exposure with any searched offset must lie within the stream. The fit measures the change
     # with time over MOST_REACH further planes on each side.
     end = first + count
-    around = search_planes + registration.MOST_REACH
+    around = search_planes + MOST_REACH
     begin = max(first - around, 0)  # the file may begin later
     stop = min(end + around, count_planes(path, geometry))  # the file may end earlier
     # If the file ends before the end of the exposure, read up to this end nevertheless. Then the
@@ -275,7 +282,7 @@ def _stream_around(
 
 
 def with_geometry(
-    geometry: SpikeGeometry, views: list[registration.View], command: argparse.Namespace
+    geometry: SpikeGeometry, views: list[View], command: argparse.Namespace
 ) -> Calibration:
     """Return the calibration that fits all views: one matrix, and whether the image is mirrored.
 
@@ -295,9 +302,7 @@ def with_geometry(
             f"only {start.inliers} of {start.matches} features match in one position", where
         )
     # 2. The exact position. most_offset 0: the time is known.
-    found = registration.fit(
-        mirrored(views, mirror), start.matrix, command.light, model, most_offset=0.0
-    )
+    found = fit(mirrored(views, mirror), start.matrix, command.light, model, most_offset=0.0)
     # 3. Is it good enough?
     quality = _quality_of(found, model, where)
 
@@ -336,7 +341,7 @@ class Quality(NamedTuple):
     p90: float
 
 
-def _quality_of(found: registration.FitResult, model: str, where: str) -> Quality:
+def _quality_of(found: FitResult, model: str, where: str) -> Quality:
     """Return how well the matrix of a fit maps the spikes to the frames.
 
     Raises DataError if the matrix is not good enough.
@@ -347,7 +352,7 @@ def _quality_of(found: registration.FitResult, model: str, where: str) -> Qualit
     # mean of the spikes. Then the correlation counts as 0.
     correlation = float(np.sqrt(max(found.explained, 0)))
     distances = found.residuals  # one for each part of the plane that could be matched
-    if found.explained < registration.LEAST_EXPLAINED:
+    if found.explained < LEAST_EXPLAINED:
         raise _cannot_calibrate(
             f"the correlation of the aligned images is {correlation:.2f}", where
         )
@@ -368,7 +373,7 @@ def _quality_of(found: registration.FitResult, model: str, where: str) -> Qualit
     return Quality(correlation, len(distances), residual, p90)
 
 
-def mirrored(views: Sequence[registration.View], mirror: str) -> list[registration.View]:
+def mirrored(views: Sequence[View], mirror: str) -> list[View]:
     """Return the views with mirrored spike images."""
     # The axes along which a stream (planes, h, w) is reversed.
     axes = {"none": (), "columns": (2,), "rows": (1,), "both": (1, 2)}[mirror]
@@ -379,7 +384,7 @@ def mirrored(views: Sequence[registration.View], mirror: str) -> list[registrati
     return mirrored_views
 
 
-def images_of(view: registration.View, light: str) -> tuple[np.ndarray, np.ndarray]:
+def images_of(view: View, light: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the spikes (h, w) and the frame (H, W) as grey display values in [0, 1], float32.
 
     light: what the spike camera integrates, "linear" light or "display" values.
@@ -429,9 +434,7 @@ def alignment_in_words(start: Start, mirror: str, matrix: np.ndarray, quality: Q
     )
 
 
-def _best_start(
-    views: Sequence[registration.View], command: argparse.Namespace
-) -> tuple[Mirror, Start]:
+def _best_start(views: Sequence[View], command: argparse.Namespace) -> tuple[Mirror, Start]:
     """Return how the spike image is mirrored, e.g. "columns", and its rough position.
 
     With --mirror auto, the image is tried as it is and mirrored. The way in which more features
@@ -452,7 +455,7 @@ def _best_start(
     return best_mirror, best_start
 
 
-def _from_features(views: Sequence[registration.View], light: str) -> Start:
+def _from_features(views: Sequence[View], light: str) -> Start:
     """Return the affine matrix with which most features of all views together agree."""
     matches: list[Match] = []
     for view in views:
@@ -552,7 +555,7 @@ def _stretched(image: np.ndarray) -> np.ndarray:
 def with_offset(
     known: Calibration,
     geometry: SpikeGeometry,
-    views: list[registration.View],
+    views: list[View],
     command: argparse.Namespace,
 ) -> Calibration:
     """Return the known calibration with the time offset and the exposure share.
@@ -566,7 +569,7 @@ def with_offset(
     where = ", ".join(str(frame) for _, frame in command.pairs)
     # The views are mirrored here, so the matrix must not mirror them again.
     matrix = known.model_copy(update={"mirror": "none"}).to_rgb()
-    found = registration.fit(
+    found = fit(
         mirrored(views, known.mirror),
         matrix,
         command.light,
@@ -575,14 +578,14 @@ def with_offset(
     )
     offset = found.offset  # planes
     error = found.offset_error  # planes
-    if found.explained < registration.LEAST_EXPLAINED or error > MOST_OFFSET_ERROR:
+    if found.explained < LEAST_EXPLAINED or error > MOST_OFFSET_ERROR:
         raise _cannot_calibrate(
             f"the scene moves too little: the offset would be {offset:.1f} planes, error "
             f"{error:.1f}",
             where,
         )
     # If the best offset is at the end of the search, a better offset may lie behind the end.
-    if abs(offset) > search - registration.LEAST_REACH:
+    if abs(offset) > search - LEAST_REACH:
         raise _cannot_calibrate(
             f"the best offset, {offset:.1f} planes, is the last one searched", where
         )
@@ -598,18 +601,18 @@ def with_offset(
     return known.model_copy(update=changes)
 
 
-def share_of(found: registration.FitResult, known: Calibration) -> float:
+def share_of(found: FitResult, known: Calibration) -> float:
     """Return the share of the planes of --planes during which the frames were exposed.
 
     The share is 1 if the found share differs from 1 by less than its error allows. If the pairs do
     not show the share, it is the share of the known calibration.
     """
     error = found.share_error
-    if error > registration.SURE_WITHIN_SHARE:
+    if error > SURE_WITHIN_SHARE:
         print(f"the share is not sure: it stays {known.exposure_share:g}")
         return known.exposure_share
-    # The same limits as for `spike.calibration` "auto", in `registration.FitResult.is_applied`.
-    least_change = max(registration.LEAST_CHANGE_SHARE, registration.LEAST_CHANGE_IN_ERRORS * error)
+    # The same limits as for `spike.calibration` "auto", in `FitResult.is_applied`.
+    least_change = max(LEAST_CHANGE_SHARE, LEAST_CHANGE_IN_ERRORS * error)
     shortened_by = 1 - found.share
     if shortened_by < least_change:
         return 1.0
@@ -631,7 +634,7 @@ def _cannot_calibrate(what: str, where: str) -> DataError:
     )
 
 
-def overlay(view: registration.View, light: str, grid: CalibratedGrid) -> np.ndarray:
+def overlay(view: View, light: str, grid: CalibratedGrid) -> np.ndarray:
     """Return an image (2 H, W, 3) uint8 that shows whether frame and spikes agree.
 
     The upper half has the frame in magenta and the spikes in green. Both are grey where they agree.

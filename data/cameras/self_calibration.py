@@ -1,7 +1,7 @@
 """Calibrate two cameras from a clip itself: `spike.calibration` "auto".
 
 `calibrated` is called once, when the clips of a data set are listed. For each clip it compares
-FRAMES blurry frames with the spikes around their exposures (data/cameras/registration.py), and
+FRAMES blurry frames with the spikes around their exposures (data/cameras/registration), and
 gives the clip the calibration that it finds.
 
 A fit takes seconds, so two things save time:
@@ -35,7 +35,10 @@ import numpy as np
 
 from data.augment import Augment
 from data.cameras.calibration import Calibration
-from data.cameras.registration import FitResult, View, fit, nominal
+from data.cameras.registration.fit import fit
+from data.cameras.registration.matrix import nominal
+from data.cameras.registration.result import FitResult
+from data.cameras.registration.view import View
 from data.cameras.spike_errors import spike_errors_as_data_errors
 from data.cameras.spike_source import DatSpikes
 from data.clip import Clip, Exposure

@@ -1,0 +1,133 @@
+"""Change the estimate by one round of Gauss-Newton on all pixels."""
+
+import numpy as np
+
+from data.cameras.registration.derivatives import (
+    LENGTH_COLUMN,
+    MATRIX_CHANGES,
+    MIDDLE_COLUMN,
+    ROLL_COLUMN,
+    TIME_COLUMNS,
+)
+from data.cameras.registration.details import Details
+from data.cameras.registration.equations import normal_equations, with_larger_diagonal
+from data.cameras.registration.estimate import Estimate
+from data.cameras.registration.explanation import explain, shared_noise
+from data.cameras.registration.times import NO_MIDDLE, middle_of, tells_length, time_errors
+
+# Standard deviations of the priors of the times. With wider priors, a clip with little motion would
+# give times that are mostly noise. With narrower priors, a clip with motion could not change them.
+SPREAD_OFFSET = 15.0  # planes
+SPREAD_SHARE = 0.3  # of the planes of the exposure
+SPREAD_ROLL = 0.1  # of the planes of the exposure; from the middle row to the bottom row
+# Weight of a prior that keeps a value, as a multiple of the weight of the data.
+KEEPS = 1e9
+
+
+def round_on_all_pixels(estimate: Estimate, views: list[Details], sigma: float) -> np.ndarray:
+    """Change the estimate by one round of Gauss-Newton. Returns the changes (7,).
+
+    The first four changes are shift right, shift down, scale and turn, in half sides of the
+    plane. The last three are middle, length and roll, in planes. If the streams have no room to
+    fit times, the last three are 0.
+    """
+    # The best coefficients of the features, with the present matrix and times.
+    explanation = explain(views)
+    estimate.explained = explanation.explained
+    # step = -(H + P)^-1 (g + P p). The views give H and g, as in least squares: H = J' W J and
+    # g = J' W r, with the derivatives J and weights W of the residuals r. The priors pull a
+    # value that is p away from its nominal value back to it, with the weights P.
+    equations = normal_equations(estimate, views, explanation)
+    noise = shared_noise(explanation, sigma, views[0].every)
+    middle = middle_of(estimate, equations) if estimate.has_room else NO_MIDDLE
+    P, p = _priors(estimate, equations.H, noise, middle.is_fitted)  # (k,) each, P as its diagonal
+    A = with_larger_diagonal(equations.H, P)  # H + P, (k, k)
+    step = step_within_limits(A, equations.g + P * p, estimate.limits_of_times())
+
+    # Both methods change the estimate in place, and keep each value within its limits.
+    change = estimate.change_matrix(step[:MATRIX_CHANGES])
+    if not estimate.has_room:
+        return np.concatenate((change, np.zeros(3)))
+    estimate.change_times(step[TIME_COLUMNS])
+    offset_error, share_error = time_errors(estimate, equations, A)
+    estimate.is_middle_doubtful = middle.is_doubtful
+    if middle.is_fitted:
+        estimate.error_by_offset = middle.shift_per_plane * offset_error
+    else:
+        # The middle was kept, so nothing but the prior is known of the offset. Matrix and
+        # offset are right together, so the error of the offset adds nothing to the matrix.
+        offset_error = SPREAD_OFFSET
+        estimate.error_by_offset = 0.0
+    if not tells_length(estimate, equations):
+        share_error = SPREAD_SHARE  # nothing but the prior is known
+    estimate.time_errors = (offset_error, share_error)
+    return np.concatenate((change, step[TIME_COLUMNS]))
+
+
+def _priors(
+    estimate: Estimate, H: np.ndarray, noise: float, fits_middle: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the priors: the diagonal of P (k,), which has their weights, and p (k,).
+
+    p is how far a value is from the value of the files. A value without a prior has 0 in both.
+    A prior has the weight noise / spread^2: the noisier the clip, the more the prior counts.
+
+    noise: from `shared_noise`.
+    fits_middle: False lets the middle go back to its nominal value.
+    """
+    P = np.zeros(len(H))
+    p = np.zeros(len(H))
+    # Priors so strong that a value is kept: KEEPS times as strong as the data.
+    strong = KEEPS * np.diag(H)
+    if estimate.has_room:
+        spread_of_length = SPREAD_SHARE * estimate.nominal_planes
+        spread_of_roll = SPREAD_ROLL * estimate.nominal_planes
+        spread = np.array((SPREAD_OFFSET, spread_of_length, spread_of_roll))
+        P[TIME_COLUMNS] = noise / spread**2
+        # Distances from the nominal times: the middle of the planes, all planes, no roll.
+        p[MIDDLE_COLUMN] = estimate.middle - estimate.nominal_planes / 2
+        p[LENGTH_COLUMN] = estimate.length - estimate.nominal_planes
+        p[ROLL_COLUMN] = estimate.roll
+        if not fits_middle:
+            P[MIDDLE_COLUMN] = strong[MIDDLE_COLUMN]
+    is_matrix_fixed = len(estimate.changes) == 0
+    if is_matrix_fixed:
+        P[:MATRIX_CHANGES] = strong[:MATRIX_CHANGES]
+    return P, p
+
+
+def step_within_limits(
+    A: np.ndarray, gradient: np.ndarray, limits: tuple[np.ndarray, np.ndarray]
+) -> np.ndarray:
+    """Return the step -A^-1 gradient (k,), with the times within their limits.
+
+    A time that would step beyond a limit steps to the limit. With l for the times at a limit, the
+    other values f are solved again:
+
+        step_f = -A_ff^-1 (gradient_f + A_fl step_l)
+
+    If the times were only cut off, the other values would still make up for a change of the times
+    that is not made. In a slow pan, a longer exposure looks like a sharper lens, and the length
+    would step by 200 planes: the matrix then moved by 10 pixels back and forth, round by round.
+
+    A: H + P, the sums over the pixels with the weights of the priors, (k, k). gradient: g + P p,
+    the sums J' W r with the pull of the priors, (k,).
+    limits: smallest and largest step of each time, (3,) each, or (0,) each if no times are fitted.
+    """
+    step = -np.linalg.solve(A, gradient)
+    least, most = limits
+    times = np.arange(len(least)) + MIDDLE_COLUMN  # columns of the times
+    is_at_limit = np.zeros(len(step), bool)
+    # Each turn puts at least one more time at a limit, so the turns end.
+    while True:
+        is_beyond = (step[times] < least) | (step[times] > most)
+        if not is_beyond.any():
+            return step
+        is_at_limit[times[is_beyond]] = True
+        step[times] = np.clip(step[times], least, most)
+
+        at_limit = np.flatnonzero(is_at_limit)  # l
+        others = np.flatnonzero(~is_at_limit)  # f
+        A_ff = A[np.ix_(others, others)]
+        A_fl = A[np.ix_(others, at_limit)]
+        step[others] = -np.linalg.solve(A_ff, gradient[others] + A_fl @ step[at_limit])

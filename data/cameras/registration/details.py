@@ -1,0 +1,246 @@
+"""Compute the details of a view that a round compares, at the present estimate."""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+from data.cameras.calibration import scale_of
+from data.cameras.registration.estimate import Estimate
+from data.cameras.registration.view import LEAST_REACH, MOST_REACH, Features, Pair, blur
+
+
+class Noise(NamedTuple):
+    """Expected squared noise of the details of a view, summed over the compared pixels."""
+
+    of_sums: float  # of the summed spikes of the exposure
+    of_ends: float  # of the sums over 2 `reach` planes around the start, or around the end
+
+
+@dataclass(frozen=True)
+class Details:
+    """The details of one view, with the present matrix and times.
+
+    They are computed at every `every`-th pixel of the plane, in both directions. E.g. with every =
+    2, a plane of 100 x 100 pixels has details of 50 x 50 pixels (h, w).
+    """
+
+    spikes: np.ndarray  # s (h, w), details of the summed spikes
+    features: np.ndarray  # F (h, w, 5), details of the features of the frame at the same pixels
+    # Details (h, w) of the spikes per plane, in the planes around the start of the exposure, and
+    # around its end. `reach` is the number of these planes on each side of start and end.
+    rate_at_start: np.ndarray
+    rate_at_end: np.ndarray
+    reach: float
+    is_compared: np.ndarray  # bool (h, w), the pixels to compare. "n" below is their number
+    noise: Noise
+    every: int
+
+
+def blur_of_frame(estimate: Estimate, sigma: float) -> float:
+    """Return the blur of the frame, in RGB pixels, that is equal to `sigma` spike pixels.
+
+    Blurs add up by their variances. A pixel has an area, which blurs too: the variance of a
+    square of side 1 is 1/12. So blurred spikes have the variance sigma^2 + 1/12 in spike
+    pixels. With `scale` RGB pixels per spike pixel, this is (sigma^2 + 1/12) scale^2 in RGB
+    pixels. An RGB pixel has the variance 1/12 already, and the blur adds the rest.
+    """
+    scale = scale_of(estimate.matrix)
+    variance = (sigma**2 + 1 / 12) * scale**2 - 1 / 12
+    # If a spike pixel is much smaller than an RGB pixel, the variance is below 0, and has no
+    # root. So the blur is at least half an RGB pixel (variance 0.25).
+    return np.sqrt(max(variance, 0.25))
+
+
+def comparable_views(estimate: Estimate, features: list[Features], sigma: float) -> list[Details]:
+    """Return the details of each view that can be compared at the present estimate.
+
+    Other views are left out: their stream is too short, or no pixel of them can be compared.
+
+    features: the features of the frame of each pair. sigma: size of details in spike pixels.
+    """
+    views = []
+    for pair, features_of_pair in zip(estimate.pairs, features, strict=True):
+        details = details_of(estimate, pair, features_of_pair, sigma)
+        if details is not None and details.is_compared.any():
+            views.append(details)
+    return views
+
+
+def details_of(estimate: Estimate, pair: Pair, features: Features, sigma: float) -> Details | None:
+    """Return the details of a view at the present estimate.
+
+    Returns None if the times are fitted, but the stream has too few planes around the exposure
+    for the rates at its start and end.
+
+    features: the features of the frame. sigma: size of the details in spike pixels.
+    """
+    start, end = estimate.ends_of_exposure()
+    reach = _reach(estimate, pair, start, end)
+    if reach < LEAST_REACH and estimate.has_room:
+        return None
+    # If the times are not fitted, nothing uses the rates at start and end. The reach only must
+    # not be 0, because it is a divisor.
+    reach = max(reach, 1.0)
+
+    # Blurred details vary slowly, so every `every`-th pixel is enough: with a sigma of 3, every
+    # second pixel.
+    every = max(1, int(sigma / 1.5))
+
+    def band_of(spikes: np.ndarray) -> np.ndarray:
+        """Return the details of spike counts (h, w), at every `every`-th pixel."""
+        return _band_pass(spikes, sigma)[::every, ::every]
+
+    # The spikes of the exposure, and of 2 reach planes around its start and its end, (h, w).
+    of_exposure = pair.spikes_until(end) - pair.spikes_until(start)
+    around_start = pair.spikes_until(start + reach) - pair.spikes_until(start - reach)
+    around_end = pair.spikes_until(end + reach) - pair.spikes_until(end - reach)
+
+    # Where each `every`-th spike pixel is in the frame, and which of them are compared. The
+    # features are taken at these places. Their distance is `every` spike pixels, so details of
+    # `sigma` spike pixels have the size sigma / every there.
+    u, v = _places_in_frame(estimate, of_exposure.shape, every)
+    is_compared = _compared_pixels(estimate, u, v, features.overexposed, sigma, every)
+    return Details(
+        spikes=band_of(of_exposure),
+        features=_details_at(features.values, u, v, sigma / every),
+        rate_at_start=band_of(around_start) / (2 * reach),  # spikes per plane
+        rate_at_end=band_of(around_end) / (2 * reach),
+        is_compared=is_compared,
+        noise=_noise(estimate, of_exposure, is_compared, sigma, reach),
+        reach=reach,
+        every=every,
+    )
+
+
+def _reach(estimate: Estimate, pair: Pair, start: np.ndarray, end: np.ndarray) -> float:
+    """Return the reach: the number of planes on each side of start and end that are measured.
+
+    The reach is MOST_REACH, or as many planes as the stream has before the first start and
+    after the last end. start, end: from `Estimate.ends_of_exposure`.
+    """
+    # `start` and `end` count from the nominal start of the exposure, which is `before` planes
+    # after the begin of the stream.
+    planes_of_stream = len(pair.sums) - 1
+    planes_before = start.min() + pair.before
+    planes_after = planes_of_stream - pair.before - end.max()
+    return min(MOST_REACH, planes_before, planes_after)
+
+
+def _places_in_frame(
+    estimate: Estimate, size: tuple[int, int], every: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the column u and the row v of the frame for every `every`-th spike pixel.
+
+    u, v: (h, w) float32, as cv2.remap needs them. size: (height, width) of the plane.
+    """
+    height, width = size
+    y = np.arange(0, height, every, dtype=np.float32)
+    x = np.arange(0, width, every, dtype=np.float32)
+    x, y = np.meshgrid(x, y)  # (h, w) each
+    # (u, v, 1) = M (x, y, 1), up to a factor: the third coordinate divides the other two. M is
+    # the matrix from spike pixels to RGB pixels.
+    M = estimate.matrix
+    u = M[0, 0] * x + M[0, 1] * y + M[0, 2]
+    v = M[1, 0] * x + M[1, 1] * y + M[1, 2]
+    depth = M[2, 0] * x + M[2, 1] * y + M[2, 2]
+    return (u / depth).astype(np.float32), (v / depth).astype(np.float32)
+
+
+def _compared_pixels(
+    estimate: Estimate,
+    u: np.ndarray,
+    v: np.ndarray,
+    overexposed: np.ndarray,
+    sigma: float,
+    every: int,
+) -> np.ndarray:
+    """Select the pixels to compare: within the frame, and not overexposed there.
+
+    u, v: places of the pixels in the frame, (h, w). overexposed: blurred, (H, W).
+    Returns bool (h, w).
+    """
+    # At the edge of the frame, the blur mixes in repeated pixels. So keep a distance of half of
+    # the blur, in RGB pixels.
+    height, width = overexposed.shape
+    margin = (sigma + 1) * scale_of(estimate.matrix) / 2
+    is_compared = (u > margin) & (v > margin)
+    is_compared &= (u < width - 1 - margin) & (v < height - 1 - margin)
+    # An overexposed pixel does not show its light. 2 % of the blurred area may be overexposed:
+    # with 0, the far tails of the blur would remove whole surroundings of a lamp.
+    is_compared &= cv2.remap(overexposed, u, v, cv2.INTER_LINEAR) < 0.02
+
+    # Leave out two spike pixels at the edge of the plane: the blur repeats pixels there, too.
+    border = math.ceil(2 / every)  # in pixels of the result
+    is_compared[:border] = False
+    is_compared[-border:] = False
+    is_compared[:, :border] = False
+    is_compared[:, -border:] = False
+    return is_compared
+
+
+def _noise(
+    estimate: Estimate, of_exposure: np.ndarray, is_compared: np.ndarray, sigma: float, reach: float
+) -> Noise:
+    """Return the expected squared noise of the details, summed over the compared pixels.
+
+        n v / (4 pi sigma^2)        n: number of compared pixels
+
+    v is the variance of a spike count, the mean over the pixels. A Gaussian blur by sigma
+    divides the variance of independent noise by 4 pi sigma^2.
+
+    of_exposure: spikes of the exposure, (h, w). reach: planes on each side of start and end.
+    """
+    # A blur of 3 pixels removes most of the noise of the counts, so that the light remains.
+    rates = np.maximum(blur(of_exposure, 3.0), 0) / estimate.length  # (h, w), spikes per plane
+    blurred_pixels = is_compared.sum() / (4 * np.pi * sigma**2)  # n / (4 pi sigma^2)
+    return Noise(
+        of_sums=blurred_pixels * variance_of_counts(rates, planes=estimate.length),
+        of_ends=blurred_pixels * variance_of_counts(rates, planes=2 * reach),
+    )
+
+
+def variance_of_counts(rates: np.ndarray, planes: float) -> float:
+    """Return the variance of the spike counts of a number of planes, the mean over the pixels.
+
+    A pixel counts whole spikes from a random phase. Suppose that it expects 4.3 spikes. Then it
+    counts 5 with the probability p = 0.3, and else 4. The variance of the count is p (1 - p).
+
+    rates: spikes per plane of each pixel, (h, w).
+    """
+    p = rates * planes % 1  # the part behind the point: 0.3 of 4.3
+    return float((p * (1 - p)).mean())
+
+
+def _band_pass(image: np.ndarray, sigma: float) -> np.ndarray:
+    """Keep the details of an image (h, w) that are between `sigma` and 8 `sigma` pixels large."""
+    side = _odd(8 * sigma)
+    blurred = blur(image, sigma)
+    return blurred - cv2.blur(blurred, (side, side))
+
+
+def _details_at(
+    features: np.ndarray, u: np.ndarray, v: np.ndarray, sigma_in_places: float
+) -> np.ndarray:
+    """Return the details of the features at places of the frame, (h, w, 5).
+
+    features: (H, W, 5), blurred already. So only their slow part, a mean over 8 sigma, must be
+    subtracted.
+    u, v: column and row of each place, (h, w). sigma_in_places: size of the details, measured in
+    the distance of two neighbours among the places.
+    """
+    at_places = cv2.remap(features, u, v, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
+    side = _odd(8 * sigma_in_places)
+    slow_part = cv2.blur(at_places, (side, side))
+    return at_places - slow_part
+
+
+def _odd(x: float) -> int:
+    """Return the odd number at or above the whole part of x: 48.7 -> 49, 47.2 -> 47.
+
+    The side of a box filter must be odd, so that the box has a middle pixel.
+    """
+    # The last bit of an odd number is 1.
+    return int(x) | 1

@@ -1,0 +1,241 @@
+"""Change the matrix by one round on parts of the plane, each with its own shift."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from data.cameras.calibration import scale_of
+from data.cameras.registration.derivatives import MATRIX_CHANGES, derivatives, thinned, tiles
+from data.cameras.registration.details import Details
+from data.cameras.registration.estimate import Estimate
+from data.cameras.registration.explanation import Explanation, explain, shared_noise
+from data.cameras.registration.joint_change import JointChange, join_shifts
+
+# In the last rounds the plane is cut into PARTS x PARTS parts, which are matched separately. More
+# parts have fewer pixels each, and their shifts are noisier.
+PARTS = 5
+
+
+class PartEquations(NamedTuple):
+    """The normal equations of the shifts of t parts, for each of v views: H d = -g.
+
+    d is the shift of a part: d_0 to the right, and d_1 down. With r_i for the derivative of r by
+    d_i,
+
+        H_ij = sum of w r_i r_j        g_i = sum of w r_i r
+
+    The sums are over the compared pixels of the part.
+    """
+
+    H: np.ndarray  # (v, t, 2, 2)
+    g: np.ndarray  # (v, t, 2)
+    # (t, 3): the sum of x, the sum of y, and the number of the compared pixels of a part, in all
+    # views together.
+    center_sums: np.ndarray
+
+    @property
+    def pixels(self) -> np.ndarray:
+        """The number of compared pixels of each part, (t,)."""
+        return self.center_sums[:, 2]
+
+    @property
+    def centers(self) -> np.ndarray:
+        """The center of each part, as mean x, mean y, 1: (t, 3). Each part must have a pixel."""
+        return self.center_sums / self.pixels[:, None]
+
+    def selected(self, is_selected: np.ndarray) -> "PartEquations":
+        """Return the equations of some of the parts. is_selected: bool (t,)."""
+        return PartEquations(
+            H=self.H[:, is_selected],
+            g=self.g[:, is_selected],
+            center_sums=self.center_sums[is_selected],
+        )
+
+
+def round_on_parts(estimate: Estimate, views: list[Details], sigma: float) -> np.ndarray:
+    """Estimate one shift for each of PARTS x PARTS parts, and change the matrix to fit them.
+
+    Returns the amounts (k,) of the change, one for each of the k changes of the model.
+    """
+    explanation = explain(views)
+    equations = _equations_of_parts(estimate, views, explanation)
+
+    # Use only parts with texture. If there are fewer parts than changes, the change is not
+    # determined, and the matrix stays.
+    H_of_all_views = equations.H.sum(axis=0)  # (PARTS^2, 2, 2)
+    is_usable = usable_parts(H_of_all_views, equations.pixels)  # (PARTS^2,)
+    if is_usable.sum() < len(estimate.changes):
+        estimate.matrix_error = np.inf
+        estimate.residuals = np.empty(0)
+        # A step of zeros ends the rounds (`run_rounds`).
+        return np.zeros(MATRIX_CHANGES)
+
+    # The shift of each usable part, and its variance.
+    equations = equations.selected(is_usable)
+    noise = shared_noise(explanation, sigma, views[0].every)
+    shifts, variances = _shifts(equations.H, equations.g, noise)
+
+    # Turn the shifts of the parts into one change of the matrix.
+    joint = join_shifts(shifts, variances, equations.centers, estimate.changes)
+    _set_errors(estimate, joint)
+    return estimate.change_matrix(joint.amounts)
+
+
+def _equations_of_parts(
+    estimate: Estimate, views: list[Details], explanation: Explanation
+) -> PartEquations:
+    """Sum J' W J and J' W r over the pixels of each part, for the shift of the part.
+
+    J are the derivatives of the residuals r by a shift to the right and by a shift down. W has
+    the weights of the residuals.
+    """
+    a = explanation.a.astype(np.float32)
+    count = PARTS * PARTS
+    H = np.zeros((len(views), count, 2, 2))
+    g = np.zeros((len(views), count, 2))
+    center_sums = np.zeros((count, 3))
+    of_views = zip(views, explanation.weights, explanation.residuals, strict=True)
+    for v, (details, w, r) in enumerate(of_views):
+        parts = tiles(estimate, details, PARTS)  # (n,), the part of each compared pixel
+        columns = derivatives(estimate, details, predicted=details.features @ a)
+        by_right = columns[0][details.is_compared]  # (n,), dr / d(shift right)
+        by_down = columns[1][details.is_compared]
+        J = (by_right, by_down)  # the two columns of J (n, 2)
+        # np.bincount(parts, values, count) sums the values of each part: it returns (count,).
+        for i in (0, 1):
+            g[v, :, i] = np.bincount(parts, w * J[i] * r, count)
+            for j in (0, 1):
+                H[v, :, i, j] = np.bincount(parts, w * J[i] * J[j], count)
+        center_sums += _sums_of_places(estimate, details, parts)
+    return PartEquations(H, g, center_sums)
+
+
+def _sums_of_places(estimate: Estimate, details: Details, parts: np.ndarray) -> np.ndarray:
+    """Return the sums of x, of y and of 1 over the compared pixels of each part, (parts, 3).
+
+    parts: (n,), the part of each compared pixel.
+    """
+    x = thinned(estimate, estimate.coordinates.x, details)
+    y = thinned(estimate, estimate.coordinates.y, details)
+    sums = []
+    for values in (x, y, np.ones_like(x)):
+        sums.append(np.bincount(parts, values[details.is_compared], PARTS * PARTS))
+    return np.stack(sums, axis=1)
+
+
+def _set_errors(estimate: Estimate, joint: JointChange) -> None:
+    """Set matrix_error and residuals, both in pixels of the binned frame.
+
+        error^2 = (variance of both shifts) + mean(x^2 + y^2) (variance of all other changes)
+
+    This is the mean over the plane: a shift moves all places alike, and any other change moves
+    a place in proportion to its distance from the middle.
+
+    Call this before the matrix is changed, because the scale of the present matrix turns half
+    sides of the plane into pixels of the frame.
+    """
+    rgb_per_half_side = estimate.coordinates.half_side * scale_of(estimate.matrix)
+    variance_of_change = np.diag(joint.covariance)  # (k,)
+    mean_square_distance = float((estimate.coordinates.x**2 + estimate.coordinates.y**2).mean())
+    of_shift = variance_of_change[:2].sum()
+    of_others = mean_square_distance * variance_of_change[2:].sum()
+    variance = of_shift + of_others
+    estimate.matrix_error = rgb_per_half_side * float(np.sqrt(variance))
+    # What remains of the shift of each part, as a length.
+    remaining_x, remaining_y = joint.remaining.T
+    estimate.residuals = rgb_per_half_side * np.hypot(remaining_x, remaining_y)
+
+
+# `round_on_parts` calls these functions in three steps:
+#
+#     usable_parts   selects the parts that have enough texture
+#     _shifts         finds the shift d of each part by itself, with its variance
+#     join_shifts    finds the one change of the matrix that makes these shifts
+#
+# np.einsum names the axes of its arrays by letters, and sums over each letter that is not behind
+# the arrow. E.g. np.einsum("tij,tj->ti", A, x) computes, for each t and i,
+#
+#     result[t, i] = sum over j of A[t, i, j] x[t, j]
+#
+# which is the product A x of each part t. The letters in this section are v: view, t: part,
+# i and j: directions (0 right, 1 down), a and b: changes of the matrix.
+#
+# An einsum must not become a product `@`: the product may sum in another order, so that the last
+# bit of a result would change.
+
+# Limits of `usable_parts`. They are low on purpose: a part with weak texture gets a large variance
+# in `_shifts`, and counts little. With limits of 0, H of a part could perhaps not be inverted.
+# Larger limits would leave out parts that still tell something.
+LEAST_PIXELS_OF_PART = 0.3  # of the pixels of the largest part
+LEAST_TEXTURE_OF_PART = 1e-3  # of the usual texture of a part
+# H has two eigenvalues l1 and l2, the strengths of the texture along its two main directions. This
+# limit is for l1 l2 / (l1 + l2)^2, which is 1/4 for equal strengths, and 0 if all texture has one
+# direction, as at an edge. The limit lets the weak direction have 1/10000 of the sum.
+LEAST_OF_TWO_DIRECTIONS = 1e-4
+
+
+def usable_parts(H: np.ndarray, pixels: np.ndarray) -> np.ndarray:
+    """Select the parts with enough pixels, and with texture in two directions.
+
+    H: (t, 2, 2), the structure tensor of each of t parts: sums of the products of the gradients
+        right and down.
+    pixels: (t,), number of compared pixels of a part.
+
+    Returns bool (t,).
+    """
+    # The trace l1 + l2 is the sum of the squared gradients, right and down together.
+    texture = np.trace(H, axis1=1, axis2=2)  # (t,)
+    usual_texture = np.median(texture[texture > 0])
+    has_pixels = pixels > LEAST_PIXELS_OF_PART * pixels.max()
+    has_texture = texture > LEAST_TEXTURE_OF_PART * usual_texture
+    # The determinant is l1 l2.
+    has_two_directions = np.linalg.det(H) > LEAST_OF_TWO_DIRECTIONS * texture**2
+    return has_pixels & has_texture & has_two_directions
+
+
+def _shifts(H: np.ndarray, g: np.ndarray, noise: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the shifts d (t, 2) of the parts and their variances (t, 2, 2).
+
+        d_t = -H_t^-1 g_t          H_t and g_t: sums of H_vt and g_vt over the views v
+
+    H, g: (v, t, 2, 2) and (v, t, 2), the normal equations of each view and part.
+    noise: variance of a residual, times the number of pixels that share their noise.
+
+    All views share the shift of a part. With several views, the variance of the shift is the mean
+    of two estimates: one from the noise, and one from the spread of the views.
+    """
+    inverse = np.linalg.inv(H.sum(axis=0))  # H_t^-1, (t, 2, 2)
+    # d[t, i] = -(sum over v and j of inverse[t, i, j] g[v, t, j])
+    shifts = -np.einsum("tij,vtj->ti", inverse, g)  # (t, 2)
+    from_noise = inverse * noise  # (t, 2, 2)
+    if len(H) == 1:
+        # One view has no spread.
+        return shifts, from_noise
+    from_spread = _variance_from_spread(H, g, inverse, shifts)
+    return shifts, (from_noise + from_spread) / 2
+
+
+def _variance_from_spread(
+    H: np.ndarray, g: np.ndarray, inverse: np.ndarray, shifts: np.ndarray
+) -> np.ndarray:
+    """Return the variance (t, 2, 2) of the shift of each part, from how far the views disagree.
+
+        m_vt = H_t^-1 (g_vt + H_vt d_t)                      (2,)
+        variance = n / (n - 1) sum over v of m_vt m_vt'      n: number of views, at least 2
+
+    The bracket is the gradient of view v at the common shift d_t. So m_vt says how far the view
+    alone would move the shift. It is 0 if the view agrees with the common shift. Its sign does not
+    matter, because only squares are used. The common shift is the sum of what the views add to it,
+    and the variance of a sum is the sum of the variances. So the squares are added, and not
+    averaged. n / (n - 1) is the usual correction, because d was fitted to the same views.
+
+    H, g: (v, t, 2, 2) and (v, t, 2). inverse: H_t^-1 (t, 2, 2). shifts: d (t, 2).
+    """
+    views = len(H)
+    # gradient[v, t, i] = g[v, t, i] + sum over j of H[v, t, i, j] d[t, j]
+    gradient = g + np.einsum("vtij,tj->vti", H, shifts)  # (v, t, 2)
+    # m[v, t, i] = sum over j of inverse[t, i, j] gradient[v, t, j]
+    moves = np.einsum("tij,vtj->vti", inverse, gradient)  # m, (v, t, 2)
+    # The sum over v of m[v, t, i] m[v, t, j], which is m m' of each part.
+    sum_of_squares = np.einsum("vti,vtj->tij", moves, moves)  # (t, 2, 2)
+    return sum_of_squares * views / (views - 1)

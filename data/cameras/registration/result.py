@@ -1,0 +1,185 @@
+"""Hold the result of a fit, and decide which of its values are sure and applied."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from data.cameras.calibration import scale_of, share_to_read
+
+# The limits below decide `FitResult.is_sure` and `FitResult.is_applied`. If one of them is left
+# out, test_a_value_is_applied_if_it_is_sure_and_differs_from_the_start fails, or
+# test_a_value_with_a_large_error_is_not_sure.
+
+# The matrix counts as found if the frames explain at least this fraction of the variance of the
+# spikes' details (another scene explains nothing), and if its error is at most FOUND_WITHIN_PX, in
+# RGB pixels.
+LEAST_EXPLAINED = 0.25
+FOUND_WITHIN_PX = 0.5
+# A value is sure if its error is at most this limit. On 100 random rigs, 95 % of the sure matrices
+# were within 0.2 RGB pixels of the true matrix.
+SURE_WITHIN_PX = 0.15  # error of the matrix, in RGB pixels
+SURE_WITHIN_PLANES = 0.7  # error of the offset, in planes
+SURE_WITHIN_SHARE = 0.03  # error of the share, which is a fraction of the planes
+# A smaller change of matrix, offset or share is not applied. With 0, the noise of the fit would
+# change a clip although its cameras agree.
+LEAST_CHANGE_PX = 0.15
+LEAST_CHANGE_PLANES = 0.75
+LEAST_CHANGE_SHARE = 0.04
+# A change must be at least this many times its error. Three standard errors are rarely chance.
+LEAST_CHANGE_IN_ERRORS = 3
+
+
+class Decisions(NamedTuple):
+    """A yes or no for each value that a fit finds. The order is the order of `FitResult.errors`."""
+
+    matrix: bool
+    offset: bool
+    share: bool
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """The result of a fit.
+
+    data/cameras/self_calibration.py applies some of the values to a clip: `is_applied` says which.
+    scripts/calibrate.py writes the values to a file, and refuses large errors.
+
+    What must stay: the fields are kept in a file beside the run (data/cameras/self_calibration.py).
+    A new or another field needs a new FORMAT there.
+    """
+
+    matrix: np.ndarray  # (3, 3), spike pixel -> RGB pixel
+    offset: float  # by how many planes the middle of the exposure is later than the files say
+    share: float  # exposed fraction of the planes, e.g. 0.8
+    gain: float  # spikes per plane = gain light + dark, with light from 0 to 1
+    dark: float
+    # Standard errors of matrix, offset and share. The properties matrix_error, offset_error and
+    # share_error give each error, and its unit. An error is infinite if the clip does not show the
+    # value.
+    errors: tuple[float, float, float]
+    explained: float  # fraction of the variance of the spikes' details that the frames explain
+    # How far the fit moved a spike pixel on the frame. It is the distance in RGB pixels between its
+    # place by the starting matrix and its place by `matrix`, the mean over the plane.
+    moved: float
+    # For each part of the plane that was matched alone: the distance in RGB pixels between the
+    # place where the part fits best and the place where the matrix puts it.
+    residuals: tuple[float, ...] = ()
+
+    @property
+    def matrix_error(self) -> float:
+        """The standard error of the matrix in RGB pixels, the mean over the plane."""
+        return self.errors[0]
+
+    @property
+    def offset_error(self) -> float:
+        """The standard error of the offset in planes."""
+        return self.errors[1]
+
+    @property
+    def share_error(self) -> float:
+        """The standard error of the share."""
+        return self.errors[2]
+
+    @property
+    def share_to_read(self) -> float:
+        """The fraction of the planes to read: 1.12 times the exposed share, and at most 1.
+
+        The channels are better if they are made of a few more planes (data/cameras/calibration.py).
+        """
+        return share_to_read(self.share)
+
+    @property
+    def is_matrix_found(self) -> bool:
+        """Return whether the matrix can be trusted at all.
+
+        The frames must explain the spikes (LEAST_EXPLAINED), and the error must be small
+        (FOUND_WITHIN_PX). For example, a clip without texture has a large error.
+        """
+        return self.explained >= LEAST_EXPLAINED and self.matrix_error <= FOUND_WITHIN_PX
+
+    @property
+    def is_sure(self) -> Decisions:
+        """Return whether a value was found, and its error is small."""
+        return Decisions(
+            matrix=self.is_matrix_found and self.matrix_error <= SURE_WITHIN_PX,
+            offset=self.is_matrix_found and self.offset_error <= SURE_WITHIN_PLANES,
+            share=self.is_matrix_found and self.share_error <= SURE_WITHIN_SHARE,
+        )
+
+    @property
+    def is_applied(self) -> Decisions:
+        """Whether a value is applied to the clip, in place of the value at the start.
+
+        A change must be at least three times its error, and not below the least change
+        (LEAST_CHANGE_PX and its neighbours). The offset and the share must also be sure. The matrix
+        need not be sure: if it moved by three times its error, it is nearer to the truth than the
+        start, as it was for all of the 50 random pairs of cameras.
+
+        test_cameras_that_are_aligned_stay_as_they_are notices if too much is applied.
+        """
+        is_sure = self.is_sure
+        least_moved = max(LEAST_CHANGE_PX, LEAST_CHANGE_IN_ERRORS * self.matrix_error)
+        least_offset = max(LEAST_CHANGE_PLANES, LEAST_CHANGE_IN_ERRORS * self.offset_error)
+        least_shortening = max(LEAST_CHANGE_SHARE, LEAST_CHANGE_IN_ERRORS * self.share_error)
+        # Compare the share that is read, because only this share changes what is read: with a share
+        # of 0.9 all planes are read, as at the start.
+        shortened_by = 1 - self.share_to_read
+        return Decisions(
+            matrix=self.is_matrix_found and self.moved >= least_moved,
+            offset=is_sure.offset and abs(self.offset) >= least_offset,
+            share=is_sure.share and shortened_by >= least_shortening,
+        )
+
+    def sentence(self) -> str:
+        """Describe the result for the log, e.g. (in the log this is one line)
+
+        moved by 2.69 px, turned by 0.36 degrees, 2.0014 RGB pixels per spike pixel (error
+        0.19 px), not sure, yet nearer; exposed +0.9 planes later (error 0.6), left as it was;
+        for 74% of the planes (error 2.7%), 83% are read; spikes per plane = 0.304 light -0.0024
+        """
+        if not self.is_matrix_found:
+            return (
+                f"not sure (the frames explain {self.explained:.0%} of the spikes' details, error "
+                f"of the place {self.matrix_error:.2f} px): nothing is changed"
+            )
+        matrix_note, offset_note, share_note = self._notes()
+        # The first column of the matrix is where a step to the right leads: (right, down).
+        right = self.matrix[0, 0]
+        down = self.matrix[1, 0]
+        angle = np.degrees(np.arctan2(down, right))
+        place = (
+            f"moved by {self.moved:.2f} px, turned by {angle:.2f} degrees, "
+            f"{scale_of(self.matrix):.4f} RGB pixels per spike pixel "
+            f"(error {self.matrix_error:.2f} px){matrix_note}"
+        )
+        time = (
+            f"exposed {self.offset:+.1f} planes later (error {self.offset_error:.1f}){offset_note}"
+        )
+        share = f"for {self.share:.0%} of the planes (error {self.share_error:.1%}){share_note}"
+        spikes = f"spikes per plane = {self.gain:.3f} light {self.dark:+.4f}"
+        return "; ".join([place, time, share, spikes])
+
+    def _notes(self) -> list[str]:
+        """Return a note for the log on matrix, offset and share, in this order.
+
+        A note says why a value is not applied. The note is "" if the value is applied as it was
+        found.
+        """
+        notes = []
+        for is_sure, is_applied in zip(self.is_sure, self.is_applied, strict=True):
+            if is_applied:
+                notes.append("")
+            elif is_sure:
+                notes.append(", left as it was")
+            else:
+                notes.append(", not sure: left")
+        matrix_note, offset_note, share_note = notes
+
+        # A matrix may be applied although it is not sure (`is_applied` says why).
+        if self.is_applied.matrix and not self.is_sure.matrix:
+            matrix_note = ", not sure, yet nearer"
+        # 1.12 times the share is read, so the log says both numbers.
+        if self.is_applied.share:
+            share_note = f", {self.share_to_read:.0%} are read"
+        return [matrix_note, offset_note, share_note]

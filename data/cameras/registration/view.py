@@ -1,0 +1,164 @@
+"""Prepare a blurry frame and its spikes for the fit."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+from data.spike.pictures import to_linear
+
+# The change of the sums with time is measured over MOST_REACH planes before and after a time. Near
+# the ends of a stream there are fewer planes. The fit needs at least LEAST_REACH planes, because
+# the change over fewer planes would be mostly noise. More than MOST_REACH planes would blur the
+# change of fast motion: with 20, the scene of test_registration_fit.py has an offset of 0.3 planes
+# where 0 is true, and with 8 or 3 an offset of 0.03.
+MOST_REACH = 8
+LEAST_REACH = 3
+
+
+@dataclass(frozen=True)
+class View:
+    """A blurry frame and the spikes around its exposure.
+
+    E.g. with before = 20 and count = 40, the planes 20 ... 59 of the stream are the exposure.
+
+    A stream of one plane (before = 0, count = 1) may hold the spike counts of a whole exposure.
+    Then only the matrix is fitted.
+    """
+
+    frame: np.ndarray  # (H, W, 3) uint8, R, G, B
+    stream: np.ndarray  # spikes (T, h, w); it begins before the exposure and ends after it
+    before: int  # number of planes of the stream before the exposure
+    count: int  # number of planes of the exposure
+
+
+class Features(NamedTuple):
+    """The features of a frame that are compared with the spikes, on the pixels of the frame."""
+
+    # (H, W, 5). The channels are
+    #     0, 1, 2  the three colours
+    #     3        the square of grey, which describes the response curve
+    #     4        the Laplacian of grey, which describes the blur of the spike camera's lens
+    values: np.ndarray
+    overexposed: np.ndarray  # (H, W), the fraction of overexposed pixels around a pixel, 0 ... 1
+
+
+class Pair:
+    """A frame and its spikes, as the fit needs them. Nothing changes a pair after it was made."""
+
+    light: np.ndarray  # (H, W, 3) float32, the frame in the unit that the spikes integrate
+    overexposed: np.ndarray  # (H, W) float32, 1 where the frame is overexposed
+    sums: np.ndarray  # (T + 1, h, w). sums[p]: number of spikes in the planes 0 ... p - 1
+    before: int  # number of planes of the stream before the exposure
+    count: int  # number of planes of the exposure
+
+    def __init__(self, view: View, factor: int, light: str) -> None:
+        """Prepare a view.
+
+        factor: factor x factor pixels become one.
+        light: what the spikes integrate, "linear" light or "display" values.
+        """
+        values = view.frame.astype(np.float32) / 255
+        self.light = to_linear(values) if light == "linear" else values
+        # A display value of 252 or more (of 255) is nearly saturated: it does not show the light.
+        self.overexposed = (view.frame.max(axis=2) >= 252).astype(np.float32)
+        self.before = view.before
+        self.count = view.count
+
+        stream = view.stream
+        if factor > 1:
+            self.light = _binned(self.light, factor)
+            self.overexposed = _binned(self.overexposed, factor)
+            stream = _binned_stream(stream, factor)
+
+        # With cumulative sums, the sum of any range of planes is one difference. Take the smaller
+        # type that holds the largest sum, because the sums are the largest array of a fit.
+        planes, height, width = stream.shape
+        largest_sum = planes * int(stream.max())
+        sum_type = np.uint16 if largest_sum < 2**16 else np.uint32
+        self.sums = np.zeros((planes + 1, height, width), sum_type)
+        np.cumsum(stream, axis=0, dtype=sum_type, out=self.sums[1:])
+        self._mend_pixels()
+
+    def has_room(self) -> bool:
+        """Return whether the stream has enough planes around the exposure to fit its times."""
+        planes_of_stream = len(self.sums) - 1
+        after = planes_of_stream - self.before - self.count
+        return min(self.before, after) >= LEAST_REACH
+
+    def _mend_pixels(self) -> None:
+        """Replace pixels that always or never fire by the median of their neighbours.
+
+        Changes `sums` in place.
+        """
+        total = self.sums[-1].astype(np.float32)  # (h, w), number of spikes of each pixel
+        usual = cv2.medianBlur(total, ksize=5)  # the same of the pixels around
+        # A pixel is wrong if it fires more than three times, or less than a third, as often as its
+        # neighbours. The margin of 8 spikes is for dark pixels: their counts differ by chance.
+        is_wrong = (total > 3 * usual + 8) | (total < usual / 3 - 8)
+        for y, x in np.argwhere(is_wrong):
+            # 3 x 3 pixels around (y, x): rows y - 1 ... y + 1. Fewer at an edge of the plane. A
+            # neighbour that was wrong is replaced already if it comes before (y, x).
+            top = max(y - 1, 0)
+            left = max(x - 1, 0)
+            around = self.sums[:, top : y + 2, left : x + 2]  # (T + 1, 3, 3)
+            self.sums[:, y, x] = np.median(around, axis=(1, 2))
+
+    def features(self, sigma: float) -> Features:
+        """Return the features of the frame, blurred by `sigma` RGB pixels.
+
+        To add a feature, add a channel here and raise FEATURES. No other line depends on the order
+        of the channels.
+        """
+        grey = self.light.mean(axis=2)  # (H, W)
+        colours = blur(self.light, sigma)  # (H, W, 3)
+        curve = blur(grey**2, sigma)
+        # The factor 2 is a choice of unit: the fitted coefficient of this feature makes up for it.
+        lens = 2 * cv2.Laplacian(blur(grey, sigma), cv2.CV_32F)
+        curve_and_lens = np.stack((curve, lens), axis=2)  # (H, W, 2)
+        values = np.concatenate((colours, curve_and_lens), axis=2)  # (H, W, 5)
+        return Features(values, overexposed=blur(self.overexposed, sigma))
+
+    def spikes_until(self, times: np.ndarray) -> np.ndarray:
+        """Return the number of spikes of each pixel up to the time of its row, (h, w) float32.
+
+        times: one for each row, (h,), in planes from the nominal start of the exposure. A time of
+        2.25 gives three quarters of sums[2] and one quarter of sums[3], if before is 0.
+        """
+        # From the clock of the exposure to the clock of the stream, where plane 0 is at time 0.
+        last = len(self.sums) - 1
+        times = np.clip(times + self.before, 0, last)
+        plane = np.minimum(times.astype(int), last - 1)  # (h,). The minimum: plane + 1 must exist
+        fraction = (times - plane).astype(np.float32)  # (h,)
+
+        # Row y of the result comes from row y of sums[plane[y]].
+        rows = np.arange(self.sums.shape[1])
+        at_plane = self.sums[plane, rows].astype(np.float32)  # (h, w)
+        at_next = self.sums[plane + 1, rows].astype(np.float32)
+        return at_plane + fraction[:, None] * (at_next - at_plane)
+
+
+def _binned(image: np.ndarray, factor: int) -> np.ndarray:
+    """Replace factor x factor pixels of an image (H, W, ...) by their mean."""
+    height = image.shape[0] // factor
+    width = image.shape[1] // factor
+    whole = image[: height * factor, : width * factor]  # without an incomplete last block
+    return cv2.resize(whole, (width, height), interpolation=cv2.INTER_AREA)
+
+
+def _binned_stream(stream: np.ndarray, factor: int) -> np.ndarray:
+    """Replace factor x factor pixels of each plane of a stream (T, H, W) by their sum."""
+    planes, height, width = stream.shape
+    height = height // factor
+    width = width // factor
+    whole = stream[:, : height * factor, : width * factor]  # without incomplete last blocks
+    # A sum of factor^2 spikes may not fit into 8 bits.
+    sum_type = np.promote_types(np.uint16, stream.dtype)
+    blocks = whole.reshape(planes, height, factor, width, factor)
+    return blocks.sum(axis=(2, 4), dtype=sum_type)  # (T, h, w)
+
+
+def blur(image: np.ndarray, sigma: float) -> np.ndarray:
+    """Blur with a Gaussian. The size (0, 0) lets OpenCV choose the size of the kernel."""
+    return cv2.GaussianBlur(image, (0, 0), float(sigma))

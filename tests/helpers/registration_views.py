@@ -1,0 +1,82 @@
+"""Views of a simulated scene for the tests of a fit (data/cameras/registration).
+
+`moving_view` shows the times of the exposure, because its picture swings. `pan` moves at one speed,
+so that a moved camera and a time offset look the same. Both cameras see the same places.
+"""
+
+import cv2
+import numpy as np
+import skimage.data
+
+from data.cameras.registration.view import View
+from data.spike.pictures import to_display, to_linear, to_uint8
+from data.spike.simulate import IntegrateAndFire
+from tests.helpers.two_cameras import texture
+
+SIDE = 128  # of a frame, in pixels
+SPIKE = (SIDE // 2, SIDE // 2)
+RGB = (SIDE, SIDE)
+PLANES = 40  # of an exposure
+AROUND = 20  # planes that are recorded before and after the exposure
+# Spikes per plane at full light. No camera has so many, but so the spikes have hardly any noise.
+RATE = 200
+
+
+def moving_view() -> View:
+    """Return a view of a picture that swings by 16 pixels. Both cameras see the same.
+
+    A steady motion would not show the times: a later exposure would look like a moved camera.
+    """
+    picture = texture(np.random.default_rng(1), (2 * SIDE, 2 * SIDE))
+    plane = np.arange(PLANES + 2 * AROUND)
+    x_of_planes = SIDE + 8 * np.sin(2 * np.pi * plane / 60)
+    y_of_planes = SIDE + 8 * np.cos(2 * np.pi * plane / 42)
+    lights = []
+    planes = []
+    for x, y in zip(x_of_planes.tolist(), y_of_planes.tolist(), strict=True):
+        light = cv2.getRectSubPix(picture, RGB, (x, y))
+        of_spike_pixels = cv2.resize(light, SPIKE, interpolation=cv2.INTER_AREA)
+        lights.append(light)
+        planes.append(np.rint(RATE * of_spike_pixels).astype(np.uint8))
+    mean_light = np.mean(lights[AROUND : AROUND + PLANES], axis=0)
+    frame = np.repeat(to_uint8(to_display(mean_light))[..., None], 3, axis=2)
+    return View(frame, np.stack(planes), before=AROUND, count=PLANES)
+
+
+def pan(
+    picture: np.ndarray, speed: tuple[float, float], frames: int, share: float = 1.0
+) -> list[View]:
+    """Return the views of two aligned cameras that pan over a picture at one speed.
+
+    picture: light, (2 SIDE, 2 SIDE). speed: x and y in RGB pixels per plane. share: exposed share
+    of the planes.
+    """
+    x_speed, y_speed = speed
+    planes = PLANES * frames
+    lights = []
+    for plane in range(planes):
+        time = plane - planes / 2
+        lights.append(
+            cv2.getRectSubPix(picture, RGB, (SIDE + x_speed * time, SIDE + y_speed * time))
+        )
+    # 24 spikes per exposure at full light, as of a real camera, so with its noise. The charge of
+    # each pixel begins at random: with `initial_charge` 1, anywhere below the threshold.
+    sensor = IntegrateAndFire(*SPIKE, rate=0.6, rng=np.random.default_rng(3), initial_charge=1.0)
+    spikes = sensor.run(cv2.resize(light, SPIKE, interpolation=cv2.INTER_AREA) for light in lights)
+    views = []
+    for begin in range(0, planes, PLANES):
+        end = begin + PLANES
+        unexposed = round(PLANES * (1 - share) / 2)  # planes at each end: 5 if the share is 0.75
+        mean_light = np.mean(lights[begin + unexposed : end - unexposed], axis=0)
+        frame = np.repeat(to_uint8(to_display(mean_light))[..., None], 3, axis=2)
+        before = min(AROUND, begin)
+        views.append(View(frame, spikes[begin - before : end + AROUND], before, count=PLANES))
+    return views
+
+
+def cat() -> np.ndarray:
+    """Return the light of a photograph with soft edges, (2 SIDE, 2 SIDE)."""
+    light = to_linear(skimage.data.chelsea().astype(np.float32) / 255).mean(axis=2)
+    top = 40  # of the part of the photograph. Other parts would give other pans, and other results
+    left = 180
+    return np.ascontiguousarray(light[top : top + 2 * SIDE, left : left + 2 * SIDE])

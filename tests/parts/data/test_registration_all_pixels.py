@@ -1,0 +1,140 @@
+"""The steps of a round on all pixels (data/cameras/registration/all_pixels.py), each tried alone.
+
+s are the details of the summed spikes of an exposure, F the details of the features of the frame, a
+their coefficients, and r = s - F a.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from data.cameras.registration.all_pixels import step_within_limits
+from data.cameras.registration.derivatives import (
+    FEATURES,
+    LENGTH_COLUMN,
+    MATRIX_AND_TIMES,
+    MIDDLE_COLUMN,
+    ROLL_COLUMN,
+    TIME_COLUMNS,
+    derivatives,
+)
+from data.cameras.registration.details import details_of, variance_of_counts
+from data.cameras.registration.estimate import Estimate
+from data.cameras.registration.explanation import explain, huber_weights
+from data.cameras.registration.matrix import nominal
+from data.cameras.registration.view import MOST_REACH, Pair, View
+from tests.helpers import registration_views
+from tests.helpers.checked import not_none
+from tests.helpers.registration_views import RGB, SPIKE
+
+REACH = MOST_REACH
+
+
+@pytest.fixture(scope="module")
+def moving_view() -> View:
+    """Give a view of a picture that swings by 16 pixels."""
+    return registration_views.moving_view()
+
+
+def residuals_after(
+    pair: Pair, change: dict[str, float], step: list[float], a: np.ndarray
+) -> np.ndarray:
+    """Return r (h, w) of a view, with given coefficients a, after the times and the matrix change.
+
+    change: what is added to fields of `Estimate`. step: amounts of the first four CHANGES.
+    """
+    estimate = Estimate([pair], nominal(SPIKE, RGB), model="similarity", most_offset=20.0)
+    for field, amount in change.items():
+        setattr(estimate, field, getattr(estimate, field) + amount)
+    estimate.change_matrix(np.array(step))
+    details = not_none(details_of(estimate, pair, pair.features(BLUR), SIGMA))
+    return details.spikes - details.features @ a
+
+
+SIGMA = 2.0  # size of the details in spike pixels
+BLUR = 4.0  # of the frame, in RGB pixels
+
+
+# The rates around start and end are measured over REACH planes on each side. So the times are
+# changed by as much: later by REACH moves both ends by REACH, and so does longer by 2 REACH.
+#
+# Two columns are only about right. The column of the scale leaves out that the filter of the
+# details does not grow with the image. And the roll moves rows near the middle by less than REACH.
+@pytest.mark.parametrize(
+    ("column", "change", "step", "limit"),
+    [
+        pytest.param(0, {}, [0.01, 0, 0, 0], 0.1, id="right"),
+        pytest.param(1, {}, [0, 0.01, 0, 0], 0.1, id="down"),
+        pytest.param(2, {}, [0, 0, 0.01, 0], 0.4, id="larger"),
+        pytest.param(3, {}, [0, 0, 0, 0.01], 0.1, id="turned"),
+        pytest.param(MIDDLE_COLUMN, {"middle": REACH}, [0] * 4, 0.01, id="later"),
+        pytest.param(LENGTH_COLUMN, {"length": 2 * REACH}, [0] * 4, 0.01, id="longer"),
+        pytest.param(ROLL_COLUMN, {"roll": REACH}, [0] * 4, 0.4, id="rolled"),
+    ],
+)
+def test_each_column_is_the_derivative_of_the_residuals(moving_view, column, change, step, limit):
+    pair = Pair(moving_view, factor=1, light="linear")
+    estimate = Estimate([pair], nominal(SPIKE, RGB), model="similarity", most_offset=20.0)
+    details = not_none(details_of(estimate, pair, pair.features(BLUR), SIGMA))
+    a = explain([details]).a
+    predicted = details.features @ a.astype(np.float32)
+    computed = derivatives(estimate, details, predicted)[column]
+
+    later = residuals_after(pair, change, step, a)
+    back = {field: -amount for field, amount in change.items()}
+    earlier = residuals_after(pair, back, [-amount for amount in step], a)
+    amount = max([*change.values(), *step])
+    measured = (later - earlier) / (2 * amount)
+    if column == LENGTH_COLUMN:
+        # This column leaves out the part of the gain that larger coefficients explain.
+        measured = measured - predicted / estimate.length
+
+    # Without the edges, where the filter repeats pixels.
+    inside = (slice(12, -12), slice(12, -12))
+    error = computed[inside] - measured[inside]
+    assert np.linalg.norm(error) < limit * np.linalg.norm(measured[inside])
+
+
+def test_the_other_values_follow_a_time_that_stops_at_its_limit():
+    rng = np.random.default_rng(0)
+    J = rng.standard_normal((30, MATRIX_AND_TIMES + FEATURES))
+    A = J.T @ J
+    gradient = rng.standard_normal(len(A))
+    least = np.array([-100.0, -100, -100])
+    free = step_within_limits(A, gradient, (least, -least))
+    # The middle and the length may make a tenth of their free steps.
+    most = np.abs(free[TIME_COLUMNS]) * (0.1, 0.1, 100)
+
+    step = step_within_limits(A, gradient, (-most, most))
+
+    assert np.allclose(A @ free, -gradient)
+    assert np.allclose(np.abs(step[4:6]), most[:2])
+    is_free = np.delete(np.arange(len(A)), (4, 5))
+    assert np.allclose((A @ step + gradient)[is_free], 0)
+
+
+def test_pixels_with_large_residuals_count_less():
+    weights = huber_weights(np.array([1.0, -2, 4, -8]), limit=2)
+
+    assert weights.tolist() == [1, 1, 0.5, 0.25]
+
+
+def test_a_count_varies_by_its_part_behind_the_point():
+    # 0.43 spikes per plane in 10 planes: 4 or 5 spikes, 5 with the probability 0.3.
+    variance = variance_of_counts(np.full((2, 2), 0.43), planes=10)
+
+    assert variance == pytest.approx(0.3 * 0.7)
+
+
+def test_broken_pixels_repeat_their_neighbours(moving_view):
+    whole = moving_view.stream // 4  # up to 50 spikes per plane
+    broken = whole.copy()
+    broken[:, 20, 20] = 255  # fires far more often than its neighbours
+    broken[:, 40, 40] = 0  # never fires
+
+    mended = Pair(replace(moving_view, stream=broken), factor=1, light="linear").sums
+
+    for y, x in ((20, 20), (40, 40)):
+        spikes = float(mended[-1, y, x])
+        assert spikes == pytest.approx(float(whole[:, y, x].sum()), rel=0.3)

@@ -1,0 +1,58 @@
+"""The steps of a round on parts of the plane (data/cameras/registration/parts.py), each alone."""
+
+import numpy as np
+import pytest
+
+from data.cameras.registration.joint_change import join_shifts
+from data.cameras.registration.matrix import CHANGES, motions_of_places
+from data.cameras.registration.parts import usable_parts
+
+# Centers of nine parts, (9, 3): x, y, 1.
+CENTERS = np.array([[x, y, 1.0] for y in (-0.8, 0, 0.8) for x in (-0.8, 0, 0.8)])
+# Variances of the shifts of nine parts, (9, 2, 2): an error of 0.001 half sides.
+VARIANCES = np.repeat(1e-6 * np.eye(2)[None], 9, axis=0)
+
+
+@pytest.mark.parametrize("number", range(len(CHANGES)))
+def test_a_change_of_the_matrix_moves_places_as_computed(number):
+    J = motions_of_places(CHANGES, CENTERS)  # (9, 2, 8)
+
+    amount = 1e-6
+    moved = CENTERS @ (np.eye(3) + amount * CHANGES[number]).T
+    measured = (moved[:, :2] / moved[:, 2:] - CENTERS[:, :2]) / amount
+    assert np.allclose(J[:, :, number], measured, atol=1e-5)
+
+
+def test_the_joint_change_makes_the_shifts_of_the_parts():
+    amounts = np.array([0.02, -0.01, 0.005, 0.01, 0.002, -0.003, 0.001, 0.004])
+    shifts = motions_of_places(CHANGES, CENTERS) @ amounts
+
+    joint = join_shifts(shifts, VARIANCES, CENTERS, CHANGES)
+
+    assert np.allclose(joint.amounts, amounts)
+    assert np.allclose(joint.remaining, 0)
+
+
+def test_parallax_makes_the_change_less_sure():
+    aligned = np.zeros((9, 2))
+    # Every second part is nearer, and shifts by 0.05 half sides more.
+    with_parallax = aligned.copy()
+    with_parallax[::2, 0] = 0.05
+    similarity = CHANGES[:4]
+
+    sure = join_shifts(aligned, VARIANCES, CENTERS, similarity)
+    unsure = join_shifts(with_parallax, VARIANCES, CENTERS, similarity)
+
+    # The parts differ from their mean by 0.025. The error of the mean of nine parts is a third.
+    error_of_shift = np.sqrt(unsure.covariance[0, 0])
+    assert error_of_shift == pytest.approx(0.025 / 3, rel=0.4)
+    assert np.sqrt(sure.covariance[0, 0]) == pytest.approx(0.001 / 3, rel=0.4)
+
+
+def test_parts_without_texture_in_two_directions_are_not_used():
+    H = np.repeat(100 * np.eye(2)[None], 4, axis=0)
+    H[1] = 0.01 * np.eye(2)  # hardly any texture
+    H[2] = [[100, 100], [100, 100]]  # an edge: all texture has one direction
+    pixels = np.array([50, 50, 50, 10])  # the last part has few pixels
+
+    assert usable_parts(H, pixels).tolist() == [True, False, False, False]
