@@ -28,8 +28,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from data.cameras.representation_section import REPRESENTATIONS, channels_of
 from data.cameras.spike_errors import spike_errors_as_data_errors
-from data.cameras.spike_source import REPRESENTATIONS, SPIKE_SOURCES, DatSpikes, channels_of
+from data.cameras.spike_source import SPIKE_SOURCES, DatSpikes
 from data.clips.clip_reader import UserClips, section_and_info, spike_files, user_clip
 from data.clips.readers import DatasetClip
 from data.clips.user_frames import UserFrames

@@ -35,7 +35,8 @@ from pydantic.fields import FieldInfo
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.augment import CAMERAS
-from data.cameras.spike_source import REPRESENTATIONS, SPIKE_SOURCES
+from data.cameras.representation_section import REPRESENTATIONS
+from data.cameras.spike_source import SPIKE_SOURCES
 from data.clips.io_backend import IO_BACKENDS
 from data.select_dataset import DATASETS
 from lab.tools import ROOT

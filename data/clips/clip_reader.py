@@ -32,6 +32,7 @@ from data.cameras.self_calibration import calibrated
 from data.cameras.spike_errors import spike_errors_as_data_errors
 from data.cameras.spike_grid import warn_uncovered
 from data.cameras.unknown_planes import UnknownPlanes, joined_errors
+from data.cameras.user_spikes import user_spikes
 from data.clip import Clip, checked_name
 from data.clip_dataset import TestClips
 from data.clips import io_backend
@@ -156,7 +157,7 @@ def _open_clip(
     spikes = None  # how the spikes of this clip are read
     if section is not None and paths.spike is not None:
         section_of_clip, info = section_and_info(section, paths.spike, name)
-        spikes = spike_source.user_spikes(section_of_clip, trained, info, name)
+        spikes = user_spikes(section_of_clip, trained, info, name)
     return user_clip(
         name,
         frames,

@@ -12,7 +12,8 @@ import pytest
 
 from data.augment import Augment
 from data.cameras.dataset_info import DatasetInfo, nearest_info
-from data.cameras.spike_source import SPIKE_SOURCES, DatSpikes, user_spikes
+from data.cameras.spike_source import SPIKE_SOURCES, DatSpikes
+from data.cameras.user_spikes import user_spikes
 from data.clips.clip_reader import user_clips
 from tests.helpers.clip_files import write_dat, write_png
 from utils.errors import DataError, OptionError

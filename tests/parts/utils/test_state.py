@@ -48,7 +48,7 @@ HOLDERS = ("Registry", "DatasetRegistry", "Run", "Lock", "Event")
 
 REGISTRIES = (  # filled once, on import, before any option is read
     "data.augment.CAMERAS",
-    "data.cameras.spike_source.REPRESENTATIONS",
+    "data.cameras.representation_section.REPRESENTATIONS",
     "data.cameras.spike_source.SPIKE_SOURCES",
     "data.clips.io_backend.IO_BACKENDS",
     "data.select_dataset.DATASETS",

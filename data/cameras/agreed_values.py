@@ -1,0 +1,116 @@
+"""Decide the form of a plane, the rate and the calibration: from the option, or from dataset.json.
+
+A value may be given in two places. Then both must be equal, because one of them is wrong otherwise:
+
+    option spike.h   "h" in dataset.json   value
+    360              missing               360
+    missing          360                   360
+    360              250                   an error
+    missing          missing               the default; an error if there is none
+
+What must stay: this order, because data sets and option files rely on it. test_spike_source.py and
+test_spike_info.py (in tests/parts/data) notice.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+from data.cameras.calibration import Calibration, load_calibration
+from data.cameras.dataset_info import DatasetInfo
+from data.spike.errors import SpikeFileError
+from data.spike.geometry import SpikeGeometry
+from utils.errors import OptionError
+
+
+def agreed_value(key: str, option: Any, info: DatasetInfo, default: Any = None) -> Any:
+    """Return the value of a key: the option, else the value of dataset.json, else the default.
+
+    Raises OptionError if option and dataset.json differ, or if there is no value.
+    """
+    recorded = getattr(info, key)  # None if dataset.json does not have the key
+    if option is not None and recorded is not None and option != recorded:
+        raise OptionError(
+            what=f"spike.{key} is {option}, dataset.json has {recorded}",
+            where=info.path,
+            expected=f"the same {key} in both",
+            do=f"remove spike.{key}, or correct dataset.json",
+        )
+    for value in (option, recorded, default):
+        if value is not None:
+            return value
+    raise OptionError(
+        what=f"spike.{key} is missing",
+        where=f"spike.{key}",
+        expected="the size of a spike plane, as neither dataset.json nor a file of "
+        "spike.calibration gives it",
+        do='add for instance "spike": {"type": "dat", "h": 360, "w": 640} '
+        "(360 x 640 for Spk-GoPro)",
+    )
+
+
+def agreed_rate(
+    rate: float | Literal["match"] | None, info: DatasetInfo
+) -> float | Literal["match"]:
+    """Return the rate: the option, else the value of dataset.json, else 1.
+
+    "match" measures the rate of each frame, so it is not compared with dataset.json. Raises
+    OptionError if a number differs from dataset.json.
+    """
+    if rate == "match":
+        return rate
+    return float(agreed_value("rate", rate, info, default=1.0))
+
+
+class FileCalibration(NamedTuple):
+    """A calibration that a file holds: the file of spike.calibration, or dataset.json."""
+
+    calibration: Calibration
+    path: str  # of the file, for messages
+
+
+def agreed_geometry(
+    info: DatasetInfo,
+    from_file: FileCalibration | None,
+    h: int | None,
+    w: int | None,
+    flip: bool | None,
+    head_columns: int,
+    bit_order: Literal["little", "big"],
+    layout: Literal["raster", "sps100"],
+) -> SpikeGeometry:
+    """Return the form of a plane. Raises OptionError for wrong sizes.
+
+    from_file: the calibration of a file, or None. The other arguments are those of `DatSpikes`.
+    """
+    # A calibration file has the size of its spike planes. This size is taken only if neither the
+    # section nor dataset.json has a size. If they have another size, `DatSpikes._calibrate` refuses
+    # the calibration later.
+    calibrated_height = calibrated_width = None
+    if from_file:
+        calibrated_height, calibrated_width = from_file.calibration.spike_size
+    # The default of `flip`: rows are stored bottom first, except in files of an SPS100.
+    stored_bottom_first = layout == "raster"
+    height = agreed_value("h", h, info, default=calibrated_height)
+    width = agreed_value("w", w, info, default=calibrated_width)
+    flipud = agreed_value("flip", flip, info, default=stored_bottom_first)
+    try:
+        return SpikeGeometry(height, width, flipud, head_columns, bit_order, layout)
+    except SpikeFileError as e:
+        # This error names no options, so raise an error that names them.
+        where = "spike.h, spike.w, spike.head_columns"
+        raise OptionError(e.what, where, e.expected, "correct them") from e
+
+
+def file_calibration(option: str | None, info: DatasetInfo) -> FileCalibration | None:
+    """Return the calibration that the key `calibration` names. Raises DataError.
+
+    Returns None if the spikes are taken as aligned with the frames, and for "auto": then
+    data/cameras/self_calibration.py finds a calibration later, and calls `DatSpikes.changed`.
+    """
+    if option is None or option == "auto":
+        return None
+    if option != "recorded":
+        return FileCalibration(load_calibration(option), option)
+    # "recorded", and dataset.json has no calibration: the clip is taken as aligned.
+    if not info.calibration:
+        return None
+    return FileCalibration(load_calibration(info.path, info.calibration), info.path)

@@ -1,0 +1,78 @@
+"""Find the planes around the planes of a frame (the option `spike.context`).
+
+A representation may use planes before and after the exposure of a frame: with them it sees the
+intervals between spikes at the ends of the exposure as a whole. The planes around a frame may lie
+in other files, because spike files follow one another in time:
+
+    file of the frame before    file of the frame    file of the frame after
+    plane -56 ... -1            plane 0 ... 55       plane 56 ... 111
+
+The numbers count from the first plane of the file of the frame, here with 56 planes in each file.
+
+What must stay: the pieces and their order, because they are the stream that a network sees.
+test_context_of_a_file_per_frame_is_in_the_files_beside (tests/parts/data/test_spike_info.py)
+notices.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from data.cameras.timing import Span
+from data.clip import Piece
+
+
+class _NearbyFile(NamedTuple):
+    """The file of a frame, or the file before or after it, with the numbers of its planes."""
+
+    path: str
+    begin: int  # number of the first plane, counted from the first plane of the frame's file
+    end: int  # number after the last plane
+
+
+def with_context(
+    files: Sequence[tuple[str, int]], file_index: int, span: Span, context: int
+) -> tuple[int, tuple[Piece, ...]]:
+    """Return the number of context planes before a frame, and all planes to read for the frame.
+
+    files: (path, number of planes) of each spike file of a clip: one per frame, or only one.
+    file_index: index in `files` of the file with the planes of the frame. span: these planes.
+    context: number of planes that are wanted before and after the planes of the frame. If no file
+    has them, fewer planes are read.
+
+    E.g. each file has 56 planes, which all belong to its frame, and the context is 8. Then the
+    planes are 48 ... 55 of the file before, 0 ... 55 of the file of the frame, and 0 ... 7 of the
+    file after. So the result is 8, and three pieces.
+    """
+    nearby_files = _nearby_files(files, file_index)
+    # Wanted are the planes `wanted_from` ... `wanted_end` - 1: -8 ... 63 in the example. Take the
+    # part of them that each file has.
+    wanted_from = span.first - context
+    wanted_end = span.first + span.count + context
+    pieces = []
+    for file in nearby_files:
+        first = max(wanted_from, file.begin)
+        end = min(wanted_end, file.end)
+        if first < end:
+            # A piece counts from the first plane of its own file.
+            pieces.append(Piece(file.path, first=first - file.begin, count=end - first))
+
+    # The context before the frame is shorter than wanted if the first of the nearby files begins
+    # too late. It has at most the planes from the begin of this file to the frame.
+    planes_before = min(context, span.first - nearby_files[0].begin)
+    return planes_before, tuple(pieces)
+
+
+def _nearby_files(files: Sequence[tuple[str, int]], file_index: int) -> list[_NearbyFile]:
+    """Return the file with this index and the files beside it, in the order of time.
+
+    Files further away are never read. So a context that is longer than a file becomes shorter.
+    """
+    path, planes = files[file_index]
+    nearby_files = [_NearbyFile(path, begin=0, end=planes)]
+    if file_index > 0:
+        path_before, planes_before = files[file_index - 1]
+        nearby_files.insert(0, _NearbyFile(path_before, begin=-planes_before, end=0))
+    if file_index + 1 < len(files):
+        path_after, planes_after = files[file_index + 1]
+        nearby_files.append(_NearbyFile(path_after, planes, planes + planes_after))
+    return nearby_files

@@ -1,0 +1,51 @@
+"""Measure the firing rate at full light from a frame and its spikes (`spike.rate` "match").
+
+Both cameras recorded the same light during the exposure. So the mean firing rate, divided by the
+mean brightness of the blurry frame, is the rate at full light (brightness 1):
+
+    rate = mean spikes per plane / mean brightness        e.g. 0.2 / 0.4 = 0.5
+
+The rate contains the threshold and the gain of the spike camera, so nobody needs to know these two.
+The mean is over the pixels that both cameras see.
+
+What must stay: the number, because channels are divided by it, and trained networks expect these
+channels. test_spike_source.py and test_dataset_video_rgbspike.py (in tests/parts/data) notice.
+"""
+
+from typing import Literal
+
+import cv2
+import numpy as np
+
+from data.cameras.spike_grid import Window
+from data.spike.pictures import LUMA, to_linear
+
+# Display value 0 ... 255 -> linear light 0 ... 1, (256,) float32.
+DISPLAY_TO_LIGHT = to_linear(np.arange(256, dtype=np.float32) / 255.0)
+# Smaller values count as these. So planes without a spike give no rate of 0, and a black frame
+# gives no division by 0. If anything can be seen in a clip, its values are far above the limits.
+# Larger limits would change the channels of dim clips.
+LEAST_FIRING_RATE = 1e-4  # spikes per plane
+LEAST_BRIGHTNESS = 1e-3  # of 1
+
+
+def measured_rate(
+    stream: np.ndarray, image: np.ndarray, window: Window, light: Literal["linear", "display"]
+) -> float:
+    """Return the spikes per plane at full light.
+
+    stream: the planes of a frame (T, h, w).
+    image: the blurry frame at the same place, (H, W, 3) uint8 display values, B, G, R.
+    window: which spike pixel lies at which RGB pixel.
+    light: what the sensor integrated. The brightness is measured in the same unit.
+    """
+    if light == "display":
+        values = image
+        full_light = 255.0
+    else:
+        values = cv2.LUT(image, DISPLAY_TO_LIGHT)
+        full_light = 1.0
+    firing_rate, mean_bgr = window.brightness(stream, values)
+    luma_bgr = LUMA[::-1]  # LUMA is for R, G, B
+    brightness = float(mean_bgr @ luma_bgr) / full_light
+    return max(firing_rate, LEAST_FIRING_RATE) / max(brightness, LEAST_BRIGHTNESS)

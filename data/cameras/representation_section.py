@@ -1,0 +1,88 @@
+"""Read the section `spike.representation` of the options: which representation, with which options.
+
+    "representation": {"type": "voxel", "num_bins": 4}
+
+The keys beside "type" are the parameters of the function of this name (data/spike/represent.py).
+They are checked here, and `channels_of` tells how many channels they give.
+
+Tests: tests/parts/data/test_spike_source.py, tests/parts/utils/test_option_files.py
+"""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from data.spike import represent as rp
+from utils.errors import OptionError
+from utils.options.section import Registry, import_parts
+
+# Values of `spike.representation.type` and of `spike.type`.
+REPRESENTATIONS = Registry("spike representation", "type")
+# Files data/spike/represent_*.py of a user add representations when they are imported. The options
+# of a representation are the parameters of its function, without `stream` and `center`, because the
+# program itself gives these two.
+import_parts("data.spike", "represent_*")
+for _name, _representation in rp.REPRESENTATIONS.items():
+    REPRESENTATIONS.register(_name, given=("stream", "center"))(_representation.function)
+
+
+class ChosenRepresentation(NamedTuple):
+    """The section spike.representation, after it was read."""
+
+    name: str  # e.g. "voxel"
+    options: dict[str, Any]  # arguments of the function of this name in data/spike/represent.py
+    # Keys of the section spike that change nothing with these options. Setting one is an error.
+    without_effect: frozenset[str]
+
+
+def read_representation(section: Mapping[str, Any] | str) -> ChosenRepresentation:
+    """Read the section spike.representation. Raises OptionError.
+
+    section: the section, or the name of a representation alone.
+    """
+    options = REPRESENTATIONS.resolve(section, "spike.representation").plain()
+    name = options.pop("type")
+    without_effect = frozenset(rp.REPRESENTATIONS[name].ignored(**options))
+    return ChosenRepresentation(name, options, without_effect)
+
+
+def channels_of(representation: Mapping[str, Any] | str) -> int:
+    """Return S, the number of channels, of a section spike.representation.
+
+    representation: the section, or the name of a representation alone.
+    Raises OptionError for options that contradict one another.
+    """
+    options = REPRESENTATIONS.resolve(representation, "spike.representation").plain()
+    name = options.pop("type")
+    try:
+        return rp.channel_count(name, **options)
+    except ValueError as e:
+        raise OptionError(
+            what=f"spike.representation {name} cannot be made: {e}",
+            where="spike.representation",
+            expected=str(inspect.signature(rp.REPRESENTATIONS[name].function)),
+            do="correct its options",
+        ) from e
+
+
+def refuse_keys_without_effect(
+    is_set: Mapping[str, bool], without_effect: frozenset[str], representation: str
+) -> None:
+    """Raise OptionError if keys are set that have no effect on the representation.
+
+    is_set: key -> whether the section sets it. without_effect: the keys that have none.
+    representation: name and options, for the message.
+    """
+    refused = []
+    for key in is_set:
+        if is_set[key] and key in without_effect:
+            refused.append(f"spike.{key}")
+    if not refused:
+        return
+    keys = ", ".join(refused)
+    raise OptionError(
+        what=f"{keys} has no effect on spike.representation {representation}",
+        where=keys,
+        expected="keys that it uses",
+        do="remove it, or choose another representation",
+    )

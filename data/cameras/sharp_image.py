@@ -1,0 +1,135 @@
+"""Make a picture of the sharp moment from the channels of a frame, for people.
+
+Panels, pages of scripts and the check of alignment show what the spikes saw at the moment of the
+sharp frame. There are two cases:
+
+    channels of the representation "relative"   `image_of_ratios` turns ratios into light
+    all other channels                          `nearest_channels` finds the channels nearest to the
+                                                moment, and `image_of_channels` averages them
+
+No network sees these pictures, so their details may change. The check of alignment compares them
+with frames: test_spike_source.py and tests/parts/scripts/test_show_sample.py notice a picture of
+another moment.
+
+Gamma: display values are light ** (1 / 2.2). Channels are light ** (1 / gamma), where gamma is the
+option of the section `spike`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from data.clip import Exposure
+from data.spike.pictures import DISPLAY_GAMMA
+from data.spike.represent import REPRESENTATIONS, represent
+
+# ---- The channels nearest to the moment ---------------------------------------------------------
+
+# A channel is near if its distance from the sharp moment, in planes, is at most the smallest
+# distance plus this number.
+#
+# A channel of a "proportional" representation is proportional to the light, so it is a picture.
+# Then only the nearest channel is taken, or the two channels on both sides of the sharp moment. The
+# distances of these two differ by half a plane of rounding at most. A larger number would blur the
+# picture.
+MORE_PLANES_IF_PROPORTIONAL = 0.51
+# A channel of another representation is a single plane, with too few spikes for a picture. So
+# channels up to 10 planes further away are averaged. Fewer give more noise, more give more blur.
+MORE_PLANES_ELSE = 10
+
+
+def nearest_channels(
+    name: str, options: Mapping[str, Any], exposure: Exposure, reverse: bool
+) -> list[int]:
+    """Return the indices of the channels nearest to the sharp moment, e.g. [1, 2] of four bins.
+
+    name, options: the representation. exposure: the planes of the frame.
+    reverse: whether the clip is played backwards.
+    """
+    # Some representations have the option `offsets`: the distance of each channel from the sharp
+    # moment, in planes. The representation does not use `offsets` if `num_bins` is given.
+    offsets = options.get("offsets")
+    if offsets and options.get("num_bins") is None:
+        return [int(np.argmin(np.abs(offsets)))]
+
+    # The mean distance (S,) of the planes of a channel from the sharp moment. A plane counts with
+    # its weight in the channel.
+    weights = _weights_of_planes(name, options, exposure, reverse)  # (S, T)
+    distances = np.abs(np.arange(exposure.own.count) - exposure.center)  # (T,)
+    sum_of_weights = np.maximum(weights.sum(axis=1), 1e-9)  # not 0, because it is a divisor
+    mean_distance = (weights @ distances) / sum_of_weights
+
+    more_planes = MORE_PLANES_ELSE
+    if REPRESENTATIONS[name].proportional:
+        more_planes = MORE_PLANES_IF_PROPORTIONAL
+    is_near = mean_distance <= mean_distance.min() + more_planes
+    return np.flatnonzero(is_near).tolist()
+
+
+def _weights_of_planes(
+    name: str, options: Mapping[str, Any], exposure: Exposure, reverse: bool
+) -> np.ndarray:
+    """Return the weight of each of the T planes in each of the S channels, (S, T).
+
+    The weights are found by a trial: in a stream of one row of T pixels, pixel t fires only in
+    plane t. Then channel s of pixel t is the weight of plane t in channel s.
+    """
+    planes = exposure.own.count  # T
+    impulses = np.eye(planes, dtype=np.uint8)[:, None]  # (T, 1, T)
+    channels = represent(name, impulses, exposure.center, reverse=reverse, **options)  # (S, 1, T)
+    return channels[:, 0]
+
+
+# ---- From channels to display values ------------------------------------------------------------
+
+
+def image_of_channels(channels: np.ndarray, name: str, light: str, gamma: float) -> np.ndarray:
+    """Return the mean of channels (n, H, W) as display values (H, W) float32, >= 0.
+
+    name: the representation. light: what the sensor integrated. gamma: gamma of the channels.
+    """
+    image = np.maximum(channels.mean(axis=0), 0)
+    # The mean of single planes (not proportional) is a firing rate, in the unit that the sensor
+    # integrated. If this unit is display values, nothing is left to do.
+    if not REPRESENTATIONS[name].proportional and light == "display":
+        return image
+    # (light ** (1 / gamma)) ** (gamma / 2.2) = light ** (1 / 2.2)
+    return image ** (gamma / DISPLAY_GAMMA)
+
+
+def image_of_ratios(
+    channels: np.ndarray, half_windows: Sequence[float], light: str, gamma: float
+) -> np.ndarray:
+    """Return channels (S, H, W) of the representation "relative" as display values (H, W).
+
+    half_windows: the option of this name. light: what the sensor integrated. gamma: gamma of the
+    channels.
+
+    The channels are
+
+        r   for each window, the light of the sharp moment divided by the light of the exposure
+        c   the last channel, a confidence n / (n + a), where n is the number of spikes in the
+            exposure and a is a constant
+
+    The light of the exposure is proportional to n, so the light of the sharp moment is proportional
+    to r * n. From c follows n = a * c / (1 - c). So the result is r * c / (1 - c), divided by its
+    brightest pixel. The constant a has no effect.
+    """
+    # Of several windows, take the channel of the window with the middle length: of the half_windows
+    # (12, 2, 6), channel 2.
+    by_length = np.argsort(half_windows)
+    middle_window = by_length[len(by_length) // 2]
+    # The sensor integrated light to the power 1 / power: display values, or light itself. For the
+    # option gamma, `represent` has raised all channels to the power `power / gamma`. Undo this, so
+    # that r and c are again what was computed from the spikes.
+    power = DISPLAY_GAMMA if light == "display" else 1.0
+    exponent = gamma / power
+    channels = channels.astype(np.float64)  # the confidence may be close to 1
+    ratio = np.maximum(channels[middle_window], 0) ** exponent
+    # At most 0.999, because c = 1 would make the light below infinite.
+    confidence = np.clip(channels[-1], 0, 0.999) ** exponent
+    light_of_moment = ratio * confidence / (1 - confidence)  # r * c / (1 - c)
+    brightest = max(light_of_moment.max(), 1e-9)  # not 0, because it is a divisor
+    # To display values: light to the power 1 / 2.2. Display values stay as they are.
+    return (light_of_moment / brightest) ** (power / DISPLAY_GAMMA)

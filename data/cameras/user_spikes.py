@@ -1,0 +1,78 @@
+"""Decide how a user's own spikes are read for a network that was trained on other spikes.
+
+A network expects channels of a known rate and light. A user's spikes may come without both. Then
+`user_spikes` assumes what is most likely right, and says so in a warning of the log.
+
+Tests: tests/parts/data/test_spike_source.py, tests/parts/data/test_user_folders.py
+"""
+
+import logging
+from typing import Any
+
+from data.cameras.dataset_info import DatasetInfo
+from data.cameras.spike_source import SPIKE_SOURCES, DatSpikes
+
+logger = logging.getLogger(__name__)
+
+
+def user_spikes(
+    section: Any, trained: dict[str, Any] | None, info: DatasetInfo, clip: str
+) -> DatSpikes:
+    """Return how a user's spikes are read for a trained network. Log a warning of what is assumed.
+
+    section: the spike section of the network.
+    trained: `ClipDataset.spike_data` of the training, such as {"rate": 0.5, "light": "linear"}.
+    None: it is not known.
+    info: what is known of the user's spikes. clip: name of the clip, for the warnings.
+
+    If the user and dataset.json do not give the light, the light of the training is taken. If they
+    do not give the rate, the rate is measured ("match"). But if the training had no rate either,
+    the network learned from firing rates that were not divided by a rate. Then the rate is 1.
+    """
+    source = SPIKE_SOURCES.build(section, "spike", info=info)
+    _warn_if_taken_as_aligned(source, trained, clip)
+    # A representation that ignores the light ignores the rate too, so nothing must be assumed.
+    if "light" in source.without_effect:
+        return source
+
+    light = section.light or info.light
+    if light is None and trained:
+        light = trained.get("light")
+    changes = {"light": light}
+    if not source.is_rate_known:
+        # If the training had no rate, the rate stays 1, its default.
+        if trained is not None and trained["rate"] is not None:
+            changes["rate"] = "match"
+            rate_in_words = (
+                f"measured from the brightness of the frames, which show {light} light as in "
+                "training (spike.rate=match)"
+            )
+        else:
+            rate_in_words = (
+                "taken as 1, as for a network that learned from undivided firing rates of the same "
+                "camera"
+            )
+        logger.warning(
+            "spikes of %s: the firing rate at full light is not known and %s; give spike.rate if "
+            "you know it",
+            clip,
+            rate_in_words,
+        )
+    return SPIKE_SOURCES.build(section.model_copy(update=changes), "spike", info=info)
+
+
+def _warn_if_taken_as_aligned(source: DatSpikes, trained: dict[str, Any] | None, clip: str) -> None:
+    """Warn if the user's spikes have no calibration, but the spikes of the training had one.
+
+    source: how the spikes are read. clip: name of the clip, for the warning.
+    trained: properties of the training spikes. None: they are not known.
+    """
+    is_calibrated = source.calibration or source.is_auto
+    if trained is None or is_calibrated:
+        return
+    if trained.get("calibration"):
+        logger.warning(
+            "spikes of %s: taken as aligned with the frames; the network was trained on those of a "
+            "second camera: give spike.calibration if these are, too",
+            clip,
+        )
