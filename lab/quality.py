@@ -55,7 +55,8 @@ from models.optim import group_names
 from models.select_network import define_G
 from scripts.make_sample_data import RGB, SPIKES
 from utils.dist.process import die_with_parent
-from utils.options.load import Sources, read_with_base
+from utils.options.option_file import read_with_base
+from utils.options.sources import Sources
 from utils.results import markdown_table as table
 from utils.results import read_json
 from utils.run.history import read_history

@@ -91,7 +91,8 @@ from models.portable import read_saved
 from models.select_network import NETWORKS
 from models.vrt.block import BlockGroup, Stage
 from utils.contract import JointEquations
-from utils.options.load import Sources, read_with_base
+from utils.options.option_file import read_with_base
+from utils.options.sources import Sources
 
 # The two networks of a form. A function that makes or tests one of them has an argument `arm` with
 # one of these names.

@@ -65,7 +65,8 @@ from utils.arguments import frame_rate, seed
 from utils.errors import DataError, OptionError
 from utils.files import publish_folder, refuse_existing, scratch_folder
 from utils.image import IMAGE_SUFFIXES, comparison_strip, imwrite_rgb
-from utils.options.load import Sources, apply_override
+from utils.options.override import apply_override
+from utils.options.sources import Sources
 from utils.video import WRITABLE_SUFFIXES, VideoWriter
 
 # A spike file is a sequence of planes. A plane has one bit per pixel: 1 if the pixel fired. A

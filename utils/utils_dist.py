@@ -72,8 +72,8 @@ from utils.dist.store_values import read_state
 from utils.dist.timeout import fitted_to_timeout
 from utils.dist.watchdog import Watchdog
 from utils.logger import setup_logging
-from utils.options.load import argument_without_secrets
 from utils.options.models import WatchdogOptions
+from utils.options.override import argument_without_secrets
 
 # What programs call as `utils_dist.<name>`. Code of users calls these names too, so they stay.
 __all__ = [

@@ -19,10 +19,10 @@ from typing import Any
 from models.restore.outputs import VIDEOS
 from utils import VERSION
 from utils.arguments import frame_rate
+from utils.options.command_line import OptionParser
 from utils.options.foreign_flags import (
     add_launch_flags,
 )
-from utils.options.load import OptionParser
 
 DTYPES = ("float32", "bfloat16", "float16")  # values of --dtype
 

@@ -17,7 +17,8 @@ from models.restore.request import TestRequest
 from models.saved_network import SavedNetwork
 from models.select_network import kind_differences
 from utils.errors import OptionError
-from utils.options.load import Sources, apply_override
+from utils.options.override import apply_override
+from utils.options.sources import Sources
 
 logger = logging.getLogger(__name__)
 

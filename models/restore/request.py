@@ -33,7 +33,8 @@ from utils.options.foreign_flags import (
     check_launch_flags,
     refuse_kair_test_flags,
 )
-from utils.options.load import Sources, apply_override
+from utils.options.override import apply_override
+from utils.options.sources import Sources
 
 # The weights for a user's clip, unless the command line names weights or a method.
 SHIPPED_WEIGHTS = Path(__file__).resolve().parents[2] / "weights/motion.pth"

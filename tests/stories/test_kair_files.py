@@ -5,7 +5,7 @@ layouts beside them (tests/helpers/kair_files.py). The second half of this page 
 of data that only these files have: septuplets (clips of seven frames, Vimeo-90K) and clips to which
 noise is added.
 
-What is tested: utils/options/load.py reads the files, data/dataset_video.py has KAIR's datasets,
+What is tested: utils/options/ reads the files, data/dataset_video.py has KAIR's datasets,
 models/select_network.py refuses a network that does not fit them.
 """
 

@@ -8,8 +8,8 @@ A user who comes from one of them types its flags out of habit. There are three 
     flags of KAIR's main_test_vrt.py         refused. The error has the whole command for our
                                              main_test_vrt.py.
 
-docs/coming_from.md has the table. utils/options/load.py and models/restore/request.py call this
-module.
+docs/coming_from.md has the table. utils/options/command_line.py and models/restore/request.py call
+this module.
 
 What must stay: no flag of this project is refused, so a table below has no flag that this project
 has, except for SHARED_NAMES (test_a_tile_in_our_form_is_no_flag_of_kairs). An advised command runs

@@ -463,8 +463,8 @@ class Options(Section):
     logging: LoggingOptions = LoggingOptions()
     debug: DebugOptions = DebugOptions()
     watchdog: WatchdogOptions = WatchdogOptions()
-    # No keys of a file: `read_options` of utils/options/load.py fills these fields. `exclude` keeps
-    # them out of what is saved and compared.
+    # No keys of a file: `read_options` of utils/options/typed.py fills these fields. `exclude`
+    # keeps them out of what is saved and compared.
     opt_path: str = Field("", exclude=True)  # the option file, e.g. "options/vrt/000_train.json"
     kair_totals: list[str] = Field([], exclude=True)  # e.g. ["dataloader_batch_size"]
 
@@ -697,7 +697,7 @@ _DATASET = {
 }  # fmt: skip
 # Section -> key -> the reason why the key has no effect here. The keys come from option files of
 # KAIR, and from files that former versions of this project saved. `drop_without_effect` of
-# utils/options/load.py removes the keys with one warning, unless a registered part (such as a
+# utils/options/typed.py removes the keys with one warning, unless a registered part (such as a
 # network) has a parameter of this name. docs/options.md prints the reasons. A key may be added, but
 # none removed: an old file with this key would be refused. tests/stories/test_kair_files.py reads
 # each of them.

@@ -44,8 +44,8 @@ from utils.dist import gpu, status
 from utils.files import OTHER_ROOT, write_whole, writing
 from utils.image import comparison_strip, imwrite_rgb
 from utils.logger import best_effort
-from utils.options.load import argument_without_secrets
 from utils.options.models import LoggingOptions
+from utils.options.override import argument_without_secrets
 from utils.options.section import Registry, flatten_options, import_parts
 from utils.run import checkpoint, history
 from utils.run.folder import FolderMovedError, RunFolder

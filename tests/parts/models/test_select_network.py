@@ -19,7 +19,7 @@ from models.select_network import check_options, define_G
 from tests.helpers.checked import module_of
 from tests.helpers.small_vrt import SMALL
 from utils.errors import OptionError
-from utils.options.load import read_options
+from utils.options.typed import read_options
 
 # A representation of spikes: 4 channels, which count the spikes of 4 parts of an exposure.
 BINS = {"type": "voxel", "num_bins": 4}

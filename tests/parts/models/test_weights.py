@@ -27,7 +27,7 @@ from tests.helpers.small_vrt import SMALL, small_vrt
 from tests.helpers.train_files import network_section
 from tests.helpers.weights_files import released_tensors
 from utils.errors import CheckpointError, OptionError
-from utils.options.load import read_options
+from utils.options.typed import read_options
 
 # Channels of the spikes of all networks here that have spikes.
 SPIKE_CHANNELS = 4

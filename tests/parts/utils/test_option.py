@@ -18,7 +18,8 @@ from pydantic import SecretStr
 from tests.dist.launching import run_command
 from tests.helpers.checked import options_of_part
 from utils.errors import OptionError
-from utils.options.load import load_options, parse_command_line
+from utils.options.command_line import parse_command_line
+from utils.options.load import load_options
 from utils.options.models import LoaderOptions, Options, TrainOptions
 from utils.options.secrets import KEY, redact
 from utils.options.section import Registry

@@ -28,7 +28,7 @@ from utils.errors import DataError
 from utils.files import write_whole
 from utils.image import comparison, comparison_strip, data_uri, imwrite_rgb
 from utils.logger import setup_logging
-from utils.options.load import argument_without_secrets
+from utils.options.override import argument_without_secrets
 from utils.results import json_bytes
 from utils.run.history import HistoryWriter
 from utils.video import VideoWriter

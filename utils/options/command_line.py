@@ -1,0 +1,125 @@
+"""Read the command line of a training: the option file, short flags, and section.key=value.
+
+`parse_command_line` turns every flag into an override, so that an option has one form from here on:
+`--use_amp` is "train.amp.enable=true". utils/options/override.py applies the overrides.
+
+`OptionParser` raises errors in place of argparse's exit, because argparse would print on each rank.
+
+Tests: test_the_command_line_has_short_flags_for_the_commonest_options and the tests below it
+(tests/parts/utils/test_option.py).
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from utils import VERSION
+from utils.errors import OptionError
+from utils.options.foreign_flags import add_launch_flags, check_launch_flags, refuse_train_flags
+from utils.options.secrets import redact
+from utils.options.section import SHORT_FLAGS
+
+
+def parse_command_line(argv: Sequence[str], usage: str | None = None) -> tuple[str, list[str]]:
+    """Return the option file and the overrides of a command line.
+
+    Its form is `--opt FILE [--resume auto|none|PATH] [short flags] [section.key=value ...]`.
+    Raises OptionError for anything else. Flags become overrides, e.g. `--use_amp` ->
+    "train.amp.enable=true".
+
+    usage: the text that `--help` prints before the arguments
+    """
+    refuse_train_flags(argv)  # flags of other programs, with the advice what to use here
+    args = _train_parser(usage).parse_intermixed_args(list(argv))
+    check_launch_flags(args)
+    # The flags come last, because the last override of a key counts
+    # (test_the_command_line_has_short_flags_for_the_commonest_options).
+    overrides = [*args.overrides, *args.flags]
+    if _asks_for_epochs_only(overrides):
+        # Otherwise the total_iter of the file could end the run before these epochs.
+        overrides.append("train.total_iter=null")
+    return args.opt, overrides
+
+
+def _train_parser(usage: str | None) -> "OptionParser":
+    """Return the parser of main_train_vrt.py's command line.
+
+    usage: the text that `--help` prints before the arguments.
+    """
+    parser = OptionParser("--opt FILE [section.key=value ...]", "see --help", description=usage)
+    parser.add_argument("--version", action="version", version=f"SpikeVRT {VERSION}")
+    parser.add_argument("--opt", "-opt", required=True, metavar="FILE", help="option file")
+    # All flags below add an override to the same list, `flags`.
+    parser.add_argument(
+        "--resume",
+        dest="flags",
+        action="append",
+        default=[],
+        type=_resume_override,
+        metavar="auto|none|PATH",
+        help="checkpoint to resume from (path.resume)",
+    )
+    parser.add_argument(
+        "--use_amp",
+        dest="flags",
+        action="append_const",
+        default=[],
+        const="train.amp.enable=true",
+        help="train.amp.enable=true",
+    )
+    # SHORT_FLAGS: flag -> key, e.g. "batch_size" -> "datasets.train.dataloader_batch_size".
+    for flag, key in SHORT_FLAGS.items():
+        parser.add_argument(
+            f"--{flag}",
+            dest="flags",
+            action="append",
+            default=[],
+            type=_override_of_key(key),
+            metavar="N",
+            help=key,
+        )
+    add_launch_flags(parser)
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="any option")
+    return parser
+
+
+def _override_of_key(key: str) -> Callable[[str], str]:
+    """Return a function that makes an override of a value, e.g. "8" -> "train.epochs=8"."""
+    return lambda value: f"{key}={value}"
+
+
+def _asks_for_epochs_only(overrides: Sequence[str]) -> bool:
+    """Whether the overrides give `train.epochs` a number, and do not mention `train.total_iter`."""
+    values = {}
+    for override in overrides:
+        key, _, value = override.partition("=")
+        values[key] = value
+    has_epochs = values.get("train.epochs", "null") != "null"
+    return has_epochs and "train.total_iter" not in values
+
+
+def _resume_override(path: str) -> str:
+    """Return --resume as an override, e.g. "none" -> "path.resume=null"."""
+    return f"path.resume={'null' if path == 'none' else path}"
+
+
+class OptionParser(argparse.ArgumentParser):
+    """A parser that raises OptionError. argparse itself would print and exit, once on every rank.
+
+    expected, do: what the error says that was expected, and what the user can do
+    """
+
+    def __init__(self, expected: str, do: str, description: str | None) -> None:
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(description=description, formatter_class=formatter, allow_abbrev=False)
+        self.expected = expected
+        self.do = do
+
+    def error(self, message: str) -> NoReturn:
+        """Raise OptionError with the message of argparse. argparse calls this for a wrong flag."""
+        raise OptionError(
+            what=redact(message, replacement="***"),  # the message quotes what the user typed
+            where="the command line",
+            expected=self.expected,
+            do=self.do,
+        )

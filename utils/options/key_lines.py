@@ -1,0 +1,167 @@
+"""Find the line of each key of an option file, so that a message can name it.
+
+json and json5 do not say on which line a key is. So `key_lines` goes through the tokens of the text
+once, beside the reading of the values. It also refuses a text with too many brackets within one
+another, or with too long a key, before json or json5 see this text.
+
+What must stay: the time is in proportion to the length of the text, because hostile files of a
+megabyte are read, too (tests/parts/utils/test_hostile_options.py goes beyond each limit).
+
+Tests: tests/parts/utils/test_hostile_options.py, tests/parts/utils/test_option_files.py.
+"""
+
+import re
+from dataclasses import dataclass
+
+from utils.errors import OptionError
+
+# The tokens of JSON5, as far as needed to find the keys. The group of a match says its kind. A
+# comment or text without its closing mark ends at the end of the file or line. If the closing mark
+# were required, a file of many opening marks would be searched to its end for each mark.
+TOKEN = re.compile(
+    r"""
+    (?P<skip> // [^\n]*                                # a comment up to the end of the line
+        | /\* (?: [^*] | \* (?!/) )* (?: \*/ )?         # /* a comment */: any character but a star,
+                                                       # or a star that no slash follows
+    )
+    | (?P<text> " (?: \\. | [^"\\\n] )* "?             # "a text", which may have escapes: \"
+        | ' (?: \\. | [^'\\\n] )* '?                   # 'a text'
+    )
+    | (?P<word> [\w$.+\-]+ )                           # a name without quotes, or a number
+    | (?P<mark> [{}\[\],:] )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+@dataclass
+class _Bracket:
+    """An object or a list that is open at some point of an option file."""
+
+    name: str  # dotted key of the object or list, e.g. "logging.writers"; "" for the whole file
+    is_list: bool
+    key: str = ""  # only for an object: dotted key of the entry that is read now
+    index: int = 0  # only for a list: index of the item that is read now
+
+    def name_of_value(self) -> str:
+        """Return the dotted key of the value that is read now.
+
+        Each item of a list has a name of its own, e.g. "logging.writers.2". Otherwise the keys of
+        two objects in one list would look as if one key were given twice.
+        """
+        if self.is_list:
+            return _dotted(self.name, str(self.index))
+        return self.key
+
+
+def _dotted(section: str, key: str) -> str:
+    """Return the dotted key of a key within a section, e.g. "train", "amp" -> "train.amp"."""
+    return f"{section}.{key}".lstrip(".")  # the whole file has the name ""
+
+
+def key_lines(text: str, where: str) -> list[tuple[str, int]]:
+    """Return (dotted key, line) of every key of an option file, in the order of the file.
+
+    A key that is given twice is in the list twice. The name of a key within a list has the index of
+    the item. For example, these two lines
+
+        {"logging": {"progress": "bar",
+                     "writers": [{"type": "table"}]}}
+
+    give ("logging", 1), ("logging.progress", 1), ("logging.writers", 2) and
+    ("logging.writers.0.type", 2). The last one is found like this:
+
+        token       the innermost open bracket   key of this line
+        [           "logging.writers"
+        {           "logging.writers.0"
+        "type"      "logging.writers.0"
+        :           "logging.writers.0"          "logging.writers.0.type"
+
+    This function looks for the keys itself, because json and json5 do not say on which line a key
+    is. It goes through the tokens of the text once: a colon makes the last word a key, a comma
+    begins the next item of a list, and brackets open and close objects and lists. For a text that
+    is no valid JSON the result is meaningless, but `option_file.py` refuses this text afterwards.
+
+    Raises OptionError if too many brackets are open at once. The time must stay in proportion to
+    the length of the text, because hostile files of a megabyte are read, too. Test:
+    test_hostile_options.py.
+
+    where: the file, for the message
+    """
+    lines_of_keys: list[tuple[str, int]] = []
+    # The open brackets, the innermost last. The first one stands around the brackets of the file.
+    # So the outermost bracket of the file gets the name "".
+    whole_file = _Bracket(name="", is_list=False)
+    open_brackets = [whole_file]
+    word = ""  # the last text, word or number; it is a key if a colon follows
+    word_line = 1
+    line = 1  # line of the current token
+    counted_up_to = 0  # position in the text; `line` counts the line ends before it
+    for token in TOKEN.finditer(text):
+        # Count only the line ends since the last token, so that the text is read once in all.
+        line += text.count("\n", counted_up_to, token.start())
+        counted_up_to = token.start()
+        bracket = open_brackets[-1]  # the innermost open bracket
+        # A token is a word, a text or a mark. Comments are tokens too, and match no case below.
+        mark = token["mark"]
+        if token["word"]:
+            word = token["word"]
+            word_line = line
+        elif token["text"]:
+            word = token["text"][1:-1]  # without the quotes
+            word_line = line
+        elif mark == ":":
+            bracket.key = _dotted(bracket.name, word)
+            _refuse_long_key(bracket.key, word_line, where)
+            lines_of_keys.append((bracket.key, word_line))
+        elif mark == ",":
+            bracket.index += 1  # the next item of a list; in an object nobody reads the index
+        elif mark == "{" or mark == "[":
+            _refuse_depth(len(open_brackets), line, where)
+            open_brackets.append(_Bracket(bracket.name_of_value(), is_list=mark == "["))
+        elif mark == "}" or mark == "]":
+            # A text that closes more brackets than it opens is no JSON: option_file.py refuses it.
+            if bracket is not whole_file:
+                open_brackets.pop()
+    return lines_of_keys
+
+
+# Number of brackets within one another. Files of this project need 6, so 64 are ample. json and
+# json5 call themselves for each bracket, and Python allows some 1000 calls within one another.
+DEEPEST = 64
+
+
+def _refuse_depth(depth: int, line: int, where: str) -> None:
+    """Raise OptionError if more than DEEPEST brackets are open on this line.
+
+    depth: number of brackets within one another, with this one
+    where: the file, for the message
+    """
+    if depth > DEEPEST:
+        raise OptionError(
+            what="the option file is no valid JSON for this program: more than "
+            f"{DEEPEST} brackets within one another on line {line}",
+            where=where,
+            expected="fewer brackets within one another",
+            do="correct the file there or just above",
+        )
+
+
+# Number of characters of a dotted key, such as "netG.fusion.type". Our longest key has some 50.
+# Each key holds the names of the sections around it. So without a limit, 20,000 keys in a section
+# whose name has 500,000 characters would take 10 GB.
+MOST_KEY_CHARACTERS = 500
+
+
+def _refuse_long_key(key: str, line: int, where: str) -> None:
+    """Raise OptionError if a dotted key has more than MOST_KEY_CHARACTERS characters.
+
+    where: the file, for the message
+    """
+    if len(key) > MOST_KEY_CHARACTERS:
+        raise OptionError(
+            what=f"a key has more than {MOST_KEY_CHARACTERS} characters: {key[:40]}...",
+            where=f"{where}, line {line}",
+            expected="a key, with the names of its sections, as in docs/options.md",
+            do="correct the key",
+        )

@@ -1,0 +1,126 @@
+"""Set single options as the command line says: section.key=value.
+
+    apply_override             sets the option in the sections of a file
+    argument_without_secrets   an argument as a message may show it
+
+The value is JSON, or else a text: `train.epochs=3` sets a number, `task=first` a text.
+
+What must stay: an override that names another part (network, dataset, loss) leaves no parameter of
+the old part behind, and no message shows a secret
+(test_a_message_hides_a_secret_but_names_its_key).
+
+Tests: tests/parts/utils/test_option.py, the tests with "override" in their names.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from utils.errors import OptionError
+from utils.options.secrets import redact
+from utils.options.sources import TYPE_KEYS, Sources
+
+
+def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None:
+    """Set one option as the command line says. Raises OptionError if it cannot be read.
+
+    `load_options` calls this for the overrides. Programs with flags that set options call it as
+    well, e.g. main_test_vrt.py. Tests: test_option.py, the tests with "override" in their names.
+
+    raw: sections and options, changed in place
+    override: "section.key=value"; the value is JSON, else a string
+    """
+    # A key is words with dots between them, e.g. "train.amp.enable".
+    key, equals, text = override.partition("=")
+    clean_override = argument_without_secrets(override)  # for messages
+    if not equals or not re.fullmatch(r"[\w$\-]+(\.[\w$\-]+)*", key):
+        raise OptionError(
+            what=f"cannot read {clean_override!r}",
+            where="the command line",
+            expected="section.key=value",
+            do="see docs/options.md for the keys",
+        )
+    value = _value_of(text)
+
+    # E.g. "train.amp.enable" is the key "enable" in the section "train.amp".
+    *section_names, last_name = key.split(".")
+    section = _section_to_change(raw, section_names, clean_override)
+
+    # If the override names another part, the parameters of the old part no longer fit. There are
+    # two cases:
+    # * `type`, e.g. of netG.fusion: the section holds only parameters of the old part, so it
+    #   becomes empty.
+    # * TYPE_KEYS, e.g. G_lossfn_type in "train": the section also holds keys that every part of
+    #   this kind has, e.g. total_iter. So all keys stay, and are marked as inherited:
+    #   `read_options` drops those that the new part does not have.
+    is_new_part = section.get(last_name) != value
+    if last_name == "type" and is_new_part:
+        section.clear()
+    if last_name in TYPE_KEYS and is_new_part:
+        for other_name in section:
+            sources.inherited.add(".".join([*section_names, other_name]))
+
+    # The key itself is the user's wish, so it is not marked as inherited: if the part does not have
+    # it, that is an error.
+    section[last_name] = value
+    sources.inherited.discard(key)
+    sources.overridden.add(key)
+    sources.places[key] = f"the command line ({clean_override})"
+
+
+def _section_to_change(
+    raw: dict[str, Any], names: Sequence[str], clean_override: str
+) -> dict[str, Any]:
+    """Return the section of `raw` with these names, e.g. ["train", "amp"] -> raw["train"]["amp"].
+
+    Changes `raw`: a section that is missing is added as {}, and the name of a part alone becomes a
+    section, e.g. "concat" -> {"type": "concat"}. Raises OptionError if a name belongs to an option
+    that is no section.
+
+    clean_override: the override without secrets, for the error
+    """
+    section = raw
+    for depth, name in enumerate(names):
+        value: Any = section.get(name, {})
+        is_name_of_part = isinstance(value, str)
+        inner: Any = {"type": value} if is_name_of_part else value
+        if not isinstance(inner, dict):
+            dotted_key = ".".join(names[: depth + 1])  # up to this name
+            raise OptionError(
+                what=f"{dotted_key} has no keys",
+                where=f"the command line ({clean_override})",
+                expected=f"{dotted_key}=value",
+                do="correct the override",
+            )
+        section[name] = inner
+        section = inner
+    return section
+
+
+def _value_of(text: str) -> Any:
+    """Return the value of an override: its JSON, or the text itself if it is no JSON.
+
+    E.g. "8" -> 8, "[1, 2]" -> [1, 2], "null" -> None, "vrt" -> "vrt".
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def argument_without_secrets(argument: str) -> str:
+    """Return an argument of a command line without secrets. It stays as typed if it has none.
+
+    E.g. "logging.wandb_api_key=abc" -> "logging.wandb_api_key=***".
+    """
+    key, equals, text = argument.partition("=")
+    value = _value_of(text)
+    name = key.lstrip("-").replace("-", "_")  # `--api-key=...` counts as the key api_key
+    clean = redact(value, name, "***")
+    # The value holds no secret. The argument as a whole may still look like a secret, e.g. like a
+    # URL with a password.
+    if not equals or clean == value:
+        return redact(argument, replacement="***")
+    clean_text = clean if isinstance(clean, str) else json.dumps(clean)
+    return f"{key}={clean_text}"

@@ -1,0 +1,55 @@
+"""Note where each option of a run came from: a line of a file, its base, or the command line.
+
+A message about a wrong option names this place. `Sources` also marks inherited keys: keys of a base
+that were meant for another part than the one that the file names.
+
+Tests: tests/parts/utils/test_option.py, tests/parts/utils/test_option_files.py.
+"""
+
+from dataclasses import dataclass, field
+
+# Keys that name a registered part. The parameters of the part stand beside this key.
+TYPE_KEYS = ("net_type", "dataset_type", "G_lossfn_type")
+
+
+@dataclass
+class Sources:
+    """Where each option came from, for messages.
+
+    The functions of this file fill it in place: `read_with_base` sets the places of a file, and
+    `apply_override` adds the place of an override.
+    """
+
+    main_file: str
+    # Dotted key -> "FILE, line N", or the override of the command line.
+    places: dict[str, str] = field(default_factory=dict)
+    # Dotted keys that the command line gives.
+    overridden: set[str] = field(default_factory=set)
+    # Dotted keys that were meant for another part. E.g. the base has {"net_type": "vrt", "depths":
+    # [8]}, and the file says "net_type": "tiny". Then "netG.depths" is left in the section,
+    # although it belongs to vrt. An unknown key of this set is dropped. Any other unknown key is an
+    # error.
+    inherited: set[str] = field(default_factory=set)
+
+    def place(self, where: str) -> str:
+        """Return where a dotted key was given, e.g. "train.epochs" -> "a.json, line 3".
+
+        If the key itself was not given, this is the place of a key within it, or the place of the
+        nearest section around it. Then the key follows in brackets, e.g. "a.json, line 2
+        (train.epochs)".
+        """
+        # First choice: the key itself. Second choice: the first key within it.
+        key = where
+        if key not in self.places:
+            for other_key in self.places:
+                if other_key.startswith(f"{where}."):
+                    key = other_key
+                    break
+        # Third choice: the nearest section around it. A missing key of the network, for example,
+        # gets the place of "netG". The last key to try is "", the whole file.
+        while key and key not in self.places:
+            key = key.rpartition(".")[0]  # "train.amp.enable" -> "train.amp"
+        place = self.places.get(key, self.main_file)
+        if key == where or not where:
+            return place
+        return f"{place} ({where})"

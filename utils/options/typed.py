@@ -1,0 +1,223 @@
+"""Check the sections of an option file, add the defaults, and return typed options: `Options`.
+
+A section may name a registered part: a network, a dataset or a loss. Then the parameters of the
+part are keys of the section, too. E.g. `depths` is a parameter of vrt:
+
+    "netG": {"net_type": "vrt", "depths": [8, 8, ...]}
+
+`read_options` checks these sections first, each with the registry that knows its part, and then the
+whole tree. The caller passes in the registries, because utils/ may not import them.
+
+Keys that only KAIR has are dropped with one warning. KAIR is the program in which VRT was
+published; its option files can be read.
+
+What must stay: the options in old checkpoints stay readable, because whoever restores a network
+calls `read_options` with them (tests/stories/test_kair_files.py). Free to change: the words of
+errors, together with tests/parts/utils/test_option.py.
+"""
+
+import copy
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from utils.errors import OptionError
+from utils.options.models import FORMERLY_OURS, KAIR_ONLY, Options
+from utils.options.section import Registry, join_errors, read_section
+from utils.options.sources import Sources
+
+logger = logging.getLogger(__name__)
+
+# Kind of part -> the registry that knows the parts of this kind.
+Parts = Mapping[str, Registry]
+# Section that names a registered part -> kind of part.
+PART_SECTIONS = {
+    "netG": "netG",
+    "train": "train",  # the loss
+    "datasets.train": "datasets",
+    "datasets.test": "datasets",
+}
+
+
+def read_options(
+    values: Mapping[str, Any], parts: Parts, sources: Sources | None = None
+) -> Options:
+    """Return the typed options, completed with every default. The argument is not changed.
+
+    All wrong keys are collected, and one OptionError names them
+    (test_the_problems_of_a_file_are_named_at_once). Its `where` is the dotted key of the first
+    wrong key.
+
+    `load_options` calls this with the keys of a file. Whoever restores a network calls it with the
+    options that a checkpoint holds. So a key of an older version must still be accepted here.
+
+    values: the sections as an option file holds them, e.g. {"task": "a", "netG": {...}}
+    sources: where the values came from; None if they come from no file
+    """
+    if sources is None:
+        sources = Sources(main_file="")
+    # Work on a copy, because the steps below remove keys and replace sections.
+    raw = copy.deepcopy(dict(values))
+    dropped_keys = drop_without_effect(raw, parts)
+    # Every rank reads the options, but only rank 0 warns. The ranks are not connected yet, so the
+    # number of this rank comes from the environment: torchrun sets RANK, Slurm sets SLURM_PROCID.
+    rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
+    if dropped_keys and rank == "0":
+        logger.warning("Options that have no effect here: %s", ", ".join(dropped_keys))
+
+    totals = _totals_of_kair(raw, dropped_keys, sources)
+
+    # First the sections that name a part. The registry of the part checks the section and gives a
+    # typed section, which replaces the dict in `raw`.
+    errors: list[OptionError] = []
+    for where, kind in PART_SECTIONS.items():
+        try:
+            _resolve_part(raw, where, parts, kind, sources)
+        except OptionError as e:
+            errors.append(e)
+    # Then the whole tree.
+    try:
+        all_values = {**raw, "opt_path": sources.main_file, "kair_totals": totals}
+        opt = read_section(Options, all_values, where="")
+    except OptionError as e:
+        errors.insert(0, e)  # a wrong section of the file is named before a wrong parameter
+    if errors:
+        raise join_errors(errors)
+    return opt
+
+
+def _resolve_part(
+    raw: dict[str, Any], where: str, parts: Parts, kind: str, sources: Sources
+) -> None:
+    """Replace the section `where` of `raw` by the typed section of the part that it names.
+
+    If the section is wrong, replace it by unchecked defaults, and raise OptionError. So the caller
+    can collect the error, and check the other sections as well.
+
+    where: dotted key of the section, e.g. "netG" or "datasets.train"
+    kind: kind of part, a key of `parts`
+    """
+    # "datasets.train" is the key "train" in the section "datasets". "netG" and "train" are keys of
+    # the file itself, so `outer` is "".
+    outer, _, name = where.rpartition(".")
+    is_dataset = outer != ""
+    outer_section = _section_of(raw, outer)  # the dict that holds the section
+    if outer_section is None:
+        return  # `datasets` is missing, or no section: `read_section` decides later
+    if is_dataset and name not in outer_section:
+        return  # a data set may be missing; a network and a loss may not
+    section = outer_section.pop(name, {})
+    is_empty_dataset = is_dataset and not section
+    if not isinstance(section, dict) or is_empty_dataset:
+        # An empty data set counts as null. `read_section` refuses any other value that is no dict.
+        outer_section[name] = section or None
+        return
+
+    registry = parts[kind]
+    own_values = _without_keys_of_other_part(section, where, registry, sources)
+    try:
+        outer_section[name] = registry.resolve(own_values, where)
+    except OptionError:
+        # `registry.base` is the model of the keys that every part of this kind has.
+        # `model_construct` gives its defaults without a check.
+        outer_section[name] = registry.base.model_construct()
+        raise
+
+
+def _without_keys_of_other_part(
+    section: Mapping[str, Any], where: str, registry: Registry, sources: Sources
+) -> Mapping[str, Any]:
+    """Return the section without inherited keys that its part does not have.
+
+    E.g. the base names the network "vrt" with depths, and the file names "tiny": then depths is
+    left out. A section of an unknown part is returned as it is, because `Registry.resolve`
+    refuses the part later.
+
+    where: dotted key of the section
+    """
+    part = section.get(registry.type_key)  # name of the part, e.g. "vrt"
+    if part not in registry.names():
+        return section
+    known_keys = registry.model(part).model_fields
+    own_values = {}
+    for key, value in section.items():
+        is_inherited = f"{where}.{key}" in sources.inherited
+        if key in known_keys or not is_inherited:
+            own_values[key] = value
+    return own_values
+
+
+# Keys of datasets.train for the loader (the part that reads samples in the background). Here their
+# numbers are per GPU. In files of KAIR they are totals of all GPUs. KAIR is the program in which
+# VRT was published; its option files can be read.
+TOTALS = ("dataloader_batch_size", "dataloader_num_workers")
+
+
+def _totals_of_kair(
+    raw: Mapping[str, Any], dropped_keys: Sequence[str], sources: Sources
+) -> list[str]:
+    """Return the keys of datasets.train that are totals of all GPUs, for a warning.
+
+    In KAIR, another program, the batch size and the number of loader processes are totals of all
+    GPUs; here they are numbers per GPU. A file comes from KAIR if it has keys that only KAIR has.
+    Tests: test_kair_files.py, e.g. test_a_number_from_the_command_line_is_no_total.
+
+    dropped_keys: the dotted keys that `drop_without_effect` has removed, e.g. "netG.init_type"
+    """
+    names = [key.rpartition(".")[2] for key in dropped_keys]  # "netG.init_type" -> "init_type"
+    # FORMERLY_OURS: keys that former versions of this project had too, so they prove nothing.
+    is_of_kair = any(name not in FORMERLY_OURS for name in names)
+    if not is_of_kair:
+        return []
+    # A user who types a number on the command line means the number per GPU.
+    loader = _section_of(raw, "datasets.train") or {}  # None if the section is missing
+    totals = []
+    for key in TOTALS:
+        if key in loader and f"datasets.train.{key}" not in sources.overridden:
+            totals.append(key)
+    return totals
+
+
+def drop_without_effect(raw: dict[str, Any], parts: Parts) -> list[str]:
+    """Remove from `raw` the keys that only KAIR has. Return their dotted names, for a warning.
+
+    KAIR is the program in which VRT was published. Its option files can be read here, and their
+    keys without a meaning here must not be errors (test_the_files_of_kair_load_unchanged).
+
+    A key stays if the part of its section has a parameter of this name. E.g. "netG.init_type" goes,
+    unless the network has a parameter `init_type`.
+    """
+    dropped_keys = []
+    # KAIR_ONLY: dotted key of a section -> the keys that only KAIR has in this section.
+    for where, keys in KAIR_ONLY.items():
+        section = _section_of(raw, where) or {}  # None if the file has no such section
+        # The parameters of the part that the section names, e.g. of the network. Some sections,
+        # e.g. "path", name no part.
+        part_keys: set[str] = set()
+        kind_of_part = PART_SECTIONS.get(where, "")
+        registry = parts.get(kind_of_part)
+        if registry:
+            name = section.get(registry.type_key)
+            if name in registry.names():
+                part_keys = set(registry.keys(name))
+        for key in sorted(keys):
+            if key in section and key not in part_keys:
+                dropped_keys.append(f"{where}.{key}")
+                del section[key]
+    return dropped_keys
+
+
+def _section_of(raw: Mapping[str, Any], where: str) -> dict[str, Any] | None:
+    """Return the section at a dotted key, e.g. "datasets.train", or the whole file for "".
+
+    Returns None if the key is missing, or if its value is no section. The result is part of `raw`,
+    so a change of the result changes `raw`.
+    """
+    section: Any = raw
+    names = where.split(".") if where else []
+    for name in names:
+        if not isinstance(section, dict):
+            return None
+        section = section.get(name)
+    return section if isinstance(section, dict) else None
