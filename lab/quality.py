@@ -9,7 +9,7 @@ that needs no training. The suite says what the methods are trained and tested o
 
     sample   the made scenes of `make sample`; a smoke test
     real     training: seven real videos, photographs and made scenes, under random rigs.
-             test: two other videos under each condition of data/cameras/rig.py.
+             test: two other videos under each condition of data/cameras/rig_values.py.
              Two more videos (--part choose) are for choosing between methods.
 
 The program works in this order:
@@ -99,7 +99,7 @@ class TrainingSet(NamedTuple):
     """What the clips of a training set of the suite `real` are made from."""
 
     source: str  # "train": the training videos; "photos": the photographs
-    rig: str  # the pair of simulated cameras, e.g. "ideal" (data/cameras/rig.py)
+    rig: str  # the pair of simulated cameras, e.g. "ideal" (data/cameras/rig_values.py)
 
 
 TRAINING_SETS = {
@@ -107,7 +107,7 @@ TRAINING_SETS = {
     "ideal": TrainingSet(source="train", rig="ideal"),
     "photos": TrainingSet(source="photos", rig="random"),
 }
-# The pairs of simulated cameras (rigs) of the tests. data/cameras/rig.py has their values.
+# The pairs of simulated cameras (rigs) of the tests. data/cameras/rig_values.py has their values.
 CONDITIONS = ("ideal", "other", "rig", "dim")
 # Formulas that need no training: values of --method of main_test_vrt.py. "exposure" is the ratio
 # formula of S-SDM, in linear light.

@@ -99,7 +99,8 @@ from utils.options.sources import Sources
 ATTENTION = "attention"
 CONTROL = "control"
 ARMS = (ATTENTION, CONTROL)
-# The lights of the tests, from dark to bright. They are names of rigs in data/cameras/rig.py.
+# The lights of the tests, from dark to bright. They are names of rigs in
+# data/cameras/rig_values.py.
 LIGHTS = ("dim", "rig", "ideal")
 
 # Settings of the training. They are usual values for Adam, and no comparison with others is

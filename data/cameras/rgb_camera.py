@@ -1,4 +1,17 @@
-"""R."""
+"""Simulate the RGB camera of a rig: from light to a blurry frame.
+
+    light of each plane -> `summed` -> mean with `weights` over the exposure -> `light_of_sum`
+        -> `frame`: noise, display curve (`develop`), JPEG -> blurry frame
+
+A plane is one read-out of the spike camera. The frame interval is the time from one RGB frame to
+the next, and the frame is exposed during the fraction `exposure` in its middle.
+
+What must stay: the numbers, bit for bit, because a data set is made again from its seed
+(tests/parts/scripts/test_prepare_gopro_spike.py); and the names of the fields, because dataset.json
+and the flag --rig have them. A new field needs a default without effect.
+
+Tests: tests/parts/data/test_rig.py (each flaw)
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -52,14 +65,14 @@ class RgbCamera:
         s_curve = v * v * (3 - 2 * v)
         return to_uint8(v + np.float32(self.contrast) * (s_curve - v))
 
-    def _summed(self, light: np.ndarray) -> np.ndarray:
+    def summed(self, light: np.ndarray) -> np.ndarray:
         """Return what the camera adds up during an exposure: light, or light ** (1 / sum_gamma)."""
         if self.sum_gamma == 1:
             return light
         return np.power(np.clip(light, 0, 1), np.float32(1 / self.sum_gamma))
 
-    def _light_of_sum(self, mean: np.ndarray) -> np.ndarray:
-        """Turn a mean over an exposure back into linear light, the inverse of `_summed`."""
+    def light_of_sum(self, mean: np.ndarray) -> np.ndarray:
+        """Turn a mean over an exposure back into linear light, the inverse of `summed`."""
         if self.sum_gamma == 1:
             return mean
         return np.power(mean, np.float32(self.sum_gamma))
@@ -82,3 +95,25 @@ class RgbCamera:
             decoded: Any = cv2.imdecode(coded, cv2.IMREAD_COLOR)
             picture = np.ascontiguousarray(decoded[..., ::-1])
         return picture
+
+    def weights(self, rows: int, planes: int) -> np.ndarray:
+        """Return the weight of each plane in each row of the blurry frame, (planes, rows, 1, 1).
+
+        The weight is the part of the plane's time during which the row is exposed, divided by the
+        exposure. So the weights of a row add up to 1. With a rolling shutter, lower rows are
+        exposed later.
+        """
+        length = self.exposure * planes  # of the exposure, in planes
+        # The place of each row: -0.5 is the top, 0.5 the bottom. max: a frame of one row would
+        # divide by 0.
+        place = np.arange(rows) / max(1, rows - 1) - 0.5
+        # `rolling` is the delay of the last row after the first row, as a fraction of the exposure.
+        delay_of_last_row = self.rolling * length  # in planes
+        later = place * delay_of_last_row  # how much later than the middle row, in planes
+        # A row is exposed from `start` to `end`, and plane p lasts from p to p + 1.
+        start = (planes - length) / 2 + later[None]  # (1, rows)
+        end = start + length
+        plane = np.arange(planes)[:, None]  # (planes, 1)
+        overlap = np.minimum(plane + 1, end) - np.maximum(plane, start)  # below 0 if apart
+        weights = np.clip(overlap, 0, 1) / length  # (planes, rows)
+        return weights.astype(np.float32)[..., None, None]

@@ -1,4 +1,33 @@
-"""Rig."""
+"""Simulate a pair of cameras (a rig): an RGB camera and a spike camera that see the same scene.
+
+The two cameras may look from slightly different places, and have noise and other flaws. Rigs make
+clips for training (`scripts/prepare_gopro_spike.py --rig`) and tests with a known calibration.
+
+    rig = Rig.of_flag("random", rng)                # or a name in NAMED (rig_values.py)
+    for blurry, sharp, spikes in rig.record(lights, planes=88, spike=(96, 96)):
+        ...                                       # one frame interval
+
+`lights` are pictures of the scene, linear light (H, W, 3) with 1 at full scale, on the pixels of
+the RGB camera. There is one picture per plane (read-out) of the spike camera, and `planes` pictures
+are one frame interval: the time from one RGB frame to the next.
+
+    light -> RgbCamera (rgb_camera.py): mean over the exposure, noise, JPEG -> blurry frame
+    light -> Rig.views (spike_view.py): another place, blur, larger pixels -> Rig.spikes -> planes
+
+What must stay:
+
+    * The same rig and lights give the same clip, bit for bit, because a data set is made again from
+      its seed. tests/parts/data/test_seeds.py notices another order of random draws. No test
+      notices a change of a value by a few percent: whoever changes arithmetic makes a clip before
+      and after, and compares the files.
+    * Every kind of flaw draws from a random stream of its own. A new flaw takes a new stream:
+      `random_stream("<name>", seed)`. So it does not change the draws of the other flaws.
+    * The names of the fields are part of dataset.json and of the flag --rig. A new field needs a
+      default without effect, because older records do not have it.
+
+Tests: tests/parts/data/test_rig.py (each flaw), tests/parts/scripts/test_prepare_gopro_spike.py
+(clips are made again, byte for byte)
+"""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -12,7 +41,7 @@ import numpy as np
 from data.cameras.calibration import Calibration
 from data.cameras.rgb_camera import RgbCamera
 from data.cameras.rig_values import LOGARITHMIC, NAMED, RANGES
-from data.cameras.spike_view import Size, are_centres, delayed_views
+from data.cameras.spike_view import Size, are_centres, delayed_views, places_of_points
 from data.spike.pictures import LUMA, to_display
 from data.spike.simulate import IntegrateAndFire
 from utils.errors import OptionError
@@ -169,7 +198,8 @@ class Rig(RgbCamera):
         rgb = first.shape[:2]  # (H, W)
         _, rgb_width = rgb
         n = max(1, round(rgb_width / width))  # as many points as RGB pixels along a spike pixel
-        places = self._places(spike, rgb, n)  # x and y, (2, h n, w n)
+        # x and y of every point, (2, h n, w n)
+        places = places_of_points(self.matrix(spike, rgb), spike, n, self.parallax, self.seed)
         is_aligned = are_centres(places, rgb)  # then no interpolation is needed
 
         for light in chain([first], lights):
@@ -194,48 +224,6 @@ class Rig(RgbCamera):
         values = to_display(light) if self.light == "display" else light.astype(np.float32)
         weights_of_colours = np.array(self.mix, np.float32) / np.float32(sum(self.mix))
         return values @ weights_of_colours
-
-    def _places(self, spike: Size, rgb: Size, n: int) -> np.ndarray:
-        """Return where in the frame points of the spike pixels lie: x and y, (2, h n, w n) float32.
-
-        Each spike pixel has n x n points, spread evenly over its area.
-        """
-        height, width = spike
-        # The points in spike pixels. The centre of a pixel is a whole number, so for n = 2, pixel 0
-        # has the points -0.25 and 0.25, pixel 1 has 0.75 and 1.25.
-        y = (np.arange(height * n) + 0.5) / n - 0.5
-        x = (np.arange(width * n) + 0.5) / n - 0.5
-        # The points (x, y, 1), (3, h n, w n): x is repeated over the rows, y over the columns.
-        points = np.stack(np.broadcast_arrays(x[None], y[:, None], 1.0))
-        # The product of the first two rows of the matrix with every point, (2, h n, w n).
-        first_two_rows = self.matrix(spike, rgb)[:2]
-        places = np.tensordot(first_two_rows, points, axes=1)
-        if self.parallax:
-            places += self._parallax(points.shape[1:], n)
-        return places.astype(np.float32)
-
-    def _parallax(self, size: Size, n: int) -> np.ndarray:
-        """Return the shift by parallax of each point, (2, *size), in RGB pixels, of mean 0.
-
-        The scene has four layers of random shapes with soft edges. All shifts have one direction,
-        because they come from the distance between the two cameras (the baseline).
-        size: (h n, w n), number of points. n: number of points along a spike pixel.
-        """
-        rng = random_stream("parallax of a rig", self.seed)
-        height, width = size
-        # A smooth random image: 4 x 5 random values, enlarged.
-        clouds = cv2.resize(rng.random((4, 5)), (width, height), interpolation=cv2.INTER_CUBIC)
-        # The quartiles of the image divide it into the layers 0 ... 3, a quarter of the area each.
-        # The depths of the layers are 0, 1/3, 2/3 and 1.
-        quartiles = np.quantile(clouds, (0.25, 0.5, 0.75))
-        layer = np.searchsorted(quartiles, clouds)
-        depth = np.linspace(0, 1, 4)[layer]  # (h n, w n)
-        # Soft edges: a blur of one spike pixel.
-        soft_depth = cv2.GaussianBlur(depth, (0, 0), 1.0 * n)
-        shift = soft_depth * self.parallax
-        angle = rng.uniform(0, 2 * np.pi)
-        baseline = np.array([np.cos(angle), np.sin(angle)])  # x, y of a unit vector
-        return baseline[:, None, None] * (shift - shift.mean())
 
     def spikes(self, lights: Iterable[np.ndarray], spike: Size) -> Iterator[np.ndarray]:
         """Yield a plane of spikes (h, w) uint8 in {0, 1} for each light (H, W, 3)."""
@@ -317,39 +305,17 @@ class Rig(RgbCamera):
             plane = light_number % planes  # within its interval
             if plane == 0:
                 # An interval begins. `exposure` is the weighted sum of its lights so far.
-                weights = self._weights(rows=len(light), planes=planes)
+                weights = self.weights(rows=len(light), planes=planes)
                 exposure = np.zeros(light.shape, np.float32)
             if plane == planes // 2:
                 sharp = self.develop(light)
-            # `_summed` returns what the camera adds up: the light itself, or its display values if
-            # `sum_gamma` is not 1. `_light_of_sum` turns the mean back into light.
-            exposure += weights[plane] * self._summed(light)
+            # `summed` returns what the camera adds up: the light itself, or its display values if
+            # `sum_gamma` is not 1. `light_of_sum` turns the mean back into light.
+            exposure += weights[plane] * self.summed(light)
             if plane == planes - 1:
-                blurry = self.frame(self._light_of_sum(exposure), rng)
+                blurry = self.frame(self.light_of_sum(exposure), rng)
                 frames.append((blurry, sharp))
             yield light
-
-    def _weights(self, rows: int, planes: int) -> np.ndarray:
-        """Return the weight of each plane in each row of the blurry frame, (planes, rows, 1, 1).
-
-        The weight is the part of the plane's time during which the row is exposed, divided by the
-        exposure. So the weights of a row add up to 1. With a rolling shutter, lower rows are
-        exposed later.
-        """
-        length = self.exposure * planes  # of the exposure, in planes
-        # The place of each row: -0.5 is the top, 0.5 the bottom. max: a frame of one row would
-        # divide by 0.
-        place = np.arange(rows) / max(1, rows - 1) - 0.5
-        # `rolling` is the delay of the last row after the first row, as a fraction of the exposure.
-        delay_of_last_row = self.rolling * length  # in planes
-        later = place * delay_of_last_row  # how much later than the middle row, in planes
-        # A row is exposed from `start` to `end`, and plane p lasts from p to p + 1.
-        start = (planes - length) / 2 + later[None]  # (1, rows)
-        end = start + length
-        plane = np.arange(planes)[:, None]  # (planes, 1)
-        overlap = np.minimum(plane + 1, end) - np.maximum(plane, start)  # below 0 if apart
-        weights = np.clip(overlap, 0, 1) / length  # (planes, rows)
-        return weights.astype(np.float32)[..., None, None]
 
     def calibration(self, spike: Size, rgb: Size) -> Calibration:
         """Return the true calibration. The parallax is left out, because its mean is 0.

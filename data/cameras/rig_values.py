@@ -1,10 +1,20 @@
-"""V."""
+"""Name the values of rigs (pairs of simulated cameras): test conditions, and ranges of random rigs.
+
+    NAMED     the flag --rig takes a name, e.g. "dim" -> fields of `Rig`
+    RANGES    `Rig.random` draws each field between two values
+
+The fields and their units are explained in data/cameras/rig.py and data/cameras/rgb_camera.py.
+
+What must stay: the values of NAMED, because the benchmarks were measured with them; the ranges and
+their order, because they decide the rig of a seed. A new condition may be added, and a new range at
+the end of the table. test_a_seed_gives_its_rig (tests/parts/data/test_seeds.py) notices another
+order.
+"""
 
 from typing import Any
 
-# Two plausible cameras with small flaws. The units are stated in `Rig` and
-# `RgbCamera`. The firing rate and its jitter are missing here, because "rig" and "dim" below differ
-# in them.
+# Two plausible cameras with small flaws. The firing rate and its jitter are missing here, because
+# "rig" and "dim" below differ in them.
 _TWO_CAMERAS = {
     # Where the spike camera looks, and when.
     "shift_x": 0.6,  # RGB pixels
@@ -48,10 +58,10 @@ NAMED: dict[str, dict[str, Any]] = {
         "pattern": 0.05,
     },
 }
+
 # The values that `Rig.random` draws: field -> (lowest, highest). The ranges are wider than the few
-# known captures. A value is drawn uniformly, except for the fields in LOGARITHMIC.
-# What must stay: the order of the fields. It is the order of the draws, which decides the rig of a
-# seed. So a new field comes at the end. test_a_seed_gives_its_rig notices another order.
+# known captures. A value is drawn uniformly, except for the fields in LOGARITHMIC. The order of the
+# fields is the order of the draws.
 RANGES: dict[str, tuple[Any, Any]] = {
     # Where the spike camera looks, and when.
     "shift_x": (-2, 2),  # RGB pixels

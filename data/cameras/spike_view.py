@@ -1,12 +1,83 @@
-"""W."""
+"""Find where a spike camera beside the RGB camera looks, and when.
+
+A simulated spike camera differs from the RGB camera in two ways:
+
+    place   each spike pixel sees another place of the frame (`places_of_points`): the matrix of the
+            rig (shift, rotation, size of a pixel), and the parallax, which differs from layer to
+            layer of the scene
+    time    a plane shows an earlier or later moment than the frame (`delayed_views`)
+
+Coordinates are those of a calibration file (data/cameras/calibration.py): (0, 0) is the centre of
+the upper left pixel, x grows to the right, y down.
+
+What must stay: all numbers, bit for bit, because a data set is made again from its seed. So the
+order of the random draws of the parallax is fixed. tests/parts/scripts/test_prepare_gopro_spike.py
+makes clips again. No test notices a change of a value by a few percent: whoever changes arithmetic
+makes a clip before and after, and compares the files.
+"""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import chain, repeat
 
+import cv2
 import numpy as np
 
+from utils.random_streams import random_stream
+
 Size = tuple[int, int]  # height, width
+
+# ---- Where ---------------------------------------------------------------------------------------
+
+
+def places_of_points(
+    matrix: np.ndarray, spike: Size, n: int, parallax: float, seed: int
+) -> np.ndarray:
+    """Return where in the frame points of the spike pixels lie: x and y, (2, h n, w n) float32.
+
+    Each spike pixel has n x n points, spread evenly over its area.
+
+    matrix: (3, 3), from a spike pixel (x, y, 1) to an RGB pixel. spike: size (h, w) of the sensor.
+    parallax: difference of the shifts of the nearest and the farthest layer, in RGB pixels.
+    seed: of the layers and of the direction of the parallax.
+    """
+    height, width = spike
+    # The points in spike pixels. The centre of a pixel is a whole number, so for n = 2, pixel 0 has
+    # the points -0.25 and 0.25, pixel 1 has 0.75 and 1.25.
+    y = (np.arange(height * n) + 0.5) / n - 0.5
+    x = (np.arange(width * n) + 0.5) / n - 0.5
+    # The points (x, y, 1), (3, h n, w n): x is repeated over the rows, y over the columns.
+    points = np.stack(np.broadcast_arrays(x[None], y[:, None], 1.0))
+    # The product of the first two rows of the matrix with every point, (2, h n, w n).
+    places = np.tensordot(matrix[:2], points, axes=1)
+    if parallax:
+        places += _shifts_by_parallax(points.shape[1:], n, parallax, seed)
+    return places.astype(np.float32)
+
+
+def _shifts_by_parallax(size: Size, n: int, parallax: float, seed: int) -> np.ndarray:
+    """Return the shift by parallax of each point, (2, *size), in RGB pixels, of mean 0.
+
+    The scene has four layers of random shapes with soft edges. All shifts have one direction,
+    because they come from the distance between the two cameras (the baseline).
+
+    size: (h n, w n), number of points. n: number of points along a spike pixel.
+    """
+    rng = random_stream("parallax of a rig", seed)
+    height, width = size
+    # A smooth random image: 4 x 5 random values, enlarged.
+    clouds = cv2.resize(rng.random((4, 5)), (width, height), interpolation=cv2.INTER_CUBIC)
+    # The quartiles of the image divide it into the layers 0 ... 3, a quarter of the area each. The
+    # depths of the layers are 0, 1/3, 2/3 and 1.
+    quartiles = np.quantile(clouds, (0.25, 0.5, 0.75))
+    layer = np.searchsorted(quartiles, clouds)
+    depth = np.linspace(0, 1, 4)[layer]  # (h n, w n)
+    # Soft edges: a blur of one spike pixel.
+    soft_depth = cv2.GaussianBlur(depth, (0, 0), 1.0 * n)
+    shift = soft_depth * parallax
+    angle = rng.uniform(0, 2 * np.pi)
+    baseline = np.array([np.cos(angle), np.sin(angle)])  # x, y of a unit vector
+    return baseline[:, None, None] * (shift - shift.mean())
 
 
 def are_centres(places: np.ndarray, rgb: Size) -> bool:
@@ -19,6 +90,9 @@ def are_centres(places: np.ndarray, rgb: Size) -> bool:
     y_x = np.indices(rgb)  # (2, H, W): the row and the column of each pixel
     centres = y_x[::-1]  # x and y
     return np.allclose(places, centres, atol=1e-3)
+
+
+# ---- When ----------------------------------------------------------------------------------------
 
 
 def delayed_views(views: Iterable[np.ndarray], offset: float) -> Iterator[np.ndarray]:
