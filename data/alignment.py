@@ -25,7 +25,7 @@ import torch
 
 from data.augment import Augment
 from data.clip import Exposure
-from data.clip_dataset import Draw
+from data.clip_reading import Draw
 from data.edge_shift import Measures, Pair, measure
 from data.spike.pictures import to_grey
 from utils.image import tensor_to_uint8

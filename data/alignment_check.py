@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from data.alignment import compare, evenly_spaced
-from data.clip_dataset import Draw, TrainClips
+from data.clip_dataset import TrainClips
+from data.clip_reading import Draw
 
 # Number of samples that are compared, and number of frames in each sample. With these numbers, a
 # check takes about a second with frames of 720p. The time grows with their product.

@@ -5,8 +5,8 @@
     CameraDraw      the camera that was drawn; it changes the spikes of a sample, and maybe its
                     blurry frames, as if this camera had recorded them
 
-data/clip_dataset.py calls them. To add another simulated camera, write a file
-data/camera_<name>.py whose class registers itself in `CAMERAS`.
+data/clip_dataset.py and data/clip_reading.py call them. To add another simulated camera, write a
+file data/camera_<name>.py whose class registers itself in `CAMERAS`.
 
 What must stay: the random numbers that are drawn, and their order, because they decide every sample
 of a seed, and a resumed run must see the same samples. So a new draw takes its numbers from a new

@@ -3,7 +3,7 @@
 The datasets without spikes have the names and keys of KAIR, so that its option files work here.
 
 Each dataset is a class, and `dataset_type` in an option file names it. The keys of its section are
-in a class named ...Keys, which combines base classes of data/clip_dataset.py: `TrainKeys` has the
+in a class named ...Keys, which combines base classes of data/clip_options.py: `TrainKeys` has the
 keys of `Crops`, `Spikes` and `ClipFiles`. `DATASETS.register` puts a dataset and its keys together.
 Its argument `given` names what the program passes to the constructor beside the section.
 
@@ -31,15 +31,14 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from data.clip_dataset import (
+from data.clip_dataset import TestClips, TrainClips
+from data.clip_options import (
     ClipFiles,
     Crops,
     FrameFiles,
     Root,
     SharpFiles,
     Spikes,
-    TestClips,
-    TrainClips,
     WholeClips,
 )
 from data.select_dataset import DATASETS

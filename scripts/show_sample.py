@@ -70,7 +70,7 @@ class Sample(NamedTuple):
     """One sample of a data set, as it is read for the network."""
 
     title: str  # e.g. "Sample 3 of datasets.train, epoch 0"
-    draw: Any  # data.clip_dataset.Draw: clip, frames, crop and flips that were chosen
+    draw: Any  # data.clip_reading.Draw: clip, frames, crop and flips that were chosen
     # "lq", "gt", "spike" -> (frames, channels, H, W). "key" -> clip and first frame, e.g.
     # "clip0/00000"; for a test clip the clip alone.
     item: dict[str, Any]
@@ -86,7 +86,7 @@ class OneSample(NamedTuple):
     """Takes the place of a data set of test clips. It holds the clip of one sample."""
 
     backend: Any  # an io backend
-    of_sample: Any  # data.clip_dataset.Draw: its clip and its camera are used
+    of_sample: Any  # data.clip_reading.Draw: its clip and its camera are used
 
     def draw(self, clip_index: int, first: int, count: int) -> Any:
         """Return the draw of the sample.
@@ -211,7 +211,7 @@ def write_page(command: argparse.Namespace, dataset: Any, content: Page) -> None
 def verdict_of(dataset: Any, draw: Any) -> Verdict:
     """Compare the edges of the spikes with the edges of the frames.
 
-    draw: data.clip_dataset.Draw, the clip and its frames.
+    draw: data.clip_reading.Draw, the clip and its frames.
     """
     if not draw.clip.spikes:
         return Verdict("This data set has no spikes.", style="none", numbers="", comparison=None)
@@ -357,7 +357,7 @@ def facts(draw: Any) -> dict[str, str]:
 
     E.g. {"frames": "000010, 000011", "crop": "rows 16 to 79, columns 0 to 63 of 128 x 128", ...}.
 
-    draw: data.clip_dataset.Draw.
+    draw: data.clip_reading.Draw.
     """
     aug = draw.aug  # crop, flips and the direction of time
     clip = draw.clip

@@ -5,7 +5,7 @@
 * "cache" (`CacheReader`) reads a clip cache: every clip as raw arrays on disk. Then only the crop
   of the frames of a sample is read, and nothing is decoded. `build_cache` makes a clip cache.
 
-Each class has three methods, which data/clip_dataset.py calls:
+Each class has three methods, which data/clip_reading.py calls:
 
     clips(source)   lists the clips of a data root
     images(...)     reads crops of frames

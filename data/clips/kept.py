@@ -45,12 +45,12 @@ from data.clips import manifest
 from data.clips.clip_check import ClipCheck
 from data.clips.data_root import list_clip
 from data.clips.listed_files import FileEntry, State, entry_of, is_lmdb, state_of, stem_of
+from data.clips.ranges import first_and_end
 from data.clips.source import Kind, Problem, Source
 from data.clips.table import (
     ClipTable,
     Columns,
     Texts,
-    first_and_end,
     kinds_of,
     refuse_columns,
     types_of,

@@ -2,7 +2,7 @@
 
 A data root is a set of folders, one for each kind of file: blurry frames ("lq"), sharp frames
 ("gt"), several sharp frames of each exposure ("gt_instants"), and spike files ("spike"). A dataset
-makes a `Source` of its options (data/clip_dataset.py). `list_source` lists the files.
+makes a `Source` of its options (data/clip_sources.py). `list_source` lists the files.
 
 What must stay: the order of `Source.kinds`, because names of stored results depend on it, and what
 a meta file means (test_a_meta_file_fits_however_numbers_are_written). If a new field of `Source`

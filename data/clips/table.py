@@ -48,6 +48,7 @@ from data.cameras.name_times import times_of_names
 from data.clip import Clip, Exposure, Piece, checked_name
 from data.clips.listed_files import is_lmdb
 from data.clips.look import Look
+from data.clips.ranges import begins_of, first_and_end, range_of
 from data.clips.source import MOST_FRAMES, Kind, Source
 from utils.errors import DataError
 
@@ -199,15 +200,6 @@ def roots_of(source: Source) -> dict[str, str]:
     for name, kind in source.kinds().items():  # e.g. "lq", Kind(root="/data/blur", ...)
         roots[name] = kind.root.rstrip("/")
     return roots
-
-
-def begins_of(counts: np.ndarray) -> np.ndarray:
-    """Return the index of the first entry of each clip, and then the number of all entries.
-
-    counts: number of entries of each clip. [2, 3] -> [0, 2, 5]: clip 0 has the entries 0 and 1,
-    clip 1 has the entries 2, 3 and 4.
-    """
-    return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
 
 
 # ---- Sequences of clips ------------------------------------------------------------------------
@@ -396,15 +388,6 @@ class ClipTable(_Clips):
         return np.array([numbers.get(name, 0) for name in self.clip_names.read_all()])
 
 
-def first_and_end(begins: np.ndarray, clip: int) -> tuple[int, int]:
-    """Return the index of the first entry of a clip, and the index after its last entry.
-
-    begins: result of `begins_of`. It has one entry more than there are clips, so clip + 1 is an
-    index of it also for the last clip. [0, 2, 5] and clip 1 -> (2, 5).
-    """
-    return int(begins[clip]), int(begins[clip + 1])
-
-
 def _by_row(column: np.ndarray) -> np.ndarray:
     """Return the column "rows" with a row in each line: (11 * rows,) -> (rows, 11).
 
@@ -446,16 +429,13 @@ class JoinedClips(_Clips):
     def __init__(self, clips_of_roots: Sequence[Sequence[Clip]]) -> None:
         self.clips_of_roots = clips_of_roots
         # Number of the first clip of each root, then the number of all clips.
-        self.begins = begins_of(np.array([len(clips) for clips in clips_of_roots]))
+        self.begins = begins_of([len(clips) for clips in clips_of_roots])
 
     def __len__(self) -> int:
         return int(self.begins[-1])
 
     def _clip(self, number: int) -> Clip:
-        # The clip is in the root after all roots that end at or before its number. With begins
-        # [0, 2, 5], clip 2 is in root 1, because one root ends at 2.
-        ends = self.begins[1:]
-        root = int(np.searchsorted(ends, number, side="right"))
+        root = range_of(number, self.begins)
         number_in_root = number - int(self.begins[root])
         return self.clips_of_roots[root][number_in_root]
 

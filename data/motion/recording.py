@@ -8,7 +8,7 @@ import numpy as np
 from data.augment import Augment
 from data.cameras.spike_errors import spike_errors_as_data_errors
 from data.clip import Clip, Exposure
-from data.clip_dataset import Draw
+from data.clip_reading import Draw
 from data.clips.readers import DatasetClip
 from data.motion.exposure import Recording
 from data.motion.gain import exposure_light, gain_in_exposure, gain_over_exposures

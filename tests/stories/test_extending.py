@@ -35,7 +35,8 @@ from tests.helpers.train_files import network_section
 # A data set whose folders have other option keys: recordings, truth and streams.
 DATASET = """
 from pydantic import Field
-from data.clip_dataset import Crops, FileReading, Spikes, TestClips, TrainClips, WholeClips
+from data.clip_dataset import TestClips, TrainClips
+from data.clip_options import Crops, FileReading, Spikes, WholeClips
 from data.select_dataset import DATASETS
 
 class LabFiles(Spikes, FileReading):

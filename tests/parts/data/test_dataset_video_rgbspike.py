@@ -1,4 +1,4 @@
-"""data/clip_dataset.py and data/loader.py: samples of a training set, and clips of a test set.
+"""Samples of a training set, and clips of a test set: data/clip_dataset.py and data/loader.py.
 
 The clips are those of tests/helpers/clip_files.py: frames, sharp frames and spikes show the same
 random levels, and green counts the frames. So a test can tell from a sample which frames it has,

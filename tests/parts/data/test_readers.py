@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from data.clip_dataset import check_clips
 from data.clips.readers import Reader
+from data.network_fit import check_clips
 from utils.errors import DataError
 
 

@@ -10,7 +10,8 @@ import logging
 import pytest
 import torch
 
-from data.clip_dataset import Crops, FileReading, TrainClips
+from data.clip_dataset import TrainClips
+from data.clip_options import Crops, FileReading
 from data.select_dataset import DATASETS
 from main_train_vrt import PARTS
 from models.fusion.operators import GatedFusion

@@ -31,7 +31,7 @@ import pytest
 
 from data.cameras.calibration import Calibration
 from data.cameras.rig import Rig
-from data.clip_dataset import ClipDataset
+from data.clip_reading import ClipDataset
 from data.making.light_in_motion import LightPath, PhotoScene
 from data.making.prepare import ClipSource
 from data.select_dataset import build_dataset

@@ -1,0 +1,223 @@
+"""Find the data roots of a dataset in its options, and check them, before the dataset is built.
+
+`ClipSources` is the part of a dataset class that needs no dataset: its methods are class methods,
+which the main programs call with the resolved options of the dataset (`section`):
+
+    places           which option key is which folder
+    sources_of       the folders of each root, and how its spikes are read (`Source`)
+    spike_channels   number of spike channels of a sample, which the network needs
+    spike_data       properties of the training spikes, which are stored with the weights
+    check            the check of the data before a run
+
+A root is a set of folders, one for each kind of file, that belong together. With several roots, the
+clips of one root come after those of the other, and have a prefix before their names: "1/clip_07".
+
+What must stay: the methods, their arguments and results, because docs/extending.md promises them to
+users; the prefixes, because a resumed run compares the names of samples.
+
+Tests: tests/parts/data/test_manifest.py (roots, spike data), tests/parts/data/test_preflight.py,
+tests/stories/test_extending.py (a user's own folders), tests/stories/test_bad_input.py (refusals)
+"""
+
+from dataclasses import fields
+from typing import Any
+
+from data.cameras.dataset_info import load_info
+from data.cameras.representation_section import channels_of
+from data.clip_options import split_by_root
+from data.clips import preflight
+from data.clips.io_backend import IO_BACKENDS
+from data.clips.manifest import HELD_OUT, Problem, Source, same_files
+from data.root_spikes import common_properties, is_rate_assumed, properties_of, spikes_of
+from utils.errors import OptionError
+from utils.user_path import expand_path
+
+
+class ClipSources:
+    """The data roots of a class of datasets.
+
+    Subclasses may override `places`, `may_share_frames`, `sources_of` and `check`.
+    """
+
+    # Whether the clips are the septuplets of Vimeo-90K, clips of 7 frames. Each septuplet gives one
+    # training sample, its middle part.
+    septuplets = False
+    # Whether pictures with other endings are taken if a clip has no picture with the ending
+    # `filename_ext`.
+    accepts_other_images = False
+
+    @classmethod
+    def places(cls, section: Any) -> dict[str, Any]:
+        """Return the folders of the clips, as {field of `Source`: value}.
+
+        E.g. {"dataroot_lq": "/data/blur", "dataroot_gt": "/data/sharp", "lq_folder": "blur", ...}.
+        A field is taken from the key of the same name, if the section has this key.
+        Subclasses override this method for keys with other names.
+        """
+        places = {}
+        for field in fields(Source):
+            if hasattr(section, field.name):
+                places[field.name] = getattr(section, field.name)
+        return places
+
+    @classmethod
+    def _expanded_places(cls, section: Any) -> dict[str, Any]:
+        """Return `places` with ~ and $NAME replaced in the paths: "~/data" -> "/home/me/data"."""
+        places = cls.places(section)
+        for key, value in places.items():
+            is_path = key == "meta_info_file" or key.startswith("dataroot_")
+            if is_path and isinstance(value, str):
+                places[key] = expand_path(value)
+        return places
+
+    @classmethod
+    def may_share_frames(cls, section: Any) -> bool:
+        """Return whether the blurry and the sharp frames may be the same files.
+
+        If not, the same files for both are refused, because this is likely to be a wrong option:
+        the network would learn to copy its input.
+        Subclasses return True if they change the blurry frames after reading, or if a sample reads
+        different frames of the same files as blurry and as sharp ones.
+        """
+        return False
+
+    @classmethod
+    def sources_of(cls, section: Any) -> list[Source]:
+        """Return the source of each root: the folders of the root, and how its spikes are read.
+
+        Reads no file except the dataset.json of each root, and files that the options name.
+        """
+        sections = split_by_root(section)
+        sources = []
+        for root_index, section_of_root in enumerate(sections):
+            # Two roots may have clips of one name. The prefix makes the names different, e.g.
+            # "1/clip_07". A resumed run compares the names of samples, so the prefix must stay.
+            name_prefix = f"{root_index}/" if len(sections) > 1 else ""
+            sources.append(cls._source_of(section_of_root, name_prefix))
+        return sources
+
+    @classmethod
+    def _source_of(cls, section: Any, name_prefix: str) -> Source:
+        """Return the source of one root.
+
+        section: the section of this root. name_prefix: text before the names of its clips.
+        """
+        places = cls._expanded_places(section)
+        # An instant is one of several sharp frames within an exposure. gt is the middle instant.
+        _refuse_instants_without_gt(places)
+        # `spikes` says how the spikes of most clips are read. `own_spikes` says it for the clips
+        # with other settings. An RGB dataset has no section `spike`.
+        spikes = None
+        own_spikes = {}
+        if hasattr(section, "spike"):
+            spikes, own_spikes = spikes_of(section.spike, places["dataroot_spike"])
+        # Only the REDS datasets have the key val_partition. It names the clips that are held out
+        # for the validation. Its default null leaves out no clip.
+        val_partition = getattr(section, "val_partition", None)
+        excluded_clips = HELD_OUT.get(val_partition, frozenset())
+        return Source(
+            **places,
+            septuplets=cls.septuplets,
+            accepts_other_images=cls.accepts_other_images,
+            may_share_frames=cls.may_share_frames(section),
+            excluded_clips=excluded_clips,
+            spikes=spikes,
+            own_spikes=own_spikes,
+            name_prefix=name_prefix,
+        )
+
+    @classmethod
+    def spike_channels(cls, section: Any) -> int:
+        """Return S, the number of spike channels of a sample; 0 for RGB. Reads no file."""
+        if not hasattr(section, "spike"):
+            return 0
+        return channels_of(section.spike.representation)
+
+    @classmethod
+    def spike_data(cls, section: Any) -> dict[str, Any] | None:
+        """Return the properties of the training spikes that are stored with the weights.
+
+        A test compares these properties with its own spikes. The keys are part of the files of
+        weights: a new key needs a default for files that lack it. Returns None for a dataset
+        without spikes. The keys are:
+
+        rate: spikes per plane at full light; "match": each clip has its own rate; None: the rate is
+        not known, and the firing rates were not divided by a rate.
+        light: "linear" or "display".
+        center: the plane of the sharp frame, from the section.
+        planes, gt_plane: from dataset.json. If files differ, the value that most files have.
+        calibration: contents of the calibration file, for spikes of a second camera only.
+
+        A value that differs between roots becomes None. Two exceptions: different light becomes
+        "linear", and different rates become "match" if all are known.
+        """
+        if not hasattr(section, "spike"):
+            return None
+        properties_of_roots = []
+        for section_of_root in split_by_root(section):
+            folder = cls._expanded_places(section_of_root)["dataroot_spike"]
+            info = load_info(folder)
+            properties_of_roots.append(properties_of(section.spike, info))
+        return common_properties(properties_of_roots)
+
+    @classmethod
+    def check(cls, section: Any, split: str, **how: Any) -> list[preflight.Report]:
+        """Check the data, and return one report for each root.
+
+        split: "train" or "test". how: arguments of data.clips.preflight.check_source, e.g. `scale`,
+        the scale of the network.
+        """
+        reports = []
+        for source in cls.sources_of(section):
+            # The name of the report. A single root has the prefix "", so its report is "train".
+            # With several roots, the prefix "0/" gives "train 0". rstrip removes the space or the
+            # slash at the end.
+            name = f"{split} {source.name_prefix}".rstrip(" /")
+            if section.io_backend.type == "cache":
+                scale = how.get("scale", 1)
+                report = cls._report_of_cache(section, source, name, scale)
+            else:
+                how["share"] = section.checked_share
+                report = preflight.check_source(source, name, **how)
+            if is_rate_assumed(source):
+                what = (
+                    "neither dataset.json nor spike.rate gives the firing rate at full light; "
+                    "1 is assumed"
+                )
+                report.warnings.append(Problem("spikes", what, str(source.dataroot_spike)))
+            reports.append(report)
+        return reports
+
+    @classmethod
+    def _report_of_cache(
+        cls, section: Any, source: Source, name: str, scale: int
+    ) -> preflight.Report:
+        """Return the report of a root that is read from a clip cache.
+
+        The files of the source were checked when the cache was built. A cache has a digest of its
+        source files. So instead of each file, the digest is compared (`CacheReader.clips`).
+        scale: scale of the network.
+        """
+        cache = IO_BACKENDS.build(section.io_backend, "io_backend")
+        clips = cache.clips(source)
+        # `same_files` finds clips that have the same files as lq and gt by mistake. If the scale of
+        # the network is not 1, the check of the scale refuses these clips, and its message says
+        # more about the cause.
+        problems = same_files(source, clips) if scale == 1 else []
+        return preflight.Report(
+            name, source, clips=clips, problems=problems, note=f"{len(clips)} cached clips"
+        )
+
+
+def _refuse_instants_without_gt(places: dict[str, Any]) -> None:
+    """Refuse several sharp frames of each exposure (instants) without a folder of gt.
+
+    places: the folders of the clips, as {field of `Source`: value}.
+    """
+    if places.get("dataroot_gt_instants") and not places["dataroot_gt"]:
+        raise OptionError(
+            what="dataroot_gt_instants without dataroot_gt",
+            where="dataroot_gt_instants",
+            expected="both folders: gt is the middle frame of gt_instants",
+            do="set dataroot_gt too",
+        )

@@ -1,0 +1,76 @@
+"""Refuse clips that do not fit the network: its scale, and its number of sharp instants.
+
+The main programs call `check_clips` when data and network are known, before the first step. Without
+it, a wrong scale would end in an error of torch, or in a loss of unlike pictures.
+
+What must stay: the two refusals. Free to change: their texts, together with the tests.
+
+Tests: tests/parts/data/test_readers.py, tests/stories/test_bad_input.py
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from data.clips.readers import Reader
+from data.clips.table import one_of_each_form
+from utils.errors import DataError, OptionError
+
+
+def check_clips(dataset: Any, split: str, scale: int, instants: int | None) -> None:
+    """Refuse clips if their scale or number of sharp instants does not fit the network.
+
+    dataset: a dataset of clips. A test set of another kind has no `clips`, but has readers with the
+        properties of a clip. Then the readers are checked.
+    split: "train" or "test", for the message. scale: scale of the network.
+    instants: number of sharp instants of the network, or None to accept any number.
+    Raises DataError.
+    """
+    clips = getattr(dataset, "clips", None)
+    if clips is None and hasattr(dataset, "readers"):
+        clips = dataset.readers()
+        _refuse_other_readers(clips, split)
+    if clips is None:
+        # A user's training set may have neither clips nor readers. Then nothing can be checked.
+        return
+    for clip in one_of_each_form(clips):
+        if clip.has_gt and clip.scale != scale:
+            gt_height, gt_width = clip.gt_size
+            height, width = clip.size
+            sizes = f"gt of {gt_height} x {gt_width} for lq of {height} x {width}"
+            raise DataError(
+                what=f"datasets.{split} has {sizes} in clip {clip.name}, but scale is {scale}",
+                where=clip.gt_place,
+                expected=f"sharp frames {scale} times as large as the lq frames",
+                do=f"correct datasets.{split}.dataroot_gt or dataroot_lq, or scale and "
+                "netG.upscale",
+            )
+        # A clip without sharp instants (0) is accepted, because the loss or the test may need none.
+        if instants and clip.instants not in (0, instants):
+            found = f"{clip.instants} sharp frames for each blurry frame in clip {clip.name}"
+            raise DataError(
+                what=f"datasets.{split} has {found}, but netG.out_instants is {instants}",
+                where=clip.gt_place,
+                expected=f"{instants} sharp frames for each blurry frame",
+                do=f"correct netG.out_instants, or datasets.{split}.dataroot_gt_instants",
+            )
+
+
+def _refuse_other_readers(clips: Sequence[Any], split: str) -> None:
+    """Refuse clips of a user's test set that lack a member of `Reader`.
+
+    clips: what `readers` of the test set returned. split: for the message.
+    """
+    needed = [name for name in (*vars(Reader), "stems", "name") if not name.startswith("_")]
+    for clip in clips:
+        # `getattr_static` computes no property, because a property may read a frame.
+        absent = object()
+        missing = [name for name in needed if inspect.getattr_static(clip, name, absent) is absent]
+        if missing:
+            raise OptionError(
+                what=f"a clip of datasets.{split} ({type(clip).__name__}) lacks "
+                f"{', '.join(missing)}",
+                where=f"datasets.{split}.dataset_type",
+                expected="readers whose class is derived from Reader of data/clips/readers.py",
+                do="derive the class of the clips from Reader (docs/extending.md, test set)",
+            )

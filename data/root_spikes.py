@@ -1,0 +1,115 @@
+"""Say how the spikes of a data root are read, from the options and its dataset.json.
+
+    spikes_of           how the spikes of each clip of a root are read
+    properties_of       what a user of the weights must know of the training spikes
+    common_properties   the same for several roots together
+
+dataset.json lies beside the spike files and describes them (docs/data_format.md). If both the
+options and dataset.json give a value, the options count.
+
+What must stay: keys and values of the properties. They are stored with the weights, and a test
+compares them with its own spikes. `ClipSources.spike_data` has their meaning. A new key needs a
+default for weights that lack it.
+
+Tests: tests/parts/data/test_manifest.py (the properties of several roots),
+tests/parts/data/test_spike_info.py
+"""
+
+from pathlib import Path
+from typing import Any
+
+from data.cameras import spike_source
+from data.cameras.calibration import load_calibration
+from data.cameras.dataset_info import DatasetInfo, load_info
+from data.clips.manifest import Source
+from utils.errors import DataError
+
+
+def spikes_of(
+    section: Any, folder: str
+) -> tuple[spike_source.DatSpikes, dict[str, spike_source.DatSpikes]]:
+    """Return the spike settings of most clips in `folder`, and {clip: its own settings}.
+
+    The settings say how spikes are read. dataset.json says which clips need their own, for instance
+    because of another firing rate.
+    section: the section `spike` of the options. folder: dataroot_spike.
+    """
+    # Without h in the options, the size of a plane usually comes from dataset.json in this folder.
+    # If there is no folder, say so, because an error about the missing size would mislead.
+    if section.h is None and not Path(folder).is_dir():
+        raise DataError(
+            what="no such folder of spikes",
+            where=folder,
+            expected="a folder with one folder per clip",
+            do="correct dataroot_spike, or make the data (docs/data_format.md)",
+        )
+    info = load_info(folder)
+    usual_spikes = spike_source.SPIKE_SOURCES.build(section, "spike", info=info)
+    own_spikes = {}
+    for name in info.clips:
+        info_of_clip = info.of_clip(name)
+        # `of_clip` returns `info` itself if the clip does not differ.
+        if info_of_clip is not info:
+            own_spikes[name] = spike_source.SPIKE_SOURCES.build(section, "spike", info=info_of_clip)
+    return usual_spikes, own_spikes
+
+
+def properties_of(section: Any, info: DatasetInfo) -> dict[str, Any]:
+    """Return `ClipDataset.spike_data` for a single root.
+
+    section: the section `spike` of the options. info: what dataset.json of the root says.
+    """
+    properties = {
+        "rate": info.trained_rate if section.rate is None else section.rate,
+        "light": section.light or info.light or "linear",
+        "center": section.center,
+        "planes": info.planes,
+        "gt_plane": info.gt_plane,
+    }
+    # The option spike.calibration has four kinds of values:
+    #     null         both cameras have one view, so there is no calibration
+    #     "auto"       each clip is calibrated from its own frames, so no calibration is common
+    #     "recorded"   the calibration in dataset.json, if there is one
+    #     otherwise    the path of a file
+    option = section.calibration
+    recorded = info.calibration if option == "recorded" else None
+    if option in (None, "auto"):
+        has_calibration = False
+    elif option == "recorded":
+        has_calibration = bool(recorded)
+    else:
+        has_calibration = True
+    if has_calibration:
+        properties["calibration"] = load_calibration(option, recorded).plain()
+    return properties
+
+
+def common_properties(properties_of_roots: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return one value for each property of `ClipDataset.spike_data`, for several roots together.
+
+    E.g. the rates 0.5 and 0.7 become "match", and the planes 40 and 56 become None.
+    """
+    # The values of properties that differ between roots. All other properties become None.
+    if_different = {"rate": None, "light": "linear"}
+    if all(properties["rate"] is not None for properties in properties_of_roots):
+        if_different["rate"] = "match"
+    common = {}
+    for key, value in properties_of_roots[0].items():
+        is_same = all(properties.get(key) == value for properties in properties_of_roots)
+        common[key] = value if is_same else if_different.get(key)
+    return common
+
+
+def is_auto(source: Source) -> bool:
+    """Return whether a clip of a source may be calibrated from its own frames and spikes."""
+    settings_of_clips = [source.spikes, *source.own_spikes.values()]
+    return any(spikes is not None and spikes.is_auto for spikes in settings_of_clips)
+
+
+def is_rate_assumed(source: Source) -> bool:
+    """Return whether the firing rate at full light is unknown, so that 1 is assumed."""
+    # `is_rate_known`: the option spike.rate gives the rate. `trained_rate`: dataset.json does.
+    spikes = source.spikes
+    if not spikes:
+        return False
+    return not spikes.is_rate_known and spikes.info.trained_rate is None

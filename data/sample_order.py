@@ -1,0 +1,157 @@
+"""Say with which frame each sample of a training begins, and which frames follow.
+
+All samples are numbered in one row, clip after clip. The number of a sample in this row is called
+its serial number. E.g. clips of 3, 5 and 4 frames have the serial numbers
+
+    clip 0    0 ... 2     root 0
+    clip 1    3 ... 7     root 0
+    clip 2    8 ... 11    root 1
+
+A root is a set of folders whose clips belong together. An epoch has as many samples as there are
+serial numbers, and takes them root after root. Without shares, position i of an epoch has the
+serial number i. With shares, an epoch takes more samples from one root and fewer from another.
+data/loader.py shuffles the positions. Nothing is drawn here.
+
+    SampleOrder       (epoch, position) -> serial number -> clip and frame
+    frames_to_play    the frames of a sample that begins at this frame
+
+What must stay: every result, because a resumed run must see the samples that it would have seen
+without the interruption (test_shares_give_the_same_samples_each_time,
+test_a_sample_depends_on_seed_epoch_and_index_only).
+
+Tests: tests/parts/data/test_manifest.py (shares), tests/parts/data/test_dataset_video_rgbspike.py
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from data.clips.ranges import begins_of, first_and_end, range_of
+from utils.errors import OptionError
+
+
+class SampleOrder:
+    """The serial numbers of all samples, and the samples that an epoch takes from each root.
+
+    The examples behind the attributes are for the clips in the head of this file, and shares of
+    [1, 1].
+    """
+
+    def __init__(
+        self,
+        sample_counts: Sequence[int],
+        first_clips: np.ndarray,
+        shares: list[float] | None = None,
+    ) -> None:
+        """Number the samples.
+
+        sample_counts: number of samples of each clip, e.g. [3, 5, 4].
+        first_clips: number of the first clip of each root, then the number of all clips, e.g.
+        [0, 2, 3].
+        shares: share of each root in an epoch. Only the ratios count. None: an epoch has each
+        sample once.
+        """
+        # Serial number of the first sample of each clip, and of each root; then the end.
+        self.begins = begins_of(sample_counts)  # [0, 3, 8, 12]
+        self.begins_of_roots = self.begins[first_clips]  # [0, 8, 12]
+        # Position in an epoch at which each root begins; then the end.
+        self.epoch_begins = self.begins_of_roots
+        if shares:
+            self.epoch_begins = begins_of(_samples_of_roots(shares, len(self)))  # [0, 6, 12]
+
+    def __len__(self) -> int:
+        """Return the number of all samples, which is the number of samples of an epoch."""
+        return int(self.begins[-1])
+
+    def serial_number(self, epoch: int, position: int) -> int:
+        """Return the serial number of the sample at a position of an epoch.
+
+        An epoch takes as many samples of a root as the share of the root says, and continues where
+        the epoch before stopped. So over many epochs all frames of a root are used equally often.
+
+        E.g. two roots with the serial numbers 0 ... 2 and 3 ... 7 give 2 and 6 samples to an epoch:
+
+            epoch 0   0 1   3 4 5 6 7 3
+            epoch 1   2 0   4 5 6 7 3 4
+
+        A position beyond the end of the epoch counts as a position of a later epoch.
+        """
+        later_epochs, position = divmod(position, len(self))
+        root = range_of(position, self.epoch_begins)
+        # The positions first ... end - 1 of an epoch belong to this root. The samples of the root
+        # have the serial numbers first_serial ... end_serial - 1.
+        first, end = first_and_end(self.epoch_begins, root)
+        first_serial, end_serial = first_and_end(self.begins_of_roots, root)
+
+        # Number of samples that the root has given before this one, in all epochs. After the last
+        # sample of the root, the first one comes again.
+        in_earlier_epochs = (epoch + later_epochs) * (end - first)
+        in_this_epoch = position - first
+        samples_of_root = end_serial - first_serial
+        return first_serial + (in_earlier_epochs + in_this_epoch) % samples_of_root
+
+    def clip_and_frame(self, serial: int) -> tuple[int, int]:
+        """Return the number of the clip of a sample, and the frame at which the sample begins.
+
+        E.g. the serial number 4 is frame 1 of clip 1.
+        """
+        clip = range_of(serial, self.begins)
+        return clip, serial - int(self.begins[clip])
+
+
+def _samples_of_roots(shares: list[float], samples: int) -> list[int]:
+    """Split the samples of an epoch by the shares of the roots.
+
+    E.g. shares [1, 3] of 8 samples -> [2, 6].
+    Raises OptionError if a root would give no sample.
+    """
+    # The shares of all roots up to each root, as parts of 1: [1, 3] -> [0.25, 1].
+    share_at_ends = np.cumsum(shares) / sum(shares)
+    # Round the ends and not the counts, because the sum of rounded counts could differ from
+    # `samples`. The last end is always `samples`.
+    ends = np.rint(share_at_ends * samples).astype(int)
+    counts = np.diff(ends, prepend=0).tolist()
+    if 0 in counts:
+        raise OptionError(
+            what=f"dataroot_share {shares} gives {counts} samples in an epoch",
+            where="datasets.train.dataroot_share",
+            expected="at least one sample of each root",
+            do="raise the small shares",
+        )
+    return counts
+
+
+def frames_to_play(
+    clip_length: int, first: int, interval: int, count: int, is_reversed: bool
+) -> tuple[list[int], list[bool]]:
+    """Return the frames of a sample, and whether time runs backwards within each.
+
+    clip_length: number of frames of the clip. first: first frame. interval: distance between
+    frames. count: number of frames of the sample. is_reversed: whether it is played backwards.
+
+    A clip that is too short is played back and forth, again and again. A phase is a position in
+    this play. E.g. a clip of 3 frames has 4 phases, and then the play repeats itself:
+
+        phase      0   1   2   3          0 ...
+        frame      0   1   2   1          0 ...
+        direction  forward ->  <- back    forward ...
+    """
+    # Number of phases: clip_length - 1 steps forward, and as many steps back. A single frame has
+    # one phase.
+    period = max(2 * (clip_length - 1), 1)
+    phases = [(first + i * interval) % period for i in range(count)]
+    if is_reversed:
+        phases.reverse()
+
+    frames = []
+    backwards = []
+    for phase in phases:
+        # The last frame, clip_length - 1, is still on the way forward.
+        is_way_back = phase >= clip_length
+        frame = period - phase if is_way_back else phase  # 3 frames: phase 3 is frame 4 - 3 = 1
+        frames.append(frame)
+        # Time runs backwards on the way back of a sample that is played forward, and on the way
+        # forward of a reversed sample
+        # (test_on_the_way_back_the_planes_of_each_frame_are_reversed).
+        backwards.append(is_way_back != is_reversed)
+    return frames, backwards
