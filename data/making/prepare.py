@@ -149,8 +149,8 @@ class Recipe(Section):
     rig: str = Field(
         "none",
         description="two cameras record any video or photograph: ideal, rig, dim, other, or random "
-        "for each clip (what they are: NAMED in data/cameras/rig_values.py); also with other values "
-        "of its fields: rig,parallax=0,rate=0.2",
+        "for each clip (what they are: NAMED in data/cameras/rig_values.py); also with other "
+        "values of its fields: rig,parallax=0,rate=0.2",
     )  # fmt: skip
     side: int = Field(
         288, ge=16, description="with a rig: shorter side that videos and photographs are scaled to"
