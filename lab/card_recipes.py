@@ -27,7 +27,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from lab.tools import ROOT
-from models.vrt.fit_memory import BYTES_PER_PARAMETER, GB, MARGIN
+from models.vrt.memory.fit_memory import BYTES_PER_PARAMETER, GB, MARGIN
 
 BATCH = 8  # clips of a step on all GPUs, as published
 CLIPS_AT_ONCE = (1, 2, 4, 8)  # the divisors of BATCH
@@ -50,7 +50,7 @@ def counted_gb() -> float:
 
 
 def step_gb(clips: int, activations_gb: float) -> float:
-    """Return the GB of a training step, with the margin of models/vrt/fit_memory.py.
+    """Return the GB of a training step, with the margin of models/vrt/memory/fit_memory.py.
 
     clips: number of clips at once. activations_gb: GB of activations of one clip.
     """

@@ -45,8 +45,8 @@ from torch.profiler import ProfilerActivity
 
 from lab.benchmark import Clip, networks
 from lab.tools import NAMED, compared, environment, matmul_rate, seconds
-from models.vrt.fit_memory import MARGIN, fit_memory
 from models.vrt.layers import tf32
+from models.vrt.memory.fit_memory import MARGIN, fit_memory
 from tests.helpers.tensor_clip import restore_clip
 
 BUDGET_S = 300.0  # seconds of all measurements together; the rest is noted as failed

@@ -45,8 +45,8 @@ from torch import Tensor, nn
 
 from lab.gpu import prepare
 from lab.tools import compared
-from models.vrt.deform_align import TAPS
-from models.vrt.deform_align import deform_conv as by_torchvision
+from models.vrt.deform_conv import TAPS
+from models.vrt.deform_conv import deform_conv as by_torchvision
 
 # Sizes of network 006 (lab/tools.py has its options) with 8 clips of 6 frames.
 PAIRS = 40  # 8 clips with 5 pairs of neighbouring frames each

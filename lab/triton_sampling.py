@@ -1,6 +1,6 @@
 """Deformable sampling on an NVIDIA GPU, in Triton: a prepared form that no GPU has run yet.
 
-`deform_conv` of this file computes the same as `models.vrt.deform_align.deform_conv`, which calls
+`deform_conv` of this file computes the same as `models.vrt.deform_conv.deform_conv`, which calls
 torchvision on a GPU. The two forms differ in their cost:
 
     torchvision     samples in float32, and writes 9 samples per pixel and channel in float32. Its
@@ -370,7 +370,7 @@ def _sample_backward(
 
 
 def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return what models.vrt.deform_align.deform_conv returns, (n, c', h, w) in the dtype of x.
+    """Return what models.vrt.deform_conv.deform_conv returns, (n, c', h, w) in the dtype of x.
 
     x: (n, c, h, w), 16 bits or float32.
     offset: (n, 18 G, h, w), float32: dy and dx of each group and tap.

@@ -89,7 +89,7 @@ from models.fusion.motion_net import (
 )
 from models.portable import read_saved
 from models.select_network import NETWORKS
-from models.vrt.block import BlockGroup, Stage
+from models.vrt.stages import BlockGroup, Stage
 from utils.contract import JointEquations
 from utils.options.option_file import read_with_base
 from utils.options.sources import Sources

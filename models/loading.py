@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from models.vrt.windows import refuse_other_index
+from models.vrt.positions import refuse_other_index
 from utils.errors import CheckpointError
 
 # Number of names of each kind that the report of a loaded file shows.
@@ -115,7 +115,7 @@ def load_weights(
     of_network = net.state_dict()
     for name in fitting:
         # These tables follow from the window, and networks share them. So the attention skips a
-        # table of the file when it loads (models/vrt/block.py). The table must be equal.
+        # table of the file when it loads (models/vrt/attention/layer.py). The table must be equal.
         if name.endswith(".relative_position_index"):
             refuse_other_index(fitting[name], of_network[name], name, where)
     net.load_state_dict(fitting, strict=False)  # compare_weights has checked the names

@@ -39,12 +39,12 @@ from torch import Tensor, nn
 
 from models.fusion.operators import FUSIONS
 from models.select_network import NETWORKS
-from models.vrt.block import Block, RefineLayer, Stage
-from models.vrt.chunks import Kernels
-from models.vrt.fit_memory import fit_memory
+from models.vrt.block import Block
 from models.vrt.flow import Flows, SpyNet, aligned_input, estimate_flows
-from models.vrt.forms import in_cpu_form
+from models.vrt.forms import Kernels, in_cpu_form
 from models.vrt.layers import FrameConv, LayerNorm, tf32
+from models.vrt.memory.fit_memory import fit_memory
+from models.vrt.stages import RefineLayer, Stage
 from models.weights_file import read_weights
 from utils import device as devices
 from utils import utils_dist

@@ -143,7 +143,7 @@ class SpyNet(nn.Module):
     At each of six scales, coarsest first, a small conv net takes the reference frame, the neighbour
     warped by the flow so far, and the flow so far. It returns a correction of the flow. The flows
     of the four finest scales are used: full resolution, 1/2, 1/4 and 1/8, because the stages of VRT
-    (block.py) have these resolutions.
+    (stages.py) have these resolutions.
     """
 
     mean: Tensor

@@ -19,16 +19,20 @@ Tests: tests/parts/models/test_block.py, test_fake_gpu.py, test_triton.py, test_
 import logging
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from models.vrt.attention.kernels import tiles
 from utils import device as devices
 from utils import utils_dist
 
 logger = logging.getLogger(__name__)
+
+# The option netG.kernels: "auto" runs layers chunk by chunk, "plain" as a whole under autograd.
+Kernels = Literal["auto", "plain"]
 
 # Each of the next four names lists device types, as in torch.device.type.
 # Device types that use the CPU form.
@@ -56,6 +60,14 @@ BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacke
 def in_cpu_form(x: Tensor) -> bool:
     """Say whether tensors like x are computed in the CPU form."""
     return x.device.type in CPU_FORM
+
+
+def runs_in_chunks(kernels: str) -> bool:
+    """Say whether a layer runs chunk by chunk, and not as a whole under autograd.
+
+    kernels: the option netG.kernels. torch.compile traces the plain form, whatever the option is.
+    """
+    return kernels != "plain" and not torch.compiler.is_compiling()
 
 
 def has_deform_conv(x: Tensor) -> bool:
@@ -130,10 +142,7 @@ def attention_has_kernel(x: Tensor, tokens: int, channels: int) -> bool:
     """
     if not has_kernels(x):
         return False
-    # Imported here, because the import fails where Triton is missing.
-    from models.vrt import triton_attention
-
-    return triton_attention.knows(tokens, channels)
+    return tiles.knows(tokens, channels)
 
 
 @cache

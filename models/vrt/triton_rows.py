@@ -8,8 +8,8 @@ Statistics and the gradients of weights and biases are float32. In backward each
 gradients over its rows. Then the sums of the programs are added in a fixed order. So a step gives
 the same numbers each time.
 
-models.vrt.layers calls `layer_norm`, and models.vrt.chunks calls `geglu`. Both give gradients, but
-no gradients of gradients (`once_differentiable`).
+layers.layer_norm and gated_mlp.geglu call the two functions `layer_norm` and `geglu` of this file.
+Both give gradients, but no gradients of gradients (`once_differentiable`).
 
 Names in the kernels:
 

@@ -1,4 +1,4 @@
-"""Windows of tokens: how a clip is cut into windows, and the tables of positions within a window.
+"""Cuts a clip into windows of tokens, and the windows into chunks.
 
 A clip of D x H x W tokens (frames, height, width) is cut into windows, e.g. of 6 x 8 x 8 tokens.
 Attention works within a window. `window_chunks` returns the cut as lists of token numbers
@@ -17,7 +17,6 @@ What must stay, and which test notices (in tests/parts/models):
 
     which token is in which window, and the masks       test_vrt_modules.py compares an attention
                                                         group with the published network
-    the two tables, which published weights rely on     test_vrt_modules.py, test_shared_tables.py
     the order of windows and of tokens                  none: another order changes the last bits of
                                                         the sums of gradients, so existing runs
                                                         would not resume exactly
@@ -36,15 +35,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from utils.errors import CheckpointError
-
 # Added to the logits of pairs of tokens that must not attend to each other. It is not -inf, because
 # the published weights were trained with this value.
 MASKED = -100.0
 Triple = tuple[int, int, int]  # frames, height, width
 
 
-# eq=False: two spans are equal only if they are one object. triton_attention.mask_table uses spans
+# eq=False: two spans are equal only if they are one object. regions.mask_table uses spans
 # as keys of a cache, and a tensor such as `mask` cannot be compared or hashed by value.
 @dataclass(frozen=True, eq=False)
 class Span:
@@ -74,8 +71,8 @@ class Chunk:
         kept       0         2   3      the positions that hold a token
         results    6         0   1      the tokens at these positions
 
-    The MLP of `chunks.GatedMlp` works on each token alone, so it needs no windows. Its chunks are
-    slices of consecutive tokens: rows and results are the same slice, and there are no spans.
+    gated_mlp.GatedMlp works on each token alone, so it needs no windows. Its chunks are slices of
+    consecutive tokens: rows and results are the same slice, and there are no spans.
     """
 
     # The index of the token at each position, window after window, (positions,) int64. At padding
@@ -100,46 +97,6 @@ class Chunk:
         """
         window_count = self.spans[-1].stop  # the last span ends with the last window
         return len(self.rows) // window_count
-
-
-# ---- Selecting rows --------------------------------------------------------------------------
-
-
-def take(x: Tensor, rows: Tensor | slice | None) -> Tensor:
-    """Return x[rows], or x itself if `rows` is None.
-
-    If a gradient is needed, `rows` must name each row at most once. So pass the fields `results` or
-    `kept` of a chunk, and not its field `rows`, which names row 0 again at each padding. (chunks.py
-    takes `rows` where no gradient goes through `take`.)
-
-    The reason: the gradient then only copies rows. torch's own gradient of x[rows] is written for
-    rows that are named twice, which it adds up. Without such rows it is still many times slower.
-    """
-    if rows is None:
-        return x
-    if isinstance(rows, slice):
-        return x[rows]
-    return _Take.apply(x, rows)
-
-
-class _Take(torch.autograd.Function):
-    """x[rows], with a gradient that copies rows. `take` calls it."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, rows: Tensor) -> Tensor:
-        ctx.save_for_backward(rows)
-        ctx.shape = x.shape
-        return x.index_select(0, rows)
-
-    @staticmethod
-    def backward(ctx, *grads: Tensor):
-        (grad,) = grads  # forward has one result
-        (rows,) = ctx.saved_tensors
-        grad_x = grad.new_zeros(ctx.shape).index_copy_(0, rows, grad)
-        return grad_x, None
-
-
-# ---- Partition into windows ------------------------------------------------------------------
 
 
 class _WindowRange(NamedTuple):
@@ -392,81 +349,3 @@ def _triple(sizes: list[int]) -> Triple:
     """Return a list of three numbers as a tuple, so that a type checker knows their number."""
     frames, height, width = sizes
     return frames, height, width
-
-
-# ---- Tables of positions within a window -----------------------------------------------------
-
-
-# 16 results: a network has a few windows, e.g. one for each kind of stage.
-@lru_cache(maxsize=16)
-# The index is saved for backward, and must not be a tensor of inference mode.
-@torch.inference_mode(False)
-def relative_position_index(window: Triple) -> Tensor:
-    """Return the row of the bias table for each pair of tokens of a window, (T, T), int64.
-
-    The table has one row for each offset (time, height, width) between two tokens. Along an axis of
-    n tokens the offsets are 1 - n ... n - 1. In the table the offsets count from 0, and width
-    changes fastest. This order is part of the published weights.
-
-    The tensor is cached and shared by all networks of the process: do not modify it.
-    """
-    frames, height, width = window
-    # Always on the CPU. If the default device is "meta", whose tensors have no numbers, the cache
-    # would keep a tensor without numbers.
-    axes = [torch.arange(length, device="cpu") for length in window]
-    grid = torch.meshgrid(*axes, indexing="ij")  # three tensors (frames, height, width)
-    points = torch.stack(grid).flatten(1)  # (3, T): time, row and column of each token
-    largest = torch.tensor([frames - 1, height - 1, width - 1], device="cpu")
-    offset = points[:, :, None] - points[:, None, :]  # (3, T, T)
-    offset = offset + largest.view(3, 1, 1)  # now counted from 0
-    in_time, in_height, in_width = offset
-    heights = 2 * height - 1  # number of offsets along the height
-    widths = 2 * width - 1  # number of offsets along the width
-    return (in_time * heights + in_height) * widths + in_width
-
-
-def refuse_other_index(in_file: Tensor, in_network: Tensor, key: str, where: str) -> None:
-    """Raise CheckpointError if a weights file has another relative_position_index than the network.
-
-    The index follows from the window. With another index, the weights of the bias table belong to
-    other pairs of tokens.
-
-    in_file: the index in the file. in_network: the index of the network. key: name of the tensor.
-    where: the file, for the error.
-    """
-    has_same_shape = in_file.shape == in_network.shape
-    if has_same_shape and torch.equal(in_file.to(in_network.device), in_network):
-        return
-    raise CheckpointError(
-        what=f"{key} {tuple(in_file.shape)} does not hold the numbers that follow from the window",
-        where=where,
-        expected=f"the row of the bias table for each pair of tokens, {tuple(in_network.shape)}",
-        do="set netG.window_size as in the training of these weights, or choose other weights",
-    )
-
-
-def sine_positions(height: int, width: int, channels: int) -> Tensor:
-    """Return the sine/cosine position table of a window, (1, height * width, channels), float32.
-
-    The first half of the channels describes the row, the second half the column. Rows and columns
-    are counted from 1 and scaled to (0, 2 pi]. Within a half, sine and cosine of one frequency
-    alternate. The table is part of the published network: change nothing here.
-    """
-    half = channels // 2
-    # Always on the CPU. The default device may be "meta", where each operation takes torch a
-    # millisecond.
-    frequency_number = torch.arange(half, device="cpu") // 2  # 0, 0, 1, 1, ...
-    divisor = 10000.0 ** (2 * frequency_number / half)
-    tables = []  # of the rows, of the columns
-    for size in (height, width):
-        number = torch.arange(1, size + 1, device="cpu")  # 1 ... size
-        angle = number / (size + 1e-6) * (2 * torch.pi)  # the published table has this 1e-6
-        phase = angle[:, None] / divisor  # (size, half)
-        sines = phase[:, 0::2].sin()  # of the even channels, (size, half / 2)
-        cosines = phase[:, 1::2].cos()  # of the odd channels
-        alternating = torch.stack((sines, cosines), dim=2).flatten(1)  # sine, cosine, sine, ...
-        tables.append(alternating)
-    row_table, column_table = tables
-    rows = row_table[:, None, :].expand(height, width, half)
-    columns = column_table[None, :, :].expand(height, width, half)
-    return torch.cat((rows, columns), dim=2).reshape(1, height * width, channels)

@@ -69,7 +69,7 @@ from torch.utils._pytree import tree_leaves
 
 from models.network_vrt import VRT
 from models.vrt import block, windows
-from models.vrt.attention import MOST_HEADS
+from models.vrt.attention.window import MOST_HEADS
 from models.vrt.deform_align import DeformAlign
 from tests.helpers.cuda_autocast import CudaAutocast
 

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.vrt.flow import SpyNet, aligned_input, estimate_flows, flow_warp
-from models.vrt.windows import relative_position_index, sine_positions
+from models.vrt.positions import relative_position_index, sine_positions
 
 # ---- Windows ----
 

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from lab import triton_sampling
-from models.vrt import deform_align
-from models.vrt.deform_align import TAPS
+from models.vrt import deform_conv
+from models.vrt.deform_conv import TAPS
 
 
 class Case(NamedTuple):
@@ -58,7 +58,7 @@ def main() -> None:
     for name, case in CASES.items():
         inputs = inputs_of(case)
         found = results(triton_sampling.deform_conv, inputs)
-        exact = results(deform_align.deform_conv, [tensor.double() for tensor in inputs])
+        exact = results(deform_conv.deform_conv, [tensor.double() for tensor in inputs])
         errors = {}
         for result, tensor, exact_tensor in zip(RESULTS, found, exact, strict=True):
             errors[result] = relative_error(tensor, exact_tensor)

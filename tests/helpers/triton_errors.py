@@ -25,7 +25,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.vrt import attention, triton_attention, triton_rows
+from models.vrt import triton_rows
+from models.vrt.attention import gpu, window
+from models.vrt.attention.kernels import launches
 from models.vrt.windows import Span, window_chunks
 
 
@@ -86,7 +88,7 @@ def main(cases: str) -> None:
         dtypes = [torch.float16]
         shapes = [shape for shape in SHAPES if shape.t not in ON_A_GPU_ONLY]
         # With few programs, each program computes several windows, as for large inputs on a GPU.
-        mock.patch.object(triton_attention, "PROGRAMS", 12).start()
+        mock.patch.object(launches, "PROGRAMS", 12).start()
         mock.patch.object(triton_rows, "PROGRAMS", 3).start()
 
     # Layer norm and gated unit compute on rows with this number of channels.
@@ -129,10 +131,10 @@ def attention_errors(shape: Shape, dtype: torch.dtype, seed: int, device: str) -
     scale = channels**-0.5
 
     def kernel(qkv: Tensor, bias: Tensor | None = None) -> Tensor:
-        return triton_attention.window_attention(qkv, bias, spans, scale, mutual)
+        return gpu.window_attention(qkv, bias, spans, scale, mutual)
 
     def exact(qkv: Tensor, bias: Tensor | None = None) -> Tensor:
-        return attention.window_attention(qkv, bias, spans, scale, mutual, None, is_plain=True)
+        return window.window_attention(qkv, bias, spans, scale, mutual, None, is_plain=True)
 
     return _errors(kernel, exact, inputs, grad)
 

@@ -22,7 +22,7 @@ import matplotlib
 import pytest
 
 import main_train_vrt
-from models.vrt.fit_memory import BYTES_PER_PARAMETER
+from models.vrt.memory.fit_memory import BYTES_PER_PARAMETER
 from scripts import prepare_gopro_spike
 from tests.dist.launching import run_ranks
 from tests.helpers.checked import find_match, options_of_part

@@ -3,7 +3,7 @@
 Triton's interpreter runs its kernels on the CPU, in a process of its own, because Triton decides
 at its import whether it interprets (tests/helpers/interpreted.py). The process is
 tests/helpers/sampling_errors.py. It computes three small convolutions, once by our kernels and once
-by models.vrt.deform_align in float64.
+by models.vrt.deform_conv in float64.
 """
 
 import pytest

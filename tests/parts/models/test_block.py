@@ -1,4 +1,4 @@
-"""models/vrt/block.py and models/vrt/attention.py: each way to compute a block gives one result.
+"""models/vrt/block.py and models/vrt/attention/: each way to compute a block gives one result.
 
 A block computes attention in windows. It has several forms: a plain one, one for a CPU and one for
 a GPU. The last two compute few windows at a time (a chunk), to save memory. The plain form in
@@ -13,9 +13,11 @@ import torch
 
 from models.model_vrt import AMP_DTYPES, amp_dtype
 from models.network_vrt import VRT
-from models.vrt import attention, chunks, forms
-from models.vrt.block import Block, BlockGroup
-from models.vrt.deform_align import deform_conv
+from models.vrt import chunk_sizes, forms
+from models.vrt.attention import cpu_forward, window
+from models.vrt.block import Block
+from models.vrt.deform_conv import deform_conv
+from models.vrt.stages import BlockGroup
 from tests.helpers.cuda_autocast import CudaAutocast
 from tests.helpers.small_vrt import SMALL
 from utils import utils_dist
@@ -43,10 +45,10 @@ def form(request, monkeypatch):
 
     The limits of tokens are so low that a chunk has one to five windows.
     """
-    monkeypatch.setattr(chunks, "CPU_TOKENS", 100)
+    monkeypatch.setattr(chunk_sizes, "CPU_TOKENS", 100)
     if request.param == "GPU form":
         monkeypatch.setattr(forms, "CPU_FORM", ())  # so tensors on the CPU take the GPU form
-        monkeypatch.setattr(chunks, "GPU_TOKENS", 160)
+        monkeypatch.setattr(chunk_sizes, "GPU_TOKENS", 160)
         # On a GPU, a head must have a multiple of 16 bytes. Here it is 64, so that heads of 6
         # channels in float64, 48 bytes, are padded to 8 channels.
         monkeypatch.setattr(forms, "HEAD_BYTES", {"cpu": 64})
@@ -228,12 +230,12 @@ def test_padded_heads_in_several_calls_change_no_number(is_masked, is_biased, mo
         mask = torch.randn(6, 6, dtype=torch.float64)
 
     def output_with_gradients():
-        out = attention.attend(q, k, v, scale=0.3, bias=bias, mask=mask)
+        out = window.attend(q, k, v, scale=0.3, bias=bias, mask=mask)
         return out, *torch.autograd.grad((out * weight).sum(), inputs)
 
     plain = output_with_gradients()
     monkeypatch.setattr(forms, "HEAD_BYTES", {"cpu": 64})  # pads 5 channels to 8
-    monkeypatch.setattr(attention, "MOST_HEADS", 10)  # three windows a call
+    monkeypatch.setattr(window, "MOST_HEADS", 10)  # three windows a call
     padded = output_with_gradients()
 
     for found, expected in zip(padded, plain, strict=True):
@@ -255,8 +257,8 @@ class RandomAttention:
         bias = torch.randn(1, 2, 9, 9).to(dtype)
 
         # cpu_attention takes exponents of 2 instead of e.
-        offset = (bias * attention.LOG2_E).expand(5, 2, 9, 9).flatten(0, 1)
-        self.out, self.sums = attention.cpu_attention(q * factor, k, v, offset, self.SCALE)
+        offset = (bias * cpu_forward.LOG2_E).expand(5, 2, 9, 9).flatten(0, 1)
+        self.out, self.sums = cpu_forward.cpu_attention(q * factor, k, v, offset, self.SCALE)
 
         products = q.double() @ k.double().transpose(2, 3)
         self.logits = self.SCALE * factor * products + bias.double()
@@ -285,7 +287,7 @@ def test_log_sums_are_right_for_logits_of_any_size(dtype, factor):
     made = RandomAttention(dtype, factor)
 
     assert made.sums.dtype == torch.float32
-    log_sums = made.sums.double().squeeze(3) / attention.LOG2_E
+    log_sums = made.sums.double().squeeze(3) / cpu_forward.LOG2_E
     scale = made.logits.abs().max()
     expected = made.logits.logsumexp(3) / scale
     torch.testing.assert_close(log_sums / scale, expected, rtol=0, atol=made.tolerance)

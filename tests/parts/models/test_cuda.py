@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lab.tools import CHECKPOINTED, NAMED
-from models.vrt.deform_align import TAPS, deform_conv
+from models.vrt.deform_conv import TAPS, deform_conv
 from models.vrt.layers import tf32
 from tests.helpers.exact_step import (
     OPTIONS,

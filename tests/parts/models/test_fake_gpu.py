@@ -37,7 +37,9 @@ from lab.card_recipes import (
     step_gb,
     table,
 )
-from models.vrt import block, forms
+from models.vrt import forms
+from models.vrt.block import Block
+from models.vrt.memory.count import block_transient
 from tests.dist.launching import run_ranks
 from tests.helpers.checked import options_of_part
 from utils.options.models import Options
@@ -84,8 +86,8 @@ def transient_gb_of_last_block() -> float:
     # Input of the block: 1 clip of 6 x 192 x 192 tokens of 120 channels. It takes no memory,
     # because it is one number that is expanded.
     x = torch.empty((), dtype=torch.bfloat16).expand(1, 6, 192, 192, 120)
-    last_block = block.Block(dim=120, heads=6, window=(6, 8, 8), shift=(0, 0, 0), mutual=False)
-    return block.block_transient(last_block, x) / 1e9
+    last_block = Block(dim=120, heads=6, window=(6, 8, 8), shift=(0, 0, 0), mutual=False)
+    return block_transient(last_block, x) / 1e9
 
 
 # The network of the full depth takes ten seconds of a core. Other tests build a quarter of it.

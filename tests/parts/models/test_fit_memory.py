@@ -1,9 +1,8 @@
-"""Memory of a training step: checkpoint = "auto" keeps to its budget, and what an error advises.
+"""Memory of a training step: checkpoint = "auto" keeps to its budget.
 
 With checkpoint "auto", the network decides which blocks compute their activations again in the
 backward pass (they are "checkpointed"), so that a step fits into a budget. The decision counts
-bytes (models/vrt/fit_memory.py), and the tests compare the count with what torch allocates. The
-last part is about a step that does not fit: the error names options that make it smaller.
+bytes (models/vrt/memory/), and the tests compare the count with what torch allocates.
 """
 
 import logging
@@ -12,22 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ConfigDict
 from torch import Tensor
 
-from main_train_vrt import read_options
-from models.model_vrt import ModelVRT
 from models.network_vrt import VRT
-from models.select_network import NETWORKS
 from models.vrt.block import Block
-from models.vrt.fit_memory import MARGIN, fit_memory, saved_bytes, suggest_changes
+from models.vrt.memory.count import saved_bytes
+from models.vrt.memory.fit_memory import MARGIN, fit_memory
 from tests.helpers.small_vrt import SMALL
-from tests.helpers.train_files import network_section, write_options
-from utils import device as devices
-from utils.contract import InputSpec
-from utils.errors import OptionError, SpikeVRTError
-from utils.options.models import AmpOptions, LoaderOptions, TrainOptions
-from utils.options.section import Section
+from utils.errors import OptionError
 
 # A network with few blocks, and with randomness: blocks are dropped half of the time.
 TINY: dict[str, Any] = {
@@ -199,136 +190,3 @@ def test_the_count_is_what_a_step_allocates_on_a_gpu():
     measured_gb = torch.cuda.max_memory_allocated() / 1e9
 
     assert fit_memory(net, lambda: net(clip), math.inf) == pytest.approx(measured_gb, rel=0.15)
-
-
-# ---- What an error advises ----
-
-
-class Data(LoaderOptions):
-    """The keys of datasets.train that the advice reads."""
-
-    gt_size: int
-    num_frame: int
-
-
-class AnyNetwork(Section):
-    """The keys of a network, whatever they are."""
-
-    model_config = ConfigDict(extra="allow")
-
-
-def advice(
-    batch=4, accumulation=1, gt_size=192, frames=6, amp=False, least_frames=2, scale=1, **netG
-):
-    """Return the option lines that would make a step with these options smaller.
-
-    least_frames: fewest frames that the network takes. netG: keys of the network.
-    """
-    data = Data(dataloader_batch_size=batch, gt_size=gt_size, num_frame=frames)
-    train = TrainOptions(accumulation_steps=accumulation, amp=AmpOptions(enable=amp))
-    spec = InputSpec(stride=8, least_size=(64, 64), least_frames=least_frames, scale=scale)
-    return suggest_changes(train, data, AnyNetwork(**netG), spec)
-
-
-def test_every_way_out_is_an_option_line():
-    assert advice(accumulation=3, use_checkpoint_attn=False, use_checkpoint_ffn=True) == [
-        "datasets.train.dataloader_batch_size=2 train.accumulation_steps=6",
-        "netG.use_checkpoint_attn=true",
-        "train.amp.enable=true",
-        "datasets.train.gt_size=144",
-        "datasets.train.num_frame=5",
-    ]
-
-
-def test_what_is_in_use_or_too_small_for_the_network_is_not_offered():
-    found = advice(
-        # A smaller batch is not possible, and amp is in use.
-        batch=1,
-        amp=True,
-        # The network enlarges by 4, so its input has 64 x 64. It takes no smaller input.
-        gt_size=256,
-        scale=4,
-        # One frame less would be the fewest that the network takes. The advice keeps one more.
-        frames=4,
-        least_frames=3,
-        no_checkpoint_attn_blocks=[9],
-    )
-
-    assert found == ["netG.no_checkpoint_attn_blocks=[]"]
-
-
-# ---- A step that does not fit ----
-
-# The most values of a clip that fit on the device of CrampedVRT.
-MOST_VALUES = 2 * 2 * 3 * 64 * 64
-# What torch says on a GPU that is full.
-OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB"
-
-
-@NETWORKS.register("cramped_vrt", given=("spike_channels",))
-class CrampedVRT(VRT):
-    """A VRT on a device that is too small for larger clips."""
-
-    def forward(self, lq, spike=None):
-        if lq.numel() > MOST_VALUES:
-            raise torch.OutOfMemoryError(OUT_OF_MEMORY)
-        return super().forward(lq, spike)
-
-
-def model_of(tmp_path, *overrides, **netG):
-    """Return a model for clips of 128 x 128 in batches of two. netG: section of the network."""
-    options = write_options(tmp_path, netG=netG)
-    size = ("datasets.train.gt_size=128", "datasets.train.dataloader_batch_size=2")
-    model = ModelVRT(read_options(["--opt", str(options), *size, *overrides]))
-    model.init_train()
-    return model
-
-
-def batch_for(model, side=128):
-    """Return a batch of two clips of two frames."""
-    channels = model.opt.datasets.train.spike_channels
-    lq = torch.rand(2, 2, 3, side, side)
-    spike = torch.rand(2, 2, channels, side, side)
-    return {"lq": lq, "gt": lq, "spike": spike, "key": ["a", "b"]}
-
-
-@pytest.mark.parametrize("amp", [False, True])
-def test_a_step_without_room_names_option_lines(tmp_path, amp):
-    enable = f"train.amp.enable={str(amp).lower()}"
-    cramped = model_of(tmp_path, enable, **network_section(net_type="cramped_vrt"))
-
-    with pytest.raises(SpikeVRTError, match="out of memory on rank 0") as caught:
-        cramped.optimize_parameters(step=1, micro_batches=[batch_for(cramped)])
-
-    error = caught.value
-    assert "iteration 1" in error.where
-    assert "(2, 2, 3, 128, 128)" in error.where
-    assert "GB of the device" in error.expected
-    assert "datasets.train.dataloader_batch_size=1 train.accumulation_steps=2" in error.do
-    assert "netG.use_checkpoint_attn=true" in error.do
-    assert "datasets.train.gt_size=96" in error.do
-    # amp is offered unless it is in use.
-    assert ("train.amp.enable=true" in error.do) is not amp
-    assert isinstance(error.__cause__, torch.OutOfMemoryError)
-
-
-def test_an_optimizer_without_room_names_option_lines(tmp_path):
-    def fail(*_):
-        raise torch.OutOfMemoryError(OUT_OF_MEMORY)
-
-    model = model_of(tmp_path, **network_section())
-    # In its first step Adam allocates its moments. This function is called there.
-    model.optimizer.register_step_pre_hook(fail)
-
-    with pytest.raises(SpikeVRTError, match="out of memory on rank 0"):
-        model.optimize_parameters(step=1, micro_batches=[batch_for(model, side=16)])
-
-
-def test_out_of_memory_is_told_from_other_errors():
-    # 2^60 bytes, which no machine has.
-    with pytest.raises(RuntimeError) as of_host:
-        torch.empty(2**60, dtype=torch.uint8)
-
-    assert devices.is_out_of_memory(of_host.value)
-    assert devices.is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
-    assert not devices.is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))

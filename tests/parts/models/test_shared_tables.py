@@ -15,7 +15,8 @@ from torch import Tensor
 from models.loading import load_weights
 from models.network_vrt import VRT
 from models.vrt.flow import pixel_grid
-from models.vrt.windows import relative_position_index, window_chunks
+from models.vrt.positions import relative_position_index
+from models.vrt.windows import window_chunks
 from tests.dist.launching import run_ranks
 from tests.helpers.clip_files import write_clip
 from tests.helpers.weights_files import make_home

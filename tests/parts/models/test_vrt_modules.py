@@ -18,10 +18,11 @@ from models.network_vrt import OWN_FLOW, VRT
 from models.portable import read_saved
 from models.select_network import define_G
 from models.vrt import forms
-from models.vrt.block import BlockGroup
-from models.vrt.deform_align import DeformAlign, align_clip
+from models.vrt.align_clip import align_clip
+from models.vrt.deform_align import DeformAlign
 from models.vrt.flow import SpyNet, flow_warp, nearest4
-from models.vrt.windows import sine_positions
+from models.vrt.positions import sine_positions
+from models.vrt.stages import BlockGroup
 from scripts.make_sample_data import texture
 from tests.helpers import golden
 from tests.helpers.checked import not_none

@@ -63,10 +63,10 @@ REGISTRIES = (  # filled once, on import, before any option is read
     "utils.run.writers.WRITERS",
 )
 CACHES = (  # index tensors of a few sizes; the same in each forward pass
-    "models.vrt.deform_align._tap_positions",
+    "models.vrt.deform_conv._tap_positions",
     "models.vrt.flow.pixel_grid",
-    "models.vrt.triton_attention.mask_table",
-    "models.vrt.windows.relative_position_index",
+    "models.vrt.attention.kernels.regions.mask_table",
+    "models.vrt.positions.relative_position_index",
     "models.vrt.windows.window_chunks",
 )
 # Dotted name -> why it must outlive a function call.

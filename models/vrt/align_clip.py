@@ -1,0 +1,124 @@
+"""Aligns to every frame of a clip its neighbours, on both sides.
+
+`align_clip` finds for each frame the later neighbours and the earlier neighbours, with their flows,
+and gives them to a `DeformAlign` (deform_align.py), which aligns some frames at a time.
+
+Letters: B clips, N frames, C channels, H x W pixels.
+
+What must stay, and which test notices (in tests/parts/models):
+
+    the results and their gradients         test_vrt_modules.py compares with the published network
+    how many frames a CPU takes at a time   none: the gradients of weights are summed batch by
+                                            batch, so their last bits would change
+"""
+
+import torch
+from torch import Tensor
+
+from models.vrt.deform_align import DeformAlign
+from models.vrt.forms import in_cpu_form
+
+
+def align_clip(
+    module: DeformAlign, x: Tensor, backward: list[Tensor], forward: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Align to every frame its later neighbours, and its earlier neighbours.
+
+    x: (B, N, C, H, W). backward, forward: flows of the distances 1, 2, ... (flow.FlowsOfLevel).
+    A backward flow warps a later frame to an earlier frame. A forward flow warps an earlier frame
+    to a later frame.
+
+    Returns two clips of the shape of x: the aligned later neighbours, and the aligned earlier
+    neighbours. A neighbour outside the clip counts as a frame of zeros with a flow of zero. The
+    last frame has no later neighbour, so its result is zero in the first clip. The first frame has
+    no earlier neighbour, so its result is zero in the second clip.
+    """
+    frames = x.transpose(0, 1)  # (N, B, C, H, W): consecutive frames form a batch without a copy
+    backward = [flow.transpose(0, 1) for flow in backward]
+    forward = [flow.transpose(0, 1) for flow in forward]
+    # Later neighbours are warped back in time, so they need the backward flows.
+    later = _align_side(module, frames, backward, is_later=True)
+    earlier = _align_side(module, frames, forward, is_later=False)
+    return later.transpose(0, 1), earlier.transpose(0, 1)
+
+
+def _align_side(module: DeformAlign, frames: Tensor, flows: list[Tensor], is_later: bool) -> Tensor:
+    """Align the neighbours on one side to each frame: (N, B, C, H, W) -> the same shape.
+
+    flows: for the distances 1, 2, ..., each (N - distance, B, 2, H, W).
+    is_later: whether the neighbours are later than the frame, or earlier.
+
+    test_vrt_modules.py compares the result and its gradients with the published network.
+    """
+    n = len(frames)
+    targets = frames[:-1] if is_later else frames[1:]  # all frames with a neighbour on this side
+
+    # For each distance, find the neighbour of each target, and the flow to it. Near an end of the
+    # clip a far neighbour is missing. So put zeros in its place, and a flow of zeros. E.g. 4
+    # frames, later neighbours: the targets are 0 1 2. The sources at distance 1 are 1 2 3, at
+    # distance 2 they are 2 3 and zeros.
+    sources = []
+    source_flows = []
+    for distance, flow in enumerate(flows, start=1):
+        missing = distance - 1
+        if is_later:
+            source = frames[distance:]
+            sources.append(_with_zeros_behind(source, missing))
+            source_flows.append(_with_zeros_behind(flow, missing))
+        else:
+            source = frames[: n - distance]
+            sources.append(_with_zeros_before(source, missing))
+            source_flows.append(_with_zeros_before(flow, missing))
+
+    aligned = _align_targets(module, targets, sources, source_flows)
+    # Add zeros for the frame without a neighbour on this side.
+    if is_later:
+        return _with_zeros_behind(aligned, count=1)
+    return _with_zeros_before(aligned, count=1)
+
+
+# Most pixels in one batch of a deformable convolution on a CPU. Larger batches would not fit the
+# cache, smaller batches would need more calls. A batch has at least one frame, even if the frame is
+# larger. A GPU takes all frames at once. Another number also changes the last bits of the gradients
+# of the weights, because they are summed batch by batch.
+MOST_PIXELS_ON_CPU = 1024
+
+
+def _align_targets(
+    module: DeformAlign, targets: Tensor, sources: list[Tensor], flows: list[Tensor]
+) -> Tensor:
+    """Align the sources to the targets, some targets at a time.
+
+    targets: (targets, B, C, H, W). sources: the same shape, one tensor for each distance. flows:
+    (targets, B, 2, H, W), one tensor for each distance.
+
+    Returns the shape of `targets`.
+    """
+    count, b, _, h, w = targets.shape
+    targets_at_a_time = count
+    if in_cpu_form(targets):
+        # One target, even if it has more pixels.
+        targets_at_a_time = max(1, MOST_PIXELS_ON_CPU // (b * h * w))
+    results = []
+    for first in range(0, count, targets_at_a_time):
+        batch = slice(first, first + targets_at_a_time)
+        # Join the targets and the clips to one batch: (targets, B, ...) -> (targets B, ...).
+        some_sources = [source[batch].flatten(0, 1) for source in sources]
+        some_flows = [flow[batch].flatten(0, 1) for flow in flows]
+        some_targets = targets[batch].flatten(0, 1)
+        results.append(module(some_sources, some_targets, some_flows))
+    return torch.cat(results).view(targets.shape)
+
+
+def _with_zeros_behind(x: Tensor, count: int) -> Tensor:
+    """Append `count` frames of zeros to x (N, ...)."""
+    if count == 0:
+        return x
+    return torch.cat((x, x.new_zeros(count, *x.shape[1:])))
+
+
+def _with_zeros_before(x: Tensor, count: int) -> Tensor:
+    """Put `count` frames of zeros before x (N, ...)."""
+    if count == 0:
+        return x
+    return torch.cat((x.new_zeros(count, *x.shape[1:]), x))

@@ -1,0 +1,149 @@
+"""Our own attention for CPUs, with gradients: softmax(scale q k^T + bias + mask) v.
+
+Forward saves the output and one number for each query, the log-sum-exp of its logits. It saves no
+T x T matrices. Backward computes these again, a few windows at a time (a round), so that they stay
+in the cache:
+
+    cpu_forward.py      the output and the log-sum-exp
+    cpu_gradients.py    the gradients of one round
+
+Letters: n windows, T tokens in a window, hd channels of a head.
+
+What must stay: the order of the calls (see `CpuAttention`), and the order of the rounds, because
+the gradient of the bias is summed round by round. test_block.py in tests/parts/models notices a
+wrong gradient, but no other last bits.
+"""
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from models.vrt.attention.cpu_forward import LOG2_E, cpu_attention, windows_at_once
+from models.vrt.attention.cpu_gradients import gradients_of_round, widen
+from models.vrt.attention.heads import heads_of, logit_offset, put_queries_of_other_frames
+from models.vrt.work import Tape
+
+
+class CpuAttention(torch.autograd.Function):
+    """Attention of packed heads (n, T, 3, heads, hd): q, k and v in one tensor.
+
+    A block computes its windows in chunks, and it calls forward twice for each chunk: in its
+    forward pass, and in its backward pass to build a graph. A `Tape` (work.py) carries the
+    results from the first call to the second:
+
+        recorded   the results of each call, in the order of the calls
+        playback   in the second pass, the recorded results, read in the same order
+        offsets    sums of bias and mask, for later calls with the same mask
+
+    So the second calls must have the order of the first calls.
+    """
+
+    @staticmethod
+    def forward(
+        ctx,
+        qkv: Tensor,
+        bias: Tensor | None,
+        mask: Tensor | None,
+        scale: float,
+        mutual: bool,
+        tape: Tape,
+    ) -> Tensor:
+        """Return the output, (n, heads, T, hd).
+
+        bias: (heads, T, T), added to the logits, or None. mask: (T, T), the mask of all n windows,
+            or None.
+        scale: factor of the logits. mutual: whether the two frames of a window attend to each
+            other. tape: carries the results from the first call to the second.
+        """
+        q, k, v = heads_of(qkv, mutual)
+        # Bias and mask for as many windows as are computed at once, (windows * heads, T, T). None
+        # without both.
+        offset = _offset_of_round(q, bias, mask, tape)
+        if tape.playback is not None:
+            # The second call: the results are on the tape, in the order of `recorded` below.
+            out = next(tape.playback)  # (n, heads, T, hd)
+            log_sums = next(tape.playback)  # (n, heads, T, 1)
+        else:
+            out, log_sums = cpu_attention(q, k, v, offset, scale)
+            if tape.is_recording:
+                tape.recorded += [out, log_sums]
+        ctx.save_for_backward(qkv, bias, out, log_sums, offset)
+        ctx.scale = scale
+        ctx.mutual = mutual
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        """Compute the gradients of qkv and of the bias, round by round.
+
+        The gradient of the bias is the sum of the gradients of the logits over all windows. It is
+        float32 at least, because it is a long sum.
+
+        grad: the gradient of the output, (n, heads, T, hd).
+        """
+        scale = ctx.scale
+        qkv, bias, out, log_sums, offset = ctx.saved_tensors
+        q, k, v = heads_of(qkv, ctx.mutual)
+        n, heads, t, hd = q.shape
+        windows = windows_at_once(q)
+        precise_dtype = log_sums.dtype  # float32 or float64
+
+        # Memory for the results. Without `mutual`, grad_q, grad_k and grad_v are views of grad_qkv:
+        # writing to them fills grad_qkv.
+        grad_qkv = torch.empty_like(qkv)
+        grad_q, grad_k, grad_v = heads_of(grad_qkv, ctx.mutual)
+        grad_bias = None if bias is None else q.new_zeros(heads, t, t, dtype=precise_dtype)
+        # Memory for the T x T matrices of a round. Each round overwrites it.
+        p_memory, x_memory = q.new_empty(2, min(windows, n) * heads, t, t)
+
+        wide = widen(q, k, v, grad=grad, out=out, log_sums=log_sums, scale=scale)
+        for first in range(0, n, windows):
+            in_round = slice(first, first + windows)
+            wide_of_round = wide.windows(in_round)
+            # Windows of the round * heads. The last round may have fewer windows.
+            batch = len(wide_of_round.q)
+            gradients = gradients_of_round(
+                wide_of_round, offset, scale, p_memory=p_memory[:batch], x_memory=x_memory[:batch]
+            )
+            grad_q[in_round] = gradients.q.reshape(-1, heads, t, hd)
+            grad_k[in_round] = gradients.k.reshape(-1, heads, t, hd)
+            grad_v[in_round] = gradients.v.reshape(-1, heads, t, hd)
+            if grad_bias is not None:
+                if batch == heads:  # one window, so there is nothing to sum
+                    grad_bias += gradients.logits
+                else:
+                    grad_bias += gradients.logits.view(-1, heads, t, t).sum(0)
+
+        if ctx.mutual:
+            put_queries_of_other_frames(grad_q, grad_qkv)
+        # One result for each argument of forward: qkv, bias, mask, scale, mutual, tape.
+        return grad_qkv, grad_bias, None, None, None, None
+
+
+def _offset_of_round(
+    q: Tensor, bias: Tensor | None, mask: Tensor | None, tape: Tape
+) -> Tensor | None:
+    """Return the sum of bias and mask for the windows that are computed at once, times log2(e).
+
+    q: (n, heads, T, hd). bias: (heads, T, T) or None. mask: (T, T) or None.
+    Returns (windows * heads, T, T), or None if both are None. E.g. 128 tokens, 6 heads, float32: 7
+    windows are computed at once, so (42, 128, 128).
+
+    The sum is computed once for all chunks with this mask. The tape finds it by the address of the
+    mask in memory, because a dictionary cannot find a tensor by its numbers. No other mask gets
+    this address during the step, because the list of chunks keeps the mask.
+    """
+    address_of_mask = None if mask is None else mask.data_ptr()
+    # Self attention has a bias, mutual attention has none. There is one tape for both.
+    key = (bias is None, address_of_mask)
+    if key not in tape.offsets:
+        added = logit_offset(bias, mask, q.dtype, factor=LOG2_E)  # (1, heads or 1, T, T)
+        if added is not None:
+            windows = windows_at_once(q)
+            heads = q.shape[1]
+            # Repeat it for each window and head of a round.
+            added = added.expand(windows, heads, *added.shape[2:])  # (windows, heads, T, T)
+            added = added.flatten(0, 1)  # (windows * heads, T, T)
+        tape.offsets[key] = added
+    return tape.offsets[key]

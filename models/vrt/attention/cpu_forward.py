@@ -1,0 +1,116 @@
+"""The forward pass of our own attention for CPUs: softmax(scale q k^T + bias + mask) v.
+
+It computes a few windows at a time (a round), so that their T x T matrices stay in the cache of a
+core. It computes 2^x in place of e^x, because exp2 is faster. So the logits are multiplied by
+log2(e). For each query it also returns the log-sum-exp, log2(sum over the keys of 2^logit), which
+the backward pass (cpu_gradients.py) needs to compute the weights of the attention again.
+
+Letters: n windows, T tokens in a window, hd channels of a head.
+
+What must stay, and which test notices (in tests/parts/models):
+
+    the results are right for logits of any size     test_block.py
+    the number of windows of a round                 none: the gradient of the bias is summed round
+                                                     by round, so another number changes its last
+                                                     bits, and existing runs would not resume
+                                                     exactly
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+LOG2_E = math.log2(math.e)
+
+
+def cpu_attention(
+    q: Tensor, k: Tensor, v: Tensor, offset: Tensor | None, scale: float, subtracts: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Compute softmax(scale q k^T + offset / LOG2_E) v, without a gradient.
+
+    q, k, v: (n, heads, T, hd).
+    offset: bias and mask times LOG2_E, (windows at once * heads, T, T), or None.
+    subtracts: whether the largest logit of each row is subtracted before exp2, so that no sum
+        overflows. This takes one more pass over the T x T matrices. So callers leave it at False.
+        If a sum then is too large or too small, this function calls itself with True.
+
+    Returns the output (n, heads, T, hd), and the log-sum-exp of each row of logits in base 2,
+    (n, heads, T, 1), float32 at least.
+    """
+    n, heads, t, hd = q.shape
+    windows = windows_at_once(q)
+    # With P = exp2(logits), the output is P v, divided by the sums of the rows of P. P v is
+    # computed transposed, as v^T P^T, because transposing v costs less than a product with a thin
+    # result. A row of ones below v^T gives the sums of the rows of P in the same product.
+    v_and_ones = q.new_ones(n, heads, hd + 1, t)
+    v_and_ones[:, :, :hd] = v.transpose(2, 3)
+    p_memory = q.new_empty(min(windows, n) * heads, t, t)  # used again in each round
+    out_and_sums = torch.empty_like(v_and_ones)
+    largest = q.new_zeros(n, heads, t, 1)  # what was subtracted from each row of logits
+
+    for first in range(0, n, windows):
+        in_round = slice(first, first + windows)
+        q_of_round = q[in_round].reshape(-1, t, hd)  # (windows * heads, T, hd)
+        k_of_round = k[in_round].reshape(-1, t, hd)
+        p = logits(q_of_round, k_of_round, offset, scale * LOG2_E, out=p_memory[: len(q_of_round)])
+        if subtracts:
+            largest[in_round] = p.amax(2, keepdim=True).view_as(largest[in_round])
+            p.sub_(largest[in_round].view(-1, t, 1))
+        p.exp2_()  # in place: from here p is P
+        v_of_round = v_and_ones[in_round].view(-1, hd + 1, t)
+        torch.bmm(v_of_round, p.transpose(1, 2), out=out_and_sums[in_round].view(-1, hd + 1, t))
+
+    # P v, (n, heads, hd, T), and the sums of the rows of P, (n, heads, 1, T).
+    out, row_sums = out_and_sums.split((hd, 1), dim=2)
+    if not subtracts and not _are_exact(row_sums):
+        return cpu_attention(q, k, v, offset, scale, subtracts=True)
+    precise_dtype = torch.promote_types(q.dtype, torch.float32)
+    log_sums = row_sums.to(precise_dtype).log2().transpose(2, 3)  # (n, heads, T, 1)
+    # The logarithms lack the number that was subtracted from the logits. So add it again. (It is 0
+    # if nothing was subtracted.)
+    return (out / row_sums).transpose(2, 3), log_sums.add_(largest)
+
+
+def _are_exact(row_sums: Tensor) -> bool:
+    """Say whether all sums of rows of P are far from both ends of the range of their dtype.
+
+    Near an end a sum loses bits, and beyond it the sum is 0, Inf or NaN. The limit is the root of
+    the largest number, about 2e19 for float32. Such a sum is far from both ends, and so is its
+    inverse. With a much larger limit, sums that have lost bits would count as exact.
+    """
+    limit = torch.finfo(row_sums.dtype).max ** 0.5
+    least, most = row_sums.aminmax()
+    # NaN fails each comparison, so it does not count as exact.
+    return bool(1 / limit < least and most < limit)
+
+
+def logits(q: Tensor, k: Tensor, offset: Tensor | None, scale: float, out: Tensor) -> Tensor:
+    """Return scale q k^T + offset for q, k (n, T, hd). The result is written to `out` (n, T, T).
+
+    offset: (n or more, T, T), or None for 0.
+    """
+    # baddbmm computes beta * added + alpha * q k^T.
+    if offset is None:
+        added = out  # baddbmm needs a tensor; with beta 0 it ignores the content
+        beta = 0
+    else:
+        added = offset[: len(q)]
+        beta = 1
+    return torch.baddbmm(added, q, k.transpose(1, 2), beta=beta, alpha=scale, out=out)
+
+
+# Most bytes of the T x T matrices that are computed at once, 3 MB. They should fit the cache of a
+# CPU core. With a larger number they would leave the cache, with a smaller number there would be
+# more calls.
+CORE_BYTES = 3_000_000
+
+
+def windows_at_once(q: Tensor) -> int:
+    """Return how many windows are computed at once, so that their T x T matrices take CORE_BYTES.
+
+    q: (n, heads, T, hd). E.g. 128 tokens, 6 heads, float32: 393 kB per window, so 7 windows.
+    """
+    heads, t = q.shape[1:3]
+    bytes_of_window = heads * t * t * q.element_size()
+    return max(1, CORE_BYTES // bytes_of_window)  # one window, even if it is larger

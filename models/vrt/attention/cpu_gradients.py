@@ -1,0 +1,146 @@
+"""The gradients of our own attention for CPUs, for the windows of one round.
+
+With the weights P = softmax(logits), the output O = P v, and the gradient G of the output:
+
+    gradient of v         P^T G
+    gradient of logits    X = P * (G v^T - sum(G * O))     the sum is over the channels
+    gradient of q         scale X k
+    gradient of k         scale X^T q
+
+P is computed again: P = 2^(scale log2(e) q k^T + offset - log-sum-exp). The offset is bias and mask
+times log2(e), and the log-sum-exp comes from the forward pass.
+
+A number is subtracted from each row of two T x T matrices: the log-sum-exp, and sum(G * O). `widen`
+appends two channels to q, k, v and G, so that the matrix products subtract the numbers. Otherwise
+each would be one more pass over a T x T matrix.
+
+Letters: n windows, T tokens in a window, hd channels of a head.
+
+What must stay: the gradients, which tests/parts/models/test_block.py compares, and the order of the
+operations, because another order changes the last bits of a training (no test notices).
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from models.vrt.attention.cpu_forward import LOG2_E, logits
+
+# ---- Two further channels -----------------------------------------------------------------------
+
+
+class WideTensors(NamedTuple):
+    """q, k, v and G with two further channels each, (n, heads, T, hd + 2).
+
+    With these channels the matrix products are
+
+        q k^T - log-sum-exp / (scale log2(e))     in place of q k^T
+        G v^T - sum(G * O)                        in place of G v^T
+
+    E.g. a row of q, and a row of k, whose product is q_1 k_1 + ... + q_hd k_hd + a + b:
+
+        q    q_1 ... q_hd  a  b      a + b is minus the number of this row; `_with_column` says why
+        k    k_1 ... k_hd  1  1      the number needs two channels
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+
+    def windows(self, some: slice) -> "WideTensors":
+        """Return some of the windows. Their axis and the axis of heads become one.
+
+        Each tensor is then (windows * heads, T, hd + 2), as torch.bmm takes it.
+        """
+        parts = [part[some].reshape(-1, *part.shape[2:]) for part in self]
+        return WideTensors(*parts)
+
+
+def widen(
+    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, out: Tensor, log_sums: Tensor, scale: float
+) -> WideTensors:
+    """Append the two channels of `WideTensors`: the numbers to q and G, and ones to k and v.
+
+    q, k, v: (n, heads, T, hd). grad: G, and out: O, of the same shape.
+    log_sums: the log-sum-exp of each row, (n, heads, T, 1).
+    scale: factor of the logits.
+    """
+    n, heads, t, _ = q.shape
+    # The caller multiplies the product by scale * LOG2_E, so divide by this factor before.
+    minus_sums = log_sums / (-scale * LOG2_E)  # (n, heads, T, 1)
+    minus_dots = -(grad.to(log_sums.dtype) * out).sum(3, keepdim=True)  # (n, heads, T, 1)
+    ones = q.new_ones(()).expand(n, heads, t, 2)
+    return WideTensors(
+        q=_with_column(q, minus_sums),
+        k=torch.cat((k, ones), dim=3),
+        v=torch.cat((v, ones), dim=3),
+        g=_with_column(grad, minus_dots),
+    )
+
+
+def _with_column(x: Tensor, column: Tensor) -> Tensor:
+    """Append a number to each row of x (n, heads, T, hd), as two channels that add up to it.
+
+    The first channel is the number, rounded to the dtype of x. The second channel is what the
+    rounding has lost. E.g. bfloat16 has 8 significant bits, so 5.03 becomes 5.03125 and -0.00125.
+    With the first channel alone the weights P would be wrong by up to 2 %, because P is 2 to the
+    power of this number.
+
+    column: the numbers, (n, heads, T, 1), float32 or float64.
+    """
+    rounded = column.to(x.dtype)
+    lost = (column - rounded).to(x.dtype)
+    return torch.cat((x, rounded, lost), dim=3)
+
+
+# ---- Gradients of a round ---------------------------------------------------------------------
+
+
+class RoundGradients(NamedTuple):
+    """Gradients for the windows of one round."""
+
+    q: Tensor  # (windows * heads, T, hd)
+    k: Tensor  # (windows * heads, T, hd)
+    v: Tensor  # (windows * heads, T, hd)
+    # X, (windows * heads, T, T). Use it before the next round, which overwrites this memory.
+    logits: Tensor
+
+
+def gradients_of_round(
+    wide: WideTensors, offset: Tensor | None, scale: float, p_memory: Tensor, x_memory: Tensor
+) -> RoundGradients:
+    """Compute the gradients for the windows of one round, by the equations above.
+
+    wide: what `WideTensors.windows` returns, each tensor (windows * heads, T, hd + 2).
+    offset: bias and mask, (windows * heads or more, T, T), times log2(e), or None.
+    p_memory, x_memory: memory for P and X, (windows * heads, T, T). It is overwritten.
+    """
+    hd = wide.q.shape[2] - 2  # channels of a head, without the two further channels
+
+    # P = 2^(scale log2(e) q k^T + offset - log-sum-exp), (windows * heads, T, T). The two further
+    # channels subtract the log-sum-exp.
+    p = logits(wide.q, wide.k, offset, scale * LOG2_E, out=p_memory).exp2_()
+
+    # Gradient of v: P^T G = (G^T P)^T. This transposes the thin matrix G, which costs less than
+    # transposing P. The product is still transposed: (windows * heads, hd, T).
+    g_transposed = wide.g[..., :hd].transpose(1, 2).contiguous()
+    grad_v_transposed = torch.bmm(g_transposed, p)
+
+    # Gradient of the logits: X = P * (G v^T - sum(G * O)), (windows * heads, T, T). The two further
+    # channels subtract the sum. The product with P is in place.
+    x = torch.bmm(wide.g, wide.v.transpose(1, 2), out=x_memory).mul_(p)
+
+    # Gradient of k: scale X^T q = scale (q^T X)^T. Again the thin matrix is transposed.
+    q_transposed = wide.q[..., :hd].transpose(1, 2).contiguous()
+    grad_k_transposed = torch.bmm(q_transposed, x).mul_(scale)
+
+    # Gradient of q: scale X k.
+    grad_q = torch.bmm(x, wide.k[..., :hd]).mul_(scale)
+    return RoundGradients(
+        q=grad_q,
+        k=grad_k_transposed.transpose(1, 2),
+        v=grad_v_transposed.transpose(1, 2),
+        logits=x,
+    )

@@ -1,0 +1,143 @@
+"""Window attention on an NVIDIA GPU, in Triton: softmax(scale q k^T + bias + mask) v and gradients.
+
+models.vrt.attention.window calls `window_attention` for bfloat16 and float16, if kernels/tiles.py
+knows the sizes. The kernels are in the folder kernels/:
+
+    tiles.py            which windows they take, and the sizes of their tiles
+    regions.py          what they read in place of masks
+    parts.py            functions that all of them call: addresses and logits
+    forward.py          the output
+    all_gradients.py    backward for windows of up to 128 tokens
+    several_passes.py   backward for larger windows
+    launches.py         how many programs of each kernel run
+
+Why not torch's attention? It needs q, k and v in three tensors, and heads of a multiple of 8
+channels. It writes one gradient of the bias per window. These kernels read q, k and v where the
+linear layer has written them, in one tensor. So nothing is transposed, split, padded or copied, and
+one launch computes all windows of a call, although the windows have different masks.
+
+What must stay: the results up to rounding, which tests/parts/models/test_triton.py compares with
+float64. It needs no GPU, because Triton's interpreter runs the kernels on a CPU. test_cuda.py does
+the same on a GPU. Free to change: what forward keeps for backward.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from models.vrt.attention.kernels.launches import (
+    BackwardPass,
+    kernel_constants,
+    launch_forward,
+    launch_one_pass,
+    launch_several_passes,
+)
+from models.vrt.attention.kernels.parts import LOG2_E
+from models.vrt.attention.kernels.regions import mask_table
+from models.vrt.attention.kernels.tiles import MOST_TOKENS_OF_ONE_PASS
+from models.vrt.windows import Span
+
+
+def window_attention(
+    qkv: Tensor, bias: Tensor | None, spans: tuple[Span, ...], scale: float, mutual: bool
+) -> Tensor:
+    """Return the attention of each window, (n, T, heads * channels).
+
+    qkv: (n, T, 3, heads, channels). bias: (heads, T, T), added to the logits, or None.
+    spans: ranges of the n windows. The windows of a span have the same mask.
+    scale: factor of the logits. mutual: whether the two frames of a window attend to each other.
+    """
+    frames_of_window = 2 if mutual else 1
+    tokens = qkv.shape[1] // frames_of_window
+    region_row, regions = mask_table(spans, tokens, mutual, qkv.device)
+    # The kernels compute addresses in qkv. With another layout they would read wrong numbers
+    # without an error.
+    qkv = qkv.contiguous()
+    return WindowAttention.apply(qkv, bias, region_row, regions, scale, mutual)
+
+
+class WindowAttention(torch.autograd.Function):
+    """Launches the kernels, forward and backward. `window_attention` calls it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        qkv: Tensor,
+        bias: Tensor | None,
+        region_row: Tensor | None,
+        regions: Tensor | None,
+        scale: float,
+        mutual: bool,
+    ) -> Tensor:
+        """Return the output O, (windows, tokens, heads * channels), in the dtype of qkv.
+
+        qkv: (windows, tokens, 3, heads, channels). bias: (heads, T, T) or None.
+        region_row, regions: the masks as `mask_table` returns them.
+        """
+        windows, tokens, _, heads, channels = qkv.shape
+        constants = kernel_constants(
+            qkv, mutual, has_bias=bias is not None, has_mask=region_row is not None
+        )
+        # With `mutual`, each of the two frames counts as a window of T = tokens / 2.
+        n = 2 * windows if mutual else windows
+        out = qkv.new_empty(windows, tokens, heads * channels)
+        log_sums = qkv.new_empty(n, heads, constants["T"], dtype=torch.float32)
+        # The kernels compute 2^x in place of e^x, so the bias gets the factor log2(e).
+        scaled_bias = None if bias is None else (bias * LOG2_E.value).to(qkv.dtype)
+        launch_forward(qkv, scaled_bias, region_row, regions, out, log_sums, scale, constants)
+        ctx.save_for_backward(qkv, scaled_bias, region_row, regions, out, log_sums)
+        ctx.scale = scale
+        ctx.constants = constants
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of qkv and of the bias. grad: dO, the gradient of the output.
+
+        The gradient of the bias is dS, the gradient of the logits, summed over all windows.
+        """
+        qkv, scaled_bias, region_row, regions, out, log_sums = ctx.saved_tensors
+        is_one_pass = ctx.constants["T"] <= MOST_TOKENS_OF_ONE_PASS
+        grad_qkv = torch.empty_like(qkv)  # the launches fill it
+        work = BackwardPass(
+            qkv=qkv,
+            region_row=region_row,
+            regions=regions,
+            out=out,
+            grad=_with_even_rows(grad),
+            log_sums=log_sums,
+            delta=None if is_one_pass else torch.empty_like(log_sums),
+            grad_qkv=grad_qkv,
+            scale=ctx.scale,
+            constants=ctx.constants,
+        )
+        transposed_bias = None
+        if scaled_bias is not None:
+            transposed_bias = scaled_bias.transpose(1, 2).contiguous()  # (heads, keys, queries)
+
+        # One sum of dS for each group of windows, (groups, heads, keys, queries).
+        if is_one_pass:
+            sums = launch_one_pass(work, transposed_bias)
+        else:
+            sums = launch_several_passes(work, scaled_bias, transposed_bias)
+        grad_bias = None
+        if sums is not None:
+            grad_bias = sums.sum(0).transpose(1, 2)  # (heads, queries, keys)
+        # One result for each argument of forward.
+        return grad_qkv, grad_bias, None, None, None, None
+
+
+def _with_even_rows(grad: Tensor) -> Tensor:
+    """Return the gradient (windows, tokens, channels) with its rows at equal distances in memory.
+
+    A row is the channels of a token. The kernels need the channels of a row side by side, and the
+    same distance from each row to the next row, also from one window to the next window. Only a
+    gradient with another layout is copied.
+    """
+    is_even = grad.stride(0) == grad.shape[1] * grad.stride(1)
+    if grad.stride(2) == 1 and is_even:
+        return grad
+    return grad.contiguous()

@@ -1,0 +1,68 @@
+"""Queries, keys and values of the heads of a window, and what is added to their logits.
+
+The linear layer of a block writes q, k and v into one tensor, "packed heads": (n, T, 3, heads, hd)
+with n windows, T tokens in a window, and hd channels of a head. Attention computes
+
+    softmax(scale q k^T + bias + mask) v,     logits = scale q k^T + bias + mask
+
+In mutual attention the two frames of a window attend to each other: the queries of each frame meet
+the keys and values of the other frame.
+
+What must stay: the results, which tests/parts/models/test_block.py and test_vrt_modules.py compare,
+and that q, k and v are views of the packed heads. Free to change: how the axes are moved.
+"""
+
+import torch
+from torch import Tensor
+
+
+def heads_of(qkv: Tensor, mutual: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Unpack q, k, v from packed heads (n, T, 3, heads, hd). Each is (n, heads, T, hd).
+
+    The results are views of qkv, so writing to q, k or v writes to qkv. CpuAttention.backward
+    relies on this: it calls this function with empty memory, and writes the gradients to the
+    results.
+
+    With `mutual`, each of the two frames becomes a window, (2 n, heads, T / 2, hd). Then q is a
+    copy, because it holds the queries of the other frame.
+    """
+    if not mutual:
+        heads_first = qkv.transpose(1, 3)  # (n, heads, 3, T, hd)
+        q, k, v = heads_first.unbind(2)
+        return q, k, v
+    by_frame = qkv.unflatten(1, (2, -1))  # (n, 2, T / 2, 3, heads, hd)
+    q, k, v = by_frame.transpose(2, 4).unbind(3)  # (n, 2, heads, T / 2, hd) each
+    q_of_other_frame = q.flip(1)  # swaps the two frames (axis 1)
+    return q_of_other_frame.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+
+
+def put_queries_of_other_frames(grad_q: Tensor, grad_qkv: Tensor) -> None:
+    """Write the gradients of the queries of mutual attention into grad_qkv, in place.
+
+    grad_q: (2 n, heads, T / 2, hd). Each window of grad_q is a frame, and holds the gradients of
+    the queries of the other frame, because `heads_of` has swapped them. So swap the two frames of
+    each pair back.
+    """
+    by_frame = grad_q.unflatten(0, (-1, 2)).flip(1)  # (n, 2, heads, T / 2, hd)
+    queries = grad_qkv[:, :, 0]  # (n, T, heads, hd): the place of q
+    queries = queries.unflatten(1, (2, -1))  # (n, 2, T / 2, heads, hd)
+    queries[:] = by_frame.transpose(2, 3)
+
+
+def logit_offset(
+    bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype, factor: float = 1.0
+) -> Tensor | None:
+    """Return factor * (bias + mask), which is added to the logits: (1, heads or 1, T, T).
+
+    bias: (heads, T, T) or None. mask: (T, T) or None. dtype: of the result, the dtype of q.
+    factor: LOG2_E for the form for CPUs, which computes 2^x. Returns None if both are None.
+    """
+    if mask is None:
+        total = bias  # (heads, T, T), or None
+    elif bias is None:
+        total = mask[None]  # (1, T, T)
+    else:
+        total = bias + mask  # (heads, T, T)
+    if total is None:
+        return None
+    return (total[None] * factor).to(dtype)

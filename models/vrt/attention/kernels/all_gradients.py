@@ -1,0 +1,159 @@
+"""The backward kernel of window attention for windows of up to 128 tokens, in Triton.
+
+One program computes all gradients of a window and a head. From the gradient dO of the output O, and
+L = log2(sum over the keys of 2^logit), which the forward kernel has written:
+
+    P     = 2^(logit - L)                the weights of the attention, computed again
+    dV    = P^T dO
+    dS    = P (dO V^T - delta)           the gradient of the logits
+    delta = rowsum(dO O)                 one number for each query
+    dQ    = scale dS K
+    dK    = scale dS^T Q
+    dbias = the sum of dS over windows
+
+Computing P again comes from FlashAttention-2 (Dao 2023, arXiv 2307.08691). A program goes through
+many windows and sums dS in registers, so no T x T matrix of a window reaches memory.
+
+P and dS are computed transposed, (KEYS, QUERIES), because dV and dK need P^T and dS^T. Transposing
+them afterwards would lead through shared memory, which is slower.
+
+What must stay: the order of the sums, because another order changes the last bits of a training (no
+test notices). No sum is atomic, so a step gives the same numbers each time.
+tests/parts/models/test_triton.py compares the results with float64. Free to change: names, and how
+an address is computed. A new argument needs a line in `BackwardPass.launch`.
+"""
+
+from models.vrt.attention.kernels.parts import (
+    _bias_of_head,
+    _bias_sum_of_group,
+    _group_of_program,
+    _head_and_tile,
+    _load_rows,
+    _logits,
+    _matrix_pointers,
+    _query_index,
+    _store_rows,
+    _window_of_queries,
+    _windows_of_group,
+    jit,
+    tl,
+)
+
+
+# do_not_specialize: otherwise Triton would compile the kernel again if a number is 1 or is
+# divisible by 16. Both numbers change with the size of the frames.
+@jit(do_not_specialize=["n", "group_size"])
+def all_gradients(
+    qkv,  # input (n, T, 3, HEADS, HD): query, key and value of each token
+    bias,  # input (HEADS, keys, queries): added to the logits, times log2(e); or None
+    region_row,  # input (n,): for each window, its row in `regions`; None without masks
+    regions,  # input (rows, T): for each token, the number of its region; None without masks
+    out,  # input (n, T, HEADS, HD): O
+    grad,  # input (n, T, HEADS, HD): dO
+    grad_stride: tl.constexpr,  # numbers from a row of dO to the next row, HEADS * HD or more
+    log_sums,  # input (n, HEADS, T): L of each query
+    delta,  # not used: this kernel computes delta where it needs it
+    grad_qkv,  # result (n, T, 3, HEADS, HD): dQ, dK and dV of each token
+    grad_bias,  # result (groups, HEADS, keys, queries): the sum of dS of each group; or None
+    n,  # number of windows
+    group_size,  # number of windows that a program goes through
+    exp2_scale,  # factor of the logits, times log2(e)
+    scale,  # factor of the logits
+    T: tl.constexpr,  # tokens of a window
+    HEADS: tl.constexpr,  # heads
+    HD: tl.constexpr,  # channels of a head
+    PAD: tl.constexpr,  # channels of a head with padding, a power of two
+    MUTUAL: tl.constexpr,  # whether the queries come from the other frame of the pair
+    HAS_BIAS: tl.constexpr,  # whether there is a bias
+    HAS_MASK: tl.constexpr,  # whether there are masks
+    QUERIES: tl.constexpr,  # queries in a tile
+    KEYS: tl.constexpr,  # keys in a tile
+):
+    """Write dQ, dK, dV and the sum of dS of one head, for a group of windows.
+
+    E.g. 1000 windows, 6 heads, groups of 12 windows: 84 groups, so 504 programs. Program 7 computes
+    head 1 in the windows 12 ... 23.
+    """
+    # All keys of a window are one tile. The queries are one tile (T = 64) or two tiles (T = 128).
+    tl.static_assert(KEYS == T and T // QUERIES <= 2)
+    # Which head, and which windows: first ... end - 1. The program computes all tiles of a window,
+    # so the work is not divided into tiles: TILES is 1.
+    group = _group_of_program(HEADS, TILES=1)
+    head, _ = _head_and_tile(HEADS, TILES=1)
+    first, end = _windows_of_group(group, group_size, n)
+
+    # A row of qkv is the query, the key and the value of a token, and a row of grad_qkv has their
+    # gradients. So all have the same distance from a token to the next one: stride.
+    keys = qkv + HEADS * HD
+    values = qkv + 2 * HEADS * HD
+    grad_keys = grad_qkv + HEADS * HD
+    grad_values = grad_qkv + 2 * HEADS * HD
+    stride = 3 * HEADS * HD
+    bias_of_head = _bias_of_head(bias, head, T, HAS_BIAS)
+    # The sums of dS over the windows, for the first and for the second tile of queries. They are
+    # two variables, because Triton has no arrays of registers.
+    first_sum = tl.zeros((KEYS, QUERIES), tl.float32)
+    second_sum = tl.zeros((KEYS, QUERIES), tl.float32)
+
+    for window in range(first, end):
+        key_row = window * T
+        k = _load_rows(keys, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
+        v = _load_rows(values, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
+        # dK and dV are sums over the queries.
+        grad_k = tl.zeros((KEYS, PAD), tl.float32)
+        grad_v = tl.zeros((KEYS, PAD), tl.float32)
+
+        # One or two rounds. Triton writes the code of each round out (static_range).
+        for first_query in tl.static_range(0, T, QUERIES):
+            query_row = _window_of_queries(window, MUTUAL) * T + first_query
+            out_row = window * T + first_query
+            query_index = _query_index(window, head, first_query, T, HEADS, QUERIES)
+            # All three: (QUERIES, PAD).
+            q = _load_rows(qkv, query_row, stride, head, ROWS=QUERIES, HD=HD, PAD=PAD)
+            grad_out = _load_rows(grad, out_row, grad_stride, head, ROWS=QUERIES, HD=HD, PAD=PAD)
+            output = _load_rows(out, out_row, HEADS * HD, head, ROWS=QUERIES, HD=HD, PAD=PAD)
+
+            # P = 2^(logit - L), transposed, and dV = P^T dO.
+            logits = _logits(
+                k, q, exp2_scale, bias_of_head, region_row, regions, window,
+                row=0, column=first_query,
+                T=T, HAS_BIAS=HAS_BIAS, HAS_MASK=HAS_MASK, ROWS=KEYS, COLUMNS=QUERIES,
+            )  # fmt: skip
+            p = tl.exp2(logits - tl.load(log_sums + query_index)[None, :])  # (KEYS, QUERIES)
+            grad_v = tl.dot(p.to(v.dtype), grad_out, grad_v)  # adds to grad_v
+
+            # dS = P (dO V^T - delta), transposed.
+            row_delta = tl.sum(grad_out.to(tl.float32) * output.to(tl.float32), 1)  # (QUERIES,)
+            grad_p = tl.dot(v, tl.trans(grad_out))  # (KEYS, QUERIES)
+            ds = p * (grad_p - row_delta[None, :])
+            if HAS_BIAS:
+                if first_query == 0:
+                    first_sum += ds
+                else:
+                    second_sum += ds
+
+            # dK = scale dS^T Q and dQ = scale dS K. dK gets its factor after the last round. With
+            # MUTUAL, the rows of dQ are in another window, and no other program writes there.
+            ds = ds.to(k.dtype)
+            grad_k = tl.dot(ds, q, grad_k)  # adds to grad_k
+            grad_q = tl.dot(tl.trans(ds), k) * scale
+            _store_rows(
+                grad_qkv, query_row, stride, head, values=grad_q, ROWS=QUERIES, HD=HD, PAD=PAD
+            )
+
+        grad_k = grad_k * scale
+        _store_rows(grad_keys, key_row, stride, head, values=grad_k, ROWS=KEYS, HD=HD, PAD=PAD)
+        _store_rows(grad_values, key_row, stride, head, values=grad_v, ROWS=KEYS, HD=HD, PAD=PAD)
+
+    if HAS_BIAS:
+        # The columns of the matrix are the queries, so the second tile begins at column QUERIES.
+        matrix = _bias_sum_of_group(grad_bias, group, head, T, HEADS)
+        tl.store(
+            _matrix_pointers(matrix, row=0, column=0, T=T, ROWS=KEYS, COLUMNS=QUERIES), first_sum
+        )
+        has_second_tile: tl.constexpr = T > QUERIES
+        if has_second_tile:
+            tl.store(
+                _matrix_pointers(matrix, row=0, column=QUERIES, T=T, ROWS=KEYS, COLUMNS=QUERIES),
+                second_sum,
+            )

@@ -1,0 +1,118 @@
+"""The forward kernel of window attention, in Triton: O = softmax(scale q k^T + bias + mask) v.
+
+For each query the kernel writes the output O, and one number for the backward pass: the log-sum-exp
+of its logits,
+
+    L = log2(sum over the keys of 2^logit),     logit = (scale q k^T + bias + mask) log2(e)
+
+The kernel goes through the keys once, tile by tile, and never holds a whole row of logits. After
+some tiles it has, for each query,
+
+    top    = the largest logit so far
+    total  = sum of 2^(logit - top)
+    result = sum of 2^(logit - top) v
+
+Subtracting top keeps 2^x from overflowing. If a tile of keys has a larger logit, this logit is the
+new top. Then total and result are multiplied by 2^(old top - new top), as if the new top had been
+subtracted from the start. After the last tile O = result / total, and L = top + log2(total).
+
+What must stay: the order of the keys and the size of the tiles, because another order changes the
+last bits of a training (no test notices). tests/parts/models/test_triton.py compares the results
+with float64. Free to change: names, and how an address is computed. A new argument needs a line in
+the launch, in attention/gpu.py.
+"""
+
+from models.vrt.attention.kernels.parts import (
+    _bias_of_head,
+    _group_of_program,
+    _head_and_tile,
+    _load_rows,
+    _logits,
+    _query_index,
+    _store_rows,
+    _window_of_queries,
+    _windows_of_group,
+    jit,
+    tl,
+)
+
+
+# do_not_specialize: otherwise Triton would compile the kernel again if a number is 1 or is
+# divisible by 16. Both numbers change with the size of the frames.
+@jit(do_not_specialize=["n", "group_size"])
+def forward_kernel(
+    qkv,  # input (n, T, 3, HEADS, HD): query, key and value of each token
+    bias,  # input (HEADS, queries, keys): added to the logits, times log2(e); or None
+    region_row,  # input (n,): for each window, its row in `regions`; None without masks
+    regions,  # input (rows, T): for each token, the number of its region; None without masks
+    out,  # result (n, T, HEADS, HD): O
+    log_sums,  # result (n, HEADS, T): L
+    n,  # number of windows
+    group_size,  # number of windows that a program goes through
+    exp2_scale,  # factor of the logits, times log2(e)
+    T: tl.constexpr,  # tokens of a window
+    HEADS: tl.constexpr,  # heads
+    HD: tl.constexpr,  # channels of a head
+    PAD: tl.constexpr,  # channels of a head with padding, a power of two
+    MUTUAL: tl.constexpr,  # whether the queries come from the other frame of the pair
+    HAS_BIAS: tl.constexpr,  # whether there is a bias
+    HAS_MASK: tl.constexpr,  # whether there are masks
+    QUERIES: tl.constexpr,  # queries in a tile
+    KEYS: tl.constexpr,  # keys in a tile
+):
+    """Write O and L for one tile of queries of one head, in each window of a group.
+
+    E.g. windows of T = 128 tokens, 6 heads, tiles of 64 queries, groups of one window: a window has
+    2 tiles, so 12 programs.
+
+        program 0     head 0, queries  0 ...  63, window 0
+        program 6     head 0, queries 64 ... 127, window 0
+        program 12    head 0, queries  0 ...  63, window 1
+    """
+    # Which tile, which head, and which windows: first ... end - 1.
+    group = _group_of_program(HEADS, TILES=T // QUERIES)
+    head, tile = _head_and_tile(HEADS, TILES=T // QUERIES)
+    first, end = _windows_of_group(group, group_size, n)
+    first_query = tile * QUERIES
+
+    # A row of qkv is the query, the key and the value of a token. So qkv, keys and values point to
+    # the first query, key and value, and all three have the same distance to the next token.
+    keys = qkv + HEADS * HD
+    values = qkv + 2 * HEADS * HD
+    stride = 3 * HEADS * HD
+    bias_of_head = _bias_of_head(bias, head, T, HAS_BIAS)
+
+    for window in range(first, end):
+        query_row = _window_of_queries(window, MUTUAL) * T + first_query
+        q = _load_rows(qkv, query_row, stride, head, ROWS=QUERIES, HD=HD, PAD=PAD)  # (QUERIES, PAD)
+        # Before the first tile of keys there is no logit: the largest is -infinity, the sums are 0.
+        # The sums are float32, whatever the dtype of qkv is.
+        top = tl.full((QUERIES,), -float("inf"), tl.float32)
+        total = tl.zeros((QUERIES,), tl.float32)
+        result = tl.zeros((QUERIES, PAD), tl.float32)
+
+        for first_key in range(0, T, KEYS):
+            key_row = window * T + first_key
+            k = _load_rows(keys, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
+            v = _load_rows(values, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
+            logits = _logits(
+                q, k, exp2_scale, bias_of_head, region_row, regions, window,
+                row=first_query, column=first_key,
+                T=T, HAS_BIAS=HAS_BIAS, HAS_MASK=HAS_MASK, ROWS=QUERIES, COLUMNS=KEYS,
+            )  # fmt: skip
+            new_top = tl.maximum(top, tl.max(logits, 1))  # (QUERIES,)
+            p = tl.exp2(logits - new_top[:, None])  # (QUERIES, KEYS)
+            factor = tl.exp2(top - new_top)  # (QUERIES,), 1 if the top has not changed
+            total = total * factor + tl.sum(p, 1)
+            # tl.dot(a, b, c) is a b + c, so this is p v + result * factor.
+            result = tl.dot(p.to(v.dtype), v, result * factor[:, None])
+            top = new_top
+
+        # With MUTUAL, too, the output belongs to `window`, the window of the keys.
+        out_row = window * T + first_query
+        _store_rows(
+            out, out_row, HEADS * HD, head, values=result / total[:, None],
+            ROWS=QUERIES, HD=HD, PAD=PAD,
+        )  # fmt: skip
+        query_index = _query_index(window, head, first_query, T, HEADS, QUERIES)
+        tl.store(log_sums + query_index, top + tl.log2(total))

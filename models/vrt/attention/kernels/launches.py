@@ -1,0 +1,236 @@
+"""Starts the attention kernels: how many programs of a kernel, and which memory they fill.
+
+    launch_forward           O, the output, and L, the log-sum-exp of each query
+    launch_one_pass          backward for windows of up to 128 tokens: one kernel
+    launch_several_passes    backward for larger windows: two or three kernels
+
+A program (one instance of a kernel) computes one tile of one head, and goes through a group of
+successive windows. A group has one window, so that as many programs as possible run. Only programs
+that sum dS, the gradient of the logits, have several windows, because each group writes one (T, T)
+sum per head.
+
+n is the number of windows, and T the tokens of a window. With mutual attention a window of the
+caller has two frames, whose tokens attend to each other. Each of these frames counts as a window
+here.
+
+What must stay: the number of windows in a group that sums dS, because it decides the order of the
+sum, and so the last bits of the gradient of the bias. No test notices another order. The values are
+compared with float64 by tests/parts/models/test_triton.py. Free to change: the order of the
+launches, but gradient_of_queries stays first.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from models.vrt.attention.kernels.all_gradients import all_gradients
+from models.vrt.attention.kernels.forward import forward_kernel
+from models.vrt.attention.kernels.parts import LOG2_E
+from models.vrt.attention.kernels.several_passes import (
+    gradient_of_bias,
+    gradient_of_queries,
+    gradients_of_keys,
+)
+from models.vrt.attention.kernels.tiles import backward_tile, forward_tile
+
+
+def kernel_constants(
+    qkv: Tensor, mutual: bool, has_bias: bool, has_mask: bool
+) -> dict[str, int | bool]:
+    """Return the sizes that Triton compiles into all kernels, by their names in the kernels.
+
+    qkv: (windows, tokens, 3, heads, channels). mutual: whether the two frames of a window attend to
+    each other.
+    """
+    _, tokens, _, heads, channels = qkv.shape
+    next_power_of_two = 1 << (channels - 1).bit_length()  # e.g. 20 channels -> 32
+    return {
+        "T": tokens // 2 if mutual else tokens,
+        "HEADS": heads,
+        "HD": channels,
+        "PAD": max(16, next_power_of_two),  # tl.dot needs at least 16
+        "MUTUAL": mutual,
+        "HAS_BIAS": has_bias,
+        "HAS_MASK": has_mask,
+    }
+
+
+# ---- Forward ---------------------------------------------------------------------------------
+
+
+def launch_forward(
+    qkv: Tensor,
+    bias: Tensor | None,
+    region_row: Tensor | None,
+    regions: Tensor | None,
+    out: Tensor,
+    log_sums: Tensor,
+    scale: float,
+    constants: dict[str, Any],
+) -> None:
+    """Fill `out` with O and `log_sums` with L.
+
+    qkv: contiguous. bias: (heads, queries, keys), times log2(e), or None.
+    region_row, regions: the masks, as regions.mask_table returns them.
+    out: n * T * heads * channels numbers. log_sums: (n, heads, T).
+    scale: factor of the logits. constants: result of `kernel_constants`.
+    """
+    n, heads, t = log_sums.shape
+    tile = forward_tile(t)
+    programs = n * heads * (t // tile.queries)  # one for each window, head and tile of queries
+    # `kernel[(programs,)](...)` is Triton's way to start this number of programs.
+    forward_kernel[(programs,)](
+        qkv=qkv,
+        bias=bias,
+        region_row=region_row,
+        regions=regions,
+        out=out,
+        log_sums=log_sums,
+        n=n,
+        group_size=1,
+        exp2_scale=scale * LOG2_E.value,
+        **constants,
+        QUERIES=tile.queries,
+        KEYS=tile.keys,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+
+
+# ---- Backward --------------------------------------------------------------------------------
+
+
+class BackwardPass(NamedTuple):
+    """The tensors of one backward pass, and `launch`, which starts a kernel on them."""
+
+    qkv: Tensor  # packed queries, keys and values, n * T * 3 * heads * channels numbers
+    region_row: Tensor | None  # (n,), the masks of regions.mask_table, or None without masks
+    regions: Tensor | None  # (rows, T), the masks of regions.mask_table, or None without masks
+    out: Tensor  # O, n * T * heads * channels numbers
+    grad: Tensor  # dO, the gradient of O, with its rows at equal distances in memory
+    log_sums: Tensor  # L, (n, heads, T)
+    delta: Tensor | None  # memory for the row sums of dO O, (n, heads, T); None for one pass
+    grad_qkv: Tensor  # memory for the result, packed like qkv
+    scale: float  # factor of the logits, without log2(e)
+    constants: dict[str, Any]  # result of `kernel_constants`
+
+    def launch(
+        self,
+        kernel: Any,
+        bias: Tensor | None,
+        tiles: int,
+        group_size: int = 1,
+        grad_bias: Tensor | None = None,
+    ) -> None:
+        """Start one backward kernel: a program for each head, tile and group of windows.
+
+        All backward kernels take the same arguments, and ignore what they do not need.
+
+        bias: the bias times log2(e), (heads, keys, queries). For `gradient_of_queries` it is
+            (heads, queries, keys). None if there is no bias.
+        tiles: number of tiles of a head in one window.
+        group_size: number of successive windows that a program goes through.
+        grad_bias: memory for the sums of dS, one for each group, (groups, heads, keys, queries).
+            None for a kernel that does not sum dS.
+        """
+        n, heads, t = self.log_sums.shape
+        groups = math.ceil(n / group_size)
+        programs = heads * tiles * groups  # e.g. 6 heads * 6 tiles * 1000 groups = 36000
+        tile = backward_tile(t)
+        kernel[(programs,)](
+            qkv=self.qkv,
+            bias=bias,
+            region_row=self.region_row,
+            regions=self.regions,
+            out=self.out,
+            grad=self.grad,
+            grad_stride=self.grad.stride(1),
+            log_sums=self.log_sums,
+            delta=self.delta,
+            grad_qkv=self.grad_qkv,
+            grad_bias=grad_bias,
+            n=n,
+            group_size=group_size,
+            exp2_scale=self.scale * LOG2_E.value,
+            scale=self.scale,
+            **self.constants,
+            QUERIES=tile.queries,
+            KEYS=tile.keys,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+
+
+def launch_one_pass(work: BackwardPass, transposed_bias: Tensor | None) -> Tensor | None:
+    """Fill grad_qkv for windows of up to 128 tokens, by one launch.
+
+    transposed_bias: the bias times log2(e), (heads, keys, queries), or None.
+
+    Returns the sums of dS, one for each group of windows, (groups, heads, keys, queries). Returns
+    None without a bias.
+    """
+    group_size = 1
+    sums = None
+    if transposed_bias is not None:
+        group_size = _group_size(work.log_sums, tiles=1)
+        sums = _memory_for_sums(work.log_sums, group_size)
+    work.launch(all_gradients, transposed_bias, tiles=1, group_size=group_size, grad_bias=sums)
+    return sums
+
+
+def launch_several_passes(
+    work: BackwardPass, bias: Tensor | None, transposed_bias: Tensor | None
+) -> Tensor | None:
+    """Fill grad_qkv for windows of more than 128 tokens, by two launches, or three with a bias.
+
+    bias: the bias times log2(e), (heads, queries, keys), or None.
+    transposed_bias: the same numbers, (heads, keys, queries), or None.
+
+    Returns the sums of dS, (groups, heads, keys, queries), or None without a bias.
+    """
+    t = work.log_sums.shape[2]
+    tile = backward_tile(t)
+    tiles_of_queries = t // tile.queries
+    tiles_of_keys = t // tile.keys
+    # First, because it writes delta, which the other two kernels read.
+    work.launch(gradient_of_queries, bias, tiles=tiles_of_queries)
+    work.launch(gradients_of_keys, transposed_bias, tiles=tiles_of_keys)
+    if transposed_bias is None:
+        return None
+
+    tiles = tiles_of_queries * tiles_of_keys
+    group_size = _group_size(work.log_sums, tiles)
+    sums = _memory_for_sums(work.log_sums, group_size)
+    work.launch(
+        gradient_of_bias, transposed_bias, tiles=tiles, group_size=group_size, grad_bias=sums
+    )
+    return sums
+
+
+# ---- Sums over windows -----------------------------------------------------------------------
+
+# Number of programs of a launch that sums dS over windows: 4 for each of the 132 multiprocessors of
+# an H100. With fewer programs, some multiprocessors would have nothing to do. With more programs,
+# more sums would be written, one (T, T) matrix each.
+PROGRAMS = 528
+
+
+def _group_size(log_sums: Tensor, tiles: int) -> int:
+    """Return how many windows a program goes through if it sums dS.
+
+    All heads, tiles and groups together should be about PROGRAMS programs. E.g. 6 heads, 1 tile,
+    1000 windows: 528 / 6 = 88 programs for each head, so 12 windows for each program.
+
+    log_sums: (n, heads, T). tiles: number of tiles of a head in one window.
+    """
+    n, heads, _ = log_sums.shape
+    programs = math.ceil(PROGRAMS / (tiles * heads))  # for each tile of a head
+    return math.ceil(n / programs)
+
+
+def _memory_for_sums(log_sums: Tensor, group_size: int) -> Tensor:
+    """Return memory for the sum of dS of each group: (groups, heads, T, T), float32."""
+    n, heads, t = log_sums.shape
+    groups = math.ceil(n / group_size)
+    return log_sums.new_empty(groups, heads, t, t)  # in the dtype of log_sums, float32

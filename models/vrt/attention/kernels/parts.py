@@ -1,0 +1,229 @@
+"""Functions that several attention kernels call: which part a program computes, addresses, logits.
+
+A kernel is a function in Triton's language, which looks like Python. Words of Triton:
+
+    program    one instance of a kernel. A launch starts many of them, and each one asks for its
+               number, tl.program_id(0), to know what it computes
+    tile       the part of a matrix that a program computes at a time. It is in registers
+    pointer    the address of a number in memory. `qkv + 5` is the address of the sixth number
+
+Capital letters are sizes that Triton compiles into a kernel (`tl.constexpr`): T tokens of a window,
+HEADS heads, HD channels of a head, and PAD, which is HD padded to a power of two with zeros,
+because Triton requires such sizes. MUTUAL says whether a "window" is one frame of a pair of frames,
+and the queries come from the other frame of the pair. n is the number of windows.
+
+A row is the channels of all heads of one token. qkv is (n, T, 3, HEADS, HD), so its rows lie
+3 HEADS HD numbers apart: first the query of the token, then its key, then its value. E.g. 6 heads
+of 20 channels: a key lies 120 numbers after its query, and the next token 360 numbers after it.
+
+What must stay, and which test notices (in tests/parts/models):
+
+    the addresses, and the logits up to rounding     test_triton.py compares with float64, and needs
+                                                     no GPU: Triton's interpreter runs the kernels
+                                                     on a CPU. test_cuda.py does the same on a GPU
+    the order of operations in `_logits`             none: another order changes the last bits of a
+                                                     training, so existing runs would not resume
+                                                     exactly
+
+Free to change: how an address is computed. The names begin with an underscore because only the
+kernels of this folder call these functions.
+"""
+
+from typing import Any
+
+import triton
+import triton.language
+
+# Any, because the type checker must not check kernels as if they were Python.
+tl: Any = triton.language
+jit: Any = triton.jit
+# The kernels compute 2^x in place of e^x, because exp2 is faster: e^x is 2^(x log2(e)). So all
+# logits here are already multiplied by log2(e). tl.constexpr: a kernel can read no other global
+# constant.
+LOG2_E = tl.constexpr(1.4426950408889634)
+# Added to the logits of two tokens that must not attend to each other: -100, times log2(e).
+# models.vrt.windows.MASKED is the same number without the factor. Change both together.
+MASKED = tl.constexpr(-100.0 * 1.4426950408889634)
+
+# ---- Which part a program computes ------------------------------------------------------------
+
+
+@jit
+def _head_and_tile(HEADS: tl.constexpr, TILES: tl.constexpr):
+    """Return the number of the head and the number of the tile that this program computes.
+
+    TILES: number of tiles of a head in one window.
+
+    Programs with successive numbers have successive heads. The heads of a token lie side by side in
+    memory, so these programs read the same cache lines. Another order gives the same numbers, but
+    is slower. E.g. 6 heads and 2 tiles:
+
+        programs 0 ... 5      the heads of tile 0
+        programs 6 ... 11     the heads of tile 1
+        program 12            head 0 of tile 0, in the next group of windows
+    """
+    program = tl.program_id(0)
+    return program % HEADS, program // HEADS % TILES
+
+
+@jit
+def _group_of_program(HEADS: tl.constexpr, TILES: tl.constexpr):
+    """Return the number of the group of windows that this program goes through.
+
+    E.g. 6 heads and 2 tiles: programs 0 to 11 have group 0, programs 12 to 23 have group 1.
+    """
+    return tl.program_id(0) // (HEADS * TILES)
+
+
+@jit
+def _windows_of_group(group, group_size, n):
+    """Return the windows of a group, as the first window and the window after the last one.
+
+    group_size: number of successive windows in a group. One program goes through all of them.
+    """
+    first = group * group_size
+    return first, tl.minimum(first + group_size, n)  # the last group may have fewer windows
+
+
+@jit
+def _window_of_queries(window, MUTUAL: tl.constexpr):
+    """Return the number of the window whose queries meet the keys of `window`.
+
+    Without MUTUAL it is `window`. With MUTUAL it is the other frame of the pair. Frames 0 and 1 are
+    a pair, frames 2 and 3, and so on, so the last bit of the number is inverted (^ 1):
+    0 -> 1, 1 -> 0, 2 -> 3, 3 -> 2.
+
+    With MUTUAL, each kernel reads and writes at two windows. E.g. for window 0:
+        q and dQ                                            are in the rows of window 1
+        k, v, dK, dV, output, dO, log_sums and delta        are in the rows of window 0
+    """
+    if MUTUAL:
+        return window ^ 1
+    return window
+
+
+# ---- Addresses ---------------------------------------------------------------------------------
+
+
+@jit
+def _query_index(
+    window, head, first_query, T: tl.constexpr, HEADS: tl.constexpr, QUERIES: tl.constexpr
+):
+    """Return the positions of a tile's queries in log_sums and delta, which are (n, HEADS, T).
+
+    E.g. T = 128, 6 heads, window 1, head 2, first_query 64: (1 * 6 + 2) * 128 + 64 = 1088, so the
+    positions 1088, 1089, and so on.
+    """
+    return (window * HEADS + head) * T + first_query + tl.arange(0, QUERIES)
+
+
+@jit
+def _row_pointers(
+    tensor, first_row, stride, head, ROWS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr
+):
+    """Return pointers to the channels of a head in successive rows, (ROWS, PAD).
+
+    tensor: pointer to head 0 of row 0. A row is the channels of all heads of one token.
+    first_row: number of the first row.
+    stride: distance from one row to the next row, in numbers of the tensor.
+    head: number of the head. Its channels begin head * HD numbers after the channels of head 0.
+
+    Channels HD ... PAD - 1 lie beyond this head. So the caller must not read or write there.
+    """
+    # The position of the tile in a large tensor may exceed 32 bits. Within the tile 32 bits are
+    # enough, and faster.
+    begin = tensor + tl.cast(first_row, tl.int64) * stride + head * HD
+    return begin + tl.arange(0, ROWS)[:, None] * stride + tl.arange(0, PAD)[None, :]
+
+
+@jit
+def _load_rows(
+    tensor, first_row, stride, head, ROWS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr
+):
+    """Load ROWS successive rows of a head, (ROWS, PAD). Channels beyond HD are 0.
+
+    The arguments are those of `_row_pointers`.
+    """
+    pointers = _row_pointers(tensor, first_row, stride, head, ROWS, HD, PAD)
+    if HD == PAD:
+        return tl.load(pointers)
+    return tl.load(pointers, mask=tl.arange(0, PAD)[None, :] < HD, other=0.0)
+
+
+@jit
+def _store_rows(
+    tensor, first_row, stride, head, values,
+    ROWS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,
+):  # fmt: skip
+    """Store values (ROWS, PAD) to ROWS successive rows of a head, without the channels beyond HD.
+
+    The values are converted to the dtype of the tensor. The other arguments are those of
+    `_row_pointers`.
+    """
+    pointers = _row_pointers(tensor, first_row, stride, head, ROWS, HD, PAD)
+    values = values.to(pointers.dtype.element_ty)
+    if HD == PAD:
+        tl.store(pointers, values)
+    else:
+        tl.store(pointers, values, mask=tl.arange(0, PAD)[None, :] < HD)
+
+
+@jit
+def _matrix_pointers(
+    matrix, row, column, T: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Return pointers to a tile (ROWS, COLUMNS) of a (T, T) matrix, whose rows lie T numbers apart.
+
+    row, column: the upper left element of the tile.
+    """
+    upper_left = matrix + row * T + column
+    return upper_left + tl.arange(0, ROWS)[:, None] * T + tl.arange(0, COLUMNS)[None, :]
+
+
+@jit
+def _bias_of_head(bias, head, T: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """Return a pointer to the bias of a head, a matrix (T, T). Without a bias, return None."""
+    if HAS_BIAS:
+        return bias + head * T * T
+    return bias  # None, which `_logits` does not read
+
+
+@jit
+def _bias_sum_of_group(grad_bias, group, head, T: tl.constexpr, HEADS: tl.constexpr):
+    """Return a pointer to the sum of dS of a group of windows for a head, a matrix (T, T)."""
+    # 64 bits, because grad_bias of many groups may have more than 2^31 numbers.
+    return grad_bias + (group * HEADS + head).to(tl.int64) * T * T
+
+
+# ---- Logits ------------------------------------------------------------------------------------
+
+
+@jit
+def _logits(
+    x, y, exp2_scale, bias, region_row, regions, window, row, column,
+    T: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Compute exp2_scale x y^T + bias + mask, a tile (ROWS, COLUMNS) of a (T, T) matrix.
+
+    x: (ROWS, PAD). y: (COLUMNS, PAD). They are q and k, or k and q if the matrix is transposed.
+    bias: the matrix (T, T) of this head.
+    region_row: (n,), for each window the number of its row in `regions`.
+    regions: (rows, T), for each token the number of its region. Tokens of two regions must not
+        attend to each other. regions.mask_table makes both tensors.
+    row, column: the upper left element of the tile in the matrix. x begins at token `row` of the
+        window, and y begins at token `column`.
+
+    All kernels compute their logits with this function. But `gradient_of_bias` calls it without the
+    bias, and adds the bias itself. So a change of the bias must be made there, too.
+    """
+    logits = tl.dot(x, tl.trans(y)) * exp2_scale
+    if HAS_BIAS:
+        logits += tl.load(_matrix_pointers(bias, row, column, T, ROWS, COLUMNS)).to(tl.float32)
+    if HAS_MASK:
+        regions_of_window = regions + tl.load(region_row + window) * T
+        of_rows = tl.load(regions_of_window + row + tl.arange(0, ROWS))  # (ROWS,)
+        of_columns = tl.load(regions_of_window + column + tl.arange(0, COLUMNS))  # (COLUMNS,)
+        is_same_region = of_rows[:, None] == of_columns[None, :]
+        logits = tl.where(is_same_region, logits, logits + MASKED)
+    return logits

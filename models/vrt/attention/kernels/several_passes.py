@@ -1,0 +1,258 @@
+"""The backward kernels of window attention for windows of more than 128 tokens, in Triton.
+
+All sums of such a window do not fit into the registers of one program. So three kernels compute the
+gradients, from the gradient dO of the output O, and from L = log2(sum over the keys of 2^logit),
+which the forward kernel has written:
+
+    P     = 2^(logit - L)                the weights of the attention, computed again
+    delta = rowsum(dO O)                 gradient_of_queries, which runs first
+    dS    = P (dO V^T - delta)           the gradient of the logits
+    dQ    = scale dS K                   gradient_of_queries: a sum over the keys
+    dV    = P^T dO                       gradients_of_keys: a sum over the queries
+    dK    = scale dS^T Q                 gradients_of_keys
+    dbias = the sum of dS over windows   gradient_of_bias
+
+Arguments, which are the same for all three, because one function launches them:
+
+    qkv, grad_qkv         (n, T, 3, HEADS, HD), query, key and value of each token; their gradients
+    bias                  (HEADS, keys, queries), times log2(e), or None. Added to the logits. For
+                          gradient_of_queries (HEADS, queries, keys)
+    region_row, regions   the masks, as regions.mask_table makes them. None without masks
+    out, grad             (n, T, HEADS, HD), O and dO
+    grad_stride           numbers from a row of dO to the next row, HEADS * HD or more
+    log_sums, delta       (n, HEADS, T), L and delta of each query
+    grad_bias             (groups, HEADS, keys, queries), the sum of dS of each group of windows
+    n, group_size         number of windows; number of windows that a program goes through
+    scale, exp2_scale     factor of the logits; the same, times log2(e)
+    T, HEADS, HD, PAD     tokens of a window; heads; channels of a head, and with padding
+    MUTUAL                whether the queries come from the other frame of the pair
+    HAS_BIAS, HAS_MASK    whether there is a bias; whether there are masks
+    QUERIES, KEYS         queries and keys of a tile
+
+What must stay: the order of the sums, because another order changes the last bits of a training (no
+test notices). No sum is atomic, so a step gives the same numbers each time.
+tests/parts/models/test_triton.py compares the results with float64. Free to change: names, and how
+an address is computed. A new argument needs a line in `BackwardPass.launch`.
+"""
+
+from models.vrt.attention.kernels.parts import (
+    _bias_of_head,
+    _bias_sum_of_group,
+    _group_of_program,
+    _head_and_tile,
+    _load_rows,
+    _logits,
+    _matrix_pointers,
+    _query_index,
+    _store_rows,
+    _window_of_queries,
+    _windows_of_group,
+    jit,
+    tl,
+)
+
+
+# do_not_specialize: otherwise Triton would compile a kernel again if a number is 1 or is divisible
+# by 16. Both numbers change with the size of the frames.
+@jit(do_not_specialize=["n", "group_size"])
+def gradient_of_queries(
+    qkv, bias, region_row, regions, out, grad, grad_stride: tl.constexpr, log_sums, delta,
+    grad_qkv, grad_bias, n, group_size, exp2_scale, scale,
+    T: tl.constexpr, HEADS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,
+    MUTUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Write dQ = scale dS K and delta, for one tile of queries of one head, in a group of windows.
+
+    Reads qkv, bias, out, grad and log_sums. Writes delta, which the other two kernels read, and the
+    place of the queries in grad_qkv. grad_bias is not used.
+
+    E.g. windows of T = 384 tokens, 6 heads, tiles of 64 queries, groups of one window: a window has
+    6 tiles, so 36 programs. Program 40 computes head 4, queries 0 ... 63, window 1.
+    """
+    # Which tile, which head, and which windows: first ... end - 1.
+    group = _group_of_program(HEADS, TILES=T // QUERIES)
+    head, tile = _head_and_tile(HEADS, TILES=T // QUERIES)
+    first, end = _windows_of_group(group, group_size, n)
+    first_query = tile * QUERIES
+
+    # Pointers to the first key and the first value, and the distance from a token to the next one.
+    keys = qkv + HEADS * HD
+    values = qkv + 2 * HEADS * HD
+    stride = 3 * HEADS * HD
+    bias_of_head = _bias_of_head(bias, head, T, HAS_BIAS)
+
+    for window in range(first, end):
+        query_row = _window_of_queries(window, MUTUAL) * T + first_query
+        out_row = window * T + first_query
+        query_index = _query_index(window, head, first_query, T, HEADS, QUERIES)
+        # All three: (QUERIES, PAD).
+        q = _load_rows(qkv, query_row, stride, head, ROWS=QUERIES, HD=HD, PAD=PAD)
+        grad_out = _load_rows(grad, out_row, grad_stride, head, ROWS=QUERIES, HD=HD, PAD=PAD)
+        output = _load_rows(out, out_row, HEADS * HD, head, ROWS=QUERIES, HD=HD, PAD=PAD)
+        log_sum = tl.load(log_sums + query_index)  # (QUERIES,)
+        # delta = rowsum(dO O), in float32, for this kernel and for the kernels that run later.
+        row_delta = tl.sum(grad_out.to(tl.float32) * output.to(tl.float32), 1)  # (QUERIES,)
+        tl.store(delta + query_index, row_delta)
+
+        # dQ = scale dS K, summed tile by tile of the keys. P and dS are (QUERIES, KEYS) here. dQ
+        # gets its factor after the last tile.
+        grad_q = tl.zeros((QUERIES, PAD), tl.float32)
+        for first_key in range(0, T, KEYS):
+            key_row = window * T + first_key
+            k = _load_rows(keys, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
+            v = _load_rows(values, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
+            logits = _logits(
+                q, k, exp2_scale, bias_of_head, region_row, regions, window,
+                row=first_query, column=first_key,
+                T=T, HAS_BIAS=HAS_BIAS, HAS_MASK=HAS_MASK, ROWS=QUERIES, COLUMNS=KEYS,
+            )  # fmt: skip
+            p = tl.exp2(logits - log_sum[:, None])  # (QUERIES, KEYS)
+            grad_p = tl.dot(grad_out, tl.trans(v))  # (QUERIES, KEYS)
+            ds = p * (grad_p - row_delta[:, None])
+            grad_q = tl.dot(ds.to(k.dtype), k, grad_q)  # adds to grad_q
+
+        grad_q = grad_q * scale
+        _store_rows(grad_qkv, query_row, stride, head, values=grad_q, ROWS=QUERIES, HD=HD, PAD=PAD)
+
+
+@jit(do_not_specialize=["n", "group_size"])
+def gradients_of_keys(
+    qkv, bias, region_row, regions, out, grad, grad_stride: tl.constexpr, log_sums, delta,
+    grad_qkv, grad_bias, n, group_size, exp2_scale, scale,
+    T: tl.constexpr, HEADS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,
+    MUTUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Write dV = P^T dO and dK = scale dS^T Q, for one tile of keys of one head, in a group.
+
+    Reads qkv, bias, grad, log_sums and delta. Writes the places of the keys and values in grad_qkv.
+    out and grad_bias are not used.
+
+    E.g. windows of T = 384 tokens, 6 heads, tiles of 64 keys, groups of one window: a window has 6
+    tiles, so 36 programs. Program 40 computes head 4, keys 0 ... 63, window 1.
+    """
+    # Which tile, which head, and which windows: first ... end - 1.
+    group = _group_of_program(HEADS, TILES=T // KEYS)
+    head, tile = _head_and_tile(HEADS, TILES=T // KEYS)
+    first, end = _windows_of_group(group, group_size, n)
+    first_key = tile * KEYS
+
+    # Pointers to the first key and the first value, and to their gradients. stride is the distance
+    # from a token to the next one.
+    keys = qkv + HEADS * HD
+    values = qkv + 2 * HEADS * HD
+    grad_keys = grad_qkv + HEADS * HD
+    grad_values = grad_qkv + 2 * HEADS * HD
+    stride = 3 * HEADS * HD
+    bias_of_head = _bias_of_head(bias, head, T, HAS_BIAS)
+
+    for window in range(first, end):
+        key_row = window * T + first_key
+        k = _load_rows(keys, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
+        v = _load_rows(values, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
+        grad_k = tl.zeros((KEYS, PAD), tl.float32)
+        grad_v = tl.zeros((KEYS, PAD), tl.float32)
+
+        for first_query in range(0, T, QUERIES):
+            query_row = _window_of_queries(window, MUTUAL) * T + first_query
+            out_row = window * T + first_query
+            query_index = _query_index(window, head, first_query, T, HEADS, QUERIES)
+            # Both: (QUERIES, PAD).
+            q = _load_rows(qkv, query_row, stride, head, ROWS=QUERIES, HD=HD, PAD=PAD)
+            grad_out = _load_rows(grad, out_row, grad_stride, head, ROWS=QUERIES, HD=HD, PAD=PAD)
+
+            # P = 2^(logit - L), and dV = P^T dO. P and dS are transposed here, (KEYS, QUERIES),
+            # because dV and dK need P^T and dS^T. Transposing them afterwards would be slower.
+            logits = _logits(
+                k, q, exp2_scale, bias_of_head, region_row, regions, window,
+                row=first_key, column=first_query,
+                T=T, HAS_BIAS=HAS_BIAS, HAS_MASK=HAS_MASK, ROWS=KEYS, COLUMNS=QUERIES,
+            )  # fmt: skip
+            p = tl.exp2(logits - tl.load(log_sums + query_index)[None, :])  # (KEYS, QUERIES)
+            grad_v = tl.dot(p.to(v.dtype), grad_out, grad_v)  # adds to grad_v
+
+            # dS = P (dO V^T - delta), and dK = scale dS^T Q.
+            grad_p = tl.dot(v, tl.trans(grad_out))  # (KEYS, QUERIES)
+            ds = p * (grad_p - tl.load(delta + query_index)[None, :])
+            grad_k = tl.dot(ds.to(k.dtype), q, grad_k)  # adds to grad_k, still without its factor
+
+        grad_k = grad_k * scale
+        _store_rows(grad_keys, key_row, stride, head, values=grad_k, ROWS=KEYS, HD=HD, PAD=PAD)
+        _store_rows(grad_values, key_row, stride, head, values=grad_v, ROWS=KEYS, HD=HD, PAD=PAD)
+
+
+@jit(do_not_specialize=["n", "group_size"])
+def gradient_of_bias(
+    qkv, bias, region_row, regions, out, grad, grad_stride: tl.constexpr, log_sums, delta,
+    grad_qkv, grad_bias, n, group_size, exp2_scale, scale,
+    T: tl.constexpr, HEADS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,
+    MUTUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Write the sum of dS over a group of windows, for one tile of the (keys, queries) of one head.
+
+    `WindowAttention.backward` adds the sums of all groups, which gives the gradient of the bias.
+    Without a bias, this kernel is not launched. Reads qkv, bias, grad, log_sums and delta. Writes
+    grad_bias. out, grad_qkv, scale and HAS_BIAS are not used.
+
+    E.g. T = 192 tokens, 6 heads, tiles of 64 x 64: the matrix has 9 tiles, so there are 54 programs
+    for each group of windows. Tile 5 is the part of keys 64 ... 127 and queries 128 ... 191:
+
+                         queries    0 ... 63    64 ... 127    128 ... 191
+        keys   0 ...  63            tile 0      tile 1        tile 2
+        keys  64 ... 127            tile 3      tile 4        tile 5
+        keys 128 ... 191            tile 6      tile 7        tile 8
+    """
+    # Which tile, which head, and which windows: first ... end - 1.
+    tiles_of_queries: tl.constexpr = T // QUERIES
+    tiles_of_keys: tl.constexpr = T // KEYS
+    tiles: tl.constexpr = tiles_of_queries * tiles_of_keys
+    group = _group_of_program(HEADS, TILES=tiles)
+    head, tile = _head_and_tile(HEADS, TILES=tiles)
+    first, end = _windows_of_group(group, group_size, n)
+    first_key = tile // tiles_of_queries * KEYS
+    first_query = tile % tiles_of_queries * QUERIES
+
+    # Pointers to the first key and the first value, and the distance from a token to the next one.
+    keys = qkv + HEADS * HD
+    values = qkv + 2 * HEADS * HD
+    stride = 3 * HEADS * HD
+    total = tl.zeros((KEYS, QUERIES), tl.float32)  # the sum of dS, transposed, so far
+    # The tile of the bias is the same for all windows, so load it once. `_logits` would load it
+    # again for each window.
+    bias_pointers = _matrix_pointers(
+        bias + head * T * T, row=first_key, column=first_query, T=T, ROWS=KEYS, COLUMNS=QUERIES
+    )
+    bias_tile = tl.load(bias_pointers).to(tl.float32)
+
+    for window in range(first, end):
+        key_row = window * T + first_key
+        query_row = _window_of_queries(window, MUTUAL) * T + first_query
+        out_row = window * T + first_query
+        query_index = _query_index(window, head, first_query, T, HEADS, QUERIES)
+        k = _load_rows(keys, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
+        v = _load_rows(values, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
+        q = _load_rows(qkv, query_row, stride, head, ROWS=QUERIES, HD=HD, PAD=PAD)  # (QUERIES, PAD)
+        grad_out = _load_rows(grad, out_row, grad_stride, head, ROWS=QUERIES, HD=HD, PAD=PAD)
+
+        # P = 2^(logit - L), transposed.
+        logits = _logits(
+            k, q, exp2_scale, bias, region_row, regions, window,
+            row=first_key, column=first_query,
+            T=T, HAS_BIAS=False, HAS_MASK=HAS_MASK, ROWS=KEYS, COLUMNS=QUERIES,
+        )  # fmt: skip
+        logits += bias_tile
+        p = tl.exp2(logits - tl.load(log_sums + query_index)[None, :])  # (KEYS, QUERIES)
+
+        # dS = P (dO V^T - delta), transposed.
+        grad_p = tl.dot(v, tl.trans(grad_out))  # (KEYS, QUERIES)
+        ds = p * (grad_p - tl.load(delta + query_index)[None, :])
+        total += ds
+
+    # Each program writes its own tile of the sum, so no two programs write to the same place.
+    matrix = _bias_sum_of_group(grad_bias, group, head, T, HEADS)
+    sum_pointers = _matrix_pointers(
+        matrix, row=first_key, column=first_query, T=T, ROWS=KEYS, COLUMNS=QUERIES
+    )
+    tl.store(sum_pointers, total)

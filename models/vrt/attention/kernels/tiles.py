@@ -1,0 +1,62 @@
+"""Says which windows the attention kernels take, and the size of the tiles that they compute.
+
+A kernel computes a T x T matrix of a window (T tokens) in parts, the tiles. A larger tile reads
+memory less often, but it must fit into the registers of a program.
+
+What must stay, and which test notices (in tests/parts/models):
+
+    T is a multiple of both sides of a tile      test_triton.py. Otherwise the kernels give wrong
+                                                 numbers without an error
+    the sizes of the tiles, and their warps      none: others change the order of sums, and so the
+                                                 last bits of a training. Existing runs would not
+                                                 resume exactly
+
+To take larger windows or heads, raise a limit, and add a case of this size to SHAPES in
+tests/helpers/triton_errors.py. Free to change: stages, which only decide the speed.
+"""
+
+from typing import NamedTuple
+
+# The largest windows and heads that the kernels take. Larger ones are left to torch's attention.
+MOST_TOKENS = 512
+MOST_CHANNELS_OF_HEAD = 32
+
+
+def knows(tokens: int, channels: int) -> bool:
+    """Say whether the kernels compute windows of this many tokens with heads of these channels.
+
+    forms.attention_has_kernel asks this before each call of the kernels. tokens: T, the tokens that
+    attend to each other. channels: of a head.
+    """
+    fits_tiles = tokens % 64 == 0  # the smallest tile has 64 queries and 64 keys
+    return fits_tiles and tokens <= MOST_TOKENS and channels <= MOST_CHANNELS_OF_HEAD
+
+
+class Tile(NamedTuple):
+    """The part of a T x T matrix that a program of a kernel computes at a time."""
+
+    queries: int  # queries of a tile: rows of the part. QUERIES in the kernels
+    keys: int  # keys of a tile: columns of the part. KEYS in the kernels
+    warps: int  # groups of 32 threads in a program
+    stages: int  # rounds of the loop over tiles that overlap, because later tiles are loaded ahead
+
+
+def forward_tile(tokens: int) -> Tile:
+    """Return the fastest tile of the forward pass, of the tiles that were measured on an H200."""
+    if tokens == 128:
+        return Tile(queries=64, keys=128, warps=4, stages=2)
+    if tokens % 128 == 0:
+        return Tile(queries=128, keys=64, warps=4, stages=2)
+    return Tile(queries=64, keys=64, warps=4, stages=2)
+
+
+# Largest T for which one kernel, all_gradients, computes the backward pass. With more tokens its
+# sums would not fit into the registers.
+MOST_TOKENS_OF_ONE_PASS = 128
+
+
+def backward_tile(tokens: int) -> Tile:
+    """Return the tile of the backward kernels."""
+    if tokens == 128:  # all_gradients needs all keys of a window in a tile
+        return Tile(queries=64, keys=128, warps=8, stages=2)
+    return Tile(queries=64, keys=64, warps=4, stages=2)

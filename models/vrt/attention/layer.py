@@ -1,0 +1,206 @@
+"""The attention of a block: its parameters, and how it computes the tokens of a window.
+
+For tokens u (positions, C), a position for each token of each window:
+
+    self attention      softmax(scale q k^T + bias + mask) v among the T tokens of a window
+    mutual attention    the same between the two frames of a window, of u + positions, without bias
+    result              proj(self), or proj(mutual, self) if the layer has both
+
+Letters: T tokens in a window, C channels, C/heads channels of a head.
+
+What must stay, and which test notices (in tests/parts/models):
+
+    attributes, which are names in the released weights  test_vrt_modules.py loads such names
+    the order in which layers are built, which decides
+    their random initial weights                         test_exact_step.py has the numbers of a
+                                                         step
+
+Free to change: what `compute` computes, in all forms at once. The result then no longer is the
+published network.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.vrt.attention.window import window_attention
+from models.vrt.positions import refuse_other_index, relative_position_index, sine_positions
+from models.vrt.windows import Chunk
+from models.vrt.work import Tape, Weights
+
+
+class WindowAttention(nn.Module):
+    """Attention among the T tokens of a window.
+
+    window: frames, height and width of a window. heads: number of heads.
+    qkv_bias: whether the layers that make q, k and v have a bias.
+    qk_scale: factor of the logits, or None for the published factor.
+    mutual: whether the window holds two frames that attend to each other as well.
+    """
+
+    relative_position_index: Tensor
+    position_bias: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        window: tuple[int, int, int],
+        heads: int,
+        qkv_bias: bool,
+        qk_scale: float | None,
+        mutual: bool,
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.mutual = mutual
+        # The published factor of the logits is 1 / sqrt(channels of a head). It keeps the logits
+        # about as large for wide heads as for narrow heads. The option qk_scale replaces it, unless
+        # the option is None or 0.
+        channels_of_head = dim // heads
+        self.scale = qk_scale or channels_of_head**-0.5
+
+        # The table has one row for each offset between two tokens of a window. Along an axis of n
+        # tokens an offset is one of the 2 n - 1 numbers from -(n - 1) to n - 1. E.g. a window of
+        # 6 x 8 x 8 tokens has 11 x 15 x 15 offsets.
+        offsets = math.prod(2 * length - 1 for length in window)
+        self.relative_position_bias_table = nn.Parameter(torch.zeros(offsets, heads))
+        nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)  # as published
+        self.register_buffer("relative_position_index", relative_position_index(window))
+        if mutual:
+            _, height, width = window
+            self.register_buffer("position_bias", sine_positions(height, width, dim))
+
+        self.qkv_self = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        self.proj = nn.Linear(2 * dim if mutual else dim, dim)
+        if mutual:
+            self.qkv_mut = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+
+    # ---- Computation -------------------------------------------------------------------------
+
+    def compute(
+        self, u: Tensor, chunk: Chunk, w: Weights, tape: Tape | None, is_plain: bool
+    ) -> Tensor:
+        """Compute the attention of the windows of a chunk: u (positions, C) -> the same shape.
+
+        u: the tokens, normalised, at all positions of the windows. Padding is zero.
+        w: the weights by the names of `weights`, in the dtype of u.
+        tape: where our attention for CPUs keeps its results. None: torch or a GPU kernel computes.
+        is_plain: whether torch's operators are used on every device.
+        """
+        out = self._attend(
+            u, "qkv", chunk, w, tape, is_plain, bias=w["bias"], mutual=False
+        )  # (positions, C)
+        if self.mutual:
+            # Each frame has T / 2 tokens. To each token the sine table of its place within the
+            # frame is added, (1, T / 2, C).
+            by_frame = u.view(-1, chunk.tokens // 2, u.shape[1])  # (2 windows, T / 2, C)
+            u = (by_frame + w["positions"]).view_as(u)
+            # The output at frame 1 comes from the queries of frame 2 and the keys and values of
+            # frame 1, and vice versa.
+            mutual = self._attend(u, "qkv_mut", chunk, w, tape, is_plain, bias=None, mutual=True)
+            out = torch.cat((mutual, out), dim=1)  # (positions, 2 C), as `proj` takes it
+        return F.linear(out, w["proj"], w["proj_bias"])  # (positions, C)
+
+    def _attend(
+        self,
+        u: Tensor,
+        key: str,
+        chunk: Chunk,
+        w: Weights,
+        tape: Tape | None,
+        is_plain: bool,
+        bias: Tensor | None,
+        mutual: bool,
+    ) -> Tensor:
+        """Compute self attention or mutual attention: u (positions, C) -> (positions, C).
+
+        key: name of the weights of q, k and v in w, "qkv" or "qkv_mut".
+        bias: (heads, T, T), added to the logits, or None.
+        mutual: whether the two frames of a window attend to each other.
+        """
+        channels = u.shape[1]
+        qkv = F.linear(u, w[key], w[f"{key}_bias"])  # (positions, 3 C)
+        # (windows, T, 3, heads, C/heads)
+        qkv = qkv.view(-1, chunk.tokens, 3, self.heads, channels // self.heads)
+        out = window_attention(
+            qkv,
+            bias,
+            chunk.spans,
+            scale=self.scale,
+            mutual=mutual,
+            tape=tape,
+            is_plain=is_plain,
+        )
+        return out.flatten(0, 1)  # (windows, T, C) -> (positions, C)
+
+    # ---- Weights -----------------------------------------------------------------------------
+
+    def weights(self, tokens: int) -> Weights:
+        """Return {name: weight} of all weights that `compute` uses.
+
+        tokens: T, the number of tokens in a window. It is less than in the constructor if a clip is
+            smaller than the window.
+        """
+        weights: Weights = {
+            # Added to the logits of self attention. It depends on the offset between two tokens.
+            "bias": self._relative_bias(tokens),
+            "qkv": self.qkv_self.weight,
+            "qkv_bias": self.qkv_self.bias,
+            "proj": self.proj.weight,
+            "proj_bias": self.proj.bias,
+        }
+        if self.mutual:
+            weights["qkv_mut"] = self.qkv_mut.weight
+            weights["qkv_mut_bias"] = self.qkv_mut.bias
+            # The sine table. The buffer has its name from the published weights.
+            weights["positions"] = self.position_bias
+        return weights
+
+    def _relative_bias(self, tokens: int) -> Tensor:
+        """Return the bias (heads, T, T) that is added to the logits of self attention.
+
+        tokens: T, the number of tokens in a window.
+        """
+        # The index belongs to the full window. If a clip is smaller than the window, its windows
+        # have fewer tokens, T, and use the first T rows and columns of the index. If the clip is
+        # smaller in height or width, these entries belong to other offsets than the T tokens have.
+        # The published network uses these rows, too. With another index, the released weights would
+        # give other frames for such clips.
+        index = self.relative_position_index[:tokens, :tokens].reshape(-1)  # (T T,)
+        rows = self.relative_position_bias_table.index_select(0, index)  # (T T, heads)
+        bias = rows.view(tokens, tokens, -1).permute(2, 0, 1)  # (heads, T, T)
+        # `permute` leaves a last axis with gaps in memory, and the fused kernels reject such a
+        # bias. So copy the numbers into their new order.
+        return bias.contiguous()
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Load all tensors but relative_position_index, which is compared instead.
+
+        All networks of the process share one index tensor, so a file must not overwrite it. torch
+        calls this method within load_state_dict, with these arguments.
+
+        Raises CheckpointError if `state_dict` has another index.
+        """
+        key = f"{prefix}relative_position_index"
+        index_in_file = state_dict.get(key)
+        if index_in_file is not None:
+            refuse_other_index(index_in_file, self.relative_position_index, key, "the weights")
+        rest = {name: value for name, value in state_dict.items() if name != key}
+        super()._load_from_state_dict(
+            rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        # torch reports the index as missing, because `rest` lacks it.
+        if index_in_file is not None and key in missing_keys:
+            missing_keys.remove(key)

@@ -1,0 +1,111 @@
+"""Attention inside windows: softmax(scale q k^T + bias + mask) v.
+
+`window_attention` is what a block calls. It chooses among three forms of the same computation:
+
+    our kernels     gpu.py, on GPUs and for windows that `attention_has_kernel` accepts
+    torch's         `attend`, on every device
+    our own form    cpu.py, on CPUs, if the caller gives a tape. Between forward and backward it
+                    keeps the output, but no T x T matrices
+
+Letters: n windows, T tokens in a window, hd channels of a head. The logits, scale q k^T + bias +
+mask, are a T x T matrix for each window and head.
+
+What must stay: the forms agree within rounding, gradients too. tests/parts/models/test_block.py and
+test_triton.py compare them. Free to change: which form runs.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.vrt.attention.cpu import CpuAttention
+from models.vrt.attention.heads import heads_of, logit_offset
+from models.vrt.forms import attention_has_kernel, fused_attention, head_multiple
+from models.vrt.windows import Span
+from models.vrt.work import Tape
+
+
+def window_attention(
+    qkv: Tensor,
+    bias: Tensor | None,
+    spans: tuple[Span, ...],
+    scale: float,
+    mutual: bool,
+    tape: Tape | None,
+    is_plain: bool = False,
+) -> Tensor:
+    """Compute the attention among the tokens of each window, or between its two frames.
+
+    qkv: packed heads, (n, T, 3, heads, hd).
+    bias: (heads, T, T), added to the logits, or None.
+    spans: ranges of the n windows. The windows of a span have the same mask.
+    mutual: whether the attention is between the two frames of a window. Then `bias` is None.
+    tape: where `CpuAttention` keeps its results. None: `CpuAttention` is not used.
+    is_plain: whether torch's attention is used on every device.
+
+    Returns (n, T, heads * hd).
+    """
+    all_tokens = qkv.shape[1]  # of both frames, if the attention is mutual
+    channels = qkv.shape[4]
+    t = all_tokens // 2 if mutual else all_tokens  # tokens that attend to each other
+    if not is_plain and tape is None and attention_has_kernel(qkv, t, channels):
+        # Imported here, because Triton is not installed everywhere.
+        from models.vrt.attention import gpu
+
+        return gpu.window_attention(qkv, bias, spans, scale, mutual)
+
+    # Compute span by span. Use `split` and no slices, because autograd would give the gradient of
+    # each slice the size of the whole qkv.
+    results = []
+    lengths = [span.stop - span.start for span in spans]
+    for qkv_of_span, span in zip(qkv.split(lengths), spans, strict=True):
+        # Both frames of a window have the same mask, so mutual attention takes the mask of the
+        # first frame: the upper left corner.
+        mask = None if span.mask is None else span.mask[:t, :t]
+        if tape is not None:
+            out = CpuAttention.apply(qkv_of_span, bias, mask, scale, mutual, tape)
+        else:
+            q, k, v = heads_of(qkv_of_span, mutual)
+            out = attend(q, k, v, scale, bias, mask)
+        out = out.transpose(1, 2)  # (n, heads, T, hd) -> (n, T, heads, hd)
+        # With `mutual`, out is (2 n, T / 2, heads, hd), a row for each frame. The two frames of a
+        # window follow each other, so this joins them to (n, T, heads * hd).
+        results.append(out.reshape(len(qkv_of_span), all_tokens, -1))
+    if len(results) == 1:  # saves a copy
+        return results[0]
+    return torch.cat(results)
+
+
+# Most windows times heads in one call of torch's attention. torch spreads them along an axis of the
+# GPU's grid of thread blocks, and such an axis has at most 65,535 blocks.
+MOST_HEADS = 65_535
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None, mask: Tensor | None
+) -> Tensor:
+    """Compute the attention by torch's operator: q, k, v (n, heads, T, hd) -> the same shape.
+
+    bias: (heads, T, T) or None. mask: (T, T) or None. Both are the same for all n windows.
+    """
+    added = logit_offset(bias, mask, q.dtype)  # (1, heads or 1, T, T), or None
+    n, heads, _, channels = q.shape
+    # torch's fused kernels take heads of certain widths alone, so fill up with channels of zeros.
+    # Zeros change no logit, and `scale` is given for the width without padding.
+    padding = -channels % head_multiple(q)  # e.g. 20 channels, multiples of 8: 4
+    if padding:
+        q = F.pad(q, (0, padding))
+        k = F.pad(k, (0, padding))
+        v = F.pad(v, (0, padding))
+
+    results = []
+    windows_at_a_time = max(1, MOST_HEADS // heads)  # one window, even if it has more heads
+    with fused_attention(q):
+        for first in range(0, n, windows_at_a_time):
+            in_round = slice(first, first + windows_at_a_time)  # the windows of this call
+            result = F.scaled_dot_product_attention(
+                q[in_round], k[in_round], v[in_round], attn_mask=added, scale=scale
+            )
+            results.append(result)
+    out = results[0] if len(results) == 1 else torch.cat(results)
+    return out[..., :channels]

@@ -1,0 +1,116 @@
+"""The gated MLP: fc2(gelu(fc11(x)) * fc12(x)) over the last axis.
+
+It is the GEGLU of Shazeer (2020). The GELU is the exact one with erf, not the approximation with
+tanh. A block computes `geglu` within its own chunks. The fusion at the end of a stage is a
+`GatedMlp`, which runs in chunks by itself (chunks.InChunks), or as a whole under autograd.
+
+What must stay, and which test notices (in tests/parts/models):
+
+    the names fc11, fc12, fc2, which are in
+    the released weights                        test_vrt_modules.py
+    the results and gradients of both forms     test_block.py, test_triton.py
+    the size of the chunks                      none: the gradients of weights are summed chunk by
+                                                chunk, so their last bits would change
+
+Free to change: how `geglu` computes, as long as its results stay.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.vrt.chunk_sizes import most_tokens
+from models.vrt.chunks import InChunks
+from models.vrt.forms import has_kernels, runs_in_chunks
+from models.vrt.layers import compute_dtype, recompute_in_backward
+from models.vrt.stochastic_depth import Factors
+from models.vrt.windows import Chunk
+from models.vrt.work import Tape, Weights, Work
+
+
+def geglu(u: Tensor, w: Weights, is_plain: bool = True) -> Tensor:
+    """Return the hidden layer gelu(fc11(u)) * fc12(u): (tokens, C) -> (tokens, hidden).
+
+    w: the weights "fc11", "fc11_bias", "fc12" and "fc12_bias".
+    is_plain: whether torch's operators are used on every device. The plain form must use them,
+        because torch.compile cannot trace our kernels.
+    """
+    if not is_plain and has_kernels(u):
+        # Imported here, because Triton is not installed everywhere.
+        from models.vrt import triton_rows
+
+        return triton_rows.geglu(u, w["fc11"], w["fc11_bias"], w["fc12"], w["fc12_bias"])
+    gate = F.gelu(F.linear(u, w["fc11"], w["fc11_bias"]))
+    value = F.linear(u, w["fc12"], w["fc12_bias"])
+    if gate.requires_grad:
+        return gate * value
+    return gate.mul_(value)  # in place: without a graph nobody needs `gate`
+
+
+class GatedMlp(nn.Module):
+    """The gated MLP: fc2(gelu(fc11(x)) * fc12(x)) over the last axis.
+
+    inputs, hidden, outputs: numbers of channels.
+    checkpoint: whether backward computes the hidden layer again, from the input alone. If the layer
+    runs in chunks, backward always computes it again.
+    kernels: "auto" computes chunk by chunk, "plain" computes all tokens at once.
+    """
+
+    # models/vrt/memory/fit_memory.py sets this flag to fit the network to the memory.
+    FLAGS = ("checkpoint",)
+
+    def __init__(
+        self,
+        inputs: int,
+        hidden: int,
+        outputs: int,
+        checkpoint: bool = False,
+        kernels: str = "auto",
+    ) -> None:
+        super().__init__()
+        self.checkpoint = checkpoint
+        self.kernels = kernels
+        self.fc11 = nn.Linear(inputs, hidden)
+        self.fc12 = nn.Linear(inputs, hidden)
+        self.fc2 = nn.Linear(hidden, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the MLP: (..., inputs) -> (..., outputs)."""
+        w = self.weights()
+        if not runs_in_chunks(self.kernels):
+            # As a whole under autograd.
+            return recompute_in_backward(
+                lambda u: self.fc2(geglu(u, w)), x, weights=w.values(), when=self.checkpoint
+            )
+
+        # The MLP computes each token alone, so a chunk is any slice of consecutive tokens.
+        rows = x.to(compute_dtype(x)).flatten(0, -2)  # (tokens, inputs)
+        tokens_at_a_time = most_tokens(rows)
+        chunks = []
+        for first in range(0, len(rows), tokens_at_a_time):
+            tokens = slice(first, first + tokens_at_a_time)
+            chunks.append(Chunk(rows=tokens, results=tokens))
+        work = Work(_hidden_of_mlp, chunks, names=tuple(w))
+        as_one_sample = rows[None]  # (1, tokens, inputs)
+        # No autocast, because `rows` already has the dtype of autocast.
+        with torch.autocast(x.device.type, enabled=False):
+            y = InChunks.apply(as_one_sample, work, *w.values())
+        return y.view(*x.shape[:-1], -1)
+
+    def weights(self) -> Weights:
+        """Return the weights by the names that `geglu` and `InChunks` use."""
+        return {
+            "fc11": self.fc11.weight,
+            "fc11_bias": self.fc11.bias,
+            "fc12": self.fc12.weight,
+            "fc12_bias": self.fc12.bias,
+            "fc2": self.fc2.weight,
+            "fc2_bias": self.fc2.bias,
+        }
+
+
+def _hidden_of_mlp(
+    tokens: Tensor, chunk: Chunk, factors: Factors, w: Weights, tape: Tape | None
+) -> tuple[None, Tensor]:
+    """Compute the MLP without its last linear layer: `hidden` of Work. It has no residual sum."""
+    return None, geglu(tokens, w, is_plain=False)

@@ -1,0 +1,130 @@
+"""Says which options make a training step smaller, for a step that ran out of memory.
+
+`out_of_memory_error` makes the error, and `suggest_changes` its option lines, those first which
+change the result least.
+
+What must stay: each line is accepted on the command line, and makes the step smaller.
+tests/parts/models/test_memory_advice.py has the lines. Free to change: the texts, and which changes
+are proposed.
+"""
+
+import torch
+
+from utils import device as devices
+from utils import utils_dist
+from utils.contract import InputSpec
+from utils.dist import gpu
+from utils.errors import SpikeVRTError
+from utils.options.models import LoaderOptions, TrainOptions
+from utils.options.section import Section
+
+
+def out_of_memory_error(
+    where: str,
+    device: torch.device,
+    train: TrainOptions,
+    data: LoaderOptions | None,
+    netG: Section,
+    spec: InputSpec,
+) -> SpikeVRTError:
+    """Make the error for a training step that ran out of memory. It says how to make it smaller.
+
+    where: the step, for the error. device: the rank's GPU. train: the section `train` of the
+        options. data: datasets.train, or None in a notebook without datasets. netG: the options of
+        the network. spec: what the network requires of its clips.
+    """
+    peak_gb = devices.peak_gb(device)
+    peak = "" if peak_gb is None else f", {peak_gb:.1f} GB at the peak"
+    lines = suggest_changes(train, data, netG, spec)
+    if not lines:
+        lines = ["take a smaller network, or a GPU with more memory"]
+    if gpu.is_cuda(device):
+        lines.append(
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment, against "
+            "fragmentation"
+        )
+    # The lines are printed below one another. `SpikeVRTError.__str__` begins a text after 12
+    # characters ("  do        ").
+    indent = " " * 12
+    return SpikeVRTError(
+        what=f"out of memory on rank {utils_dist.get_rank()}{peak}",
+        where=where,
+        expected=f"a step within the {devices.total_gb(device):.1f} GB of the device, less what "
+        "other processes use",
+        do="\n".join(["one of these, or several:", *(f"{indent}{line}" for line in lines)]),
+    )
+
+
+def suggest_changes(
+    train: TrainOptions, data: LoaderOptions | None, netG: Section, spec: InputSpec
+) -> list[str]:
+    """Return option lines that make a training step smaller.
+
+    The first lines change the result least. E.g. "train.amp.enable=true".
+
+    data: datasets.train, or None in a notebook without datasets. spec: what the network requires.
+    """
+    # Mixed precision changes the numbers a little.
+    mixed_precision = "" if train.amp.enable else "train.amp.enable=true"
+    lines = [
+        _fewer_clips_at_a_time(train, data),
+        _checkpointing_everywhere(netG),
+        mixed_precision,
+        _smaller_crops(data, spec),
+        _one_frame_less(data, spec),
+    ]
+    return [line for line in lines if line]  # "" is a change that is not possible
+
+
+def _fewer_clips_at_a_time(train: TrainOptions, data: LoaderOptions | None) -> str:
+    """Return a smaller batch with as many more micro-batches, which give the same step.
+
+    E.g. a batch of 9 clips: 3 clips, three times as many micro-batches.
+    """
+    batch = getattr(data, "dataloader_batch_size", 1)
+    if batch <= 1:
+        return ""
+    # Take the largest number that divides the batch and is at most its half. E.g. 9: 4 does not
+    # divide 9, 3 does.
+    fewer = batch // 2
+    while batch % fewer != 0:
+        fewer -= 1
+    micro_batches = train.accumulation_steps * batch // fewer
+    return f"datasets.train.dataloader_batch_size={fewer} train.accumulation_steps={micro_batches}"
+
+
+def _checkpointing_everywhere(netG: Section) -> str:
+    """Return the keys that recompute every branch. The numbers stay, but a step takes more time."""
+    keys = []
+    for key in ("use_checkpoint_attn", "use_checkpoint_ffn"):
+        if getattr(netG, key, None) is False:
+            keys.append(f"netG.{key}=true")
+    for key in ("no_checkpoint_attn_blocks", "no_checkpoint_ffn_blocks"):
+        if getattr(netG, key, []):
+            keys.append(f"netG.{key}=[]")
+    return " ".join(keys)
+
+
+def _smaller_crops(data: LoaderOptions | None, spec: InputSpec) -> str:
+    """Return crops of at most three quarters of the side.
+
+    The side is rounded down to a multiple that the network takes.
+    """
+    side = getattr(data, "gt_size", 0) // spec.scale  # side of the input, in pixels
+    smaller_side = side * 3 // 4
+    smaller_side = smaller_side // spec.multiple * spec.multiple  # rounded down to a multiple
+    if smaller_side < max(spec.least_size):
+        return ""
+    return f"datasets.train.gt_size={smaller_side * spec.scale}"
+
+
+def _one_frame_less(data: LoaderOptions | None, spec: InputSpec) -> str:
+    """Return one frame less, but at least one frame more than the network requires.
+
+    So the attention between frames still has several frames to use. A network that interpolates
+    needs a certain number of frames.
+    """
+    fewer_frames = getattr(data, "num_frame", 0) - 1
+    if fewer_frames <= spec.least_frames or spec.interpolates:
+        return ""
+    return f"datasets.train.num_frame={fewer_frames}"

@@ -1,0 +1,149 @@
+"""Fits a training step to a memory budget: netG.checkpoint "auto".
+
+Autograd keeps tensors for backward. A block can instead compute a branch (attention or MLP) again
+in backward. This is called checkpointing: it saves memory and costs time. `fit_memory` chooses
+which branches are computed again. It begins with all of them, counts what a step then needs
+(count.py), and stops recomputing the branches with the most work per byte, as long as the estimate
+of the peak stays within the budget.
+
+What must stay: the choice does not depend on the rank or on chance, because all ranks must
+recompute the same branches. Free to change: which branches are chosen. Recomputing changes no
+number, so another choice changes only memory and time.
+
+Tests: tests/parts/models/test_fit_memory.py, test_fake_gpu.py
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from models.vrt.memory.count import Branch, Moment, count_moments
+
+logger = logging.getLogger(__name__)
+GB = 1e9
+# Weight, gradient and the two moments of Adam: four numbers of 4 bytes, float32.
+BYTES_PER_PARAMETER = 16
+# The count of tensors leaves out workspaces and fragmentation, and is at most 10 % too low
+# (docs/benchmarks/net.md). So the estimate is the count times this factor. With a larger factor,
+# more would be recomputed than needed. With a smaller factor, a step may not fit.
+MARGIN = 1.1
+
+
+def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> float:
+    """Set the checkpoint flags of every block so that a training step needs at most `budget_gb`.
+
+    VRT.fit calls this before the first step, on every rank. Only the flags of the modules change.
+
+    run: function that runs one forward pass of net at the training size.
+
+    Returns the estimate of what a step needs, in GB (1e9 bytes). If it is larger than the budget,
+    all branches are recomputed, and a warning says so.
+
+    The estimate counts the tensors that autograd saves, without a backward pass. So gradients and
+    random numbers are not changed, and every rank gets the same result. The count is within 3 % of
+    what a step allocates, and for recomputed blocks of the plain form up to 10 % below it
+    (docs/benchmarks/net.md). MARGIN covers this error.
+    """
+    moments = count_moments(net, run)
+    branches = []
+    for moment in moments:
+        branches += moment.branches
+    parameter_count = sum(parameter.numel() for parameter in net.parameters())
+    parameter_bytes = BYTES_PER_PARAMETER * parameter_count
+    budget = budget_gb * GB
+
+    def needed_bytes() -> float:
+        # The estimate for the present flags of the modules, which the loop below changes.
+        return MARGIN * (parameter_bytes + _activations(moments).peak)
+
+    def work_per_byte(branch: Branch) -> float:
+        # At least 1 byte, because a branch may save nothing.
+        return branch.flops / max(branch.bytes, 1)
+
+    # Stop recomputing one branch after the other. Begin with the branch for which a byte of memory
+    # saves the most work. If the step then needs more than the budget, recompute this branch after
+    # all, and try the next branch, which may be smaller.
+    for branch in sorted(branches, key=work_per_byte, reverse=True):
+        setattr(branch.owner, branch.flag, False)
+        if needed_bytes() > budget:
+            setattr(branch.owner, branch.flag, True)
+
+    kept, peak = _activations(moments)
+    need = needed_bytes()
+    recomputed_count = sum(_is_recomputed(branch) for branch in branches)
+    logger.info(
+        "checkpoint auto: %d of %d branches are recomputed in backward; about %.2f GB of %.2f GB "
+        "(kept %.2f GB, at most %.2f GB more in backward, weights and moments %.2f GB, and a "
+        "margin)",
+        recomputed_count, len(branches), need / GB, budget_gb, kept / GB, (peak - kept) / GB,
+        parameter_bytes / GB,
+    )  # fmt: skip
+    if need > budget:
+        _warn_of_small_budget(budget_gb, need, parameter_bytes)
+    return need / GB
+
+
+def _warn_of_small_budget(budget_gb: float, need: float, parameter_bytes: int) -> None:
+    """Warn that a step does not fit the budget, and say how small a crop would fit.
+
+    need: the estimate for a step with every branch recomputed, in bytes.
+    """
+    # The share of the present activations that would fit. Activations grow with the area of a crop,
+    # so the side of the crop shrinks by the square root of the share. If the weights alone exceed
+    # the budget, the room is negative, and the share is 0.
+    room_for_activations = budget_gb * GB / MARGIN - parameter_bytes
+    activations = need / MARGIN - parameter_bytes
+    share = max(0.0, room_for_activations / activations)
+    logger.warning(
+        "netG.memory_budget_gb is %.2f, but a step needs about %.2f GB even with every "
+        "block checkpointed: "
+        "reduce gt_size to %.0f %%, or reduce num_frame or the batch", budget_gb, need / GB,
+        100 * share**0.5,
+    )  # fmt: skip
+
+
+class Activations(NamedTuple):
+    """Bytes of activations in a training step."""
+
+    kept: int  # between forward and backward
+    peak: int  # the most at a time
+
+
+def _activations(moments: list[Moment]) -> Activations:
+    """Estimate the activations with the present flags, in bytes.
+
+    In the backward pass of a module, three things are in memory: what all modules up to this module
+    have saved, what its recomputed branches give, and what the pass itself allocates (transient).
+    E.g. two blocks, each with one branch of 10 MB. The second branch is recomputed. In MB:
+
+        moment           saved   branches kept so far   recomputed   in all
+        block 1              5                     10            0       15
+        block 2             10                     10           10       30   the peak
+        end of forward      10                     10            0       20   kept
+
+    moments: one for each module, in the order of the forward pass.
+
+    `fit_memory` alone calls this. test_fit_memory.py compares the estimate with what a step
+    allocates.
+    """
+    kept_in_branches = 0  # bytes of the branches so far that are not recomputed
+    peak = 0
+    for moment in moments:
+        recomputed = 0  # bytes of the branches that the backward pass of this module recomputes
+        for branch in moment.branches:
+            if _is_recomputed(branch):
+                recomputed += branch.bytes
+            else:
+                kept_in_branches += branch.bytes
+        during_backward = moment.saved + kept_in_branches + recomputed + moment.transient
+        peak = max(peak, during_backward)
+    end_of_forward = moments[-1]
+    kept = end_of_forward.saved + kept_in_branches
+    return Activations(kept, peak)
+
+
+def _is_recomputed(branch: Branch) -> bool:
+    """Say whether backward computes the branch again: the flag of its owner."""
+    return getattr(branch.owner, branch.flag)

@@ -1,0 +1,52 @@
+"""Selects rows of a tensor, and writes rows into a tensor.
+
+What must stay: `take` gives the gradient of x[rows] if no row is named twice. The tests of a block,
+tests/parts/models/test_block.py, compare gradients. Free to change: everything else.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def take(x: Tensor, rows: Tensor | slice | None) -> Tensor:
+    """Return x[rows], or x itself if `rows` is None.
+
+    If a gradient is needed, `rows` must name each row at most once. So pass the fields `results` or
+    `kept` of a chunk, and not its field `rows`, which names row 0 again at each padding. (chunks.py
+    takes `rows` where no gradient goes through `take`.)
+
+    The reason: the gradient then only copies rows. torch's own gradient of x[rows] is written for
+    rows that are named twice, which it adds up. Without such rows it is still many times slower.
+    """
+    if rows is None:
+        return x
+    if isinstance(rows, slice):
+        return x[rows]
+    return _Take.apply(x, rows)
+
+
+class _Take(torch.autograd.Function):
+    """x[rows], with a gradient that copies rows. `take` calls it."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(rows)
+        ctx.shape = x.shape
+        return x.index_select(0, rows)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor):
+        (grad,) = grads  # forward has one result
+        (rows,) = ctx.saved_tensors
+        grad_x = grad.new_zeros(ctx.shape).index_copy_(0, rows, grad)
+        return grad_x, None
+
+
+def put(out: Tensor, rows: slice | Tensor, values: Any) -> None:
+    """Write values (n, C) to the n `rows` of out, in place."""
+    if isinstance(rows, slice):
+        out[rows] = values
+    else:
+        out.index_copy_(0, rows, values)

@@ -1,0 +1,221 @@
+"""The stages of VRT on tokens (B, N, H, W, C): groups of blocks, the resolution, and the alignment.
+
+    Stage         one of the stages 1 to 7: entry, mutual attention, self attention, alignment
+    RefineLayer   one layer of stage 8: self attention alone
+    BlockGroup    a sequence of blocks, every second one with shifted windows
+    FoldPatches, UnfoldPatches    half and double the resolution
+
+Letters: B clips, N frames, H x W pixels, one token each, C channels.
+
+What must stay, and which test notices (in tests/parts/models):
+
+    module attributes, which name the released weights  test_vrt_modules.py loads such names
+    the order in which layers are built, which decides
+    their random initial weights                        test_exact_step.py has the numbers of a step
+    the order of channels in a folded patch             test_vrt_modules.py
+
+Free to change: how blocks are called, e.g. with other options.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models.vrt.align_clip import align_clip
+from models.vrt.block import Block
+from models.vrt.deform_align import DeformAlign
+from models.vrt.gated_mlp import GatedMlp
+from models.vrt.layers import LayerNorm
+
+
+class Stage(nn.Module):
+    """One of the stages 1 to 7: mutual attention, self attention, then the aligned neighbours.
+
+    kind: how the entry changes the resolution: "none", "down" (half the height and width) or "up"
+        (twice the height and width).
+    inputs: channels before the entry. dim: channels after the entry.
+    depth: number of blocks. The first `mutual_depth` blocks have mutual attention.
+    heads, window: arguments of `Block`. block: other arguments of `Block`, by name.
+    drop_path: for each block, the probability of dropping a branch.
+    pa_frames: number of neighbours that are aligned to each frame, 2, 4 or 6. 0: no alignment.
+    deformable_groups: groups of channels that are sampled at the same shifted positions.
+    scale: size of the network's input / size in this stage (1, 2, 4 or 8).
+
+    The attributes are names in the released weights. The layers are built in the order that decides
+    their random initial weights.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        inputs: int,
+        dim: int,
+        depth: int,
+        heads: int,
+        window: tuple[int, int, int],
+        mutual_depth: int,
+        drop_path: list[float],
+        pa_frames: int,
+        deformable_groups: int,
+        scale: int,
+        **block: Any,
+    ) -> None:
+        super().__init__()
+        self.reshape = _entry(kind, inputs, dim)
+
+        # Mutual attention is between the two frames of a window, so this window has two frames.
+        pair = (2, *window[1:])  # e.g. (2, 8, 8)
+        self.residual_group1 = BlockGroup(
+            dim, mutual_depth, heads, pair, mutual=True, drop_path=drop_path, **block
+        )
+        self.linear1 = nn.Linear(dim, dim)
+
+        # Both groups use drop_path from its first entry on, as in the published network. So the
+        # last entries are not used.
+        self_depth = depth - mutual_depth
+        self.residual_group2 = BlockGroup(
+            dim, self_depth, heads, window, mutual=False, drop_path=drop_path, **block
+        )
+        self.linear2 = nn.Linear(dim, dim)
+
+        self.aligns = pa_frames > 0
+        if self.aligns:
+            # Offsets differ from the flow by at most 10 pixels of the network's input, which are
+            # 10 / scale pixels in this stage. The published network has this limit, so its weights
+            # rely on it. pa_deform and pa_fuse are names in the published weights.
+            on_either_side = pa_frames // 2
+            most_pixels = 10.0 / scale
+            self.pa_deform = DeformAlign(dim, deformable_groups, on_either_side, most_pixels)
+            self.pa_fuse = GatedMlp(
+                3 * dim,
+                3 * dim,
+                dim,
+                checkpoint=block.get("checkpoint_ffn", False),
+                kernels=block.get("kernels", "auto"),
+            )
+
+    def forward(self, x: Tensor, backward: list[Tensor], forward: list[Tensor]) -> Tensor:
+        """Run the stage on x (B, N, H, W, C), which has the resolution of the previous stage.
+
+        backward, forward: flows at the resolution of this stage, one for each distance 1, 2, ... in
+        frames. A backward flow warps a later frame to an earlier frame. A forward flow warps an
+        earlier frame to a later frame. Without alignment they are not used.
+        """
+        x = self.reshape(x)
+        x = x + self.linear1(self.residual_group1(x))  # mutual attention
+        x = x + self.linear2(self.residual_group2(x))  # self attention
+        if not self.aligns:
+            return x
+        # For each frame, the later frames and the earlier frames, shifted so that they show the
+        # same thing at the same pixel.
+        frames = x.permute(0, 1, 4, 2, 3)  # (B, N, C, H, W)
+        later, earlier = align_clip(self.pa_deform, frames, backward, forward)
+        later = later.permute(0, 1, 3, 4, 2)  # (B, N, H, W, C)
+        earlier = earlier.permute(0, 1, 3, 4, 2)
+        both = torch.cat((x, later, earlier), dim=-1)  # (B, N, H, W, 3 C)
+        return self.pa_fuse(both)
+
+
+def _entry(kind: str, inputs: int, dim: int) -> nn.Sequential:
+    """Build the layers that bring x to the resolution and the channels of a stage.
+
+    The positions of the layers in the sequence are names in the published weights.
+    """
+    if kind == "none":
+        return nn.Sequential(nn.Identity(), LayerNorm(dim))
+    if kind == "down":
+        patches = FoldPatches()
+        folded_channels = 4 * inputs
+    else:
+        patches = UnfoldPatches()
+        folded_channels = inputs // 4
+    return nn.Sequential(patches, LayerNorm(folded_channels), nn.Linear(folded_channels, dim))
+
+
+class RefineLayer(nn.Module):
+    """One layer of stage 8: x + linear(blocks(x)), at full resolution, with self attention alone.
+
+    depth: number of blocks.
+    drop_path: for each block, the probability of dropping a branch.
+    heads, window, block: arguments of `Block`.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        depth: int,
+        heads: int,
+        window: tuple[int, int, int],
+        drop_path: list[float],
+        **block: Any,
+    ) -> None:
+        super().__init__()
+        self.residual_group = BlockGroup(
+            dim, depth, heads, window, mutual=False, drop_path=drop_path, **block
+        )
+        self.linear = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.linear(self.residual_group(x))
+
+
+class BlockGroup(nn.Sequential):
+    """A sequence of `depth` blocks on tokens (B, D, H, W, C).
+
+    The windows of every second block are shifted by half a window. E.g. windows of 6 x 8 x 8 tokens
+    are shifted by (3, 4, 4).
+
+    drop_path: for each block, the probability of dropping a branch. Entries beyond `depth` are
+        ignored.
+    block: other arguments of `Block`, by name.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        depth: int,
+        heads: int,
+        window: tuple[int, int, int],
+        mutual: bool,
+        drop_path: list[float],
+        **block: Any,
+    ) -> None:
+        super().__init__()
+        # A shifted window covers parts of several windows of the block before. So tokens of
+        # different windows attend to each other.
+        frames, height, width = window
+        half_window = (frames // 2, height // 2, width // 2)
+        self.blocks = nn.Sequential()
+        for block_index in range(depth):
+            is_second = block_index % 2 == 1
+            shift = half_window if is_second else (0, 0, 0)
+            drop_probability = drop_path[block_index]
+            self.blocks.append(
+                Block(dim, heads, window, shift, mutual, drop_path=drop_probability, **block)
+            )
+
+
+class FoldPatches(nn.Module):
+    """Moves 2x2 patches of pixels to channels: (B, N, H, W, C) -> (B, N, H/2, W/2, 4C).
+
+    What must stay: the order of the channels, because the published weights rely on it. The first C
+    channels are the pixel (row 0, column 0) of the patch. Then come the pixels (1, 0), (0, 1) and
+    (1, 1).
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, h, w, c = x.shape
+        x = x.view(b, n, h // 2, 2, w // 2, 2, c)  # (b, n, h/2, row, w/2, column, c)
+        x = x.permute(0, 1, 2, 4, 5, 3, 6)  # (b, n, h/2, w/2, column, row, c)
+        return x.reshape(b, n, h // 2, w // 2, 4 * c)
+
+
+class UnfoldPatches(nn.Module):
+    """The inverse of FoldPatches: (B, N, H, W, 4C) -> (B, N, 2H, 2W, C)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, h, w, c = x.shape
+        x = x.view(b, n, h, w, 2, 2, c // 4)  # (b, n, h, w, column, row, c/4)
+        x = x.permute(0, 1, 2, 5, 3, 4, 6)  # (b, n, h, row, w, column, c/4)
+        return x.reshape(b, n, 2 * h, 2 * w, c // 4)

@@ -1,0 +1,87 @@
+"""Stochastic depth: in training, drops a branch of a block for some samples of a batch.
+
+A block has two branches, attention and MLP. Each branch of each sample is dropped with a given
+probability. A dropped branch has the factor 0. A kept branch has the factor 1 / (1 - probability),
+so that the mean over many steps does not change. E.g. probability 0.2: factors 0 and 1.25.
+
+    draw_drop      draws the factors of a step
+    Drop           the factors, per token for a GPU, or per sample for a CPU
+    is_dropped     whether a branch is skipped
+    scale_branch   multiplies a branch by its factor
+
+What must stay: which numbers are drawn, and their order, attention before MLP. With another order
+a seed would give another training. tests/parts/models/test_block.py compares the forms of a block,
+which draw the same numbers. Free to change: how factors are kept.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Factors of the outputs of the two branches, (attention, MLP). A factor is a number for all tokens,
+# a column (tokens, 1), or None for 1.
+Factors = tuple[Any, Any]
+
+
+def draw_drop(x: Tensor, probability: float) -> "Drop":
+    """Draw which branches of a block to drop, for each sample of x (B, ...).
+
+    The draws come from torch's default generator. ModelVRT seeds this generator from
+    (manual_seed, step, rank) before each step. A generator of our own would not be enough, because
+    torch's layers draw from the default generator, e.g. nn.Dropout in a network that a user adds.
+    """
+    # At least float32, because 1 / (1 - probability) in bfloat16 would be wrong by 0.2 %.
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    keep_probability = 1.0 - probability
+    factors = []
+    for _ in ("attention", "mlp"):
+        ones = torch.ones(len(x), 1, device=x.device, dtype=dtype)
+        is_kept = ones.bernoulli_(keep_probability)  # overwrites the ones by 0 or 1
+        factors.append(is_kept / keep_probability)
+    return Drop(torch.stack(factors))  # (2, B, 1)
+
+
+class Drop:
+    """The factors of both branches in one step, for each sample.
+
+    factors: (2, B, 1), attention first.
+    """
+
+    def __init__(self, factors: Tensor) -> None:
+        self.factors = factors
+
+    def columns(self, tokens: int) -> Tensor:
+        """Return one factor per token, (2, B tokens, 1), for a GPU.
+
+        tokens: number of tokens per sample. The factors stay on the GPU, because reading them would
+        make the CPU wait for the GPU.
+        """
+        return self.factors.repeat_interleave(tokens, dim=1)
+
+    def numbers(self) -> list[list[float]]:
+        """Return the factors [attention, MLP] of each sample as Python numbers, for a CPU.
+
+        On a CPU reading costs nothing. A branch with the factor 0 is then skipped.
+        """
+        by_sample = self.factors.squeeze(2).t()  # (2, B, 1) -> (B, 2)
+        return by_sample.tolist()
+
+
+def is_dropped(factor: Any) -> bool:
+    """Say whether a branch is skipped: whether its factor is the number 0.
+
+    If the factor is a tensor, the branch is never skipped, because reading the tensor would make
+    the CPU wait for the GPU.
+    """
+    return isinstance(factor, float) and factor == 0.0
+
+
+def scale_branch(x: Tensor, factor: float | Tensor | None) -> Tensor:
+    """Return x times a factor, in the dtype of x.
+
+    factor: a number, a column of float32, or None for 1. The product is computed in float32.
+    """
+    if factor is None:
+        return x
+    return (x * factor).to(x.dtype)

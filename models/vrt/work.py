@@ -1,0 +1,123 @@
+"""What is computed chunk by chunk (`Work`), and what forward hands to backward (`Tape`).
+
+A chunk is a few windows of tokens, or a slice of consecutive tokens. chunks.InChunks computes a
+layer chunk by chunk, and asks a `Work` what to compute, for which tokens, with which weights.
+
+    work = Work(hidden, chunks, names)              what to compute, for which tokens
+    y = InChunks.apply(x, work, *weights)           weights in the order of `names`
+
+What must stay: the order of the chunks (`Work.pieces`), because the tape has no names, and because
+the last bits of the gradients depend on the order. tests/parts/models/test_block.py notices a wrong
+gradient, but no other last bits. Free to change: how a Work keeps its factors.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from models.vrt.stochastic_depth import Factors
+from models.vrt.windows import Chunk
+
+Weights = dict[str, Any]  # name -> Tensor, or None for a bias that the layer lacks
+# Names of weights that keep float32, whatever the dtype of the tokens is: the weights of the two
+# layer norms of a block, and the bias of its attention. They are added to float32 values, or the
+# operator that uses them casts them itself. `Block.weights` gives the names. A name that is missing
+# here is cast, without an error.
+FLOAT32 = ("norm1", "norm1_bias", "bias", "norm2", "norm2_bias")
+
+
+def cast(weights: Weights, dtype: torch.dtype) -> Weights:
+    """Return a new table, with the weights of linear layers in `dtype`.
+
+    The weights named in FLOAT32 stay as they are. A weight that has the dtype already is not
+    copied: the new table then has the same tensor.
+    """
+    result: Weights = {}
+    for name, weight in weights.items():
+        if weight is None or name in FLOAT32:
+            result[name] = weight
+        else:
+            result[name] = weight.to(dtype)
+    return result
+
+
+class Piece(NamedTuple):
+    """One chunk of one sample."""
+
+    sample: int  # number of the sample in the batch
+    chunk: Chunk
+    factors: Factors
+
+
+class Work(NamedTuple):
+    """What is computed for each chunk: y + factor * (h fc2^T + fc2_bias).
+
+    `hidden` returns y and h. Both kinds of layers end with a linear layer, named fc2. It is not in
+    `hidden`, because its gradients follow from h alone. So backward does not compute fc2 again.
+
+    To run another kind of layer in chunks, give a new `hidden`, and the chunks and names that fit
+    it. `hidden` must compute the same numbers each time that it is called, because backward calls
+    it again. So it may draw no random numbers and may keep no state.
+    """
+
+    # hidden(tokens, chunk, factors, weights, tape) -> (y, h).
+    # y: the residual, or None for 0. h: the input of the last layer, or None to leave it out.
+    hidden: Callable[..., tuple[Tensor | None, Tensor | None]]
+    # The chunks of each sample. Together they hold each token once.
+    chunks: Sequence[Chunk]
+    # The names of the weights, in the order in which InChunks.apply takes them. "fc2" and
+    # "fc2_bias" must be among them.
+    names: tuple[str, ...]
+    # Factors of the two branches in stochastic depth, one of:
+    #   [(attention, MLP), ...]     numbers, one pair per sample (on a CPU)
+    #   Tensor (2, tokens, 1)       one column per branch, for all tokens (on a GPU)
+    #   None                        every factor is 1
+    factors: Tensor | Sequence[tuple[float, float]] | None = None
+    # Whether `hidden` computes attention by our own operator for CPUs. It then takes a tape.
+    has_own_attention: bool = False
+    # Whether the forward pass keeps the results of this attention for backward. Otherwise backward
+    # computes them again, which takes more time and less memory.
+    keeps_attention: bool = False
+
+    def pieces(self, samples: int) -> Iterator[Piece]:
+        """Yield all chunks of all samples. Forward and backward must use this same order.
+
+        samples: number of samples in the batch.
+        """
+        for sample in range(samples):
+            for chunk in self.chunks:
+                yield Piece(sample, chunk, self._factors_of(sample, chunk))
+
+    def _factors_of(self, sample: int, chunk: Chunk) -> Factors:
+        """Return the factors of one chunk of one sample, (attention, MLP)."""
+        if self.factors is None:
+            return None, None
+        if isinstance(self.factors, Tensor):
+            # The tokens in the order of the windows: (2, results, 1).
+            columns = self.factors.index_select(1, chunk.results)
+            return columns[0], columns[1]
+        attention, mlp = self.factors[sample]
+        return attention, mlp
+
+
+@dataclass
+class Tape:
+    """Results of our attention for CPUs, from the forward pass to the backward pass.
+
+    attention/cpu.py writes and reads the tape. The results have no names: they are found by
+    their order. So the backward pass must visit the chunks in the order of the forward pass.
+    """
+
+    # Whether each call of the attention appends its results to `recorded`.
+    is_recording: bool
+    # Output and log-sum-exp of each call, in the order of the calls: out, sums, out, sums, ...
+    recorded: list[Tensor] = field(default_factory=list)
+    # In the backward pass: the recorded results, which are read and not computed again. None: the
+    # results are computed again.
+    playback: Iterator[Tensor] | None = None
+    # The sum of bias and mask that is added to the logits, for each mask. Windows with the same
+    # mask share one tensor. attention/cpu.py makes the keys.
+    offsets: dict[Any, Tensor | None] = field(default_factory=dict)
