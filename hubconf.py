@@ -39,8 +39,8 @@ def motion(pretrained: bool = True) -> torch.nn.Module:
 
     net(lq, spike) is the operator's first estimate z_0. `net.fusion.steps(z_0, equations)` improves
     it by the learned steps. They work on the equations of an exposure
-    (data.motion.joint.Equations), which need all planes of the spikes. main_test_vrt.py takes the
-    steps for whole clips.
+    (data.motion.joint.equations.Equations), which need all planes of the spikes. main_test_vrt.py
+    takes the steps for whole clips.
     """
     return _network(read_saved(WEIGHTS / "motion.pth"), pretrained)
 

@@ -34,7 +34,7 @@ from data.alignment_check import warning_of
 from data.cameras.spike_source import SPIKE_SOURCES
 from data.clips.clip_reader import section_and_info, user_clips
 from data.motion.finder import finder_of
-from data.motion.joint import Solver
+from data.motion.joint.equations import Solver
 from data.motion.joint_method import JointMethod, JointOptions, joint_options
 from data.motion.learned_method import LearnedMotion, LearnedParts
 from data.network_fit import check_clips

@@ -54,7 +54,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.clips.readers import DatasetClip
 from data.motion.finder import Finder, finder_of
-from data.motion.joint import Solver
+from data.motion.joint.equations import Solver
 from data.motion.learned_method import FEW_SPIKES, LEAST_AREA
 from data.motion.restorer import AreaInputs, MotionRestorer
 from lab.joint_gain import linked_sources, made_clips

@@ -67,7 +67,8 @@ from data.clips.readers import DatasetClip
 from data.clips.user_frames import FrameSource
 from data.motion.exposure import Recording
 from data.motion.finder import Finder, finder_of
-from data.motion.joint import Equations, Solver, SpikePixels
+from data.motion.joint.equations import Equations, Solver
+from data.motion.joint.spike_pixels import SpikePixels
 from data.motion.light import median_spikes
 from data.motion.recording import RecordedClip
 from data.motion.shifts import Motion
@@ -233,7 +234,8 @@ class Sample:
 
 # ---- The control: the motion is hidden ---------------------------------------------------------
 #
-# The two masks have an entry for each channel of two results of `Equations` (data/motion/joint.py).
+# The two masks have an entry for each channel of two results of `Equations`
+# (data/motion/joint/network_channels.py).
 # The entry is True if --plain must hide the channel. If `Equations` gets a new channel, its mask
 # needs a new entry. `test_the_control_sees_neither_the_motion_nor_its_equations` in
 # tests/parts/house/test_train_motion.py notices a channel that shows the motion.

@@ -47,7 +47,7 @@ from data.making.light_in_motion import PhotoScene
 from data.motion.exposure import Recording
 from data.motion.finder import Finder, finder_of
 from data.motion.flow import ERROR_BY_LENGTH, LEAST_ERROR
-from data.motion.joint import Solver
+from data.motion.joint.equations import Solver
 from data.motion.shifts import Motion, motion_times
 from data.motion.view import View
 from lab.joint_gain import PARTS, linked_sources, made_clips

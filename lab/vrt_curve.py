@@ -59,7 +59,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.cameras.rig_values import NAMED
 from data.motion.finder import finder_of
-from data.motion.joint import Solver
+from data.motion.joint.equations import Solver
 from data.motion.learned_method import FEW_SPIKES
 from data.motion.light import median_spikes
 from lab import train_motion, train_motion_net
@@ -869,7 +869,7 @@ class ClipEquations:
     def pulls(self, z: Tensor) -> Tensor:
         """Return how the equations would change all frames, and how far they are off.
 
-        The result is (7, N H, W), the channels of `data.motion.joint.Equations.pulls`.
+        The result is (7, N H, W), the channels of `data.motion.joint.equations.Equations.pulls`.
         """
         pairs = zip(self.of_frames, split_frames(z, len(self.of_frames)), strict=True)
         return stack_frames([equations.pulls(frame) for equations, frame in pairs])

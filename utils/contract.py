@@ -172,9 +172,9 @@ class JointEquations(Protocol):
     """The equations of one exposure: what its blurry frame and its spikes say of a sharp frame z.
 
     A network takes steps on them: it changes z, (3, H, W) in [0, 1], so that z agrees better with
-    blurry frame and spikes. `data.motion.joint.Equations` fulfils this protocol, and lists the
-    channels of `evidence` and `pulls`. Their number and order must stay, because the weights of the
-    network were trained with them.
+    blurry frame and spikes. `data.motion.joint.equations.Equations` fulfils this protocol, and
+    data/motion/joint/network_channels.py lists the channels of `evidence` and `pulls`. Their number
+    and order must stay, because the weights of the network were trained with them.
     """
 
     # The blurry frame, (3, H, W) in [0, 1].

@@ -55,7 +55,7 @@ class Calibration(Section):
 
     made: how the file was made, for the person who opens it. It has no effect.
 
-    Only the motion within an exposure (data/motion/joint.py) uses these two:
+    Only the motion within an exposure (data/motion/joint/) uses these two:
     rolling: the last row of a frame is exposed later than the first row by this fraction of the
     exposure.
     lens_blur: blur of the spike camera's lens, the sigma of a Gaussian in spike pixels.

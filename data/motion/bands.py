@@ -1,6 +1,6 @@
 """Divide a large frame into bands of rows, so that its equations fit into memory.
 
-The equations of a frame (data/motion/joint.py) take about 3 kB of memory per pixel. So a frame of
+The equations of a frame (data/motion/joint/) take about 3 kB of memory per pixel. So a frame of
 more than `MOST_PIXELS` pixels is solved band by band, and the solutions are joined:
 
     bands_of        the view of a clip -> its bands

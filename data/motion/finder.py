@@ -42,7 +42,7 @@ def finder_of(name: FinderName, network: MotionNetwork | None, device: torch.dev
     def by_both(recording: Recording, view: View, gain: np.ndarray) -> Motion:
         # DIM_SPIKES is 5 spikes in a pixel of median light. With fewer spikes, the mean of both
         # motions gives the better frames. Measured on dim frames of the training videos and stills:
-        # the PSNR of the joint solution (data/motion/joint.py) along the mean motion, minus its
+        # the PSNR of the joint solution (data/motion/joint/) along the mean motion, minus its
         # PSNR along the motion of DIS.
         #
         #     spikes in a pixel of median light    difference of the PSNR

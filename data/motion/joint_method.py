@@ -12,7 +12,8 @@ from torch import Tensor
 
 from data.motion import drawing
 from data.motion.flow import motion_of
-from data.motion.joint import Solver, guard_solution
+from data.motion.joint.equations import Solver
+from data.motion.joint.guard import guard_solution
 from data.motion.restorer import AreaInputs, MotionRestorer
 from utils.contract import Method
 from utils.options.models import Count, Positive

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from data.motion import drawing
 from data.motion.finder import Finder, FinderName
-from data.motion.joint import Equations, Solver
+from data.motion.joint.equations import Equations, Solver
 from data.motion.restorer import AreaInputs, MotionRestorer
 from utils.contract import Method
 

@@ -50,12 +50,12 @@ def spikes_at_full_light(recording: Recording, view: View) -> float:
 
 # Light is dim if a pixel of median light has fewer spikes than this in an exposure. In dim light,
 # the curves have no shake (curves.py), learned.py asks the network, too (`by_both` there has what
-# was measured), and joint.py makes fewer groups of planes.
+# was measured), and joint/groups.py makes fewer groups of planes.
 DIM_SPIKES = 5.0
 # Spikes are few if a pixel of median light has fewer spikes than this in an exposure: fewer than
 # two in a ninth of the exposure. Then DIS compares larger squares, each picture is read from its
 # own planes alone, and larger errors are expected. tests/parts/data/test_flow.py passes with 0,
-# too, so measure another value as joint.py says for its constants.
+# too, so measure another value (docs/benchmarks/quality_details.md, "Its constants").
 FEW_SPIKES = 18.0
 
 

@@ -15,7 +15,8 @@ from data.motion import drawing
 from data.motion.bands import MOST_PIXELS, Band, bands_of, join_pictures
 from data.motion.exposure import Recording
 from data.motion.finder import Finder
-from data.motion.joint import Equations, Solver, SpikePixels
+from data.motion.joint.equations import Equations, Solver
+from data.motion.joint.spike_pixels import SpikePixels
 from data.motion.light import is_saturated, median_spikes, spikes_at_full_light
 from data.motion.other_pictures import without_other_pictures
 from data.motion.recording import RecordedClip

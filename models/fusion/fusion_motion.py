@@ -4,7 +4,7 @@ A frame of one exposure goes through these parts:
 
     on_input of "exposure"      blurry frame and spikes -> first estimate z_0
     data.motion.finder          finds the motion; with `motion_by` "network" or "both" by MotionNet
-    data.motion.joint           equations of the blurry frame and the spikes along this motion
+    data/motion/joint/          equations of the blurry frame and the spikes along this motion
     MotionSteps                 z_0 -> sharp frame, by steps on these equations
 
 main_test_vrt.py runs the last three parts (data.motion.learned_method.LearnedMotion), because they
@@ -24,7 +24,7 @@ Words:
     pull        how a frame would change, so that it fits the equations better
     proposal    a frame that solves the equations, also where they are wrong
     evidence    six channels that say how far to trust the equations at each pixel, e.g. the
-                expected error of the motion (joint.Equations.evidence has the list)
+                expected error of the motion (data/motion/joint/network_channels.py has the list)
 
 Tests: tests/parts/models/test_fusion_motion.py, tests/parts/house/test_train_motion.py
 """
@@ -91,7 +91,7 @@ UNTURNED = Turn()
 
 
 class MotionSteps(nn.Module):
-    """Improves a first estimate by steps on the equations of data/motion/joint.py.
+    """Improves a first estimate by steps on the equations of data/motion/joint/.
 
     One solution of the equations is a proposal. Each step changes the frame by
 

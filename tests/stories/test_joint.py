@@ -4,7 +4,7 @@ The joint solution improves first estimates. They come from the formula exposure
 if --weights is given. The clip is a moving scene of three frames (tests/helpers/moving_scene.py).
 It is restored once in each way, for all tests.
 
-What is tested: data/motion/joint.py has the solution, data/motion/joint_method.py the method.
+What is tested: data/motion/joint/ has the solution, data/motion/joint_method.py the method.
 """
 
 from pathlib import Path

@@ -13,7 +13,8 @@ import torch
 
 from data.motion.bands import MOST_PIXELS, OVERLAP, bands_of, join_pictures
 from data.motion.flow import motion_of
-from data.motion.joint import Equations, Solver, SpikePixels
+from data.motion.joint.equations import Equations, Solver
+from data.motion.joint.spike_pixels import SpikePixels
 from data.motion.recording import RecordedClip
 from data.motion.view import View
 from tests.helpers.moving_scene import Scene, reader_of

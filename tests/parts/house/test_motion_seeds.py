@@ -14,7 +14,7 @@ import torch
 from data.clips.clip_reader import user_clips
 from data.clips.readers import DatasetClip
 from data.motion.finder import finder_of
-from data.motion.joint import Solver
+from data.motion.joint.equations import Solver
 from lab.motion_seeds import (
     EQUATIONS,
     OPERATOR_METHOD,

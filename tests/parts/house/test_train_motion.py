@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from data.motion.flow import motion_of
-from data.motion.joint import Solver
+from data.motion.joint.equations import Solver
 from data.motion.recording import RecordedClip
 from lab.train_motion import (
     LEAST_SAMPLES,

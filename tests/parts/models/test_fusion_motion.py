@@ -1,7 +1,7 @@
 """models/fusion/fusion_motion.py: the fusion "motion", learned steps along the motion of a clip.
 
 Its first estimate z_0 is the result of the fusion "exposure". Steps then change the estimate so
-that it fits the equations of both cameras better (data/motion/joint.py). The equations of these
+that it fits the equations of both cameras better (data/motion/joint/). The equations of these
 tests belong to the middle frame of a rendered scene that moves (tests/helpers/moving_scene.py).
 
 A step sees the evidence of the equations (what is known before any step) and their pulls (how they
@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from data.motion.flow import motion_of
-from data.motion.joint import Equations, Solver, SpikePixels
+from data.motion.joint.equations import Equations, Solver
+from data.motion.joint.spike_pixels import SpikePixels
 from data.motion.recording import RecordedClip
 from models.fusion.fusion_motion import (
     CHANNELS_AT_FULL_SIZE,

@@ -1,4 +1,4 @@
-"""data/motion/sampling.py: the adjoint of sums of samples of a picture.
+"""data/motion/joint/sampling.py: the adjoint of sums of samples of a picture.
 
 A sample is the value of a picture at a position between its pixels. The adjoint is the map back,
 from values of samples to the picture. The gradient that torch has for `grid_sample` is the same
@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from data.motion.sampling import (
+from data.motion.joint.sampling import (
     AdjointOfSums,
     corners_of,
     grid_positions,
@@ -21,7 +21,7 @@ from data.motion.sampling import (
 )
 from tests.dist.launching import run_ranks
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 # Number of samples of a picture.
 COUNT = 200
 
@@ -133,7 +133,7 @@ def test_a_sparse_matrix_is_made_without_a_warning(tmp_path):
     # torch warns once in a process, so this needs a process of its own.
     program = tmp_path / "program.py"
     program.write_text(
-        "import torch; from data.motion.sampling import sparse_matrix; "
+        "import torch; from data.motion.joint.sampling import sparse_matrix; "
         "sparse_matrix(torch.tensor([0]), torch.tensor([0]), torch.ones(1), (1, 1))"
     )
 

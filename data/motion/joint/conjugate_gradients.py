@@ -1,0 +1,86 @@
+"""Take a few steps of conjugate gradients towards the solution of normal equations.
+
+Conjugate gradients solve N d = right_side for a positive definite matrix N that is only known as a
+map, here
+
+    N = A^T A + lambda
+
+    A         linear map from a frame to the values of both cameras, (3, H, W) and (M, h, w)
+    lambda    positive, (H, W): how strongly each pixel of d is held near 0
+
+Each step goes along a direction that is conjugate to all directions before, as far as the error
+falls. Few steps give a solution in which what the cameras see clearly has converged, and noise has
+not.
+
+    M    a divisor of the residuals (preconditioner): the nearer M is to N, the fewer steps
+
+The algorithm: Saad, Iterative Methods for Sparse Linear Systems, 2003, algorithm 9.1. The names
+below are those of the book in words: direction p, divided_residual z, step_length alpha.
+
+Tests: tests/parts/data/joint/test_conjugate_gradients.py notices a wrong step.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+# A linear map from a frame (3, H, W) to the values of both cameras, (3, H, W) and (M, h, w).
+Linear = Callable[[Tensor], tuple[Tensor, Tensor]]
+# The map back, from the values of both cameras to a frame.
+Adjoint = Callable[[Tensor, Tensor], Tensor]
+
+
+def conjugate_gradients(
+    linear: Linear,
+    adjoint: Adjoint,
+    prior: Tensor,
+    right_side: Tensor,
+    divisor: Tensor,
+    steps: int,
+) -> Tensor:
+    """Return d after `steps` steps from 0 towards the solution of N d = right_side.
+
+    N = adjoint linear + prior. The steps are preconditioned conjugate gradients (Saad, Iterative
+    Methods for Sparse Linear Systems, 2003, algorithm 9.1).
+    test_conjugate_gradients_solve_the_normal_equations notices a wrong step.
+
+    prior: (H, W), positive, so N is positive definite.
+    right_side: (3, H, W), in the normal equations A^T W r - lambda (z - z_0).
+    divisor: M, positive, in the shape of `right_side`. The nearer M is to N, the fewer steps are
+    needed. With ones, the steps are conjugate gradients without preconditioner.
+    """
+    d = torch.zeros_like(right_side)
+    residual = right_side.clone()  # right_side - N d, with d = 0
+    divided_residual = residual / divisor  # M^-1 residual
+    direction = divided_residual.clone()
+    energy = _product(residual, divided_residual)  # <residual, M^-1 residual>
+    # A residual may become 0 after few steps. Then `energy` is 0, too, and 0 / 0 would be NaN.
+    tiny = torch.finfo(right_side.dtype).tiny
+    # In place, because each tensor of a large frame has ten megabytes or more.
+    for number in range(1, steps + 1):
+        # <direction, N direction> = |linear direction|^2 + <direction, prior direction>
+        blurry, spikes = linear(direction)
+        prior_direction = prior * direction
+        curvature = (
+            _product(blurry, blurry)
+            + _product(spikes, spikes)
+            + _product(direction, prior_direction)
+        )
+        step_length = energy / curvature.clamp(min=tiny)
+        d.addcmul_(step_length, direction)
+        if number == steps:
+            break  # no direction follows, so the adjoint is not needed
+        normal_direction = adjoint(blurry, spikes).add_(prior_direction)  # N direction
+        residual.addcmul_(step_length, normal_direction, value=-1)
+        torch.div(residual, divisor, out=divided_residual)
+        # The next direction: the divided residual, plus a multiple of this direction.
+        former_energy = energy
+        energy = _product(residual, divided_residual)
+        direction.mul_(energy / former_energy.clamp(min=tiny)).add_(divided_residual)
+    return d
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """Return <a, b>, the sum of the products of all values (a scalar)."""
+    return torch.dot(a.flatten(), b.flatten())

@@ -1,0 +1,141 @@
+"""Set up the equations of both cameras for one exposure, solve them, and show them to a network.
+
+The unknown is the sharp frame z, (3, H, W), display values at one instant. Its light is x = z^2.2.
+While the frame was exposed, the scene moved: a moment before or after the sharp instant, pixel p
+saw what is at p + u(p) in the sharp frame. So both cameras have recorded means of the sharp frame
+along its motion u:
+
+    B x = b    the mean over the exposure is the blurry frame, one equation per pixel and colour
+    S l = y    the mean between two spikes of a pixel is known, one equation per interval; l is the
+               luma of x, or of z if the spike camera integrates display values
+
+`Equations` makes them in this order, each part by a module of this folder:
+
+    groups               divides the planes of the exposure into moments, with a motion u each
+    rgb_equations        b and its expected error
+    spike_equations      y and its expected error; intervals.py finds the spikes
+    cameras              A = (B, S), and its adjoint; spike_pixels.py and sampling.py compute parts
+    system               all equations: residuals of a frame, and weights of the equations
+    solution             z, by conjugate_gradients.py
+    network_channels     what learned steps see of the equations
+
+guard.py blends a solution with the first estimate where the solution fits worse. values.py converts
+between z, x and luma.
+
+Called by data/motion/method.py (`--method joint`) and by the fusion "motion"
+(models/fusion/fusion_motion.py), which takes learned steps on the same equations.
+
+What must stay: the weights of the fusion "motion" were trained on the numbers of `Equations`.
+Another value of a constant of this folder changes these numbers a little, and the weights then fit
+a little worse.
+
+Tests: tests/parts/data/joint/test_equations.py, tests/parts/models/test_fusion_motion.py
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.motion.exposure import Recording
+from data.motion.joint.cameras import Cameras
+from data.motion.joint.groups import group_count, plane_groups
+from data.motion.joint.network_channels import NetworkChannels
+from data.motion.joint.rgb_equations import rgb_equations
+from data.motion.joint.solution import prior_weight_of, solve
+from data.motion.joint.spike_equations import spike_equations
+from data.motion.joint.spike_pixels import SpikePixels
+from data.motion.joint.system import System
+from data.motion.shifts import Motion
+
+
+@dataclass(frozen=True)
+class Solver:
+    """The settings of the solution.
+
+    The fields are options of `--method joint` (data/motion/method.py), so their names must stay.
+
+    groups: largest G, number of groups of planes. A slow motion gets fewer groups (`group_count`).
+    linearisations: number of times that the equations are linearised.
+    steps: number of steps of conjugate gradients after each linearisation.
+    noise: least sigma_b, error of a blurry pixel in display values. A noisy frame has more.
+    guard: ratio of the squared errors of z and z_0 at which both count alike when they are blended.
+    E.g. with 2.5, z counts more as long as its squared error is less than 2.5 times that of z_0.
+    With 0, z is not blended.
+    """
+
+    groups: int = 20
+    linearisations: int = 3
+    steps: int = 4
+    noise: float = 0.01
+    guard: float = 2.5
+
+
+class Equations:
+    """All equations of one exposure, their solution, and their values as inputs of a network.
+
+    `solve` is for `--method joint`. `blurry`, `proposal`, `evidence` and `pulls` are for the fusion
+    "motion" (utils.contract.JointEquations): their names and what they return must stay.
+
+    Its results do not change after it is made, so one object may be solved, and then be given to a
+    network.
+
+    Attributes:
+    solver, pixels: the arguments of the constructor.
+    system: the equations A x = (b, y), with the residuals of a frame.
+    blurry: the blurry frame (3, H, W), display values.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        pixels: SpikePixels,
+        motion: Motion,
+        gain: np.ndarray,
+        is_good: np.ndarray,
+        solver: Solver,
+        device: torch.device,
+    ) -> None:
+        """Set up the equations.
+
+        recording: what was recorded of the frame. motion: the motion within its exposure.
+        pixels: the map to the spike pixels; it may be used for all frames of a clip.
+        gain: (h, w), spikes per plane of each spike pixel at full light.
+        is_good: (h, w), whether each spike pixel can be trusted.
+        solver: the settings. device: where all tensors are.
+        """
+        self.solver = solver
+        self.pixels = pixels
+
+        count = group_count(recording, motion, solver.groups)
+        groups = plane_groups(recording, pixels.view, motion, count, device)
+        rgb = rgb_equations(recording, solver.noise, device)
+        spikes = spike_equations(recording, pixels, groups.edges, gain, is_good, device)
+        cameras = Cameras(pixels, groups.shifts, groups.shares, spikes.coverage)
+        self.blurry = rgb.blurry
+        self.system = System(cameras, rgb, spikes, pixels.view.is_display)
+        self._prior_weight = prior_weight_of(groups.motion_error, rgb.sigma_b)
+        self._channels = NetworkChannels(self.system, pixels, recording, groups, gain)
+
+    def solve(self, z_0: Tensor) -> Tensor:
+        """Return the solution z (3, H, W) of the equations. z_0: first estimate (3, H, W)."""
+        solver = self.solver
+        return solve(
+            self.system, self._prior_weight, z_0, solver.linearisations, steps=solver.steps
+        )
+
+    def proposal(self, z_0: Tensor) -> Tensor:
+        """Return the solution z (3, H, W), towards which a step of the network may go.
+
+        z_0: first estimate (3, H, W). The name belongs to utils.contract.JointEquations.
+        """
+        return self.solve(z_0)
+
+    def evidence(self) -> Tensor:
+        """Return what is known of each pixel before any step: six channels (6, H, W)."""
+        return self._channels.evidence()
+
+    def pulls(self, z: Tensor) -> Tensor:
+        """Return how the equations would change a frame z (3, H, W): seven channels (7, H, W)."""
+        return self._channels.pulls(z)

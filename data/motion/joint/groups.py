@@ -1,0 +1,141 @@
+"""Divide the planes of an exposure into groups, and find how the scene has moved in each of them.
+
+The scene moves while a frame is exposed. To write down what the cameras have seen, the planes of
+the exposure (binary pictures of the spike camera) are divided into G groups of equal length, and
+each group is taken as one moment, its middle:
+
+    u_g(p)    the motion: what group g sees at pixel p is at p + u_g(p) in the sharp frame
+    s_g       share of group g in the exposure of a row: the time that both have in common, over
+              the length of the exposure. The shares of a row add up to 1.
+    q(p)      expected error of the motion, the mean over the groups
+
+E.g. 60 planes and 6 groups: the groups end at the times 10, 20, ... 60, have the motion at the
+times 5, 15, ... 55, and s_g = 1/6 if all rows are exposed at once. With a rolling shutter s_g
+differs from row to row.
+
+More groups describe a fast motion better, and take more time and memory. The constants decide how
+many there are. tests/parts/data/joint/test_groups.py notices another number of groups, and other
+shares with a rolling shutter. What another number changes in the frames, the tests do not notice:
+measure it (docs/benchmarks/quality_details.md, "Its constants").
+"""
+
+import itertools
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.motion.exposure import Recording
+from data.motion.joint.values import tensor_of
+from data.motion.light import DIM_SPIKES, median_spikes
+from data.motion.shifts import Motion
+from data.motion.view import View
+
+# A pixel should move by at most this many RGB pixels from the middle of one group to the middle of
+# the next group. If it moved farther, the light between the two points would count nowhere. With 2,
+# frames in good light lose 0.2 dB. A smaller value needs more groups, and so more time.
+PIXELS_BETWEEN_GROUPS = 1.25
+# The same in dim light, i.e. if a pixel of median light has fewer spikes in the exposure than
+# `DIM_SPIKES`. The motion is known less exactly there, so a larger distance loses nothing.
+PIXELS_BETWEEN_GROUPS_IF_DIM = 2.5
+# This share of the pixels decides the number of groups: for them, the groups are near enough. The
+# other pixels move farther. A larger share would need more groups, and so more time.
+DECIDING_SHARE = 0.8
+# Least number of groups, unless the solver allows fewer. If the deciding pixels stand still, one
+# group would be enough for them, but the other pixels (a fifth) may move. The value is a judgement.
+LEAST_GROUPS = 6
+
+
+class PlaneGroups(NamedTuple):
+    """The groups of planes of an exposure, and the motion of each group."""
+
+    edges: np.ndarray  # (G + 1,) times between the groups, in planes
+    shifts: Tensor  # u, (G, H, W, 2) in RGB pixels
+    shares: Tensor  # s, (G, H)
+    # Length and expected error q of the motion, in pixels: means over the groups, (H, W).
+    motion_length: Tensor
+    motion_error: Tensor
+
+
+def group_count(recording: Recording, motion: Motion, most_groups: int) -> int:
+    """Return G, the number of groups that a motion needs, at most `most_groups`.
+
+    For example, if 80 % of the pixels move by up to 20 pixels in good light, 16 groups are needed:
+    from one group to the next these pixels move by at most 20 / 16 = 1.25 pixels.
+    """
+    # How far each pixel moves, (H, W): the sum of the lengths of its moves from each time of the
+    # motion to the next. One move after the other, because an array of all moves of a large frame
+    # would take longer.
+    distance = np.zeros(motion.shifts.shape[1:3], np.float32)
+    for shifts, next_shifts in itertools.pairwise(motion.shifts):
+        move = next_shifts - shifts  # (H, W, 2)
+        x = move[..., 0]
+        y = move[..., 1]
+        distance += np.sqrt(x * x + y * y)
+    deciding_distance = float(np.quantile(distance, DECIDING_SHARE))
+    if median_spikes(recording) < DIM_SPIKES:
+        between_groups = PIXELS_BETWEEN_GROUPS_IF_DIM
+    else:
+        between_groups = PIXELS_BETWEEN_GROUPS
+    needed_groups = math.ceil(deciding_distance / between_groups)
+    return min(max(needed_groups, LEAST_GROUPS), most_groups)
+
+
+def plane_groups(
+    recording: Recording, view: View, motion: Motion, groups: int, device: torch.device
+) -> PlaneGroups:
+    """Divide the exposure of all rows into groups of planes, and find the shifts of each group.
+
+    groups: G, number of groups. E.g. 60 planes from 0 to 60 and 6 groups: the edges are 0, 10, ...
+    60, and a group has the shifts at its middle, 5, 15, ... 55.
+    """
+    # With a rolling shutter some rows are exposed earlier than the middle row, and some later. So
+    # the groups reach from the begin of the earliest row to the end of the latest row.
+    delays = view.delays()  # of each row after the middle row, in exposures
+    begin_of_rows = recording.begin + delays.min() * recording.length
+    end_of_rows = recording.end + delays.max() * recording.length
+    edges = np.linspace(begin_of_rows, end_of_rows, groups + 1)
+    middles = (edges[:-1] + edges[1:]) / 2
+
+    # All planes of a group have the same shifts: the shifts at the middle of the group.
+    shifts = []  # (H, W, 2) of each group
+    errors = []  # (H, W) of each group
+    for time in middles.tolist():
+        shifts_to_sharp, errors_of_shifts = motion.back(time - recording.sharp)
+        shifts.append(shifts_to_sharp)
+        errors.append(errors_of_shifts)
+    shares = exposure_shares(recording, edges, delays)
+    shifts_of_groups = tensor_of(np.stack(shifts), device)
+    lengths = torch.hypot(shifts_of_groups[..., 0], shifts_of_groups[..., 1])  # (G, H, W)
+    return PlaneGroups(
+        edges,
+        shifts_of_groups,
+        tensor_of(shares, device),
+        motion_length=lengths.mean(0),
+        motion_error=tensor_of(np.mean(errors, axis=0), device),
+    )
+
+
+def exposure_shares(recording: Recording, edges: np.ndarray, delays: np.ndarray) -> np.ndarray:
+    """Return s, the share (G, rows) float32 of each group of planes in the exposure of each row.
+
+    The shares of a row add up to 1.
+
+    edges: (G + 1,) times between the groups.
+    delays: (rows,), by how much each row is exposed later than the middle row, in exposures. A row
+    without delay is exposed from `recording.begin` to `recording.end`.
+    """
+    delay = delays * recording.length  # in planes, (rows,)
+    row_begins = recording.begin + delay
+    row_ends = recording.end + delay
+    group_begins = edges[:-1, None]  # (G, 1)
+    group_ends = edges[1:, None]
+
+    # The time that a group and the exposure of a row have in common, (G, rows). At least 0: a group
+    # may end before the exposure of a row begins.
+    overlap_begins = np.maximum(group_begins, row_begins)
+    overlap_ends = np.minimum(group_ends, row_ends)
+    overlap = np.clip(overlap_ends - overlap_begins, 0, None)
+    return (overlap / overlap.sum(0)).astype(np.float32)

@@ -1,0 +1,130 @@
+"""Blend the solution with the first estimate, by how well each of them fits the spikes.
+
+A motion may be wrong although its expected error is small. Then the solution z of the equations is
+worse than the first estimate z_0. The spikes around the sharp instant tell where: in a few planes
+hardly anything moves, so a frame is compared with them without any motion.
+
+    weight of z = 1 / (1 + (a / (guard a_0))^2)
+
+    a, a_0    squared errors of z and z_0 against these spikes, means over squares of spike pixels
+    guard     a / a_0 at which both frames count alike, an option of `--method joint`
+
+E.g. with guard 2.5 the weight of z is 1/2 where a = 2.5 a_0, and 1 / (1 + 0.4^2) = 0.86 where both
+fit alike (a = a_0).
+
+Learned steps do not use the guard, so no trained weights depend on it. In
+tests/parts/data/joint/test_guard.py, test_the_guard_saves_a_good_start_from_a_wrong_motion notices
+a wrong weight. No test notices another constant below, e.g. PERFECT_SHARE = 0.9, or if the error by
+noise is left out: measure it (docs/benchmarks/quality_details.md, "Its constants").
+"""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from data.motion.exposure import Recording
+from data.motion.joint.sampling import grid_positions
+from data.motion.joint.spike_pixels import SpikePixels
+from data.motion.joint.values import display_of_light, light_of, luma
+
+# The guard compares light in this many planes around the sharp instant. With more planes, a right
+# frame would differ from their blurred light. With fewer planes, there would be more noise.
+GUARD_PLANES = 9
+# Added to squared errors, so that a frame without any error does not divide by 0.
+TINY_ERROR = 1e-6
+
+
+def guard_solution(
+    z: Tensor,
+    z_0: Tensor,
+    recording: Recording,
+    pixels: SpikePixels,
+    gain: np.ndarray,
+    guard: float,
+) -> tuple[Tensor, Tensor]:
+    """Blend z with z_0 by how well each fits the spikes around the sharp instant.
+
+        weight of z = 1 / (1 + (a / (guard a_0))^2)
+
+    a and a_0 are the squared errors of z and z_0. For example, with guard 2.5 the weight of z is
+    1/2 where a = 2.5 a_0, and 1 / (1 + 0.4^2) = 0.86 where both fit alike (a = a_0).
+
+    test_the_guard_saves_a_good_start_from_a_wrong_motion notices a wrong weight. No test notices if
+    the error by noise is left out.
+
+    z, z_0: the solution and the first estimate, (3, H, W).
+    gain: (h, w), spikes per plane of each spike pixel at full light.
+    guard: a / a_0 at which both count alike; with 0, z is returned.
+    Returns the frame (3, H, W), and the weight of z (H, W) in [0, 1].
+    """
+    if guard == 0:  # the formula would divide by 0
+        return z, torch.ones_like(z[0])
+    window = recording.window(recording.sharp, GUARD_PLANES)
+    [rate] = recording.spike_rates([window])  # spikes per plane, (h, w)
+    y = torch.from_numpy(rate / gain).to(z.device)  # grey values that the spikes measure, (h, w)
+    error_of_z = _error_at_instant(z, y, pixels)  # (h, w)
+    error_of_z_0 = _error_at_instant(z_0, y, pixels)
+    # The error by noise is added to both errors. Otherwise the weight would follow the noise where
+    # both fit.
+    error_by_noise = _error_by_noise(error_of_z, error_of_z_0) + TINY_ERROR
+
+    # weight = 1 / (1 + (a / (guard a_0))^2)
+    a = error_of_z + error_by_noise
+    a_0 = error_of_z_0 + error_by_noise
+    weight = 1 / (1 + (a / (guard * a_0)) ** 2)  # (h, w)
+
+    # Interpolate the weights of spike pixels to RGB pixels.
+    on_plane = torch.from_numpy(pixels.view.pixels_on_plane()).to(z.device)  # (H, W, 2)
+    positions = grid_positions(on_plane, pixels.view.plane)
+    weight = F.grid_sample(weight[None, None], positions, padding_mode="border", align_corners=True)
+    weight = weight[0, 0]  # (H, W)
+    blend = weight * z + (1 - weight) * z_0
+    return blend, weight
+
+
+# The guard assumes that this share of the pixels fits perfectly, up to noise. So their errors show
+# what noise alone causes. A larger share would take true errors for noise.
+PERFECT_SHARE = 0.2
+
+
+def _error_by_noise(error_of_z: Tensor, error_of_z_0: Tensor) -> Tensor:
+    """Return the squared error (a scalar) that noise alone causes: the error of pixels that fit.
+
+    A pixel counts with the smaller error of both frames. PERFECT_SHARE of the pixels have at most
+    the returned error. E.g. with a share of 0.2, it is the 20th smallest of 100 errors.
+    error_of_z, error_of_z_0: squared errors of both frames, (h, w).
+    """
+    smaller_errors = torch.minimum(error_of_z, error_of_z_0).flatten()
+    # At least the smallest error: of 4 errors it would be the 0th, and kthvalue counts from 1.
+    rank = max(1, int(PERFECT_SHARE * len(smaller_errors)))
+    return smaller_errors.kthvalue(rank).values
+
+
+# The guard takes means over squares of this side, in spike pixels. The side is odd, so that a
+# square has a middle pixel. With larger squares, the means have less noise, but they tell less
+# exactly where a frame is wrong.
+GUARD_SIDE = 7
+
+
+def _error_at_instant(frame: Tensor, y: Tensor, pixels: SpikePixels) -> Tensor:
+    """Return the squared error (h, w) of a frame against the spikes, as means over squares.
+
+    frame: (3, H, W). y: (h, w), the grey values that the spikes around the sharp instant measure.
+    """
+    # Display values are compared, because the differences of dark places are tiny in light.
+    if pixels.view.is_display:
+        difference = pixels(luma(frame)) - y
+    else:
+        seen_light = pixels(luma(light_of(frame)))
+        difference = display_of_light(seen_light) - display_of_light(y)  # (1, h, w)
+    # The mean over the square around each pixel. At the edges of the plane, only pixels of the
+    # plane count (count_include_pad).
+    mean = F.avg_pool2d(
+        difference**2,
+        kernel_size=GUARD_SIDE,
+        stride=1,
+        padding=GUARD_SIDE // 2,
+        count_include_pad=False,
+    )
+    return mean[0]

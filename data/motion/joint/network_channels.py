@@ -1,0 +1,227 @@
+"""Show the equations to a network: what is known of each pixel, and how a frame should change.
+
+The fusion "motion" (models/fusion/fusion_motion.py) takes learned steps on the equations of both
+cameras. It sees them as channels, one value per RGB pixel each:
+
+    evidence    six channels, known before any step: how far the equations can be trusted
+    pulls       seven channels, for a frame z: how the equations would change z, and the residuals
+
+    B x = b, S l = y    equations of the blurry frame and of the spikes (system.py): x is the light
+                        of the sharp frame z, and l what the spike camera integrates of z
+    r                   residuals b - B x and y - S l
+    w_s                 weights of the spike equations, 1 / (expected error)
+
+An equation pulls z along its gradient, the adjoint of what it misses: A^T W r.
+
+What must stay: the channels, their order, and their scales, because the network was trained on
+them. With other ones it still runs, but its frames are worse. So each constant below needs a new
+training, too. tests/stories/test_motion_weights.py notices if the first two channels of `evidence`
+change places, and test_the_equations_pull_a_frame_towards_the_sharp_one if the changes of colours
+and grey do in `pulls`.
+"""
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from data.motion.exposure import Recording
+from data.motion.joint.groups import PlaneGroups
+from data.motion.joint.sampling import grid_positions
+from data.motion.joint.spike_pixels import SpikePixels
+from data.motion.joint.system import CAUCHY, Residuals, System
+from data.motion.joint.values import display_of_light, light_of, luma, slope_of, tensor_of
+
+# The spikes in this many planes count as the spikes of the sharp instant.
+INSTANT_PLANES = 9
+# Least noise of a frame, in display values. The network sees its logarithm, and log(0) is infinite.
+LEAST_NOISE = 3e-4
+
+
+class NetworkChannels:
+    """What a network sees of the equations of an exposure.
+
+    The channels are those of utils.contract.JointEquations.
+
+    system: the equations. pixels: what the spike pixels see of a frame.
+    recording: what was recorded of the frame. groups: the motion within the exposure.
+    gain: (h, w), spikes per plane of each spike pixel at full light.
+    """
+
+    def __init__(
+        self,
+        system: System,
+        pixels: SpikePixels,
+        recording: Recording,
+        groups: PlaneGroups,
+        gain: np.ndarray,
+    ) -> None:
+        self._system = system
+        self._pixels = pixels
+        self._motion_length = groups.motion_length
+        self._motion_error = groups.motion_error
+        device = groups.shifts.device
+
+        # What the spikes around the sharp instant show, in display values (h, w).
+        window = recording.window(recording.sharp, INSTANT_PLANES)
+        [rate] = recording.spike_rates([window])  # spikes per plane, (h, w)
+        self._instant = _display_of(tensor_of(rate / gain, device), system.is_display)
+        # Where each RGB pixel lies on the spike plane.
+        on_plane = torch.from_numpy(pixels.view.pixels_on_plane()).to(device)
+        self._positions_on_plane = grid_positions(on_plane, pixels.view.plane)  # (1, H, W, 2)
+        # The result of `_precision`. It does not depend on z, and the steps of a network need it
+        # several times. None: not computed yet.
+        self._kept_precision: Tensor | None = None
+
+    def evidence(self) -> Tensor:
+        """Return what is known of each pixel before any step: six channels (6, H, W).
+
+        0  precision of its grey value by the spikes, logarithm
+        1  length of its motion, root
+        2  expected error of this motion, root
+        3  spikes per plane of a median interval, logarithm, the same everywhere
+        4  noise of the blurry frame, logarithm, the same everywhere
+        5  share of the pixels that move by more than one pixel, the same everywhere
+
+        The factors and offsets bring each channel to about 1 or less. A new channel needs another
+        number of channels in models/fusion/fusion_motion.py, and new training.
+        """
+        # Numbers of each pixel, (H, W) each. The precision is at least 1, because it is 0 for a
+        # pixel without spikes, and log(0) is infinite.
+        precision = self._precision().clamp(min=1).log10() - 3  # e.g. an error of 0.03 -> 0
+        motion_length = 0.3 * self._motion_length.sqrt()  # e.g. 11 pixels -> 1
+        motion_error = 0.3 * self._motion_error.sqrt()
+
+        # Numbers of the whole frame.
+        median_rate = self._system.spikes.median_rate  # above 0
+        rate_of_frame = math.log10(median_rate) + 1  # e.g. 0.1 -> 0
+        noise = max(self._system.rgb.noise, LEAST_NOISE)
+        noise_of_frame = math.log10(noise) + 2.5  # e.g. 0.003 -> 0
+        moving_of_frame = (self._motion_length > 1).float().mean()  # 0 to 1
+
+        channels = [precision, motion_length, motion_error]
+        for number in (rate_of_frame, noise_of_frame, moving_of_frame):
+            # On the device and in the type of the other channels.
+            number = torch.as_tensor(number).to(motion_length)
+            channels.append(number.expand(motion_length.shape))  # the same in all pixels
+        return torch.stack(channels)
+
+    def pulls(self, z: Tensor) -> Tensor:
+        """Return how the equations would change a frame z (3, H, W): seven channels (7, H, W).
+
+        0 to 2  change of each colour by the RGB equations, in display values
+        3       change of the grey value by the spike equations, in display values
+        4       size of the residuals of the RGB equations at this pixel, in display values
+        5       size of the residuals of the spike equations at this pixel, 0 to 1
+        6       by how much the spikes of the sharp instant are brighter than z, in display values
+        """
+        r_b, r_s = _limited_residuals(self._system, z)
+        colour_change, grey_change = _changes(self._system, z, (r_b, r_s), self._precision())
+        size_of_r_b = luma(r_b.abs())  # (1, H, W)
+
+        # Channels 5 and 6 are known for spike pixels (h, w), and are interpolated to RGB pixels.
+        size_of_r_s = r_s.abs().mean(0) / CAUCHY  # (h, w), at most 1
+        brightness_missing = self._instant - self._seen_at_instant(z)  # display values, (h, w)
+        on_plane = torch.stack((size_of_r_s, brightness_missing))[None]  # (1, 2, h, w)
+        [spike_channels] = F.grid_sample(  # (2, H, W)
+            on_plane, self._positions_on_plane, padding_mode="border", align_corners=True
+        )
+        # 3 + 1 + 1 + 2 channels
+        return torch.cat((colour_change, grey_change, size_of_r_b, spike_channels))
+
+    def _seen_at_instant(self, z: Tensor) -> Tensor:
+        """Return what the spike pixels see of a frame z (3, H, W), in display values (h, w)."""
+        is_display = self._system.is_display
+        integrated = luma(z if is_display else light_of(z))  # (1, H, W)
+        [seen] = self._pixels(integrated)
+        return _display_of(seen, is_display)
+
+    def _precision(self) -> Tensor:
+        """Return 1 / variance (H, W) of the grey display values, as the spikes alone know them."""
+        if self._kept_precision is None:
+            self._kept_precision = _grey_precision(self._system)
+        return self._kept_precision
+
+
+# Limit of a residual of the RGB equations, in display values. A larger residual comes from an
+# equation that is wrong (e.g. an occlusion), and would only disturb the network.
+MOST_RESIDUAL = 0.5
+
+
+def _limited_residuals(system: System, z: Tensor) -> Residuals:
+    """Return the residuals of a frame z (3, H, W) without large values.
+
+    Returns the residuals of the RGB equations in display values, (3, H, W), and the residuals of
+    the spike equations in multiples of their error, (M, h, w).
+    """
+    r_b, r_s = system.residuals(z)  # in light
+    r_b = r_b / slope_of(system.rgb.blurry)  # in display values
+    r_b = r_b.clamp(-MOST_RESIDUAL, MOST_RESIDUAL)
+    # r / sqrt(1 + (r / c)^2) limits the residuals to c = CAUCHY. E.g. with c = 2: 0.1 stays 0.1,
+    # and 20 becomes 1.99.
+    r_s = system.spikes.weights * r_s
+    r_s = r_s / (1 + (r_s / CAUCHY) ** 2).sqrt()
+    return r_b, r_s
+
+
+# Limit of a change of z, in display values. A larger change comes from equations that are wrong.
+MOST_PULL = 0.3
+# The spikes know a grey value with a precision p = 1 / variance. They pull it by a Newton step,
+# times p / (p + PRIOR_PRECISION), so a grey value that they hardly know is hardly pulled. E.g. an
+# error of 0.01 gives p = 10000 and 0.96 of the step, and an error of 0.05 gives half of the step.
+PRIOR_PRECISION = 400.0
+
+
+def _changes(
+    system: System, z: Tensor, limited_residuals: Residuals, precision: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return how the equations would change a frame z (3, H, W), in display values.
+
+    Returns the change of each colour by the RGB equations, (3, H, W), and the change of the grey
+    value by the spike equations, (1, H, W).
+
+    limited_residuals: from `_limited_residuals`. precision: from `_grey_precision`, (H, W).
+    """
+    # The gradients A^T W r by light x and by grey values l, where r are residuals in light. For the
+    # blurry frame W = 1 / slope^2, and r_b is r / slope already. For the spikes W = w_s^2, and r_s
+    # is w_s r already.
+    r_b, r_s = limited_residuals
+    slope_of_blurry = slope_of(system.rgb.blurry)
+    gradient_x, gradient_l = system.cameras.adjoint(
+        r_b / slope_of_blurry, system.spikes.weights * r_s
+    )
+    # The slope dx / dz at z turns the gradient by light into the gradient by display values.
+    colour_change = gradient_x * slope_of(z)
+    # A Newton step of the grey value: gradient / (precision + prior precision).
+    gradient_grey = gradient_l * _slope_of_grey(z, system.is_display)
+    grey_change = gradient_grey / (precision + PRIOR_PRECISION)
+    return (
+        colour_change.clamp(-MOST_PULL, MOST_PULL),
+        grey_change.clamp(-MOST_PULL, MOST_PULL),
+    )
+
+
+def _grey_precision(system: System) -> Tensor:
+    """Return 1 / variance (H, W) of the grey display values, as the spikes alone know them.
+
+    Each spike equation adds its weight w_s^2 to the pixels that it sees: S^T w_s^2. The square of
+    the slope turns 1 / variance of light into 1 / variance of display values.
+    """
+    in_light = system.cameras.adjoint_of_spikes(system.spikes.weights**2)  # (1, H, W)
+    slope = _slope_of_grey(system.rgb.blurry, system.is_display)
+    return in_light[0] * slope[0] ** 2
+
+
+def _slope_of_grey(z: Tensor, is_display: bool) -> Tensor:
+    """Return the slope (1, H, W) from grey display values to what the spike camera integrates.
+
+    It is 1 if the camera integrates display values. z: (3, H, W).
+    """
+    return torch.ones_like(z[:1]) if is_display else slope_of(luma(z))
+
+
+def _display_of(integrated: Tensor, is_display: bool) -> Tensor:
+    """Return the display values of what the spike camera integrated, in the same shape."""
+    return integrated.clamp(0, 1) if is_display else display_of_light(integrated)

@@ -1,0 +1,73 @@
+"""Make the RGB equations of an exposure: the mean of the moving sharp frame is the blurry frame.
+
+One equation per pixel and colour:
+
+    B x = sum over groups g of s_g x(p + u_g(p)) = b        weight w_b = 1 / (sigma_b * slope)
+
+    x          light of the sharp frame, (3, H, W)
+    b          light of the blurry frame, (3, H, W)
+    sigma_b    expected error of a blurry pixel, in display values
+    slope      dx / dz at the blurry pixel: it turns an error of a display value into one of light
+
+cameras.py computes the left side B x. This module makes the right side b and the weights w_b.
+
+test_the_sharp_frame_along_the_true_motion_fits_all_equations notices wrong weights if the errors
+become larger than expected, and test_the_noise_on_a_ramp_is_measured another measure of the noise.
+No test notices another `NOISE_FACTOR`.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from data.motion.exposure import Recording
+from data.motion.joint.values import light_of, luma, slope_of, tensor_of
+
+# sigma_b is at least NOISE_FACTOR * (noise - USUAL_NOISE), where the noise of the blurry frame is
+# measured by `noise_of`, in display values. E.g. a noise of 0.03 gives 7 * (0.03 - 0.013) = 0.12.
+# Without this limit, a photograph with a noise of 0.05 loses 0.4 dB in place of a gain of 0.6 dB.
+NOISE_FACTOR = 7.0
+# Fine texture is measured as noise, too, up to 0.011 on the photographs of the training. So noise
+# below this value, a little more than 0.011, does not count.
+USUAL_NOISE = 0.013
+
+
+class RgbEquations(NamedTuple):
+    """The RGB equations B x = b of an exposure, one for each pixel and colour."""
+
+    blurry: Tensor  # the blurry frame, display values (3, H, W)
+    b: Tensor  # its light, (3, H, W)
+    weights: Tensor  # w_b, (3, H, W): 1 / (expected error in light)
+    noise: float  # standard deviation of the noise of the blurry frame, in display values
+    sigma_b: float  # expected error of a blurry pixel, in display values
+
+
+def rgb_equations(recording: Recording, least_error: float, device: torch.device) -> RgbEquations:
+    """Make the RGB equations of an exposure.
+
+    least_error: least sigma_b, in display values. It is larger if the frame is noisy.
+    """
+    blurry = tensor_of(recording.blurry, device).permute(2, 0, 1)
+    noise = noise_of(luma(blurry)[0])
+    sigma_b = max(least_error, NOISE_FACTOR * (noise - USUAL_NOISE))
+    weights = 1 / (sigma_b * slope_of(blurry))
+    return RgbEquations(blurry, light_of(blurry), weights, noise, sigma_b)
+
+
+def noise_of(grey: Tensor) -> float:
+    """Return the standard deviation of the noise of a picture (H, W).
+
+    It is estimated from second differences, which are 0 on flat places and on ramps without noise.
+    Most places of a picture are flat. So the median of the sizes of the differences shows the noise
+    alone. The method is that of Immerkaer (CVIU 1996), who takes the mean in place of the median.
+    """
+    if min(grey.shape) < 3:
+        return 0.0  # the picture is smaller than the kernel
+    kernel = torch.tensor([[1.0, -2, 1], [-2, 4, -2], [1, -2, 1]], device=grey.device)
+    second = F.conv2d(grey[None, None], kernel[None, None])  # (1, 1, H - 2, W - 2)
+    median_size = float(second.abs().median())
+    # The squares of the kernel sum up to 36. So the deviation of the second differences is 6 times
+    # the deviation of the noise. The median size of normal noise is 0.6745 of its deviation.
+    return median_size / 0.6745 / 6

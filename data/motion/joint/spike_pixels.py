@@ -1,0 +1,187 @@
+"""Compute what the spike pixels see of a grey picture, and the adjoint of this map.
+
+The spike camera has a lens of its own, and its pixels cover other areas than the RGB pixels. So a
+spike pixel sees the mean of a part of the frame:
+
+    seen = D L l
+
+    l       (H, W), a grey picture on the RGB pixels
+    L       blur by the lens of the spike camera, a Gaussian
+    D       mean over the area of each spike pixel, a sparse matrix
+    seen    (h, w), on the spike pixels
+
+The area of a spike pixel is sampled at m x n points, about one for each RGB pixel that it covers
+(`View.points_in_pixel`). A point lies between four RGB pixels and is interpolated from them. So a
+row of D has an entry for each point and each of its four RGB pixels.
+
+The adjoint L^T D^T maps back, from spike pixels to RGB pixels. The solution needs both maps.
+
+What must stay: `SpikePixels.adjoint` is the adjoint of `SpikePixels.__call__`, or conjugate
+gradients do not converge. In tests/parts/data/joint/test_cameras.py,
+test_the_cameras_see_what_their_equations_say notices another map, and
+test_the_adjoint_of_the_cameras_is_exact another adjoint.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from data.motion.joint.sampling import corners_of, sparse_matrix
+from data.motion.view import View
+
+# A spike pixel counts as on the frame if more than this share of its points is. All of its points
+# must be, but a mean of ones may be rounded to a value below 1. So the limit is a little below 1.
+ON_FRAME = 0.999
+
+
+class SpikePixels:
+    """D L: the linear map from grey pictures to what spike pixels see. First L blurs, then D reads.
+
+    D: each spike pixel is the mean of m x n samples of the picture, about one for each RGB pixel
+    that it covers; (m, n) is `View.points_in_pixel`. A sample is interpolated from four RGB pixels.
+    L: the lens blurs by `View.lens_blur` spike pixels.
+
+    It depends on the view alone, so it is made once for all frames of a clip. `adjoint` must stay
+    the adjoint of `__call__`; test_the_adjoint_of_the_cameras_is_exact notices.
+    """
+
+    def __init__(self, view: View, device: torch.device) -> None:
+        self.view = view
+        height, width = view.size
+        points = view.points_on_frame()  # (h m, w n, 2), x and y in RGB pixels
+        positions = torch.from_numpy(points).to(device)
+
+        # D as a matrix (h w, H W), and the transposed matrix for the adjoint.
+        entries = _entries_of_means(positions, view)
+        pixel_count = height * width
+        spike_pixel_count = view.plane[0] * view.plane[1]
+        self._D = sparse_matrix(
+            entries.spike_pixels, entries.pixels, entries.values, (spike_pixel_count, pixel_count)
+        )
+        self._D_transposed = sparse_matrix(
+            entries.pixels, entries.spike_pixels, entries.values, (pixel_count, spike_pixel_count)
+        )
+
+        # Sigma in RGB pixels: sigma in spike pixels, times the RGB pixels along the longer side of
+        # a spike pixel. `points_in_pixel` is this number, rounded.
+        sigma = view.lens_blur * max(view.points_in_pixel)
+        # None: the lens does not blur, so L changes nothing.
+        self._kernel = gaussian_kernel(sigma).to(device) if sigma > 0 else None
+
+        # Which spike pixels lie on the frame with all their points, (h, w) bool.
+        self.are_on_frame = _shares_on_frame(positions, view) > ON_FRAME
+
+    def __call__(self, pictures: Tensor) -> Tensor:
+        """Return D L of N grey pictures (N, H, W): what the spike pixels see, (N, h, w)."""
+        pictures = self._lens(pictures)
+        # A picture is a column of the right factor, (H W, N).
+        columns = pictures.flatten(1).t().contiguous()
+        seen = self._D @ columns  # (h w, N)
+        return seen.t().reshape(-1, *self.view.plane)
+
+    def adjoint(self, seen: Tensor) -> Tensor:
+        """Return the adjoint L^T D^T (N, H, W) of what the spike pixels see, (N, h, w)."""
+        columns = seen.flatten(1).t().contiguous()  # (h w, N)
+        pictures = self._D_transposed @ columns  # (H W, N)
+        pictures = pictures.t().reshape(-1, *self.view.size)
+        if self._kernel is None:
+            return pictures
+        # L^T by autograd: the gradient of a linear map is its adjoint, and it is the same at all
+        # inputs, e.g. at zeros. Gradients are switched on here, because callers may run under
+        # no_grad.
+        with torch.enable_grad():
+            zeros = torch.zeros_like(pictures).requires_grad_()
+            blurred_zeros = self._lens(zeros)
+        [adjoint] = torch.autograd.grad(blurred_zeros, zeros, grad_outputs=pictures)
+        return adjoint
+
+    def _lens(self, pictures: Tensor) -> Tensor:
+        """Return L of pictures (N, H, W), in the same shape."""
+        if self._kernel is None:
+            return pictures
+        return blur(pictures[:, None], self._kernel)[:, 0]
+
+
+def _shares_on_frame(positions: Tensor, view: View) -> Tensor:
+    """Return the share (h, w) of the points of each spike pixel that lie on the frame.
+
+    positions: (h m, w n, 2), x and y of all points in RGB pixels.
+    """
+    height, width = view.size
+    x = positions[..., 0]  # (h m, w n)
+    y = positions[..., 1]
+    # The frame ends half a pixel beyond the middles of its outermost pixels, e.g. at -0.5.
+    on_frame = (x > -0.5) & (x < width - 0.5) & (y > -0.5) & (y < height - 0.5)
+    [shares] = F.avg_pool2d(on_frame.float()[None], view.points_in_pixel)
+    return shares
+
+
+class MatrixEntries(NamedTuple):
+    """The entries of the matrix D (h w, H W), each field (entries,).
+
+    Pixels are numbered row by row.
+    """
+
+    spike_pixels: Tensor  # number of the spike pixel: the row of the matrix
+    pixels: Tensor  # number of the RGB pixel: the column of the matrix
+    values: Tensor
+
+
+def _entries_of_means(positions: Tensor, view: View) -> MatrixEntries:
+    """Return the entries of the matrix D, which takes the mean over the samples of a spike pixel.
+
+    A sample lies between four RGB pixels and is interpolated from them. So there is an entry for
+    each sample and each of its four pixels:
+
+        entry = (weight of the pixel in the sample) / (number of samples in a spike pixel)
+
+    Samples of a spike pixel may share an RGB pixel. Then several entries have the same place in the
+    matrix: they are added.
+
+    positions: (h m, w n, 2), x and y of the samples on the frame. A spike pixel has m x n samples.
+    """
+    plane_height, plane_width = view.plane
+    down, across = view.points_in_pixel
+    device = positions.device
+    # The spike pixel of each sample. E.g. with 3 samples across, the columns 0 to 2 of samples
+    # belong to column 0 of the plane.
+    row = torch.arange(plane_height * down, device=device) // down  # (h m,)
+    column = torch.arange(plane_width * across, device=device) // across  # (w n,)
+    spike_pixel_of_sample = (row[:, None] * plane_width + column).flatten()  # (h m w n,)
+
+    # The four RGB pixels of a sample have the numbers corner + offset.
+    corners = corners_of(positions, view.size)
+    spike_pixels = []
+    pixels = []
+    values = []
+    for offset, weights in zip(corners.offsets, corners.weights, strict=True):
+        # If both cameras are aligned, most weights are 0. Entries of 0 are left out, so that the
+        # matrix is smaller.
+        counts = weights > 0
+        spike_pixels.append(spike_pixel_of_sample[counts])
+        pixels.append(corners.corner[counts] + offset)
+        values.append(weights[counts] / (down * across))
+    return MatrixEntries(torch.cat(spike_pixels), torch.cat(pixels), torch.cat(values))
+
+
+# ---- The lens ----
+
+
+def gaussian_kernel(sigma: float) -> Tensor:
+    """Return a Gaussian kernel (n,) whose sum is 1. n is odd and reaches to 3 sigma."""
+    radius = int(np.ceil(3 * sigma))
+    distance = torch.arange(-radius, radius + 1) / sigma
+    kernel = torch.exp(-(distance**2) / 2)
+    return kernel / kernel.sum()
+
+
+def blur(pictures: Tensor, kernel: Tensor) -> Tensor:
+    """Blur pictures (N, 1, H, W) along rows and columns. Edge pixels are repeated."""
+    radius = len(kernel) // 2
+    pictures = F.pad(pictures, (radius, radius, radius, radius), mode="replicate")
+    along_rows = kernel[None, None, None]  # (1, 1, 1, n)
+    along_columns = kernel[None, None, :, None]  # (1, 1, n, 1)
+    return F.conv2d(F.conv2d(pictures, along_rows), along_columns)

@@ -1,0 +1,57 @@
+"""Convert display values to light and back, colours to luma, and arrays to tensors.
+
+A display value z is what a picture file stores, from 0 (black) to 1 (white). The light x that
+arrives at a camera is
+
+    x = z^2.2        back: z = x^(1 / 2.2)        slope: dx / dz = 2.2 z^1.2
+
+The slope turns an error of z into an error of x: error of x = slope * error of z.
+
+A spike camera sees no colours. It sees the luma 0.299 R + 0.587 G + 0.114 B of the light, or of the
+display values if it integrates these (`View.is_display`).
+
+All functions here are used by all modules of this folder. The shipped weights of the fusion
+"motion" were trained with these curves, so another curve or another `DARK` gives worse frames.
+tests/parts/data/joint/test_equations.py notices another gamma, and a slope that does not fit it.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.spike.pictures import DISPLAY_GAMMA, LUMA
+
+# Slopes dx / dz are computed at display values of at least this value, about 10 of 255. At z = 0
+# the slope 2.2 z^1.2 is 0, so the weight 1 / (error of z * slope) would be infinite. No test
+# notices another small value.
+DARK = 0.04
+
+
+def light_of(z: Tensor) -> Tensor:
+    """Return the light x = z^2.2 of display values z. Values beyond [0, 1] count as 0 or 1."""
+    return z.clamp(0, 1) ** DISPLAY_GAMMA
+
+
+def display_of_light(light: Tensor) -> Tensor:
+    """Return the display values z = x^(1 / 2.2) of light. Light beyond [0, 1] counts as 0 or 1."""
+    return light.clamp(0, 1) ** (1 / DISPLAY_GAMMA)
+
+
+def slope_of(z: Tensor) -> Tensor:
+    """Return the slope dx / dz at display values z, at least the slope at `DARK`."""
+    return DISPLAY_GAMMA * z.clamp(DARK, 1) ** (DISPLAY_GAMMA - 1)
+
+
+def luma(rgb: Tensor) -> Tensor:
+    """Return the luma (1, H, W) of (3, H, W)."""
+    return (luma_weights(rgb.device) * rgb).sum(0, keepdim=True)
+
+
+def luma_weights(device: torch.device) -> Tensor:
+    """Return the weights of R, G and B in the luma, (3, 1, 1)."""
+    return torch.from_numpy(LUMA).to(device)[:, None, None]
+
+
+def tensor_of(values: np.ndarray, device: torch.device) -> Tensor:
+    """Return an array as a float32 tensor on a device."""
+    return torch.from_numpy(np.asarray(values, np.float32)).to(device)

@@ -1,0 +1,79 @@
+"""Rendered clips with the equations of both cameras along a known motion (data/motion/joint/).
+
+    Case           the middle frame of a clip, with its equations along a motion
+    true_motion    the true motion of the middle frame of a scene
+
+The scenes are those of tests/helpers/moving_scene.py. tests/parts/data/joint/conftest.py has clips
+and cases that several test files share.
+"""
+
+import numpy as np
+import torch
+
+from data.motion.flow import motion_of
+from data.motion.joint.equations import Equations, Solver
+from data.motion.joint.guard import guard_solution
+from data.motion.joint.spike_pixels import SpikePixels
+from data.motion.recording import RecordedClip
+from data.motion.shifts import Motion
+from tests.helpers.moving_scene import Scene, reader_of
+
+CPU = torch.device("cpu")
+# The frame of the clip that is solved: the middle one of three.
+FRAME = 1
+# Pixels at each side that are not compared, because the scene moves in and out of view there.
+EDGE = 12
+MOVING = Scene(velocity=(12.0, -4.0))
+
+# A frame (C, H, W) without its edges.
+INSIDE = (slice(None), slice(EDGE, -EDGE), slice(EDGE, -EDGE))
+
+
+def true_motion(scene: Scene, factor: float = 1.0) -> Motion:
+    """Return the true motion of the middle frame at nine times of the exposure.
+
+    factor: scales the motion. 0 says that nothing moves.
+    """
+    # Planes after the sharp frame, which is the middle of plane 30 of 60. A motion must have the
+    # time 0, so the nearest time is moved there.
+    times = np.linspace(-30.5, 29.5, 9)
+    times[np.abs(times).argmin()] = 0.0
+    shifts = np.stack([scene.shifts(FRAME, time) for time in times]).astype(np.float32)
+    expected_error = np.full(shifts.shape[:3], 0.1, np.float32)  # pixels
+    return Motion(times, factor * shifts, expected_error)
+
+
+class Case:
+    """The middle frame of a clip, with its equations along one motion.
+
+    folder: a folder of `Scene.write`.
+    motion: the motion of the equations. None: it is measured from the spikes.
+    spike: keys of the section `spike` in place of the usual keys.
+    """
+
+    def __init__(self, folder, motion=None, device=CPU, **spike) -> None:
+        reader = reader_of(folder, **spike)
+        item = reader.frame(FRAME)
+        self.blurry = item["lq"]  # (3, H, W)
+        self.sharp = item["gt"]  # (3, H, W)
+
+        clip = RecordedClip(reader, context=None)
+        self.recording = clip.read(FRAME)
+        self.pixels = SpikePixels(clip.view, device)
+        self.gain, is_good = clip.gain()
+        if motion is None:
+            motion = motion_of(self.recording, clip.view, self.gain)
+        self.equations = Equations(
+            self.recording, self.pixels, motion, self.gain, is_good, Solver(), device
+        )
+
+    def psnr(self, frame: torch.Tensor) -> float:
+        """Return the PSNR of a frame in dB, without its edges."""
+        error = (frame - self.sharp)[INSIDE]
+        return float(-10 * (error**2).mean().log10())
+
+    def guarded(
+        self, z: torch.Tensor, start: torch.Tensor, guard: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the frame between a solution z and its start z_0, and the weights of z (H, W)."""
+        return guard_solution(z, start, self.recording, self.pixels, self.gain, guard=guard)

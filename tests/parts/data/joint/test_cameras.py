@@ -1,0 +1,211 @@
+"""data/motion/joint/cameras.py and spike_pixels.py: what both cameras see, and the adjoint.
+
+A frame has H x W RGB pixels, a plane (one binary picture of the spike camera) h x w spike pixels.
+The planes of an exposure are divided into G groups, and a spike pixel has M intervals between
+spikes. x is the light of the sharp frame, and l is what the spike camera integrates of it.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from data.motion.joint import cameras as cameras_module
+from data.motion.joint.cameras import Cameras
+from data.motion.joint.groups import exposure_shares
+from data.motion.joint.spike_pixels import SpikePixels, blur, gaussian_kernel
+from data.motion.joint.values import luma
+from data.motion.view import View
+from tests.helpers.joint_case import CPU, Case
+from tests.helpers.made_exposures import ALIGNED, PLANES, dark_exposure
+
+
+class MadeCameras(NamedTuple):
+    """The cameras of a random case, and all that they are made of."""
+
+    cameras: Cameras
+    view: View
+    shifts: torch.Tensor  # u, (G, H, W, 2)
+    shares: torch.Tensor  # s, (G, H): share of each group in the exposure of each row
+    coverage: torch.Tensor  # c, (M, G, h, w): share of each group in each interval
+
+
+# M: number of intervals of each spike pixel in the cameras that are made here.
+INTERVALS = 2
+# The spike camera is turned and shifted, and a spike pixel covers 3 x 2 RGB pixels (down x across).
+TURNED = np.array([[2.1, -0.1, 0.8], [0.05, 2.9, 1.4], [0, 0, 1.0]])
+
+
+class Rig(NamedTuple):
+    """Two cameras, and a random motion."""
+
+    size: tuple[int, int] = (32, 40)  # (H, W)
+    plane: tuple[int, int] = (16, 20)  # (h, w)
+    to_rgb: np.ndarray = ALIGNED
+    lens_blur: float = 0.0  # sigma in spike pixels
+    groups: int = 4  # G
+    rolling: float = 0.0  # how much later the last row is exposed, as a share of the exposure
+    longest: float = 5.0  # longest shift in x and y, in pixels
+
+
+# Each rig has one property that `Rig()` has not.
+RIGS = {
+    "aligned": Rig(),
+    "odd size, turned": Rig(size=(33, 47), plane=(11, 22), to_rgb=TURNED),
+    "leaves the frame": Rig(longest=60.0),
+    "one group": Rig(groups=1),
+    "rolling shutter": Rig(rolling=0.5),
+    "lens": Rig(lens_blur=0.6),
+    "one row": Rig(size=(1, 24), plane=(1, 12)),
+    "one column": Rig(size=(24, 1), plane=(12, 1)),
+}
+
+
+@pytest.fixture(params=list(RIGS))
+def shifted_cameras(request) -> MadeCameras:
+    """Give cameras along a random motion. Each pixel of each group has a shift of its own."""
+    rig = RIGS[request.param]
+    height, width = rig.size
+    torch.manual_seed(0)
+    view = View(
+        rig.size,
+        rig.plane,
+        rig.to_rgb,
+        is_display=False,
+        lens_blur=rig.lens_blur,
+        rolling=rig.rolling,
+    )
+    shifts = rig.longest * (2 * torch.rand(rig.groups, height, width, 2) - 1)
+    recording = dark_exposure(size=rig.size, plane=rig.plane)
+    # The first row is exposed earlier by half of the rolling, and the last row later.
+    beyond = PLANES / 2 * rig.rolling  # planes
+    edges = np.linspace(-beyond, PLANES + beyond, rig.groups + 1)
+    shares = torch.from_numpy(exposure_shares(recording, edges, view.delays()))
+    coverage = torch.rand(INTERVALS, rig.groups, *view.plane)
+    cameras = Cameras(SpikePixels(view, CPU), shifts, shares, coverage)
+    return MadeCameras(cameras, view, shifts, shares, coverage)
+
+
+def plainly_seen(
+    made: MadeCameras,
+    x: torch.Tensor,
+    l: torch.Tensor,  # noqa: E741
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return B x (3, H, W) and S l (M, h, w), written down as the equations say.
+
+        B x = sum over groups g of s_g x(p + u_g(p))
+        S l = sum over groups g of c_g D L l(p + u_g(p))
+
+    It is slow and simple, and autograd can go through it.
+    x: (3, H, W), light. l: (1, H, W), what the spike camera integrates.
+    """
+    height, width = made.view.size
+    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    p = torch.stack((columns, rows), dim=-1)  # (H, W, 2): x and y of each pixel
+    blurry = torch.zeros_like(x)
+    spikes = torch.zeros(INTERVALS, *made.view.plane)
+    for g in range(len(made.shifts)):
+        positions = p + made.shifts[g]
+        s_g = made.shares[g][:, None]  # (H, 1)
+        blurry += s_g * sample_picture(x, positions)
+        c_g = made.coverage[:, g]  # (M, h, w)
+        spikes += c_g * seen_by_spike_pixels(sample_picture(l, positions), made.view)
+    return blurry, spikes
+
+
+def seen_by_spike_pixels(grey: torch.Tensor, view: View) -> torch.Tensor:
+    """Return D L of a picture (1, H, W): blur it by the lens, and take means. Returns (1, h, w)."""
+    if view.lens_blur:
+        sigma = view.lens_blur * max(view.points_in_pixel)  # RGB pixels
+        grey = blur(grey[None], gaussian_kernel(sigma))[0]
+    points = sample_picture(grey, torch.from_numpy(view.points_on_frame()))  # (1, h m, w n)
+    return torch.nn.functional.avg_pool2d(points, view.points_in_pixel)
+
+
+def sample_picture(picture: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Return a picture (C, H, W) at positions (h, w, 2), x and y in pixels."""
+    height, width = picture.shape[1:]
+    # grid_sample counts from -1 (first pixel) to 1 (last pixel). At least 1: a picture of one row
+    # would divide by 0.
+    last_pixel = torch.tensor([max(width - 1, 1), max(height - 1, 1)])
+    grid = 2 * positions / last_pixel - 1
+    [samples] = torch.nn.functional.grid_sample(
+        picture[None], grid[None], padding_mode="border", align_corners=True
+    )
+    return samples
+
+
+def test_the_cameras_see_what_their_equations_say(shifted_cameras):
+    x = torch.rand(3, *shifted_cameras.view.size)
+    grey = torch.rand(1, *shifted_cameras.view.size)
+
+    blurry, spikes = shifted_cameras.cameras(x, grey)
+
+    plain_blurry, plain_spikes = plainly_seen(shifted_cameras, x, grey)
+    # Only the rounding of float32 differs, in sums of up to a hundred values of at most 1.
+    assert torch.allclose(blurry, plain_blurry, atol=2e-5)
+    assert torch.allclose(spikes, plain_spikes, atol=2e-5)
+
+
+def test_without_a_grey_picture_the_spike_camera_sees_the_luma_of_the_colours(shifted_cameras):
+    x = torch.rand(3, *shifted_cameras.view.size)
+
+    blurry, spikes = shifted_cameras.cameras(x)
+
+    blurry_of_both, spikes_of_luma = shifted_cameras.cameras(x, luma(x))
+    assert torch.allclose(blurry, blurry_of_both, atol=2e-5)
+    assert torch.allclose(spikes, spikes_of_luma, atol=2e-5)
+
+
+def test_cameras_are_the_same_if_their_groups_are_computed_one_after_the_other(
+    shifted_cameras, monkeypatch
+):
+    monkeypatch.setattr(cameras_module, "SAMPLES_AT_A_TIME", 1)  # one group at a time
+    pixels = SpikePixels(shifted_cameras.view, CPU)
+    in_parts = Cameras(
+        pixels, shifted_cameras.shifts, shifted_cameras.shares, shifted_cameras.coverage
+    )
+    x = torch.rand(3, *shifted_cameras.view.size)
+    grey = torch.rand(1, *shifted_cameras.view.size)
+
+    of_parts = in_parts(x, grey)
+    of_all = shifted_cameras.cameras(x, grey)
+    for in_part, at_once in zip(of_parts, of_all, strict=True):
+        assert torch.allclose(in_part, at_once, atol=2e-5)
+    for in_part, at_once in zip(
+        in_parts.adjoint(*of_all), shifted_cameras.cameras.adjoint(*of_all), strict=True
+    ):
+        assert torch.allclose(in_part, at_once, rtol=1e-4, atol=1e-4)
+
+
+def test_the_adjoint_of_the_cameras_is_the_gradient_of_their_equations(shifted_cameras):
+    x = torch.zeros(3, *shifted_cameras.view.size, requires_grad=True)
+    grey = torch.zeros(1, *shifted_cameras.view.size, requires_grad=True)
+    blurry, spikes = plainly_seen(shifted_cameras, x, grey)
+    of_blurry = torch.rand_like(blurry)
+    of_spikes = torch.rand_like(spikes)
+
+    by_x, by_grey = shifted_cameras.cameras.adjoint(of_blurry, of_spikes)
+
+    plain_x, plain_grey = torch.autograd.grad((blurry, spikes), (x, grey), (of_blurry, of_spikes))
+    assert torch.allclose(by_x, plain_x, rtol=1e-4, atol=1e-4)
+    assert torch.allclose(by_grey, plain_grey, rtol=1e-4, atol=1e-4)
+
+
+def test_the_adjoint_of_the_cameras_is_exact(moving_clip):
+    case = Case(moving_clip)
+    torch.manual_seed(0)
+    x = torch.rand_like(case.sharp)
+    grey = torch.rand_like(case.sharp[:1])
+    blurry, spikes = case.equations.system.cameras(x, grey)
+    of_blurry = torch.rand_like(blurry)
+    of_spikes = torch.rand_like(spikes)
+
+    by_x, by_grey = case.equations.system.cameras.adjoint(of_blurry, of_spikes)
+
+    # A' is the adjoint of A if (A x) . y = x . (A' y) for all x and y. Here x is (x, grey), and y
+    # is (of_blurry, of_spikes). The sums are taken in float64, so that they do not add errors.
+    forward = (blurry * of_blurry).double().sum() + (spikes * of_spikes).double().sum()
+    backward = (x * by_x).double().sum() + (grey * by_grey).double().sum()
+    assert float(forward) == pytest.approx(float(backward), rel=1e-5)

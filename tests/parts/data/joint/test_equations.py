@@ -1,0 +1,198 @@
+"""data/motion/joint/: the sharp frame that fits the RGB frame and the spikes along a motion.
+
+The data are simulated scenes whose motion is known (tests/helpers/moving_scene.py). The equations
+say what both cameras see of a sharp frame that moves along the motion:
+
+    RGB equations      its mean over the exposure is the blurry frame
+    spike equations    its light between two neighbouring spikes of a pixel is one threshold
+
+A comment "measured" beside a limit is the value when the test was written. The claim of the test
+still holds at the limit, and the distance between both leaves room for other versions of torch.
+"""
+
+import copy
+import json
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from data.motion.joint import solution
+from data.motion.joint.equations import Equations, Solver
+from data.motion.joint.rgb_equations import noise_of
+from data.motion.joint.values import DARK
+from data.motion.recording import RecordedClip
+from tests.helpers.joint_case import CPU, EDGE, FRAME, INSIDE, Case, true_motion
+from tests.helpers.moving_scene import Scene, reader_of
+
+# Spike planes (M, h, w) without their edges. They have half as many rows and columns as a frame.
+INSIDE_SPIKES = (slice(None), slice(EDGE // 2, -EDGE // 2), slice(EDGE // 2, -EDGE // 2))
+
+
+# ---- The equations ----
+
+
+class Misfit(NamedTuple):
+    """Root mean squares of residuals, in multiples of the expected error."""
+
+    rgb: float
+    spikes: float
+
+
+def root_mean_square(values: torch.Tensor) -> float:
+    """Return the root of the mean square of a tensor."""
+    return float(values.square().mean().sqrt())
+
+
+def misfit(equations: Equations, frame: torch.Tensor) -> Misfit:
+    """Return how badly a frame fits the equations. 1 is as good as noise allows."""
+    r_b, r_s = equations.system.residuals(frame)
+    # A weight is 1 / (expected error), so weight times residual is a residual in multiples of its
+    # expected error. Spike intervals that do not count have weight 0.
+    of_rgb = (equations.system.rgb.weights * r_b)[INSIDE]
+    counts = equations.system.spikes.weights[INSIDE_SPIKES] > 0
+    of_spikes = (equations.system.spikes.weights * r_s)[INSIDE_SPIKES][counts]
+    return Misfit(root_mean_square(of_rgb), root_mean_square(of_spikes))
+
+
+def test_the_sharp_frame_along_the_true_motion_fits_all_equations(true_case):
+    of_sharp = misfit(true_case.equations, true_case.sharp)
+
+    # 1 is the expected error, and 1.5 leaves room for chance. Measured: 0.2 for RGB, 0.6 (light)
+    # and 0.8 (display values) for spikes.
+    assert of_sharp.rgb < 1.5
+    assert of_sharp.spikes < 1.5
+
+
+def test_the_blurry_frame_fits_the_equations_worse_than_the_sharp_frame(true_case):
+    of_sharp = misfit(true_case.equations, true_case.sharp)
+    of_blurry = misfit(true_case.equations, true_case.blurry)
+
+    # Measured: RGB 9 times, spikes 2.0 (light) and 1.5 (display values) times. The limit for spikes
+    # is lower, because a single interval of spikes is noisy and tells less.
+    assert of_blurry.rgb > 3 * of_sharp.rgb
+    assert of_blurry.spikes > 1.3 * of_sharp.spikes
+
+
+# ---- The solution ----
+
+
+def test_the_frame_is_far_sharper_than_its_start(moving_clip):
+    case = Case(moving_clip)
+
+    frame = case.equations.solve(case.blurry)
+
+    gain = case.psnr(frame) - case.psnr(case.blurry)
+    assert gain > 5  # dB; measured: 6.3
+
+
+def test_the_first_step_changes_the_frame_as_the_equations_pull_it(true_case, monkeypatch):
+    # Residuals are divided by M = lambda + M_0 + M_1 R. Here M is nearly the same everywhere, so
+    # the first step is proportional to the pull A^T W r.
+    monkeypatch.setattr(solution, "M_0", 1e6)
+    monkeypatch.setattr(solution, "M_1", 0.0)
+    equations = copy.copy(true_case.equations)
+    equations.solver = Solver(linearisations=1, steps=1)
+    z_0 = true_case.blurry
+
+    z = equations.solve(z_0)
+
+    r_b, r_s = equations.system.residuals(z_0)
+    w_b, w_s = equations.system.robust_weights(r_b, r_s)
+    by_x, by_l = equations.system.cameras.adjoint(w_b**2 * r_b, w_s**2 * r_s)
+    luma_weights = torch.tensor([0.299, 0.587, 0.114])[:, None, None]
+    slope = 2.2 * z_0.clamp(min=DARK) ** 1.2  # dx / dz of x = z^2.2
+    if equations.system.is_display:
+        pull = slope * by_x + luma_weights * by_l
+    else:
+        pull = slope * (by_x + luma_weights * by_l)
+    inside = (z > 0) & (z < 1)  # the solution is limited to these values
+    change = (z - z_0)[inside]
+    cosine = (change * pull[inside]).sum() / (change.norm() * pull[inside].norm())
+    assert float(cosine) > 0.9999
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_a_gpu_gives_the_frame_that_the_cpu_gives(moving_clip):
+    frames = []
+    for device in (CPU, torch.device("cuda")):
+        case = Case(moving_clip, device=device)
+        start = case.blurry.to(device)
+        frame, _ = case.guarded(case.equations.solve(start), start, guard=3.0)
+        frames.append(frame.cpu())
+
+    on_cpu, on_gpu = frames
+    # Sums are taken in another order, and the steps of the solver enlarge the difference. A frame
+    # is saved in steps of 1/255 = 4e-3.
+    assert (on_cpu - on_gpu).abs().max() < 1e-3
+
+
+# ---- The noise of the blurry frame ----
+
+# A picture that becomes brighter from left to right.
+RAMP = torch.linspace(0.2, 0.8, 64).expand(64, 64)
+
+
+def test_a_ramp_has_no_noise():
+    assert noise_of(RAMP) < 1e-6
+
+
+def test_the_noise_on_a_ramp_is_measured():
+    torch.manual_seed(0)
+    noise = 0.02 * torch.randn(64, 64)
+
+    assert noise_of(RAMP + noise) == pytest.approx(0.02, rel=0.1)
+
+
+# ---- What a calibration tells of the shutter ----
+
+# A spike pixel covers 2 x 2 RGB pixels.
+CAMERAS = {
+    "format": 1,
+    "matrix": [[2, 0, 0.5], [0, 2, 0.5]],
+    "spike_size": [48, 48],
+    "rgb_size": [96, 96],
+}
+
+
+def write_calibration(path, **shutter: float) -> str:
+    """Write a calibration with these keys of the shutter. Returns its path as a text."""
+    path.write_text(json.dumps({**CAMERAS, **shutter}))
+    return str(path)
+
+
+# -0.4: a shutter that begins at the last row.
+@pytest.mark.parametrize("rolling", [0.4, -0.4])
+def test_what_the_calibration_tells_of_the_shutter_helps(rolling, tmp_path):
+    scene = Scene(velocity=(14.0, 0.0), exposure=0.7, rolling=rolling)
+    folder = scene.write(tmp_path / "clip")
+
+    def psnr_if_told(**shutter: float) -> float:
+        """Return the PSNR that is reached if the calibration has these keys of the shutter."""
+        calibration = write_calibration(tmp_path / "cameras.json", **shutter)
+        case = Case(folder, true_motion(scene), calibration=calibration)
+        return case.psnr(case.equations.solve(case.blurry))
+
+    without = psnr_if_told()
+    with_exposure = psnr_if_told(exposure_share=0.7)
+    with_both = psnr_if_told(exposure_share=0.7, rolling=rolling)
+
+    # Measured: 25.1, 31.1 and 34.4 dB.
+    assert without + 0.5 < with_exposure
+    assert with_exposure + 0.5 < with_both
+
+
+def test_the_motion_takes_the_planes_that_were_exposed_and_no_others(tmp_path):
+    folder = Scene(exposure=0.7).write(tmp_path / "clip")
+    calibration = write_calibration(tmp_path / "cameras.json", exposure_share=0.7)
+    reader = reader_of(folder, calibration=calibration)
+
+    recording = RecordedClip(reader, context=None).read(FRAME)
+
+    # The middle 0.7 of 60 planes were exposed: 42 planes. Half as many are read on each side.
+    assert recording.length == 42
+    assert recording.begin == 21
+    assert len(recording.stream) == 21 + 42 + 21
+    # The channels of a network are made of 1.12 times as many planes: 47.
+    assert reader.clip.exposures[FRAME].own.count == 47

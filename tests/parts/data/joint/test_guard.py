@@ -1,0 +1,48 @@
+"""data/motion/joint/guard.py: it falls back to the start where the solution does not fit."""
+
+import pytest
+import torch
+
+from tests.helpers.joint_case import MOVING, Case, true_motion
+
+
+@pytest.fixture(scope="module")
+def wrong_solution(moving_clip):
+    """Give (case, start, z): a case along a wrong motion, a good start, and the bad solution z.
+
+    The scene moves, but the motion says that nothing moves (factor 0). The start is the sharp frame
+    with a little noise.
+    """
+    case = Case(moving_clip, true_motion(MOVING, factor=0.0))
+    torch.manual_seed(0)
+    noise = 0.03 * torch.randn_like(case.sharp)
+    start = (case.sharp + noise).clamp(0, 1)
+    return case, start, case.equations.solve(start)
+
+
+def test_the_guard_saves_a_good_start_from_a_wrong_motion(wrong_solution):
+    case, start, z = wrong_solution
+
+    frame, _ = case.guarded(z, start, guard=3.0)
+
+    loss_of_solution = case.psnr(start) - case.psnr(z)
+    loss_of_guarded = case.psnr(start) - case.psnr(frame)
+    assert loss_of_solution > 1  # dB; measured: 4.4. The solution must be bad, or nothing is shown.
+    assert loss_of_guarded < loss_of_solution / 2  # measured: 0.3 dB
+
+
+def test_the_guard_weighs_each_pixel_between_start_and_solution(wrong_solution):
+    case, start, z = wrong_solution
+
+    _, weight = case.guarded(z, start, guard=3.0)
+
+    assert float(weight.min()) >= 0
+    assert float(weight.max()) <= 1
+
+
+def test_a_guard_of_0_gives_the_solution_as_it_is(wrong_solution):
+    case, start, z = wrong_solution
+
+    frame, _ = case.guarded(z, start, guard=0.0)
+
+    assert torch.equal(frame, z)
