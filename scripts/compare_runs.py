@@ -39,7 +39,7 @@ from utils.errors import DataError, OptionError
 from utils.files import refuse_existing, write_whole
 from utils.options.section import flatten_options
 from utils.results import markdown_table, plain_table, read_json
-from utils.run import history
+from utils.run import figures, history, report
 
 # What must stay: the exit code of --at-least, on which users' scripts rely
 # (test_a_run_must_gain_three_decibels_in_its_last_validation); and tests are compared only if they
@@ -172,9 +172,9 @@ def draw(runs: Mapping[str, Path], tags: list[str], out: Path) -> None:
         return
 
     if tags:
-        figure = history.draw_scalars(chosen_scalars(histories, tags))
+        figure = figures.draw_scalars(chosen_scalars(histories, tags))
     else:
-        figure = history.draw_panels(histories)
+        figure = figures.draw_panels(histories)
     kinds = figure.canvas.get_supported_filetypes()
     if suffix not in kinds:
         raise OptionError(
@@ -183,7 +183,7 @@ def draw(runs: Mapping[str, Path], tags: list[str], out: Path) -> None:
             expected=f"html, {', '.join(sorted(kinds))}",
             do="use another suffix",
         )
-    write_whole(out, history.encode(figure, suffix))
+    write_whole(out, figures.encode(figure, suffix))
 
 
 def write_report(
@@ -201,8 +201,8 @@ def write_report(
         )
     scalars = next(iter(histories.values()))  # the history of the only run
     # A run without a name, because the curves of one run need no legend.
-    curves = history.encode(history.draw_panels({"": scalars}))
-    write_whole(out, history.build_report(paths[0], scalars, curves).encode())
+    curves = figures.encode(figures.draw_panels({"": scalars}))
+    write_whole(out, report.build_report(paths[0], scalars, curves).encode())
 
 
 def chosen_scalars(
@@ -270,7 +270,7 @@ def runs_tables(runs: Mapping[str, Path]) -> list[Table]:
     for name, run in runs.items():
         rows.append([name, *run_cells(run)])
         options: dict[str, Any] = {}
-        file = history.newest_options(history.folder_of(run) / "options")
+        file = report.newest_options(history.folder_of(run) / "options")
         if file:  # a history file alone has no options beside it
             options = dict(flatten_options(read_json(file), name=""))
         options_of_runs.append(options)
@@ -328,7 +328,7 @@ def run_cells(run: Path) -> list[Any]:
             last_values.append("-")
 
     # The file about the machine and the network, which older runs do not have.
-    environment = history.folder_of(run) / history.ENVIRONMENT_NAME
+    environment = history.folder_of(run) / report.ENVIRONMENT_NAME
     about = read_json(environment) if environment.is_file() else {}
     return [best, best_step, *last_values, about.get("parameters", "-")]
 

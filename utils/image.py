@@ -135,7 +135,7 @@ def comparison(
     is left out.
 
     A new panel may be added. A run writes the names of its panels to images/panels.json, and its
-    report (utils/run/history.py) reads them there. So reports of older runs stay right.
+    report (utils/run/report.py) reads them there. So reports of older runs stay right.
 
     spikes: display values (H, W), as ClipReader.spike_light returns them. Their 99.5th percentile
         becomes white, so that single bright pixels do not make the picture dark.

@@ -58,7 +58,7 @@ from models.select_network import NETWORKS
 from utils import utils_dist
 from utils.dist import process
 from utils.dist.process import descendants_of, process_state
-from utils.run import history
+from utils.run import history_writer
 from utils.run.progress import RunProgress
 from utils.run.timing import StepTimer
 from utils.run.writers import WRITERS
@@ -84,7 +84,7 @@ def replace_attributes(owner: Any, **attributes: Any) -> None:
 
 # Drawing the curves would take half of the time of such a run. The runs of the real network in
 # other tests draw their curves.
-replace_attributes(history, draw_panels=lambda histories: None, encode=lambda figure: b"")
+replace_attributes(history_writer, draw_panels=lambda histories: None, encode=lambda figure: b"")
 
 
 # ---- The network ---------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from tests.helpers.train_files import (
     train,
     write_options,
 )
-from utils.run.history import newest_options
+from utils.run.report import newest_options
 
 # Exit code of a run whose options are wrong.
 WRONG_OPTIONS = 2

@@ -3,7 +3,7 @@
 `utils.run.run.Run` has one `Experiment`, and calls its methods after a step, an epoch or a
 validation. An `Experiment` logs a line, and hands numbers and pictures on to the writers:
 
-* the history with its report (utils.run.history), always,
+* the history with its report (utils.run.history_writer), always,
 * TensorBoard and W&B, if the options ask for them,
 * further writers of the option `logging.writers`: classes in files utils/writer_<name>.py.
 
@@ -47,7 +47,7 @@ from utils.logger import best_effort
 from utils.options.models import LoggingOptions
 from utils.options.override import argument_without_secrets
 from utils.options.section import Registry, flatten_options, import_parts
-from utils.run import checkpoint, history
+from utils.run import checkpoint, history, history_writer, report
 from utils.run.folder import FolderMovedError, RunFolder
 from utils.run.health import Health
 from utils.run.measured import Measured, log_values
@@ -74,9 +74,9 @@ WRITTEN = (
     "images",
     history.LINES_NAME,
     history.HISTORY_NAME,
-    history.CURVES_NAME,
-    history.REPORT_NAME,
-    history.ENVIRONMENT_NAME,
+    history_writer.CURVES_NAME,
+    history_writer.REPORT_NAME,
+    report.ENVIRONMENT_NAME,
     status.STATUS_NAME,
     "tb_logger",
     "wandb",
@@ -224,7 +224,7 @@ class Experiment:
                 imwrite_rgb(self.folder / "images" / clip / f"{progress.step}.png", strip)
                 # The titles of the panels. With them, the report can cut the strip into panels.
                 titles = json.dumps(list(panels_of_clip)).encode()
-                write_whole(self.folder / "images" / history.PANELS_NAME, titles)
+                write_whole(self.folder / "images" / report.PANELS_NAME, titles)
             self.to_writers("image", f"val/{clip}", strip, progress.step)
         # The scalars come last: the history then writes the report, which shows the pictures
         # (test_the_page_of_a_run_shows_each_clip_and_the_command).
@@ -391,7 +391,7 @@ def write_environment(folder: Path, parameters: int) -> None:
         "ranks": utils_dist.get_world_size(),
         "parameters": f"{parameters / 1e6:.2f} M",
     }
-    path = folder / history.ENVIRONMENT_NAME
+    path = folder / report.ENVIRONMENT_NAME
     with best_effort(str(path)):
         # None: no GPU of CUDA, or no git.
         known_values = {name: value for name, value in values.items() if value is not None}
@@ -609,7 +609,7 @@ def build_writers(
     progress: the position at which this start begins. `progress.wandb_id` is the W&B run to
         continue. If it is None, this function sets it to the id of the new W&B run.
     """
-    writers: list[Any] = [history.HistoryWriter(folder, progress.step)]
+    writers: list[Any] = [history_writer.HistoryWriter(folder, progress.step)]
     for writer_section in section.writers:
         writer = WRITERS.build(writer_section, "logging.writers", folder=folder, step=progress.step)
         writers.append(writer)

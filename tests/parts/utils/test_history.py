@@ -17,7 +17,9 @@ from scripts import compare_runs
 from tests.helpers.checked import read_picture
 from tests.helpers.clip_files import small_files
 from utils.errors import DataError
-from utils.run.history import HISTORY_NAME, LINES_NAME, HistoryWriter, read_history, running_mean
+from utils.run.figures import running_mean
+from utils.run.history import HISTORY_NAME, LINES_NAME, read_history
+from utils.run.history_writer import HistoryWriter
 
 # ---- The files of a run ----
 

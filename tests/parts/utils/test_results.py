@@ -30,7 +30,7 @@ from utils.image import comparison, comparison_strip, data_uri, imwrite_rgb
 from utils.logger import setup_logging
 from utils.options.override import argument_without_secrets
 from utils.results import json_bytes
-from utils.run.history import HistoryWriter
+from utils.run.history_writer import HistoryWriter
 from utils.video import VideoWriter
 
 # Grey levels of the three pictures of a clip. They lie so far apart that a pixel on the screen of a
@@ -638,7 +638,7 @@ def test_twelve_large_clips_make_a_page_of_bounded_size(tmp_path):
 
     report = tmp_path / "report.html"
     assert report.read_text().count('type="range"') == 12
-    # The largest page that utils/run/history.py promises has 16 MB.
+    # The largest page that utils/run/report.py promises has 16 MB.
     assert report.stat().st_size < 16e6
 
 

@@ -1,0 +1,305 @@
+"""Draw the curves of one or several runs.
+
+    draw_panels     four panels: loss, PSNR, learning rate, speed
+    draw_scalars    one panel for each scalar
+    encode          the figure as a file, e.g. a PNG
+
+No program reads a figure, so what is drawn, and how, may be changed freely. `running_mean` has
+tests of its own, because lines of numbers can be checked and pictures hardly can.
+
+Tests: tests/parts/utils/test_history.py.
+"""
+
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from utils.run.history import History
+
+# Margins of the figure of one run, in parts of its width and height. The figure is written after
+# each validation. If matplotlib computed its margins, the figure would take twice as long.
+MARGINS = {
+    "left": 0.07,
+    "bottom": 0.075,
+    "right": 0.94,
+    "top": 0.945,
+    "wspace": 0.2,
+    "hspace": 0.32,
+}
+GREY = "0.35"  # matplotlib's name of a dark grey, where "0" is black and "1" is white
+
+
+def draw_panels(histories: Mapping[str, History]) -> Any:
+    """Draw four panels over the iteration: loss, PSNR, learning rate, speed.
+
+    Returns a figure of matplotlib. The report of a run has one history, a comparison of runs has
+    several.
+
+    histories: name of the run -> its history.
+    """
+    is_one_run = len(histories) == 1
+    titles = ("loss", "PSNR, dB", "learning rate", "speed")
+    # If there are several runs, their names stand above the panels. They need unknown room, so
+    # matplotlib computes the margins.
+    margins = MARGINS if is_one_run else None
+    figure, axes = _empty_figure(histories, titles, columns=2, size=(6, 3.75), margins=margins)
+    loss, psnr, rate, speed = axes
+    _draw_loss(loss, histories)
+    _draw_psnr(psnr, histories)
+    for curve in _curves(histories, "train/lr"):
+        rate.plot(curve.steps, curve.values, color=curve.colour, linewidth=1.8)
+    # A learning rate such as 0.0004 is written with a power of ten.
+    rate.ticklabel_format(axis="y", scilimits=(-2, 3))
+    rate.set_ylim(bottom=0)
+    _draw_speed(speed, histories)
+
+    # If a panel has no curve, write in its middle which scalar is missing. The tags are in the
+    # order of the panels.
+    tags = ("train/loss", "val/psnr", "train/lr", "train/it_per_s")
+    for axis, tag in zip(axes, tags, strict=True):
+        if not axis.lines:
+            # With transAxes, (0.5, 0.5) is the middle of the panel, and not step 0.5, value 0.5.
+            style = {"transform": axis.transAxes, "ha": "center", "va": "center", "color": GREY}
+            axis.text(0.5, 0.5, f"no {tag} yet", **style)
+
+    # Put each legend at a place where such curves seldom are: a loss falls, so its upper right is
+    # empty. matplotlib could search for an empty place, but with many entries this takes long.
+    _draw_legend(loss, "upper right", is_one_run)
+    _draw_legend(psnr, "center right", is_one_run)
+    _draw_legend(speed, "center left", is_one_run)
+    return figure
+
+
+def _draw_loss(axis: Any, histories: Mapping[str, History]) -> None:
+    """Draw each entry of the loss as a thin line, and its running mean as a thick one."""
+    means: list[float] = []
+    for curve in _curves(histories, "train/loss"):
+        mean, window = running_mean(curve.values)
+        # The window depends on the number of entries, so several runs have several windows.
+        label = f"mean of {window} entries" if len(histories) == 1 else "running mean"
+        thin = {"color": curve.colour, "linewidth": 0.6, "alpha": 0.35, "label": "each entry"}
+        axis.plot(curve.steps, curve.values, **thin)
+        axis.plot(curve.steps, mean, color=curve.colour, linewidth=2.2, label=label)
+        means.extend(mean[np.isfinite(mean)])
+    # If the loss falls by more than a factor of 10, a linear axis would show the end of the curve
+    # as a flat line at the bottom. A logarithmic axis needs values above 0.
+    if means and min(means) > 0 and max(means) > 10 * min(means):
+        axis.set_yscale("log")
+
+
+def _draw_psnr(axis: Any, histories: Mapping[str, History]) -> None:
+    """Draw the PSNR of the restored frames, with a star at the best, and of the blurry input."""
+    star = {
+        "linestyle": "",
+        "marker": "*",
+        "markersize": 14,
+        "markeredgecolor": "white",
+        "label": "best",
+    }
+    for curve in _curves(histories, "val/psnr"):
+        steps = curve.steps
+        values = curve.values
+        axis.plot(steps, values, color=curve.colour, marker="o", markersize=3.5, label="restored")
+        is_finite = np.isfinite(values)
+        if not is_finite.any():
+            continue
+        # nanargmax ignores NaN. Replace Inf by NaN, because Inf must not be the best value.
+        finite_or_nan = np.where(is_finite, values, np.nan)
+        best_index = int(np.nanargmax(finite_or_nan))
+        best_step = steps[best_index]
+        best_psnr = values[best_index]
+        axis.plot(best_step, best_psnr, color=curve.colour, **star)
+        if len(histories) == 1:
+            text = f"best {best_psnr:.2f} at {best_step:,.0f}"
+            axis.set_title(text, loc="right", fontsize="medium", color=GREY)
+    for curve in _curves(histories, "val/psnr_input"):
+        axis.plot(
+            curve.steps, curve.values, color=curve.colour, linestyle="--", label="blurry input"
+        )
+
+
+def _draw_speed(axis: Any, histories: Mapping[str, History]) -> None:
+    """Draw iterations per second and, on a second axis at the right, the wait for data.
+
+    The wait is the share of the time in which training waits for the next batch.
+    """
+    for curve in _curves(histories, "train/it_per_s"):
+        label = "iterations per second"
+        axis.plot(curve.steps, curve.values, color=curve.colour, linewidth=1.2, label=label)
+    if not axis.lines:
+        return
+    axis.set_ylim(bottom=0)
+    axis.set_ylabel("iterations per second")
+    waits = axis.twinx()
+    waits.spines["top"].set_visible(False)
+    waits.set(ylim=(0, 100), ylabel="data wait, % of the time")
+    for curve in _curves(histories, "train/data_share"):
+        # One run: its two curves have two colours. Several runs: each run has one colour, so that
+        # the reader can tell the runs apart.
+        colour = "C1" if len(histories) == 1 else curve.colour
+        dotted_style = {"color": colour, "linestyle": ":"}
+        waits.plot(curve.steps, 100 * curve.values, **dotted_style)
+        # The legend belongs to the first axis, so draw an empty curve there for its entry.
+        axis.plot([], [], label="data wait", **dotted_style)
+
+
+def _draw_legend(axis: Any, place: str, is_one_run: bool) -> None:
+    """Draw a legend with each label once.
+
+    place: one of matplotlib's names of places, e.g. "upper right".
+    is_one_run: whether the figure shows only one run. With several runs each run has its own
+        colour. Then a line in the legend stands for all runs, so it is grey.
+    """
+    lines, labels = axis.get_legend_handles_labels()
+    # Label -> line. If several runs have a line with the same label, the last line stays.
+    line_of = dict(zip(labels, lines, strict=True))
+    if not line_of:
+        return
+    legend = axis.legend(
+        line_of.values(), line_of.keys(), loc=place, fontsize="small", framealpha=0.8
+    )
+    if not is_one_run:
+        for line in legend.get_lines():
+            line.set_color(GREY)
+
+
+def draw_scalars(histories: Mapping[str, History]) -> Any:
+    """Draw one panel per scalar over the iteration. Returns a figure of matplotlib.
+
+    histories: name of the run -> its history.
+    """
+    all_tags = set()
+    for history in histories.values():
+        all_tags.update(history)
+    tags = sorted(all_tags)
+    columns = min(3, len(tags))
+    figure, axes = _empty_figure(histories, tags, columns=columns, size=(4.5, 3))
+    for axis, tag in zip(axes, tags, strict=True):
+        for curve in _curves(histories, tag):
+            axis.plot(curve.steps, curve.values, color=curve.colour)
+    return figure
+
+
+def encode(figure: Any, kind: str = "png") -> bytes:
+    """Return the figure as a file of an image format, e.g. "png", "svg", "pdf"."""
+    from matplotlib import rc_context
+
+    image = io.BytesIO()
+    # Draw long curves in chunks of 10,000 entries. Without chunks, matplotlib refuses a curve of
+    # 300,000 entries as too complex.
+    with rc_context({"agg.path.chunksize": 10_000}):
+        figure.savefig(image, dpi=100, format=kind)
+    return image.getvalue()
+
+
+class _Curve(NamedTuple):
+    """A scalar of a run over its steps."""
+
+    steps: np.ndarray  # (n,)
+    values: np.ndarray  # (n,); may have NaN
+    colour: str  # colour of the run in the figure, e.g. "C0"
+
+
+def _curves(histories: Mapping[str, History], tag: str) -> Iterator[_Curve]:
+    """Yield the curve of each run that has the scalar `tag`."""
+    for number, history in enumerate(histories.values()):
+        entries = history.get(tag)
+        if entries:
+            table = np.asarray(entries, float)  # (n, 2)
+            # matplotlib has ten colours, "C0" to "C9". Run 10 has the colour of run 0 again.
+            yield _Curve(steps=table[:, 0], values=table[:, 1], colour=f"C{number % 10}")
+
+
+def _empty_figure(
+    histories: Mapping[str, History],
+    titles: Sequence[str],
+    columns: int,
+    size: tuple[float, float],
+    margins: dict[str, float] | None = None,
+) -> tuple[Any, list[Any]]:
+    """Return a figure and its empty panels (axes of matplotlib), one for each title.
+
+    If there are several runs, their names stand above the panels.
+
+    titles: titles of the panels.
+    columns: number of panels beside each other.
+    size: width and height of a panel in inches.
+    margins: MARGINS, or None to let matplotlib compute the margins, which takes longer.
+    """
+    # Import matplotlib here and not at the top of this file, because it takes long to load and most
+    # programs draw nothing. Use Figure and not pyplot, because pyplot wants a display.
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    rows = math.ceil(len(titles) / columns)
+    width, height = size
+    figure = Figure(
+        figsize=(width * columns, height * rows), layout=None if margins else "constrained"
+    )
+    if margins:
+        figure.subplots_adjust(**margins)
+    axes = [figure.add_subplot(rows, columns, number) for number in range(1, len(titles) + 1)]
+    for axis, title in zip(axes, titles, strict=True):
+        axis.set_title(title, loc="left", fontweight="bold", fontsize="large")
+        axis.set_xlabel("iteration")
+        axis.xaxis.set_major_formatter("{x:,.0f}")
+        locator: Any = axis.xaxis.get_major_locator()  # a MaxNLocator, by default
+        locator.set_params(integer=True)  # no tick between two iterations
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    if len(histories) > 1:
+        lines = []
+        for number in range(len(histories)):
+            lines.append(Line2D([], [], color=f"C{number % 10}", linewidth=3))
+        columns_of_names = min(4, len(histories))
+        figure.legend(lines, list(histories), loc="outside upper center", ncols=columns_of_names)
+    return figure, axes
+
+
+# The running mean of a curve takes a window of a twentieth of all entries, but at least 3 and at
+# most 200. The mean is then smooth enough to compare runs, and still shows a change.
+WINDOWS_IN_A_CURVE = 20
+LEAST_WINDOW = 3  # entries
+MOST_WINDOW = 200  # entries
+
+
+def running_mean(values: Sequence[float] | np.ndarray) -> tuple[np.ndarray, int]:
+    """Return the centred running mean (n,), and the number of entries in its window.
+
+    The window of entry i has the entries i - half ... i + half. At the ends of the curve the window
+    is shorter. NaN and Inf do not count. A window without finite entries has the mean NaN.
+
+    values: (n,).
+
+    Test: test_the_smoothed_curve_is_a_running_mean_that_leaves_nan_out.
+    """
+    y = np.asarray(values, float)
+    n = len(y)
+    # A twentieth of the entries, but at least 3 and at most 200: 1000 entries -> 50.
+    wanted_window = int(np.clip(n // WINDOWS_IN_A_CURVE, LEAST_WINDOW, MOST_WINDOW))
+    # The window is centred, so it has an odd number of entries: 50 -> 25 + 1 + 25 = 51.
+    half = wanted_window // 2  # entries on each side of the middle
+    window = 2 * half + 1
+
+    # sums[i] is the sum of the first i entries, counts[i] the number of finite entries among them.
+    # Both have n + 1 elements, and begin with 0.
+    is_finite = np.isfinite(y)
+    finite_or_zero = np.where(is_finite, y, 0.0)
+    sums = np.concatenate(([0.0], np.cumsum(finite_or_zero)))
+    counts = np.concatenate(([0.0], np.cumsum(is_finite)))
+
+    # The window of each entry: first ... end - 1, within the curve. E.g. with half = 1 and 4
+    # entries, first is [0, 0, 1, 2] and end is [2, 3, 4, 4].
+    index = np.arange(n)
+    first = np.clip(index - half, 0, None)
+    end = np.clip(index + half + 1, None, n)
+
+    # The sum over a window is the sum up to its end, less the sum before it.
+    sum_of_window = sums[end] - sums[first]
+    count_of_window = counts[end] - counts[first]
+    # A window without finite entries has the count 0. Divide by 1 there, and give NaN afterwards.
+    mean = sum_of_window / np.maximum(count_of_window, 1)
+    return np.where(count_of_window > 0, mean, np.nan), window
