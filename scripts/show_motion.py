@@ -138,11 +138,13 @@ def first_clip(
     from data.clips.clip_reader import user_clips
     from models.restore.own_spikes import spikes_for_network
 
+    files = request.own_files
+    assert files is not None  # the command line has --input
     clips = user_clips(
         command.input,
         command.spike,
         gt=None,
-        spike_options=spikes_for_network(saved, request),
+        spike_options=spikes_for_network(saved, files, request.network),
         scale=1,  # the frames are shown in the size of the input
         trained=saved.spike_data,
     )

@@ -1,47 +1,46 @@
-"""Restoration by a network: its weights, and its tiles.
+"""Restore with a network: the method of a test, and the tiles that its options and flags ask for.
 
-main_test_vrt.py restores by a "method" (utils.contract.Method). It calls:
+main_test_vrt.py restores by a "method" (utils.contract.Method). It calls one of two functions, with
+weights that `read_saved` has read and with the flags of the command line (`NetworkFlags`):
 
-    find_weights             the weights file: of the command line, or of a run
     network_for_test_set     the network with tiles for the clips of an option file
     network_for_own_clips    the network with tiles for a user's clips
-    NetworkMethod            what these two functions return: the method of a network
 
-The other methods are `data.reconstruct.Reconstruction` and `data.motion.joint_method.JointMethod`.
+Both return a `NetworkMethod`. run_job.py asks it for a `Restorer` (tiles/restorer.py), which
+restores the clips. The other methods are `data.reconstruct.Reconstruction` and
+`data.motion.joint_method.JointMethod`.
 
 What must stay: the keys of `NetworkMethod.settings`, because an interrupted test is continued only
 if its settings are equal (test_results_of_other_settings_are_not_taken_over). Free to change: the
 tiles for a user's clips (`network_for_own_clips`). Their results then differ from the results of
 former versions.
 
-Tests: tests/stories/test_main_test.py, test_protocols.py, tests/parts/models/test_tiling.py,
-tests/parts/utils/test_output_folder.py
+Tests: tests/stories/test_main_test.py, test_protocols.py, tests/parts/models/test_tiling.py
 """
 
 import hashlib
 import json
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from models.released import is_name
 from models.released_networks import RELEASED_TILES
-from models.restore.request import TestRequest, TileRequest
+from models.restore.request import NetworkFlags, TileFlags
 from models.restore.tiles.plan import WHOLE, Tiling
 from models.restore.tiles.restorer import Restorer
 from models.saved_network import SavedNetwork
 from models.vrt.forms import log_device
 from utils import device as devices
 from utils import utils_dist
-from utils.errors import CheckpointError, OptionError
+from utils.errors import OptionError
 from utils.files import sha256_of
-from utils.options.models import LoaderOptions, PathOptions, ValOptions
+from utils.options.models import LoaderOptions, ValOptions
 from utils.options.section import read_section
-from utils.run.checkpoint import own_checkpoint
 
 # --dtype -> the dtype of autocast.
 DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
 # The fields of a SavedNetwork that say how the network is built and how spikes are read.
 NETWORK_FIELDS = ("netG", "scale", "spike_channels", "spike", "spike_data")
 
@@ -118,37 +117,34 @@ class NetworkMethod:
         )
 
 
-# ---- Tiles -----------------------------------------------------------------------------------
-
-
 def network_for_test_set(
-    saved: SavedNetwork, request: TestRequest, val: ValOptions, section: LoaderOptions
+    saved: SavedNetwork, flags: NetworkFlags, val: ValOptions, section: LoaderOptions
 ) -> NetworkMethod:
     """Return the network with the tiles of the section `val`, changed by the command line.
 
-    section: datasets.test.
+    flags: the flags of the network. section: datasets.test.
     """
     tile_options = val.plain()  # a dict
     # `pad_sequence` and `sigma` exist only for some kinds of datasets. The key `pad_sequence` of a
     # dataset asks for the same as the key `pad_seq` of the section `val`: repeat the last frame.
     if getattr(section, "pad_sequence", False):
         tile_options["pad_seq"] = True
-    if request.tiles.tile == "auto":
+    if flags.tiles.tile == "auto":
         tile_options |= {"num_frame_testing": "auto", "size_patch_testing": "auto"}
     # Only a non-blind denoiser takes a noise level.
     sigma = getattr(section, "sigma", None) if saved.spec.noise_map else None
-    tiling = _tiling(saved, tile_options, request.tiles)
-    return NetworkMethod(saved, tiling, request.dtype, sigma)
+    tiling = _tiling(saved, tile_options, flags.tiles)
+    return NetworkMethod(saved, tiling, flags.dtype, sigma)
 
 
-def network_for_own_clips(saved: SavedNetwork, request: TestRequest) -> NetworkMethod:
+def network_for_own_clips(saved: SavedNetwork, flags: NetworkFlags) -> NetworkMethod:
     """Return the network with tiles for a user's clips, changed by the command line.
 
     Published weights have the tiles of their authors. Other weights have large tiles.
     """
     # The value of --tile: (frames, side), "auto", or None if the flag is not given. If frames and
     # side are given, `_tiling` replaces the sizes that are chosen here.
-    tile = request.tiles.tile
+    tile = flags.tiles.tile
     tile_options = ValOptions().plain()  # the defaults, as a dict
     if saved.released and tile is None:
         # `released` is the name of a published network, e.g. "006_VRT_videodeblurring_GoPro". Its
@@ -164,12 +160,12 @@ def network_for_own_clips(saved: SavedNetwork, request: TestRequest) -> NetworkM
     may_halve = tile is None or tile == "auto"
     # "smooth" leaves no visible seams. The test set of an option file keeps the blend "kair" of the
     # published scores.
-    tiling = _tiling(saved, tile_options, request.tiles, blend="smooth", may_halve=may_halve)
-    return NetworkMethod(saved, tiling, request.dtype, request.sigma)
+    tiling = _tiling(saved, tile_options, flags.tiles, blend="smooth", may_halve=may_halve)
+    return NetworkMethod(saved, tiling, flags.dtype, flags.sigma)
 
 
 def _tiling(
-    saved: SavedNetwork, tile_options: dict[str, Any], flags: TileRequest, **fields: Any
+    saved: SavedNetwork, tile_options: dict[str, Any], flags: TileFlags, **fields: Any
 ) -> Tiling:
     """Return the tiles that options and flags ask for.
 
@@ -206,67 +202,25 @@ def _tiling(
     return Tiling.of(val, saved.spec, **fields)
 
 
-# ---- Weights ---------------------------------------------------------------------------------
+def refuse_other_frames(saved: SavedNetwork) -> None:
+    """Raise OptionError for weights with which the joint solution cannot begin.
 
-
-def find_weights(path: PathOptions, folder: Path, weights: str | None) -> str:
-    """Return the weights to test with.
-
-    weights: the value of --weights, which wins over everything else. path: the section `path` of
-    the option file. folder: the folder of the run.
-
-    A name of released weights, such as "vrt/006", counts as an existing file.
-
-    Without --weights, path.resume decides where to look. The first existing file is taken:
-
-        path.resume    files
-        "auto"         best, then latest checkpoint of the run; then the pretrained weights
-        null           the pretrained weights
-        a folder       best, then latest checkpoint of the run in this folder
-        a file         this file
-
-    Raises CheckpointError if no file exists.
+    It needs one sharp frame in colour for each blurry frame, in the size of the blurry frame.
     """
-    if weights:
-        return weights
-    # One branch for each row of the table above, in the same order.
-    if path.resume == "auto":
-        candidates = [*_checkpoints_of(folder), *_pretrained_files(path)]
-    elif path.resume is None:
-        candidates = _pretrained_files(path)
-    elif Path(path.resume).is_dir():
-        candidates = _checkpoints_of(_run_folder(Path(path.resume)))
-    else:
-        candidates = [Path(path.resume)]
-    for candidate in candidates:
-        is_released = is_name(str(candidate))  # e.g. "vrt/006"
-        if candidate.is_file() or is_released:
-            return str(candidate)
-    raise CheckpointError(
-        what="no weights to test",
-        where=", ".join(map(str, candidates)),
-        expected="a checkpoint of this run, or path.pretrained_netG",
-        do="give --weights FILE",
-    )
-
-
-def _checkpoints_of(run: Path) -> list[Path]:
-    """Return the files of the best and the latest checkpoint of a run. They need not exist.
-
-    run: the folder of the run.
-    """
-    return [own_checkpoint(run, "best"), own_checkpoint(run, "latest")]
-
-
-def _pretrained_files(path: PathOptions) -> list[Path]:
-    """Return the pretrained weights of the options: the averaged weights, then the others."""
-    files = (path.pretrained_netE, path.pretrained_netG)
-    return [Path(file) for file in files if file]
-
-
-def _run_folder(named: Path) -> Path:
-    """Return the folder of a run.
-
-    named: the folder that path.resume names, which may be the subfolder "checkpoints" of the run.
-    """
-    return named.parent if named.name == "checkpoints" else named
+    spec = saved.spec
+    # Words for the message -> whether they are true of these weights.
+    is_true_of_weights = {
+        "take no spikes": not spec.spike_channels,
+        "enlarge the frames": spec.scale != 1,
+        "make frames between the frames": spec.interpolates,
+        "restore several instants of each exposure": spec.out_instants != 1,
+        "restore grey frames": spec.image_channels != 3,
+    }
+    faults = [words for words, is_true in is_true_of_weights.items() if is_true]
+    if faults:
+        raise OptionError(
+            what=f"--method joint with weights that {', and '.join(faults)}",
+            where=str(saved.path),
+            expected="weights that restore each blurry frame from RGB and spikes, in its size",
+            do="give other weights, such as weights/operator.pth, or leave out --weights",
+        )

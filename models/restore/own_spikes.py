@@ -1,10 +1,15 @@
-"""The spike section for a user's own clips: how their spikes are read.
+"""Say how the spikes of a user's own clips are read.
 
-The section comes from the weights file, because spikes must be read as in the training. The command
-line may change the section by "spike.key=value", but not the kind of the channels: the network was
-trained with it (`kind_differences` in models/select_network.py names its keys).
-main_test_vrt.py and scripts/show_motion.py call `spikes_for_network` for a network.
-main_test_vrt.py calls `changed_spikes` for --method.
+The section `spike` comes from the weights file, because spikes must be read as in the training. The
+command line (request.py) may change it by "spike.key=value", but not the kind of the channels: the
+network was trained with it (`kind_differences` in models/select_network.py names its keys).
+
+main_test_vrt.py and scripts/show_motion.py hand the section on to the reader of the clips
+(data/clips/clip_reader.py). They call `spikes_for_network` for a network. For a formula
+main_test_vrt.py calls `changed_spikes` alone.
+
+What must stay: each refusal, because a network gives wrong frames for channels of another kind,
+without an error.
 
 Tests: tests/stories/test_main_test.py, test_reconstruct.py
 """
@@ -13,7 +18,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from models.restore.request import TestRequest
+from models.restore.request import NetworkFlags, OwnFiles
 from models.saved_network import SavedNetwork
 from models.select_network import kind_differences
 from utils.errors import OptionError
@@ -23,16 +28,20 @@ from utils.options.sources import Sources
 logger = logging.getLogger(__name__)
 
 
-def spikes_for_network(saved: SavedNetwork, request: TestRequest) -> dict[str, Any] | None:
+def spikes_for_network(
+    saved: SavedNetwork, files: OwnFiles, network: NetworkFlags
+) -> dict[str, Any] | None:
     """Return the spike section of the training, with the user's changes, for a user's clips.
 
     Returns None if no spikes are read.
 
+    saved: the network with its weights. files: the user's files. network: the flags of the network.
+
     Raises OptionError if an input that the network needs is missing, if an input is given that the
     network does not take, and if the channels are of another kind than in the training.
     """
-    _refuse_wrong_inputs(saved, request)
-    if not request.spike:
+    _refuse_wrong_inputs(saved, files, network)
+    if not files.spike:
         return None
     if saved.spike is None:
         logger.warning("these weights take no spikes: --spike is not read")
@@ -47,7 +56,7 @@ def spikes_for_network(saved: SavedNetwork, request: TestRequest) -> dict[str, A
     # Drop the keys that describe the files of the training. A user's files have their own.
     for key in ("calibration", "exposure", "first", "count"):
         spike.pop(key, None)
-    changed = changed_spikes(spike, request)
+    changed = changed_spikes(spike, files, source=network.weights or "")
     first_difference = next(kind_differences(spike, changed), None)
     if first_difference is not None:
         key, training_value, other_value = first_difference
@@ -61,23 +70,29 @@ def spikes_for_network(saved: SavedNetwork, request: TestRequest) -> dict[str, A
 
 
 def changed_spikes(
-    spike: dict[str, Any], request: TestRequest, keys_of_method: Sequence[str] = ()
+    spike: dict[str, Any],
+    files: OwnFiles,
+    source: str = "",
+    keys_of_method: Sequence[str] = (),
+    method_name: str | None = None,
 ) -> dict[str, Any]:
     """Return a spike section with the changes of the command line.
 
     E.g. "spike.rate=0.4" sets its key "rate" to 0.4, and --spike-size 250 400 its keys "h" and "w".
 
-    keys_of_method: keys that --method sets by itself, so that the user cannot change them.
+    files: the user's files, with the changes. source: the file of `spike`, for errors.
+    keys_of_method: keys that the method `method_name` sets by itself, so that the user cannot
+    change them.
 
     Raises OptionError for a change of these keys, and for options of other sections.
     """
     # `apply_override` changes a table of sections, {name of a section: its keys}.
     table = {"spike": dict(spike)}
-    if request.spike_size is not None:
-        height, width = request.spike_size
+    if files.spike_size is not None:
+        height, width = files.spike_size
         table["spike"]["h"] = height
         table["spike"]["w"] = width
-    for override in request.overrides:
+    for override in files.overrides:
         if not override.startswith("spike."):
             raise OptionError(
                 what=f"cannot set {override}",
@@ -89,28 +104,28 @@ def changed_spikes(
         key = name.split(".")[1]  # "rate"
         if key in keys_of_method:
             raise OptionError(
-                what=f"{override} has no effect with --method {request.method_name}",
+                what=f"{override} has no effect with --method {method_name}",
                 where="the command line",
                 expected=f"other keys than {', '.join(keys_of_method)}",
                 do="set method.key=value",
             )
-        apply_override(table, override, Sources(request.weights or ""))
+        apply_override(table, override, Sources(source))
     return table["spike"]
 
 
-def _refuse_wrong_inputs(saved: SavedNetwork, request: TestRequest) -> None:
+def _refuse_wrong_inputs(saved: SavedNetwork, files: OwnFiles, network: NetworkFlags) -> None:
     """Raise OptionError if the flags do not give what the network takes."""
     spec = saved.spec
     # New frames lie between the given frames, so there is no sharp frame to compare them with.
     # --center-frame-only is meant for frames that are restored.
-    if spec.interpolates and (request.gt or request.tiles.center_frame_only):
+    if spec.interpolates and (files.gt or network.tiles.center_frame_only):
         raise OptionError(
             what="these weights interpolate new frames",
             where=str(saved.path),
             expected="no --gt, --center-frame-only",
             do="drop the flag",
         )
-    has_sigma = request.sigma is not None
+    has_sigma = network.sigma is not None
     if spec.noise_map != has_sigma:
         wants = "need" if spec.noise_map else "do not take"
         raise OptionError(
@@ -119,7 +134,7 @@ def _refuse_wrong_inputs(saved: SavedNetwork, request: TestRequest) -> None:
             expected="0..255 for 008",  # the published denoiser, 008_VRT_videodenoising_DAVIS
             do="add or drop --sigma",
         )
-    if spec.spike_channels and not request.spike:
+    if spec.spike_channels and not files.spike:
         raise OptionError(
             what="these weights need spikes",
             where="--spike",

@@ -37,14 +37,13 @@ FLAGS_OF_NETWORK = (
 FLAGS_OF_CLIPS = ("spike", "gt", "sigma", "spike_size")
 
 
-def refuse_contradictions(args: Namespace, given_keys: set[str]) -> None:
+def refuse_contradictions(args: Namespace, given_keys: set[str], is_of_own_clips: bool) -> None:
     """Refuse flags that exclude each other, and flags that are missing.
 
-    given_keys: the keys of the flags that differ from their defaults, e.g. {"spike_size"}.
+    args: the values of all flags. given_keys: the keys of the flags that differ from their
+    defaults, e.g. {"spike_size"}. is_of_own_clips: whether the clips are the user's own, and not
+    the clips of datasets.test.
     """
-    # Whether the clips are the user's own, and not the clips of datasets.test. This is the rule of
-    # TestRequest.is_of_own_clips, because the TestRequest does not exist yet.
-    is_of_own_clips = args.input is not None or (args.method is not None and args.opt is None)
     if args.method:
         _refuse_flags_of_a_network(args, given_keys)
     if is_of_own_clips:

@@ -1,23 +1,23 @@
 """Read the command line of main_test_vrt.py into a frozen `TestRequest`.
 
-A value may come from four sources. The first source that gives it wins:
+The words of the command line end here: main_test_vrt.py takes the `TestRequest`, and hands its
+parts on by name. E.g. `--input a.mp4 --spike b.dat --output out --tile 12,256` becomes
 
-    1  the command line
-    2  the option file
-    3  the weights file: it describes its network and the spikes of its training. For a published
-       file, the tiles of its authors are known, and are used
-    4  the dataset.json beside the spikes
+    own_files   OwnFiles(input="a.mp4", spike="b.dat", ...)
+    network     NetworkFlags("weights/motion.pth", TileFlags(tile=(12, 256), ...), ...)
+    results     ResultFlags(output="out", ...)
 
-There are two forms of a command line: the user's own clips (--input), or the clips of an option
-file (--opt, datasets.test). `read_request` returns a `TestRequest`, which main_test_vrt.py turns
-into clips and a network. E.g. `--input a.mp4 --spike b.dat --output out --tile 12,256`.
+There are two forms of a command line: the user's own clips (--input, or --spike with a --method),
+or the clips of an option file (--opt, datasets.test). In the second form own_files is None.
 
-A new flag needs three things: a line in flags.py, a field of `TestRequest` or `TileRequest`, and a
-line in `read_request`. If it excludes other flags, it also needs a refusal (refused_flags.py).
+A value of a flag wins over the option file, and this over what the weights file says
+(test_weights_on_the_command_line_come_first). So a missing flag is None here, and later pages look
+for the value elsewhere.
 
-What must stay: the order of the four sources (test_weights_on_the_command_line_come_first).
+A new flag needs a line in flags.py, a field in one of the classes below, and a line in
+`read_request`. If it excludes other flags, it also needs a refusal (refused_flags.py).
 
-Tests: tests/stories/test_main_test.py, test_bad_input.py, tests/parts/utils/test_results.py
+Tests: tests/parts/utils/test_results.py, tests/stories/test_main_test.py, test_bad_input.py
 """
 
 from argparse import Namespace
@@ -29,20 +29,24 @@ from typing import Any
 from models.restore.flags import JOINT, options_before_lists, parser_of_tests
 from models.restore.refused_flags import refuse_contradictions
 from utils.errors import OptionError
-from utils.options.foreign_flags import (
-    check_launch_flags,
-    refuse_kair_test_flags,
-)
+from utils.options.foreign_flags import check_launch_flags, refuse_kair_test_flags
 from utils.options.override import apply_override
 from utils.options.sources import Sources
 
 # The weights for a user's clip, unless the command line names weights or a method.
 SHIPPED_WEIGHTS = Path(__file__).resolve().parents[2] / "weights/motion.pth"
+# The formula whose frames the joint solution improves, unless --weights names a network.
+START_OF_JOINT = "exposure"
+
+
+# ---- What a command line asks for ------------------------------------------------------------
+#
+# None: the flag is missing, and has no default. Paths are as the user gave them.
 
 
 @dataclass(frozen=True)
-class TileRequest:
-    """Flags that change how a clip is cut into tiles, see `models.restore.tiles.plan.Tiling`.
+class TileFlags:
+    """Flags that change how a clip is cut into tiles (`models.restore.tiles.plan.Tiling`).
 
     None: as the section `val` of the option file says, or the tiles that fit the weights. A bool is
     False if the flag is missing.
@@ -60,76 +64,79 @@ class TileRequest:
     flip_seq: bool
     # Whether the last frame is repeated once before restoring. The result of this copy is dropped.
     pad_seq: bool
-    # Whether only the middle frame of a clip is restored.
+    # Whether only the middle frame of a clip is restored. A formula obeys this flag, too.
     center_frame_only: bool
 
 
 @dataclass(frozen=True)
-class TestRequest:
-    """The values of a command line. Paths are as the user gave them.
+class NetworkFlags:
+    """Which network restores, and how it is applied."""
 
-    None: the flag is missing, and has no default.
-    """
-
-    # The option file. Without --input, the clips are the clips of its datasets.test.
-    opt: str | None
-    # The weights: a file, or the name of released weights such as "vrt/006".
+    # A file of weights, or the name of released weights such as "vrt/006". Always given for a
+    # user's own clips that a network restores. None for a test set: the weights of its run.
     weights: str | None
-    # Section `method` of a formula or of the joint solution, e.g. {"type": "joint", "groups": 8}.
-    # None if a network alone restores the frames.
-    method: dict[str, Any] | None
-    # The user's own clips: blurry frames, spikes, sharp frames. Each is a file or a folder.
+    tiles: TileFlags
+    # "float32", "bfloat16" or "float16".
+    dtype: str
+    # Noise level in 0..255 for a denoiser.
+    sigma: float | None
+
+
+@dataclass(frozen=True)
+class OwnFiles:
+    """The user's own clips: blurry frames, spikes and sharp frames, each a file or a folder."""
+
     input: str | None
     spike: str | None
     gt: str | None
     # (height, width) of a spike plane.
     spike_size: tuple[int, int] | None
-    # How the network is applied. sigma is a noise level in 0..255 for a denoiser.
-    tiles: TileRequest
-    dtype: str
-    sigma: float | None
-    # The folder of the results.
+    # "spike.key=value", which change how the spikes are read.
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ResultFlags:
+    """What is written, and where."""
+
+    # The folder of the results. Always given for a user's own clips.
     output: str | None
-    # What is saved, e.g. ("frames", "comparison"). () is the default, which depends on the
-    # input: see --save in `parser_of_tests`.
+    # What is saved, e.g. ("frames", "comparison"). () if it follows from the input.
     save: tuple[str, ...]
     # Frames per second of a video that is made from single frames.
     fps: float
     # Files of the weights of LPIPS. () without LPIPS.
     lpips: tuple[str, ...]
-    # Whether results of earlier tests in the output folder are removed, see outputs.claim_folder.
+    # Whether results of earlier tests in the output folder are removed.
     overwrite: bool
-    # "section.key=value" for the option file. For the user's own clips: "spike.key=value".
+
+
+@dataclass(frozen=True)
+class TestRequest:
+    """The values of a command line."""
+
+    # The option file, and its changes "section.key=value".
+    opt: str | None
     overrides: tuple[str, ...]
+    # What restores the frames, in one of four cases:
+    #
+    #     no --method               formula None, joint None: a network
+    #     --method tfp              formula set, joint None: a formula of the spikes
+    #     --method joint            both set: the joint solution, begun with the formula `exposure`
+    #     ... with --weights FILE   formula None, joint set: the same, begun with a network
+    #
+    # Both are sections of options, e.g. {"type": "joint", "groups": 8}.
+    formula: dict[str, Any] | None
+    joint: dict[str, Any] | None
+    # The name after --method, for titles and messages.
+    method_name: str | None
+    # The user's own clips. None: the clips of datasets.test of the option file.
+    own_files: OwnFiles | None
+    network: NetworkFlags
+    results: ResultFlags
 
-    @property
-    def method_name(self) -> str | None:
-        """Return the name after --method, e.g. "tfp". Returns None without --method."""
-        return self.method["type"] if self.method is not None else None
 
-    @property
-    def is_joint(self) -> bool:
-        """Say whether --method joint was given."""
-        return self.method_name == JOINT
-
-    @property
-    def is_of_own_clips(self) -> bool:
-        """Say whether the clips are the user's own, and not the clips of datasets.test."""
-        if self.input is not None:
-            return True
-        # The formulas of --method need no frames, so --spike may be the only input.
-        return self.method is not None and self.opt is None
-
-    @property
-    def needs_weights(self) -> bool:
-        """Say whether a network is needed: for the frames, or for the estimates of --method joint.
-
-        The joint solution improves first estimates. They come from a formula, or from a network if
-        --weights was given.
-        """
-        if self.method is None:
-            return True
-        return self.is_joint and self.weights is not None
+# ---- Reading ---------------------------------------------------------------------------------
 
 
 def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
@@ -152,42 +159,42 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
     # must come before `args.weights` gets the shipped weights below.
     given_keys = {key for key, value in vars(args).items() if value != parser.get_default(key)}
 
-    tiles = _tile_request(args)
+    tiles = _tile_flags(args)
     # A user's clip is restored with the shipped weights if no flag says what restores it. From here
     # on, args.weights is what --weights would have said.
     says_what_restores = args.method or args.opt or args.weights
     if args.input and not says_what_restores:
         args.weights = str(SHIPPED_WEIGHTS)
-    refuse_contradictions(args, given_keys)
+    # The formulas of --method need no frames, so --spike may be the only input.
+    is_of_own_clips = args.input is not None or (args.method is not None and args.opt is None)
+    refuse_contradictions(args, given_keys, is_of_own_clips)
 
-    of_method, of_option_file = _split_overrides(args)
-    method = None if args.method is None else _method_section(args.method, of_method)
+    of_method, others = _split_overrides(args)
+    formula, joint = _sections_of_method(args, of_method)
     return TestRequest(
         opt=args.opt,
-        weights=args.weights,
-        method=method,
-        input=args.input,
-        spike=args.spike,
-        gt=args.gt,
-        spike_size=tuple(args.spike_size) if args.spike_size else None,
-        tiles=tiles,
-        dtype=args.dtype,
-        sigma=args.sigma,
-        output=args.output,
-        save=tuple(args.save or ()),
-        fps=args.fps,
-        lpips=tuple(args.lpips or ()),
-        overwrite=args.overwrite,
-        overrides=tuple(of_option_file),
+        overrides=() if is_of_own_clips else others,
+        formula=formula,
+        joint=joint,
+        method_name=args.method,
+        own_files=_own_files(args, others) if is_of_own_clips else None,
+        network=NetworkFlags(args.weights, tiles, args.dtype, args.sigma),
+        results=ResultFlags(
+            output=args.output,
+            save=tuple(args.save or ()),
+            fps=args.fps,
+            lpips=tuple(args.lpips or ()),
+            overwrite=args.overwrite,
+        ),
     )
 
 
-def _tile_request(args: Namespace) -> TileRequest:
+def _tile_flags(args: Namespace) -> TileFlags:
     """Return the flags of tiles. Raises OptionError if --tile or --overlap is not two numbers."""
     # --tile is "auto" or two numbers, e.g. "12,256". --overlap is two numbers.
     tile = "auto" if args.tile == "auto" else _two_numbers("tile", args.tile)
     overlap = _two_numbers("overlap", args.overlap)
-    return TileRequest(
+    return TileFlags(
         tile=tile,
         overlap=overlap,
         batch_tiles=args.batch_tiles,
@@ -198,42 +205,47 @@ def _tile_request(args: Namespace) -> TileRequest:
     )
 
 
-def _split_overrides(args: Namespace) -> tuple[list[str], list[str]]:
-    """Return the overrides of the section `method`, and the overrides of the option file.
+def _own_files(args: Namespace, overrides: tuple[str, ...]) -> OwnFiles:
+    """Return the paths of the user's own clips, and the changes of their spike section."""
+    spike_size = None
+    if args.spike_size:
+        height, width = args.spike_size
+        spike_size = (height, width)
+    return OwnFiles(args.input, args.spike, args.gt, spike_size, overrides)
+
+
+def _split_overrides(args: Namespace) -> tuple[list[str], tuple[str, ...]]:
+    """Return the overrides of the section `method`, and the others.
 
     E.g. with --method joint: method.groups=8 spike.rate=0.4 -> ["method.groups=8"],
-    ["spike.rate=0.4"]. Without --method, all belong to the option file, which refuses the
-    unknown key "method.groups".
+    ("spike.rate=0.4",). Without --method, all belong to the option file, which refuses the unknown
+    key "method.groups".
     """
     of_method = []
-    of_option_file = []
+    others = []
     for override in args.overrides or []:
         if args.method is not None and override.startswith("method."):
             of_method.append(override)
         else:
-            of_option_file.append(override)
-    return of_method, of_option_file
+            others.append(override)
+    return of_method, tuple(others)
 
 
-def _two_numbers(key: str, text: str | None) -> tuple[int, int] | None:
-    """Return the two numbers of --key, e.g. "12,256" -> (12, 256).
+def _sections_of_method(
+    args: Namespace, overrides: Sequence[str]
+) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """Return the sections (formula, joint) that --method and --weights ask for.
 
-    Returns None if the flag was not given, or was given with an empty text. Raises OptionError for
-    any other text, e.g. "12" or "12,-1".
+    overrides: "method.key=value". `TestRequest` lists the four cases.
     """
-    if not text:
-        return None
-    numbers = text.split(",")
-    are_all_digits = all(number.strip().isdecimal() for number in numbers)
-    if len(numbers) != 2 or not are_all_digits:
-        raise OptionError(
-            what=f"--{key} is {text}",
-            where=f"--{key}",
-            expected="two numbers: frames,pixels, e.g. 12,256",
-            do=f"correct --{key}",
-        )
-    first, second = numbers
-    return int(first), int(second)
+    if args.method is None:
+        return None, None
+    section = _method_section(args.method, overrides)
+    if args.method != JOINT:
+        return section, None
+    if args.weights is not None:  # the joint solution begins with the frames of a network
+        return None, section
+    return {"type": START_OF_JOINT}, section
 
 
 def _method_section(name: str, overrides: Sequence[str]) -> dict[str, Any]:
@@ -256,3 +268,24 @@ def _method_section(name: str, overrides: Sequence[str]) -> dict[str, Any]:
         # name is empty.
         apply_override(table, override, Sources(""))
     return table["method"]
+
+
+def _two_numbers(key: str, text: str | None) -> tuple[int, int] | None:
+    """Return the two numbers of --key, e.g. "12,256" -> (12, 256).
+
+    Returns None if the flag was not given, or was given with an empty text. Raises OptionError for
+    any other text, e.g. "12" or "12,-1".
+    """
+    if not text:
+        return None
+    numbers = text.split(",")
+    are_all_digits = all(number.strip().isdecimal() for number in numbers)
+    if len(numbers) != 2 or not are_all_digits:
+        raise OptionError(
+            what=f"--{key} is {text}",
+            where=f"--{key}",
+            expected="two numbers: frames,pixels, e.g. 12,256",
+            do=f"correct --{key}",
+        )
+    first, second = numbers
+    return int(first), int(second)

@@ -26,8 +26,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from models.ddp import unwrap_ddp
 from models.metrics import METRICS_OF_VALIDATIONS, Scores, add_scores, choose_metrics
-from models.model_vrt import ModelVRT, unwrap_ddp
+from models.model_vrt import ModelVRT
 from models.restore.outputs import evenly_spaced
 from models.restore.scores import collect, score_text
 from models.restore.tiles.gaps import scored_clips

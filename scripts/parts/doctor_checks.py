@@ -33,7 +33,9 @@ import torch
 import torch.distributed as dist
 
 import main_train_vrt
-from models.model_vrt import ModelVRT, define_Model, unwrap_ddp, weights_hash
+from models.ddp import unwrap_ddp
+from models.model_state import weights_hash
+from models.model_vrt import ModelVRT, define_Model
 from scripts.parts.doctor_failures import FAIL, OK, WARN, Finding, table
 from utils import device as devices
 from utils import utils_dist

@@ -20,7 +20,8 @@ import torch._dynamo
 from torch import Tensor
 
 from main_train_vrt import PARTS
-from models.model_vrt import ModelVRT, unwrap_ddp
+from models.ddp import unwrap_ddp
+from models.model_vrt import ModelVRT
 from utils import utils_dist
 from utils.dist import process
 from utils.options.load import load_options

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from main_train_vrt import read_options
-from models.model_vrt import ModelVRT, unwrap_ddp
+from models.ddp import unwrap_ddp
+from models.model_vrt import ModelVRT
 from utils import utils_dist
 from utils.dist import process
 from utils.dist.state import RUN

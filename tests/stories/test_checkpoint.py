@@ -4,7 +4,7 @@ Most checkpoints here are small files that the test writes. Tests of training st
 that notes the phase of each of its steps.
 
 What is tested: checkpoint.py, resume.py, position.py and restore_position.py in utils/run, the
-weights files of models/weights_file.py, and the state of training in models/model_vrt.py.
+weights files of models/weights_file.py, and the state of training in models/model_state.py.
 """
 
 import errno

@@ -26,9 +26,9 @@ from data.spike.formats import read_spikes, write_spikes
 from data.spike.geometry import SpikeGeometry
 from models.metrics import psnr
 from models.portable import read_saved
-from models.restore.network_method import find_weights
 from models.restore.own_spikes import spikes_for_network
 from models.restore.request import read_request
+from models.restore.weights_to_test import find_weights
 from models.select_network import NETWORKS
 from scripts import demo
 from scripts.make_sample_data import make_sample
@@ -498,7 +498,9 @@ def section_of_user(home, trained_on, *overrides):
     """
     saved = read_saved(home / "spike.pth")
     trained = dataclasses.replace(saved, spike=not_none(saved.spike) | trained_on)
-    return not_none(spikes_for_network(trained, read_request([*WITH_SPIKES, *overrides], "")))
+    request = read_request([*WITH_SPIKES, *overrides], "")
+    files = not_none(request.own_files)
+    return not_none(spikes_for_network(trained, files, request.network))
 
 
 @pytest.mark.parametrize("trained_on", TRAINED_ON)
@@ -553,7 +555,8 @@ class HalfRate:
         saved = read_saved(home / "spike.pth")
         self.trained = not_none(saved.spike_data)  # what is known of the spikes in training
         request = read_request([*WITH_SPIKES, "--spike-size", "16", "16"], "")
-        self.section = not_none(spikes_for_network(saved, request))
+        files = not_none(request.own_files)
+        self.section = not_none(spikes_for_network(saved, files, request.network))
 
     def read(self, trained=None, **known):
         """Return the spike channels of frame 0. known: keys that the user gives."""

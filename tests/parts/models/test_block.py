@@ -11,8 +11,8 @@ import logging
 import pytest
 import torch
 
-from models.model_vrt import AMP_DTYPES, amp_dtype
 from models.network_vrt import VRT
+from models.precision import AMP_DTYPES, amp_dtype
 from models.vrt import chunk_sizes, forms
 from models.vrt.attention import cpu_forward, window
 from models.vrt.block import Block

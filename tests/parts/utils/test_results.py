@@ -113,8 +113,8 @@ def request_of(line):
 def test_option_values_may_stand_on_both_sides_of_a_flag():
     request = request_of("--opt x.json val.save_img=true --tile 12,256 scale=1")
 
-    assert not request.is_of_own_clips
-    assert request.tiles.tile == (12, 256)
+    assert request.own_files is None
+    assert request.network.tiles.tile == (12, 256)
     assert request.overrides == ("val.save_img=true", "scale=1")
 
 
@@ -129,16 +129,16 @@ def test_option_values_may_stand_on_both_sides_of_a_flag():
 def test_option_values_after_the_list_of_save_do_not_belong_to_it(line):
     request = request_of(line)
 
-    assert request.save == ("frames",)
+    assert request.results.save == ("frames",)
     assert request.overrides == ("datasets.test.x=y", "a=b")
 
 
 def test_option_values_after_the_two_files_of_lpips_do_not_belong_to_them():
     request = request_of("--opt x --lpips a.pth b.pth val.save_img=true --overwrite")
 
-    assert request.lpips == ("a.pth", "b.pth")
+    assert request.results.lpips == ("a.pth", "b.pth")
     assert request.overrides == ("val.save_img=true",)
-    assert request.overwrite
+    assert request.results.overwrite
 
 
 def test_a_command_line_with_weights_is_about_the_users_own_clips():
@@ -146,9 +146,9 @@ def test_a_command_line_with_weights_is_about_the_users_own_clips():
         "--weights w --input i --output o --spike s --spike-size 250 400 --tile auto"
     )
 
-    assert request.is_of_own_clips
-    assert request.spike_size == (250, 400)
-    assert request.tiles.tile == "auto"
+    own_files = not_none(request.own_files)
+    assert own_files.spike_size == (250, 400)
+    assert request.network.tiles.tile == "auto"
 
 
 # ---- The page of a test ----

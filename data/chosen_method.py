@@ -1,0 +1,59 @@
+"""Make what --method of main_test_vrt.py asks for: a formula, the joint solution, or both.
+
+models/restore/request.py has turned --method and method.key=value into two sections of options.
+`choose_method` checks them and returns a `ChosenMethod`. From this, main_test_vrt.py makes the
+method that restores the clips.
+
+A *formula* computes a frame from spikes without weights (data/reconstruct.py), e.g. tfp or
+exposure. The *joint solution* improves first estimates of the frames
+(data/motion/joint_method.py), which come from a formula or from a network.
+
+What must stay: each refusal comes before a file of clips or weights is read
+(tests/stories/test_bad_input.py). A new formula is an entry in data/reconstruct.py.
+
+Tests: tests/stories/test_reconstruct.py, test_joint.py
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from data.motion.joint_method import JointOptions, joint_options
+from data.reconstruct import Reconstruction, method_options
+from utils.errors import OptionError
+
+
+@dataclass(frozen=True)
+class ChosenMethod:
+    """What restores the frames, as far as it needs no weights."""
+
+    # The formula of the frames or first estimates. None if a network makes them.
+    formula: Reconstruction | None
+    # The options of the joint solution. None if nothing improves the frames.
+    joint: JointOptions | None
+
+
+def choose_method(
+    formula: Mapping[str, Any] | None,
+    joint: Mapping[str, Any] | None,
+    center_frame_only: bool,
+    has_lpips: bool,
+) -> ChosenMethod:
+    """Return the method, with its options checked. Raises OptionError.
+
+    formula, joint: sections such as {"type": "joint", "groups": 8}, or None.
+    center_frame_only: whether only the middle frame of each clip is restored.
+    has_lpips: whether the frames are to be scored by LPIPS, which compares colours.
+    """
+    options_of_joint = joint_options(joint) if joint is not None else None
+    if formula is None:
+        return ChosenMethod(None, options_of_joint)
+    reconstruction = Reconstruction(method_options(formula), center_frame_only)
+    if reconstruction.is_grey and has_lpips:
+        raise OptionError(
+            what=f"--lpips with --method {formula['type']}, whose frames are grey",
+            where="--lpips",
+            expected="frames in colour: LPIPS has no luma form",
+            do="remove it, or use --method exposure",
+        )
+    return ChosenMethod(reconstruction, options_of_joint)

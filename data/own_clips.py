@@ -1,0 +1,100 @@
+"""Open a user's own clips for a restoration: frames with spikes, or spikes alone.
+
+main_test_vrt.py calls these functions with the paths of the command line, and hands the clips on to
+the restoration. A network says itself how spikes are read (models/restore/own_spikes.py); for a
+formula, `spikes_for_formula` does. data/clips/clip_reader.py opens the files.
+
+What must stay: the sentences of `OwnClips.frames_note`, which are part of the protocol of a test.
+
+Tests: tests/stories/test_main_test.py, test_reconstruct.py
+"""
+
+import logging
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from data.alignment_check import warning_of
+from data.cameras.spike_source import SPIKE_SOURCES
+from data.clips.clip_reader import section_and_info, user_clips
+from data.reconstruct import Reconstruction, spike_clip, spike_section
+from utils import utils_dist
+from utils.contract import ClipReader
+from utils.errors import SpikeVRTError
+
+logger = logging.getLogger(__name__)
+
+
+class OwnClips(NamedTuple):
+    """A user's own clips."""
+
+    clips: Sequence[ClipReader]
+    frames_note: str  # which of their frames are restored, in words for the report
+
+
+def spikes_for_formula(formula: Reconstruction, spike: str, options: dict[str, Any]) -> Any:
+    """Return the spike section of a user's spikes, as a formula reads them.
+
+    spike: the file or folder of the spikes.
+    options: the section `spike` that the user wishes. The formula replaces the keys that it needs
+    itself (`data.reconstruct.SET_BY_METHOD`).
+    """
+    section = SPIKE_SOURCES.resolve(options, "spike")
+    _, info = section_and_info(section, Path(spike))  # what the nearest dataset.json says
+    return spike_section(section, formula, info.rate)
+
+
+def clips_with_frames(
+    path: str,
+    spike: str | None,
+    gt: str | None,
+    spike_options: dict[str, Any] | None,
+    scale: int,
+    training_spikes: dict[str, Any] | None,
+) -> OwnClips:
+    """Return the clips at `path`. Rank 0 warns if spikes and frames do not show the same.
+
+    path, spike, gt: the files of frames, spikes and sharp frames.
+    spike_options: the spike section, or None if no spikes are read.
+    scale: size of a sharp frame over size of a blurry frame.
+    training_spikes: what is known of the spikes with which the network was trained, or None.
+    """
+    clips = user_clips(path, spike, gt, spike_options, scale, training_spikes)
+    # Whether spikes and frames show the same place and time is measured once, not by each rank.
+    warning = warning_of(clips) if utils_dist.is_main_process() else None
+    if warning:
+        logger.warning("%s", warning)
+    return OwnClips(clips, frames_note="all")
+
+
+def clip_of_spikes(spike: str, gt: str | None, section: Any) -> OwnClips:
+    """Return a clip that has spikes and no frames, for a formula that makes grey frames.
+
+    section: the spike section, from `spikes_for_formula`.
+    """
+    # One frame is restored for each exposure that the option spike.exposure names. Without this
+    # option, one frame is restored for each spike file.
+    source = "exposure" if section.exposure else "spike file"
+    return OwnClips(
+        clips=[spike_clip(spike, gt, section)],
+        frames_note=f"one for each {source}; the input beside it is the mean of all planes of "
+        f"the {source}",
+    )
+
+
+@contextmanager
+def naming_spike_size_flag() -> Generator[None]:
+    """Let an error about the unknown size of a spike plane name the flag, not the option.
+
+    The functions that read spikes know only the keys spike.h and spike.w. But a user who gave
+    --spike types --spike-size.
+    """
+    try:
+        yield
+    except SpikeVRTError as e:
+        # These two texts are written where the size is missing, in data/spike and data/cameras.
+        if e.where.startswith("spike.h") or "spike height and width" in e.do:
+            shows = "scripts/spike_tool.py info FILE --picture FRAME shows which sizes fit"
+            e.do = f"give --spike-size H W; {shows}"
+        raise

@@ -1,0 +1,84 @@
+"""Read the clips of datasets.test for a test, and say what the report needs to know of them.
+
+main_test_vrt.py takes the section datasets.test of an option file from `section_of_test_set`,
+builds the data set, and puts what the other functions return into its `Job`
+(models/restore/job.py): which options the scores depend on, and how many clips there should be.
+
+What must stay: `keys_of_scores`, by which a continued test knows its own results
+(test_results_of_other_settings_are_not_taken_over). Free to change: the words for the report.
+
+Tests: tests/stories/test_main_test.py, test_kair_files.py
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from utils.contract import ClipReader
+from utils.errors import OptionError
+from utils.files import refuse_overlap
+from utils.options.models import LoaderOptions, Options
+
+
+def section_of_test_set(opt: Options) -> LoaderOptions:
+    """Return datasets.test, to be read without a cache. Raises OptionError if it is missing."""
+    section = opt.datasets.test
+    if section is None:
+        raise OptionError(
+            what="datasets.test is missing",
+            where=opt.opt_path,
+            expected="the clips to test on",
+            do="add the section",
+        )
+    # A cache would keep all frames of all clips in memory. It would save no time, because each
+    # frame is read once or twice.
+    if hasattr(section, "cache_data"):
+        section = section.model_copy(update={"cache_data": False})
+    return section
+
+
+def refuse_output_among_data(folder: Path, dataset: Any) -> None:
+    """Raise OptionError if the output folder is, contains or lies in a folder of the test set."""
+    # A dataset class of a user's own may lack `sources`. Then nothing is checked.
+    for source in getattr(dataset, "sources", ()):
+        refuse_overlap(folder, source.roots())
+
+
+def count_of_expected_clips(dataset: Any, clips: Sequence[ClipReader]) -> int:
+    """Return the number of clips in the data folder, of which `clips` may be a part.
+
+    datasets.test.meta_info_file may list only some clips of the folder. All are counted, so that
+    the report says that its averages leave clips out
+    (test_a_meta_file_that_leaves_clips_out_makes_the_average_incomplete).
+    """
+    if not hasattr(dataset, "count_folders"):  # a dataset class of a user's own
+        return len(clips)
+    return max(len(clips), dataset.count_folders())  # count_folders() is 0 if it cannot count
+
+
+def keys_of_scores(section: LoaderOptions) -> dict[str, Any]:
+    """Return the options of datasets.test on which the scores depend.
+
+    Results with other values are not continued in the same folder. How the clips are loaded does
+    not change a score, so these keys are left out, e.g. dataloader_num_workers.
+    """
+    values = {}
+    for key, value in section.plain().items():
+        if not key.startswith(("dataloader_", "cache_data")):
+            values[key] = value
+    return values
+
+
+def frames_of_test_set(section: LoaderOptions, interpolates: bool) -> str:
+    """Return which frames of a clip are restored, in words for the report, e.g. "all".
+
+    interpolates: whether the network makes new frames between the frames of a clip.
+    """
+    # num_frame: -1 is all frames. A data set that a user has registered may lack the key.
+    num_frame = getattr(section, "num_frame", -1)
+    frames = f"the first {num_frame} of each clip" if num_frame > 0 else "all"
+    # The report scores the input beside the result. An interpolated frame has no blurry frame of
+    # its own, so the mean of the two frames around it is scored as its input.
+    if interpolates:
+        return f"made between every second of {frames}; input: mean of both neighbours"
+    return frames

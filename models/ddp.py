@@ -1,0 +1,86 @@
+"""Wrap the trained network in DDP (DistributedDataParallel), and unwrap it.
+
+DDP sums the gradients of all ranks, the processes of a training. model_vrt.py wraps the network at
+the first step, and again whenever other parameters are trained. Everything that reads names,
+attributes or weights of the network unwraps it first.
+
+"Collective" in a docstring: every rank must call this at the same point of the program, because the
+ranks wait for each other.
+
+What must stay: all ranks train the same parameters, and gradients are summed once per step
+(test_parts_released_at_fix_iter_are_reduced_over_the_ranks,
+test_accumulation_has_the_gradients_of_the_whole_batch).
+
+Tests: tests/parts/models/test_gradients.py, tests/stories/test_main_train.py
+"""
+
+import hashlib
+import warnings
+from contextlib import nullcontext
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from utils import utils_dist
+
+
+def unwrap_ddp(net: nn.Module) -> nn.Module:
+    """Return the network without its DDP wrapper."""
+    return net.module if isinstance(net, DistributedDataParallel) else net
+
+
+def wrap_in_ddp(net: nn.Module, find_unused_parameters: bool, use_static_graph: bool) -> nn.Module:
+    """Wrap `net` in DDP. In a single process, return `net` itself. Collective.
+
+    DDP sums only the gradients of the parameters that require a gradient when it is built. If you
+    freeze or release parameters, wrap the network again. Otherwise its weights diverge between
+    ranks without an error.
+
+    find_unused_parameters, use_static_graph: options of DDP that a user may set for a network of
+    another kind.
+    """
+    if utils_dist.get_world_size() == 1:
+        return net
+    # If the networks differ, DDP raises an error on one rank only, and the other ranks hang. So
+    # compare the networks first.
+    utils_dist.check_same_on_all_ranks("the networks", _outline_hash(net))
+    with warnings.catch_warnings():
+        # torch warns because broadcast_buffers gets another name in torch 2.15.
+        warnings.simplefilter("ignore", FutureWarning)
+        return DistributedDataParallel(
+            net,
+            # Training changes no buffer of our networks, so there is nothing to send.
+            broadcast_buffers=False,
+            # The gradients are views of DDP's buckets. Otherwise DDP would hold a copy of each.
+            gradient_as_bucket_view=True,
+            find_unused_parameters=find_unused_parameters,
+            static_graph=use_static_graph,
+        )
+
+
+def gradient_sync(net: nn.Module, is_last: bool) -> Any:
+    """Return the context in which a micro-batch runs: with or without a sum over the ranks.
+
+    Only the last micro-batch of a step sums the gradients over the ranks. Until then each rank adds
+    up its own gradients, which saves communication.
+
+    net: the network, perhaps in DDP. is_last: whether the micro-batch is the last of its step.
+    """
+    if is_last or not isinstance(net, DistributedDataParallel):
+        return nullcontext()
+    return net.no_sync()
+
+
+def _outline_hash(net: nn.Module) -> str:
+    """Hash what DDP needs to be equal on all ranks: names, shapes, dtypes, requires_grad.
+
+    Returns 12 hex digits.
+    """
+    outline: list[tuple[Any, ...]] = []
+    for name, parameter in net.named_parameters():
+        shape = tuple(parameter.shape)
+        outline.append((name, shape, str(parameter.dtype), parameter.requires_grad))
+    for name, buffer in net.named_buffers():
+        outline.append((name, tuple(buffer.shape), str(buffer.dtype)))
+    return hashlib.sha256(repr(outline).encode()).hexdigest()[:12]

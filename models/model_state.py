@@ -1,0 +1,276 @@
+"""Make the networks of a training, and save and load all that outlives a step.
+
+model_vrt.py adds the optimizer step to this class. `init_train` makes what a step needs: netE, the
+loss, the optimizer and the scaler. `training_state` returns what a checkpoint holds; utils/run adds
+the keys of the run, writes the file, and hands its content to `init_train` when a run is resumed.
+
+    netG          the trained network
+    netE          the averaged network: its weights are a moving average of the weights of netG
+    Collective    in a docstring: every rank (process of the training) must call this at the same
+                  point of the program, because the ranks wait for each other
+
+What must stay: a resumed run goes on as if it had not been interrupted, bit for bit. So whatever
+outlives a step is saved and loaded, e.g. the loss scale
+(test_a_resume_goes_on_with_the_loss_scale_of_float16). The keys of a checkpoint and of a weights
+file are file formats: a new key must be optional.
+
+Tests: tests/stories/test_checkpoint.py, tests/stories/test_main_train.py
+"""
+
+import copy
+import hashlib
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from models.compiled_code import keep_compiled_code_at_home
+from models.ddp import unwrap_ddp
+from models.loading import load_weights
+from models.losses import LOSSES, names_of_targets
+from models.optim import build_optimizer, load_moments
+from models.precision import amp_dtype
+from models.pretrained import load_pretrained
+from models.schedules import lr_at
+from models.select_network import define_G
+from models.vrt.forms import stand_ins
+from utils import utils_dist
+from utils.errors import CheckpointError
+from utils.options.models import Options
+from utils.run import changed_options, checkpoint
+from utils.run.steps import NonFiniteSteps
+from utils.run.timing import DeviceClock
+
+logger = logging.getLogger(__name__)
+
+
+class ModelState:
+    """The networks of a training, its loss and its optimizer, for any network.
+
+    netG(lq, spike) -> (B, T, 3 K, sH, sW), K = netG.out_instants. During training with several
+    processes, netG is wrapped in DDP (DistributedDataParallel).
+    """
+
+    def __init__(self, opt: Options, spike_channels: int | None = None) -> None:
+        """Build netG. `init_train` adds the parts that only training needs.
+
+        spike_channels: number of spike channels. None takes it from the datasets of `opt`.
+        """
+        if spike_channels is None:
+            spike_channels = opt.spike_channels
+        self.opt = opt
+        self.train_opt = opt.train
+        self.device = utils_dist.get_device()
+        # Sentences for the head of the log: which operations run in another form than on NVIDIA's
+        # GPUs.
+        self.stand_ins = stand_ins(self.device)
+        # The options from which a program can build the network anew. Each weights file and each
+        # checkpoint holds them. They name no paths of this machine, so that the file can be used on
+        # another machine.
+        self.network_options: dict[str, Any] = {**opt.portable(), "spike_channels": spike_channels}
+
+        # torch's layers draw their initial weights from the default generator. With this seed they
+        # are equal on all ranks.
+        torch.manual_seed(self.train_opt.manual_seed)
+        self.netG = define_G(opt, spike_channels).to(self.device)
+        self.netE: nn.Module | None = None
+
+        self.amp_dtype = amp_dtype(self.train_opt.amp, self.device)
+        self.autocast = torch.autocast(
+            self.device.type, self.amp_dtype, enabled=self.amp_dtype is not None
+        )
+        # Counts the steps that are skipped because of NaN or Inf, and ends the run after too many.
+        self.nonfinite = NonFiniteSteps(self.train_opt.max_nonfinite_steps, opt.folder)
+        # Measures the time of the forward passes, for the log.
+        self.forward_clock = DeviceClock(self.device)
+        # Which parameters are trained. None: before the first step. "frozen": all but the
+        # parameters with a key of train.fix_keys in their name. "all": every parameter.
+        self.phase: str | None = None
+
+    def init_train(self, state: dict[str, Any] | None = None) -> None:
+        """Load the weights; create netE, the loss, the optimizer and the scaler. Collective.
+
+        Parameters are frozen and netG is wrapped in DDP only later, by the first step.
+
+        state: a checkpoint to resume from, with the keys of `training_state`. None: start from
+        `path.pretrained_netG`, or from scratch.
+
+        The order of the steps must stay. The weights come first, because netE begins as a copy of
+        them. netG is compiled after netE is copied, so netE is not compiled. The optimizer must
+        exist before `_load_training` loads its moments.
+        """
+        self._load_weights(state)
+        self._start_average(state)
+        if self.train_opt.compile:
+            keep_compiled_code_at_home()
+            self.netG.compile()  # in place: the names in the state dict stay the same
+
+        self.lossfn: nn.Module = LOSSES.build(self.train_opt, "train").to(self.device)
+        self.target_names = names_of_targets(type(self.lossfn))
+        self.optimizer = build_optimizer(self.netG, self.train_opt)
+        # Gradients in float16 underflow unless the loss is scaled. In bfloat16 they do not.
+        self.scaler = torch.amp.GradScaler(
+            self.device.type, enabled=self.amp_dtype is torch.float16
+        )
+        if state is not None:
+            self._load_training(state)
+        self.phase = None  # a notebook may call this again after some steps
+        self.netG.train()
+
+    # ---- Loading ----
+
+    def _load_weights(self, state: dict[str, Any] | None) -> None:
+        """Load the weights of netG from the checkpoint `state`, or from path.pretrained_netG.
+
+        Raises CheckpointError if they do not fit. For a checkpoint, the error names the options
+        that have changed since.
+        """
+        net = unwrap_ddp(self.netG)
+        if state is None:
+            load_pretrained(net, self.opt.path.pretrained_netG, self.train_opt.G_param_strict)
+            return
+        weights = state["model_state_dict"]
+        try:
+            load_weights(net, weights, "the checkpoint to resume from", strict=True)
+        except CheckpointError as e:
+            # The options of the run that wrote the checkpoint.
+            netG_then = state["options"]["netG"]
+            changed = changed_options.differences(netG_then, self.opt.netG.plain(), "netG.")
+            keys = ", ".join(changed) or "netG"
+            e.expected = "the network that the checkpoint was trained with"
+            e.do = f"undo the change of {keys}, or start a new task with path.pretrained_netG"
+            raise
+
+    def _start_average(self, state: dict[str, Any] | None) -> None:
+        """Create netE with the weights of netG, or load `path.pretrained_netE`.
+
+        Without train.E_decay there is no netE. If `state` is a checkpoint, `_load_training` loads
+        the averaged weights later.
+        """
+        path = self.opt.path.pretrained_netE
+        decay = self.train_opt.E_decay
+        if not decay:
+            if path and utils_dist.is_main_process():
+                logger.warning(
+                    "path.pretrained_netE has no effect in training while train.E_decay is 0"
+                )
+            return
+        self.netE = copy.deepcopy(unwrap_ddp(self.netG)).eval().requires_grad_(False)
+        self.ema_update = torch.optim.swa_utils.get_ema_multi_avg_fn(decay)
+        if state is None:  # without a path, netE keeps the weights of netG
+            load_pretrained(self.netE, path, self.train_opt.G_param_strict, "netE")
+
+    def _load_training(self, state: dict[str, Any]) -> None:
+        """Load moments, loss scale, averaged weights and the count of skipped steps."""
+        net = unwrap_ddp(self.netG)
+        section = state["options"]["train"]
+        load_moments(self.optimizer, state["optimizer"], net, section, self.train_opt)
+        if state["scaler"]:  # empty if the checkpoint was trained without float16
+            self.scaler.load_state_dict(state["scaler"])
+        if self.netE is not None and state["ema_state_dict"] is not None:
+            self.netE.load_state_dict(state["ema_state_dict"])
+        self.nonfinite.in_a_row = state["nonfinite_in_a_row"]
+        # The checkpoint may be saved again before the next step sets the learning rate. So set the
+        # rate of the last step now
+        # (test_a_checkpoint_that_is_saved_after_a_restore_equals_the_restored_checkpoint). A state
+        # without "step" was not saved by a run, so it has no last step.
+        if state.get("step"):
+            self._set_learning_rate(state["step"])
+
+    def _set_learning_rate(self, step: int) -> None:
+        """Set the learning rate of each group of parameters, which follows from the step alone."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr_at(step, group["initial_lr"], self.train_opt)
+
+    # ---- Saving ----
+
+    def training_state(self) -> dict[str, Any]:
+        """Return the state that a resume needs, as plain types and CPU tensors.
+
+        The keys are part of the checkpoint format. `_load_training` must accept a checkpoint of an
+        older version that lacks a new key. The experiment (utils/run) adds the keys of the run to
+        the file: "options", "step", and others.
+        """
+        return to_cpu(
+            {
+                "model_state_dict": unwrap_ddp(self.netG).state_dict(),
+                "ema_state_dict": self.netE.state_dict() if self.netE is not None else None,
+                "optimizer": self.optimizer.state_dict(),
+                "scaler": self.scaler.state_dict(),
+                "nonfinite_in_a_row": self.nonfinite.in_a_row,
+                # The options of the network, from which a program builds it anew.
+                "network": self.network_options,
+            }
+        )
+
+    def save_weights(self, folder: Path, step: int) -> None:
+        """Write <step>_G.pth and, if there is a netE, <step>_E.pth.
+
+        Each file holds {"params": weights, "options": options of the network, "iter": step}. Tests
+        and other trainings read these keys.
+        """
+        for letter, net in (("G", self.netG), ("E", self.netE)):
+            if net is None:
+                continue
+            content = {
+                "params": to_cpu(unwrap_ddp(net).state_dict()),
+                "options": self.network_options,
+                "iter": step,
+            }
+            # keep=None: former versions and a file of checksums are for files from which a run
+            # resumes. No run resumes from this file.
+            checkpoint.save(content, folder / f"{step}_{letter}.pth", keep=None)
+
+    # ---- For logs and comparisons ----
+
+    def weights_hash(self) -> str:
+        """Return the hash of netG's weights, 12 hex digits. Ranks compare it."""
+        return weights_hash(self.netG)
+
+    def parameter_count(self) -> int:
+        """Return the number of netG's parameters, trained or frozen."""
+        return sum(parameter.numel() for parameter in unwrap_ddp(self.netG).parameters())
+
+    def describe(self) -> str:
+        """Describe kind and size of netG in one line, for the log.
+
+        E.g. "vrt, fusion gated, 35.60 M parameters; 0.57 GB without activations". Activations are
+        not counted, because they depend on the clips. The log reports the peak of a step later.
+        """
+        parameter_count = self.parameter_count()
+        options = self.network_options["netG"]
+        # For each parameter: weight, gradient, two moments of Adam, and the average if there is
+        # a netE.
+        numbers_per_parameter = 4 if self.netE is None else 5
+        bytes_per_number = 4  # float32
+        gigabytes = bytes_per_number * numbers_per_parameter * parameter_count / 1e9
+
+        text = options["net_type"]
+        if options.get("fusion"):
+            text += f", fusion {options['fusion']['type']}"
+        millions = parameter_count / 1e6
+        text += f", {millions:.2f} M parameters; {gigabytes:.2f} GB without activations"
+        if options.get("checkpoint"):
+            text += "; checkpoint auto: fitted to the memory at the first step"
+        return text
+
+
+def weights_hash(net: nn.Module) -> str:
+    """Hash all weights and buffers to 12 hex digits. Equal hashes mean that every bit is equal.
+
+    `net` may be in DDP.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in unwrap_ddp(net).state_dict().items():
+        digest.update(name.encode())
+        flat = tensor.detach().cpu().contiguous().view(-1)
+        as_bytes = flat.view(torch.uint8)
+        digest.update(as_bytes.numpy())
+    return digest.hexdigest()[:12]
+
+
+def to_cpu(value: Any) -> Any:
+    """Copy `value` with its tensors (in dicts, lists, tuples) detached, contiguous, on the CPU."""
+    return utils_dist.map_tensors(value, lambda tensor: tensor.detach().cpu().contiguous())

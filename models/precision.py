@@ -1,0 +1,51 @@
+"""Choose the precision of a training: float32, or mixed precision by the option train.amp.
+
+model_vrt.py computes its forward passes in the dtype that `amp_dtype` returns. Losses, gradients
+and weights stay in float32.
+
+What must stay: all ranks use one dtype, and float16 alone is scaled. Free to change: the texts.
+
+Tests: tests/parts/models/test_block.py
+"""
+
+import logging
+
+import torch
+
+from utils import device as devices
+from utils import utils_dist
+from utils.options.models import AmpOptions
+
+logger = logging.getLogger(__name__)
+
+# Values of the option train.amp.dtype -> dtypes.
+AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def amp_dtype(amp: AmpOptions, device: torch.device) -> torch.dtype | None:
+    """Choose the autocast dtype and log it. Returns None if `train.amp` is off. Collective.
+
+    "auto" is bfloat16 if the device of every rank computes in bfloat16 natively, else float16. All
+    ranks use one dtype, because only gradients in float16 are scaled, and a sum of scaled and other
+    gradients is wrong.
+    """
+    if not amp.enable:
+        return None
+    # One answer for each rank.
+    has_native = utils_dist.gather_objects(devices.has_native_bfloat16(device))
+    if amp.dtype != "auto":
+        name = amp.dtype
+    elif all(has_native):
+        name = "bfloat16"
+    else:
+        name = "float16"
+
+    scaling = ", with gradient scaling" if name == "float16" else ""
+    logger.info("mixed precision in %s%s", name, scaling)
+    slow_ranks = [str(rank) for rank, is_native in enumerate(has_native) if not is_native]
+    if name == "bfloat16" and slow_ranks and utils_dist.is_main_process():
+        logger.warning(
+            'the GPU of rank %s emulates bfloat16, which is slow; set train.amp.dtype to "auto"',
+            ", ".join(slow_ranks),
+        )
+    return AMP_DTYPES[name]
