@@ -5,8 +5,11 @@ raised if a true file needs more, but none may be left out.
 """
 
 import json
+import reprlib
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 # Bytes of a file, 64 MiB. Exposures of 1000 clips of 1000 frames take a quarter of this.
 LARGEST = 2**26
@@ -29,6 +32,20 @@ def read_json(path: str | Path, largest: int = LARGEST) -> Any:
     if _depth(text) > DEEPEST:
         raise ValueError(f"it has more than {DEEPEST} brackets within one another")
     return json.loads(text, parse_constant=_refuse_constant)
+
+
+def cause_in_words(e: Exception) -> str:
+    """Return the cause of an error in one line: "clips.a.h is 0: Input should be ..."."""
+    if isinstance(e, ValidationError):
+        first = e.errors()[0]
+        # `reprlib` shortens the value, because it may be the table of a whole data set.
+        value = reprlib.repr(first["input"])
+        key = ".".join(str(name) for name in first["loc"])  # ("clips", "a", "h") -> "clips.a.h"
+        return f"{key} is {value}: {first['msg']}".strip()
+    # Only the reason of the system, because the whole text of an OSError repeats the path.
+    if isinstance(e, OSError) and e.strerror:
+        return e.strerror
+    return str(e)
 
 
 def _depth(text: str) -> int:

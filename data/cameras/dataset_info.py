@@ -19,25 +19,17 @@ import dataclasses
 import difflib
 import json
 import re
-import reprlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter
 
 from utils.errors import DataError
-from utils.json_file import read_json
+from utils.json_file import cause_in_words, read_json
 
-FILE_NAME = "dataset.json"
-FORMAT = 1
-# Keys that "clips" in dataset.json may set for one clip, in place of the value for all clips.
-KEYS_OF_ONE_CLIP = ("h", "w", "flip", "rate", "light", "calibration")
-# Planes for each 240-fps frame of the published Spk-GoPro streams: the frame itself, and 7 frames
-# that are interpolated between it and the next frame.
-GOPRO_INTERPOLATE = 8
-# A clip name of Spk-GoPro, GOPR0372_07_00, has the number of averaged frames in the middle.
-GOPRO_NAME = re.compile(r"GOPR\d+_(\d\d)_\d\d")
+# ---- What is known ------------------------------------------------------------------------------
+
 # Upper bound of planes in a file, about 17 years at 2 kHz. Sums of such numbers fit into 64 bits.
 MOST_PLANES = 2**40
 # Types of the values in dataset.json, with the limits that pydantic checks.
@@ -47,15 +39,20 @@ Plane = Annotated[int, Field(ge=0, lt=MOST_PLANES)]  # the number of a plane, co
 Rate = Annotated[float | int, Field(gt=0, allow_inf_nan=False)]
 Light = Literal["linear", "display"]
 
-# ---- What is known ------------------------------------------------------------------------------
+# The next three are of Spk-GoPro, the published data set, whose dataset.json may be missing.
+# Planes for each raw frame: the frame itself, and 7 frames that are interpolated between it and the
+# next raw frame.
+GOPRO_INTERPOLATE = 8
+# A clip name, GOPR0372_07_00, has the number of averaged raw frames in the middle.
+GOPRO_NAME = re.compile(r"GOPR\d+_(\d\d)_\d\d")
+
+# Keys that "clips" in dataset.json may set for one clip, in place of the value for all clips.
+KEYS_OF_ONE_CLIP = ("h", "w", "flip", "rate", "light", "calibration")
 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """The contents of a dataset.json. A value is None if the file does not contain it.
-
-    Digests of runs hold the repr of this object: do not rename or reorder fields.
-    """
+    """The contents of a dataset.json. A value is None if the file does not contain it."""
 
     path: str = ""  # of the file; "" if there is no dataset.json
     h: Side | None = None  # height of a spike plane
@@ -65,9 +62,7 @@ class DatasetInfo:
     gt_plane: Plane | None = None  # number of the plane at which the sharp frame was taken
     rate: Rate | None = None  # spikes per plane at full light
     light: Light | None = None  # what the sensor integrated, "linear" light or "display" values
-    # Number of planes for each raw frame. A raw frame is a frame of the fast video from which clip
-    # and spikes were made.
-    interpolate: Annotated[int, Field(ge=1, le=MOST_PLANES)] = GOPRO_INTERPOLATE
+    interpolate: Planes = GOPRO_INTERPOLATE  # number of planes for each raw frame
     # The contents of a file of scripts/calibrate.py. The repr leaves it out, because digests
     # contain the calibration of `DatSpikes` already.
     calibration: dict[str, Any] | None = field(default=None, repr=False)
@@ -78,10 +73,9 @@ class DatasetInfo:
     def of_clip(self, clip: str) -> "DatasetInfo":
         """Return what is known of the spikes of one clip.
 
-        A value of the clip takes the place of the value for all clips (KEYS_OF_ONE_CLIP).
-
-        What must stay: returns this object itself if the clip has no such value. So the caller sees
-        whether the clip differs, and most clips share one object.
+        A value of the clip takes the place of the value for all clips (KEYS_OF_ONE_CLIP). A clip
+        without such a value gets this object itself: callers test `is` to see whether a clip
+        differs.
         """
         values_of_clip = {}
         for key, value in self.clips.get(clip, {}).items():
@@ -106,11 +100,10 @@ class DatasetInfo:
 
         usual: the number of planes that most files have. It is used if dataset.json has no number.
 
-        The last file may be shorter. A raw frame has `interpolate` planes: the plane of the frame
-        itself, and planes interpolated between it and the next raw frame. The last raw frame has no
-        next one, so `interpolate` - 1 planes are missing: 49 remain of 56 planes, with 8 planes per
-        raw frame. If sharp frames are `offset` raw frames later than the middle of their exposure,
-        the planes of `offset` raw frames are missing too.
+        The last file may be shorter, because planes are interpolated between a raw frame and the
+        next one, and the last raw frame has no next one. With 8 planes per raw frame, the last 7
+        are missing, so 49 remain of 56. If sharp frames are `offset` raw frames later than the
+        middle of their exposure, the planes of `offset` raw frames are missing too.
         """
         values_of_clip = self.clips.get(clip, {})
         planes = usual
@@ -173,21 +166,23 @@ class ClipKeys(BaseModel, strict=True, extra="allow"):
 
 # ---- Reading the file ---------------------------------------------------------------------------
 
+# The name of the file, and the version of its format.
+FILE_NAME = "dataset.json"
+FORMAT = 1
+
 
 def nearest_info(path: Path) -> DatasetInfo:
     """Return the dataset.json of the data set that a spike file or folder belongs to.
 
-    path: a spike file, a folder of spike files or of a clip. Layout of a data set:
-    <root>/dataset.json and <root>/<split>/<clip>/spike/<file>. Folders are tried from the nearest
-    to the root. Returns an empty DatasetInfo if none has a dataset.json.
+    path: a spike file, a folder of spike files or of a clip. In a data set, the file is
+    <root>/<split>/<clip>/spike/<file>, and dataset.json lies in the root. The folders around the
+    path are tried, the nearest first. Returns an empty DatasetInfo if none has a dataset.json.
     """
     parents = path.resolve().parents  # the nearest first
     if path.is_dir():
-        # Of <root>/<split>/<clip>/spike, the root is the third parent.
-        folders = [path, *parents[:3]]
+        folders = [path, *parents[:3]]  # the root is the third parent of the folder "spike"
     else:
-        # Of <root>/<split>/<clip>/spike/<file>, the root is the fourth parent.
-        folders = [path.parent, *parents[:4]]
+        folders = [path.parent, *parents[:4]]  # and the fourth parent of a file in it
     for folder in folders:
         info = load_info(str(folder))
         if info.path:
@@ -235,15 +230,28 @@ def _read_info(path: Path) -> DatasetInfo:
 def _fields_in(table: Any) -> dict[str, Any]:
     """Return the fields of `DatasetInfo` that the contents of a file give. Raises ValueError.
 
-    table: what the JSON file holds. Its other keys are ignored, because newer versions may add
-    some.
+    table: what the JSON file holds. Other keys are ignored, because newer versions may add some.
     """
     if not isinstance(table, dict):
         raise ValueError("it is no JSON object")
     if table.get("format") != FORMAT:
         raise ValueError(f"format is {table.get('format')!r}")
-    # The recipe holds the settings with which scripts/prepare_gopro_spike.py made the clips. Two
-    # values come from the recipe: `interpolate`, and in older files also `light`.
+    values = _with_values_of_recipe(table)
+    fields_of_info = {}
+    for one_field in dataclasses.fields(DatasetInfo):
+        name = one_field.name
+        # `path` is not in the file: it is the path of the file.
+        if name != "path" and values.get(name) is not None:
+            fields_of_info[name] = values[name]
+    return fields_of_info
+
+
+def _with_values_of_recipe(table: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of the contents of a file, with the two values that its recipe gives.
+
+    The recipe holds the settings with which scripts/prepare_gopro_spike.py made the clips. It gives
+    `interpolate`, and in older files also `light`. Raises ValueError.
+    """
     recipe = table.get("recipe")
     if recipe is None:
         recipe = {}
@@ -252,13 +260,7 @@ def _fields_in(table: Any) -> dict[str, Any]:
     values = dict(table)
     values["interpolate"] = recipe.get("interpolate")
     values.setdefault("light", recipe.get("light"))
-    fields_of_info = {}
-    for one_field in dataclasses.fields(DatasetInfo):
-        name = one_field.name
-        # `path` is not in the file: it is the path of the file.
-        if name != "path" and values.get(name) is not None:
-            fields_of_info[name] = values[name]
-    return fields_of_info
+    return values
 
 
 def _refuse_misspelt_keys(values_of_clip: dict[str, Any]) -> None:
@@ -272,17 +274,3 @@ def _refuse_misspelt_keys(values_of_clip: dict[str, Any]) -> None:
         similar_keys = difflib.get_close_matches(key.lower(), valid_keys, n=1, cutoff=0.8)
         if key not in valid_keys and similar_keys:
             raise ValueError(f"the key {key!r} is unknown; the nearest one is {similar_keys[0]}")
-
-
-def cause_in_words(e: Exception) -> str:
-    """Return the cause of an error in one line: "clips.a.h is 0: Input should be ..."."""
-    if isinstance(e, ValidationError):
-        first = e.errors()[0]
-        # `reprlib` shortens the value, because it may be the table of a whole data set.
-        value = reprlib.repr(first["input"])
-        key = ".".join(str(name) for name in first["loc"])  # ("clips", "a", "h") -> "clips.a.h"
-        return f"{key} is {value}: {first['msg']}".strip()
-    # Only the reason of the system, because the whole text of an OSError repeats the path.
-    if isinstance(e, OSError) and e.strerror:
-        return e.strerror
-    return str(e)

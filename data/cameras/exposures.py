@@ -1,9 +1,10 @@
 """Read the option `spike.exposure`: which planes of one file belong to each frame of a clip.
 
-    {"start": 0, "length": 20, "period": 25}    frame i has 20 planes from plane 25 i on
-    [[0, 20], [25, 20], [51, 20]]               start and length of each frame
+    {"start": 0, "length": 20, "period": 25}    frame i has 20 planes, from plane 25 i on
+    [[0, 20], [25, 20], [51, 20]]               a row [start, length] for each frame
 
-`read_exposures` checks the option and returns an `Exposures` for each clip.
+`read_exposures` checks the option and returns an `Exposures` for each clip. A plane is one read-out
+of the spike camera.
 
 What must stay: the forms of the option, because option files have them (test_data_json.py), and the
 planes that they give, because these are the spikes of a sample (test_spike_info.py).
@@ -14,11 +15,14 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from data.cameras.dataset_info import MOST_PLANES, cause_in_words
+from data.cameras.dataset_info import MOST_PLANES
 from utils.errors import DataError, OptionError
-from utils.json_file import read_json
+from utils.json_file import cause_in_words, read_json
 from utils.user_path import advice_on, expand_path
 
+# ---- The exposures of a clip --------------------------------------------------------------------
+
+# Numbers of planes, with the limits that pydantic checks.
 Start = Annotated[float, Field(strict=True, ge=0, le=MOST_PLANES, allow_inf_nan=False)]
 # At least half a plane, which is rounded to one plane.
 Length = Annotated[float, Field(strict=True, ge=0.5, le=MOST_PLANES, allow_inf_nan=False)]
@@ -27,22 +31,23 @@ Length = Annotated[float, Field(strict=True, ge=0.5, le=MOST_PLANES, allow_inf_n
 class Exposures(BaseModel, frozen=True, extra="forbid"):
     """The exposures of the frames of a clip, in planes of its one file.
 
-    Either `rows` lists the exposures, or the exposure of frame i begins at start + i period and has
-    `length` planes.
+    Either `rows` lists them, or they follow one another at a period:
 
-    Times may lie between planes. E.g. a camera of 24 frames a second has the period 20000 / 24 =
-    833.33 planes, so its frames begin at the planes 0, 833, 1667, 2500, ... Each start is rounded
-    by itself, so rounding errors do not add up. The length is rounded alone, too, so all exposures
-    of one length have as many planes.
+        first plane of frame i = start + i period, rounded        number of planes = length, rounded
+
+    E.g. a camera of 24 frames a second beside a spike camera of 20000 planes a second has the
+    period 833.33, so its frames begin at the planes 0, 833, 1667, 2500, ... Each start is rounded
+    by itself, so rounding errors do not add up. The length is rounded alone, so all exposures of
+    one length have as many planes.
     """
 
     start: Start = 0.0
     # The default 0.0 means "not given, because `rows` is". It is below the limit of Length, but
     # pydantic checks only values that are given.
     length: Length = 0.0
-    # At least half a plane. With a shorter period a file would hold frames without end.
+    # A Length, because with a period of 0 a file would hold frames without end.
     period: Length = 0.0
-    # (start, length) of the exposure of each frame.
+    # (start, length) of each frame.
     rows: Annotated[tuple[tuple[Start, Length], ...], Field(min_length=1)] = ()
 
     def planes_of(self, frame: int, offset: float = 0.0) -> tuple[int, int]:
@@ -58,6 +63,33 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
             length = self.length
         return nearest_plane(start + offset), nearest_plane(length)
 
+    def frames_in(self, planes: int, offset: float = 0.0) -> int:
+        """Return how many frames a file of `planes` planes holds: those whose exposure ends in it.
+
+        With `rows`, the number of rows. Returns at least 1, even if the first exposure does not
+        fit: `Timing.span` then refuses this frame with a message.
+
+        offset: planes by which the starts move.
+        """
+        if self.rows:
+            return len(self.rows)
+        # Begin with a number that is not too large: the whole periods between the end of the first
+        # exposure and the end of the file. E.g. 100 planes, and exposures of 20 planes every 25
+        # planes: after the first exposure 80 planes are left, which are 3 periods. If the loop
+        # below began with 1 frame, it would take long for a file of a billion planes.
+        first, count = self.planes_of(0, offset)
+        planes_after_first = planes - first - count
+        frames = max(int(planes_after_first / self.period), 1)
+        # Then add frames as long as the next exposure ends within the file, because the division
+        # does not count the first exposure, and because starts are rounded. In the example, the
+        # exposures 0 to 3 end at the planes 20, 45, 70 and 95. Exposure 4 would end at 120, so
+        # there are 4 frames.
+        while True:
+            first, count = self.planes_of(frames, offset)
+            if first + count > planes:
+                return frames
+            frames += 1
+
 
 def nearest_plane(time: float) -> int:
     """Return the nearest whole number. Half a plane is rounded up: 2.5 -> 3, -2.5 -> -2.
@@ -67,15 +99,15 @@ def nearest_plane(time: float) -> int:
     return math.floor(time + 0.5)
 
 
-# The last parts of several error texts: what was expected, and what to do.
+# ---- The option ---------------------------------------------------------------------------------
+
+# A part of several error texts: what was expected.
 EXPOSURE_FORM = (
     '{"start": planes, "length": planes, "period": planes}; {"<clip>": such an object, or a list '
     "with [start, length] of every frame}; or the name of a JSON file that holds one of these"
 )
-# {clip: its exposures}, with the key "" for clips without a key of their own. Exposures are an
-# object or a list of rows.
+# {clip: its exposures}. Exposures are an object with the three keys, or a list of rows.
 Tables = Annotated[dict[str, dict[str, Any] | list[Any]], Field(min_length=1)]
-# The keys of such an object. All of them are needed.
 PERIODIC_KEYS = ("start", "length", "period")
 
 
@@ -86,7 +118,8 @@ def read_exposures(value: dict[str, Any] | str | None) -> dict[str, Exposures] |
         {"start": 0, "length": 20, "period": 25}             for all clips
         {"clip1": {"start": 0, ...}, "clip2": [[0, 20], [25, 20]]}
         the name of a JSON file with one of these.
-    Returns clip -> exposures, with the key "" for all clips; None if the key is not set.
+    Returns {clip: exposures}, with the key "" for clips without a key of their own; None if the
+    option is not set.
     Raises OptionError for a wrong form, DataError for an unreadable file.
     """
     if value is None:

@@ -6,8 +6,14 @@ A plane is one read-out of the spike camera. Spike files come in two kinds:
     one file per clip    `spike.exposure` lists the planes of each frame (exposures.py), or the
                          planes follow from the times of the frames (`Timing.plane_ranges`)
 
-`Timing` holds the options `spike.first`, `spike.count`, `spike.exposure` and what the calibration
-of the cameras adds. Its method `span` returns the planes of a frame as a `Span`.
+`Timing` holds these options, and two values of the calibration of the cameras:
+
+    offset   number of planes by which the spike camera is later than the frames
+    share    the fraction of the planes of a frame that is read, in their middle
+
+`Timing.span` returns the planes of a frame in three steps: the planes that belong to the frame,
+moved by the offset; the share of them; a refusal if the file lacks some. The planes around a frame
+(`spike.context`) are added later, in context_planes.py.
 
 What must stay, and which test notices (in tests/parts/data):
 
@@ -30,72 +36,79 @@ from utils.errors import DataError
 
 @dataclass(frozen=True)
 class Span:
-    """The planes that are read for one frame. `Timing.span` makes it, and `DatSpikes` reads it.
+    """The planes that are read for one frame.
 
-    Planes are counted in two ways:
+    Planes are counted in two ways. The file counts from its first plane. The options (spike.center,
+    and gt_plane of dataset.json) count from the first plane of the exposure if one file holds the
+    clip; if each frame has a file, they count from the first plane of the file, too.
 
-        in the file      from the first plane of the file: `first`
-        in the options   as spike.center and gt_plane count: from the first plane of the file if
-                         each frame has a file, else from the first plane of the exposure:
-                         `origin`, `middle`
+    Example: one file holds the clip. The exposure of the frame is the planes 100 ... 155 of the
+    file, and the share is 0.5:
 
-    Example: a clip has one file. The exposure of the frame is the planes 100 ... 155 of the file.
-    `Timing.share` is 0.5, so the middle half of them is read, the planes 114 ... 141:
+        as the file counts       100 ... 113 | 114 ... 141 | 142 ... 155
+        as the options count       0 ...  13 |  14 ...  41 |  42 ...  55
+                                             |   are read  |
 
-        first=114    the first plane that is read, counted from the start of the file
-        count=28     the number of planes that are read
-        origin=14    the first plane that is read, counted from the start of the exposure
-        length=56    the number of planes of the exposure
-        middle=27.5  the middle of the exposure, between its planes 27 and 28
+        Span(first=114, count=28, origin=14, length=56, middle=27.5)
     """
 
     first: int  # the planes first ... first + count - 1 of the frame's file are read
     count: int
-    origin: int  # number of the first plane that is read, as the options count
-    # Number of planes of the frame, before a part is chosen: of the exposure, or of the whole file.
-    length: int
+    origin: int  # number of the plane `first`, as the options count
+    length: int  # number of planes of the exposure, or of the whole file
     # Middle of the planes that belong to the frame, as the options count. If the file lacks some of
-    # the planes, the middle of the planes that are read is another plane.
+    # these planes, the middle of the planes that are read is another plane.
     middle: float
 
 
 class _PlanesOfFrame(NamedTuple):
-    """The planes start ... start + count - 1 of a file, which belong to one frame."""
+    """The planes start ... start + count - 1 of a file, which belong to one frame.
 
-    start: int  # counted from the start of the file
+    The planes may reach outside of the file, because the offset has moved them.
+    """
+
+    start: int  # as the file counts
     count: int
-    number_of_start: int  # number of the plane `start`, as the options count (see `Span`)
-    length: int  # number of planes of the exposure, or of the whole file
+    number_of_start: int  # number of the plane `start`, as the options count
+    length: int  # as in `Span`
+
+    def exposed(self, share: float) -> tuple[int, int]:
+        """Return (first plane, plane after the last) of the share in the middle, as the file
+        counts.
+
+        The share is at least one plane, unless the frame has no plane. E.g. half of the planes
+        100 ... 155 is (114, 142).
+        """
+        exposed = nearest_plane(self.count * share)
+        if self.count > 0:
+            exposed = max(exposed, 1)
+        first = self.start + (self.count - exposed) // 2
+        return first, first + exposed
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Which planes of the spike files are read.
-
-    `DatSpikes.exposures` calls `plane_ranges` if a clip has one file, and then `span` for each
-    frame. E.g. the defaults read whole files. So a file of 56 planes gives the planes 0 ... 55,
-    with the middle between the planes 27 and 28:
+    """Which planes of the spike files are read. The defaults read whole files:
 
         Timing().span("clip_07", frame=0, planes=56)
         Span(first=0, count=56, origin=0, length=56, middle=27.5)
 
-    Digests of runs hold the repr of this object: do not rename or reorder fields.
+    `DatSpikes.exposures` calls `plane_ranges` if a clip has one file, and then `span` for each
+    frame.
     """
 
-    # If each frame has a file, its planes first ... first + count - 1 are read. count None: all
-    # planes to the end of the file. first "central": the `count` planes in the middle.
+    # The window of a file: its planes first ... first + count - 1. count None: all planes to the
+    # end of the file. first "central": the `count` planes in the middle.
     first: int | Literal["central"] = 0
     count: int | None = None
     # The option `spike.exposure`: {clip: its exposures}, for clips that have one file. The key ""
     # is for every clip without a key of its own. None if the option is not given. Then each frame
     # has a file, or a clip has one file and `plane_ranges` divides it by the times of the frames.
     exposures: dict[str, Exposures] | None = None
-    # The next two come from the calibration of the cameras. `offset` is a number of planes that is
-    # added to the first plane, because the clocks of the two cameras differ.
+    # Of the calibration. The repr leaves `share` out, because digests contain the calibration with
+    # its share. They would not need `offset` either, but without it the digests of old runs would
+    # change.
     offset: float = 0.0
-    # `share` is the fraction of the planes of an exposure that is read, in the middle of the
-    # exposure. The repr leaves it out, because digests contain the calibration with its share. They
-    # would not need `offset` either, but without it the digests of old runs would change.
     share: float = field(default=1.0, repr=False)
 
     @property
@@ -111,38 +124,17 @@ class Timing:
         return self.exposures.get(clip, for_every_other_clip)
 
     def frames(self, clip: str, planes: int) -> int:
-        """Return how many frames the one file of a clip holds.
-
-        With `rows`, the number of rows. Without, the number of exposures that end within the file.
-        Returns at least 1, even if the first exposure does not fit: `span` then refuses this frame
-        with a message.
+        """Return how many frames the one file of a clip holds, at least 1.
 
         planes: number of planes in the file.
         """
         table = self.table(clip)
         if table is None:
             return 1
-        if table.rows:
-            return len(table.rows)
-        # Begin with a number that is not too large: the whole periods between the end of the first
-        # exposure and the end of the file. E.g. 100 planes, and exposures of 20 planes every 25
-        # planes: after the first exposure 80 planes are left, which are 3 periods. If the loop
-        # below began with 1 frame, it would take long for a file of a billion planes.
-        first, count = table.planes_of(0, self.offset)
-        planes_after_first = planes - first - count
-        frames = max(int(planes_after_first / table.period), 1)
-        # Then add frames as long as the next exposure ends within the file, because the division
-        # does not count the first exposure, and because starts are rounded. In the example, the
-        # exposures 0 to 3 end at the planes 20, 45, 70 and 95. Exposure 4 would end at 120, so
-        # there are 4 frames.
-        while True:
-            first, count = table.planes_of(frames, self.offset)
-            if first + count > planes:
-                return frames
-            frames += 1
+        return table.frames_in(planes, self.offset)
 
     def window(self, planes: int) -> tuple[int, int]:
-        """Return (first plane, number of planes) that `first` and `count` choose of a file.
+        """Return (first plane, number of planes) of the window of a file.
 
         planes: number of planes in the file.
         """
@@ -160,17 +152,14 @@ class Timing:
     def plane_ranges(
         self, clip: str, planes: int, times: FrameTimes, tick_hz: float | None = None
     ) -> list[tuple[int, int]] | None:
-        """Decide which planes of the one file of a clip belong to which of its frames.
-
-        Returns (first plane, plane after the last) for each frame: [(0, 40), (40, 80)] for two
-        frames of 40 planes. Returns None if `exposures` says the planes of each frame.
+        """Divide the one file of a clip among its frames by their times, or refuse the times.
 
         planes: number of planes in the file. times: when the frames were taken.
         tick_hz: planes per second, if known.
 
-        Frames at equal distances get equal numbers of planes. Frames of a film at other distances
-        get the planes of their times. A list of exposures must have a row for each frame. A single
-        start, length and period needs frames at equal distances.
+        Returns (first plane, plane after the last) for each frame: [(0, 40), (40, 80)] for two
+        frames of 40 planes. Returns None if `exposures` lists the planes; then it is only checked
+        that they are exposures of frames at these times.
         Raises UnknownPlanes, which proposes exposures, if the times do not tell the planes.
         """
         if self.exposures is not None:
@@ -210,23 +199,13 @@ class Timing:
         planes, or there is a file for each frame.
         Raises DataError if the planes reach outside of the file, and for a frame that
         `spike.exposure` lacks.
-
-        What must stay: the result, because it says which spikes a sample has.
-        tests/parts/data/test_frame_times.py and test_spike_info.py notice.
         """
         of_frame = self._planes_of_frame(clip, frame, planes, ranges)
-        # The frame was exposed only during the share in the middle of its planes. Read these
-        # planes, first ... end - 1. They are at least one plane, unless the frame has no plane.
-        exposed = nearest_plane(of_frame.count * self.share)
-        if of_frame.count > 0:
-            exposed = max(exposed, 1)
-        first = of_frame.start + (of_frame.count - exposed) // 2
-        end = first + exposed
-
+        first, end = of_frame.exposed(self.share)
+        # After a shift by the offset, planes may lie outside of the file. Leave them out. But if
+        # the user gave plane numbers, refuse such planes, because the numbers may be wrong.
         has_numbers_of_user = self.exposures is not None or self.count is not None
         if not has_numbers_of_user:
-            # After a shift by the offset, planes may lie outside of the file. Leave them out. If
-            # the user gave plane numbers, refuse such planes below: the numbers may be wrong.
             first = min(max(first, 0), planes)
             end = min(end, planes)
         if first < 0 or end <= first or end > planes:
@@ -247,17 +226,17 @@ class Timing:
         The arguments are those of `span`. Raises DataError for a frame that `spike.exposure` lacks.
         """
         if self.exposures is not None:
-            # One file for the clip, and the user lists the exposures.
+            # One file for the clip. The user lists the exposures.
             start, count = self._exposure(clip, frame)
             return _PlanesOfFrame(start, count, number_of_start=0, length=count)
         if ranges is not None:
-            # One file for the clip, and the times of the frames tell the planes.
+            # One file for the clip. The times of the frames tell the planes.
             first_plane, plane_after = ranges[frame]
             start = first_plane + nearest_plane(self.offset)
             count = plane_after - first_plane
             return _PlanesOfFrame(start, count, number_of_start=0, length=count)
-        # One file for the frame. The options count from the first plane of the file, and a shift by
-        # the offset does not change the numbers.
+        # One file for the frame. The options count from the first plane of the file, before the
+        # shift by the offset.
         first_plane, count = self.window(planes)
         start = first_plane + nearest_plane(self.offset)
         return _PlanesOfFrame(start, count, number_of_start=first_plane, length=planes)
