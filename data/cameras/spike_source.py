@@ -12,15 +12,16 @@ Each step has a module of its own (in this folder, if no other is named):
 
     agreed_values.py            size of a plane, rate and light: from the option or dataset.json
     timing.py                   the planes of each frame, without context: a `Span`
-    context_planes.py           the planes around them
+    sharp_plane.py              the plane of the sharp frame: the center
+    context_planes.py           the planes around the planes of a frame
     measured_rate.py            the rate "match"
     data/spike/represent.py     planes become channels (representation_section.py has the options)
     spike_grid.py               the channels on the pixels of the frame: a `Window` for each crop
     sharp_image.py              a picture of the channels, for people
 
-Words: a plane is one read-out of the spike camera. The center is the plane of the sharp frame. A
-`Piece` (data/clip.py) is successive planes of one file, and an `Exposure` is all planes that are
-read for a frame, as pieces. The rate is the number of spikes per plane at full light.
+Words: a plane is one read-out of the spike camera. A `Piece` (data/clip.py) is successive planes of
+one file, and an `Exposure` is all planes that are read for a frame, as pieces. The rate is the
+number of spikes per plane at full light.
 
 What must stay, and which test notices (in tests/parts/data):
 
@@ -57,6 +58,7 @@ from data.cameras.representation_section import (
 )
 from data.cameras.scaled_grid import ScaledGrid
 from data.cameras.sharp_image import image_of_channels, image_of_ratios, nearest_channels
+from data.cameras.sharp_plane import middle_of_read_planes, sharp_plane
 from data.cameras.spike_errors import spike_errors_as_data_errors
 from data.cameras.spike_grid import Grid, Window
 from data.cameras.timing import Span, Timing
@@ -286,7 +288,10 @@ class DatSpikes:
         frames: int,
         times: FrameTimes | None = None,
     ) -> tuple[Exposure, ...]:
-        """Return the planes of each frame of a clip.
+        """Return the planes of each frame of a clip, and check that they can be used.
+
+        Everything that can be wrong with the planes is found here, before a run starts: the file
+        has them, and the representation can be made of them. `read` relies on this check.
 
         clip: name of the clip.
         files: (path, number of planes) of each spike file: a file for each frame, or one file.
@@ -294,12 +299,8 @@ class DatSpikes:
         times: when the frames were taken. None: not known. They are used if one file holds the
         planes of all frames, and the option spike.exposure does not list the planes of each frame.
 
-        The planes are checked: their file has them, and the representation can be made of them.
         Raises OptionError if the plane of the sharp frame is unknown, and DataError for planes that
         do not fit.
-
-        Everything that can be wrong with the planes is found here, before a run starts. `read`
-        relies on this check.
         """
         is_one_file = len(files) == 1
         # (first plane, plane after the last) of each frame in the one file.
@@ -336,19 +337,18 @@ class DatSpikes:
         Raises OptionError if the plane of the sharp frame is unknown.
         """
         path, _ = files[file_index]
-        # There are two ways to count planes:
-        #     `_center`           as options and dataset.json count: from the first plane of the
-        #                         file, or of the exposure if one file holds the whole clip
-        #     `Exposure.center`   from the first plane of the span
-        # The first plane of the span has the number `span.origin` as options count. E.g. the first
-        # 14 planes of a file are not read, so origin is 14. Plane 27.5 becomes 27.5 - 14 = 13.5.
-        center = self._center(clip, span) - span.origin
+        if "center" in self.without_effect:
+            plane = middle_of_read_planes(span)
+        else:
+            plane = sharp_plane(self.center, self.info, clip, span)
         planes_before, pieces = with_context(files, file_index, span, self.context)
         return Exposure(
             own=Piece(path, span.first, span.count),
             pieces=pieces,
             before=planes_before,
-            center=center,
+            # From here on, planes count from the first plane that is read, whose number so far was
+            # `span.origin`. E.g. the first 14 planes of a file are not read: 27.5 - 14 = 13.5.
+            center=plane - span.origin,
             origin=span.origin,
         )
 
@@ -362,33 +362,6 @@ class DatSpikes:
         """
         tick_hz = self.calibration.tick_hz if self.calibration else None
         return self.timing.plane_ranges(clip, planes, times, tick_hz)
-
-    def _center(self, clip: str, span: Span) -> float:
-        """Return the plane of the sharp frame, counted as dataset.json counts planes.
-
-        dataset.json counts from the first plane of the file, or of the exposure if one file holds
-        the whole clip. So the first plane that is read has the number `span.origin`. A result such
-        as 27.5 lies between two planes.
-
-        Raises OptionError if the plane is unknown, or outside of the planes that are read.
-        """
-        last = span.origin + span.count - 1
-        # A representation that ignores the center gets the middle of the planes that are read. The
-        # middle of all planes of the frame, `span.middle`, may be a plane that the file lacks.
-        if "center" in self.without_effect:
-            return (span.origin + last) / 2
-        if self.center == "gt":
-            # `span.length` counts all planes of the frame, also the planes that are not read.
-            center = self.info.gt_plane_of(clip, span.length)
-        elif self.center == "file":
-            center = span.middle
-        else:
-            center = self.center
-        if center is None:
-            raise _unknown_center(clip, "is not known")
-        if not span.origin <= center <= last:
-            raise _unknown_center(clip, f"{center} is outside of {span.origin} to {last}")
-        return center
 
     def _refuse_too_few_planes(self, exposure: Exposure) -> None:
         """Raise DataError if the representation cannot be made of the planes of an exposure.
@@ -424,9 +397,6 @@ class DatSpikes:
     ) -> np.ndarray:
         """Read the channels of one frame within the crop of `aug`. They are not flipped.
 
-        The order of the steps must stay, because the channels are what a network was trained with:
-        planes, simulated camera, rate, representation, RGB grid.
-
         files: an io backend of the data set, which reads the spike files.
         clip: the clip, with the exposures of its frames. frame: number of the frame in the clip.
         aug: the crop of the frame. Only its place and size are used here.
@@ -437,9 +407,8 @@ class DatSpikes:
         Returns (S, aug.height, aug.width) float32. The result is equal to the crop of the channels
         of the whole frame, although only the spike pixels that the crop needs are unpacked.
         """
-        # Read the planes of the frame with their context. `window.crop` are the spike pixels that
-        # the crop of the frame needs.
-        window = clip.grid.window(aug)
+        # The order of the steps must stay: planes, simulated camera, rate, representation, RGB grid.
+        window = clip.grid.window(aug)  # window.crop: the spike pixels that the crop needs
         exposure = clip.exposures[frame]
         with spike_errors_as_data_errors():
             pieces = [files.stream(clip, piece, window.crop) for piece in exposure.pieces]
@@ -448,10 +417,9 @@ class DatSpikes:
             stream = camera.apply(stream, frame)
 
         # The rate is measured in the planes of the frame. The channels may use the context too.
-        context_before = exposure.before
-        count = exposure.own.count
-        context_after = len(stream) - context_before - count
-        planes_of_frame = stream[context_before : context_before + count]
+        before = exposure.before
+        after = len(stream) - before - exposure.own.count
+        planes_of_frame = stream[before : len(stream) - after]
         rate = self.rate_of(planes_of_frame, image, window)
         # A rate of the options is the rate of the real camera. The simulated camera fires more or
         # less often, by the factor `known_rate_factor`. With "match" the rate was measured in the
@@ -459,13 +427,11 @@ class DatSpikes:
         if camera and self.rate != "match":
             rate *= camera.known_rate_factor
         # Positional arguments: a user's subclass may name them differently.
-        context = (context_before, context_after)
-        channels = self.represent(stream, exposure.center, rate, reverse, context)
+        channels = self.represent(stream, exposure.center, rate, reverse, (before, after))
         return window.to_rgb(channels)
 
     def rate_of(self, stream: np.ndarray, image: np.ndarray, window: Window) -> float:
-        """Return the spikes per plane at full light: the known rate, or with "match" the measured
-        one.
+        """Return the spikes per plane at full light: the known rate, or the measured one ("match").
 
         The arguments are those of `measured_rate`.
         """
@@ -483,7 +449,8 @@ class DatSpikes:
     ) -> np.ndarray:
         """Turn a stream (T, h, w) of one frame, in the order of recording, into (S, h, w) float32.
 
-        center: the plane of the sharp frame, counted from the first plane of the frame.
+        center: the plane of the sharp frame, counted from the first plane of the frame, i.e.
+        without context.
         rate: spikes per plane at full light. reverse: whether the clip is played backwards.
         outside: numbers of context planes in the stream, (before, after) the planes of the frame.
 
@@ -531,22 +498,6 @@ def _refuse_exposure_with_window(exposure: Any, first: Any, count: int | None) -
         where="spike.exposure",
         expected="one of them",
         do="remove the others",
-    )
-
-
-def _unknown_center(clip: str, why: str) -> OptionError:
-    """Return the error for a clip if the plane of its sharp frame cannot be used.
-
-    why: end of the sentence "the plane of the sharp frame ...". The table of the data check does
-    not show `where`. So the other parts name the key spike.center, too.
-    """
-    return OptionError(
-        what=f"the plane of the sharp frame {why} for clip {clip}",
-        where="spike.center",
-        expected='spike.center "file" or a plane number; or "gt" with gt_plane in dataset.json or '
-        "Spk-GoPro clip names",
-        do='set spike.center to "file" or to the number of the plane; leave out a frame whose '
-        "middle the file lacks",
     )
 
 

@@ -21,17 +21,13 @@ from data.cameras.exposures import Exposures
 from data.cameras.frame_times import FrameTimes
 from utils.errors import DataError
 
+# ---- The error ----------------------------------------------------------------------------------
+
 ADVICE = "correct these exposures where they are wrong, and give them (or a file that holds them)"
 
 
 class UnknownPlanes(DataError):
     """A clip has one spike file, and it is not known which planes in it belong to which frame.
-
-    The planes follow from the times of the frames. This error is raised if these times are not
-    sure, or if frames are missing. Its last part proposes a value of `spike.exposure`, e.g.
-
-        correct these exposures where they are wrong, and give them (or a file that holds them):
-        'spike.exposure={"clip_07": {"start": 0, "length": 40.0, "period": 40.0}}'
 
     clip: name of the clip.
     proposal: exposures in the form of `spike.exposure` for a clip, a guess that the user corrects.
@@ -44,7 +40,6 @@ class UnknownPlanes(DataError):
         super().__init__(
             what=what,
             where=f"clip {clip}",
-            # That is: the time of every frame is known, and no frame is missing.
             expected="a known time of each frame, none missing between them",
             do=f"{ADVICE}: {argument}",
         )
@@ -58,8 +53,7 @@ def joined_errors(errors: Sequence[UnknownPlanes]) -> DataError:
     errors: the errors of the clips, at least one.
     """
     first = errors[0]
-    # The result has the same type for one clip and for several: a DataError, without the attributes
-    # `clip` and `proposal` of UnknownPlanes.
+    # A DataError for one clip, too: several clips have no single `clip` and `proposal`.
     if len(errors) == 1:
         return DataError(first.what, first.where, first.expected, first.do)
     proposals = {error.clip: error.proposal for error in errors}
@@ -81,6 +75,9 @@ def exposure_argument(table: dict[str, Any]) -> str:
     return f"'spike.exposure={json.dumps(table)}'"
 
 
+# ---- Times in doubt -----------------------------------------------------------------------------
+
+
 def unknown_times(
     clip: str, times: FrameTimes, first: int, count: int, tick_hz: float | None = None
 ) -> UnknownPlanes:
@@ -100,31 +97,39 @@ def unknown_times(
 def _guessed_exposures(
     times: FrameTimes, first: int, count: int, tick_hz: float | None
 ) -> dict[str, float] | list[list[float]]:
-    """Guess exposures for a clip if its times are not sure. The user corrects them.
+    """Guess exposures for a clip if its times are not sure. The arguments are those above.
 
     The guess: the first plane was recorded at the begin of the clip, and the last plane at its end.
+    Only if the two clocks contradict each other, the planes follow from the clock of the film.
 
-    times: the times of the frames.
-    first, count: the planes first ... first + count - 1 of the spike file belong to the frames.
-    tick_hz: planes per second. It is given only if the length of the clip, computed from planes and
-    tick_hz, contradicts the times of the film.
     Returns {"start": ..., "length": ..., "period": ...}, or a list of rows [start, length].
     """
     if times.is_even:
         length = round(count / len(times), 3)
         return {"start": first, "length": length, "period": length}
-    rows: list[list[float]] = []
     if tick_hz:
-        # The times of the film in seconds, turned into planes.
-        for start, end in zip(times.starts, times.ends, strict=True):
-            begin = (start - times.begin) * Fraction(tick_hz)  # planes since the first one
-            length = (end - start) * Fraction(tick_hz)
-            rows.append([first + _with_three_digits(begin), _with_three_digits(length)])
-        return rows
+        return _rows_by_seconds(times, first, tick_hz)
+    rows: list[list[float]] = []
     for first_plane, plane_after in times.plane_ranges(first, count):
         length = max(plane_after - first_plane, 1)  # an exposure has at least one plane
         rows.append([first_plane, length])
     return rows
+
+
+def _rows_by_seconds(times: FrameTimes, first: int, tick_hz: float) -> list[list[float]]:
+    """Return a row [start, length] for each frame of a film: its seconds, turned into planes.
+
+    first: the plane at the begin of the film. tick_hz: planes per second.
+    """
+    rows = []
+    for start, end in zip(times.starts, times.ends, strict=True):
+        begin = (start - times.begin) * Fraction(tick_hz)  # planes since the first one
+        length = (end - start) * Fraction(tick_hz)
+        rows.append([first + _with_three_digits(begin), _with_three_digits(length)])
+    return rows
+
+
+# ---- Exposures of other frames ------------------------------------------------------------------
 
 
 def refuse_exposures_of_other_frames(clip: str, table: Exposures, times: FrameTimes) -> None:

@@ -1,0 +1,67 @@
+"""Find the plane of the sharp frame (the option `spike.center`).
+
+    "gt"     from dataset.json (`gt_plane`), or from a clip name of Spk-GoPro
+    "file"   the middle of the planes of the frame
+    24       plane 24
+
+Planes are counted as the options count: from the first plane of the file, or of the exposure if one
+file holds the whole clip (`Span` in timing.py). A result such as 27.5 lies between two planes.
+
+What must stay: the plane, because channels are windows around it. test_spike_info.py (in
+tests/parts/data) notices.
+"""
+
+from typing import Literal
+
+from data.cameras.dataset_info import DatasetInfo
+from data.cameras.timing import Span
+from utils.errors import OptionError
+
+
+def sharp_plane(
+    center: Literal["gt", "file"] | int, info: DatasetInfo, clip: str, span: Span
+) -> float:
+    """Return the plane of the sharp frame of one frame of a clip.
+
+    center: the option. info: dataset.json. clip: name of the clip. span: the planes of the frame.
+    Raises OptionError if the plane is unknown, or outside of the planes that are read.
+    """
+    plane: float | None
+    if center == "gt":
+        # `span.length` counts all planes of the frame, also the planes that are not read.
+        plane = info.gt_plane_of(clip, span.length)
+    elif center == "file":
+        plane = span.middle
+    else:
+        plane = center
+    if plane is None:
+        raise _unknown_center(clip, "is not known")
+    last = span.origin + span.count - 1
+    if not span.origin <= plane <= last:
+        raise _unknown_center(clip, f"{plane} is outside of {span.origin} to {last}")
+    return plane
+
+
+def middle_of_read_planes(span: Span) -> float:
+    """Return the middle of the planes that are read, for representations that ignore the center.
+
+    The middle of all planes of the frame, `span.middle`, may be a plane that the file lacks.
+    """
+    last = span.origin + span.count - 1
+    return (span.origin + last) / 2
+
+
+def _unknown_center(clip: str, why: str) -> OptionError:
+    """Return the error for a clip if the plane of its sharp frame cannot be used.
+
+    why: end of the sentence "the plane of the sharp frame ...". The table of the data check does
+    not show `where`. So the other parts name the key spike.center, too.
+    """
+    return OptionError(
+        what=f"the plane of the sharp frame {why} for clip {clip}",
+        where="spike.center",
+        expected='spike.center "file" or a plane number; or "gt" with gt_plane in dataset.json or '
+        "Spk-GoPro clip names",
+        do='set spike.center to "file" or to the number of the plane; leave out a frame whose '
+        "middle the file lacks",
+    )
