@@ -27,8 +27,9 @@ from utils.json_file import read_json
 from utils.options.section import Section, read_section
 from utils.user_path import expand_path
 
-# Types of the values of a calibration, with the lengths that pydantic checks: (height, width), and
-# a row of the matrix.
+# ---- The contents of a file ---------------------------------------------------------------------
+
+# (height, width), and a row of the matrix, with the lengths that pydantic checks.
 Size = Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=2, max_length=2)]
 Row = Annotated[list[float], Field(min_length=3, max_length=3)]
 
@@ -59,9 +60,6 @@ class Calibration(Section):
     rolling: the last row of a frame is exposed later than the first row by this fraction of the
     exposure.
     lens_blur: blur of the spike camera's lens, the sigma of a Gaussian in spike pixels.
-
-    The keys are part of the file format. A new key needs a default that means what was done before,
-    and an entry in `digest`.
     """
 
     format: Literal[1] = 1
@@ -78,10 +76,9 @@ class Calibration(Section):
     made: dict[str, Any] = Field(default_factory=dict)
 
     def to_rgb(self) -> np.ndarray:
-        """Return the matrix (3, 3) float64 from spike pixels to RGB pixels.
+        """Return the matrix (3, 3) float64 from a pixel of the upright spike image to an RGB pixel.
 
-        The result maps a pixel of the upright spike image, before mirroring. So it contains
-        `mirror` and `matrix`.
+        It contains `mirror` and `matrix`.
         """
         matrix = np.eye(3)
         # An affine matrix has 2 rows. Its third row is 0 0 1, as in the identity.
@@ -121,22 +118,18 @@ class Calibration(Section):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-# The channels of a frame are made of more planes than were exposed, by this factor. The reason: the
-# network multiplies the blurry frame by a ratio, the light of the sharp instant divided by the mean
-# light of the exposure. Windows of planes, pixels and the lens blur the spikes, which moves this
-# ratio nearer to 1. A mean over more planes is smoother, which moves the ratio away from 1 again.
-# 1.12 was chosen by trials with factors from 1 to 1.25 (docs/benchmarks/calibration.md):
-#
-#     cameras with many flaws          a larger factor gains 0.06 dB
-#     cameras without other flaws      a larger factor loses 0.3 dB
+# Channels are made of more planes than were exposed, by this factor. The network multiplies the
+# blurry frame by a ratio, the light of the sharp instant over the mean light of the exposure. Blur
+# of the spikes (windows, pixels, lens) moves the ratio nearer to 1; a mean over more planes moves
+# it away again. A larger factor helps flawed cameras and harms good ones
+# (docs/benchmarks/calibration.md, "The exposure share").
 PLANES_FACTOR = 1.12
 
 
 def share_to_read(exposure_share: float) -> float:
     """Return the fraction of a frame's planes that its channels are made of.
 
-    It is 1.12 times the exposed share, because channels made of more planes are better
-    (PLANES_FACTOR). E.g. an exposure share of 0.8 -> 0.896, and 0.95 -> 1, all planes.
+    E.g. an exposed share of 0.8 -> 0.896, and 0.95 -> 1, all planes.
     """
     return min(PLANES_FACTOR * exposure_share, 1.0)
 
@@ -169,6 +162,8 @@ def scale_of(matrix: np.ndarray) -> float:
     area = abs(np.linalg.det(without_shift))  # negative if the matrix mirrors
     return float(np.sqrt(area))
 
+
+# ---- Reading and writing ------------------------------------------------------------------------
 
 # The end of several error texts: where the user finds the keys of a calibration file.
 HELP_ON_KEYS = 'docs/data_format.md, section "Two cameras", explains the keys'

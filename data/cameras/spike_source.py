@@ -407,7 +407,7 @@ class DatSpikes:
         Returns (S, aug.height, aug.width) float32. The result is equal to the crop of the channels
         of the whole frame, although only the spike pixels that the crop needs are unpacked.
         """
-        # The order of the steps must stay: planes, simulated camera, rate, representation, RGB grid.
+        # The order must stay: planes, simulated camera, rate, representation, RGB grid.
         window = clip.grid.window(aug)  # window.crop: the spike pixels that the crop needs
         exposure = clip.exposures[frame]
         with spike_errors_as_data_errors():
