@@ -1,6 +1,22 @@
-"""Hold what both cameras recorded during one exposure.
+"""Hold what both cameras recorded during one exposure: the blurry frame and the spikes.
 
-Tests: tests/parts/data/test_recording.py
+A network sees the spikes of an exposure as a few channels. The motion (flow.py, learned.py) and the
+equations of both cameras need each spike, so they read a `Recording`:
+
+    plane     one binary picture (h, w) of the spike camera; 1 where a pixel fired
+    stream    the planes of an exposure and some planes around it, (T, h, w)
+    time      counted in planes from the first plane of the stream. Plane p collects light from p to
+              p + 1, so a spike in plane p has the time p + 1
+    sharp     the time at which the sharp frame is wanted, usually the middle of the exposure
+
+A frame has H x W RGB pixels. `RecordedClip` (recording.py) reads the recordings of a clip. Which
+planes belong to an exposure is decided before, in data/clip.py (`Exposure`).
+
+What must stay: the numbers of `spike_rates`. The shipped weights of the fusion "motion" were
+trained on pictures and gains that are made of these rates. `window` and `parts` are free as long as
+their windows hold the planes that their callers ask for.
+
+Tests: tests/parts/data/test_recording.py, tests/parts/data/test_flow.py
 """
 
 import itertools
@@ -68,7 +84,7 @@ class Recording:
 
         windows: (first plane, plane after the last) of each window.
         """
-        sums = window_light(self.stream, windows)  # spikes in each window, (windows, h, w)
+        sums = window_light(self.stream, windows)  # spikes in each window, (h, w) each
         rates = []
         for spikes_of_window, (begin, end) in zip(sums, windows, strict=True):
             rates.append(spikes_of_window / (end - begin))
@@ -99,21 +115,31 @@ class Recording:
         """
         if is_good.all() or not is_good.any():
             return self
-        # OpenCV gives each trusted pixel a number, and each other pixel the number of the nearest
-        # trusted one. E.g. a row of five pixels, of which the third one is not trusted, has the
-        # numbers 1 2 2 3 4.
-        is_bad = (~is_good).astype(np.uint8)
-        _, numbers = cv2.distanceTransformWithLabels(
-            is_bad, cv2.DIST_L2, cv2.DIST_MASK_5, labelType=cv2.DIST_LABEL_PIXEL
-        )
-        # Number -> row and column of the trusted pixel with this number.
-        row_of_number = np.zeros(numbers.max() + 1, int)
-        column_of_number = np.zeros(numbers.max() + 1, int)
-        good_rows, good_columns = np.nonzero(is_good)
-        row_of_number[numbers[is_good]] = good_rows
-        column_of_number[numbers[is_good]] = good_columns
-
-        nearest = numbers[~is_good]
+        rows, columns = _nearest_good(is_good)
         stream = self.stream.copy()
-        stream[:, ~is_good] = stream[:, row_of_number[nearest], column_of_number[nearest]]
+        stream[:, ~is_good] = stream[:, rows, columns]
         return replace(self, stream=stream)
+
+
+def _nearest_good(is_good: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the row and the column of the trusted pixel nearest to each pixel that is not trusted.
+
+    is_good: (h, w) bool; some pixels can be trusted and some cannot.
+    Returns two arrays (n,), for the n pixels that cannot, in the order of stream[:, ~is_good].
+    """
+    # OpenCV gives each trusted pixel a number, and each other pixel the number of the nearest
+    # trusted one. E.g. a row of five pixels, of which the third one is not trusted, has the numbers
+    # 1 2 2 3 4.
+    is_bad = (~is_good).astype(np.uint8)
+    _, numbers = cv2.distanceTransformWithLabels(
+        is_bad, cv2.DIST_L2, cv2.DIST_MASK_5, labelType=cv2.DIST_LABEL_PIXEL
+    )
+    # Number -> row and column of the trusted pixel with this number.
+    row_of_number = np.zeros(numbers.max() + 1, int)
+    column_of_number = np.zeros(numbers.max() + 1, int)
+    good_rows, good_columns = np.nonzero(is_good)
+    row_of_number[numbers[is_good]] = good_rows
+    column_of_number[numbers[is_good]] = good_columns
+
+    nearest = numbers[~is_good]
+    return row_of_number[nearest], column_of_number[nearest]

@@ -1,6 +1,28 @@
-"""Measure the gain of the spike pixels.
+"""Measure the gain of each spike pixel: its spikes per plane at full light (light 1).
 
-Tests: tests/parts/data/test_recording.py
+    gain = spikes per plane / light
+
+The light comes from the blurry frames, because both cameras collect the same light in an exposure.
+So the threshold of the sensor and its fixed pattern need not be known. `RecordedClip.gain`
+(recording.py) asks for two things:
+
+    gain_over_exposures     the gain for a clip, and which pixels can be trusted
+    gain_in_exposure        the gain for one exposure, if the RGB camera changed its own exposure
+
+With automatic exposure, the RGB camera shows the same light by other values in each frame. The
+level of a frame tells such a change:
+
+    level = (spikes per plane, summed over the pixels) / (light of the frame, summed likewise)
+
+The gain of a clip is the gain at the median level of its frames. A frame of twice this level has
+twice the gain, because its light is shown half as bright.
+
+What must stay: the numbers of both functions. The shipped weights of the fusion "motion" were
+trained on grey values rate / gain. With other gains the weights still run, but fit a little worse.
+test_recording.py compares gains with the known rates of simulated cameras.
+
+Tests: tests/parts/data/test_recording.py, tests/stories/test_motion_weights.py (cameras that change
+their exposure, broken pixels, a clipped sky)
 """
 
 from typing import NamedTuple
@@ -12,42 +34,14 @@ from data.motion.light import DARK, SATURATED, integrated
 from data.motion.view import View
 from data.spike.pictures import DISPLAY_GAMMA
 
-# The light may change within an exposure. To see this change, the exposure is cut into this many
-# windows, and the spikes of each window are counted. With fewer windows, the light could change
-# within a window. With more windows, their counts would be noisier. The value is a judgement.
-PARTS = 8
-# Least usual gain, in spikes per plane. It matters only for a clip without any spike, whose gain
-# would be 0. Grey values are rates over gains, so a gain of 0 would divide by 0. No real camera has
-# a gain as small as one spike in a million planes.
-LEAST_GAIN = 1e-6
-# If the levels (see above) of two frames differ by more than this factor, the RGB camera has
-# changed its exposure time or its gain between them. They differ by a smaller factor although no
-# camera has changed, because of noise, and because things move into view or out of it. With 1.0,
-# test_hot_pixels_do_not_look_like_another_exposure fails.
-SAME_LEVEL = 1.1
+# ---- The light of one exposure -----------------------------------------------------------------
+
 # A spike pixel counts as clipped by the RGB camera if its light in the frame is CLIPPED or more.
 # The RGB camera clips at light 1. But a spike pixel sees the mean of several RGB pixels, and at the
 # edge of a lamp only some of them are clipped. So the limit is below 1. The value is a judgement: a
 # larger value would count edges of lamps, a smaller value would leave out bright pixels that are
 # right. Without the limit, test_pixels_at_full_light_say_nothing_of_the_level_of_a_frame fails.
 CLIPPED = 0.9
-# A pixel is not trusted if its gain is more than MOST_GAIN_RATIO times the usual gain, or less than
-# the usual gain / MOST_GAIN_RATIO, and if the difference is no chance (`CHANCE`). Then the pixel is
-# hot or dead, or was too dark in all frames. A smaller ratio would also distrust good pixels of a
-# sensor whose pixels differ much. The value is a judgement. With a very large ratio,
-# test_dead_and_hot_pixels_are_not_trusted fails.
-MOST_GAIN_RATIO = 2.5
-# A number of spikes may differ from the expected number by chance, up to this many standard
-# deviations. With 4, chance alone goes beyond the limit in about one of 10,000 pixels. With 0,
-# test_pixels_are_trusted_although_most_of_them_have_no_spike fails.
-CHANCE = 4.0
-# The gain of each pixel is measured as if this many more spikes had been counted at the usual gain.
-# Without these spikes, the gain of a pixel with one or no spike would be noise. A pixel with many
-# spikes hardly changes by them. Any value from 3 to 30 is right. PSNR on dim and on bright clips:
-#
-#     3 to 30    the same within 0.02 dB
-#     400        up to 0.04 dB less (no test notices)
-USUAL_SPIKES = 3.0
 
 
 class ExposureLight(NamedTuple):
@@ -58,13 +52,12 @@ class ExposureLight(NamedTuple):
     planes: int  # number of planes in the exposure
 
     def level(self, is_good: np.ndarray | None = None) -> float:
-        """Return the level of a frame: spikes per plane over light, of all its pixels together.
+        """Return the level of the frame: its spikes per plane over its light.
 
         is_good: (h, w) bool, the pixels that count. None, or if none is good: all.
 
         Pixels at full light do not count, because the RGB camera clips there: a lamp that comes
         into view would look like another exposure. If all of them are at full light, all count.
-        test_pixels_at_full_light_say_nothing_of_the_level_of_a_frame notices.
         """
         is_usable = np.ones(self.frame_light.shape, bool)
         if is_good is not None and is_good.any():
@@ -77,6 +70,12 @@ class ExposureLight(NamedTuple):
         return spikes_per_plane / max(light, DARK)
 
 
+# The light may change within an exposure. To see this change, the exposure is cut into this many
+# windows, and the spikes of each window are counted. With fewer windows, the light could change
+# within a window. With more windows, their counts would be noisier. The value is a judgement.
+PARTS = 8
+
+
 def exposure_light(recording: Recording, view: View) -> ExposureLight:
     """Return the light of an exposure, as each camera measures it."""
     rates = recording.spike_rates(recording.parts(PARTS))  # (parts, h, w)
@@ -85,42 +84,60 @@ def exposure_light(recording: Recording, view: View) -> ExposureLight:
     frame_light = view.means(grey)  # (h, w)
     if view.is_display:
         # The blurry frame shows the display value of the mean light, but this sensor counts the
-        # mean display value. E.g. light 0 for half of the exposure, then 1: the frame shows
-        # 0.73, and the sensor counts 0.5, so the frame's value is multiplied by 0.5 / 0.73.
-        # In place: `frame_light` is a new array.
+        # mean display value. In place: `frame_light` is a new array.
         frame_light *= _display_correction(rates)
     return ExposureLight(rates.mean(axis=0), frame_light, planes=recording.length)
 
 
+def _display_correction(rates: np.ndarray) -> np.ndarray:
+    """Return (mean display value) / (display value of the mean light), (h, w), at most 1.
+
+    Both differ if the light changes within the exposure. E.g. if the display value is 0 for half of
+    the time, and 1 for the other half: the mean display value is 0.5. The mean light is 0.5, too,
+    and its display value is 0.5^(1 / 2.2) = 0.73. So the result is 0.5 / 0.73 = 0.68.
+
+    rates: (parts, h, w), proportional to the display values in parts of an exposure.
+    """
+    mean_light = np.mean(rates**DISPLAY_GAMMA, axis=0)
+    # At least 1e-12: a pixel without any spike would divide by 0. Its quotient is not used below.
+    display_of_mean = np.maximum(mean_light, 1e-12) ** (1 / DISPLAY_GAMMA)
+    # The light of a pixel without any spike does not change, so its factor is 1.
+    return np.where(mean_light > 0, rates.mean(axis=0) / display_of_mean, 1.0)
+
+
+# ---- The gain for a clip -----------------------------------------------------------------------
+
+# The gain of each pixel is measured as if this many more spikes had been counted at the usual gain.
+# Without these spikes, the gain of a pixel with one or no spike would be noise. A pixel with many
+# spikes hardly changes by them. Any value from 3 to 30 gives the same PSNR within 0.02 dB, on dim
+# and on bright clips; 400 loses up to 0.04 dB. No test notices.
+USUAL_SPIKES = 3.0
+
+
 def gain_over_exposures(exposures: list[ExposureLight]) -> tuple[np.ndarray, np.ndarray]:
-    """Measure the gain of each spike pixel over some exposures."""
+    """Return the gain of each spike pixel over some exposures, and whether it can be trusted.
+
+        gain = (spikes + s) / (light + s / usual)        s = USUAL_SPIKES
+
+    Spikes and light are summed over the exposures. "usual" is the median of the gains of the
+    pixels: a pixel with few spikes gets about this gain.
+
+    exposures: at least one, of the same view.
+    Returns the gain (h, w) float32, and (h, w) bool. A pixel that cannot be trusted has the usual
+    gain.
+    """
     usable = _usable_exposures(exposures)
     spikes, light = _sums_at_usual_level(usable)
-
-    # Where the RGB camera clips, e.g. in the sky, there is more light than it shows. So these
-    # pixels say nothing of the usual gain. If all pixels are clipped, all are used.
-    is_clipped = np.mean([exposure.frame_light for exposure in usable], axis=0) >= CLIPPED
-    if is_clipped.all():
-        is_clipped[:] = False
+    is_clipped = _clipped_pixels(usable)
     usual = _usual_gain(spikes[~is_clipped], light[~is_clipped])
-    # gain = spikes / light, as if each pixel had USUAL_SPIKES more spikes, and the light that
-    # gives USUAL_SPIKES at the usual gain.
     gain = (spikes + USUAL_SPIKES) / (light + USUAL_SPIKES / usual)
-    # A hot or dead pixel is not trusted. But where the RGB camera clips, there is more light
-    # than it shows, so many spikes are no sign of a hot pixel there.
+
+    # A hot or dead pixel is not trusted. But where the RGB camera clips, there is more light than
+    # it shows, so many spikes are no sign of a hot pixel there.
     expected = usual * light
     is_overexposed = is_clipped & (spikes > expected)
     is_good = is_overexposed | ~_is_implausible(spikes, expected)
     return np.where(is_good, gain, usual).astype(np.float32), is_good
-
-
-def gain_in_exposure(exposure: ExposureLight, gain: np.ndarray, is_good: np.ndarray) -> np.ndarray:
-    """Return the gain (h, w) float32 for one exposure."""
-    # The spikes that the light of the frame would give with the gain of the clip.
-    with_gain_of_clip = exposure._replace(spike_rates=gain * exposure.frame_light)
-    level = exposure.level(is_good)
-    level_with_gain_of_clip = with_gain_of_clip.level(is_good)
-    return gain * np.float32(_level_change(level, level_with_gain_of_clip))
 
 
 def _usable_exposures(exposures: list[ExposureLight]) -> list[ExposureLight]:
@@ -157,6 +174,24 @@ def _sums_at_usual_level(exposures: list[ExposureLight]) -> tuple[np.ndarray, np
     return spikes, np.maximum(light, DARK * planes)
 
 
+def _clipped_pixels(exposures: list[ExposureLight]) -> np.ndarray:
+    """Return where the RGB camera clips, e.g. in the sky: (h, w) bool.
+
+    There is more light than it shows, so these pixels say nothing of the usual gain. If all pixels
+    are clipped, none is returned: then all must be used.
+    """
+    is_clipped = np.mean([exposure.frame_light for exposure in exposures], axis=0) >= CLIPPED
+    if is_clipped.all():
+        is_clipped[:] = False
+    return is_clipped
+
+
+# Least usual gain, in spikes per plane. It matters only for a clip without any spike, whose gain
+# would be 0, and grey values are rates over gains. No real camera has a gain as small as one spike
+# in a million planes.
+LEAST_GAIN = 1e-6
+
+
 def _usual_gain(spikes: np.ndarray, light: np.ndarray) -> float:
     """Return the usual gain: the median of the gains, in which a pixel counts by its light.
 
@@ -178,6 +213,18 @@ def _usual_gain(spikes: np.ndarray, light: np.ndarray) -> float:
     return max(usual, LEAST_GAIN)
 
 
+# A pixel is not trusted if both limits are passed. Then it is hot or dead, or was too dark in all
+# frames. The first limit is a ratio: more than MOST_GAIN_RATIO times the usual gain, or less than
+# the usual gain / MOST_GAIN_RATIO. A smaller ratio would also distrust good pixels of a sensor
+# whose pixels differ much. The value is a judgement. With a very large ratio,
+# test_dead_and_hot_pixels_are_not_trusted fails.
+MOST_GAIN_RATIO = 2.5
+# The second limit is chance: so many standard deviations from the expected number of spikes. With
+# 4, chance alone goes beyond the limit in about one of 10,000 pixels. With 0,
+# test_pixels_are_trusted_although_most_of_them_have_no_spike fails.
+CHANCE = 4.0
+
+
 def _is_implausible(spikes: np.ndarray, expected: np.ndarray) -> np.ndarray:
     """Return which pixels have far more or fewer spikes than expected, and not by chance.
 
@@ -192,6 +239,33 @@ def _is_implausible(spikes: np.ndarray, expected: np.ndarray) -> np.ndarray:
     return is_far & (deviations > CHANCE)
 
 
+# ---- The gain for one exposure -----------------------------------------------------------------
+
+
+def gain_in_exposure(exposure: ExposureLight, gain: np.ndarray, is_good: np.ndarray) -> np.ndarray:
+    """Return the gain (h, w) float32 for one exposure.
+
+    It differs from the gain of the clip if the RGB camera has changed its exposure. E.g. with half
+    of the exposure time, the frame shows half of the light for the same spikes, so the gain is
+    twice as large.
+
+    gain, is_good: (h, w) each, of the clip, from `gain_over_exposures`. Only trusted pixels count:
+    the spikes of hot pixels would look like another exposure.
+    """
+    # The spikes that the light of the frame would give with the gain of the clip.
+    with_gain_of_clip = exposure._replace(spike_rates=gain * exposure.frame_light)
+    level = exposure.level(is_good)
+    level_with_gain_of_clip = with_gain_of_clip.level(is_good)
+    return gain * np.float32(_level_change(level, level_with_gain_of_clip))
+
+
+# If the levels of two frames differ by more than this factor, the RGB camera has changed its
+# exposure time or its gain between them. They differ by a smaller factor although no camera has
+# changed, because of noise, and because things move into view or out of it. With 1.0,
+# test_hot_pixels_do_not_look_like_another_exposure fails.
+SAME_LEVEL = 1.1
+
+
 def _level_change(level: float, usual_level: float) -> float:
     """Return level / usual_level, or 1 if both differ by less than the factor `SAME_LEVEL`.
 
@@ -203,19 +277,3 @@ def _level_change(level: float, usual_level: float) -> float:
     if 1 / SAME_LEVEL < change < SAME_LEVEL:
         return 1.0
     return change
-
-
-def _display_correction(rates: np.ndarray) -> np.ndarray:
-    """Return (mean display value) / (display value of the mean light), (h, w), at most 1.
-
-    Both differ if the light changes within the exposure. E.g. if the display value is 0 for half of
-    the time, and 1 for the other half: the mean display value is 0.5. The mean light is 0.5, too,
-    and its display value is 0.5^(1 / 2.2) = 0.73. So the result is 0.5 / 0.73 = 0.68.
-
-    rates: (parts, h, w), proportional to the display values in parts of an exposure.
-    """
-    mean_light = np.mean(rates**DISPLAY_GAMMA, axis=0)
-    # At least 1e-12: a pixel without any spike would divide by 0. Its quotient is not used below.
-    display_of_mean = np.maximum(mean_light, 1e-12) ** (1 / DISPLAY_GAMMA)
-    # The light of a pixel without any spike does not change, so its factor is 1.
-    return np.where(mean_light > 0, rates.mean(axis=0) / display_of_mean, 1.0)

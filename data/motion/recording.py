@@ -1,5 +1,16 @@
 """Read what both cameras recorded of a clip, and measure the gain of its spike pixels.
 
+    clip = RecordedClip(reader, context)
+
+    clip.view               where the spike pixels lie on the frame (view.py)
+    clip.read(frame)        the blurry frame and all spike planes around its exposure (exposure.py)
+    clip.gain()             spikes per plane of each spike pixel at full light (gain.py)
+    clip.gain_in(...)       the same for one frame, whose exposure the RGB camera may have changed
+
+A frame has H x W RGB pixels. A plane is one binary picture (h, w) of the spike camera. The context
+of an exposure are the planes before and after it, which show the motion better than the exposure
+alone. docs/python.md shows these calls to users, so their names and arguments must stay.
+
 Tests: tests/parts/data/test_recording.py
 """
 
@@ -16,19 +27,18 @@ from data.motion.view import view_of
 from data.spike.geometry import Crop
 from utils.errors import DataError
 
-# Largest number of frames of a clip from which the gain of each spike pixel is measured. All planes
-# of these frames are read once more, so a larger number takes longer. A smaller number gives a
-# noisier gain. In usual light, a pixel has some hundred spikes in 16 exposures of 60 planes.
+# Largest number of frames of a clip from which the gain is measured. All planes of these frames are
+# read once more, so a larger number takes longer. A smaller number gives a noisier gain. In usual
+# light, a pixel has some hundred spikes in 16 exposures of 60 planes.
 MOST_FRAMES = 16
 
 
 class RecordedClip:
     """The recordings of a clip, one for each frame.
 
-    reader: the clip. context: number of planes that are read before and after an exposure. None:
-    half as many as the longest exposure has.
-    At the begin and the end of a clip there are fewer planes around the exposure, or none.
-    `view` says where the spike pixels lie on the frames.
+    reader: the clip.
+    context: number of planes that are read before and after an exposure. None: half as many as the
+    longest exposure has. At the begin and the end of a clip there are fewer, or none.
 
     Raises DataError if the clip has no spikes.
     """
@@ -48,8 +58,6 @@ class RecordedClip:
             exposed = _exposures(clip, context=0)  # only to see how many planes an exposure has
             context = max(exposure.own.count for exposure in exposed) // 2
         # For each frame: the planes of its exposure, the context, and the files that have them.
-        # Here an exposure is only the planes during which the frame was exposed. `clip.exposures`
-        # is wider: it has the planes from which the channels of a network are made.
         self._exposures = _exposures(clip, context)
         geometry = clip.spikes.geometry
         self._whole_plane = Crop(top=0, left=0, height=geometry.height, width=geometry.width)
@@ -57,8 +65,8 @@ class RecordedClip:
 
     def read(self, frame: int) -> Recording:
         """Return the recording of a frame. Reads its files. frame: number of the frame, from 0."""
-        # A draw says what is read for one sample, here a single frame, and which camera (if any) is
-        # simulated on its spikes.
+        # A draw says what is read for one sample (here a single frame), and which camera is
+        # simulated on its spikes, if any.
         reader = self.reader
         draw = reader.dataset.draw(reader.clip_index, first=frame, count=1)
         stream = self._stream(draw, frame)
@@ -99,17 +107,9 @@ class RecordedClip:
     def gain(self) -> tuple[np.ndarray, np.ndarray]:
         """Measure the gain of each spike pixel: its spikes per plane at full light.
 
-            gain = spikes per plane / light
-
-        A pixel with few spikes gets about the usual gain, see `USUAL_SPIKES`.
-
-        The light comes from the blurry frames, because both cameras collect the same light in an
-        exposure. So the threshold of the sensor and its fixed pattern need not be known. Spikes and
-        light are summed over up to `MOST_FRAMES` frames, spread evenly over the clip.
-
-        With automatic exposure, the RGB camera shows the same light by other values in each frame.
-        Then the gain is right for a frame of the median level, and `gain_in` gives the gain for one
-        frame.
+        It is measured over up to `MOST_FRAMES` frames, spread evenly over the clip. If the RGB
+        camera changed its exposure within the clip, the gain is right for a frame of the median
+        exposure, and `gain_in` gives the gain for one frame.
 
         Returns the gain (h, w) float32, and whether each pixel can be trusted (h, w) bool. A pixel
         that cannot be trusted has the usual gain.
@@ -124,18 +124,16 @@ class RecordedClip:
     def gain_in(self, recording: Recording, gain: np.ndarray, is_good: np.ndarray) -> np.ndarray:
         """Return the gain (h, w) float32 for one exposure.
 
-        It differs from the gain of the clip if the RGB camera has changed its exposure. E.g. with
-        half of the exposure time, the frame shows half of the light for the same spikes, so the
-        gain is twice as large.
-
-        gain, is_good: (h, w) each, of the clip, from `gain`. Only trusted pixels count: the spikes
-        of hot pixels would look like another exposure.
+        gain, is_good: (h, w) each, of the clip, from `gain`.
         """
         return gain_in_exposure(exposure_light(recording, self.view), gain, is_good)
 
 
 def _exposures(clip: Clip, context: int) -> tuple[Exposure, ...]:
-    """Return the planes during which each frame was exposed, and `context` planes on each side."""
+    """Return the planes during which each frame was exposed, and `context` planes on each side.
+
+    `clip.exposures` is wider: it has the planes from which the channels of a network are made.
+    """
     files = list(clip.planes_of_spike_files.items())  # (path, number of its planes)
     spikes = clip.spikes.of_exposure(context)
     return spikes.exposures(clip.name, files, len(clip), clip.times)

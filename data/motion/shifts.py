@@ -1,4 +1,17 @@
-"""Hold the motion within an exposure: the shifts of the pixels at some times.
+"""Hold the motion within an exposure: the shifts of all pixels to nine times.
+
+The sharp instant is the time of the wanted sharp frame. Times are planes after the sharp instant,
+where a plane is one binary picture of the spike camera. A shift moves a point by x and y, in RGB
+pixels. A frame has H x W pixels.
+
+    Motion              shifts and their expected errors. What is at p in the sharp instant is at
+                        p + shifts[k][p] at the time times[k]
+    motion_times        the times at which all motions are given
+    values_at_shifts    the values of a picture at p + shifts[p]
+
+What must stay: the times of `motion_times`, because the mean of two motions (finder.py) needs both
+at the same times, and because the weights of the fusion "motion" were trained with motions at these
+times. The tests notice a wrong interpolation and a wrong way back.
 
 Tests: tests/parts/data/test_flow.py
 """
@@ -10,8 +23,8 @@ import numpy as np
 
 from data.motion.exposure import Recording
 
-# Number of steps in which a field of shifts is inverted. Each step multiplies the error by about
-# the gradient of the field, which is far below 1 where neighbours move alike. E.g. with a gradient
+# Number of steps in which `Motion.back` inverts the shifts. Each step multiplies the error by about
+# the gradient of the shifts, which is far below 1 where neighbours move alike. E.g. with a gradient
 # of 0.1, four steps leave 1/10,000 of the error. With 0 steps,
 # test_the_way_back_is_the_inverse_of_the_way_there fails.
 INVERSION_STEPS = 4
@@ -19,10 +32,7 @@ INVERSION_STEPS = 4
 
 @dataclass(frozen=True)
 class Motion:
-    """Shifts of the pixels of the sharp instant to other times of the exposure.
-
-    What is at p in the sharp instant is at p + shifts[k][p] at the time times[k].
-    """
+    """The shifts of the pixels of the sharp instant to K times of the exposure."""
 
     times: np.ndarray  # (K,) planes after the sharp instant, ascending; 0 is one of them
     shifts: np.ndarray  # (K, H, W, 2) float32, x and y in RGB pixels

@@ -1,6 +1,25 @@
-"""Say where the spike pixels lie on the frame.
+"""Say which part of the frame each spike pixel sees.
 
-Tests: tests/parts/data/test_recording.py
+A frame of the RGB camera has H x W pixels, and a plane (one binary picture of the spike camera) has
+h x w spike pixels. The matrix `View.to_rgb` maps the spike pixel (x, y) to the place (X, Y) on the
+frame:
+
+    (X d, Y d, d) = to_rgb (x, y, 1)        d is 1 unless a camera is tilted
+
+Both x and y count pixels, and the middle of the first pixel is (0, 0). `view_of` makes the view of
+a clip, from its calibration if it has one.
+
+Three things follow from the matrix, and the rest of data/motion/ uses them alone:
+
+    means             picture of the frame -> what the spike pixels see of it
+    points_on_frame   points of the spike pixels -> their places on the frame
+    pixels_on_plane   pixels of the frame -> their places on the plane
+
+What must stay: the number of points in a spike pixel and their places. The shipped weights of the
+fusion "motion" were trained on equations with these points. test_recording.py notices another size
+of a spike pixel, and test_bands.py other places.
+
+Tests: tests/parts/data/test_recording.py, tests/parts/data/test_bands.py
 """
 
 from dataclasses import dataclass
@@ -22,24 +41,68 @@ class View:
 
     size: tuple[int, int]  # (H, W) of the frames
     plane: tuple[int, int]  # (h, w) of the spike planes
-    # (3, 3), a homography: spike pixel (x, y, 1) -> RGB pixel. A factor of the whole matrix has no
-    # effect, so its last value need not be 1.
+    # (3, 3), a homography: spike pixel -> RGB pixel. Its last value need not be 1, because a factor
+    # of the whole matrix has no effect.
     to_rgb: np.ndarray
     is_display: bool  # True: the sensor integrates display values. False: it integrates light.
     lens_blur: float = 0.0  # by the lens of the spike camera: sigma in spike pixels
-    # The last row is exposed later than the first row by this share of the exposure.
+    # Rolling shutter: the last row is exposed later than the first row by this share of the
+    # exposure.
     rolling: float = 0.0
     # If the rows are a band of a larger frame: the row of the larger frame at which the band
     # begins, and the number of rows of the larger frame. None: the rows are the whole frame.
     first_row: int = 0
     all_rows: int | None = None
 
+    def means(self, picture: np.ndarray) -> np.ndarray:
+        """Return the means of a picture (H, W) float32 over the spike pixels, (h, w)."""
+        # Sample the picture at all points of all spike pixels, (h m, w n).
+        points = self.points_on_frame()
+        x = points[..., 0]
+        y = points[..., 1]
+        samples = cv2.remap(picture, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
+        # INTER_AREA takes the mean over the m x n samples of each spike pixel.
+        height, width = self.plane
+        return cv2.resize(samples, (width, height), interpolation=cv2.INTER_AREA)
+
+    def points_on_frame(self) -> np.ndarray:
+        """Return where the points of the spike pixels lie on the frame.
+
+        A spike pixel has m x n points, where (m, n) is `points_in_pixel`.
+        Returns (h m, w n, 2) float32, X and Y in RGB pixels. The points of the spike pixel in row r
+        and column c of the plane are at [r m : (r + 1) m, c n : (c + 1) n].
+
+        They are computed once, so the array must not be changed.
+        """
+        return self._points_on_frame
+
+    @cached_property
+    def _points_on_frame(self) -> np.ndarray:
+        # Spike pixel 0 reaches from -0.5 to 0.5. E.g. with 2 points, they are at -0.25 and 0.25.
+        down, across = self.points_in_pixel
+        y = (np.arange(self.plane[0] * down) + 0.5) / down - 0.5
+        x = (np.arange(self.plane[1] * across) + 0.5) / across - 0.5
+        return mapped(self.to_rgb, _grid(x, y))
+
+    def pixels_on_plane(self) -> np.ndarray:
+        """Return where the RGB pixels lie on the plane: (H, W, 2) float32, x and y.
+
+        It is computed once, so the array must not be changed.
+        """
+        return self._pixels_on_plane
+
+    @cached_property
+    def _pixels_on_plane(self) -> np.ndarray:
+        height, width = self.size
+        pixels_on_frame = _grid(np.arange(width), np.arange(height))  # (H, W, 2)
+        to_plane = np.linalg.inv(self.to_rgb)
+        return mapped(to_plane, pixels_on_frame)
+
     @property
     def points_in_pixel(self) -> tuple[int, int]:
-        """Return the number of points in a spike pixel, (down, across).
+        """Return the number of points in a spike pixel, (down, across): about one per RGB pixel.
 
-        There is about one point for each RGB pixel. E.g. a spike pixel that is 2.9 RGB pixels high
-        and 3.1 wide has (3, 3) points. What a spike pixel sees is the mean over its points.
+        E.g. a spike pixel that is 2.9 RGB pixels high and 3.1 wide has (3, 3) points.
         """
         # The lengths of both steps are the sides of a spike pixel, in RGB pixels.
         to_right = self._steps[:, 0]
@@ -63,7 +126,7 @@ class View:
     def _steps(self) -> np.ndarray:
         """Return the steps on the frame between neighbouring spike pixels, (2, 2).
 
-        Column 0 is the step (x, y) in RGB pixels from a spike pixel to its right neighbour. Column
+        Column 0 is the step (X, Y) in RGB pixels from a spike pixel to its right neighbour. Column
         1 is the step to the neighbour below. If one camera is tilted, the steps differ a little
         over the frame, and these steps are right near the first spike pixel.
         """
@@ -82,53 +145,9 @@ class View:
         last_row = max(rows_of_frame - 1, 1)  # at least 1: a frame of one row would divide by 0
         return (row / last_row - 0.5) * self.rolling
 
-    def points_on_frame(self) -> np.ndarray:
-        """Return where the points of the spike pixels lie on the frame.
-
-        A spike pixel has m x n points, where (m, n) is `points_in_pixel`.
-        Returns (h m, w n, 2) float32, x and y in RGB pixels. The points of the spike pixel in row r
-        and column c of the plane are at [r m : (r + 1) m, c n : (c + 1) n].
-
-        They are computed once, so the array must not be changed.
-        """
-        return self._points_on_frame
-
-    @cached_property
-    def _points_on_frame(self) -> np.ndarray:
-        # Spike pixel 0 reaches from -0.5 to 0.5. E.g. with 2 points, they are at -0.25 and 0.25.
-        down, across = self.points_in_pixel
-        y = (np.arange(self.plane[0] * down) + 0.5) / down - 0.5
-        x = (np.arange(self.plane[1] * across) + 0.5) / across - 0.5
-        return mapped(self.to_rgb, _grid(x, y))
-
-    def means(self, picture: np.ndarray) -> np.ndarray:
-        """Return the means of a picture (H, W) float32 over the spike pixels, (h, w)."""
-        # Sample the picture at all points of all spike pixels, (h m, w n).
-        points = self.points_on_frame()
-        x = points[..., 0]
-        y = points[..., 1]
-        samples = cv2.remap(picture, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
-        # INTER_AREA takes the mean over the m x n samples of each spike pixel.
-        height, width = self.plane
-        return cv2.resize(samples, (width, height), interpolation=cv2.INTER_AREA)
-
-    def pixels_on_plane(self) -> np.ndarray:
-        """Return where the RGB pixels lie on the spike plane: (H, W, 2) float32, x and y.
-
-        It is computed once, so the array must not be changed.
-        """
-        return self._pixels_on_plane
-
-    @cached_property
-    def _pixels_on_plane(self) -> np.ndarray:
-        height, width = self.size
-        pixels_on_frame = _grid(np.arange(width), np.arange(height))  # (H, W, 2)
-        to_plane = np.linalg.inv(self.to_rgb)
-        return mapped(to_plane, pixels_on_frame)
-
 
 def view_of(clip: Clip) -> View:
-    """Return where the spike pixels of a clip lie on its frames, with or without a calibration."""
+    """Return the view of a clip, with or without a calibration. The clip has spikes."""
     geometry = clip.spikes.geometry
     calibration = clip.spikes.calibration
     plane = (geometry.height, geometry.width)
@@ -142,32 +161,31 @@ def view_of(clip: Clip) -> View:
             lens_blur=calibration.lens_blur,
             rolling=calibration.rolling,
         )
-    # Without a calibration both cameras have the same view, and the plane fills the whole frame. A
-    # spike pixel then has `down` x `across` RGB pixels. E.g. with 3 RGB pixels across, spike pixel
-    # 0 has the RGB pixels 0, 1 and 2, so its middle is at x = 1 = (3 - 1) / 2.
+    # Without a calibration, the plane fills the whole frame. A spike pixel then has `down` x
+    # `across` RGB pixels. E.g. with 3 RGB pixels across, spike pixel 0 has the RGB pixels 0, 1 and
+    # 2, so its middle is at X = 1 = (3 - 1) / 2.
     down = clip.size[0] / plane[0]
     across = clip.size[1] / plane[1]
     matrix = np.array([[across, 0, (across - 1) / 2], [0, down, (down - 1) / 2], [0, 0, 1]])
     return View(clip.size, plane, matrix, is_display)
 
 
-def _grid(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return the points (h, w, 2), x and y, of a grid. x: (w,). y: (h,)."""
-    # x belongs to columns and is repeated over the rows. y is repeated over the columns.
-    return np.stack(np.broadcast_arrays(x[None], y[:, None]), axis=-1)
-
-
 def mapped(matrix: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """Map points by a matrix, e.g. from the spike plane to the frame. Returns (h, w, 2) float32.
+    """Map points by a matrix, e.g. from the plane to the frame. Returns (h, w, 2) float32.
 
     matrix: (3, 3), a homography. points: (h, w, 2), x and y in pixels.
     """
     x = points[..., 0]
     y = points[..., 1]
     homogeneous = np.stack(np.broadcast_arrays(x, y, 1.0))  # (3, h, w)
-    # The product is (x depth, y depth, depth) of the mapped point. If one camera is tilted, the
-    # depth differs between points. Else all points have the same depth, usually 1.
+    # The depth d differs between points if one camera is tilted.
     x_times_depth, y_times_depth, depth = np.tensordot(matrix, homogeneous, axes=1)  # (h, w) each
     mapped_x = x_times_depth / depth
     mapped_y = y_times_depth / depth
     return np.stack((mapped_x, mapped_y), axis=-1).astype(np.float32)
+
+
+def _grid(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return the points (h, w, 2), x and y, of a grid. x: (w,). y: (h,)."""
+    # x belongs to columns and is repeated over the rows. y is repeated over the columns.
+    return np.stack(np.broadcast_arrays(x[None], y[:, None]), axis=-1)
