@@ -1,6 +1,25 @@
-"""Make grey pictures of some instants of an exposure from its spikes.
+"""Make grey pictures of some instants of an exposure from its spikes, for optical flow.
 
-Tests: tests/parts/data/test_flow.py
+    spikes -> rates        spikes per plane of each spike pixel, in a window of planes around each
+                           instant (`_rates_at`)
+    rates -> pictures      light = rate / gain, as display values on the grid of the frame, smoothed
+
+A plane is one binary picture (h, w) of the spike camera, a frame has H x W RGB pixels, and a window
+is the planes around an instant that make a picture. Its length is given as a share of the exposure.
+
+A long window has less noise, a short window less blur. So each pixel takes the window that brings
+SPIKES_OF_PICTURE = 3 spikes. With n spikes in the exposure, this is
+
+    share = 3 / n          at least LEAST_PICTURE and at most MOST_PICTURE
+
+E.g. a star moves sharply through a dark sky, whose pixels have long windows and so little noise.
+
+What must stay: nothing by name, because flow.py alone calls `pictures_at`. But the weights of the
+fusion "motion" were trained with motions that were found in these pictures. With another constant
+they fit a little worse, until they are trained anew. No test notices another worse constant unless
+its comment says so.
+
+Tests: tests/parts/data/test_flow.py, which looks at the motions that are found
 """
 
 import cv2
@@ -12,35 +31,19 @@ from data.motion.view import View
 from data.spike.light import window_light
 from data.spike.pictures import to_display, to_uint8
 
-# A pixel of a picture has as many planes as bring this number of spikes. With fewer spikes it
-# would have more noise. With more spikes it would have more blur.
-SPIKES_OF_PICTURE = 3.0
-# A picture has at least this share of the planes of the exposure. It matters in bright light: a
-# larger value would blur, a smaller value would make the pictures of few planes uneven. The
-# nine instants are about an eighth of an exposure (0.125) apart, so these pictures do not overlap.
-LEAST_PICTURE = 0.11
-# A picture has at most this share of the planes of the exposure. It matters in dim light: a larger
-# value would blur, a smaller value would leave more noise.
-MOST_PICTURE = 0.4
-# The light around a pixel decides how many planes it has. It is a Gaussian mean with this sigma, in
-# spike pixels. The same number of planes for all pixels lost 0.05 dB on the photographs of
-# lab/joint_gain.py and 0.12 dB on its part "seven". No test notices.
-LIGHT_SIGMA = 1.5
-# Least number of spikes in an exposure where it is a divisor: without it, an exposure without any
-# spike would divide by 0.
-LEAST_SPIKES = 1e-6
-# Sigma in RGB pixels by which pictures are smoothed before DIS sees them. A smaller value leaves
-# more noise of the spikes, a larger value blurs small things.
+# Sigma in RGB pixels by which pictures are smoothed before optical flow sees them. A smaller value
+# leaves more noise of the spikes, a larger value blurs small things.
 PICTURE_SIGMA = 1.5
 
 
 def pictures_at(
     recording: Recording, view: View, gain: np.ndarray, times: list[float], spikes: float
 ) -> list[np.ndarray]:
-    """Return pictures (H, W) uint8 on the RGB grid, one for each time.
+    """Return pictures (H, W) uint8 on the grid of the frame, one for each time.
 
-    times: planes after the sharp instant. spikes: number of spikes of a pixel of median light in
-    the exposure.
+    gain: (h, w), spikes per plane of each spike pixel at full light.
+    times: K times, in planes after the sharp instant.
+    spikes: number of spikes of a pixel of median light in the exposure.
     """
     rates = _rates_at(recording, times, spikes)
 
@@ -60,38 +63,68 @@ def pictures_at(
     return pictures
 
 
+# A pixel of a picture has as many planes as bring this number of spikes. With fewer spikes it
+# would have more noise. With more spikes it would have more blur.
+SPIKES_OF_PICTURE = 3.0
+# A window has at least this share of the planes of the exposure. It matters in bright light: a
+# larger value would blur, a smaller value would make the pictures of few planes uneven. The nine
+# times are about an eighth of an exposure (0.125) apart, so these windows do not overlap.
+LEAST_PICTURE = 0.11
+# A window has at most this share of the planes of the exposure. It matters in dim light: a larger
+# value would blur, a smaller value would leave more noise.
+MOST_PICTURE = 0.4
+# Least number of spikes in an exposure where it is a divisor: without it, an exposure without any
+# spike would divide by 0.
+LEAST_SPIKES = 1e-6
+
+
 def _rates_at(recording: Recording, times: list[float], spikes: float) -> list[np.ndarray]:
-    """Return the spikes per plane (h, w) around each time.
+    """Return the spikes per plane (h, w) around each time, each pixel in a window of its own.
 
-    The number of planes differs from pixel to pixel: it brings about SPIKES_OF_PICTURE = 3 spikes.
-    So a star moves sharply through a dark sky, whose pixels have many planes and so little noise.
+    Rates are measured in the shortest and in the longest window only. Each pixel mixes both by
 
-    A window is the planes around a time that make a picture. Its length is a share of the exposure.
-    Rates are measured in the shortest and in the longest window only, and each pixel mixes both.
+        weight of the longest window = log(share / shortest) / log(longest / shortest)
+
+    where share is what the pixel needs: it has the weight 0 at the shortest share, and 1 at the
+    longest share.
+
     times, spikes: as in `pictures_at`.
     """
     has_few_spikes = spikes < FEW_SPIKES
-    # 1. The shortest windows. E.g. 30 spikes in the exposure: 3 / 30 = 0.1 of it brings 3 spikes,
-    # which is less than LEAST_PICTURE, so all pixels have the shortest window.
+    short_rates = _rates_of_windows(recording, times, LEAST_PICTURE, has_few_spikes)  # (K, h, w)
+
+    # A pixel of median light or less has the longest window. E.g. 30 spikes in the exposure:
+    # 3 / 30 = 0.1 is less than LEAST_PICTURE, so all pixels have the shortest window.
     share_at_median = SPIKES_OF_PICTURE / max(spikes, LEAST_SPIKES)
     longest_share = float(np.clip(share_at_median, LEAST_PICTURE, MOST_PICTURE))
-    short_rates = _rates_of_windows(recording, times, LEAST_PICTURE, has_few_spikes)  # (K, h, w)
     if longest_share <= LEAST_PICTURE:
         return list(short_rates)
 
-    # 2. The share of the exposure that each pixel needs. The most light that it sees at any time
-    # decides: if a star comes by, the pixel has the shortest window in all nine pictures. A pixel
-    # of less light than the median has the longest window.
-    rates_around = [cv2.GaussianBlur(rate, (0, 0), LIGHT_SIGMA) for rate in short_rates]
-    most_spikes = np.max(rates_around, axis=0) * recording.length  # in the exposure, (h, w)
+    most_spikes = _most_spikes(short_rates, recording.length)  # (h, w)
     needed_share = SPIKES_OF_PICTURE / np.maximum(most_spikes, max(spikes, LEAST_SPIKES))
     share = np.clip(needed_share, LEAST_PICTURE, longest_share)
-
-    # 3. The mix: 0 at the shortest share, 1 at the longest share, linear in the logarithm between.
     weight_of_long = np.log(share / LEAST_PICTURE) / np.log(longest_share / LEAST_PICTURE)
     weight_of_long = weight_of_long.astype(np.float32)  # (h, w)
     long_rates = _rates_of_windows(recording, times, longest_share, has_few_spikes)
     return list((1 - weight_of_long) * short_rates + weight_of_long * long_rates)
+
+
+# Sigma in spike pixels of the Gaussian mean that says how much light is around a pixel. The same
+# number of planes for all pixels, in place of this mean, lost 0.05 dB on the photographs of
+# lab/joint_gain.py and 0.12 dB on its part "seven". No test notices.
+LIGHT_SIGMA = 1.5
+
+
+def _most_spikes(short_rates: np.ndarray, planes: int) -> np.ndarray:
+    """Return the spikes (h, w) that an exposure would have in the most light around each pixel.
+
+    The most light of all times counts: if a star comes by, the pixel has the shortest window in all
+    pictures.
+
+    short_rates: (K, h, w), spikes per plane around each time. planes: of the exposure.
+    """
+    rates_around = [cv2.GaussianBlur(rate, (0, 0), LIGHT_SIGMA) for rate in short_rates]
+    return np.max(rates_around, axis=0) * planes
 
 
 def _rates_of_windows(
