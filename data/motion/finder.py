@@ -1,5 +1,19 @@
 """Choose what finds the motion within an exposure: DIS, a network, or both.
 
+The weights of the fusion "motion" say which one (`finder_of`):
+
+    dis      DIS, an optical flow (flow.py), also used by `--method joint`
+    network  the network alone (learned.py)
+    both     in good light DIS alone. In dim light DIS begins its search at the motion of the
+             network, and the result is the mean of the two motions
+
+In good light DIS is at least as good as the network. In dim light each of the two is better at some
+pixels: the network hardly follows noise, and DIS finds small things that move by themselves.
+
+What must stay: the three names, because weights files contain them, and the arguments of a
+`Finder`, because MotionRestorer (restorer.py) and the programs of lab/ call it. A new way to find
+the motion is one more name here, and in the option `motion_by` of the fusion.
+
 Tests: tests/parts/data/test_finder.py
 """
 
@@ -19,11 +33,9 @@ from utils.contract import MotionNetwork
 
 FinderName = Literal["dis", "network", "both"]
 # A function that finds a motion: (recording, view, gain) -> motion. The gain (h, w) is the number
-# of spikes per plane of each spike pixel at full light.
+# of spikes per plane of each spike pixel at full light. The network needs no gain, but all finders
+# are called with the same arguments.
 Finder = Callable[[Recording, View, np.ndarray], Motion]
-# Least expected error in the weights of a mean, in pixels. At the sharp instant both errors are 0,
-# so both weights would be infinite. Everywhere else errors are far larger than this value.
-LEAST_ERROR = 1e-3
 
 
 def finder_of(name: FinderName, network: MotionNetwork | None, device: torch.device) -> Finder:
@@ -35,19 +47,14 @@ def finder_of(name: FinderName, network: MotionNetwork | None, device: torch.dev
         return motion_by_dis
     assert network is not None  # weights that say "network" or "both" have a network
 
-    # The network needs no gain, but all finders are called with the same arguments.
     def by_network(recording: Recording, view: View, gain: np.ndarray) -> Motion:
         return learned_motion(recording, view, network, device)
 
     def by_both(recording: Recording, view: View, gain: np.ndarray) -> Motion:
-        # DIM_SPIKES is 5 spikes in a pixel of median light. With fewer spikes, the mean of both
-        # motions gives the better frames. Measured on dim frames of the training videos and stills:
-        # the PSNR of the joint solution (data/motion/joint/) along the mean motion, minus its
-        # PSNR along the motion of DIS.
-        #
-        #     spikes in a pixel of median light    difference of the PSNR
-        #     below 5                              +0.1 to +0.3 dB
-        #     5 to 18                              down to -0.1 dB
+        # The limit DIM_SPIKES is 5 spikes in a pixel of median light. Below it, the frames along
+        # the mean of both motions have 0.1 to 0.3 dB more than along the motion of DIS. With 5 to
+        # 18 spikes they have up to 0.1 dB less. Measured on dim frames of the training videos and
+        # stills, by the PSNR of the solution of the equations (joint/).
         if median_spikes(recording) >= DIM_SPIKES:
             return motion_by_dis(recording, view, gain)
         of_network = by_network(recording, view, gain)
@@ -57,16 +64,22 @@ def finder_of(name: FinderName, network: MotionNetwork | None, device: torch.dev
     return by_network if name == "network" else by_both
 
 
-def mean_motion(a: Motion, b: Motion) -> Motion:
-    """Return the mean of two motions at the same times.
+# Least expected error in the weights of a mean, in pixels. At the sharp instant both errors are 0,
+# so both weights would be infinite. Everywhere else errors are far larger than this value.
+LEAST_ERROR = 1e-3
 
-    The weight of a shift is 1 / (expected error)^2. E.g. with the expected errors 1 and 2 pixels,
-    the first motion has four times the weight. The expected error of the mean is the smaller of the
-    two expected errors: 1 pixel. It is not less than that, because the errors of a and b are not
-    independent.
+
+def mean_motion(a: Motion, b: Motion) -> Motion:
+    """Return the mean of two motions at the same times, pixel by pixel.
+
+        shift = (w_a shift_a + w_b shift_b) / (w_a + w_b)        w = 1 / (expected error)^2
+
+    E.g. with the expected errors 1 and 2 pixels, the first motion has four times the weight. The
+    expected error of the mean is the smaller of the two: 1 pixel. It is not less than that, because
+    the errors of a and b are not independent.
     """
-    weight_a = 1 / np.maximum(a.errors, LEAST_ERROR) ** 2  # (K, H, W)
-    weight_b = 1 / np.maximum(b.errors, LEAST_ERROR) ** 2
-    share_a = (weight_a / (weight_a + weight_b))[..., None]  # (K, H, W, 1)
+    w_a = 1 / np.maximum(a.errors, LEAST_ERROR) ** 2  # (K, H, W)
+    w_b = 1 / np.maximum(b.errors, LEAST_ERROR) ** 2
+    share_a = (w_a / (w_a + w_b))[..., None]  # (K, H, W, 1)
     shifts = share_a * a.shifts + (1 - share_a) * b.shifts
     return Motion(a.times, shifts.astype(np.float32), np.minimum(a.errors, b.errors))

@@ -26,12 +26,13 @@ from data.spike.pictures import LUMA, to_linear
 
 # Light is dim if a pixel of median light has fewer spikes than this in an exposure. In dim light,
 # the curves have no shake (curves.py), the network is asked, too (finder.py has what was measured),
-# and the equations have fewer groups of planes.
+# and joint/groups.py makes fewer groups of planes.
 DIM_SPIKES = 5.0
 # Spikes are few if a pixel of median light has fewer spikes than this in an exposure: fewer than
 # two in a ninth of the exposure. Then DIS compares larger squares and expects larger errors
 # (flow.py), and each picture is read from its own planes alone (spike_pictures.py). test_flow.py
-# passes with 0, too, so measure another value as the constants of the equations are measured.
+# passes with 0, too, so measure another value (docs/benchmarks/quality_details.md, "Its
+# constants").
 FEW_SPIKES = 18.0
 
 

@@ -1,4 +1,30 @@
-"""Make the inputs of the network of motion from the spikes and the blurry frame.
+"""Make the inputs of the network of motion from the spikes and the blurry frame of an exposure.
+
+The network (models/fusion/motion_net.py) sees the spikes in K windows of time around the sharp
+instant, the time of the wanted sharp frame. For each window it gets two pictures (h, w), on the
+grid of the spike camera:
+
+    picture 0    sqrt(light / mean light) - 1                    0 is the mean light
+    picture 1    (count - expected count) / sqrt(variance)       0 is no change in the window
+
+and for the exposure three channels, the scene: the logarithm of the brightness around each pixel,
+the logarithm of the mean brightness, and the contrast of the blurry frame. All values are about 1
+or less, in good and in dim light. spike_windows.py says what the count and the light of a window
+are.
+
+Lengths of time. Training had exposures of 88 planes, where a plane is one binary picture of the
+spike camera. For the network, exposures of all lengths must look alike:
+
+    eleventh       1/11 of the exposure, 8 planes in training. A window in the exposure is so long
+    usual plane    1/88 of the exposure, 1 plane in training. E.g. an exposure of 176 planes has
+                   usual planes of 2 planes each
+    rate           spikes per usual plane
+
+What must stay: all of it, in values and in order. weights/motion.pth was trained on these inputs.
+With other inputs the network finds a wrong motion, and no error says so.
+test_what_the_network_sees_has_the_order_of_its_training notices another order or unit. Whoever
+changes the inputs trains the network anew with lab/train_motion_net.py, which calls `pictures_of`
+on simulated spikes.
 
 Tests: tests/parts/data/test_network_inputs.py
 """
@@ -15,31 +41,8 @@ from data.motion.view import View
 from data.spike.pictures import LUMA, to_display, to_linear
 from utils.contract import MotionNetwork
 
-# An exposure is divided into this many parts of equal length, "elevenths". Each of the windows
-# within the exposure is an eleventh long.
-ELEVENTHS = 11
-# Planes of an eleventh in training: an exposure had 11 x 8 = 88 planes. For another exposure, a
-# "usual plane" is 1/88 of the exposure. E.g. in an exposure of 176 planes it is 2 planes long.
-USUAL_PLANES = 8
-# Sigma in spike pixels by which brightness is smoothed. With a larger value there is less noise,
-# but more of the neighbours is mixed in.
-BRIGHTNESS_SIGMA = 2.0
-# Least mean number of spikes of a pixel in an eleventh. It is a divisor, and in the dark the mean
-# may be 0. With 8e-4, 100 pixels have about one spike in an exposure, so nothing can be seen.
-LEAST_MEAN = 8e-4
-# Least number of spikes in an eleventh around a pixel: the logarithm of 0 is infinite.
-LEAST_AROUND = 8e-3
-# A dark pixel counts as bright as this share of the mean brightness, and ADDED_VARIANCE is added to
-# the variance of its number of spikes. Otherwise a single spike in the dark would look like a large
-# change.
-LEAST_SHARE_OF_MEAN = 0.1
-ADDED_VARIANCE = 0.05
-# Limits of the inputs, so that a pixel that always fires does not make them large.
-MOST_LIGHT = 9.0  # of light, in multiples of the mean light
-MOST_DEVIATIONS = 4.0  # of the change of a number of spikes, in standard deviations
-# Factor of the contrast of the blurry frame. Most display values differ from their mean by less
-# than 0.5, so that most contrasts are below 1.
-CONTRAST = 2.0
+ELEVENTHS = 11  # number of elevenths in an exposure
+USUAL_PLANES = 8  # number of usual planes in an eleventh
 
 
 class NetworkInputs(NamedTuple):
@@ -48,15 +51,12 @@ class NetworkInputs(NamedTuple):
     The network takes batches: `learned_motion` puts an axis in front of each array.
     """
 
-    # (K, 2, h, w) float32: for each window the relative light, and by how much the number of spikes
-    # differs from the expected number.
-    pictures: np.ndarray
-    # (3, h, w) float32: brightness around each pixel, mean brightness, and the blurry frame.
-    scene: np.ndarray
+    pictures: np.ndarray  # (K, 2, h, w) float32: picture 0 and picture 1 of each window
+    scene: np.ndarray  # (3, h, w) float32, see `_scene`
 
 
 def network_inputs(recording: Recording, view: View, network: MotionNetwork) -> NetworkInputs:
-    """Return the pictures of all windows and the scene, from the spikes and the blurry frame."""
+    """Return the inputs of the network for an exposure."""
     # `network.edges` are the edges of its windows, in elevenths of an exposure after the begin of
     # the sharp plane. The sharp instant is the middle of this plane, half a plane later. Here they
     # become edges in planes, counted from the begin of the stream.
@@ -76,17 +76,12 @@ def network_inputs(recording: Recording, view: View, network: MotionNetwork) -> 
 def pictures_of(
     windows: Windows, blurry: np.ndarray, inside: slice, planes_per_eleventh: float
 ) -> NetworkInputs:
-    """Make the inputs of the network. Each is about 1 or less, in good and in dim light.
-
-    Windows that were not recorded are 0 in the pictures.
+    """Make the inputs of the network. Windows that were not recorded are 0 in the pictures.
 
     blurry: luma (h, w) of the blurry frame in display values.
     inside: which windows divide the exposure.
     planes_per_eleventh: number of planes in an eleventh of the exposure.
     """
-    # Times are counted in usual planes here, so that exposures of all lengths look alike: each
-    # exposure has 88 usual planes. E.g. an exposure of 176 planes has 16 planes in an eleventh, and
-    # 8 usual planes. So a usual plane is 2 planes long.
     planes_per_usual_plane = np.float32(planes_per_eleventh / USUAL_PLANES)
     lengths = (windows.lengths / planes_per_usual_plane)[:, None, None]  # (K, 1, 1)
     brightness = _brightness_of(windows, lengths, inside)
@@ -99,14 +94,25 @@ def pictures_of(
     return NetworkInputs(pictures.astype(np.float32), scene.astype(np.float32))
 
 
+# ---- The brightness, from which all inputs are made --------------------------------------------
+
+
 @dataclass(frozen=True)
 class _Brightness:
-    """The brightness of the spikes, as rates: spikes per usual plane (see `USUAL_PLANES`)."""
+    """The brightness of the spikes, as rates: spikes per usual plane."""
 
     of_windows: np.ndarray  # (K, h, w): the rate in each window
     of_pixels: np.ndarray  # (h, w): the mean rate over the exposure
     around_pixels: np.ndarray  # (h, w): `of_pixels`, smoothed over the neighbours of each pixel
     mean: float  # the mean rate of all pixels, at least LEAST_MEAN in an eleventh
+
+
+# Sigma in spike pixels by which brightness is smoothed. With a larger value there is less noise,
+# but more of the neighbours is mixed in.
+BRIGHTNESS_SIGMA = 2.0
+# Least mean number of spikes of a pixel in an eleventh. It is a divisor, and in the dark the mean
+# may be 0. With 8e-4, 100 pixels have about one spike in an exposure, so nothing can be seen.
+LEAST_MEAN = 8e-4
 
 
 def _brightness_of(windows: Windows, lengths: np.ndarray, inside: slice) -> _Brightness:
@@ -129,11 +135,17 @@ def _brightness_of(windows: Windows, lengths: np.ndarray, inside: slice) -> _Bri
         is_used[:] = True
     of_pixels = of_windows[is_used].mean(axis=0)  # (h, w)
 
-    # LEAST_MEAN is for an eleventh, and an eleventh has USUAL_PLANES usual planes.
     mean = max(float(of_pixels.mean()), LEAST_MEAN / USUAL_PLANES)
     # The size (0, 0) lets OpenCV choose how far the Gaussian reaches.
     around_pixels = cv2.GaussianBlur(of_pixels, (0, 0), BRIGHTNESS_SIGMA)  # (h, w)
     return _Brightness(of_windows, of_pixels, around_pixels, mean)
+
+
+# ---- The pictures and the scene ----------------------------------------------------------------
+
+# Limits of both pictures, so that a pixel that always fires does not make them large.
+MOST_LIGHT = 9.0  # of light, in multiples of the mean light
+MOST_DEVIATIONS = 4.0  # of the change of a count, in standard deviations
 
 
 def _relative_light(brightness: _Brightness) -> np.ndarray:
@@ -143,6 +155,12 @@ def _relative_light(brightness: _Brightness) -> np.ndarray:
     """
     relative = np.minimum(brightness.of_windows / brightness.mean, MOST_LIGHT)
     return np.sqrt(relative) - 1
+
+
+# A dark pixel counts as bright as this share of the mean brightness, and ADDED_VARIANCE is added to
+# the variance of its count. Otherwise a single spike in the dark would look like a large change.
+LEAST_SHARE_OF_MEAN = 0.1
+ADDED_VARIANCE = 0.05
 
 
 def _deviations(counts: np.ndarray, lengths: np.ndarray, brightness: _Brightness) -> np.ndarray:
@@ -162,6 +180,13 @@ def _deviations(counts: np.ndarray, lengths: np.ndarray, brightness: _Brightness
     variance = rate * lengths + ADDED_VARIANCE  # (K, h, w)
     deviations = (counts - expected) / np.sqrt(variance)
     return np.clip(deviations, -MOST_DEVIATIONS, MOST_DEVIATIONS)
+
+
+# Least number of spikes in an eleventh around a pixel: the logarithm of 0 is infinite.
+LEAST_AROUND = 8e-3
+# Factor of the contrast of the blurry frame. Most display values differ from their mean by less
+# than 0.5, so that most contrasts are below 1.
+CONTRAST = 2.0
 
 
 def _scene(brightness: _Brightness, blurry: np.ndarray) -> np.ndarray:

@@ -1,4 +1,24 @@
-"""Count the spikes and the light of an exposure in windows of time.
+"""Count the spikes and the light of an exposure in windows of time, for the network of motion.
+
+A plane is one binary picture (h, w) of the spike camera, and a window is some planes in a row. A
+pixel fires when it has collected a fixed amount of light, so the light of an interval between two
+spikes is one spike, spread evenly over the interval:
+
+    count   spikes of a pixel in a window
+    light   the same, but an interval that lies partly in the window counts by its part
+
+In dim light an interval reaches over several windows. Then the light is the same in all of these
+windows, and only the count tells when light came. So the network sees both.
+
+Both are differences of sums up to the edges of a window. With n the number of spikes before the
+time t, of which the last one has the time `last`, and the next spike at the time `following`:
+
+    light up to t = n + (t - last) / (following - last)
+
+Edge p lies between the planes p - 1 and p. A spike in plane p has the time p + 1.
+
+What must stay: the numbers. The network was trained on them (network_inputs.py), and the tests
+compare them with numbers that were worked out by hand.
 
 Tests: tests/parts/data/test_network_inputs.py
 """
@@ -13,9 +33,7 @@ class Windows:
     """The spikes of an exposure in K windows of time."""
 
     counts: np.ndarray  # (K, h, w): number of spikes
-    # (K, h, w): light, counted in spikes. A pixel fires when it has collected a fixed amount of
-    # light. E.g. a window that has half of an interval between two spikes has the light 0.5.
-    light: np.ndarray
+    light: np.ndarray  # (K, h, w): light, counted in spikes. E.g. 0.5 for half of an interval
     lengths: np.ndarray  # (K,): number of planes of each window
     are_recorded: np.ndarray  # (K,) bool: whether all planes of a window were recorded
 
@@ -31,16 +49,15 @@ def spike_windows(stream: np.ndarray, edges: np.ndarray) -> Windows:
     """
     planes = len(stream)
     recorded_edges = np.clip(edges, 0, planes)
-    # Count from the begin of the stream to each edge. A window has the difference between the
-    # counts at its two edges.
-    spikes_before = []  # (h, w) for each edge
-    # (h, w) for each edge: the spikes, plus the share of the present interval that has passed. E.g.
-    # 3.6 after three spikes and 60 % of the interval up to the fourth spike.
+    spikes_before = []  # before each edge, (h, w) each
+    # The light before each edge, (h, w) each. E.g. 3.6 after three spikes and 60 % of the interval
+    # up to the fourth spike.
     light_before = []
     for edge in recorded_edges.tolist():
         spikes = stream[:edge].sum(axis=0, dtype=np.int32)
         spikes_before.append(spikes)
         light_before.append(spikes + _passed_share(stream, edge))
+    # A window has the difference between the values at its two edges.
     counts = np.diff(np.stack(spikes_before), axis=0).astype(np.float32)  # (K, h, w)
     light = np.diff(np.stack(light_before), axis=0).astype(np.float32)  # (K, h, w)
     lengths = np.diff(edges)
@@ -53,14 +70,12 @@ def spike_windows(stream: np.ndarray, edges: np.ndarray) -> Windows:
 def _passed_share(stream: np.ndarray, edge: int) -> np.ndarray:
     """Return the share (h, w) of the present interval that has passed at an edge, in [0, 1).
 
-    The present interval goes from the last spike before the edge to the first spike after it.
+    The present interval goes from the last spike before the edge to the first spike after it. E.g.
+    between spikes at the times 4 and 14, a share of 0.6 has passed at the edge 10.
 
-    For example, between spikes at the times 4 and 14, a share of 0.6 has passed at the edge 10.
-
-    stream: (T, h, w) in {0, 1}. edge: 0 to T. Plane p lies between the edges p and p + 1, and its
-    spikes have the time p + 1. So a spike at the time 10 lies before the edge 10.
+    stream: (T, h, w) in {0, 1}. edge: 0 to T.
     """
-    last = _time_of_last_spike(stream, edge)  # at most `edge`
+    last = _time_of_last_spike(stream, edge)  # at most `edge`: a spike at time 10 is before edge 10
     following = _time_of_next_spike(stream, edge)  # at least `edge` + 1, so never equal to `last`
     return (edge - last) / (following - last)
 
