@@ -48,7 +48,7 @@ def png_of_zeros(width: int, height: int) -> bytes:
     )
 
 
-READERS = ["files.read_bgr", "files.image_size", "clip_reader.user_clips"]
+READERS = ["pictures.read_bgr", "pictures.image_size", "clip_reader.user_clips"]
 
 
 @pytest.mark.parametrize("reader", READERS)
